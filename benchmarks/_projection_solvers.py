@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_labeldp.gradients import GradientOperator
-from tf_labeldp.gradients._hull import project_onto_simplex, solve_conjugate
 from tf_labeldp.gradients._operator import dot, unflatten
+from tf_labeldp.gradients.hull import project_onto_simplex, solve_conjugate
 from tf_labeldp.training import AltConv, VertexLosses
 
 NOISE_SHARE = 0.3

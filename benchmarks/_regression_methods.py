@@ -13,7 +13,7 @@ from _unbiased_channel import unbiased_channel
 
 import tf_labeldp as ldp
 from tf_labeldp import mechanisms
-from tf_labeldp.estimation._priors import rounding_grid
+from tf_labeldp.estimation.priors import rounding_grid
 from tf_labeldp.mechanisms._bins import nearest_index
 
 MAX_VALUES = 64  # of amounts told apart: steps of 1.6 % of the range, and a cheap prior

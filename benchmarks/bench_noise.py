@@ -29,7 +29,7 @@ def main() -> None:
     import numpy as np
     import tensorflow as tf
 
-    from tf_labeldp.mechanisms._step_noise import standard_normal
+    from tf_labeldp.mechanisms.step_noise import standard_normal
     from tf_labeldp.training import GaussianNoise
 
     def box_muller(size: int) -> np.ndarray:

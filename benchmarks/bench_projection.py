@@ -33,8 +33,8 @@ from _projection_solvers import SOLVERS, estimate_column_norms
 from _projection_states import BATCH_SIZE, STATES, State, training_states
 
 from tf_labeldp.gradients import GradientOperator, project_onto_hull
-from tf_labeldp.gradients._hull import CoefficientSet, HullProblem, Point
 from tf_labeldp.gradients._operator import unflatten
+from tf_labeldp.gradients.hull import CoefficientSet, HullProblem, Point
 
 CLIP = 1.0
 MAX_PRODUCTS = 40

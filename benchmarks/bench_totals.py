@@ -21,7 +21,7 @@ from _insurance import column
 
 import tf_labeldp as ldp
 from tf_labeldp.estimation import debiased
-from tf_labeldp.estimation._priors import histogram_prior
+from tf_labeldp.estimation.priors import histogram_prior
 from tf_labeldp.mechanisms import HistogramMechanism, Priors
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0)

@@ -42,24 +42,24 @@ ROOT = pathlib.Path(__file__).parents[1]
 # Files of the privacy core, and the fast tests of their part.
 PARTS = {
     "accounting": ("tf_labeldp/accounting/*.py", "tests/accounting tests/ledger"),
-    # All but _step_noise, which is with "noise".
-    "mechanisms": ("tf_labeldp/mechanisms/_[!s]*.py", "tests/mechanisms tests/estimation"),
+    # All but step_noise, which is with "noise".
+    "mechanisms": ("tf_labeldp/mechanisms/[!s]*.py", "tests/mechanisms tests/estimation"),
     "vault": (
         "tf_labeldp/vault/*.py",
         "tests/vault tests/scale/test_keyed_draws.py tests/cli/test_noisy_labels_folder.py "
         "tests/mechanisms/test_cluster_randomized_response.py tests/ledger",
     ),
     "clipping": (
-        "tf_labeldp/gradients/_*clip*.py",
+        "tf_labeldp/gradients/*clip*.py",
         "tests/gradients tests/training/test_label_dp_model_privacy.py",
     ),
     "noise": (
-        "tf_labeldp/training/_gaussian_noise.py tf_labeldp/mechanisms/_step_noise.py",
+        "tf_labeldp/training/_gaussian_noise.py tf_labeldp/mechanisms/step_noise.py",
         "tests/training/test_gaussian_noise.py tests/training/test_device_noise.py "
         "tests/training/test_label_dp_model_privacy.py",
     ),
     "release": (
-        "tf_labeldp/heads/_one_release_head.py tf_labeldp/heads/_label_source.py",
+        "tf_labeldp/heads/one_release_head.py tf_labeldp/heads/label_source.py",
         "tests/heads/test_head_guarantee.py tests/heads/test_private_ridge.py "
         "tests/heads/test_private_logistic_regression.py tests/heads/test_allocation.py "
         "tests/heads/test_public_rows.py tests/heads/test_fits_on_arrays.py "
@@ -85,7 +85,7 @@ PARTS = {
     ),
     # Those of the engines that need no engine.
     "engines": (
-        "tf_labeldp/scale/*.py tf_labeldp/vault/_keyed_draws.py",
+        "tf_labeldp/scale/*.py tf_labeldp/vault/keyed_draws.py",
         "tests/scale",
     ),
 }

@@ -11,9 +11,9 @@ import dp_accounting
 import pytest
 
 from tf_labeldp.accounting import Charge, PrivacyBudget, PrivacyGuarantee
-from tf_labeldp.accounting._budget import compose_charges, compose_counted, default_delta
-from tf_labeldp.accounting._events import gaussian_event, pure_dp_event
 from tf_labeldp.accounting._losses import composed_epsilon
+from tf_labeldp.accounting.budget import compose_charges, compose_counted, default_delta
+from tf_labeldp.accounting.events import gaussian_event, pure_dp_event
 from tf_labeldp.mechanisms import RRTopK
 
 

@@ -11,16 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_labeldp.accounting import Charge, PrivacyGuarantee, dp_sgd_charge
-from tf_labeldp.accounting._budget import compose_counted
-from tf_labeldp.accounting._events import gaussian_event, pure_dp_event
-from tf_labeldp.accounting._receipts import (
-    Composition,
-    LabelSet,
-    Receipt,
-    compose_receipts,
-    declared_receipt,
-)
+from tf_labeldp.accounting import Charge, PrivacyGuarantee, Receipt, dp_sgd_charge
+from tf_labeldp.accounting.budget import compose_counted
+from tf_labeldp.accounting.events import gaussian_event, pure_dp_event
+from tf_labeldp.accounting.receipts import Composition, LabelSet, compose_receipts, declared_receipt
 
 BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
 SIZE = 6

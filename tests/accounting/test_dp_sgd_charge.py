@@ -13,13 +13,14 @@ from tf_labeldp.accounting import (
     BudgetExceededError,
     Charge,
     PrivacyBudget,
+    Receipt,
     dp_sgd_charge,
     dp_sgd_guarantee,
 )
-from tf_labeldp.accounting._dp_sgd import dp_sgd_assumptions
-from tf_labeldp.accounting._events import dp_sgd_event, pure_dp_event
 from tf_labeldp.accounting._losses import composed_epsilon
-from tf_labeldp.accounting._receipts import Receipt, compose_receipts
+from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
+from tf_labeldp.accounting.events import dp_sgd_event, pure_dp_event
+from tf_labeldp.accounting.receipts import compose_receipts
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 

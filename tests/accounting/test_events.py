@@ -14,7 +14,8 @@ from scipy import optimize, special, stats
 
 from tf_labeldp.accounting import dp_sgd_charge
 from tf_labeldp.accounting._added_events import AddedDeltaDpEvent
-from tf_labeldp.accounting._events import (
+from tf_labeldp.accounting._losses import _counted, composed_epsilon
+from tf_labeldp.accounting.events import (
     dp_sgd_event,
     event_from_json,
     event_to_json,
@@ -22,8 +23,7 @@ from tf_labeldp.accounting._events import (
     pure_dp_event,
     randomized_response_event,
 )
-from tf_labeldp.accounting._gaussian import gaussian_epsilon
-from tf_labeldp.accounting._losses import _counted, composed_epsilon
+from tf_labeldp.accounting.gaussian import gaussian_epsilon
 from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
 
 Composed = dp_accounting.ComposedDpEvent

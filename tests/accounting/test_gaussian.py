@@ -10,10 +10,10 @@ import pytest
 from scipy import integrate, special
 
 from tf_labeldp.accounting import Charge
-from tf_labeldp.accounting._budget import compose_charges
-from tf_labeldp.accounting._events import gaussian_event
-from tf_labeldp.accounting._gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
 from tf_labeldp.accounting._losses import composed_epsilon
+from tf_labeldp.accounting.budget import compose_charges
+from tf_labeldp.accounting.events import gaussian_event
+from tf_labeldp.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
 
 # From oracles.json (agm_*): epsilon, delta, sensitivity, sigma, relative tolerance.
 CALIBRATIONS = [

@@ -14,7 +14,7 @@ from tf_labeldp.accounting import (
     group_privacy,
     item_budget_for_group,
 )
-from tf_labeldp.accounting._gaussian import gaussian_delta
+from tf_labeldp.accounting.gaussian import gaussian_delta
 from tf_labeldp.mechanisms import RandomizedResponse
 
 CASES = [

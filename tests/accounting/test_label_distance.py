@@ -16,8 +16,8 @@ from tf_labeldp.accounting import (
     dp_sgd_guarantee,
 )
 from tf_labeldp.accounting._added_events import LabelDistanceDpEvent
-from tf_labeldp.accounting._events import LONGEST_CLIP, dp_sgd_event, event_from_json, event_to_json
 from tf_labeldp.accounting._losses import composed_epsilon
+from tf_labeldp.accounting.events import LONGEST_CLIP, dp_sgd_event, event_from_json, event_to_json
 
 BY_DISTANCE = {"clipping": "label_distance"}
 # With l2_norm_clip = 1 the distance D is 2, so the worst pair is at 1.5 and -0.5.

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from tf_labeldp.accounting import Charge, PrivacyBudget, peer_to_peer_guarantee
-from tf_labeldp.accounting._budget import compose_charges
-from tf_labeldp.accounting._events import approximate_dp_event, pure_dp_event
-from tf_labeldp.accounting._peer_to_peer import (
+from tf_labeldp.accounting.budget import compose_charges
+from tf_labeldp.accounting.events import approximate_dp_event, pure_dp_event
+from tf_labeldp.accounting.peer_to_peer import (
     _LEAST_DELTA,
     _binomial,
     _Cluster,
     peer_to_peer_assumptions,
 )
-from tf_labeldp.accounting._peer_to_peer import _Core as Core
+from tf_labeldp.accounting.peer_to_peer import _Core as Core
 
 RATES = [(0.1, 1.0), (0.25, 1 / 3), (0.4, 0.75), (0.01, 0.5)]
 
@@ -197,8 +197,8 @@ def test_a_range_of_compositions_is_bounded_by_its_core():
 
 def test_what_could_not_be_split_counts_with_its_bound(monkeypatch):
     exact = peer_to_peer_delta(0.03, 0.45, 1.0, 201, sizes="exactly")
-    monkeypatch.setattr("tf_labeldp.accounting._peer_to_peer._SMALL", 0)
-    monkeypatch.setattr("tf_labeldp.accounting._peer_to_peer._MOST_SPLITS", 8)
+    monkeypatch.setattr("tf_labeldp.accounting.peer_to_peer._SMALL", 0)
+    monkeypatch.setattr("tf_labeldp.accounting.peer_to_peer._MOST_SPLITS", 8)
     cluster = _Cluster(0.45, 1.0, 201, False, 1e-20)
     found = cluster.above(exact, 0.03)
     assert found and max(found.values()) > exact
@@ -242,7 +242,7 @@ def test_binomial_weights(trials, p):
 @pytest.mark.parametrize("theta", [0.5, 1.0])
 def test_errors_of_incomplete_beta_functions_are_covered(monkeypatch, theta, larger):
     """SciPy 1.11 is off by 2e-15 a user; here it always comes out below."""
-    module, epsilon = "tf_labeldp.accounting._peer_to_peer.", 0.7
+    module, epsilon = "tf_labeldp.accounting.peer_to_peer.", 0.7
 
     def bound() -> float:
         return Core(1e-3, theta, 20_000, larger, 1e-12, 0, 19_999).delta(epsilon)

@@ -18,10 +18,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tf_labeldp
-from tf_labeldp.accounting import Charge, PrivacyBudget, PrivacyGuarantee, _receipts, dp_sgd_charge
+from tf_labeldp.accounting import (
+    Charge,
+    PrivacyBudget,
+    PrivacyGuarantee,
+    Receipt,
+    ReceiptError,
+    dp_sgd_charge,
+    receipts,
+)
 from tf_labeldp.accounting._added_events import AddedDeltaDpEvent, LabelDistanceDpEvent
-from tf_labeldp.accounting._budget import compose_charges
-from tf_labeldp.accounting._events import (
+from tf_labeldp.accounting._losses import composed_epsilon
+from tf_labeldp.accounting.budget import compose_charges
+from tf_labeldp.accounting.events import (
     _known_events,
     approximate_dp_event,
     dp_sgd_event,
@@ -30,12 +39,9 @@ from tf_labeldp.accounting._events import (
     gaussian_event,
     pure_dp_event,
 )
-from tf_labeldp.accounting._losses import composed_epsilon
-from tf_labeldp.accounting._receipts import (
+from tf_labeldp.accounting.receipts import (
     Histories,
     LabelSet,
-    Receipt,
-    ReceiptError,
     actor_name,
     compose_receipts,
     declared_receipt,
@@ -325,7 +331,7 @@ def test_very_many_histories_are_bounded_from_above(delta, monkeypatch):
         for one in range(SIZE)
     ]
     exact = compose_receipts(receipts)
-    monkeypatch.setattr(_receipts, "_MOST_PAIRS", 1)
+    monkeypatch.setattr("tf_labeldp.accounting.receipts._MOST_PAIRS", 1)
     bound = compose_receipts(receipts)
     assert exact.epsilon <= bound.epsilon < math.inf
     assert bound.epsilon <= math.fsum(one.charge.epsilon for one in receipts) * (1 + 1e-12)
@@ -343,7 +349,7 @@ def test_many_histories_of_gaussian_noise_are_bounded_from_above(monkeypatch):
     ]
     exact = compose_receipts(receipts)
     assert exact.epsilon == pytest.approx(composed_epsilon([noises[0]] * 2, 1e-5))
-    monkeypatch.setattr(_receipts, "_MOST_PAIRS", 1)
+    monkeypatch.setattr("tf_labeldp.accounting.receipts._MOST_PAIRS", 1)
     bound = compose_receipts(receipts)
     assert bound.epsilon == pytest.approx(composed_epsilon(noises * 2, 1e-5))
 
@@ -634,7 +640,7 @@ def test_a_machine_without_a_login_has_an_actor_too(monkeypatch):
         raise OSError("no entry")
 
     monkeypatch.delenv("LABELDP_ACTOR", raising=False)
-    monkeypatch.setattr(_receipts.getpass, "getuser", refuse)
+    monkeypatch.setattr(receipts.getpass, "getuser", refuse)
     assert actor_name() == "unknown"
 
 
@@ -819,14 +825,14 @@ def test_damaged_bytes_are_refused(damage):
 
 @pytest.mark.parametrize("content", [{}, {"receipts": None}, {"receipts": 7}])
 def test_bytes_without_receipts_are_refused(content):
-    data = {"format": _receipts.FORMAT, "version": "1", **content}
+    data = {"format": receipts.FORMAT, "version": "1", **content}
     whole = zlib.compress(json.dumps(data).encode())
     with pytest.raises(ReceiptError, match="the receipts of this file are damaged"):
         receipts_from_bytes(whole)
 
 
 def test_a_newer_format_is_refused_and_says_who_reads_it():
-    newer = packed(format=_receipts.FORMAT + 1, version="9.9", receipts="of another shape")
+    newer = packed(format=receipts.FORMAT + 1, version="9.9", receipts="of another shape")
     with pytest.raises(ReceiptError, match=r"written by tf-labeldp 9\.9.*Install the newer"):
         receipts_from_bytes(newer)
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee
-from tf_labeldp.accounting._receipts import ReceiptError
+from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee, ReceiptError
 from tf_labeldp.cli import main
 from tf_labeldp.mechanisms import (
     ALIBI,

@@ -19,7 +19,7 @@ from tf_labeldp.accounting import PrivacyGuarantee
 from tf_labeldp.cli import _randomize, _tables, main
 from tf_labeldp.estimation import posterior
 from tf_labeldp.mechanisms import Priors, RROnBins
-from tf_labeldp.mechanisms._base import deserialize
+from tf_labeldp.mechanisms.base import deserialize
 
 N = 3000
 RNG = np.random.default_rng(5)

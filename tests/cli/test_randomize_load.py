@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
 
-from tf_labeldp.accounting import PrivacyGuarantee
-from tf_labeldp.accounting._receipts import ReceiptError, compose_receipts
+from tf_labeldp.accounting import PrivacyGuarantee, ReceiptError
+from tf_labeldp.accounting.receipts import compose_receipts
 from tf_labeldp.cli import main
 from tf_labeldp.mechanisms import RandomizedResponse, RROnBins, RRWithPrior
 from tf_labeldp.vault import LabelRandomizer, NoisyLabels, PrivateLabels

@@ -15,7 +15,7 @@ from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.cli import _outputs, _randomize, main
 from tf_labeldp.mechanisms import RandomizedResponse, StaircaseMechanism
 from tf_labeldp.vault import LabelRandomizer, NoisyLabels, PrivateLabels
-from tf_labeldp.vault._ledger import Ledger
+from tf_labeldp.vault.ledger import Ledger
 
 N = 500
 AMOUNTS = np.random.default_rng(8).integers(0, 53, N)
@@ -32,9 +32,9 @@ TASKS = {
 }
 # How many draws are on disk by then: of the histogram and of the noisy labels.
 POINTS = {
-    "before the first charge": ("vault._store", "LabelStore._write_last", 2, 1),
-    "between histogram and draw": ("vault._store", "LabelStore.append", 2, 1),
-    "before the second charge": ("vault._store", "LabelStore._write_last", 3, 2),
+    "before the first charge": ("vault.store", "LabelStore._write_last", 2, 1),
+    "between histogram and draw": ("vault.store", "LabelStore.append", 2, 1),
+    "before the second charge": ("vault.store", "LabelStore._write_last", 3, 2),
     "before the first rows": ("cli._outputs", "CsvWriter.write_table", 1, 2),
     "between rows": ("cli._outputs", "CsvWriter.write_table", 4, 2),
     "before the ids are kept": ("cli._randomize", "_keep_ids", 1, 2),

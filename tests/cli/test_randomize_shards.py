@@ -22,7 +22,7 @@ from pyarrow import parquet
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.cli import _outputs, _randomize, main
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
-from tf_labeldp.vault._ledger import Ledger
+from tf_labeldp.vault.ledger import Ledger
 
 ROOT = Path(__file__).parents[2]
 N = 300
@@ -242,7 +242,7 @@ def test_one_bad_file_of_many_publishes_nothing(
 # How many draws are on disk by then: of the histogram and of the noisy labels.
 POINTS = {
     "before the vault": ("cli._tasks", "Task.vault", 1, 0),
-    "between histogram and draw": ("vault._store", "LabelStore.append", 2, 1),
+    "between histogram and draw": ("vault.store", "LabelStore.append", 2, 1),
     "before the ids are kept": ("cli._randomize", "_keep_ids", 1, 2),
     "before the first file": ("cli._outputs", "Output._write_table", 1, 2),
     "between files": ("cli._outputs", "_sync", 2, 2),

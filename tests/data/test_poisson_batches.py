@@ -17,7 +17,7 @@ from scipy import stats
 
 from tf_labeldp import PrivacyBudget, PrivateLabels
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.data._poisson_batches import PoissonBatches
+from tf_labeldp.data.batches import PoissonBatches
 
 N, K, Q = 40, 5, 0.2
 REJECT = 1e-6

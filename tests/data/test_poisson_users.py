@@ -12,7 +12,7 @@ import tensorflow as tf
 from scipy import stats
 
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.data._poisson_batches import PoissonBatches, rows_of_users
+from tf_labeldp.data.batches import PoissonBatches, rows_of_users
 
 # User 0 has 1 row, user 1 has 2, ... user 7 has 8; rows of users are mixed.
 OWNERS = np.random.default_rng(4).permutation(np.repeat(np.arange(8), np.arange(1, 9)))

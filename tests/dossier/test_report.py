@@ -13,11 +13,11 @@ import pytest
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import PrivacyGuarantee, dp_sgd_guarantee, peer_to_peer_guarantee
-from tf_labeldp.accounting._receipts import compose_receipts, merge_receipts
+from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts
 from tf_labeldp.audit import AuditResult, LabelInference
 from tf_labeldp.dossier import Report, report
 from tf_labeldp.scale import ReleaseKey
-from tf_labeldp.vault import forget
+from tf_labeldp.vault import forget, records
 
 N = 400
 
@@ -247,11 +247,10 @@ class TestWhoVouches:
         assert [note for note in found if note.who == "nobody"] == []
 
     def test_of_models_and_noise(self) -> None:
-        from tf_labeldp.accounting._public_input import WEIGHTS_ASSUMED
+        from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
         from tf_labeldp.training import GaussianNoise
-        from tf_labeldp.vault import _records
 
-        notes = [WEIGHTS_ASSUMED, _records.PUBLIC_INPUT]
+        notes = [WEIGHTS_ASSUMED, records.PUBLIC_INPUT]
         for source in ("host", "device"):
             notes += GaussianNoise(1.0, source=source).assumptions()
         assert [note for note in notes if note.who == "nobody"] == []

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import Charge
-from tf_labeldp.accounting._events import pure_dp_event
-from tf_labeldp.accounting._receipts import Receipt
+from tf_labeldp.accounting import Charge, Receipt
+from tf_labeldp.accounting.events import pure_dp_event
 from tf_labeldp.cli import main
 from tf_labeldp.dossier import report, verify
 from tf_labeldp.mechanisms import (
@@ -21,7 +20,7 @@ from tf_labeldp.mechanisms import (
     LaplaceMechanism,
     PeerToPeerRandomizedResponse,
 )
-from tf_labeldp.vault._noisy_labels import sealed
+from tf_labeldp.vault.noisy_labels import sealed
 
 LABELS = np.random.default_rng(0).integers(3, size=300)
 X = np.random.default_rng(1).normal(size=(300, 4)).astype(np.float32)

@@ -12,7 +12,7 @@ from scipy import stats
 
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.estimation import _posterior, posterior
-from tf_labeldp.mechanisms import ALIBI, PeerToPeerRandomizedResponse, RandomizedResponse, _classes
+from tf_labeldp.mechanisms import ALIBI, PeerToPeerRandomizedResponse, RandomizedResponse, classes
 from tf_labeldp.vault import PrivateLabels
 
 LAPLACE = ALIBI(epsilon=1.5, num_classes=4)
@@ -117,7 +117,7 @@ def test_a_thousand_classes_and_chunks(monkeypatch):
     rows = mechanism.randomize(labels, rng=np.random.default_rng(45))
     priors = np.random.default_rng(46).dirichlet(np.full(1000, 0.1), 50)
     whole = [posterior(mechanism, rows, p) for p in (priors, priors[0], None)]
-    monkeypatch.setattr(_classes, "_CHUNK_CELLS", 7001)  # seven rows at a time
+    monkeypatch.setattr(classes, "_CHUNK_CELLS", 7001)  # seven rows at a time
     for before, p in zip(whole, (priors, priors[0], None), strict=True):
         np.testing.assert_allclose(before.sum(axis=1), 1.0, rtol=1e-12)
         np.testing.assert_array_equal(posterior(mechanism, rows, p), before)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import tf_labeldp as ldp
-from tf_labeldp.estimation._priors import histogram_prior
+from tf_labeldp.estimation.priors import histogram_prior
 from tf_labeldp.features import find_clusters
-from tf_labeldp.features._clusters import Clusters
+from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.mechanisms import HistogramMechanism, LabelMomentMechanism, Priors, RRWithPrior
 from tf_labeldp.vault import LabelStoreError
-from tf_labeldp.vault._noisy_labels import NoisyStatistic
+from tf_labeldp.vault.noisy_labels import NoisyStatistic
 
 RNG = np.random.default_rng(0)
 TRUE = np.arange(600) % 3  # of four classes

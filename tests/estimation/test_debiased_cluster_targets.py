@@ -13,7 +13,7 @@ from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.estimation import debiased
 from tf_labeldp.estimation._debiased import channel_inverse
 from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
-from tf_labeldp.mechanisms._clusters import PriorResampling
+from tf_labeldp.mechanisms.clusters import PriorResampling
 from tf_labeldp.vault import ClusterRandomizedResponse, PrivateLabels
 
 BOUNDED = settings(max_examples=100, deadline=None, derandomize=True)

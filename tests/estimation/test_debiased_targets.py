@@ -7,7 +7,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 
-from tf_labeldp.accounting._events import pure_dp_event
+from tf_labeldp.accounting.events import pure_dp_event
 from tf_labeldp.estimation import debiased
 from tf_labeldp.estimation._debiased import channel_inverse
 from tf_labeldp.mechanisms import (

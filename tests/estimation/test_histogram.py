@@ -14,11 +14,11 @@ import pytest
 from scipy import stats
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting._gaussian import gaussian_delta
-from tf_labeldp.estimation._priors import histogram_prior, ordered_prior
-from tf_labeldp.mechanisms import HistogramMechanism, _integer_noise
-from tf_labeldp.mechanisms._base import deserialize, serialize
+from tf_labeldp.accounting.gaussian import gaussian_delta
+from tf_labeldp.estimation.priors import histogram_prior, ordered_prior
+from tf_labeldp.mechanisms import HistogramMechanism, integer_noise
 from tf_labeldp.mechanisms._histogram import _grid_bits
+from tf_labeldp.mechanisms.base import deserialize, serialize
 
 NOISES = ("discrete_laplace", "laplace")
 SURE = 2000.0  # an epsilon at which discrete noise is zero except with probability e^-1000
@@ -89,12 +89,12 @@ def certified(noise, epsilon):
     """OpenDP's measurement that a histogram draws with, and its scale."""
     seen = []
 
-    def record(*arguments, original=_integer_noise.opendp_noise):
+    def record(*arguments, original=integer_noise.opendp_noise):
         seen.append(original(*arguments))
         return seen[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_integer_noise, "opendp_noise", record)
+        patch.setattr(integer_noise, "opendp_noise", record)
         HistogramMechanism(epsilon, 3, noise=noise).add_noise([2, 1, 0])
     return seen[0]
 
@@ -394,7 +394,7 @@ def gaussian(epsilon, num_classes=10, delta=1e-5):
 def test_gaussian_noise_has_the_sigma_of_noise_cluster(epsilon):
     """The stated sigma, and the one that is drawn, which has a margin of some 1e-9 more."""
     bits = _grid_bits(epsilon, 1e-5, 1000)
-    scale = _integer_noise.gaussian_scale(epsilon, 1e-5, 2.0**bits * math.sqrt(2), 1000)
+    scale = integer_noise.gaussian_scale(epsilon, 1e-5, 2.0**bits * math.sqrt(2), 1000)
     stated = gaussian(epsilon).noise_stddev
     assert stated == pytest.approx(SIGMAS[epsilon], rel=1e-6)
     assert stated < scale / 2.0**bits < stated * (1 + 1e-8)
@@ -410,9 +410,9 @@ def test_the_grid_is_fine_enough_for_every_epsilon(num_counts, delta):
     """``gaussian_scale`` itself refuses a grid that is too coarse: one of whole counts, say."""
     for epsilon in np.geomspace(1e-8, 1e4, 25).tolist():
         bits = _grid_bits(epsilon, delta, num_counts)
-        _integer_noise.gaussian_scale(epsilon, delta, 2.0**bits * math.sqrt(2), num_counts)
+        integer_noise.gaussian_scale(epsilon, delta, 2.0**bits * math.sqrt(2), num_counts)
     with pytest.raises(ValueError, match="too coarse"):
-        _integer_noise.gaussian_scale(1.0, delta, math.sqrt(2), num_counts)
+        integer_noise.gaussian_scale(1.0, delta, math.sqrt(2), num_counts)
 
 
 @pytest.mark.parametrize("seeded", [False, True])
@@ -530,7 +530,7 @@ def test_an_epsilon_whose_noise_does_not_fit_the_integers_is_refused(noise, epsi
 
 @pytest.mark.parametrize(("noise", "delta"), [("discrete_laplace", 0.0), ("gaussian", 1e-6)])
 def test_the_least_epsilon_has_noise_on_both_sides(noise, delta):
-    epsilon = 2.0 / _integer_noise.LARGEST_SCALE if noise == "discrete_laplace" else 1e-16
+    epsilon = 2.0 / integer_noise.LARGEST_SCALE if noise == "discrete_laplace" else 1e-16
     released = HistogramMechanism(epsilon, 3, noise=noise, delta=delta).release(
         np.arange(3), np.zeros(3, np.int64)
     )

@@ -12,7 +12,7 @@ from scipy import special, stats
 
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
 from tf_labeldp.accounting._losses import composed_epsilon
-from tf_labeldp.mechanisms import LabelMomentMechanism, _integer_noise
+from tf_labeldp.mechanisms import LabelMomentMechanism, integer_noise
 from tf_labeldp.vault import PrivateLabels
 
 FALSE_ALARM = 1e-6
@@ -88,7 +88,7 @@ def _unit_sigma() -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_noise_it_is_the_moments_of_centred_codes(kind, monkeypatch):
-    monkeypatch.setattr(_integer_noise, "with_noise", lambda exact, *rest: exact)
+    monkeypatch.setattr(integer_noise, "with_noise", lambda exact, *rest: exact)
     rng = np.random.default_rng(0)
     features = rng.normal(size=(5000, 7))
     features /= np.linalg.norm(features, axis=1, keepdims=True)
@@ -162,11 +162,11 @@ def test_the_noise_has_the_stated_law_and_no_other(noise, seeded):
 
 def test_opendp_certifies_the_noise():
     """OpenDP's own privacy map: zCDP of (S / sigma)^2 / 2, and epsilon for Laplace noise."""
-    gaussian, _ = _integer_noise.opendp_noise("gaussian", True, 2.0**40, 1.0, 0.0)
+    gaussian, _ = integer_noise.opendp_noise("gaussian", True, 2.0**40, 1.0, 0.0)
     assert gaussian.map(2.0**38) == pytest.approx(0.5 * 2.0**-4, rel=1e-12)
     one = mechanism(noise="laplace", delta=0.0, epsilon=0.7, max_l1=1.0)
     scale, moved = one._scale(one._grid(1000, 5), 5)
-    laplace, _ = _integer_noise.opendp_noise("laplace", True, scale, 0.7, moved)
+    laplace, _ = integer_noise.opendp_noise("laplace", True, scale, 0.7, moved)
     assert 0.7 * (1 - 1e-9) < laplace.map(math.ceil(moved)) <= 0.7
 
 

@@ -12,7 +12,7 @@ from tf_labeldp.mechanisms import (
     Priors,
     RandomizedResponse,
     RROnBins,
-    _classes,
+    classes,
     optimal_bins,
 )
 
@@ -113,7 +113,7 @@ def test_chunks_change_nothing(monkeypatch, cells):
         return likelihood(self, outputs, labels)
 
     monkeypatch.setattr(LaplaceMechanism, "likelihood", counted)
-    monkeypatch.setattr(_classes, "_CHUNK_CELLS", cells)
+    monkeypatch.setattr(classes, "_CHUNK_CELLS", cells)
     np.testing.assert_allclose(posterior(mechanism, noisy, NUMBERS), whole, rtol=1e-13)
     assert max(sizes) <= max(cells, 5)
 

@@ -16,9 +16,9 @@ from tf_labeldp.mechanisms import (
     RandomizedResponse,
     RRTopK,
     RRWithPrior,
-    _classes,
+    classes,
 )
-from tf_labeldp.mechanisms._clusters import PriorResampling
+from tf_labeldp.mechanisms.clusters import PriorResampling
 
 K = 4
 RNG = np.random.default_rng(61)
@@ -127,7 +127,7 @@ def test_probabilities_are_those_of_the_true_labels(name):
 def test_chunks_change_nothing(monkeypatch, cells, name):
     noisy = np.arange(len(PRIORS)) % K
     whole = posterior(MECHANISMS[name], noisy, PRIORS)
-    monkeypatch.setattr(_classes, "_CHUNK_CELLS", cells)
+    monkeypatch.setattr(classes, "_CHUNK_CELLS", cells)
     np.testing.assert_array_equal(posterior(MECHANISMS[name], noisy, PRIORS), whole)
 
 

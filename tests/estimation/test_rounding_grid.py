@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from tf_labeldp.estimation._priors import rounding_grid
+from tf_labeldp.estimation.priors import rounding_grid
 from tf_labeldp.mechanisms import optimal_bins
 
 LOSSES = ("squared_error", "absolute_error", "poisson")

@@ -9,7 +9,7 @@ import pytest
 
 import tf_labeldp as ldp
 from tf_labeldp.features import denoise_labels
-from tf_labeldp.features._clusters import Clusters
+from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.mechanisms import RandomizedResponse, RRTopK
 
 # (epsilon, accuracy of the clusters): purity and kept fraction for 10 classes, by another program.

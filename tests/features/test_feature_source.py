@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tf_labeldp.accounting import PrivacyBudget, public_input
 from tf_labeldp.features import PatchDictionary, RandomFourierFeatures
-from tf_labeldp.features._reader import FeatureRows
-from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge, _one_release_head
-from tf_labeldp.heads._public_rows import PublicRows
+from tf_labeldp.features.reader import FeatureRows
+from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge, one_release_head
+from tf_labeldp.heads.public_rows import PublicRows
 from tf_labeldp.vault import PrivateLabels
 
 HEADS = [PrivateRidge, PrivateLogisticRegression]
@@ -145,7 +145,7 @@ def test_predictions_are_made_in_blocks(monkeypatch):
     one = head(encoder=flatten).fit(IMAGES, LABELS)
     seen.clear()
     whole = one.predict_proba(IMAGES)
-    monkeypatch.setattr(_one_release_head, "_PREDICT_ROWS", 150)
+    monkeypatch.setattr(one_release_head, "_PREDICT_ROWS", 150)
     np.testing.assert_allclose(one.predict_proba(IMAGES), whole, atol=1e-12)
     assert seen == [400, 150, 150, 100]
     assert one.predict_proba(IMAGES[:0]).shape == (0, 2)

@@ -12,7 +12,7 @@ from tf_labeldp.features import NeighbourSmoothing, RandomFourierFeatures, _neig
 from tf_labeldp.features._neighbour_smoothing import listed_neighbours, nearest_neighbours
 from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.mechanisms import RandomizedResponse
-from tf_labeldp.vault._model_history import attach
+from tf_labeldp.vault.model_history import attach
 
 RNG = np.random.default_rng(81)
 CENTRES = 1.6 * RNG.normal(size=(6, 12))

@@ -11,7 +11,7 @@ import pytest
 
 from tf_labeldp.features import RandomFourierFeatures
 from tf_labeldp.features._random_fourier import encode, learn_columns
-from tf_labeldp.features._reader import table_columns
+from tf_labeldp.features.reader import table_columns
 
 
 def some_table(n=200, seed=0):

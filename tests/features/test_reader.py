@@ -18,7 +18,7 @@ from tf_labeldp.features import (
     RandomFourierFeatures,
     find_clusters,
 )
-from tf_labeldp.features._reader import FeatureRows, collected, table_columns
+from tf_labeldp.features.reader import FeatureRows, collected, table_columns
 from tf_labeldp.heads import NoiseCluster, PrivateRidge
 from tf_labeldp.training._stage_data import Features
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp.gradients._model_checks import all_layers, check_layers, parts_of
+from tf_labeldp.gradients.model_checks import all_layers, check_layers, parts_of
 
 layers = keras.layers
 

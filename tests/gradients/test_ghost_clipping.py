@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.gradients._clip import Batch, Clip
-from tf_labeldp.gradients._ghost_clipping import (
+from tf_labeldp.gradients._layer_rules import LookupRule, ProductRule, ScaleRule, Taps
+from tf_labeldp.gradients.clip import Batch, Clip
+from tf_labeldp.gradients.ghost_clipping import (
     LayerRecord,
     clipped_sums,
     make_plans,
     map_chunks,
 )
-from tf_labeldp.gradients._layer_rules import LookupRule, ProductRule, ScaleRule, Taps
 
 BATCH = 10
 NO_BATCH = Batch(None, None, None, None)

@@ -18,7 +18,7 @@ from _projection_solvers import (
 from scipy import optimize
 
 from tf_labeldp.gradients import GradientOperator, project_onto_hull, project_onto_span
-from tf_labeldp.gradients._hull import CoefficientSet, smooth_coefficients, solve_conjugate
+from tf_labeldp.gradients.hull import CoefficientSet, smooth_coefficients, solve_conjugate
 
 HULLS = ("joint", "per_example")
 EXACT = dict(relative_gap=1e-9, max_products=2_000)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.accounting._events import LONGEST_CLIP
-from tf_labeldp.gradients._clip import Batch, Coordinates, Speed
-from tf_labeldp.gradients._label_distance import (
+from tf_labeldp.accounting.events import LONGEST_CLIP
+from tf_labeldp.gradients.clip import Batch, Coordinates, Speed
+from tf_labeldp.gradients.label_distance import (
     LabelDistanceClip,
     check_labels,
     check_two_classes,
 )
-from tf_labeldp.gradients._per_example_clipping import ClippedSum, PerExampleClipping
+from tf_labeldp.gradients.per_example_clipping import ClippedSum, PerExampleClipping
 
 layers = keras.layers
 ROWS = 10

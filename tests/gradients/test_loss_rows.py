@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp.gradients._model_checks import per_example_loss
+from tf_labeldp.gradients.model_checks import per_example_loss
 
 B = 5
 NAMES = (

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.gradients._clip import Batch, Clip, Coordinates, Speed
-from tf_labeldp.gradients._model_checks import per_example_loss
-from tf_labeldp.gradients._per_example_clipping import PerExampleClipping
+from tf_labeldp.gradients.clip import Batch, Clip, Coordinates, Speed
+from tf_labeldp.gradients.model_checks import per_example_loss
+from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
 
 layers = keras.layers
 ROWS, CLASSES = 6, 3

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.gradients._clip import Batch, Clip, Speed
-from tf_labeldp.gradients._model_checks import per_example_loss
-from tf_labeldp.gradients._per_example_clipping import ClippedSum, PerExampleClipping
+from tf_labeldp.gradients.clip import Batch, Clip, Speed
+from tf_labeldp.gradients.model_checks import per_example_loss
+from tf_labeldp.gradients.per_example_clipping import ClippedSum, PerExampleClipping
 
 layers = keras.layers
 ROWS, CLASSES = 8, 3

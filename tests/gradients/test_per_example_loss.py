@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.gradients._model_checks import per_example_loss
+from tf_labeldp.gradients.model_checks import per_example_loss
 from tf_labeldp.keras_layers import LabelWeightedLoss
 
 RNG = np.random.default_rng(0)

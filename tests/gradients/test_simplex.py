@@ -9,7 +9,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tf_labeldp.gradients._hull import CoefficientSet, project_onto_simplex
+from tf_labeldp.gradients.hull import CoefficientSet, project_onto_simplex
 
 matrices = hnp.arrays(
     np.float64,

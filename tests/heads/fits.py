@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tf_labeldp.heads import _label_source
+from tf_labeldp.heads import label_source
 
 
 @pytest.fixture(autouse=True)
 def fits_of_this_test_alone(monkeypatch) -> None:
     """A process adds up the fits on arrays of the same rows: tests must not see each other's."""
-    monkeypatch.setattr(_label_source, "_FITS", _label_source._Fits())
+    monkeypatch.setattr(label_source, "_FITS", label_source._Fits())
 
 
 @pytest.fixture
 def fits_apart(monkeypatch) -> None:
     """Each fit on an array as in a process of its own: for tests of numbers that take many fits."""
-    monkeypatch.setattr(_label_source._Fits, "with_others", lambda self, receipts, *rest: receipts)
+    monkeypatch.setattr(label_source._Fits, "with_others", lambda self, receipts, *rest: receipts)

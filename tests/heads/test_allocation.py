@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from tf_labeldp.heads import PrivateRidge, _one_release_head, _public_rows, _ridge_path
+from tf_labeldp.heads import PrivateRidge, _ridge_path, one_release_head, public_rows
 
 SPECTRA = {
     "two": [3.0, 1.0],
@@ -38,7 +38,7 @@ def remaining_error(shares, eigenvalues, noise_to_signal):
 def test_the_shares_are_those_of_the_least_error(name, noise):
     """No better than any other division: a numerical optimum, and 200 random ones."""
     eigenvalues = np.array(SPECTRA[name])
-    shares = _public_rows.spread_shares(eigenvalues, noise)
+    shares = public_rows.spread_shares(eigenvalues, noise)
     assert shares.shape == eigenvalues.shape
     assert shares.sum() == pytest.approx(1.0, abs=1e-12)
     assert np.all(shares >= 0.0)
@@ -64,7 +64,7 @@ def test_the_shares_are_those_of_the_least_error(name, noise):
 
 def test_the_level_is_the_same_over_all_directions_under_water():
     eigenvalues, noise = np.array([4.0, 3.0, 2.0, 0.02]), 0.05
-    shares = _public_rows.spread_shares(eigenvalues, noise)
+    shares = public_rows.spread_shares(eigenvalues, noise)
     levels = shares + noise * eigenvalues.sum() / eigenvalues
     assert shares[3] == 0.0 and np.all(shares[:3] > 0.0)
     np.testing.assert_allclose(levels[:3], levels[0])
@@ -72,19 +72,19 @@ def test_the_level_is_the_same_over_all_directions_under_water():
 
 
 def test_hardly_any_noise_whitens_what_is_there():
-    shares = _public_rows.spread_shares(np.array([1e4, 1.0, 0.0, 1e-3]), 1e-14)
+    shares = public_rows.spread_shares(np.array([1e4, 1.0, 0.0, 1e-3]), 1e-14)
     np.testing.assert_allclose(shares, [1 / 3, 1 / 3, 0.0, 1 / 3], atol=1e-6)
 
 
 @pytest.mark.parametrize("noise", [1e3, 1e15, 1e17, 1e200, 1e308])
 def test_where_noise_is_all_the_strongest_direction_gets_it(noise):
-    shares = _public_rows.spread_shares(np.array([1.0, 0.0, 2.0, 1e-300]), noise)
+    shares = public_rows.spread_shares(np.array([1.0, 0.0, 2.0, 1e-300]), noise)
     assert shares.tolist() == [0.0, 0.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("noise", [1e-12, 1.0, 1e18])
 def test_equal_eigenvalues_get_equal_shares(noise):
-    shares = _public_rows.spread_shares(np.full(5, 0.3), noise)
+    shares = public_rows.spread_shares(np.full(5, 0.3), noise)
     np.testing.assert_allclose(shares, 0.2, rtol=1e-12)
 
 
@@ -97,8 +97,8 @@ def test_the_map_gives_each_direction_its_share(noise):
     rows -= rows.mean(axis=0)
     covariance = rows.T @ rows / len(rows)
     values = np.linalg.eigvalsh(covariance)
-    map_ = _public_rows.spread_map(np.asfortranarray(covariance), noise)
-    expected = _public_rows.spread_shares(np.where(values > 1e-9, values, 0.0), noise)
+    map_ = public_rows.spread_map(np.asfortranarray(covariance), noise)
+    expected = public_rows.spread_shares(np.where(values > 1e-9, values, 0.0), noise)
     expected = expected[expected > 0.0]
     assert map_.dtype == np.float32 and map_.shape == (6, expected.size)
     assert expected.size == 5 if noise == 1e-14 else expected.size < 5
@@ -114,13 +114,13 @@ def test_rounding_gets_no_share_at_any_budget():
     rows = (rows - rows.mean(axis=0)).astype(np.float64)
     covariance = np.asfortranarray(rows.T @ rows / len(rows))
     assert 0.0 < abs(np.linalg.eigvalsh(covariance)[0]) < 1e-12
-    assert _public_rows.spread_map(covariance, 1e-30).shape == (8, 7)
+    assert public_rows.spread_map(covariance, 1e-30).shape == (8, 7)
 
 
 def test_the_signs_of_the_directions_are_fixed():
     """Those of an eigensolver are not; a stored release is of use for the same ones alone."""
     rows = np.random.default_rng(2).normal(size=(100, 5)) * [5.0, 4.0, 3.0, 2.0, 1.0]
-    map_ = _public_rows.spread_map(np.asfortranarray(rows.T @ rows), 1e-4)
+    map_ = public_rows.spread_map(np.asfortranarray(rows.T @ rows), 1e-4)
     largest = np.abs(map_).argmax(axis=0)
     assert np.all(map_[largest, np.arange(map_.shape[1])] > 0.0)
 
@@ -169,7 +169,7 @@ def test_a_prior_before_the_spread_has_to_have_clearly_less_risk(
     path = SimpleNamespace(
         decompose=problem, prior_variances=lambda *_: (1.0, 1.0), bayes_filter=lambda *_: None
     )
-    monkeypatch.setattr(_one_release_head, "_ridge_path", path)
+    monkeypatch.setattr(one_release_head, "_ridge_path", path)
     head = SimpleNamespace(
         _scaling=SimpleNamespace(spread=np.eye(2)), _has_prior=True, intercept=True, noise_stddev_=1
     )

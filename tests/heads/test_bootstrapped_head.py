@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting._gaussian import gaussian_sigma
+from tf_labeldp.accounting.gaussian import gaussian_sigma
 from tf_labeldp.heads import BootstrappedHead, PrivateLogisticRegression
 
 DELTA = 1e-5

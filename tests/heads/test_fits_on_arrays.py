@@ -13,9 +13,9 @@ import tensorflow as tf
 from scipy import sparse
 
 from tf_labeldp.accounting import Charge, PrivacyBudget
-from tf_labeldp.accounting._budget import compose_charges
-from tf_labeldp.accounting._receipts import compose_receipts
-from tf_labeldp.heads import NoiseCluster, PrivateLogisticRegression, PrivateRidge, _label_source
+from tf_labeldp.accounting.budget import compose_charges
+from tf_labeldp.accounting.receipts import compose_receipts
+from tf_labeldp.heads import NoiseCluster, PrivateLogisticRegression, PrivateRidge, label_source
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import PrivateLabels
 
@@ -207,7 +207,7 @@ def test_other_processes_need_a_vault_in_a_store(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: "another")
     with pytest.raises(RuntimeError, match=r"n_jobs=1, or open a PrivateLabels\(\.\.\., store="):
         one.fit(X, Y)
-    assert not _label_source._FITS._known
+    assert not label_source._FITS._known
     budget = PrivacyBudget(1.0, DELTA)
     vault = PrivateLabels(Y, num_classes=2, budget=budget, store=tmp_path / "store")
     assert one.fit(X, vault).guarantee().epsilon == 1.0
@@ -234,12 +234,12 @@ def test_digests_tell_rows_apart():
     for width in (1, 3, 5000):
         rows = np.zeros((200, width), np.float32)
         rows[np.arange(200), np.arange(200) % width] = 1.0 + np.arange(200) // width
-        found = _label_source.row_digests(rows)
+        found = label_source.row_digests(rows)
         assert found.dtype == np.uint64 and np.unique(found).size == 200
-        np.testing.assert_array_equal(_label_source.row_digests(rows.astype(float)), found)
-        blocks = [_label_source.row_digests(rows[start : start + 7]) for start in range(0, 200, 7)]
+        np.testing.assert_array_equal(label_source.row_digests(rows.astype(float)), found)
+        blocks = [label_source.row_digests(rows[start : start + 7]) for start in range(0, 200, 7)]
         np.testing.assert_array_equal(np.concatenate(blocks), found)
-    assert _label_source.row_digests(np.ones((1, 2))) != _label_source.row_digests(np.ones((1, 3)))
+    assert label_source.row_digests(np.ones((1, 2))) != label_source.row_digests(np.ones((1, 3)))
 
 
 def test_the_statement_is_that_of_the_receipts():
@@ -269,7 +269,7 @@ def random_features(seed):
 
     def encode(inputs):
         factors = np.random.default_rng(seed).integers(1 << 62, size=3, dtype=np.uint64)
-        hashed = _label_source.raw_digests(inputs)[:, np.newaxis] * factors
+        hashed = label_source.raw_digests(inputs)[:, np.newaxis] * factors
         return (hashed >> np.uint64(40)).astype(np.float64)
 
     return encode
@@ -297,13 +297,13 @@ def test_other_texts_are_other_rows():
 
 
 def test_rows_are_known_across_the_kinds_of_raw_inputs():
-    found = [_label_source.raw_digests(RAW[kind]) for kind in ("array", "list", "frame", "tensor")]
-    found += [_label_source.raw_digests(RAW[kind]) for kind in ("sparse", "tuple")]
+    found = [label_source.raw_digests(RAW[kind]) for kind in ("array", "list", "frame", "tensor")]
+    found += [label_source.raw_digests(RAW[kind]) for kind in ("sparse", "tuple")]
     assert all(np.array_equal(one, found[0]) for one in found)
-    texts = [_label_source.raw_digests(RAW[kind]) for kind in ("dict", "frame of texts")]
+    texts = [label_source.raw_digests(RAW[kind]) for kind in ("dict", "frame of texts")]
     np.testing.assert_array_equal(*texts)
     for nothing in (None, 3, "text", ({"a": X}, X[1:])):
-        assert _label_source.raw_digests(nothing) is None
+        assert label_source.raw_digests(nothing) is None
 
 
 @pytest.mark.parametrize("kind", ["csr_array", "csc_array", "coo_matrix"])
@@ -312,8 +312,8 @@ def test_digests_of_a_sparse_matrix_are_those_of_its_rows(kind):
     twice = [np.concatenate([one, one]) for one in (held.data, held.row, held.col)]
     for data, row, column in ((held.data, held.row, held.col), twice):
         made = getattr(sparse, kind)((data, (row, column)), shape=held.shape)
-        expected = _label_source.row_digests(made.toarray())
-        np.testing.assert_array_equal(_label_source.raw_digests(made), expected)
+        expected = label_source.row_digests(made.toarray())
+        np.testing.assert_array_equal(label_source.raw_digests(made), expected)
 
 
 def test_a_sparse_matrix_before_an_encoder_is_never_made_dense(monkeypatch):
@@ -322,7 +322,7 @@ def test_a_sparse_matrix_before_an_encoder_is_never_made_dense(monkeypatch):
     def refuse(part):
         raise TypeError("made dense")
 
-    monkeypatch.setattr(_label_source, "all_rows", refuse)
+    monkeypatch.setattr(label_source, "all_rows", refuse)
     wide = sparse.random_array((N, 5000), density=0.01, format="csr", rng=RNG)
     first = head(encoder=lambda rows: X).fit(wide, Y)
     again(2, head(encoder=lambda rows: X[::-1] + 1), wide, Y)

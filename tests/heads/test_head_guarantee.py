@@ -14,9 +14,9 @@ import pytest
 from scipy import special, stats
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.features._reader import FeatureRows
+from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
-from tf_labeldp.heads._public_rows import PublicRows
+from tf_labeldp.heads.public_rows import PublicRows
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import PrivateLabels
 

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp import PrivacyBudget, PrivateLabels, guarantee
-from tf_labeldp.accounting import _public_input
-from tf_labeldp.accounting._receipts import ReceiptError
+from tf_labeldp.accounting import ReceiptError
+from tf_labeldp.accounting import provenance as _public_input
 from tf_labeldp.features import PatchDictionary, RandomFourierFeatures
 from tf_labeldp.heads import NoiseCluster, PrivateLogisticRegression, PrivateRidge
 

@@ -8,11 +8,11 @@ import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, public_input
 from tf_labeldp.features import find_clusters
-from tf_labeldp.features._clusters import Clusters
+from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.heads import NoiseCluster, PrivateRidge
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
 from tf_labeldp.vault import PrivateLabels, guarantee
-from tf_labeldp.vault._model_history import attach
+from tf_labeldp.vault.model_history import attach
 
 pytestmark = pytest.mark.filterwarnings("ignore:this is fit number")
 RNG = np.random.default_rng(0)

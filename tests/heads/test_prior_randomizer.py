@@ -16,7 +16,7 @@ from tf_labeldp.estimation import debiased, posterior
 from tf_labeldp.heads import HeadPriorRandomizer, PrivateLogisticRegression, PrivateRidge
 from tf_labeldp.mechanisms import InformativeRR, Priors, RandomizedResponse, RRTopK, RRWithPrior
 from tf_labeldp.vault import NoisyLabels
-from tf_labeldp.vault._records import DrawSettingsError
+from tf_labeldp.vault.records import DrawSettingsError
 
 N, D, K = 3000, 6, 3
 DELTA = 1e-6
@@ -200,7 +200,7 @@ def test_a_killed_run_reads_its_draws_and_goes_on(tmp_path, monkeypatch, after):
         if after == "head":
             patch.setattr(PrivateLogisticRegression, "predict_proba", killed)
         else:
-            patch.setattr("tf_labeldp.vault._private_labels.noisy_labels", killed)
+            patch.setattr("tf_labeldp.vault.private_labels.noisy_labels", killed)
         with pytest.raises(Killed):
             opened().randomize(randomizer, features=X)
     labels = opened()

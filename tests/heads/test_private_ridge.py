@@ -12,13 +12,13 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.features import RandomFourierFeatures
-from tf_labeldp.features._reader import FeatureRows
+from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads import (
     PrivateLogisticRegression,
     PrivateRidge,
-    _one_release_head,
-    _public_rows,
     _ridge_path,
+    one_release_head,
+    public_rows,
 )
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
@@ -395,7 +395,7 @@ def test_single_precision_hardly_moves_a_wide_fit(monkeypatch):
     x = rng.normal(size=(4000, 520)).astype(np.float32) * np.geomspace(1.0, 0.1, 520)
     y = (x[:, :3] + 0.1 * rng.normal(size=(4000, 3))).argmax(axis=1)
     single = head(20.0).fit(x, y)
-    monkeypatch.setattr(_public_rows, "_SINGLE_WIDTH", 10**9)
+    monkeypatch.setattr(public_rows, "_SINGLE_WIDTH", 10**9)
     double = head(20.0).fit(x, y)
     moved = np.abs(single.coef_ - double.coef_) / double.coef_stddev_
     assert 0.0 < moved.max() < 1e-3
@@ -414,7 +414,7 @@ def test_small_fits_keep_to_one_thread(monkeypatch, examples):
     monkeypatch.setattr(_ridge_path, "signal_test", threads)
     with threadpool_limits(2, user_api="blas"):
         head().fit(examples.features, examples.classes)
-        monkeypatch.setattr(_one_release_head, "_SMALL_ENTRIES", 3000 * 8 - 1)
+        monkeypatch.setattr(one_release_head, "_SMALL_ENTRIES", 3000 * 8 - 1)
         head().fit(examples.features, examples.classes)
     assert found == [1, 2]
 

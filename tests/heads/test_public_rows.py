@@ -12,15 +12,15 @@ import tqdm.std
 from scipy import stats
 
 from tf_labeldp import _progress
-from tf_labeldp.features import _reader
-from tf_labeldp.features._reader import FeatureRows
-from tf_labeldp.heads import _public_rows
+from tf_labeldp.features import reader
+from tf_labeldp.features.reader import FeatureRows
+from tf_labeldp.heads import public_rows
 
 FALSE_ALARM = 1e-6
 
 
 def rows_of(source, max_bytes=8e9):
-    return _public_rows.PublicRows(FeatureRows(source), max_bytes)
+    return public_rows.PublicRows(FeatureRows(source), max_bytes)
 
 
 def designed(source, center=True, intercept=0.2, noise_to_signal=0.01, max_bytes=8e9):
@@ -55,7 +55,7 @@ def scaled_by_hand(x, center, intercept, spread):
 @pytest.mark.parametrize("center", [False, True])
 @pytest.mark.parametrize("intercept", [0.0, 0.2])
 def test_rows_have_unit_norm_and_their_gram_matrix(center, intercept, noise_to_signal, monkeypatch):
-    monkeypatch.setattr(_reader, "_BLOCK_BYTES", 4096)  # seven blocks
+    monkeypatch.setattr(reader, "_BLOCK_BYTES", 4096)  # seven blocks
     x = table()
     rows, scaling = designed(x, center, intercept, noise_to_signal)
     assert (scaling.spread is None) == (noise_to_signal is None)
@@ -110,7 +110,7 @@ def test_the_digest_knows_the_rows_and_not_how_they_are_cut_or_rounded(monkeypat
     x = table()
     digest = scanned(x).digest()
     assert scanned(x).digest() == digest
-    monkeypatch.setattr(_reader, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(reader, "_BLOCK_BYTES", 1000)
     noise = 1e-6 * np.random.default_rng(5).normal(size=x.shape)
     batches = tf.data.Dataset.from_tensor_slices(x).batch(33)
     for source in (x.copy(), batches, x.astype(np.float64), x + noise):
@@ -141,7 +141,7 @@ def test_the_sample_is_uniform_and_the_same_however_it_is_cut():
     stream = np.arange(30_000, dtype=np.float64)[:, np.newaxis]
     kept = []
     for cuts in (1, 7, 30_000 // 13):
-        sample = _public_rows.RowSample(1, 4 * 2000, 30_000)
+        sample = public_rows.RowSample(1, 4 * 2000, 30_000)
         for part in np.array_split(stream, cuts):
             sample.add(part)
         kept.append(sample.rows())
@@ -155,7 +155,7 @@ def test_the_sample_is_uniform_and_the_same_however_it_is_cut():
 
 
 def test_a_sample_of_all_rows_keeps_their_order():
-    sample = _public_rows.RowSample(1, 1 << 20, 100)
+    sample = public_rows.RowSample(1, 1 << 20, 100)
     for part in np.array_split(np.arange(100.0)[:, np.newaxis], 9):
         sample.add(part)
     np.testing.assert_array_equal(sample.rows()[:, 0], np.arange(100.0))
@@ -180,7 +180,7 @@ def test_a_long_pass_says_how_far_it_is(monkeypatch, capsys):
 
     clock = [0]
     monkeypatch.setattr(_progress.Progress, "advance", six_seconds_later)
-    monkeypatch.setattr(_reader, "_BLOCK_BYTES", 4096)
+    monkeypatch.setattr(reader, "_BLOCK_BYTES", 4096)
     rows, _ = designed(table(), max_bytes=4e4)  # too little to keep the scaled rows
     capsys.readouterr()
     rows.scan()
@@ -198,7 +198,7 @@ def test_a_short_pass_says_nothing(capsys):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e39, 1e200])
 def test_rows_that_are_not_finite_are_refused(bad, monkeypatch):
-    monkeypatch.setattr(_reader, "_BLOCK_BYTES", 560)  # ten rows a block
+    monkeypatch.setattr(reader, "_BLOCK_BYTES", 560)  # ten rows a block
     x = table(dtype=np.float64)
     x[[17, 19, 30], 2] = bad
     with pytest.raises(
@@ -237,9 +237,9 @@ def test_too_many_features_say_how_many_fit():
     ) as caught:
         rows_of(wide, max_bytes=2e9).survey()
     fit = int(str(caught.value).split("at most ")[1].split()[0])
-    _public_rows.check_memory(fit, 2e9)
+    public_rows.check_memory(fit, 2e9)
     with pytest.raises(ValueError, match="at most"):
-        _public_rows.check_memory(fit + 1, 2e9)
+        public_rows.check_memory(fit + 1, 2e9)
 
 
 def test_a_sample_keeps_within_its_share_of_the_memory():
@@ -270,7 +270,7 @@ def gram_error(rows, single, block=700):
     """The largest error of an entry (i, j), over sqrt(A_ii A_jj)."""
     gram = np.zeros((rows.shape[1], rows.shape[1]), order="F")
     for start in range(0, len(rows), block):
-        gram = _public_rows.add_gram(gram, rows[start : start + block], single)
+        gram = public_rows.add_gram(gram, rows[start : start + block], single)
     expected = rows.T @ rows
     sizes = np.sqrt(np.diag(expected))
     return np.abs(np.triu(gram - expected) / np.outer(sizes, sizes)).max()
@@ -291,7 +291,7 @@ def test_the_gram_matrix_in_single_precision_is_within_its_bound():
 def test_sums_in_single_precision_stay_short(monkeypatch):
     rows = unit_rows(30_000, 520, 0.1)
     error = gram_error(rows, single=True, block=30_000)
-    monkeypatch.setattr(_public_rows, "_SINGLE_ROWS", 30_000)
+    monkeypatch.setattr(public_rows, "_SINGLE_ROWS", 30_000)
     assert error < 0.5 * gram_error(rows, single=True, block=30_000)
 
 
@@ -302,7 +302,7 @@ def test_the_release_reads_rows_again_only_where_they_were_not_kept(max_bytes):
     source = FeatureRows(x)
     blocks = source.blocks
     source.blocks = lambda see: readings.append(1) or blocks(see)
-    rows = _public_rows.PublicRows(source, max_bytes, sample_rows=100)
+    rows = public_rows.PublicRows(source, max_bytes, sample_rows=100)
     rows.survey()
     rows.scaling = designed(x)[1]  # with little memory it would be of fewer rows
     next(rows.blocks())  # a release that reads without a scan leaves no matrix behind

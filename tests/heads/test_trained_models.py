@@ -20,7 +20,7 @@ from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, public_inp
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
 from tf_labeldp.mechanisms import RandomizedResponse
 from tf_labeldp.vault import PrivateLabels
-from tf_labeldp.vault._model_history import attach
+from tf_labeldp.vault.model_history import attach
 
 HEADS = [PrivateRidge, PrivateLogisticRegression]
 # They share the code of fits and of exports: one of them walks it in the fast set.

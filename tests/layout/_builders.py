@@ -20,8 +20,8 @@ from tf_labeldp import accounting, data, features, heads, mechanisms, pate, scal
 from tf_labeldp.accounting import PublicInput, Receipt
 from tf_labeldp.self_supervised import SCAN, SimCLR
 from tf_labeldp.semi_supervised import DivideMix, FixMatch
-from tf_labeldp.semi_supervised._targets import Targets
-from tf_labeldp.vault._model_history import attach
+from tf_labeldp.semi_supervised.targets import Targets
+from tf_labeldp.vault.model_history import attach
 
 BUILDERS: dict[str, Callable[[Any], Any]] = {}
 N, K = 64, 2

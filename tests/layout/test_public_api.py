@@ -27,8 +27,6 @@ def public_submodules(package: ModuleType) -> set[str]:
 
 # keras_layers/ lies beside the package in a checkout, inside it in an installation.
 PRESENT = sorted((public_submodules(tf_labeldp) & PARTS) | {"keras_layers"})
-# Engines that are extras, each with names of its own; they need an environment of their own.
-ENGINES = {"scale": {"beam", "spark", "tfx"}}
 MODULES = ["tf_labeldp", *(f"tf_labeldp.{part}" for part in PRESENT)]
 
 
@@ -58,13 +56,6 @@ def unlisted(module: ModuleType) -> list[str]:
 def test_public_submodules_are_those_of_the_design() -> None:
     found = public_submodules(tf_labeldp) | {"keras_layers"}
     assert found == PARTS
-
-
-@pytest.mark.parametrize("name", MODULES[1:])
-def test_the_files_of_a_part_are_private(name: str) -> None:
-    module = importlib.import_module(name)
-    if hasattr(module, "__path__"):
-        assert public_submodules(module) == ENGINES.get(name.partition(".")[2], set())
 
 
 @pytest.mark.parametrize("name", MODULES)

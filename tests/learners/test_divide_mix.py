@@ -8,7 +8,7 @@ import tf_labeldp as ldp
 from tf_labeldp.accounting import public_input
 from tf_labeldp.mechanisms import Priors
 from tf_labeldp.semi_supervised import DivideMix
-from tf_labeldp.semi_supervised._targets import Targets, read_targets
+from tf_labeldp.semi_supervised.targets import Targets, read_targets
 
 keras = pytest.importorskip("keras")
 VIEWS = {"weak": keras.layers.GaussianNoise(0.1), "strong": keras.layers.GaussianNoise(0.2)}

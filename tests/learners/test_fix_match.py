@@ -109,7 +109,7 @@ def test_alignment_moves_pseudo_labels_to_the_priors():
 
 def test_clusters_keep_the_labels_that_agree(images, noisy):
     """DenoiseSSL: with perfect clusters only true labels are trained on."""
-    from tf_labeldp.semi_supervised._targets import read_targets
+    from tf_labeldp.semi_supervised.targets import read_targets
 
     made = read_targets(noisy, public_input(None, images[1], None), 300, NUM_CLASSES, "values")
     assert np.array_equal(made.classes, images[1][made.rows])
@@ -118,7 +118,7 @@ def test_clusters_keep_the_labels_that_agree(images, noisy):
 
 
 def test_posteriors_and_weights_are_the_targets(noisy):
-    from tf_labeldp.semi_supervised._targets import read_targets
+    from tf_labeldp.semi_supervised.targets import read_targets
 
     weights = np.r_[np.zeros(100), np.full(200, 2.0)]
     made = read_targets(noisy, public_input(None, None, weights), 300, NUM_CLASSES, "posterior")

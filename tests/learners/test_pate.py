@@ -9,7 +9,7 @@ from _shapes import network, shapes
 from dp_accounting.rdp import RdpAccountant
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting._gaussian import gaussian_epsilon
+from tf_labeldp.accounting.gaussian import gaussian_epsilon
 from tf_labeldp.pate import PATE, ConfidentGNMax, fix_match_teacher
 
 TRUTH = np.arange(1200) % 3

@@ -5,13 +5,13 @@ from __future__ import annotations
 import keras
 import pytest
 
-from tf_labeldp.accounting import _public_input
-from tf_labeldp.heads import _label_source
+from tf_labeldp.accounting import provenance as _public_input
+from tf_labeldp.heads import label_source
 
 
 @pytest.fixture(autouse=True)
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test starts from fixed weights, and knows nothing of what other tests trained."""
     keras.utils.set_random_seed(0)
-    monkeypatch.setattr(_label_source, "_FITS", _label_source._Fits())
+    monkeypatch.setattr(label_source, "_FITS", label_source._Fits())
     monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})

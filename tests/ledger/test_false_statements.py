@@ -44,7 +44,7 @@ from ledger_cases import (
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import PrivacyGuarantee
-from tf_labeldp.accounting._events import dp_sgd_event
+from tf_labeldp.accounting.events import dp_sgd_event
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
 from tf_labeldp.mechanisms import ClassificationMechanism, RandomizedResponse, check_mechanism
 from tf_labeldp.training import Denoiser, NoiseMechanism
@@ -349,7 +349,7 @@ def test_06_the_event_of_a_plug_in_is_used_and_called_a_claim() -> None:
     labels = vault()
     stated = dp_sgd(private(noise=Claimed(40.0)), labels).guarantee()
     # Under replacement a Laplace mechanism of multiplier b is pure, of epsilon 2 / b.
-    pure = [ldp.accounting._events.pure_dp_event(2.0 / 40.0)] * STEPS
+    pure = [ldp.accounting.events.pure_dp_event(2.0 / 40.0)] * STEPS
     assert stated.epsilon == pytest.approx(ldp.accounting._losses.composed_epsilon(pure, DELTA))
     assert stated.epsilon != pytest.approx(
         ldp.accounting.dp_sgd_guarantee(40.0, Q, STEPS, DELTA).epsilon, rel=0.1
@@ -613,7 +613,7 @@ def test_12_a_grid_search_on_arrays_states_the_sum() -> None:
     stated = search.best_estimator_.guarantee(1e-5)
     # Each row is in one of two folds, for each of two settings, and in the last fit.
     single = PrivateLogisticRegression(1.0, 1e-5).fit(X, vault(60.0, 1e-5)).receipts_[0]
-    three = ldp.accounting._budget.compose_charges([single.charge] * 3, 1e-5)
+    three = ldp.accounting.budget.compose_charges([single.charge] * 3, 1e-5)
     assert stated.epsilon == pytest.approx(three.epsilon, rel=1e-6)
 
 

@@ -17,10 +17,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import _public_input
-from tf_labeldp.accounting._events import gaussian_event
-from tf_labeldp.accounting._receipts import LabelSet, Receipt, compose_receipts
-from tf_labeldp.features._clusters import Clusters
+from tf_labeldp.accounting import Receipt
+from tf_labeldp.accounting import provenance as _public_input
+from tf_labeldp.accounting.events import gaussian_event
+from tf_labeldp.accounting.receipts import LabelSet, compose_receipts
+from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.mechanisms import (
     ClassificationMechanism,
@@ -271,7 +272,7 @@ def test_many_disjoint_draws_of_two_label_sets_add_up_to_two() -> None:
     for name in (LabelSet.new(40), LabelSet.new(40)):
         for place in range(40):
             charge = ldp.accounting.Charge.of_event(
-                ldp.accounting._events.pure_dp_event(1.0 + place / 1000), 0.0
+                ldp.accounting.events.pure_dp_event(1.0 + place / 1000), 0.0
             )
             receipts.append(Receipt(name, charge, "a draw", examples=np.array([place])))
     # Each of the two is rounded up to a grid of 1e-4.

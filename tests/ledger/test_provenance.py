@@ -14,7 +14,7 @@ import pytest
 from ledger_cases import K, N, X, Y, dp_sgd, in_the_clear, multi_stage, plain, private, vault
 
 import tf_labeldp as ldp
-from tf_labeldp.features._clusters import Clusters
+from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.heads import BootstrappedHead, PrivateLogisticRegression
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse, optimal_bins
 from tf_labeldp.pate import PATE, fix_match_teacher
@@ -213,15 +213,13 @@ def test_b5_keyed_draws_count_the_bins(tmp_path: Any) -> None:
     key.register("first", mechanism, num_rows=N)
     assert key.guarantee().epsilon == 6.0
     numbers = np.linspace(0.0, 10.0, N)
-    keyed = ldp.PrivateLabels(
-        numbers, low=0, high=10, budget=ldp.PrivacyBudget(9.0), draws="keyed"
-    )
+    keyed = ldp.PrivateLabels(numbers, low=0, high=10, budget=ldp.PrivacyBudget(9.0), draws="keyed")
     assert keyed.randomize(mechanism).guarantee().epsilon == 6.0
 
 
 def test_b5_a_mechanism_in_json_keeps_what_its_bins_cost() -> None:
     """TFX hands mechanisms to its workers so."""
-    from tf_labeldp.mechanisms._base import deserialize, serialize
+    from tf_labeldp.mechanisms.base import deserialize, serialize
 
     mechanism = bins()
     read = deserialize(json.loads(json.dumps(serialize(mechanism))))

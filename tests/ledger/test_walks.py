@@ -70,7 +70,7 @@ class PureNoise(ldp.training.NoiseMechanism):
     def dp_event(self, sampling_probability: float, steps: int) -> Any:
         import dp_accounting
 
-        one = ldp.accounting._events.pure_dp_event(self.noise_multiplier)
+        one = ldp.accounting.events.pure_dp_event(self.noise_multiplier)
         return dp_accounting.SelfComposedDpEvent(one, steps)
 
 

@@ -11,15 +11,15 @@ import pytest
 from scipy import integrate, stats
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.accounting._gaussian import gaussian_epsilon
 from tf_labeldp.accounting._losses import composed_epsilon
+from tf_labeldp.accounting.gaussian import gaussian_epsilon
 from tf_labeldp.mechanisms import (
     ALIBI,
     RandomizedResponse,
     _alibi,
-    _classes,
-    _integer_noise,
-    _random,
+    classes,
+    integer_noise,
+    random_bits,
 )
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
@@ -78,7 +78,7 @@ def test_the_noise_is_that_of_its_label_whatever_the_label(mechanism):
 
 @pytest.mark.parametrize("sigma", [1, 2, 7, 1000, 1 << 26])
 def test_discrete_gaussian_draws_follow_their_law(sigma, chi_square_rejects):
-    drawn = _integer_noise.discrete_gaussian(200_000, sigma, np.random.default_rng(14))
+    drawn = integer_noise.discrete_gaussian(200_000, sigma, np.random.default_rng(14))
     assert drawn.dtype == np.int64
     if sigma < 100:  # every number is a cell, the tails are one each
         support = np.arange(-12 * sigma, 12 * sigma + 1)
@@ -112,10 +112,12 @@ def test_discrete_gaussian_accepts_with_the_exact_chance(monkeypatch):
         return np.ones(numerators.size, dtype=bool)
 
     proposals = np.arange(12)
-    monkeypatch.setattr(_integer_noise, "geometric", lambda size, decay, rng: proposals)
-    monkeypatch.setattr(_random, "uniform_below", lambda bounds, rng: np.zeros(bounds.size, int))
-    monkeypatch.setattr(_integer_noise, "bernoulli_exp", record)
-    _integer_noise.discrete_gaussian(12, 3, None)
+    monkeypatch.setattr(integer_noise, "geometric", lambda size, decay, rng: proposals)
+    monkeypatch.setattr(
+        random_bits, "uniform_below", lambda bounds, rng: np.zeros(bounds.size, int)
+    )
+    monkeypatch.setattr(integer_noise, "bernoulli_exp", record)
+    integer_noise.discrete_gaussian(12, 3, None)
     (rest, denominator), *ones = asked
     exponents = [Fraction(int(n), denominator) for n in rest]
     for numerators, one in ones:  # coins of e^-1 for those that are still to throw some
@@ -130,10 +132,10 @@ def test_discrete_gaussian_accepts_with_the_exact_chance(monkeypatch):
 
 
 def test_the_largest_squares_fit_64_bits():
-    far = np.array([_integer_noise._FARTHEST])
+    far = np.array([integer_noise._FARTHEST])
     assert far[0] ** 2 == int(far[0]) ** 2 > 0
-    assert far[0] / _integer_noise.MAX_SIGMA > 45.0
-    assert 2 * _integer_noise.MAX_SIGMA**2 <= 1 << 53
+    assert far[0] / integer_noise.MAX_SIGMA > 45.0
+    assert 2 * integer_noise.MAX_SIGMA**2 <= 1 << 53
 
 
 def test_draws_follow_opendps_discrete_gaussian():
@@ -141,7 +143,7 @@ def test_draws_follow_opendps_discrete_gaussian():
     dp = pytest.importorskip("opendp.prelude")
     dp.enable_features("contrib")
     space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T="f64")
-    mine = _integer_noise.discrete_gaussian(40_000, 4, np.random.default_rng(15))
+    mine = integer_noise.discrete_gaussian(40_000, 4, np.random.default_rng(15))
 
     def p_value(scale):
         theirs = np.array((space >> dp.m.then_gaussian(scale))([0] * mine.size))
@@ -162,13 +164,13 @@ def test_draws_follow_opendps_discrete_gaussian():
 def test_laplace_rows_are_private_by_the_law_that_is_drawn(epsilon, monkeypatch):
     """The worst log-ratio of two neighbours is 2 m times the decay that the sampler is given."""
     given = []
-    original = _integer_noise.geometric
+    original = integer_noise.geometric
 
     def record(size, decay, rng):
         given.append(decay)
         return original(size, decay, rng)
 
-    monkeypatch.setattr(_integer_noise, "geometric", record)
+    monkeypatch.setattr(integer_noise, "geometric", record)
     ALIBI(epsilon, 3).randomize(np.array([0, 1]))
     unit = _alibi._LAPLACE_UNIT
     worst = 2 * unit * given[0]  # two entries move by m steps each, towards and away from the draw
@@ -179,7 +181,7 @@ def test_laplace_rows_are_private_by_the_law_that_is_drawn(epsilon, monkeypatch)
 def test_the_worst_case_is_attained_and_no_better():
     """Enumerated on a coarse grid: m = 4 steps in a unit, three classes, all outputs near."""
     epsilon, unit = 1.0, 4
-    noise = _integer_noise.LaplaceNoise(epsilon, 2 * unit)
+    noise = integer_noise.LaplaceNoise(epsilon, 2 * unit)
     axis = np.arange(-6.0, 11.0)
     x = np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), axis=-1)
     laws = [np.log(noise.mass(x - unit * np.eye(3)[y])).sum(axis=-1) for y in range(3)]
@@ -300,7 +302,7 @@ def test_shape_dtype_and_repeatability(mechanism):
 
 @BOTH
 def test_chunks_give_every_row_its_own_label(mechanism, monkeypatch):
-    monkeypatch.setattr(_classes, "_CHUNK_CELLS", 17)  # three rows at a time, the last ones two
+    monkeypatch.setattr(classes, "_CHUNK_CELLS", 17)  # three rows at a time, the last ones two
     sure = ALIBI(1e6, 5, mechanism.delta, mechanism.noise)
     np.testing.assert_allclose(sure.randomize(LABELS[:50]), np.eye(5)[LABELS[:50]], atol=0.05)
     assert np.unique(mechanism.randomize(LABELS[:50])).size > 240

@@ -10,10 +10,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from tf_labeldp.mechanisms import ChannelMechanism, random_bits
 from tf_labeldp.mechanisms import _bins as module
-from tf_labeldp.mechanisms import _random
-from tf_labeldp.mechanisms._base import deserialize, serialize
-from tf_labeldp.mechanisms._bins import ChannelMechanism
+from tf_labeldp.mechanisms.base import deserialize, serialize
 
 TABLE = np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]])
 MECHANISM = ChannelMechanism(1.0, (0.0, 1.0, 4.0), (-1.0, 1.5, 6.0), TABLE)
@@ -97,7 +96,9 @@ def test_every_random_integer_leads_to_the_output_of_its_share(monkeypatch):
     monkeypatch.setattr(module, "_UNITS", 64)
     mechanism = ChannelMechanism(1.2, (0.0, 1.0, 4.0), (-1.0, 1.5, 6.0), TABLE)
     monkeypatch.setattr(
-        _random, "uniform_integers", lambda n, rng: np.arange(n, dtype=np.uint64) % np.uint64(64)
+        random_bits,
+        "uniform_integers",
+        lambda n, rng: np.arange(n, dtype=np.uint64) % np.uint64(64),
     )
     labels = np.repeat([0.0, 1.0, 4.0], 64)
     drawn = mechanism.randomize(labels).reshape(3, 64)

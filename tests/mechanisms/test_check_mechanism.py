@@ -34,8 +34,8 @@ from tf_labeldp.mechanisms import (
     check_mechanism,
     optimal_bins,
 )
-from tf_labeldp.mechanisms._base import _REGISTRY, LabelMechanism, Mechanism, checked_output
-from tf_labeldp.mechanisms._clusters import PriorResampling
+from tf_labeldp.mechanisms.base import _REGISTRY, LabelMechanism, Mechanism, checked_output
+from tf_labeldp.mechanisms.clusters import PriorResampling
 
 
 def slow(*values):

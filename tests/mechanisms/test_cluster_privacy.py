@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.mechanisms._clusters import cluster_distributions
+from tf_labeldp.mechanisms.clusters import cluster_distributions
 from tf_labeldp.vault import ClusterRandomizedResponse, PrivateLabels
 
 SIGMA = 1.5

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
-from tf_labeldp.accounting._budget import compose_charges
 from tf_labeldp.accounting._losses import composed_epsilon
-from tf_labeldp.features._clusters import Clusters
+from tf_labeldp.accounting.budget import compose_charges
+from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.mechanisms import RandomizedResponse
-from tf_labeldp.mechanisms._clusters import PriorResampling, cluster_distributions
+from tf_labeldp.mechanisms.clusters import PriorResampling, cluster_distributions
 from tf_labeldp.vault import (
     ClusterRandomizedResponse,
     LabelStoreError,

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from tf_labeldp.mechanisms import _classes, _random
+from tf_labeldp.mechanisms import classes, random_bits
 
 RANGE = 1 << 53
 
@@ -34,7 +34,7 @@ def largest_ratio(k: int, threshold: int) -> Fraction:
     "epsilon", [*np.geomspace(1e-3, 50, 25).tolist(), 1e-9, 40.0, 100.0, 800.0]
 )
 def test_drawn_channel_is_never_less_private_than_stated(epsilon, k):
-    threshold = int(_random.flip_threshold(epsilon, np.array([k]))[0])
+    threshold = int(random_bits.flip_threshold(epsilon, np.array([k]))[0])
     lower, upper = power_of_e(epsilon)
     assert largest_ratio(k, threshold) <= lower
     # From the other side: the rounding costs a few units of 2^-53, not more.
@@ -46,8 +46,8 @@ def test_drawn_channel_is_never_less_private_than_stated(epsilon, k):
 
 
 def test_a_set_of_one_never_flips_and_a_larger_one_always_can():
-    assert _random.flip_threshold(1.0, np.array([1, 2])).tolist()[0] == 0
-    assert _random.flip_threshold(800.0, np.array([2, 7])).min() == 1
+    assert random_bits.flip_threshold(1.0, np.array([1, 2])).tolist()[0] == 0
+    assert random_bits.flip_threshold(800.0, np.array([2, 7])).min() == 1
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
@@ -56,12 +56,12 @@ def test_draw_ranks_draws_the_channel_of_its_threshold(monkeypatch, epsilon, k):
     """Every pair of random integers of a small range, so the channel comes out exactly."""
     size, num_classes = 60, 6  # 60 is a multiple of every bound, so nothing is drawn again
     flips, targets = (grid.ravel().astype(np.uint64) for grid in np.mgrid[:size, :size])
-    monkeypatch.setattr(_random, "_RANGE", np.uint64(size))
-    threshold = int(_random.flip_threshold(epsilon, np.array([k]))[0])
+    monkeypatch.setattr(random_bits, "_RANGE", np.uint64(size))
+    threshold = int(random_bits.flip_threshold(epsilon, np.array([k]))[0])
     for rank in range(num_classes):
         queue = [flips.copy(), targets.copy()]
-        monkeypatch.setattr(_random, "uniform_integers", lambda n, rng, q=queue: q.pop(0))
-        drawn = _classes.draw_ranks(np.full(size**2, rank), np.full(size**2, k), epsilon, rng=None)
+        monkeypatch.setattr(random_bits, "uniform_integers", lambda n, rng, q=queue: q.pop(0))
+        drawn = classes.draw_ranks(np.full(size**2, rank), np.full(size**2, k), epsilon, rng=None)
         counts = np.bincount(drawn, minlength=num_classes)
         if rank >= k:
             expected = [size**2 // k] * k
@@ -72,10 +72,10 @@ def test_draw_ranks_draws_the_channel_of_its_threshold(monkeypatch, epsilon, k):
 
 
 def test_uniform_below_draws_again_beyond_the_last_multiple(monkeypatch):
-    monkeypatch.setattr(_random, "_RANGE", np.uint64(16))
+    monkeypatch.setattr(random_bits, "_RANGE", np.uint64(16))
     queue = [np.arange(16, dtype=np.uint64), np.array([15], np.uint64), np.array([7], np.uint64)]
-    monkeypatch.setattr(_random, "uniform_integers", lambda n, rng: queue.pop(0))
-    drawn = _random.uniform_below(np.full(16, 3), rng=None)
+    monkeypatch.setattr(random_bits, "uniform_integers", lambda n, rng: queue.pop(0))
+    drawn = random_bits.uniform_below(np.full(16, 3), rng=None)
     assert np.bincount(drawn[:15]).tolist() == [5, 5, 5]  # all of 0..14, which favours none
     assert drawn[15] == 7 % 3  # 15 was refused twice
     assert not queue
@@ -83,7 +83,7 @@ def test_uniform_below_draws_again_beyond_the_last_multiple(monkeypatch):
 
 def test_uniform_integers_fill_their_range():
     for rng in (None, np.random.default_rng(3)):
-        drawn = _random.uniform_integers(200_000, rng)
+        drawn = random_bits.uniform_integers(200_000, rng)
         assert drawn.dtype == np.uint64
         assert int(drawn.max()) < RANGE
         bits = (drawn[:, np.newaxis] >> np.arange(53, dtype=np.uint64)) & np.uint64(1)

@@ -16,8 +16,8 @@ from tf_labeldp.mechanisms import (
     RRTopK,
     RRWithPrior,
 )
-from tf_labeldp.mechanisms._base import LabelMechanism, deserialize, serialize
-from tf_labeldp.mechanisms._clusters import PriorResampling
+from tf_labeldp.mechanisms.base import LabelMechanism, deserialize, serialize
+from tf_labeldp.mechanisms.clusters import PriorResampling
 
 UNIFORM = np.full(4, 0.25)
 MAKERS = {

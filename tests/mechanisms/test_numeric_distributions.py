@@ -17,8 +17,8 @@ from tf_labeldp.mechanisms import (
     ExponentialMechanism,
     LaplaceMechanism,
     StaircaseMechanism,
-    _integer_noise,
-    _numbers,
+    integer_noise,
+    numbers,
 )
 
 DRAWS = 200_000
@@ -107,8 +107,8 @@ def test_over_two_values_the_clipped_noise_is_randomized_response():
     for name in DISCRETE:
         matrix = MECHANISMS[name](1.0, 0, 1).transition_matrix()
         np.testing.assert_allclose(matrix, [[keep, 1 - keep], [1 - keep, keep]], rtol=1e-14)
-    noise = _integer_noise.StaircaseNoise(0.7, 1, 1)
-    laplace = _integer_noise.LaplaceNoise(0.7, 1)
+    noise = integer_noise.StaircaseNoise(0.7, 1, 1)
+    laplace = integer_noise.LaplaceNoise(0.7, 1)
     x = np.arange(0.0, 20.0)
     np.testing.assert_allclose(noise.mass(x), laplace.mass(x), rtol=1e-12)
     np.testing.assert_allclose(noise.tail(x), laplace.tail(x), rtol=1e-12)
@@ -191,9 +191,9 @@ def test_the_density_integrates_to_the_cdf(name, epsilon):
 @pytest.mark.parametrize(
     "noise",
     [
-        _integer_noise.LaplaceNoise(0.8, 6),
-        _integer_noise.StaircaseNoise(0.8, 6, 2),
-        _integer_noise.StaircaseNoise(0.8, 6, 6),
+        integer_noise.LaplaceNoise(0.8, 6),
+        integer_noise.StaircaseNoise(0.8, 6, 2),
+        integer_noise.StaircaseNoise(0.8, 6, 6),
     ],
     ids=["laplace", "staircase", "one level a stair"],
 )
@@ -277,12 +277,12 @@ def test_draws_with_another_width_are_rejected(name, optimum, seeded, monkeypatc
     mechanism, edges = MECHANISMS[name](2.0, 0, 40), np.arange(0.0, 40.0)
     counts = noisy_counts(mechanism, 20, seeded(), edges)
     assert not disagree(counts, cell_probabilities(mechanism, 20, edges), 1e-6)
-    chosen = getattr(_numbers, optimum)
+    chosen = getattr(numbers, optimum)
     for other in (
         lambda *args: type(chosen(*args))(0.9 * chosen(*args)),
         lambda *args: type(chosen(*args))(1.1 * chosen(*args)),
     ):
-        monkeypatch.setattr(_numbers, optimum, other)
+        monkeypatch.setattr(numbers, optimum, other)
         assert disagree(counts, cell_probabilities(mechanism, 20, edges), 1e-6)
 
 

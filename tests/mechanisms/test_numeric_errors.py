@@ -7,7 +7,7 @@ import pytest
 from numeric_cases import CONTINUOUS, DISCRETE, MECHANISMS
 
 from tf_labeldp.mechanisms import ExponentialMechanism, RegressionMechanism
-from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism, deserialize, serialize
+from tf_labeldp.mechanisms.base import LabelMechanism, checked_mechanism, deserialize, serialize
 
 
 @pytest.fixture(params=MECHANISMS)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from numeric_cases import ADDITIVE, MECHANISMS
 
-from tf_labeldp.accounting._events import pure_dp_event
+from tf_labeldp.accounting.events import pure_dp_event
 from tf_labeldp.mechanisms import (
     StaircaseMechanism,
-    _integer_noise,
+    integer_noise,
 )
 
 EPSILONS = (0.1, 1.0, 4.0)
@@ -67,7 +67,7 @@ NOTHING = Fraction(1, 10**70)
 @pytest.mark.holds("mechanisms.DiscreteLaplaceMechanism", "mechanisms.LaplaceMechanism")
 def test_the_drawn_laplace_noise_is_epsilon_dp(epsilon, steps):
     """Its ratio over a shift by N is exp(N s / t), for the integers s and t that it draws with."""
-    decay = _integer_noise.decay_per_step(epsilon, steps)
+    decay = integer_noise.decay_per_step(epsilon, steps)
     assert decay * steps <= Fraction(epsilon)
     # From the other side: no privacy is given away either, and the formula stays true.
     assert decay * steps >= Fraction(epsilon) * (1 - Fraction(1, 2**50))
@@ -81,7 +81,7 @@ def drawn_staircase(noise):
     below = Fraction(noise.lower_threshold(), 1 << 53)
     rest = noise.steps - noise.first
     c = (below / rest) / ((1 - below) / noise.first) if rest else Fraction(1)
-    return c, _integer_noise.decay_per_step(noise.epsilon, 1)
+    return c, integer_noise.decay_per_step(noise.epsilon, 1)
 
 
 def weight(noise, c, x):
@@ -97,7 +97,7 @@ def test_the_drawn_staircase_noise_is_epsilon_dp(epsilon, steps):
     """Every pair of a small noise and its shift by up to N, for every width of the upper part."""
     limit = power_of_e(Fraction(epsilon))
     for first in range(1, steps + 1):
-        noise = _integer_noise.StaircaseNoise(epsilon, steps, first)
+        noise = integer_noise.StaircaseNoise(epsilon, steps, first)
         c, decay = drawn_staircase(noise)
         stair = power_of_e(decay)
         worst = Fraction(0)
@@ -114,7 +114,7 @@ def test_the_drawn_staircase_noise_is_epsilon_dp(epsilon, steps):
 def test_the_drawn_stairs_fall_by_at_most_epsilon(epsilon, steps):
     """e^-epsilon <= c <= 1, which is all that the argument needs of a wide range."""
     for first in {1, steps // 3 + 1, steps // 2, steps - 1}:
-        c, decay = drawn_staircase(_integer_noise.StaircaseNoise(epsilon, steps, first))
+        c, decay = drawn_staircase(integer_noise.StaircaseNoise(epsilon, steps, first))
         assert power_of_e(-Fraction(epsilon)) * (1 - NOTHING) <= c <= 1
         assert decay <= Fraction(epsilon)
     optimal = StaircaseMechanism(epsilon, 0.0, 1.0)._noise
@@ -126,17 +126,17 @@ def test_the_drawn_stairs_fall_by_at_most_epsilon(epsilon, steps):
 
 def test_a_threshold_one_lower_would_not_be_epsilon_dp(monkeypatch):
     """So the rounding is needed, and the tests above see it."""
-    noise = _integer_noise.StaircaseNoise(1.0, 8, 3)
+    noise = integer_noise.StaircaseNoise(1.0, 8, 3)
     right = noise.lower_threshold()
     limit = power_of_e(Fraction(-1))
     monkeypatch.setattr(
-        _integer_noise.StaircaseNoise, "lower_threshold", lambda self, t=right: t - 1
+        integer_noise.StaircaseNoise, "lower_threshold", lambda self, t=right: t - 1
     )
     assert drawn_staircase(noise)[0] < limit * (1 - NOTHING)
 
 
 def test_the_callers_decimal_precision_changes_nothing():
-    noise = _integer_noise.StaircaseNoise(0.1, 400, 190)
+    noise = integer_noise.StaircaseNoise(0.1, 400, 190)
     right = noise.lower_threshold()
     with decimal.localcontext() as context:
         context.prec, context.rounding = 3, decimal.ROUND_DOWN
@@ -151,7 +151,7 @@ def test_the_drawn_exponential_mechanism_is_half_epsilon_dp(epsilon, steps):
 
     The mechanism itself runs on 2^32 steps; nothing in the argument depends on their number.
     """
-    decay = _integer_noise.decay_per_step(0.5 * epsilon, steps)
+    decay = integer_noise.decay_per_step(0.5 * epsilon, steps)
     powers = [power_of_e(-decay * n) for n in range(steps + 1)]
     columns = []
     for label in range(steps + 1):
@@ -164,7 +164,7 @@ def test_the_drawn_exponential_mechanism_is_half_epsilon_dp(epsilon, steps):
 
 @pytest.mark.parametrize("epsilon", [1e-6, 0.1, 1.0, 2.0])
 def test_uniform_proposals_keep_within_what_bernoulli_exp_takes(epsilon):
-    decay = _integer_noise.decay_per_step(0.5 * epsilon, 2**32)
+    decay = integer_noise.decay_per_step(0.5 * epsilon, 2**32)
     assert 2**32 * decay.numerator <= decay.denominator <= 2**53
 
 

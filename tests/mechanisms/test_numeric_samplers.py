@@ -14,9 +14,9 @@ from tf_labeldp.mechanisms import (
     DiscreteStaircaseMechanism,
     LaplaceMechanism,
     StaircaseMechanism,
-    _integer_noise,
-    _numbers,
-    _random,
+    integer_noise,
+    numbers,
+    random_bits,
 )
 
 DRAWS = 200_000
@@ -44,7 +44,7 @@ def outcomes(sampler, monkeypatch, max_draws):
                 raise _Needs(int(bounds[0]))
             return np.array([left.pop(0)])
 
-        monkeypatch.setattr(_random, "uniform_below", next_draw)
+        monkeypatch.setattr(random_bits, "uniform_below", next_draw)
         try:
             result = sampler()
         except _Needs as needs:
@@ -62,7 +62,7 @@ def outcomes(sampler, monkeypatch, max_draws):
 def test_bernoulli_exp_is_exact(n, d, monkeypatch):
     """Stopped after some draws, the chance is the Taylor sum of e^(-n/d), term by term."""
     found = outcomes(
-        lambda: bool(_integer_noise.bernoulli_exp(np.array([n]), d, None)[0]), monkeypatch, 9
+        lambda: bool(integer_noise.bernoulli_exp(np.array([n]), d, None)[0]), monkeypatch, 9
     )
     ratio = Fraction(n, d)
     # A round takes two draws, one if k or d is 1, so nine draws are five rounds, or ten.
@@ -82,7 +82,7 @@ def test_bernoulli_exp_is_exact(n, d, monkeypatch):
 def test_geometric_draws_follow_their_mass(s, t, seeded, chi_square_rejects):
     decay = s / t
     cells = np.unique(np.floor(np.linspace(0.0, min(6.0 / decay, 1e4), 12)))  # where cells begin
-    drawn = _integer_noise.geometric(DRAWS, Fraction(s, t), seeded())
+    drawn = integer_noise.geometric(DRAWS, Fraction(s, t), seeded())
     assert drawn.dtype == np.int64 and drawn.min() >= 0
     which = np.searchsorted(cells, drawn, side="right") - 1
     counts = np.bincount(which, minlength=cells.size)
@@ -123,9 +123,9 @@ def test_draws_follow_opendps_discrete_laplace(seeded):
 @pytest.mark.parametrize(("width", "first"), [(1, 1), (5, 1), (5, 3), (5, 5), (40, 9)])
 def test_the_variance_of_a_staircase_is_its_sum(epsilon, width, first):
     x = np.arange(0.0, 80.0 * width / min(epsilon, 1.0))
-    mass = _integer_noise.StaircaseNoise(epsilon, width, first).mass(x)
+    mass = integer_noise.StaircaseNoise(epsilon, width, first).mass(x)
     expected = 2.0 * np.sum(mass * x**2)
-    got = float(_numbers.staircase_variance(epsilon, width, first))
+    got = float(numbers.staircase_variance(epsilon, width, first))
     assert got == pytest.approx(expected, rel=1e-10)
 
 
@@ -167,7 +167,7 @@ def test_gamma_stays_in_its_range(epsilon):
 def test_no_r_has_a_smaller_variance(epsilon, width):
     best = DiscreteStaircaseMechanism(epsilon, 0, width).r
     assert 1 <= best <= width
-    every = _numbers.staircase_variance(epsilon, width, np.arange(1, width + 1))
+    every = numbers.staircase_variance(epsilon, width, np.arange(1, width + 1))
     assert every[best - 1] <= every.min() * (1 + 1e-13)
     # It falls up to r and rises after it, which is why a window of widths is enough.
     rounding = 1e-13 * every.max()

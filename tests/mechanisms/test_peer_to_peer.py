@@ -11,13 +11,13 @@ from scipy import stats
 
 from tf_labeldp import PrivateLabels
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, peer_to_peer_guarantee
-from tf_labeldp.features._clusters import Clusters
+from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.mechanisms import (
     HistogramMechanism,
     PeerToPeerRandomizedResponse,
     RandomizedResponse,
 )
-from tf_labeldp.mechanisms._clusters import _flip_units, _report_units
+from tf_labeldp.mechanisms.clusters import _flip_units, _report_units
 
 REJECT = 1e-4
 """A right law is rejected with this probability, had the seed not been fixed."""

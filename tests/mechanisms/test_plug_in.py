@@ -11,8 +11,8 @@ import pytest
 
 from tf_labeldp import PrivacyBudget, PrivateLabels
 from tf_labeldp.accounting import BudgetExceededError, Charge
-from tf_labeldp.accounting._budget import compose_charges
-from tf_labeldp.accounting._events import pure_dp_event
+from tf_labeldp.accounting.budget import compose_charges
+from tf_labeldp.accounting.events import pure_dp_event
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
     ClassificationMechanism,
@@ -22,7 +22,7 @@ from tf_labeldp.mechanisms import (
     RegressionMechanism,
     RRTopK,
 )
-from tf_labeldp.mechanisms._base import _REGISTRY, deserialize, serialize
+from tf_labeldp.mechanisms.base import _REGISTRY, deserialize, serialize
 from tf_labeldp.vault import NoisyLabels, _draws
 
 K, N = 5, 200

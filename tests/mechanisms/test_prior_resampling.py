@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.mechanisms import Priors, RandomizedResponse, _random
-from tf_labeldp.mechanisms._clusters import PriorResampling, most_kept_units, prior_units, resample
+from tf_labeldp.mechanisms import Priors, RandomizedResponse, random_bits
+from tf_labeldp.mechanisms.clusters import PriorResampling, most_kept_units, prior_units, resample
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
 RANGE = 1 << 53
@@ -146,7 +146,7 @@ def test_resample_draws_the_channel_of_its_units(monkeypatch, kept, units, share
     ends = np.tile(np.cumsum(units), (int(groups.max()) + 1, 1))
     for label in range(classes):
         queue = [first.copy(), second.copy()]
-        monkeypatch.setattr(_random, "uniform_integers", lambda n, rng, q=queue: q.pop(0))
+        monkeypatch.setattr(random_bits, "uniform_integers", lambda n, rng, q=queue: q.pop(0))
         labels, keep = np.full(size**2, label), np.full(ends.shape[0], kept)
         noisy = resample(labels, keep, ends, groups, None)
         expected = [(size - kept) * u for u in units]
@@ -158,7 +158,7 @@ def test_resample_draws_the_channel_of_its_units(monkeypatch, kept, units, share
 def test_bisection_finds_the_class_of_every_unit(monkeypatch, classes):
     units = np.random.default_rng(classes).integers(1, 5, classes)
     every = np.arange(units.sum()).astype(np.uint64)
-    monkeypatch.setattr(_random, "uniform_integers", lambda n, rng: every.copy())
+    monkeypatch.setattr(random_bits, "uniform_integers", lambda n, rng: every.copy())
     zeros = np.zeros(every.size, np.int64)
     noisy = resample(zeros, np.array([0]), np.cumsum(units)[np.newaxis], zeros, None)
     np.testing.assert_array_equal(noisy, np.repeat(np.arange(classes), units))
@@ -243,7 +243,7 @@ def test_a_given_lambda_that_costs_too_much_is_refused_before_anything_is_drawn(
     def refuse(size, rng):
         raise AssertionError("drawn")
 
-    monkeypatch.setattr(_random, "uniform_integers", refuse)
+    monkeypatch.setattr(random_bits, "uniform_integers", refuse)
     epsilon = math.log1p((1.0 - 0.5) / (0.5 * 0.05))
     fits = PriorResampling(epsilon, 4, 0.5)
     assert fits.resampling_probabilities(PRIOR) == pytest.approx([0.5], rel=1e-6)

@@ -13,8 +13,8 @@ from tf_labeldp.mechanisms import (
     RandomizedResponse,
     RRTopK,
     RRWithPrior,
-    _classes,
-    _random,
+    classes,
+    random_bits,
 )
 
 DRAWS = 300_000
@@ -99,10 +99,10 @@ def test_many_bits_come_from_openssl_in_pieces(monkeypatch):
         return secure(size)
 
     monkeypatch.setattr(ssl, "RAND_bytes", counting)
-    monkeypatch.setattr(_random, "_PIECE_BYTES", 1 << 19)
-    assert len(_random.secure_bytes(_random._MANY_BYTES - 1)) == _random._MANY_BYTES - 1
+    monkeypatch.setattr(random_bits, "_PIECE_BYTES", 1 << 19)
+    assert len(random_bits.secure_bytes(random_bits._MANY_BYTES - 1)) == random_bits._MANY_BYTES - 1
     assert asked == []
-    drawn = _random.secure_bytes((1 << 20) + 5)
+    drawn = random_bits.secure_bytes((1 << 20) + 5)
     assert asked == [1 << 19, 1 << 19, 5] and len(drawn) == sum(asked)
     ones = int(np.unpackbits(np.frombuffer(drawn, np.uint8)).sum())
     assert abs(ones - 4 * len(drawn)) < 6 * np.sqrt(2 * len(drawn))
@@ -112,7 +112,7 @@ def test_many_bits_come_from_openssl_in_pieces(monkeypatch):
 @pytest.mark.parametrize("block", [1, 7, 50, 1 << 20])
 def test_blocks_of_rows_keep_draws_with_their_labels(monkeypatch, name, block):
     """At a huge epsilon a label inside its set comes back, wherever a block ends."""
-    monkeypatch.setattr(_random, "_BLOCK_ROWS", block)
+    monkeypatch.setattr(random_bits, "_BLOCK_ROWS", block)
     labels, prior = np.arange(50) % 3, np.array([0.4, 0.3, 0.2, 0.06, 0.04])
     mechanism = MECHANISMS[name](200.0)
     noisy = mechanism.randomize(labels, prior if mechanism.uses_priors else None)
@@ -139,7 +139,7 @@ def test_one_prior_for_all_equals_the_same_prior_for_each(name, seeded):
 @pytest.mark.parametrize("chunk", [1, 30, 1 << 20])
 def test_chunks_keep_labels_and_priors_together(monkeypatch, chunk, seeded):
     """At a huge epsilon a label inside its set comes back, wherever a chunk ends."""
-    monkeypatch.setattr(_classes, "_CHUNK_CELLS", chunk)
+    monkeypatch.setattr(classes, "_CHUNK_CELLS", chunk)
     n, num_classes, k = 1000, 10, 6
     rng = np.random.default_rng(9)
     priors, labels = rng.dirichlet(np.ones(num_classes), n), rng.integers(0, num_classes, n)
@@ -160,7 +160,7 @@ def test_chunks_keep_labels_and_priors_together(monkeypatch, chunk, seeded):
 @pytest.mark.parametrize("chunk", [1, 30])
 def test_chunks_keep_labels_and_set_sizes_together(monkeypatch, chunk, kind, seeded):
     """At a huge epsilon k* is the number of possible classes, which differs from row to row."""
-    monkeypatch.setattr(_classes, "_CHUNK_CELLS", chunk)
+    monkeypatch.setattr(classes, "_CHUNK_CELLS", chunk)
     labels, support = np.arange(400) % 8, np.random.default_rng(11).uniform(size=(400, 8)) < 0.5
     support[np.arange(400), labels] = True
     priors = support / support.sum(axis=1, keepdims=True)

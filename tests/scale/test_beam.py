@@ -34,7 +34,7 @@ from tf_labeldp.scale.beam import (  # noqa: E402
     _randomize_labels,
 )
 from tf_labeldp.vault import LabelStoreError, PrivateLabels, forget  # noqa: E402
-from tf_labeldp.vault._keyed_draws import KeyedRows, ReleaseKey, randomize_batch  # noqa: E402
+from tf_labeldp.vault.keyed_draws import KeyedRows, ReleaseKey, randomize_batch  # noqa: E402
 
 MECHANISM = RandomizedResponse(epsilon=1.0, num_classes=3)
 PAIRS = [(i, i % 3) for i in range(3000)]

@@ -24,10 +24,10 @@ from tf_labeldp.mechanisms import (
     RROnBins,
     RRTopK,
     RRWithPrior,
-    _random,
+    random_bits,
 )
 from tf_labeldp.scale import ReleaseKey, randomize_batch
-from tf_labeldp.vault import LabelStoreError, _keyed_draws
+from tf_labeldp.vault import LabelStoreError, keyed_draws
 
 KEY = bytes(range(32))
 PRIOR = np.array([0.5, 0.3, 0.15, 0.05])
@@ -86,13 +86,15 @@ def test_texts_have_blocks_of_their_own(texts, skipped):
 
     whole = pa.array(texts, pa.string())
     for ids in (whole, whole[skipped:], pa.chunked_array([whole[:2], whole[2:]])):
-        blocks = _keyed_draws._text_blocks(ids, bytes(32))
+        blocks = keyed_draws._text_blocks(ids, bytes(32))
         assert [one.tobytes() for one in blocks] == [block(text) for text in ids.to_pylist()]
     assert len(set(map(block, texts))) == len(set(texts))
 
 
 def test_rows_that_need_more_words_are_the_same_in_any_batch(monkeypatch):
-    monkeypatch.setattr(_random, "_RANGE", np.uint64(8))  # a third of the targets is drawn again
+    monkeypatch.setattr(
+        random_bits, "_RANGE", np.uint64(8)
+    )  # a third of the targets is drawn again
     labels = np.arange(300) % 4
     whole = draw(np.arange(300), labels)
     alone = [draw([i], labels[i : i + 1])[0] for i in range(300)]
@@ -134,7 +136,7 @@ def test_bad_rows_are_refused(ids, labels, error, message):
 
 def test_words_are_a_cbc_mac_of_id_label_and_place():
     secret = bytes(range(32))
-    rows = _keyed_draws.KeyedRows([7, -1], [2, 0], CASES[0][0], secret, "a")
+    rows = keyed_draws.KeyedRows([7, -1], [2, 0], CASES[0][0], secret, "a")
 
     def aes(block):
         return Cipher(algorithms.AES(rows._key), modes.ECB()).encryptor().update(block)
@@ -142,7 +144,7 @@ def test_words_are_a_cbc_mac_of_id_label_and_place():
     def xor(one, other):
         return bytes(a ^ b for a, b in zip(one, other, strict=True))
 
-    words = _keyed_draws._KeyedWords(rows._state, rows._key)
+    words = keyed_draws._KeyedWords(rows._state, rows._key)
     drawn = [words.integers(0, 1 << 53, 2) for _ in range(4)]
     for i, (name, label) in enumerate([((7, 0), 2.0), ((2**64 - 1, 1), 0.0)]):
         chain = aes(np.array(name, "<u8").tobytes())
@@ -217,7 +219,7 @@ def test_rows_of_a_release_stay_the_same(key):
 
     def rows(labels, start=0):
         ids = np.arange(start, start + len(labels))
-        return _keyed_draws.KeyedRows(ids, labels, CASES[0][0], key.secret, "a")
+        return keyed_draws.KeyedRows(ids, labels, CASES[0][0], key.secret, "a")
 
     whole = rows([0, 1, 2, 3]).fingerprint()
     key.bind_rows("a", 4, whole)
@@ -297,7 +299,7 @@ def test_a_vault_draws_rows_in_blocks(tmp_path, monkeypatch, by_group):
     budget = PrivacyBudget(2.0)
     made = vault(y, tmp_path / "store", budget=budget)
     whole = made.randomize(mechanism, priors=priors, key="a").values
-    monkeypatch.setattr(_random, "_BLOCK_ROWS", 2)
+    monkeypatch.setattr(random_bits, "_BLOCK_ROWS", 2)
     secret = ReleaseKey(tmp_path / "store" / "labels.key").secret
     np.testing.assert_array_equal(
         whole, randomize_batch(range(5), y, mechanism, secret, "vault/a", priors)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfx.types import artifact_utils, standard_artifacts
 
 from tf_labeldp.mechanisms import RandomizedResponse
-from tf_labeldp.mechanisms._base import serialize
+from tf_labeldp.mechanisms.base import serialize
 from tf_labeldp.scale import ReleaseKey, randomize_batch
 from tf_labeldp.scale.tfx import LabelRandomizer, PrivacyStatement, _Executor
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import _public_input
+from tf_labeldp.accounting import provenance as _public_input
 from tf_labeldp.vault import _draws
 
 

@@ -15,7 +15,7 @@ from _projection_solvers import AltConvStoppingAtNoise, StopAtNoise, accelerated
 import tf_labeldp as ldp
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.gradients import GradientOperator, project_onto_hull
-from tf_labeldp.gradients._hull import smooth_coefficients
+from tf_labeldp.gradients.hull import smooth_coefficients
 from tf_labeldp.training import (
     AltConv,
     Denoiser,

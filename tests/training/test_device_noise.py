@@ -13,7 +13,7 @@ import scipy.special
 import tensorflow as tf
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from tf_labeldp.mechanisms import _step_noise
+from tf_labeldp.mechanisms import step_noise
 from tf_labeldp.training import GaussianNoise
 
 SIZE = 1_000_000
@@ -53,7 +53,7 @@ def words(content: bytes) -> tf.Tensor:
 def test_blocks_are_those_of_rfc_8439(vector: int, jit: bool) -> None:
     key, nonce, counter, block = VECTORS[vector]
     make = tf.function(
-        lambda key, nonce: _step_noise.key_stream(key, nonce, counter, 1), jit_compile=jit
+        lambda key, nonce: step_noise.key_stream(key, nonce, counter, 1), jit_compile=jit
     )
     made = make(words(bytes.fromhex(key)), words(bytes.fromhex(nonce)))
     assert made.shape == (16, 1) and made.numpy()[:, 0].tobytes().hex() == block
@@ -65,7 +65,7 @@ def test_many_blocks_are_those_of_openssl() -> None:
         key, nonce = rng.bytes(32), rng.bytes(12)
         cipher = Cipher(algorithms.ChaCha20(key, bytes(4) + nonce), mode=None).encryptor()
         expected = np.frombuffer(cipher.update(bytes(64 * blocks)), "<u4").reshape(blocks, 16)
-        made = _step_noise.key_stream(words(key), words(nonce), 0, blocks)
+        made = step_noise.key_stream(words(key), words(nonce), 0, blocks)
         np.testing.assert_array_equal(made.numpy().T, expected)
 
 
@@ -100,7 +100,7 @@ def test_coordinates_and_steps_are_not_correlated() -> None:
 
 def test_numbers_are_box_and_muller_s_of_53_bits_to_rounding() -> None:
     key, nonce, blocks = np.arange(8), np.array([1, 2, 0]), 512
-    stream = _step_noise.key_stream(
+    stream = step_noise.key_stream(
         tf.constant(key, tf.uint32), tf.constant(nonce, tf.uint32), 0, blocks
     ).numpy()
     high, low, high_angle, low_angle = np.split(stream.astype(np.uint64), 4)
@@ -111,12 +111,12 @@ def test_numbers_are_box_and_muller_s_of_53_bits_to_rounding() -> None:
     uniform, angle = ((k.astype(np.float64) + 0.5) * 2.0**-53 for k in whole)
     radius = np.sqrt(-2.0 * np.log(uniform))
     expected = radius * np.stack([np.cos(2.0 * np.pi * angle), np.sin(2.0 * np.pi * angle)])
-    found = _step_noise._compiled(blocks)(tf.constant(key), tf.constant(nonce)).numpy()
+    found = step_noise._compiled(blocks)(tf.constant(key), tf.constant(nonce)).numpy()
     np.testing.assert_allclose(found, expected.ravel(), rtol=0.0, atol=1e-14)
 
 
 def test_uniform_numbers_reach_both_ends_and_never_zero() -> None:
-    ends = _step_noise._fraction(
+    ends = step_noise._fraction(
         tf.constant([0, 2**32 - 1], tf.uint32), tf.constant([2047, 2**32 - 1], tf.uint32)
     ).numpy()
     assert ends[0] == 2.0**-54 and 1.0 - 2.0**-53 <= ends[1] <= 1.0
@@ -125,15 +125,15 @@ def test_uniform_numbers_reach_both_ends_and_never_zero() -> None:
 def nonces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Returns the list that every key and nonce goes to from now on."""
     used: list[tuple[int, ...]] = []
-    original = _step_noise.DeviceNormal.key_and_nonce
+    original = step_noise.DeviceNormal.key_and_nonce
 
-    def recorded(self: _step_noise.DeviceNormal) -> Any:
+    def recorded(self: step_noise.DeviceNormal) -> Any:
         key, nonce = original(self)
         note = lambda k, n: used.append((*k.tolist(), *n.tolist()))  # noqa: E731
         with tf.control_dependencies([tf.numpy_function(note, [key, nonce], [])]):
             return tf.identity(key), nonce
 
-    monkeypatch.setattr(_step_noise.DeviceNormal, "key_and_nonce", recorded)
+    monkeypatch.setattr(step_noise.DeviceNormal, "key_and_nonce", recorded)
     return used
 
 
@@ -232,7 +232,7 @@ def test_what_a_statement_rests_on_can_not_be_set(name: str) -> None:
 
 def test_more_than_a_nonce_has_blocks_for_is_refused() -> None:
     with pytest.raises(ValueError, match="more than one nonce"):
-        _step_noise.DeviceNormal(None).draw(2**34 + 1)
+        step_noise.DeviceNormal(None).draw(2**34 + 1)
 
 
 def test_config_round_trip_and_a_source_that_is_none() -> None:

@@ -12,8 +12,8 @@ import scipy.special
 import scipy.stats
 import tensorflow as tf
 
-from tf_labeldp.mechanisms import _step_noise
-from tf_labeldp.mechanisms._step_noise import standard_normal
+from tf_labeldp.mechanisms import step_noise
+from tf_labeldp.mechanisms.step_noise import standard_normal
 from tf_labeldp.training import GaussianNoise, NoiseMechanism
 
 SIZE = 1_000_000
@@ -49,7 +49,7 @@ def test_secure_bits_have_the_same_law() -> None:
 def test_every_layer_and_the_tail_have_their_share() -> None:
     # The edges of the ziggurat, where a layer that is too high or too low would show itself.
     size = 4_000_000
-    edges = np.sort(np.concatenate([_step_noise._EDGE, -_step_noise._EDGE[:-1]]))
+    edges = np.sort(np.concatenate([step_noise._EDGE, -step_noise._EDGE[:-1]]))
     law = np.diff([0.0, *scipy.special.ndtr(edges), 1.0]) * size
     drawn = standard_normal(size, None)
 
@@ -62,19 +62,19 @@ def test_every_layer_and_the_tail_have_their_share() -> None:
 
 
 def test_beyond_the_last_layer_is_the_law_s_own_tail() -> None:
-    start = _step_noise._RIGHT
-    drawn = np.sort(_step_noise._tail(SIZE // 100))
+    start = step_noise._RIGHT
+    drawn = np.sort(step_noise._tail(SIZE // 100))
     law = 1.0 - scipy.special.ndtr(-drawn) / scipy.special.ndtr(-start)
     assert drawn[0] >= start
     assert scipy.stats.kstest(law, "uniform").pvalue > 1e-6
 
 
 def test_layers_have_one_area_and_end_at_the_top() -> None:
-    edge, height = _step_noise._EDGE, _step_noise._HEIGHT
+    edge, height = step_noise._EDGE, step_noise._HEIGHT
     areas = edge[1:-1] * np.diff(height)[1:]  # above the base, whose tail is drawn apart
-    np.testing.assert_allclose(areas, _step_noise._AREA, rtol=1e-8)
+    np.testing.assert_allclose(areas, step_noise._AREA, rtol=1e-8)
     base = edge[1] * height[1] + scipy.special.ndtr(-edge[1]) * np.sqrt(2.0 * np.pi)
-    assert abs(base / _step_noise._AREA - 1.0) < 1e-8
+    assert abs(base / step_noise._AREA - 1.0) < 1e-8
 
 
 def test_all_bits_are_those_of_openssl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_all_bits_are_those_of_openssl(monkeypatch: pytest.MonkeyPatch) -> None:
         return secure(size)
 
     monkeypatch.setattr(ssl, "RAND_bytes", counting)
-    size = 3 * _step_noise._BLOCK
+    size = 3 * step_noise._BLOCK
     first, second = standard_normal(size, None), standard_normal(size, None)
     assert sum(asked) >= 2 * 8 * size  # 64 bits each, and more near the edges
     assert not np.any(first == second)

@@ -26,7 +26,7 @@ from label_dp_cases import (
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import Charge, dp_sgd_charge, dp_sgd_guarantee, public_input
-from tf_labeldp.accounting._budget import compose_charges
+from tf_labeldp.accounting.budget import compose_charges
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
 from tf_labeldp.training import GaussianNoise, LabelDPModel, LabelDPOptimizer
 from tf_labeldp.training import _spending as spending_module

@@ -26,7 +26,7 @@ SETUP = textwrap.dedent(
     from tf_labeldp.training._private_step import PrivateStep
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
     from tf_labeldp.accounting import public_input
-    from tf_labeldp.accounting._public_input import _OF_WEIGHTS
+    from tf_labeldp.accounting.provenance import _OF_WEIGHTS
 
     x = np.random.default_rng(0).normal(size=(44, 3)).astype("float32")
     y = np.arange(44) % 4

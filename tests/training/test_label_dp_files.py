@@ -29,8 +29,9 @@ from label_dp_cases import (
 )
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import _public_input, _receipts, dp_sgd_guarantee, public_input
-from tf_labeldp.accounting._receipts import ReceiptError, compose_receipts
+from tf_labeldp.accounting import ReceiptError, dp_sgd_guarantee, public_input, receipts
+from tf_labeldp.accounting import provenance as _public_input
+from tf_labeldp.accounting.receipts import compose_receipts
 from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, PrivacySpent
 
 
@@ -199,8 +200,8 @@ def test_a_file_with_receipts_of_a_newer_version_is_refused(
 ) -> None:
     model, path = trained(), tmp_path / f"model{suffix}"
     with monkeypatch.context() as patch:
-        patch.setattr(_receipts, "FORMAT", _receipts.FORMAT + 1)
-        patch.setattr(_receipts, "__version__", "9.9")
+        patch.setattr(receipts, "FORMAT", receipts.FORMAT + 1)
+        patch.setattr(receipts, "__version__", "9.9")
         model.save(path) if suffix == ".keras" else model.save_weights(path)
     with pytest.raises(ValueError, match=r"written by tf-labeldp 9\.9.*Install the newer version"):
         if suffix == ".keras":

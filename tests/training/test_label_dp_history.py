@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget, dp_sgd_charge
-from tf_labeldp.accounting._budget import compose_charges
+from tf_labeldp.accounting.budget import compose_charges
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.training import LabelDPModel, LabelDPOptimizer

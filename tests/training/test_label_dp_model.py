@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.mechanisms._step_noise import standard_normal
+from tf_labeldp.mechanisms.step_noise import standard_normal
 from tf_labeldp.training import LabelDPModel, LabelDPOptimizer
 
 N, D, K, CLIP, RATE = 22, 3, 4, 0.4, 0.7

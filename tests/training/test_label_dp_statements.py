@@ -23,8 +23,9 @@ from label_dp_cases import (
     vault,
 )
 
-from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee, _public_input, dp_sgd_guarantee
-from tf_labeldp.accounting._dp_sgd import dp_sgd_assumptions
+from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee, dp_sgd_guarantee
+from tf_labeldp.accounting import provenance as _public_input
+from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
 from tf_labeldp.training import GaussianNoise, LabelDPModel, LabelDPOptimizer, SelfSpan
 from tf_labeldp.training import _spending as spending_module
 from tf_labeldp.vault import PrivateLabels

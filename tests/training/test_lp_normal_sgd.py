@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import dp_sgd_guarantee
-from tf_labeldp.mechanisms._step_noise import standard_normal
+from tf_labeldp.mechanisms.step_noise import standard_normal
 from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, SelfSpan
 
 N, D, K, LIPSCHITZ, SIGMA, RATE = 12, 3, 4, 8.0, 0.5, 0.2

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tf_labeldp as ldp
 from tf_labeldp.estimation import prior_from_logits
-from tf_labeldp.mechanisms._classes import top_k_members
+from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.training._multi_stage import priors_from_outputs
 
 

@@ -13,8 +13,9 @@ from label_dp_cases import DELTA, SIGMA, D, K, batches, codes, features, private
 from label_dp_cases import vault as vault_of
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import _public_input, dp_sgd_guarantee, public_input
-from tf_labeldp.accounting._events import dp_sgd_event
+from tf_labeldp.accounting import dp_sgd_guarantee, public_input
+from tf_labeldp.accounting import provenance as _public_input
+from tf_labeldp.accounting.events import dp_sgd_event
 from tf_labeldp.training import (
     Denoiser,
     GaussianNoise,

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.gradients._clip import Batch, Clip
-from tf_labeldp.gradients._per_example_clipping import PerExampleClipping
+from tf_labeldp.gradients.clip import Batch, Clip
+from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
 from tf_labeldp.training import (
     AltConv,
     GaussNewton,

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import PublicInput, ReceiptError, public_input
-from tf_labeldp.accounting._receipts import compose_receipts, merge_receipts
+from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts
 from tf_labeldp.keras_layers import LabelWeightedLoss
 
 N, D, K, DELTA = 60, 4, 3, 1e-3
@@ -340,7 +340,7 @@ def saved(tmp_path: Path) -> Path:
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in another process: no weights are known by their digests."""
-    from tf_labeldp.accounting import _public_input
+    from tf_labeldp.accounting import provenance as _public_input
 
     monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})
 

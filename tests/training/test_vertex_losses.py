@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp.gradients import GradientOperator
-from tf_labeldp.gradients._model_checks import per_example_loss
+from tf_labeldp.gradients.model_checks import per_example_loss
 from tf_labeldp.training._vertex_losses import TrainingPass, vertex_losses
 
 N, D, K = 5, 3, 4

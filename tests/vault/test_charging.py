@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
-from tf_labeldp.accounting._budget import compose_charges
+from tf_labeldp.accounting.budget import compose_charges
 from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
 from tf_labeldp.vault import PrivateLabels
 

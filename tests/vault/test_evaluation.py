@@ -12,7 +12,7 @@ from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, public_inp
 from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.mechanisms import HistogramMechanism, LaplaceMechanism, RandomizedResponse
 from tf_labeldp.vault import LabelRandomizer, PrivateLabels, select
-from tf_labeldp.vault._records import DrawSettingsError
+from tf_labeldp.vault.records import DrawSettingsError
 
 RNG = np.random.default_rng(5)
 N = 6000

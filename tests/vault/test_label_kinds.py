@@ -10,7 +10,7 @@ import pytest
 from tf_labeldp import PrivacyBudget, PrivateLabels
 from tf_labeldp.mechanisms import HistogramMechanism, LabelMomentMechanism
 from tf_labeldp.vault import Classes, LabelKind, Numbers, Rows
-from tf_labeldp.vault._label_kinds import kind_of_header
+from tf_labeldp.vault.label_kinds import kind_of_header
 
 # A kind, labels of it, and the arguments of a vault that make it.
 KINDS = {

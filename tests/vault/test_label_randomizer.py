@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.estimation._priors import histogram_prior, ordered_prior
+from tf_labeldp.estimation.priors import histogram_prior, ordered_prior
 from tf_labeldp.mechanisms import HistogramMechanism, LaplaceMechanism, RROnBins, optimal_bins
 from tf_labeldp.vault import LabelRandomizer, LabelStoreError, PrivateLabels
 
@@ -256,14 +256,14 @@ def test_a_stored_draw_survives_another_choice_among_equal_medians(tmp_path, mon
 
     monkeypatch.setattr("tf_labeldp.vault._label_randomizer.optimal_bins", tied((0, 0, 1, 1)))
     monkeypatch.setattr(
-        "tf_labeldp.vault._noisy_labels.ordered_prior", lambda *_: np.array([0.25] * 4)
+        "tf_labeldp.vault.noisy_labels.ordered_prior", lambda *_: np.array([0.25] * 4)
     )
     made = make(**arguments).randomize(randomizer)
     monkeypatch.setattr("tf_labeldp.vault._label_randomizer.optimal_bins", tied((0, 1, 1, 1)))
     with pytest.raises(LabelStoreError, match="not optimal"):
         make(**arguments).randomize(randomizer)
     monkeypatch.setattr(
-        "tf_labeldp.vault._noisy_labels.ordered_prior", lambda *_: np.array([0.5, 0.0, 0.0, 0.5])
+        "tf_labeldp.vault.noisy_labels.ordered_prior", lambda *_: np.array([0.5, 0.0, 0.0, 0.5])
     )
     again = make(**arguments).randomize(randomizer)
     np.testing.assert_array_equal(again.values, made.values)

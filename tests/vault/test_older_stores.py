@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import _public_input
+from tf_labeldp.accounting import provenance as _public_input
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse, RRWithPrior
 from tf_labeldp.scale import ReleaseKey
 from tf_labeldp.vault import LabelStoreError, PrivateLabels, forget
-from tf_labeldp.vault._ledger import Ledger
+from tf_labeldp.vault.ledger import Ledger
 
 OF_0_2 = pathlib.Path(__file__).parent / "of_0_2"
 LABELS = np.random.default_rng(2).integers(0, 3, 60)
@@ -96,7 +96,7 @@ def test_it_is_brought_to_the_present_format(old):
 def test_reading_it_without_labels_writes_nothing(old):
     before = contents(old)
     ledger = Ledger.of_store(old / "store")
-    stated = ldp.accounting._receipts.compose_receipts(ledger.receipts(), 1e-3)
+    stated = ldp.accounting.receipts.compose_receipts(ledger.receipts(), 1e-3)
     assert stated.epsilon == pytest.approx(EXPECTED["epsilon"], rel=TIGHTER)
     assert str(ledger.history()) == EXPECTED["history"]
     assert contents(old) == before

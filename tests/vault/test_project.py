@@ -17,8 +17,8 @@ from tf_labeldp.accounting import dp_sgd_charge
 from tf_labeldp.cli import main
 from tf_labeldp.scale import ReleaseKey
 from tf_labeldp.vault import LabelStoreError, forget
-from tf_labeldp.vault._ledger import Ledger
-from tf_labeldp.vault._records import DrawSettingsError
+from tf_labeldp.vault.ledger import Ledger
+from tf_labeldp.vault.records import DrawSettingsError
 
 VISITS, DRUGS = [0, 1] * 20, [1, 0, 1] * 10
 
@@ -347,7 +347,7 @@ class TestForget:
 
 _KILLED = """
 import os, pathlib, shutil, sys
-from tf_labeldp.vault import _store, forget
+from tf_labeldp.vault import store, forget
 left = [int(sys.argv[2])]
 def counted(real):
     def call(*args, **kwargs):

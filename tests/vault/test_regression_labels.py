@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.accounting._receipts import Histories
+from tf_labeldp.accounting.receipts import Histories
 from tf_labeldp.mechanisms import (
     ALIBI,
     ChannelMechanism,

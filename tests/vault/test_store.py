@@ -11,7 +11,7 @@ import types
 import numpy as np
 import pytest
 
-from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, _receipts
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, receipts
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse, RRTopK, RRWithPrior
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
@@ -340,7 +340,7 @@ def test_a_clock_that_goes_backwards_changes_no_order(make, response, store, mon
             return cls.fromisoformat(next(clock)).replace(tzinfo=tz)
 
     patched = types.SimpleNamespace(datetime=Clock, timezone=datetime.timezone)
-    monkeypatch.setattr(_receipts, "datetime", patched)
+    monkeypatch.setattr(receipts, "datetime", patched)
     for number, epsilon in enumerate((0.25, 0.5, 0.75)):
         labels.randomize(response(epsilon), key=f"draw-{number}")
     for known in (labels, make(epsilon=2.0, store=store)):

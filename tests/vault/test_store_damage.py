@@ -12,7 +12,7 @@ import shutil
 import numpy as np
 import pytest
 
-from tf_labeldp.accounting._receipts import Receipt
+from tf_labeldp.accounting import Receipt
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
 

@@ -1,22 +1,22 @@
 """Guarantees, budgets, and every translation to ``dp_accounting``; loads no TensorFlow."""
 
 from tf_labeldp.accounting._annotations import Private, Public, Setting
-from tf_labeldp.accounting._budget import (
+from tf_labeldp.accounting._guarantee import Assumption, PrivacyGuarantee
+from tf_labeldp.accounting.budget import (
     BudgetExceededError,
     Charge,
     PrivacyBudget,
     group_privacy,
     item_budget_for_group,
 )
-from tf_labeldp.accounting._dp_sgd import (
+from tf_labeldp.accounting.dp_sgd import (
     calibrate_noise_multiplier,
     dp_sgd_charge,
     dp_sgd_guarantee,
 )
-from tf_labeldp.accounting._guarantee import Assumption, PrivacyGuarantee
-from tf_labeldp.accounting._peer_to_peer import peer_to_peer_guarantee
-from tf_labeldp.accounting._public_input import PublicInput, public_input
-from tf_labeldp.accounting._receipts import Receipt, ReceiptError
+from tf_labeldp.accounting.peer_to_peer import peer_to_peer_guarantee
+from tf_labeldp.accounting.provenance import PublicInput, public_input
+from tf_labeldp.accounting.receipts import Receipt, ReceiptError
 
 __all__ = [
     "Assumption",

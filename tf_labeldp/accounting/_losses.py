@@ -34,7 +34,7 @@ from scipy import fft, signal
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._added_events import AddedDeltaDpEvent, LabelDistanceDpEvent
-from tf_labeldp.accounting._events import pure_dp_event, randomized_response_event
+from tf_labeldp.accounting.events import pure_dp_event, randomized_response_event
 
 _NEIGHBOURS = {"replace_label": "REPLACE_ONE", "add_or_remove": "ADD_OR_REMOVE_ONE"}
 """Names of relations in ``dp_accounting``."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_labeldp.accounting._gaussian import gaussian_epsilon
+from tf_labeldp.accounting.gaussian import gaussian_epsilon
 
 _SHARES = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01)
 """Of the canaries, surest first, that are guessed; the confidence is split among these."""

@@ -17,7 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from tf_labeldp.accounting import Assumption, PrivacyBudget, PrivacyGuarantee
-from tf_labeldp.accounting._budget import default_delta
+from tf_labeldp.accounting.budget import default_delta
 from tf_labeldp.cli._console import CommandError, load_tensorflow, say
 from tf_labeldp.estimation import prior_from_logits
 from tf_labeldp.mechanisms import RRWithPrior

@@ -26,8 +26,8 @@ from pyarrow import csv, parquet, types
 
 from tf_labeldp.cli._console import CommandError, drop_rest
 from tf_labeldp.cli._tables import STREAM, SUFFIXES, format_of, is_table_name
-from tf_labeldp.vault._noisy_labels import IN_FOLDER, STATEMENT_SUFFIX
-from tf_labeldp.vault._records import give_name
+from tf_labeldp.vault.noisy_labels import IN_FOLDER, STATEMENT_SUFFIX
+from tf_labeldp.vault.records import give_name
 
 MADE_BY = "tf-labeldp"
 """The beginning of the entry ``made_by`` of a statement."""

@@ -30,8 +30,8 @@ from tf_labeldp._version import __version__
 from tf_labeldp.accounting import Assumption
 from tf_labeldp.cli import _outputs, _tables, _tasks
 from tf_labeldp.cli._console import CommandError, one_line, say
-from tf_labeldp.vault._noisy_labels import sealed, table_arrays
-from tf_labeldp.vault._records import publish
+from tf_labeldp.vault.noisy_labels import sealed, table_arrays
+from tf_labeldp.vault.records import publish
 
 _ROWS = 1 << 18
 """Rows that are written at once."""

@@ -24,11 +24,11 @@ from tf_labeldp import _validate, mechanisms
 from tf_labeldp.accounting import Assumption, BudgetExceededError, PrivacyBudget
 from tf_labeldp.cli import _tables
 from tf_labeldp.cli._console import CommandError, explained
-from tf_labeldp.mechanisms._base import Mechanism, serialize
-from tf_labeldp.mechanisms._classes import top_k_members
+from tf_labeldp.mechanisms.base import Mechanism, serialize
+from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.vault import LabelRandomizer, LabelStoreError, NoisyLabels, PrivateLabels
-from tf_labeldp.vault._records import DrawSettingsError
-from tf_labeldp.vault._store import budget_for_store
+from tf_labeldp.vault.records import DrawSettingsError
+from tf_labeldp.vault.store import budget_for_store
 
 _ASSUMPTIONS = (
     Assumption(

@@ -11,11 +11,11 @@ import pyarrow as pa
 from pyarrow import csv, parquet, types
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.accounting._budget import default_delta
+from tf_labeldp.accounting.budget import default_delta
 from tf_labeldp.cli import _tables
 from tf_labeldp.cli._console import CommandError, explained, load_tensorflow, say
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
-from tf_labeldp.vault._store import budget_for_store
+from tf_labeldp.vault.store import budget_for_store
 
 
 def run(args: argparse.Namespace) -> int:

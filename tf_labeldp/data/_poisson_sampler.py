@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tf_labeldp.mechanisms import _random
+from tf_labeldp.mechanisms import random_bits
 
 _MODE_BITS = 192
 """Bits of the most likely count's weight; counts that are 2^-192 as likely get the smallest one."""
@@ -106,7 +106,7 @@ def uniform_subset(size: int, bound: int, rng: np.random.Generator | None) -> np
         return np.flatnonzero(inside)
     found = np.zeros(0, np.int64)
     while found.size < size:
-        more = _random.uniform_below(np.full(size - found.size, bound), rng)
+        more = random_bits.uniform_below(np.full(size - found.size, bound), rng)
         found = np.sort(np.concatenate([found, more]))
         found = found[np.diff(found, prepend=-1) > 0]  # np.unique takes much longer
     return found

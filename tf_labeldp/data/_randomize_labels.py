@@ -20,7 +20,7 @@ from tf_labeldp.accounting import (
     PublicInput,
     public_input,
 )
-from tf_labeldp.accounting._receipts import Receipts
+from tf_labeldp.accounting.receipts import Receipts
 from tf_labeldp.data._elements import (
     LabelSlot,
     check_label_spec,
@@ -31,10 +31,10 @@ from tf_labeldp.data._elements import (
     replace_labels,
 )
 from tf_labeldp.mechanisms import ALIBI, PeerToPeerRandomizedResponse, Priors
-from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, checked_mechanism
+from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, checked_mechanism
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
-from tf_labeldp.vault._private_labels import Randomizer
-from tf_labeldp.vault._store import budget_for_store
+from tf_labeldp.vault.private_labels import Randomizer
+from tf_labeldp.vault.store import budget_for_store
 
 _ASSUMPTIONS = (
     Assumption(

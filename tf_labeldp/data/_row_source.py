@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_labeldp.features._reader import as_rows, check_lengths, check_numbers, map_parts, take_rows
+from tf_labeldp.features.reader import as_rows, check_lengths, check_numbers, map_parts, take_rows
 
 
 class RowSource:

@@ -13,21 +13,16 @@ from importlib import metadata
 from typing import Any
 
 from tf_labeldp._version import __version__
-from tf_labeldp.accounting import PrivacyGuarantee, Setting
-from tf_labeldp.accounting._receipts import (
-    Receipt,
-    compose_receipts,
-    merge_receipts,
-    timestamp,
-)
+from tf_labeldp.accounting import PrivacyGuarantee, Receipt, Setting
+from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts, timestamp
 from tf_labeldp.audit import AuditResult, LabelInference, audit_mechanism
 from tf_labeldp.dossier._verify import Published, brief, verdict, verify_against
-from tf_labeldp.mechanisms._base import deserialize
+from tf_labeldp.mechanisms.base import deserialize
 from tf_labeldp.vault import LabelStoreError
-from tf_labeldp.vault._label_kinds import kind_of_header
-from tf_labeldp.vault._ledger import UNNAMED, Ledger
-from tf_labeldp.vault._records import Record
-from tf_labeldp.vault._store import LabelStore
+from tf_labeldp.vault.label_kinds import kind_of_header
+from tf_labeldp.vault.ledger import UNNAMED, Ledger
+from tf_labeldp.vault.records import Record
+from tf_labeldp.vault.store import LabelStore
 
 _LIBRARIES = ("dp-accounting", "keras", "numpy", "opendp", "scipy", "tensorflow")
 _FLAGS = ("seeded", "metrics_reported", "sample_weights")

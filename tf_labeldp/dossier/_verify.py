@@ -13,19 +13,18 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp.accounting import PrivacyGuarantee, public_input
-from tf_labeldp.accounting._public_input import (
+from tf_labeldp.accounting.provenance import (
     array_digest,
     layers_of,
     own_weights,
     weight_digests,
 )
-from tf_labeldp.accounting._receipts import Receipts, merge_receipts
+from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.mechanisms import PeerToPeerRandomizedResponse
 from tf_labeldp.vault import NoisyLabels, guarantee, load_model
-from tf_labeldp.vault._draws import compact
-from tf_labeldp.vault._ledger import Ledger
-from tf_labeldp.vault._noisy_labels import STATEMENT_SUFFIX
-from tf_labeldp.vault._records import is_charged
+from tf_labeldp.vault.ledger import Ledger
+from tf_labeldp.vault.noisy_labels import STATEMENT_SUFFIX
+from tf_labeldp.vault.records import compact, is_charged
 
 _STATEMENT_OF_MODEL = "privacy.json"
 _BLOCK = 1 << 20

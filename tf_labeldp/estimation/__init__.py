@@ -2,6 +2,6 @@
 
 from tf_labeldp.estimation._debiased import debiased
 from tf_labeldp.estimation._posterior import posterior
-from tf_labeldp.estimation._priors import prior_from_logits, sharpen_prior
+from tf_labeldp.estimation.priors import prior_from_logits, sharpen_prior
 
 __all__ = ["debiased", "posterior", "prior_from_logits", "sharpen_prior"]

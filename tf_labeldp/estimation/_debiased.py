@@ -16,11 +16,11 @@ from tf_labeldp.mechanisms import (
     PeerToPeerRandomizedResponse,
     RROnBins,
 )
-from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism
-from tf_labeldp.mechanisms._classes import SetResponse, row_chunks, top_k_members
-from tf_labeldp.mechanisms._clusters import PriorResampling, checked_bias_correction
-from tf_labeldp.mechanisms._numbers import AdditiveMechanism
-from tf_labeldp.mechanisms._priors import PriorRows
+from tf_labeldp.mechanisms.base import LabelMechanism, checked_mechanism
+from tf_labeldp.mechanisms.classes import SetResponse, row_chunks, top_k_members
+from tf_labeldp.mechanisms.clusters import PriorResampling, checked_bias_correction
+from tf_labeldp.mechanisms.numbers import AdditiveMechanism
+from tf_labeldp.mechanisms.priors import PriorRows
 
 _MAX_CONDITION = 1e12
 

@@ -9,9 +9,9 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public
 from tf_labeldp.mechanisms import ALIBI, ClassificationMechanism, Priors, RegressionMechanism
-from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism
-from tf_labeldp.mechanisms._classes import row_chunks
-from tf_labeldp.mechanisms._priors import PriorRows
+from tf_labeldp.mechanisms.base import LabelMechanism, checked_mechanism
+from tf_labeldp.mechanisms.classes import row_chunks
+from tf_labeldp.mechanisms.priors import PriorRows
 
 
 def posterior(

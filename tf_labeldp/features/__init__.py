@@ -1,9 +1,9 @@
 """Public features: feature maps and clusters; loads neither TensorFlow nor Keras."""
 
-from tf_labeldp.features._clusters import denoise_labels, find_clusters
 from tf_labeldp.features._neighbour_smoothing import NeighbourSmoothing
 from tf_labeldp.features._patch_dictionary import PatchDictionary
 from tf_labeldp.features._random_fourier import RandomFourierFeatures
+from tf_labeldp.features.clusters import denoise_labels, find_clusters
 
 __all__ = [
     "NeighbourSmoothing",

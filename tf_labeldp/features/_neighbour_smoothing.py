@@ -14,8 +14,8 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp._progress import Progress
 from tf_labeldp.accounting import Public, Setting
-from tf_labeldp.features._estimator import FeatureMap, keras_model, note_release, with_encoder
-from tf_labeldp.features._reader import FeatureRows, checked_finite
+from tf_labeldp.features.estimator import FeatureMap, keras_model, note_release, with_encoder
+from tf_labeldp.features.reader import FeatureRows, checked_finite
 
 _Self = TypeVar("_Self", bound="NeighbourSmoothing")
 _BLOCK = 4096

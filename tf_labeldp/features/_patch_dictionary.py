@@ -14,8 +14,8 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
-from tf_labeldp.features._estimator import FeatureMap, note_release
-from tf_labeldp.features._reader import collected, is_dataset
+from tf_labeldp.features.estimator import FeatureMap, note_release
+from tf_labeldp.features.reader import collected, is_dataset
 
 _Self = TypeVar("_Self", bound="PatchDictionary")
 _BLOCK_BYTES = 2**21

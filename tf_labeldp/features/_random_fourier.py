@@ -11,8 +11,8 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
-from tf_labeldp.features._estimator import FeatureMap, input_names, keras_model, note_release
-from tf_labeldp.features._reader import table_columns
+from tf_labeldp.features.estimator import FeatureMap, input_names, keras_model, note_release
+from tf_labeldp.features.reader import table_columns
 
 _Self = TypeVar("_Self", bound="RandomFourierFeatures")
 _PAIRS = 2048

@@ -11,11 +11,11 @@ from sklearn.utils import _safe_indexing
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyBudget, Private, Public, Setting, public_input
-from tf_labeldp.accounting._budget import default_delta
-from tf_labeldp.accounting._receipts import compose_receipts, merge_receipts
+from tf_labeldp.accounting.budget import default_delta
+from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
-from tf_labeldp.features._estimator import FeatureMap
-from tf_labeldp.features._reader import column_names, is_dataset, table_columns
+from tf_labeldp.features.estimator import FeatureMap
+from tf_labeldp.features.reader import column_names, is_dataset, table_columns
 from tf_labeldp.front_door._recommend import recommend
 from tf_labeldp.heads import (
     BootstrappedHead,
@@ -23,13 +23,13 @@ from tf_labeldp.heads import (
     PrivatePoissonRegression,
     PrivateRidge,
 )
-from tf_labeldp.heads._label_source import (
+from tf_labeldp.heads.label_source import (
     kind_arguments,
     raw_digests,
     refuse_worker_processes,
     with_other_fits,
 )
-from tf_labeldp.heads._one_release_head import Head
+from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.mechanisms import MetricMechanism
 from tf_labeldp.vault import PrivateLabels
 

@@ -11,13 +11,13 @@ from sklearn.model_selection import ParameterGrid
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Charge, Private, Public, public_input
-from tf_labeldp.accounting._events import gaussian_event, pure_dp_event
-from tf_labeldp.accounting._gaussian import gaussian_share, gaussian_sigma
-from tf_labeldp.accounting._receipts import merge_receipts
+from tf_labeldp.accounting.events import gaussian_event, pure_dp_event
+from tf_labeldp.accounting.gaussian import gaussian_share, gaussian_sigma
+from tf_labeldp.accounting.receipts import merge_receipts
 from tf_labeldp.front_door._estimators import predictions_for_metrics, rows_of
-from tf_labeldp.heads._one_release_head import Head
+from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.vault import PrivateLabels
-from tf_labeldp.vault._evaluation import release_choice, selection_mechanism
+from tf_labeldp.vault.evaluation import release_choice, selection_mechanism
 
 _FREE = frozenset(["penalty"])
 """Arguments that come after the release: fits that differ in them alone share one."""

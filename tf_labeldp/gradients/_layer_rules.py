@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_labeldp.gradients._clip import Coordinates, by_row, in_coordinates, zero_where
+from tf_labeldp.gradients.clip import Coordinates, by_row, in_coordinates, zero_where
 
 FLOAT_BYTES = 4
 _EPSILON = 2.0**-52  # of float64

@@ -11,8 +11,6 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Setting
 
-PRODUCTS = ("double_backward", "forward")
-
 
 class GradientOperator:
     """The matrix ``G`` (d, n K) of gradients of n examples for each of K labels.
@@ -62,17 +60,19 @@ class GradientOperator:
         [[ 3.33 -1.67 -1.67]]
     """
 
+    PRODUCTS = ("double_backward", "forward")
+
     def __init__(
         self,
         losses: Setting[Callable[[], tf.Tensor]],
         variables: Setting[Sequence[Any]],
         *,
         scales: Setting[Any] = None,
-        products: str = PRODUCTS[0],
+        products: str = "double_backward",
     ) -> None:
         if not callable(losses):
             raise TypeError(f"losses must be a callable, got {type(losses).__name__}.")
-        self._forward = _validate.one_of("products", products, PRODUCTS) == "forward"
+        self._forward = _validate.one_of("products", products, self.PRODUCTS) == "forward"
         self._losses = losses
         self._variables = [_plain_variable(variable) for variable in variables]
         if not self._variables:
@@ -135,7 +135,7 @@ class GradientOperator:
             except (ValueError, LookupError) as error:
                 raise ValueError(
                     "TensorFlow's forward mode cannot pass through these losses; it fails in loops "
-                    f"such as a recurrent layer's. Use products={PRODUCTS[0]!r}."
+                    f"such as a recurrent layer's. Use products={self.PRODUCTS[0]!r}."
                 ) from error
         else:
             products = self._transposed_tape.gradient(

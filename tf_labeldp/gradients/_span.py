@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Setting
-from tf_labeldp.gradients._hull import mask_column
 from tf_labeldp.gradients._operator import GradientOperator, dot, flat_target, flatten, unflatten
+from tf_labeldp.gradients.hull import mask_column
 
 
 class SpanProjection(NamedTuple):

@@ -12,18 +12,18 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, public_input
-from tf_labeldp.accounting._gaussian import gaussian_share
-from tf_labeldp.accounting._public_input import bare
-from tf_labeldp.accounting._receipts import Receipts, merge_receipts
-from tf_labeldp.features._reader import FeatureRows
+from tf_labeldp.accounting.gaussian import gaussian_share
+from tf_labeldp.accounting.provenance import bare
+from tf_labeldp.accounting.receipts import Receipts, merge_receipts
+from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
-from tf_labeldp.heads._one_release_head import Head
 from tf_labeldp.heads._prior_randomizer import _DRAW_PAYS, teacher_labels
+from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.mechanisms import InformativeRR, Priors
-from tf_labeldp.mechanisms._base import Mechanism
+from tf_labeldp.mechanisms.base import Mechanism
 from tf_labeldp.vault import PrivateLabels
-from tf_labeldp.vault._model_history import counted_training
-from tf_labeldp.vault._records import npz, publish
+from tf_labeldp.vault.model_history import counted_training
+from tf_labeldp.vault.records import npz, publish
 
 _Self = TypeVar("_Self", bound="BootstrappedHead")
 _MARGIN = 1e-5
@@ -182,7 +182,7 @@ class BootstrappedHead(Head):
     def _heads(
         self, num_rows: int, labels: PrivateLabels, receipts: Receipts
     ) -> list[PrivateLogisticRegression]:
-        from tf_labeldp.self_supervised._training import built_network
+        from tf_labeldp.self_supervised.training import built_network
 
         if not isinstance(labels, PrivateLabels):
             raise TypeError(

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp.heads import _ridge_path
-from tf_labeldp.heads._one_release_head import OneReleaseHead
-from tf_labeldp.heads._public_rows import PublicRows
+from tf_labeldp.heads.one_release_head import OneReleaseHead
+from tf_labeldp.heads.public_rows import PublicRows
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind
 

@@ -9,14 +9,14 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, Setting, public_input
-from tf_labeldp.accounting._receipts import merge_receipts
-from tf_labeldp.estimation._priors import histogram_prior
+from tf_labeldp.accounting.receipts import merge_receipts
+from tf_labeldp.estimation.priors import histogram_prior
 from tf_labeldp.features import find_clusters
-from tf_labeldp.features._clusters import Clusters, checked_clusters
-from tf_labeldp.features._estimator import keras_model, note_release, with_encoder
-from tf_labeldp.features._reader import collected, is_dataset
-from tf_labeldp.heads._label_source import LabelSource, raw_digests
-from tf_labeldp.heads._one_release_head import Head
+from tf_labeldp.features.clusters import Clusters, checked_clusters
+from tf_labeldp.features.estimator import keras_model, note_release, with_encoder
+from tf_labeldp.features.reader import collected, is_dataset
+from tf_labeldp.heads.label_source import LabelSource, raw_digests
+from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.mechanisms import HistogramMechanism
 from tf_labeldp.vault import LabelKind
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tf_labeldp.heads import _ridge_path
 from tf_labeldp.heads._logistic import LikelihoodHead
-from tf_labeldp.heads._public_rows import PublicRows
+from tf_labeldp.heads.public_rows import PublicRows
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind
 

@@ -15,15 +15,15 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, PublicInput, Setting, public_input
-from tf_labeldp.accounting._receipts import Receipts
+from tf_labeldp.accounting.receipts import Receipts
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
-from tf_labeldp.heads._one_release_head import OneReleaseHead
+from tf_labeldp.heads.one_release_head import OneReleaseHead
 from tf_labeldp.mechanisms import InformativeRR, PriorMechanism, Priors, RRWithPrior
-from tf_labeldp.mechanisms._base import Mechanism, settings
-from tf_labeldp.mechanisms._classes import top_k_members
+from tf_labeldp.mechanisms.base import Mechanism, settings
+from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.vault import Classes, NoisyLabels, PrivateLabels
-from tf_labeldp.vault._private_labels import Randomizer
-from tf_labeldp.vault._records import DrawSettingsError
+from tf_labeldp.vault.private_labels import Randomizer
+from tf_labeldp.vault.records import DrawSettingsError
 
 _DRAW_PAYS = 2.5
 """The epsilon from which noisy labels are worth more than a larger release."""

@@ -1,37 +1,37 @@
 """All code that sees a label: one contract, one file per kind of output; loads no TensorFlow.
 
-Randomized response flips in ``_classes``, by the bits of ``_random``. Exact noise on labels and
-statistics is drawn in ``_integer_noise``, and the noise of training steps in ``_step_noise``.
+Randomized response flips in ``classes``, by the bits of ``random_bits``. Exact noise on labels and
+statistics is drawn in ``integer_noise``, and the noise of training steps in ``step_noise``.
 """
 
 from tf_labeldp.mechanisms._alibi import ALIBI
-from tf_labeldp.mechanisms._base import (
+from tf_labeldp.mechanisms._bins import ChannelMechanism, RROnBins
+from tf_labeldp.mechanisms._check import check_mechanism
+from tf_labeldp.mechanisms._histogram import HistogramMechanism
+from tf_labeldp.mechanisms._label_moments import LabelMomentMechanism
+from tf_labeldp.mechanisms._optimal_bins import optimal_bins
+from tf_labeldp.mechanisms.base import (
     AggregateMechanism,
     ClassificationMechanism,
     RegressionMechanism,
 )
-from tf_labeldp.mechanisms._bins import ChannelMechanism, RROnBins
-from tf_labeldp.mechanisms._check import check_mechanism
-from tf_labeldp.mechanisms._classes import (
+from tf_labeldp.mechanisms.classes import (
     InformativeRR,
     PriorMechanism,
     RandomizedResponse,
     RRTopK,
     RRWithPrior,
 )
-from tf_labeldp.mechanisms._clusters import PeerToPeerRandomizedResponse
-from tf_labeldp.mechanisms._histogram import HistogramMechanism
-from tf_labeldp.mechanisms._label_moments import LabelMomentMechanism
-from tf_labeldp.mechanisms._metrics import MetricMechanism, SelectionMechanism
-from tf_labeldp.mechanisms._numbers import (
+from tf_labeldp.mechanisms.clusters import PeerToPeerRandomizedResponse
+from tf_labeldp.mechanisms.metrics import MetricMechanism, SelectionMechanism
+from tf_labeldp.mechanisms.numbers import (
     DiscreteLaplaceMechanism,
     DiscreteStaircaseMechanism,
     ExponentialMechanism,
     LaplaceMechanism,
     StaircaseMechanism,
 )
-from tf_labeldp.mechanisms._optimal_bins import optimal_bins
-from tf_labeldp.mechanisms._priors import Priors
+from tf_labeldp.mechanisms.priors import Priors
 
 __all__ = [
     "ALIBI",

@@ -11,20 +11,20 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public
-from tf_labeldp.mechanisms import _integer_noise, _random
-from tf_labeldp.mechanisms._base import LabelMechanism, checked_output
-from tf_labeldp.mechanisms._classes import row_chunks
-from tf_labeldp.mechanisms._random import Rng
+from tf_labeldp.mechanisms import integer_noise, random_bits
+from tf_labeldp.mechanisms.base import LabelMechanism, checked_output
+from tf_labeldp.mechanisms.classes import row_chunks
+from tf_labeldp.mechanisms.random_bits import Rng
 
-_LEAST_EPSILON = {"laplace": _integer_noise.MIN_EPSILON, "gaussian": 1e-3}
+_LEAST_EPSILON = {"laplace": integer_noise.MIN_EPSILON, "gaussian": 1e-3}
 _LARGEST_EPSILON = 1e6
-_LAPLACE_UNIT = _integer_noise.MAX_STEPS // 2
+_LAPLACE_UNIT = integer_noise.MAX_STEPS // 2
 _FINEST_UNIT = 1 << 40
 """At this many grid steps in a unit, sigma of every epsilon here is above ``MAX_SIGMA``."""
 
 
 @dataclasses.dataclass(frozen=True)
-class ALIBI(_integer_noise.FrozenWithNoise, LabelMechanism):
+class ALIBI(integer_noise.FrozenWithNoise, LabelMechanism):
     """Adds independent noise to every entry of every one-hot label.
 
     The noisy rows are neither probabilities nor one-hot. Train on them with
@@ -89,7 +89,7 @@ class ALIBI(_integer_noise.FrozenWithNoise, LabelMechanism):
         """Returns noisy one-hot rows, ``float32`` (n, K), of either sign; ``public`` is None."""
         self._refuse_public(public)
         if rng is not None:  # also where there is nothing to draw
-            _random.checked_generator(rng)
+            random_bits.checked_generator(rng)
         classes = _validate.class_indices("labels", labels, self.num_classes)
         instead = "Use RandomizedResponse, whose noisy labels are one number each."
         _validate.check_size("noisy rows", (classes.size, self.num_classes), instead)
@@ -109,10 +109,10 @@ class ALIBI(_integer_noise.FrozenWithNoise, LabelMechanism):
             # A shift by one unit changes a probability by at most e^(epsilon / 2), and two entries
             # move.
             unit = _LAPLACE_UNIT
-            drawn = _integer_noise.LaplaceNoise(self.epsilon, 2 * unit).draw(size, rng)
+            drawn = integer_noise.LaplaceNoise(self.epsilon, 2 * unit).draw(size, rng)
         else:
             unit, sigma = _gaussian_grid(self.epsilon, self.delta)
-            drawn = _integer_noise.discrete_gaussian(size, sigma, rng)
+            drawn = integer_noise.discrete_gaussian(size, sigma, rng)
         rows = drawn.reshape(classes.size, self.num_classes)
         rows[np.arange(classes.size), classes] += unit
         return rows / unit
@@ -124,7 +124,7 @@ def _gaussian_grid(epsilon: float, delta: float) -> tuple[int, int]:
     # Only the two entries that move count for the privacy loss, not n K. The double sqrt(2) is
     # above the root, and its product with a power of two is exact.
     distance = math.sqrt(2.0)
-    fine = _integer_noise.gaussian_scale(epsilon, delta, distance * _FINEST_UNIT, 2)
-    halvings = math.ceil(math.log2(1.001 * fine / _integer_noise.MAX_SIGMA))
+    fine = integer_noise.gaussian_scale(epsilon, delta, distance * _FINEST_UNIT, 2)
+    halvings = math.ceil(math.log2(1.001 * fine / integer_noise.MAX_SIGMA))
     unit = _FINEST_UNIT >> halvings
-    return unit, math.ceil(_integer_noise.gaussian_scale(epsilon, delta, distance * unit, 2))
+    return unit, math.ceil(integer_noise.gaussian_scale(epsilon, delta, distance * unit, 2))

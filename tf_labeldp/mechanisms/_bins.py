@@ -12,10 +12,10 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, Private, Public
-from tf_labeldp.accounting._receipts import Receipts
-from tf_labeldp.mechanisms import _classes, _losses, _random
-from tf_labeldp.mechanisms._base import Frozen, RegressionMechanism, WithoutPriors
-from tf_labeldp.mechanisms._random import Rng
+from tf_labeldp.accounting.receipts import Receipts
+from tf_labeldp.mechanisms import _losses, classes, random_bits
+from tf_labeldp.mechanisms.base import Frozen, RegressionMechanism, WithoutPriors
+from tf_labeldp.mechanisms.random_bits import Rng
 
 _UNITS = 1 << 53
 """The draw compares 53 random bits: a probability is a whole number of this many units."""
@@ -184,7 +184,7 @@ class RROnBins(FiniteMechanism):
 
     def _draw(self, rows: np.ndarray, rng: Rng) -> np.ndarray:
         true_bin = np.asarray(self.bin_of_input)[rows]
-        return _classes.draw_ranks(true_bin, np.full(rows.shape, self.num_bins), self.epsilon, rng)
+        return classes.draw_ranks(true_bin, np.full(rows.shape, self.num_bins), self.epsilon, rng)
 
     def __repr__(self) -> str:
         low, high = self.label_range()
@@ -245,7 +245,7 @@ class ChannelMechanism(FiniteMechanism):
         _ = self._units  # refuses a table that is not epsilon-DP
 
     def _draw(self, rows: np.ndarray, rng: Rng) -> np.ndarray:
-        drawn = _random.uniform_integers(rows.size, rng)
+        drawn = random_bits.uniform_integers(rows.size, rng)
         thresholds = np.cumsum(self._units, axis=1).astype(np.uint64)
         columns = np.empty(rows.size, dtype=np.int64)
         order = np.argsort(rows, kind="stable")

@@ -10,7 +10,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Charge, Setting
-from tf_labeldp.mechanisms._base import (
+from tf_labeldp.mechanisms.base import (
     AggregateMechanism,
     ClassificationMechanism,
     LabelMechanism,

@@ -10,12 +10,12 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public
-from tf_labeldp.accounting._gaussian import gaussian_sigma
-from tf_labeldp.accounting._receipts import Receipts
-from tf_labeldp.mechanisms import _integer_noise
-from tf_labeldp.mechanisms._base import AggregateMechanism
+from tf_labeldp.accounting.gaussian import gaussian_sigma
+from tf_labeldp.accounting.receipts import Receipts
+from tf_labeldp.mechanisms import integer_noise
 from tf_labeldp.mechanisms._bins import nearest_index
-from tf_labeldp.mechanisms._random import Rng
+from tf_labeldp.mechanisms.base import AggregateMechanism
+from tf_labeldp.mechanisms.random_bits import Rng
 
 _SENSITIVITY = 2
 """L1: a replaced label leaves one cell of its group and enters another."""
@@ -29,7 +29,7 @@ _MOST_STEPS = 1 << 61
 
 
 @dataclasses.dataclass(frozen=True)
-class HistogramMechanism(_integer_noise.FrozenWithNoise, AggregateMechanism):
+class HistogramMechanism(integer_noise.FrozenWithNoise, AggregateMechanism):
     """Counts labels in public cells and adds Laplace or Gaussian noise to each count.
 
     Laplace noise has the scale 2/epsilon and comes from OpenDP, whose own privacy map certifies
@@ -86,10 +86,10 @@ class HistogramMechanism(_integer_noise.FrozenWithNoise, AggregateMechanism):
             values = _validate.increasing_numbers("values", self.values)
             self._set(values=tuple(values.tolist()))
         if self.noise == "gaussian":
-            least, largest = _grid_steps(self.epsilon, 1), _integer_noise.LARGEST_SCALE
-            _integer_noise.fitting_scale(least, self.epsilon, largest)
+            least, largest = _grid_steps(self.epsilon, 1), integer_noise.LARGEST_SCALE
+            integer_noise.fitting_scale(least, self.epsilon, largest)
         else:
-            _integer_noise.laplace_scale(self.epsilon, _SENSITIVITY)
+            integer_noise.laplace_scale(self.epsilon, _SENSITIVITY)
 
     @property
     def noise_stddev(self) -> float:
@@ -165,7 +165,7 @@ class HistogramMechanism(_integer_noise.FrozenWithNoise, AggregateMechanism):
             return self._with_gaussian_noise(counts, rng)
         scale = _SENSITIVITY / self.epsilon
         exact = counts.astype(np.float64 if self.noise == "laplace" else np.int64)
-        return _integer_noise.with_noise(exact, "laplace", scale, self.epsilon, _SENSITIVITY, rng)
+        return integer_noise.with_noise(exact, "laplace", scale, self.epsilon, _SENSITIVITY, rng)
 
     def _with_gaussian_noise(self, counts: np.ndarray, rng: Rng) -> np.ndarray:
         """Returns counts with noise that is drawn in whole steps of a grid."""
@@ -179,9 +179,9 @@ class HistogramMechanism(_integer_noise.FrozenWithNoise, AggregateMechanism):
             )
         steps = 1 << bits
         l2 = steps * _L2_SENSITIVITY
-        scale = _integer_noise.gaussian_scale(self.epsilon, self.delta, l2, counts.size)
+        scale = integer_noise.gaussian_scale(self.epsilon, self.delta, l2, counts.size)
         exact = counts.astype(np.int64) * steps
-        noisy = _integer_noise.with_noise(exact, "gaussian", scale, self.epsilon, 0.0, rng)
+        noisy = integer_noise.with_noise(exact, "gaussian", scale, self.epsilon, 0.0, rng)
         return noisy / float(steps)
 
 

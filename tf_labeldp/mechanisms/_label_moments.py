@@ -11,9 +11,9 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public
-from tf_labeldp.mechanisms import _integer_noise
-from tf_labeldp.mechanisms._base import FrozenAggregate
-from tf_labeldp.mechanisms._random import Rng
+from tf_labeldp.mechanisms import integer_noise
+from tf_labeldp.mechanisms.base import FrozenAggregate
+from tf_labeldp.mechanisms.random_bits import Rng
 
 _BLOCK_BYTES = 1 << 26
 _TOLERANCE = 1e-9
@@ -21,7 +21,7 @@ _TOLERANCE = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelMomentMechanism(_integer_noise.FrozenWithNoise, FrozenAggregate):
+class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
     """Releases ``sum_i x_i (code(y_i) - centre)^T`` for public features ``x_i``, with noise.
 
     The codes, and the L2 distance of two of them:
@@ -164,7 +164,7 @@ class LabelMomentMechanism(_integer_noise.FrozenWithNoise, FrozenAggregate):
         """
         grid = self._grid(num_rows, moments.shape[0])
         scale, moved = self._scale(grid, moments.shape[0])
-        noisy = _integer_noise.with_noise(moments, self.noise, scale, self.epsilon, moved, rng)
+        noisy = integer_noise.with_noise(moments, self.noise, scale, self.epsilon, moved, rng)
         centred = self._coding.centre * (totals / grid.steps)
         return noisy * grid.unit - centred[:, np.newaxis]
 
@@ -201,12 +201,12 @@ class LabelMomentMechanism(_integer_noise.FrozenWithNoise, FrozenAggregate):
         norm = self.max_norm * (1.0 + _TOLERANCE) * grid.steps + 0.5 * math.sqrt(num_features)
         if self.noise == "gaussian":
             entries = num_features * coding.columns
-            scale = _integer_noise.gaussian_scale(self.epsilon, self.delta, l2_code * norm, entries)
+            scale = integer_noise.gaussian_scale(self.epsilon, self.delta, l2_code * norm, entries)
             return scale, 0.0
         l1 = math.sqrt(num_features) * norm
         if self.max_l1 is not None:
             l1 = self.max_l1 * (1.0 + _TOLERANCE) * grid.steps + 0.5 * num_features
-        return _integer_noise.laplace_scale(self.epsilon, l1_code * l1), l1_code * l1
+        return integer_noise.laplace_scale(self.epsilon, l1_code * l1), l1_code * l1
 
     def _codes(self, labels: Any) -> np.ndarray:
         """Returns checked labels: classes, numbers less the centre in half ranges, or rows."""

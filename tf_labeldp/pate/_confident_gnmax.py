@@ -10,14 +10,14 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public
-from tf_labeldp.accounting._events import gaussian_event
-from tf_labeldp.accounting._gaussian import gaussian_sigma
+from tf_labeldp.accounting.events import gaussian_event
+from tf_labeldp.accounting.gaussian import gaussian_sigma
 from tf_labeldp.mechanisms import AggregateMechanism
-from tf_labeldp.mechanisms._base import Frozen
-from tf_labeldp.mechanisms._integer_noise import gaussian_scale, with_noise
+from tf_labeldp.mechanisms.base import Frozen
+from tf_labeldp.mechanisms.integer_noise import gaussian_scale, with_noise
 
 if TYPE_CHECKING:
-    from tf_labeldp.accounting._events import DpEvent
+    from tf_labeldp.accounting.events import DpEvent
 
 _STEPS = 1 << 28
 """Of the grid on which the noise is drawn, in one vote."""

@@ -11,8 +11,8 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, public_input
-from tf_labeldp.accounting._public_input import array_digest
-from tf_labeldp.features._reader import FeatureRows
+from tf_labeldp.accounting.provenance import array_digest
+from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.pate._confident_gnmax import NO_ANSWER, ConfidentGNMax
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
 
@@ -253,7 +253,7 @@ class _FixMatchTeacher:
         import keras
 
         from tf_labeldp.semi_supervised import FixMatch
-        from tf_labeldp.semi_supervised._targets import Targets
+        from tf_labeldp.semi_supervised.targets import Targets
 
         epochs, steps, batch_size = self._training
         own = keras.models.clone_model(self._network)

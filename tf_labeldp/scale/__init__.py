@@ -5,6 +5,6 @@ A row's draw is a function of a secret key and the row, so that engines may reco
 them.
 """
 
-from tf_labeldp.vault._keyed_draws import ReleaseKey, randomize_batch
+from tf_labeldp.vault.keyed_draws import ReleaseKey, randomize_batch
 
 __all__ = ["ReleaseKey", "randomize_batch"]

@@ -11,9 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from tf_labeldp.accounting import Private, Public, public_input
-from tf_labeldp.mechanisms._base import ClassificationMechanism, LabelMechanism, checked_mechanism
+from tf_labeldp.mechanisms import ClassificationMechanism
+from tf_labeldp.mechanisms.base import LabelMechanism, checked_mechanism
 from tf_labeldp.scale._engines import needs
-from tf_labeldp.vault._keyed_draws import KeyedRows, ReleaseKey, refuse_repeats
+from tf_labeldp.vault.keyed_draws import KeyedRows, ReleaseKey, refuse_repeats
 
 needs("pyspark", "spark")
 

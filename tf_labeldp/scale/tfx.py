@@ -11,9 +11,9 @@ import os
 from typing import Any, ClassVar
 
 from tf_labeldp.accounting import Private, Public, public_input
-from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism, deserialize, serialize
+from tf_labeldp.mechanisms.base import LabelMechanism, checked_mechanism, deserialize, serialize
 from tf_labeldp.scale._engines import needs
-from tf_labeldp.vault._keyed_draws import ReleaseKey
+from tf_labeldp.vault.keyed_draws import ReleaseKey
 
 needs("tfx", "tfx")
 

@@ -10,10 +10,10 @@ from keras import ops
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
-from tf_labeldp.features._clusters import Clusters
 from tf_labeldp.features._neighbour_smoothing import nearest_neighbours
-from tf_labeldp.self_supervised._training import Batches, Learner, built_network
-from tf_labeldp.vault._model_history import counted_training
+from tf_labeldp.features.clusters import Clusters
+from tf_labeldp.self_supervised.training import Batches, Learner, built_network
+from tf_labeldp.vault.model_history import counted_training
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")

@@ -10,11 +10,10 @@ from keras import ops
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
-from tf_labeldp.mechanisms import Priors
-from tf_labeldp.mechanisms._base import ClassificationMechanism
-from tf_labeldp.self_supervised._training import Batches, Learner
+from tf_labeldp.mechanisms import ClassificationMechanism, Priors
+from tf_labeldp.self_supervised.training import Batches, Learner
 from tf_labeldp.semi_supervised._fix_match import checked_network, sharpened
-from tf_labeldp.semi_supervised._targets import Targets, read_targets
+from tf_labeldp.semi_supervised.targets import Targets, read_targets
 
 _SMALL = 1e-8
 

@@ -11,9 +11,9 @@ from keras import ops
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.mechanisms import Priors
-from tf_labeldp.self_supervised._training import Batches, Learner, built_network
-from tf_labeldp.semi_supervised._targets import Targets, read_targets
-from tf_labeldp.vault._model_history import attach
+from tf_labeldp.self_supervised.training import Batches, Learner, built_network
+from tf_labeldp.semi_supervised.targets import Targets, read_targets
+from tf_labeldp.vault.model_history import attach
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")

@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, PrivacyGuarantee, Setting
-from tf_labeldp.accounting._events import dp_sgd_event
-from tf_labeldp.accounting._gaussian import gaussian_epsilon
-from tf_labeldp.mechanisms._random import uniform_integers
+from tf_labeldp.accounting.events import dp_sgd_event
+from tf_labeldp.accounting.gaussian import gaussian_epsilon
+from tf_labeldp.mechanisms.random_bits import uniform_integers
 from tf_labeldp.training import NoiseMechanism
 
 _CLIP_TOLERANCE = 1e-6

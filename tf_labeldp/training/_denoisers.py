@@ -13,14 +13,13 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Setting
 from tf_labeldp.gradients import GradientOperator, project_onto_hull, project_onto_span
-from tf_labeldp.gradients._hull import (
+from tf_labeldp.gradients.hull import (
     HULLS,
     STARTS,
     Solver,
     checked_solver,
     smooth_coefficients,
 )
-from tf_labeldp.gradients._operator import PRODUCTS
 from tf_labeldp.training._vertex_losses import VertexLosses
 
 # Gradients, the state of the next step, and scalars to report.
@@ -120,7 +119,7 @@ class SelfSpan(Denoiser):
 
     tolerance: float = 1e-3
     max_products: int = 100
-    products: str = PRODUCTS[0]
+    products: str = "double_backward"
 
     reveals_batch = True
     takes_single_examples = True
@@ -128,7 +127,7 @@ class SelfSpan(Denoiser):
     def __post_init__(self) -> None:
         self.tolerance = _validate.number_in("tolerance", self.tolerance, "[1e-06, inf)")
         self.max_products = _validate.integer_at_least("max_products", self.max_products, 4)
-        _validate.one_of("products", self.products, PRODUCTS)
+        _validate.one_of("products", self.products, GradientOperator.PRODUCTS)
 
     def denoise(
         self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Setting[Any]
@@ -159,7 +158,7 @@ class _Hull(Denoiser):
     max_products: int = 20
     step_size: float | None = None
     steps: int | None = None
-    products: str = PRODUCTS[0]
+    products: str = "double_backward"
 
     def __post_init__(self) -> None:
         self.smoothing = _validate.number_in("smoothing", self.smoothing, "(0, 1]")
@@ -170,7 +169,7 @@ class _Hull(Denoiser):
         self.relative_gap = _validate.positive_finite("relative_gap", self.relative_gap)
         self.max_products = _validate.integer_at_least("max_products", self.max_products, 4)
         checked_solver(self.solver, self.step_size, self.steps)
-        _validate.one_of("products", self.products, PRODUCTS)
+        _validate.one_of("products", self.products, GradientOperator.PRODUCTS)
 
     def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
         """Returns the curvature estimate that the solver carries from step to step."""

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, Setting
-from tf_labeldp.accounting._events import dp_sgd_event
-from tf_labeldp.mechanisms._step_noise import DeviceNormal, standard_normal
+from tf_labeldp.accounting.events import dp_sgd_event
+from tf_labeldp.mechanisms.step_noise import DeviceNormal, standard_normal
 
 _GRID = 2.0**-16
 """Noisy sums are rounded to this fraction of the noise's standard deviation."""

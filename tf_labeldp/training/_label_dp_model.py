@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, Setting, public_input
-from tf_labeldp.accounting._public_input import history_of, layers_of
-from tf_labeldp.accounting._receipts import receipts_from_bytes, receipts_to_bytes
-from tf_labeldp.data._poisson_batches import PoissonBatches
-from tf_labeldp.gradients._ghost_clipping import layer_not_compiled
-from tf_labeldp.gradients._label_distance import check_two_classes
-from tf_labeldp.gradients._model_checks import (
+from tf_labeldp.accounting.provenance import history_of, layers_of
+from tf_labeldp.accounting.receipts import receipts_from_bytes, receipts_to_bytes
+from tf_labeldp.data.batches import PoissonBatches
+from tf_labeldp.gradients.ghost_clipping import layer_not_compiled
+from tf_labeldp.gradients.label_distance import check_two_classes
+from tf_labeldp.gradients.model_checks import (
     check_labels_fit,
     check_layers,
     check_outputs,
@@ -29,7 +29,7 @@ from tf_labeldp.training._private_step import PrivateStep, StepGuard
 from tf_labeldp.training._spending import Spending
 from tf_labeldp.training._training_plan import PoissonPlan, TrainingPlan
 from tf_labeldp.vault import declare
-from tf_labeldp.vault._model_history import attach, attach_from_file, cover_steps
+from tf_labeldp.vault.model_history import attach, attach_from_file, cover_steps
 
 _HARMLESS = (
     tf.errors.ResourceExhaustedError,

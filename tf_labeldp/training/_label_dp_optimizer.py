@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Setting
-from tf_labeldp.accounting._events import CLIPPINGS
-from tf_labeldp.gradients._clip import Coordinates, Speed
+from tf_labeldp.accounting.events import CLIPPINGS
+from tf_labeldp.gradients.clip import Coordinates, Speed
 from tf_labeldp.training._denoisers import Denoiser, NoOp
 from tf_labeldp.training._gaussian_noise import GaussianNoise, NoiseMechanism, fixed
 from tf_labeldp.training._preconditioner import GaussNewton

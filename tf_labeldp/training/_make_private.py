@@ -16,8 +16,8 @@ from tf_labeldp.accounting import (
     public_input,
 )
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.data._poisson_batches import PoissonBatches
-from tf_labeldp.gradients._model_checks import loss_object, takes_rows
+from tf_labeldp.data.batches import PoissonBatches
+from tf_labeldp.gradients.model_checks import loss_object, takes_rows
 from tf_labeldp.training._label_dp_model import LabelDPModel, PrivacySpent
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
 from tf_labeldp.training._preconditioner import GaussNewton

@@ -18,17 +18,17 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, public_input
-from tf_labeldp.accounting._public_input import array_digest
-from tf_labeldp.accounting._receipts import merge_receipts
+from tf_labeldp.accounting.provenance import array_digest
+from tf_labeldp.accounting.receipts import merge_receipts
 from tf_labeldp.estimation import prior_from_logits, sharpen_prior
-from tf_labeldp.gradients._model_checks import name_of, takes_codes, takes_rows
+from tf_labeldp.gradients.model_checks import name_of, takes_codes, takes_rows
 from tf_labeldp.mechanisms import ClassificationMechanism, Priors, RandomizedResponse, RRWithPrior
-from tf_labeldp.mechanisms._classes import top_k_members
+from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.training._record_receipts import CountedTraining
 from tf_labeldp.training._stage_data import FIT, Features, StageDataset, StagePlan, TrainingSet
 from tf_labeldp.vault import NoisyLabels, PrivateLabels, guarantee
-from tf_labeldp.vault._model_history import attach
-from tf_labeldp.vault._records import publish
+from tf_labeldp.vault.model_history import attach
+from tf_labeldp.vault.records import publish
 
 _SHUFFLE_STREAM = 1
 _SUM_TOLERANCE = 1e-2  # of a row of probabilities in half precision

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Setting
-from tf_labeldp.gradients._clip import Coordinates, transposed
+from tf_labeldp.gradients.clip import Coordinates, transposed
 from tf_labeldp.training._vertex_losses import VertexLosses
 
 _LONGEST = 1024  # side of a factor that is more than a diagonal

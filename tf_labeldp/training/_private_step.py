@@ -11,10 +11,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_labeldp.gradients._clip import Batch, Clip, Speed
-from tf_labeldp.gradients._label_distance import LabelDistanceClip
-from tf_labeldp.gradients._model_checks import all_layers
-from tf_labeldp.gradients._per_example_clipping import PerExampleClipping
+from tf_labeldp.gradients.clip import Batch, Clip, Speed
+from tf_labeldp.gradients.label_distance import LabelDistanceClip
+from tf_labeldp.gradients.model_checks import all_layers
+from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
 from tf_labeldp.training._denoisers import NoOp
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer, NoisyGradients
 from tf_labeldp.training._training_plan import TrainingPlan

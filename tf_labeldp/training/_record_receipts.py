@@ -10,11 +10,11 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, Charge, Public, PublicInput, Receipt, public_input
-from tf_labeldp.accounting._public_input import bare, inner_optimizer, value_of
-from tf_labeldp.accounting._receipts import Receipts, merge_receipts
-from tf_labeldp.gradients._model_checks import name_of, takes_codes, takes_rows
+from tf_labeldp.accounting.provenance import bare, inner_optimizer, value_of
+from tf_labeldp.accounting.receipts import Receipts, merge_receipts
+from tf_labeldp.gradients.model_checks import name_of, takes_codes, takes_rows
 from tf_labeldp.vault import NoisyLabels
-from tf_labeldp.vault._model_history import (
+from tf_labeldp.vault.model_history import (
     begin_training,
     cover_steps,
     end_training,

@@ -11,13 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp.accounting import Assumption, Charge, PrivacyGuarantee, Receipt, public_input
-from tf_labeldp.accounting._dp_sgd import dp_sgd_assumptions
-from tf_labeldp.accounting._public_input import WEIGHTS_ASSUMED
-from tf_labeldp.accounting._receipts import LabelSet, compose_receipts, merge_receipts
-from tf_labeldp.mechanisms._base import is_of_this_library
+from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
+from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
+from tf_labeldp.accounting.receipts import LabelSet, compose_receipts, merge_receipts
+from tf_labeldp.mechanisms.base import is_of_this_library
 from tf_labeldp.training._private_step import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
-from tf_labeldp.vault._model_history import (
+from tf_labeldp.vault.model_history import (
     attach,
     begin_training,
     end_training,

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.features._reader import all_rows, as_rows, check_lengths, map_parts
+from tf_labeldp.features.reader import all_rows, as_rows, check_lengths, map_parts
 
 FIT = "model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages])"
 _FRACTION_TOLERANCE = 1e-6

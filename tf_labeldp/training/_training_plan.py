@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp.accounting import public_input
-from tf_labeldp.accounting._receipts import Receipts
-from tf_labeldp.data._poisson_batches import PoissonBatches
-from tf_labeldp.gradients._clip import zero_where
-from tf_labeldp.gradients._label_distance import check_labels
-from tf_labeldp.gradients._model_checks import takes_codes, takes_rows
+from tf_labeldp.accounting.receipts import Receipts
+from tf_labeldp.data.batches import PoissonBatches
+from tf_labeldp.gradients.clip import zero_where
+from tf_labeldp.gradients.label_distance import check_labels
+from tf_labeldp.gradients.model_checks import takes_codes, takes_rows
 from tf_labeldp.vault import PrivateLabels
 
 _NOT_WITH_BATCHES = ("batch_size", "sample_weight", "steps_per_epoch", "validation_split")

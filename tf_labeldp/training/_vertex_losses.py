@@ -10,13 +10,13 @@ import keras
 import tensorflow as tf
 
 from tf_labeldp.accounting import Setting
-from tf_labeldp.gradients._model_checks import (
+from tf_labeldp.gradients.model_checks import (
     is_plain_cross_entropy,
     loss_object,
     name_of,
     parts_of,
 )
-from tf_labeldp.gradients._vectorized_clipping import Trace, row_seeds
+from tf_labeldp.gradients.vectorized_clipping import Trace, row_seeds
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,14 +1,14 @@
 """The vault of the true labels, and its outputs; loads no TensorFlow."""
 
 from tf_labeldp.vault._cluster_randomized_response import ClusterRandomizedResponse
-from tf_labeldp.vault._evaluation import Evaluation, select
-from tf_labeldp.vault._label_kinds import Classes, LabelKind, Numbers, Rows
 from tf_labeldp.vault._label_randomizer import LabelRandomizer
-from tf_labeldp.vault._ledger import forget
-from tf_labeldp.vault._model_history import declare, guarantee, load_model
-from tf_labeldp.vault._noisy_labels import NoisyLabels
-from tf_labeldp.vault._private_labels import PrivateLabels
-from tf_labeldp.vault._records import LabelStoreError
+from tf_labeldp.vault.evaluation import Evaluation, select
+from tf_labeldp.vault.label_kinds import Classes, LabelKind, Numbers, Rows
+from tf_labeldp.vault.ledger import forget
+from tf_labeldp.vault.model_history import declare, guarantee, load_model
+from tf_labeldp.vault.noisy_labels import NoisyLabels
+from tf_labeldp.vault.private_labels import PrivateLabels
+from tf_labeldp.vault.records import LabelStoreError
 
 __all__ = [
     "Classes",

@@ -11,18 +11,18 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, PublicInput, Setting
-from tf_labeldp.accounting._receipts import merge_receipts
+from tf_labeldp.accounting.receipts import merge_receipts
 from tf_labeldp.mechanisms import HistogramMechanism, Priors
-from tf_labeldp.mechanisms._base import Mechanism
-from tf_labeldp.mechanisms._clusters import (
+from tf_labeldp.mechanisms.base import Mechanism
+from tf_labeldp.mechanisms.clusters import (
     PriorResampling,
     checked_bias_correction,
     checked_resampling_probability,
     checked_threshold,
     cluster_distributions,
 )
-from tf_labeldp.vault._noisy_labels import NoisyLabels
-from tf_labeldp.vault._private_labels import PrivateLabels, Randomizer
+from tf_labeldp.vault.noisy_labels import NoisyLabels
+from tf_labeldp.vault.private_labels import PrivateLabels, Randomizer
 
 _DRAW_EPSILONS = (1.0, 1.75, 3.75)
 _THRESHOLDS = (0.1, 0.4, 0.9)

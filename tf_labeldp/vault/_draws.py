@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tf_labeldp.accounting import Assumption, Charge, PublicInput
-from tf_labeldp.accounting._public_input import array_digest
-from tf_labeldp.accounting._receipts import Receipts
+from tf_labeldp.accounting.provenance import array_digest
+from tf_labeldp.accounting.receipts import Receipts
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
     ClassificationMechanism,
@@ -22,7 +22,7 @@ from tf_labeldp.mechanisms import (
     Priors,
     check_mechanism,
 )
-from tf_labeldp.mechanisms._base import (
+from tf_labeldp.mechanisms.base import (
     LabelMechanism,
     Mechanism,
     checked_mechanism,
@@ -33,11 +33,11 @@ from tf_labeldp.mechanisms._base import (
     serialize,
     settings,
 )
-from tf_labeldp.vault._keyed_draws import KEYED_ASSUMPTIONS, KeyedDraws, check_keyed
-from tf_labeldp.vault._label_kinds import LabelKind
-from tf_labeldp.vault._ledger import UNNAMED, Ledger
-from tf_labeldp.vault._noisy_labels import NoisyLabels
-from tf_labeldp.vault._records import PUBLIC_INPUT, DrawSettingsError, Record
+from tf_labeldp.vault.keyed_draws import KEYED_ASSUMPTIONS, KeyedDraws, check_keyed
+from tf_labeldp.vault.label_kinds import LabelKind
+from tf_labeldp.vault.ledger import UNNAMED, Ledger
+from tf_labeldp.vault.noisy_labels import NoisyLabels
+from tf_labeldp.vault.records import PUBLIC_INPUT, DrawSettingsError, Record, compact
 
 _CHECKED: dict[tuple[type, str], str] = {}
 """Mechanisms of others that have passed ``check_mechanism`` in this process, with their channel."""
@@ -267,13 +267,6 @@ def _channel_digest(mechanism: Mechanism) -> str:
     if not isinstance(mechanism, ClassificationMechanism) or mechanism.uses_priors:
         return ""
     return array_digest(np.asarray(mechanism.transition_matrix()))
-
-
-def compact(noisy: np.ndarray) -> np.ndarray:
-    """Returns noisy labels in the dtype in which they are stored: integers in the smallest."""
-    if noisy.dtype.kind not in "iu" or not noisy.size:
-        return noisy
-    return noisy.astype(np.result_type(*map(np.min_scalar_type, (noisy.min(), noisy.max()))))
 
 
 def _is_read_once(public_input: Any) -> bool:

@@ -10,15 +10,15 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, PublicInput, Setting, public_input
-from tf_labeldp.accounting._receipts import Receipts, merge_receipts
+from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.estimation import debiased
-from tf_labeldp.estimation._priors import ordered_prior, rounding_grid
+from tf_labeldp.estimation.priors import ordered_prior, rounding_grid
 from tf_labeldp.mechanisms import HistogramMechanism, Priors, RROnBins, optimal_bins
-from tf_labeldp.mechanisms._base import Mechanism
 from tf_labeldp.mechanisms._losses import check_domain, checked_loss, segment_costs
-from tf_labeldp.vault._noisy_labels import NoisyLabels
-from tf_labeldp.vault._private_labels import PrivateLabels, Randomizer
-from tf_labeldp.vault._records import DrawSettingsError
+from tf_labeldp.mechanisms.base import Mechanism
+from tf_labeldp.vault.noisy_labels import NoisyLabels
+from tf_labeldp.vault.private_labels import PrivateLabels, Randomizer
+from tf_labeldp.vault.records import DrawSettingsError
 
 _TIMES_THEOREM_7 = 4.0
 """Theorem 7 bounds the error of single labels; their mean needs a better prior than these do."""

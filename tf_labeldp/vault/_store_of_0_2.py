@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.accounting._receipts import LabelSet, Receipt
-from tf_labeldp.vault._records import (
+from tf_labeldp.accounting import PrivacyBudget, Receipt
+from tf_labeldp.accounting.receipts import LabelSet
+from tf_labeldp.vault.records import (
     FORMAT,
     KEY_FILE,
     LabelStoreError,

@@ -25,13 +25,13 @@ from apache_beam.transforms.window import GlobalWindows
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, public_input
-from tf_labeldp.accounting._public_input import bare
+from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, LabelMomentMechanism
-from tf_labeldp.mechanisms._base import checked_mechanism
+from tf_labeldp.mechanisms.base import checked_mechanism
 from tf_labeldp.scale.beam._files import write_whole
-from tf_labeldp.vault._keyed_draws import ReleaseKey
-from tf_labeldp.vault._noisy_labels import NoisyStatistic
-from tf_labeldp.vault._records import from_npz, npz
+from tf_labeldp.vault.keyed_draws import ReleaseKey
+from tf_labeldp.vault.noisy_labels import NoisyStatistic
+from tf_labeldp.vault.records import from_npz, npz
 
 Sums = dict[str, Any]
 """Exact sums by name: arrays, and the number of rows."""

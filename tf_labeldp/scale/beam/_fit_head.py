@@ -13,17 +13,17 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.transforms.window import GlobalWindows
 
 from tf_labeldp.accounting import Private, Setting
-from tf_labeldp.features._reader import FeatureRows
-from tf_labeldp.heads._label_source import kind_arguments
-from tf_labeldp.heads._one_release_head import OneReleaseHead, with_max_l1
-from tf_labeldp.heads._public_rows import PublicRows, Scaling, checked_norms
+from tf_labeldp.features.reader import FeatureRows
+from tf_labeldp.heads.label_source import kind_arguments
+from tf_labeldp.heads.one_release_head import OneReleaseHead, with_max_l1
+from tf_labeldp.heads.public_rows import PublicRows, Scaling, checked_norms
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.scale.beam._exact_sums import PrivateMoments
 from tf_labeldp.scale.beam._files import write_whole
 from tf_labeldp.vault import LabelKind
-from tf_labeldp.vault._keyed_draws import ReleaseKey
-from tf_labeldp.vault._label_kinds import label_kind
-from tf_labeldp.vault._records import npz
+from tf_labeldp.vault.keyed_draws import ReleaseKey
+from tf_labeldp.vault.label_kinds import label_kind
+from tf_labeldp.vault.records import npz
 
 Survey = tuple[int, np.ndarray, np.ndarray]
 """A number of rows, and hashes and features of a sample of them."""

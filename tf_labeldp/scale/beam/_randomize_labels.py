@@ -13,9 +13,9 @@ from apache_beam.metrics import Metrics
 from apache_beam.transforms.window import GlobalWindows
 
 from tf_labeldp.accounting import Private, Public, public_input
-from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism
+from tf_labeldp.mechanisms.base import LabelMechanism, checked_mechanism
 from tf_labeldp.scale.beam._files import write_whole
-from tf_labeldp.vault._keyed_draws import KeyedRows, ReleaseKey, refuse_repeats, repeats_of
+from tf_labeldp.vault.keyed_draws import KeyedRows, ReleaseKey, refuse_repeats, repeats_of
 
 _BATCH_ROWS = 1 << 14
 _SHARDS = 64

@@ -1,0 +1,308 @@
+"""Budgets, charges, the sum of several charges on one example, and groups of examples."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting._annotations import Setting
+from tf_labeldp.accounting._guarantee import UNITS, Assumption, PrivacyGuarantee
+from tf_labeldp.accounting.events import event_from_json, event_to_json
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+_ROUNDING = 1e-9
+"""Sums of budgets such as ten times 0.1 may miss their total by float rounding, not by more."""
+_WORTH_IT = 0.99
+"""A finer theorem is stated from this ratio of epsilons on: it costs a delta and an assumption."""
+_FIXED = Assumption(
+    "fixed-in-advance",
+    "trainer",
+    "The mechanisms and the number of their uses were fixed in advance, not chosen after seeing "
+    "earlier noisy labels.",
+)
+_DELTA, _DELTA_TIMES_N = 1e-5, 0.1
+_LARGE_EPSILON, _LARGE_DELTA = 20.0, 0.01
+"""Budgets above this are usually a mistake."""
+
+CountedCharges = tuple[tuple["Charge", int], ...]
+"""Different charges, and how often each was made."""
+
+
+class BudgetExceededError(RuntimeError):
+    """A use of the labels was refused because it would pass the budget. Nothing was charged."""
+
+
+def default_delta(num_labels: int) -> float:
+    """Returns the delta where none is given: 1e-5, or 0.1 / n if that is less."""
+    return min(_DELTA, _DELTA_TIMES_N / num_labels)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyBudget:
+    """The most that may be spent on one unit.
+
+    Attributes:
+        epsilon: finite and above zero.
+        delta: in [0, 1); with zero, charges add up by basic composition.
+
+    Raises:
+        ValueError: a number is out of range.
+
+    Warns:
+        UserWarning: an epsilon above 20, or a delta of 0.01 or more.
+
+    Example:
+        >>> PrivacyBudget(epsilon=2.0).allows(PrivacyGuarantee(epsilon=1.5))
+        True
+    """
+
+    epsilon: float
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", _validate.positive_finite("epsilon", self.epsilon))
+        object.__setattr__(self, "delta", _validate.number_in("delta", self.delta, "[0, 1)"))
+        if self.epsilon > _LARGE_EPSILON or self.delta >= _LARGE_DELTA:
+            _validate.warn(
+                f"a budget of {self} protects next to nothing. Use an epsilon of the order of 1, "
+                "and a delta below 1 / n for n labels."
+            )
+
+    def allows(self, guarantee: PrivacyGuarantee) -> bool:
+        """Returns whether ``guarantee`` stays within this budget (to float rounding)."""
+        slack = 1.0 + _ROUNDING
+        return guarantee.epsilon <= self.epsilon * slack and guarantee.delta <= self.delta * slack
+
+    def __str__(self) -> str:
+        return f"epsilon={self.epsilon:g}, delta={self.delta:g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Charge:
+    """The cost of one use of the labels to each unit that it touches.
+
+    Attributes:
+        epsilon: of this use alone, at least zero; infinite if it promises nothing.
+        delta: of this use alone, in [0, 1).
+        event: its ``dp_accounting`` event, for composition at a positive delta.
+        assumptions: that must be true for this charge to be all.
+
+    Raises:
+        ValueError: a number out of range, or an event that is not one of ``dp_accounting``.
+
+    Example:
+        >>> from tf_labeldp.mechanisms import RandomizedResponse
+        >>> Charge.of(RandomizedResponse(epsilon=1.0, num_classes=3)).epsilon
+        1.0
+    """
+
+    epsilon: float
+    delta: float
+    event: DpEvent
+    assumptions: tuple[Assumption, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Checks the ranges, and makes equal charges equal, so that they are counted together."""
+        if not self.epsilon >= 0.0:
+            raise ValueError(f"epsilon must be zero or more, got {self.epsilon}.")
+        object.__setattr__(self, "delta", _validate.number_in("delta", self.delta, "[0, 1)"))
+        object.__setattr__(self, "assumptions", tuple(map(Assumption.of, self.assumptions)))
+        object.__setattr__(self, "event", event_from_json(event_to_json(self.event)))
+
+    @classmethod
+    def of(cls, mechanism: Setting[object]) -> Charge:
+        """Returns the charge of one use of ``mechanism`` (has epsilon, delta and dp_event)."""
+        return cls(
+            mechanism.epsilon,  # type: ignore[attr-defined]
+            mechanism.delta,  # type: ignore[attr-defined]
+            mechanism.dp_event(),  # type: ignore[attr-defined]
+            tuple(getattr(mechanism, "assumptions", ())),
+        )
+
+    @classmethod
+    def of_event(
+        cls, event: DpEvent, delta: float, assumptions: Sequence[str | Assumption] = ()
+    ) -> Charge:
+        """Returns the charge of an event whose epsilon is that of the accountant at ``delta``.
+
+        It is infinite, with the reason, where the accountant finds or knows none.
+
+        Example:
+            >>> from dp_accounting import GaussianDpEvent
+            >>> round(Charge.of_event(GaussianDpEvent(10.0), delta=1e-5).epsilon, 3)
+            0.726
+        """
+        from tf_labeldp.accounting._losses import epsilon_of
+
+        epsilon = epsilon_of(event, delta)
+        if math.isinf(epsilon):
+            reason = (
+                f"Nothing is promised: no finite epsilon is known at delta={delta:g} for {event}. "
+                "Use more noise, or a larger delta below 1/n."
+            )
+            assumptions = (Assumption("not-promised", "nobody", reason), *assumptions)
+        return cls(epsilon, delta, event, tuple(map(Assumption.of, assumptions)))
+
+    @classmethod
+    def unknown(cls, *reasons: str) -> Charge:
+        """Returns the charge of a use of which nothing is known, for these reasons."""
+        import dp_accounting
+
+        notes = tuple(Assumption("not-promised", "nobody", text) for text in reasons)
+        return cls(math.inf, 0.0, dp_accounting.NonPrivateDpEvent(), notes)
+
+
+def compose_charges(charges: Sequence[Charge], delta: float = 0.0) -> PrivacyGuarantee:
+    """Returns ``compose_counted`` of a sequence of charges."""
+    delta = _validate.number_in("delta", delta, "[0, 1)")
+    return compose_counted(tuple(Counter(charges).items()), delta)
+
+
+@functools.lru_cache(maxsize=4096)
+def compose_counted(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
+    """Returns the sum of charges on the *same* unit, each with its number of uses.
+
+    Basic composition (Dwork and Roth 2014, Theorem 3.16) adds up epsilons and deltas, also for
+    mechanisms and numbers of uses that are chosen adaptively (Rogers et al. 2016). For ``delta >
+    0`` privacy loss distributions are composed too, and stated where that saves at least 1 % of
+    epsilon, with the assumption that the mechanisms were fixed in advance. Uses of which only
+    epsilon and delta are known are added to it.
+    """
+    if not charges:
+        return PrivacyGuarantee(epsilon=0.0)
+    rests_on = tuple(dict.fromkeys(text for charge, _ in charges for text in charge.assumptions))
+    spent_delta = math.fsum(charge.delta * count for charge, count in charges)
+    finite = all(math.isfinite(charge.epsilon) for charge, _ in charges)
+    basic = math.inf
+    if spent_delta <= delta * (1.0 + _ROUNDING):
+        basic = _exact_sum((charge.epsilon, count) for charge, count in charges)
+    # An event with a count is one use that is many in itself.
+    several = sum(count for _, count in charges) > 1 or hasattr(charges[0][0].event, "count")
+    if delta > 0.0 and finite and (several or math.isinf(basic)):
+        tight = _tight_epsilon(charges, delta)
+        if tight < basic * _WORTH_IT:
+            return PrivacyGuarantee(epsilon=tight, delta=delta, assumptions=(_FIXED, *rests_on))
+    if math.isfinite(basic):
+        return PrivacyGuarantee(epsilon=basic, delta=spent_delta, assumptions=rests_on)
+    if finite:
+        text = f"Nothing is promised at delta={delta:g}: the uses' deltas sum to {spent_delta:g}."
+        rests_on = (Assumption("not-promised", "nobody", text), *rests_on)
+    return PrivacyGuarantee(epsilon=basic, delta=delta, assumptions=rests_on)
+
+
+def _tight_epsilon(charges: CountedCharges, delta: float) -> float:
+    """Returns the epsilon of composed events, and of uses without an event on top of it."""
+    from dp_accounting import ComposedDpEvent, NonPrivateDpEvent, SelfComposedDpEvent
+
+    from tf_labeldp.accounting._losses import epsilon_of
+
+    opaque = [pair for pair in charges if isinstance(pair[0].event, NonPrivateDpEvent)]
+    composed = [pair for pair in charges if not isinstance(pair[0].event, NonPrivateDpEvent)]
+    left = delta - math.fsum(charge.delta * count for charge, count in opaque)
+    if not composed or left <= 0.0:
+        return math.inf
+    parts = tuple(SelfComposedDpEvent(charge.event, count) for charge, count in composed)
+    on_top = _exact_sum((charge.epsilon, count) for charge, count in opaque)
+    return on_top + epsilon_of(ComposedDpEvent(parts), left)
+
+
+def _exact_sum(counted: Iterable[tuple[float, int]]) -> float:
+    """Returns the correctly rounded sum of numbers that are counted.
+
+    Times a power of two, a double is exact, and the sum of such doubles is rounded once.
+    """
+    return math.fsum(
+        value * 2.0**bit
+        for value, count in counted
+        for bit in range(count.bit_length())
+        if count >> bit & 1
+    )
+
+
+def group_privacy(guarantee: PrivacyGuarantee, group_size: int) -> PrivacyGuarantee:
+    """Returns the guarantee for up to k labels replaced at once.
+
+    Guarantee:
+        (epsilon, delta) for one label is ``(k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon -
+        1))`` for k of them. For pure randomized response k epsilon is reached. Noise that is added
+        once for a user costs less: ``dp_sgd_guarantee(..., privacy_unit="user")``.
+
+    Source: Vadhan 2017, "The complexity of differential privacy", the proof of Lemma 2.2: delta
+    grows to ``delta (1 + e^epsilon + ... + e^((k - 1) epsilon))``, which the lemma rounds up to
+    ``k e^(k epsilon) delta``, and ``ghazi2024`` (section 6) with it.
+
+    Args:
+        guarantee: for one label.
+        group_size: k, the most labels that one user has, at least 1. Public knowledge.
+
+    Returns:
+        The statement for all labels of one user, with one assumption more; for ``group_size=1`` the
+        guarantee as it is.
+
+    Raises:
+        TypeError: ``group_size`` is not an integer.
+        ValueError: ``group_size`` below 1, or delta would be 1 or more, which promises nothing.
+
+    Example:
+        >>> group_privacy(PrivacyGuarantee(epsilon=0.5), group_size=4).epsilon
+        2.0
+    """
+    k = _validate.integer_at_least("group_size", group_size, 1)
+    if k == 1:
+        return guarantee
+    delta = guarantee.delta
+    if delta > 0.0:
+        log_delta = math.log(delta) + _log_growth(guarantee.epsilon, k)
+        if not log_delta < 0.0:
+            raise ValueError(
+                f"for {k} labels at once, epsilon={guarantee.epsilon:g} and delta={delta:g} "
+                "promise nothing: delta grows to 1 or more. Start from item_budget_for_group."
+            )
+        delta = math.exp(log_delta)
+    note = Assumption("examples-per-user", "holder", f"No user has more than {k} examples.")
+    return dataclasses.replace(
+        guarantee,
+        epsilon=k * guarantee.epsilon,
+        delta=delta,
+        unit=f"{UNITS['user']} (at most {k} examples)",
+        num_units=None,
+    ).with_assumptions([note])
+
+
+def item_budget_for_group(budget: PrivacyBudget, group_size: int) -> PrivacyBudget:
+    """Returns the budget for one label that is this budget for all the labels of one user.
+
+    Guarantee:
+        The exact inverse of ``group_privacy``: a guarantee within the budget returned is within
+        ``budget`` for k labels, and no larger budget has this property.
+
+    Args:
+        budget: for all labels of one user.
+        group_size: as for ``group_privacy``, as are the errors.
+
+    Example:
+        >>> item_budget_for_group(PrivacyBudget(epsilon=2.0), group_size=4)
+        PrivacyBudget(epsilon=0.5, delta=0.0)
+    """
+    if not isinstance(budget, PrivacyBudget):
+        raise TypeError(
+            f"budget must be a PrivacyBudget, got {type(budget).__name__}. Write "
+            "budget=PrivacyBudget(epsilon=1.0)."
+        )
+    k = _validate.integer_at_least("group_size", group_size, 1)
+    epsilon = budget.epsilon / k
+    return PrivacyBudget(epsilon, budget.delta * math.exp(-_log_growth(epsilon, k)))
+
+
+def _log_growth(epsilon: float, k: int) -> float:
+    """Returns the log of (e^(k epsilon) - 1) / (e^epsilon - 1), by which delta grows."""
+    if epsilon == 0.0:
+        return math.log(k)
+    return (k - 1) * epsilon + math.log(math.expm1(-k * epsilon) / math.expm1(-epsilon))

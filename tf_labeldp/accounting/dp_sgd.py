@@ -1,0 +1,248 @@
+"""The guarantee of DP-SGD from its noise, and the noise from a guarantee, for replaced labels."""
+
+from __future__ import annotations
+
+import math
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting._guarantee import (
+    RELATION_REPLACE,
+    UNITS,
+    Assumption,
+    PrivacyGuarantee,
+)
+from tf_labeldp.accounting.budget import Charge
+from tf_labeldp.accounting.events import LONGEST_CLIP, dp_sgd_event
+from tf_labeldp.accounting.gaussian import gaussian_sigma, positive_delta
+
+_FEATURES = {
+    "label": "The features are public.",
+    "user": "The features and the user of each example are public.",
+}
+_TOLERANCE = 5e-4
+"""By how much a calibrated noise multiplier may be above the least one, relatively."""
+_LEAST_NOISE, _MOST_NOISE = 1e-2, 1e7
+
+
+def dp_sgd_guarantee(
+    noise_multiplier: float,
+    sampling_probability: float,
+    steps: int,
+    delta: float,
+    relation: str = RELATION_REPLACE,
+    *,
+    privacy_unit: str = "label",
+    clipping: str = "norm",
+) -> PrivacyGuarantee:
+    """Returns the guarantee of some steps of DP-SGD on private labels.
+
+    Guarantee:
+        The noisy sums of all steps together, and all that is computed from them and from the
+        features, are (epsilon, delta)-DP for the replacement of one label; likewise for all labels
+        of one user where the sampling, the clipping and the noise are by user. Epsilon is an upper
+        bound: losses are rounded up, and rounding errors are taken off delta. Amplification is for
+        Poisson sampling alone, and for what does not reveal the batch: count denoisers that use the
+        batch's features (Self-Span, Self-Conv) with ``sampling_probability=1``.
+
+    Source: DP-SGD, Abadi et al. 2016; ``ghazi2024``, Algorithm 1 and section 3.4 (which counts
+    under ``add_or_remove``); privacy loss distributions, Doroshenko et al. 2022; which gradients
+    are the worst pair, for either ``clipping``, is proved in docs/accounting.md.
+
+    Args:
+        noise_multiplier: standard deviation of the noise on the sum of the clipped gradients,
+            divided by ``l2_norm_clip``; above zero.
+        sampling_probability: with which each example (or user) enters each batch, in (0, 1]; 1
+            claims no amplification.
+        steps: number of steps, at least 1.
+        delta: in (0, 1); below 1/n for n labels.
+        relation: ``"replace_label"``; or ``"add_or_remove"``, which most published tables state,
+            and which is weaker than label-DP: for comparison only.
+        privacy_unit: ``"label"``, or ``"user"`` for batches of users whose gradients are clipped
+            as one.
+        clipping: ``"norm"``, or ``"label_distance"`` as ``LabelDPOptimizer`` has it: for labels
+            and ``"replace_label"`` only. Without sampling both cost the same; with it the latter
+            costs more, since gradients may be farther from zero.
+
+    Raises:
+        TypeError: an argument is not a number.
+        ValueError: an argument is out of range or unknown; or no finite epsilon is found, with too
+            little noise or a delta below the resolution of the accounting.
+
+    Example:
+        >>> steps = dict(noise_multiplier=10.0, sampling_probability=0.01, steps=300, delta=1e-5)
+        >>> round(dp_sgd_guarantee(**steps).epsilon, 4)
+        0.1072
+        >>> round(dp_sgd_guarantee(**steps, relation="add_or_remove").epsilon, 4)
+        0.0507
+    """
+    training = (noise_multiplier, sampling_probability, steps)
+    epsilon = _epsilon(training, delta, relation, clipping, privacy_unit)
+    if math.isinf(epsilon):
+        raise ValueError(
+            f"no finite epsilon holds at delta={delta:g} for {steps} steps with "
+            f"noise_multiplier={noise_multiplier:g}. Use more noise, or a larger delta, below "
+            f"1/n for n labels; the least that doubles resolve is {_least_delta(steps):.0e}."
+        )
+    features = Assumption("public-features", "holder", _FEATURES[privacy_unit])
+    notes = dp_sgd_assumptions(sampling_probability, steps, privacy_unit, clipping)
+    return PrivacyGuarantee(
+        epsilon, float(delta), UNITS[privacy_unit], relation, (features, *notes)
+    )
+
+
+def dp_sgd_assumptions(
+    sampling_probability: float,
+    steps: int | None,
+    privacy_unit: str = "label",
+    clipping: str = "norm",
+) -> tuple[Assumption, ...]:
+    """Returns the assumptions on noise, sampling and steps that a guarantee of DP-SGD rests on.
+
+    ``steps=None`` leaves their number out.
+    """
+    unit = "user" if privacy_unit == "user" else "example"
+    text = (
+        "Gaussian noise was added to the sum of the clipped gradients, one clipped gradient per "
+        f"{unit}, in every step" + ("." if steps is None else f" of {steps}.")
+    )
+    notes = [Assumption("gaussian-noise-every-step", "library", text)]
+    if clipping == "label_distance":
+        text = (
+            "Clipped gradients of an example for any two labels are at most twice l2_norm_clip "
+            f"apart, and each has a norm of at most {2.0 * LONGEST_CLIP:g} times l2_norm_clip."
+        )
+        notes.append(Assumption("label-distance-clipping", "library", text))
+    if sampling_probability < 1.0:
+        text = (
+            f"Each step's batch was drawn by Poisson sampling, every {unit} with probability "
+            f"{sampling_probability:.6g}, and the members of each batch stay secret."
+        )
+        notes.append(Assumption("poisson-sampling", "library", text))
+    text = "The number of steps was not chosen after seeing the results of earlier steps."
+    return (*notes, Assumption("steps-fixed", "trainer", text))
+
+
+def dp_sgd_charge(
+    noise_multiplier: float,
+    sampling_probability: float,
+    steps: int,
+    delta: float,
+    *,
+    privacy_unit: str = "label",
+    clipping: str = "norm",
+) -> Charge:
+    """Returns the cost of some steps of DP-SGD, for ``PrivateLabels.charge``.
+
+    Charges of several parts of a training compose to the guarantee of all its steps at once.
+
+    Args:
+        noise_multiplier, sampling_probability, steps: as for ``dp_sgd_guarantee``.
+        delta: at which epsilon is stated: that of the vault's budget.
+        privacy_unit, clipping: as for ``dp_sgd_guarantee``, as are the errors.
+
+    Example:
+        >>> round(dp_sgd_charge(10.0, 0.01, steps=100, delta=1e-5).epsilon, 4)
+        0.0586
+    """
+    training = (noise_multiplier, sampling_probability, steps)
+    _epsilon(training, delta, RELATION_REPLACE, clipping, privacy_unit)  # the checks
+    notes = dp_sgd_assumptions(sampling_probability, None, privacy_unit, clipping)
+    return Charge.of_event(dp_sgd_event(*training, clipping), float(delta), notes)
+
+
+def calibrate_noise_multiplier(
+    epsilon: float,
+    delta: float,
+    sampling_probability: float,
+    steps: int,
+    relation: str = RELATION_REPLACE,
+    *,
+    clipping: str = "norm",
+) -> float:
+    """Returns the least noise multiplier at which DP-SGD has a guarantee.
+
+    Guarantee:
+        ``dp_sgd_guarantee`` with the noise multiplier returned has an epsilon of at most
+        ``epsilon`` (checked, not extrapolated); with one part in a thousand less it has not.
+
+    Source: that of ``dp_sgd_guarantee``.
+
+    Args:
+        epsilon: target, finite and above zero.
+        delta, sampling_probability, steps, relation, clipping: as for ``dp_sgd_guarantee``.
+
+    Returns:
+        The noise multiplier, from 0.01 (returned where less would do) to 1e7.
+
+    Raises:
+        TypeError: an argument is not a number.
+        ValueError: an argument is out of range or unknown, or no noise multiplier reaches epsilon.
+
+    Example:
+        >>> noise = calibrate_noise_multiplier(
+        ...     epsilon=1.0, delta=1e-5, sampling_probability=0.01, steps=300
+        ... )
+        >>> round(noise, 2)
+        1.33
+    """
+    from scipy import optimize
+
+    epsilon = _validate.positive_finite("epsilon", epsilon)
+
+    def excess(log_noise: float) -> float:
+        training = (math.exp(log_noise), sampling_probability, steps)
+        spent = _epsilon(training, delta, relation, clipping)
+        return math.log(min(max(spent, 1e-300), 1e300)) - math.log(epsilon)
+
+    least, most = math.log(_LEAST_NOISE), math.log(_MOST_NOISE)
+    at_most = excess(most)
+    if at_most > 0.0:
+        raise ValueError(
+            f"epsilon={epsilon:g} at delta={delta:g} cannot be reached in {steps} steps with "
+            f"sampling_probability={sampling_probability:g}: the smallest reachable epsilon is "
+            f"{epsilon * math.exp(at_most):.3g}, with a noise multiplier of {_MOST_NOISE:g}. Take "
+            "fewer steps, smaller batches, a larger epsilon, or a delta well above "
+            f"{_least_delta(steps):.0e}."
+        )
+    # The central limit theorem of privacy losses: one step's variance is about
+    # (d q)^2 sinh(1 / sigma^2), d the distance of the neighbours; without sampling (d / sigma)^2.
+    distance = 2.0 if relation == RELATION_REPLACE else 1.0
+    spread = distance * sampling_probability * math.sqrt(steps)
+    variance = max(gaussian_sigma(epsilon, delta, spread), 1e-9) ** -2.0
+    guess = (variance if sampling_probability == 1.0 else math.asinh(variance)) ** -0.5
+    low = high = min(max(math.log(guess), least), most)
+    reach = 0.05
+    while excess(high) > 0.0:
+        low, high, reach = high, min(high + reach, most), 2.0 * reach
+    while excess(low) <= 0.0:
+        if low <= least:
+            return math.exp(low)
+        low, high, reach = max(low - reach, least), low, 2.0 * reach
+    root = float(optimize.brentq(excess, low, high, xtol=_TOLERANCE / 2.0))
+    while excess(root) > 0.0:
+        root += _TOLERANCE / 2.0
+    return math.exp(root)
+
+
+def _epsilon(
+    training: tuple[float, float, int],
+    delta: float,
+    relation: str,
+    clipping: str,
+    privacy_unit: str = "label",
+) -> float:
+    from tf_labeldp.accounting._losses import epsilon_of
+
+    _validate.one_of("privacy_unit", privacy_unit, _FEATURES)
+    if clipping != "norm" and (relation != RELATION_REPLACE or privacy_unit != "label"):
+        raise ValueError(
+            f"clipping={clipping!r} bounds what replacing one label does, got relation="
+            f"{relation!r} and privacy_unit={privacy_unit!r}. Use clipping='norm' for these."
+        )
+    event = dp_sgd_event(*training, clipping)
+    return epsilon_of(event, positive_delta(delta, "DP-SGD"), relation)
+
+
+def _least_delta(steps: int) -> float:
+    """Returns about the least delta that the accountant resolves."""
+    return 1e-14 + 2.0**-51 * steps

@@ -1,0 +1,358 @@
+"""Public inputs: values that enter a computation next to the labels, with their receipts.
+
+``public_input`` is the one way in. It reads the receipts that values carry; for Keras models there
+are three cases: they carry receipts; they show training that no receipt covers; or nothing is
+known, which statements name as an assumption.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import math
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from tf_labeldp.accounting._annotations import Public, Setting
+from tf_labeldp.accounting._guarantee import Assumption
+from tf_labeldp.accounting.budget import Charge
+from tf_labeldp.accounting.receipts import (
+    LabelSet,
+    Receipt,
+    Receipts,
+    merge_receipts,
+    receipts_from_bytes,
+    receipts_to_bytes,
+)
+
+_Value = TypeVar("_Value")
+HISTORY = "label_dp_history"
+"""The attribute of a Keras layer that has its ``History``, in a saveable object."""
+COVERED = "label_dp_covered"
+"""The attribute of a Keras optimizer that has the number of steps which receipts cover."""
+WEIGHTS_ASSUMED = Assumption(
+    "initial-weights",
+    "trainer",
+    "The weights that training began with, and any that were set since, were made without these "
+    "labels, except for the uses counted here.",
+)
+_MOST_PARTS = 100_000
+_ATOMS = (type(None), types.ModuleType, type, str, bytes, int, float, complex, np.generic)
+"""Values without parts."""
+_OPAQUE = frozenset(
+    "builtins functools keras tensorflow numpy scipy pandas polars pyarrow jax torch faiss".split()
+)
+"""Libraries whose objects carry no receipts in their attributes."""
+_OF_WEIGHTS: dict[bytes, Receipts] = {}
+"""Receipts of weights, by the digest of a variable's values: of the final weights of counted
+training in this process, and of those in the ledgers of stores that were opened in it."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PublicInput(Generic[_Value]):
+    """A value that enters a computation next to the labels, with the receipts that it carries.
+
+    Attributes:
+        value: the rows, or the object; None for none.
+        receipts: of the uses of labels that the value was made of.
+
+    Example:
+        >>> public_input([0.5, 0.5]).receipts
+        ()
+    """
+
+    value: Setting[_Value]
+    receipts: Receipts = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "receipts", tuple(self.receipts))
+
+    @functools.cached_property
+    def digest(self) -> str | None:
+        """A digest of the value: its own ``digest()``, or that of its content as an array."""
+        if self.value is None:
+            return None
+        if hasattr(self.value, "digest"):  # too large for memory, perhaps
+            return str(self.value.digest())
+        return array_digest(np.asarray(self.value))
+
+    def with_value(self, value: Setting[Any]) -> PublicInput:
+        """Returns another value that was made of this one."""
+        return PublicInput(value, self.receipts)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class History:
+    """The known history of a Keras layer.
+
+    Attributes:
+        receipts: of all that was counted.
+        digests: of its weights at the end of the last counted training; None during one, and for
+            weights that a file is read into.
+        trained: whether a counted training of the layer began.
+        steps: in a file, how many steps of the model's optimizer receipts cover.
+    """
+
+    receipts: Receipts = ()
+    digests: frozenset[bytes] | None = None
+    trained: bool = False
+    steps: int | None = None
+
+    def to_bytes(self) -> bytes:
+        """Returns the history as files of models keep it."""
+        digests = None if self.digests is None else sorted(digest.hex() for digest in self.digests)
+        return receipts_to_bytes(self.receipts, digests=digests, steps=self.steps)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> History:
+        """Returns the history that ``to_bytes`` wrote; ``ReceiptError`` if it was changed since."""
+        receipts, data = receipts_from_bytes(content)
+        digests = data.get("digests")
+        if digests is not None:
+            digests = frozenset(map(bytes.fromhex, digests))
+        return cls(receipts, digests, True, data.get("steps"))
+
+
+def public_input(*values: Public[Any]) -> PublicInput:
+    """Returns one value, or a tuple of several, with the receipts that they carry.
+
+    Receipts are found in attributes ``receipts`` and ``receipts_``, in the history of Keras layers,
+    by digests of weights, and in the parts of an object: the items of containers, steps of
+    pipelines, attributes, the owner of a method, the parts of a ``functools.partial``. Values that
+    only the body of a function names are not looked at: statements name that as an assumption.
+
+    Args:
+        values: features, priors, clusters, bins, an encoder, a network, a teacher, predictions.
+
+    Raises:
+        ReceiptError: a value carries receipts that are damaged.
+        ValueError: a value is made of more than 100,000 objects.
+
+    Example:
+        >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
+        >>> labels = PrivateLabels([0, 1, 1], num_classes=2, budget=PrivacyBudget(2.0))
+        >>> noisy = labels.randomize(RandomizedResponse(0.5, 2))
+        >>> shares = public_input(noisy).with_value(np.bincount(noisy.values) / 3)
+        >>> [receipt.charge.epsilon for receipt in shares.receipts]
+        [0.5]
+    """
+    if len(values) == 1 and isinstance(values[0], PublicInput):
+        return values[0]
+    found: list[Receipts] = []
+    layers: list[Any] = []
+    for part in _parts(values):
+        fields = getattr(part, "__dict__", {})
+        for receipts in (fields.get("receipts"), fields.get("receipts_")):
+            if isinstance(receipts, tuple) and all(isinstance(part, Receipt) for part in receipts):
+                found += [receipts, _of_assumptions(receipts, fields.get("assumptions"))]
+        content = fields.get("label_dp_receipts")  # of a layer of a head, also from a file
+        if isinstance(content, bytes) and content:
+            found.append(receipts_from_bytes(content)[0])
+        if layers_of(part) or own_weights(part):
+            layers.append(part)
+    found += map(_receipts_of_layer, layers)
+    inside = tuple(map(bare, values))
+    return PublicInput(inside[0] if len(inside) == 1 else inside, merge_receipts(*found))
+
+
+def bare(value: Any) -> Any:
+    """Returns the value that a ``PublicInput`` holds, and anything else as it is."""
+    return value.value if isinstance(value, PublicInput) else value
+
+
+def _of_assumptions(receipts: Receipts, assumptions: Any) -> Receipts:
+    """Returns a receipt, free of charge, of the assumptions that a value has next to receipts."""
+    if not receipts or not assumptions or not isinstance(assumptions, tuple):
+        return ()
+    import dp_accounting
+
+    last = receipts[-1]
+    free = Charge(0.0, 0.0, dp_accounting.NoOpDpEvent(), assumptions)
+    content = repr((last.id, tuple(map(str, assumptions)))).encode()
+    name = hashlib.sha256(content).hexdigest()[:32]
+    what = "assumptions of noisy labels"
+    return (Receipt(last.labels, free, what, "declared", time=last.time, id=name),)
+
+
+def _parts(values: tuple[Any, ...]) -> Iterator[Any]:
+    waiting: list[Any] = [values]
+    visited: dict[int, Any] = {}
+    number = 0
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, np.ndarray) and part.dtype == object:
+            part = part.ravel().tolist()
+        if isinstance(part, _ATOMS) or type(part) is np.ndarray or id(part) in visited:
+            continue
+        visited[id(part)] = part
+        if isinstance(part, (list, tuple, set, frozenset, collections.deque)):
+            waiting.extend(part)
+        elif isinstance(part, dict):
+            waiting.extend(part.values())
+        else:
+            number += 1  # rows in lists are not counted
+            if number > _MOST_PARTS:
+                raise ValueError(
+                    f"expected a value of at most {_MOST_PARTS:,} objects, got a larger "
+                    f"{type(values[0]).__name__}: its receipts can't be read. Give the Keras model "
+                    "itself."
+                )
+            yield part
+            waiting.extend(_inside(part))
+
+
+def _inside(part: Any) -> Iterable[Any]:
+    if isinstance(part, PublicInput):
+        return ()
+    if layers := layers_of(part):  # and the user's parts of a loss, a Lambda or a subclass
+        return [*layers, *vars(part).values()]
+    if isinstance(part, functools.partial):
+        return [part.func, *part.args, *part.keywords.values()]
+    if type(part).__module__.partition(".")[0] in _OPAQUE:
+        return [getattr(part, "__self__", None)]  # of a method
+    return getattr(part, "__dict__", {}).values()
+
+
+def history_of(layer: Any) -> History | None:
+    """Returns the history of a layer's trainings, or None."""
+    holder = getattr(layer, "__dict__", {}).get(HISTORY)
+    return None if holder is None else holder.history
+
+
+def _receipts_of_layer(layer: Any) -> Receipts:
+    """Returns the receipts of a layer; for training that none covers, one without a promise.
+
+    Training shows by weights that are not those at the end of the last counted training, and by an
+    optimizer that took more steps than receipts cover.
+    """
+    history, optimizer = history_of(layer), getattr(layer, "optimizer", None)
+    found: list[Receipts] = [] if history is None else [history.receipts]
+    reason = ""
+    if history is None or history.digests is not None:
+        for digest in weight_digests(own_weights(layer)):
+            if history is None or digest not in (history.digests or ()):
+                found.append(known_of(digest))
+                if history is not None and digest not in _OF_WEIGHTS:
+                    reason = f"layer {layer.name!r} was trained or changed without receipts"
+    elif history.trained and optimizer is not None and covered_steps(optimizer) is None:
+        reason = f"{layer.name!r} was compiled again after a training that was interrupted"
+    steps = _uncovered_steps(optimizer)
+    if steps and not _are_known(layers_of(layer)):
+        reason = f"the optimizer of {layer.name!r} took {steps} steps that no receipt covers"
+    if reason:
+        charge = Charge.unknown(
+            f"Nothing is promised: {reason}. Train with tf_labeldp.fit(model, x, noisy) or with "
+            "callbacks=[tf_labeldp.RecordReceipts(noisy)]; or declare the history: "
+            "tf_labeldp.declare(model, because=...)."
+        )
+        unknown = Receipt(LabelSet.new(0), charge, "training without receipts", "unknown")
+        found.append((unknown,))
+    return merge_receipts(*found)
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """Returns the optimizer that takes the steps: itself, or the one that it is around."""
+    return getattr(optimizer, "inner_optimizer", None) or optimizer
+
+
+def covered_steps(optimizer: Any) -> float | None:
+    """Returns how many steps of a Keras optimizer receipts cover; None where none were counted."""
+    both = (optimizer, inner_optimizer(optimizer))
+    return max((getattr(part, COVERED) for part in both if hasattr(part, COVERED)), default=None)
+
+
+def _uncovered_steps(optimizer: Any) -> int:
+    covered = covered_steps(optimizer) or 0
+    if not getattr(optimizer, "built", False) or covered == math.inf:
+        return 0
+    return max(0, int(value_of(inner_optimizer(optimizer).iterations)) - int(covered))
+
+
+def _are_known(layers: list[Any]) -> bool:
+    """Returns whether the weights of layers were read or copied from those of counted trainings.
+
+    Those that can be trained; of a model that is frozen, all. For layers that were trained in this
+    process the optimizer decides, not the weights.
+    """
+    trainable = {id(weight) for layer in layers for weight in layer.trainable_weights}
+    known, digests = set(_OF_WEIGHTS), []
+    for layer in layers:
+        own = [weight for weight in own_weights(layer) if not trainable or id(weight) in trainable]
+        history = history_of(layer) or History()
+        if own and history.trained:
+            return False
+        known |= history.digests or frozenset()
+        digests += weight_digests(own)
+    return bool(digests) and known.issuperset(digests)
+
+
+def note_digests(digests: Iterable[bytes], receipts: Receipts) -> None:
+    """Keeps the receipts of weights with these digests for this process."""
+    for digest in digests:
+        known = known_of(digest)
+        _OF_WEIGHTS[digest] = merge_receipts(known, receipts) if known else receipts
+
+
+def known_of(digest: bytes) -> Receipts:
+    """Returns the receipts that ``note_digests`` kept of weights with this digest."""
+    return _OF_WEIGHTS.get(digest, ())
+
+
+def array_digest(*arrays: np.ndarray) -> str:
+    """Returns a digest of the dtypes, shapes and contents of public arrays."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        contiguous = np.ascontiguousarray(array)
+        digest.update(f"{contiguous.dtype.str}{contiguous.shape}".encode())
+        digest.update(contiguous.tobytes())
+    return digest.hexdigest()
+
+
+def weight_digests(variables: Iterable[Any]) -> list[bytes]:
+    """Returns a digest of the values of each variable, except for constants, as fresh ones are.
+
+    A variable of one number is a constant if it is 0 or 1, or can't be trained.
+    """
+    digests = []
+    for variable in variables:
+        values = np.asarray(value_of(variable))
+        if values.dtype.kind in "fV" and values.size:  # V: bfloat16
+            content = np.ascontiguousarray(values, dtype=np.float32)
+            first = content.flat[0]
+            counts = content.size == 1 and getattr(variable, "trainable", True)
+            if not np.any(content != first) and not (counts and first not in (0.0, 1.0)):
+                continue
+            digest = hashlib.blake2b(repr(content.shape).encode(), digest_size=16)
+            digest.update(content.data)
+            digests.append(digest.digest())
+    return digests
+
+
+def value_of(variable: Any) -> Any:
+    """Returns the value of a variable; on JAX ``numpy()`` warns, on TensorFlow Keras's function."""
+    keras: Any = sys.modules.get("keras")
+    if keras is None or keras.backend.backend() == "tensorflow":
+        return variable.numpy()
+    return keras.ops.convert_to_numpy(variable)
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Returns a Keras layer with all layers inside; an empty list for anything else."""
+    flatten = getattr(model, "_flatten_layers", None)
+    return list(flatten()) if callable(flatten) else []
+
+
+def own_weights(part: Any) -> list[Any]:
+    """Returns the variables of a layer, or of a module of TensorFlow, without its layers'."""
+    if hasattr(part, "trainable_weights"):
+        inner = {id(one) for layer in layers_of(part) if layer is not part for one in layer.weights}
+        return [weight for weight in part.weights if id(weight) not in inner]
+    if type(part).__module__.startswith("tensorflow."):  # as tf.saved_model.load returns it
+        return [weight for weight in getattr(part, "variables", ()) if hasattr(weight, "numpy")]
+    return []

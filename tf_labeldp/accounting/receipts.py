@@ -1,0 +1,587 @@
+"""Receipts of uses of labels, and the statement of any number of them.
+
+``compose_receipts`` alone turns receipts into a statement, for a vault as for a model; a use of
+labels of which nothing is known has a receipt too, with an infinite charge.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import datetime
+import getpass
+import hashlib
+import itertools
+import json
+import math
+import os
+import secrets
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp._version import __version__
+from tf_labeldp.accounting._annotations import Setting
+from tf_labeldp.accounting._guarantee import (
+    RELATION_REPLACE,
+    UNITS,
+    Assumption,
+    PrivacyGuarantee,
+)
+from tf_labeldp.accounting.budget import Charge, CountedCharges, compose_counted
+from tf_labeldp.accounting.events import (
+    approximate_dp_event,
+    event_from_json,
+    event_to_json,
+    pure_dp_event,
+)
+
+FORMAT = 2
+"""Of receipts in files. A newer one is refused, not guessed; format 1, of 0.2, is read."""
+
+_FEATURES = Assumption(
+    "public-features", "holder", "The features are public, and each person has one example."
+)
+_FEATURES_OF_USERS = Assumption(
+    "public-features", "holder", "The features and the user of each example are public."
+)
+_THROUGH_HERE = Assumption(
+    "all-uses-counted",
+    "holder",
+    "The true labels reach training and tuning through the uses counted here alone.",
+)
+_SECURE_BITS = Assumption(
+    "secure-random-bits",
+    "machines",
+    "The operating system's random generator and OpenSSL's, which it seeds, are secure.",
+)
+_FLAGS = {
+    "sample_weights": Assumption(
+        "public-sample-weights", "holder", "The sample weights were made without labels."
+    ),
+    "metrics_reported": Assumption(
+        "metrics-reported",
+        "trainer",
+        "Nobody sees the training loss and metrics that were reported: they reveal true labels.",
+    ),
+    "seeded": None,
+}
+"""Flags of receipts that a statement names, and the assumption of each."""
+_BY_LABEL = Assumption(
+    "stated-by-label",
+    "holder",
+    "The statement is by label and not by user, since some uses are counted by label.",
+)
+_MOST_PAIRS = 1000
+"""Combinations of histories of several label sets that are composed one by one."""
+
+
+class ReceiptError(ValueError):
+    """Receipts were refused: damaged, edited, or written by a newer version."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelSet:
+    """The labels that a receipt is about; it reveals nothing of them."""
+
+    name: str  # random, so that no two label sets share it
+    size: int  # number of labels n
+    people: str | None = None  # the population that they are of; None if it was not declared
+    stored: bool = False  # whether the name outlives the process, in a store
+
+    @classmethod
+    def new(cls, size: int, people: str | None = None, *, stored: bool = False) -> LabelSet:
+        """Returns a set of a name that no other has."""
+        return cls(secrets.token_hex(16), int(size), people, stored)
+
+    def may_be(self, other: LabelSet) -> bool:
+        """Returns whether both may be the same labels.
+
+        Different names that outlive their processes are different sets, and so are populations that
+        were declared to be different.
+        """
+        declared = None not in (self.people, other.people)
+        differ = (declared and self.people != other.people) or (self.stored and other.stored)
+        return self.name == other.name or not differ
+
+
+def actor_name() -> str:
+    """Returns who runs this, from ``LABELDP_ACTOR`` or the name of the login."""
+    try:
+        return os.environ.get("LABELDP_ACTOR") or getpass.getuser()
+    except (OSError, KeyError, ImportError):  # no entry for this user
+        return "unknown"
+
+
+def timestamp() -> str:
+    """Returns the time in UTC, to the second."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Examples:
+    """The m of n examples that a receipt is about: a bit for each, compressed.
+
+    ``numpy.asarray`` has their indices, ``int64`` (m,) rising.
+    """
+
+    bits: bytes
+    total: int  # n
+
+    @classmethod
+    def of(cls, rows: Any, total: int) -> Examples | None:
+        """Returns these rows of ``total``; None where they are all of them."""
+        if rows is None or isinstance(rows, cls):
+            return rows
+        chosen = np.zeros(total, dtype=bool)
+        chosen[np.asarray(rows)] = True
+        if total and chosen.all():
+            return None
+        return cls(zlib.compress(np.packbits(chosen).tobytes(), 9), total)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        packed = np.frombuffer(zlib.decompress(self.bits), np.uint8)
+        chosen = np.flatnonzero(np.unpackbits(packed, count=self.total))
+        return chosen.astype(np.int64 if dtype is None else dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Receipt:
+    """One use of a label set, with its cost.
+
+    Its kind is ``"draw"`` (noisy labels), ``"release"`` (a noisy statistic), ``"steps"`` (noisy
+    gradients), ``"failed"`` (a mechanism that looked and released nothing), ``"unknown"`` (a use of
+    which nothing is known) or ``"declared"``.
+
+    Example:
+        >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
+        >>> labels = PrivateLabels([0, 1, 1], num_classes=2, budget=PrivacyBudget(2.0))
+        >>> [receipt] = labels.randomize(RandomizedResponse(0.5, 2)).receipts
+        >>> receipt.kind, receipt.charge.epsilon, receipt.num_examples
+        ('draw', 0.5, 3)
+    """
+
+    labels: LabelSet
+    charge: Charge
+    what: str  # the use in words
+    kind: str = "draw"
+    key: str = ""  # the name it was asked for by
+    examples: Setting[Any] = None  # indices or a mask, kept as Examples; None for all
+    delta: float = 0.0  # of the vault's budget, at which statements are made
+    output_digest: str | None = None  # of what was released; None for steps
+    unit: str = "label"  # a key of UNITS
+    num_units: int | None = None  # where that is not the number of labels
+    relation: str = RELATION_REPLACE
+    seeded: bool = False  # whether the noise can be repeated
+    metrics_reported: bool = False  # whether loss or metrics on true labels were shown
+    sample_weights: bool = False  # whether examples were weighted
+    answers: tuple[str, ...] = ()  # ids of the "unknown" receipts that a declaration stands for
+    time: str = dataclasses.field(default_factory=timestamp)
+    actor: str = dataclasses.field(default_factory=actor_name)
+    version: str = __version__
+    id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16))  # counts once
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "examples", Examples.of(self.examples, self.labels.size))
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples that the receipt is about."""
+        return self.labels.size if self.examples is None else np.asarray(self.examples).size
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the receipt as JSON can hold it, with a digest of all of it."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields["labels"] = dataclasses.asdict(self.labels)
+        epsilon = self.charge.epsilon
+        fields["charge"] = {
+            "epsilon": "inf" if math.isinf(epsilon) else epsilon,
+            "delta": self.charge.delta,
+            "event": event_to_json(self.charge.event),
+            "assumptions": [note.to_json() for note in self.charge.assumptions],
+        }
+        if self.examples is not None:
+            fields["examples"] = base64.b64encode(self.examples.bits).decode()
+        fields["answers"] = list(self.answers)
+        return {**fields, "digest": _digest(fields)}
+
+    @classmethod
+    def from_json(cls, data: Setting[dict[str, Any]]) -> Receipt:
+        """Returns the receipt that ``to_json`` wrote; ``ReceiptError`` if it was changed since."""
+        try:
+            fields = dict(data)
+            if fields.pop("digest") != _digest(fields):
+                raise ValueError("the digest is of other content")
+            charge = dict(fields["charge"])
+            charge["epsilon"] = float(charge["epsilon"])
+            charge["event"] = event_from_json(charge["event"])
+            fields["charge"] = Charge(**charge)
+            fields["labels"] = LabelSet(**fields["labels"])
+            if fields["examples"] is not None:
+                bits = base64.b64decode(fields["examples"])
+                fields["examples"] = Examples(bits, fields["labels"].size)
+            fields["answers"] = tuple(fields["answers"])
+            return cls(**fields)
+        except (KeyError, TypeError, ValueError, zlib.error) as error:
+            raise ReceiptError(
+                f"a receipt is damaged or was edited ({error}), and its cost can't be counted. "
+                "Use the file as it was written, or a copy of it."
+            ) from error
+
+    def __reduce__(self) -> Any:
+        """Pickles through JSON, so that a receipt in a pickle is checked by its digest too."""
+        return Receipt.from_json, (self.to_json(),)
+
+
+Receipts = tuple[Receipt, ...]
+
+
+def merge_receipts(*several: Iterable[Receipt]) -> Receipts:
+    """Returns all receipts, each once, in the order in which they are met."""
+    return tuple({receipt.id: receipt for receipt in itertools.chain(*several)}.values())
+
+
+def standing(receipts: Receipts) -> Receipts:
+    """Returns the receipts without those that another one answers."""
+    answered = {name for receipt in receipts for name in receipt.answers}
+    return tuple(receipt for receipt in receipts if receipt.id not in answered)
+
+
+def declared_receipt(
+    unknown: Iterable[Receipt], because: str, epsilon: float = 0.0, delta: float = 0.0
+) -> Receipt:
+    """Returns the receipt by which an author declares the cost of unknown uses of labels."""
+    import dp_accounting
+
+    event = approximate_dp_event(epsilon, delta) if epsilon else dp_accounting.NoOpDpEvent()
+    note = Assumption("declared", "authors", f"Declared by its author, not checked: {because}")
+    return Receipt(
+        LabelSet.new(0),
+        Charge(float(epsilon), float(delta), event, (note,)),
+        what=f"declared: {because}",
+        kind="declared",
+        delta=delta,
+        answers=tuple(receipt.id for receipt in unknown),
+    )
+
+
+def receipts_to_bytes(receipts: Iterable[Receipt], **more: Any) -> bytes:
+    """Returns receipts as they are kept in files of models, with more that JSON can hold."""
+    content = {"format": FORMAT, "version": __version__, **more}
+    content["receipts"] = [receipt.to_json() for receipt in receipts]
+    return zlib.compress(json.dumps(content).encode(), 9)
+
+
+def receipts_from_bytes(content: bytes) -> tuple[Receipts, dict[str, Any]]:
+    """Returns the receipts, and all that ``receipts_to_bytes`` wrote with them."""
+    try:
+        data = json.loads(zlib.decompress(content))
+        written, version, listed = data["format"], data["version"], list(data["receipts"])
+    except (KeyError, TypeError, ValueError, zlib.error) as error:
+        raise ReceiptError(
+            f"the receipts of this file are damaged ({error}), and the cost of its labels can't "
+            "be counted. Use a copy of the file as it was written."
+        ) from error
+    if written not in (1, FORMAT):
+        raise ReceiptError(
+            f"the receipts of this file have format {written}, written by tf-labeldp {version}; "
+            f"tf-labeldp {__version__} reads format {FORMAT}. Install the newer version to read it."
+        )
+    return tuple(map(Receipt.from_json, listed)), data
+
+
+class Histories:
+    """The charges of each of n examples of one label set.
+
+    A charge of all examples is counted once. Of the others each different history is a row.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._of_all: Counter[Charge] = Counter()
+        self._rows: list[CountedCharges] = [()]
+        self._sizes = [size]  # number of examples of each row; rows of none are free
+        self._place: dict[frozenset[tuple[Charge, int]], int] = {frozenset(): 0}
+        self._row_of = np.zeros(size, dtype=np.int32)
+
+    def add(self, charge: Charge, examples: Any = None) -> None:
+        """Charges these examples, by indices or a mask; None for all."""
+        if examples is None:
+            self._of_all[charge] += 1
+            return
+        where = np.asarray(examples)
+        old_rows = self._row_of[where]
+        moved = np.bincount(old_rows, minlength=len(self._rows))
+        new_row = np.zeros(len(self._rows), dtype=np.int32)
+        for old in np.flatnonzero(moved):  # a handful of different histories, not examples
+            new_row[old] = self._row(_sum_of(self._rows[old], ((charge, 1),)))
+            self._sizes[new_row[old]] += int(moved[old])
+        self._row_of[where] = new_row[old_rows]
+        # Last, so that an interrupt may leave a charge too many and never one too few.
+        for old in np.flatnonzero(moved):
+            self._sizes[old] -= int(moved[old])
+            if self._sizes[old] == 0:
+                del self._place[frozenset(self._rows[old])]
+
+    def _row(self, history: CountedCharges) -> int:
+        """Returns the row of a history, which may be a new one."""
+        name = frozenset(history)
+        if name not in self._place:
+            if 0 not in self._sizes:
+                self._rows.append(())
+                self._sizes.append(0)
+            self._place[name] = self._sizes.index(0)
+            self._rows[self._place[name]] = history
+        return self._place[name]
+
+    def spread(self) -> list[tuple[CountedCharges, int]]:
+        """Returns each history that some examples have, and their number."""
+        pairs = zip(self._rows, self._sizes, strict=True)
+        return [(self._with_all(row), size) for row, size in pairs if size]
+
+    def distinct(self, examples: Any = None) -> list[CountedCharges]:
+        """Returns the different histories of these examples, by indices or a mask; None for all."""
+        if examples is None:
+            return [history for history, _ in self.spread()]
+        rows = np.flatnonzero(np.bincount(self._row_of[examples]))
+        return [self._with_all(self._rows[row]) for row in rows]
+
+    def _with_all(self, row: CountedCharges) -> CountedCharges:
+        return _sum_of(tuple(self._of_all.items()), row)
+
+    def grow(self, size: int) -> None:
+        """Adds examples up to this number, with the charges of all."""
+        if (more := size - self._row_of.size) > 0:
+            row = self._row(())
+            self._sizes[row] += more
+            self._row_of = np.append(self._row_of, np.full(more, row, np.int32))
+
+    def copy(self) -> Histories:
+        """Returns histories that can be charged by themselves."""
+        found = Histories(0)
+        found._of_all, found._place = self._of_all.copy(), self._place.copy()
+        found._rows, found._sizes = self._rows.copy(), self._sizes.copy()
+        found._row_of = self._row_of.copy()
+        return found
+
+
+def _sum_of(*histories: CountedCharges) -> CountedCharges:
+    counts: Counter[Charge] = Counter()
+    for history in histories:
+        counts.update(dict(history))
+    return tuple(counts.items())
+
+
+class _Fact(NamedTuple):
+    """The content of receipts that a statement names; few different ones, of many receipts."""
+
+    labels: LabelSet
+    unit: str | None  # None for a declaration
+    delta: float
+    num_units: int
+    flags: frozenset[str]
+    reasons: tuple[Assumption, ...]  # why nothing is promised
+
+
+class Composition:
+    """The sum of any number of receipts, at any time, without going through them again.
+
+    Each receipt is counted once, and not if another one answers it.
+
+    Guarantee:
+        That of ``compose_receipts`` for all receipts that were added.
+    """
+
+    def __init__(self, receipts: Iterable[Receipt] = ()) -> None:
+        self._receipts: dict[str, Receipt] = {}
+        self._answered: set[str] = set()
+        self._histories: dict[str, Histories] = {}  # by the name of the label set
+        self._facts: dict[_Fact, None] = {}
+        for receipt in receipts:
+            self.add(receipt)
+
+    def add(self, receipt: Receipt) -> None:
+        """Adds a receipt; one that is there already counts once."""
+        if receipt.id in self._receipts:
+            return
+        self._receipts[receipt.id] = receipt
+        self._answered.update(receipt.answers)
+        more = [receipt]
+        if not self._receipts.keys().isdisjoint(receipt.answers):
+            self._histories, self._facts = {}, {}
+            more = list(self._receipts.values())
+        for counted in more:
+            if counted.id not in self._answered:
+                self._count(counted)
+
+    def _count(self, receipt: Receipt) -> None:
+        labels, charge = receipt.labels, receipt.charge
+        # Without an account of single examples, as of a declaration, all are alike.
+        known = self._histories.setdefault(labels.name, Histories(max(1, labels.size)))
+        known.grow(labels.size)
+        known.add(charge, receipt.examples)
+        fact = _Fact(
+            labels,
+            None if receipt.kind == "declared" else receipt.unit,
+            receipt.delta,
+            receipt.num_units or labels.size,
+            frozenset(name for name in _FLAGS if getattr(receipt, name)),
+            charge.assumptions if math.isinf(charge.epsilon) else (),
+        )
+        self._facts[fact] = None
+
+    def with_receipts(self, receipts: Iterable[Receipt]) -> Composition:
+        """Returns the composition with more receipts; this one stays as it is."""
+        extended = Composition()
+        for name, value in vars(self).items():
+            setattr(extended, name, value.copy())
+        extended._histories = {name: history.copy() for name, history in self._histories.items()}
+        for receipt in receipts:
+            extended.add(receipt)
+        return extended
+
+    def histories(
+        self, labels: LabelSet | None = None, examples: Any = None
+    ) -> list[CountedCharges]:
+        """Returns the charges that one person may have, in all label sets together.
+
+        ``labels`` and ``examples`` leave those with an example among these, by indices or a mask.
+        """
+        if labels is None:
+            return list(self._of_one_person())
+        return list(self._of_one_person(labels, self._own(labels).distinct(examples)))
+
+    def spread(self, labels: LabelSet) -> Iterator[tuple[list[CountedCharges], int]]:
+        """Yields the histories that some examples of a label set may have, and their number."""
+        for history, size in self._own(labels).spread():
+            yield list(self._of_one_person(labels, [history])), size
+
+    def _own(self, labels: LabelSet) -> Histories:
+        return self._histories.get(labels.name, Histories(max(1, labels.size)))
+
+    def _of_one_person(
+        self, labels: LabelSet | None = None, *own: list[CountedCharges]
+    ) -> Iterator[CountedCharges]:
+        """Yields the histories that one person may have; ``own`` are those in ``labels``."""
+        people = {fact.labels.name: fact.labels.people for fact in self._facts}
+        if labels is not None:
+            people.pop(labels.name, None)
+            if labels.people is not None:
+                people = {name: of for name, of in people.items() if of in (None, labels.people)}
+        for population in set(people.values()) - {None} or {None}:
+            # Label sets that may be of the same people.
+            same = [name for name, of in people.items() if of in (population, None)]
+            yield from _together([*own, *(self._histories[name].distinct() for name in same)])
+
+    def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
+        """Returns the statement; at the largest delta of the receipts, unless another is given."""
+        if not self._histories:
+            return PrivacyGuarantee(epsilon=0.0)
+        facts = list(self._facts)
+        units = {fact.unit for fact in facts if fact.unit is not None} or {"label"}
+        unit = units.pop() if len(units) == 1 else "label"
+        flags = frozenset().union(*(fact.flags for fact in facts))
+        sums = _sums(self.histories(), max(fact.delta for fact in facts), delta)
+        # The statement covers every example, so it rests on what any of their sums rests on.
+        notes = dict.fromkeys(note for total in sums for note in total.assumptions)
+        endless = {note for fact in facts for note in fact.reasons}
+        reasons = [note for note in notes if note in endless or note.code == "not-promised"]
+        named = self._named_assumptions(unit, flags, by_user="user" in {unit, *units})
+        return PrivacyGuarantee(
+            max(total.epsilon for total in sums),
+            max(total.delta for total in sums),
+            UNITS[unit],
+            assumptions=tuple(dict.fromkeys([*reasons, *notes, *named])),
+            seeded="seeded" in flags,
+            num_units=max(fact.num_units if unit == "user" else fact.labels.size for fact in facts)
+            or None,
+        )
+
+    def _named_assumptions(
+        self, unit: str, flags: frozenset[str], *, by_user: bool
+    ) -> Iterator[Assumption]:
+        yield _FEATURES_OF_USERS if unit == "user" else _FEATURES
+        people = {fact.labels.people for fact in self._facts} - {None}
+        sized = {fact.labels.name for fact in self._facts if fact.labels.size}
+        if len(people) > 1:
+            names = ", ".join(map(repr, sorted(people, key=str)))
+            text = f"No person is in more than one of the populations {names}."
+            yield Assumption("disjoint-people", "holder", text)
+        elif len(sized) > 1:
+            text = f"Each person has at most one example in each of {len(sized)} label sets."
+            yield Assumption("one-example-per-set", "holder", text)
+        if by_user and unit != "user":
+            yield _BY_LABEL
+        yield _THROUGH_HERE
+        yield from (note for flag, note in _FLAGS.items() if note and flag in flags)
+        if "seeded" not in flags:
+            yield _SECURE_BITS
+
+
+def compose_receipts(receipts: Iterable[Receipt], delta: float | None = None) -> PrivacyGuarantee:
+    """Returns the statement of all uses that these receipts are of.
+
+    Guarantee:
+        The statement covers all that was released under these receipts together, for the
+        replacement of one label: a sum of promises made before the draws. Receipts of one label set
+        compose in sequence on each example that both touch, and in parallel on different examples
+        (``ghazi2021``, Observation 4). Two label sets may hold labels of the same people, in any
+        order, so the worst example of one is added to the worst of the other, unless they are
+        declared to be of different populations (``people``).
+    """
+    return Composition(receipts).guarantee(delta)
+
+
+def _sums(
+    histories: list[CountedCharges], stated: float, delta: float | None
+) -> list[PrivacyGuarantee]:
+    """Returns the sum of each history at a delta, or at the least one that can be stated."""
+    import dp_accounting
+
+    if delta is not None:
+        stated = _validate.number_in("delta", delta, "[0, 1)")
+    sums = [compose_counted(history, stated) for history in histories]
+    if delta is None and any(math.isinf(total.epsilon) for total in sums):
+        # Deltas of uses without an event add up, and may pass that of the budgets.
+        opaque = max(
+            math.fsum(
+                charge.delta * count
+                for charge, count in history
+                if isinstance(charge.event, dp_accounting.NonPrivateDpEvent)
+            )
+            for history in histories
+        )
+        if 0.0 < opaque < 1.0 - stated:
+            return [compose_counted(history, stated + opaque) for history in histories]
+    return sums
+
+
+def _together(several: list[list[CountedCharges]]) -> Iterator[CountedCharges]:
+    """Yields what one person may have been charged who has an example in each label set."""
+    if math.prod(len(histories) for histories in several) > _MOST_PAIRS:
+        # Each charge as often as anybody was charged with it: more than any combination has.
+        several = [[_largest(histories)] for histories in several]
+    for combination in itertools.product(*several):
+        yield _sum_of(*combination)
+
+
+def _largest(histories: list[CountedCharges]) -> CountedCharges:
+    """Returns a history that costs no less than any of these, in any composition."""
+    charges = [charge for history in histories for charge, _ in history]
+    if charges and all(charge.delta == 0.0 and math.isfinite(charge.epsilon) for charge in charges):
+        total = max(
+            math.fsum(charge.epsilon * count for charge, count in history) for history in histories
+        )
+        notes = dict.fromkeys(note for charge in charges for note in charge.assumptions)
+        return ((Charge(total, 0.0, pure_dp_event(total), tuple(notes)), 1),)
+    most: Counter[Charge] = Counter()
+    for history in histories:
+        most |= Counter(dict(history))
+    return tuple(most.items())
+
+
+def _digest(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,376 @@
+"""``poisson_batches``: Poisson-sampled batches of a fixed size, for label-private DP-SGD."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting import Private, Public, public_input
+from tf_labeldp.accounting.receipts import Receipts
+from tf_labeldp.data._poisson_sampler import PoissonSampler, uniform_subset
+from tf_labeldp.data._row_source import RowSource, kept_dtype
+from tf_labeldp.mechanisms.random_bits import uniform_below, uniform_integers
+from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault.private_labels import labels_for_training
+
+_WARN_OVERFLOW = 0.01
+_BATCH, _ALT, _USERS = range(3)
+"""Streams of a seed: a second batch does not change the first one."""
+
+
+def poisson_batches(
+    features: Public[Any],
+    labels: Private[Any],
+    *,
+    sampling_probability: float,
+    steps: int,
+    buffer_size: int | None = None,
+    users: Public[Any] = None,
+    max_examples_per_user: int | None = None,
+    insecure_seed: int | None = None,
+) -> PoissonBatches:
+    """Returns batches for ``LabelDPModel.fit`` that include each example with probability q.
+
+    At each step every example (or user) enters the batch independently with probability
+    ``sampling_probability``, as ``accounting.dp_sgd_guarantee`` assumes. A batch of varying size
+    lies in a buffer of fixed size, with weight one on its rows and zero on the padding. The batches
+    hold true labels, so only ``LabelDPModel.fit`` can open them, after it has charged the labels.
+
+    Guarantee:
+        Sampling does not look at labels, and takes its bits from the operating system unless a seed
+        is given: then the run is "not private: seeded". Given which others are in a batch, an
+        example (user) is in it with probability at most ``sampling_probability``, exactly.
+
+        A batch that does not fit into the buffer is emptied: all its weights are zero, and the step
+        is noise alone. The guarantee of the subsampled Gaussian holds all the same under
+        replacement of one label: let R be the batch without example i. If R has fewer examples than
+        the buffer, i is in the batch with probability at most q; otherwise the step does not depend
+        on i's label. Under ``relation="add_or_remove"`` it does not hold, as the presence of i
+        empties batches. Truncating batches would break it for both.
+
+        Padding repeats the first row of the features, with the label 0 (or the low end of the
+        range), and so does not depend on labels. With ``users``, a user's k rows come together or
+        not at all, so all of this holds for replacement of all labels of one user.
+
+        Batches must stay hidden: an adversary who learns which examples are in a batch, also
+        through its size, gets no amplification by sampling.
+
+    Source: ``ghazi2024``, Algorithm 1, line 2, with the Poisson sampling that its accounting
+    (Appendix C) assumes.
+
+    Args:
+        features: public features of n examples: an array (n, ...), or a nested dict or tuple of
+            arrays. For data larger than memory, an ``np.memmap`` or any object with ``__len__`` and
+            ``__getitem__``: it gets increasing ``int64`` row numbers (m,) without repeats, as
+            ``h5py`` takes them, and returns an array (m, ...) or a dict or tuple of arrays.
+            ``float64`` becomes ``float32``.
+        labels: a ``PrivateLabels`` vault of n labels (or rows of labels), or an array (n, ...) of
+            numbers. For an array, no vault tracks the privacy budget: that is up to you.
+        sampling_probability: q in (0, 1]; at least two examples (users) must be expected in a
+            batch.
+        steps: steps per epoch. An epoch is a number of steps, not a pass over the data.
+        buffer_size: the most examples (users) of a batch. None takes the smallest multiple of 8
+            that a batch exceeds with probability at most 1e-3: one step in a thousand is then noise
+            alone, and the others have less padding to compute.
+        users: for user-level privacy, the user of each example (n,): integers, texts or other
+            hashable values. Public knowledge.
+        max_examples_per_user: k; each user contributes exactly k rows to each of its batches. Of
+            more examples k are chosen at random, once; fewer are repeated at random up to k
+            (``ghazi2024``, section 6).
+        insecure_seed: makes the batches repeatable, and the guarantee "not private: seeded".
+
+    Returns:
+        A ``PoissonBatches`` for ``LabelDPModel.fit``. It cannot be iterated. Its attributes say how
+        batches are sampled: ``labels`` (the vault, or None), ``num_examples``, ``num_units``
+        (examples, or users), ``sampling_probability``, ``steps``, ``buffer_size`` (in units),
+        ``expected_batch_size``, ``privacy_unit`` ("label" or "user"), ``group_size`` (rows of a
+        unit: 1, or k for users) and ``seeded``.
+
+    Raises:
+        TypeError: features that can't be read by row number, features or labels that are not
+            numbers, arguments of a wrong type.
+        ValueError: an argument out of range, fewer than two examples expected in a batch, a buffer
+            smaller than that, lengths that differ, labels with NaN, ``users`` alone.
+        RuntimeError: Keras runs on another backend than TensorFlow.
+
+    Example:
+        >>> from tf_labeldp import PrivacyBudget, PrivateLabels
+        >>> labels = PrivateLabels([0, 1] * 50, num_classes=2, budget=PrivacyBudget(epsilon=1.0))
+        >>> features = np.zeros((100, 3), np.float32)
+        >>> poisson_batches(features, labels, sampling_probability=0.2, steps=10)
+        PoissonBatches(num_examples=100, sampling_probability=0.2, steps=10, buffer_size=40,
+                       privacy_unit='label', group_size=1, seeded=False)
+    """
+    _validate.keras_on_tensorflow("poisson_batches")
+    public = public_input(features, users)
+    features, users = public.value
+    source = RowSource(features)
+    q = _validate.number_in(
+        "sampling_probability",
+        sampling_probability,
+        "(0, 1]",
+        ". For an expected batch of b of n examples, give b / n",
+    )
+    if (users is None) != (max_examples_per_user is None):
+        raise ValueError(
+            "users and max_examples_per_user go together for a guarantee for users. Give both."
+        )
+    seed = insecure_seed
+    if seed is not None:
+        seed = _validate.integer_at_least("insecure_seed", seed, 0)
+    if not isinstance(labels, PrivateLabels):
+        labels = _checked_labels(labels)
+    if len(labels) != source.num_rows:
+        raise ValueError(
+            f"features have {source.num_rows} examples, labels {len(labels)}. Give one label each."
+        )
+    rows_of_units = None
+    if users is not None:
+        k = _validate.integer_at_least("max_examples_per_user", max_examples_per_user, 1)
+        rows_of_units = rows_of_users(users, source.num_rows, k, _generator(seed, _USERS))
+    num_units = source.num_rows if rows_of_units is None else len(rows_of_units)
+    sampler = _checked_sampler(num_units, q, buffer_size)
+    steps = _validate.integer_at_least("steps", steps, 1)
+    return PoissonBatches(source, labels, sampler, q, steps, rows_of_units, seed, public.receipts)
+
+
+class PoissonBatches:
+    """The batches of ``poisson_batches``: shows how they are sampled, and no batch or label."""
+
+    def __init__(
+        self,
+        features: RowSource,
+        labels: PrivateLabels | np.ndarray,
+        sampler: PoissonSampler,
+        sampling_probability: float,
+        steps: int,
+        rows_of_units: np.ndarray | None,
+        seed: int | None,
+        receipts: Receipts,
+    ) -> None:
+        self._features = features
+        self._sampler = sampler
+        self._rows_of_units = rows_of_units
+        self._seed = seed
+        self._openings = itertools.count()
+        self._values = lambda: labels  # a function, so that no attribute prints labels
+        self.labels = labels if isinstance(labels, PrivateLabels) else None
+        self.receipts = receipts
+        self.num_examples = features.num_rows
+        self.num_units = sampler.num_units
+        self.sampling_probability = sampling_probability
+        self.steps = steps
+        self.buffer_size = sampler.buffer_size
+        self.expected_batch_size = sampling_probability * sampler.num_units
+        self.privacy_unit = "label" if rows_of_units is None else "user"
+        self.group_size = 1 if rows_of_units is None else int(rows_of_units.shape[1])
+        self.seeded = seed is not None
+
+    def _open(self, *, alt_examples: int = 0, disjoint: bool = False) -> tf.data.Dataset:
+        """Returns the batches with their true labels; for ``LabelDPModel.fit``, after the charge.
+
+        Args:
+            alt_examples: size of a second set of examples, drawn for each step uniformly without
+                replacement and independently of the batch; 0 for none.
+            disjoint: for a training step that reveals which examples are in a batch, and so gets no
+                amplification: batches of the expected size in turn, without sampling.
+
+        Returns:
+            An endless dataset of (x, y, weights), or (x, y, weights, alt_x) with a second set. With
+            B = ``buffer_size * group_size``: x, of the structure of the features, has B rows; y is
+            (B, ...), ``int64`` codes or ``float32`` numbers of a vault, else of the array's dtype;
+            weights ``float32`` (B,) are one for examples and zero for padding.
+        """
+        if alt_examples > self.num_examples:
+            raise ValueError(
+                f"expected a second batch of at most {self.num_examples} examples, got "
+                f"{alt_examples}. Give the denoiser fewer examples."
+            )
+        features, rows = self._features, self.buffer_size * self.group_size
+        if self.labels is None:
+            true_labels: Any = self._values()
+            dtype, padding = true_labels.dtype, 0
+        else:
+            true_labels, kind = labels_for_training(self.labels), self.labels.kind
+            dtype, padding = np.dtype(kind.target_dtype), kind.any_labels(1).flat[0]
+        label_shape = (rows, *true_labels.shape[1:])
+        spec: tuple[Any, ...] = (
+            features.pack(features.specs(rows)),
+            tf.TensorSpec(label_shape, dtype),
+            tf.TensorSpec((rows,), tf.float32),
+        )
+        if alt_examples:
+            spec += (features.pack(features.specs(alt_examples)),)
+        flat_spec = tf.nest.flatten(spec)
+        opening = next(self._openings)
+        turn = self._turns(opening) if disjoint else None
+        pool = ThreadPoolExecutor(max_workers=1)
+        waiting: dict[int, Future[Any]] = {}
+
+        def batch(step: int) -> list[np.ndarray]:
+            if turn is not None:
+                drawn = turn(step)
+            else:
+                drawn = self._sampler.draw(_generator(self._seed, _BATCH, opening, step))
+            if self._rows_of_units is not None:
+                drawn = self._rows_of_units[drawn].ravel()
+            y = np.full(label_shape, padding, dtype)
+            y[: drawn.size] = true_labels[drawn]
+            weights = (np.arange(rows) < drawn.size).astype(np.float32)
+            parts = [*features.read(drawn, rows), y, weights]
+            if alt_examples:
+                rng = _generator(self._seed, _ALT, opening, step)
+                others = uniform_subset(alt_examples, self.num_examples, rng)
+                parts += features.read(others, alt_examples)
+            return parts
+
+        def one_ahead(step: np.ndarray) -> list[np.ndarray]:
+            # tf.data's own prefetch hangs if Python exits while it calls Python.
+            now = int(step)
+            ready = waiting.pop(now, None) or pool.submit(batch, now)
+            waiting.clear()
+            waiting[now + 1] = pool.submit(batch, now + 1)
+            return ready.result()
+
+        def element(step: tf.Tensor) -> tuple[Any, ...]:
+            tensors = tf.numpy_function(one_ahead, [step], [part.dtype for part in flat_spec])
+            for tensor, part in zip(tensors, flat_spec, strict=True):
+                tensor.set_shape(part.shape)
+            return tf.nest.pack_sequence_as(spec, tensors)
+
+        options = tf.data.Options()
+        options.experimental_optimization.inject_prefetch = False
+        return tf.data.Dataset.counter().map(element).with_options(options)
+
+    def _turns(self, opening: int) -> Callable[[int], np.ndarray]:
+        """Returns the sorted units of each step: all units in turn, in random order per pass.
+
+        An epoch begins a new pass. So in an epoch each unit is used
+        ``ceil(steps / (num_units // size))`` times at most, in any order of the steps, and however
+        often they are asked for. The order is no secret, as the batches are none.
+        """
+        size, seed = self.disjoint_size, self._seed
+        seed = secrets.randbits(128) if seed is None else seed
+
+        @functools.lru_cache(maxsize=1)
+        def order_of(epoch: int, number: int) -> np.ndarray:
+            rng = _generator(seed, _BATCH, opening, epoch, number)
+            return np.argsort(uniform_integers(self.num_units, rng), kind="stable")
+
+        def turn(step: int) -> np.ndarray:
+            epoch, place = divmod(step, self.steps)
+            number, place = divmod(place, self.num_units // size)
+            return np.sort(order_of(epoch, number)[place * size : (place + 1) * size])
+
+        return turn
+
+    def known_labels(self) -> np.ndarray | None:
+        """Returns the labels of an array; None for those of a vault."""
+        return self._values() if self.labels is None else None  # type: ignore[return-value]
+
+    @property
+    def disjoint_size(self) -> int:
+        """Units of a batch where batches are disjoint: the expected size, rounded."""
+        return max(1, min(round(self.expected_batch_size), self.buffer_size))
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(
+            "PoissonBatches can't be iterated: they hold true labels. Use LabelDPModel.fit."
+        )
+
+    def __repr__(self) -> str:
+        names = ["num_examples", "sampling_probability", "steps", "buffer_size"]
+        names += ["privacy_unit", "group_size", "seeded"]
+        return f"PoissonBatches({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
+def _checked_labels(labels: Any) -> np.ndarray:
+    """Returns a copy of labels that no vault holds, or raises without showing any."""
+    array = np.atleast_1d(np.array(labels.numpy() if hasattr(labels, "numpy") else labels))
+    if array.dtype.kind not in "biuf":
+        raise TypeError(
+            f"labels must be a PrivateLabels vault or an array of numbers, got dtype {array.dtype} "
+            f"of {type(labels).__name__}. PrivateLabels(labels, classes=[...]) takes names."
+        )
+    with np.errstate(over="ignore"):
+        array = array.astype(kept_dtype(array.dtype), copy=False)
+    if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
+        raise ValueError(
+            f"labels must be finite ({array.dtype}), but some are not. Leave these "
+            "examples out, or fill them in, by a rule that does not look at labels."
+        )
+    return array
+
+
+def rows_of_users(
+    users: Any, num_rows: int, rows_per_user: int, rng: np.random.Generator | None
+) -> np.ndarray:
+    """Returns k row numbers for each user, ``int64`` (num_users, k), without looking at labels."""
+    codes = _user_codes(users, num_rows)
+    counts = np.bincount(codes)
+    starts = np.cumsum(counts) - counts
+    # Rows of a user stand together, in a random order.
+    shuffled = np.lexsort((uniform_integers(num_rows, rng), codes))
+    places = np.tile(np.arange(rows_per_user), (counts.size, 1))
+    missing = places >= counts[:, np.newaxis]
+    owners = np.nonzero(missing)[0]
+    places[missing] = uniform_below(counts[owners], rng)
+    return shuffled[starts[:, np.newaxis] + places]
+
+
+def _user_codes(users: Any, num_rows: int) -> np.ndarray:
+    """Returns users as numbers 0..num_users-1, ``int64`` (n,)."""
+    array = np.asarray(users.numpy() if hasattr(users, "numpy") else users)
+    if array.shape != (num_rows,):
+        raise ValueError(
+            f"users must have shape ({num_rows},), got {array.shape}. Make tuples into texts first."
+        )
+    missing = sum(user is None or user != user for user in array.tolist())  # NaN is not itself
+    if missing:
+        raise ValueError(
+            f"users must be known, but {missing} of {num_rows} are missing (None or NaN). Give "
+            "each of these rows a user of its own, or leave them out, without looking at labels."
+        )
+    if array.dtype.kind != "O":
+        return np.unique(array, return_inverse=True)[1].astype(np.int64)
+    numbers = {user: code for code, user in enumerate(dict.fromkeys(array))}  # not sortable
+    return np.fromiter((numbers[user] for user in array), np.int64, array.size)
+
+
+def _checked_sampler(num_units: int, q: float, buffer_size: Any) -> PoissonSampler:
+    expected = round(q * num_units, 6)  # (b / n) * n may miss b
+    if expected < 2.0:
+        raise ValueError(
+            f"a batch needs at least two examples (users) expected, got {expected:g} = {q:g} * "
+            f"{num_units}. Raise sampling_probability, or give more examples."
+        )
+    if buffer_size is not None:
+        buffer_size = _validate.integer_at_least("buffer_size", buffer_size, 1)
+        if buffer_size < expected:
+            raise ValueError(
+                f"buffer_size={buffer_size} is smaller than the expected batch of {expected:g}: "
+                "most batches would be emptied. Leave it out for one that fits."
+            )
+    sampler = PoissonSampler(num_units, q, buffer_size)
+    lost = sampler.overflow_probability
+    if lost > _WARN_OVERFLOW:
+        _validate.warn(
+            f"{lost:.0%} of the batches will not fit into buffer_size={buffer_size} and be emptied "
+            "(their steps are noise alone). Leave buffer_size out for one that fits."
+        )
+    return sampler
+
+
+def _generator(seed: int | None, *stream: int) -> np.random.Generator | None:
+    """Returns the generator of a stream of a seed, or None for the operating system's bits."""
+    if seed is None:
+        return None
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=stream))

@@ -1,0 +1,475 @@
+"""Clusters of public features, found by k-means or given, and noisy labels that agree with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting import Public, public_input
+from tf_labeldp.accounting.provenance import bare
+from tf_labeldp.accounting.receipts import Receipts
+from tf_labeldp.features.reader import FeatureRows
+from tf_labeldp.mechanisms import RandomizedResponse
+from tf_labeldp.mechanisms.base import checked_mechanism
+
+_MINI_BATCHES_ABOVE = 100_000
+"""Examples beyond which k-means is fitted on mini-batches."""
+_ITERATIONS = 100
+"""Rounds of k-means, at most."""
+_MOST_CLUSTERS = 1 << 31
+"""Larger cluster numbers are hashes or ids."""
+_BLOCK_CELLS = 1 << 23
+"""Distances in memory at a time."""
+_THREADS = 2
+"""Sums of two threads are the same in either order, those of more are not: another run would give
+other clusters, for which a stored release could not be found again."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Clusters:
+    """A cluster for each example, from ``find_clusters`` or ``Clusters.from_assignments``.
+
+    Guarantee:
+        No label is looked at, if the encoder has seen none; clusters are public like the features.
+
+    Attributes:
+        assignments: the cluster of each example, ``int64`` (n,) in 0..C-1.
+        num_clusters: C.
+        centres: ``float64`` (P, d), of the (encoded) features; P = C, or more after
+            ``merge_small``. None where only the assignments are known.
+        cluster_of_centre: the cluster of each centre, ``int64`` (P,); None without centres.
+        encoder: from inputs to features; None for features as they are.
+        feature_names: names of the columns of ``find_clusters``, if any; ``assign`` refuses others.
+        receipts: of the uses of labels behind features and encoder.
+
+    Example:
+        >>> features = np.array([[0.0], [0.2], [5.0], [5.1], [9.0]])
+        >>> clusters = find_clusters(features, 3)
+        >>> print(clusters.merge_small(2))
+        2 clusters of 5 examples: sizes 2 to 3, median 2.5; 0 empty, 2 below 50
+        >>> clusters.merge_small(2).assign([[8.0]]) == clusters.merge_small(2).assign([[5.0]])
+        array([ True])
+    """
+
+    assignments: np.ndarray
+    num_clusters: int
+    centres: np.ndarray | None = None
+    cluster_of_centre: np.ndarray | None = None
+    encoder: Any = None
+    feature_names: tuple[str, ...] | None = None
+    receipts: Receipts = ()
+
+    @classmethod
+    def from_assignments(
+        cls, assignments: Public[Any], num_clusters: int | None = None
+    ) -> Clusters:
+        """Returns clusters without centres, from elsewhere.
+
+        Args:
+            assignments: integers (n,) in 0..C-1, made without looking at labels.
+            num_clusters: C; None for the largest assignment plus one.
+
+        Raises:
+            TypeError: the assignments are not integers.
+            ValueError: a wrong shape, none at all, or assignments outside of 0..C-1.
+        """
+        public = public_input(assignments)
+        array = np.asarray(public.value)
+        if array.ndim != 1 or array.size == 0:
+            raise ValueError(
+                f"assignments must have shape (n,), the cluster of each example, got {array.shape}."
+            )
+        numbers = _validate.group_numbers(
+            "assignments", array, hint="Examples without a cluster get one of their own."
+        )
+        most = int(array.max()) + 1
+        if most > _MOST_CLUSTERS:
+            raise ValueError(
+                f"assignments must be numbered 0..C-1, got {most - 1}: too many. Number them with "
+                "np.unique(assignments, return_inverse=True)[1]."
+            )
+        if num_clusters is None:
+            num_clusters = most
+        elif _validate.integer_at_least("num_clusters", num_clusters, 1) < most:
+            raise ValueError(
+                f"assignments must be in 0..{num_clusters - 1}, got {most - 1}. Raise num_clusters."
+            )
+        return cls(_frozen(numbers), int(num_clusters), receipts=public.receipts)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The number of examples of each cluster, ``int64`` (C,)."""
+        return np.bincount(self.assignments, minlength=self.num_clusters)
+
+    def __len__(self) -> int:
+        """Returns the number of examples n."""
+        return int(self.assignments.size)
+
+    def assign(self, features: Public[Any]) -> np.ndarray:
+        """Returns the clusters of the nearest centres, ``int64`` (m,); the first of equally near.
+
+        Args:
+            features: (m, ...) as in ``find_clusters``, whose own features get their assignments.
+
+        Raises:
+            ValueError: these clusters have no centres; or features that are not finite, or have
+                other columns.
+        """
+        if self.centres is None or self.cluster_of_centre is None:
+            raise ValueError(
+                "these clusters have no centres, so new examples can't be assigned. Make them with "
+                "find_clusters, or assign new examples where the clusters come from."
+            )
+        rows = FeatureRows(features, self.encoder, columns=self.feature_names, flatten=True).array()
+        if rows.shape[1] != self.centres.shape[1]:
+            raise ValueError(
+                f"features have {rows.shape[1]} columns, the centres {self.centres.shape[1]}. Give "
+                "the same kind of inputs as to find_clusters."
+            )
+        return self.cluster_of_centre[_nearest(rows, self.centres)]
+
+    def merge_small(self, minimum_size: int) -> Clusters:
+        """Returns clusters of which each has at least ``minimum_size`` examples.
+
+        A smaller cluster joins, whole, the larger one whose centre is nearest to its own; numbers
+        follow the order of those kept. A histogram adds noise of about ``3 / (epsilon m)`` to each
+        class's share in a cluster of m examples, so the priors of small ones are mostly noise.
+
+        Args:
+            minimum_size: at least 1; public.
+
+        Raises:
+            ValueError: no cluster is as large, or these have no centres.
+        """
+        minimum_size = _validate.integer_at_least("minimum_size", minimum_size, 1)
+        sizes = self.sizes
+        large = sizes >= minimum_size
+        if large.all():
+            return self
+        if not large.any():
+            raise ValueError(
+                f"no cluster has minimum_size={minimum_size} examples; the largest has "
+                f"{int(sizes.max())}. Use a smaller minimum_size, or fewer clusters."
+            )
+        if self.centres is None or self.cluster_of_centre is None:
+            raise ValueError(
+                "these clusters have no centres, so distances are unknown. Make them with "
+                "find_clusters, or merge the assignments where they come from."
+            )
+        new_number = np.cumsum(large) - 1
+        from_large = large[self.cluster_of_centre]
+        owners = self.cluster_of_centre[from_large]
+        small = np.flatnonzero(~from_large)
+        nearest = _nearest(self.centres[small], self.centres[from_large])
+        squares = (self.centres[small] - self.centres[from_large][nearest]) ** 2
+        # Of the centres of one small cluster, the one with the least distance decides.
+        order = np.lexsort((squares.sum(axis=1), self.cluster_of_centre[small]))
+        merged, first = np.unique(self.cluster_of_centre[small][order], return_index=True)
+        new_number[merged] = new_number[owners[nearest[order][first]]]
+        return dataclasses.replace(
+            self,
+            assignments=_frozen(new_number[self.assignments]),
+            num_clusters=int(large.sum()),
+            cluster_of_centre=_frozen(new_number[self.cluster_of_centre]),
+        )
+
+    def summary(self, below: int = 50) -> str:
+        """Returns one line on the sizes, with the number of clusters of fewer than ``below``."""
+        sizes = self.sizes
+        return (
+            f"{self.num_clusters:,} clusters of {len(self):,} examples: sizes {sizes.min():,} to "
+            f"{sizes.max():,}, median {np.median(sizes):,g}; {int((sizes == 0).sum()):,} empty, "
+            f"{int((sizes < below).sum()):,} below {below:,}"
+        )
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def __repr__(self) -> str:
+        return f"<Clusters: {self.summary()}>"
+
+
+def find_clusters(
+    features: Public[Any], num_clusters: int, *, encoder: Public[Any] = None, seed: int = 0
+) -> Clusters:
+    """Returns clusters of public features by k-means.
+
+    Uses scikit-learn's ``KMeans`` up to 100,000 examples, and its ``MiniBatchKMeans`` beyond. The
+    same features and seed give the same clusters on one machine; another may round differently. To
+    be sure, keep the ``assignments``.
+
+    Guarantee:
+        No label is looked at. Assumes that ``encoder`` has seen none of the labels either, except
+        through uses that its receipts count.
+
+    Source: steps 2 and 3 of Algorithm 4 of ``ghazi2021``.
+
+    Args:
+        features: numbers (n, ...), finite, flattened to (n, d), or inputs of the encoder, of any
+            kind that ``FeatureRows`` reads.
+        num_clusters: C, at least 1, at most n.
+        encoder: as for ``FeatureRows``.
+        seed: of the starting centres; public.
+
+    Raises:
+        TypeError: features that are no numbers, or an encoder that is none.
+        ValueError: features that are empty, not finite or of a wrong shape; an encoder whose
+            outputs are not (m, d); more clusters than examples.
+
+    Example:
+        >>> features = np.repeat([[0.0, 1.0], [4.0, 4.0]], [30, 20], axis=0)
+        >>> find_clusters(features, 2).sizes.tolist() in ([30, 20], [20, 30])
+        True
+    """
+    num_clusters = _validate.integer_at_least("num_clusters", num_clusters, 1)
+    seed = _validate.integer_at_least("seed", seed, 0)
+    read = FeatureRows(features, encoder, flatten=True)
+    receipts, rows = read.receipts, read.array()
+    if num_clusters > rows.shape[0]:
+        raise ValueError(
+            f"num_clusters must be at most the number of examples, {rows.shape[0]}, got "
+            f"{num_clusters}."
+        )
+    centres = _kmeans_centres(rows, num_clusters, seed)
+    return Clusters(
+        _frozen(_nearest(rows, centres)),
+        num_clusters,
+        _frozen(centres),
+        _frozen(np.arange(num_clusters)),
+        bare(encoder),
+        read.columns,
+        receipts,
+    )
+
+
+def _kmeans_centres(rows: np.ndarray, num_clusters: int, seed: int) -> np.ndarray:
+    from sklearn import cluster
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    # Moved and scaled, single precision holds any numbers: it is half the memory and time.
+    mean = rows.mean(axis=0, dtype=np.float64)
+    ends = np.stack([rows.min(axis=0), rows.max(axis=0)])
+    scale = float(np.max(np.abs(ends - mean))) or 1.0
+    if not np.isfinite(scale):
+        raise ValueError("features are too large for sums in double precision. Scale them down.")
+    small = np.empty(rows.shape, np.float32)
+    for block in _blocks(rows.shape[0], rows.shape[1]):
+        small[block] = (rows[block] - mean) / scale
+    if rows.shape[0] > _MINI_BATCHES_ABOVE:
+        batch = max(4096, 4 * num_clusters)
+        model = cluster.MiniBatchKMeans(
+            num_clusters, batch_size=batch, max_iter=_ITERATIONS, n_init=3, random_state=seed
+        )
+    else:
+        model = cluster.KMeans(
+            num_clusters, max_iter=_ITERATIONS, n_init=1, copy_x=False, random_state=seed
+        )
+    with threadpool_limits(limits=_THREADS, user_api="openmp"):
+        model.fit(small)
+    return model.cluster_centers_.astype(np.float64) * scale + mean
+
+
+def _nearest(rows: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    """Returns the index of the nearest centre, the first of equally near ones, ``int64`` (m,)."""
+    # Moved and scaled, squares neither cancel nor overflow.
+    mean = centres.mean(axis=0)
+    scale = float(np.max(np.abs(centres - mean))) or 1.0
+    moved = (centres - mean) / scale
+    half_squares = 0.5 * np.einsum("ij,ij->i", moved, moved)
+    found = np.empty(rows.shape[0], np.int64)
+    for block in _blocks(rows.shape[0], max(centres.shape)):
+        found[block] = np.argmax((rows[block] - mean) / scale @ moved.T - half_squares, axis=1)
+    return found
+
+
+def _blocks(num_rows: int, width: int) -> list[slice]:
+    step = max(1, _BLOCK_CELLS // width)
+    return [slice(start, start + step) for start in range(0, num_rows, step)]
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array
+
+
+def checked_clusters(clusters: Any) -> Clusters:
+    """Returns ``Clusters``, also of an array of assignments."""
+    public = public_input(clusters)
+    if not isinstance(public.value, Clusters):
+        return Clusters.from_assignments(public)
+    return dataclasses.replace(public.value, receipts=public.receipts)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DenoisedLabels:
+    """The examples that keep their noisy label in ``denoise_labels``, and the others.
+
+    Attributes:
+        labelled: the examples whose noisy label is the class of their cluster, ascending, ``int64``
+            (m,).
+        labels: their labels, ``int64`` (m,).
+        unlabelled: the other examples, ascending, ``int64`` (n - m,).
+        cluster_classes: the class of each cluster, ``int64`` (C,); 0 for an empty one.
+        kept_fraction: m / n.
+        mechanism: the randomized response that drew the labels, or None.
+        cluster_accuracy: as in ``denoise_labels``, or None.
+        receipts: of the uses of labels behind noisy labels and clusters.
+
+    Example:
+        >>> mechanism = RandomizedResponse(epsilon=1.0, num_classes=2)
+        >>> denoised = denoise_labels([0, 0, 1, 1, 1], [0, 0, 0, 1, 1], 2, mechanism)
+        >>> round(denoised.expected_purity(0.9), 4)
+        0.9607
+    """
+
+    labelled: np.ndarray
+    labels: np.ndarray
+    unlabelled: np.ndarray
+    cluster_classes: np.ndarray
+    kept_fraction: float
+    mechanism: RandomizedResponse | None = None
+    cluster_accuracy: float | None = None
+    receipts: Receipts = ()
+
+    def expected_purity(self, cluster_accuracy: float | None = None) -> float:
+        """Returns the share of kept labels that are true, by equation 8 of ``tang2022``.
+
+        ``e^eps / (e^eps + (1 - a) / a)`` for randomized response and clusters whose class is the
+        true one for a share ``a`` of the examples, with errors that are the same for all classes
+        and independent of the noise.
+
+        Args:
+            cluster_accuracy: a in [0, 1]; None for that of ``denoise_labels``, or else for
+                ``estimated_cluster_accuracy()``.
+        """
+        a = self._accuracy(cluster_accuracy)
+        kept, other, _ = self._channel()
+        return a / (a + (1.0 - a) * other / kept) if a > 0.0 else 0.0
+
+    def expected_kept_fraction(self, cluster_accuracy: float | None = None) -> float:
+        """Returns the share of examples whose labels are expected to be kept.
+
+        ``a p + (1 - a) (1 - p) / (K - 1)`` under the assumptions of ``expected_purity``, where p is
+        the probability that randomized response keeps a label.
+
+        Args:
+            cluster_accuracy: as for ``expected_purity``.
+        """
+        kept, other, _ = self._channel()
+        a = self._accuracy(cluster_accuracy)
+        return a * kept + (1.0 - a) * other
+
+    def estimated_cluster_accuracy(self) -> float:
+        """Returns the share a of true cluster classes that explains the kept fraction.
+
+        Unbiased where each cluster has one class that the noise can't outvote; clusters of few
+        examples agree with their own noise, which makes the estimate too high. Clipped to [0, 1].
+
+        Guarantee:
+            Computed from noisy labels; nothing is charged.
+        """
+        _, other, gap = self._channel()
+        return min(max((self.kept_fraction - other) / gap, 0.0), 1.0)
+
+    def _accuracy(self, cluster_accuracy: float | None) -> float:
+        if cluster_accuracy is not None:
+            return _checked_accuracy(cluster_accuracy)
+        accuracy = self.cluster_accuracy
+        return self.estimated_cluster_accuracy() if accuracy is None else accuracy
+
+    def _channel(self) -> tuple[float, float, float]:
+        """Returns P[y | y], P[z | y] for another class z, and their difference to all digits."""
+        if self.mechanism is None:
+            raise ValueError(
+                "the mechanism of the noisy labels is not known; give denoise_labels the "
+                "RandomizedResponse that drew them, mechanism=."
+            )
+        shrink = math.exp(-self.mechanism.epsilon)
+        kept = 1.0 / (1.0 + (self.mechanism.num_classes - 1) * shrink)
+        return kept, kept * shrink, -kept * math.expm1(-self.mechanism.epsilon)
+
+
+def denoise_labels(
+    noisy_labels: Public[Any],
+    clusters: Public[Any],
+    num_classes: int,
+    mechanism: Public[RandomizedResponse | None] = None,
+    cluster_accuracy: float | None = None,
+) -> DenoisedLabels:
+    """Returns the noisy labels that agree with the majority of their cluster.
+
+    The class of a cluster is the most frequent of its noisy labels (the lowest of several, 0 for
+    an empty cluster). An example whose noisy label is that class keeps it; all others become
+    unlabelled examples for semi-supervised learning. Of the remaining labels, more are true.
+
+    Guarantee:
+        Post-processing of noisy labels; nothing is charged. Assumes that the clusters were made
+        without the labels, except through noisy labels and releases of the same vault.
+
+    Source: the filter of Algorithm 7 of ``tang2022``.
+
+    Args:
+        noisy_labels: integers (n,) in 0..K-1, from randomized response or another channel that
+            keeps the true class the likeliest.
+        clusters: ``Clusters``, or integers (n,): the cluster of each example.
+        num_classes: K, at least 2.
+        mechanism: the ``RandomizedResponse`` that drew the labels, for the expected numbers; None
+            if they are not needed.
+        cluster_accuracy: in [0, 1], the share of examples whose cluster has their true class, if it
+            is known from elsewhere.
+
+    Returns:
+        ``DenoisedLabels``: the examples that keep their label (``labelled``, with ``labels``), the
+        others (``unlabelled``), ``cluster_classes``, ``kept_fraction``; with the mechanism also
+        ``expected_purity()``, ``expected_kept_fraction()``, ``estimated_cluster_accuracy()``.
+
+    Raises:
+        TypeError: labels or clusters that are not integers, or another mechanism.
+        ValueError: sizes that differ, or arguments out of range.
+
+    Example:
+        >>> denoised = denoise_labels([2, 2, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1], num_classes=3)
+        >>> denoised.cluster_classes.tolist(), denoised.unlabelled.tolist()
+        ([2, 1], [2])
+    """
+    num_classes = _validate.integer_at_least("num_classes", num_classes, 2)
+    public = public_input(noisy_labels, clusters, mechanism)
+    noisy_labels, clusters, mechanism = public.value
+    noisy = _validate.class_indices("noisy_labels", noisy_labels, num_classes)
+    if mechanism is not None:
+        number = checked_mechanism(mechanism, RandomizedResponse).num_classes
+        if number != num_classes:
+            raise ValueError(
+                f"num_classes={num_classes} is not that of the mechanism, {number}. Give the "
+                "mechanism that drew the labels."
+            )
+    accuracy = None if cluster_accuracy is None else _checked_accuracy(cluster_accuracy)
+    found = checked_clusters(clusters)
+    if len(found) != noisy.size:
+        raise ValueError(
+            f"there are {noisy.size} noisy labels and {len(found)} examples in the clusters; give "
+            "one label per example, in the same order."
+        )
+    shape = (found.num_clusters, num_classes)
+    flat = found.assignments * num_classes + noisy
+    classes = np.bincount(flat, minlength=shape[0] * shape[1]).reshape(shape).argmax(axis=1)
+    agrees = noisy == classes[found.assignments]
+    labelled = np.flatnonzero(agrees)
+    return DenoisedLabels(
+        labelled,
+        noisy[labelled],
+        np.flatnonzero(~agrees),
+        classes,
+        labelled.size / noisy.size,
+        mechanism,
+        accuracy,
+        public.receipts,
+    )
+
+
+def _checked_accuracy(value: Any) -> float:
+    return 1.0 if value == 1 else _validate.number_in("cluster_accuracy", value, "[0, 1)")

@@ -1,0 +1,494 @@
+"""``FeatureRows``, the one reader of public input: kinds, how they become numbers, refusals."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp.accounting import Public, Setting, public_input
+from tf_labeldp.accounting.provenance import bare
+from tf_labeldp.accounting.receipts import Receipts
+
+_BLOCK_BYTES = 1 << 26
+"""Bytes of a block in double precision, which suits matrix products."""
+_ENCODED_ROWS = 4096
+"""Rows that an encoder gets at a time."""
+_FINITE_CELLS = 1 << 24
+"""Numbers that are checked at a time."""
+NO_ROWS = "features hold no rows; give at least one."
+SHUFFLED = (
+    "the data set gave other rows, or the same in another order, when it was read again. It must "
+    "not be shuffled: leave out .shuffle(), or pass reshuffle_each_iteration=False with a seed; "
+    "augment nothing."
+)
+
+
+class FeatureRows:
+    """Public inputs as rows of numbers (n, d), read by number or in order, encoded when read.
+
+    Args:
+        inputs: numbers (n, d): an array, a list of rows, a sparse matrix, a table (a dict of
+            columns, a structured array, a data frame of pandas, Polars or Arrow), a tuple of
+            arrays, or a ``tf.data.Dataset`` of batches x or (x, y) of these, which gives the same
+            rows whenever it is read. Or whatever the encoder takes.
+        encoder: a fitted map with ``transform``, a Keras model, a callable, or an object with
+            ``predict``; None if the inputs are features. It gets arrays in blocks, and all other
+            inputs whole.
+        columns: the names of the columns in ``fit``, which are then required; None for any.
+        flatten: whether rows of more dimensions are flattened; otherwise they are refused.
+        max_bytes: the most memory in which ``blocks`` keeps encoded features; larger ones are
+            encoded again on each reading.
+
+    Attributes:
+        columns: the names of the columns of a table; None for other inputs.
+        is_encoded: whether there is an encoder.
+
+    Raises:
+        TypeError: inputs of another kind or that are no numbers, or an encoder of another kind.
+        ValueError: no rows, rows of a wrong shape, other columns than in ``fit``, or a data set
+            that has no end or is shuffled. Most of these are raised on reading.
+
+    Example:
+        >>> rows = FeatureRows({"age": np.array([20, 30]), "height": np.array([1.6, 1.8])})
+        >>> rows.columns, rows.array().tolist()
+        (('age', 'height'), [[20.0, 1.6], [30.0, 1.8]])
+    """
+
+    def __init__(
+        self,
+        inputs: Public[Any],
+        encoder: Public[Any] = None,
+        *,
+        columns: Setting[Any] = None,
+        flatten: bool = False,
+        max_bytes: float = 0.0,
+    ) -> None:
+        self._public = (inputs, encoder)
+        self._inputs, self._encoder = bare(inputs), _checked_encoder(bare(encoder))
+        self.is_encoded = self._encoder is not None
+        self._flatten, self._max_bytes = flatten, max_bytes
+        self._digest: str | None = None  # of a data set, once it was read
+        self.columns = column_names(self._inputs)
+        # A fitted map knows its columns, and columns of a dict are found by name.
+        by_name = hasattr(self._encoder, "transform") or isinstance(self._inputs, Mapping)
+        if self._encoder is None or not by_name:
+            _check_columns(self.columns, columns)
+        if is_dataset(self._inputs):
+            _refuse_endless(self._inputs)
+
+    @property
+    def receipts(self) -> Receipts:
+        """The receipts of the uses of labels that inputs and encoder were made of."""
+        return public_input(*self._public).receipts
+
+    @property
+    def num_rows(self) -> int | None:
+        """n; None for a data set, which has to be read for it."""
+        return None if is_dataset(self._inputs) else len(self)
+
+    @functools.cached_property
+    def _source(self) -> tuple[Any, Any]:
+        """Inputs that are read by number, and their encoder; None where these are features."""
+        inputs = collected(self._inputs) if is_dataset(self._inputs) else self._inputs
+        is_plain = isinstance(inputs, np.ndarray) and not inputs.dtype.names and inputs.ndim > 0
+        if is_plain and self._encoder is not None:
+            return inputs, self._encoder
+        return _features_of(inputs, self._encoder, self._flatten), None
+
+    def __len__(self) -> int:
+        return int(self._source[0].shape[0])
+
+    def take(self, rows: Setting[Any]) -> np.ndarray:
+        """Returns some rows (m, d), by a slice or their numbers."""
+        source, encoder = self._source
+        block = take_rows(source, rows)
+        return block if encoder is None else _features_of(block, encoder)
+
+    def array(self) -> np.ndarray:
+        """Returns all rows (n, d), at least one and all finite."""
+        if len(self) == 0:
+            raise ValueError(NO_ROWS)
+        step = len(self) if self._source[1] is None else _ENCODED_ROWS
+        parts = [self.take(slice(at, at + step)) for at in range(0, len(self), step)]
+        return checked_finite(parts[0] if len(parts) == 1 else np.concatenate(parts))
+
+    def blocks(
+        self, see: Setting[Callable[[Any, Any], None] | None] = None
+    ) -> Iterator[np.ndarray]:
+        """Yields all rows in blocks (m, d), and a data set of any size without collecting it.
+
+        Args:
+            see: called with inputs before the encoder and their labels or None: for each batch of
+                a data set, and once for all other inputs.
+        """
+        if is_dataset(self._inputs):
+            yield from self._joined_batches(see)
+            return
+        if see is not None:
+            see(self._inputs, None)
+        step = self._block_length()
+        for start in range(0, len(self), step):
+            block = self.take(slice(start, start + step))
+            yield block if self._source[1] is None else block.astype(np.float32)
+
+    def _block_length(self) -> int:
+        """Returns the rows of a block; encodes all rows once where they may be kept."""
+        if len(self) == 0:
+            raise ValueError(NO_ROWS)
+        width = self.take(slice(0, 1)).shape[1]
+        step = max(1, _BLOCK_BYTES // (8 * width))
+        if self._source[1] is None:
+            return step
+        if 4.0 * width * len(self) > self._max_bytes:
+            return _ENCODED_ROWS
+        kept = np.empty((len(self), width), np.float32)
+        for start in range(0, len(self), step):
+            kept[start : start + step] = self.take(slice(start, start + step))
+        self._source = kept, None
+        return step
+
+    def _joined_batches(self, see: Any) -> Iterator[np.ndarray]:
+        digest = hashlib.sha256()
+        waiting: list[np.ndarray] = []
+        is_empty = True
+        for element in self._inputs.as_numpy_iterator():
+            x, y = _pair(element)
+            _add_to_digest(digest, x)
+            rows = _features_of(x, self._encoder)
+            if y is not None and np.shape(y)[:1] != rows.shape[:1]:
+                raise ValueError("a batch has another number of labels than of rows.")
+            if see is not None:
+                see(x, y)
+            if not rows.shape[0]:
+                continue
+            is_empty = False
+            waiting.append(rows)
+            _check_widths(waiting)
+            if 8 * sum(map(np.size, waiting)) >= _BLOCK_BYTES:
+                yield np.concatenate(waiting) if len(waiting) > 1 else rows
+                waiting = []
+        if is_empty:
+            raise ValueError(NO_ROWS)
+        if waiting:
+            yield np.concatenate(waiting)
+        self._digest = self._digest or digest.hexdigest()
+        if digest.hexdigest() != self._digest:
+            raise ValueError(SHUFFLED)
+
+
+def table_columns(table: Any) -> dict[Any, np.ndarray]:
+    """Returns columns (n,) by name, or by place for an array (n, p) or a sparse matrix."""
+    if is_dataset(table):
+        table = collected(table)
+    columns = _columns_of(table)
+    if columns is None:
+        matrix: Any = _side_by_side(parts_of(table)) if _is_several(table) else table
+        matrix = matrix.toarray() if _is_sparse(matrix) else np.asarray(matrix)
+        if matrix.ndim != 2:
+            raise TypeError(
+                "a table must be a dict of columns, a structured array, a data frame, an array "
+                f"(n, p) or a sparse matrix, got {type(table).__name__} of shape {matrix.shape}."
+            )
+        columns = dict(enumerate(matrix.T))
+    if not columns:
+        raise ValueError("the table has no columns; give at least one.")
+    shapes = {values.shape for values in columns.values()}
+    if len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):
+        raise ValueError(
+            f"the columns of a table must all have shape (n,), got shapes {sorted(shapes)}."
+        )
+    return columns
+
+
+def is_dataset(inputs: Any) -> bool:
+    """Returns whether inputs are a ``tf.data.Dataset``."""
+    return hasattr(inputs, "as_numpy_iterator")
+
+
+def column_names(inputs: Any) -> tuple[str, ...] | None:
+    """Returns the names of the columns of a table or a data set of tables; None of others."""
+    if is_dataset(inputs):
+        spec = inputs.element_spec
+        inputs = spec[0] if isinstance(spec, tuple) and spec else spec
+    found = tuple(_names_of(inputs) or ())
+    return found if found and all(isinstance(name, str) for name in found) else None
+
+
+def parts_of(inputs: Any) -> list[Any]:
+    """Returns the columns of a table, the parts of a tuple of arrays, or the inputs alone."""
+    columns = _columns_of(inputs)
+    if columns is not None:
+        return list(columns.values())
+    if not _is_several(inputs):
+        return [inputs]
+    if all(np.ndim(part) == 1 for part in inputs):
+        raise ValueError(
+            f"features are a tuple of {len(inputs)} vectors, which may be rows or columns. Give "
+            "np.stack(features) if they are rows, np.column_stack(features) if columns."
+        )
+    return list(inputs)
+
+
+def as_rows(part: Any) -> Any:
+    """Returns one input whose rows are read by number: an array, a CSR matrix, or a lazy source.
+
+    A lazy source, an object with ``__len__`` and ``__getitem__`` of row numbers, stays as it is.
+    """
+    if _is_sparse(part):
+        return part.tocsr()
+    if _is_frame(part) or _is_structured(part):
+        array = np.asarray(part)
+        # Columns of different dtypes are joined one by one.
+        return _side_by_side(parts_of(part)) if array.dtype.kind in "OV" else array
+    if isinstance(part, (list, tuple)):
+        part = np.asarray(part)
+    elif hasattr(part, "to_numpy"):
+        part = part.to_numpy()
+    elif hasattr(part, "numpy"):  # a tensor
+        part = part.numpy()
+    is_source = hasattr(part, "__len__") and hasattr(part, "__getitem__")
+    if not is_source or isinstance(part, (str, bytes, np.generic)):
+        raise TypeError(
+            "features must be an array, a list of rows, a table of columns, a sparse matrix, a "
+            "dict or tuple of arrays, or an object with __len__ and __getitem__ of row numbers, "
+            f"got {type(part).__name__}. A tf.data.Dataset can't be read by row number: give the "
+            "arrays behind it."
+        )
+    if isinstance(part, np.ndarray) and part.ndim == 0:
+        raise ValueError("features must have shape (n, ...), got one number.")
+    return part
+
+
+def take_rows(part: Any, rows: Any) -> Any:
+    """Returns rows of a result of ``as_rows``, sparse ones as a dense array."""
+    found = part[rows]
+    return found.toarray() if _is_sparse(found) else found
+
+
+def all_rows(part: Any) -> np.ndarray:
+    """Returns a result of ``as_rows`` as one dense array."""
+    if _is_sparse(part):
+        return part.toarray()
+    return np.asarray(part if hasattr(part, "__array__") else part[np.arange(len(part))])
+
+
+def check_lengths(parts: list[Any]) -> int:
+    """Returns the number of rows that all parts have."""
+    lengths = sorted({np.shape(part)[0] if _is_sparse(part) else len(part) for part in parts})
+    if len(lengths) > 1:
+        raise ValueError(
+            f"all parts of features need the same length, got lengths {lengths}. Give one row per "
+            "example in each."
+        )
+    if not lengths or lengths[0] == 0:
+        raise ValueError(NO_ROWS)
+    return int(lengths[0])
+
+
+def check_numbers(dtype: Any) -> None:
+    """Raises unless a dtype is of numbers or truth values."""
+    if np.dtype(dtype).kind not in "biuf":
+        raise TypeError(
+            f"features must be numbers, got dtype {dtype}. Encode texts and categories first, for "
+            "example with RandomFourierFeatures or keras.layers.StringLookup; PrivateClassifier "
+            "does so itself."
+        )
+
+
+def checked_finite(rows: np.ndarray) -> np.ndarray:
+    """Returns rows (n, d) as they are, if all numbers are finite."""
+    step = max(1, _FINITE_CELLS // max(1, rows.shape[1]))
+    # Each number is checked, as sums of finite numbers may overflow.
+    bad = sum(
+        int(np.count_nonzero(~np.isfinite(rows[start : start + step]).all(axis=1)))
+        for start in range(0, rows.shape[0], step)
+    )
+    if bad:
+        raise ValueError(
+            f"features must be finite, but {bad} of {rows.shape[0]} rows hold NaN or infinity. "
+            "Leave these examples out, or fill them in."
+        )
+    return rows
+
+
+def map_parts(function: Callable[..., Any], *structures: Any) -> Any:
+    """Returns the structure of dicts and tuples with the function's values in place of leaves."""
+    first = structures[0]
+    if isinstance(first, Mapping):
+        return {key: map_parts(function, *(part[key] for part in structures)) for key in first}
+    if isinstance(first, tuple):
+        parts = [map_parts(function, *part) for part in zip(*structures, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    return function(*structures)
+
+
+def collected(dataset: Any) -> Any:
+    """Returns all inputs of a data set of batches x or (x, y) in one; labels are dropped."""
+    _refuse_endless(dataset)
+    batches, digests = [], []
+    for reading in range(2):
+        digest = hashlib.sha256()
+        for element in dataset.as_numpy_iterator():
+            x, _ = _pair(element)
+            _add_to_digest(digest, x)
+            if reading == 0:
+                batches.append(x)
+        digests.append(digest.digest())
+    if not batches:
+        raise ValueError(NO_ROWS)
+    if digests[0] != digests[1]:
+        raise ValueError(SHUFFLED)
+
+    def joined(*parts: Any) -> np.ndarray:
+        arrays = [np.atleast_1d(part) for part in parts]
+        _check_widths(arrays)
+        return np.concatenate(arrays)
+
+    return map_parts(joined, *batches)
+
+
+def _is_frame(inputs: Any) -> bool:
+    is_indexed = hasattr(inputs, "columns") and hasattr(inputs, "__getitem__")
+    return is_indexed and not isinstance(inputs, Mapping)
+
+
+def _is_structured(inputs: Any) -> bool:
+    return bool(getattr(getattr(inputs, "dtype", None), "names", None))
+
+
+def _is_sparse(inputs: Any) -> bool:
+    return hasattr(inputs, "tocsr")
+
+
+def _is_several(inputs: Any) -> bool:  # a tuple of arrays, rather than of rows
+    return isinstance(inputs, tuple) and any(hasattr(part, "shape") for part in inputs)
+
+
+def _names_of(table: Any) -> Any:
+    """Returns the names of the columns of a table; None of other inputs."""
+    if isinstance(table, Mapping):
+        return table
+    if _is_frame(table):
+        return list(getattr(table, "column_names", table.columns))  # Arrow's, and all others'
+    return table.dtype.names if _is_structured(table) else None
+
+
+def _columns_of(table: Any) -> dict[Any, np.ndarray] | None:
+    names = _names_of(table)
+    return None if names is None else {name: np.asarray(table[name]) for name in names}
+
+
+def _check_columns(found: tuple[str, ...] | None, expected: Any) -> None:
+    """Refuses columns of other names or another order than in ``fit``, if both are known."""
+    if found is None or expected is None or found == tuple(expected):
+        return
+    missing = [repr(name) for name in expected if name not in found]
+    extra = [repr(name) for name in found if name not in expected]
+    problems = [f"lack {', '.join(missing)}"] if missing else []
+    problems += [f"have {', '.join(extra)}, which fit did not see"] if extra else []
+    problem = " and ".join(problems) or "are in another order than in fit"
+    raise ValueError(
+        f"the columns of the features {problem}: got {list(found)}, in fit they were "
+        f"{list(expected)}. Select these, in this order."
+    )
+
+
+def _check_widths(blocks: list[np.ndarray]) -> None:
+    widths = [block.shape[1:] for block in blocks]
+    if widths[0] != widths[-1]:
+        first, last = (", ".join(map(str, shape)) for shape in (widths[0], widths[-1]))
+        raise ValueError(f"batches have {first} and {last} features; all need the same number.")
+
+
+def _checked_encoder(encoder: Any) -> Any:
+    usable = callable(encoder) or hasattr(encoder, "transform") or hasattr(encoder, "predict")
+    if encoder is None or (usable and not isinstance(encoder, type)):
+        return encoder
+    found = f"the class {encoder.__name__}" if isinstance(encoder, type) else repr(encoder)
+    raise TypeError(
+        "an encoder must be a fitted feature map, a Keras model or a function from raw inputs to "
+        f"(m, d), got {found}."
+    )
+
+
+def _features_of(inputs: Any, encoder: Any, flatten: bool = False) -> Any:
+    """Returns the encoder's outputs (m, d), or the inputs, which may stay a CSR matrix."""
+    if encoder is None:
+        return _as_matrix(inputs, flatten)
+    if hasattr(encoder, "transform"):
+        found = encoder.transform(inputs)
+    elif hasattr(encoder, "predict_on_batch"):  # a Keras model
+        found = encoder.predict(inputs, batch_size=256, verbose=0)
+    else:
+        found = encoder(inputs) if callable(encoder) else encoder.predict(inputs)
+    features = found.toarray() if _is_sparse(found) else np.asarray(found)
+    if features.ndim != 2 or features.shape[1] == 0 or features.dtype.kind not in "biuf":
+        raise ValueError(
+            "the encoder must give numbers of shape (m, d), got an array of shape "
+            f"{features.shape} and dtype {features.dtype}. Flatten or pool its outputs, for "
+            "example with keras.layers.Flatten or GlobalAveragePooling2D."
+        )
+    if isinstance(inputs, np.ndarray) and len(features) != len(inputs):
+        raise ValueError(
+            f"the encoder gave {len(features)} rows for {len(inputs)} examples; it must give one "
+            "row (d,) for each."
+        )
+    return features
+
+
+def _as_matrix(inputs: Any, flatten: bool) -> Any:
+    """Returns numbers (n, d): an array, without a copy where it is one, or a CSR matrix."""
+    if isinstance(inputs, Mapping) or _is_several(inputs):
+        rows = _side_by_side(parts_of(inputs))
+    else:
+        rows = as_rows(inputs)
+        rows = rows if _is_sparse(rows) else all_rows(rows)
+        if flatten and rows.ndim > 2:
+            rows = rows.reshape(rows.shape[0], -1)
+    if rows.ndim != 2 or rows.shape[1] == 0:
+        hint = (
+            "Flatten images with .reshape(len(x), -1), or pass an encoder that makes features of "
+            "them."
+            if rows.ndim > 2
+            else "Give one example as x[np.newaxis], one feature as x[:, np.newaxis], and a data "
+            "set in batches."
+        )
+        raise ValueError(f"features must have shape (n, d), got {rows.shape}. {hint}")
+    check_numbers(rows.dtype)
+    return rows
+
+
+def _side_by_side(parts: list[Any]) -> np.ndarray:
+    """Returns parts of equal length as the columns of one array; a vector is one column."""
+    arrays = [all_rows(as_rows(part)) for part in parts]
+    size = check_lengths(arrays)
+    return np.concatenate([np.reshape(array, (size, -1)) for array in arrays], axis=1)
+
+
+def _pair(element: Any) -> tuple[Any, Any]:
+    """Returns the inputs of an element of a data set, and its labels or None."""
+    if not isinstance(element, tuple):
+        return element, None
+    if len(element) > 2:
+        raise ValueError(f"a data set must give batches x or (x, y), got {len(element)} parts.")
+    return element if len(element) == 2 else (element[0], None)
+
+
+def _refuse_endless(dataset: Any) -> None:
+    if int(dataset.cardinality()) == -1:
+        raise ValueError("the data set has no end. Leave out .repeat(), or add .take(steps).")
+
+
+def _add_to_digest(digest: Any, x: Any) -> None:
+    if isinstance(x, (Mapping, tuple)):
+        for part in (x[name] for name in sorted(x)) if isinstance(x, Mapping) else x:
+            _add_to_digest(digest, part)
+        return
+    part = np.asarray(x)
+    digest.update(f"{part.dtype.str}{part.shape[1:]}".encode())
+    content = repr(part.tolist()).encode() if part.dtype.kind == "O" else None
+    digest.update(np.ascontiguousarray(part).data if content is None else content)

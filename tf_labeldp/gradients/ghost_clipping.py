@@ -1,0 +1,323 @@
+"""Clipped sums of models whose layers all have rules, after one backward pass for the batch.
+
+Book-keeping (Bu et al. 2023, "Differentially private optimization on large foundation models at
+almost no cost", algorithm 1): the inputs and output gradients of the layers give the norms first
+and then, scaled, the clipped sum. A layer's gradients are formed and kept for the sum where that
+is cheaper than their Gram matrices (Bu et al. 2022, "Scalable and efficient training of large
+convolutional neural networks with differential privacy") and where memory allows it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tf_labeldp.gradients._layer_rules import (
+    FLOAT_BYTES,
+    LayerRule,
+    NoRuleError,
+    Rule,
+    Taps,
+    layer_rules,
+)
+from tf_labeldp.gradients.clip import Batch, Clip, Sums, in_chunks, squared_norms, weighted_sum
+
+
+class LayerRecord(NamedTuple):
+    """The name of a layer, its rule, and its tensors of one backward pass."""
+
+    name: str
+    rule: Rule
+    taps: Taps
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How one layer is handled."""
+
+    # Form all gradients once, and use them for the norms and for the sum.
+    keep: bool
+    # Compute norms without gradients, in chunks of this number of groups.
+    ghost: bool
+    chunk: int
+
+
+def make_plans(records: Sequence[LayerRecord], max_bytes: int) -> list[Plan]:
+    """Decides for each layer, so that its kept gradients and working memory fit ``max_bytes``."""
+    plans: dict[int, Plan] = {}
+    wanted: list[tuple[int, int]] = []
+    work: dict[int, tuple[bool, int]] = {}
+    for place, (name, rule, taps) in enumerate(records):
+        copies = 1 if taps.coordinates is None else 3  # before, after and in between
+        formed = FLOAT_BYTES * rule.num_weights * copies
+        ghost = rule.norm_bytes(taps)
+        if ghost is not None and ghost < formed:
+            work[place] = (True, ghost)
+        else:
+            work[place] = (False, formed)
+            wanted.append((formed * taps.groups, place))
+        if work[place][1] > max_bytes:
+            raise ValueError(
+                f"max_bytes={max_bytes} is too small for layer {name!r}: the norm of one gradient "
+                f"needs {work[place][1]} bytes. Raise max_bytes to at least that."
+            )
+    left = max_bytes
+    for needed, place in sorted(wanted):
+        # The kept gradients leave room for one group of any layer that is processed in chunks.
+        reserve = max((size for other, (_, size) in work.items() if other != place), default=0)
+        if needed + reserve <= left:
+            left -= needed
+            plans[place] = Plan(keep=True, ghost=False, chunk=0)
+    for place, (ghost_norm, size) in work.items():
+        if place not in plans:
+            plans[place] = Plan(keep=False, ghost=ghost_norm, chunk=max(1, left // size))
+    return [plans[place] for place in range(len(records))]
+
+
+def clipped_sums(
+    records: Sequence[LayerRecord], coefficients_of: Callable[[tf.Tensor], Any], max_bytes: int
+) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
+    """Returns each layer's sum of group gradients times coefficients, and the norms (groups,).
+
+    ``coefficients_of`` gives the coefficients (groups,) for the norms, as ``Clip.coefficients``.
+    """
+    plans = make_plans(records, max_bytes)
+    kept = [
+        record.rule.gradients(record.taps) if plan.keep else []
+        for record, plan in zip(records, plans, strict=True)
+    ]
+    squares = [
+        squared_norms(gradients) if gradients else _norms_in_chunks(record, plan)
+        for record, plan, gradients in zip(records, plans, kept, strict=True)
+    ]
+    norms = tf.sqrt(tf.add_n(squares))
+    coefficients = coefficients_of(norms)
+    sums = [
+        [weighted_sum(coefficients, part) for part in gradients]
+        if gradients
+        else rule.sum(taps, tf.repeat(coefficients, taps.group_size))
+        for (_, rule, taps), gradients in zip(records, kept, strict=True)
+    ]
+    return sums, norms
+
+
+def _norms_in_chunks(record: LayerRecord, plan: Plan) -> tf.Tensor:
+    """Returns the squared norms (groups,) of a layer, ``plan.chunk`` groups at a time."""
+    _, rule, taps = record
+
+    def squares(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
+        chunk = dataclasses.replace(taps, inputs=inputs, output_gradients=gradients)
+        return rule.squared_norms(chunk) if plan.ghost else squared_norms(rule.gradients(chunk))
+
+    rows = plan.chunk * taps.group_size
+    return map_chunks(squares, (taps.inputs, taps.output_gradients), rows, plan.chunk)
+
+
+def map_chunks(
+    function: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor], rows: int, results: int
+) -> tf.Tensor:
+    """Applies ``function`` to ``rows`` rows at a time, one chunk after the other.
+
+    It returns ``results`` numbers for each chunk.
+    """
+    batch = tensors[0].shape[0]
+    if rows >= batch:
+        return function(*tensors)
+    mapped = tf.map_fn(
+        lambda chunk: function(*chunk),
+        [in_chunks(tensor, rows) for tensor in tensors],
+        fn_output_signature=tf.TensorSpec((results,), tf.float32),
+        parallel_iterations=1,  # in parallel, the chunks would need the memory of all
+    )
+    return tf.reshape(mapped, (-1,))[: batch * results // rows]
+
+
+class GhostClipping:
+    """Clips a functional or sequential model of layers that all have rules.
+
+    Raises:
+        NoRuleError: a layer, or the way in which the model uses it, has no rule.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        inputs, output = unfolded(model)
+        self._model = model
+        self._layers: list[LayerRule] = []
+        befores, afters = [], []
+        for node in _nodes([output]):
+            if _is_entrywise(node):
+                continue
+            tensors = node.input_tensors or node.output_tensors
+            for rule in layer_rules(node.operation, tuple(tensors[0].shape)):
+                self._layers.append(rule)
+                befores.append(node.input_tensors[0])
+                afters.append(node.output_tensors[0])
+        covered = [id(variable) for rule in self._layers for variable in rule.variables]
+        if len(set(covered)) < len(covered):
+            raise NoRuleError("it uses trained weights in more than one place")
+        # Shares the layers of the model, which itself stays as it is.
+        self._taps = keras.Model(inputs, {"inputs": befores, "outputs": afters, "model": output})
+
+    def sums(self, batch: Batch, clip: Clip, max_bytes: int) -> Sums:
+        """Returns the clipped sum for the trainable variables, the norms and the outputs."""
+        variables = self._model.trainable_variables
+        with tf.GradientTape() as tape:
+            # A variable that was created frozen is not watched by itself.
+            tape.watch([variable.value for variable in variables])
+            tapped = self._taps(batch.x, training=True)
+            outputs = tapped["model"]
+            # Keras computes the loss of probabilities from the logits that they refer to, past the
+            # tensors that are differentiated by here; a copy does not refer to them.
+            objective = clip.objective(batch, tf.nest.map_structure(tf.identity, outputs))
+        gradients = tape.gradient(objective, tapped["outputs"], unconnected_gradients="zero")
+
+        coordinates = {}
+        if clip.coordinates is not None:
+            coordinates = dict(zip(map(id, variables), clip.coordinates, strict=True))
+        records = []
+        parts = (tapped["inputs"], tapped["outputs"], batch.unscaled(gradients))
+        for rule, *tensors in zip(self._layers, *parts, strict=True):
+            own = [coordinates[id(v)] for v in rule.variables] if coordinates else None
+            taps = Taps(*rule.factors(*tensors), clip.group_size, own)
+            records.append(LayerRecord(rule.layer.name, rule.rule, taps))
+
+        sums, norms = clipped_sums(
+            records, lambda norms: clip.coefficients(norms, batch, outputs), max_bytes
+        )
+        by_variable = {
+            id(variable): gradient
+            for rule, gradients in zip(self._layers, sums, strict=True)
+            for variable, gradient in zip(rule.variables, gradients, strict=True)
+        }
+        unused = [v for v in variables if id(v) not in by_variable]
+        by_variable |= {id(variable): tf.zeros(variable.shape) for variable in unused}
+        return [by_variable[id(variable)] for variable in variables], norms, outputs
+
+
+# The model as a graph of layers.
+
+_ENTRYWISE = ("Add", "Cast", "Divide", "Maximum", "Minimum", "Multiply", "NotEqual", "Subtract")
+
+
+def layer_outputs(model: keras.Model) -> keras.Model | None:
+    """Returns a model that gives the output of every layer; None where these are out of reach.
+
+    ``output_names`` has the names of the layers.
+    """
+    try:
+        inputs, output = unfolded(model)
+    except NoRuleError:
+        return None
+    outputs = {
+        node.operation.name: node.output_tensors[0]
+        for node in _nodes([output])
+        if node.input_tensors
+    }
+    return keras.Model(inputs, list(outputs.values())) if outputs else None
+
+
+def layer_not_compiled(model: keras.Model) -> str | None:
+    """Returns the layer that XLA can't compile, by itself and on zeros; None if none is found."""
+    try:
+        _, output = unfolded(model)
+    except NoRuleError:
+        return None
+    for node in _nodes([output]):
+        if not node.input_tensors:
+            continue
+        zeros = [
+            tf.zeros([2 if size is None else size for size in tensor.shape], tensor.dtype)
+            for tensor in node.input_tensors
+        ]
+        try:
+            tf.function(_forward_and_backward, jit_compile=True, autograph=False)(node, zeros)
+        except tf.errors.OpError:
+            return f"layer {node.operation.name!r} ({type(node.operation).__name__})"
+    return None
+
+
+def _forward_and_backward(node: Any, inputs: list[tf.Tensor]) -> Any:
+    by_tensor = {id(old): new for old, new in zip(node.input_tensors, inputs, strict=True)}
+    arguments, options = node.arguments.fill_in(by_tensor)
+    layer = node.operation
+    sources = [variable.value for variable in getattr(layer, "trainable_variables", ())]
+    sources += [tensor for tensor in inputs if tensor.dtype.is_floating]
+    with tf.GradientTape() as tape, keras.StatelessScope():
+        tape.watch(sources)
+        outputs = layer(*arguments, **options)
+    return outputs, tape.gradient(outputs, sources)
+
+
+def unfolded(model: keras.Model) -> tuple[Any, Any]:
+    """Returns symbolic inputs (as the model takes them) and output, free of nested models.
+
+    Layers are called once more, on symbolic tensors, where they are inside a nested model.
+    """
+    _check_kind(model)
+    structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    if not any(isinstance(node.operation, keras.Model) for node in _nodes(model.outputs)):
+        return structure, model.outputs[0]
+    inputs = keras.tree.map_structure(
+        lambda old: keras.Input(batch_shape=old.shape, dtype=old.dtype, name=old.name), structure
+    )
+    return inputs, _replay(model, keras.tree.flatten(inputs))
+
+
+def _is_entrywise(node: Any) -> bool:
+    """Returns whether a node is arithmetic of tensors of one shape, as in ``x + y``.
+
+    Masks of embeddings (``ids != 0``) and changes of precision are such nodes, too.
+    """
+    kind = type(node.operation)
+    shapes = {tuple(tensor.shape) for tensor in (*node.input_tensors, *node.output_tensors)}
+    return kind.__module__.startswith("keras.") and kind.__name__ in _ENTRYWISE and len(shapes) == 1
+
+
+def _replay(model: keras.Model, inputs: list[Any]) -> Any:
+    """Returns the output of the model's layers, called one by one on other inputs."""
+    _check_kind(model)
+    replayed = {id(old): new for old, new in zip(model.inputs, inputs, strict=True)}
+    for node in _nodes(model.outputs):
+        if all(id(output) in replayed for output in node.output_tensors):
+            continue  # an input
+        operation = node.operation
+        arguments, options = node.arguments.fill_in(replayed)
+        if not isinstance(operation, keras.Model):
+            outputs = operation(*arguments, **options)
+        elif any(option is not None for option in options.values()):
+            raise NoRuleError(f"its nested model {operation.name!r} is called with {list(options)}")
+        else:
+            outputs = _replay(operation, keras.tree.flatten(arguments))
+        for old, new in zip(node.output_tensors, keras.tree.flatten(outputs), strict=True):
+            replayed[id(old)] = new
+    return replayed[id(model.outputs[0])]
+
+
+def _check_kind(model: keras.Model) -> None:
+    if not getattr(model, "inputs", None) or len(model.outputs) != 1:
+        raise NoRuleError(f"{model.name!r} is no functional or sequential model with one output")
+    functional = type(keras.Model(model.inputs, model.outputs))
+    if type(model).call not in (functional.call, keras.Sequential.call):
+        raise NoRuleError(f"the class of {model.name!r} has a call() of its own")
+
+
+def _nodes(outputs: list[Any]) -> list[Any]:
+    """Returns the nodes that lead to symbolic tensors, each after those that it needs."""
+    done: dict[int, Any] = {}
+    pending = [(tensor, False) for tensor in outputs]
+    while pending:
+        tensor, ready = pending.pop()
+        history = tensor._keras_history
+        node = history.operation._inbound_nodes[history.node_index]
+        if id(node) in done:
+            continue
+        if ready:
+            done[id(node)] = node
+        else:
+            pending.append((tensor, True))
+            pending.extend((before, False) for before in node.input_tensors)
+    return list(done.values())

@@ -1,0 +1,97 @@
+"""Clips by the distance between the gradients that an example has for either of two labels.
+
+With the margin ``m`` of an example's logits (the only logit, or the second less the first) and
+``v`` the gradient of m, the gradient of cross-entropy is ``sigmoid(m) v`` for the first class and
+``-sigmoid(-m) v`` for the second. So v, which needs no label, gives both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_labeldp.accounting.events import LONGEST_CLIP
+from tf_labeldp.gradients.clip import Batch, Clip
+from tf_labeldp.gradients.model_checks import is_plain_cross_entropy, name_of
+
+
+def check_two_classes(model: keras.Model, loss: Any) -> None:
+    """Raises a ``ValueError`` unless the loss is cross-entropy of the logits of two classes."""
+    shape: Any = getattr(model, "output_shape", None)
+    one_logit = is_plain_cross_entropy(loss, "binary")
+    if not one_logit and not is_plain_cross_entropy(loss, "categorical"):
+        raise ValueError(
+            "clipping='label_distance' needs plain cross-entropy of logits, got loss "
+            f"{name_of(loss)!r}. Use keras.losses.BinaryCrossentropy(from_logits=True) with one "
+            "logit, SparseCategoricalCrossentropy or CategoricalCrossentropy likewise with two, or "
+            "clipping='norm'."
+        )
+    if not isinstance(shape, tuple) or shape[1:] != ((1,) if one_logit else (2,)):
+        raise ValueError(
+            "clipping='label_distance' is for two classes: expected a model that returns "
+            f"{'one logit, (B, 1),' if one_logit else 'two logits, (B, 2),'} for the loss "
+            f"{name_of(loss)!r}, got shape {shape}. Use clipping='norm' for more classes or other "
+            "outputs."
+        )
+
+
+def check_labels(labels: Any, outputs: int) -> None:
+    """Raises a ``ValueError`` unless each label is a class code 0 or 1, or a one-hot row."""
+    if not bool(tf.reduce_all(tf.reduce_any(_one_hot(tf.constant(labels), outputs) > 0.0, axis=1))):
+        raise ValueError(
+            "clipping='label_distance' takes one class for each example, and some labels are none: "
+            "expected 0 or 1, or one-hot rows of two. Use clipping='norm' for soft labels."
+        )
+
+
+class LabelDistanceClip(Clip):
+    """Bounds the distance between an example's gradients for its two labels by 2 C.
+
+    For groups of one, and for models and losses that ``check_two_classes`` allows.
+
+    Guarantee:
+        Each example is clipped to the largest norm with which its gradients for the two labels are
+        at most ``D = 2 * l2_norm_clip`` apart, or to ``LONGEST_CLIP * D`` if that is less. That
+        norm depends on no label. Examples whose label is neither class, and examples with anything
+        that is not finite, add exactly zero.
+    """
+
+    def objective(self, batch: Batch, outputs: Any) -> tf.Tensor:
+        """Returns the sum of the margins, whose gradients need no label."""
+        return tf.reduce_sum(_margins(outputs)) * batch.loss_scale
+
+    def coefficients(self, norms: tf.Tensor, batch: Batch, outputs: Any) -> tf.Tensor:
+        """Returns the factor of each margin's gradient in the sum of clipped gradients."""
+        margins = _margins(outputs)
+        factors = tf.stack([tf.sigmoid(margins), -tf.sigmoid(-margins)], axis=1)
+        factors *= batch.weights[:, tf.newaxis]
+        lengths = tf.abs(factors) * norms[:, tf.newaxis]
+        finite = tf.reduce_all(tf.math.is_finite(lengths), axis=1, keepdims=True)
+        lengths = tf.where(finite, lengths, 0.0)
+        # The two gradients point in opposite directions, so the lengths left of them add up.
+        distance = 2.0 * self.l2_norm_clip
+        shorter = tf.reduce_min(lengths, axis=1, keepdims=True)
+        longest = tf.maximum(0.5 * distance, distance - shorter)
+        longest = tf.minimum(longest, LONGEST_CLIP * distance)
+        factors = tf.where(finite, factors, 0.0) * longest / tf.maximum(lengths, longest)
+        return tf.reduce_sum(_one_hot(batch.y, outputs.shape[1]) * factors, axis=1)
+
+
+def _margins(logits: tf.Tensor) -> tf.Tensor:
+    logits = tf.cast(logits, tf.float32)
+    return logits[:, -1] - (logits[:, 0] if logits.shape[1] == 2 else 0.0)
+
+
+def _one_hot(y: tf.Tensor, outputs: int) -> tf.Tensor:
+    """Returns labels, codes (B,) or (B, 1) or one-hot rows (B, 2), as one-hot rows (B, 2).
+
+    A label that is none of these becomes zeros, so that its example adds nothing.
+    """
+    if outputs == 2 and y.shape.rank == 2 and y.shape[1] == 2:
+        rows = tf.cast(y, tf.float32)
+        one_hot = tf.one_hot(tf.argmax(rows, axis=1), 2)
+        return tf.where(tf.reduce_all(rows == one_hot, axis=1, keepdims=True), one_hot, 0.0)
+    codes = tf.cast(tf.reshape(y, (-1, 1)), tf.float32)
+    return tf.cast(codes == tf.constant([0.0, 1.0]), tf.float32)

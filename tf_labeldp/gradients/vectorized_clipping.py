@@ -1,0 +1,246 @@
+"""Clipped sums of any model: each example goes through it alone, many at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_labeldp import _validate
+from tf_labeldp.gradients.clip import (
+    Batch,
+    Clip,
+    Sums,
+    in_chunks,
+    in_coordinates,
+    squared_norms,
+    weighted_sum,
+)
+from tf_labeldp.gradients.model_checks import added_loss, parts_of
+
+_ONE_BY_ONE = (
+    "the examples of model {name!r} are processed one after the other, which is slow: vectorized, "
+)
+_BROADCASTS = (
+    "its matrix products run into a bug of TensorFlow's oneDNN kernels "
+    "(https://github.com/tensorflow/tensorflow/issues/117700). Set the environment variable "
+    "TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported to avoid that."
+)
+_NO_KERNELS = (
+    "TensorFlow has no kernels on this CPU for the gradients of its grouped or channels-first "
+    "convolutions. method='ghost' has rules for them; its error names the layer without one."
+)
+
+
+class VectorizedClipping:
+    """Clips any built model; no layer can mix examples, as each is alone in its pass."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+
+    def sums(self, batch: Batch, clip: Clip, max_bytes: int) -> Sums:
+        """Returns the clipped sum, the norms and the outputs, as many rows at a time as fit."""
+        model, group_size, num_rows = self._model, clip.group_size, batch.weights.shape[0]
+        values = [tf.convert_to_tensor(variable.value) for variable in model.trainable_variables]
+        states = [generator.state for generator in parts_of(model, keras.random.SeedGenerator)]
+
+        def example(row: Any) -> tuple[list[tf.Tensor], Any]:
+            return self._example(batch, clip, row, values, states)
+
+        # Each example has random numbers (dropout) of its own.
+        rows = (batch.x, batch.y, batch.weights, row_seeds(states, num_rows))
+        trace = Trace.of(example, rows)
+        if trace.one_by_one:
+            _validate.warn(_ONE_BY_ONE.format(name=model.name) + trace.one_by_one)
+
+        def clipped(rows: Any) -> Sums:
+            gradients, outputs = trace.map_rows(example, rows)
+            groups = rows[2].shape[0] // group_size
+            grouped = [
+                tf.reduce_sum(tf.reshape(g, (groups, group_size, *g.shape[1:])), axis=1)
+                for g in gradients
+            ]
+            grouped = in_coordinates(clip.coordinates, grouped)
+            norms = tf.sqrt(squared_norms(grouped))
+            chunk = dataclasses.replace(batch, x=rows[0], y=rows[1], weights=rows[2])
+            coefficients = clip.coefficients(norms, chunk, outputs)
+            return [weighted_sum(coefficients, g) for g in grouped], norms, outputs
+
+        needed = group_size * trace.num_bytes
+        if needed > max_bytes:
+            raise ValueError(
+                f"max_bytes={max_bytes} is too small: one gradient of model {model.name!r} needs "
+                f"about {needed} bytes. Raise max_bytes to at least that."
+            )
+        chunk = group_size * (max_bytes // needed)
+        if chunk >= num_rows:
+            return clipped(rows)
+        return _sums_in_chunks(clipped, rows, chunk, group_size)
+
+    def _example(
+        self, batch: Batch, clip: Clip, row: Any, values: list[tf.Tensor], states: list[Any]
+    ) -> tuple[list[tf.Tensor], Any]:
+        """Returns the gradient of one example's objective by each weight, and the output."""
+        model = self._model
+        x, y, weight = tf.nest.map_structure(lambda part: part[tf.newaxis], row[:3])
+        single = dataclasses.replace(batch, x=x, y=y, weights=weight)
+        mapping = [*zip(model.trainable_variables, values, strict=True)]
+        mapping += [*zip(states, row[3], strict=True)]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(values)
+            # Nothing that the model would write to its own variables gets out of this scope.
+            with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+                outputs = model(x, training=True)
+            objective = clip.objective(single, outputs)
+        if scope.losses:
+            raise added_loss(model)
+        seeded = {id(state) for state in states}
+        written = [
+            variable.path
+            for variable in model.non_trainable_variables
+            if id(variable) not in seeded and scope.get_current_value(variable) is not None
+        ]
+        if written:
+            raise ValueError(
+                f"model {model.name!r} updates state of its own while training: {written}. Such "
+                "state carries examples into the steps of others. Freeze these layers or leave "
+                "them out (a stateful RNN: stateful=False)."
+            )
+        gradients = tape.gradient(objective, values, unconnected_gradients="zero")
+        return batch.unscaled(gradients), tf.nest.map_structure(lambda out: out[0], outputs)
+
+
+def row_seeds(states: list[Any], batch: int) -> list[tf.Tensor]:
+    """Returns states of the random generators (B, 2) for each example, and moves them on."""
+    seeds = []
+    for state in states:
+        value = tf.convert_to_tensor(state.value)
+        seed = tf.cast(value, tf.int32)
+        seeds.append(tf.random.stateless_uniform((batch, 2), seed, None, None, dtype=value.dtype))
+        state.assign(value + tf.constant([0, 1], value.dtype))
+    return seeds
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """Properties of the graph of one example."""
+
+    # Of all tensors of the forward and backward pass: more than is ever held at once, and less
+    # where a loop runs inside (an RNN).
+    num_bytes: int
+    # Why TensorFlow cannot vectorize it; empty if it can.
+    one_by_one: str
+    # Of the results.
+    signature: Any
+
+    @classmethod
+    def of(cls, example: Callable[[Any], Any], rows: Any) -> Trace:
+        """Traces a function of one row."""
+        specs = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), rows)
+        graph = tf.function(example, autograph=False).get_concrete_function(specs).graph
+        num_bytes = 1
+        of_example = {tensor.name for tensor in graph.inputs} - {
+            inner.name for _, inner in graph.captures
+        }
+        broadcasts = lacks_kernels = False
+        for operation in graph.get_operations():
+            parts = [tensor.name in of_example for tensor in operation.inputs]
+            if any(parts):
+                of_example |= {tensor.name for tensor in operation.outputs}
+                # One factor with a leading axis that the other has not, once both are stacked.
+                if operation.type.startswith("BatchMatMul"):
+                    left, right = (tensor.shape[:-2] for tensor in operation.inputs)
+                    broadcasts |= not all(parts) or left != right
+            if operation.type in ("PartitionedCall", "StatefulPartitionedCall"):
+                # Keras lets XLA compile the convolutions that have no kernels; vectorizing drops
+                # that.
+                if operation.node_def.attr["_XlaMustCompile"].b and not _on_gpu():
+                    volumes = any(tensor.shape.rank == 5 for tensor in operation.inputs)
+                    lacks_kernels |= volumes or not _has_grouped_kernels()
+            if operation.type not in ("Placeholder", "ReadVariableOp", "Const"):
+                num_bytes += sum(
+                    math.prod(tensor.shape) * tensor.dtype.size
+                    for tensor in operation.outputs
+                    if tensor.shape.is_fully_defined()
+                )
+        one_by_one = _NO_KERNELS if lacks_kernels else ""
+        if broadcasts and _has_broadcast_bug():
+            one_by_one = _BROADCASTS
+        return cls(num_bytes, one_by_one, graph.structured_outputs)
+
+    def map_rows(self, example: Callable[[Any], Any], rows: Any) -> Any:
+        """Returns the results of all rows, stacked."""
+        if not self.one_by_one:
+            return tf.vectorized_map(example, rows, warn=False)
+        signature = tf.nest.map_structure(
+            lambda result: tf.TensorSpec(result.shape, result.dtype), self.signature
+        )
+        return tf.map_fn(example, rows, fn_output_signature=signature)
+
+
+def _has_broadcast_bug() -> bool:
+    """Returns whether matrix products that broadcast over a batch of one corrupt memory.
+
+    They do in oneDNN's kernels of TensorFlow 2.16 to 2.21, on CPUs
+    (https://github.com/tensorflow/tensorflow/issues/117700).
+    """
+    return os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0" and not _on_gpu()
+
+
+def _on_gpu() -> bool:
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+@functools.cache
+def _has_grouped_kernels() -> bool:
+    """Returns whether gradients of grouped convolutions run uncompiled: on CPUs, in oneDNN alone.
+
+    TensorFlow decides by the kind of CPU, so it is asked by a convolution of two groups.
+    """
+    with tf.init_scope(), tf.device("CPU"):
+        try:
+            tf.raw_ops.Conv2DBackpropFilter(
+                input=tf.zeros((1, 1, 1, 2)),
+                filter_sizes=(1, 1, 1, 2),
+                out_backprop=tf.zeros((1, 1, 1, 2)),
+                strides=[1, 1, 1, 1],
+                padding="VALID",
+            )
+        except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
+            return False
+    return True
+
+
+def _sums_in_chunks(clipped: Callable[[Any], Sums], rows: Any, chunk: int, group_size: int) -> Sums:
+    """Adds up ``clipped`` over chunks of rows, one after the other; zeros fill the last chunk."""
+    batch = rows[2].shape[0]
+    num_chunks = -(-batch // chunk)
+    chunks = tf.nest.map_structure(lambda part: in_chunks(part, chunk), rows)
+    sums, *first = clipped(tf.nest.map_structure(lambda part: part[0], chunks))
+    arrays = [
+        tf.TensorArray(part.dtype, num_chunks, element_shape=part.shape).write(0, part)
+        for part in tf.nest.flatten(first)
+    ]
+
+    def step(number: tf.Tensor, sums: Any, arrays: Any) -> Any:
+        more, *rest = clipped(tf.nest.map_structure(lambda part: part[number], chunks))
+        sums = [total + part for total, part in zip(sums, more, strict=True)]
+        parts = tf.nest.flatten(rest)
+        arrays = [array.write(number, part) for array, part in zip(arrays, parts, strict=True)]
+        return number + 1, sums, arrays
+
+    _, sums, arrays = tf.while_loop(
+        lambda number, sums, arrays: number < num_chunks,
+        step,
+        (tf.constant(1), sums, arrays),
+        parallel_iterations=1,
+    )
+    norms, outputs = tf.nest.pack_sequence_as(first, [array.concat() for array in arrays])
+    whole = tf.nest.map_structure(lambda part: part[:batch], outputs)
+    return sums, norms[: batch // group_size], whole

@@ -1,0 +1,256 @@
+"""The labels of one fit, in a vault: the given one, or one that is made of an array.
+
+Fits on arrays share no vault, so this process counts them by keyed digests of the rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import multiprocessing
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting import Assumption, PrivacyBudget, PublicInput
+from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_receipts, standing
+from tf_labeldp.features.reader import all_rows, as_rows, parts_of
+from tf_labeldp.mechanisms import AggregateMechanism
+from tf_labeldp.vault import LabelKind, PrivateLabels
+from tf_labeldp.vault.label_kinds import label_kind
+from tf_labeldp.vault.noisy_labels import NoisyStatistic
+
+_BY_THIS_PROCESS = Assumption(
+    "array-of-labels",
+    "holder",
+    "An array of labels has no vault: other uses of these labels than the fits of this process "
+    "that are counted here were none, or are added to this statement.",
+)
+_KIND = ("num_classes", "classes", "low", "high", "num_labels")
+"""Arguments of a head that describe the labels."""
+
+
+class LabelSource:
+    """Labels in a vault, for one release.
+
+    Args:
+        head: its arguments describe the labels, and limit the cost of the release.
+        labels: a ``PrivateLabels``; or an array, of which a vault with the budget of one release
+            is made.
+        mechanism_of: returns the mechanism of the release for a kind of labels; raises for
+            arguments of the head that are out of range.
+
+    Attributes:
+        vault: of the labels.
+        kind: of the labels.
+        mechanism: of the release, whose noise it adds.
+    """
+
+    def __init__(
+        self, head: Any, labels: Any, mechanism_of: Callable[[LabelKind], AggregateMechanism]
+    ) -> None:
+        arguments = kind_arguments(head)
+        self._key = head.key
+        self._is_array = not isinstance(labels, PrivateLabels)
+        if self._is_array:
+            self.kind = label_kind(**arguments)
+            refuse_worker_processes()
+        else:
+            self.kind = labels.kind
+            _check_arguments(arguments, self.kind, head.insecure_seed)
+        self.mechanism: Any = mechanism_of(self.kind)  # checks arguments before it sees labels
+        self.vault: PrivateLabels = labels
+        if self._is_array:
+            budget = PrivacyBudget(head.epsilon, head.delta)
+            self.vault = PrivateLabels(
+                labels, **arguments, budget=budget, insecure_seed=head.insecure_seed
+            )
+        if not self.vault.has_draw(self._key):
+            self.vault.check_budget(self.mechanism)
+
+    def check_length(self, num_rows: int) -> None:
+        """Raises unless there is one label for each row."""
+        if len(self.vault) != num_rows:
+            raise ValueError(
+                f"there are {num_rows} rows of features and {len(self.vault)} labels; give one "
+                "label per row, in the same order."
+            )
+
+    def release(
+        self, public: PublicInput[Any], rows: np.ndarray | None, family: object
+    ) -> tuple[NoisyStatistic, Receipts]:
+        """Returns the noisy statistic, charged to the vault, and the receipts of the head.
+
+        Args:
+            public: the public input of the release, with the receipts of the features.
+            rows: keyed digests of each row, (n, k); None where there are none.
+            family: the same object for clones of one head.
+        """
+        for receipt in standing(public.receipts):
+            if receipt.kind == "unknown":  # trained without receipts, so that nothing is promised
+                _validate.warn(str(receipt.charge.assumptions[0]))
+        # The vault of an array has the budget of this release, and none for earlier ones.
+        own = PublicInput(public.value) if self._is_array else public
+        statistic = self.vault.release(self.mechanism, public_input=own, key=self._key)
+        if not self._is_array:
+            return statistic, statistic.receipts
+        counted = with_other_fits(statistic.receipts, rows, family)
+        return statistic, merge_receipts(public.receipts, counted)
+
+
+def refuse_worker_processes() -> None:
+    """Raises in a process that another one started: fits there are not counted here."""
+    if multiprocessing.parent_process() is not None:
+        raise RuntimeError(
+            "labels were given as an array in a process that another one started (n_jobs?); no "
+            "statement could add up the fits of several processes. Use n_jobs=1, or open a "
+            "PrivateLabels(..., store=path) in each process."
+        )
+
+
+def with_other_fits(receipts: Receipts, rows: np.ndarray | None, family: object) -> Receipts:
+    """Returns the receipts of a fit on an array, with those of earlier fits on its rows.
+
+    Arguments as for ``LabelSource.release``.
+    """
+    own = []
+    for receipt in receipts:
+        notes = tuple(dict.fromkeys((*receipt.charge.assumptions, _BY_THIS_PROCESS)))
+        charge = dataclasses.replace(receipt.charge, assumptions=notes)
+        own.append(dataclasses.replace(receipt, charge=charge))
+    return _FITS.with_others(tuple(own), rows, family)
+
+
+def kind_arguments(head: Any) -> dict[str, Any]:
+    """Returns the arguments of a head that describe its labels, None for those that it lacks."""
+    return {name: getattr(head, name, None) for name in _KIND}
+
+
+def _check_arguments(arguments: dict[str, Any], kind: LabelKind, insecure_seed: Any) -> None:
+    if insecure_seed is not None:
+        raise ValueError(
+            "insecure_seed must be None with a PrivateLabels: it has its own source of random "
+            "bits. Use PrivateLabels(..., insecure_seed=...) for a repeatable run."
+        )
+    for name, value in arguments.items():
+        if name == "classes" and value is not None:
+            value = tuple(value)
+        if value is not None and value != getattr(kind, name, None):
+            raise ValueError(
+                f"{name} is not that of the PrivateLabels, which has {kind.describe()}. Leave it "
+                "out: the vault knows its labels."
+            )
+
+
+class _Fits:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: list[tuple[Receipts, np.ndarray | None, object]] = []
+
+    def with_others(self, receipts: Receipts, rows: np.ndarray | None, family: object) -> Receipts:
+        """Returns receipts with those of earlier fits on the same rows, and remembers them.
+
+        Clones of one head count as fits on the same rows even where a transformer has changed these
+        in between.
+        """
+        others: list[Receipts] = []
+        labels = receipts[0].labels
+        with self._lock:
+            for earlier, earlier_rows, earlier_family in self._known:
+                is_clone = earlier_family is family
+                shared: np.ndarray | None = None
+                if rows is not None and earlier_rows is not None:
+                    shared = np.isin(rows, earlier_rows).max(axis=1)
+                    if is_clone and not np.isin(earlier_rows, rows).max(axis=1).all():
+                        # Its other rows may be among these with other features.
+                        shared = np.ones(len(rows), bool)
+                if shared is not None and shared.any():
+                    # The earlier fit concerns only the shared rows of this one.
+                    part: dict[str, Any] = {"labels": labels}
+                    part["examples"] = None if shared.all() else np.flatnonzero(shared)
+                    others.append(tuple(dataclasses.replace(use, **part) for use in earlier))
+                elif is_clone:
+                    others.append(earlier)
+            self._known.append((receipts, rows, family))
+        together = merge_receipts(*others, receipts)
+        if others:
+            total = compose_receipts(together)
+            _validate.warn(
+                f"this is fit number {len(others) + 1} on rows whose labels were released before "
+                f"in this process; together epsilon={total.epsilon:.4g}, which guarantee() states. "
+                "Give all fits one PrivateLabels: it tracks the budget and enforces it."
+            )
+        return together
+
+
+_FITS = _Fits()
+_KEY = np.frombuffer(secrets.token_bytes(8 * 4097), np.uint64) | np.uint64(1)
+"""Random odd numbers, a new draw in each process."""
+
+
+def row_digests(block: np.ndarray) -> np.ndarray:
+    """Returns a keyed digest of each row of numbers (m, d), ``uint64`` (m,).
+
+    Rows that differ have the same digest with a probability of about 2^-32 at most; they would
+    count as the same row, which only overstates.
+    """
+    bits = np.ascontiguousarray(block, dtype=np.float32).view(np.uint32).astype(np.uint64)
+    width = bits.shape[1]
+    return _mixed(bits @ _factors(np.arange(width)), width)
+
+
+def _factors(places: np.ndarray) -> np.ndarray:
+    # A second factor distinguishes places beyond the key's length.
+    turn, place = np.divmod(places, _KEY.size - 1)
+    return _KEY[1:][place] + turn.astype(np.uint64) * np.uint64(2) * _KEY[0]
+
+
+def _mixed(sums: np.ndarray, width: int) -> np.ndarray:
+    return (sums ^ (sums >> np.uint64(32))) * _KEY[0] ^ np.uint64(width)
+
+
+def _sparse_digests(rows: Any) -> np.ndarray:
+    """Returns the ``row_digests`` of a CSR matrix, whose zeros add nothing."""
+    if not rows.has_canonical_format:
+        rows = rows.copy()
+        rows.sum_duplicates()
+    bits = (rows.data.astype(np.float32) + np.float32(0.0)).view(np.uint32)  # no -0, as if dense
+    sums = np.zeros(bits.size + 1, np.uint64)
+    np.cumsum(bits.astype(np.uint64) * _factors(rows.indices), out=sums[1:])
+    return _mixed(sums[rows.indptr[1:]] - sums[rows.indptr[:-1]], rows.shape[1])
+
+
+def raw_digests(inputs: Any) -> np.ndarray | None:
+    """Returns digests of the rows of inputs of any kind but data sets; None without rows."""
+    try:
+        found = parts_of(inputs)
+        if len(found) == 1 and hasattr(found[0], "tocsr") and found[0].dtype.kind in "biuf":
+            return _sparse_digests(as_rows(found[0]))
+        parts = [_as_numbers(part) for part in found]
+    except (TypeError, ValueError):
+        return None
+    if not parts or len({len(part) for part in parts}) > 1:
+        return None
+    step = max(1, (1 << 24) // max(1, sum(part.shape[1] for part in parts)))
+    digests = np.zeros(len(parts[0]), np.uint64)
+    for start in range(0, digests.size, step):
+        block = [part[start : start + step].astype(np.float32) for part in parts]
+        digests[start : start + step] = row_digests(np.concatenate(block, axis=1))
+    return digests
+
+
+def _as_numbers(part: Any) -> np.ndarray:
+    """Returns one part of raw inputs as numbers (n, d): of texts, keyed hashes of 32 bits."""
+    rows = all_rows(as_rows(part))
+    rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
+    if rows.dtype.kind in "biuf":
+        return rows
+    texts, places = np.unique(rows.astype(str), return_inverse=True)
+    key = _KEY[:8].tobytes()
+    hashes = [hashlib.blake2b(t.encode(), digest_size=4, key=key).digest() for t in texts.tolist()]
+    return np.frombuffer(b"".join(hashes), np.float32)[places.reshape(rows.shape)]

@@ -1,0 +1,360 @@
+"""Public features as rows of unit norm: their scaling, and passes over them in bounded memory.
+
+The sensitivity of a release rests on the unit norm, which ``Scaling.rows`` makes. ``docs/heads.md``
+derives the spread over directions (``spread_shares``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp._progress import Progress
+from tf_labeldp.features.reader import FeatureRows
+from tf_labeldp.heads.label_source import raw_digests, row_digests
+
+_SHARE = 4
+"""One part in this many of the memory is for each sample of rows, and for scaled rows."""
+_DESIGN_ROWS = 100_000
+"""Rows in the sample of the survey, at most: enough for a mean and a covariance."""
+_MATRICES = 5
+"""Doubles (d, d) at a time: a covariance or Gram matrix, its eigenvectors, the work space of the
+eigensolver, and the map to the chosen directions."""
+_SAME = 1e-12
+"""A row nearer to the mean than this part of its length is equal to the mean up to rounding."""
+_SKETCH = 16
+"""Random sums in a digest of rows."""
+_SKETCH_TOLERANCE = 0.02
+"""Relative distance of the digests of equal rows that two machines rounded."""
+_LARGEST = 1e38
+"""Longer rows leave single precision, in which samples of rows are kept."""
+_ENTRIES = 1 << 21
+"""Numbers of the scaled rows in use at a time: small enough for a processor's cache."""
+_SINGLE_WIDTH = 512
+"""Features from which the Gram matrix of rows mapped in single precision is made in it."""
+_SINGLE_ROWS = 2048
+"""Rows that are summed in single precision, at most; it bounds the error of ``add_gram``."""
+_RANK = 1e-10
+"""An eigenvalue below this part of the largest counts as zero: rows are mapped in single precision,
+in which such a direction, 1e-5 of a row's length, is known to one part in a hundred."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """How a row of features becomes one of unit norm, by public numbers alone.
+
+    With the mean m and the map M, a row x becomes ``u = (x - m) / ||x - m||`` and then
+    ``u M / ||u M||``; with an intercept c, ``(u M / ||u M||, c) / sqrt(1 + c^2)``. A row of zeros
+    stays one.
+    """
+
+    mean: np.ndarray  # m (d,), zeros for none
+    spread: np.ndarray | None  # M (d, m), in whose precision rows are mapped
+    intercept: float  # c, zero for none
+    size: float = 1.0  # a public size of x - m
+
+    @property
+    def width(self) -> int:
+        """D, the length of a scaled row."""
+        directions = self.mean if self.spread is None else self.spread[0]
+        return directions.size + bool(self.intercept)
+
+    def rows(self, raw: np.ndarray) -> np.ndarray:
+        """Returns scaled rows, ``float64`` (m, D)."""
+        moved = raw - self.mean
+        norms = _norms(moved)
+        norms[norms <= _SAME * _norms(raw)] = np.inf
+        moved /= norms[:, np.newaxis]
+        if self.spread is not None:
+            moved = (moved.astype(self.spread.dtype) @ self.spread).astype(np.float64)
+            norms = _norms(moved)
+            norms[norms == 0.0] = np.inf
+            moved /= norms[:, np.newaxis]
+        if not self.intercept:
+            return moved
+        length = math.sqrt(1.0 + self.intercept**2)
+        constant = np.full((len(moved), 1), self.intercept / length)
+        return np.concatenate([moved / length, constant], axis=1)
+
+
+class PublicRows:
+    """Rows of features for one fit: surveyed, scaled by a design, scanned, and released.
+
+    Attributes:
+        num_rows: n, from the survey on.
+        labels: those of a data set of (x, y) batches, else None; from the survey on.
+        digests: keyed digests of each row, of its features and of the encoder's inputs, ``uint64``
+            (n, 1 or 2); from the survey on.
+        sample: some rows, drawn uniformly, ``float32``: raw (m, d) after the survey, scaled (m, D)
+            after the scan.
+        scaling: from the design on.
+        gram: ``X^T X`` of the scaled rows, ``float64`` (D, D) in Fortran order, the upper triangle;
+            from the scan on. ``add_gram`` states its error.
+        max_l1: the largest L1 norm of a scaled row; from the scan on.
+    """
+
+    num_rows: int
+    labels: np.ndarray | None
+    digests: np.ndarray
+    sample: np.ndarray
+    scaling: Scaling
+    gram: np.ndarray
+    max_l1: float
+
+    def __init__(
+        self, source: FeatureRows, max_bytes: float, sample_rows: int | None = None
+    ) -> None:
+        self._source, self._max_bytes, self._sample_rows = source, float(max_bytes), sample_rows
+        self._kept: list[np.ndarray] = []
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, d) of the features, from the survey to the scan."""
+        return self.num_rows, self.sample.shape[1]
+
+    def survey(self) -> None:
+        """Reads all rows, and raises for rows that can't be scaled."""
+        labels: list[np.ndarray] = []
+        digests: list[np.ndarray] = []
+        raw_parts: list[np.ndarray | None] = []
+
+        def see(x: Any, y: Any) -> None:
+            if self._source.is_encoded:
+                raw_parts.append(raw_digests(x))
+            if y is not None:
+                labels.append(np.asarray(y))
+
+        sample, start = None, 0
+        for rows in self._blocks("Reading features", see):
+            if sample is None:
+                check_memory(rows.shape[1], self._max_bytes)
+                sample = self._new_sample(rows.shape[1], _DESIGN_ROWS)
+            for part in _in_parts(rows):
+                _refuse_zeros(checked_norms(part, start) == 0.0, start)
+                digests.append(row_digests(part))
+                start += len(part)
+            sample.add(rows)
+            self.sample = sample.rows()
+        columns = [np.concatenate(digests)]
+        raw = [part for part in raw_parts if part is not None]
+        if raw and len(raw) == len(raw_parts) and sum(map(len, raw)) == start:
+            columns.append(np.concatenate(raw))
+        self.digests, self.num_rows = np.stack(columns, axis=1), start
+        self.labels = np.concatenate(labels) if labels else None
+
+    def design(self, *, center: bool, intercept: float, noise_to_signal: float | None) -> None:
+        """Chooses the scaling from the sample of the survey."""
+        sample = self.sample
+        mean = np.zeros(sample.shape[1])
+        if center:
+            mean = sample.mean(axis=0, dtype=np.float64)
+        units = Scaling(mean, None, 0.0)
+        size, differ = 0.0, False
+        covariance = np.zeros((mean.size, mean.size), order="F")
+        for block in _in_parts(sample):
+            size = max(size, float(_norms(block - mean).max()))
+            rows = units.rows(block)
+            differ = differ or bool(np.any(rows))
+            if noise_to_signal is not None:
+                covariance = add_gram(covariance, rows)
+        if not differ:
+            raise ValueError(
+                "all rows of features are the same, so that nothing can be learnt from them. "
+                "Check how they were made."
+            )
+        spread = None
+        if noise_to_signal is not None:
+            covariance /= len(sample)
+            spread = spread_map(covariance, noise_to_signal)
+        self.scaling = Scaling(mean, spread, float(intercept), size or 1.0)
+
+    def scan(self) -> None:
+        """Reads the scaled rows, for Gram matrix, sample and digest; keeps rows that fit."""
+        del self.sample  # it is large
+        width = self.scaling.width
+        gram = np.zeros((width, width), order="F")
+        sample = self._new_sample(width, self._sample_rows or self.num_rows)
+        weights = np.random.default_rng(1)
+        directions = np.random.default_rng(2).normal(size=(width, _SKETCH))
+        self._sketch, self.max_l1, kept = np.zeros(_SKETCH), 0.0, []
+        for rows in self._scaled("Gram matrix"):
+            self._sketch += weights.normal(size=len(rows)) @ (rows @ directions)
+            gram = add_gram(gram, rows, single=self.scaling.spread is not None)
+            self.max_l1 = max(self.max_l1, float(np.abs(rows).sum(axis=1).max()))
+            sample.add(rows)
+            if 8.0 * width * self.num_rows <= self._max_bytes / _SHARE:
+                kept.append(rows)
+        self.gram, self.sample, self._kept = gram, sample.rows(), kept
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yields the scaled rows, ``float64`` (m, D), for the release."""
+        return iter(self._kept) if self._kept else self._scaled("Releasing the moments")
+
+    def digest(self) -> str:
+        """Returns a sketch of the scanned rows; see ``matches``."""
+        return " ".join(float(number).hex() for number in self._sketch)
+
+    def matches(self, digest: str) -> bool:
+        """Returns whether a digest is of the same rows up to rounding.
+
+        Another machine may round the same rows otherwise, so random sums of all their entries are
+        compared.
+        """
+        try:
+            other = np.array([float.fromhex(part) for part in digest.split()])
+        except ValueError:
+            return False
+        if other.shape != self._sketch.shape:
+            return False
+        distance = np.linalg.norm(self._sketch - other)
+        return bool(distance <= _SKETCH_TOLERANCE * np.linalg.norm(self._sketch))
+
+    def _new_sample(self, width: int, max_rows: int) -> RowSample:
+        num_rows = self._source.num_rows
+        max_rows = max_rows if num_rows is None else min(max_rows, num_rows)
+        return RowSample(width, int(self._max_bytes / _SHARE), max_rows)
+
+    def _scaled(self, task: str) -> Iterator[np.ndarray]:
+        for block in self._blocks(task):
+            for part in _in_parts(block):
+                yield self.scaling.rows(part)
+
+    def _blocks(self, task: str, see: Any = None) -> Iterator[np.ndarray]:
+        progress = Progress(task, self._source.num_rows)
+        for rows in self._source.blocks(see):
+            yield rows
+            progress.advance(rows.shape[0])
+        progress.end()
+
+
+class RowSample:
+    """Keeps uniformly drawn rows of a stream of unknown length, ``float32``.
+
+    Evenly spaced rows would not do: every second image of MNIST is from another group of writers.
+    The choice is public, repeatable, and the same however the stream is cut into blocks.
+
+    Source: Vitter 1985, "Random sampling with a reservoir", algorithm R.
+    """
+
+    def __init__(self, width: int, max_bytes: int, max_rows: int) -> None:
+        most = max(64, min(max_bytes // (4 * width), max_rows))
+        self._kept = np.empty((most, width), np.float32)  # pages without a row take no memory
+        self._rng, self._num_rows = np.random.default_rng(0), 0
+
+    def add(self, rows: np.ndarray) -> None:
+        """Samples among these rows too, by their order alone."""
+        places = np.arange(self._num_rows, self._num_rows + len(rows))
+        # Also for the first rows, as cuts must not matter.
+        slots = (self._rng.random(len(rows)) * (places + 1)).astype(np.int64)
+        slots = np.where(places < len(self._kept), places, slots)
+        hit = slots < len(self._kept)
+        self._kept[slots[hit]] = rows[hit]
+        self._num_rows += len(rows)
+
+    def rows(self) -> np.ndarray:
+        """Returns the kept rows, which later rows overwrite."""
+        return self._kept[: self._num_rows]
+
+
+def check_memory(width: int, max_bytes: float) -> None:
+    """Raises unless the matrices of a fit of this width take less memory than this."""
+    room = max_bytes * (1.0 - 2.0 / _SHARE)
+    needed = 8.0 * _MATRICES * width**2
+    if needed > room:
+        fit = math.isqrt(max(int(room), 0) // (8 * _MATRICES))
+        raise ValueError(
+            f"{width} features need {needed / 1e9:.1f} GB for their matrices; at most {fit} fit in "
+            f"max_bytes={max_bytes / 1e9:.1f} GB, half of which is for samples. Use fewer features "
+            "(a random projection knows no label), or raise max_bytes."
+        )
+
+
+def add_gram(gram: np.ndarray, rows: np.ndarray, single: bool = False) -> np.ndarray:
+    """Returns the upper triangle of ``gram + rows^T rows``, in place: half of the products.
+
+    In single precision, from 512 columns on, at most 2,048 rows are summed before their sum is
+    added in double precision. Entry (i, j) of A is then off by at most ``1.25e-4 sqrt(A_ii A_jj)``,
+    whatever the rows: by about 1e-7 of that root for rows that differ, 2e-6 for rows that are all
+    the same. In double precision it is off by ``1.2e-16 n sqrt(A_ii A_jj)`` at most, for n rows.
+    The matrix is made without labels: its error is no part of the sensitivity.
+    """
+    from scipy.linalg import blas
+
+    if not single or len(gram) < _SINGLE_WIDTH:
+        return blas.dsyrk(1.0, rows.T, beta=1.0, c=gram, overwrite_c=1)
+    for start in range(0, len(rows), _SINGLE_ROWS):
+        gram += blas.ssyrk(1.0, rows[start : start + _SINGLE_ROWS].astype(np.float32).T)
+    return gram
+
+
+def _in_parts(rows: np.ndarray) -> Iterator[np.ndarray]:
+    step = max(1, _ENTRIES // rows.shape[1])
+    return (rows[start : start + step] for start in range(0, len(rows), step))
+
+
+def checked_norms(raw: np.ndarray, start: int) -> np.ndarray:
+    """Returns the L2 norm of every row, all finite; ``start`` is the number of the first row."""
+    norms = _norms(raw)
+    bad = ~(norms < _LARGEST)  # true for NaN too
+    if np.any(bad):
+        first = int(bad.argmax())
+        columns = np.flatnonzero(~(np.abs(raw[first]) < _LARGEST))[:3].tolist()
+        where = f", column(s) {', '.join(map(str, columns))}" if columns else ""
+        raise ValueError(
+            f"features must be finite, but {int(bad.sum())} row(s) hold NaN, infinity or numbers "
+            f"beyond {_LARGEST:g}, the first at row {start + first}{where}. Fill them in "
+            "or leave these examples out, by a rule that does not look at labels."
+        )
+    return norms
+
+
+def _norms(rows: np.ndarray) -> np.ndarray:
+    wide = rows.astype(np.float64, copy=False)
+    return np.sqrt(np.einsum("ij,ij->i", wide, wide))
+
+
+def _refuse_zeros(is_zero: np.ndarray, start: int) -> None:
+    if np.any(is_zero):
+        raise ValueError(
+            f"{int(is_zero.sum())} row(s) of features are all zero, the first at row "
+            f"{start + int(is_zero.argmax())}: they have no direction to scale to unit norm. Leave "
+            "these examples out, or add a constant feature."
+        )
+
+
+def spread_shares(eigenvalues: np.ndarray, noise_to_signal: float) -> np.ndarray:
+    """Returns each direction's share (d,) of the squared length, by water-filling."""
+    strength = eigenvalues / eigenvalues.sum()
+    with np.errstate(divide="ignore", over="ignore"):
+        depth = noise_to_signal / strength
+    # Only differences of depths matter; as they are, a huge one would swallow the unit of water.
+    depth -= depth.min()
+    ordered = np.sort(depth)
+    # With the m shallowest directions under water, the level is (1 + sum of their depths) / m.
+    with np.errstate(over="ignore"):
+        levels = (1.0 + np.cumsum(ordered)) / np.arange(1, depth.size + 1)
+    level = levels[np.flatnonzero(levels > ordered)[-1]]
+    shares = np.maximum(level - depth, 0.0)
+    return shares / shares.sum()
+
+
+def spread_map(covariance: np.ndarray, noise_to_signal: float) -> np.ndarray:
+    """Returns the map (d, m), ``float32``, from centred rows to the directions that get a share."""
+    from scipy import linalg
+
+    driver = "evd" if len(covariance) > 1 else "ev"  # some versions of SciPy fail at 1 x 1
+    values, vectors = linalg.eigh(covariance, lower=False, driver=driver, overwrite_a=True)
+    # A large budget would spend a full share on rounding.
+    values = np.where(values > _RANK * values[-1], values, 0.0)
+    shares = spread_shares(values, noise_to_signal)
+    kept = shares > 0.0
+    gains = np.sqrt(shares[kept] / values[kept])
+    vectors = vectors[:, kept]
+    # An eigenvector's sign is arbitrary; a stored release is of use with the same signs alone.
+    largest = np.abs(vectors).argmax(axis=0)
+    gains *= np.sign(vectors[largest, np.arange(largest.size)])
+    return (vectors * gains).astype(np.float32)

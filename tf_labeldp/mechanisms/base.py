@@ -1,0 +1,427 @@
+"""The contracts of mechanisms: which labels they take, what they cost and what they return."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import inspect
+import json
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting import Private, Public, Receipt, Setting, public_input
+from tf_labeldp.accounting.events import approximate_dp_event
+from tf_labeldp.accounting.receipts import Receipts, merge_receipts
+from tf_labeldp.mechanisms.priors import PriorRows
+from tf_labeldp.mechanisms.random_bits import Rng
+
+if TYPE_CHECKING:
+    from tf_labeldp.accounting.events import DpEvent
+
+_Self = TypeVar("_Self", bound="Mechanism")
+_Kind = TypeVar("_Kind", bound="Mechanism")
+_REGISTRY: dict[str, type[Mechanism]] = {}
+
+
+def is_of_this_library(value: object) -> bool:
+    """Returns whether a class, or that of a value, was reviewed here; a plug-in was not."""
+    kind = value if isinstance(value, type) else type(value)
+    return kind.__module__.partition(".")[0] == "tf_labeldp"
+
+
+def has_own_event(mechanism: Mechanism) -> bool:
+    """Returns whether a class of another library states itself how its uses compose."""
+    return type(mechanism).dp_event is not Mechanism.dp_event and not is_of_this_library(mechanism)
+
+
+def _name(kind: type) -> str:
+    """Returns the name of a class in stored draws; no plug-in can take that of another class."""
+    ours = is_of_this_library(kind)
+    return kind.__name__ if ours else f"{kind.__module__}.{kind.__qualname__}"
+
+
+class Mechanism(abc.ABC):
+    """Anything that may see true labels: an immutable value with a price, known by its name.
+
+    A mechanism of your own is an ordinary class: set ``epsilon`` and the attributes of the contract
+    in ``__init__``, keep each argument under its own name, and let ``check_mechanism`` compare its
+    draws with its channel. ``docs/write_a_mechanism.md`` has an example.
+
+    Guarantee:
+        The output of a mechanism of this library is (epsilon, delta)-DP for the replacement of one
+        label, and ``dp_event()`` states the same to ``dp_accounting``. The promise of a mechanism
+        of another library is its author's claim, and statements name it as such.
+
+    Attributes:
+        epsilon: finite and above zero.
+        delta: failure probability, in [0, 1); zero for a pure mechanism.
+        receipts: those of its arguments, such as bins of a released histogram.
+    """
+
+    epsilon: float
+    delta: float = 0.0
+    receipts: Receipts = ()
+    labels_of: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _REGISTRY[_name(cls)] = cls
+        owner = next(kind for kind in cls.__mro__ if "dp_event" in vars(kind))
+        if is_of_this_library(owner) and not is_of_this_library(cls):
+            # A subclass in another library may not draw as its parent does.
+            cls.dp_event = Mechanism.dp_event  # type: ignore[method-assign]
+
+    def dp_event(self) -> DpEvent:
+        """Returns the event of one use: of the worst pure mechanism, or of basic composition."""
+        return approximate_dp_event(self.epsilon, self.delta)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns every constructor argument, for JSON; receipts go next to them."""
+        names = inspect.signature(type(self)).parameters
+        return {name: getattr(self, name) for name in names if name != "receipts"}
+
+    @classmethod
+    def from_config(cls: type[_Self], config: Setting[dict[str, Any]]) -> _Self:
+        """Returns the mechanism that ``get_config`` described."""
+        return cls(**config)
+
+
+class LabelMechanism(Mechanism):
+    """Turns each label into one noisy label, for ``PrivateLabels.randomize``.
+
+    Guarantee:
+        Each noisy label, together with all others, is (epsilon, delta)-DP for the replacement of
+        one label; draws for different examples compose in parallel. Assumes that the public input
+        of a label (its prior, its cluster) does not depend on that label.
+    """
+
+    public_input: ClassVar[str | None] = None
+    """The public argument of ``randomize``: ``"priors"``, ``"clusters"`` or None."""
+
+    @abc.abstractmethod
+    def randomize(
+        self, labels: Private[Any], public: Public[Any] = None, *, rng: Rng = None
+    ) -> np.ndarray:
+        """Returns noisy labels of shape (n,) or (n, ...) from labels of shape (n,).
+
+        Args:
+            labels: (n,), classes as integers in 0..K-1, or numbers in ``label_range()``.
+            public: the input that ``public_input`` names, not made of these labels; else None.
+            rng: a generator for repeatable (not private) runs; None takes secure random bits.
+
+        Raises:
+            TypeError: labels, public input or ``rng`` of a wrong kind.
+            ValueError: labels or public input out of range, NaN, missing, or of a wrong shape.
+        """
+
+    @abc.abstractmethod
+    def check_output(self, noisy: Any, size: int) -> np.ndarray:
+        """Returns noisy labels of ``size`` examples, or raises a ``ValueError`` that shows none."""
+
+    def _refuse_public(self, public: Any) -> None:
+        if public is not None:
+            raise ValueError(
+                f"{type(self).__name__} takes no priors and no clusters: it has one channel for "
+                "every prior. Leave them out, or use RRWithPrior or optimal_bins."
+            )
+
+
+class ClassificationMechanism(LabelMechanism):
+    """A label randomizer over the classes 0..K-1; noisy labels are ``int64`` in 0..K-1.
+
+    Guarantee:
+        For every pair of labels and every output, ``P[out | y] <= e^epsilon P[out | y']``; the
+        channel is (K, K), and ``transition_matrix`` returns it as it is drawn.
+
+    Attributes:
+        num_classes: K, at least 2.
+    """
+
+    num_classes: int
+    labels_of = " for classes"
+
+    @abc.abstractmethod
+    def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
+        """Returns ``P[output | input]``, ``float64`` (inputs, outputs), rows that sum to one."""
+
+    @property
+    def uses_priors(self) -> bool:
+        """Whether ``randomize`` takes priors."""
+        return self.public_input == "priors"
+
+    def likelihood(
+        self, noisy: Public[np.ndarray], priors: Public[np.ndarray | None] = None
+    ) -> np.ndarray:
+        """Returns ``P[noisy label | class]`` for checked labels (m,), ``float64`` (m, K).
+
+        ``priors`` are the checked rows of the draw, (1, K) or (m, K); None without priors.
+        """
+        if self.uses_priors:
+            raise ValueError(
+                f"the channel of {type(self).__name__} by prior is not known here. Override "
+                "likelihood in its class."
+            )
+        return self.transition_matrix()[:, noisy].T
+
+    def check_output(self, noisy: Public[Any], size: int) -> np.ndarray:
+        """Returns noisy labels as ``int64`` (size,), or raises."""
+        array = checked_output(self, noisy, (size,), "iu")
+        if size and (array.min() < 0 or array.max() >= self.num_classes):
+            raise _wrong_output(self, "classes that do not exist", f"0..{self.num_classes - 1}")
+        return array.astype(np.int64)
+
+
+class RegressionMechanism(LabelMechanism):
+    """A label randomizer over numbers in a public range; noisy labels are ``float64``.
+
+    Guarantee:
+        That of ``LabelMechanism``, for every pair of labels in ``label_range()``. Labels outside
+        are refused, not clipped: ``PrivateLabels`` clips them first with ``clip=True``.
+    """
+
+    labels_of = " for numbers"
+
+    @abc.abstractmethod
+    def label_range(self) -> tuple[float, float]:
+        """Returns the smallest and the largest label, public knowledge."""
+
+    @abc.abstractmethod
+    def likelihood(self, outputs: Public[Any], labels: Public[Any]) -> np.ndarray:
+        """Returns the likelihood of each output under each label.
+
+        Args:
+            outputs: possible noisy labels, (m,).
+            labels: true labels in ``label_range()``, (k,).
+
+        Returns:
+            ``float64`` (m, k): probabilities where an output has one, else densities. No ratio of
+            two entries of a row exceeds e^epsilon.
+        """
+
+    def check_output(self, noisy: Public[Any], size: int) -> np.ndarray:
+        """Returns noisy labels as ``float64`` (size,), or raises."""
+        return checked_output(self, noisy, (size,), "iuf").astype(np.float64)
+
+
+class AggregateMechanism(Mechanism):
+    """Releases one noisy statistic of many labels, such as a histogram.
+
+    Guarantee:
+        The whole result is (epsilon, delta)-DP for the replacement of any one of the labels, and
+        whether ``release`` raises does not depend on labels of the stated kind.
+
+    Attributes:
+        num_classes: K, for labels that are classes 0..K-1; None for others.
+        num_labels: L, for rows (n, L) of zeros and ones; None for others.
+    """
+
+    num_classes: int | None = None
+    num_labels: int | None = None
+    labels_of = " of many labels"
+
+    def label_range(self) -> tuple[float, float] | None:
+        """Returns (low, high), outside of which numbers are refused; None without a range."""
+        return None
+
+    @abc.abstractmethod
+    def release(
+        self, labels: Private[Any], public_input: Public[Any] = None, *, rng: Rng = None
+    ) -> np.ndarray:
+        """Returns the noisy statistic of labels.
+
+        Args:
+            labels: (n,), classes or numbers; (n, L) rows.
+            public_input: further input in the order of the labels, such as group numbers (n,) or
+                features (n, d). Must not depend on the labels.
+            rng: a generator for repeatable (not private) runs; None takes secure random bits.
+
+        Raises:
+            TypeError: labels, public input or ``rng`` of a wrong kind.
+            ValueError: labels or public input out of range or of a wrong shape.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Mechanism):
+    """A mechanism of this library: a frozen value, whose arguments are checked once."""
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        self._set(epsilon=_validate.positive_finite("epsilon", self.epsilon))
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _take_public(self, *names: str) -> None:
+        """Sets arguments to the values of public inputs, and keeps the receipts that they carry."""
+        for name in names:
+            public = public_input(getattr(self, name))
+            receipts = merge_receipts(self.receipts, public.receipts)
+            self._set(**{name: public.value, "receipts": receipts})
+
+
+_SWAPPED = 10.0
+"""A whole epsilon of at least this, above the number of classes, is usually that number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenClassification(Frozen, ClassificationMechanism):
+    """A mechanism for classes of this library: its likelihood gives its channel."""
+
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set(num_classes=_validate.integer_at_least("num_classes", self.num_classes, 2))
+        if self.epsilon >= _SWAPPED and self.epsilon > self.num_classes and self.epsilon % 1 == 0:
+            _validate.warn(
+                f"epsilon={self.epsilon:g} protects next to nothing, and there are "
+                f"num_classes={self.num_classes}: epsilon comes first. Are the two swapped?"
+            )
+
+    def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
+        """Returns ``P[output | input]`` as it is drawn, ``float64`` (K, K).
+
+        ``prior`` is one prior (K,) for mechanisms with priors, else None.
+        """
+        row = self._one_prior(prior)
+        instead = "Merge rare classes. Draws and targets need no channel of RandomizedResponse."
+        _validate.check_size("a channel", (self.num_classes, self.num_classes), instead)
+        return self.likelihood(np.arange(self.num_classes), row).T.copy()
+
+    def _one_prior(self, prior: Any) -> np.ndarray | None:
+        if not self.uses_priors:
+            self._refuse_public(prior)
+            return None
+        if prior is None or np.shape(prior) != (self.num_classes,):
+            raise ValueError(
+                f"transition_matrix of {type(self).__name__} needs one prior of shape "
+                f"({self.num_classes},), got {'None' if prior is None else np.shape(prior)}."
+            )
+        return self._checked_priors(prior, None).rows
+
+    def _checked_priors(self, priors: Any, num_rows: int | None) -> PriorRows:
+        """Returns the priors of n labels, or raises; ``num_rows`` is n, or None for any."""
+        if priors is None:
+            raise ValueError(
+                f"{type(self).__name__} needs priors of shape ({self.num_classes},) or "
+                f"({num_rows or 'n'}, {self.num_classes}). Without any, use RandomizedResponse."
+            )
+        return PriorRows.of(priors, num_rows, self.num_classes)
+
+
+class FrozenAggregate(Frozen, AggregateMechanism):
+    """A statistic of this library for labels of one of several kinds."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def label_range(self) -> tuple[float, float] | None:
+        """Returns (low, high), outside of which numbers are refused; None without a range."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    def _check_kind(self) -> None:
+        has_range = self.low is not None or self.high is not None
+        if (self.num_classes is not None) + has_range + (self.num_labels is not None) != 1:
+            raise ValueError(
+                f"{type(self).__name__} needs exactly one of num_classes (classes), low and high "
+                f"(numbers) and num_labels (rows of zeros and ones), got {self!r}."
+            )
+        for name, least in (("num_classes", 2), ("num_labels", 1)):
+            if getattr(self, name) is not None:
+                self._set(**{name: _validate.integer_at_least(name, getattr(self, name), least)})
+        if has_range:
+            low, high = _validate.number_range(self.low, self.high)
+            self._set(low=low, high=high)
+
+
+class WithoutPriors(LabelMechanism):
+    """A mechanism of this library with one channel and no public input."""
+
+    def randomize(
+        self, labels: Private[Any], priors: Public[Any] = None, *, rng: Rng = None
+    ) -> np.ndarray:
+        """Returns noisy labels (n,), as ``LabelMechanism.randomize``; ``priors`` must be None."""
+        self._refuse_public(priors)
+        return self._noisy(labels, rng)
+
+    @abc.abstractmethod
+    def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
+        """Checks labels and returns noisy ones."""
+
+
+def checked_output(
+    mechanism: Mechanism, noisy: Any, shape: tuple[int, ...] | None, kinds: str
+) -> np.ndarray:
+    """Returns an output as a finite array of this shape (any for None) and kind, or raises."""
+    try:
+        array = np.asarray(noisy)
+    except ValueError:
+        raise _wrong_output(mechanism, "lists of different lengths", "one array") from None
+    if shape is not None and array.shape != shape:
+        raise _wrong_output(mechanism, f"shape {array.shape}", f"{shape}, one for each label")
+    if array.dtype.kind not in kinds:
+        raise _wrong_output(mechanism, f"dtype {array.dtype}", f"numbers ({kinds})")
+    if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
+        raise _wrong_output(mechanism, "NaN or infinity", "finite numbers")
+    return array
+
+
+def _wrong_output(mechanism: Mechanism, found: str, expected: str) -> ValueError:
+    output = "noisy labels" if isinstance(mechanism, LabelMechanism) else "a noisy statistic"
+    return ValueError(
+        f"{type(mechanism).__name__} returned {output} with {found}, expected {expected}. Correct "
+        "it, and test it with mechanisms.check_mechanism."
+    )
+
+
+def checked_mechanism(value: Any, kind: type[_Kind]) -> _Kind:
+    """Returns ``value`` if it is a mechanism of this kind, or raises a ``TypeError``."""
+    if isinstance(value, kind):
+        return value
+    found = type(value).__name__
+    raise TypeError(
+        f"mechanism must be a tf_labeldp mechanism{kind.labels_of}, got {found}. Take one of "
+        "tf_labeldp.mechanisms."
+    )
+
+
+def serialize(mechanism: Mechanism) -> dict[str, Any]:
+    """Returns ``{"class_name": ..., "config": ...}`` as JSON reads it back, and any receipts."""
+    data: dict[str, Any] = {"class_name": _name(type(mechanism)), "config": mechanism.get_config()}
+    if mechanism.receipts:
+        data["receipts"] = [receipt.to_json() for receipt in mechanism.receipts]
+    return json.loads(json.dumps(data, default=_plain))
+
+
+def settings(mechanism: Mechanism) -> dict[str, Any]:
+    """Returns the part of ``serialize`` that a draw depends on: all but the receipts."""
+    return {name: part for name, part in serialize(mechanism).items() if name != "receipts"}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    raise TypeError(
+        f"arguments of mechanisms must be numbers, texts, None, lists or arrays, got "
+        f"{type(value).__name__}. Override get_config and from_config for others."
+    )
+
+
+def deserialize(data: dict[str, Any]) -> Mechanism:
+    """Returns the mechanism that ``serialize`` described, or raises for an unknown name."""
+    name = data["class_name"]
+    if name not in _REGISTRY:
+        raise ValueError(
+            f"unknown mechanism {name!r}; known are {sorted(_REGISTRY)}. Import the module that "
+            "defines it first."
+        )
+    mechanism = _REGISTRY[name].from_config(data["config"])
+    if "receipts" in data:
+        receipts = tuple(Receipt.from_json(receipt) for receipt in data["receipts"])
+        object.__setattr__(mechanism, "receipts", receipts)
+    return mechanism

@@ -1,0 +1,316 @@
+"""Randomized response on classes: RR, RRTop-k, and mechanisms that choose k by a prior.
+
+Ties are broken by one rule everywhere: of two classes with equal prior the smaller index comes
+first, and of two set sizes with equal objective the smaller wins.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting import Private, Public
+from tf_labeldp.accounting.events import randomized_response_event
+from tf_labeldp.mechanisms import random_bits
+from tf_labeldp.mechanisms.base import FrozenClassification, WithoutPriors
+from tf_labeldp.mechanisms.random_bits import Rng
+
+if TYPE_CHECKING:
+    from tf_labeldp.accounting.events import DpEvent
+
+_CHUNK_CELLS = 1 << 20
+"""Cells of rows that are handled at a time, which bounds the working memory."""
+_TIE = 1.0 - 1e-9
+"""Share of the largest information that counts as equal, so that rounding decides no choice."""
+
+
+class SetResponse(FrozenClassification):
+    """Randomized response over the top-k set of a prior: Algorithm 1 of ``ghazi2021``."""
+
+    rest_as_one: ClassVar[bool] = False
+    """Whether labels outside the set answer as its least likely class does; else uniformly."""
+
+    @abc.abstractmethod
+    def set_sizes(self, priors: Public[np.ndarray]) -> np.ndarray:
+        """Returns k for each checked row of priors (n, K): ``int64`` (n,), in 1..K."""
+
+    def likelihood(
+        self, noisy: Public[np.ndarray], priors: Public[np.ndarray | None] = None
+    ) -> np.ndarray:
+        """Returns ``P[noisy label | class]``, (m, K); zero for labels outside the prior's set."""
+        if priors is None:
+            priors = np.full((1, self.num_classes), 1.0 / self.num_classes)
+        k = np.reshape(self.set_sizes(priors), (-1, 1))
+        members = top_k_members(priors, k)
+        shrink = math.exp(-self.epsilon)
+        total = 1.0 + (k - 1) * shrink
+        outside: np.ndarray = 1.0 / k
+        if self.rest_as_one:
+            last = np.take_along_axis(rank_classes(priors), k - 1, axis=1)
+            outside = np.where(noisy[:, np.newaxis] == last, 1.0, shrink) / total
+        likelihood = np.where(members, shrink / total, outside)
+        likelihood = np.broadcast_to(likelihood, (noisy.size, self.num_classes)).copy()
+        every = np.arange(noisy.size)
+        likelihood[every, noisy] = np.broadcast_to(1.0 / total[:, 0], noisy.shape)
+        within = np.broadcast_to(members, likelihood.shape)[every, noisy]
+        return likelihood * within[:, np.newaxis]
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomizedResponse(WithoutPriors, SetResponse):
+    """Keeps the label with probability ``e^eps / (e^eps + K - 1)``, else answers another uniformly.
+
+    Guarantee:
+        (epsilon, 0)-DP for the replacement of one label; the worst log-ratio equals epsilon.
+
+    Source: Warner 1965; ``ghazi2021``, section 2 (RR). It equals RRTop-k with k = K.
+
+    Attributes:
+        epsilon: finite and above zero.
+        num_classes: K, at least 2.
+
+    Example:
+        >>> import numpy as np
+        >>> mechanism = RandomizedResponse(epsilon=1.0, num_classes=10)
+        >>> round(float(mechanism.transition_matrix()[0, 0]), 6)
+        0.231969
+        >>> mechanism.randomize(np.array([3, 7])).shape
+        (2,)
+    """
+
+    def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
+        labels = _validate.class_indices("labels", labels, self.num_classes)
+        return draw_ranks(labels, self.set_sizes(labels), self.epsilon, rng)
+
+    def set_sizes(self, priors: Public[np.ndarray]) -> np.ndarray:
+        """Returns K for each row, ``int64`` (n,)."""
+        return np.full(len(priors), self.num_classes, dtype=np.int64)
+
+    def dp_event(self) -> DpEvent:
+        """Returns the randomized response event over K values."""
+        return randomized_response_event(self.epsilon, self.num_classes)
+
+
+class PriorMechanism(SetResponse):
+    """Runs RRTop-k (Algorithm 1 of ``ghazi2021``) with a k that the prior alone decides.
+
+    Guarantee:
+        (epsilon, 0)-DP for the replacement of one label (``ghazi2021``, Lemma 1), if the prior of a
+        label does not depend on that label.
+    """
+
+    public_input = "priors"
+
+    def randomize(
+        self, labels: Private[Any], priors: Public[Any] = None, *, rng: Rng = None
+    ) -> np.ndarray:
+        """Returns noisy labels, ``int64`` (n,), each inside the top-k set of its label.
+
+        ``priors`` are probabilities (K,) or (n, K) whose rows sum to one (tolerance 1e-4), or
+        ``Priors``.
+        """
+        labels = _validate.class_indices("labels", labels, self.num_classes)
+        prior = self._checked_priors(priors, labels.size)
+        sizes = prior.by_label(self.set_sizes(prior.rows))
+        noisy = np.empty_like(labels)
+        if prior.groups is not None:
+            ranked = rank_classes(prior.rows)
+            ranks = np.argsort(ranked, axis=1)  # the inverse permutations
+        for some in row_chunks((labels.size, self.num_classes)):
+            if prior.groups is not None:
+                row = prior.groups[some]
+                rank = ranks[row, labels[some]]
+            else:
+                ranked = rank_classes(prior.rows[some])
+                row = np.arange(ranked.shape[0])
+                rank = np.argmax(ranked == labels[some][:, np.newaxis], axis=1)
+            if self.rest_as_one:
+                rank = np.minimum(rank, sizes[some] - 1)
+            noisy[some] = ranked[row, draw_ranks(rank, sizes[some], self.epsilon, rng)]
+        return noisy
+
+
+@dataclasses.dataclass(frozen=True)
+class RRTopK(PriorMechanism):
+    """Randomized response on the k classes of largest prior; other labels answer uniformly in it.
+
+    Guarantee:
+        (epsilon, 0)-DP for the replacement of one label (``ghazi2021``, Lemma 1), if the prior of a
+        label does not depend on that label. For 2 <= k the worst log-ratio equals epsilon; for
+        k = 1 the output is constant.
+
+    Source: ``ghazi2021``, Algorithm 1.
+
+    Attributes:
+        k: size of the set, in 1..K; the others as for ``RandomizedResponse``.
+
+    Example:
+        >>> mechanism = RRTopK(epsilon=1.0, num_classes=5, k=2)
+        >>> mechanism.transition_matrix([0.4, 0.35, 0.15, 0.05, 0.05])[1].round(6).tolist()
+        [0.268941, 0.731059, 0.0, 0.0, 0.0]
+    """
+
+    k: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set(k=_validate.integer_at_least("k", self.k, 1))
+        if self.k > self.num_classes:
+            raise ValueError(f"k must be at most num_classes={self.num_classes}, got {self.k}.")
+
+    def set_sizes(self, priors: Public[np.ndarray]) -> np.ndarray:
+        """Returns k for each row of priors (n, K): ``int64`` (n,)."""
+        return np.full(priors.shape[0], self.k, dtype=np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class RRWithPrior(PriorMechanism):
+    """The epsilon-DP channel that keeps a label drawn from the prior most often.
+
+    For each prior it runs RRTop-k with the k* that maximises
+    ``w_k = e^eps / (e^eps + k - 1) * (sum of the k largest priors)``; no epsilon-DP channel has a
+    larger ``Pr[output = input]`` under the prior (``ghazi2021``, Theorem 3).
+
+    Guarantee:
+        (epsilon, 0)-DP for the replacement of one label (``ghazi2021``, Corollary 2), if the prior
+        of a label does not depend on that label: k* is computed from the prior alone.
+
+    Source: ``ghazi2021``, Algorithm 2. Ties between set sizes go to the smaller set. The arguments
+    are those of ``RandomizedResponse``.
+
+    Example:
+        >>> mechanism = RRWithPrior(epsilon=2.0, num_classes=4)
+        >>> mechanism.optimal_k([[0.97, 0.01, 0.01, 0.01], [0.25, 0.25, 0.25, 0.25]]).tolist()
+        [1, 4]
+    """
+
+    def optimal_k(self, priors: Public[Any]) -> np.ndarray:
+        """Returns k*, ``int64`` (1,) or (n,), for each of priors (K,) or (n, K), or raises."""
+        prior = self._checked_priors(priors, None)
+        return prior.by_label(self.set_sizes(prior.rows))
+
+    def set_sizes(self, priors: Public[np.ndarray]) -> np.ndarray:
+        """Returns k* of Algorithm 2 for each checked row of priors (n, K): ``int64`` (n,)."""
+        best = np.empty(priors.shape[0], dtype=np.int64)
+        # Written with e^-epsilon so that a large epsilon does not overflow.
+        weights = 1.0 / (1.0 + np.arange(priors.shape[1]) * math.exp(-self.epsilon))
+        for rows in row_chunks(priors.shape):
+            mass = np.cumsum(np.sort(priors[rows], axis=1)[:, ::-1], axis=1)
+            best[rows] = np.argmax(mass * weights, axis=1) + 1
+        return best
+
+
+@dataclasses.dataclass(frozen=True)
+class InformativeRR(PriorMechanism):
+    """Randomized response on groups of classes, the one that reveals most beyond the prior.
+
+    The k - 1 likeliest classes are groups of their own; all others are one group, named by its
+    likeliest class. The name of a label's group goes through randomized response over the k names.
+    For each prior, k maximises the mutual information of label and answer: the expected drop in
+    log-loss from the prior to ``posterior()``.
+
+    Use it to train on posteriors. For a confident prior RRWithPrior always answers the likeliest
+    class (k* = 1) and reveals nothing; here k is at least 2, unless the prior is certain. In
+    return noisy labels are wrong more often. The information is never below that of RRTop-k or
+    RRWithPrior. With an accurate model's probabilities as priors it was 99 % of the most of any
+    epsilon-DP channel; under flat priors and at epsilon 1, 68 % for 10 classes and 11 % for 100.
+
+    Guarantee:
+        (epsilon, 0)-DP for the replacement of one label, if the prior of a label does not depend on
+        that label: k is computed from the prior alone, and every label answers by a row of
+        randomized response over k values. For 2 <= k the worst log-ratio equals epsilon; for k = 1
+        the output is constant.
+
+    Source: RRWithPrior, ``ghazi2021``, with another objective; the best channel is the linear
+    programme of Kairouz, Oh and Viswanath 2014, "Extremal mechanisms for local differential
+    privacy". Ties between set sizes (equal to 1e-9) go to the smaller set. The arguments are those
+    of ``RandomizedResponse``.
+
+    Example:
+        >>> mechanism = InformativeRR(epsilon=1.0, num_classes=4)
+        >>> mechanism.transition_matrix([0.9, 0.06, 0.03, 0.01]).round(3).tolist()[:3]
+        [[0.731, 0.269, 0.0, 0.0], [0.269, 0.731, 0.0, 0.0], [0.269, 0.731, 0.0, 0.0]]
+    """
+
+    rest_as_one = True
+
+    def set_sizes(self, priors: Public[np.ndarray]) -> np.ndarray:
+        """Returns the most informative k for each checked row of priors (n, K): ``int64`` (n,)."""
+        best = np.empty(priors.shape[0], dtype=np.int64)
+        for rows in row_chunks(priors.shape):
+            nats = _information(priors[rows], self.epsilon)
+            best[rows] = np.argmax(nats >= _TIE * nats.max(axis=1, keepdims=True), axis=1) + 1
+        return best
+
+
+def _information(priors: np.ndarray, epsilon: float) -> np.ndarray:
+    """Returns the mutual information of InformativeRR's channel for k = 1..K, in nats: (n, K).
+
+    With ``s = e^-eps`` and groups of masses q it is ``(eps - sum_j f(q_j)) / (1 + (k - 1) s)`` for
+    ``f(q) = s g log g`` and ``g = 1 + (e^eps - 1) q``.
+    """
+    epsilon = min(epsilon, 700.0)  # beyond, e^eps overflows and the information grows no more
+    shrink, gain, grown = math.exp(-epsilon), -math.expm1(-epsilon), math.expm1(epsilon)
+
+    def lost(mass: np.ndarray) -> np.ndarray:
+        return (shrink + gain * mass) * np.log1p(grown * mass)
+
+    ordered = np.sort(priors, axis=1)
+    total = np.cumsum(ordered, axis=1)
+    ordered, total = ordered / total[:, -1:], total / total[:, -1:]
+    rest = total[:, -2::-1]  # the last group of k = 2..K; small masses keep their digits
+    # eps - f(1 - rest), written without a difference of large numbers.
+    moved = gain * rest[:, :1]
+    first = epsilon * moved - (1.0 - moved) * np.log1p(-moved)
+    nats = np.zeros(priors.shape)
+    nats[:, 1:] = first - lost(rest)
+    nats[:, 2:] -= np.cumsum(lost(ordered[:, -2:0:-1]), axis=1)
+    return nats / (1.0 + np.arange(priors.shape[1]) * shrink)
+
+
+def draw_ranks(rank: np.ndarray, k: np.ndarray, epsilon: float, rng: Rng) -> np.ndarray:
+    """Returns randomized ranks in [0, k) for true ranks (n,); a rank >= k is outside the set.
+
+    Inside the set: another rank of the set with the flip probability of randomized response over k
+    values, else the rank itself. Outside: uniform over the set.
+    """
+
+    def draw(start: int, stop: int) -> np.ndarray:
+        ranks, sizes = rank[start:stop], k[start:stop]
+        inside = ranks < sizes
+        flip = random_bits.uniform_integers(ranks.size, rng) < random_bits.flip_threshold(
+            epsilon, sizes
+        )
+        # Inside the set there are k - 1 other ranks (one stands in where k = 1, and is not used).
+        bounds = np.where(inside, np.maximum(sizes - 1, 1), sizes)
+        target = random_bits.uniform_below(bounds, rng)
+        other = target + (inside & (target >= ranks))  # skips the true rank
+        return np.where(inside & ~flip, ranks, other)
+
+    return random_bits.in_blocks(draw, rank.size, rng)
+
+
+def rank_classes(priors: np.ndarray) -> np.ndarray:
+    """Returns the classes of each row (n, K) from the largest prior to the smallest."""
+    return np.argsort(-priors, axis=1, kind="stable")
+
+
+def top_k_members(scores: np.ndarray, k: np.ndarray | int) -> np.ndarray:
+    """Returns which classes are in the top-k set of each row (n, K), as RRTop-k draws: ``bool``."""
+    within = np.arange(scores.shape[1]) < np.reshape(k, (-1, 1))
+    members = np.empty(scores.shape, dtype=bool)
+    np.put_along_axis(members, rank_classes(scores), within, axis=1)
+    return members
+
+
+def row_chunks(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Yields slices of rows that hold about ``_CHUNK_CELLS`` cells each."""
+    step = max(1, _CHUNK_CELLS // max(1, shape[1]))
+    for start in range(0, shape[0], step):
+        yield slice(start, min(start + step, shape[0]))

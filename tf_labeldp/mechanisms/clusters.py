@@ -1,0 +1,400 @@
+"""Mechanisms of clusters: label distributions, resampling from a prior, exchange between peers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting import (
+    Assumption,
+    PrivacyGuarantee,
+    Private,
+    Public,
+    peer_to_peer_guarantee,
+)
+from tf_labeldp.accounting.peer_to_peer import peer_to_peer_assumptions
+from tf_labeldp.mechanisms import random_bits
+from tf_labeldp.mechanisms.base import (
+    Frozen,
+    FrozenClassification,
+    LabelMechanism,
+    checked_output,
+)
+from tf_labeldp.mechanisms.classes import row_chunks
+from tf_labeldp.mechanisms.random_bits import Rng
+
+_UNITS = 1 << 53
+"""The draws compare 53 random bits: a probability is a whole number of this many units."""
+_MARGIN = 2.0**-49
+"""Above the rounding errors of the float operations before a threshold (6 * 2^-52)."""
+_TOLERANCE = 1e-6
+"""A stated resampling probability may be raised by this part of it, for rounding."""
+_SLACK = 1e-12
+"""A threshold this close to 1/K, relatively, allows the uniform distribution alone."""
+_LEAST_EPSILON = 1e-12
+"""For reports that delta alone covers, since an epsilon has to be above zero."""
+_ROUNDING = 1e-9
+"""A stated epsilon may be this much less than the epsilon found, relatively."""
+
+
+def cluster_distributions(
+    counts: np.ndarray, cluster_sizes: np.ndarray, threshold: float
+) -> np.ndarray:
+    """Returns the label distribution of each cluster (C, K) from noisy counts of labels (C, K).
+
+    Frequencies are clipped to [tau, 1], and each row is brought to a sum of one within that range:
+    a larger sum is lowered in proportion to each entry's distance from tau, a smaller one raised in
+    proportion to its distance from 1. A cluster without examples gets the uniform distribution.
+
+    Guarantee:
+        Post-processing of a released histogram: no charge. The sizes are public.
+
+    Source: ``esfandiari2022``, Algorithm 1, lines 3 to 20; Theorem 6 shows the range.
+    """
+    num_classes = counts.shape[1]
+    uniform = np.full(counts.shape, 1.0 / num_classes)
+    room = 1.0 - num_classes * threshold
+    if room <= _SLACK:
+        return uniform
+    empty = (cluster_sizes == 0)[:, np.newaxis]
+    clipped = np.clip(counts / np.maximum(cluster_sizes, 1)[:, np.newaxis], threshold, 1.0)
+    # Lines 9 to 19 with the sum over xi written out, in forms that rounding cannot take below tau.
+    missing = 1.0 - clipped.sum(axis=1, keepdims=True)
+    above = clipped - threshold
+    excess = above.sum(axis=1, keepdims=True)
+    lowered = threshold + above * (room / np.maximum(excess, room))
+    lacking = np.maximum(missing, 0.0)
+    raised = clipped + (1.0 - clipped) * (lacking / (lacking + num_classes - 1.0))
+    return np.where(empty, uniform, np.minimum(np.where(missing < 0.0, lowered, raised), 1.0))
+
+
+def checked_threshold(value: Any, num_classes: int) -> float:
+    """Returns tau in [0, 1/K] as a float, or raises."""
+    hint = f": {num_classes} larger probabilities would sum to more than one"
+    return _validate.number_in("threshold", value, f"[0, {1.0 / num_classes!r}]", hint)
+
+
+def checked_resampling_probability(value: Any) -> float:
+    """Returns lambda in (0, 1] as a float, or raises."""
+    hint = ": with 0 every label would be released as it is"
+    return _validate.number_in("resampling_probability", value, "(0, 1]", hint)
+
+
+def checked_bias_correction(value: Any) -> float:
+    """Returns beta in [0, 1) as a float, or raises."""
+    hint = ". At 1 the channel is singular: its outputs reveal nothing of the label"
+    return _validate.number_in("bias_correction", value, "[0, 1)", hint)
+
+
+@dataclasses.dataclass(frozen=True)
+class PriorResampling(FrozenClassification):
+    """Replaces each label, with probability lambda, by a draw from the label's own prior q.
+
+    The channel is ``P[z | y] = (1 - lambda) [z = y] + lambda q_z``. Where the prior is right the
+    noisy labels are distributed like the true ones, for any lambda.
+
+    Guarantee:
+        (epsilon, 0)-DP for the replacement of one label, if the prior of a label does not depend on
+        that label. The worst ratio is ``1 + (1 - lambda) / (lambda min q)``. Without
+        ``resampling_probability`` each row takes the smallest lambda for which that is at most
+        e^epsilon, ``1 / (1 + (e^epsilon - 1) min q)``, by its prior alone. The draws use whole
+        numbers of 2^-53 (``transition_matrix`` returns just these), and lambda is rounded up so
+        that the bound holds for these.
+
+    Source: ``esfandiari2022``, lines 22 to 25 of Algorithm 1; the ratio is that of mechanism M2 in
+    the proof of Theorem 1, with the smallest entry of the row itself in place of tau.
+
+    Attributes:
+        epsilon: finite and above zero.
+        num_classes: K, at least 2.
+        resampling_probability: lambda for every row, in (0, 1]; rows for which it would cost more
+            than epsilon are refused. None for the smallest of each row.
+        threshold: tau, in [0, 1/K]; priors with a smaller entry are refused.
+    """
+
+    public_input = "priors"
+
+    resampling_probability: float | None = None
+    threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.resampling_probability is not None:
+            probability = checked_resampling_probability(self.resampling_probability)
+            self._set(resampling_probability=probability)
+        self._set(threshold=checked_threshold(self.threshold, self.num_classes))
+
+    def randomize(
+        self, labels: Private[Any], priors: Public[Any] = None, *, rng: Rng = None
+    ) -> np.ndarray:
+        """Returns noisy labels, ``int64`` (n,); a prior that costs more than epsilon is refused.
+
+        ``priors`` are probabilities (K,) or (n, K) whose rows sum to one (tolerance 1e-4), or
+        ``Priors``.
+        """
+        labels = _validate.class_indices("labels", labels, self.num_classes)
+        prior = self._checked_priors(priors, labels.size)
+        kept, groups = self._kept_units(prior.rows), prior.groups
+        noisy = np.empty_like(labels)
+        # Rows of single labels are drawn in chunks, which bounds the memory for whole units.
+        for chunk in row_chunks(prior.rows.shape) if groups is None else [slice(None)]:
+            ends = np.cumsum(prior_units(prior.rows[chunk]), axis=1)
+            row = np.arange(len(ends)) if groups is None else groups
+            noisy[chunk] = resample(labels[chunk], kept[chunk], ends, row, rng)
+        return noisy
+
+    def resampling_probabilities(self, priors: Public[Any]) -> np.ndarray:
+        """Returns lambda for each prior, as it is drawn."""
+        prior = self._checked_priors(priors, None)
+        return 1.0 - prior.by_label(self._kept_units(prior.rows)) / float(_UNITS)
+
+    def likelihood(
+        self, noisy: Public[np.ndarray], priors: Public[np.ndarray | None] = None
+    ) -> np.ndarray:
+        """Returns ``P[noisy label | class]``, ``float64`` (m, K), as the contract has it."""
+        rows, every = np.asarray(priors), np.arange(noisy.size)
+        kept = np.broadcast_to(self._kept_units(rows) / float(_UNITS), noisy.shape)
+        units = np.broadcast_to(prior_units(rows), (noisy.size, self.num_classes))
+        by_chance = (1.0 - kept) * (units[every, noisy] / float(_UNITS))
+        likelihood = np.repeat(by_chance[:, np.newaxis], self.num_classes, axis=1)
+        likelihood[every, noisy] += kept
+        return likelihood
+
+    def _kept_units(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the number of 2^53 units that keep the label, for each row: ``int64`` (m,)."""
+        low = int(np.count_nonzero(rows.min(axis=1) < self.threshold))
+        if low:
+            raise ValueError(
+                f"priors must be at least threshold={self.threshold:g}, but {low} row(s) have a "
+                "smaller entry. Mix them with the uniform distribution."
+            )
+        least = np.empty(rows.shape[0], dtype=np.int64)
+        for chunk in row_chunks(rows.shape):
+            least[chunk] = prior_units(rows[chunk]).min(axis=1)
+        most = most_kept_units(self.epsilon, least)
+        if self.resampling_probability is None:
+            return most
+        wanted = _UNITS - math.ceil(self.resampling_probability * _UNITS)  # both are exact
+        over = _UNITS - most > (_UNITS - wanted) * (1.0 + _TOLERANCE) + 2.0
+        if np.any(over):
+            raise ValueError(
+                f"resampling_probability={self.resampling_probability:g} costs more than "
+                f"epsilon={self.epsilon:g} for {int(np.count_nonzero(over))} prior(s): the least "
+                f"entry of one is {least[over].min() / _UNITS:.6g}. Raise epsilon, lambda or the "
+                "least entry, or leave resampling_probability out."
+            )
+        return np.minimum(most, wanted)
+
+
+def prior_units(rows: np.ndarray) -> np.ndarray:
+    """Returns checked priors (m, K) in whole units: ``int64`` of at least 1, rows sum to 2^53."""
+    # Rounded up, and the largest entry of the row pays, about one unit per class: so the least
+    # entry, which decides the price of a draw, loses nothing unless all are nearly equal.
+    scaled = np.ceil(rows * (float(_UNITS) / rows.sum(axis=1, keepdims=True)))
+    units = np.maximum(scaled, 1.0).astype(np.int64)
+    units[np.arange(rows.shape[0]), np.argmax(units, axis=1)] += _UNITS - units.sum(axis=1)
+    return units
+
+
+def most_kept_units(epsilon: float, least: np.ndarray) -> np.ndarray:
+    """Returns the most units that may keep a label at this epsilon: ``int64`` (m,), below 2^53.
+
+    With ``keep`` of N = 2^53 units that keep the label, and u that the prior has on its least
+    entry, the ratio of two entries of a column is at most ``1 + keep N / ((N - keep) u)``. That is
+    at most e^epsilon for ``keep <= N / (1 + r)`` with ``r = N / ((e^epsilon - 1) u)``, rounded down
+    by more than the float arithmetic can have lost.
+    """
+    # e^-epsilon instead of e^epsilon, which may overflow; odds of 1e250 keep nothing anyway.
+    odds = min(math.exp(-epsilon) / -math.expm1(-epsilon), 1e250) * (_UNITS / least)
+    share = 1.0 / (1.0 + odds)
+    # The part that is kept and the part that is not, each rounded where it is small: both are
+    # bounds, so the larger one is too. At least one unit resamples, or the ratio were infinite.
+    kept = np.floor(share * (1.0 - _MARGIN) * _UNITS)
+    not_kept = np.maximum(np.ceil(odds * share * (1.0 + _MARGIN) * _UNITS), 1.0)
+    return np.minimum(np.maximum(kept, _UNITS - not_kept), _UNITS - 1.0).astype(np.int64)
+
+
+def resample(
+    labels: np.ndarray, kept: np.ndarray, ends: np.ndarray, groups: np.ndarray, rng: Rng
+) -> np.ndarray:
+    """Returns each label (n,), or instead of it a draw from its prior.
+
+    ``kept`` (m,) of 2^53 units keep a label under each prior, ``ends`` (m, K) are the running sums
+    of the units of each prior, and ``groups`` (n,) are the numbers of the labels' priors.
+    """
+    # Both numbers are drawn for every label, whether it is kept or not.
+    keep = random_bits.uniform_integers(labels.size, rng).astype(np.int64) < kept[groups]
+    drawn = random_bits.uniform_integers(labels.size, rng).astype(np.int64)
+    # The class in whose units the number lies, by bisection of all rows at once.
+    low = np.zeros_like(labels)
+    high = np.full_like(labels, ends.shape[1] - 1)
+    for _ in range((ends.shape[1] - 1).bit_length()):
+        middle = (low + high) // 2
+        beyond = ends[groups, middle] <= drawn
+        low = np.where(beyond, middle + 1, low)
+        high = np.where(beyond, high, middle)
+    return np.where(keep, labels, low)
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
+    """Each user flips a 0/1 label at random, and reports such a noisy label of a random peer.
+
+    A user's noisy label is drawn once. Each user picks one user of the same cluster (perhaps
+    themselves) uniformly at random, and reports that user's noisy label with probability theta. No
+    curator and no shuffler is needed: ``randomize`` simulates the protocol with all labels at hand.
+    A vault keeps the reports that were made: ``NoisyLabels.indices`` lists their users.
+
+    Guarantee:
+        All reports together are (epsilon, delta)-DP for the replacement of one label, towards a
+        learner who sees the reports alone, if the users follow the protocol and do not collude with
+        the learner (``assumptions`` lists everything). The constructor checks that the stated
+        epsilon holds for clusters of ``cluster_size`` users and all larger ones
+        (``accounting.peer_to_peer_guarantee``: some seconds for 100,000 users). A peer sees one
+        noisy label of another user, which the cluster does not hide: ``per_peer_guarantee``. The
+        flips are rounded up to multiples of 2^-53, the reporting rate down, both of which can only
+        lower epsilon. Several releases compose by basic composition.
+
+    Source: Algorithm 2 of ``esfandiari2022``, without its clusters of one user, for which the flips
+    alone give a guarantee.
+
+    Attributes:
+        epsilon: finite and above zero; ``for_cluster_size`` finds the least.
+        flip_probability: alpha, in (0, 0.5].
+        subsampling_rate: theta, with which a user reports, in (0, 1].
+        cluster_size: the smallest number of users of a cluster, at least 2.
+        delta: in [0, 1); at zero epsilon is that of the flips, ``log((1 - alpha) / alpha)``.
+        num_classes: 2.
+
+    Example:
+        >>> mechanism = PeerToPeerRandomizedResponse.for_cluster_size(
+        ...     flip_probability=0.2, subsampling_rate=0.5, cluster_size=100, delta=1e-4
+        ... )
+        >>> round(mechanism.epsilon, 2), mechanism.randomize([0, 1] * 100).shape
+        (0.25, (200,))
+    """
+
+    public_input = "clusters"
+
+    flip_probability: float
+    subsampling_rate: float
+    cluster_size: int
+    delta: float = 0.0
+    num_classes: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if _validate.integer_at_least("num_classes", self.num_classes, 2) != 2:
+            raise ValueError(
+                f"num_classes must be 2, got {self.num_classes}. Use RandomizedResponse for more."
+            )
+        _validate.integer_at_least("cluster_size", self.cluster_size, 1)  # one, not several
+        found = peer_to_peer_guarantee(
+            self.flip_probability, self.subsampling_rate, self.cluster_size, self.delta
+        )
+        if found.epsilon > self.epsilon * (1.0 + _ROUNDING):
+            raise ValueError(
+                f"epsilon={self.epsilon:g} does not hold at delta={found.delta:g}: in clusters of "
+                f"{self.cluster_size} or more it is {found.epsilon:.9g}. Use for_cluster_size."
+            )
+        for name in ("flip_probability", "subsampling_rate", "delta"):
+            self._set(**{name: float(getattr(self, name))})
+        self._set(cluster_size=int(self.cluster_size), num_classes=2)
+
+    @classmethod
+    def for_cluster_size(
+        cls, flip_probability: float, subsampling_rate: float, cluster_size: int, delta: float
+    ) -> PeerToPeerRandomizedResponse:
+        """Returns the mechanism with the least epsilon that holds; arguments as of the class."""
+        found = peer_to_peer_guarantee(flip_probability, subsampling_rate, cluster_size, delta)
+        epsilon = max(found.epsilon, _LEAST_EPSILON)
+        return cls(epsilon, flip_probability, subsampling_rate, cluster_size, delta)
+
+    def randomize(
+        self, labels: Private[Any], clusters: Public[Any] = None, *, rng: Rng = None
+    ) -> np.ndarray:
+        """Returns the report of each user, ``int64`` (n,): 0 or 1, or -1 for no report.
+
+        ``clusters`` are public integers of at least zero, (n,), the cluster of each user; None for
+        one cluster of all. One with fewer than ``cluster_size`` users is refused.
+        """
+        labels = _validate.class_indices("labels", labels, 2)
+        of_user, sizes = self._checked_clusters(clusters, labels.size)
+        flipped = random_bits.uniform_integers(labels.size, rng) < _flip_units(
+            self.flip_probability
+        )
+        noisy = labels ^ flipped
+        # Users in the order of their clusters: a peer is a place between a cluster's ends.
+        users = np.argsort(of_user, kind="stable")
+        starts = np.cumsum(sizes) - sizes
+        peers = users[starts[of_user] + random_bits.uniform_below(sizes[of_user], rng)]
+        reports = random_bits.uniform_integers(labels.size, rng) < _report_units(
+            self.subsampling_rate
+        )
+        return np.where(reports, noisy[peers], -1)
+
+    def check_output(self, noisy: Public[Any], size: int) -> np.ndarray:
+        """Returns reports as ``int64`` (size,), or raises."""
+        reports = checked_output(self, noisy, (size,), "i").astype(np.int64)
+        if size and not -1 <= int(reports.min()) <= int(reports.max()) <= 1:
+            raise ValueError("reports must be 0, 1, or -1 for users who report nothing.")
+        return reports
+
+    def per_peer_guarantee(self, *, pure: bool = True) -> PrivacyGuarantee:
+        """Returns the guarantee of a label towards one peer, who sees one message.
+
+        ``log((1 - alpha) / alpha)`` at delta zero if ``pure``, else epsilon zero at delta
+        ``(1 - 2 alpha) / cluster_size``: one peer asks a user with probability 1 / cluster_size at
+        most. Both hold.
+        """
+        alpha, size = self.flip_probability, self.cluster_size
+        alone = peer_to_peer_guarantee(alpha, self.subsampling_rate, size, delta=0.0)
+        return PrivacyGuarantee(
+            epsilon=alone.epsilon if pure else 0.0,
+            delta=0.0 if pure else (1.0 - 2.0 * alpha) / size * (1.0 + 2.0**-50),
+            unit="the label of one training example, towards one other user of its cluster",
+            assumptions=(
+                Assumption(
+                    "one-message-seen",
+                    "users",
+                    "The other user sees only the noisy label asked for, from a user picked "
+                    f"uniformly at random in a cluster of at least {size} users, and not the "
+                    "reports.",
+                ),
+                Assumption("no-collusion", "users", "Users of a cluster do not collude."),
+            ),
+        )
+
+    @property
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """The assumptions that the guarantee of the reports rests on."""
+        return peer_to_peer_assumptions(
+            self.flip_probability, self.subsampling_rate, self.cluster_size
+        )
+
+    def _checked_clusters(self, clusters: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns each user's cluster 0..C-1 (n,) and the clusters' sizes (C,), or raises."""
+        array = np.zeros(size, dtype=np.int64) if clusters is None else np.asarray(clusters)
+        _validate.group_vector("clusters", array, size)  # the ids themselves may pass 64 bits
+        _, of_user, sizes = np.unique(array, return_inverse=True, return_counts=True)
+        small = int(np.count_nonzero(sizes < self.cluster_size))
+        if small:
+            raise ValueError(
+                f"every cluster must have at least cluster_size={self.cluster_size} users, but "
+                f"{small} of {sizes.size} have fewer, the smallest {int(sizes.min())}. Merge them."
+            )
+        return of_user.reshape(-1), sizes
+
+
+def _flip_units(alpha: float) -> np.uint64:
+    """Returns the flip probability in multiples of 2^-53, rounded up: more flips, more private."""
+    return np.uint64(math.ceil(alpha * float(_UNITS)))
+
+
+def _report_units(theta: float) -> np.uint64:
+    """Returns the reporting rate in multiples of 2^-53, rounded down: fewer reports reveal less."""
+    return np.uint64(math.floor(theta * float(_UNITS)))

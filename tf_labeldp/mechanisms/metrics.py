@@ -1,0 +1,273 @@
+"""Metrics of public predictions against the labels: a noisy mean, and the best of several models.
+
+Values of one example are rounded to whole steps of a grid, so that sums, sensitivities and noise
+are exact.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting import Private, Public
+from tf_labeldp.mechanisms import integer_noise
+from tf_labeldp.mechanisms.base import FrozenAggregate
+from tf_labeldp.mechanisms.integer_noise import decay_per_step, geometric
+from tf_labeldp.mechanisms.random_bits import Rng, checked_generator
+
+CLASS_METRICS = ("accuracy", "log_loss", "brier")
+NUMBER_METRICS = ("mse", "mae", "mean")
+_STEPS = 1 << 20
+"""Steps of the largest difference that one label can make; whole values have one step."""
+_MOST, _EXACT = float(1 << 60), float(1 << 44)
+"""Steps of all examples together, which fit 64 bits with the noise; and of one example, at which
+the arithmetic of doubles is off by a hundredth of a step."""
+_TOLERANCE = 1e-3
+"""Of sums of probabilities, which may come from half precision."""
+
+
+def class_predictions(metric: str, predictions: Any, num_classes: int) -> np.ndarray:
+    """Returns predictions as class codes (m,) for ``"accuracy"``, else as probabilities (m, K)."""
+    array = np.asarray(predictions)
+    flat = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+    if metric == "accuracy" and flat.ndim == 1 and flat.dtype.kind in "iu":
+        return _validate.class_indices("predictions", flat, num_classes)
+    if flat.ndim == 1 and num_classes == 2 and flat.dtype.kind == "f":
+        flat = np.stack([1.0 - flat, flat], axis=1)
+    codes = ", or class codes (n,)" if metric == "accuracy" else ""
+    if flat.ndim != 2 or flat.shape[1] != num_classes or flat.dtype.kind not in "fiu":
+        raise ValueError(
+            f"predictions for {metric!r} must be probabilities of shape (n, {num_classes}){codes}, "
+            f"got {array.dtype} {array.shape}. Take model.predict(x) or predict_proba(x)."
+        )
+    rows = flat.astype(np.float64)
+    if not np.all(np.isfinite(rows)):
+        raise ValueError("predictions must be finite, got NaN or infinity. Check the model.")
+    if metric == "accuracy":
+        return np.argmax(rows, axis=1)
+    if np.any(rows < 0.0) or np.any(np.abs(rows.sum(axis=1) - 1.0) > _TOLERANCE):
+        raise ValueError(
+            f"predictions for {metric!r} must be probabilities: rows of at least zero that sum to "
+            "one. For a model that ends in logits take keras.ops.softmax(logits)."
+        )
+    return rows / rows.sum(axis=1, keepdims=True)
+
+
+def class_values(metric: str, predictions: np.ndarray, num_classes: int, clip: float) -> np.ndarray:
+    """Returns the metric of checked predictions for every possible label, (m, K)."""
+    if metric == "accuracy":
+        return (predictions[:, np.newaxis] == np.arange(num_classes)).astype(np.float64)
+    if metric == "log_loss":
+        return -np.log(np.maximum(predictions, math.exp(-clip)))
+    return np.square(predictions).sum(axis=1, keepdims=True) - 2.0 * predictions + 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricMechanism(FrozenAggregate):
+    """The mean of a metric of public predictions over the labels, with discrete Laplace noise.
+
+    Guarantee:
+        The result is epsilon-DP for the replacement of one label. The sum is of whole steps of
+        ``sensitivity``; a replaced label moves it by ``sensitivity`` at most, and OpenDP certifies
+        epsilon for its noise. Assumes that the predictions and the number of labels are public.
+
+    Source: the Laplace mechanism (Dwork, McSherry, Nissim and Smith 2006) on the integers.
+
+    Attributes:
+        epsilon: finite and above zero.
+        metric: ``"accuracy"``, ``"log_loss"`` (of probabilities of e^-clip at least) or ``"brier"``
+            (the squared distance of the probabilities from the label, in 0..2) for classes;
+            ``"mse"``, ``"mae"`` (of predictions clipped to the range) or ``"mean"`` (of the labels
+            themselves) for numbers.
+        num_classes: K, for classes.
+        low: the smallest label, for numbers.
+        high: the largest label, for numbers.
+        clip: the largest log-loss of one example.
+
+    Example:
+        >>> mechanism = MetricMechanism(epsilon=1.0, metric="accuracy", num_classes=2)
+        >>> labels, predictions = np.array([0, 1, 1] * 999), np.array([0, 1, 0] * 999)
+        >>> found = mechanism.release(labels, predictions, rng=np.random.default_rng(0))
+        >>> round(float(found), 2)
+        0.67
+    """
+
+    metric: str
+    num_classes: int | None = None
+    low: float | None = None
+    high: float | None = None
+    clip: float = 5.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_kind()
+        metrics = NUMBER_METRICS if self.num_classes is None else CLASS_METRICS
+        _validate.one_of("metric", self.metric, metrics)
+        self._set(clip=_validate.positive_finite("clip", self.clip))
+
+    @property
+    def sensitivity(self) -> float:
+        """The largest difference that one label makes to the sum, in units of the metric."""
+        low, high = self.label_range() or (0.0, 0.0)
+        largest = {"accuracy": 1.0, "log_loss": self.clip, "brier": 2.0, "mse": (high - low) ** 2}
+        return largest.get(self.metric, high - low)
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of the grid in ``sensitivity``."""
+        return 1 if self.metric == "accuracy" else _STEPS
+
+    def noise_stddev(self, num_labels: int) -> float:
+        """Returns the standard deviation of the noise on the mean of ``num_labels`` labels."""
+        decay = self.epsilon / self.steps
+        whole = math.sqrt(0.5) / math.sinh(0.5 * decay) if decay < 1e3 else 0.0
+        return whole * self.sensitivity / self.steps / num_labels
+
+    def release(
+        self, labels: Private[Any], public_input: Public[Any] = None, *, rng: Rng = None
+    ) -> np.ndarray:
+        """Returns the noisy mean of the metric, shape ().
+
+        Args:
+            labels: (n,), at least one.
+            public_input: the predictions, in the order of the labels: probabilities (n, K), of the
+                second class (n,) where K is two, or class codes (n,) for ``"accuracy"``; numbers
+                (n,); None for ``"mean"``.
+            rng: a generator for repeatable (not private) runs; None takes secure random bits.
+        """
+        exact = np.array([self.exact_steps(labels, public_input)], dtype=np.int64)
+        scale = integer_noise.laplace_scale(self.epsilon, self.steps)
+        noisy = integer_noise.with_noise(exact, "laplace", scale, self.epsilon, self.steps, rng)
+        mean = noisy[0] * (self.sensitivity / self.steps / len(labels))
+        return np.asarray(mean + self.low if self.metric == "mean" else mean)
+
+    def exact_steps(self, labels: Private[Any], predictions: Public[Any]) -> int:
+        """Returns the sum in whole steps; not private."""
+        labels = self._checked(labels)
+        rows = np.arange(labels.size)
+        if self.metric == "mean":
+            if predictions is not None:
+                raise ValueError("'mean' is one of the labels alone; leave predictions=None.")
+            values = labels - self.low
+        elif self.num_classes is not None:
+            values = self._table(predictions, labels.size)[rows, labels]
+        else:
+            values = self._errors(labels, self._clipped(predictions, labels.size))
+        steps = np.rint(values * (self.steps / self.sensitivity))
+        return int(np.clip(steps, 0, self.steps).astype(np.int64).sum())
+
+    def _checked(self, labels: Any) -> np.ndarray:
+        if self.num_classes is not None:
+            return _validate.class_indices("labels", labels, self.num_classes)
+        low, high = self.label_range() or (0.0, 0.0)
+        return _validate.numbers_in_range("labels", labels, low, high)
+
+    def _table(self, predictions: Any, size: int) -> np.ndarray:
+        """Returns the metric of each prediction for every possible class, (n, K)."""
+        num_classes = int(self.num_classes or 0)
+        checked = class_predictions(self.metric, predictions, num_classes)
+        check_length(size, len(checked))
+        return class_values(self.metric, checked, num_classes, self.clip)
+
+    def _clipped(self, predictions: Any, size: int) -> np.ndarray:
+        numbers = _validate.real_vector("predictions", predictions)
+        check_length(size, numbers.size)
+        return np.clip(numbers, self.low, self.high)
+
+    def _errors(self, labels: np.ndarray, predictions: np.ndarray) -> np.ndarray:
+        off = np.abs(labels - predictions)
+        return np.square(off) if self.metric == "mse" else off
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectionMechanism(MetricMechanism):
+    """The number of the model whose predictions are best by a metric: report noisy maximum.
+
+    Guarantee:
+        The number is epsilon-DP for the replacement of one label. The sums of the metric get
+        exponential noise on the integers; given the noise of all others, a model wins if its own
+        noise passes a threshold, which one label moves by no more than the difference of two sums,
+        ``moved``: the decay is epsilon over that. It is computed from the predictions, and small
+        where the models are alike. Assumes that all predictions are public, and their number.
+
+    Source: Ding, Kifer, Steinke et al. 2021, "The permute-and-flip mechanism is identical to
+    report-noisy-max with exponential noise"; it is never worse than the exponential mechanism
+    (McKenna and Sheldon 2020).
+
+    Attributes:
+        epsilon: finite and above zero; the others as for ``MetricMechanism``, without ``"mean"``.
+
+    Example:
+        >>> mechanism = SelectionMechanism(epsilon=1.0, metric="accuracy", num_classes=2)
+        >>> labels = np.array([0, 1] * 500)
+        >>> candidates = [np.zeros(1000, int), labels, 1 - labels]
+        >>> int(mechanism.release(labels, candidates, rng=np.random.default_rng(0)))
+        1
+    """
+
+    def release(
+        self, labels: Private[Any], public_input: Public[Any] = None, *, rng: Rng = None
+    ) -> np.ndarray:
+        """Returns the number of the chosen model, shape ().
+
+        Args:
+            labels: (n,), at least one.
+            public_input: the predictions of each model, (m, n) or (m, n, K) or a list of them.
+            rng: a generator for repeatable (not private) runs; None takes secure random bits.
+        """
+        rng = None if rng is None else checked_generator(rng)
+        scores, moved = self.scores(labels, public_input)
+        if moved:
+            decay = decay_per_step(self.epsilon, moved)
+            scores = scores + geometric(scores.size, decay, rng)
+        # Of equal sums the first: a fixed order, as the thresholds of the guarantee need it.
+        return np.asarray(np.argmax(scores))
+
+    def scores(self, labels: Private[Any], predictions: Public[Any]) -> tuple[np.ndarray, int]:
+        """Returns a sum for each model, ``int64`` (m,), the larger the better; not private.
+
+        And how much one label can move the difference of two of them, from the predictions alone.
+        """
+        if predictions is None or not len(predictions) or self.metric == "mean":
+            raise ValueError("give the predictions of one model at least, and a metric of them.")
+        labels = self._checked(labels)
+        if self.num_classes is None:
+            rows = np.stack([self._clipped(each, labels.size) for each in predictions])
+            return self._scores_of_numbers(labels, rows)
+        sign = 1 if self.metric == "accuracy" else -1
+        scale = sign * self.steps / self.sensitivity
+        tables = [
+            np.rint(self._table(each, labels.size) * scale).astype(np.int64) for each in predictions
+        ]
+        moved = [np.ptp(a - b, axis=1).max() for a, b in itertools.combinations(tables, 2)]
+        rows = np.arange(labels.size)
+        return np.array([table[rows, labels].sum() for table in tables]), int(max(moved, default=0))
+
+    def _scores_of_numbers(self, labels: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, int]:
+        # |y - p| - |y - q| moves by 2 |p - q| at most, and (y - p)^2 - (y - q)^2 by that times the
+        # range.
+        span = float(np.ptp(rows, axis=0).max()) * 2.0
+        if self.metric == "mse":
+            low, high = self.label_range() or (0.0, 0.0)
+            span *= high - low
+        if not span:
+            return np.zeros(len(rows), np.int64), 0
+        least = max(labels.size / _MOST, 1.0 / _EXACT)
+        step = max(span / _STEPS, self.sensitivity * least)
+        # Each of four values is rounded by half a step and a hundredth of one at most.
+        steps = np.rint(self._errors(labels, rows) / step).astype(np.int64)
+        return -steps.sum(axis=1), math.ceil(span / step) + 3
+
+
+def check_length(num_labels: int, num_predictions: int) -> None:
+    """Raises unless there is one prediction for each of at least one label."""
+    if num_labels != num_predictions or not num_labels:
+        raise ValueError(
+            f"there are {num_predictions} predictions and {num_labels} labels; give one for each, "
+            "in the same order, and at least one."
+        )

@@ -1,0 +1,411 @@
+"""Mechanisms for numbers in a public range: Laplace, staircase and exponential.
+
+A label goes to the nearest point of a public integer grid of N steps over [low, high], all noise is
+added there (``integer_noise``), and the conversion to a float at the end is post-processing.
+Whole numbers are their own grid; a continuous range has 2^32 steps.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting import Public
+from tf_labeldp.mechanisms import integer_noise, random_bits
+from tf_labeldp.mechanisms.base import Frozen, RegressionMechanism, WithoutPriors
+from tf_labeldp.mechanisms.integer_noise import LaplaceNoise, StaircaseNoise
+from tf_labeldp.mechanisms.random_bits import Rng
+
+_MAX_WHOLE = 1 << 53
+_MAX_CELLS = 1 << 27
+_FLOAT32 = 2.0**-23
+_NARROWEST, _WIDEST = 1e-290, 1e290
+"""Ranges whose grid steps do not underflow, and whose noise does not overflow."""
+_WIDTHS_TRIED = 1000
+"""Stair widths tried on each side of the continuous optimum, all of them where N is small."""
+_UNIFORM_UP_TO = 2.0
+"""Up to this epsilon the exponential mechanism has uniform proposals, accepted with a probability
+of at least 0.63. Above, Laplace ones: at least 0.31, also for a label at an end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
+    """A randomizer of numbers in [low, high], whose sensitivity is high - low."""
+
+    low: float
+    high: float
+    clip: bool = True
+
+    whole: ClassVar[bool] = False
+    """Whether labels are whole numbers."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name = type(self).__name__
+        if self.epsilon < integer_noise.MIN_EPSILON:
+            raise ValueError(
+                f"epsilon must be at least {integer_noise.MIN_EPSILON:g} for {name}, got "
+                f"{self.epsilon:g}. For information on the labels raise epsilon."
+            )
+        low, high = _validate.number_range(self.low, self.high)
+        if self.whole:
+            for end, value in (("low", low), ("high", high)):
+                if value != int(value) or abs(value) > _MAX_WHOLE:
+                    raise ValueError(
+                        f"{end} must be a whole number of at most 2^53 for {name}, got {value:g}."
+                    )
+            if high - low > integer_noise.MAX_STEPS:
+                raise ValueError(f"high - low must be at most 2^32 for {name}, got {high - low:g}.")
+            low, high = int(low), int(high)
+        elif not _NARROWEST <= high - low <= _WIDEST:
+            raise ValueError(
+                f"high - low must be between {_NARROWEST:g} and {_WIDEST:g} for {name}, got "
+                f"{high - low:g}. Give the labels another unit."
+            )
+        self._set(low=low, high=high, clip=_validate.boolean("clip", self.clip))
+
+    @property
+    def steps(self) -> int:
+        """Number N of grid steps from low to high: the sensitivity."""
+        return int(self.high - self.low) if self.whole else integer_noise.MAX_STEPS
+
+    @property
+    def step(self) -> float:
+        """Width of a grid step, in the unit of the labels: 1 for whole numbers."""
+        return float(self.high - self.low) / self.steps
+
+    def label_range(self) -> tuple[float, float]:
+        """Returns (low, high) as floats."""
+        return float(self.low), float(self.high)
+
+    def cdf(self, outputs: Public[Any], labels: Public[Any]) -> np.ndarray:
+        """Returns the probability of an output of at most each (m,), given each label (k,)."""
+        position, grid = self._positions(outputs), self._grid(labels).astype(np.float64)
+        index = np.floor(position) if self.whole else np.rint(position)
+        index = index[:, np.newaxis]
+        total = self._cumulative(index, grid)
+        if not self.clip:
+            return total
+        return np.where(index < 0, 0.0, np.where(index >= self.steps, 1.0, total))
+
+    def likelihood(self, outputs: Public[Any], labels: Public[Any]) -> np.ndarray:
+        """Returns the likelihood of each output (m,) under each label (k,): ``float64`` (m, k)."""
+        position, grid = self._positions(outputs), self._grid(labels).astype(np.float64)
+        if self.clip and not self.whole:  # the ends, as they are after a cast to float32
+            reach = max(abs(self.low), abs(self.high)) / self.step
+            for end in (0, self.steps):
+                position[np.abs(position - end) <= _FLOAT32 * reach] = end
+        index = np.rint(position)
+        possible = (position == index) | (not self.whole)
+        if self.clip:
+            possible &= (index >= 0) & (index <= self.steps)
+        values = self._likelihood(index[:, np.newaxis], grid)
+        return np.where(possible[:, np.newaxis], values, 0.0)
+
+    def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
+        """Returns ``P[output | input]``, ``float64`` (N + 1, N + 1), over low..high in both."""
+        self._refuse_public(prior)
+        size, why = self.steps + 1, ""
+        if not self.whole:
+            why = "are continuous"
+        elif not self.clip:
+            why = "with clip=False have no bound"
+        elif size**2 > _MAX_CELLS:
+            why = f"need {size} x {size} cells, more than 2^27"
+        if why:
+            raise ValueError(
+                f"the outputs of {type(self).__name__} {why}: there is no matrix. Use "
+                "likelihood(outputs, labels) or cdf(outputs, labels)."
+            )
+        values = self.low + np.arange(size)
+        return np.ascontiguousarray(self.likelihood(values, values).T)
+
+    @abc.abstractmethod
+    def _draw(self, grid: np.ndarray, rng: Rng) -> np.ndarray:
+        """Returns noisy grid points for true ones, both ``int64`` (n,); in 0..N if ``clip``."""
+
+    @abc.abstractmethod
+    def _cumulative(self, index: np.ndarray, grid: np.ndarray) -> np.ndarray:
+        """Returns P[output <= index | grid] before clipping; any value for index outside 0..N."""
+
+    @abc.abstractmethod
+    def _likelihood(self, index: np.ndarray, grid: np.ndarray) -> np.ndarray:
+        """Returns the likelihood of grid point ``index``; if ``clip``, any value outside 0..N."""
+
+    def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
+        drawn = self._draw(self._grid(labels), rng)
+        # The float sum may miss the upper end by a rounding error, on either side.
+        noisy = np.where(drawn == self.steps, self.high, self.low + self.step * drawn)
+        return np.clip(noisy, self.low, self.high) if self.clip else noisy
+
+    def _grid(self, labels: Any) -> np.ndarray:
+        """Returns the grid point of each label, ``int64`` (n,) in 0..N."""
+        labels = _validate.numbers_in_range("labels", labels, float(self.low), float(self.high))
+        # Labels between two points are rounded: a refusal would reveal something about them.
+        nearest = np.rint((labels - self.low) / self.step)
+        return np.clip(nearest, 0, self.steps).astype(np.int64)
+
+    def _positions(self, outputs: Any) -> np.ndarray:
+        """Returns outputs in steps from low, ``float64`` (m,)."""
+        # No draw is as far out as 2^62 steps, and within that all later arithmetic is finite.
+        with np.errstate(over="ignore"):
+            position = (_validate.real_vector("outputs", outputs) - self.low) / self.step
+        return np.clip(position, -(2.0**62), 2.0**62)
+
+
+class AdditiveMechanism(BoundedMechanism):
+    """Adds integer noise on the grid, then clips the sum if ``clip``."""
+
+    @property
+    @abc.abstractmethod
+    def _noise(self) -> LaplaceNoise:
+        """The noise, in grid steps."""
+
+    def _draw(self, grid: np.ndarray, rng: Rng) -> np.ndarray:
+        drawn = grid + self._noise.draw(grid.size, rng)
+        return np.clip(drawn, 0, self.steps) if self.clip else drawn
+
+    def _cumulative(self, index: np.ndarray, grid: np.ndarray) -> np.ndarray:
+        shift = index - grid
+        tail = self._noise.tail(np.where(shift < 0, -shift, shift + 1.0))
+        return np.where(shift < 0, tail, 1.0 - tail)
+
+    def _likelihood(self, index: np.ndarray, grid: np.ndarray) -> np.ndarray:
+        noise = self._noise
+        density = noise.mass(index - grid) / self.step
+        if not self.clip:
+            return density
+        bottom, top = noise.tail(grid), noise.tail(self.steps - grid)
+        return np.where(index == 0, bottom, np.where(index == self.steps, top, density))
+
+
+@dataclasses.dataclass(frozen=True)
+class LaplaceMechanism(AdditiveMechanism):
+    """Adds Laplace noise of scale ``(high - low) / epsilon`` to labels in a range.
+
+    Guarantee:
+        (epsilon, 0)-DP for the replacement of one label in [low, high]; the worst log-ratio equals
+        epsilon. It holds for the draws as made: the noise is discrete Laplace on a public grid of
+        2^32 steps, drawn exactly from random integers.
+
+    Source: ``ghazi2023``, Definition 23, and appendix F for the clipping.
+
+    Attributes:
+        epsilon: at least 1e-6 and finite.
+        low, high: the smallest and the largest label, public.
+        clip: whether outputs are clipped to [low, high].
+
+    Example:
+        >>> mechanism = LaplaceMechanism(epsilon=1.0, low=0.0, high=400.0)
+        >>> mechanism.randomize([12.5, 399.0]).shape
+        (2,)
+        >>> mechanism.cdf([0.0, 200.0], [0.0, 200.0]).round(3).tolist()
+        [[0.5, 0.303], [0.697, 0.5]]
+    """
+
+    @property
+    def _noise(self) -> LaplaceNoise:
+        return LaplaceNoise(self.epsilon, self.steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class DiscreteLaplaceMechanism(AdditiveMechanism):
+    """Adds discrete Laplace noise, ``P[x] ~ e^(-epsilon |x| / (high - low))``, to whole numbers.
+
+    Guarantee:
+        (epsilon, 0)-DP for the replacement of one label in low..high; the worst log-ratio equals
+        epsilon. The noise is drawn exactly, from random integers.
+
+    Source: ``ghazi2023``, Definition 22, and appendix F for the clipping; drawn by Algorithm 2 of
+    Canonne, Kamath and Steinke 2020, "The discrete Gaussian for differential privacy".
+
+    Attributes:
+        low, high: whole numbers at most 2^32 apart; the others as for ``LaplaceMechanism``.
+
+    Example:
+        >>> mechanism = DiscreteLaplaceMechanism(epsilon=1.0, low=0, high=2)
+        >>> mechanism.transition_matrix().round(3).tolist()
+        [[0.622, 0.149, 0.229], [0.378, 0.245, 0.378], [0.229, 0.149, 0.622]]
+    """
+
+    whole: ClassVar[bool] = True
+    _noise = LaplaceMechanism._noise
+
+
+@dataclasses.dataclass(frozen=True)
+class StaircaseMechanism(AdditiveMechanism):
+    """Adds staircase noise: of all epsilon-DP noise, that with the smallest variance.
+
+    The density falls by a factor e^-epsilon at ``(k + gamma) (high - low)`` for k = 0, 1, ..., on
+    both sides of the label. ``gamma`` is the one with the smallest E[noise^2] (before clipping).
+    The arguments are those of ``LaplaceMechanism``.
+
+    Guarantee:
+        (epsilon, 0)-DP for the replacement of one label in [low, high]; the worst log-ratio equals
+        epsilon. It holds for the draws as made: the noise is a discrete staircase on a public grid
+        of 2^32 steps, drawn from random integers with all rounding towards more privacy.
+
+    Source: ``ghazi2023``, Definition 25, and appendix F for the clipping; gamma from Geng and
+    Viswanath 2014, "The optimal mechanism in differential privacy".
+
+    Example:
+        >>> mechanism = StaircaseMechanism(epsilon=1.0, low=0.0, high=400.0)
+        >>> mechanism.randomize([12.5, 399.0]).shape, round(mechanism.gamma, 4)
+        ((2,), 0.4167)
+    """
+
+    @property
+    def gamma(self) -> float:
+        """Share of the upper part in a stair, in (0, 1/2], a multiple of 2^-32."""
+        return self._noise.first / self.steps
+
+    @property
+    def _noise(self) -> StaircaseNoise:
+        first = max(1, round(optimal_gamma(self.epsilon) * self.steps))
+        return StaircaseNoise(self.epsilon, self.steps, first)
+
+
+@dataclasses.dataclass(frozen=True)
+class DiscreteStaircaseMechanism(AdditiveMechanism):
+    """Adds discrete staircase noise to whole numbers.
+
+    With D = high - low, the probability of the noise i falls by a factor e^-epsilon at
+    ``|i| = k D + r`` for k = 0, 1, .... ``r`` is the integer in 1..D with the smallest E[noise^2]
+    (before clipping). For D = 1 it is 1, and the noise is discrete Laplace. The arguments are those
+    of ``DiscreteLaplaceMechanism``.
+
+    Guarantee:
+        (epsilon, 0)-DP for the replacement of one label in low..high; the worst log-ratio equals
+        epsilon. It holds for the draws as made: they come from random integers, with all rounding
+        towards more privacy.
+
+    Source: ``ghazi2023``, Definition 24, and appendix F for the clipping.
+
+    Example:
+        >>> mechanism = DiscreteStaircaseMechanism(epsilon=1.0, low=0, high=10)
+        >>> mechanism.r, mechanism.transition_matrix().shape
+        (5, (11, 11))
+    """
+
+    whole: ClassVar[bool] = True
+
+    @property
+    def r(self) -> int:
+        """Width of the upper part of a stair, in 1..(high - low)."""
+        return optimal_first(self.epsilon, self.steps)
+
+    @property
+    def _noise(self) -> StaircaseNoise:
+        return StaircaseNoise(self.epsilon, self.steps, self.r)
+
+
+def staircase_variance(epsilon: float, steps: int, first: np.ndarray) -> np.ndarray:
+    """Returns E[noise^2] of staircase noise for each width r of the upper part, (m,)."""
+    # With b = e^-epsilon and W_j the sum of u^j w(u) over one stair, it is
+    # 2 (W_2 + 2 N W_1 b/(1-b) + N^2 W_0 b(1+b)/(1-b)^2) / (2 W_0 - (1-b)).
+    shrink, loss = math.exp(-epsilon), -math.expm1(-epsilon)
+    r, n = np.asarray(first, dtype=np.float64), float(steps)
+    w_0 = loss * r + shrink * n
+    w_1 = (loss * r * (r - 1.0) + shrink * n * (n - 1.0)) / 2.0
+    cubes = loss * r * (r - 1.0) * (2.0 * r - 1.0) + shrink * n * (n - 1.0) * (2.0 * n - 1.0)
+    w_2 = cubes / 6.0
+    odds = shrink / loss
+    later = 2.0 * n * w_1 * odds + n**2 * w_0 * odds * (1.0 + shrink) / loss
+    return 2.0 * (w_2 + later) / (2.0 * w_0 - loss)
+
+
+def optimal_gamma(epsilon: float) -> float:
+    """Returns r/N of the continuous staircase with the smallest E[noise^2], in [0, 1/2].
+
+    It solves ``(gamma + b (1 - gamma))^3 = b (1 + b) / 2``, b = e^-epsilon, where the derivative is
+    zero: gamma* of Geng and Viswanath 2014 for squared error.
+    """
+    shrink, loss = math.exp(-epsilon), -math.expm1(-epsilon)
+    return ((0.5 * shrink * (1.0 + shrink)) ** (1.0 / 3.0) - shrink) / loss
+
+
+def optimal_first(epsilon: float, steps: int) -> int:
+    """Returns the width r in 1..N with the smallest E[noise^2]; the smaller of two equal ones.
+
+    In r, E[noise^2] is a convex function over a positive affine one, so it falls and then rises: a
+    minimum inside the window around the continuous optimum is the minimum of all.
+    """
+    center = round(optimal_gamma(epsilon) * steps)
+    first = np.arange(max(1, center - _WIDTHS_TRIED), min(steps, center + _WIDTHS_TRIED) + 1)
+    return int(first[np.argmin(staircase_variance(epsilon, steps, first))])
+
+
+@dataclasses.dataclass(frozen=True)
+class ExponentialMechanism(BoundedMechanism):
+    """Answers with density proportional to ``exp(-epsilon |out - label| / (2 (high - low)))``.
+
+    It is Laplace noise of twice the scale, kept inside [low, high] by rejection, not by clipping.
+    The arguments are those of ``LaplaceMechanism``; ``clip`` must be True.
+
+    Guarantee:
+        (epsilon, 0)-DP for the replacement of one label in [low, high]. The worst log-ratio equals
+        epsilon / 2, since the normalizers of the two ends are equal, and the smallest of all. It
+        holds for the draws as made: outputs lie on a public grid of 2^32 steps and are drawn
+        exactly, from random integers.
+
+    Source: ``ghazi2023``, Definition 26, with score ``-|out - label|``, and appendix F.
+
+    Example:
+        >>> mechanism = ExponentialMechanism(epsilon=1.0, low=0.0, high=400.0)
+        >>> mechanism.cdf([200.0], [0.0, 200.0, 400.0]).round(3).tolist()
+        [[0.562, 0.5, 0.438]]
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.clip:
+            raise ValueError(
+                "clip must be True for ExponentialMechanism, which answers inside [low, high] by "
+                "construction. LaplaceMechanism takes clip=False."
+            )
+
+    def _draw(self, grid: np.ndarray, rng: Rng) -> np.ndarray:
+        propose = self._uniform if self.epsilon <= _UNIFORM_UP_TO else self._laplace
+        drawn = np.empty_like(grid)
+        waiting = np.arange(grid.size)
+        while waiting.size:
+            drawn[waiting], accepted = propose(grid[waiting], rng)
+            waiting = waiting[~accepted]
+        return drawn
+
+    def _uniform(self, grid: np.ndarray, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
+        """Returns uniform proposals, and which are accepted."""
+        drawn = random_bits.uniform_below(np.full(grid.size, self.steps + 1), rng)
+        # Exponents are at most epsilon / 2 <= 1, as bernoulli_exp needs it.
+        decay = integer_noise.decay_per_step(0.5 * self.epsilon, self.steps)
+        distance = np.abs(drawn - grid) * decay.numerator
+        return drawn, integer_noise.bernoulli_exp(distance, decay.denominator, rng)
+
+    def _laplace(self, grid: np.ndarray, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
+        """Returns proposals with discrete Laplace noise, and which are accepted."""
+        drawn = grid + LaplaceNoise(0.5 * self.epsilon, self.steps).draw(grid.size, rng)
+        return drawn, (drawn >= 0) & (drawn <= self.steps)
+
+    def _cumulative(self, index: np.ndarray, grid: np.ndarray) -> np.ndarray:
+        index = np.clip(index, 0.0, self.steps)
+        left = np.minimum(index, grid)
+        below = self._powers(grid - left, left + 1.0)
+        above = self._powers(1.0, np.maximum(index - grid, 0.0))
+        return (below + above) / self._normalizer(grid)
+
+    def _likelihood(self, index: np.ndarray, grid: np.ndarray) -> np.ndarray:
+        return self._powers(np.abs(index - grid), 1.0) / self._normalizer(grid) / self.step
+
+    def _normalizer(self, grid: np.ndarray) -> np.ndarray:
+        """Returns (1 - q) times the sum of q^|index - grid| over index = 0..N."""
+        return self._powers(0.0, grid + 1.0) + self._powers(1.0, self.steps - grid)
+
+    def _powers(self, start: np.ndarray | float, count: np.ndarray | float) -> np.ndarray:
+        """Returns (1 - q) (q^start + q^(start + 1) + ... of count terms), q = e^-decay."""
+        decay = self.epsilon / (2.0 * self.steps)
+        return -np.exp(-decay * start) * np.expm1(-decay * count)

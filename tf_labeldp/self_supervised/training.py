@@ -1,0 +1,120 @@
+"""What every learner here shares: how its parts are saved, and its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+
+from tf_labeldp.accounting import PublicInput
+from tf_labeldp.self_supervised._views import checked_images, strong_views, weak_views
+from tf_labeldp.vault.model_history import attach
+
+
+class Learner(keras.Model):
+    """A model around parts of the user's, with a configuration that lists its arguments.
+
+    A subclass names its Keras parts in ``_PARTS`` and its other arguments in ``_SETTINGS``.
+    """
+
+    _PARTS: tuple[str, ...] = ()
+    _SETTINGS: tuple[str, ...] = ()
+    _checks_images = False
+
+    def _set_views(self, weak: Any, strong: Any) -> None:
+        """Sets weak and strong views, ours for None: these take images in [0, 1] alone."""
+        self._checks_images = weak is None or strong is None
+        self.weak = weak_views() if weak is None else weak
+        self.strong = strong_views() if strong is None else strong
+
+    def _note_parts(self, public: PublicInput[Any]) -> None:
+        """Notes what the parts were made of; at the end of the constructor."""
+        self.built = True
+        if public.receipts:
+            attach(self, public.receipts)
+
+    def _read_images(self, images: Any) -> np.ndarray:
+        """Returns images to train on, checked for our own views."""
+        return checked_images(images) if self._checks_images else np.asarray(images)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
+        parts = {
+            key: keras.saving.serialize_keras_object(getattr(self, key)) for key in self._PARTS
+        }
+        return {"name": self.name, **parts, **{key: getattr(self, key) for key in self._SETTINGS}}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """Returns a model of this configuration."""
+        made = {
+            key: keras.saving.deserialize_keras_object(config[key], custom_objects)
+            for key in cls._PARTS
+        }
+        return cls(**{**config, **made})
+
+
+class Batches(keras.utils.PyDataset):
+    """Shuffled batches of the rows of arrays, all of one size.
+
+    Args:
+        make: from the rows of a batch to the batch.
+        counts: how many rows each stream has.
+        sizes: of the batch of each stream.
+        steps: batches in an epoch; None for one pass over the last stream.
+        seed: of the orders, public.
+    """
+
+    def __init__(
+        self,
+        make: Any,
+        counts: Iterable[int],
+        sizes: Iterable[int],
+        steps: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self._make, self._seed, self._epoch = make, seed, 0
+        self._streams = list(zip(counts, sizes, strict=True))
+        last, size = self._streams[-1]
+        self._steps = steps or max(1, last // size)
+        self._shuffle()
+
+    def __len__(self) -> int:
+        """Returns the number of batches in an epoch."""
+        return self._steps
+
+    def __getitem__(self, step: int) -> Any:
+        """Returns one batch."""
+        rows = (
+            order[step * size : (step + 1) * size]
+            for order, (_, size) in zip(self._orders, self._streams, strict=True)
+        )
+        return self._make(*rows)
+
+    def on_epoch_end(self) -> None:
+        """Shuffles again."""
+        self._epoch += 1
+        self._shuffle()
+
+    def _shuffle(self) -> None:
+        rng = np.random.default_rng((self._seed, self._epoch))
+        self._orders = []
+        for count, size in self._streams:  # each row as often as the others, give or take one
+            wanted = self._steps * size
+            passes = [rng.permutation(count) for _ in range(-(-wanted // count))]
+            self._orders.append(np.concatenate(passes)[:wanted])
+
+
+def built_network(network: Any, what: str) -> keras.Model:
+    """Returns a built Keras model with outputs (n, width), or raises."""
+    shape = getattr(network, "output_shape", None) if getattr(network, "built", False) else None
+    if not isinstance(network, keras.Model) or not isinstance(shape, tuple) or len(shape) != 2:
+        raise ValueError(
+            f"{what} must be a built Keras model with outputs of shape (n, width), got "
+            f"{type(network).__name__} with outputs {shape}. Begin it with keras.Input; end an "
+            "encoder with a pooling or dense layer."
+        )
+    return network

@@ -1,0 +1,118 @@
+"""Noisy labels, read as a learner takes them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting import PublicInput, public_input
+from tf_labeldp.features import denoise_labels
+from tf_labeldp.vault import NoisyLabels
+from tf_labeldp.vault.model_history import attach, counted_training
+
+
+@dataclasses.dataclass(frozen=True)
+class Targets:
+    """Noisy labels as a learner takes them.
+
+    Attributes:
+        rows: of the labelled examples, ``int64`` (m,).
+        targets: probabilities of the classes, ``float32`` (m, K).
+        weights: ``float32`` (m,).
+        noisy: the noisy labels themselves; None where an array was given.
+        public: the noisy labels and all else that was given, with the receipts.
+        is_counted: whether the labels carry receipts.
+    """
+
+    rows: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+    noisy: NoisyLabels | None
+    public: PublicInput[Any] = PublicInput(None)  # noqa: RUF009
+    is_counted: bool = False
+
+    @property
+    def classes(self) -> np.ndarray:
+        """The likeliest class of each target."""
+        return self.targets.argmax(axis=1)
+
+    def training(self, model: Any) -> Any:
+        """Returns the context to train in: labels without a receipt leave the steps unknown."""
+        if self.is_counted:
+            return counted_training(model, self.public.receipts)
+        attach(model, self.public.receipts)
+        return contextlib.nullcontext()
+
+
+def read_targets(
+    labels: Any, public: PublicInput[Any], num_rows: int, num_classes: int, kind: str
+) -> Targets:
+    """Returns the labelled examples, their targets and weights; raises for what can't be used.
+
+    ``public`` has the images, the clusters and the sample weights.
+    """
+    _validate.one_of("targets", kind, ("values", "posterior"))
+    _, clusters, sample_weight = public.value
+    given = public_input(labels)
+    labels, public = given.value, public_input(given, public)
+    noisy = labels if isinstance(labels, NoisyLabels) else None
+    rows = np.arange(num_rows) if noisy is None else noisy.indices
+    array = np.asarray(labels)
+    if noisy is not None and (kind == "posterior" or array.ndim == 2):
+        array = noisy.posterior()
+    if array.shape[:1] != rows.shape or rows.max(initial=-1) >= num_rows:
+        raise ValueError(
+            f"there are {num_rows} images and labels of shape {array.shape}. Give one label for "
+            "each image, -1 for an image without, or the NoisyLabels of these images."
+        )
+    if clusters is not None:
+        if array.ndim != 1 or len(rows) != num_rows:
+            raise ValueError(
+                "clusters filter noisy classes, one for each image; these are other targets. Use "
+                "targets='values' and labels for all images."
+            )
+        kept = denoise_labels(array, clusters, num_classes).labelled
+        rows, array = rows[kept], array[kept]
+    weights = np.ones(num_rows, np.float32)
+    if sample_weight is not None:
+        weights = np.asarray(sample_weight, np.float32)
+        if weights.shape != (num_rows,) or not np.all(np.isfinite(weights)) or weights.min() < 0:
+            raise ValueError(
+                f"sample_weight must have shape ({num_rows},), one finite number of at least 0 for "
+                f"each image, got shape {weights.shape}."
+            )
+    weights = weights[rows]
+    used = (weights > 0) & (array >= 0 if array.ndim == 1 else True)
+    rows, array, weights = rows[used], array[used], weights[used]
+    if array.ndim == 1:
+        codes = _validate.class_indices("labels", array, num_classes)
+        array = np.eye(num_classes, dtype=np.float32)[codes]
+    _check_rows(array, num_classes)
+    targets = array.astype(np.float32)
+    # Receipts of the priors alone are none of the draw.
+    is_counted = bool(given.receipts if noisy is None else noisy.receipts)
+    return Targets(rows, targets, weights, noisy, public, is_counted)
+
+
+def _check_rows(targets: np.ndarray, num_classes: int) -> None:
+    if targets.ndim != 2 or targets.shape[1] != num_classes:
+        raise ValueError(
+            f"targets must be classes (n,) or probabilities (n, {num_classes}), got shape "
+            f"{targets.shape}. The network has {num_classes} outputs."
+        )
+    if np.any(targets < 0) or np.any(np.abs(targets.sum(axis=1) - 1) > 1e-3):
+        raise ValueError(
+            "rows of targets must be probabilities that sum to one. For signed weights use "
+            "keras_layers.LabelWeightedLoss in a plain training."
+        )
+    missing = np.flatnonzero(targets.sum(axis=0) == 0)
+    if len(targets) < num_classes or missing.size:
+        raise ValueError(
+            f"{len(targets)} labelled examples are left, with none of the classes "
+            f"{missing.tolist()}. A learner needs at least one of each of the {num_classes} "
+            "classes: use a weaker filter, or more labels."
+        )

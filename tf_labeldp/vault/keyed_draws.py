@@ -1,0 +1,695 @@
+"""Keyed draws: noisy labels as a function of their rows, and the key with its ledger.
+
+An engine that runs a step again must get the same draw, on any machine. So the random bits of a row
+are a pseudorandom function of a secret key and of all that the draw depends on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Any, TypeGuard
+
+import filelock
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from tf_labeldp.accounting import (
+    Assumption,
+    Charge,
+    PrivacyGuarantee,
+    Private,
+    Public,
+    PublicInput,
+    Receipt,
+    Setting,
+    public_input,
+)
+from tf_labeldp.accounting.provenance import array_digest
+from tf_labeldp.accounting.receipts import LabelSet, Receipts, compose_receipts, merge_receipts
+from tf_labeldp.mechanisms import (
+    InformativeRR,
+    Priors,
+    RandomizedResponse,
+    RROnBins,
+    RRTopK,
+    RRWithPrior,
+    random_bits,
+)
+from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, settings
+from tf_labeldp.vault._store_of_0_2 import import_key, key_of_0_2, output_of_0_2
+from tf_labeldp.vault.records import (
+    KEY_FILE,
+    PUBLIC_INPUT,
+    LabelStoreError,
+    Record,
+    may_count,
+    read_key,
+    write_key,
+)
+from tf_labeldp.vault.store import SUMS, LabelStore
+
+_LEDGER = ".ledger"
+"""Ends the name of the folder for the ledger of a key without a vault."""
+_KEYED = (RandomizedResponse, RRTopK, RRWithPrior, InformativeRR, RROnBins)
+KEYED_ASSUMPTIONS = (
+    Assumption(
+        "secure-keyed-draws",
+        "machines",
+        "AES-256 and BLAKE2b, with a secret key of 256 bits, are pseudorandom, and the key stays "
+        "secret.",
+    ),
+    Assumption(
+        "unique-ids",
+        "holder",
+        "Each id names one row, whose label is the same in all runs of a release.",
+    ),
+)
+
+
+@dataclasses.dataclass
+class _Release:
+    """A release of an engine, as the ledger has it."""
+
+    binding: str | None = None  # digest of mechanism and prior; None before it is registered
+    receipts: Receipts = ()  # its own comes last
+    rows: Record | None = None  # with the number and the fingerprint of its rows
+    output: Record | None = None  # with the noisy statistic
+    place: str | None = None  # where version 0.2 wrote that
+    sums: str | None = None  # where exact sums wait for their noise
+
+    @property
+    def is_drawn(self) -> bool:
+        return self.output is not None or self.place is not None
+
+
+class ReleaseKey:
+    """A secret key for draws, and the ledger of its releases and their cost.
+
+    Guarantee:
+        All that left under this key is ``guarantee()``-label-DP together: its releases add up. A
+        name is bound to one mechanism and one prior, so that the same bits never meet two of them.
+        The file has mode 600 and holds the secret alone: keep it with the labels, and never with
+        published files. With it the noise can be undone; without it nothing is drawn again. The
+        releases are in the ledger of the vault in whose store the file is, or in a folder
+        ``<file>.ledger``, which is kept with the file.
+
+    Args:
+        path: of a key file; ``ReleaseKey.create`` makes one.
+
+    Example:
+        >>> import os, tempfile
+        >>> key = ReleaseKey.create(os.path.join(tempfile.mkdtemp(), "labels.key"))
+        >>> key.register("first", RandomizedResponse(epsilon=1.0, num_classes=3))
+        >>> key.register("second", RandomizedResponse(epsilon=0.5, num_classes=3))
+        >>> key.guarantee().epsilon
+        1.5
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = pathlib.Path(path).expanduser().absolute()
+        self.secret: bytes = read_key(self.path)
+        self._store = _store_of(self.path)
+        self._is_open = False
+        self._releases: dict[str, _Release] = {}
+        self._ids: set[str] = set()
+
+    def __reduce__(self) -> Any:
+        """Pickles the path alone: workers read the file."""
+        return ReleaseKey, (os.fspath(self.path),)
+
+    def __repr__(self) -> str:
+        return f"ReleaseKey({os.fspath(self.path)!r})"
+
+    @classmethod
+    def create(
+        cls, path: str | os.PathLike[str], *, people: str | None = None, labels: Setting[Any] = None
+    ) -> ReleaseKey:
+        """Makes a key from the operating system's random bits, its file and its ledger.
+
+        Args:
+            path: of the new file; its folder must be there.
+            people: the population that the labels are of, as for ``PrivateLabels``.
+            labels: a vault's ``label_set``, where the key is for the labels of a vault.
+
+        Raises:
+            FileExistsError: there is a file, or the ledger of one that was lost. A new key would
+                draw, and charge, every label once more.
+        """
+        path = pathlib.Path(path).expanduser().absolute()
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {path.parent}. Make it first.")
+        store = _store_of(path)
+        with store.locked():
+            if path.exists() or (store.exists() and store.has_key()):
+                raise FileExistsError(
+                    f"there is a key {path}, or the ledger of one in {store.path}. Restore the "
+                    "file if it was lost, or give another path."
+                )
+            if store.path.name == path.name + _LEDGER:
+                labels = labels or LabelSet.new(0, people, stored=True)
+                (store.path / "header.json").unlink(missing_ok=True)  # of a call that was killed
+                store.create(labels, stored=labels.stored)
+            elif labels is not None and labels.name != store.label_set().name:
+                raise LabelStoreError(
+                    f"{store.path} is the store of other labels. Leave labels= out."
+                )
+            store.bind_key(write_key(path))
+        return cls(path)
+
+    def check(self, release: str, mechanism: Public[Mechanism], priors: Public[Any] = None) -> None:
+        """Raises if another mechanism or prior has the name."""
+        with self._turn():
+            self._checked(release, *public_input(mechanism, priors).value)
+
+    def register(
+        self,
+        release: str,
+        mechanism: Public[Mechanism],
+        priors: Public[Any] = None,
+        *,
+        num_rows: int = 0,
+    ) -> None:
+        """Lists a release and its charge, before anything of it is drawn; once for each name."""
+        public = public_input(mechanism, priors)
+        with self._turn():
+            if self._checked(release, *public.value).binding is None:
+                self._write_charge(release, public, num_rows, {})
+
+    def bind_rows(self, release: str, count: int, fingerprint: int) -> None:
+        """Ties a registered release to its rows at its first run, which records the draw.
+
+        Later it raises a ``ValueError`` for other rows: they would be drawn again at no charge.
+        ``count`` and ``fingerprint`` are the number of rows, and the sum of
+        ``KeyedRows.fingerprint``, over all batches.
+        """
+        rows = np.array([int(count), int(fingerprint) % 2**64], np.uint64)
+        with self._turn():
+            known = self._registered(release).rows
+            if known is None:
+                self._write(release={"name": release}, arrays={"bound": rows})
+            elif not np.array_equal(known.arrays["bound"], rows):
+                raise ValueError(
+                    f"release {release!r} was drawn for {known.arrays['bound'][0]} rows, and now "
+                    f"there are {rows[0]}, or some have another label or prior. Give the rows of "
+                    "the first run, or name a new release, which is charged on top."
+                )
+
+    def is_drawn(self, release: str) -> bool:
+        """Returns whether the noise of a statistic was drawn, even if its output is gone."""
+        with self._turn():
+            return self._releases.get(release, _Release()).is_drawn
+
+    def unless_drawn(self, release: str, write: Setting[Callable[[], None]]) -> None:
+        """Writes the exact sums of a statistic, unless its noise was drawn already."""
+        with self._turn():
+            if not self._releases.get(release, _Release()).is_drawn:
+                write()
+
+    def draw_once(
+        self,
+        release: str,
+        mechanism: Public[Mechanism],
+        draw: Setting[Callable[[], tuple[int, dict[str, Any]]]],
+    ) -> dict[str, np.ndarray]:
+        """Returns the arrays of a statistic: from the ledger, or drawn and written there.
+
+        ``draw`` returns the number of rows, and the arrays; one process calls it, once. Raises a
+        ``LabelStoreError`` if the noise was drawn and its output is gone.
+        """
+        public = public_input(mechanism, None)
+        with self._turn():
+            known = self._checked(release, *public.value)
+            if known.output is None and known.place is not None:
+                self._write(release={"name": release}, arrays=output_of_0_2(release, known.place))
+            elif known.output is None:
+                num_rows, arrays = draw()
+                if known.binding is None:
+                    self._write_charge(release, public, num_rows, arrays)
+                else:
+                    self._write(release={"name": release}, arrays=arrays)
+            return self._releases[release].output.arrays  # type: ignore[union-attr]
+
+    def sums_of(self, release: str, folder: str | None) -> str:
+        """Returns where the exact sums of a release wait, and notes it for ``forget``."""
+        own = self._store.path / SUMS
+        with self._turn():
+            own.mkdir(mode=0o700, exist_ok=True)
+            if folder is None:
+                return os.fspath(own / f"{release}.npz")
+            path = f"{folder.rstrip('/')}/{release}.{SUMS}.npz"
+            path = path if "://" in path else os.path.abspath(path)
+            if self._releases.get(release, _Release()).sums != path:
+                self._write(release={"name": release, "sums": path})
+            return path
+
+    def lock_of(self, release: str) -> Any:
+        """Returns the lock for the process that runs the pipeline of a release."""
+        path = self._store.path / SUMS / f"{release}.lock"
+        return filelock.FileLock(path, timeout=0, mode=0o600, thread_local=False)
+
+    @property
+    def label_set(self) -> LabelSet:
+        """The name of these labels in receipts."""
+        with self._turn():
+            return self._store.label_set()
+
+    def receipts(self, release: str | None = None) -> Receipts:
+        """Returns the receipts of a release, or of all."""
+        with self._turn():
+            several = self._releases.values() if release is None else [self._registered(release)]
+            return merge_receipts(*(each.receipts for each in several))
+
+    def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
+        """Returns the statement of all releases together."""
+        return compose_receipts(self.receipts(), delta)
+
+    def statement(self, release: str, num_rows: int | None = None) -> str:
+        """Returns the statement of one release with its receipts, as JSON; it may be published."""
+        receipts = self.receipts(release)
+        if num_rows is not None:
+            labels = dataclasses.replace(receipts[-1].labels, size=num_rows)
+            receipts = (*receipts[:-1], dataclasses.replace(receipts[-1], labels=labels))
+        guarantee = compose_receipts(receipts)
+        content = {
+            "release": release,
+            "num_rows": num_rows,
+            "statement": str(guarantee).splitlines(),
+            "guarantee": json.loads(guarantee.to_json()),
+            "receipts": [receipt.to_json() for receipt in receipts],
+        }
+        return json.dumps(content, indent=1)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Lets one process at a time read the ledger, and add to it."""
+        store = self._store
+        of_0_2 = None if self._is_open or store.exists() else key_of_0_2(self.path)
+        if not store.exists() and of_0_2 is None:
+            raise LabelStoreError(
+                f"the ledger {store.path} of the key {self.path} is missing: its releases are not "
+                "known. Restore the folder from a backup."
+            )
+        with store.locked():
+            if not store.exists() and of_0_2 is not None:
+                labels = LabelSet(**of_0_2["labels"])
+                store.create(labels, stored=labels.stored)
+            if not self._is_open:
+                import_key(store, self.path)
+                store.bind_key(self.secret)
+                store.label_set()
+                self._is_open = True
+            self._remember(store.new_records())
+            yield
+
+    def _remember(self, records: list[Record]) -> None:
+        for record in records:
+            if record.receipt is not None:
+                self._ids.add(record.receipt.id)
+            if (fields := record.release) is None:
+                continue
+            release = self._releases.setdefault(fields["name"], _Release())
+            if record.receipt is not None:
+                release.binding = fields["binding"]
+                release.receipts = merge_receipts(record.made_of, [record.receipt])
+            release.rows = record if "bound" in record.array_names else release.rows
+            release.output = record if "values" in record.array_names else release.output
+            release.place = fields.get("output", release.place)
+            release.sums = fields.get("sums", release.sums)
+
+    def _checked(self, release: str, mechanism: Mechanism, priors: Any) -> _Release:
+        """Returns a release, known or new, or raises if another mechanism or prior has its name."""
+        if not isinstance(release, str) or not release or "/" in release:
+            raise ValueError(f"release must be a name without '/', got {release!r}.")
+        known = self._releases.get(release, _Release())
+        if known.binding not in (None, _binding(mechanism, priors)):
+            raise ValueError(
+                f"release {release!r} has another mechanism or prior, and the same bits would "
+                "reveal labels. Name a new release, which is charged on top."
+            )
+        return known
+
+    def _registered(self, release: str) -> _Release:
+        known = self._releases.get(release)
+        if known is None or known.binding is None:
+            names = sorted(name for name, each in self._releases.items() if each.binding)
+            raise KeyError(f"there is no release {release!r}; there are {names}.")
+        return known
+
+    def _write_charge(
+        self, release: str, public: PublicInput[Any], num_rows: int, arrays: dict[str, Any]
+    ) -> None:
+        """Writes the charge of a release, with its output where that is a statistic."""
+        (mechanism, priors), made_of = public.value, public.receipts
+        charge = Charge.of(mechanism)
+        is_draw = isinstance(mechanism, LabelMechanism)
+        notes = charge.assumptions + (KEYED_ASSUMPTIONS if is_draw else ())
+        if priors is not None and not getattr(priors, "receipts", ()):
+            notes += (PUBLIC_INPUT,)
+        labels = self._store.label_set()
+        for receipt in made_of:
+            if receipt.id not in self._ids and may_count(labels, receipt):
+                self._write(receipt=receipt)
+        receipt = Receipt(
+            dataclasses.replace(labels, size=num_rows),
+            dataclasses.replace(charge, assumptions=notes),
+            what=f"{type(mechanism).__name__}, {'keyed draws' if is_draw else 'a release'}",
+            kind="draw" if is_draw else "release",
+            key=release,
+            delta=mechanism.delta,
+            output_digest=array_digest(arrays["values"]) if arrays else None,
+        )
+        fields = {"name": release, "binding": _binding(mechanism, priors)}
+        self._write(receipt=receipt, made_of=made_of, release=fields, arrays=arrays)
+
+    def _write(self, **content: Any) -> None:
+        self._remember(self._store.append_next(Record.of(0, **content)))
+
+
+def _store_of(path: pathlib.Path) -> LabelStore:
+    """Returns the store of a key: that of the vault whose folder it is in, or one of its own."""
+    if (path.parent / "header.json").exists():
+        return LabelStore(path.parent)
+    return LabelStore(path.with_name(path.name + _LEDGER))
+
+
+def randomize_batch(
+    ids: Public[Any],
+    labels: Private[Any],
+    mechanism: Public[LabelMechanism],
+    key: bytes,
+    release: str,
+    priors: Public[Any] = None,
+) -> np.ndarray:
+    """Returns noisy labels of some rows: the same for a row in any batch.
+
+    Guarantee:
+        As ``mechanism.randomize``, for draws of a pseudorandom function: AES-256 in a CBC-MAC over
+        id, label and the row's own prior, under a key that BLAKE2b makes of ``key``, release,
+        mechanism and common prior. Ids must be unique in all batches of a release, and a name must
+        stand for one mechanism and prior; ``ReleaseKey`` and the engines see to it.
+
+    Args:
+        ids: (n,) whole numbers or texts, an Arrow or NumPy array or a list, none missing.
+        labels: (n,) as the mechanism takes them.
+        mechanism: ``RandomizedResponse``, ``RRTopK``, ``RRWithPrior``, ``InformativeRR`` or
+            ``RROnBins``.
+        key: the secret, 32 bytes; of ``ReleaseKey.secret``.
+        release: the name of the release.
+        priors: public probabilities for mechanisms that take them: (K,) for all rows, (n, K), or
+            ``mechanisms.Priors``.
+
+    Example:
+        >>> mechanism = RandomizedResponse(epsilon=1.0, num_classes=3)
+        >>> key = bytes(32)  # for this example: a key is secret and random
+        >>> randomize_batch([5, 8, 2], [0, 1, 2], mechanism, key, "first").tolist()
+        [0, 1, 0]
+        >>> randomize_batch([2, 5], [2, 0], mechanism, key, "first").tolist()
+        [0, 0]
+    """
+    ids, mechanism, priors = public_input(ids, mechanism, priors).value
+    return KeyedRows(ids, labels, mechanism, key, release, priors).randomize()
+
+
+class KeyedRows:
+    """Rows of a release: their draws, and what engines compare; ``of_text``: ids are texts."""
+
+    def __init__(
+        self,
+        ids: Any,
+        labels: Any,
+        mechanism: LabelMechanism,
+        key: bytes,
+        release: str,
+        priors: Any = None,
+    ) -> None:
+        check_keyed(mechanism)
+        if not isinstance(key, bytes) or len(key) != 32:
+            raise TypeError("key must be 32 secret bytes. Use ReleaseKey(path).secret.")
+        ids = checked_ids(ids)
+        self.of_text = _are_texts(ids)
+        values = np.asarray(labels)
+        if values.shape != (len(ids),):
+            raise ValueError(f"there are {len(ids)} ids and labels of shape {values.shape}.")
+        if len(values) and values.dtype.kind not in "iuf":
+            raise TypeError(
+                f"labels must be numbers, got dtype {values.dtype}. Give classes as 0..K-1."
+            )
+        self._names = _id_blocks(ids, key)
+        self._id_key = _subkey(key, b"labeldp-id", b"text" * self.of_text)
+        self._labels = values if len(values) else values.astype(np.int64)
+        self._mechanism = mechanism
+        self._priors = None if priors is None else Priors.of(priors)
+        bound = json.dumps([release, _binding(mechanism, priors), self.of_text]).encode()
+        self._key = _subkey(key, b"labeldp-draw", hashlib.sha256(bound).digest())
+        codes = np.zeros((len(values), 2), "<u8")  # 0.0 for -0.0; 1 and 1.0 are one label
+        codes[:, 0] = (self._labels.astype("<f8") + 0.0).view("<u8")
+        state = _encrypted(self._key, _encrypted(self._key, self._names) ^ codes)
+        if _is_by_row(self._priors):
+            state = _encrypted(self._key, state ^ _prior_blocks(self._priors, len(values)))
+        self._state = state
+
+    def randomize(self) -> np.ndarray:
+        """Returns the noisy labels (n,)."""
+        try:
+            return self._drawn(slice(None))
+        except _Uneven:  # some rows need more words than others: each by itself
+            return np.concatenate([self._drawn(slice(i, i + 1)) for i in range(len(self._labels))])
+
+    def id_digests(self) -> np.ndarray:
+        """Returns keyed digests of the ids, ``uint64`` (n, 2), for ``repeats_of``."""
+        return _encrypted(self._id_key, self._names)
+
+    def fingerprint(self) -> int:
+        """Returns a number of 64 bits, whose sum over batches differs for other rows.
+
+        It reveals nothing without the key; with it, as any draw, whether a guess is right.
+        """
+        last = self._state ^ np.array([1 << 63, 1 << 63], "<u8")  # a place that no word is drawn at
+        return int(_encrypted(self._key, last)[:, 0].sum(dtype=np.uint64))
+
+    def _drawn(self, part: slice) -> np.ndarray:
+        words = _KeyedWords(self._state[part], self._key)
+        priors = _of_rows(self._priors, part)
+        return self._mechanism.randomize(self._labels[part], priors, rng=words)
+
+
+class KeyedDraws:
+    """The keyed draws of one vault: the names of its rows, and its key."""
+
+    def __init__(self, ids: Any, size: int) -> None:
+        self._ids = checked_ids(np.arange(size) if ids is None else ids)
+        if len(self._ids) != size:
+            raise ValueError(
+                f"there are {len(self._ids)} ids and {size} labels. Give each row one."
+            )
+        key = secrets.token_bytes(32)
+
+        def digests(start: int, stop: int) -> np.ndarray:
+            return _encrypted(key, _id_blocks(self._ids[start:stop], key))
+
+        if ids is not None:
+            refuse_repeats(*repeats_of(random_bits.in_blocks(digests, size, None)), size)
+
+    def open(self, ledger: Any, store: LabelStore | None) -> None:
+        """Reads the key of a store, or makes one; without a store it is this process's."""
+        if store is None:
+            self._secret = secrets.token_bytes(32)
+            return
+        path = store.path / KEY_FILE
+        with ledger.turn():
+            is_old = path.exists() or store.has_key()  # a lost key is an error
+            self._secret = read_key(path) if is_old else write_key(path)
+            store.bind_key(self._secret)
+
+    def randomize(
+        self, mechanism: Any, labels: np.ndarray, rows: np.ndarray, priors: Any, name: str
+    ) -> np.ndarray:
+        """Returns the noisy labels of some rows, for a draw of this name."""
+        # Names of engines' releases have no "/": no bits are shared with them.
+        release, of_all = f"vault/{name}", None if priors is None else Priors.of(priors)
+        if _is_by_row(of_all):
+            _checked_groups(of_all, len(rows))
+
+        def draw(start: int, stop: int) -> np.ndarray:
+            part = slice(start, stop)
+            ids = self._ids.take(pa.array(rows[part]))
+            of_rows = _of_rows(of_all, part)
+            return randomize_batch(ids, labels[part], mechanism, self._secret, release, of_rows)
+
+        return random_bits.in_blocks(draw, len(rows), None)
+
+
+class _Uneven(Exception):
+    """A mechanism asked for the words of some rows of several."""
+
+
+def check_keyed(mechanism: Mechanism) -> None:
+    """Raises if draws of a mechanism can't be keyed."""
+    if type(mechanism) not in _KEYED:
+        raise TypeError(
+            f"keyed draws are made by {', '.join(kind.__name__ for kind in _KEYED)}, got "
+            f"{type(mechanism).__name__}. Use PrivateLabels with stored draws for others."
+        )
+
+
+class _KeyedWords(np.random.Generator):
+    """Gives mechanisms the words of their rows in place of random ones, and nothing else."""
+
+    def __init__(self, state: np.ndarray, key: bytes) -> None:
+        super().__init__(np.random.PCG64(0))  # never drawn from
+        self._state, self._key, self._used = state, key, 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_") and name != "integers":
+            raise TypeError(f"keyed draws have words, no {name}; this mechanism can't be keyed.")
+        return super().__getattribute__(name)
+
+    def integers(  # type: ignore[override]
+        self, low: Any, high: Any = None, size: Any = None, **kind: Any
+    ) -> Any:
+        """Returns the next word of each row, uniform below a power of two."""
+        bits = int(high).bit_length() - 1
+        if low != 0 or high != 1 << bits or size not in (0, len(self._state)):
+            raise _Uneven
+        if size == 0:
+            return np.zeros(0, np.uint64)
+        block, place = divmod(self._used, 2)
+        if place == 0:
+            self._block = _encrypted(self._key, self._state ^ np.array([block, 1], "<u8"))
+        self._used += 1
+        return self._block[:, place] >> np.uint64(64 - bits)
+
+
+def _encrypted(key: bytes, blocks: np.ndarray) -> np.ndarray:
+    """Returns AES-256 of each block of 16 bytes, ``uint64`` (n, 2)."""
+    cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+    content: Any = np.ascontiguousarray(blocks, "<u8").reshape(-1).view(np.uint8)
+    return np.frombuffer(cipher.update(content), "<u8").reshape(-1, 2)
+
+
+def _subkey(key: bytes, purpose: bytes, content: bytes) -> bytes:
+    return hashlib.blake2b(content, key=key, digest_size=32, person=purpose).digest()
+
+
+def _is_by_row(priors: Priors | None) -> TypeGuard[Priors]:
+    return priors is not None and np.ndim(priors.probabilities) > 1
+
+
+def _of_rows(priors: Priors | None, part: slice) -> Priors | None:
+    """Returns priors for a part of the rows."""
+    if not _is_by_row(priors):
+        return priors
+    if priors.groups is None:
+        return Priors(np.asarray(priors.probabilities)[part])
+    return Priors(priors.probabilities, np.asarray(priors.groups)[part])
+
+
+def _prior_blocks(priors: Priors, size: int) -> np.ndarray:
+    """Returns a digest of the prior of each row, ``uint64`` (n, 2)."""
+    table = np.ascontiguousarray(priors.probabilities, "<f8") + 0.0
+    digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in table)
+    blocks = np.frombuffer(digests, "<u8").reshape(-1, 2)
+    groups = _checked_groups(priors, size)
+    return blocks if groups is None else blocks[groups]
+
+
+def _checked_groups(priors: Priors, size: int) -> np.ndarray | None:
+    """Returns the groups of priors by row, or raises if they are not for ``size`` labels."""
+    rows = len(priors.probabilities)
+    if priors.groups is None and rows != size:
+        raise ValueError(f"priors have {rows} rows, and there are {size} labels.")
+    return priors.checked_groups(size)
+
+
+def _binding(mechanism: Mechanism, priors: Any) -> str:
+    """Returns a digest of a mechanism and of the prior that is common to all rows."""
+    prior: Any = None if priors is None else Priors.of(priors)
+    if prior is not None:  # priors by row come in with the row, as its label does
+        prior = "by row" if _is_by_row(prior) else prior.probabilities.tolist()
+    content = json.dumps([settings(mechanism), prior], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def repeats_of(digests: np.ndarray) -> tuple[int, int]:
+    """Returns how many digests (n, 2) come more than once, and how many rows are too many."""
+    ordered = digests[np.lexsort((digests[:, 1], digests[:, 0]))]
+    is_copy = (ordered[1:] == ordered[:-1]).all(axis=1)
+    is_first = is_copy & ~np.concatenate([[False], is_copy])[:-1]
+    return int(is_first.sum()), int(is_copy.sum())
+
+
+def refuse_repeats(repeated: int, too_many: int, rows: int) -> None:
+    """Raises if some ids name several rows, of all rows of a release or a vault."""
+    if repeated:
+        raise ValueError(
+            f"{repeated} ids name more than one row ({too_many} rows too many of {rows}), so rows "
+            "would share their noise. Nothing came out; give each row an id of its own."
+        )
+
+
+def checked_ids(ids: Any) -> Any:
+    """Returns ids as an Arrow array of whole numbers or texts, or raises for others."""
+    try:
+        array = ids if isinstance(ids, (pa.Array, pa.ChunkedArray)) else pa.array(ids)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        raise TypeError(
+            "ids must be all whole numbers or all text, got a mix. Turn them all into text."
+        ) from None
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
+    if array.null_count:
+        raise ValueError(f"{array.null_count} of {len(array)} ids are missing. Give each row one.")
+    if not (_are_texts(array) or pa.types.is_integer(array.type) or not len(array)):
+        raise TypeError(
+            f"ids must be whole numbers or text, got {array.type}. Turn them into text."
+        )
+    return array
+
+
+def _are_texts(ids: Any) -> bool:
+    return bool(pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type))
+
+
+def _id_blocks(ids: Any, key: bytes) -> np.ndarray:
+    """Returns checked ids as blocks, ``uint64`` (n, 2)."""
+    if _are_texts(ids):
+        return _text_blocks(ids, key)
+    blocks = np.zeros((len(ids), 2), "<u8")
+    if len(ids):
+        numbers = ids.to_numpy(zero_copy_only=False)
+        blocks[:, 0] = numbers.astype("<u8" if numbers.dtype.kind == "u" else "<i8").view("<u8")
+        blocks[:, 1] = numbers < 0  # the same for a number of any width
+    return blocks
+
+
+def _text_blocks(texts: Any, key: bytes) -> np.ndarray:
+    """Returns texts of up to 15 bytes as they are, and longer ones by a digest.
+
+    The last byte is the length, so that no two texts share a block; or 16 for a digest.
+    """
+    texts = texts.cast(pa.large_binary())
+    texts = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
+    lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
+    _, offsets, content = texts.buffers()
+    starts = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts)]
+    padded = (b"" if content is None else content.to_pybytes()) + bytes(16)
+    words = np.ndarray(len(padded) - 7, "<u8", padded, strides=(1,))  # from each byte on
+    first = np.array([(1 << 8 * size) - 1 for size in range(9)], "<u8")  # bytes of a word
+    blocks = np.stack([words[starts], words[starts + 8]], 1)
+    blocks[:, 0] &= first[np.minimum(lengths, 8)]
+    blocks[:, 1] &= first[np.clip(lengths - 8, 0, 7)]
+    blocks[:, 1] |= np.minimum(lengths, 16).astype("<u8") << np.uint64(56)
+    digest = functools.partial(hashlib.blake2b, key=key, digest_size=15, person=b"labeldp-text")
+    for row in np.flatnonzero(lengths > 15):
+        blocks[row] = np.frombuffer(digest(texts[int(row)].as_py()).digest() + b"\x10", "<u8")
+    return blocks

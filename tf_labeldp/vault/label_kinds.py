@@ -1,0 +1,458 @@
+"""The kinds of labels: classes, numbers, and rows of several binary labels."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting import Charge, Private, Public, Setting
+from tf_labeldp.accounting.provenance import array_digest
+from tf_labeldp.mechanisms import AggregateMechanism, ClassificationMechanism, RegressionMechanism
+from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, checked_mechanism
+from tf_labeldp.mechanisms.metrics import CLASS_METRICS, NUMBER_METRICS
+
+
+class LabelKind(abc.ABC):
+    """The kind of labels, ``Classes``, ``Numbers`` or ``Rows``: a value, and public knowledge.
+
+    ``PrivateLabels`` and heads make one of their arguments ``num_classes``, ``classes``, ``low``,
+    ``high`` and ``num_labels``; ``labels.kind`` returns it.
+
+    Attributes:
+        unit: the unit of privacy, ``"label"`` or ``"row"``.
+        num_classes: K; None for labels that are no classes.
+        names: the values that class codes stand for, where they are not the codes themselves.
+        label_range: the smallest and the largest number; None for labels that are no numbers.
+        num_labels: L, the number of labels in a row; None for single labels.
+        target_dtype: of labels in batches, as Keras's losses take them.
+        metrics: of predictions; asking raises a ``TypeError`` for rows of labels.
+        summaries: the metrics that ``PrivateLabels.evaluate`` releases beyond ``metrics``.
+    """
+
+    unit: ClassVar[str] = "label"
+    num_classes: int | None = None
+    names: tuple[Hashable, ...] | None = None
+    label_range: tuple[float, float] | None = None
+    num_labels: int | None = None
+    target_dtype: ClassVar[type] = np.float32
+    metrics: tuple[str, ...]
+    summaries: ClassVar[tuple[str, ...]] = ()
+    _matched: ClassVar[tuple[str, ...]] = ("num_classes", "num_labels")  # by mechanisms of many
+
+    @property
+    @abc.abstractmethod
+    def code_variance(self) -> float:
+        """The largest variance of a label's code, summed over its columns."""
+
+    @property
+    def class_values(self) -> np.ndarray | None:
+        """The class values (K,) in the order of their codes; None for labels without classes."""
+        return None
+
+    @abc.abstractmethod
+    def encode(self, labels: Private[Any]) -> np.ndarray:
+        """Returns a private copy of the labels as the mechanisms take them, (n,) or (n, L)."""
+
+    def decode(self, codes: Public[Any]) -> np.ndarray:
+        """Returns the labels that ``encode`` turns into these codes."""
+        return np.asarray(codes)
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """Returns the kind in words."""
+
+    @abc.abstractmethod
+    def mechanism_arguments(self) -> dict[str, Any]:
+        """Returns the arguments that make a mechanism of many labels for these."""
+
+    @abc.abstractmethod
+    def check(self, mechanism: Setting[LabelMechanism]) -> None:
+        """Raises if the mechanism is not for these labels."""
+
+    def check_release(self, mechanism: Setting[Any]) -> None:
+        """Raises if a mechanism of many labels is not for these."""
+        for name in self._matched:
+            found, own = getattr(mechanism, name, None), getattr(self, name)
+            if found != own:
+                raise ValueError(
+                    f"the mechanism has {name}={found}, the labels have {own}. Make the mechanism "
+                    f"for {self.describe()}."
+                )
+
+    def header(self) -> dict[str, Any]:
+        """Returns the fields of the kind in the header of a store."""
+        names = None if self.names is None else array_digest(np.array(repr(self.names)))
+        return {"num_classes": self.num_classes, "classes": names}
+
+    @abc.abstractmethod
+    def any_labels(self, size: int) -> np.ndarray:
+        """Returns (size,) possible labels, which reveal nothing of those in a vault."""
+
+    def charge(self, mechanism: Setting[Mechanism]) -> Charge:
+        """Returns the cost of one use of a mechanism for each unit."""
+        return Charge.of(mechanism)
+
+    def randomize(
+        self,
+        mechanism: Public[LabelMechanism],
+        labels: Private[np.ndarray],
+        public: Public[Any],
+        rng: np.random.Generator | None,
+    ) -> np.ndarray:
+        """Returns checked noisy labels (m, ...) of encoded labels."""
+        return mechanism.check_output(mechanism.randomize(labels, public, rng=rng), len(labels))
+
+    def __str__(self) -> str:
+        arguments = self.mechanism_arguments().items()
+        return ", ".join(f"{name}={value:.12g}" for name, value in arguments)
+
+
+def label_kind(
+    num_classes: int | None = None,
+    classes: Sequence[Hashable] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    num_labels: int | None = None,
+    *,
+    clip: bool = False,
+) -> LabelKind:
+    """Returns the kind of labels that the arguments of a vault or a head describe."""
+    arguments = {
+        "num_classes or classes": num_classes is not None or classes is not None,
+        "low and high": low is not None or high is not None,
+        "num_labels": num_labels is not None,
+    }
+    found = [name for name, is_there in arguments.items() if is_there]
+    if len(found) != 1:
+        raise ValueError(
+            "expected exactly one of num_classes (or classes, their values), low and high (for "
+            "numbers) and num_labels (for rows of zeros and ones), got "
+            f"{' together with '.join(found) or 'none of them'}. Give one: it is public, and "
+            "inferring it from the labels would reveal whether a rare class occurs."
+        )
+    if found == ["low and high"]:
+        if low is None or high is None:
+            raise ValueError(
+                f"the range needs both ends, got low={low}, high={high}. They are public "
+                "knowledge and are not inferred from the labels."
+            )
+        return Numbers(low, high, clip=clip)
+    if clip:
+        raise ValueError("clip=True is for regression labels. Give their range low and high.")
+    if num_labels is not None:
+        return Rows(num_labels)
+    kind = Classes(num_classes if classes is None else classes)  # type: ignore[arg-type]
+    if num_classes not in (None, kind.num_classes):
+        raise ValueError(
+            f"num_classes={num_classes} but classes has {kind.num_classes} entries. Give one of "
+            "the two."
+        )
+    return kind
+
+
+def kind_of_header(header: Mapping[str, Any]) -> LabelKind:
+    """Returns the kind that the header of a store records, without the names of classes."""
+    if "range" in header:
+        return Numbers(*header["range"])
+    if "labels_in_row" in header:
+        return Rows(header["labels_in_row"])
+    return Classes(header["num_classes"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers(LabelKind):
+    """Labels that are numbers in a public range, encoded as ``float64`` (n,).
+
+    Args:
+        low: the smallest label.
+        high: the largest label.
+        clip: whether ``encode`` sets labels outside the range to its nearer end, or refuses them.
+
+    Raises:
+        TypeError, ValueError: ends that are not finite numbers in order.
+
+    Example:
+        >>> weeks = Numbers(0, 52)
+        >>> weeks.encode([52, 40, 13]), weeks.describe()
+        (array([52., 40., 13.]), 'numbers in [0, 52]')
+    """
+
+    low: float
+    high: float
+    clip: bool = dataclasses.field(default=False, kw_only=True)
+
+    metrics = NUMBER_METRICS[:2]
+    summaries = ("mean", "total")
+
+    def __post_init__(self) -> None:
+        low, high = _validate.number_range(self.low, self.high)
+        _validate.boolean("clip", self.clip)
+        object.__setattr__(self, "low", low)
+        object.__setattr__(self, "high", high)
+
+    @property
+    def label_range(self) -> tuple[float, float]:  # type: ignore[override]
+        return self.low, self.high
+
+    @property
+    def code_variance(self) -> float:
+        return 0.25 * (self.high - self.low) ** 2
+
+    def encode(self, labels: Private[Any]) -> np.ndarray:
+        array = _as_array(labels)
+        if self.clip:
+            return np.clip(_validate.real_vector("labels", array), self.low, self.high)
+        return _validate.numbers_in_range("labels", array, self.low, self.high)
+
+    def describe(self) -> str:
+        return f"numbers in [{self.low:g}, {self.high:g}]"
+
+    def mechanism_arguments(self) -> dict[str, Any]:
+        return {"low": self.low, "high": self.high}
+
+    def header(self) -> dict[str, Any]:
+        return {**super().header(), "range": [self.low, self.high]}
+
+    def check(self, mechanism: Setting[LabelMechanism]) -> None:
+        self._check_range(checked_mechanism(mechanism, RegressionMechanism).label_range())
+
+    def check_release(self, mechanism: Setting[Any]) -> None:
+        super().check_release(mechanism)
+        self._check_range(mechanism.label_range())
+
+    def _check_range(self, found: tuple[float, float] | None) -> None:
+        # Whether a mechanism of a narrower range refuses would reveal something of the labels.
+        if found is not None and (found[0] > self.low or found[1] < self.high):
+            raise ValueError(
+                f"the mechanism is for labels in [{found[0]:g}, {found[1]:g}], the labels lie in "
+                f"[{self.low:g}, {self.high:g}]. Make the mechanism with the labels' range."
+            )
+
+    def any_labels(self, size: int) -> np.ndarray:
+        return np.full(size, self.low)
+
+
+@dataclasses.dataclass(frozen=True, init=False, repr=False)
+class Classes(LabelKind):
+    """Labels that are classes, one per example, encoded as ``int64`` codes 0..K-1, (n,).
+
+    Args:
+        classes: K, at least 2, for labels 0..K-1; or the class values in the order of their codes,
+            any hashable values.
+
+    Raises:
+        TypeError, ValueError: fewer than two classes, or a class value that occurs twice.
+
+    Example:
+        >>> answers = Classes(["no", "yes"])
+        >>> answers.encode(["yes", "no"]), answers.decode([1, 0])
+        (array([1, 0]), array(['yes', 'no'], dtype='<U3'))
+        >>> Classes(10).describe()
+        '10 classes'
+    """
+
+    num_classes: int = dataclasses.field()
+    names: tuple[Hashable, ...] | None = None
+
+    target_dtype = np.int64
+    metrics = CLASS_METRICS
+    summaries = ("confusion_matrix", "auc", "calibration")
+
+    def __init__(self, classes: int | Sequence[Hashable]) -> None:
+        number, names = classes, None
+        if isinstance(classes, Iterable):
+            # NumPy's scalars become Python's, so that a store does not depend on how NumPy prints
+            # them.
+            names = tuple(n.item() if isinstance(n, np.generic) else n for n in classes)
+            number = len(names)
+            if len(set(names)) != number:
+                raise ValueError("classes names a class more than once. Name each once.")
+        number = _validate.integer_at_least("num_classes", number, 2)
+        object.__setattr__(self, "num_classes", number)
+        object.__setattr__(self, "names", names)
+
+    @property
+    def classes(self) -> tuple[Hashable, ...]:
+        """The class values in the order of their codes."""
+        return self.names if self.names is not None else tuple(range(self.num_classes))
+
+    @property
+    def class_values(self) -> np.ndarray:
+        return class_array(self.classes)
+
+    @property
+    def code_variance(self) -> float:
+        return 0.25 if self.num_classes == 2 else 1.0 - 1.0 / self.num_classes
+
+    def encode(self, labels: Private[Any]) -> np.ndarray:
+        labels = _as_array(labels)
+        if self.names is None:
+            return _validate.class_indices("labels", labels, self.num_classes)
+        return _codes(labels, self.names)
+
+    def decode(self, codes: Public[Any]) -> np.ndarray:
+        return self.class_values[_validate.class_indices("codes", codes, self.num_classes)]
+
+    def describe(self) -> str:
+        return f"{self.num_classes} classes"
+
+    def mechanism_arguments(self) -> dict[str, Any]:
+        return {"num_classes": self.num_classes}
+
+    def check(self, mechanism: Setting[LabelMechanism]) -> None:
+        if getattr(mechanism, "num_classes", None) is None:
+            checked_mechanism(mechanism, ClassificationMechanism)
+        self.check_release(mechanism)
+
+    def any_labels(self, size: int) -> np.ndarray:
+        return np.zeros(size, dtype=np.int64)
+
+    def __repr__(self) -> str:
+        return f"Classes({self.num_classes if self.names is None else list(self.names)})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows(LabelKind):
+    """Labels that are rows of L zeros and ones, encoded as ``int64`` (n, L).
+
+    The unit of privacy is the whole row.
+
+    Args:
+        num_labels: L, at least 1.
+
+    Raises:
+        TypeError, ValueError: no such number.
+
+    Example:
+        >>> Rows(2).encode([[0, 1], [1, 1]]).shape, Rows(2).unit
+        ((2, 2), 'row')
+    """
+
+    num_labels: int = dataclasses.field()
+
+    unit = "row"
+    _matched = ("num_labels",)
+
+    def __post_init__(self) -> None:
+        _validate.integer_at_least("num_labels", self.num_labels, 1)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:  # type: ignore[override]
+        raise TypeError(
+            "rows of labels have no metric here. Make a PrivateLabels of each column to evaluate."
+        )
+
+    @property
+    def code_variance(self) -> float:
+        return 0.25 * self.num_labels
+
+    def encode(self, labels: Private[Any]) -> np.ndarray:
+        rows = np.asarray(_as_array(labels))
+        if rows.ndim != 2 or rows.shape[1] != self.num_labels:
+            raise ValueError(
+                f"labels must have shape (n, {self.num_labels}), a row of zeros and ones for each "
+                f"example, got {rows.shape}. Give num_labels the number of columns."
+            )
+        if rows.dtype.kind not in "biuf":
+            raise TypeError(f"labels must be zeros and ones, got dtype {rows.dtype}.")
+        wrong = int(np.count_nonzero((rows != 0) & (rows != 1)))
+        if wrong:
+            raise ValueError(
+                f"labels must be zeros and ones, but {wrong} of {rows.size} are not. Give classes "
+                "one column each."
+            )
+        return rows.astype(np.int64)
+
+    def describe(self) -> str:
+        return f"rows of {self.num_labels} zeros and ones"
+
+    def mechanism_arguments(self) -> dict[str, Any]:
+        return {"num_labels": self.num_labels}
+
+    def header(self) -> dict[str, Any]:
+        return {**super().header(), "labels_in_row": self.num_labels}
+
+    def check(self, mechanism: Setting[LabelMechanism]) -> None:
+        found = checked_mechanism(mechanism, ClassificationMechanism)
+        if found.num_classes != 2 or found.uses_priors:
+            raise ValueError(
+                f"{mechanism!r} can't draw rows of labels: each label of a row is drawn by itself, "
+                "between 0 and 1. Use RandomizedResponse(epsilon, num_classes=2), which is charged "
+                f"{self.num_labels} times."
+            )
+
+    def charge(self, mechanism: Setting[Mechanism]) -> Charge:
+        """Returns the charge of a release, or of one draw for each label of the row."""
+        once = Charge.of(mechanism)
+        if isinstance(mechanism, AggregateMechanism):
+            return once
+        import dp_accounting
+
+        times = self.num_labels
+        event = dp_accounting.SelfComposedDpEvent(once.event, times)
+        return Charge(times * once.epsilon, times * once.delta, event, once.assumptions)
+
+    def randomize(
+        self,
+        mechanism: Public[LabelMechanism],
+        labels: Private[np.ndarray],
+        public: Public[Any],
+        rng: np.random.Generator | None,
+    ) -> np.ndarray:
+        """Returns rows in which each label was drawn by itself, ``int64`` (m, L)."""
+        noisy = super().randomize(mechanism, labels.reshape(-1), public, rng)
+        return noisy.reshape(labels.shape)
+
+    def any_labels(self, size: int) -> np.ndarray:
+        return np.zeros((size, self.num_labels), dtype=np.int64)
+
+
+def _as_array(labels: Any) -> Any:
+    """Returns a tensor of any framework as an array; anything else as it is."""
+    if np.ma.is_masked(labels):
+        raise ValueError(
+            "labels are masked in places, and below a mask there is no label. Leave those examples "
+            "out, or fill them in, by a rule that does not look at labels."
+        )
+    return labels.numpy() if hasattr(labels, "numpy") else labels
+
+
+def _object_array(values: Sequence[Any]) -> np.ndarray:
+    """Returns the values as they are, one a cell: tuples stay whole, numbers stay numbers."""
+    return np.fromiter(values, dtype=object, count=len(values))
+
+
+def class_array(classes: tuple[Hashable, ...]) -> np.ndarray:
+    """Returns the classes as NumPy holds them best without changing any of them."""
+    if len({type(name) for name in classes}) == 1 and not isinstance(classes[0], tuple):
+        array = np.asarray(classes)
+        same_kind = array.dtype.kind != "f" or isinstance(classes[0], (float, np.floating))
+        if same_kind and array.tolist() == list(classes):
+            return array
+    return _object_array(classes)
+
+
+def _codes(labels: Any, classes: tuple[Hashable, ...]) -> np.ndarray:
+    array = _object_array(labels) if isinstance(labels, (list, tuple)) else np.asarray(labels)
+    if array.ndim != 1:
+        raise ValueError(f"labels must have shape (n,), got shape {array.shape}.")
+    lookup: dict[Hashable, int] = {value: code for code, value in enumerate(classes)}
+    for name in [name for name in classes if isinstance(name, str)]:
+        lookup.setdefault(name.encode(), lookup[name])  # a tensor of texts holds bytes
+    if array.dtype.kind == "O":  # not sortable in general, so looked up one by one
+        codes = np.fromiter((lookup.get(v, -1) for v in array), np.int64, array.size)
+    else:
+        values, inverse = np.unique(array, return_inverse=True)
+        codes = np.array([lookup.get(v, -1) for v in values.tolist()], np.int64)[inverse]
+    unknown = int(np.count_nonzero(codes < 0))
+    if unknown:
+        raise ValueError(
+            f"{unknown} of {array.size} labels are not among the {len(classes)} classes given. Add "
+            "the missing classes to classes=, or check the labels' type and spelling."
+        )
+    return codes

@@ -1,0 +1,483 @@
+"""Noisy labels and noisy statistics of a vault, with the receipts of their cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp._version import __version__
+from tf_labeldp.accounting import (
+    Assumption,
+    PrivacyGuarantee,
+    Public,
+    Receipt,
+    ReceiptError,
+    public_input,
+)
+from tf_labeldp.accounting.provenance import bare
+from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts
+from tf_labeldp.estimation import debiased, posterior
+from tf_labeldp.estimation.priors import histogram_prior, ordered_prior
+from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors
+from tf_labeldp.mechanisms.base import LabelMechanism, deserialize, serialize
+from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_noisy_labels
+from tf_labeldp.vault.label_kinds import class_array
+from tf_labeldp.vault.records import content_digest, npz, publish
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+FORMAT = 1
+STATEMENT_SUFFIX = ".privacy.json"
+"""Ends the name of the statement next to a table of noisy labels."""
+IN_FOLDER = "privacy.json"
+"""The statement in a folder of such tables."""
+_CSV_BLOCK = 1 << 26
+"""Bytes of a table that are parsed at a time; the longest cell must fit."""
+_TARGETS = ("values", "posterior", "debiased")
+_JSON, _ARRAYS = "noisy_labels.json", "noisy_labels.npz"
+_PRIOR_ARRAYS = {
+    "probabilities": "probabilities",
+    "prior_groups": "groups",
+    "prior_values": "values",
+}
+"""Names of the parts of ``Priors`` in files."""
+_NO_RECEIPT = Assumption(
+    "not-promised",
+    "nobody",
+    "Nothing is promised: these noisy labels carry no receipt. PrivateLabels.randomize draws noisy "
+    "labels that do.",
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NoisyStatistic:
+    """A noisy statistic of private labels, as ``PrivateLabels.release`` returns it.
+
+    ``numpy.asarray(statistic)`` is ``values``. All of it may be published.
+
+    Attributes:
+        values: the statistic, in the form of its mechanism.
+        mechanism: of the release.
+        groups: for a histogram by groups, the group of each label, integers (n,).
+        receipts: of its cost.
+
+    Example:
+        >>> from tf_labeldp import PrivacyBudget, PrivateLabels
+        >>> labels = PrivateLabels([0, 2, 1] * 99, num_classes=3, budget=PrivacyBudget(1.0))
+        >>> counts = labels.release(HistogramMechanism(epsilon=0.5, num_classes=3))
+        >>> counts.values.shape, np.asarray(counts.priors()).shape, counts.guarantee().epsilon
+        ((3,), (3,), 0.5)
+    """
+
+    values: np.ndarray
+    mechanism: AggregateMechanism
+    groups: np.ndarray | None = None
+    receipts: tuple[Receipt, ...] = ()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.values, dtype=dtype)
+
+    def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
+        """Returns the statement of this release alone."""
+        return compose_receipts(self.receipts, delta)
+
+    def priors(self) -> Priors:
+        """Returns the shares of the classes, or of the values, as priors that carry the receipt.
+
+        With groups each label has the prior of its group: the priors by cluster of ``ghazi2021``,
+        Algorithm 4. A statistic that is no histogram raises a ``TypeError``.
+        """
+        if not isinstance(self.mechanism, HistogramMechanism):
+            raise TypeError(
+                f"priors are made of histograms, and this is a {type(self.mechanism).__name__}. "
+                "Release a HistogramMechanism."
+            )
+        if self.mechanism.values is None:
+            return Priors(histogram_prior(self.values), self.groups, None, self.receipts)
+        totals: Any = self.receipts[-1].num_examples if self.receipts else self.values.sum()
+        if self.groups is not None:
+            totals = np.bincount(self.groups, minlength=len(self.values))
+        prior = ordered_prior(self.values, totals, self.mechanism.noise_stddev)
+        return Priors(prior, self.groups, np.asarray(self.mechanism.values), self.receipts)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NoisyLabels:
+    """Noisy labels with their receipts, as ``PrivateLabels.randomize`` returns them.
+
+    ``numpy.asarray(noisy)`` is ``values``. All of it may be published with the features, and
+    post-processing costs nothing more.
+
+    Attributes:
+        values: one entry for each of ``indices``: class codes ``int64`` (m,), numbers ``float64``
+            (m,), rows of zeros and ones ``int64`` (m, L), or noisy one-hot rows ``float32`` (m, K)
+            of ``ALIBI``.
+        indices: the examples, ``int64`` (m,).
+        mechanism: of the draw.
+        priors: of the draw, a row for each of ``indices`` or one for all; for numbers, the prior
+            that the mechanism was made for; or None.
+        receipts: of the cost of the labels and their priors.
+        bias_correction: beta of ``debiased``, for labels that were resampled within clusters.
+        remarks: on this very draw, beyond the promise.
+        assumptions: of the statement, in addition to those of its receipts.
+        classes: the class values in the order of their codes, where these differ.
+
+    Example:
+        >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
+        >>> labels = PrivateLabels([0, 2, 1, 1], num_classes=3, budget=PrivacyBudget(1.0))
+        >>> noisy = labels.randomize(RandomizedResponse(1.0, 3))
+        >>> noisy.posterior().shape, noisy.debiased().shape, noisy.guarantee().epsilon
+        ((4, 3), (4, 3), 1.0)
+    """
+
+    values: Public[np.ndarray]
+    indices: Public[np.ndarray]
+    mechanism: Public[LabelMechanism]
+    priors: Public[Priors | None] = None
+    receipts: tuple[Receipt, ...] = ()
+    bias_correction: float | None = None
+    remarks: tuple[str, ...] = ()
+    assumptions: tuple[Assumption, ...] = ()
+    classes: tuple[Hashable, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Keeps read-only copies, and the receipts of all parts."""
+        public = public_input(self.values, self.indices, self.mechanism, self.priors)
+        values, indices, mechanism, priors = public.value
+        values, indices = np.array(values), np.array(indices)
+        if values.dtype.kind in "iu":
+            values = values.astype(np.int64, copy=False)
+        if indices.shape != values.shape[:1]:
+            raise ValueError(
+                f"values and indices must have the same length, got shapes {values.shape} and "
+                f"{indices.shape}."
+            )
+        values.flags.writeable = indices.flags.writeable = False
+        fields = {"values": values, "indices": indices, "mechanism": mechanism, "priors": priors}
+        # Without a receipt of the draw itself nothing is promised, whatever the parts carry.
+        if self.receipts:
+            fields["receipts"] = merge_receipts(public.receipts, self.receipts)
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.values, dtype=dtype)
+
+    def __repr__(self) -> str:
+        return f"NoisyLabels({self.mechanism!r}, num_labels={len(self)})"
+
+    @property
+    def shape(self) -> NoReturn:
+        """Raises: Keras asks for the shape first, and would train without the receipts."""
+        raise AttributeError(
+            "expected targets as an array, got NoisyLabels, whose receipts Keras would lose. Call "
+            "tf_labeldp.fit(model, x, noisy), or model.fit(x, noisy.posterior(), "
+            "callbacks=[tf_labeldp.RecordReceipts(noisy)])."
+        )
+
+    def posterior(self, priors: Public[Any] = None) -> np.ndarray:
+        """Returns the distribution of each true label given its noisy label, by Bayes' rule.
+
+        For classes soft targets ``float64`` (m, K), for ``keras.losses.CategoricalCrossentropy``;
+        for numbers the posterior means (m,); for rows of labels the probability of each one, (m,
+        L). See ``estimation.posterior``.
+
+        Args:
+            priors: for draws without priors of their own: probabilities (K,) or (m, K);
+                ``mechanisms.Priors`` with values for numbers; None for those of the draw, or
+                uniform ones.
+
+        Raises:
+            TypeError, ValueError: a mechanism whose posterior is not known; numbers without priors,
+                or priors of a wrong shape.
+        """
+        priors = self.priors if priors is None else bare(priors)
+        if not self._is_rows_of_labels:
+            return posterior(self.mechanism, self.values, priors)
+        if priors is not None:
+            ones = np.broadcast_to(np.asarray(priors, np.float64), self.values.shape).reshape(-1)
+            priors = np.stack([1.0 - ones, ones], axis=1)
+        both = posterior(self.mechanism, self.values.reshape(-1), priors)
+        return both[:, 1].reshape(self.values.shape)
+
+    def debiased(self, *, bias_correction: float | None = None) -> np.ndarray:
+        """Returns targets whose loss is unbiased for the true labels.
+
+        For classes signed weights ``float64`` (m, K), for ``keras_layers.LabelWeightedLoss``; for
+        numbers unbiased numbers (m,); for rows of labels unbiased numbers (m, L). See
+        ``estimation.debiased``.
+
+        Args:
+            bias_correction: beta, in [0, 1), for labels that were resampled within clusters; None
+                for that of the mechanism.
+
+        Raises:
+            TypeError, ValueError: a mechanism whose bias is not known; noisy labels that are
+                independent of the true ones, or numbers without priors.
+        """
+        if self._is_rows_of_labels:
+            both = debiased(self.mechanism, self.values.reshape(-1))
+            return both[:, 1].reshape(self.values.shape)
+        beta = self.bias_correction if bias_correction is None else bias_correction
+        return debiased(self.mechanism, self.values, self.priors, bias_correction=beta)
+
+    def evaluate(self, predictions: Public[Any], metric: str, *, model: Public[Any]) -> Evaluation:
+        """Returns an unbiased estimate of a metric of predictions, at no further cost.
+
+        Its standard error is about 1 / (epsilon sqrt(m)) for two classes. That of
+        ``PrivateLabels.evaluate`` is about 1 / (epsilon m), and costs epsilon.
+
+        Args:
+            predictions: in the order of ``indices``, as ``PrivateLabels.evaluate`` takes them.
+            metric: ``"accuracy"``, ``"log_loss"`` or ``"brier"`` for classes; ``"mean"`` or
+                ``"total"`` of the labels for numbers, with ``predictions=None``.
+            model: of the predictions; None if it has not learnt from any label.
+
+        Raises:
+            TypeError: a mechanism whose bias is not known.
+            ValueError: the model has learnt from these noisy labels, by its receipts; another
+                metric, or unsuitable predictions.
+
+        Example:
+            >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
+            >>> labels = PrivateLabels([0, 1] * 5000, 2, budget=PrivacyBudget(1.0))
+            >>> noisy = labels.randomize(RandomizedResponse(1.0, 2))
+            >>> found = noisy.evaluate(np.array([0, 1] * 5000), "accuracy", model=None)
+            >>> abs(found.value - 1.0) < 5 * found.standard_error
+            True
+        """
+        return evaluate_by_noisy_labels(self, predictions, metric, model)
+
+    def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
+        """Returns the statement of these noisy labels and their priors, at the budget's delta."""
+        if not self.receipts and len(self):
+            return PrivacyGuarantee(float("inf"), assumptions=(_NO_RECEIPT,))
+        stated = compose_receipts(self.receipts, delta).with_remarks(self.remarks)
+        return stated.with_assumptions(self.assumptions)
+
+    def decode(self) -> np.ndarray:
+        """Returns the class values of the noisy labels, (m,); the values themselves without any.
+
+        Noisy one-hot rows of ``ALIBI`` are no classes: a ``TypeError``.
+        """
+        if self.classes is None:
+            return self.values
+        if self.values.dtype.kind != "i":
+            raise TypeError(
+                f"{type(self.mechanism).__name__} draws noisy one-hot rows, which are no classes. "
+                "Use posterior(), which has a column for each class."
+            )
+        return class_array(self.classes)[self.values]
+
+    def to_dataset(self, features: Public[Any], targets: str = "values") -> tf.data.Dataset:
+        """Returns a ``tf.data.Dataset`` of single examples (x, target), in order of ``indices``.
+
+        The data set never draws again: shuffle, batch and repeat it as needed.
+
+        Args:
+            features: one array with a row for each example of the vault, or a dict or tuple of
+                such arrays.
+            targets: ``"values"``, ``"posterior"`` or ``"debiased"``.
+
+        Example:
+            >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
+            >>> labels = PrivateLabels([0, 1] * 4, num_classes=2, budget=PrivacyBudget(1.0))
+            >>> noisy = labels.randomize(RandomizedResponse(1.0, 2))
+            >>> data = noisy.to_dataset(np.zeros((8, 3), np.float32), "posterior").batch(4)
+            >>> [tuple(y.shape) for x, y in data]
+            [(4, 2), (4, 2)]
+        """
+        import tensorflow as tf
+
+        _validate.one_of("targets", targets, _TARGETS)
+        features = bare(features)
+        rows = {np.shape(leaf)[:1] for leaf in tf.nest.flatten(features)}
+        needed = int(self.indices.max(initial=-1)) + 1
+        if len(rows) != 1 or () in rows or next(iter(rows))[0] < needed:
+            raise ValueError(
+                f"features must have a row for each example of the vault, at least {needed}, got "
+                f"{sorted(rows)}. Give all of them, in the order of the labels."
+            )
+        y = self.values if targets == "values" else getattr(self, targets)()
+        x = tf.nest.map_structure(lambda leaf: np.asarray(leaf)[self.indices], features)
+        y = y.astype(np.float32) if y.dtype == np.float64 else y
+        return tf.data.Dataset.from_tensor_slices((x, y))
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes the noisy labels, their mechanism, priors, receipts and statement into a folder.
+
+        It may be published; the receipts record when and by whom they were drawn
+        (``PrivateLabels(actor=)``). Raises a ``FileExistsError`` if the folder has noisy labels.
+        """
+        path = pathlib.Path(folder).expanduser()
+        path.mkdir(parents=True, exist_ok=True)
+        if (path / _ARRAYS).exists() or (path / _JSON).exists():
+            raise FileExistsError(
+                f"{path} holds noisy labels already. Give another folder, or remove them."
+            )
+        arrays = {"values": self.values, "indices": self.indices}
+        for name, part in _PRIOR_ARRAYS.items():
+            if (content := getattr(self.priors, part, None)) is not None:
+                arrays[name] = np.asarray(content)
+        classes = self.classes
+        if not all(isinstance(name, (str, int, float)) for name in classes or ()):
+            classes = tuple(map(str, classes or ()))
+        publish(path / _ARRAYS, npz(arrays))
+        publish(path / _JSON, sealed({**self.statement(), "classes": classes}, arrays).encode())
+
+    def statement(self) -> dict[str, Any]:
+        """Returns the statement and everything else except the arrays, as JSON can hold it."""
+        stated = self.guarantee()
+        return {
+            "format": FORMAT,
+            "made_by": f"tf-labeldp {__version__}",
+            "statement": str(stated).splitlines(),
+            "guarantee": json.loads(stated.to_json()),
+            "mechanism": serialize(self.mechanism),
+            "bias_correction": self.bias_correction,
+            "remarks": list(self.remarks),
+            "assumptions": [Assumption.of(note).to_json() for note in self.assumptions],
+            "receipts": [receipt.to_json() for receipt in self.receipts],
+            "prior_receipts": [
+                receipt.id for receipt in (self.priors.receipts if self.priors else ())
+            ],
+        }
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> NoisyLabels:
+        """Returns noisy labels that ``save`` or ``tf-labeldp randomize`` wrote.
+
+        Args:
+            path: the folder of ``save``; or the output of ``tf-labeldp randomize``: a table
+                (``.csv``, ``.csv.gz`` or ``.parquet``) next to its ``.privacy.json``, or a folder
+                of tables, whose rows are joined in the order of the statement.
+
+        Raises:
+            FileNotFoundError, ValueError: missing, damaged, edited, or of a newer version.
+        """
+        path = pathlib.Path(path).expanduser()
+        if not path.is_dir():
+            statement = path.with_name(path.name + STATEMENT_SUFFIX)
+        else:
+            statement = path / IN_FOLDER if (path / IN_FOLDER).exists() else path / _JSON
+        for needed in (path, statement, path / _ARRAYS if statement.name == _JSON else path):
+            if not needed.exists():
+                raise FileNotFoundError(
+                    f"there is no {needed}: noisy labels are a table and its statement, "
+                    f"{path.name}{STATEMENT_SUFFIX}, or a folder that NoisyLabels.save or "
+                    "tf-labeldp randomize wrote."
+                )
+        try:
+            fields = json.loads(statement.read_text(encoding="utf-8"))
+            if fields.get("format") != FORMAT and "made_by" in fields:
+                raise ReceiptError(
+                    f"{path} has format {fields.get('format', 0)}, made by {fields['made_by']}; "
+                    f"this is tf-labeldp {__version__}, which reads format {FORMAT}. Install the "
+                    "version that made it."
+                )
+            if statement.name == _JSON:
+                with np.load(_file_in(path, _ARRAYS), allow_pickle=False) as content:
+                    arrays = dict(content)
+            else:
+                tables = [path]
+                if path.is_dir():
+                    tables = [_file_in(path, name) for name in fields["files"]]
+                values = [_read_table(table, fields) for table in tables]
+                arrays = table_arrays(np.concatenate(values), fields["prior"])
+            if json.loads(sealed(fields, arrays))["digest"] != fields["digest"]:
+                raise ValueError("the digest is of other content")
+            return cls._of(fields, arrays)
+        except (ReceiptError, FileNotFoundError, PermissionError, MemoryError):
+            raise
+        except Exception as error:  # json, zipfile, numpy and pyarrow each have their own errors
+            raise ReceiptError(
+                f"the noisy labels in {path}, or their statement, were damaged or edited "
+                f"({type(error).__name__}: {error}). Use the files as they were written."
+            ) from error
+
+    @classmethod
+    def _of(cls, fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> NoisyLabels:
+        receipts = tuple(Receipt.from_json(receipt) for receipt in fields["receipts"])
+        priors = None
+        if "probabilities" in arrays:
+            paid = tuple(receipt for receipt in receipts if receipt.id in fields["prior_receipts"])
+            parts: dict[str, Any] = {p: arrays.get(name) for name, p in _PRIOR_ARRAYS.items()}
+            priors = Priors(**parts, receipts=paid)
+        classes = fields["classes"]
+        return cls(
+            arrays["values"],
+            arrays["indices"],
+            deserialize(fields["mechanism"]),  # type: ignore[arg-type]
+            priors,
+            receipts,
+            fields["bias_correction"],
+            tuple(fields["remarks"]),
+            tuple(map(Assumption.of, fields["assumptions"])),
+            None if classes is None else tuple(classes),
+        )
+
+    @property
+    def _is_rows_of_labels(self) -> bool:
+        return hasattr(self.mechanism, "transition_matrix") and self.values.ndim == 2
+
+
+def sealed(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
+    """Returns a statement as the text of its file, with a digest of all of it and of the arrays."""
+    content = {name: value for name, value in fields.items() if name != "digest"}
+    content["digest"] = content_digest(content, arrays)
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def table_arrays(values: np.ndarray, prior: dict[str, Any] | None) -> dict[str, np.ndarray]:
+    """Returns the arrays of a table of noisy labels, a row for each example in order."""
+    arrays = {"values": np.asarray(values), "indices": np.arange(len(values))}
+    for name in ("probabilities", "prior_values"):
+        content = (prior or {}).get(_PRIOR_ARRAYS[name])
+        if content is not None:
+            arrays[name] = np.asarray(content, dtype=np.float64)
+    return arrays
+
+
+def _file_in(folder: pathlib.Path, name: str) -> pathlib.Path:
+    """Returns the path of a file, or raises if its name or a link leads out of the folder."""
+    file = folder / name
+    if pathlib.PurePath(name).name != name or file.resolve().parent != folder.resolve():
+        raise ReceiptError(
+            f"the noisy labels in {folder} expected the plain name of a file in this folder, got "
+            f"{name!r}, which leads elsewhere. Use the files as they were written."
+        )
+    return file
+
+
+def _read_table(path: pathlib.Path, fields: dict[str, Any]) -> np.ndarray:
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    column, classes = fields["noisy_label_column"], fields["classes"]
+    if path.name.lower().endswith(".parquet"):
+        found = parquet.read_table(path, columns=[column]).column(0)
+    else:
+        kind = pa.string() if classes else pa.float64() if "label_range" in fields else pa.int64()
+        compressed = "gzip" if path.name.lower().endswith(".gz") else None
+        with pa.input_stream(str(path), compression=compressed) as stream:
+            found = csv.read_csv(
+                stream,
+                csv.ReadOptions(block_size=_CSV_BLOCK),
+                csv.ParseOptions(newlines_in_values=True),
+                csv.ConvertOptions(include_columns=[column], column_types={column: kind}),
+            ).column(0)
+    if classes:
+        codes = {name: code for code, name in enumerate(classes)}
+        return np.array([codes[name] for name in found.to_pylist()], dtype=np.int64)
+    return found.to_numpy()

@@ -1,0 +1,713 @@
+"""The vault: true labels go in, outputs of mechanisms come out, each use leaves a receipt.
+
+``ledger.py`` charges each use against the budget; ``_draws.py`` draws.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import os
+import pathlib
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting import (
+    Charge,
+    PrivacyBudget,
+    PrivacyGuarantee,
+    Private,
+    Public,
+    PublicInput,
+    Receipt,
+    public_input,
+)
+from tf_labeldp.accounting.provenance import bare
+from tf_labeldp.accounting.receipts import UNITS, LabelSet, Receipts, merge_receipts
+from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors
+from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, checked_mechanism, deserialize
+from tf_labeldp.vault._draws import Draws, Sealed, in_words, noisy_labels
+from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_release
+from tf_labeldp.vault.keyed_draws import KeyedDraws
+from tf_labeldp.vault.label_kinds import Classes, LabelKind, label_kind
+from tf_labeldp.vault.ledger import History, Ledger
+from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic
+from tf_labeldp.vault.store import LabelStore
+
+
+class Randomizer(abc.ABC):
+    """Draws noisy labels by several releases; ``PrivateLabels.randomize`` takes it.
+
+    Guarantee:
+        Each release is charged to the vault, and the noisy labels carry all their receipts;
+        together they cost ``epsilon``. It refuses before the first one if they do not all fit.
+    """
+
+    public_input: ClassVar[str | None] = None
+    """The public input that it needs: ``"clusters"``, ``"features"`` or None."""
+
+    epsilon: float
+    """Of all releases together, promised before the first one."""
+
+    @abc.abstractmethod
+    def draw_from(
+        self, labels: PrivateLabels, key: str | None, public: PublicInput[Any]
+    ) -> NoisyLabels:
+        """Returns noisy labels of all examples of a vault; ``PrivateLabels.randomize`` calls it.
+
+        ``key`` names the draws; None for a name that is always the same. ``public`` is the value
+        that ``public_input`` names, with the receipts of the randomizer.
+        """
+
+    @abc.abstractmethod
+    def parts(self, labels: PrivateLabels) -> list[Mechanism]:
+        """Returns mechanisms at the price of the releases from a vault."""
+
+    @staticmethod
+    def _reserve(
+        labels: PrivateLabels, draws: Mapping[str, Mechanism], receipts: Receipts = ()
+    ) -> None:
+        """Raises unless those of these draws that are missing all fit the budget, together."""
+        missing = {
+            name: mechanism for name, mechanism in draws.items() if not labels.has_draw(name)
+        }
+        if missing:
+            labels.check_budget(list(missing.values()), receipts=receipts)
+        if next(iter(draws)) in missing:
+            labels.adopt(receipts)
+
+
+class PrivateLabels:
+    """The only holder of the true labels of a training set.
+
+    Labels are released in three ways: ``randomize`` draws noisy labels, ``release`` a noisy
+    statistic, and training takes noisy steps, for which it is charged. Each use leaves a receipt
+    here, in the store, and in its output.
+
+    Guarantee:
+        At any time all outputs together are ``guarantee()``-label-DP, for the replacement of one
+        label (of one row, with ``num_labels``). Uses of disjoint examples compose in parallel, uses
+        of the same example in sequence (``ghazi2021``, Observation 4;
+        ``accounting.compose_receipts``). A use that would take an example past the budget raises
+        before anything is drawn.
+
+    The process and its store folder are trusted; outputs may be published with the features. No
+    label is shown elsewhere, not in ``repr`` nor in an error. A store has a salted digest of the
+    labels, which is not differentially private: keep it with the labels. Processes share a vault
+    through its store; without one, a forked process is refused.
+
+    Args:
+        labels: the true labels, shape (n,): integers 0..K-1, any hashable values with ``classes``,
+            or numbers with ``low`` and ``high`` (regression); or rows (n, L) of zeros and ones with
+            ``num_labels``. An array, list, tensor or column of a data frame; copied.
+        num_classes: K, at least 2; may be left out where ``classes`` is given.
+        budget: the most that may be spent on one label. A store keeps it: leave it out later.
+        classes: the class values, in the order of their codes 0..K-1. Public knowledge: inferring
+            them from the labels would reveal rare ones.
+        low: the smallest label of a regression task; public knowledge, like ``high``.
+        high: the largest label of a regression task.
+        clip: for regression, whether labels outside the range are set to its nearer end.
+        num_labels: L, for several binary labels per example; the unit of privacy is the whole row.
+        people: the name of the population of the labels. Costs of several vaults add up, since they
+            may hold labels of the same people, unless these names differ.
+        store: folder that keeps every use. Opened again with the same labels it returns the same
+            draws and charges nothing for them. Without one, a second run spends again.
+        project: whether the folder around the store is a project, whose stores share the budget of
+            the first one: each use counts in all of them, unless ``people`` differ. None for the
+            choice that the store keeps; for a new store, whether there is a project in the folder.
+        draws: the source of the random bits of noisy labels. ``"stored"``: the operating system,
+            once; ``"keyed"``: a secret key and the row, so that ``scale`` can repeat the draw on
+            engines. The key is ``labels.key`` in the store, a ``scale.ReleaseKey``, whose releases
+            count here. Takes the mechanisms of ``scale.randomize_batch``.
+        ids: for keyed draws, the name of each row (n,): whole numbers or texts, each once. None for
+            the row numbers.
+        actor: named in receipts, which are published; None for the environment
+            variable ``LABELDP_ACTOR``, or the name of the login.
+        insecure_seed: makes the draws repeatable; the statement then says "not private: seeded".
+
+    Raises:
+        TypeError: the labels are not integers and neither classes nor a range are given.
+        ValueError: labels outside the classes or the range, wrong shape, no budget, or
+            contradictory arguments.
+        LabelStoreError: a store of other labels, settings or budget, a damaged one, or none.
+
+    Example:
+        >>> from tf_labeldp import PrivacyBudget, RandomizedResponse
+        >>> from tf_labeldp.mechanisms import LaplaceMechanism
+        >>> labels = PrivateLabels([0, 2, 1, 1], num_classes=3, budget=PrivacyBudget(epsilon=1.0))
+        >>> noisy = labels.randomize(RandomizedResponse(epsilon=1.0, num_classes=3))
+        >>> noisy.values.shape, labels.guarantee().epsilon, labels.remaining()
+        ((4,), 1.0, 0.0)
+        >>> weeks = PrivateLabels([52, 40, 13], low=0, high=52, budget=PrivacyBudget(epsilon=1.0))
+        >>> weeks.randomize(LaplaceMechanism(epsilon=1.0, low=0.0, high=52.0)).values.dtype
+        dtype('float64')
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_among",
+        "_chosen_by",
+        "_draws",
+        "_kind",
+        "_ledger",
+        "_sealed",
+        "_store",
+    )
+
+    def __init__(
+        self,
+        labels: Private[Any],
+        num_classes: int | None = None,
+        *,
+        budget: PrivacyBudget | None = None,
+        classes: Sequence[Hashable] | None = None,
+        low: float | None = None,
+        high: float | None = None,
+        clip: bool = False,
+        num_labels: int | None = None,
+        people: str | None = None,
+        store: str | os.PathLike[str] | None = None,
+        project: bool | None = None,
+        draws: str = "stored",
+        ids: Public[Any] = None,
+        actor: str | None = None,
+        insecure_seed: int | None = None,
+    ) -> None:
+        if not isinstance(budget, PrivacyBudget) and (budget is not None or store is None):
+            raise TypeError(
+                f"budget must be a PrivacyBudget, got {type(budget).__name__}. Write "
+                "budget=PrivacyBudget(epsilon=1.0)."
+            )
+        for name, text in (("people", people), ("actor", actor)):
+            if text is not None and (not isinstance(text, str) or not text):
+                raise TypeError(f"{name} must be a name, a str, got {text!r}.")
+        if insecure_seed is not None:
+            insecure_seed = _validate.integer_at_least("insecure_seed", insecure_seed, 0)
+        _validate.one_of("draws", draws, ("stored", "keyed"))
+        if project and store is None:
+            raise ValueError(
+                "project=True needs a store, in the project's folder: store='study/visits'."
+            )
+        not_taken = (num_labels, insecure_seed) if draws == "keyed" else (ids,)
+        if any(argument is not None for argument in not_taken):
+            raise ValueError(
+                'draws="keyed" takes no num_labels and no insecure_seed, draws="stored" no ids.'
+            )
+        self._kind = label_kind(num_classes, classes, low, high, num_labels, clip=clip)
+        self._sealed = Sealed(self._kind.encode(labels))
+        self._store = None if store is None else LabelStore(store, in_project=project)
+        names = public_input(ids)
+        keyed = KeyedDraws(names.value, len(self._sealed)) if draws == "keyed" else None
+        self._ledger = Ledger.of_labels(
+            self._sealed.open(), self._kind, people, budget, self._store, actor
+        )
+        if keyed is not None:
+            keyed.open(self._ledger, self._store)
+        self._draws = Draws(self._sealed, self._kind, self._ledger, insecure_seed, keyed)
+        self._chosen_by: PublicInput[Any] = PublicInput(None)  # of a part
+        self._among: np.ndarray | None = None  # of a part: its examples, int64 (m,) rising
+        self.adopt(names.receipts)
+
+    @property
+    def kind(self) -> LabelKind:
+        """The kind of the labels, ``Classes``, ``Numbers`` or ``Rows``; public knowledge."""
+        return self._kind
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes K; raises a ``ValueError`` for numbers and rows of labels."""
+        return self._classes.num_classes
+
+    @property
+    def classes(self) -> tuple[Hashable, ...]:
+        """The class values in the order of their codes; raises for numbers and rows of labels."""
+        return self._classes.classes
+
+    @property
+    def _classes(self) -> Classes:
+        if not isinstance(self._kind, Classes):
+            raise ValueError(
+                f"these labels are {self._kind.describe()} and have no classes. Make PrivateLabels "
+                "with num_classes for one class per example."
+            )
+        return self._kind
+
+    @property
+    def label_range(self) -> tuple[float, float] | None:
+        """The smallest and the largest label of a regression task; None for other labels."""
+        return self._kind.label_range
+
+    @property
+    def num_labels(self) -> int | None:
+        """The number of labels in a row; None for single labels."""
+        return self._kind.num_labels
+
+    @property
+    def unit(self) -> str:
+        """The unit of privacy: ``"label"``, or ``"row"`` for rows of labels."""
+        return self._kind.unit
+
+    @property
+    def budget(self) -> PrivacyBudget:
+        """The most that may be spent on one label."""
+        with self._ledger.turn():
+            return self._ledger.budget
+
+    @property
+    def label_set(self) -> LabelSet:
+        """The name of these labels in receipts."""
+        return self._ledger.label_set
+
+    @property
+    def receipts(self) -> Receipts:
+        """The receipts of all uses, and those that came with models to the vault."""
+        return self._ledger.receipts()
+
+    @property
+    def store_path(self) -> pathlib.Path | None:
+        """The folder of the store, or None."""
+        return None if self._store is None else self._store.path
+
+    @property
+    def indices(self) -> np.ndarray:
+        """The examples of the whole vault that are here, ``int64`` (n,): all, except for a part."""
+        return self._rows(None).copy()
+
+    def __len__(self) -> int:
+        return len(self._sealed) if self._among is None else self._among.size
+
+    def split(self, held_out: Public[Any], *, seed: int = 0) -> tuple[PrivateLabels, PrivateLabels]:
+        """Returns the vault of the other examples and that of ``held_out``, such as for evaluation.
+
+        Both belong to this vault: a use of a part is charged here to its examples alone, so that
+        uses of the two compose in parallel, and ``guarantee()`` of either is that of the whole. A
+        part numbers its own examples from 0: their features are ``x[part.indices]``.
+
+        Args:
+            held_out: the share of the examples in the second part, in (0, 1), chosen at random; or
+                these examples: integers (m,) or a boolean mask (n,). No part may be empty.
+            seed: of the random choice; public.
+
+        Example:
+            >>> from tf_labeldp import PrivacyBudget
+            >>> labels = PrivateLabels([0, 1] * 50, num_classes=2, budget=PrivacyBudget(1.0))
+            >>> train, held_out = labels.split(0.2)
+            >>> len(train), len(held_out), held_out.indices.shape
+            (80, 20, (20,))
+        """
+        n = len(self)
+        public = public_input(held_out)
+        held_out = public.value
+        if np.ndim(held_out) == 0:
+            share = _validate.number_in("held_out", held_out, "(0, 1)")
+            order = np.random.default_rng(_validate.integer_at_least("seed", seed, 0))
+            held_out = order.permutation(n)[: round(share * n)]
+        second = np.zeros(n, dtype=bool)
+        second[_checked_rows(held_out, n)] = True
+        if not 0 < second.sum() < n:
+            raise ValueError(
+                f"both parts need examples; of {n} labels {second.sum()} are held out. Hold out "
+                "more, or fewer."
+            )
+        self.adopt(public.receipts)
+        chosen = public_input(self._chosen_by, public).with_value(None)
+        return self._part(~second, chosen), self._part(second, chosen)
+
+    def _part(self, mask: np.ndarray, chosen_by: PublicInput[Any]) -> PrivateLabels:
+        part = object.__new__(PrivateLabels)
+        for name in ("_draws", "_kind", "_ledger", "_sealed", "_store"):
+            setattr(part, name, getattr(self, name))
+        part._among, part._chosen_by = self._rows(mask), chosen_by
+        return part
+
+    def _rows(self, indices: Any) -> np.ndarray:
+        indices = bare(indices)
+        rows = np.arange(len(self)) if indices is None else _checked_rows(indices, len(self))
+        return rows if self._among is None else self._among[rows]
+
+    def randomize(
+        self,
+        mechanism: Public[LabelMechanism | Randomizer],
+        indices: Public[Any] = None,
+        priors: Public[Any] = None,
+        *,
+        clusters: Public[Any] = None,
+        features: Public[Any] = None,
+        key: str | None = None,
+    ) -> NoisyLabels:
+        """Draws noisy labels, charges them, and stores them before it returns them.
+
+        Args:
+            mechanism: for labels of this vault's kind: a mechanism for its classes or its range,
+                ``ALIBI``, ``LabelRandomizer``, ``ClusterRandomizedResponse``,
+                ``PeerToPeerRandomizedResponse``, ``heads.HeadPriorRandomizer``. Rows of labels take
+                ``RandomizedResponse(epsilon, num_classes=2)`` for each label, charged L times.
+            indices: the examples to draw for: integers (m,), each at most once, or a boolean mask
+                (n,). None draws for all.
+            priors: probabilities (K,) or (m, K), in the order of ``indices``, or
+                ``mechanisms.Priors``, for mechanisms that take them.
+            clusters: the cluster of each example, integers (m,) or the result of ``find_clusters``,
+                for mechanisms that take them.
+            features: public features, for mechanisms that take them.
+            key: a name for this draw. Asking again for a name returns the stored draw and charges
+                nothing, for any priors. Without a name the draws of a run are numbered, and a store
+                answers them in that order.
+
+        Warns:
+            UserWarning: the budget's delta is not below 1/n; of ``release`` and ``charge`` too.
+
+        Raises:
+            BudgetExceededError: the draw would take an example past the budget; nothing was drawn.
+            LabelStoreError: the stored draw of this name has other settings.
+            RuntimeError: this process was forked, and the vault has no store; or a mechanism of
+                another library failed on the labels, and was charged.
+            TypeError, ValueError: a mechanism for other labels, or one that breaks its claims; bad
+                indices, public input or key. Nothing was charged.
+        """
+        several = {"priors": priors, "clusters": clusters, "features": features}
+        given = {name: value for name, value in several.items() if value is not None}
+        made_by = public_input(mechanism)
+        mechanism = made_by.value
+        is_randomizer = isinstance(mechanism, Randomizer)
+        if not is_randomizer:
+            self._kind.check(checked_mechanism(mechanism, LabelMechanism))
+        name, wanted = type(mechanism).__name__, mechanism.public_input
+        if is_randomizer and wanted is not None and set(given) != {wanted}:
+            raise ValueError(
+                f"{name} needs {wanted}=, and takes nothing else; got "
+                f"{' and '.join(sorted(given)) or 'nothing'}."
+            )
+        for other in sorted(set(given) - {wanted}):
+            raise ValueError(
+                f"{name} takes no {other}; leave them out. RRWithPrior takes priors, "
+                "ClusterRandomizedResponse clusters, HeadPriorRandomizer features, and "
+                "LabelRandomizer(values=..., prior=...) a public prior."
+            )
+        public = _with_receipts_of(given.get(wanted or ""), made_by, indices, self._chosen_by)
+        if isinstance(mechanism, Randomizer):
+            if indices is not None:
+                raise ValueError(f"{name} draws for all examples; leave indices=None.")
+            return mechanism.draw_from(self, key, public)
+        if wanted == "priors" and public.value is not None:
+            public = public.with_value(Priors.of(public.value))
+        elif wanted == "clusters" and public.value is not None:
+            found = getattr(public.value, "assignments", public.value)
+            public = public.with_value(np.asarray(found))
+        record = self._draws.record(mechanism, self._rows(indices), public, key)
+        return noisy_labels(record, mechanism, self._kind.names, self._among)
+
+    def release(
+        self,
+        mechanism: Public[AggregateMechanism],
+        indices: Public[Any] = None,
+        public_input: Public[Any] = None,
+        *,
+        key: str | None = None,
+    ) -> NoisyStatistic:
+        """Releases one noisy statistic of the labels; charges and stores it like a draw.
+
+        Args:
+            mechanism: for example ``mechanisms.HistogramMechanism``.
+            indices: the examples that it covers, as for ``randomize``; each is charged.
+            public_input: for mechanisms that take it, in the order of ``indices``: group numbers
+                (m,) or the result of ``find_clusters``, features (m, d). An object with
+                ``digest()`` and ``matches(digest)`` is identified by these. A stored release is
+                returned only for its own public input.
+            key: a name for this release, as for ``randomize``.
+
+        Raises:
+            Errors as of ``randomize``.
+
+        Example:
+            >>> from tf_labeldp.accounting import PrivacyBudget
+            >>> from tf_labeldp.mechanisms import HistogramMechanism
+            >>> labels = PrivateLabels([0, 2, 1], num_classes=3, budget=PrivacyBudget(epsilon=1.0))
+            >>> labels.release(HistogramMechanism(epsilon=0.5, num_classes=3)).values.shape
+            (3,)
+        """
+        public = _with_receipts_of(public_input, mechanism, indices, self._chosen_by)
+        mechanism = bare(mechanism)
+        self._kind.check_release(checked_mechanism(mechanism, AggregateMechanism))
+        public = public.with_value(getattr(public.value, "assignments", public.value))
+        record = self._draws.record(mechanism, self._rows(indices), public, key)
+        groups = None
+        if isinstance(mechanism, HistogramMechanism) and public.value is not None:
+            groups = np.asarray(public.value)
+        return NoisyStatistic(np.array(record.values), mechanism, groups, record.receipts)
+
+    def evaluate(
+        self, predictions: Public[Any], metric: str, epsilon: float, *, key: str | None = None
+    ) -> Evaluation:
+        """Returns a noisy metric of predictions on these labels, by one release of its own.
+
+        Guarantee:
+            Epsilon-DP for the replacement of one label, charged to the vault: noise of the exact
+            sensitivity on a sum (``mechanisms.MetricMechanism``), or on the numbers of labels of
+            each class in groups by prediction (``mechanisms.HistogramMechanism``). Assumes that the
+            predictions are public.
+
+        Evaluate on examples that the model was not trained on (``split``): on others it looks
+        better than it is, and its labels are charged for both.
+
+        Args:
+            predictions: in the order of the labels: probabilities (n, K), or (n,) of the second of
+                two classes; class codes (n,) are enough for ``"accuracy"`` and
+                ``"confusion_matrix"``; numbers (n,); None for ``"mean"`` and ``"total"``.
+            metric: for classes ``"accuracy"``, ``"log_loss"`` (at most 5 per example), ``"brier"``,
+                ``"confusion_matrix"`` (true classes in rows), ``"auc"`` (of two classes) or
+                ``"calibration"`` (the share of right predictions, or of the second of two classes,
+                in ten bins of its probability); for numbers ``"mse"``, ``"mae"``, ``"mean"`` or
+                ``"total"``, these two of the labels themselves.
+            epsilon: finite and above zero.
+            key: a name for this release, as for ``randomize``.
+
+        Raises:
+            BudgetExceededError: an example would pass the budget; nothing was released.
+            TypeError: rows of labels.
+            ValueError: another metric, or unsuitable predictions; nothing was charged.
+
+        Example:
+            >>> from tf_labeldp import PrivacyBudget
+            >>> labels = PrivateLabels([0, 1] * 500, num_classes=2, budget=PrivacyBudget(1.0))
+            >>> found = labels.evaluate(np.array([0, 1] * 500), "accuracy", epsilon=0.5)
+            >>> abs(found.value - 1.0) < 10 * found.standard_error, found.guarantee().epsilon
+            (True, 0.5)
+        """
+        return evaluate_by_release(self, predictions, metric, epsilon, key)
+
+    def charge(
+        self,
+        charge: Charge,
+        *,
+        what: str,
+        key: str = "",
+        indices: Public[Any] = None,
+        made_of: Public[Any] = None,
+        unit: str | None = None,
+        num_units: int | None = None,
+        seeded: bool = False,
+        metrics_reported: bool = False,
+        sample_weights: bool = False,
+    ) -> Receipt:
+        """Charges a use of the labels whose output does not pass through the vault: noisy steps.
+
+        Call it before the use, once for each, as ``LabelDPModel.fit`` does before every epoch. The
+        receipt belongs to every output of the use, next to those of ``made_of``.
+
+        Args:
+            charge: of the use: ``accounting.dp_sgd_charge(...)``, or an ``accounting.Charge`` of
+                your own.
+            what: the use in words, for the history.
+            key: a name for the history.
+            indices: the examples, as for ``randomize``.
+            made_of: other inputs of the use, such as the model and its features, whose receipts
+                count in the budget too.
+            unit: of privacy, ``"label"``, ``"row"`` or ``"user"``; None for that of the labels.
+            num_units: the number of users.
+            seeded: whether the noise can be repeated.
+            metrics_reported: whether loss or metrics on true labels are shown.
+            sample_weights: whether examples are weighted.
+
+        Raises:
+            BudgetExceededError: an example would pass the budget; nothing was charged.
+
+        Example:
+            >>> from tf_labeldp.accounting import PrivacyBudget, dp_sgd_charge
+            >>> labels = PrivateLabels([0, 1] * 99, 2, budget=PrivacyBudget(2.0, delta=1e-3))
+            >>> steps = dp_sgd_charge(10.0, sampling_probability=0.1, steps=5, delta=1e-3)
+            >>> receipt = labels.charge(steps, what="5 steps of my own")
+            >>> labels.guarantee().epsilon == receipt.charge.epsilon
+            True
+        """
+        if not isinstance(charge, Charge):
+            raise TypeError(
+                f"charge must be an accounting.Charge, got {type(charge).__name__}. "
+                "accounting.dp_sgd_charge makes one for steps of DP-SGD."
+            )
+        if unit is not None:
+            _validate.one_of("unit", unit, UNITS)
+        rows = self._rows(indices)
+        flags = {
+            "unit": unit or self.unit,
+            "num_units": num_units,
+            "seeded": seeded,
+            "metrics_reported": metrics_reported,
+            "sample_weights": sample_weights,
+        }
+        came_along = public_input(made_of, indices, self._chosen_by).receipts
+        with self._ledger.turn():
+            for other in self._ledger.check(rows, [(what, charge)], came_along):
+                self._ledger.keep(receipt=other)
+            receipt = self._ledger.receipt(charge, what, "steps", key, rows, **flags)
+            self._ledger.keep(receipt=receipt)
+        return receipt
+
+    def adopt(self, receipts: Iterable[Receipt]) -> None:
+        """Counts receipts that came with a model or priors, if they may be of these labels.
+
+        They may, unless both label sets have stores, or ``people`` declares that they are of
+        different people. ``LabelDPModel.fit``, ``MultiStageTraining`` and heads call it.
+
+        Raises:
+            BudgetExceededError: together they pass the budget; nothing was counted.
+        """
+        with self._ledger.turn():
+            for receipt in self._ledger.check(self._rows(None), [], receipts):
+                self._ledger.keep(receipt=receipt)
+
+    def check_budget(
+        self,
+        mechanism: Public[
+            Mechanism | Randomizer | Charge | Sequence[Mechanism | Randomizer | Charge]
+        ],
+        indices: Public[Any] = None,
+        receipts: Iterable[Receipt] = (),
+    ) -> None:
+        """Raises a ``BudgetExceededError`` if these uses would pass the budget; draws nothing.
+
+        ``mechanism`` is one, or several, for ``randomize``, ``release`` or ``charge``;
+        ``receipts`` are those of the public inputs of the use.
+        """
+        public = public_input(mechanism, indices)
+        planned, rows = self._planned(public.value[0]), self._rows(public.value[1])
+        with self._ledger.turn():
+            self._ledger.check(rows, planned, merge_receipts(receipts, public.receipts))
+
+    def has_draw(self, key: str | None) -> bool:
+        """Returns whether a draw of this name has been made (and so costs nothing to ask for).
+
+        None is the name of the next draw without a key, which a store may hold.
+        """
+        with self._ledger.turn():
+            return (self._draws.next_name() if key is None else key) in self._ledger.draws
+
+    def mechanism(self, key: str) -> Mechanism:
+        """Returns the mechanism of a draw that has been made; a ``KeyError`` if there is none."""
+        if not self.has_draw(key):
+            raise KeyError(f"there is no draw {key!r}; there are {sorted(self._ledger.draws)}.")
+        return deserialize(self._ledger.draws[key].mechanism or {})
+
+    def decode(self, codes: Public[Any]) -> np.ndarray:
+        """Returns the class values of class codes (m,), or of ``NoisyLabels``."""
+        return self._classes.decode(bare(codes))
+
+    def guarantee(self, *, after: Public[Any] = (), delta: float | None = None) -> PrivacyGuarantee:
+        """Returns the statement of all uses so far, for the most charged example.
+
+        ``model.guarantee()`` and ``noisy.guarantee()`` are the statements of one output.
+
+        Args:
+            after: mechanisms to count one use of as well, on all examples; nothing is charged.
+            delta: of the statement; None for the budget's.
+        """
+        public = public_input(after)
+        planned = [
+            Receipt(self.label_set, charge, what, unit=self.unit)
+            for what, charge in self._planned(public.value)
+        ]
+        stated = self._ledger.guarantee(merge_receipts(public.receipts, planned), delta)
+        if stated.num_units is None:  # of a vault without uses
+            stated = dataclasses.replace(stated, num_units=len(self._sealed) or None)
+        return stated
+
+    def history(self) -> History:
+        """Returns the uses so far in order; like uses that follow each other are one line.
+
+        It prints as a table. Each use has ``time`` (UTC), ``what``, ``examples`` (their number),
+        ``epsilon``, ``epsilon_so_far``, ``actor`` and ``key``.
+
+        Example:
+            >>> from tf_labeldp import PrivacyBudget
+            >>> labels = PrivateLabels([0, 1], num_classes=2, budget=PrivacyBudget(1.0))
+            >>> labels.raise_budget(PrivacyBudget(2.0), reason="a second study was approved")
+            >>> labels.history()[0].what
+            'budget raised to epsilon=2, delta=0: a second study was approved'
+        """
+        return self._ledger.history()
+
+    def remaining(self) -> float:
+        """Returns the largest epsilon that one more pure use of all labels may have."""
+        return self._ledger.remaining()
+
+    def raise_budget(self, budget: PrivacyBudget, *, reason: str) -> None:
+        """Raises the budget; the store keeps it, and the history shows it with its reason.
+
+        Args:
+            budget: at least the old one in epsilon and delta, or a ``ValueError`` is raised.
+            reason: a sentence for the history.
+        """
+        if not isinstance(budget, PrivacyBudget):
+            raise TypeError(f"budget must be a PrivacyBudget, got {type(budget).__name__}.")
+        if not isinstance(reason, str) or not reason.strip():
+            raise TypeError("reason must say why the budget is raised, in a sentence.")
+        self._ledger.raise_budget(budget, reason.strip())
+
+    def _planned(self, several: Any) -> list[tuple[str, Charge]]:
+        planned = []
+        for use in several if isinstance(several, Sequence) else [several]:
+            if isinstance(use, Charge):
+                planned.append(("the use", use))
+            elif isinstance(use, Randomizer):
+                planned += self._planned(use.parts(self))
+            else:
+                charge = self._draws.charge_of(checked_mechanism(use, Mechanism))
+                planned.append((in_words(use, charge), charge))
+        return planned
+
+    def __repr__(self) -> str:
+        """Returns sizes and budget, never a label."""
+        return (
+            f"PrivateLabels(n={len(self)}, {self._kind}, "
+            f"budget={self._ledger.budget!r}, draws={len(self._ledger.draws)})"
+        )
+
+    def _refuse(self, *unused: Any, **also_unused: Any) -> NoReturn:
+        raise TypeError(
+            "PrivateLabels does not give out true labels: it cannot be pickled, copied, indexed, "
+            "iterated, turned into an array or given to model.fit. Call randomize(mechanism) for "
+            "noisy labels, or train with PrivateClassifier, a head or LabelDPModel."
+        )
+
+    __reduce_ex__ = __getitem__ = __iter__ = __array__ = _refuse  # type: ignore[assignment]
+    shape = property(_refuse)  # Keras asks for the shape first
+
+
+def _with_receipts_of(value: Any, *others: Any) -> PublicInput[Any]:
+    return PublicInput(bare(value), public_input(value, *others).receipts)
+
+
+def _checked_rows(indices: Any, n: int) -> np.ndarray:
+    """Returns the places in 0..n-1 that indices or a mask name, ``int64`` (m,), or raises."""
+    rows = np.asarray(indices)
+    if rows.dtype == bool and rows.shape == (n,):
+        return np.flatnonzero(rows)
+    if rows.ndim != 1 or (rows.size and not np.issubdtype(rows.dtype, np.integer)):
+        raise ValueError(
+            f"indices must be integers of shape (m,) or a boolean mask of shape ({n},), got "
+            f"dtype {rows.dtype} and shape {rows.shape}."
+        )
+    rows = rows.astype(np.int64)
+    if rows.size and (rows.min() < 0 or rows.max() >= n):
+        raise ValueError(
+            f"indices must lie in 0..{n - 1}, got values from {rows.min()} to {rows.max()}."
+        )
+    if np.unique(rows).size != rows.size:
+        raise ValueError(
+            "indices name an example more than once. A label is drawn once per draw; call "
+            "randomize again for a second draw, which is charged again."
+        )
+    return rows
+
+
+def labels_for_training(vault: PrivateLabels) -> np.ndarray:
+    """Returns the true labels for a training step that has charged the vault; not for users.
+
+    Only ``LabelDPModel.fit`` may call it, after the charge, through ``data.poisson_batches``.
+    """
+    with vault._ledger.turn():
+        labels = vault._sealed.open(vault._among).view()
+    labels.flags.writeable = False
+    return labels

@@ -1,0 +1,281 @@
+"""Records of a ledger, and its files: written whole or not at all, with their digests."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import functools
+import hashlib
+import io
+import json
+import os
+import pathlib
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp.accounting import Assumption, PrivacyBudget, Receipt
+from tf_labeldp.accounting.provenance import array_digest
+from tf_labeldp.accounting.receipts import LabelSet, Receipts, merge_receipts
+
+FORMAT = 3
+KEY_FILE = "labels.key"
+"""Of keyed draws."""
+PUBLIC_INPUT = Assumption(
+    "public-inputs",
+    "holder",
+    "Priors, clusters, features, encoders and networks that were given for a use were made without "
+    "these labels, except for the uses counted here: an array does not record how it was made.",
+)
+
+
+class LabelStoreError(RuntimeError):
+    """A label store was refused: of other labels or settings, damaged, or of another version."""
+
+
+class DrawSettingsError(LabelStoreError):
+    """A stored draw of this name has other settings."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Record:
+    """One entry of a ledger: a charge with its output, a fact about a release, or a budget.
+
+    Attributes:
+        number: place in the sequence of records, from 0.
+        receipt: the charge; None where the record charges nothing.
+        budget: the budget from here on, for a change of it.
+        reason: of that change; ``time`` and ``actor`` are when it was made and by whom.
+        mechanism: as ``mechanisms.serialize`` describes it, or None.
+        public_digest: digest of the priors, or of the public input; or None.
+        made_of: the receipts of the priors, or of the weights.
+        release: of an engine: ``name``, and ``binding`` where it is registered here; or None.
+        weights: digests of the weights of a model that was made of ``made_of``.
+        array_names: of ``arrays``.
+        load: reads the arrays; an empty dictionary once the store was forgotten.
+    """
+
+    number: int
+    receipt: Receipt | None = None
+    budget: PrivacyBudget | None = None
+    reason: str = ""
+    time: str = ""
+    actor: str = ""
+    mechanism: dict[str, Any] | None = None
+    public_digest: str | None = None
+    made_of: tuple[Receipt, ...] = ()
+    release: dict[str, Any] | None = None
+    weights: tuple[str, ...] = ()
+    array_names: tuple[str, ...] = ()
+    load: Callable[[], dict[str, np.ndarray]] = dict
+
+    @classmethod
+    def of(
+        cls,
+        number: int,
+        arrays: Mapping[str, Any] | None = None,
+        indices: Any = None,
+        **fields: Any,
+    ) -> Record:
+        """Returns a record with those of these arrays that are not None.
+
+        ``indices`` are stored only where they do not rise: else the receipt determines them.
+        """
+        kept = {name: array for name, array in (arrays or {}).items() if array is not None}
+        record = cls(number, array_names=tuple(kept), load=lambda: kept, **fields)
+        if indices is not None and not np.array_equal(record.indices, indices):
+            kept["indices"] = indices.astype(np.min_scalar_type(indices.max(initial=0)))
+            record = dataclasses.replace(record, array_names=tuple(kept))
+        return record
+
+    @functools.cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays, read at their first use."""
+        return self.load()
+
+    @property
+    def receipts(self) -> Receipts:
+        """The receipts of the output: the charge, and those of what it was made of."""
+        return merge_receipts(self.made_of, () if self.receipt is None else (self.receipt,))
+
+    @property
+    def key(self) -> str | None:
+        """The name of the draw; None if it can't be asked for again."""
+        is_draw = self.release is None and "values" in self.array_names
+        return self.receipt.key if is_draw and self.receipt is not None else None
+
+    @property
+    def indices(self) -> np.ndarray:
+        """The examples of the receipt, ``int64`` (m,), in the order of the draw."""
+        if "indices" in self.array_names:
+            return self.arrays["indices"].astype(np.int64)
+        if self.receipt is None or self.receipt.examples is None:
+            return np.arange(0 if self.receipt is None else self.receipt.labels.size)
+        return np.asarray(self.receipt.examples)
+
+    @property
+    def values(self) -> np.ndarray | None:
+        """The output; None for steps and for a draw that failed."""
+        return self.arrays.get("values")
+
+    @property
+    def priors(self) -> np.ndarray | None:
+        """The priors of the draw, (K,), (m, K) or (C, K); or None."""
+        return self.arrays.get("priors")
+
+
+def is_charged(receipt: Receipt) -> bool:
+    """Returns whether the cost of a use is known, and not zero."""
+    return receipt.kind != "unknown" and type(receipt.charge.event).__name__ != "NoOpDpEvent"
+
+
+def may_count(labels: LabelSet, receipt: Receipt) -> bool:
+    """Returns whether a receipt costs something that may be of these labels."""
+    return is_charged(receipt) and labels.may_be(receipt.labels)
+
+
+def content_digest(fields: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
+    """Returns a digest of fields that JSON can hold and of named arrays."""
+    names = sorted(arrays)
+    text = json.dumps([fields, names], sort_keys=True).encode()
+    return array_digest(*(arrays[name] for name in names), np.frombuffer(text, np.uint8))
+
+
+def compact(noisy: np.ndarray) -> np.ndarray:
+    """Returns noisy labels in the dtype in which they are stored: integers in the smallest."""
+    if noisy.dtype.kind not in "iu" or not noisy.size:
+        return noisy
+    return noisy.astype(np.result_type(*map(np.min_scalar_type, (noisy.min(), noisy.max()))))
+
+
+def npz(arrays: Mapping[str, np.ndarray], *, compressed: bool = False) -> bytes:
+    """Returns arrays as the bytes of an ``.npz`` file."""
+    buffer = io.BytesIO()
+    save = np.savez_compressed if compressed else np.savez
+    save(buffer, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def from_npz(content: bytes) -> dict[str, np.ndarray]:
+    """Returns the arrays of such bytes; objects are refused."""
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def write_key(path: pathlib.Path, *, replace: bool = False, secret: bytes | None = None) -> bytes:
+    """Writes a key file, and returns its secret: this one, or random bits of the system."""
+    secret = secrets.token_bytes(32) if secret is None else secret
+    publish(path, _key_content(secret), replace=replace)
+    return secret
+
+
+def read_key(path: pathlib.Path) -> bytes:
+    """Returns the secret of a key file, or raises if it is damaged."""
+    try:
+        content = path.read_bytes()
+        fields = json.loads(content)
+        secret = bytes.fromhex(fields["secret"])
+        of_0_2 = fields["format"] == 1 and "releases" in fields and "checksum" not in fields
+        if len(secret) != 32 or not (of_0_2 or content == _key_content(secret)):
+            raise ValueError("the checksum is of another secret")
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"there is no key file {path}. Restore it: a new key, ReleaseKey.create(path), draws "
+            "every label once more and is charged again."
+        ) from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is no key file, or it is damaged: {type(error).__name__}. Restore a copy of "
+            "it as it was written."
+        ) from None
+    return secret
+
+
+def _key_content(secret: bytes) -> bytes:
+    checksum = hashlib.sha256(b"labeldp-checksum" + secret).hexdigest()
+    return json.dumps({"format": 2, "secret": secret.hex(), "checksum": checksum}).encode()
+
+
+def damaged(path: str | os.PathLike[str]) -> LabelStoreError:
+    """Returns the error of a damaged file of a store."""
+    return LabelStoreError(
+        f"{path} is damaged. A draw that cannot be read is still a charge, so the store is refused "
+        "rather than drawn again. Restore the folder from a backup."
+    )
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """Returns the content of a JSON file of a store, or raises if it is damaged."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise damaged(path) from error
+    if not isinstance(content, dict):
+        raise damaged(path)
+    return content
+
+
+def sealed_json(content: dict[str, Any]) -> bytes:
+    """Returns the bytes of a JSON file with a digest of its own content."""
+    return json.dumps({**content, "digest": json_digest(content)}, indent=2).encode()
+
+
+def check_seal(path: pathlib.Path, content: dict[str, Any], role: str) -> None:
+    """Raises unless the digest in the content of a JSON file is that of its other fields."""
+    if content.get("digest") != json_digest(content):
+        raise LabelStoreError(
+            f"{path} was edited or is damaged: {role}. Restore the file from a backup."
+        )
+
+
+def json_digest(content: dict[str, Any]) -> str:
+    """Returns a digest of all fields except ``digest``."""
+    rest = {name: value for name, value in content.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def publish(
+    target: pathlib.Path, content: bytes, *, replace: bool = False, mode: int = 0o600
+) -> None:
+    """Writes a file atomically and durably; an existing one is replaced only if asked to."""
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        (os.replace if replace else give_name)(temporary, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+    with contextlib.suppress(OSError):  # directories cannot be synced on every platform
+        directory = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def give_name(temporary: pathlib.Path, target: pathlib.Path) -> None:
+    """Gives a finished file its name; fails where the name is taken, unlike ``os.replace``.
+
+    The temporary name may still be there afterwards.
+    """
+    try:
+        os.link(temporary, target)
+    except FileExistsError as error:
+        raise FileExistsError(error.errno, error.strerror, str(target)) from None
+    except OSError:  # a file system without hard links, where writers at once go unnoticed
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
+        os.replace(temporary, target)
+
+
+def fingerprint_of(labels: np.ndarray, salt: str) -> str:
+    """Returns a keyed digest of the true labels, which is for their holder alone."""
+    data = np.ascontiguousarray(labels)  # int64 codes or rows, or float64 numbers
+    return hashlib.blake2b(data.data, key=bytes.fromhex(salt)[:64]).hexdigest()
