@@ -329,3 +329,7 @@ def test_norms_are_not_computed_in_the_type_of_the_blocks():
 
     with pytest.raises(ValueError, match="1 are not, the first at row 0"):
         mechanism("binary").release([1, 0], Blocks())
+
+
+def test_laplace_noise_has_no_delta_by_default():
+    assert LabelMomentMechanism(1.0, num_classes=2, noise="laplace").delta == 0.0

@@ -102,3 +102,13 @@ def test_bad_images(images, noisy):
     model.compile("adam")
     with pytest.raises(ValueError, match="255"):
         model.fit(images[0] * 255, noisy)
+
+
+def test_the_channel_is_not_trained(trained, noisy):
+    model, _ = trained
+    [channel] = [weight for weight in model.weights if weight.name == "channel"]
+    networks = model.network.trainable_variables + model.second.trainable_variables
+    assert {id(one) for one in model.trainable_variables} == {id(one) for one in networks}
+    if model.division == "channel":
+        expected = noisy.mechanism.transition_matrix()
+        np.testing.assert_allclose(keras.ops.convert_to_numpy(channel), expected, rtol=1e-6)

@@ -6,6 +6,7 @@ import itertools
 import math
 import sys
 
+import dp_accounting
 import numpy as np
 import pytest
 
@@ -329,6 +330,29 @@ def test_defects_at_a_prior_that_is_not_uniform_are_found(monkeypatch):
 
 
 # --- Numbers -------------------------------------------------------------------------------------
+
+
+def test_a_defect_at_a_prior_that_is_almost_uniform_is_found(monkeypatch):
+    def certain(self, prior=None):
+        almost = 0.0 < np.ptp(prior) < 0.1
+        return np.eye(4) if almost else self._sound.transition_matrix(prior)
+
+    monkeypatch.setattr(OfPriors, "transition_matrix", certain)
+    with pytest.raises(ValueError, match="worst log-ratio of inf"):
+        check_mechanism(OfPriors())
+
+
+class Understated(OfClasses):
+    """States an event that composes to less than its channel."""
+
+    def dp_event(self):
+        return dp_accounting.GaussianDpEvent(100.0)
+
+
+def test_an_event_that_promises_less_than_the_channel_is_found():
+    assert Understated(1.0).epsilon == OfClasses(1.0).epsilon
+    with pytest.raises(ValueError, match=r"the dp_event of Understated promises .*Leave dp_event"):
+        check_mechanism(Understated(1.0))
 
 
 class OfNumbers(RegressionMechanism):

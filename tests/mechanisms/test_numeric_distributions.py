@@ -324,3 +324,14 @@ def test_random_bits_are_the_operating_systems_unless_a_generator_is_given(
     first = mechanism.randomize(labels, rng=seeded())
     assert asked == []
     np.testing.assert_array_equal(first, mechanism.randomize(labels, rng=seeded()))
+
+
+def test_an_end_that_was_cast_to_float32_is_that_end():
+    """The casts of 0.1 and 0.7 lie above and below them, by many steps of the grid."""
+    for end in (0.1, 0.7):
+        mechanism = LaplaceMechanism(1.0, 0.0, end)
+        cast = float(np.float32(end))
+        assert abs(cast - end) > mechanism.step
+        exact, found = mechanism.likelihood([end, cast], [0.0, end])
+        np.testing.assert_array_equal(found, exact)
+        assert found[1] == pytest.approx(0.5, rel=1e-6)  # the mass that is clipped to the end

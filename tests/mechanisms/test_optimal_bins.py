@@ -164,6 +164,17 @@ def test_poisson_as_a_callable_with_a_label_of_zero():
             optimal_bins(values, prior, 6.0, lambda v, y: v - y * np.log(v))
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1e9])
+def test_the_unit_of_a_loss_changes_no_bin(scale):
+    """Also where a loss is infinite, as Poisson's is at zero."""
+    from scipy.special import xlogy
+
+    values, prior = np.array([0.0, 1, 2, 3, 5, 10, 1000]), np.array([4, 2, 1, 1, 1, 0.5, 0.5]) / 10
+    by_name = optimal_bins(values, prior, 6.0, "poisson").expected_loss(prior, "poisson")
+    found = optimal_bins(values, prior, 6.0, lambda v, y: scale * (v - xlogy(y, v)))
+    assert found.expected_loss(prior, "poisson") == pytest.approx(by_name, rel=1e-4)
+
+
 @pytest.mark.parametrize("epsilon", [12.0, 40.0])
 def test_poisson_outputs_stay_above_zero(epsilon):
     """A bin of zeros alone has a small positive mean: at zero the loss of the others is endless."""
@@ -193,6 +204,7 @@ def test_a_callable_that_does_not_meet_assumption_4():
         lambda v, y: -((v - y) ** 2),
         lambda v, y: v + 0 * y,
         lambda v, y: np.sin(v - y),
+        lambda v, y: 1e-6 * np.sin(v - y),
         lambda v, y: np.abs(v - y) + np.where(np.abs(v - y) > 3, -1.0, 0.0),
         wavy,
     ):

@@ -404,3 +404,9 @@ def test_a_lost_or_damaged_key_is_said(tmp_path, key):
     key.path.write_text("{}")
     with pytest.raises(ValueError, match="damaged"):
         ReleaseKey(key.path)
+
+
+@pytest.mark.parametrize("key", [b"short", "a text of thirty-two characters!", None])
+def test_a_key_that_is_none_is_refused(key):
+    with pytest.raises(TypeError, match=r"key must be 32 secret bytes\. Use ReleaseKey"):
+        randomize_batch([1, 2], np.array([0, 1]), RandomizedResponse(1.0, 2), key, "vault/a")

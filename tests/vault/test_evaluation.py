@@ -291,3 +291,12 @@ class TestSelect:
         with pytest.raises(ValueError, match=message):
             select(predictions, labels, 0.5, metric)
         assert not labels.history()
+
+
+def test_the_auc_of_a_perfect_ranking_is_one():
+    """64 bins of one example each, and next to no noise: all pairs but those in a bin count."""
+    scores = np.arange(64) / 64
+    for positives in (1, 63):
+        labels = (np.arange(64) >= 64 - positives).astype(int)
+        vault = ldp.PrivateLabels(labels, num_classes=2, budget=ldp.PrivacyBudget(1e3))
+        assert vault.evaluate(scores, "auc", epsilon=500.0).value == 1.0
