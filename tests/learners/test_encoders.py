@@ -142,3 +142,15 @@ def test_fewer_images_than_neighbours():
 def test_bad_settings(make, match):
     with pytest.raises(ValueError, match=match):
         make()
+
+
+def test_training_sees_two_views_of_each_image_and_inference_the_features(simclr, images):
+    rows = images[0][:5]
+    assert simclr(rows, training=True).shape == (10, simclr.projection_dim)
+    features = simclr(rows)
+    np.testing.assert_array_equal(features, simclr.network(rows, training=False))
+
+
+def test_contrast_needs_two_images(simclr, images):
+    with pytest.raises(ValueError, match=r"batch_size must be .*2, got 1"):
+        simclr.fit(images[0], batch_size=1)

@@ -75,6 +75,9 @@ DAMAGE = {
     "header list": lambda s: (s / "header.json").write_text("[]"),
     "fingerprint": lambda s: (s / "PRIVATE-fingerprint").write_bytes(b"\xff\xfe"),
     "salt": lambda s: (s / "PRIVATE-fingerprint").write_text('{"salt": "zz", "digest": "a"}'),
+    "digest": lambda s: (s / "PRIVATE-fingerprint").write_text(
+        json.dumps({"salt": "0" * 64, "digest": "a"})
+    ),
     "no salt": lambda s: (s / "PRIVATE-fingerprint").write_text("{}"),
 }
 
