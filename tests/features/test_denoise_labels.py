@@ -80,15 +80,6 @@ def test_equation_8_is_bayes_rule_over_the_exact_channel(num_classes, accuracy):
     assert made.expected_purity(accuracy) == pytest.approx(right / kept, abs=1e-12)
 
 
-def test_filtering_pays_where_clusters_know_more_than_chance():
-    """Purity p, that of randomized response, at accuracy 1/K; more above, less below."""
-    keep = RandomizedResponse(1.0, 10).transition_matrix()[0, 0]
-    made = any_labels(1.0)
-    assert made.expected_purity(0.1) == pytest.approx(keep, abs=1e-12)
-    assert made.expected_purity(0.11) > keep > made.expected_purity(0.09)
-    assert made.expected_purity(1) == 1.0 and made.expected_purity(0) == 0.0
-
-
 def test_simulation():
     """Clusters of accuracy 0.6 with uniform errors, noise of a vault; within 5 standard errors."""
     n, k, accuracy = 60_000, 6, 0.6

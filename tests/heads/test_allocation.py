@@ -119,6 +119,7 @@ def test_the_signs_of_the_directions_are_fixed():
     assert np.all(map_[largest, np.arange(map_.shape[1])] > 0.0)
 
 
+@pytest.mark.slow
 def test_the_spread_costs_nothing_where_the_labels_follow_the_prior_of_ridge():
     """With equal variances after the spread alone it lost 1.6 points here.
 

@@ -60,6 +60,7 @@ def test_the_whole_budget_is_spent_and_not_passed(fitted):
         PrivateLogisticRegression(0.1, DELTA).fit(X, labels)
 
 
+@pytest.mark.slow
 def test_views_teach_the_network_more_than_one_release_tells():
     """Shifted digits stay the same digit, which a linear head on pixels does not know."""
     import keras
@@ -107,21 +108,26 @@ def test_the_result_is_a_keras_model_that_carries_its_statement(fitted, tmp_path
     np.testing.assert_allclose(one.predict_proba(X).sum(axis=1), 1.0, rtol=1e-4)
 
 
-def test_a_fit_that_was_killed_reads_its_releases_and_networks(tmp_path):
+def test_a_fit_that_was_killed_reads_its_releases_and_networks(tmp_path, monkeypatch):
+    import keras
+
     class KilledError(Exception):
         pass
 
-    class Dies(BootstrappedHead):
-        def _learn(self, *arguments):
-            super()._learn(*arguments)
-            if arguments[-1] == "draw":
-                raise KilledError
+    fits = []
+
+    def fit(self, *arguments, fit=keras.Sequential.fit, **named):
+        fits.append(arguments)
+        if len(fits) == 3:  # on the noisy labels, which are drawn
+            raise KilledError
+        return fit(self, *arguments, **named)
 
     labels = vault(store=tmp_path / "store")
     old_mask = os.umask(0o022)
     try:
-        with pytest.raises(KilledError):
-            Dies(4.0, DELTA, network(), epochs=1, verbose=0).fit(X, labels)
+        with monkeypatch.context() as patch, pytest.raises(KilledError):
+            patch.setattr(keras.Sequential, "fit", fit)
+            head(epochs=1).fit(X, labels)
     finally:
         os.umask(old_mask)
     spent = labels.guarantee().epsilon
@@ -134,7 +140,7 @@ def test_a_fit_that_was_killed_reads_its_releases_and_networks(tmp_path):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     again = vault(store=tmp_path / "store")
     one = head(epochs=1).fit(X, again)
-    assert again.guarantee().epsilon == spent
+    assert again.guarantee().epsilon == spent > 3.9
     twice = head(epochs=1).fit(X, vault(store=tmp_path / "store"))
     np.testing.assert_allclose(twice.predict_proba(X), one.predict_proba(X), atol=1e-6)
     assert ldp.guarantee(twice.to_keras()).epsilon == pytest.approx(spent)

@@ -286,16 +286,3 @@ def test_digests_of_a_sparse_matrix_are_those_of_its_rows():
             made = kind((data, (row, column)), shape=held.shape)
             expected = label_source.row_digests(made.toarray())
             np.testing.assert_array_equal(label_source.raw_digests(made), expected)
-
-
-def test_a_sparse_matrix_before_an_encoder_is_never_made_dense(monkeypatch):
-    """What an encoder makes of it may be small where the dense matrix would fit no memory."""
-
-    def refuse(part):
-        raise TypeError("made dense")
-
-    monkeypatch.setattr(label_source, "all_rows", refuse)
-    wide = sparse.random_array((N, 5000), density=0.01, format="csr", rng=RNG)
-    first = head(encoder=lambda rows: X).fit(wide, Y)
-    again(2, head(encoder=lambda rows: X[::-1] + 1), wide, Y)
-    assert len(first.receipts_) == 1

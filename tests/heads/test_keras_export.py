@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_labeldp import PrivacyBudget, PrivateLabels, guarantee
 from tf_labeldp.accounting import ReceiptError
 from tf_labeldp.accounting import provenance as _public_input
-from tf_labeldp.features import PatchDictionary, RandomFourierFeatures
+from tf_labeldp.features import RandomFourierFeatures
 from tf_labeldp.heads import NoiseCluster, PrivateLogisticRegression, PrivateRidge
 
 pytestmark = pytest.mark.usefixtures("fits_apart")
@@ -161,18 +161,6 @@ def test_a_keras_encoder_is_put_in_front(kind, tmp_path):
     features = encoder.predict(IMAGES, verbose=0)
     before = PrivateRidge(20.0, 1e-4, **settings).fit(features, IMAGE_LABELS)
     np.testing.assert_allclose(before.to_keras(encoder)(IMAGES), model(IMAGES), atol=2e-5)
-
-
-def test_a_feature_map_of_images_is_put_in_front(tmp_path):
-    encoder = PatchDictionary(patch_size=3, num_atoms=5, pooling=2, max_patches=2000, seed=0)
-    one = PrivateRidge(20.0, 1e-4, num_classes=2, insecure_seed=0, encoder=encoder.fit(IMAGES))
-    one.fit(IMAGES, IMAGE_LABELS)
-    assert one.score(IMAGES, IMAGE_LABELS) > 0.8
-    model = one.to_keras()
-    expected = one.predict_proba(IMAGES)
-    for found in (model, saved_and_loaded(model, tmp_path)):
-        shape = (300, *found.input_shape[1:])
-        np.testing.assert_allclose(found(IMAGES.reshape(shape)), expected, atol=1e-4)
 
 
 def test_a_feature_map_of_a_table_is_put_in_front(tmp_path):

@@ -159,15 +159,6 @@ def test_the_sample_is_uniform_and_the_same_however_it_is_cut():
     assert stats.binomtest(int(np.count_nonzero(places % 2)), 2000).pvalue > FALSE_ALARM
 
 
-def test_a_memory_mapped_array_is_read_in_place(tmp_path):
-    np.save(tmp_path / "x.npy", table())
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    one, other = scanned(mapped), scanned(table())
-    np.testing.assert_array_equal(one.gram, other.gram)
-    assert one.digest() == other.digest()
-    assert np.shares_memory(next(FeatureRows(mapped).blocks()), mapped)
-
-
 @pytest.mark.parametrize("bad", [np.nan, -np.inf, 1e39])
 def test_rows_that_are_not_finite_are_refused(bad):
     x = table(dtype=np.float64)

@@ -314,7 +314,6 @@ class ClusterRandomizedResponse(Randomizer):
 
     @staticmethod
     def _stored_or(draw: PriorResampling, labels: PrivateLabels, key: str) -> PriorResampling:
-        """Returns the stored mechanism if it differs by the rounding of its price alone."""
         stored = labels.mechanism(key) if labels.has_draw(key) else None
         if isinstance(stored, PriorResampling):
             same = dataclasses.replace(stored, epsilon=draw.epsilon) == draw

@@ -230,7 +230,6 @@ class LabelRandomizer(Randomizer):
     def _stored_bins(
         labels: PrivateLabels, key: str, values: np.ndarray, epsilon: float
     ) -> RROnBins | None:
-        """Returns the mechanism of the draw of this name, or None; raises if it is another one."""
         if not labels.has_draw(key):
             return None
         stored = labels.mechanism(key)

@@ -70,7 +70,6 @@ class Randomizer(abc.ABC):
     def _reserve(
         labels: PrivateLabels, draws: Mapping[str, Mechanism], receipts: Receipts = ()
     ) -> None:
-        """Raises unless those of these draws that are missing all fit the budget, together."""
         missing = {
             name: mechanism for name, mechanism in draws.items() if not labels.has_draw(name)
         }
