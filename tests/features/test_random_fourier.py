@@ -210,9 +210,8 @@ def test_no_method_looks_at_labels():
     np.testing.assert_array_equal(mapping.fit(table, object()).transform(table), expected)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "table", "message"),
-    [
+def test_bad_input_of_fit():
+    for arguments, table, message in [
         ({"num_features": 7}, some_table(), "even.*got 7"),
         ({"bandwidth": "mean"}, some_table(), "'median' or a number"),
         ({"categorical": ["jab"]}, some_table(), r"lacks: 'jab'. It has 'age'"),
@@ -221,11 +220,9 @@ def test_no_method_looks_at_labels():
         ({}, {"a": np.array([1.0, np.inf])}, "'a' must be finite, but 1 of 2"),
         ({}, {"a": np.array([np.nan, np.nan])}, "'a' holds no number"),
         ({}, {"a": np.arange(10_001).astype(str)}, "'a' has 10001 categories.*hash_buckets"),
-    ],
-)
-def test_bad_input_of_fit(arguments, table, message):
-    with pytest.raises(ValueError, match=message):
-        RandomFourierFeatures(**arguments).fit(table)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            RandomFourierFeatures(**arguments).fit(table)
 
 
 def test_missing_numbers_become_the_mean_and_a_column(tmp_path):

@@ -254,9 +254,8 @@ def test_priors_serve_the_first_stage_of_multi_stage_training():
     assert noisy.guarantee() == labels.guarantee() and noisy.guarantee().epsilon > 3.0
 
 
-@pytest.mark.parametrize(
-    ("changed", "error", "message"),
-    [
+def test_bad_arguments():
+    for changed, error, message in [
         ({"epsilon": 0.0}, ValueError, "epsilon"),
         ({"head_share": 0.0}, ValueError, "head_share"),
         ({"head_share": 1.0}, ValueError, "head_share must be below 1.*fit it alone"),
@@ -265,11 +264,9 @@ def test_priors_serve_the_first_stage_of_multi_stage_training():
         ({"colour": 1}, TypeError, "colour"),
         ({"head": RRWithPrior}, TypeError, "head must be a class"),
         ({"draw": RRTopK}, TypeError, "draw must be the class RRWithPrior or InformativeRR, got"),
-    ],
-)
-def test_bad_arguments(changed, error, message):
-    with pytest.raises(error, match=message):
-        HeadPriorRandomizer(**{"epsilon": 1.0, "delta": DELTA, **changed})
+    ]:
+        with pytest.raises(error, match=message):
+            HeadPriorRandomizer(**{"epsilon": 1.0, "delta": DELTA, **changed})
 
 
 def test_bad_labels_and_features():

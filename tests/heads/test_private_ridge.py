@@ -264,9 +264,8 @@ def test_a_signal_that_is_gone_is_told(examples):
         head(5.0, 1e-3).fit(3.0 * x, y)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "label_kind", "message"),
-    [
+def test_bad_input(examples):
+    for arguments, label_kind, message in [
         ({"delta": 0.0}, "classes", "gaussian noise needs delta above zero"),
         ({"noise": "laplace"}, "classes", "laplace noise needs delta equal to zero"),
         ({"num_classes": 2}, "classes", r"labels must lie in 0\.\.1, but \d+ of 3000 do not"),
@@ -277,12 +276,10 @@ def test_a_signal_that_is_gone_is_told(examples):
         ({"penalty": -1.0}, "classes", "penalty must be finite and above"),
         ({"max_bytes": 4e3}, "classes", r"8 features need .* at most 7 fit in max_bytes"),
         ({"num_classes": None, "num_labels": 3}, "classes", r"must have shape \(n, 3\)"),
-    ],
-)
-def test_bad_input(arguments, label_kind, message, examples):
-    settings = {"epsilon": 1.0, "delta": 1e-6, "num_classes": 3, **arguments}
-    with pytest.raises(ValueError, match=message):
-        PrivateRidge(**settings).fit(examples.features, examples.kinds[label_kind][1])
+    ]:
+        settings = {"epsilon": 1.0, "delta": 1e-6, "num_classes": 3, **arguments}
+        with pytest.raises(ValueError, match=message):
+            PrivateRidge(**settings).fit(examples.features, examples.kinds[label_kind][1])
 
 
 def test_labels_outside_of_their_range_are_refused_and_not_shown(examples):

@@ -89,20 +89,17 @@ def test_the_number_of_classes_is_never_counted_from_the_labels():
     assert vault_of(["a"], classes=["a", "b", "c"]).num_classes == 3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
+def test_contradictory_arguments():
+    for arguments, error, message in [
         ({"classes": ["a", "b", "a"]}, ValueError, "names a class more than once"),
         ({"classes": ["a", "b"], "num_classes": 3}, ValueError, "num_classes=3 but classes has 2"),
         ({"classes": ["a"]}, ValueError, "num_classes must be at least 2, got 1"),
         ({"num_classes": 2.0}, TypeError, "num_classes must be an integer, got float"),
         ({"num_classes": 2, "insecure_seed": 1.0}, TypeError, "insecure_seed must be an integer"),
         ({"num_classes": 2, "budget": 1.0}, TypeError, "budget must be a PrivacyBudget, got float"),
-    ],
-)
-def test_contradictory_arguments(arguments, error, message):
-    with pytest.raises(error, match=message):
-        PrivateLabels([], **{"budget": PrivacyBudget(1.0), **arguments})
+    ]:
+        with pytest.raises(error, match=message):
+            PrivateLabels([], **{"budget": PrivacyBudget(1.0), **arguments})
 
 
 def test_decode_refuses_what_is_no_code():

@@ -290,9 +290,8 @@ def test_a_stored_draw_of_other_settings_is_refused(tmp_path):
         again.randomize(LabelRandomizer(2.0), key="another")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_arguments_are_refused_at_once():
+    for arguments, message in [
         ({"epsilon": 0.0}, "epsilon must be finite and above zero"),
         ({"epsilon": 1.0, "values": (1.0, 0.0)}, "values must be strictly increasing"),
         ({"epsilon": 1.0, "prior": (0.5, 0.5)}, "needs the values that it belongs to"),
@@ -302,11 +301,9 @@ def test_a_stored_draw_of_other_settings_is_refused(tmp_path):
         ),
         ({"epsilon": 1.0, "prior": (0.5, 0.6), "values": (0, 1)}, "must sum to one"),
         ({"epsilon": 1.0, "loss": "mse"}, "loss must be one of"),
-    ],
-)
-def test_bad_arguments_are_refused_at_once(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        LabelRandomizer(**arguments)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            LabelRandomizer(**arguments)
 
 
 def test_values_that_do_not_cover_the_range():

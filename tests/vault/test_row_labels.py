@@ -160,9 +160,8 @@ def test_properties():
     assert PrivateLabels([0, 1], 2, budget=PrivacyBudget(1.0)).num_labels is None
 
 
-@pytest.mark.parametrize(
-    ("rows", "arguments", "error", "message"),
-    [
+def test_bad_rows_are_refused_and_not_shown():
+    for rows, arguments, error, message in [
         ([0, 1, 1], {}, ValueError, r"shape \(n, 3\).*got \(3,\)"),
         (ROWS[:, :2], {}, ValueError, r"got \(100, 2\).*number of columns"),
         ([[0, 1, SECRET]], {}, ValueError, "zeros and ones, but 1 of 3 are not"),
@@ -171,12 +170,10 @@ def test_properties():
         (np.ma.array([[0, 1, SECRET]], mask=[[0, 0, 1]]), {}, ValueError, "masked in places"),
         (ROWS, {"num_classes": 2}, ValueError, "classes together with num_labels"),
         (ROWS, {"low": 0.0, "high": 1.0}, ValueError, "low and high together with num_labels"),
-    ],
-)
-def test_bad_rows_are_refused_and_not_shown(rows, arguments, error, message):
-    with pytest.raises(error, match=message) as caught:
-        make(rows, **arguments)
-    assert str(SECRET) not in str(caught.value)
+    ]:
+        with pytest.raises(error, match=message) as caught:
+            make(rows, **arguments)
+        assert str(SECRET) not in str(caught.value)
 
 
 class CountedOnes(AggregateMechanism):

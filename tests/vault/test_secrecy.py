@@ -114,13 +114,11 @@ BAD_LABELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD_LABELS)
-def test_errors_about_labels_do_not_show_them(make, case):
-    labels, arguments, error, message = BAD_LABELS[case]
-    with pytest.raises(error, match=message) as caught:
-        make(labels=labels, **arguments)
-    text = "".join(traceback.format_exception(caught.value))
-    assert str(SECRET) not in text.replace(f"'{case}'", "")
+def test_errors_about_labels_do_not_show_them(make):
+    for labels, arguments, error, message in BAD_LABELS.values():
+        with pytest.raises(error, match=message) as caught:
+            make(labels=labels, **arguments)
+        assert str(SECRET) not in "".join(traceback.format_exception(caught.value))
 
 
 def test_errors_of_draws_do_not_show_labels(vault):
