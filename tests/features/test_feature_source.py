@@ -105,25 +105,6 @@ def test_features_that_are_not_kept_are_made_again():
     np.testing.assert_array_equal(*found)
 
 
-@pytest.mark.parametrize("kind", HEADS)
-def test_little_memory_gives_the_same_head(kind):
-    """Bit for bit where no sample of rows is asked for the mean and the directions."""
-    ample, little = 8e9, 4e5
-    assert 0.25 * little < 4.0 * IMAGES.size < 0.25 * ample
-    plain = {"center": False, "spread": False, "penalty": 8.0}
-    one, other = (
-        head(kind, encoder=Flatten(), max_bytes=size, **plain).fit(IMAGES, LABELS)
-        for size in (ample, little)
-    )
-    if kind is PrivateRidge:
-        np.testing.assert_array_equal(one.coef_, other.coef_)
-    else:  # the likelihood is summed over a sample too
-        scores = one.decision_function(IMAGES), other.decision_function(IMAGES)
-        assert np.corrcoef(*scores)[0, 1] > 0.99
-    spread = head(kind, encoder=Flatten(), max_bytes=little).fit(IMAGES, LABELS)
-    assert spread.score(IMAGES, LABELS) > 0.9
-
-
 def test_the_sketch_of_a_release_knows_the_encoder():
     """Without the mean and the spread, nothing else of a release's name would."""
     scanned = []

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import stat
-import types
 
 import numpy as np
 import pytest
 
-from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, receipts
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
@@ -313,27 +311,3 @@ def test_arguments_that_a_stored_draw_knows_nothing_of_have_their_defaults(
     np.testing.assert_array_equal(again.values, drawn.values)
     with pytest.raises(LabelStoreError, match="made with other mechanism"):
         vault.randomize(BiasedResponse(0.5, 5, 2), key="mine")
-
-
-def test_a_clock_that_goes_backwards_changes_no_order(make, response, store, monkeypatch):
-    """Uses follow each other by number; what time it was is told, and counts for nothing."""
-    labels = make(epsilon=2.0, store=store)
-    times = ["2026-03-29T02:59:00", "2026-03-29T02:01:00", "1970-01-01T00:00:00"]
-
-    clock = iter(times)
-
-    class Clock(datetime.datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return cls.fromisoformat(next(clock)).replace(tzinfo=tz)
-
-    patched = types.SimpleNamespace(datetime=Clock, timezone=datetime.timezone)
-    monkeypatch.setattr(receipts, "datetime", patched)
-    for number, epsilon in enumerate((0.25, 0.5, 0.75)):
-        labels.randomize(response(epsilon), key=f"draw-{number}")
-    for known in (labels, make(epsilon=2.0, store=store)):
-        history = known.history()
-        assert [use.time[:19] for use in history] == times
-        assert [use.key for use in history] == ["draw-0", "draw-1", "draw-2"]
-        assert [use.epsilon_so_far for use in history] == [0.25, 0.75, 1.5]
-        assert known.remaining() == pytest.approx(0.5)

@@ -64,7 +64,7 @@ class PatchDictionary(FeatureMap):
         n_features_out_: 2 * num_atoms * pooling^2 for each patch size.
 
     Raises:
-        TypeError: ``fit`` on images that are not numbers, or arguments of a wrong kind.
+        TypeError: ``fit`` on arguments of a wrong kind.
         ValueError: ``fit`` on arguments out of range, images too small for the patch and the grid,
             of no contrast, or not finite.
 
@@ -122,8 +122,7 @@ class PatchDictionary(FeatureMap):
             images: (m, h, w) or (m, h, w, c), of the shape and the scale of those of ``fit``.
 
         Raises:
-            TypeError: images that are not numbers.
-            ValueError: not fitted, images of another shape, or not finite.
+            ValueError: not fitted, images of another shape, or not finite numbers.
         """
         from threadpoolctl import threadpool_limits
 
@@ -230,8 +229,7 @@ def _checked_images(images: Any) -> np.ndarray:
             f"images must have shape (n, h, w) or (n, h, w, c), got {array.shape}. Reshape flat "
             "rows to images; for tables use RandomFourierFeatures."
         )
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"images must be numbers, got dtype {array.dtype}.")
+
     bad = 0
     for start in range(0, 0 if array.dtype.itemsize == 1 else len(array), 1024):
         with np.errstate(over="ignore"):

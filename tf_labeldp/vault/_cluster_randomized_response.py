@@ -228,12 +228,6 @@ class ClusterRandomizedResponse(Randomizer):
         if probability == 1.0:
             return None
         epsilon = math.log1p((1.0 - probability) / probability / self.threshold)
-        if not (math.isfinite(epsilon) and epsilon > 0.0):
-            raise ValueError(
-                f"resampling_probability={probability:g} and threshold={self.threshold:g} give the "
-                f"draw epsilon={epsilon:g}, which must be finite and above zero. Choose another "
-                "lambda."
-            )
         return PriorResampling(epsilon, self.num_classes, probability, self.threshold)
 
     @property

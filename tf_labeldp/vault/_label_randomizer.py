@@ -243,8 +243,6 @@ class LabelRandomizer(Randomizer):
 
 
 def _checked_range(labels: PrivateLabels) -> tuple[float, float]:
-    if not len(labels):
-        raise ValueError("the vault has no labels; there is nothing to randomize.")
     if labels.label_range is None:
         raise ValueError(
             "LabelRandomizer is for numbers, these labels are classes. Use RandomizedResponse, or "

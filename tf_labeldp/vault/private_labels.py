@@ -638,8 +638,6 @@ class PrivateLabels:
             budget: at least the old one in epsilon and delta, or a ``ValueError`` is raised.
             reason: a sentence for the history.
         """
-        if not isinstance(budget, PrivacyBudget):
-            raise TypeError(f"budget must be a PrivacyBudget, got {type(budget).__name__}.")
         if not isinstance(reason, str) or not reason.strip():
             raise TypeError("reason must say why the budget is raised, in a sentence.")
         self._ledger.raise_budget(budget, reason.strip())
