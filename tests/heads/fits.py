@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tf_labeldp.heads import label_source
+from tf_labeldp.mechanisms import LabelMomentMechanism
 
 
 @pytest.fixture(autouse=True)
@@ -17,3 +19,27 @@ def fits_of_this_test_alone(monkeypatch) -> None:
 def fits_apart(monkeypatch) -> None:
     """Each fit on an array as in a process of its own: for tests of numbers that take many fits."""
     monkeypatch.setattr(label_source._Fits, "with_others", lambda self, receipts, *rest: receipts)
+
+
+class Released(Exception):
+    """Ends a fit after its release: the fit of many rows takes long."""
+
+
+def release_of(head, x, labels):
+    """The mechanism of a head's release, its rows, what it released, and its generator.
+
+    A vault repeats a failed release on public labels, to see whether it failed by the labels.
+    """
+    releases = []
+    release = LabelMomentMechanism.release
+
+    def wrapped(mechanism, labels, public_input=None, *, rng=None):
+        rows = np.concatenate(list(public_input.blocks()))
+        found = release(mechanism, labels, public_input, rng=rng)
+        releases.append((mechanism, rows, found, rng))
+        raise Released
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Released):
+        patch.setattr(LabelMomentMechanism, "release", wrapped)
+        head.fit(x, labels)
+    return releases[0]

@@ -41,8 +41,7 @@ def fitted():
     return labels, head(draw_share=0.0).fit(X, labels)
 
 
-@pytest.mark.parametrize("shares", [(0.3, 0.7), (0.2, 0.3, 0.5)])
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+@pytest.mark.parametrize(("epsilon", "shares"), [(0.1, (0.2, 0.3, 0.5)), (8.0, (0.3, 0.7))])
 @pytest.mark.holds("heads.BootstrappedHead")
 def test_the_releases_together_are_one_gaussian_release(epsilon, shares):
     """Squares of precisions add up: to the whole from below, by less than 1 part in 10,000."""
@@ -58,9 +57,10 @@ def test_the_whole_budget_is_spent_and_not_passed(fitted):
     for made in (labels.guarantee(), one.guarantee(), ldp.guarantee(one.to_keras())):
         assert made.epsilon == pytest.approx(4.0, rel=1e-4) and made.epsilon <= 4.0
     with pytest.raises(ldp.BudgetExceededError):
-        labels.release(one.heads_[0]._mechanism(labels.kind), public_input=X)
+        PrivateLogisticRegression(0.1, DELTA).fit(X, labels)
 
 
+@pytest.mark.slow
 def test_views_teach_the_network_more_than_one_release_tells():
     """Shifted digits stay the same digit, which a linear head on pixels does not know."""
     import keras
@@ -86,7 +86,7 @@ def test_views_teach_the_network_more_than_one_release_tells():
     labels = ldp.PrivateLabels(
         y[train], 10, budget=ldp.PrivacyBudget(2.0, delta=DELTA), insecure_seed=0
     )
-    options = {"epochs": 15, "batch_size": 64, "views": weak_views(), "verbose": 0}
+    options = {"epochs": 10, "batch_size": 64, "views": weak_views(), "verbose": 0}
     one = BootstrappedHead(2.0, DELTA, net, **options).fit(x[train], labels)
     linear = PrivateLogisticRegression(2.0, DELTA, num_classes=10, insecure_seed=0)
     linear.fit(x[train].reshape(1400, -1), y[train])
@@ -108,40 +108,42 @@ def test_the_result_is_a_keras_model_that_carries_its_statement(fitted, tmp_path
     np.testing.assert_allclose(one.predict_proba(X).sum(axis=1), 1.0, rtol=1e-4)
 
 
-def test_a_fit_that_was_killed_reads_its_releases_and_networks(tmp_path):
+def test_a_fit_that_was_killed_reads_its_releases_and_networks(tmp_path, monkeypatch):
+    import keras
+
     class KilledError(Exception):
         pass
 
-    class Dies(BootstrappedHead):
-        def _learn(self, *arguments):
-            super()._learn(*arguments)
-            if arguments[-1] == "draw":
-                raise KilledError
+    fits = []
+
+    def fit(self, *arguments, fit=keras.Sequential.fit, **named):
+        fits.append(arguments)
+        if len(fits) == 3:  # on the noisy labels, which are drawn
+            raise KilledError
+        return fit(self, *arguments, **named)
 
     labels = vault(store=tmp_path / "store")
-    with pytest.raises(KilledError):
-        Dies(4.0, DELTA, network(), epochs=1, verbose=0).fit(X, labels)
+    old_mask = os.umask(0o022)
+    try:
+        with monkeypatch.context() as patch, pytest.raises(KilledError):
+            patch.setattr(keras.Sequential, "fit", fit)
+            head(epochs=1).fit(X, labels)
+    finally:
+        os.umask(old_mask)
     spent = labels.guarantee().epsilon
     del labels
+    # The networks are for the holder of the store alone, and none is half written.
+    folder = tmp_path / "store" / "networks"
+    files = [*folder.iterdir()]
+    assert files and all(path.suffix == ".npz" for path in files)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     again = vault(store=tmp_path / "store")
     one = head(epochs=1).fit(X, again)
-    assert again.guarantee().epsilon == spent
+    assert again.guarantee().epsilon == spent > 3.9
     twice = head(epochs=1).fit(X, vault(store=tmp_path / "store"))
     np.testing.assert_allclose(twice.predict_proba(X), one.predict_proba(X), atol=1e-6)
     assert ldp.guarantee(twice.to_keras()).epsilon == pytest.approx(spent)
-
-
-def test_networks_are_for_the_holder_of_the_store_alone(tmp_path):
-    folder = tmp_path / "store" / "networks"
-    old_mask = os.umask(0o022)
-    try:
-        head(epochs=1).fit(X, vault(store=folder.parent))
-    finally:
-        os.umask(old_mask)
-    files = [*folder.iterdir()]
-    assert files and all(path.suffix == ".npz" for path in files)  # and nothing half written
-    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_noisy_labels_come_last_where_they_pay():
@@ -174,8 +176,6 @@ def test_a_budget_for_one_release_alone_pays_for_none():
         ({"shares": (0.5, 0.6)}, None, "sum to one"),
         ({"draw_share": 1.0}, None, "draw_share"),
         ({"shares": (0.0, 1.0)}, None, "shares"),
-        ({"epochs": 0}, None, "epochs"),
-        ({"learning_rate": -1.0}, None, "learning_rate"),
         ({"epsilon": 0.0}, None, "epsilon"),
         ({"made": network(4)}, None, "network of 4 outputs"),
         ({}, TRUTH, "must be a PrivateLabels"),
@@ -189,8 +189,3 @@ def test_what_cannot_be_used_is_refused_before_anything_is_charged(options, labe
         assert of.guarantee().epsilon == 0.0
     with pytest.raises(ValueError, match="10 inputs"):
         head().fit(X[:10], vault())
-
-
-def test_a_head_that_is_not_fitted_says_so():
-    with pytest.raises(ValueError, match="not fitted"):
-        head().predict(X)

@@ -32,16 +32,17 @@ def head(epsilon=0.5, delta=0.0, **arguments):
     return NoiseCluster(epsilon=epsilon, delta=delta, **{**defaults, **arguments})
 
 
-@pytest.mark.parametrize("delta", [0.0, 1e-4])
-def test_clusters_get_the_class_of_most_of_their_examples(delta):
-    one = head(delta=delta).fit(X, Y)
+def test_clusters_get_the_class_of_most_of_their_examples():
+    one = head().fit(X, Y)
     assert np.mean(one.predict(X) == CLASS_OF_GROUP[GROUPS]) > 0.99
     assert one.score(X, Y) == np.mean(one.predict(X) == Y) > 0.85
     probabilities = one.predict_proba(X)
     assert probabilities.shape == (600, 3)
     np.testing.assert_allclose(probabilities.sum(axis=1), 1.0)
     assert np.array_equal(one.classes_[probabilities.argmax(axis=1)], one.predict(X))
-    assert one.predict(X[:1]).shape == (1,)
+    names = np.array(["bee", "ant", "cat"])
+    named = NoiseCluster(5, 0.5, classes=names.tolist(), insecure_seed=0).fit(X, names[Y])
+    assert np.array_equal(named.predict(X), names[one.predict(X)])
 
 
 def test_algorithm_2_step_by_step():
@@ -88,7 +89,6 @@ def test_guarantee_one_release_of_epsilon_and_delta(delta):
 def test_guarantee_of_a_seed_is_none():
     assert head().fit(X, Y).guarantee().seeded
     assert np.array_equal(head().fit(X, Y).cluster_counts_, head().fit(X, Y).cluster_counts_)
-    assert "NOT PRIVATE: seeded" in str(head().fit(X, Y).guarantee())
 
 
 def test_guarantee_covers_what_the_head_was_made_of_and_the_vaults_all_that_left_it():
@@ -98,22 +98,6 @@ def test_guarantee_covers_what_the_head_was_made_of_and_the_vaults_all_that_left
     assert first.guarantee().epsilon == 1.0 and again.guarantee().epsilon == 0.5
     assert labels.guarantee().epsilon == pytest.approx(1.5, rel=1e-6)
     assert labels.receipts == first.receipts_ + again.receipts_
-
-
-def test_a_stored_release_is_given_again(tmp_path):
-    found = []
-    for _ in range(2):
-        labels = vault(0.5, store=tmp_path / "store")
-        found.append(NoiseCluster(5, 0.5, key="clusters").fit(X, labels))
-    assert np.array_equal(found[0].cluster_counts_, found[1].cluster_counts_)
-    assert found[0].guarantee() == found[1].guarantee()
-
-
-def test_class_values():
-    names = np.array(["bee", "ant", "cat"])
-    one = NoiseCluster(5, 0.5, classes=names.tolist(), insecure_seed=0).fit(X, names[Y])
-    assert np.array_equal(one.predict(X), names[head().fit(X, Y).predict(X)])
-    assert one.classes_.tolist() == names.tolist()
 
 
 def test_given_clusters():
@@ -142,14 +126,10 @@ def model_says_the_same(one, model, rows, folder):
         assert np.array_equal(one.classes_[probabilities.argmax(axis=1)], one.predict(rows))
 
 
-@pytest.mark.parametrize("merged", [False, True])
-def test_the_keras_model_says_what_the_head_says(merged, tmp_path):
-    settings = {}
-    if merged:
-        clusters = find_clusters(X, 40).merge_small(20)
-        assert clusters.num_clusters < 40 == len(clusters.centres)
-        settings = {"num_clusters": None, "clusters": clusters}
-    one = head(**settings).fit(X, Y)
+def test_the_keras_model_says_what_the_head_says(tmp_path):
+    clusters = find_clusters(X, 40).merge_small(20)
+    assert clusters.num_clusters < 40 == len(clusters.centres)
+    one = head(num_clusters=None, clusters=clusters).fit(X, Y)
     rows = np.concatenate([X, 4.0 * RNG.normal(size=(2000, 5)).astype(np.float32)])
     model_says_the_same(one, one.to_keras(), rows, tmp_path)
 
@@ -177,12 +157,6 @@ def test_a_keras_encoder_is_put_in_front(tmp_path):
     on_features = head().fit(encoder.predict(X, verbose=0), Y)
     in_front = on_features.to_keras(encoder)
     np.testing.assert_allclose(in_front(X), on_features.predict_proba(encoder(X)), atol=1e-6)
-
-
-def test_a_function_as_encoder_has_no_model():
-    one = head(encoder=lambda x: x[:, :3]).fit(X, Y)
-    with pytest.raises(TypeError, match="which has no Keras model"):
-        one.to_keras()
 
 
 def encoder_trained_on(labels):
@@ -218,10 +192,9 @@ def test_an_encoder_that_was_trained_on_labels_is_counted(name):
     assert all(receipt.kind != "release" for receipt in tight.receipts)
 
 
-@pytest.mark.parametrize("name", ENCODED)
-def test_labels_in_no_vault_count_the_encoder_too(name):
+def test_labels_in_no_vault_count_the_encoder_too():
     encoder, receipts = encoder_trained_on(vault())
-    one = head(insecure_seed=None, **ENCODED[name](encoder)).fit(X, Y)
+    one = head(insecure_seed=None, encoder=encoder).fit(X, Y)
     assert set(receipts) < set(one.receipts_) and one.guarantee().epsilon == 1.5
 
 
@@ -256,13 +229,8 @@ def test_scikit_learn_takes_it():
 
     one = clone(head(epsilon=0.7))
     assert one.get_params()["epsilon"] == 0.7 and is_classifier(one)
-    assert repr(one) == "NoiseCluster(epsilon=0.7, insecure_seed=0, num_classes=3, num_clusters=5)"
-    assert one.set_params(delta=1e-4).fit(X, Y).guarantee().delta == 1e-4
-
-
-def test_a_delta_above_one_over_n():
     with pytest.warns(UserWarning, match=r"delta=0.01 is not below 1/n"):
-        head(delta=0.01).fit(X, Y)
+        assert one.set_params(delta=0.01).fit(X, Y).guarantee().delta == 0.01
 
 
 NUMBERS = PrivateLabels(np.linspace(0, 1, 600), low=0, high=1, budget=PrivacyBudget(5.0))
@@ -277,7 +245,6 @@ BAD = {
     ),
     "seed": ({}, X, vault(), "insecure_seed must be None with a PrivateLabels"),
     "epsilon": ({"epsilon": 0.0}, X, Y, "epsilon must be finite and above zero"),
-    "delta": ({"delta": 1.0}, X, Y, r"delta must be in \[0, 1\)"),
     "labels": ({}, X, Y + 986, "labels must lie in 0..2"),
     "lengths": ({}, X[:-1], Y, "599 rows of features and 600 labels"),
     "nan": ({}, X * np.nan, Y, "features must be finite"),
@@ -293,22 +260,19 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_refused_before_anything_is_charged(case):
-    settings, features, labels, message = BAD[case]
-    with pytest.raises(ValueError, match=message) as caught:
-        head(**settings).fit(features, labels)
-    assert not any(str(label) in str(caught.value) for label in (986, 987, 988))
-    if isinstance(labels, PrivateLabels):
-        assert labels.guarantee().epsilon == 0.0
+def test_bad_input_is_refused_before_anything_is_charged():
+    for settings, features, labels, message in BAD.values():
+        with pytest.raises(ValueError, match=message) as caught:
+            head(**settings).fit(features, labels)
+        assert not any(str(label) in str(caught.value) for label in (986, 987, 988))
+        if isinstance(labels, PrivateLabels):
+            assert labels.guarantee().epsilon == 0.0
 
 
 def test_what_needs_a_fit_says_so():
     for question in (head().guarantee, head().to_keras, lambda: head().predict(X)):
         with pytest.raises(ValueError, match=r"not fitted; call fit\(features, labels\) first"):
             question()
-    with pytest.raises(ValueError, match=r"labels must have shape \(600,\)"):
-        head().fit(X, Y).score(X, Y[:, np.newaxis])
 
 
 @pytest.mark.parametrize("key", [None, "votes"])

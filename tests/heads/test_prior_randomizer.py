@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -133,23 +130,8 @@ def test_ridge_and_options():
     assert labels.guarantee() == noisy.guarantee()
 
 
-def test_the_arguments_of_the_head_have_its_defaults_and_are_pickled():
-    named = HeadPriorRandomizer(2.0, DELTA, penalty=20.0, noise="gaussian", center=False)
-    assert pickle.loads(pickle.dumps(named)) == named
-    assert dataclasses.replace(named, penalty="auto").center is False
-    shared = set(inspect.signature(HeadPriorRandomizer).parameters)
-    defaults = inspect.signature(PrivateRidge).parameters
-    for name in shared & set(defaults) - {"epsilon"}:
-        assert inspect.signature(HeadPriorRandomizer).parameters[name].default == (
-            defaults[name].default
-        )
-
-
 def test_an_encoder_takes_raw_inputs():
     squares = vault().randomize(HeadPriorRandomizer(2.0, DELTA), features=X**2).priors
-    randomizer = HeadPriorRandomizer(2.0, DELTA, encoder=lambda raw: raw**2)
-    priors = vault().randomize(randomizer, features=X).priors
-    np.testing.assert_allclose(priors, squares, atol=1e-5)
     randomizer = HeadPriorRandomizer(2.0, DELTA, encoder=lambda raw: raw["x"] ** 2)
     priors = vault().randomize(randomizer, features={"x": X}).priors
     np.testing.assert_allclose(priors, squares, atol=1e-5)
@@ -164,21 +146,18 @@ def test_two_classes_by_name_and_pure_epsilon():
     assert np.mean(labels.decode(noisy) == names) > 0.8
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(1.9, DELTA), (0.3, DELTA), (1.7, 0.0), (2.0, 0.0)])
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.9, DELTA), (0.3, DELTA), (2.0, 0.0)])
 def test_both_are_refused_before_either_is_released(epsilon, delta):
     labels = vault(epsilon, delta)
     with pytest.raises(BudgetExceededError, match="Nothing was drawn"):
         labels.randomize(HeadPriorRandomizer(2.0, DELTA), features=X)
     assert labels.guarantee().epsilon == 0.0 and labels.receipts == ()
     assert not labels.has_draw("head-prior/head")
-
-
-def test_what_was_spent_before_counts():
-    labels = vault(2.5)
-    labels.randomize(RandomizedResponse(1.0, K), np.arange(3))
+    spent = vault(2.5)
+    spent.randomize(RandomizedResponse(1.0, K), np.arange(3))
     with pytest.raises(BudgetExceededError):
-        labels.randomize(HeadPriorRandomizer(2.0, DELTA), features=X)
-    assert labels.guarantee().epsilon == 1.0
+        spent.randomize(HeadPriorRandomizer(2.0, DELTA), features=X)
+    assert spent.guarantee().epsilon == 1.0
 
 
 class Killed(Exception):
@@ -245,9 +224,7 @@ def test_a_draw_of_this_name_without_a_head_is_refused_before_the_release():
     assert not labels.has_draw("head-prior/head")
 
 
-@pytest.mark.parametrize("as_array", [False, True])
-def test_priors_serve_the_first_stage_of_multi_stage_training(as_array):
-    """As an array, too, which then has no receipts."""
+def test_priors_serve_the_first_stage_of_multi_stage_training():
     keras = pytest.importorskip("keras")
     from tf_labeldp import MultiStageTraining
 
@@ -262,7 +239,7 @@ def test_priors_serve_the_first_stage_of_multi_stage_training(as_array):
         epochs_per_stage=1,
         batch_size=64,
         temperature=1.0,  # the second stage's model is not trained for long
-        priors=priors if as_array else Priors(priors, receipts=head.receipts_),
+        priors=Priors(priors, receipts=head.receipts_),
         verbose=0,
     )
     model = keras.Sequential([keras.Input((D,)), keras.layers.Dense(K)])
@@ -273,48 +250,23 @@ def test_priors_serve_the_first_stage_of_multi_stage_training(as_array):
     noisy = stages.noisy_labels()
     assert sorted(noisy.indices) == list(range(N))
     assert np.mean(noisy.values == Y[noisy.indices]) > 0.8
-    known = {one.id for one in noisy.receipts}
-    assert (head.receipts_[0].id in known) == (not as_array)
-    assert (noisy.guarantee().epsilon <= 3.0) == as_array
-    assert as_array or noisy.guarantee() == labels.guarantee()
+    assert head.receipts_[0].id in {one.id for one in noisy.receipts}
+    assert noisy.guarantee() == labels.guarantee() and noisy.guarantee().epsilon > 3.0
 
 
-@pytest.mark.parametrize("targets", ["noisy", "posterior"])
-def test_a_model_trains_on_what_comes_out(made, targets):
-    keras = pytest.importorskip("keras")
-    _, noisy = made
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((D,)), keras.layers.Dense(K)])
-    optimizer = keras.optimizers.Adam(0.05)
-    if targets == "noisy":
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer, loss=loss)
-        model.fit(X, noisy.values, epochs=3, batch_size=100, verbose=0)
-    else:
-        loss = keras.losses.CategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer, loss=loss)
-        model.fit(X, noisy.posterior(), epochs=3, batch_size=100, verbose=0)
-    assert np.mean(model.predict(X, verbose=0).argmax(axis=1) == Y) > 0.85
-
-
-@pytest.mark.parametrize(
-    ("changed", "error", "message"),
-    [
+def test_bad_arguments():
+    for changed, error, message in [
         ({"epsilon": 0.0}, ValueError, "epsilon"),
         ({"head_share": 0.0}, ValueError, "head_share"),
         ({"head_share": 1.0}, ValueError, "head_share must be below 1.*fit it alone"),
         ({"delta": 0.0}, ValueError, "gaussian noise needs delta above"),
-        ({"delta": 1.0}, ValueError, "delta"),
         ({"noise": "laplace"}, ValueError, "laplace noise needs delta equal"),
         ({"colour": 1}, TypeError, "colour"),
-        ({"head": "ridge"}, TypeError, "head must be a class"),
         ({"head": RRWithPrior}, TypeError, "head must be a class"),
         ({"draw": RRTopK}, TypeError, "draw must be the class RRWithPrior or InformativeRR, got"),
-    ],
-)
-def test_bad_arguments(changed, error, message):
-    with pytest.raises(error, match=message):
-        HeadPriorRandomizer(**{"epsilon": 1.0, "delta": DELTA, **changed})
+    ]:
+        with pytest.raises(error, match=message):
+            HeadPriorRandomizer(**{"epsilon": 1.0, "delta": DELTA, **changed})
 
 
 def test_bad_labels_and_features():
@@ -345,7 +297,7 @@ def test_bad_labels_and_features():
         assert one.guarantee().epsilon == 0.0 and one.receipts == ()
 
 
-@pytest.mark.parametrize(("epsilon", "share"), [(0.1, 0.9), (2.4, 0.9), (2.5, 0.15), (6.0, 0.15)])
+@pytest.mark.parametrize(("epsilon", "share"), [(2.4, 0.9), (2.5, 0.15)])
 def test_the_default_split_gives_the_draw_more_where_it_pays(epsilon, share):
     head, draw = HeadPriorRandomizer(epsilon, DELTA).split()
     assert head == pytest.approx(share * epsilon) and head + draw <= epsilon

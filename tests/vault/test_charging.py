@@ -16,11 +16,6 @@ from tf_labeldp.vault import PrivateLabels
 UNIFORM = np.full(5, 0.2)
 
 
-def test_nothing_drawn_costs_nothing(make):
-    vault = make()
-    assert vault.guarantee().epsilon == 0.0 and vault.guarantee().is_private
-
-
 def test_disjoint_examples_compose_in_parallel(make, response):
     vault = make(epsilon=1.0)
     for part in np.array_split(np.random.default_rng(1).permutation(200), 4):
@@ -156,7 +151,6 @@ def test_indices_in_any_form(make, labels, response):
         ([0.0], "must be integers of shape .* got dtype float64"),
         ([True, False], r"boolean mask of shape \(200,\), got dtype bool and shape \(2,\)"),
         ([[1, 2]], r"got dtype int64 and shape \(1, 2\)"),
-        (3, r"got dtype int64 and shape \(\)"),
     ],
 )
 def test_bad_indices(make, response, indices, message):
@@ -233,7 +227,7 @@ def test_threads_that_ask_for_one_name_share_one_draw(make, response, slow_draws
     assert all(np.array_equal(one, drawn[0]) for one in drawn)
 
 
-@pytest.mark.parametrize(("asked", "unit"), [(None, "row"), ("row", "row"), ("user", "user")])
+@pytest.mark.parametrize(("asked", "unit"), [(None, "row"), ("user", "user")])
 def test_the_unit_of_a_charge_is_that_of_the_labels_if_none_is_asked_for(asked, unit):
     rows = PrivateLabels(np.zeros((9, 2), int), num_labels=2, budget=PrivacyBudget(2.0))
     receipt = rows.charge(Charge.of(RandomizedResponse(1.0, 2)), what="a use", unit=asked)

@@ -121,7 +121,7 @@ class TestSplit:
         np.testing.assert_array_equal(first[0], second[0])
         assert first[1] == second[1]
 
-    @pytest.mark.parametrize("held_out", [0.0, 1.0, 1.5, [], list(range(N)), [N], [0, 0], [0.5]])
+    @pytest.mark.parametrize("held_out", [1.0, [], list(range(N)), [N], [0, 0]])
     def test_bad_parts(self, held_out):
         with pytest.raises(ValueError, match=r"held_out|held out|indices"):
             vault().split(held_out)
@@ -136,7 +136,6 @@ METRICS = {
         np.mean((NUMBERS - GUESSES.clip(0, 10)) ** 2),
         {"low": 0, "high": 10},
     ),
-    "mean": (NUMBERS, None, NUMBERS.mean(), {"low": 0.0, "high": 10.0}),
     "total": (NUMBERS, None, NUMBERS.sum(), {"low": 0.0, "high": 10.0}),
 }
 
@@ -192,12 +191,10 @@ def test_an_evaluation_is_charged_and_says_so():
 @pytest.mark.parametrize(
     ("labels", "predictions", "metric", "kind", "message"),
     [
-        (LABELS, ROWS, "mse", {}, "metric must be"),
         (LABELS, ROWS[:, :2], "accuracy", {}, "shape"),
         (LABELS, ROWS[:-1], "accuracy", {}, "5999 predictions and 6000 labels"),
         (LABELS, ROWS, "auc", {}, "two classes"),
         (LABELS, np.log(ROWS), "log_loss", {}, "softmax"),
-        (NUMBERS, GUESSES, "mean", {"low": 0, "high": 10}, "predictions=None"),
         (NUMBERS, None, "mse", {"low": 0, "high": 10}, "predictions"),
         (NUMBERS, GUESSES, "accuracy", {"low": 0, "high": 10}, "metric must be"),
     ],

@@ -53,17 +53,11 @@ def test_noisy_numbers_come_out_and_are_charged():
         vault.randomize(bins())
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["int8", "float32", list])
 def test_dtypes(dtype):
-    vault = make(np.array([0, 1, 100], dtype), low=0, high=100)
+    labels = [0, 1.5, 100] if dtype is list else np.array([0, 1, 100], dtype)
+    vault = make(labels, low=0, high=100)
     assert vault.randomize(LaplaceMechanism(1.0, 0.0, 100.0)).values.shape == (3,)
-
-
-def test_lists_and_tensors():
-    import tensorflow as tf
-
-    for labels in ([1.5, 2, 3], tf.constant([1.5, 2.0, 3.0])):
-        assert len(make(labels)) == 3
 
 
 def test_properties():
@@ -93,20 +87,13 @@ def test_labels_outside_the_range():
     [
         ([1.0], {"low": None}, ValueError, "needs both ends, got low=None, high=400"),
         ([1.0], {"high": None}, ValueError, "needs both ends"),
-        ([1.0], {"low": 400.0}, ValueError, "low must be below high"),
-        ([1.0], {"high": np.inf}, ValueError, "high must be finite"),
-        ([1.0], {"high": "4"}, TypeError, "high must be a number, got str"),
-        ([1.0], {"num_classes": 3}, ValueError, "classes together with low and high"),
         ([1.0], {"classes": [1, 2]}, ValueError, "classes together with low and high"),
         ([SECRET, np.nan], {}, ValueError, "1 of 2 are NaN"),
         ([[SECRET]], {}, ValueError, r"shape \(1, 1\)"),
         ([str(SECRET)], {}, TypeError, "labels must be numbers, got dtype <U"),
         ([True, False], {}, TypeError, "labels must be numbers, got dtype bool"),
-        ([SECRET + 0j], {}, TypeError, "labels must be numbers"),
         ([SECRET, None], {}, TypeError, "1 of 2 are None"),
-        ({SECRET}, {}, TypeError, "must be an array or a list, got set"),
         (np.ma.array([1.0, SECRET], mask=[0, 1]), {}, ValueError, "labels are masked in places"),
-        ([1.0], {"clip": "no"}, TypeError, "clip must be True or False, got str"),
     ],
 )
 def test_bad_labels_and_ranges(labels, arguments, error, message):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import stat
-import sys
-import types
 
 import numpy as np
 import pytest
 
-from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, receipts
-from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse, RRTopK, RRWithPrior
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
+from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
 PART, REST = np.arange(0, 80), np.arange(80, 200)  # as in the draws of the fixture `filled`
@@ -149,9 +146,7 @@ def test_the_history_says_who_raised_the_budget(labels, make, store):
     [
         (PrivacyBudget(1.9), "less", ValueError, r"can only be raised: it is epsilon=2, delta=0"),
         (PrivacyBudget(2.0), "the same", ValueError, "can only be raised"),
-        (3.0, "a number", TypeError, "budget must be a PrivacyBudget, got float"),
         (PrivacyBudget(3.0), " ", TypeError, "reason must say why"),
-        (PrivacyBudget(3.0), None, TypeError, "reason must say why"),
     ],
 )
 def test_a_budget_that_is_not_raised_changes_nothing(
@@ -176,12 +171,6 @@ def test_a_delta_is_raised_alone_but_neither_goes_down_for_the_other(make, store
 def test_the_names_of_unnamed_draws_are_taken(make, response, store):
     with pytest.raises(ValueError, match="key must not start with 'unnamed-'"):
         make(store=store).randomize(response(), key="unnamed-0")
-
-
-def test_home_folder_is_expanded(make, response, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    make(store="~/labels").randomize(response())
-    assert (tmp_path / "labels" / "records" / "000000").exists()
 
 
 def test_an_unnamed_draw_with_other_settings(make, response, store, filled, priors):
@@ -241,12 +230,6 @@ def test_two_makers_of_one_store(make, store, monkeypatch):
     monkeypatch.setattr(os, "link", be_overtaken)
     with pytest.raises(LabelStoreError, match="Another process is making the store"):
         make(store=store)
-
-
-def test_an_empty_folder_becomes_a_store(make, response, tmp_path):
-    drawn = make(store=tmp_path).randomize(response())
-    again = make(store=str(tmp_path)).randomize(response())
-    np.testing.assert_array_equal(again.values, drawn.values)
 
 
 def test_the_true_labels_are_in_no_file(make, response, store):
@@ -316,88 +299,15 @@ def test_every_argument_of_a_stored_mechanism_is_compared(make, store):
         vault.randomize(BiasedResponse(0.5, 5, 2), key="mine")
 
 
-def test_arguments_that_a_stored_draw_knows_nothing_of_have_their_defaults(make, store):
+def test_arguments_that_a_stored_draw_knows_nothing_of_have_their_defaults(
+    make, store, monkeypatch
+):
     """A draw of an earlier version stays the draw of the same mechanism."""
     vault = make(store=store)
-    drawn = vault.randomize(BiasedResponse(0.5, 5), key="mine")
-    del vault._ledger.draws["mine"].mechanism["config"]["favourite"]
+    with monkeypatch.context() as patch:
+        patch.setattr(BiasedResponse, "get_config", RandomizedResponse.get_config)
+        drawn = vault.randomize(BiasedResponse(0.5, 5), key="mine")
     again = vault.randomize(BiasedResponse(0.5, 5), key="mine")
     np.testing.assert_array_equal(again.values, drawn.values)
     with pytest.raises(LabelStoreError, match="made with other mechanism"):
         vault.randomize(BiasedResponse(0.5, 5, 2), key="mine")
-
-
-def test_a_clock_that_goes_backwards_changes_no_order(make, response, store, monkeypatch):
-    """Uses follow each other by number; what time it was is told, and counts for nothing."""
-    labels = make(epsilon=2.0, store=store)
-    times = ["2026-03-29T02:59:00", "2026-03-29T02:01:00", "1970-01-01T00:00:00"]
-
-    clock = iter(times)
-
-    class Clock(datetime.datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return cls.fromisoformat(next(clock)).replace(tzinfo=tz)
-
-    patched = types.SimpleNamespace(datetime=Clock, timezone=datetime.timezone)
-    monkeypatch.setattr(receipts, "datetime", patched)
-    for number, epsilon in enumerate((0.25, 0.5, 0.75)):
-        labels.randomize(response(epsilon), key=f"draw-{number}")
-    for known in (labels, make(epsilon=2.0, store=store)):
-        history = known.history()
-        assert [use.time[:19] for use in history] == times
-        assert [use.key for use in history] == ["draw-0", "draw-1", "draw-2"]
-        assert [use.epsilon_so_far for use in history] == [0.25, 0.75, 1.5]
-        assert known.remaining() == pytest.approx(0.5)
-
-
-def test_a_statistic_of_all_labels_is_a_small_record(make, store):
-    n = 200_000
-    labels = np.arange(n) % 5
-    vault = make(labels=labels, store=store, epsilon=9.0)
-    vault.release(HistogramMechanism(1.0, 5), key="all")
-    vault.release(HistogramMechanism(1.0, 5), np.arange(0, n, 2), key="even")
-    vault.charge(vault.receipts[0].charge, what="steps")
-    vault.release(HistogramMechanism(1.0, 5), np.arange(n)[::-1], key="backwards")
-    sizes = [path.stat().st_size for path in sorted((store / "records").iterdir())]
-    assert max(sizes[:3]) < 3_000  # 8 bytes for each label would be 1.6 MB
-    assert sizes[3] < n * 8 / 2
-    opened = make(labels=labels, store=store, epsilon=9.0)
-    for key, rows in (
-        ("all", None),
-        ("even", np.arange(0, n, 2)),
-        ("backwards", np.arange(n)[::-1]),
-    ):
-        found = opened.release(HistogramMechanism(1.0, 5), rows, key=key)
-        np.testing.assert_array_equal(
-            found, vault.release(HistogramMechanism(1.0, 5), rows, key=key)
-        )
-    with pytest.raises(LabelStoreError, match="made with other indices"):
-        opened.release(HistogramMechanism(1.0, 5), np.arange(n), key="backwards")
-
-
-WATCHED = []
-"""Files and folders that were looked into, while a test watches."""
-
-
-def test_a_draw_looks_at_no_earlier_record(make, response, store):
-    """A turn looks for the next record alone, however many there are."""
-    vault = make(store=store, epsilon=100.0)
-
-    def looks():
-        WATCHED[:] = [None]
-        vault.randomize(response(0.5), [0])
-        found, WATCHED[:] = WATCHED[1:], []
-        return len(found)
-
-    vault.randomize(response(0.5), [0])
-    sys.addaudithook(lambda event, arguments: _watch(event))
-    first = looks()
-    for _ in range(60):
-        vault.randomize(response(0.5), [0])
-    assert looks() == first
-
-
-def _watch(event):
-    if WATCHED and event in ("open", "os.listdir", "os.scandir"):
-        WATCHED.append(event)

@@ -370,7 +370,6 @@ def nearest_neighbours(queries: np.ndarray, rows: np.ndarray, num: int) -> np.nd
 
 
 def _largest(values: np.ndarray, num: int) -> np.ndarray:
-    """Returns the places of the ``num`` largest of each row."""
     first = values.shape[1] - num
     if first == 0:
         return np.broadcast_to(np.arange(num), values.shape)

@@ -97,8 +97,6 @@ class RandomFourierFeatures(FeatureMap):
         public = public_input(table)
         columns, self.receipts_ = table_columns(public.value), public.receipts
         size = len(next(iter(columns.values())))
-        if size == 0:
-            raise ValueError("the table has no rows; give at least one.")
         if len({str(name) for name in columns}) < len(columns):
             raise ValueError(
                 "expected columns whose names differ as text, got two that do not, such as 0 and "
@@ -254,7 +252,6 @@ class NumericColumn:
 
     @classmethod
     def learn(cls, name: str | int, values: np.ndarray) -> NumericColumn:
-        """Returns the column with the mean and the standard deviation of public values."""
         all_numbers = _numbers(name, values)
         numbers = all_numbers[~np.isnan(all_numbers)]
         if not numbers.size:
@@ -279,7 +276,6 @@ class NumericColumn:
             out[:, 1] = missing
 
     def layers(self, inputs: Any) -> Any:
-        """Returns the same of a Keras tensor (n, 1)."""
         import keras
 
         # The deviation itself and not Normalization, which puts a floor under it.
@@ -302,7 +298,6 @@ class CategoricalColumn:
 
     @classmethod
     def learn(cls, name: str | int, values: np.ndarray, buckets: int | None) -> CategoricalColumn:
-        """Returns the column with the categories of public values, hashed if there are many."""
         vocabulary = np.unique(_categories(name, values))
         hashed = buckets is not None and len(vocabulary) > buckets
         if not hashed and len(vocabulary) > _MOST_CATEGORIES:
@@ -342,7 +337,6 @@ class CategoricalColumn:
         out[np.arange(len(out)), codes] = 1.0
 
     def layers(self, inputs: Any) -> Any:
-        """Returns the same of a Keras tensor (n, 1)."""
         import keras
 
         if self.buckets is not None:
@@ -369,7 +363,6 @@ def learn_columns(
     categorical: Iterable[str | int] | None,
     hash_buckets: int | None,
 ) -> tuple[Column, ...]:
-    """Returns the encoding of every column; the arguments are those of the map."""
     if categorical is None:
         chosen = {name for name, values in table.items() if values.dtype.kind not in "iuf"}
     else:
@@ -421,7 +414,6 @@ def _numbers(name: str | int, values: np.ndarray) -> np.ndarray:
 
 
 def _categories(name: str | int, values: np.ndarray) -> np.ndarray:
-    """Returns categories as ``int64`` or text."""
     if values.dtype.kind in "biu":
         return values.astype(np.int64)
     if values.dtype.kind == "f":

@@ -64,7 +64,6 @@ class Estimator(BaseEstimator):
             raise ValueError(f"this {type(self).__name__} is not fitted; call {call} first.")
 
     def _remember_columns(self, columns: tuple[str, ...] | None) -> None:
-        """Keeps the names of the columns of ``fit``, if any, as scikit-learn does."""
         self.__dict__.pop("feature_names_in_", None)
         if columns is not None:
             self.feature_names_in_ = columns

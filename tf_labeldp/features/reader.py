@@ -369,7 +369,6 @@ def _is_several(inputs: Any) -> bool:  # a tuple of arrays, rather than of rows
 
 
 def _names_of(table: Any) -> Any:
-    """Returns the names of the columns of a table; None of other inputs."""
     if isinstance(table, Mapping):
         return table
     if _is_frame(table):
@@ -383,7 +382,6 @@ def _columns_of(table: Any) -> dict[Any, np.ndarray] | None:
 
 
 def _check_columns(found: tuple[str, ...] | None, expected: Any) -> None:
-    """Refuses columns of other names or another order than in ``fit``, if both are known."""
     if found is None or expected is None or found == tuple(expected):
         return
     missing = [repr(name) for name in expected if name not in found]
@@ -470,7 +468,6 @@ def _side_by_side(parts: list[Any]) -> np.ndarray:
 
 
 def _pair(element: Any) -> tuple[Any, Any]:
-    """Returns the inputs of an element of a data set, and its labels or None."""
     if not isinstance(element, tuple):
         return element, None
     if len(element) > 2:

@@ -197,9 +197,7 @@ class BootstrappedHead(Head):
             raise ValueError(
                 f"shares must be one number for each release, and sum to one, got {self.shares}."
             )
-        for name in ("epochs", "batch_size"):
-            _validate.integer_at_least(name, getattr(self, name), 1)
-        _validate.positive_finite("learning_rate", self.learning_rate)
+
         width = built_network(self._model, "network").output_shape[-1]
         if width != labels.num_classes or num_rows != len(labels):
             raise ValueError(
@@ -223,7 +221,6 @@ class BootstrappedHead(Head):
     def _learn(
         self, inputs: Any, targets: Any, receipts: Receipts, labels: PrivateLabels, number: str
     ) -> None:
-        """Trains the network on probabilities, or reads the weights of an earlier such training."""
         import keras
 
         steps = -(-len(inputs) // self.batch_size) * self.epochs

@@ -31,8 +31,6 @@ _PROBE_ENTRIES, _MOST_PROBES = 256, 16
 
 
 class LikelihoodHead(OneReleaseHead):
-    """A head whose labels enter the likelihood through the released moments alone."""
-
     _sample_rows = None
     _penalties = ("auto",)
 
@@ -182,7 +180,6 @@ class Likelihood:
     def worth(
         self, u: np.ndarray, agreement: float, error: float, num_rows: int
     ) -> tuple[float, float]:
-        """Returns the sharpness and the mean log-loss of a fit, for an agreement and its error."""
         del num_rows
         scores = self.scores(u)
         if not self.softmax:
@@ -221,7 +218,6 @@ class LikelihoodProblem:
     fixed: np.ndarray  # (d,), true where c does not multiply the penalty (the constant column)
 
     def fit(self, multiple: float, moments: np.ndarray, start: np.ndarray) -> np.ndarray:
-        """Returns U (d, C) for a multiple of the penalties."""
         from scipy import optimize
 
         penalties = np.where(self.fixed, 1.0, multiple) * self.penalties
@@ -272,7 +268,6 @@ class LikelihoodProblem:
     def chosen(
         self, penalty: str | float, start: np.ndarray, num_rows: int
     ) -> tuple[LikelihoodFit, dict[float, float]]:
-        """Returns the fit for a penalty, and the estimated loss of each multiple that was tried."""
         if penalty != "auto":
             fit = self.assess(float(penalty), start, num_rows)
             return fit, {fit.multiple: fit.loss}

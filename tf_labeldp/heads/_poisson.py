@@ -106,7 +106,6 @@ class CountLikelihood:
         return self.rate
 
     def mean_curvature(self, coefficients: np.ndarray) -> float:
-        """Returns the mean of h over the rows at a fit: the mean prediction."""
         return float(self._rates(self._scores(coefficients)).mean(dtype=np.float64))
 
     def first_multiple(self, columns: int) -> float:

@@ -186,21 +186,16 @@ class HeadPriorRandomizer(Randomizer):
         return self.head(self.split()[0], self.delta, key=key, **arguments)
 
     def _check_budget(self, draw: PriorMechanism, labels: PrivateLabels, key: str) -> None:
-        """Raises unless all missing draws fit, before any of them."""
-        release, _ = self.parts(labels)
-        missing = [] if labels.has_draw(f"{key}/head") else [release]
-        if not labels.has_draw(key):
-            missing.append(draw)
-        else:
+        head = f"{key}/head"
+        if labels.has_draw(key):
             stored = labels.mechanism(key)
-            if missing or settings(stored) != settings(draw):
+            if not labels.has_draw(head) or settings(stored) != settings(draw):
                 raise DrawSettingsError(
                     f"draw {key!r} exists and was made with other settings (stored: {stored!r}; "
-                    f"asked: {draw!r} after a head named {f'{key}/head'!r}). Ask with the "
-                    "settings of the stored draw, or give another key."
+                    f"asked: {draw!r} after a head named {head!r}). Ask with the settings of the "
+                    "stored draw, or give another key."
                 )
-        if missing:
-            labels.check_budget(missing)
+        self._reserve(labels, {head: self.parts(labels)[0], key: draw})
 
 
 def _check_same_priors(

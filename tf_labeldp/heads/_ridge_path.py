@@ -24,8 +24,6 @@ _LARGEST_SHARPNESS = 1e3
 
 @dataclasses.dataclass(frozen=True)
 class Spectrum:
-    """A release in the eigenvectors of the Gram matrix."""
-
     values: np.ndarray  # eigenvalues l (d,), ascending, at least zero
     vectors: np.ndarray  # V (d, d), one eigenvector a column
     moments: np.ndarray  # z = V^T B~ (d, C), after the projection and without the intercept
@@ -34,11 +32,9 @@ class Spectrum:
 
     @property
     def energies(self) -> np.ndarray:
-        """Squared lengths e (d,) of the rows of z."""
         return np.einsum("jc,jc->j", self.moments, self.moments)
 
     def coefficients(self, filter_: np.ndarray) -> np.ndarray:
-        """Returns W (d, C)."""
         return self.vectors @ (filter_[:, np.newaxis] * self.moments)
 
     def risk(self, filter_: np.ndarray) -> float:
@@ -54,8 +50,6 @@ class Spectrum:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A release and the Gram matrix, solved for any filter."""
-
     spectrum: Spectrum  # of the features, without the intercept
     sigma: float  # standard deviation of the noise on an entry of the release
     column: np.ndarray  # g = a / l0 (d,), zeros without intercept
@@ -64,7 +58,6 @@ class Problem:
     scale: np.ndarray | None = None  # (d,), what columns were multiplied by; None for nothing
 
     def solve(self, filter_: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns coefficients W (d, C) and that of the constant column (C,)."""
         weights = self.spectrum.coefficients(filter_)
         return weights, self.kept() * self.last - self.column @ weights
 
@@ -231,7 +224,6 @@ def _top(spectrum: Spectrum) -> float:
 
 
 def class_scores(scores: np.ndarray) -> np.ndarray:
-    """Returns scores of all classes (m, K): of two classes, s is that of 1 and -s that of 0."""
     return np.concatenate([-scores, scores], axis=1) if scores.shape[1] == 1 else scores
 
 

@@ -36,20 +36,7 @@ _KIND = ("num_classes", "classes", "low", "high", "num_labels")
 
 
 class LabelSource:
-    """Labels in a vault, for one release.
-
-    Args:
-        head: its arguments describe the labels, and limit the cost of the release.
-        labels: a ``PrivateLabels``; or an array, of which a vault with the budget of one release
-            is made.
-        mechanism_of: returns the mechanism of the release for a kind of labels; raises for
-            arguments of the head that are out of range.
-
-    Attributes:
-        vault: of the labels.
-        kind: of the labels.
-        mechanism: of the release, whose noise it adds.
-    """
+    """Labels in a vault, for one release; of an array, a vault with that budget is made."""
 
     def __init__(
         self, head: Any, labels: Any, mechanism_of: Callable[[LabelKind], AggregateMechanism]
@@ -86,10 +73,7 @@ class LabelSource:
     ) -> tuple[NoisyStatistic, Receipts]:
         """Returns the noisy statistic, charged to the vault, and the receipts of the head.
 
-        Args:
-            public: the public input of the release, with the receipts of the features.
-            rows: keyed digests of each row, (n, k); None where there are none.
-            family: the same object for clones of one head.
+        ``rows`` are keyed digests (n, k) or None; clones of a head have one ``family``.
         """
         for receipt in standing(public.receipts):
             if receipt.kind == "unknown":  # trained without receipts, so that nothing is promised
@@ -114,10 +98,7 @@ def refuse_worker_processes() -> None:
 
 
 def with_other_fits(receipts: Receipts, rows: np.ndarray | None, family: object) -> Receipts:
-    """Returns the receipts of a fit on an array, with those of earlier fits on its rows.
-
-    Arguments as for ``LabelSource.release``.
-    """
+    """Returns the receipts of a fit on an array, with those of earlier fits on its rows."""
     own = []
     for receipt in receipts:
         notes = tuple(dict.fromkeys((*receipt.charge.assumptions, _BY_THIS_PROCESS)))
@@ -127,7 +108,7 @@ def with_other_fits(receipts: Receipts, rows: np.ndarray | None, family: object)
 
 
 def kind_arguments(head: Any) -> dict[str, Any]:
-    """Returns the arguments of a head that describe its labels, None for those that it lacks."""
+    """Returns the arguments of a head that describe its labels; None where it lacks them."""
     return {name: getattr(head, name, None) for name in _KIND}
 
 

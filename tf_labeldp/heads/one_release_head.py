@@ -576,7 +576,6 @@ def _threads_that_pay(num_rows: int, width: int) -> contextlib.AbstractContextMa
 
 
 def _is_one_hot(mechanism: LabelMomentMechanism) -> bool:
-    """Returns whether the codes of labels are one-hot, so that they have one direction less."""
     return mechanism.num_classes is not None and mechanism.num_classes > 2
 
 

@@ -82,28 +82,18 @@ class Scaling:
 
 
 class PublicRows:
-    """Rows of features for one fit: surveyed, scaled by a design, scanned, and released.
+    """Rows of features for one fit: surveyed, scaled by a design, scanned, and released."""
 
-    Attributes:
-        num_rows: n, from the survey on.
-        labels: those of a data set of (x, y) batches, else None; from the survey on.
-        digests: keyed digests of each row, of its features and of the encoder's inputs, ``uint64``
-            (n, 1 or 2); from the survey on.
-        sample: some rows, drawn uniformly, ``float32``: raw (m, d) after the survey, scaled (m, D)
-            after the scan.
-        scaling: from the design on.
-        gram: ``X^T X`` of the scaled rows, ``float64`` (D, D) in Fortran order, the upper triangle;
-            from the scan on. ``add_gram`` states its error.
-        max_l1: the largest L1 norm of a scaled row; from the scan on.
-    """
-
+    # From the survey on:
     num_rows: int
-    labels: np.ndarray | None
-    digests: np.ndarray
-    sample: np.ndarray
+    labels: np.ndarray | None  # of a data set of (x, y) batches
+    digests: np.ndarray  # of each row's features and inputs of the encoder, uint64 (n, 1 or 2)
+    sample: np.ndarray  # uniform, float32: raw (m, d), and scaled (m, D) after the scan
+    # From the design on:
     scaling: Scaling
-    gram: np.ndarray
-    max_l1: float
+    # From the scan on:
+    gram: np.ndarray  # X^T X of the scaled rows, float64 (D, D), upper triangle, Fortran order
+    max_l1: float  # the largest L1 norm of a scaled row
 
     def __init__(
         self, source: FeatureRows, max_bytes: float, sample_rows: int | None = None
@@ -199,11 +189,7 @@ class PublicRows:
         return " ".join(float(number).hex() for number in self._sketch)
 
     def matches(self, digest: str) -> bool:
-        """Returns whether a digest is of the same rows up to rounding.
-
-        Another machine may round the same rows otherwise, so random sums of all their entries are
-        compared.
-        """
+        """Returns whether a digest is of the same rows, which another machine may round."""
         try:
             other = np.array([float.fromhex(part) for part in digest.split()])
         except ValueError:

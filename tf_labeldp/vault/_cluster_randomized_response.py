@@ -228,12 +228,6 @@ class ClusterRandomizedResponse(Randomizer):
         if probability == 1.0:
             return None
         epsilon = math.log1p((1.0 - probability) / probability / self.threshold)
-        if not (math.isfinite(epsilon) and epsilon > 0.0):
-            raise ValueError(
-                f"resampling_probability={probability:g} and threshold={self.threshold:g} give the "
-                f"draw epsilon={epsilon:g}, which must be finite and above zero. Choose another "
-                "lambda."
-            )
         return PriorResampling(epsilon, self.num_classes, probability, self.threshold)
 
     @property
@@ -314,7 +308,6 @@ class ClusterRandomizedResponse(Randomizer):
 
     @staticmethod
     def _stored_or(draw: PriorResampling, labels: PrivateLabels, key: str) -> PriorResampling:
-        """Returns the stored mechanism if it differs by the rounding of its price alone."""
         stored = labels.mechanism(key) if labels.has_draw(key) else None
         if isinstance(stored, PriorResampling):
             same = dataclasses.replace(stored, epsilon=draw.epsilon) == draw

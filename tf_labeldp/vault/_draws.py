@@ -83,13 +83,11 @@ class Draws:
         self._unnamed = 0
 
     def next_name(self) -> str:
-        """Returns the name of the next draw without a key."""
         return f"{UNNAMED}{self._unnamed}"
 
     def record(
         self, mechanism: Mechanism, rows: np.ndarray, public: PublicInput[Any], key: str | None
     ) -> Record:
-        """Returns the record of a draw or a release, a new one or the stored one of this name."""
         if key is not None and str(key).startswith(UNNAMED):
             raise ValueError(
                 f"key must not start with {UNNAMED!r}, which names draws without a key, got "
@@ -157,7 +155,6 @@ class Draws:
         digest: str | None,
         made_of: Receipts,
     ) -> Record:
-        """Checks the budget, applies the mechanism to the true labels and keeps the output."""
         ledger, charge = self._ledger, self.charge_of(mechanism, public_input)
         came_along = ledger.check(rows, [(in_words(mechanism, charge), charge)], made_of)
         rng = None

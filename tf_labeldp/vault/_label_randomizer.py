@@ -230,7 +230,6 @@ class LabelRandomizer(Randomizer):
     def _stored_bins(
         labels: PrivateLabels, key: str, values: np.ndarray, epsilon: float
     ) -> RROnBins | None:
-        """Returns the mechanism of the draw of this name, or None; raises if it is another one."""
         if not labels.has_draw(key):
             return None
         stored = labels.mechanism(key)
@@ -244,8 +243,6 @@ class LabelRandomizer(Randomizer):
 
 
 def _checked_range(labels: PrivateLabels) -> tuple[float, float]:
-    if not len(labels):
-        raise ValueError("the vault has no labels; there is nothing to randomize.")
     if labels.label_range is None:
         raise ValueError(
             "LabelRandomizer is for numbers, these labels are classes. Use RandomizedResponse, or "

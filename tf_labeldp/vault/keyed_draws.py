@@ -78,8 +78,6 @@ KEYED_ASSUMPTIONS = (
 
 @dataclasses.dataclass
 class _Release:
-    """A release of an engine, as the ledger has it."""
-
     binding: str | None = None  # digest of mechanism and prior; None before it is registered
     receipts: Receipts = ()  # its own comes last
     rows: Record | None = None  # with the number and the fingerprint of its rows
@@ -327,7 +325,6 @@ class ReleaseKey:
             release.sums = fields.get("sums", release.sums)
 
     def _checked(self, release: str, mechanism: Mechanism, priors: Any) -> _Release:
-        """Returns a release, known or new, or raises if another mechanism or prior has its name."""
         if not isinstance(release, str) or not release or "/" in release:
             raise ValueError(f"release must be a name without '/', got {release!r}.")
         known = self._releases.get(release, _Release())
@@ -376,7 +373,6 @@ class ReleaseKey:
 
 
 def _store_of(path: pathlib.Path) -> LabelStore:
-    """Returns the store of a key: that of the vault whose folder it is in, or one of its own."""
     if (path.parent / "header.json").exists():
         return LabelStore(path.parent)
     return LabelStore(path.with_name(path.name + _LEDGER))
@@ -586,7 +582,6 @@ def _is_by_row(priors: Priors | None) -> TypeGuard[Priors]:
 
 
 def _of_rows(priors: Priors | None, part: slice) -> Priors | None:
-    """Returns priors for a part of the rows."""
     if not _is_by_row(priors):
         return priors
     if priors.groups is None:
@@ -595,7 +590,6 @@ def _of_rows(priors: Priors | None, part: slice) -> Priors | None:
 
 
 def _prior_blocks(priors: Priors, size: int) -> np.ndarray:
-    """Returns a digest of the prior of each row, ``uint64`` (n, 2)."""
     table = np.ascontiguousarray(priors.probabilities, "<f8") + 0.0
     digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in table)
     blocks = np.frombuffer(digests, "<u8").reshape(-1, 2)
@@ -604,7 +598,6 @@ def _prior_blocks(priors: Priors, size: int) -> np.ndarray:
 
 
 def _checked_groups(priors: Priors, size: int) -> np.ndarray | None:
-    """Returns the groups of priors by row, or raises if they are not for ``size`` labels."""
     rows = len(priors.probabilities)
     if priors.groups is None and rows != size:
         raise ValueError(f"priors have {rows} rows, and there are {size} labels.")
@@ -661,7 +654,6 @@ def _are_texts(ids: Any) -> bool:
 
 
 def _id_blocks(ids: Any, key: bytes) -> np.ndarray:
-    """Returns checked ids as blocks, ``uint64`` (n, 2)."""
     if _are_texts(ids):
         return _text_blocks(ids, key)
     blocks = np.zeros((len(ids), 2), "<u8")

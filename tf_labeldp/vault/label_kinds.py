@@ -413,7 +413,6 @@ class Rows(LabelKind):
 
 
 def _as_array(labels: Any) -> Any:
-    """Returns a tensor of any framework as an array; anything else as it is."""
     if np.ma.is_masked(labels):
         raise ValueError(
             "labels are masked in places, and below a mask there is no label. Leave those examples "

@@ -86,14 +86,7 @@ class History(tuple[Use, ...]):
 
 
 class Ledger:
-    """The records of one vault, in memory or in a store, and its budget.
-
-    Attributes:
-        label_set: the name of the labels in receipts.
-        budget: the most that may be spent on one label.
-        records: in order, with those of the rest of a project.
-        draws: the records of draws and releases, by their names.
-    """
+    """The records of one vault, in memory or in a store, and its budget."""
 
     def __init__(
         self,
@@ -105,8 +98,8 @@ class Ledger:
         actor: str | None = None,
     ) -> None:
         self.label_set, self.budget = label_set, budget
-        self.records: list[Record] = []
-        self.draws: dict[str, Record] = {}
+        self.records: list[Record] = []  # in order, with those of the rest of a project
+        self.draws: dict[str, Record] = {}  # and releases, by their names
         self._store, self._project = store, project
         self._unit, self._actor = unit, actor or actor_name()
         self._composition = Composition()
@@ -150,11 +143,7 @@ class Ledger:
     def of_store(
         cls, path: str | os.PathLike[str], *, alone: bool = False, read_only: bool = True
     ) -> Ledger:
-        """Returns the ledger of a store without its labels; ``alone`` leaves its project out.
-
-        Raises:
-            LabelStoreError: no store, a damaged one, or one that lacks a part of its account.
-        """
+        """Returns the ledger of a store without its labels; ``alone`` leaves its project out."""
         store = LabelStore(path, read_only=read_only)
         label_set, budget = store.look()
         project = Project(store.path) if store.in_project and not alone else None
@@ -179,7 +168,6 @@ class Ledger:
             yield
 
     def _read_new_records(self) -> None:
-        """Counts the new records of the store, and the spending of the rest of the project."""
         for record in () if self._store is None else self._store.new_records():
             self._remember(record)
         own = dataclasses.replace(self.label_set, stored=False)  # may be of the same people
@@ -451,7 +439,6 @@ def _keep_weights(
 def _first_budget(
     budget: PrivacyBudget | None, store: LabelStore, project: Project | None
 ) -> PrivacyBudget:
-    """Returns the budget of a new store: that of its project, if this has one."""
     paths = [] if project is None else project.other_stores()
     budgets = [Ledger.of_store(path, alone=True).budget for path in paths]
     if not budgets:

@@ -58,10 +58,8 @@ LEDGERS: dict[str, Callable[[Sequence[bytes], Receipts], None]] = {}
 
 
 def attach(model: Any, receipts: Iterable[Receipt], layers: Iterable[Any] | None = None) -> None:
-    """Adds receipts to a model, and to these layers or all trainable ones.
-
-    An encoder is usually a new model over layers of a trained one, so the layers count.
-    """
+    """Adds receipts to a model, and to these layers or all trainable ones."""
+    # An encoder is usually a new model over layers of a trained one, so the layers count.
     added = tuple(receipts)
     trainable = [layer for layer in layers_of(model) if layer.trainable_weights]
     chosen = trainable if layers is None else layers
@@ -76,10 +74,7 @@ def attach(model: Any, receipts: Iterable[Receipt], layers: Iterable[Any] | None
 
 
 def attach_from_file(model: Any, receipts: Receipts, places: Iterable[int] | None) -> None:
-    """Adds receipts of a file to layers of a model by their places; None for all of them.
-
-    The weights may be read later than the receipts.
-    """
+    """Adds receipts of a file to layers of a model by their places; None for all of them."""
     layers = layers_of(model)
     chosen = (
         layers if places is None else [layers[place] for place in places if place < len(layers)]
@@ -90,11 +85,7 @@ def attach_from_file(model: Any, receipts: Receipts, places: Iterable[int] | Non
 
 
 def begin_training(model: Any, receipts: Iterable[Receipt] = ()) -> list[bytes]:
-    """Adds receipts to a model, and notes that a training on them is under way.
-
-    Returns:
-        Digests of the weights before the training, for ``end_training``.
-    """
+    """Adds receipts to a model whose training begins; returns digests of its weights."""
     earlier = public_input(model).receipts  # with the evidence of training without receipts
     attach(model, merge_receipts(earlier, receipts))
     for layer in layers_of(model):
@@ -172,7 +163,6 @@ def _digests_by_layer(layers: Iterable[Any]) -> dict[Any, list[bytes]]:
 
 
 def _cover_weights(digests: Mapping[Any, Iterable[bytes]]) -> None:
-    """Notes the present weights of layers with a history as those that receipts cover."""
     for layer, own in digests.items():
         if (history := history_of(layer)) is not None:
             _set_history(layer, dataclasses.replace(history, digests=frozenset(own)))
@@ -348,7 +338,6 @@ def _both(first: History, second: History) -> History:
 
 
 def _match_by_name(model: Any, histories: Mapping[str, History]) -> None:
-    """Gives each layer of a model the histories that a file has under its name."""
     by_name: dict[str, list[Any]] = {}
     for layer in layers_of(model):
         by_name.setdefault(layer.name, []).append(layer)

@@ -70,7 +70,6 @@ class Randomizer(abc.ABC):
     def _reserve(
         labels: PrivateLabels, draws: Mapping[str, Mechanism], receipts: Receipts = ()
     ) -> None:
-        """Raises unless those of these draws that are missing all fit the budget, together."""
         missing = {
             name: mechanism for name, mechanism in draws.items() if not labels.has_draw(name)
         }
@@ -639,8 +638,6 @@ class PrivateLabels:
             budget: at least the old one in epsilon and delta, or a ``ValueError`` is raised.
             reason: a sentence for the history.
         """
-        if not isinstance(budget, PrivacyBudget):
-            raise TypeError(f"budget must be a PrivacyBudget, got {type(budget).__name__}.")
         if not isinstance(reason, str) or not reason.strip():
             raise TypeError("reason must say why the budget is raised, in a sentence.")
         self._ledger.raise_budget(budget, reason.strip())

@@ -42,35 +42,21 @@ class DrawSettingsError(LabelStoreError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Record:
-    """One entry of a ledger: a charge with its output, a fact about a release, or a budget.
+    """One entry of a ledger: a charge with its output, a fact about a release, or a budget."""
 
-    Attributes:
-        number: place in the sequence of records, from 0.
-        receipt: the charge; None where the record charges nothing.
-        budget: the budget from here on, for a change of it.
-        reason: of that change; ``time`` and ``actor`` are when it was made and by whom.
-        mechanism: as ``mechanisms.serialize`` describes it, or None.
-        public_digest: digest of the priors, or of the public input; or None.
-        made_of: the receipts of the priors, or of the weights.
-        release: of an engine: ``name``, and ``binding`` where it is registered here; or None.
-        weights: digests of the weights of a model that was made of ``made_of``.
-        array_names: of ``arrays``.
-        load: reads the arrays; an empty dictionary once the store was forgotten.
-    """
-
-    number: int
-    receipt: Receipt | None = None
-    budget: PrivacyBudget | None = None
+    number: int  # place in the sequence, from 0
+    receipt: Receipt | None = None  # the charge
+    budget: PrivacyBudget | None = None  # from here on; the next three are of that change
     reason: str = ""
     time: str = ""
     actor: str = ""
-    mechanism: dict[str, Any] | None = None
-    public_digest: str | None = None
-    made_of: tuple[Receipt, ...] = ()
-    release: dict[str, Any] | None = None
-    weights: tuple[str, ...] = ()
+    mechanism: dict[str, Any] | None = None  # as `mechanisms.serialize` describes it
+    public_digest: str | None = None  # of the priors, or of the public input
+    made_of: tuple[Receipt, ...] = ()  # of the priors, or of the weights
+    release: dict[str, Any] | None = None  # of an engine: `name`, and `binding` at registration
+    weights: tuple[str, ...] = ()  # digests of those of a model that was made of `made_of`
     array_names: tuple[str, ...] = ()
-    load: Callable[[], dict[str, np.ndarray]] = dict
+    load: Callable[[], dict[str, np.ndarray]] = dict  # reads the arrays, until they are forgotten
 
     @classmethod
     def of(

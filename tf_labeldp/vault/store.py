@@ -328,7 +328,6 @@ class LabelStore:
         ]
 
     def _read_on(self, forgotten: bool) -> list[Record]:
-        """Returns the records that follow those that were read, until there is none."""
         found = []
         while (record := self._read_record(len(self._receipts), forgotten)) is not None:
             self._receipts.append(record.receipt)
@@ -451,7 +450,6 @@ class LabelStore:
         return int(number), digest
 
     def _check_still_there(self) -> None:
-        """Raises if the store that was opened is gone, or another one is in its place."""
         if self._label_set is None:
             return
         header = self.header() if self.exists() else {}
@@ -505,11 +503,8 @@ class LabelStore:
 class Project:
     """The stores in one folder that share one budget, since one person may be in several.
 
-    ``project.json`` lists them, so that a missing one is noticed. They take turns by one lock, that
-    of the folder; methods are called within the turn of ``store``.
-
-    Attributes:
-        name: random, and in the header of each store, so that a store that moved is refused.
+    ``project.json`` lists them, so that a missing one is noticed; the header of each has its random
+    name, so that a moved one is refused. One lock, that of the folder, gives them turns.
     """
 
     def __init__(self, store: pathlib.Path) -> None:
@@ -564,7 +559,6 @@ class Project:
 
 
 def _header_in(store: pathlib.Path) -> dict[str, Any]:
-    """Returns the header of a store of a project, unchecked; an empty one if there is none."""
     path = store / "header.json"
     return read_json(path) if path.exists() else {}
 
