@@ -174,6 +174,9 @@ def test_a_budget_for_one_release_alone_pays_for_none():
     ("options", "labels", "words"),
     [
         ({"shares": (0.5, 0.6)}, None, "sum to one"),
+        ({"epochs": 0}, None, "epochs"),
+        ({"batch_size": 0}, None, "batch_size"),
+        ({"learning_rate": -1.0}, None, "learning_rate"),
         ({"draw_share": 1.0}, None, "draw_share"),
         ({"shares": (0.0, 1.0)}, None, "shares"),
         ({"epsilon": 0.0}, None, "epsilon"),

@@ -103,7 +103,6 @@ class PatchDictionary(FeatureMap):
         sides = self._checked_sides()
         public = public_input(images)
         array, self.receipts_ = _checked_images(public.value), public.receipts
-
         size = array.shape[1:3]
         self._pools = tuple(
             _pooling_matrix(size, side, self.stride, self.pooling) for side in sides
@@ -229,7 +228,6 @@ def _checked_images(images: Any) -> np.ndarray:
             f"images must have shape (n, h, w) or (n, h, w, c), got {array.shape}. Reshape flat "
             "rows to images; for tables use RandomFourierFeatures."
         )
-
     bad = 0
     for start in range(0, 0 if array.dtype.itemsize == 1 else len(array), 1024):
         with np.errstate(over="ignore"):

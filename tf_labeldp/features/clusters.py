@@ -144,7 +144,6 @@ class Clusters:
         Raises:
             ValueError: no cluster is as large, or these have no centres.
         """
-
         sizes = self.sizes
         large = sizes >= minimum_size
         if large.all():

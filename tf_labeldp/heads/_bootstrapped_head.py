@@ -197,7 +197,9 @@ class BootstrappedHead(Head):
             raise ValueError(
                 f"shares must be one number for each release, and sum to one, got {self.shares}."
             )
-
+        for name in ("epochs", "batch_size"):  # before anything is charged
+            _validate.integer_at_least(name, getattr(self, name), 1)
+        _validate.positive_finite("learning_rate", self.learning_rate)
         width = built_network(self._model, "network").output_shape[-1]
         if width != labels.num_classes or num_rows != len(labels):
             raise ValueError(
