@@ -250,11 +250,3 @@ def test_noisy_labels_of_an_earlier_demo_are_no_longer_there(
     assert main(["demo", "--output", str(tmp_path)]) == 130
     notes = [earlier, earlier / name] if name == "notes.txt" else []
     assert sorted(tmp_path.rglob("*")) == [tmp_path / MARKER, *notes]
-
-
-def test_data_that_are_too_few_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_adult(tmp_path, 4)
-    assert main(["demo", "--data", "adult", "--data-dir", str(tmp_path)]) == 2
-    assert "adult has too few examples" in capsys.readouterr().err
