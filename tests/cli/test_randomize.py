@@ -226,10 +226,13 @@ def test_tables_longer_than_what_is_read_and_written_at_once() -> None:
     labels = np.arange(len(ids)) % 2
     source = write("t.csv", pa.table({"id": ids, "y": labels}))
     assert Path(source).stat().st_size > 17 << 20
-    for output in ("n.csv", "n.parquet"):
-        noisy = randomize(source, output, *CLASSES, "--epsilon", 99)
+    parquet.write_table(pa.table({"id": ids, "y": labels}), "t.parquet", row_group_size=999)
+    for name, suffix in ((source, "csv"), ("t.parquet", "parquet")):
+        options = (*CLASSES, "--epsilon", 99, "--store", "store")  # which knows the ids again
+        noisy = randomize(name, f"public/n.{suffix}", *options)
         assert noisy["id"].equals(pa.chunked_array([ids]))
         assert np.array_equal(numbers(noisy["y"]), labels)
+        assert statement_of(f"public/n.{suffix}")["most_rows_of_one_id"] == 1
 
 
 def test_the_statement_is_complete() -> None:

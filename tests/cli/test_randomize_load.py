@@ -17,7 +17,7 @@ from pyarrow import csv, parquet
 from tf_labeldp.accounting import PrivacyGuarantee, ReceiptError
 from tf_labeldp.accounting.receipts import compose_receipts
 from tf_labeldp.cli import main
-from tf_labeldp.mechanisms import RROnBins, RRWithPrior
+from tf_labeldp.mechanisms import RandomizedResponse, RROnBins, RRWithPrior
 from tf_labeldp.vault import LabelRandomizer, NoisyLabels, PrivateLabels
 
 N = 2000
@@ -131,8 +131,9 @@ def test_the_table_and_its_statement_are_loaded(
     assert spent == pytest.approx([statement["epsilon"]["prior"]] * private + [
         statement["epsilon"]["draw"]])  # fmt: skip
     assert math.fsum(spent) == pytest.approx(EPSILON, rel=1e-12)
+    if task != "amount":
+        assert noisy.mechanism == (RRWithPrior if prior else RandomizedResponse)(EPSILON, 4)
     if prior and task != "amount":
-        assert noisy.mechanism == RRWithPrior(EPSILON, 4)
         np.testing.assert_allclose(np.asarray(noisy.priors), PRIORS["code"], rtol=1e-12)
     if task == "amount":
         assert isinstance(noisy.mechanism, RROnBins) and noisy.priors is not None

@@ -36,9 +36,12 @@ def command(*more: str, source: str = "labels.csv", output: str = "noisy.csv") -
 
 
 def contents() -> dict[str, bytes]:
-    """Gives what is there, except for the input."""
-    return {path.name: path.read_bytes() for path in sorted(Path().iterdir())
-            if path.is_file() and path.name != "labels.csv"}  # fmt: skip
+    """Gives what is there, hidden folders too, except for the input."""
+    return {
+        path.name: path.read_bytes() if path.is_file() else b""
+        for path in sorted(Path().iterdir())
+        if path.name != "labels.csv"
+    }
 
 
 def rows_and_stated() -> tuple[int, int]:
@@ -216,7 +219,7 @@ def test_a_store_that_would_be_published(
     assert main(command("--store", store, output=output)) == 2
     shown = capsys.readouterr().err
     assert reason in shown and "the store stays with the labels" in shown
-    assert contents() == {} and list(Path("public").iterdir()) == []
+    assert set(contents()) == {"link", "public"} and list(Path("public").iterdir()) == []
 
 
 # From stdin to stdout.

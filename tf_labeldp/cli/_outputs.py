@@ -45,8 +45,6 @@ def output_of(
                 "--output - needs --statement FILE, as the statement can't go to stdout too; name "
                 "it like the file that the rows will be in, with .privacy.json at its end"
             )
-        if sys.stdout is None:
-            raise CommandError("--output - is stdout, which is closed; give the path of a file")
         kind, statement, tables = StreamOutput, args.statement, []
     elif args.statement is not None:
         raise CommandError("--statement is for --output -; other outputs have a place for theirs")

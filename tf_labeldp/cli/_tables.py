@@ -292,8 +292,6 @@ class StdinTable(CsvTable):
     """The CSV text of stdin, kept in memory: it never lies on a disk."""
 
     def __init__(self) -> None:
-        if sys.stdin is None:
-            raise CommandError("the input - is stdin, which is closed; give the path of a file")
         self.path = pathlib.Path("stdin")
         with self._explained():
             self._text = sys.stdin.buffer.read()
