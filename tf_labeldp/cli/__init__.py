@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from tf_labeldp._version import __version__
-from tf_labeldp.cli._console import CommandError, Terminated, UsageError, one_line, say
+from tf_labeldp.cli import _console
 
 __all__ = ["main"]
 
@@ -94,15 +94,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             module, _, function = args.run.partition(".")
             module = importlib.import_module(f"tf_labeldp.cli.{module}")
             return int(getattr(module, function)(args))
-    except UsageError as error:
+    except _console.UsageError as error:
         reason = f"{error}. See {name} --help."
-    except CommandError as error:
+    except _console.CommandError as error:
         reason = str(error)
-    except Terminated:
-        say(f"\n{name}: ended by SIGTERM", error=True)
+    except _console.Terminated:
+        _console.say(f"\n{name}: ended by SIGTERM", error=True)
         return 128 + signal.SIGTERM
     except KeyboardInterrupt:
-        say(f"\n{name}: stopped", error=True)
+        _console.say(f"\n{name}: stopped", error=True)
         return 130
     except Exception as error:
         reason = (
@@ -110,8 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"(with {_TRACEBACK}=1 in the environment it is shown)"
         )
         if os.environ.get(_TRACEBACK) == "1":
-            say(traceback.format_exc(), error=True)
-    say(f"{name}: error: {one_line(reason)}", error=True)
+            _console.say(traceback.format_exc(), error=True)
+    _console.say(f"{name}: error: {_console.one_line(reason)}", error=True)
     return 2
 
 
@@ -141,7 +141,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
     def end(*unused: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one is enough; cleaning up takes no time
-        raise Terminated
+        raise _console.Terminated
 
     signal.signal(signal.SIGTERM, end)
     try:
@@ -162,7 +162,7 @@ class _Parser(argparse.ArgumentParser):
         if re.search("required: (?!-)", message):
             # An option that takes several words may have taken it.
             message += " (before the options, as --classes and the like take all words after them)"
-        raise UsageError(message)
+        raise _console.UsageError(message)
 
 
 def _epsilon(text: str) -> float:
@@ -421,33 +421,33 @@ def _add_labels(add: Any) -> None:
 def _check_train(args: argparse.Namespace) -> None:
     numbers = args.low is not None or args.high is not None
     if (args.num_classes is not None) + (args.classes is not None) + numbers != 1:
-        raise CommandError(
+        raise _console.CommandError(
             "say what the labels are, by one of --num-classes K, --classes NAME ..., and --low "
             "with --high; it is public, and not taken from the labels"
         )
     if numbers and (args.low is None or args.high is None or args.low >= args.high):
-        raise CommandError("numbers need both --low and --high, the first below the other")
+        raise _console.CommandError("numbers need both --low and --high, the first below the other")
     for name in ("clip", "loss"):
         if getattr(args, name) and not numbers:
-            raise CommandError(f"--{name} is for labels that are numbers; leave it out")
+            raise _console.CommandError(f"--{name} is for labels that are numbers; leave it out")
     _check_poisson(args)
     if (args.images is None) != (args.file is None):
-        raise CommandError("--images DIR and --file NAME go together: give both or none")
+        raise _console.CommandError("--images DIR and --file NAME go together: give both or none")
     if args.delta is not None and not 0.0 < args.delta < 1.0:
-        raise CommandError(f"--delta must lie between 0 and 1, got {args.delta:g}")
+        raise _console.CommandError(f"--delta must lie between 0 and 1, got {args.delta:g}")
 
 
 def _check_randomize(args: argparse.Namespace) -> None:
     if args.draws == "keyed":
         _refuse(args, ("insecure_seed",), "is for --draws stored")
         if args.store is None:
-            raise CommandError("--draws keyed needs --store DIR, where its key is kept")
+            raise _console.CommandError("--draws keyed needs --store DIR, where its key is kept")
         if args.mechanism not in (None, _RR_ON_BINS):
-            raise CommandError(
+            raise _console.CommandError(
                 f"--draws keyed takes --mechanism {_RR_ON_BINS}, got {args.mechanism}"
             )
         if len(args.id or ()) > 1:
-            raise CommandError(
+            raise _console.CommandError(
                 f"--draws keyed takes one --id, got {len(args.id)}; name the column that "
                 "identifies the rows"
             )
@@ -458,12 +458,12 @@ def _check_regression(args: argparse.Namespace) -> None:
     _refuse(args, ("num_classes", "classes"), "is for --task classification")
     for name in ("low", "high"):
         if getattr(args, name) is None:
-            raise CommandError(
+            raise _console.CommandError(
                 f"--task regression needs --{name}, an end of the public range of the labels; it "
                 "is not taken from the labels, since that would reveal the one at the end"
             )
     if args.low >= args.high:
-        raise CommandError(
+        raise _console.CommandError(
             f"--low must be below --high, got --low {args.low:g} --high {args.high:g}; they are "
             "the smallest and the largest label"
         )
@@ -477,17 +477,17 @@ def _check_regression(args: argparse.Namespace) -> None:
 def _check_classification(args: argparse.Namespace) -> None:
     _refuse(args, _REGRESSION_ONLY, "is for --task regression")
     if (args.classes is None) == (args.num_classes is None):
-        raise CommandError(
+        raise _console.CommandError(
             "--task classification needs either --num-classes K, for labels 0..K-1, or --classes, "
             f"the names of all classes; got {'neither' if args.classes is None else 'both'}"
         )
     if args.num_classes is not None and args.num_classes > _MOST_CLASSES:
-        raise CommandError(
+        raise _console.CommandError(
             f"--num-classes must be at most {_MOST_CLASSES:,}, got {args.num_classes:,}; are these "
             "labels numbers, for --task regression?"
         )
     if args.classes and (len(set(args.classes)) < max(2, len(args.classes))):
-        raise CommandError(
+        raise _console.CommandError(
             "--classes must name at least two classes, each once, got "
             f"{len(args.classes)} names of which {len(set(args.classes))} differ"
         )
@@ -495,7 +495,7 @@ def _check_classification(args: argparse.Namespace) -> None:
 
 def _check_poisson(args: argparse.Namespace) -> None:
     if args.loss == "poisson" and args.low < 0.0:
-        raise CommandError(
+        raise _console.CommandError(
             f"--loss poisson needs labels of zero or more, got --low {args.low:g}; take another "
             "loss or range"
         )
@@ -504,4 +504,4 @@ def _check_poisson(args: argparse.Namespace) -> None:
 def _refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:
     for name in names:
         if getattr(args, name) is not None:
-            raise CommandError(f"--{name.replace('_', '-')} {reason}; leave it out")
+            raise _console.CommandError(f"--{name.replace('_', '-')} {reason}; leave it out")
