@@ -60,8 +60,8 @@ def worst_log_ratio(matrix):
     return float((logs.max(axis=0) - logs.min(axis=0)).max())
 
 
-@pytest.mark.parametrize("epsilon", [0.01, 0.3, 1.0, 4.0, 12.0, 50.0])
-@pytest.mark.parametrize("size", [2, 3, 9])
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 12.0, 50.0])
+@pytest.mark.parametrize("size", [2, 9])
 def test_the_noisy_label_is_right_on_average_and_private(epsilon, size):
     rng = np.random.default_rng([size, int(100 * epsilon)])
     for start, step in ((0.0, 1.0), (1e6, 0.25), (-300.0, 40.0)):
@@ -81,7 +81,7 @@ def test_values_without_probability_are_unbiased_too():
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0, 8.0])
+@pytest.mark.parametrize("epsilon", [0.1, 8.0])
 def test_two_labels_need_binary_randomized_response(loss, epsilon):
     """Closed form: outputs at the smallest range, each kept with e^eps / (1 + e^eps)."""
     low, high, prior = -1.0, 3.0, (0.3, 0.7)
@@ -100,7 +100,7 @@ def test_two_labels_need_binary_randomized_response(loss, epsilon):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("epsilon", [0.3, 2.0, 5.0, 8.0])
+@pytest.mark.parametrize("epsilon", [0.3, 8.0])
 @pytest.mark.parametrize("prior", [(0.2, 0.5, 0.3), (0.02, 0.9, 0.02, 0.04, 0.02)])
 def test_as_good_as_the_program_on_a_finer_grid(loss, epsilon, prior):
     prior = np.array(prior)
@@ -115,7 +115,7 @@ def test_as_good_as_the_program_on_a_finer_grid(loss, epsilon, prior):
     assert found == pytest.approx(own, rel=5e-6)
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 2.0, 5.0])
+@pytest.mark.parametrize("epsilon", [0.5, 5.0])
 def test_a_wider_range_never_costs_and_a_tight_one_costs_much(epsilon):
     values, prior = np.arange(8.0), np.full(8, 0.125)
     losses = []
@@ -159,7 +159,7 @@ def test_one_value_is_its_own_channel():
     assert channel.outputs == (5.0,) and channel.transition_matrix().tolist() == [[1.0]]
 
 
-@pytest.mark.parametrize("epsilon", [0.2, 1.0, 6.0])
+@pytest.mark.parametrize("epsilon", [0.2, 6.0])
 @pytest.mark.parametrize("side", ["left", "right", "both"])
 def test_a_range_that_is_too_narrow_is_refused_with_the_smallest_that_works(epsilon, side):
     values, prior = np.array([1.0, 2.0, 4.0]), (0.2, 0.3, 0.5)
@@ -176,7 +176,7 @@ def test_a_range_that_is_too_narrow_is_refused_with_the_smallest_that_works(epsi
     assert largest_bias(channel) <= 1e-12
 
 
-@pytest.mark.parametrize("epsilon", [0.2, 1.0, 6.0])
+@pytest.mark.parametrize("epsilon", [0.2, 6.0])
 def test_the_smallest_range_is_the_truth_and_not_the_solver(epsilon):
     """Just below it even the two ends alone have no unbiased channel, by any outputs."""
     for factor, status in ((1.001, 0), (0.999, 2)):
@@ -219,11 +219,10 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input(case):
-    arguments, message = BAD[case]
-    with pytest.raises(ValueError, match=message):
-        unbiased_channel(*arguments)
+def test_bad_input():
+    for arguments, message in BAD.values():
+        with pytest.raises(ValueError, match=message):
+            unbiased_channel(*arguments)
 
 
 @pytest.mark.slow
@@ -235,7 +234,7 @@ def test_as_many_values_as_allowed():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("epsilon", [1e-6, 1e-5, 1e-4, 1e-3, 0.01, 15.0, 20.0, 50.0])
+@pytest.mark.parametrize("epsilon", [1e-6, 1e-4, 0.01, 15.0, 50.0])
 def test_epsilon_at_which_the_solver_has_no_digits_left(epsilon):
     """Whatever the solver makes of it, the channel is private and unbiased."""
     for size, concentration in ((2, 1.0), (4, 1e-3), (10, 1.0), (23, 1.0)):

@@ -1,7 +1,8 @@
-"""How a command ends: its exit code, its one line, and what nobody listens to or asked for."""
+"""How a command ends: its exit code, its one line and its progress; and the short verbs."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -13,8 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tqdm.std
 
-from tf_labeldp.cli import _console, _randomize, main
+from tf_labeldp._progress import Progress
+from tf_labeldp.cli import main
+from tf_labeldp.mechanisms import RandomizedResponse
+from tf_labeldp.vault import PrivateLabels
 
 ROOT = Path(__file__).parents[2]
 SECRET = "31.4159"
@@ -67,10 +72,6 @@ def test_nobody_listens(folder: Path, command: str) -> None:
     assert (folder / "noisy.csv").exists() and (folder / "noisy.csv.privacy.json").exists()
 
 
-def test_an_error_that_nobody_reads_has_its_exit_code() -> None:
-    assert shell("randomize missing.csv " + " ".join(OPTIONS) + " 2>&-").returncode == 2
-
-
 def test_a_name_that_the_terminal_cannot_show(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,10 +86,12 @@ def test_a_closed_stream_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     stream.close()
     monkeypatch.setattr(sys, "stdout", stream)
-    _console.say("text")
+    assert main(["randomize", "labels.csv", *OPTIONS]) == 0
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert main(["randomize", "missing.csv", *OPTIONS]) == 2  # an error that nobody reads
 
 
-@pytest.mark.parametrize("name", ["two\nlines.csv", "\x1b[31mred.csv", "bell\a.csv"])
+@pytest.mark.parametrize("name", ["two\nlines.csv", "\x1b[31mred.csv"])
 def test_names_with_unprintable_characters_stay_in_their_line(
     capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -106,10 +109,10 @@ def test_names_with_unprintable_characters_stay_in_their_line(
 def test_an_unexpected_error_shows_its_kind_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shown: bool
 ) -> None:
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise RuntimeError(f"cannot handle {SECRET}")
 
-    monkeypatch.setattr(_randomize, "_output_rows", fail)
+    monkeypatch.setattr(PrivateLabels, "randomize", fail)
     monkeypatch.delenv("TF_LABELDP_TRACEBACK", raising=False)
     if shown:
         monkeypatch.setenv("TF_LABELDP_TRACEBACK", "1")
@@ -121,80 +124,134 @@ def test_an_unexpected_error_shows_its_kind_alone(
     assert (len(lines) > 1) == (f"RuntimeError: cannot handle {SECRET}" in lines) == shown
 
 
-def test_the_error_is_the_last_line_after_progress(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(_randomize, "_PATIENCE", 0.0)
-    Path("labels.csv").write_text("id,y\na,1000\n")
-    assert main(["randomize", "labels.csv", *OPTIONS]) == 2
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a second for each row, by the clock of the progress."""
+    now, advance = [0.0], Progress.advance
+
+    def slowly(self: Progress, rows: int) -> None:
+        now[0] += rows / 2
+        advance(self, rows)
+
+    monkeypatch.setattr(tqdm.std, "time", lambda: now[0])
+    monkeypatch.setattr(Progress, "advance", slowly)
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_long_run_reports_its_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    """The later passes know the number of rows; an error is the last line."""
+    Path("labels.csv").write_text("id,y\n" + "7,1\n" * 10)
+    assert main(["randomize", "labels.csv", *OPTIONS]) == 0
+    assert capsys.readouterr().err.splitlines()[:6] == [
+        "reading labels: 10 rows, 2 a second",
+        "reading labels: 10 rows in 5 s",
+        "drawing noisy labels: 10 rows, 2 a second",
+        "drawing noisy labels: 10 rows in 5 s",
+        "writing: 10 of 10 rows, 2 a second",
+        "writing: 10 rows in 5 s",
+    ]
+    assert main(["randomize", "labels.csv", *OPTIONS, "--quiet", "--overwrite"]) == 0
+    assert capsys.readouterr().err == ""
+    Path("more.csv").write_text("id,y\na,1000\n")
+    files = ["randomize", "labels.csv", "more.csv", *OPTIONS[:-1], "folder", "--jobs", "1"]
+    assert main(files) == 2
     *passes, error = capsys.readouterr().err.splitlines()
     assert passes and all(line.startswith("reading labels: ") for line in passes)
-    assert error.startswith("tf-labeldp randomize: error: column 'y' of labels.csv: 1 of 1")
+    assert error.startswith("tf-labeldp randomize: error: column 'y' of more.csv: 1 of 1")
 
 
-@pytest.mark.parametrize("low", ["-1e3", "-1E+3", "-.5", "-5.e-1", "-7", "0"])
-def test_negative_numbers_are_no_options(capsys: pytest.CaptureFixture[str], low: str) -> None:
+def test_progress_that_cannot_be_written_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        with Progress("reading", delay=1e-9) as progress:
+            progress.advance(1)
+        with contextlib.suppress(OSError):
+            full.flush()
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # what is left in its buffer
+
+
+@pytest.mark.parametrize("low", ["-1E+3", "-.5", "-5.e-1", "-7"])
+def test_negative_numbers_are_no_options(low: str) -> None:
     output = ["--output", "noisy.csv"]
     assert main(["randomize", "labels.csv", *TASK, "--low", low, *output]) == 0
     assert main(["randomize", "labels.csv", *TASK, f"--low={low}", *output, "--overwrite"]) == 0
 
 
-def test_an_option_after_low_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["randomize", "labels.csv", *OPTIONS, "--low", "--clip"]) == 2
-    assert "--low: expected one argument" in capsys.readouterr().err
-
-
-def test_an_input_that_was_taken_for_a_class(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--column", "y", "--task", "classification", "--epsilon", "1", "--output", "n.csv"]
-    assert main(["randomize", *options, "--classes", "yes", "no", "labels.csv"]) == 2
-    told = capsys.readouterr().err
-    assert "required: input (before the options, as --classes and the like take all words" in told
+RANDOMIZE = ("randomize", "labels.csv", *OPTIONS)
+CLASSES = ["--task", "classification", "--column", "y", "--epsilon", "1", "--output", "n.csv"]
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("words", "reason"),
     [
-        ["--epsilon", "0"],
-        ["--nonsense"],
-        ["--low"],
-        ["--insecure-seed", "x"],
-        ["--task", "ranking"],
-        ["--high", "-1"],
+        ((), "the following arguments are required: VERB"),
+        (("randomise", "x.csv"), "invalid choice: 'randomise'"),
+        (("demo", "--epoches", "3"), "unrecognized arguments: --epoches 3"),
+        (("demo", "--epsilons"), "--epsilons: expected at least one argument"),
+        (("demo", "--epsilon", "1,2"), "1,2', several go with spaces between them"),
+        *(
+            (("demo", "--epsilons", "1", text), f"a finite number above zero, got {text!r}")
+            for text in ("0", "-0.5", "nan", "inf", "1e999", "many", "")
+        ),
+        (("demo", "--epsilons", "1e300"), "epsilon must be at most 1000"),
+        (("demo", "--epochs", "0"), "--epochs: must be a whole number of at least 1, got '0'"),
+        (("demo", "--insecure-seed", "1.5"), "must be a whole number of at least 0, got '1.5'"),
+        (("demo", "--data", "mnist"), "--data mnist needs --data-dir DIR"),
+        (("recommend", "--epsilon", "1", "--kind", "table"), "are required: --examples"),
+        ((*RANDOMIZE, "--low", "--clip"), "--low: expected one argument"),
+        ((*RANDOMIZE, "--high", "-1"), "--low must be below --high"),
+        ((*RANDOMIZE, "--epsilon", "1001"), "epsilon must be at most 1000"),
+        (
+            ("randomize", *CLASSES, "--classes", "yes", "no", "labels.csv"),
+            "required: input (before the options, as --classes and the like take all words",
+        ),
     ],
 )
-def test_every_error_begins_with_the_same_name(
-    capsys: pytest.CaptureFixture[str], options: list[str]
+def test_bad_command_lines(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    reason: str,
 ) -> None:
-    assert main(["randomize", "labels.csv", *OPTIONS, *options]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("tf-labeldp randomize: error: ") and told.count("\n") == 1
+    monkeypatch.delenv("LABELDP_DATA_DIR", raising=False)
+    assert main(list(words)) == 2
+    captured = capsys.readouterr()
+    name = f"tf-labeldp {words[0]}" if words and words[0] != "randomise" else "tf-labeldp"
+    assert captured.err.startswith(f"{name}: error: ") and captured.err.count("\n") == 1
+    assert reason in captured.err and captured.out == ""
+    assert [path.name for path in folder.iterdir()] == ["labels.csv"]
 
 
-@pytest.mark.parametrize("text", ["1e300", "1001"])
-def test_epsilon_has_a_largest_value(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    assert main(["randomize", "labels.csv", *OPTIONS, "--epsilon", text]) == 2
-    assert "epsilon must be at most 1000" in capsys.readouterr().err
-    assert main(["randomize", "labels.csv", *OPTIONS, "--epsilon", "1000"]) == 0
-
-
-def test_help_says_how_errors_look(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    told = " ".join(capsys.readouterr().out.split())
-    assert "An error is one line, the last one on stderr, and exit code 2" in told
-    assert "TF_LABELDP_TRACEBACK=1 in the environment" in told
+def test_help_states_the_form_of_errors_and_what_may_be_published(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for words, texts in (
+        (
+            ["--help"],
+            [
+                "An error is one line, the last one on stderr, and exit code 2",
+                "TF_LABELDP_TRACEBACK=1 in the environment",
+            ],
+        ),
+        (["randomize", "--help"], ["Both files may be published", "the sum of their epsilons"]),
+    ):
+        with pytest.raises(SystemExit):
+            main(words)
+        shown = " ".join(capsys.readouterr().out.split())
+        assert [text for text in texts if text not in shown] == []
 
 
 # Is stopped in the middle of its work.
 STOPPED = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
-from tf_labeldp.cli import _randomize, main
-def slow():
+from tf_labeldp.cli import main
+def slow(file):
     os.kill(os.getpid(), int(sys.argv[1]))
     time.sleep(60)
-    yield
-_randomize._output_rows = lambda *arguments: [slow()]
+os.fsync = slow
 sys.exit(main(sys.argv[2:]))
 """
 
@@ -223,63 +280,14 @@ def test_a_handler_of_the_caller_stays(folder: Path) -> None:
 HEAVY = {"tensorflow", "keras", "numpy", "sklearn", "scipy", "pyarrow"}
 
 
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """Gives the line that the command line ends with, after checking the exit code."""
-    assert main([str(argument) for argument in arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1 and captured.err.endswith("\n")
-    return captured.err.strip()
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "-0.5", "nan", "inf", "1e999", "one", ""])
-def test_bad_epsilon(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    message = error_of(capsys, "demo", "--epsilons", "1", text)
-    assert f"epsilon must be a finite number above zero, got {text!r}" in message
-
-
-@pytest.mark.parametrize(("option", "least"), [("--epochs", 1), ("--insecure-seed", 0)])
-@pytest.mark.parametrize("text", ["-1", "1.5", "many"])
-def test_bad_whole_numbers(
-    capsys: pytest.CaptureFixture[str], option: str, least: int, text: str
-) -> None:
-    message = error_of(capsys, "demo", option, text)
-    assert f"{option}: must be a whole number of at least {least}, got {text!r}" in message
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        ((), "the following arguments are required: VERB"),
-        (("fly",), "invalid choice: 'fly'"),
-        (("demo", "--faster"), "unrecognized arguments: --faster"),
-        (("demo", "--epsilons"), "--epsilons: expected at least one argument"),
-    ],
-)
-def test_bad_command_lines(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], reason: str
-) -> None:
-    message = error_of(capsys, *arguments)
-    name = "tf-labeldp demo" if "demo" in arguments else "tf-labeldp"
-    assert message.startswith(f"{name}: error: ") and reason in message
-    assert message.endswith(f"See {name} --help.")
-
-
-def test_data_without_a_folder(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("LABELDP_DATA_DIR", raising=False)
-    assert "--data mnist needs --data-dir DIR" in error_of(capsys, "demo", "--data", "mnist")
-
-
 @pytest.mark.parametrize("below", ["", "folder"])
 def test_output_that_is_a_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, below: str
 ) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
-    message = error_of(capsys, "demo", "--output", file / below)
-    assert f"cannot write to --output {file / below}" in message
+    assert main(["demo", "--output", str(file / below)]) == 2
+    assert f"cannot write to --output {file / below}" in capsys.readouterr().err
     assert file.read_text() == "mine"
 
 
@@ -336,21 +344,38 @@ def test_recommend_says_what_was_measured(capsys: pytest.CaptureFixture[str]) ->
     words = ["recommend", "--epsilon", "1", "--examples", "30000", "--kind", "table"]
     assert main(words) == 0
     assert re.search(r"\n  adult +ridge +85\.2", capsys.readouterr().out)
-    assert main([*words[:-1], "pictures"]) == 2
-    assert "invalid choice: 'pictures'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["randomise", "x.csv"], "invalid choice: 'randomise'"),
-        (["demo", "--epsilon", "1,2"], "1,2', several go with spaces between them"),
-        (["demo", "--epoch-count", "3"], "unrecognized arguments: --epoch-count"),
-        (["demo", "--epoches", "3"], "unrecognized arguments: --epoches 3"),
-    ],
-)
-def test_words_that_are_nearly_right(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def output(folder: Path) -> Path:
+    rows = "".join(f"{i},{i % 3}\n" for i in range(300))
+    (folder / "labels.csv").write_text(f"id,y\n{rows}")
+    assert main(["randomize", "labels.csv", *CLASSES, "--num-classes", "3"]) == 0
+    return folder / "n.csv"
+
+
+def test_an_audit_of_a_sound_file_and_of_one_that_claims_too_little(
+    output: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(words) == 2
-    assert message in capsys.readouterr().err
+    plot = output.parent / "audit.png"
+    words = ["audit", str(output), "--draws", "100000", "--seed", "1", "--plot", str(plot)]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "RandomizedResponse(epsilon=1" in shown and "no contradiction" in shown
+    assert plot.stat().st_size > 5000
+    monkeypatch.setattr(
+        RandomizedResponse, "randomize", lambda self, labels, priors=None, *, rng=None: labels
+    )
+    assert main(["audit", str(output), "--draws", "10000"]) == 1
+    assert "FALSE" in capsys.readouterr().out
+
+
+def test_an_audit_of_numbers_and_of_no_output(
+    output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*RANDOMIZE]) == 0
+    assert main(["audit", "noisy.csv", "--draws", "20000", "--seed", "0"]) == 0
+    drawn = json.loads(Path("noisy.csv.privacy.json").read_text("utf-8"))
+    assert f"claimed: {drawn['epsilon']['draw']:.3g}" in capsys.readouterr().out
+    assert main(["audit", "labels.csv"]) == 2
+    assert "is no output of tf-labeldp randomize" in capsys.readouterr().err

@@ -9,12 +9,13 @@ import math
 import sys
 from pathlib import Path
 
+import demo_datasets
 import keras
 import numpy as np
 import pytest
 
 from tf_labeldp.accounting import PrivacyGuarantee
-from tf_labeldp.cli import _demo, main
+from tf_labeldp.cli import main
 from tf_labeldp.mechanisms import RRWithPrior
 from tf_labeldp.vault import NoisyLabels
 
@@ -60,7 +61,7 @@ def test_all_files_are_there_and_no_others(demo: tuple[Path, str]) -> None:
     assert (folder / PLOT).read_bytes().startswith(b"\x89PNG")
 
 
-def test_it_says_how_far_it_is_and_ends_with_the_table(demo: tuple[Path, str]) -> None:
+def test_it_reports_how_far_it_is_and_ends_with_the_table(demo: tuple[Path, str]) -> None:
     folder, printed = demo
     assert "1,437 training examples with private labels, 360 test examples" in printed
     for step in ("[1/5] non-private (NOT PRIVATE)", "[3/5] LP-2ST, epsilon 2", "[5/5] PrivateCl"):
@@ -77,7 +78,7 @@ def test_it_says_how_far_it_is_and_ends_with_the_table(demo: tuple[Path, str]) -
 
 def test_the_models_load_and_have_the_accuracy_stated(demo: tuple[Path, str]) -> None:
     folder, _ = demo
-    data = _demo.load("digits")
+    data = demo_datasets.load("digits")
     for run in json.loads((folder / "results.json").read_text())["runs"]:
         model = keras.models.load_model(folder / run["model"])
         predicted = model.predict(data.x_test, verbose=0).argmax(axis=1)
@@ -111,10 +112,6 @@ def test_publishing_all_private_models_costs_the_sum(demo: tuple[Path, str]) -> 
     assert together.delta == pytest.approx(2e-5)
     assert "only-model-published" not in {one.code for one in together.assumptions}
     assert "2e-05)-label-DP" in printed
-
-
-def test_the_statements_are_there_as_text(demo: tuple[Path, str]) -> None:
-    folder, _ = demo
     text = (folder / "privacy.txt").read_text()
     assert text.count("(2, 0)-label-DP") == 2
     assert text.count("2e-05)-label-DP") == 1
@@ -124,7 +121,7 @@ def test_the_statements_are_there_as_text(demo: tuple[Path, str]) -> None:
 
 def test_noisy_labels_hold_each_example_once_and_the_draw_alone(demo: tuple[Path, str]) -> None:
     folder, _ = demo
-    true = _demo.load("digits").y_train
+    true = demo_datasets.load("digits").y_train
     agreement = {}
     for name in DRAWN:
         saved = folder / f"noisy_labels_{name}"
@@ -231,35 +228,25 @@ def test_a_second_demo_on_adult_replaces_its_own_files_alone(
     assert "NOT PRIVATE: seeded" in printed
 
 
-def test_noisy_labels_of_an_earlier_demo_are_no_longer_there(tmp_path: Path) -> None:
-    """Those of an epsilon that is not asked for now; no statement of today's speaks of them."""
-    (tmp_path / MARKER).write_text("an earlier demo was here")
-    earlier = tmp_path / "noisy_labels_lp-1st_epsilon-8"
-    earlier.mkdir()
-    for name in NOISY_LABELS:
-        (earlier / name).write_text("before")
-    _demo.prepare(tmp_path)
-    assert list(tmp_path.rglob("*")) == [tmp_path / MARKER]
-
-
 @pytest.mark.parametrize("name", ["notes.txt", ".noisy_labels.json.0123456789abcdef.tmp"])
-def test_other_files_beside_earlier_noisy_labels_are_no_hindrance(
-    tmp_path: Path, name: str
+def test_noisy_labels_of_an_earlier_demo_are_no_longer_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Somebody's notes, or what a demo that was killed while it wrote has left."""
+    """No statement of today's demo covers them. Somebody's notes stay, in a folder of theirs too.
+
+    A demo that was killed while it wrote left the other file.
+    """
     (tmp_path / MARKER).write_text("an earlier demo was here")
-    earlier = tmp_path / "noisy_labels_lp-1st_epsilon-8"
-    earlier.mkdir()
-    for file in ("noisy_labels.npz", name):
-        (earlier / file).write_text("before")
-    _demo.prepare(tmp_path)
-    assert not (earlier / "noisy_labels.npz").exists()
-    assert name != "notes.txt" or (earlier / name).read_text() == "before"
+    for epsilon, files in ((8, NOISY_LABELS), (4, {"noisy_labels.npz", name})):
+        earlier = tmp_path / f"noisy_labels_lp-1st_epsilon-{epsilon}"
+        earlier.mkdir()
+        for file in files:
+            (earlier / file).write_text("before")
 
+    def stop(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
 
-def test_data_that_are_too_few_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_adult(tmp_path, 4)
-    assert main(["demo", "--data", "adult", "--data-dir", str(tmp_path)]) == 2
-    assert "adult has too few examples" in capsys.readouterr().err
+    monkeypatch.setattr(keras.Sequential, "fit", stop)
+    assert main(["demo", "--output", str(tmp_path)]) == 130
+    notes = [earlier, earlier / name] if name == "notes.txt" else []
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / MARKER, *notes]

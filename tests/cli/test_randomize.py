@@ -6,20 +6,25 @@ import datetime
 import gzip
 import json
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyarrow import csv, parquet
 from scipy import stats
 
 from tf_labeldp.accounting import PrivacyGuarantee
-from tf_labeldp.cli import _randomize, _tables, main
+from tf_labeldp.cli import main
 from tf_labeldp.estimation import posterior
-from tf_labeldp.mechanisms import Priors, RROnBins
+from tf_labeldp.mechanisms import Priors, RandomizedResponse, RROnBins
 from tf_labeldp.mechanisms.base import deserialize
+from tf_labeldp.scale import ReleaseKey, randomize_batch
+from tf_labeldp.vault import NoisyLabels
 
 N = 3000
 RNG = np.random.default_rng(5)
@@ -27,48 +32,50 @@ AMOUNTS = np.round(np.minimum(RNG.exponential(60.0, N), 400.0), 3)  # nearly all
 BOUGHT = RNG.integers(0, 2, N)
 IDS = [f"{i:05d}" for i in RNG.permutation(N)]
 REGRESSION = ("--column", "amount", "--task", "regression", "--low", "0", "--high", "400")
-CLASSES = ("--column", "bought", "--task", "classification", "--num-classes", "2")
+CLASSES = ("--task", "classification", "--num-classes", "2")
+SEEDED = ("--insecure-seed", "0")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "public").mkdir()
+    return tmp_path
 
 
 def table() -> pa.Table:
     return pa.table({"user": ["x"] * N, "ID": IDS, "amount": AMOUNTS, "bought": BOUGHT})
 
 
-@pytest.fixture(params=["csv", "csv.gz", "parquet"])
-def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The same table in each format."""
-    return write(tmp_path / f"labels.{request.param}", table())
-
-
-def write(path: Path, content: pa.Table) -> Path:
-    if path.suffix == ".parquet":
-        parquet.write_table(content, path)
+def write(name: str, content: pa.Table) -> str:
+    if name.endswith(".parquet"):
+        parquet.write_table(content, name)
     else:
-        with (
-            pa.CompressedOutputStream(path, "gzip")
-            if path.suffix == ".gz"
-            else open(path, "wb") as file
-        ):
+        with pa.output_stream(name) as file:  # by the name, through gzip
             csv.write_csv(content, file)
-    return path
+    return name
 
 
-def read(path: Path) -> pa.Table:
-    if path.suffix == ".parquet":
-        return parquet.read_table(path)
-    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+def read(name: str) -> pa.Table:
+    if name.endswith(".parquet"):
+        return parquet.read_table(name)
+    content = Path(name).read_bytes()
+    text = gzip.decompress(content) if name.endswith(".gz") else content
     # As text, so that nothing is converted on the way.
     names = text.decode().split("\n", 1)[0].split(",")
     return csv.read_csv(
         pa.BufferReader(text),
         parse_options=csv.ParseOptions(newlines_in_values=True),
-        convert_options=csv.ConvertOptions(column_types={name: pa.string() for name in names}),
+        convert_options=csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
     )
 
 
-def randomize(source: Path, output: Path, *options: object) -> pa.Table:
+def randomize(source: str, output: str, *options: object) -> pa.Table:
     """Runs the command, which must succeed, and gives its output."""
-    assert main(["randomize", str(source), "--output", str(output), *map(str, options)]) == 0
+    words = ["--overwrite", *map(str, options)]
+    words += [] if "--epsilon" in options else ["--epsilon", "1"]
+    words += [] if "--column" in options else ["--column", "y"]
+    assert main(["randomize", source, "--output", output, *words]) == 0
     return read(output)
 
 
@@ -76,30 +83,16 @@ def numbers(column: pa.ChunkedArray) -> np.ndarray:
     return column.cast(pa.float64()).to_numpy()
 
 
-def statement_of(output: Path) -> dict:
+def statement_of(output: str) -> dict:
     return json.loads(Path(f"{output}.privacy.json").read_text(encoding="utf-8"))
 
 
-def test_the_total_is_told_with_its_standard_error(tmp_path: Path, capsys) -> None:
-    source, output = write(tmp_path / "labels.csv", table()), tmp_path / "noisy.csv"
-    randomize(source, output, *REGRESSION, "--epsilon", 2, "--insecure-seed", 4)
-    told = statement_of(output)["total"]
-    words = f"{told['estimate']:.6g} (standard error {told['standard_error']:.2g})"
-    assert f"total of the true labels, estimated from the noisy ones: {words}" in (
-        capsys.readouterr().out
-    )
-    assert abs(told["estimate"] - AMOUNTS.sum()) < 4.0 * told["standard_error"]
-    assert 0.0 < told["standard_error"] < 0.1 * AMOUNTS.sum()
-
-
 @pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet"])
-def test_regression_leaves_ids_and_few_bins(source: Path, tmp_path: Path, suffix: str) -> None:
-    output = tmp_path / f"noisy.{suffix}"
-    noisy = randomize(source, output, *REGRESSION, "--epsilon", 2, "--insecure-seed", 0)
-    statement = statement_of(output)
-    assert noisy.column_names == ["ID", "amount"]
-    assert noisy["ID"].to_pylist() == IDS
-    values = numbers(noisy["amount"])
+def test_numbers_leave_ids_and_few_bins(suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source, output = write(f"labels.{suffix}", table()), f"noisy.{suffix}"
+    noisy = randomize(source, output, *REGRESSION, *SEEDED, "--epsilon", 2)
+    assert noisy.column_names == ["ID", "amount"] and noisy["ID"].to_pylist() == IDS
+    values, statement = numbers(noisy["amount"]), statement_of(output)
     # Nothing but the bins comes out, of which there are far fewer than labels.
     assert set(values) <= set(statement["outputs"])
     assert len(statement["outputs"]) < 40 < len(set(AMOUNTS)) / 10
@@ -111,185 +104,151 @@ def test_regression_leaves_ids_and_few_bins(source: Path, tmp_path: Path, suffix
     assert counts.sum() == N
     assert stats.chisquare(counts, expected * N / expected.sum()).pvalue > 1e-6
 
+    printed, total = capsys.readouterr(), statement["total"]
+    words = f"{total['estimate']:.6g} (standard error {total['standard_error']:.2g})"
+    assert f"total of the true labels, estimated from the noisy ones: {words}" in printed.out
+    assert abs(total["estimate"] - AMOUNTS.sum()) < 4.0 * total["standard_error"]
+    assert 0.0 < total["standard_error"] < 0.1 * AMOUNTS.sum()
+    assert "ids copied from 'ID'" in printed.err  # and no other column
+    assert "left out besides the labels 'amount': 'user', 'bought'" in printed.err
+
 
 @pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet"])
-def test_classification_keeps_labels_as_often_as_it_says(
-    source: Path, tmp_path: Path, suffix: str
-) -> None:
-    output = tmp_path / f"noisy.{suffix}"
-    noisy = randomize(source, output, *CLASSES, "--epsilon", 1, "--insecure-seed", 0)
-    assert noisy.column_names == ["ID", "bought"]
-    assert noisy["ID"].to_pylist() == IDS
-    values = numbers(noisy["bought"]).astype(int)
-    kept = int((values == BOUGHT).sum())
-    keeps = np.exp(1) / (1 + np.exp(1))
-    assert stats.binomtest(kept, N, keeps).pvalue > 1e-6
-    assert stats.binomtest(kept, N, keeps + 0.1).pvalue < 1e-6
+def test_classes_are_kept_as_often_as_stated(suffix: str) -> None:
+    names = np.array(["no", "yes, gladly", "naïve"])
+    labels = RNG.integers(0, 3, N)
+    content = table().append_column("y", pa.array(names[labels]))
+    content = content.append_column("code", pa.array(labels))
+    source, output = write(f"labels.{suffix}", content), f"noisy.{suffix}"
+    noisy = randomize(source, output, *CLASSES[:2], *SEEDED, "--classes", *names)
+    values = np.array(noisy["y"].to_pylist())
+    codes = randomize(
+        source, output, *CLASSES[:3], 3, *SEEDED, "--column", "code", "--output-column", 'a, "b"'
+    )
+    assert codes.column_names[0] == "ID" and codes["ID"].to_pylist() == IDS
+    assert statement_of(output)["noisy_label_column"] == 'a, "b"'
     if suffix == "parquet":
-        assert noisy.schema.field("bought").type == pa.int64()
+        assert codes.schema.field('a, "b"').type == pa.int64()
+    for kept in (values == names[labels], numbers(codes.column(1)) == labels):
+        keep = np.exp(1) / (2 + np.exp(1))
+        assert stats.binomtest(int(kept.sum()), N, keep).pvalue > 1e-6
+        assert stats.binomtest(int(kept.sum()), N, keep + 0.1).pvalue < 1e-6
+    assert set(values) == set(names)
 
 
-def test_parquet_keeps_the_types_of_ids_and_nothing_of_the_schema(tmp_path: Path) -> None:
+def test_parquet_keeps_the_types_of_ids_and_nothing_of_the_schema() -> None:
     ids = pa.array([2**53 + 1, 2**63 - 1, -(2**63), None], pa.int64())
     content = pa.table({"id": ids, "when": pa.array([1, 2, 3, 4], pa.timestamp("ms"))})
     content = content.append_column(
         pa.field("y", pa.int32(), metadata={"secret": "0110"}), pa.array([0, 1, 1, 0], pa.int32())
     ).replace_schema_metadata({"secret": "0110"})
-    source = write(tmp_path / "t.parquet", content)
-    options = ("--column", "y", "--task", "classification", "--num-classes", 2, "--epsilon", 1)
-    noisy = randomize(source, tmp_path / "n.parquet", *options, "--id", "when", "--id", "id")
+    source = write("t.parquet", content)
+    noisy = randomize(source, "n.parquet", *CLASSES, "--id", "when", "--id", "id")
     assert noisy.column_names == ["when", "id", "y"]
     assert noisy.select(["when", "id"]).equals(content.select(["when", "id"]))
-    assert b"0110" not in (tmp_path / "n.parquet").read_bytes()
-    text = randomize(source, tmp_path / "n.csv", *options, "--id", "id")
+    assert b"0110" not in Path("n.parquet").read_bytes()
+    assert statement_of("n.parquet")["most_rows_of_one_id"] is None  # of two columns together
+    text = randomize(source, "n.csv", *CLASSES, "--id", "id")
     assert text["id"].to_pylist() == [str(2**53 + 1), str(2**63 - 1), str(-(2**63)), ""]
 
 
-def test_no_other_column_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    content = table().append_column("amount_again", pa.array(AMOUNTS))
-    source = write(tmp_path / "t.csv", content)
-    noisy = randomize(source, tmp_path / "n.csv", *REGRESSION, "--epsilon", 1)
-    assert noisy.column_names == ["ID", "amount"]
-    told = capsys.readouterr().err
-    assert "ids copied from 'ID'" in told
-    assert "left out besides the labels 'amount': 'user', 'bought', 'amount_again'" in told
-
-
-def test_a_column_with_a_dot_does_not_come_along(tmp_path: Path) -> None:
+def test_a_column_with_a_dot_does_not_come_along() -> None:
     """Parquet readers take "a" for "a.b" too."""
     columns = {"id.y": AMOUNTS, "y.a": AMOUNTS, "id": IDS, "y": BOUGHT, "y.z": AMOUNTS}
-    source = write(tmp_path / "t.parquet", pa.table(columns))
-    options = ("--column", "y", "--task", "classification", "--num-classes", 2, "--epsilon", 99)
-    noisy = randomize(source, tmp_path / "n.parquet", *options)
-    assert noisy.column_names == ["id", "y"]
+    source = write("t.parquet", pa.table(columns))
+    noisy = randomize(source, "n.parquet", *CLASSES, "--epsilon", 99)
     assert noisy.to_pydict() == {"id": IDS, "y": BOUGHT.tolist()}
 
 
-def test_row_numbers_where_there_is_no_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_randomize, "_ROWS", 700)
-    source = write(tmp_path / "t.csv", pa.table({"amount": AMOUNTS}))
-    noisy = randomize(source, tmp_path / "n.parquet", *REGRESSION, "--epsilon", 1)
-    assert noisy.column_names == ["row", "amount"]
-    assert noisy["row"].to_pylist() == list(range(N))
-
-
-def test_output_column_has_its_name(tmp_path: Path) -> None:
-    source = write(tmp_path / "t.csv", table())
-    options = (*REGRESSION, "--epsilon", 1, "--output-column", 'noisy, "amount"')
-    randomize(source, tmp_path / "n.csv", *options)
-    assert (tmp_path / "n.csv").read_text().startswith('ID,"noisy, ""amount"""\n')
-    assert statement_of(tmp_path / "n.csv")["noisy_label_column"] == 'noisy, "amount"'
-
-
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_named_classes(tmp_path: Path, suffix: str) -> None:
-    names = np.array(["no", "yes, gladly", "naïve"])
-    labels = names[RNG.integers(0, 3, N)]
-    source = write(tmp_path / f"t.{suffix}", pa.table({"id": IDS, "answer": labels}))
-    options = ("--column", "answer", "--task", "classification", "--epsilon", 1)
-    options = (*options, "--insecure-seed", 0)
-    noisy = randomize(source, tmp_path / f"n.{suffix}", *options, "--classes", *names)
-    values = np.array(noisy["answer"].to_pylist())
-    kept = int((values == labels).sum())
-    assert set(values) == set(names)
-    assert stats.binomtest(kept, N, np.exp(1) / (2 + np.exp(1))).pvalue > 1e-6
-    assert statement_of(tmp_path / f"n.{suffix}")["classes"] == list(names)
-
-
 @pytest.mark.parametrize(
-    ("column", "names"),
+    ("column", "options", "values"),
     [
-        (pa.array([True, False, True]), ("false", "true")),
-        (pa.array([10, 20, 10]), ("10", "20")),
-        (pa.array(["a", "b", "a"]).dictionary_encode(), ("a", "b")),
+        ([True, False], ("--classes", "false", "true"), ["true", "false"]),
+        ([10, 20], ("--classes", "10", "20"), ["10", "20"]),
+        (pa.array(["a", "b"]).dictionary_encode(), ("--classes", "a", "b"), ["a", "b"]),
+        (pa.array(["a", "b"], pa.large_string()), ("--classes", "b", "a"), ["a", "b"]),
+        (pa.array(["a", "b"], pa.string_view()), ("--classes", "b", "a"), ["a", "b"]),
+        (pa.array([0, 2], pa.uint64()), (), [0.0, 2.0]),
+        (pa.array([0.0, 2.0], pa.float32()), (), [0.0, 2.0]),
+        (pa.array([0.0, 2.0]).cast(pa.decimal128(9, 2)), (), [0.0, 2.0]),
     ],
 )
-def test_parquet_columns_that_name_classes(
-    tmp_path: Path, column: pa.Array, names: tuple[str, str]
-) -> None:
-    source = write(tmp_path / "t.parquet", pa.table({"y": column}))
-    options = ("--column", "y", "--task", "classification", "--epsilon", 99, "--classes", *names)
-    noisy = randomize(source, tmp_path / "n.parquet", *options)
-    assert noisy["y"].to_pylist() == [str(v).lower() for v in column.to_pylist()]
+def test_types_of_parquet_columns(column: object, options: tuple, values: list) -> None:
+    source = write("t.parquet", pa.table({"y": column}))
+    range_ = ("--task", "regression", "--low", 0, "--high", 2, "--mechanism", "discrete_laplace")
+    options = (*CLASSES[:2], *options) if options else range_
+    noisy = randomize(source, "n.parquet", *options, "--epsilon", 99)
+    assert noisy["y"].to_pylist() == values and noisy["row"].to_pylist() == [0, 1]
 
 
-@pytest.mark.parametrize("type_name", ["int8", "uint64", "float", "halffloat", "decimal128"])
-def test_parquet_columns_that_hold_numbers(tmp_path: Path, type_name: str) -> None:
-    kind = pa.decimal128(9, 2) if type_name == "decimal128" else pa.type_for_alias(type_name)
-    column = pa.array([0.0, 1.0, 2.0]).cast(kind)
-    source = write(tmp_path / "t.parquet", pa.table({"y": column}))
-    options = ("--column", "y", "--task", "regression", "--low", 0, "--high", 2, "--epsilon", 99)
-    noisy = randomize(source, tmp_path / "n.parquet", *options, "--mechanism", "discrete_laplace")
-    assert noisy["y"].to_pylist() == [0.0, 1.0, 2.0]
-
-
+# Without the null character, which Python 3.10's csv module cannot write.
+TEXTS = st.text(st.characters(min_codepoint=1, exclude_categories=("Cs",)), max_size=8)
 AWKWARD = [
     "007", "a,b", 'say ""', '"', "line\nbreak", "cr\rlf\r\n", "ünïcode 数", "", " space ", "NULL",
     str(2**64), "1e5", "-0", "'", "#N/A", "\t", "=1+1",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet"])
-@pytest.mark.parametrize("from_suffix", ["csv", "parquet"])
-def test_awkward_ids_come_back_unchanged(tmp_path: Path, suffix: str, from_suffix: str) -> None:
-    content = pa.table({"id": AWKWARD, "y": [0, 1] * 8 + [0]})
-    source = write(tmp_path / f"t.{from_suffix}", content)
-    options = ("--column", "y", "--task", "classification", "--num-classes", 2, "--epsilon", 1)
-    noisy = randomize(source, tmp_path / f"n.{suffix}", *options)
-    assert noisy["id"].to_pylist() == AWKWARD
+@settings(max_examples=15, deadline=None)
+@given(ids=st.just(AWKWARD) | st.lists(TEXTS, min_size=1, max_size=6))
+def test_any_text_as_id_comes_back_from_any_format(ids: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        source = write(f"{place}/0.parquet", pa.table({"id": ids, "y": [1] * len(ids)}))
+        for number, suffix in enumerate(("csv", "csv.gz", "csv", "parquet", "csv")):
+            output = f"{place}/n{number}.{suffix}"
+            assert randomize(source, output, *CLASSES, "--quiet")["id"].to_pylist() == ids
+            source = output
 
 
-def test_only_cells_that_need_quotes_get_them(tmp_path: Path) -> None:
-    source = tmp_path / "t.csv"
-    source.write_text('id,y\n007,0\n"a,b",1\n"plain",1\n')
-    options = ("--column", "y", "--task", "classification", "--num-classes", 2, "--epsilon", 99)
-    randomize(source, tmp_path / "n.csv", *options)
-    assert (tmp_path / "n.csv").read_text() == 'id,y\n007,0\n"a,b",1\nplain,1\n'
+def test_cells_get_quotes_only_where_they_need_them() -> None:
+    Path("t.csv").write_text('id,y\r\n007,0\r\n\r\n"a,b",1\n"plain",1\n\n')  # with empty lines
+    randomize("t.csv", "n.csv", *CLASSES, "--epsilon", 99)
+    assert Path("n.csv").read_text() == 'id,y\n007,0\n"a,b",1\nplain,1\n'
+    write("t.parquet", pa.table({"id": ["", None, "a"], "y": [0, 1, 1]}))
+    randomize("t.parquet", "n.csv", *CLASSES, "--epsilon", 99)
+    assert Path("n.csv").read_text() == 'id,y\n"",0\n,1\na,1\n'  # null and empty stay apart
+    assert statement_of("n.csv")["most_rows_of_one_id"] == 1
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_any_size_of_chunks_gives_the_same_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
-) -> None:
-    lines = [f'{i},"id\n{i}",{a}' for i, a in enumerate(AMOUNTS)]
-    source = tmp_path / "t.csv"
-    source.write_text("\n".join(["x,id,amount", *lines]) + "\n")
-    if suffix == "parquet":
-        source = write(
-            tmp_path / "t.parquet",
-            read(source).cast(
-                pa.schema([("x", pa.string()), ("id", pa.string()), ("amount", pa.float64())])
-            ),
-        )
-    options = (*REGRESSION, "--epsilon", 1, "--insecure-seed", 3)
-    large = randomize(source, tmp_path / f"large.{suffix}", *options)
-    monkeypatch.setattr(_tables, "_BLOCK_BYTES", 100)
-    monkeypatch.setattr(_randomize, "_ROWS", 50)
-    small = randomize(source, tmp_path / f"small.{suffix}", *options)
-    assert small.equals(large)
-    assert small["id"].to_pylist() == [f"id\n{i}" for i in range(N)]
+@pytest.mark.parametrize("end", ["\n\n", "\r\n\r\n", "\n", ""])
+def test_an_empty_last_line_of_a_single_column_is_no_row(end: str) -> None:
+    line = "\r\n" if "\r" in end else "\n"
+    text = (line.join(["y", "0", "1", "1"]) + end).encode()
+    for name, content in (("t.csv", text), ("t.csv.gz", gzip.compress(text))):
+        Path(name).write_bytes(content)
+        randomize(name, "n.csv", *CLASSES, "--epsilon", 99)
+        assert Path("n.csv").read_text() == "row,y\n0,0\n1,1\n2,1\n"
 
 
-def test_empty_lines_are_no_rows_beside_other_columns(tmp_path: Path) -> None:
-    source = tmp_path / "t.csv"
-    source.write_text("id,y\r\na,0\r\n\r\nb,1\r\n\r\n")
-    options = ("--column", "y", "--task", "classification", "--num-classes", 2, "--epsilon", 99)
-    noisy = randomize(source, tmp_path / "n.csv", *options)
-    assert noisy.to_pydict() == {"id": ["a", "b"], "y": ["0", "1"]}
+def test_tables_longer_than_what_is_read_and_written_at_once() -> None:
+    """16 MB of a CSV file are read at a time, and 262,144 rows written."""
+    ids = [9 * "longer\n" + str(i) for i in range(270_000)]
+    labels = np.arange(len(ids)) % 2
+    source = write("t.csv", pa.table({"id": ids, "y": labels}))
+    assert Path(source).stat().st_size > 17 << 20
+    parquet.write_table(pa.table({"id": ids, "y": labels}), "t.parquet", row_group_size=999)
+    for name, suffix in ((source, "csv"), ("t.parquet", "parquet")):
+        options = (*CLASSES, "--epsilon", 99, "--store", "store")  # which knows the ids again
+        noisy = randomize(name, f"public/n.{suffix}", *options)
+        assert noisy["id"].equals(pa.chunked_array([ids]))
+        assert np.array_equal(numbers(noisy["y"]), labels)
+        assert statement_of(f"public/n.{suffix}")["most_rows_of_one_id"] == 1
 
 
-def test_statement_is_complete(tmp_path: Path) -> None:
-    output = tmp_path / "n.csv"
+def test_the_statement_is_complete() -> None:
+    output = "n.csv"
     noisy = randomize(
-        write(tmp_path / "t.csv", table()), output, *REGRESSION, "--epsilon", 1,
-        "--prior-epsilon", 0.25, "--max-values", 101, "--loss", "absolute_error",
+        write("t.csv", table()), output, *REGRESSION, "--prior-epsilon", 0.25, "--max-values", 101,
+        "--loss", "absolute_error",
     )  # fmt: skip
     statement = statement_of(output)
     guarantee = PrivacyGuarantee.from_json(json.dumps(statement["guarantee"]))
     assert (guarantee.epsilon, guarantee.delta, guarantee.is_private) == (1.0, 0.0, True)
     assert json.loads(guarantee.to_json()) == statement["guarantee"]
     assert statement["statement"] == str(guarantee).splitlines()
-    assert {"public-rows", "public-settings"} <= {one.code for one in guarantee.assumptions}
+    texts = {note["code"]: note["text"] for note in statement["guarantee"]["assumptions"]}
+    assert {"public-rows", "public-settings", "only-release"} <= set(texts)
+    assert "the table itself shows that all of them lie there" in texts["labels-in-range"]
     assert statement["epsilon"] == {"total": 1.0, "prior": 0.25, "draw": 0.75}
     assert statement["loss"] == "absolute_error"
     assert statement["label_range"] == [0.0, 400.0]
@@ -306,97 +265,66 @@ def test_statement_is_complete(tmp_path: Path) -> None:
     assert means.shape == (N,) and 0.0 <= means.min() <= means.max() <= 400.0
 
 
-def test_clipping_is_not_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Whether a label had to be clipped depends on the labels, so nothing says that any was."""
-    monkeypatch.setattr(_randomize, "_PATIENCE", 1e9)  # however slow the machine is
-    told = []
+def test_nothing_shows_whether_a_label_was_clipped(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether one had to be depends on the labels."""
+    found = []
     for top, options in ((400.0, ()), (9e9, ("--clip",))):
-        folder = tmp_path / str(top)
-        folder.mkdir()
         labels = np.where(np.arange(N) == 7, top, AMOUNTS)
-        source = write(folder / "t.csv", pa.table({"id": IDS, "amount": labels}))
-        options = (*REGRESSION, *options, "--epsilon", 1, "--insecure-seed", 1)
-        randomize(source, folder / "n.csv", *options)
-        captured = capsys.readouterr()
-        told.append((
-            (captured.out + captured.err).replace(str(folder), ""),
-            (folder / "n.csv").read_text(),
-            without_names((folder / "n.csv.privacy.json").read_text()),
-        ))  # fmt: skip
-    assert told[0] == told[1]
+        source = write("t.csv", pa.table({"id": IDS, "amount": labels}))
+        randomize(source, "n.csv", *REGRESSION, *options, *SEEDED)
+        statement = without_names(statement_of("n.csv"))
+        found.append((capsys.readouterr().out, Path("n.csv").read_text(), statement))
+    assert found[0] == found[1]
 
 
-def without_names(statement: str) -> str:
+def without_names(content: dict) -> dict:
     """Gives a statement without what is random, or the time, in its receipts, after a look at it.
 
-    A digest is of the other entries, and so says nothing more; that of all is of the receipts too.
+    A digest is of the other entries, and so reveals nothing more; that of all is of the receipts
+    too.
     """
-    content = json.loads(statement)
     assert re.fullmatch("[0-9a-f]{64}", content.pop("digest"))
-    random = (("id", 32), ("digest", 64))
     assert len(content["receipts"]) == 2
     assert content.pop("prior_receipts") == [content["receipts"][0]["id"]]
     # The bins are made of the release of the prior.
-    assert content["mechanism"]["receipts"] == content["receipts"][:1]
-    del content["mechanism"]["receipts"]
+    assert content["mechanism"].pop("receipts") == content["receipts"][:1]
     for receipt in content["receipts"]:
-        found = [(receipt.pop(name), length) for name, length in random]
-        found.append((receipt["labels"].pop("name"), 32))
-        for text, length in found:
-            assert re.fullmatch(f"[0-9a-f]{{{length}}}", text)
+        assert re.fullmatch("[0-9a-f]{32}", receipt.pop("id"))
+        assert re.fullmatch("[0-9a-f]{64}", receipt.pop("digest"))
+        assert re.fullmatch("[0-9a-f]{32}", receipt["labels"].pop("name"))
         assert datetime.datetime.fromisoformat(receipt.pop("time")).utcoffset() is not None
-    return json.dumps(content)
+    return content
 
 
 @pytest.mark.parametrize(
     "name", ["laplace", "discrete_laplace", "staircase", "discrete_staircase", "exponential"]
 )
-def test_baselines(tmp_path: Path, name: str) -> None:
-    output = tmp_path / "n.csv"
-    source = write(tmp_path / "t.csv", pa.table({"id": IDS, "amount": AMOUNTS.round()}))
-    options = (*REGRESSION, "--mechanism", name, "--epsilon", 3, "--insecure-seed", 0)
-    noisy = randomize(source, output, *options)
-    values = numbers(noisy["amount"])
+def test_baselines(name: str) -> None:
+    source = write("t.csv", pa.table({"id": IDS, "amount": AMOUNTS.round()}))
+    options = (*REGRESSION, "--mechanism", name, "--epsilon", 3, *SEEDED)
+    values = numbers(randomize(source, "n.csv", *options)["amount"])
     assert 0.0 <= values.min() <= values.max() <= 400.0
     assert np.corrcoef(values, AMOUNTS)[0, 1] > 0.1
-    statement = statement_of(output)
+    statement = statement_of("n.csv")
     assert statement["mechanism"]["class_name"].lower() == f"{name.replace('_', '')}mechanism"
     assert statement["epsilon"] == {"total": 3.0, "prior": 0.0, "draw": 3.0}
     assert statement["prior"] is None
-
-
-def json_prior(**content: object) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        (folder / "prior.json").write_text(json.dumps(content))
-        return folder / "prior.json"
-
-    return make
-
-
-def csv_prior(text: str) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        (folder / "prior.csv").write_text(text)
-        return folder / "prior.csv"
-
-    return make
+    noisy = NoisyLabels.load("n.csv")
+    assert noisy.values.tolist() == values.tolist() and noisy.guarantee().epsilon == 3.0
+    with pytest.raises(ValueError, match="need priors with their values"):
+        noisy.posterior()
 
 
 @pytest.mark.parametrize("form", ["json", "csv"])
-def test_public_prior_for_regression_costs_nothing(tmp_path: Path, form: str) -> None:
+def test_a_public_prior_of_numbers_costs_nothing(form: str) -> None:
     # Unordered, and without the ends of the range.
     values, probabilities = [300, 10, 100], [0.2, 0.5, 0.3]
-    if form == "json":
-        prior = json_prior(values=values, probabilities=probabilities)(tmp_path)
-    else:
-        rows = "".join(f"{v},{p}\n" for v, p in zip(values, probabilities, strict=True))
-        prior = csv_prior("value,probability\n" + rows)(tmp_path)
-    output = tmp_path / "n.csv"
-    noisy = randomize(
-        write(tmp_path / "t.csv", table()), output, *REGRESSION, "--prior", prior, "--epsilon", 2
-    )
-    statement = statement_of(output)
+    rows = "".join(f"{v},{p}\n" for v, p in zip(values, probabilities, strict=True))
+    Path("prior.json").write_text(json.dumps({"values": values, "probabilities": probabilities}))
+    Path("prior.csv").write_text(f"value,probability\n{rows}")
+    source = write("t.csv", table())
+    noisy = randomize(source, "n.csv", *REGRESSION, "--prior", f"prior.{form}", "--epsilon", 2)
+    statement = statement_of("n.csv")
     assert statement["epsilon"] == {"total": 2.0, "prior": 0.0, "draw": 2.0}
     assert statement["guarantee"]["epsilon"] == 2.0
     assert statement["prior"] == {
@@ -407,76 +335,197 @@ def test_public_prior_for_regression_costs_nothing(tmp_path: Path, form: str) ->
     assert set(numbers(noisy["amount"])) == set(statement["outputs"])
 
 
-@pytest.mark.parametrize("form", ["list", "json", "csv"])
-def test_public_prior_for_classification(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("p.json", "[0.5, 0.5, 0.0]"),
+        ("p.json", '{"probabilities": [0.5, 0.5, 0.0]}'),
+        ("p.csv", "class,probability\n2,0\n0,0.5\n1,0.5\n"),
+    ],
+)
+def test_a_public_prior_of_classes(name: str, text: str) -> None:
     """A prior that rules a class out: RRWithPrior never answers it."""
     labels = RNG.integers(0, 3, N)
-    source = write(tmp_path / "t.csv", pa.table({"y": labels}))
-    prior = tmp_path / ("p.csv" if form == "csv" else "p.json")
-    prior.write_text({
-        "list": "[0.5, 0.5, 0.0]",
-        "json": '{"probabilities": [0.5, 0.5, 0.0]}',
-        "csv": "class,probability\n2,0\n0,0.5\n1,0.5\n",
-    }[form])  # fmt: skip
-    options = ("--column", "y", "--task", "classification", "--num-classes", 3, "--epsilon", 1)
-    noisy = randomize(source, tmp_path / "n.csv", *options, "--prior", prior, "--insecure-seed", 0)
-    values = numbers(noisy["y"]).astype(int)
-    statement = statement_of(tmp_path / "n.csv")
+    source = write("t.csv", pa.table({"y": labels, "name": np.array(["a", "b", "c"])[labels]}))
+    Path(name).write_text(text)
+    options = (*CLASSES[:2], "--num-classes", 3, "--prior", name, *SEEDED)
+    values = numbers(randomize(source, "n.csv", *options)["y"]).astype(int)
+    statement = statement_of("n.csv")
     assert set(values) == {0, 1} and statement["outputs"] == [0, 1]
     assert statement["mechanism"]["class_name"] == "RRWithPrior"
     assert statement["prior"] == {"source": "public", "probabilities": [0.5, 0.5, 0.0]}
     kept = int((values[labels < 2] == labels[labels < 2]).sum())
     keeps = np.exp(1) / (1 + np.exp(1))
     assert stats.binomtest(kept, int((labels < 2).sum()), keeps).pvalue > 1e-6
+    Path(name).write_text(text.replace("2,0", "c,0").replace("0,0.5", "a,0.5").replace("1,", "b,"))
+    named = (*CLASSES[:2], "--classes", "a", "b", "c", "--column", "name", "--prior", name)
+    randomize(source, "n.csv", *named)
+    assert statement_of("n.csv")["outputs"] == ["a", "b"]  # by their names
 
 
-def test_a_seed_repeats_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = write(tmp_path / "t.csv", table())
-    options = (*REGRESSION, "--epsilon", 1)
-    first = randomize(source, tmp_path / "a.csv", *options, "--insecure-seed", 4)
-    assert "NOT PRIVATE: seeded" in capsys.readouterr().out
-    assert first.equals(randomize(source, tmp_path / "b.csv", *options, "--insecure-seed", 4))
-    assert not first.equals(randomize(source, tmp_path / "c.csv", *options, "--insecure-seed", 5))
-    assert not first.equals(randomize(source, tmp_path / "d.csv", *options))
-    statement = statement_of(tmp_path / "a.csv")
+@pytest.mark.parametrize("prior", [None, 7])
+def test_many_classes(prior: int | None) -> None:
+    """A matrix of K x K would take 80 GB, and a list of all classes helps nobody."""
+    classes = 100_000
+    source = write("t.parquet", pa.table({"y": RNG.integers(0, classes, 500)}))
+    options = (*CLASSES[:2], "--num-classes", classes)
+    if prior is not None:
+        probabilities = np.zeros(classes)
+        probabilities[100 : 100 + prior] = 1.0 / prior
+        Path("p.json").write_text(json.dumps(probabilities.tolist()))
+        options = (*options, "--prior", "p.json")
+    noisy = numbers(randomize(source, "n.csv", *options)["y"])
+    statement = statement_of("n.csv")
+    assert (statement["num_classes"], statement["classes"]) == (classes, None)
+    assert statement["outputs"] == (list(range(100, 107)) if prior else "all")
+    assert noisy.min() >= 0 and noisy.max() < classes
+    assert not prior or set(noisy) <= set(range(100, 107))
+
+
+def test_a_seed_repeats_and_is_stated(capsys: pytest.CaptureFixture[str]) -> None:
+    source = write("t.csv", table())
+    seeds = {"a": ("--insecure-seed", 4), "b": ("--insecure-seed", 4), "c": SEEDED, "d": ()}
+    found = {
+        name: randomize(source, f"{name}.csv", *REGRESSION, *seed) for name, seed in seeds.items()
+    }
+    assert capsys.readouterr().out.count("NOT PRIVATE: seeded") == 3
+    assert found["a"].equals(found["b"])
+    assert not found["a"].equals(found["c"]) and not found["a"].equals(found["d"])
+    statement = statement_of("a.csv")
     assert statement["statement"][0].startswith("NOT PRIVATE: seeded")
     assert statement["guarantee"]["seeded"] and not statement["guarantee"]["private"]
-    assert statement_of(tmp_path / "d.csv")["guarantee"]["private"]
-
-
-def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = write(tmp_path / "t.csv", table())
-    randomize(source, tmp_path / "n.csv", *REGRESSION, "--epsilon", 1, "--quiet")
+    assert statement_of("d.csv")["guarantee"]["private"]
+    assert not NoisyLabels.load("a.csv").guarantee().is_private
+    randomize(source, "n.csv", *REGRESSION, "--quiet")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "")
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_parquet_ids_in_dictionaries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
-) -> None:
-    monkeypatch.setattr(_randomize, "_ROWS", 100)
-    ids = pa.array([f"u{i // 7}" for i in range(N)]).dictionary_encode()
-    source = write(tmp_path / "t.parquet", pa.table({"id": ids, "amount": AMOUNTS}))
-    noisy = randomize(source, tmp_path / f"n.{suffix}", *REGRESSION, "--epsilon", 1)
-    assert noisy["id"].to_pylist() == ids.to_pylist()
-
-
-def test_loads_no_tensorflow(tmp_path: Path, in_process: Callable[..., tuple[int, str]]) -> None:
-    source = write(tmp_path / "t.csv", table())
+def test_it_loads_no_tensorflow(in_process: Callable[..., tuple[int, str]]) -> None:
+    source = write("t.csv", table())
     program = (
         "import json, sys\n"
         "from tf_labeldp.cli import main\n"
+        "from tf_labeldp import NoisyLabels\n"
         "for arguments in json.loads(sys.argv[1]):\n"
-        "    assert main(arguments) == 0\n"
+        "    assert main(['randomize', *arguments]) == 0\n"
+        "    noisy = NoisyLabels.load(arguments[-1])\n"
+        "    assert len(noisy.posterior()) == len(noisy.debiased()) == len(noisy.decode())\n"
         "print(json.dumps([name.partition('.')[0] for name in sys.modules]))\n"
     )
     commands = [
-        ["randomize", str(source), *task, "--epsilon", "1", "--output", str(tmp_path / output)]
-        for task, output in ((REGRESSION, "r.csv"), (CLASSES, "c.csv"))
+        [source, *task, "--epsilon", "1", "--output", output]
+        for task, output in ((REGRESSION, "r.csv"), (("--column", "bought", *CLASSES), "c.csv"))
     ]
-    code, told = in_process(program, json.dumps(commands))
-    assert code == 0, told
-    loaded = set(json.loads(told.splitlines()[-1]))
-    assert "pyarrow" in loaded
-    assert not loaded & {"tensorflow", "keras"}
+    code, printed = in_process(program, json.dumps(commands))
+    assert code == 0, printed
+    loaded = set(json.loads(printed.splitlines()[-1]))
+    assert "pyarrow" in loaded and not loaded & {"tensorflow", "keras"}
+
+
+# Ids: which are copied, how often one comes, and a store that knows the ids of its draws.
+
+
+@pytest.mark.parametrize("name", ["row", "Row", "row_id", "id"])
+def test_an_id_that_is_there_is_copied(name: str) -> None:
+    Path("t.csv").write_text(f"{name},y\n7,0\n5,1\n9,1\n")
+    assert randomize("t.csv", "n.csv", *CLASSES)[name].to_pylist() == ["7", "5", "9"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "most"),
+    [
+        (list("abcd"), 1),
+        (list("abca"), 2),
+        (list("bbbb"), 4),
+        (["", "x", None, ""], 2),
+        ([1.5, None, 1.5, None], 2),
+        ([[1], [2], [1], [1]], 3),
+        ([b"\xff", b"\xfe", b"\xff", b"a"], 2),
+        (pa.array([7, 8, 7, 9], pa.duration("s")), 2),
+        (pa.array(["a", "b", "a", "a\0"], pa.string_view()), 2),
+        (pa.array(["b", "b", "b", "eight or more"]).dictionary_encode(), 3),
+        (["eight or more", "eight or mora", "eight or more", "eight or"], 2),
+    ],
+)
+def test_rows_of_one_id_are_counted(
+    ids: object, most: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write("t.parquet", pa.table({"id": ids, "y": [0, 1, 1, 0]}))
+    for _ in range(2):  # the store knows the ids again
+        noisy = randomize(source, "public/n.parquet", *CLASSES, "--store", "store")
+    assert noisy["id"].to_pylist() == parquet.read_table(source)["id"].to_pylist()
+    found = statement_of("public/n.parquet")
+    assert found["most_rows_of_one_id"] == most
+    sentence = f"one id has up to {most} rows: where an id is a person, multiply epsilon"
+    warned = f"warning: The epsilon is that of one row, and {sentence}" in capsys.readouterr().err
+    codes = {note["code"] for note in found["guarantee"]["assumptions"]}
+    assert ("rows-per-id" in codes) == (most > 1) == warned
+    assert any(sentence in text for text in found["statement"]) == (most > 1)
+
+
+def test_what_lies_under_a_null_does_not_count() -> None:
+    """Arrow keeps text there: the bytes of one row must not be taken for those of the next."""
+    offsets = pa.py_buffer(np.array([0, 1, 4, 5], np.int32).tobytes())
+    valid = pa.py_buffer(bytes([0b101]))
+    column = pa.StringArray.from_buffers(3, offsets, pa.py_buffer(b"axyza"), valid)
+    source = write("t.parquet", pa.table({"id": column, "y": [0, 1, 1]}))
+    randomize(source, "n.parquet", *CLASSES)
+    assert statement_of("n.parquet")["most_rows_of_one_id"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "more"),
+    [
+        ("id,k,y\na,1,0\nc,2,1\n", ()),
+        ("id,k,y\nb,1,0\na,2,1\n", ()),
+        ("id,k,y\n,1,0\nab,2,1\n", ()),
+        ("id,k,y\na,1,0\nb,2,1\n", ("--id", "k")),
+        ("id,k,y\na,1,0\nb,2,1\n", ("--id", "id", "--id", "k")),
+        ("other,k,y\na,1,0\nb,2,1\n", ("--id", "other")),
+        ("x,k,y\na,1,0\nb,2,1\n", ()),
+    ],
+)
+def test_a_store_refuses_other_ids(
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str, more: tuple[str, ...]
+) -> None:
+    """The same labels in the same order, but of other people."""
+    Path("t.csv").write_text("id,k,y\na,1,0\nb,2,1\n")
+    Path("u.csv").write_text(text)
+    randomize("t.csv", "public/n.csv", *CLASSES, "--store", "store")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    options = [*CLASSES, "--column", "y", "--epsilon", "1", "--store", "store", *more]
+    assert main(["randomize", "u.csv", "--output", "public/n.csv", "--overwrite", *options]) == 2
+    told = capsys.readouterr().err
+    assert "the store store holds noisy labels of rows with other ids" in told
+    assert told.count("\n") == 1
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_store_takes_the_same_ids_from_another_format() -> None:
+    Path("t.csv").write_text("id,y\n1,0\n2,1\n")
+    write("t.parquet", pa.table({"id": [1, 2], "y": [0, 1]}))
+    noisy = [
+        randomize(source, "public/n.csv", *CLASSES, "--store", "store")
+        for source in ("t.csv", "t.parquet")
+    ]
+    assert noisy[0].equals(noisy[1])
+
+
+@pytest.mark.parametrize("ids", [[7, 5, 9, -1, 2], ["a", "b", "", "d", "e"]], ids=str)
+def test_keyed_draws_are_those_of_the_key_in_the_store(ids: list) -> None:
+    ids = [f"{name}{i}" if isinstance(name, str) else name + 100 * i
+           for i, name in enumerate(ids * 8)]  # fmt: skip
+    y = np.arange(len(ids)) % 2
+    write("t0.csv", pa.table({"id": ids[:20], "y": y[:20]}))
+    write("t1.csv", pa.table({"id": ids[20:], "y": y[20:]}))
+    keyed = (*CLASSES, "--draws", "keyed", "--store", "store")
+    first, again = (numbers(randomize("t*.csv", "public/n.csv", *keyed)["y"]) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    key, noisy = ReleaseKey("store/labels.key").secret, NoisyLabels.load("public/n.csv")
+    texts = [str(name) for name in ids]  # as all ids of CSV files
+    release = f"vault/{noisy.receipts[0].key}"
+    drawn = randomize_batch(texts, y, RandomizedResponse(1.0, 2), key, release)
+    np.testing.assert_array_equal(first, drawn)
+    assert "pseudorandom" in str(noisy.guarantee())

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import filelock
 import pytest
 
-from tf_labeldp.cli import _outputs, _randomize, main
+from tf_labeldp.cli import main
+from tf_labeldp.vault import NoisyLabels
 
-ROOT = Path(__file__).parents[2]
 FILES = ["noisy.csv", "noisy.csv.privacy.json"]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     write_labels(20)
@@ -27,56 +30,70 @@ def write_labels(rows: int) -> None:
     Path("labels.csv").write_text("id,y\n" + "".join(f"{i},{i % 3}\n" for i in range(rows)))
 
 
-def command(*more: str) -> list[str]:
+def command(*more: str, source: str = "labels.csv", output: str = "noisy.csv") -> list[str]:
     options = ["--column", "y", "--task", "classification", "--num-classes", "3", "--quiet"]
-    return ["randomize", "labels.csv", *options, "--epsilon", "1", "--output", "noisy.csv", *more]
+    return ["randomize", source, *options, "--epsilon", "1", "--output", output, *more]
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name != "labels.csv")
+def contents() -> dict[str, bytes]:
+    """Gives what is there, hidden folders too, except for the input."""
+    return {
+        path.name: path.read_bytes() if path.is_file() else b""
+        for path in sorted(Path().iterdir())
+        if path.name != "labels.csv"
+    }
 
 
-def rows_and_told() -> tuple[int, int]:
-    """Gives the rows of the table, and those that its statement speaks of."""
-    told = json.loads(Path("noisy.csv.privacy.json").read_text())["rows"]
-    return len(Path("noisy.csv").read_text().splitlines()) - 1, told
+def rows_and_stated() -> tuple[int, int]:
+    """Gives the rows of the table, and those in its statement."""
+    stated = json.loads(Path("noisy.csv.privacy.json").read_text())["rows"]
+    return len(Path("noisy.csv").read_text().splitlines()) - 1, stated
+
+
+@pytest.fixture
+def while_writing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Calls a function once, before the table is on disk."""
+
+    def at_first_sync(function: Callable[[], object]) -> None:
+        sync, calls = os.fsync, []
+
+        def watched(file: int) -> None:
+            calls.append(file)
+            if len(calls) == 1:
+                function()
+            sync(file)
+
+        monkeypatch.setattr(os, "fsync", watched)
+
+    return at_first_sync
 
 
 @pytest.mark.parametrize("options", [(), ("--overwrite",)])
 def test_a_second_run_on_the_same_output_is_refused(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    while_writing: Callable[..., None],
     capsys: pytest.CaptureFixture[str],
     options: tuple[str, ...],
 ) -> None:
-    statement = _randomize._statement
+    def second() -> None:
+        before = sorted(Path().iterdir())
+        assert main(command(*options)) == 2
+        assert sorted(Path().iterdir()) == before  # the hidden folder of the first is still there
 
-    def meanwhile(*arguments: object) -> str:
-        with monkeypatch.context() as patch:
-            patch.setattr(_randomize, "_statement", statement)
-            before = names(folder)
-            assert main(command(*options)) == 2
-            assert names(folder) == before  # the hidden file of the first run is still there
-        return statement(*arguments)
-
-    monkeypatch.setattr(_randomize, "_statement", meanwhile)
+    while_writing(second)
     assert main(command()) == 0
-    told = capsys.readouterr().err
-    assert "another run is writing --output noisy.csv at this moment" in told
-    assert told.count("\n") == 1
-    assert names(folder) == FILES
-    assert rows_and_told() == (20, 20)
+    shown = capsys.readouterr().err
+    assert "another run is writing --output noisy.csv at this moment" in shown
+    assert shown.count("\n") == 1
+    assert list(contents()) == FILES and rows_and_stated() == (20, 20)
 
 
-def test_the_lock_of_a_killed_run_is_no_lock(folder: Path) -> None:
+def test_the_lock_of_a_killed_run_is_no_lock() -> None:
     Path(".noisy.csv.lock").touch()
     assert main(command()) == 0
-    assert names(folder) == FILES
+    assert list(contents()) == FILES
 
 
-def test_without_locks_the_files_of_others_are_left_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_locks_the_files_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """There it is not known whether a hidden file was left behind or is being written."""
 
     def no_locks(*arguments: object, **options: object) -> None:
@@ -85,159 +102,103 @@ def test_without_locks_the_files_of_others_are_left_alone(
     hidden = f".noisy.csv.{'0' * 16}.tmp"
     Path(hidden).touch()
     with monkeypatch.context() as patch:
-        patch.setattr(_outputs.filelock.FileLock, "acquire", no_locks)
+        patch.setattr(filelock.FileLock, "acquire", no_locks)
         assert main(command()) == 0
-    assert names(folder) == [hidden, *FILES]
+    assert list(contents()) == [hidden, *FILES]
     assert main(command("--overwrite")) == 0
-    assert names(folder) == FILES
+    assert list(contents()) == FILES
 
 
 def test_a_lock_that_was_removed_before_it_was_taken(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, while_writing: Callable[..., None]
 ) -> None:
     """The file that was opened is not the one that the next run would open."""
-    acquire, calls, held = _outputs.filelock.FileLock.acquire, [], []
+    acquire, calls, held = filelock.FileLock.acquire, [], []
 
-    def removed_first(self: object, **options: object) -> object:
-        found = acquire(self, **options)
+    def removed_first(self: filelock.FileLock, **options: object) -> object:
+        found = acquire(self, **options)  # type: ignore[arg-type]
         calls.append(found)
         if len(calls) == 1:
             Path(".noisy.csv.lock").unlink()
         return found
 
-    statement = _randomize._statement
-
-    def look(*arguments: object) -> str:
-        held.append(Path(".noisy.csv.lock").exists())
-        return statement(*arguments)
-
-    monkeypatch.setattr(_outputs.filelock.FileLock, "acquire", removed_first)
-    monkeypatch.setattr(_randomize, "_statement", look)
+    monkeypatch.setattr(filelock.FileLock, "acquire", removed_first)
+    while_writing(lambda: held.append(Path(".noisy.csv.lock").exists()))
     assert main(command()) == 0
     assert len(calls) == 2 and held == [True]
-    assert names(folder) == FILES
+    assert list(contents()) == FILES
 
 
-@pytest.mark.parametrize("failing", [1, 2])
+@pytest.mark.parametrize("failing", FILES)
 @pytest.mark.parametrize("before", ["nothing", "a whole output", "a statement alone"])
 def test_a_failure_while_names_are_given_changes_nothing(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    failing: int,
-    before: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failing: str, before: str
 ) -> None:
     if before != "nothing":
         assert main(command()) == 0
         write_labels(30)
     if before == "a statement alone":
         Path("noisy.csv").unlink()
-    content = {name: Path(name).read_bytes() for name in names(folder)}
-    give_name, calls = _outputs.give_name, []
-
-    def fail_once(*paths: Path) -> None:
-        calls.append(paths)
-        if len(calls) == failing:
-            raise OSError(5, "Input/output error")
-        give_name(*paths)
-
-    monkeypatch.setattr(_outputs, "give_name", fail_once)
-    options = ["--overwrite"] if before == "a whole output" else []
-    assert main(command(*options)) == 2
-    assert "cannot write --output noisy.csv (Input/output error)" in capsys.readouterr().err
-    assert {name: Path(name).read_bytes() for name in names(folder)} == content
-
-
-def test_a_failure_without_hard_links_changes_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert main(command()) == 0
-    content = {name: Path(name).read_bytes() for name in names(folder)}
-    replace = os.replace
+    content, replace = contents(), os.replace
 
     def no_links(*paths: Path, **options: object) -> None:
         raise OSError(95, "Operation not supported")
 
-    def fail_for_the_table(source: Path, target: Path) -> None:
-        if Path(target).name == "noisy.csv" and "old-" not in str(source):
+    def fail(source: Path, target: Path) -> None:
+        if Path(target).name == failing and "old-" not in str(source):
             raise OSError(5, "Input/output error")
         replace(source, target)
 
-    write_labels(30)
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", no_links)
-        patch.setattr(os, "replace", fail_for_the_table)
-        assert main(command("--overwrite")) == 2
-    assert {name: Path(name).read_bytes() for name in names(folder)} == content
+        patch.setattr(os, "replace", fail)
+        assert main(command(*["--overwrite"] * (before == "a whole output"))) == 2
+    assert "cannot write --output noisy.csv (Input/output error)" in capsys.readouterr().err
+    assert contents() == content
 
 
-def test_a_table_that_comes_into_being_keeps_its_statement(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("statement_before", [False, True])
+def test_a_table_that_comes_into_being_stays_as_it_is(
+    while_writing: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    statement_before: bool,
 ) -> None:
-    """A statement was alone when the run began, and is another's when it ends."""
-    assert main(command()) == 0
-    table = Path("noisy.csv").read_bytes()
-    Path("noisy.csv").unlink()
-    both = {"noisy.csv": table, FILES[1]: Path(FILES[1]).read_bytes()}
+    if statement_before:  # alone when the run begins, and another's when it ends
+        assert main(command()) == 0
+        Path("noisy.csv").unlink()
+    before = contents()
     write_labels(30)
-    statement = _randomize._statement
-
-    def late(*arguments: object) -> str:
-        Path("noisy.csv").write_bytes(table)
-        return statement(*arguments)
-
-    monkeypatch.setattr(_randomize, "_statement", late)
+    while_writing(lambda: Path("noisy.csv").write_bytes(b"another's"))
     assert main(command()) == 2
-    # Found out at once: the statement is no longer alone, and is not even moved away.
-    assert f"{FILES[1]} has come into being meanwhile" in capsys.readouterr().err
-    assert {name: Path(name).read_bytes() for name in names(folder)} == both
+    name = FILES[statement_before]
+    assert f"{name} has come into being meanwhile" in capsys.readouterr().err
+    assert contents() == {**before, "noisy.csv": b"another's"}
 
 
-# Kills the process before the n-th call of `os.replace` and `give_name` together, if there is one.
-KILLED = """
-import os, signal, sys
-from tf_labeldp.cli import _outputs, main
-calls = 0
-def watched(function):
-    def wrapper(*arguments):
-        global calls
-        calls += 1
-        if calls == int(sys.argv[1]):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments)
-    return wrapper
-_outputs.os.replace = watched(os.replace)
-_outputs.give_name = watched(_outputs.give_name)
-sys.exit(main(sys.argv[2:]))
-"""
-
-
-@pytest.mark.parametrize("call", [1, 2, 3, 4])
 def test_a_kill_leaves_no_table_under_the_statement_of_another_run(
-    folder: Path, call: int, in_process: Callable[..., tuple[int, str]]
+    killed: Callable[..., bool],
 ) -> None:
-    assert main(command()) == 0
-    write_labels(30)
-    code, told = in_process(KILLED, str(call), *command("--overwrite"))
-    assert code == -signal.SIGKILL, told
-    assert Path("noisy.csv").exists() == (call == 1)
-    if call == 1:
-        assert rows_and_told() == (20, 20)
+    number, there = 1, []
+    while True:
+        write_labels(20)
         assert main(command("--overwrite")) == 0
-    else:
-        assert main(command()) == 0  # what the kill left is no output
-    assert names(folder) == FILES
-    assert rows_and_told() == (30, 30)
+        write_labels(30)
+        if not killed(number, *command("--overwrite")):
+            break
+        there.append(Path("noisy.csv").exists())
+        if there[-1]:
+            assert rows_and_stated() == (20, 20)
+        assert main(command(*["--overwrite"] * there[-1])) == 0  # what the kill left is no output
+        assert list(contents()) == FILES and rows_and_stated() == (30, 30)
+        number += 1
+    assert there == [True] * 3 + [False] * 3 and rows_and_stated() == (30, 30)
 
 
-@pytest.mark.parametrize("length", [230, 240, 251, 300])
-def test_names_that_are_too_long(
-    folder: Path, capsys: pytest.CaptureFixture[str], length: int
-) -> None:
-    output = "x" * length + ".csv"
-    assert main(command("--output", output, "--store", "../none")) == 2
+@pytest.mark.parametrize("length", [230, 251])
+def test_names_that_are_too_long(capsys: pytest.CaptureFixture[str], length: int) -> None:
+    assert main(command("--store", "../none", output="x" * length + ".csv")) == 2
     assert "(File name too long)" in capsys.readouterr().err
-    assert names(folder) == [] and not Path("../none").exists()  # found out before the draw
+    assert contents() == {} and not Path("../none").exists()  # found out before the draw
 
 
 @pytest.mark.parametrize(
@@ -255,7 +216,73 @@ def test_a_store_that_would_be_published(
 ) -> None:
     Path("public").mkdir()
     Path("link").symlink_to("public")
-    assert main(command("--output", output, "--store", store)) == 2
-    told = capsys.readouterr().err
-    assert reason in told and "the store stays with the labels" in told
-    assert names(folder) == ["link", "public"] and list(Path("public").iterdir()) == []
+    assert main(command("--store", store, output=output)) == 2
+    shown = capsys.readouterr().err
+    assert reason in shown and "the store stays with the labels" in shown
+    assert set(contents()) == {"link", "public"} and list(Path("public").iterdir()) == []
+
+
+# From stdin to stdout.
+
+
+def from_stdin(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+
+@pytest.mark.parametrize("store", [(), ("--store", "store")])
+def test_stdin_to_stdout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], store: tuple[str, ...]
+) -> None:
+    Path("public").mkdir()
+    seeded, words = ("--insecure-seed", "3"), command(source="-", output="-")
+    words.remove("--quiet")
+    words += [*store, *seeded, "--statement", "public/rows.csv.privacy.json"]
+    text = Path("labels.csv").read_text()
+    from_stdin(monkeypatch, text)
+    assert main(words) == 0
+    shown = capsys.readouterr()
+    assert "label-DP" in shown.err and "wrote 20 rows to stdout and public/rows" in shown.err
+    Path("public/rows.csv").write_text(shown.out)
+    assert len(NoisyLabels.load("public/rows.csv")) == 20
+    assert main(command(*seeded)) == 0
+    assert Path("noisy.csv").read_text() == shown.out
+    if store:  # a run that was stopped while it wrote goes on with its draws
+        from_stdin(monkeypatch, text)
+        capsys.readouterr()
+        assert main([*words, "--overwrite"]) == 0
+        assert capsys.readouterr().out == shown.out
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "the input stdin is empty"),
+        ("id,y\na,99\n", "column 'y' of stdin: 1 of 1 labels are not in 0..2"),
+        ("id,y\na,1\nb,-secret-\n", "of stdin holds something that is not a whole number in row 3"),
+    ],
+)
+def test_bad_stdin(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, reason: str
+) -> None:
+    from_stdin(monkeypatch, text)
+    assert main(command("--statement", "s.json", source="-", output="-")) == 2
+    shown = capsys.readouterr()
+    assert reason in shown.err and "secret" not in shown.err and shown.out == ""
+    assert contents() == {}
+
+
+def test_a_pipe_between_processes() -> None:
+    """Nothing but rows goes to stdout; what cannot be written there is an error."""
+    words = command("--statement", "s.json", "--overwrite", source="-", output="-")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    for end, code in (("", 0), (" > /dev/full", 2)):
+        program = f'"{sys.executable}" -m tf_labeldp.cli {" ".join(words)} < labels.csv{end}'
+        done = subprocess.run(
+            ["bash", "-c", program], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, done.stderr
+        if code:
+            assert "cannot write --output - (No space left on device)" in done.stderr
+            assert done.stderr.count("rror") == 1
+        else:
+            assert len(done.stdout.splitlines()) == 21

@@ -6,45 +6,30 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
+from pyarrow import csv
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.cli import _outputs, _randomize, main
+from tf_labeldp.cli import main
 from tf_labeldp.mechanisms import RandomizedResponse, StaircaseMechanism
 from tf_labeldp.vault import LabelRandomizer, NoisyLabels, PrivateLabels
 from tf_labeldp.vault.ledger import Ledger
 
 N = 500
 AMOUNTS = np.random.default_rng(8).integers(0, 53, N)
+NUMBERS = ("--column", "weeks", "--task", "regression", "--low", "0", "--high", "52")
+CLASSES = ("--column", "weeks", "--task", "classification", "--num-classes", "53")
 TASKS = {
-    "regression": ("--column", "weeks", "--task", "regression", "--low", "0", "--high", "52"),
-    "laplace": (
-        *("--column", "weeks", "--task", "regression", "--low", "0", "--high", "52"),
-        *("--mechanism", "laplace"),
-    ),
-    "classification": (
-        *("--column", "weeks", "--task", "classification", "--num-classes", "53"),
-        *("--prior", "prior.json"),
-    ),
-}
-# How many draws are on disk by then: of the histogram and of the noisy labels.
-POINTS = {
-    "before the first charge": ("vault.store", "LabelStore._write_last", 2, 1),
-    "between histogram and draw": ("vault.store", "LabelStore.append", 2, 1),
-    "before the second charge": ("vault.store", "LabelStore._write_last", 3, 2),
-    "before the first rows": ("cli._outputs", "CsvWriter.write_table", 1, 2),
-    "between rows": ("cli._outputs", "CsvWriter.write_table", 4, 2),
-    "before the ids are kept": ("cli._randomize", "_keep_ids", 1, 2),
-    "before the statement is on disk": ("cli._outputs", "_sync", 2, 2),
-    "before the statement has its name": ("cli._outputs", "give_name", 1, 2),
-    "between statement and table": ("cli._outputs", "give_name", 2, 2),
+    "regression": NUMBERS,
+    "laplace": (*NUMBERS, "--mechanism", "laplace"),
+    "classification": (*CLASSES, "--prior", "prior.json"),
 }
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with labels and a prior."""
     rows = "".join(f"{i},{a}\n" for i, a in enumerate(AMOUNTS))
@@ -52,132 +37,129 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "prior.json").write_text(json.dumps([1 / 53] * 53))
     (tmp_path / "public").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_randomize, "_PATIENCE", 1e9)  # however slow the machine is
     return tmp_path
 
 
-def command(task: str, *more: str) -> list[str]:
-    options = ["--epsilon", "1", "--output", "public/noisy.csv", "--store", "store"]
+def command(task: str, *more: str, store: str = "store") -> list[str]:
+    options = ["--epsilon", "1", "--output", "public/noisy.csv", "--store", store]
     return ["randomize", "labels.csv", *TASKS[task], *options, *more]
 
 
-def stored_draws(folder: Path) -> list[bytes]:
-    return [path.read_bytes() for path in sorted((folder / "store" / "records").glob("[0-9]*"))]
+def contents(folder: Path | str) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
 
 
-def last_draw(folder: Path) -> np.ndarray:
-    values = Ledger.of_store(folder / "store").records[-1].values
+def stored_draws() -> list[bytes]:
+    return [path.read_bytes() for path in sorted(Path("store/records").glob("[0-9]*"))]
+
+
+def last_draw() -> np.ndarray:
+    values = Ledger.of_store("store").records[-1].values
     assert values is not None
     return values.astype(np.float64)
 
 
-def noisy_labels(folder: Path) -> np.ndarray:
-    return np.loadtxt(folder / "public" / "noisy.csv", delimiter=",", skiprows=1)[:, 1]
+def noisy_labels() -> np.ndarray:
+    return np.loadtxt("public/noisy.csv", delimiter=",", skiprows=1)[:, 1]
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_killed_and_resumed(
-    folder: Path,
-    point: str,
-    capsys: pytest.CaptureFixture[str],
-    killed: Callable[..., None],
+def statement() -> dict[str, Any]:
+    return json.loads(Path("public/noisy.csv.privacy.json").read_text())
+
+
+# Which of the writes of a run is not made, and how many draws are on disk by then: of the histogram
+# and of the noisy labels.
+KILLS = [(4, 0), (8, 0), (9, 1), (11, 1), (12, 2), (14, 2), (17, 2), (18, 2), (19, 2)]
+
+
+@pytest.mark.parametrize(("number", "draws"), KILLS)
+def test_a_run_that_was_killed_is_resumed(
+    number: int, draws: int, killed: Callable[..., bool], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    *place, draws = POINTS[point]
-    killed(*place, *command("regression"))
-    assert not (folder / "public" / "noisy.csv").exists()
-    assert len(list((folder / "public").glob(".noisy.csv.*"))) >= 1  # left behind by the kill
-    drawn = stored_draws(folder)
+    assert killed(number, *command("regression"))
+    assert not Path("public/noisy.csv").exists()
+    assert list(Path("public").glob(".noisy.csv.*"))  # left behind by the kill
+    drawn = stored_draws()
     assert len(drawn) == draws
 
     assert main(command("regression")) == 0
-    assert "what they cost is counted once" in capsys.readouterr().err
-    after = stored_draws(folder)
+    assert ("what they cost is counted once" in capsys.readouterr().err) == (draws > 0)
+    after = stored_draws()
     assert len(after) == 2 and after[:draws] == drawn
-    assert np.array_equal(noisy_labels(folder), last_draw(folder))
-    statement = json.loads((folder / "public" / "noisy.csv.privacy.json").read_text())
-    assert statement["guarantee"]["epsilon"] == 1.0
-    assert statement["epsilon"]["total"] == 1.0
-    assert list((folder / "public").glob(".noisy.csv.*")) == []
+    assert np.array_equal(noisy_labels(), last_draw())
+    assert statement()["guarantee"]["epsilon"] == statement()["epsilon"]["total"] == 1.0
+    assert len(list(Path("public").iterdir())) == 2
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_failed_writer_and_two_more_runs(
     folder: Path, task: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_randomize, "_ROWS", 64)
+    write_csv, calls = csv.write_csv, []
+
+    def fail(*arguments: object) -> None:
+        calls.append(arguments)
+        if len(calls) > 1:  # after the header line
+            raise OSError(28, "No space left on device")
+        write_csv(*arguments)
+
     with monkeypatch.context() as patch:
-        write_table = _outputs.CsvWriter.write_table
-
-        def fail_at_row_100(self: _outputs.CsvWriter, table: pa.Table) -> None:
-            if "100" in table.column(0).to_pylist():
-                raise OSError(28, "No space left on device")
-            write_table(self, table)
-
-        patch.setattr(_outputs.CsvWriter, "write_table", fail_at_row_100)
+        patch.setattr(csv, "write_csv", fail)
         assert main(command(task)) == 2
-    assert (
-        "cannot write --output public/noisy.csv (No space left on device)"
-        in capsys.readouterr().err
-    )
-    assert sorted(path.name for path in folder.iterdir()) == [
+    shown = capsys.readouterr().err
+    assert "cannot write --output public/noisy.csv (No space left on device)" in shown
+    assert {path.name for path in folder.iterdir()} == {
         "labels.csv", "prior.json", "public", "store",
-    ]  # fmt: skip
-    assert list((folder / "public").iterdir()) == []
+    }  # fmt: skip
+    assert contents("public") == {}
 
-    drawn = stored_draws(folder)
+    drawn = stored_draws()
     assert main(command(task)) == 0
-    files = [path.read_bytes() for path in sorted((folder / "public").iterdir())]
-    assert np.array_equal(noisy_labels(folder), last_draw(folder))
+    files = contents("public")
+    assert len(files) == 2 and np.array_equal(noisy_labels(), last_draw())
     assert main(command(task, "--overwrite")) == 0
-    assert len(files) == 2
-    assert files == [path.read_bytes() for path in sorted((folder / "public").iterdir())]
-    assert stored_draws(folder) == drawn
+    assert files == contents("public") and stored_draws() == drawn
 
 
-def test_no_random_bits_are_used_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_random_bits_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(command("regression")) == 0
 
     def refuse(size: int) -> bytes:
         raise AssertionError(f"{size} random bytes were drawn")
 
-    monkeypatch.setattr(os, "urandom", refuse)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "urandom", refuse)
+        assert main(command("regression", "--overwrite")) == 0
+    first = noisy_labels()
+    assert np.array_equal(first, last_draw())
+    # Without a store every run draws.
+    assert main([*command("regression", "--overwrite")[:-3], "--overwrite"]) == 0
+    assert not np.array_equal(noisy_labels(), first)
+
+
+def test_seeds_and_stored_draws(capsys: pytest.CaptureFixture[str]) -> None:
+    seeded = ("--insecure-seed", "1", "--overwrite")
+    assert main(command("regression", *seeded, store="seeded")) == 0
+    assert main(command("regression", "--overwrite", store="seeded")) == 0
+    assert statement()["guarantee"]["seeded"]
+    capsys.readouterr()
+    assert main(command("regression", *seeded, store="seeded")) == 0
+    assert "they were used, and --insecure-seed was ignored" in capsys.readouterr().err
     assert main(command("regression", "--overwrite")) == 0
-    monkeypatch.undo()
-    monkeypatch.chdir(folder)
-    assert np.array_equal(noisy_labels(folder), last_draw(folder))
+    capsys.readouterr()
+    assert main(command("regression", *seeded)) == 2
+    shown = capsys.readouterr().err
+    assert "made without a seed, which --insecure-seed does not change; leave" in shown
+    # The command's own draw in addition to others is new, and is seeded as asked for.
+    use(vault_of("laplace", 5.0, "mixed"), 2.0)
+    assert main(command("laplace", *seeded, store="mixed")) == 0
+    assert NoisyLabels.load("public/noisy.csv").guarantee().seeded
 
 
-def test_without_a_store_every_run_draws(folder: Path) -> None:
-    once = command("regression")[:-2]
-    assert main(once) == 0
-    first = noisy_labels(folder)
-    assert main([*once, "--overwrite"]) == 0
-    assert not np.array_equal(noisy_labels(folder), first)
-
-
-def test_seeded_draws_stay_seeded(folder: Path) -> None:
-    assert main(command("regression", "--insecure-seed", "1")) == 0
-    assert main(command("regression", "--overwrite")) == 0
-    assert json.loads((folder / "public" / "noisy.csv.privacy.json").read_text())["guarantee"][
-        "seeded"
-    ]
-
-
-def test_the_vault_of_the_library_reads_the_store(folder: Path) -> None:
-    assert main(command("regression")) == 0
-    vault = PrivateLabels(AMOUNTS, low=0, high=52, budget=PrivacyBudget(1.0), store="store")
-    assert vault.guarantee().epsilon == 1.0
-    assert PrivateLabels(AMOUNTS, low=0, high=52, store="store").budget == PrivacyBudget(1.0)
-    # What it gives for the same request is what is in the table.
-    noisy = vault.randomize(LabelRandomizer(1.0))
-    assert vault.guarantee().epsilon == 1.0 and len(vault.receipts) == 2
-    assert np.array_equal(noisy.values, noisy_labels(folder))
-
-
-def vault_of(task: str, epsilon: float) -> PrivateLabels:
+def vault_of(task: str, epsilon: float, store: str = "store") -> PrivateLabels:
     """Gives a vault of the same labels and store, made by the library with a budget of its own."""
     kind = {"num_classes": 53} if task == "classification" else {"low": 0, "high": 52}
-    return PrivateLabels(AMOUNTS, **kind, budget=PrivacyBudget(epsilon), store="store")
+    return PrivateLabels(AMOUNTS, **kind, budget=PrivacyBudget(epsilon), store=store)
 
 
 def use(vault: PrivateLabels, epsilon: float) -> None:
@@ -188,35 +170,56 @@ def use(vault: PrivateLabels, epsilon: float) -> None:
         vault.randomize(StaircaseMechanism(epsilon, 0.0, 52.0), key="mine")
 
 
+def test_the_vault_of_the_library_reads_the_store() -> None:
+    assert main(command("regression")) == 0
+    vault = vault_of("regression", 1.0)
+    assert vault.guarantee().epsilon == 1.0
+    assert PrivateLabels(AMOUNTS, low=0, high=52, store="store").budget == PrivacyBudget(1.0)
+    # What it gives for the same request is what is in the table.
+    noisy = vault.randomize(LabelRandomizer(1.0))
+    assert vault.guarantee().epsilon == 1.0 and len(vault.receipts) == 2
+    assert np.array_equal(noisy.values, noisy_labels())
+
+
 @pytest.mark.parametrize("task", TASKS)
-def test_a_store_with_a_larger_budget_keeps_it(folder: Path, task: str) -> None:
+def test_a_store_with_a_larger_budget_keeps_it(
+    task: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The command's epsilon is that of its own table; the budget is the store's."""
     use(vault_of(task, 5.0), 2.0)
     assert main(command(task)) == 0
-    statement = json.loads((folder / "public" / "noisy.csv.privacy.json").read_text())
-    assert statement["guarantee"]["epsilon"] == statement["epsilon"]["total"] == 1.0
+    assert "they were used" not in capsys.readouterr().err
+    assert statement()["guarantee"]["epsilon"] == statement()["epsilon"]["total"] == 1.0
     loaded = NoisyLabels.load("public/noisy.csv")
     assert loaded.guarantee().epsilon == 1.0
     vault = vault_of(task, 5.0)
     assert vault.budget == PrivacyBudget(5.0) and vault.guarantee().epsilon == 3.0
     assert {one.id for one in loaded.receipts} <= {one.id for one in vault.receipts}
     # Again: what the command drew is used.
-    drawn, first = stored_draws(folder), noisy_labels(folder)
+    drawn, first = stored_draws(), noisy_labels()
     assert main(command(task, "--overwrite")) == 0
-    assert stored_draws(folder) == drawn and np.array_equal(noisy_labels(folder), first)
+    assert "they were used" in capsys.readouterr().err
+    assert stored_draws() == drawn and np.array_equal(noisy_labels(), first)
     assert vault_of(task, 5.0).guarantee().epsilon == 3.0
 
 
+@pytest.mark.parametrize(("budget", "used"), [(2.5, 2.0), (0.5, 0.0)])
 @pytest.mark.parametrize("task", TASKS)
-def test_the_budget_of_a_store_is_not_passed(folder: Path, task: str) -> None:
-    use(vault_of(task, 2.5), 2.0)
-    before = stored_draws(folder)
+def test_the_budget_of_a_store_is_not_passed(
+    task: str, budget: float, used: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vault = vault_of(task, budget)
+    if used:
+        use(vault, used)
+    before = stored_draws()
     assert main(command(task)) == 2
-    assert stored_draws(folder) == before and not (folder / "public" / "noisy.csv").exists()
-    assert vault_of(task, 2.5).guarantee().epsilon == 2.0
+    shown = capsys.readouterr().err
+    assert "budget" in shown and "other settings" not in shown and shown.count("\n") == 1
+    assert stored_draws() == before and contents("public") == {}
+    assert vault_of(task, budget).guarantee().epsilon == used
 
 
-def test_a_budget_that_was_raised_is_the_stores(folder: Path) -> None:
+def test_a_budget_that_was_raised_is_the_stores() -> None:
     assert main(command("laplace")) == 0
     PrivateLabels(AMOUNTS, low=0, high=52, store="store").raise_budget(
         PrivacyBudget(3.0), reason="a second table"
@@ -227,105 +230,83 @@ def test_a_budget_that_was_raised_is_the_stores(folder: Path) -> None:
     assert PrivateLabels(AMOUNTS, low=0, high=52, store="store").guarantee().epsilon == 2.0
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_new_draws_are_not_said_to_be_used_again(
-    folder: Path, task: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    use(vault_of(task, 5.0), 2.0)
-    assert main(command(task)) == 0
-    assert vault_of(task, 5.0).guarantee().epsilon == 3.0  # one more was made
-    assert "they were used" not in capsys.readouterr().err
-    assert main(command(task, "--overwrite")) == 0
-    assert "they were used" in capsys.readouterr().err
-
-
-def test_a_seed_beside_other_draws(folder: Path) -> None:
-    """The command's own draw is new, and is seeded as asked for."""
-    use(vault_of("laplace", 5.0), 2.0)
-    assert main(command("laplace", "--insecure-seed", "1")) == 0
-    assert NoisyLabels.load("public/noisy.csv").guarantee().seeded
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_a_budget_that_is_too_small_is_named(
-    folder: Path, task: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    vault_of(task, 0.5)
-    assert main(command(task)) == 2
-    told = capsys.readouterr().err
-    assert "other settings" not in told and "budget" in told and told.count("\n") == 1
-
-
 @pytest.mark.parametrize(
-    ("task", "change"),
+    ("task", "changes"),
     [
-        ("regression", ("--loss", "absolute_error")),
-        ("regression", ("--prior-epsilon", "0.1")),
-        ("regression", ("--max-values", "20")),
-        ("regression", ("--epsilon", "2")),
-        ("regression", ("--mechanism", "laplace")),
-        ("laplace", ("--mechanism", "staircase")),
-        ("laplace", ("--epsilon", "0.5")),
-        ("laplace", ("--mechanism", "rr_on_bins")),
-        ("classification", ("--prior", "other.json")),
-        ("classification", ("--epsilon", "2")),
+        (
+            NUMBERS,
+            [
+                ("--loss", "absolute_error"),
+                ("--prior-epsilon", "0.1"),
+                ("--max-values", "20"),
+                ("--epsilon", "2"),
+                ("--mechanism", "laplace"),
+            ],
+        ),
+        (
+            TASKS["laplace"],
+            [("--mechanism", "staircase"), ("--epsilon", "0.5"), ("--mechanism", "rr_on_bins")],
+        ),
+        (TASKS["classification"], [("--prior", "other.json"), ("--epsilon", "2")]),
+        (
+            # Codes in a store mean nothing without the names that they stood for.
+            (*CLASSES[:4], "--classes", *map(str, range(53)), "a", "b"),
+            [("--classes", *map(str, range(53)), "b", "a")],
+        ),
     ],
 )
 def test_other_settings_are_refused(
-    folder: Path, task: str, change: tuple[str, str], capsys: pytest.CaptureFixture[str]
+    folder: Path, task: tuple, changes: list[tuple], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "other.json").write_text(json.dumps([0.5, 0.5] + [0.0] * 51))
-    assert main(command(task)) == 0
-    before = {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    capsys.readouterr()
-    assert main(command(task, "--overwrite", *change)) == 2
-    told = capsys.readouterr().err
-    assert "the store store holds draws of these labels made with other settings" in told
-    assert told.count("\n") == 1
-    assert before == {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    Path("other.json").write_text(json.dumps([0.5, 0.5] + [0.0] * 51))
+    options = ["--epsilon", "1", "--output", "public/noisy.csv", "--store", "store", "--overwrite"]
+    assert main(["randomize", "labels.csv", *task, *options]) == 0
+    before = contents(folder)
+    for change in changes:
+        capsys.readouterr()
+        assert main(["randomize", "labels.csv", *task, *options, *change]) == 2
+        shown = capsys.readouterr().err
+        assert "the store store holds draws of these labels made with other settings" in shown
+        assert shown.count("\n") == 1 and before == contents(folder)
 
 
-def test_other_labels_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_labels_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command("regression")) == 0
     capsys.readouterr()
-    text = (folder / "labels.csv").read_text()
-    (folder / "labels.csv").write_text(text.replace(f"499,{AMOUNTS[-1]}\n", "499,13\n"))
+    text = Path("labels.csv").read_text()
     assert AMOUNTS[-1] != 13
-    assert main(command("regression", "--overwrite")) == 2
-    assert "was made for other labels" in capsys.readouterr().err
-    (folder / "labels.csv").write_text(text + "500,13\n")
-    assert main(command("regression", "--overwrite")) == 2
-    assert "holds noisy labels of rows with other ids" in capsys.readouterr().err
+    for changed, reason in (
+        (text.replace(f"499,{AMOUNTS[-1]}\n", "499,13\n"), "was made for other labels"),
+        (text + "500,13\n", "holds noisy labels of rows with other ids"),
+    ):
+        Path("labels.csv").write_text(changed)
+        assert main(command("regression", "--overwrite")) == 2
+        assert reason in capsys.readouterr().err
 
 
-def test_a_damaged_store_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stores_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command("regression")) == 0
     capsys.readouterr()
-    path = folder / "store" / "records" / "000001"
+    path = Path("store/records/000001")
     path.write_bytes(path.read_bytes()[:-100])
-    assert main(command("regression", "--overwrite")) == 2
-    told = capsys.readouterr().err
-    assert "000001 is damaged" in told and told.count("\n") == 1
+    Path("mine").mkdir()
+    Path("mine/notes.txt").write_text("mine")
+    for store, reason in (("store", "000001 is damaged"), ("mine", "is not a label store")):
+        assert main(command("regression", "--overwrite", store=store)) == 2
+        shown = capsys.readouterr().err
+        assert reason in shown and shown.count("\n") == 1
 
 
-def test_a_folder_that_is_no_store(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "mine").mkdir()
-    (folder / "mine" / "notes.txt").write_text("mine")
-    assert main([*command("regression")[:-1], "mine"]) == 2
-    assert "is not a label store" in capsys.readouterr().err
-    assert list((folder / "public").iterdir()) == []
-
-
-def test_a_table_says_that_the_store_has_released_more(folder: Path) -> None:
+def test_a_table_states_that_the_store_has_released_more() -> None:
     """Also where a delta of the store makes the sum look smaller than the table's own epsilon."""
     labels = np.random.default_rng(0).integers(0, 1000, 400)
     budget = PrivacyBudget(9.0, 1e-3)
     vault = PrivateLabels(labels, 1000, budget=budget, store="store")
     vault.randomize(RandomizedResponse(0.01, 1000), key="another's")
-    Path("other.csv").write_text("weeks\n" + "".join(f"{label}\n" for label in labels))
-    options = [*command("classification")[2:6], "--num-classes", "1000", "--epsilon", "1"]
+    Path("labels.csv").write_text("weeks\n" + "".join(f"{label}\n" for label in labels))
+    options = [*CLASSES[:4], "--num-classes", "1000", "--epsilon", "1"]
     paths = ["--output", "public/noisy.csv", "--store", "store"]
-    assert main(["randomize", "other.csv", *options, *paths]) == 0
+    assert main(["randomize", "labels.csv", *options, *paths]) == 0
     stated = NoisyLabels.load("public/noisy.csv").guarantee()
     assert vault.guarantee().epsilon < stated.epsilon == 1.0
     assert any("this is the statement of this table alone" in text for text in stated.remarks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import html.parser
 import json
 import pathlib
@@ -182,6 +183,23 @@ class TestPage:
 
     def test_the_plot_says_in_words_what_it_shows(self, page: str) -> None:
         assert 'aria-label="Epsilon spent over time: 0.5 of 5"' in page
+
+    def test_it_has_every_line_of_the_statement(self, tmp_path: pathlib.Path) -> None:
+        """Also those after the assumptions, and those that have a word of their title."""
+        vault(tmp_path / "s").randomize(rr(0.5))
+        found = report(tmp_path / "s")
+        remarks = ["Assumptions are few", "this draw lost nothing"]
+        stated = found.statement.with_remarks(remarks)
+        lines = str(stated).splitlines()
+        Report({**found.content, "statement": lines}, stated).save(tmp_path / "out")
+        page = html.unescape((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+        promise, _, rest = page.partition("</div>")
+        assert [text for text in remarks if f"<br>remark: {text}\n" not in promise] == []
+        assert all(line.strip() in promise for line in lines[:2])
+        notes = [line.strip() for line in lines if line.startswith("    ")]
+        assert len(notes) > 4 and not any(note in promise for note in notes)
+        texts = [re.sub(r"^\[\S+\] ", "", note.removesuffix(":")) for note in notes]
+        assert [text for text in texts if text not in rest] == []
 
     def test_it_says_what_was_published(self, page: str) -> None:
         assert "400 noisy labels by RandomizedResponse" in page

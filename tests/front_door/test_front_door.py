@@ -42,9 +42,8 @@ def classifier(epsilon=3.0, **arguments):
     return ldp.PrivateClassifier(epsilon, **{"num_classes": 3, "insecure_seed": 0, **arguments})
 
 
-@pytest.mark.parametrize(
-    ("features", "kind"),
-    [
+def test_kinds_of_features():
+    for features, kind in (
         (TABLE, "table"),
         ({"a": np.zeros(3)}, "table"),
         (np.array([["a", 1.0]], dtype=object), "table"),
@@ -53,10 +52,8 @@ def classifier(epsilon=3.0, **arguments):
         (scipy.sparse.csr_matrix(ROWS), "numbers"),
         (np.zeros((5, 8, 8)), "images"),
         (np.zeros((5, 32, 32, 3), "uint8"), "images"),
-    ],
-)
-def test_kinds_of_features(features, kind):
-    assert kind_of(features) == kind
+    ):
+        assert kind_of(features) == kind
 
 
 def test_a_data_frame_with_texts_and_missing_numbers(tmp_path):
@@ -256,9 +253,8 @@ def test_an_encoder_of_one_s_own():
     assert model.choice_.reason.startswith("The encoder that was given")
 
 
-@pytest.mark.parametrize(
-    ("features", "labels", "arguments", "message"),
-    [
+def test_bad_input():
+    for features, labels, arguments, message in (
         (ROWS, [], {}, "there are no labels"),
         (ROWS[:, 0], CLASSES, {}, r"a row for each example, got shape \(1500,\)"),
         (ROWS[:10], CLASSES, {}, "10 rows of features and 1500 labels"),
@@ -266,11 +262,9 @@ def test_an_encoder_of_one_s_own():
         (ROWS, CLASSES, {"epsilon": 0.0}, "epsilon must be finite and above zero"),
         (ROWS, CLASSES, {"delta": 2.0}, "delta must"),
         (np.where(ROWS > 3, np.inf, ROWS), CLASSES, {}, "column 0 must be finite|infinite"),
-    ],
-)
-def test_bad_input(features, labels, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        classifier(**arguments).fit(features, labels)
+    ):
+        with pytest.raises(ValueError, match=message):
+            classifier(**arguments).fit(features, labels)
 
 
 def test_a_failed_fit_leaves_the_model_as_it_was():

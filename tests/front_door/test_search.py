@@ -89,9 +89,15 @@ def test_an_interrupted_search_goes_on_with_its_stored_fits(tmp_path, monkeypatc
     def labels():
         return vault(insecure_seed=None, store=tmp_path / "private")
 
+    predict, calls = ldp.PrivateRidge.predict_proba, []
+
+    def stop(self, rows):
+        calls.append(rows)
+        return predict(self, rows) if len(calls) == 1 else 1 / 0
+
     with monkeypatch.context() as patch:
-        patch.setattr("tf_labeldp.front_door._search.release_choice", lambda *given: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
+        patch.setattr(ldp.PrivateRidge, "predict_proba", stop)
+        with pytest.raises(ZeroDivisionError):  # after both fits, before the choice
             search(grid).fit(ROWS, labels())
     again = labels()
     assert len(again.history()) == 2

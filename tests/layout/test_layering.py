@@ -12,8 +12,6 @@ import sys
 from importlib.util import resolve_name
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 
 # Each part in the order of the layers, and the third-party packages that it may import. The file
@@ -99,21 +97,17 @@ def source_files() -> dict[str, Path]:
 SOURCES = source_files()
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_imports_keep_to_the_table(module: str) -> None:
-    source = SOURCES[module].read_text(encoding="utf-8")
-    name = module.removesuffix(".__init__")
-    assert violations(source, name, is_package=name != module) == []
+def test_imports_keep_to_the_table() -> None:
+    assert {"tf_labeldp.__init__", "tf_labeldp.keras_layers.__init__"} <= set(SOURCES)
+    found = []
+    for module, path in SOURCES.items():
+        name = module.removesuffix(".__init__")
+        found += violations(path.read_text("utf-8"), name, is_package=name != module)
+    assert found == []
 
 
-def test_the_sources_were_found() -> None:
-    assert "tf_labeldp.__init__" in SOURCES
-    assert "tf_labeldp.keras_layers.__init__" in SOURCES
-
-
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
+def test_a_forbidden_import_is_caught() -> None:
+    forbidden = [
         ("tf_labeldp.accounting._x", "import tf_labeldp.mechanisms"),
         ("tf_labeldp.accounting._x", "from tf_labeldp import mechanisms"),
         ("tf_labeldp.accounting._x", "from .. import mechanisms"),
@@ -133,10 +127,8 @@ def test_the_sources_were_found() -> None:
         ("tf_labeldp.keras_layers._x", "import tensorflow"),
         ("tf_labeldp.cli._x", "import keras_layers"),
         ("tf_labeldp.surprise", "import numpy"),
-    ],
-)
-def test_a_forbidden_import_is_caught(module: str, source: str) -> None:
-    assert len(violations(source, module)) == 1
+    ]
+    assert [one for one in forbidden if len(violations(one[1], one[0])) != 1] == []
 
 
 def test_relative_imports_of_a_package_start_at_itself() -> None:
@@ -144,9 +136,8 @@ def test_relative_imports_of_a_package_start_at_itself() -> None:
     assert len(violations("from .. import data", "tf_labeldp.accounting", is_package=True)) == 1
 
 
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
+def test_an_allowed_import_passes() -> None:
+    allowed = [
         ("tf_labeldp.mechanisms._x", "import json\nfrom ..accounting import PrivacyBudget"),
         ("tf_labeldp.mechanisms._x", "from ._base import Mechanism\nfrom .. import _validate"),
         ("tf_labeldp.vault._x", "from .. import mechanisms"),
@@ -154,10 +145,8 @@ def test_relative_imports_of_a_package_start_at_itself() -> None:
         ("tf_labeldp.training._x", "import keras\nfrom tf_labeldp.keras_layers import Mixup"),
         ("tf_labeldp.cli._x", "import matplotlib.pyplot\nimport tf_labeldp as ldp"),
         ("tf_labeldp.keras_layers._x", "import keras\nfrom ._numerics import f"),
-    ],
-)
-def test_an_allowed_import_passes(module: str, source: str) -> None:
-    assert violations(source, module) == []
+    ]
+    assert [one for one in allowed if violations(one[1], one[0])] == []
 
 
 def private_file(name: str, part: str) -> str | None:
@@ -185,18 +174,15 @@ def test_private_files_of_another_part_are_imported_where_the_table_says() -> No
     assert sum(found.values()) <= 10
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_a_private_import_is_counted() -> None:
+    for source in (
         "from tf_labeldp.vault._draws import Draws",
         "from tf_labeldp.vault import _draws",
         "from ..vault._draws import Draws",
         "def f():\n    import tf_labeldp.vault._draws",
-    ],
-)
-def test_a_private_import_is_counted(source: str) -> None:
-    assert private_imports(source, "tf_labeldp.heads._x") == ["vault._draws"]
-    assert private_imports(source, "tf_labeldp.vault._x") == []
+    ):
+        assert private_imports(source, "tf_labeldp.heads._x") == ["vault._draws"]
+        assert private_imports(source, "tf_labeldp.vault._x") == []
 
 
 def lines_of(part: str) -> int:
@@ -206,9 +192,9 @@ def lines_of(part: str) -> int:
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
 
 
-@pytest.mark.parametrize("part", ["", *ORDER, *TABLE["OUTSIDE"]])
-def test_a_part_has_no_more_lines_than_the_table_allows(part: str) -> None:
-    assert 0 < lines_of(part) <= TABLE["MOST_LINES"][part]
+def test_a_part_has_no_more_lines_than_the_table_allows() -> None:
+    lines = {part: lines_of(part) for part in ("", *ORDER, *TABLE["OUTSIDE"])}
+    assert {part: n for part, n in lines.items() if not 0 < n <= TABLE["MOST_LINES"][part]} == {}
 
 
 def file_of(name: str, files: set[str]) -> str | None:
@@ -241,14 +227,12 @@ def part_sources(part: str) -> dict[str, str]:
     return {name: text for name, text in texts.items() if part_of(name) == part}
 
 
-@pytest.mark.parametrize("part", ORDER)
-def test_the_files_of_a_part_import_each_other_in_an_order(part: str) -> None:
-    assert cycle(part_sources(part)) == []
+def test_the_files_of_a_part_import_each_other_in_an_order() -> None:
+    assert {part: found for part in ORDER if (found := cycle(part_sources(part)))} == {}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_a_cycle_is_caught() -> None:
+    closing = [
         "from tf_labeldp.vault.noisy_labels import NoisyLabels",
         "from ._noisy_labels import NoisyLabels",
         "from . import _noisy_labels",
@@ -256,12 +240,11 @@ def test_the_files_of_a_part_import_each_other_in_an_order(part: str) -> None:
         "if TYPE_CHECKING:\n    from tf_labeldp.vault.private_labels import PrivateLabels",
         "def f():\n    from tf_labeldp.vault.noisy_labels import NoisyLabels",
         "import importlib\nimportlib.import_module('tf_labeldp.vault.noisy_labels')",
-    ],
-)
-def test_a_cycle_is_caught(source: str) -> None:
-    sources = part_sources("vault")
-    sources["tf_labeldp.vault.label_kinds"] += f"\n{source}\n"
-    assert "tf_labeldp.vault.label_kinds" in cycle(sources)
+    ]
+    for source in closing:
+        sources = part_sources("vault")
+        sources["tf_labeldp.vault.label_kinds"] += f"\n{source}\n"
+        assert "tf_labeldp.vault.label_kinds" in cycle(sources), source
 
 
 def test_bazel_reads_the_same_table() -> None:

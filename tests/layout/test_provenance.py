@@ -7,7 +7,7 @@ exempt: an array carries nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -89,9 +89,17 @@ def repeatable_and_eager() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("argument", PUBLIC, ids=lambda one: f"{one.place}-{one.name}")
-def test_receipts_of_a_public_input_arrive(argument: Argument) -> None:
-    check(argument, builder_of(argument))
+@pytest.mark.parametrize("part", sorted({one.place.partition(".")[0] for one in PUBLIC}))
+def test_receipts_of_a_public_input_arrive(part: str) -> None:
+    lost = []
+    for argument in PUBLIC:
+        if argument.place.startswith(f"{part}."):
+            keras.utils.set_random_seed(0)
+            try:
+                check(argument, builder_of(argument))
+            except Exception as error:
+                lost.append(f"{argument.place}, {argument.name}: {error!r}")
+    assert not lost, "\n".join(lost)
 
 
 def test_every_argument_says_what_it_is() -> None:
@@ -157,18 +165,12 @@ def selected(x: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "make", [smoothed, unsmoothed, fourier, encoded, clustered, trained_on_batches, selected]
-)
-def test_what_is_made_of_a_made_value_finds_its_receipts(make: Callable[[Any], Any]) -> None:
+def test_what_is_made_of_a_made_value_finds_its_receipts() -> None:
     receipt = an_earlier_use()
-    assert arrives(receipt, make(PublicInput(X, (receipt,))))
     others = X[::-1] + np.arange(4, dtype=np.float32)  # equal weights are known by their digests
-    assert not arrives(receipt, make(others))
-
-
-def test_a_map_of_patches_carries_receipts_into_keras() -> None:
-    receipt = an_earlier_use()
+    for make in (smoothed, unsmoothed, fourier, encoded, clustered, trained_on_batches, selected):
+        assert arrives(receipt, make(PublicInput(X, (receipt,)))), make
+        assert not arrives(receipt, make(others)), make
     patches = ldp.features.PatchDictionary(4, 3, pooling=1).fit(PublicInput(IMAGES, (receipt,)))
     assert arrives(receipt, patches.to_keras())
 
@@ -206,30 +208,27 @@ def test_a_missing_builder_or_argument_is_found() -> None:
         check(argument, lambda put: Careful(np.eye(2)))
 
 
-@pytest.mark.parametrize(
-    ("annotation", "kind"),
-    [
-        ("Public[Any]", "public"),
-        ("dataclasses.InitVar[Public[Mapping[str, Any] | None]]", "public"),
-        ("PublicInput[Any]", "public"),
-        ("Private[PrivateLabels]", "private"),
-        ("Setting[Any]", "setting"),
-        ("Annotated[Any, 'setting']", "setting"),
-        ("float | Sequence[float] | None", "setting"),
-        ("str | os.PathLike[str]", "setting"),
-        ("type[OneReleaseHead]", "setting"),
-        ("Any", None),
-        ("np.ndarray | None", None),
-        ("Callable[[], tf.Tensor]", None),
-        ("keras.Model", None),
-        ("Sequence[Any]", None),
-        ("PrivateLabels", None),
-        ("LabelMechanism", None),
-        ("OneReleaseHead", None),
-    ],
-)
-def test_an_annotation_says_what_an_argument_is(annotation: str, kind: str | None) -> None:
-    assert kind_of(annotation) == kind
+def test_an_annotation_says_what_an_argument_is() -> None:
+    kinds = {
+        "Public[Any]": "public",
+        "dataclasses.InitVar[Public[Mapping[str, Any] | None]]": "public",
+        "PublicInput[Any]": "public",
+        "Private[PrivateLabels]": "private",
+        "Setting[Any]": "setting",
+        "Annotated[Any, 'setting']": "setting",
+        "float | Sequence[float] | None": "setting",
+        "str | os.PathLike[str]": "setting",
+        "type[OneReleaseHead]": "setting",
+        "Any": None,
+        "np.ndarray | None": None,
+        "Callable[[], tf.Tensor]": None,
+        "keras.Model": None,
+        "Sequence[Any]": None,
+        "PrivateLabels": None,
+        "LabelMechanism": None,
+        "OneReleaseHead": None,
+    }
+    assert {annotation: kind_of(annotation) for annotation in kinds} == kinds
 
 
 def test_noisy_labels_without_a_receipt_of_their_own_promise_nothing() -> None:

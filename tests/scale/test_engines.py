@@ -1,19 +1,20 @@
-"""Without an engine the library works, and says which extra installs it."""
+"""Without an engine the library works, and its error names the extra that installs it."""
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
 import pytest
 
-from tf_labeldp.scale import _engines
-
 
 def test_a_missing_engine_names_its_extra(monkeypatch):
-    monkeypatch.setattr(_engines, "find_spec", lambda package: None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'tf-labeldp\[beam\]'"):
-        _engines.needs("apache_beam", "beam")
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
+    for name in [name for name in sys.modules if name.startswith("tf_labeldp.scale.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'tf-labeldp\[spark\]'"):
+        importlib.import_module("tf_labeldp.scale.spark")
 
 
 def test_no_engine_is_loaded_before_it_is_asked_for():

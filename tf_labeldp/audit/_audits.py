@@ -371,7 +371,6 @@ def _scores(name: str, scores: Any, rows: int, num_classes: int) -> np.ndarray:
 
 
 def _with_proxy(scores: Any, labels: Any, proxy: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns labels, scores and probabilities of the proxy, checked."""
     if np.ndim(proxy) != 2:
         raise ValueError(f"proxy must be of shape (n, K), got {np.shape(proxy)}.")
     rows, num_classes = np.shape(proxy)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import importlib
 import math
 import os
@@ -35,6 +34,7 @@ _SMALL_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _LARGEST_EPSILON = 1000.0
 """e to this power is more than a double holds, and a label is as good as published."""
 _MOST_CLASSES = 10**9
+"""Draws of more than 2^53 classes would not end."""
 
 _LOSSES = ("squared_error", "absolute_error", "poisson")
 _RR_ON_BINS = "rr_on_bins"
@@ -166,7 +166,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _epsilon(text: str) -> float:
-    """Returns a privacy parameter: above zero, and not absurdly large."""
     with contextlib.suppress(ValueError):
         if 0.0 < float(text) <= _LARGEST_EPSILON:
             return float(text)
@@ -189,14 +188,15 @@ def _number(text: str) -> float:
 
 
 def _at_least(minimum: int) -> Callable[[str], int]:
-    return functools.partial(_whole, minimum)
+    def whole(text: str) -> int:
+        with contextlib.suppress(ValueError):
+            if int(text) >= minimum:
+                return int(text)
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number of at least {minimum}, got {text!r}"
+        )
 
-
-def _whole(minimum: int, text: str) -> int:
-    with contextlib.suppress(ValueError):
-        if int(text) >= minimum:
-            return int(text)
-    raise argparse.ArgumentTypeError(f"must be a whole number of at least {minimum}, got {text!r}")
+    return whole
 
 
 def _path(text: str) -> pathlib.Path:
@@ -400,7 +400,6 @@ def _add_randomize(verbs: Any) -> None:
 
 
 def _add_labels(add: Any) -> None:
-    """Adds the options of commands that read private labels; each needs some of the first."""
     add("--num-classes", type=_at_least(2), metavar="K", help="labels are whole numbers 0..K-1")
     add("--classes", nargs="+", metavar="NAME",
         help="labels are names: those of all classes, which are public")

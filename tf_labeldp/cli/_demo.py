@@ -86,7 +86,6 @@ class Data(NamedTuple):
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the demo; returns the exit code."""
     data = load(args.data, args.data_dir)
     if len(data.y_train) < 10 or not len(data.y_test):
         raise CommandError(f"{data.name} has too few examples for the demo")
@@ -117,7 +116,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def title_of(method: str, epsilon: float | None) -> str:
-    """Returns a run in words."""
     return f"{method} (NOT PRIVATE)" if epsilon is None else f"{method}, epsilon {epsilon:g}"
 
 
@@ -175,7 +173,6 @@ class _Training:
     def run(
         self, method: str, epsilon: float | None
     ) -> tuple[Any, PrivacyGuarantee, NoisyLabels | None]:
-        """Returns a Keras model that gives logits, its guarantee, and its noisy labels, if any."""
         import keras
 
         data, num_classes = self.data, len(self.data.class_names)
@@ -363,7 +360,6 @@ class Report:
         return [100 * run["test_accuracy"] for run in self._runs if run["method"] == method]
 
     def together(self) -> PrivacyGuarantee:
-        """Returns the guarantee of publishing all private models (basic composition)."""
         assumptions = dict.fromkeys(
             note for stated in self.guarantees for note in stated.assumptions
         )
@@ -388,7 +384,6 @@ class Report:
         return "\n".join(lines)
 
     def summary(self) -> str:
-        """Returns notes on the figures, one statement, and the place of everything."""
         [share] = (accuracy / 100 for accuracy in self.accuracies("non-private"))
         spread = 196 * math.sqrt(share * (1 - share) / self.data.y_test.size)
         notes = (

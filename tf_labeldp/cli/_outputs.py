@@ -36,7 +36,6 @@ MADE_BY = "tf-labeldp"
 def output_of(
     args: argparse.Namespace, files: Sequence[pathlib.Path], several: bool, schema: Any
 ) -> Output:
-    """Returns the place of the noisy labels: a file, stdout, or a folder for several inputs."""
     path: pathlib.Path = args.output
     kind: type[Output] = FolderOutput
     statement, tables = path / IN_FOLDER, [path / file.name for file in files]
@@ -46,8 +45,6 @@ def output_of(
                 "--output - needs --statement FILE, as the statement can't go to stdout too; name "
                 "it like the file that the rows will be in, with .privacy.json at its end"
             )
-        if sys.stdout is None:
-            raise CommandError("--output - is stdout, which is closed; give the path of a file")
         kind, statement, tables = StreamOutput, args.statement, []
     elif args.statement is not None:
         raise CommandError("--statement is for --output -; other outputs have a place for theirs")
@@ -231,8 +228,6 @@ class Output(abc.ABC):
 
 
 class FileOutput(Output):
-    """One table, with its statement next to it."""
-
     def written(self, rows: int) -> str:
         return f"{self.path} ({rows:,} rows) and {self.statement.name}"
 
@@ -245,8 +240,6 @@ class FileOutput(Output):
 
 
 class FolderOutput(Output):
-    """A folder with a table for each file of the input, of the same name, and one statement."""
-
     def written(self, rows: int) -> str:
         return f"{self.path} ({rows:,} rows in {len(self.tables):,} files) with {IN_FOLDER}"
 
@@ -326,7 +319,6 @@ def _check_text(kind: Any) -> None:
 
 
 def _lines(cells: Sequence[Any]) -> Any:
-    """Returns columns of texts as the lines of a CSV file."""
     if all(pc.min(pc.binary_length(column)).as_py() for column in cells):
         with contextlib.suppress(pa.ArrowInvalid):  # a cell needs quotes
             plain = pa.BufferOutputStream()
@@ -346,7 +338,6 @@ def _quoted(text: Any) -> Any:
 
 
 def _statement_in(path: pathlib.Path) -> dict[str, Any]:
-    """Returns the content of a statement that the command made; empty if it is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return dict(content) if str(content["made_by"]).startswith(MADE_BY) else {}

@@ -16,7 +16,6 @@ import functools
 import hashlib
 import os
 import pathlib
-import secrets
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -43,12 +42,9 @@ _MOST_NAMED = 20
 _DIGEST_FILE = "ids-digest"
 _PATIENCE = 2.0
 """Seconds until the first line of progress."""
-_SEED = np.uint64(secrets.randbits(64))
-"""Of the hashes of ids: ids that share a hash can't be made up."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Randomizes the labels of a table and returns the exit code."""
     jobs = args.jobs or pa.cpu_count()
     files, several = _tables.find_files(args.input)
     with ThreadPoolExecutor(jobs) as pool:
@@ -82,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             if args.store is not None:
                 _keep_ids(args.store, shards)
             progress.advance(len(draw.noisy_labels))
-        most_rows = most_rows_of_one_id([shard.hashes for shard in shards])
+        most_rows = _most_rows_of_one_id([shard.ids for shard in shards])
         listed = {shard.name: shard.size for shard in shards} if several else None
         statement = _statement(schema.names, draw, most_rows, listed)
         with pass_over("writing", len(draw.noisy_labels)) as progress:
@@ -102,21 +98,18 @@ class _Shard:
         name: of the file.
         size: number of rows.
         ids: the columns of ids, an Arrow table; without columns for row numbers.
-        hashes: of the ids, (n,); empty if there is not one column of them.
-        digest: of the ids and their names; of the names alone unless there is a store.
+        digest: of the ids and their names; empty unless there is a store.
     """
 
     name: str
     size: int
     ids: Any
-    hashes: np.ndarray
     digest: str
 
 
 def _read(
     table: _tables.Table, task: _tasks.Task, ids: Sequence[str], several: bool, progress: Progress
 ) -> tuple[np.ndarray, _Shard]:
-    """Returns the labels of one file and the rest of it, after checking them."""
     args = task.args
     labels, columns = table.read(args.column, task.kind, ids)
     rows = len(labels)
@@ -133,9 +126,9 @@ def _read(
     encoded = task.encoded(labels)
     if problem := task.check(encoded):
         raise CommandError(f"column {args.column!r} of {table.path}: {problem}")
-    hashes, digest = id_facts(columns, digested=args.store is not None)
+    digest = "" if args.store is None else _digest_of(columns)
     progress.advance(rows)
-    return encoded, _Shard(table.path.name, rows, columns, hashes, digest)
+    return encoded, _Shard(table.path.name, rows, columns, digest)
 
 
 def _count_missing(column: Any) -> int:
@@ -150,8 +143,6 @@ def _count_missing(column: Any) -> int:
 def _output_rows(
     shards: Sequence[_Shard], task: _tasks.Task, schema: Any, noisy: np.ndarray, progress: Progress
 ) -> list[Iterator[Any]]:
-    """Returns the rows of the output for each file, in tables of ``_ROWS``."""
-
     def rows_of(shard: _Shard, first: int) -> Iterator[Any]:
         for start in range(0, shard.size, _ROWS):
             part = np.arange(first + start, first + min(start + _ROWS, shard.size))
@@ -199,7 +190,6 @@ def _report(
     draw: _tasks.Draw,
     most_rows: int | None,
 ) -> None:
-    """Prints the result; all files are complete by now."""
     if draw.stored:
         ignored = "" if args.insecure_seed is None else ", and --insecure-seed was ignored"
         say(
@@ -293,85 +283,50 @@ def _listed(names: Sequence[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def id_facts(ids: Any, *, digested: bool = True) -> tuple[np.ndarray, str]:
-    """Returns a hash of each id, ``uint64`` (n,), and a digest of all ids and their names.
+def _digest_of(ids: Any) -> str:
+    """Returns a digest of all ids and the names of their columns.
 
-    Several columns have no hashes: which of them names a person is not known. Texts and
-    lengths have separate digests, so that chunks make no difference.
+    Texts and lengths have separate digests, so that chunks make no difference.
     """
-    hashes = [np.empty(0, np.uint64)]
-    digests = [(hashlib.sha256(), hashlib.sha256()) for _ in ids.column_names if digested]
-    for batch in ids.to_batches(_ROWS) if digested or ids.num_columns == 1 else ():
-        for place, column in enumerate(batch.columns):
-            content, lengths = _bytes_of(column)
-            if digested:
-                digests[place][0].update(content.data)
-                digests[place][1].update(lengths.data)
-            if ids.num_columns == 1:
-                hashes.append(_hashes(content, lengths))
+    digests = [(hashlib.sha256(), hashlib.sha256()) for _ in ids.column_names]
+    for batch in ids.to_batches(_ROWS):
+        for column, (of_texts, of_lengths) in zip(batch.columns, digests, strict=True):
+            texts = _texts_of(column)
+            lengths = pc.binary_length(texts).fill_null(-1).to_numpy(zero_copy_only=False)
+            texts = texts.fill_null(b"")  # Arrow may keep any bytes under a null
+            _, offsets, content = texts.buffers()
+            bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+            of_texts.update(np.frombuffer(content or b"", np.uint8)[bounds[0] : bounds[-1]].data)
+            of_lengths.update(lengths.data)
     whole = hashlib.sha256(repr(tuple(ids.column_names)).encode())
     for digest in (digest for pair in digests for digest in pair):
         whole.update(digest.digest())
-    return np.concatenate(hashes), whole.hexdigest()
+    return whole.hexdigest()
 
 
-def most_rows_of_one_id(hashes: Sequence[np.ndarray]) -> int | None:
-    """Returns the largest number of rows with the same id; None without a single id column.
+def _most_rows_of_one_id(tables: Sequence[Any]) -> int | None:
+    """Returns the largest number of rows with the same id.
 
-    By hashes of 64 bits: of ten million ids two share one in one of 100,000 tables.
+    None without a single id column: which of several names a person is not known.
     """
-    found = np.concatenate(hashes)
-    if not found.size:
+    if tables[0].num_columns != 1:
         return None
-    found.sort()
-    last = np.flatnonzero(found[1:] != found[:-1])  # of each id but the largest
-    return int(np.diff(last, prepend=-1, append=found.size - 1).max())
+    batches = [batch.column(0) for table in tables for batch in table.to_batches(_ROWS)]
+    counts = pc.value_counts(pa.chunked_array([_texts_of(column) for column in batches]))
+    return int(pc.max(counts.field("counts")).as_py())
 
 
-def _hashes(content: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Returns a hash of each text, ``uint64`` (n,), made of eight bytes at a time."""
-    # Each place begins a word, wherever it lies.
-    padded = np.concatenate([content, np.zeros(8, np.uint8)])
-    words = np.ndarray(content.size + 1, "<u8", padded, strides=(1,))
-    left = np.maximum(lengths, 0)
-    at = np.cumsum(left) - left
-    hashes = _mixed(lengths.astype(np.uint64) ^ _SEED)
-    rows = np.flatnonzero(left)
-    while rows.size:
-        beyond = np.uint64(8) * np.maximum(8 - left[rows], 0).astype(np.uint64)
-        word = words[at[rows]] << beyond  # without the bytes of the next text
-        hashes[rows] = _mixed(hashes[rows] ^ word)
-        at[rows] += 8
-        left[rows] -= 8
-        rows = rows[left[rows] > 0]
-    return hashes
-
-
-def _mixed(words: np.ndarray) -> np.ndarray:
-    """Returns 64 bits that depend on all 64 bits of a word, one to one: MurmurHash3's last step."""
-    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
-        words = (words ^ (words >> np.uint64(33))) * np.uint64(factor)
-    return words ^ (words >> np.uint64(33))
-
-
-def _bytes_of(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the bytes of an Arrow array as texts, ``uint8``, and their lengths, -1 for a null."""
+def _texts_of(column: Any) -> Any:
+    """Returns an Arrow array as the bytes of its texts, ``large_binary``."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     try:
-        texts = column.cast(pa.string()).cast(pa.large_binary())
+        return column.cast(pa.string()).cast(pa.large_binary())
     except pa.ArrowException:  # bytes that are no text, or a type without one, such as a list
-        texts = pa.array([repr(value).encode() for value in column.to_pylist()], pa.large_binary())
-    lengths = pc.binary_length(texts).fill_null(-1).to_numpy(zero_copy_only=False)
-    texts = texts.fill_null(b"")  # Arrow may keep any bytes under a null
-    _, offsets, content = texts.buffers()
-    bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    inside = np.frombuffer(content or b"", np.uint8)[int(bounds[0]) : int(bounds[-1])]
-    return inside, lengths
+        return pa.array([repr(value).encode() for value in column.to_pylist()], pa.large_binary())
 
 
 def _check_ids(store: pathlib.Path, shards: Sequence[_Shard]) -> None:
-    """Raises if the store's noisy labels went to rows of other ids."""
     path = store / _DIGEST_FILE
     known = path.read_text().split("\n") if path.exists() else []
     found = [shard.digest for shard in shards]

@@ -26,8 +26,6 @@ from tf_labeldp.cli._console import CommandError
 
 
 class ColumnKind(NamedTuple):
-    """Which cells a label column may have."""
-
     words: str
     arrow_type: Any  # that the labels are read as
     remedy: str  # for a column of other cells
@@ -101,7 +99,6 @@ def format_of(path: pathlib.Path, option: str) -> str:
 
 
 def is_table_name(path: pathlib.Path) -> bool:
-    """Returns whether a path has the name of a table, rather than that of a folder."""
     return path.name.lower().endswith(tuple(SUFFIXES))
 
 
@@ -137,14 +134,12 @@ def find_files(inputs: Sequence[pathlib.Path]) -> tuple[list[pathlib.Path], bool
 
 
 def open_table(path: pathlib.Path) -> Table:
-    """Returns the table in a file; only its columns have been read."""
     if path == STREAM:
         return StdinTable()
     return ParquetTable(path) if format_of(path, "the input") == "parquet" else CsvTable(path)
 
 
 def no_rows(path: pathlib.Path) -> CommandError:
-    """Returns the error for a table without rows."""
     return CommandError(_NO_ROWS.format(path=path))
 
 
@@ -297,8 +292,6 @@ class StdinTable(CsvTable):
     """The CSV text of stdin, kept in memory: it never lies on a disk."""
 
     def __init__(self) -> None:
-        if sys.stdin is None:
-            raise CommandError("the input - is stdin, which is closed; give the path of a file")
         self.path = pathlib.Path("stdin")
         with self._explained():
             self._text = sys.stdin.buffer.read()
@@ -312,7 +305,6 @@ class StdinTable(CsvTable):
 
 
 def _unreadable(path: pathlib.Path, error: OSError | None = None) -> CommandError:
-    """Returns the error for a file that is damaged, or that the system refuses to read."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return CommandError(f"the input {path} does not exist; check the path")
     code = error.errno if error else None

@@ -60,16 +60,12 @@ _CLASS_PRIOR = 'JSON {"probabilities": [...]}, or CSV with the columns class and
 
 
 class Draw(NamedTuple):
-    """Noisy labels, and their facts."""
-
     noisy_labels: NoisyLabels  # of all rows, in their order
     facts: dict[str, Any]  # of the mechanism, for the statement, as JSON can hold them
     stored: bool  # whether some or all of it was drawn by an earlier run, and now read
 
 
 class Task(abc.ABC):
-    """How labels are read, randomized and written, by the checked options of the command."""
-
     kind: ClassVar[_tables.ColumnKind]
     output_type: ClassVar[Any]  # the Arrow type of the column of noisy labels
     assumption: ClassVar[Assumption]  # of the statement, for labels of this kind
@@ -91,11 +87,9 @@ class Task(abc.ABC):
         """Returns noisy labels and the facts of the statement."""
 
     def encoded(self, column: Any) -> np.ndarray:
-        """Returns an Arrow column of labels as the vault takes them."""
         return column.to_numpy()
 
     def decoded(self, noisy: np.ndarray) -> Any:
-        """Returns noisy labels as an Arrow array of the output's column."""
         return pa.array(noisy)
 
     def vault(self, labels: np.ndarray, ids: Any) -> PrivateLabels:
@@ -112,7 +106,6 @@ class Task(abc.ABC):
         )
 
     def draw(self, vault: PrivateLabels) -> Draw:
-        """Returns the noisy labels: those in the store, or new ones."""
         own = [receipt for receipt in vault.receipts if receipt.labels.name == vault.label_set.name]
         before = [receipt for receipt in own if receipt.key.startswith(_OWN_KEYS)]
         if self.args.insecure_seed is not None and not all(receipt.seeded for receipt in before):
@@ -167,8 +160,6 @@ class Task(abc.ABC):
 
 
 class Classification(Task):
-    """Classes 0..K-1."""
-
     kind = _tables.CLASS
     output_type = pa.int64()
     assumption = Assumption(
@@ -227,8 +218,6 @@ class Classification(Task):
 
 
 class NamedClassification(Classification):
-    """Classes with names."""
-
     kind = _tables.NAME
     output_type = pa.string()
 
@@ -247,8 +236,6 @@ class NamedClassification(Classification):
 
 
 class Regression(Task):
-    """Numbers in a public range."""
-
     kind = _tables.NUMBER
     output_type = pa.float64()
     # The same with and without --clip: whether it was needed depends on the labels.
@@ -322,7 +309,6 @@ class Regression(Task):
 
 
 def task_of(args: argparse.Namespace) -> Task:
-    """Returns the task that the checked options of the command ask for."""
     if args.task == "regression":
         return Regression(args)
     return NamedClassification(args) if args.classes else Classification(args)

@@ -19,7 +19,6 @@ from tf_labeldp.vault.store import budget_for_store
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains and writes the model, its statement and a report; returns the exit code."""
     if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
         raise CommandError(f"--output {args.output} is there and not empty; give a new folder")
     table = _read(args.input)
@@ -95,7 +94,6 @@ def _column(table: Any, name: str, option: str) -> Any:
 
 
 def _labels(column: Any, args: argparse.Namespace) -> np.ndarray:
-    """Returns the labels as the vault takes them; errors show none."""
     if column.null_count:
         raise CommandError(f"{column.null_count} labels are missing; {_tables.FILL}")
     kind = pa.string() if args.classes else pa.int64() if args.num_classes else pa.float64()
@@ -109,7 +107,6 @@ def _labels(column: Any, args: argparse.Namespace) -> np.ndarray:
 
 
 def _columns(table: Any, args: argparse.Namespace) -> dict[str, np.ndarray]:
-    """Returns the features: all columns except for that of the labels and those left out."""
     for name in args.drop:
         _column(table, name, "--drop")
     features = {}
@@ -134,7 +131,6 @@ def _columns(table: Any, args: argparse.Namespace) -> dict[str, np.ndarray]:
 
 
 def _images(table: Any, args: argparse.Namespace) -> np.ndarray:
-    """Returns the images that a column of the table names, ``uint8`` (n, h, w, c)."""
     import tensorflow as tf
 
     images: list[np.ndarray] = []

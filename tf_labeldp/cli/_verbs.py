@@ -8,7 +8,6 @@ from tf_labeldp.cli._console import CommandError, explained, load_tensorflow, sa
 
 
 def recommend(args: argparse.Namespace) -> int:
-    """Prints the method that was best at this epsilon."""
     from tf_labeldp.front_door import recommend
 
     say(str(recommend(args.epsilon, args.examples, args.kind)))
@@ -16,7 +15,6 @@ def recommend(args: argparse.Namespace) -> int:
 
 
 def audit(args: argparse.Namespace) -> int:
-    """Prints a lower bound on epsilon; the exit code is 1 if it refutes the claim."""
     from tf_labeldp.audit import audit_mechanism
     from tf_labeldp.vault import NoisyLabels
 
@@ -37,7 +35,6 @@ def audit(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    """Writes the report; the exit code is 1 if a file or an audit contradicts its claim."""
     from tf_labeldp.dossier import report
     from tf_labeldp.vault import LabelStoreError
 
@@ -57,7 +54,6 @@ def report(args: argparse.Namespace) -> int:
 
 
 def verify(args: argparse.Namespace) -> int:
-    """Prints the problems of a published file; the exit code is 1 if it has any."""
     from tf_labeldp.dossier import verify
     from tf_labeldp.vault import LabelStoreError
 
@@ -69,7 +65,6 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def forget(args: argparse.Namespace) -> int:
-    """Erases the draws, the key and the digest of the labels in a store."""
     from tf_labeldp.vault import LabelStoreError, forget
 
     if not args.yes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import html
 import io
-import itertools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -36,6 +35,8 @@ _LIMITS = (
     "An audit can refute a claim; it can't show that one is true.",
     "A folder that was set back to an earlier copy is indistinguishable from that copy.",
 )
+_ELSEWHERE = ("  Assumptions, by who", "    ")
+"""Beginnings of a statement's lines with its assumptions, which have a chapter of their own."""
 Columns = dict[str, tuple[str, Callable[[dict[str, Any]], Any]]]
 _SPREAD: Columns = {
     "epsilon": ("number", lambda row: _shown(row["epsilon"])),
@@ -71,7 +72,6 @@ _AUDITS: Columns = {"of": ("", lambda row: row["of"]), "found": ("", lambda row:
 
 
 def page(content: dict[str, Any]) -> str:
-    """Returns the page of the content of a report."""
     title = "Privacy report: " + ", ".join(entry["folder"] for entry in content["label_sets"])
     headline, *lines = content["statement"]
     sets = "this label set" if len(content["label_sets"]) == 1 else "these label sets"
@@ -84,10 +84,7 @@ def page(content: dict[str, Any]) -> str:
         f"<p>Made on {_when(content['made_at'])} UTC by {_text(content['made_by'])}.</p>",
         "<div class=promise>",
         f"<b>{_text(headline)}</b><br>for one person, of all releases of {sets}.",
-        *(
-            f"<br>{_text(line.strip())}"
-            for line in itertools.takewhile(lambda line: "Assumptions" not in line, lines)
-        ),
+        *(f"<br>{_text(line.strip())}" for line in lines if not line.startswith(_ELSEWHERE)),
         "</div>",
         *_sets(content),
         "<h2>Who must vouch for what</h2>",
@@ -154,7 +151,6 @@ def _first_of_each(releases: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _odometer(label_set: dict[str, Any], until: str) -> str:
-    """Returns a plot of what was spent over time, with the budget, as SVG."""
     from matplotlib import dates
     from matplotlib.figure import Figure
 

@@ -222,7 +222,6 @@ def _audit_draws(
     found: dict[str, AuditResult | LabelInference],
     skipped: dict[str, str],
 ) -> None:
-    """Audits each mechanism that drew noisy labels, once."""
     for record in records:
         if record.receipt is None or record.receipt.kind != "draw" or record.mechanism is None:
             continue

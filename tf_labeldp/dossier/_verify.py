@@ -208,7 +208,6 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, ledgers: Sequence[Le
 
 
 def _differs(stated: PrivacyGuarantee, written: dict[str, Any]) -> list[str]:
-    """Returns the problems of a statement in a file, given that of the receipts."""
     found = PrivacyGuarantee.from_json(json.dumps(written))
     if (found.epsilon, found.delta, found.seeded) == (
         stated.epsilon,
@@ -243,7 +242,6 @@ def _unknown_layers(model: Any, ledgers: Sequence[Ledger]) -> tuple[list[str], l
 
 
 def _not_in(ledger: Receipts, receipts: Receipts) -> list[str]:
-    """Returns the problems of receipts, given those of the label holder."""
     known = {receipt.id: receipt.to_json() for receipt in ledger}
     receipts = tuple(receipt for receipt in receipts if is_charged(receipt))
     missing = [brief(receipt.what) for receipt in receipts if receipt.id not in known]
@@ -258,17 +256,14 @@ def _not_in(ledger: Receipts, receipts: Receipts) -> list[str]:
 
 
 def brief(text: str) -> str:
-    """Returns the beginning of a long text, such as a mechanism with all its values."""
     return text if len(text) <= _LONGEST else text[: _LONGEST - 4] + " ..."
 
 
 def verdict(problems: Sequence[str]) -> str:
-    """Returns the result of a check in words."""
     return f"WRONG: {'; '.join(problems)}" if problems else "keeps to its statement"
 
 
 def _not_listed(report: pathlib.Path, found: Published) -> list[str]:
-    """Returns the problems of a file, given a report that should list it."""
     try:
         listed = json.loads(report.read_text(encoding="utf-8"))["published"]
         digests = {digest for file in listed for digest in file["sha256"].values()}

@@ -349,7 +349,6 @@ def predictions_for_metrics(estimator: Any, features: Any) -> np.ndarray:
 
 
 def rows_of(features: Any, indices: np.ndarray) -> Any:
-    """Returns some rows of public features."""
     if isinstance(features, dict):
         return {name: np.asarray(column)[indices] for name, column in features.items()}
     return _safe_indexing(features, indices)
@@ -358,7 +357,6 @@ def rows_of(features: Any, indices: np.ndarray) -> Any:
 def _taught(
     door: PrivateClassifier, epsilon: float, delta: float, encoder: Any, kind: str
 ) -> BootstrappedHead:
-    """Returns what trains a Keras model of the user's."""
     if kind == "table":
         raise TypeError(
             "model= takes arrays, and these features are a table. Turn it into an array, or train "

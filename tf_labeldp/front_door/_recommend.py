@@ -118,7 +118,6 @@ def recommend(epsilon: float, num_examples: int, kind: str, *, own_model: bool =
 
 
 def _remarks(epsilon: float, num_examples: int, kind: str, levels: list[float]) -> tuple[str, ...]:
-    """Returns where the tables do not reach, in words."""
     found = []
     if not levels[0] / 2.0 <= epsilon <= 2.0 * levels[-1]:
         found.append(

@@ -6,7 +6,6 @@ from importlib.util import find_spec
 
 
 def needs(package: str, extra: str) -> None:
-    """Raises unless a package is installed."""
     if find_spec(package) is None:
         raise ModuleNotFoundError(
             f"tf_labeldp.scale.{extra} needs {package}, which is not installed. Install it with "

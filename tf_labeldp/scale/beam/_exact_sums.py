@@ -325,7 +325,6 @@ class _Keep(beam.DoFn):
 
 
 def _delete(path: str) -> None:
-    """Deletes a file of any file system that Beam knows; another process may be faster."""
     with contextlib.suppress(FileNotFoundError, BeamIOError):
         FileSystems.delete([path])
 

@@ -155,7 +155,6 @@ class _Survey(beam.DoFn):
 
 
 def _merged(found: Iterable[Survey]) -> Survey:
-    """Returns the survey of all these rows; the same in any order."""
     parts = [part for part in found if part[0]]
     if not parts:
         return 0, np.zeros(0, np.uint64), np.zeros((0, 1), np.float32)
@@ -169,7 +168,6 @@ def _merged(found: Iterable[Survey]) -> Survey:
 
 
 def _hashes(rows: np.ndarray) -> np.ndarray:
-    """Returns a public hash of each row of features, ``uint64`` (m,)."""
     bits = np.ascontiguousarray(rows, dtype=np.float32).view(np.uint32).astype(np.uint64)
     factors = np.random.default_rng(0).integers(1 << 63, size=bits.shape[1], dtype=np.uint64)
     mixed = (bits * (2 * factors + np.uint64(1))).sum(axis=1, dtype=np.uint64)
@@ -185,7 +183,6 @@ def _keep(survey: Survey, path: str, design: str) -> None:
 
 
 def _surveyed(path: str, design: str, head: OneReleaseHead) -> tuple[PublicRows, int]:
-    """Returns the sampled rows, surveyed, and the number of all rows."""
     with FileSystems.open(path) as file, np.load(io.BytesIO(file.read())) as survey:
         num_rows, sample, known = int(survey["num_rows"]), survey["sample"], str(survey["design"])
     if known != design:

@@ -275,14 +275,12 @@ def _with_field(label: str, row: Mapping[str, Any], value: float) -> dict[str, A
 
 
 def _parsed(row: Any) -> Any:
-    """Returns a ``tf.train.Example``, parsed if a pipeline has it as bytes."""
     import tensorflow as tf
 
     return tf.train.Example.FromString(row) if isinstance(row, bytes) else row
 
 
 def _value(example: Any, name: str) -> Any:
-    """Returns the one value of a feature."""
     features = example.features.feature
     _check_fields([name], sorted(features))
     kind = features[name].WhichOneof("kind")
