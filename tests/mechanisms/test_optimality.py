@@ -13,7 +13,7 @@ from scipy import optimize, special
 from tf_labeldp.estimation import posterior
 from tf_labeldp.mechanisms import InformativeRR, RandomizedResponse, RRTopK, RRWithPrior
 
-EPSILONS = [0.1, 0.5, 1.0, 2.0, 4.0]
+EPSILONS = [0.1, 1.0, 4.0]
 
 
 def largest_objective(prior: np.ndarray, epsilon: float) -> float:
@@ -46,7 +46,7 @@ def objective(mechanism, prior: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
-@pytest.mark.parametrize("num_classes", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("num_classes", [2, 5])
 def test_no_private_channel_keeps_the_label_more_often(num_classes, epsilon):
     rng = np.random.default_rng([num_classes, int(10 * epsilon)])
     for concentration in (0.3, 1.0, 10.0):
@@ -69,12 +69,6 @@ def test_another_set_size_is_worse_or_equal(epsilon):
             assert k != chosen or gap == 0.0
             some_worse = some_worse or gap > 1e-3
     assert some_worse
-
-
-def test_the_program_sees_a_channel_that_is_not_optimal():
-    prior, epsilon = np.array([0.5, 0.3, 0.1, 0.1]), 2.0
-    published_choice = objective(RRTopK(epsilon, 4, 2), prior)
-    assert published_choice < largest_objective(prior, epsilon) - 6e-3
 
 
 def information(matrix: np.ndarray, prior: np.ndarray) -> float:
@@ -141,7 +135,7 @@ def test_informative_rr_has_less_where_the_prior_is_flat(num_classes, share):
     assert ours / largest_information(prior, 1.0) == pytest.approx(share, abs=0.05)
 
 
-@pytest.mark.parametrize("epsilon", [0.01, *EPSILONS, 8.0])
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 8.0])
 def test_informative_rr_chooses_the_best_of_its_family(epsilon):
     for concentration in (0.1, 1.0, 20.0):
         for prior in drawn_priors(3, concentration=concentration, num_classes=5, size=10):
