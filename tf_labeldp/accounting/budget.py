@@ -198,7 +198,6 @@ def compose_counted(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
 
 
 def _tight_epsilon(charges: CountedCharges, delta: float) -> float:
-    """Returns the epsilon of composed events, and of uses without an event on top of it."""
     from dp_accounting import ComposedDpEvent, NonPrivateDpEvent, SelfComposedDpEvent
 
     from tf_labeldp.accounting._losses import epsilon_of

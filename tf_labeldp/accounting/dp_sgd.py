@@ -244,5 +244,4 @@ def _epsilon(
 
 
 def _least_delta(steps: int) -> float:
-    """Returns about the least delta that the accountant resolves."""
     return 1e-14 + 2.0**-51 * steps
