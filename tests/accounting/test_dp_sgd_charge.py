@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import math
-import pickle
 
 import numpy as np
 import pytest
-from dp_accounting import ComposedDpEvent
 
 from tf_labeldp.accounting import (
     BudgetExceededError,
     Charge,
     PrivacyBudget,
-    Receipt,
     dp_sgd_charge,
     dp_sgd_guarantee,
 )
 from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
 from tf_labeldp.accounting.events import dp_sgd_event
 from tf_labeldp.accounting.receipts import compose_receipts
-from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
-from tf_labeldp.vault import LabelStoreError, PrivateLabels
+from tf_labeldp.vault import PrivateLabels
 
 DELTA = 1e-5
 LABELS = [0, 2, 1, 1, 2, 0]
@@ -85,15 +81,6 @@ def test_the_receipt_says_what_was_charged():
     assert compose_receipts([receipt]) == labels.guarantee()
 
 
-def test_the_receipt_reads_back():
-    receipt = charged(vault(), 0, indices=[4, 1])
-    for again in (Receipt.from_json(receipt.to_json()), pickle.loads(pickle.dumps(receipt))):
-        assert again.charge == receipt.charge and again.charge.event == receipt.charge.event
-        assert np.asarray(again.examples).tolist() == [1, 4]
-        assert again.to_json() == receipt.to_json()
-        assert compose_receipts([again]) == compose_receipts([receipt])
-
-
 def test_noise_that_delta_alone_covers_is_charged_all_the_same():
     """Nothing is to be seen of one step, but of many."""
     one = epoch(noise_multiplier=3e3, steps=1)
@@ -154,40 +141,6 @@ def test_steps_past_the_budget_are_refused_and_nothing_is_charged():
         charged(labels, 3)
     assert len(labels.receipts) == 3
     assert labels.guarantee().epsilon == allowed
-
-
-@pytest.mark.parametrize(
-    "other",
-    [HistogramMechanism(0.3, num_classes=3), RandomizedResponse(0.3, 3)],
-    ids=["histogram", "randomized response"],
-)
-def test_it_composes_with_mechanisms_of_other_kinds(other):
-    labels = vault(epsilon=2.0)
-    if isinstance(other, RandomizedResponse):
-        labels.randomize(other)
-    else:
-        labels.release(other)
-    charged(labels, 0, epoch(steps=295))
-    total = labels.guarantee().epsilon
-    alone = epoch(steps=295).epsilon
-    assert max(0.3, alone) < total <= 0.3 + alone  # basic composition is beaten or stated
-    both = ComposedDpEvent((other.dp_event(), epoch(steps=295).event))
-    tight = Charge.of_event(both, DELTA).epsilon
-    assert total == pytest.approx(min(tight, 0.3 + alone), rel=1e-9)
-
-
-def test_a_reopened_store_remembers_the_charge(tmp_path):
-    labels = vault(store=tmp_path / "store")
-    charged(labels, 0)
-    charged(labels, 1)
-    spent = labels.guarantee()
-    again = vault(store=tmp_path / "store")
-    assert again.guarantee() == spent
-    assert [one.charge for one in again.receipts] == [epoch(), epoch()]
-    assert [one.to_json() for one in again.receipts] == [one.to_json() for one in labels.receipts]
-    with pytest.raises(LabelStoreError, match="the store keeps the budget"):
-        vault(epsilon=spent.epsilon * 0.9, store=tmp_path / "store")
-    assert vault(store=tmp_path / "store").guarantee() == spent
 
 
 def test_steps_of_the_same_name_are_other_steps(tmp_path):

@@ -89,18 +89,6 @@ def test_informative_rr_is_unbiased_for_the_group_of_the_label(epsilon):
     np.testing.assert_allclose(mean, expected, rtol=0, atol=tolerance(epsilon))
 
 
-def test_lemma_20_bounds_the_bias_by_the_prior_outside_the_set():
-    losses = np.random.default_rng(22).uniform(size=(200, 5))  # bounded losses l(k) in [0, 1]
-    largest = 0.0
-    for k in (1, 2, 3, 4):
-        mean = expected_weights(RRTopK(1.0, 5, k), PRIOR)
-        bias = np.abs(PRIOR @ (mean - np.eye(5)) @ losses.T)
-        outside = np.sort(PRIOR)[: 5 - k].sum()
-        assert bias.max() <= outside
-        largest = max(largest, bias.max() / outside)
-    assert largest > 0.3  # and the bias is not zero
-
-
 def test_equation_7_and_appendix_d_1():
     """``ghazi2021``, equation 7; ``ghazi2024``, D.1, which writes p for K times its p."""
     for epsilon, size in ((0.5, 3), (2.0, 10)):

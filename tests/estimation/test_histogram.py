@@ -201,21 +201,6 @@ def test_chunks_add_up_to_one_release():
     assert np.array_equal(summed, whole)
 
 
-def test_a_vault_charges_and_stores_the_histogram():
-    labels = ldp.PrivateLabels([0, 1, 1, 2] * 10, num_classes=3, budget=ldp.PrivacyBudget(1.0))
-    mechanism, groups = HistogramMechanism(0.75, 3), [0] * 20 + [1] * 20
-    first = labels.release(mechanism, public_input=groups, key="prior")
-    assert first.values.shape == (2, 3) and first.groups.tolist() == groups
-    assert first.mechanism == mechanism
-    assert labels.guarantee().epsilon == pytest.approx(0.75)
-    again = labels.release(mechanism, public_input=groups, key="prior")
-    assert np.array_equal(first.values, again.values)
-    assert labels.guarantee().epsilon == pytest.approx(0.75)
-    assert first.guarantee() == again.guarantee() == labels.guarantee()
-    with pytest.raises(ldp.BudgetExceededError):
-        labels.release(mechanism, key="another")
-
-
 def test_a_part_of_the_labels_is_counted_and_charged():
     labels = ldp.PrivateLabels([0, 1, 1, 2] * 10, num_classes=3, budget=ldp.PrivacyBudget(SURE))
     rows = np.array([3, 0, 39, 4])
@@ -402,20 +387,6 @@ def test_too_many_labels_for_the_gaussian_grid():
         with pytest.raises(ValueError, match="too many labels for exact Gaussian noise on 3"):
             mechanism.add_noise(counts)
     assert mechanism.add_noise([most, 0, 0])[0] == pytest.approx(most, rel=1e-6)
-
-
-def test_a_vault_charges_gaussian_noise():
-    """Two releases compose as one Gaussian does: to less than twice epsilon."""
-    budget = ldp.PrivacyBudget(1.5, 1e-5)
-    labels = ldp.PrivateLabels([0, 1, 1, 2] * 10, num_classes=3, budget=budget)
-    first = labels.release(gaussian(0.75, 3), key="one")
-    assert first.values.shape == (3,)
-    assert labels.guarantee().epsilon == pytest.approx(0.75, rel=1e-3)
-    assert labels.guarantee().delta == 1e-5
-    labels.release(gaussian(0.75, 3), key="two")
-    assert 0.9 < labels.guarantee().epsilon < 1.2
-    with pytest.raises(ldp.BudgetExceededError):
-        labels.release(gaussian(1.4, 3), key="three")
 
 
 @pytest.mark.parametrize("noise", [*NOISES, "gaussian"])

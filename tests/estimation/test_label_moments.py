@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
+from tf_labeldp.accounting import Charge, PrivacyBudget
 from tf_labeldp.mechanisms import LabelMomentMechanism, integer_noise
 from tf_labeldp.vault import PrivateLabels
 
@@ -219,38 +219,6 @@ def test_event_and_charge_say_what_the_mechanism_says():
     pure = mechanism(epsilon=0.7, delta=0.0, noise="laplace")
     assert Charge.of(pure).delta == 0.0
     assert Charge.of_event(pure.dp_event(), 0.0).epsilon == pytest.approx(0.7, rel=1e-3)
-
-
-def test_the_vault_charges_delta(tmp_path):
-    def vault():
-        return PrivateLabels(
-            np.arange(60) % 3,
-            num_classes=3,
-            budget=PrivacyBudget(1.0, 1e-5),
-            store=tmp_path / "store",
-        )
-
-    features = np.eye(60, 4) + 0.1
-    features /= np.linalg.norm(features, axis=1, keepdims=True)
-    first = vault()
-    released = first.release(mechanism(epsilon=0.6, delta=6e-6), public_input=features, key="one")
-    assert (first.guarantee().epsilon, first.guarantee().delta) == (0.6, 6e-6)
-    with pytest.raises(BudgetExceededError, match=r"LabelMomentMechanism .*delta=5e-06"):
-        first.release(mechanism(epsilon=0.9, delta=5e-6), public_input=features)
-    again = vault()  # the store has the release, and its price
-    found = again.release(mechanism(epsilon=0.6, delta=6e-6), public_input=features, key="one")
-    np.testing.assert_array_equal(found.values, released.values)
-    assert found.mechanism == released.mechanism and found.guarantee() == first.guarantee()
-    assert again.guarantee() == first.guarantee()
-
-
-def test_two_releases_compose_to_less_than_their_sum():
-    vault = PrivateLabels(np.arange(60) % 3, num_classes=3, budget=PrivacyBudget(1.5, 1e-5))
-    features = np.full((60, 4), 0.5)
-    for _ in range(2):
-        vault.release(mechanism(epsilon=1.0, delta=5e-6), public_input=features)
-    spent = vault.guarantee()
-    assert spent.epsilon < 1.5 and spent.delta == 1e-5
 
 
 @pytest.mark.parametrize(

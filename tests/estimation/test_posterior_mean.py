@@ -43,21 +43,6 @@ def test_equals_bayes_rule_by_enumeration(name):
     assert np.abs(uniform - means).max() > 0.1  # the prior counts
 
 
-def test_no_function_of_the_noisy_label_has_a_smaller_squared_error():
-    matrix = BINS.transition_matrix()
-    means = posterior(BINS, BINS.outputs, NUMBERS)
-
-    def error(guesses):
-        return float(np.sum(PRIOR[:, np.newaxis] * matrix * (guesses - VALUES[:, np.newaxis]) ** 2))
-
-    rng = np.random.default_rng(81)
-    for size in (1e-3, 0.1, 3.0):
-        for _ in range(50):
-            other = means + size * rng.normal(size=3)
-            assert error(other) > error(means)
-    assert error(means) < error(np.array(BINS.outputs))
-
-
 @pytest.mark.parametrize("epsilon", [0.2, 4.0])
 def test_optimal_bins_for_squared_error_are_posterior_means_already(epsilon):
     mechanism = optimal_bins(VALUES, PRIOR, epsilon)

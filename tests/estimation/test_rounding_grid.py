@@ -64,30 +64,6 @@ def test_lemma_16_both_inequalities_and_their_sum(loss, epsilon, number):
         assert optimum - 1e-9 <= on_true <= optimum + bound
 
 
-@pytest.mark.parametrize("number", [4])
-def test_the_bound_is_no_more_than_twice_the_worst(number):
-    """Labels in the middle of two grid values, and next to no noise: step / 2 is lost."""
-    values = rounding_grid(0.0, 1.0, number)
-    middles = (values[1:] + values[:-1]) / 2
-    prior = np.full(middles.size, 1.0 / middles.size)
-    mine = optimal_bins(values, np.append(prior, 0.0), 20.0, "absolute_error")
-    best = optimal_bins(middles, prior, 20.0, "absolute_error")
-    excess = mean_loss(mine, middles, prior, "absolute_error", middles)
-    excess -= mean_loss(best, middles, prior, "absolute_error", middles)
-    assert 0.499 * step(values) <= excess <= step(values)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_the_constant_is_the_lipschitz_constant_in_the_label(loss):
-    """Slopes of the loss over a dense net of the range come near it and stay below."""
-    low, high = 0.5, 6.0
-    constant = LIPSCHITZ[loss](low, high)
-    net = np.linspace(low, high, 2001)
-    table = deviance(loss, net[::20, np.newaxis], net)
-    slopes = np.abs(np.diff(table, axis=1)) / (net[1] - net[0])
-    assert 0.998 * constant <= slopes.max() <= constant * (1 + 1e-9)
-
-
 def test_whole_numbers_where_they_fit():
     values = rounding_grid(-3, 400, 404, whole_numbers=True)
     assert values.tolist() == [float(value) for value in range(-3, 401)]

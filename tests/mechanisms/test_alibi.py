@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
+from tf_labeldp.accounting import Charge, PrivacyBudget
 from tf_labeldp.accounting.gaussian import gaussian_epsilon
 from tf_labeldp.mechanisms import (
     ALIBI,
     integer_noise,
     random_bits,
 )
-from tf_labeldp.vault import LabelStoreError, PrivateLabels
+from tf_labeldp.vault import PrivateLabels
 
 LAPLACE = ALIBI(epsilon=1.0, num_classes=5)
 GAUSSIAN = ALIBI(epsilon=1.0, num_classes=5, delta=1e-5, noise="gaussian")
@@ -264,54 +264,6 @@ def test_chunks_give_every_row_its_own_label():
 def vault(epsilon, delta=0.0, **options):
     budget = PrivacyBudget(epsilon, delta)
     return PrivateLabels(LABELS[:200], num_classes=5, budget=budget, **options)
-
-
-@BOTH
-def test_the_vault_charges_once_and_keeps_the_rows(mechanism, tmp_path):
-    labels = vault(1.0, mechanism.delta, store=tmp_path / "store")
-    first = labels.randomize(mechanism, key="alibi")
-    again = labels.randomize(mechanism, key="alibi")
-    np.testing.assert_array_equal(first.values, again.values)
-    assert first.values.dtype == np.float32 and first.values.shape == (200, 5)
-    assert first.mechanism == mechanism and first.priors is None
-    np.testing.assert_array_equal(first.indices, np.arange(200))
-    assert labels.guarantee().epsilon == 1.0 and labels.guarantee().delta == mechanism.delta
-    assert first.guarantee() == again.guarantee() == labels.guarantee()
-    with pytest.raises(BudgetExceededError, match="ALIBI"):
-        labels.randomize(mechanism, key="second")
-    resumed = vault(1.0, mechanism.delta, store=tmp_path / "store")
-    assert resumed.guarantee().epsilon == 1.0
-    assert resumed.mechanism("alibi") == mechanism
-    stored = resumed.randomize(mechanism, key="alibi").values
-    np.testing.assert_array_equal(stored, first.values)
-    assert stored.dtype == np.float32
-    with pytest.raises(LabelStoreError, match="made with other mechanism"):
-        resumed.randomize(ALIBI(0.5, 5), key="alibi")
-
-
-@BOTH
-def test_the_rows_of_a_vault_are_those_of_its_labels(mechanism):
-    """At next to no noise they are one-hot; for some examples, in the order asked for."""
-    sure = ALIBI(1e6, 5, mechanism.delta, mechanism.noise)
-    rows = np.array([7, 0, 199, 3])
-    noisy = vault(1e6, mechanism.delta).randomize(sure, rows)
-    np.testing.assert_array_equal(noisy.indices, rows)
-    np.testing.assert_allclose(noisy.values, np.eye(5)[LABELS[rows]], atol=0.05)
-
-
-def test_a_refused_draw_is_not_charged():
-    labels = vault(1.0)
-    with pytest.raises(ValueError, match="the labels have 5"):
-        labels.randomize(ALIBI(1.0, 6))
-    for name in ("priors", "clusters", "features"):
-        with pytest.raises(ValueError, match=f"ALIBI takes no {name}"):
-            labels.randomize(LAPLACE, **{name: np.zeros((200, 5))})
-    with pytest.raises(TypeError, match="mechanism of many labels"):
-        labels.release(LAPLACE)
-    assert labels.guarantee().epsilon == 0.0
-    with pytest.raises(ValueError, match=r"ALIBI takes no priors and no clusters: .*Leave"):
-        LAPLACE.randomize(LABELS[:3], np.full(5, 0.2))
-    labels.randomize(LAPLACE)
 
 
 # --- Bad input -----------------------------------------------------------------------------------

@@ -104,31 +104,6 @@ def test_with_a_draw_epsilon_the_promise_is_reached_and_not_passed():
     assert worst == pytest.approx(2.0 / SIGMA + 0.8, abs=1e-9)
 
 
-def test_the_released_distribution_alone_loses_two_over_sigma():
-    """Post-processing does not save Theorem 1: q at 1 - tau, an event, loses 2 / sigma.
-
-    The masses of cells of noisy counts are exact, and each cell goes to the value of q at its
-    middle, under both data sets alike.
-    """
-    size, tau, step = 3, 0.3, 0.02
-    edges = np.concatenate([[-np.inf], np.arange(-6.0, 9.0, step), [np.inf]])
-    middles = np.concatenate([[-7.0], edges[1:-2] + step / 2, [10.0]])
-    pairs = np.stack(np.meshgrid(middles, middles, indexing="ij"), axis=-1).reshape(-1, 2)
-    q = cluster_distributions(pairs, np.full(len(pairs), size), tau)[:, 0]
-    bins = np.digitize(q, np.linspace(tau + 1e-9, 1.0 - tau - 1e-9, 40))
-    masses = []
-    for zeros in (1, 0):  # (0, 1, 1), and (1, 1, 1)
-        of_count = [np.diff(stats.laplace.cdf(edges, mean, SIGMA)) for mean in (zeros, 3 - zeros)]
-        masses.append(np.bincount(bins, np.outer(*of_count).ravel(), minlength=41))
-    losses = np.log(masses[0]) - np.log(masses[1])
-    assert np.abs(losses).max() <= 2.0 / SIGMA + 1e-9
-    assert losses[-1] == pytest.approx(2.0 / SIGMA, abs=1e-9)  # q_0 = 1 - tau
-    assert losses[-1] > 1.0 / SIGMA + 0.5
-    # The event is {counts of class 0 at least n (1 - tau), of class 1 at most n tau}.
-    event = 0.5 * math.exp(-(2.1 - 1) / SIGMA) * 0.5 * math.exp(-(2 - 0.9) / SIGMA)
-    assert masses[0][-1] == pytest.approx(event, rel=0.1)
-
-
 def test_the_drawn_law_is_the_one_that_was_enumerated():
     """Many clusters of three labels at once: an event of large loss, counted.
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
 from tf_labeldp.accounting.budget import compose_charges
-from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.mechanisms import RandomizedResponse
 from tf_labeldp.mechanisms.clusters import PriorResampling, cluster_distributions
 from tf_labeldp.vault import (
@@ -360,15 +359,6 @@ def test_prices_are_fixed_in_advance_and_compose_so(vault, tmp_path, fixed):
         assert short.guarantee().epsilon == 0.0
 
 
-def test_clusters_of_find_clusters_are_taken_as_they_are(vault):
-    clusters = Clusters.from_assignments(CLUSTERS)
-    found = drawn(ADAPTIVE, clusters=clusters, seed=1)
-    expected = drawn(ADAPTIVE, clusters=CLUSTERS, seed=1)
-    np.testing.assert_array_equal(found.values, expected.values)
-    with pytest.raises(ValueError, match=r"clusters must have shape \(599,\)"):
-        drawn(ADAPTIVE, LABELS[1:], clusters)
-
-
 def test_the_price_of_a_stored_draw_may_be_rounded_another_way(vault, monkeypatch):
     labels = vault()
     made = labels.randomize(FIXED, clusters=CLUSTERS)
@@ -430,17 +420,6 @@ def test_other_settings_under_the_same_key_are_refused(change, vault):
     with pytest.raises(LabelStoreError, match="made with other"):
         labels.randomize(other, clusters=clusters)
     assert labels.guarantee().epsilon == spent
-
-
-def test_a_vault_of_fewer_classes_or_of_numbers_is_refused(vault):
-    for labels in (
-        vault(num_classes=K + 1),
-        vault(num_classes=None, low=0.0, high=4.0),
-        vault(labels=np.eye(4, dtype=int), num_classes=None, num_labels=4),
-    ):
-        with pytest.raises(ValueError):
-            labels.randomize(ADAPTIVE, clusters=CLUSTERS)
-        assert labels.guarantee().epsilon == 0.0
 
 
 def test_a_part_of_the_examples_and_other_public_inputs_are_refused(vault):

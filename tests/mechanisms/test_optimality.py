@@ -6,11 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import optimize, special
 
-from tf_labeldp.estimation import posterior
 from tf_labeldp.mechanisms import InformativeRR, RandomizedResponse, RRTopK, RRWithPrior
 
 EPSILONS = [0.1, 1.0, 4.0]
@@ -146,30 +143,3 @@ def test_informative_rr_chooses_the_best_of_its_family(epsilon):
             ]
             ours = information(InformativeRR(epsilon, 5).transition_matrix(prior), prior)
             assert ours == pytest.approx(max(family), rel=1e-8, abs=1e-15)
-
-
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(
-    weights=st.lists(st.floats(-25.0, 0.0), min_size=2, max_size=15),
-    epsilon=st.floats(0.01, 20.0),
-)
-def test_informative_rr_never_says_less_than_rr_top_k(weights, epsilon):
-    prior = np.exp(weights) / np.sum(np.exp(weights))
-    size = prior.size
-    ours = information(InformativeRR(epsilon, size).transition_matrix(prior), prior)
-    others = [RRTopK(epsilon, size, k) for k in range(1, size + 1)]
-    for other in (*others, RRWithPrior(epsilon, size)):
-        theirs = information(other.transition_matrix(prior), prior)
-        assert ours >= theirs * (1 - 1e-8) - 1e-14
-
-
-@pytest.mark.parametrize("epsilon", EPSILONS)
-def test_the_log_loss_of_the_posterior_drops_by_the_information(epsilon):
-    """On average over labels of the prior, and answers of the channel."""
-    mechanism = InformativeRR(epsilon, 6)
-    for prior in drawn_priors(4, size=5):
-        matrix = mechanism.transition_matrix(prior)
-        after = np.log(posterior(mechanism, np.arange(6), prior))  # (answer, class)
-        drop = np.sum(prior[:, np.newaxis] * matrix * after.T) - prior @ np.log(prior)
-        assert drop == pytest.approx(information(matrix, prior), rel=1e-9, abs=1e-14)
-        assert drop > 0.0

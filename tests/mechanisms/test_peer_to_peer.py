@@ -74,24 +74,6 @@ def test_the_joint_law_of_the_reports(labels):
     assert p_value(drawn, law_of_reports(labels, 0.2, 0.5, oneself=False)) < REJECT
 
 
-def test_users_who_pick_the_same_peer_report_the_same_label():
-    """Noise is drawn once a user: two reports of one cluster agree more often than if drawn twice.
-
-    Both pick the same of two peers half of the time, so they agree with probability
-    1/2 + 1/2 * (0.8^2 + 0.2^2) where the labels are equal and alpha is 0.2.
-    """
-    draws, alpha = 40_000, 0.2
-    mechanism = made(alpha=alpha, theta=1.0, size=2)
-    labels = np.zeros(2 * draws, dtype=np.int64)
-    reports = mechanism.randomize(
-        labels, np.repeat(np.arange(draws), 2), rng=np.random.default_rng(5)
-    ).reshape(draws, 2)
-    agree = int(np.sum(reports[:, 0] == reports[:, 1]))
-    twice = (1 - alpha) ** 2 + alpha**2
-    assert stats.binomtest(agree, draws, 0.5 + 0.5 * twice).pvalue > REJECT
-    assert stats.binomtest(agree, draws, twice).pvalue < 1e-12
-
-
 def test_peers_are_of_the_same_cluster():
     """Cluster 7 has ones alone, cluster 2 zeros alone: hardly flipped, labels stay inside."""
     mechanism = made(alpha=1e-9, theta=1.0, size=50)
@@ -101,18 +83,6 @@ def test_peers_are_of_the_same_cluster():
     assert reports.tolist() == labels.tolist()
     mixed = mechanism.randomize(labels, None, rng=np.random.default_rng(7))
     assert mixed.tolist() != labels.tolist()
-
-
-def test_the_share_of_users_who_report():
-    n, theta = 100_000, 0.3
-    reports = made(theta=theta, size=1000).randomize(
-        np.zeros(n, dtype=np.int64), rng=np.random.default_rng(8)
-    )
-    told = int(np.sum(reports >= 0))
-    assert stats.binomtest(told, n, theta).pvalue > REJECT
-    assert stats.binomtest(told, n, theta * 1.05).pvalue < REJECT
-    everyone = made(theta=1.0).randomize(np.zeros(100, dtype=np.int64))
-    assert everyone.min() == 0
 
 
 def test_a_seed_repeats_and_secure_bits_do_not():
@@ -292,18 +262,6 @@ def test_a_vault_hands_out_the_reports_of_their_users():
     assert 100 < len(noisy) < 300 and set(noisy.indices.tolist()) <= set(rows.tolist())
     np.testing.assert_array_equal(noisy.values, clusters[noisy.indices])
     assert noisy.indices.tolist() == [row for row in rows if row in set(noisy.indices.tolist())]
-
-
-def test_a_stored_draw_is_given_again(tmp_path):
-    mechanism, clusters = made(), np.repeat(np.arange(100), 3)
-    first = vault(store=tmp_path / "store").randomize(mechanism, clusters=clusters, key="peers")
-    again = vault(store=tmp_path / "store")
-    assert again.has_draw("peers") and again.mechanism("peers") == mechanism
-    second = again.randomize(mechanism, clusters=clusters, key="peers")
-    assert first.values.tolist() == second.values.tolist() and second.values.dtype == np.int64
-    assert first.indices.tolist() == second.indices.tolist()
-    assert first.guarantee() == second.guarantee()
-    assert again.guarantee().epsilon == mechanism.epsilon
 
 
 def test_a_vault_refuses_what_does_not_fit_before_it_charges():

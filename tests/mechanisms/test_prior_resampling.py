@@ -11,10 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.mechanisms import Priors, RandomizedResponse, random_bits
 from tf_labeldp.mechanisms.clusters import PriorResampling, most_kept_units, prior_units, resample
-from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
 RANGE = 1 << 53
 BOUNDED = settings(max_examples=100, deadline=None, derandomize=True)
@@ -171,20 +169,6 @@ def test_frequencies_are_those_of_the_channel(chi_square_rejects, seeded, given_
     assert chi_square_rejects(counts, [mechanism.transition_matrix(row) for row in rows[::-1]])
 
 
-def test_priors_by_row_by_group_and_for_all_draw_alike(seeded):
-    mechanism = PriorResampling(1.0, 4)
-    rows = np.random.default_rng(2).dirichlet(np.ones(4) * 3, 5)
-    groups, labels = np.arange(300) % 5, np.arange(300) % 4
-    by_row = mechanism.randomize(labels, rows[groups], rng=seeded())
-    grouped = mechanism.randomize(labels, Priors(rows, groups), rng=seeded())
-    np.testing.assert_array_equal(by_row, grouped)
-    assert by_row.dtype == np.int64
-    np.testing.assert_array_equal(
-        mechanism.randomize(labels, rows[1], rng=seeded()),
-        mechanism.randomize(labels, np.tile(rows[1], (300, 1)), rng=seeded()),
-    )
-
-
 def test_large_class_sets_are_drawn_in_chunks(seeded):
     size, classes = 3000, 1000
     rows = np.random.default_rng(3).dirichlet(np.ones(classes), size)
@@ -270,33 +254,6 @@ def test_bad_groups(groups, message):
     priors = Priors(np.array([PRIOR, [0.25] * 4]), np.array(groups))
     with pytest.raises(ValueError, match=message):
         PriorResampling(1.0, 4).randomize([0, 1], priors)
-
-
-def test_a_vault_charges_and_stores_it(tmp_path):
-    labels = np.arange(200) % 4
-    rows = np.random.default_rng(5).dirichlet(np.ones(4), 3)
-    priors = Priors(rows, np.arange(200) % 3)
-    mechanism = PriorResampling(0.75, 4, threshold=1e-6)
-
-    def vault():
-        return PrivateLabels(labels, 4, budget=PrivacyBudget(1.0), store=tmp_path / "store")
-
-    first = vault()
-    noisy = first.randomize(mechanism, priors=priors)
-    assert first.guarantee().epsilon == 0.75
-    again = vault()
-    stored = again.randomize(mechanism, priors=priors)
-    np.testing.assert_array_equal(stored.values, noisy.values)
-    assert again.guarantee().epsilon == 0.75
-    for one in (noisy, stored):
-        np.testing.assert_array_equal(one.priors.probabilities, rows)
-        np.testing.assert_array_equal(one.priors.groups, priors.groups)
-        assert one.mechanism == mechanism
-    # The next draw without a name is known by its priors.
-    third = vault()
-    with pytest.raises(LabelStoreError, match="made with other priors or public input"):
-        third.randomize(mechanism, priors=Priors(rows[::-1], priors.groups))
-    assert third.guarantee().epsilon == 0.75
 
 
 def test_priors_are_known_by_their_numbers():
