@@ -183,3 +183,9 @@ def test_a_budget_that_protects_nothing_is_told(arguments):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         PrivacyBudget(20.0, 0.009)
+
+
+def test_a_charge_out_of_range_is_refused():
+    for epsilon, delta in ((-1e-3, 0.0), (0.1, -1e-6), (0.1, 1.0)):
+        with pytest.raises(ValueError, match=r"epsilon|delta"):
+            Charge(epsilon, delta, pure_dp_event(0.5))

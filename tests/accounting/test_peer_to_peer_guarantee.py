@@ -37,24 +37,6 @@ def peer_to_peer_delta(
     return max([ends, *cluster.above(ends, epsilon).values()])
 
 
-def law_of_reports(labels: tuple[int, ...], alpha: Fraction, theta: Fraction) -> dict:
-    """The law of what all users report (-1 for nothing), by enumerating every random choice.
-
-    Flips, peers and who reports are enumerated as they are drawn; nothing is summarised.
-    """
-    users = range(len(labels))
-    law: dict[tuple[int, ...], Fraction] = {}
-    for noisy in itertools.product((0, 1), repeat=len(labels)):
-        flips = math.prod((1 - alpha if noisy[i] == labels[i] else alpha) for i in users)
-        for peers in itertools.product(users, repeat=len(labels)):
-            chance = flips / Fraction(len(labels)) ** len(labels)
-            for inside in itertools.product((False, True), repeat=len(labels)):
-                reported = math.prod((theta if i else 1 - theta) for i in inside)
-                out = tuple(noisy[j] if i else -1 for i, j in zip(inside, peers, strict=True))
-                law[out] = law.get(out, Fraction(0)) + chance * reported
-    return law
-
-
 def law_given_share(labels: tuple[int, ...], alpha: Fraction, theta: Fraction) -> dict:
     """The same law with reports drawn independently, given the share of noisy ones."""
     law: dict[tuple[int, ...], Fraction] = {}
@@ -110,15 +92,6 @@ def summed_deltas(epsilon: float, size: int, alpha: float, theta: float) -> np.n
         chances = stats.binom.pmf(np.arange(t + 1)[:, np.newaxis], t, counts / size)
         deltas += weights[t] * np.maximum(chances @ np.array(signed).T, 0.0).sum(axis=0)
     return deltas
-
-
-def test_given_the_share_of_ones_the_reports_are_independent():
-    """The fact that everything rests on: the two laws are the same, exactly."""
-    rates = Fraction(1, 7), Fraction(2, 3)
-    for labels in [(0, 1), (1, 1), (0, 0, 1), (1, 0, 1)]:
-        full, short = law_of_reports(labels, *rates), law_given_share(labels, *rates)
-        assert sum(full.values()) == 1
-        assert {k: v for k, v in full.items() if v} == {k: v for k, v in short.items() if v}
 
 
 @pytest.mark.parametrize(("alpha", "theta"), RATES)
@@ -320,18 +293,6 @@ def test_the_statement_names_what_it_rests_on():
         assert words in text
     assert guarantee.relation == "replace_label"
     assert guarantee.assumptions == peer_to_peer_assumptions(0.1, 0.25, 100)
-
-
-@pytest.mark.parametrize(("theta", "alpha", "size"), [(0.1, 0.3, 100), (1.0, 0.2, 200)])
-def test_the_papers_bound_is_above(alpha, theta, size):
-    """Lemma 9 of the paper, at the largest xi that it is for and at a smaller one."""
-    most = 3 * alpha * math.sqrt(theta * size * (1 - alpha))
-    for xi in (most, most * math.sqrt(0.1)):
-        delta = math.exp(-alpha * xi**2 / (4 * (alpha + 1 / size) * (1 - alpha)))
-        epsilon = theta * math.log(math.e + 3 / (size * alpha))
-        epsilon += math.sqrt(theta) * xi * math.log(1 + 3 / math.sqrt(size * alpha))
-        if delta > 1e-25:
-            assert peer_to_peer_guarantee(alpha, theta, size, delta).epsilon <= epsilon
 
 
 BAD = {

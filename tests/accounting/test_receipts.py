@@ -298,17 +298,6 @@ def test_many_histories_of_gaussian_noise_are_bounded_from_above():
     assert bound.epsilon == pytest.approx(Charge.of_event(every, 1e-5).epsilon)
 
 
-def test_many_vaults_of_many_histories_take_no_time():
-    """A million combinations would take hours; exact up to a thousand of them."""
-    receipts = [
-        spent(labels, 0.1 + 0.01 * one, [one], delta=1e-5)
-        for labels in (LabelSet.new(SIZE) for _ in range(8))
-        for one in range(SIZE)
-    ]
-    statement = compose_receipts(receipts)
-    assert 8 * 0.15 <= statement.epsilon <= math.fsum(one.charge.epsilon for one in receipts)
-
-
 # --- Populations ---------------------------------------------------------------------------------
 
 

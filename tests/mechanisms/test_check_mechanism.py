@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from tf_labeldp.accounting.events import pure_dp_event
 from tf_labeldp.mechanisms import (
     ALIBI,
     AggregateMechanism,
@@ -161,6 +162,22 @@ def test_an_epsilon_that_is_understated_is_found():
     with pytest.raises(ValueError, match=r"worst log-ratio of 1, more than its epsilon of 0\.999"):
         check_mechanism(OfClasses(0.999))
     check_mechanism(OfClasses(1.5))  # overstated is sound
+
+
+def test_a_delta_does_not_excuse_any_channel(monkeypatch):
+    """The hockey-stick divergence of the identity is one, far above delta."""
+    monkeypatch.setattr(OfClasses, "transition_matrix", lambda self, prior=None: np.eye(4))
+    monkeypatch.setattr(OfClasses, "randomize", lambda self, labels, *_, **__: labels)
+    with pytest.raises(ValueError, match=r"needs delta=1 at its epsilon of 1, more than its delta"):
+        check_mechanism(OfClasses(1.0, delta=0.1))
+
+
+def test_an_event_that_promises_more_than_the_channel_keeps_is_found(monkeypatch):
+    monkeypatch.setattr(OfClasses, "dp_event", lambda self: pure_dp_event(0.5), raising=False)
+    with pytest.raises(ValueError, match=r"the dp_event of OfClasses promises epsilon="):
+        check_mechanism(OfClasses())
+    monkeypatch.setattr(OfClasses, "dp_event", lambda self: pure_dp_event(1.0))
+    check_mechanism(OfClasses())
 
 
 def test_a_channel_within_epsilon_and_delta_passes(monkeypatch):

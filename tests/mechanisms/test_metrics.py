@@ -216,6 +216,8 @@ def test_a_choice_needs_predictions_and_a_metric_of_them():
         mechanism = SelectionMechanism(1.0, metric, **kind)
         with pytest.raises(ValueError, match="give the predictions of one model at least"):
             mechanism.scores(np.zeros(3, int), predictions)
+    with pytest.raises(ValueError, match="'mean' is one of the labels alone"):
+        MetricMechanism(1.0, "mean", low=0.0, high=1.0).release(np.zeros(3), np.zeros(3))
 
 
 @pytest.mark.parametrize(
