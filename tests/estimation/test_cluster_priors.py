@@ -155,37 +155,3 @@ def test_other_statistics_make_no_priors():
     moments = vault().release(mechanism, public_input=np.eye(600, 2))
     with pytest.raises(TypeError, match="made of histograms, and this is a LabelMomentMechanism"):
         moments.priors()
-
-
-BAD = {
-    "classes-of-vault": ({"num_classes": 5}, TRUE, ValueError, "the labels have 4"),
-    "noise": ({"noise": "none"}, TRUE, ValueError, "noise must be one of"),
-    "epsilon": ({"epsilon": 0.0}, TRUE, ValueError, "epsilon must be finite"),
-    "budget": ({"epsilon": 3.0}, TRUE, ldp.BudgetExceededError, "epsilon=3"),
-    "lengths": ({}, TRUE[:-1], ValueError, r"groups must have shape \(600,\)"),
-    "floats": ({}, [0.5] * 600, TypeError, "groups must be integers"),
-    "negative": ({}, TRUE - 1, ValueError, "groups must be in 0..G-1, got -1"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_refused_before_anything_is_charged(case):
-    settings, clusters, error, message = BAD[case]
-    labels = vault()
-    with pytest.raises(error, match=message):
-        mechanism = HistogramMechanism(**{"epsilon": 0.5, "num_classes": 4, **settings})
-        labels.release(mechanism, public_input=clusters)
-    assert labels.guarantee().epsilon == 0.0 and labels.receipts == ()
-
-
-@pytest.mark.parametrize("key", [None, "priors"])
-def test_a_second_run_finds_its_release_in_the_store(key, tmp_path):
-    """Also where it has no name, and the budget has no room for another."""
-    first = cluster_priors(vault(0.5, store=tmp_path / "store"), key=key)
-    again = vault(0.5, store=tmp_path / "store")
-    found = cluster_priors(again, key=key)
-    np.testing.assert_array_equal(np.asarray(found), np.asarray(first))
-    assert found.digest() == first.digest()
-    assert again.guarantee().epsilon == 0.5
-    with pytest.raises(ldp.BudgetExceededError):
-        cluster_priors(again, key=key and "another")

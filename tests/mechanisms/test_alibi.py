@@ -177,13 +177,6 @@ def test_gaussian_sigma_of_the_oracles(sigma, epsilon):
 
 
 @pytest.mark.parametrize(
-    ("sigma", "delta", "published"), [(1.0, 1e-5, 7.07739158), (2.0, 1e-10, 4.69692751)]
-)
-def test_less_noise_than_the_published_accounting_asks_for(sigma, delta, published):
-    assert ALIBI(published, 10, delta, "gaussian").scale < 0.96 * sigma
-
-
-@pytest.mark.parametrize(
     ("epsilon", "sigma", "scale"),
     [
         (0.5, 5.65685425, 4.0),

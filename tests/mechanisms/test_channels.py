@@ -47,15 +47,6 @@ def test_informative_rr_is_randomized_response_on_groups(prior, epsilon):
         assert not matrix[y, ranked[k:]].any()
 
 
-@pytest.mark.parametrize("likeliest", [0.9, 1 - 1e-15])
-def test_informative_rr_says_something_where_rr_with_prior_is_constant(likeliest):
-    prior = np.array([(1 - likeliest) / 3] * 3 + [likeliest])
-    for epsilon in (1e-3, 4.0, 50.0):
-        assert np.ptp(InformativeRR(epsilon, 4).transition_matrix(prior), axis=0).max() > 0
-        if likeliest > 0.999 and epsilon < 20:
-            assert RRWithPrior(epsilon, 4).optimal_k(prior).tolist() == [1]
-
-
 @BOUNDED
 @given(prior=priors(), epsilon=st.floats(1e-3, 50.0), data=st.data())
 def test_rr_top_k_follows_algorithm_1(prior, epsilon, data):

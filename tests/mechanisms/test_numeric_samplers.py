@@ -135,13 +135,6 @@ def test_no_gamma_has_a_smaller_variance(epsilon):
         assert variance(1 / (1 + math.exp(epsilon / 2))) > variance(best) * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("epsilon", [1e-6, 1e6])
-def test_gamma_stays_in_its_range(epsilon):
-    gamma = StaircaseMechanism(epsilon, 0.0, 1.0).gamma
-    assert 0.0 < gamma <= 0.5
-    assert gamma == pytest.approx(0.5 if epsilon < 1.0 else 2.0**-32, rel=1e-3)
-
-
 @pytest.mark.parametrize("width", [1, 3, 401, 50_000])
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 60.0])
 def test_no_r_has_a_smaller_variance(epsilon, width):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_labeldp.mechanisms import Priors, RandomizedResponse, random_bits
+from tf_labeldp.mechanisms import Priors, random_bits
 from tf_labeldp.mechanisms.clusters import PriorResampling, most_kept_units, prior_units, resample
 
 RANGE = 1 << 53
@@ -106,16 +106,6 @@ def test_transition_matrix(worst_log_ratio, given_lambda):
     price = math.log1p((1.0 - resampled) / (resampled * 0.05))
     assert price <= 2.0 + 1e-12
     assert worst_log_ratio(channel) == pytest.approx(price, abs=1e-12)
-
-
-@pytest.mark.parametrize("epsilon", [0.3, 5.0])
-def test_with_a_uniform_prior_it_is_randomized_response(epsilon):
-    np.testing.assert_allclose(
-        PriorResampling(epsilon, 7).transition_matrix(np.full(7, 1 / 7)),
-        RandomizedResponse(epsilon, 7).transition_matrix(),
-        rtol=0,
-        atol=1e-12,
-    )
 
 
 @pytest.mark.parametrize(("kept", "units"), [(0, [20, 10, 6]), (13, [20, 10, 6]), (35, [1, 34, 1])])
