@@ -118,6 +118,13 @@ def test_discrete_gaussian_accepts_with_the_exact_chance(monkeypatch):
         assert Fraction(y, 3) + exponent == Fraction(y * y, 18) + Fraction(1, 2)
 
 
+def test_the_largest_squares_fit_64_bits():
+    far = np.array([integer_noise._FARTHEST])
+    assert far[0] ** 2 == int(far[0]) ** 2 > 0
+    assert far[0] / integer_noise.MAX_SIGMA > 45.0
+    assert 2 * integer_noise.MAX_SIGMA**2 <= 1 << 53
+
+
 # --- Privacy -------------------------------------------------------------------------------------
 
 

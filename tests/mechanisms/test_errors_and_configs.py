@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import numpy as np
 import pytest
 from numeric_cases import CONTINUOUS, DISCRETE, MECHANISMS
 
-from tf_labeldp.mechanisms import ExponentialMechanism, RandomizedResponse, RRTopK, RRWithPrior
-from tf_labeldp.mechanisms.base import deserialize, serialize
+from tf_labeldp.accounting import PrivacyBudget, public_input
+from tf_labeldp.mechanisms import (
+    ClassificationMechanism,
+    ExponentialMechanism,
+    HistogramMechanism,
+    RandomizedResponse,
+    RRTopK,
+    RRWithPrior,
+)
+from tf_labeldp.mechanisms.base import deserialize, serialize, settings
 from tf_labeldp.mechanisms.clusters import PriorResampling
+from tf_labeldp.vault import PrivateLabels
 
 UNIFORM = np.full(4, 0.25)
 WITH_PRIORS = [RRTopK(1.0, 4, 2), PriorResampling(1.0, 4, 0.9, 0.1)]
@@ -217,3 +227,33 @@ def test_numpy_scalars_become_python_numbers():
 def test_unknown_mechanism():
     with pytest.raises(ValueError, match=r"unknown mechanism 'Nothing'; known are .*RRTopK"):
         deserialize({"class_name": "Nothing", "config": {}})
+
+
+def test_receipts_of_public_arguments_go_with_the_mechanism():
+    budget, numbers = PrivacyBudget(2.0), np.arange(60) % 3
+    vault = PrivateLabels(numbers, num_classes=3, budget=budget)
+    released = vault.release(HistogramMechanism(0.5, 3))
+    values = public_input(released).with_value((0.0, 1.0, 2.0))
+    mechanism, plain = (HistogramMechanism(0.25, values=each) for each in (values, values.value))
+    again = deserialize(json.loads(json.dumps(serialize(mechanism))))
+    for each in (mechanism, again):
+        assert each == plain and [one.id for one in each.receipts] == [released.receipts[0].id]
+        assert settings(each) == settings(plain) == serialize(plain)
+    other = PrivateLabels(numbers * 1.0, low=0.0, high=2.0, budget=budget)
+    assert other.release(mechanism).guarantee().epsilon == 0.75
+
+
+def test_arguments_of_a_plug_in_are_plain_or_refused():
+    class WithArgument(ClassificationMechanism):
+        """Of any argument."""
+
+        epsilon, num_classes = 1.0, 3
+        randomize = transition_matrix = None
+
+        def __init__(self, argument):
+            self.argument = argument
+
+    found = serialize(WithArgument([np.arange(2), np.float64(0.5)]))
+    assert found["config"] == {"argument": [[0, 1], 0.5]}
+    with pytest.raises(TypeError, match=r"numbers, texts, None, lists or arrays, got function"):
+        serialize(WithArgument(lambda: 0))
