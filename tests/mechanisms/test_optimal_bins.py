@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_labeldp.mechanisms import RROnBins, optimal_bins
+from tf_labeldp.mechanisms._losses import segment_costs
 
 LOSSES = ("squared_error", "absolute_error", "poisson")
 
@@ -67,6 +68,21 @@ def test_algorithm_2_as_printed_on_many_instances(loss):
         mechanism = optimal_bins(values, prior, epsilon, loss)
         expected = bins_oracles.cubic_table_loss(values, prior, epsilon, loss)
         assert mechanism.expected_loss(prior, loss) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_segment_costs_are_monge(loss):
+    """What the docstring of optimal_bins proves, on random quadruples a <= b <= c <= d."""
+    rng = np.random.default_rng(11)
+    for epsilon in (0.1, 1.0, 4.0):
+        values = np.sort(rng.gamma(0.7, 10.0, 60))
+        costs = segment_costs(loss, values, rng.dirichlet(np.full(60, 0.5)), epsilon)
+        a, b, c, d = np.sort(rng.integers(0, 61, (4, 20_000)), axis=0)
+        fits = (a < b) & (b < c) & (c < d)
+        a, b, c, d = a[fits], b[fits], c[fits], d[fits]
+        gap = costs.cost(a, d) + costs.cost(b, c) - costs.cost(a, c) - costs.cost(b, d)
+        assert gap.min() >= -1e-13
+        assert gap.max() > 1e-4
 
 
 @pytest.mark.parametrize("loss", LOSSES)
