@@ -15,7 +15,7 @@ from tf_labeldp.accounting.budget import compose_counted
 from tf_labeldp.accounting.events import pure_dp_event
 from tf_labeldp.accounting.receipts import Composition, LabelSet, compose_receipts, declared_receipt
 
-BOUNDED = settings(max_examples=80, deadline=None, derandomize=True)
+BOUNDED = settings(max_examples=60, deadline=None, derandomize=True)
 SIZE = 6
 ROWS = st.none() | st.lists(st.integers(0, SIZE - 1), unique=True, max_size=SIZE).map(sorted)
 

@@ -139,6 +139,8 @@ def test_add_or_remove_is_only_for_noise_that_has_it():
     assert 0.0 < weaker < composed_epsilon([steps], 1e-6, "replace_label")
     with pytest.raises(Exception, match="REPLACE_ONE"):
         composed_epsilon([pure_dp_event(1.0)], 1e-6, "add_or_remove")
+    with pytest.raises(dp_accounting.UnsupportedEventError, match="replaced labels only"):
+        composed_epsilon([dp_sgd_event(5.0, 0.02, 1, "label_distance")], 1e-5, "add_or_remove")
     with pytest.raises(ValueError, match=r"relation must be one of .*got 'remove'"):
         composed_epsilon([steps], 1e-6, "remove")
 

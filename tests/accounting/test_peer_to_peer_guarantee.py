@@ -239,6 +239,8 @@ def test_statements_at_the_ends():
     assert almost == pytest.approx(2.0**-52, rel=1e-12)
     assert peer_to_peer_guarantee(0.1, 1.0, 10, 0.0).epsilon == pytest.approx(alone, rel=1e-14)
     assert peer_to_peer_guarantee(0.1, 1.0, 10, 1e-30).epsilon == pytest.approx(alone, rel=1e-14)
+    assert peer_to_peer_guarantee(0.1, 1.0, 2, 1e-24).epsilon == pytest.approx(alone, rel=1e-14)
+    assert peer_to_peer_guarantee(0.1, 1.0, 2, 1e-20).epsilon < alone * (1 - 1e-10)
     # So few reports that they reveal nothing, except with probability delta.
     assert peer_to_peer_guarantee(0.1, 1e-6, 10, 0.1).epsilon == 0.0
     assert 0.0 < peer_to_peer_delta(0.9 * alone, 0.1, 1.0, 10) < 1e-3
