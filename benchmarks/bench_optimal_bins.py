@@ -66,7 +66,7 @@ def against_the_table() -> None:
     for size in TABLE_SIZES:
         values, prior = instance(size)
         start = time.perf_counter()
-        loss, _, _ = oracles.cubic_table_loss(values, prior, EPSILON, "squared_error")
+        loss = oracles.cubic_table_loss(values, prior, EPSILON, "squared_error")
         theirs = time.perf_counter() - start
         ours = best_seconds(lambda v=values, p=prior: optimal_bins(v, p, EPSILON), 5)
         difference = optimal_bins(values, prior, EPSILON).expected_loss(prior) / loss - 1.0

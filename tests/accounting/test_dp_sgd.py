@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 from _composed_loss import ComposedLoss
-from scipy import integrate, stats
+from scipy import stats
 
 from tf_labeldp.accounting import calibrate_noise_multiplier, dp_sgd_guarantee
 from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
@@ -19,8 +19,6 @@ MNIST = {"noise_multiplier": 10.0, "sampling_probability": 1024 / 60000, "steps"
 # noise multiplier, sampling probability, steps, delta
 TRAININGS = [
     (10.0, 1024 / 60000, 292, 1 / 60000),
-    (2.0, 1024 / 60000, 295, 1e-5),
-    (40.0, 1024 / 60000, 295, 1e-5),
     (1.2, 0.05, 60, 1e-6),
     (20.0, 0.5, 100, 1e-7),
     (40.0, 1e-3, 100_000, 1e-6),
@@ -49,23 +47,15 @@ def composed_loss(sigma, q, steps, relation, norm=1.0):
 
 
 @pytest.mark.parametrize(("sigma", "q", "steps", "delta"), TRAININGS)
-@pytest.mark.parametrize("direction", ["replace_label", "replaced back"])
 @pytest.mark.holds("accounting.dp_sgd_guarantee")
-def test_epsilon_under_replacement_is_that_of_an_independent_integral(
-    sigma, q, steps, delta, direction
-):
-    epsilon = dp_sgd_guarantee(sigma, q, steps, delta).epsilon
-    exact = composed_loss(sigma, q, steps, direction)
-    # From above, and by no more than the grid's variance, (1/30)^2 / 6 of the loss's at most.
-    assert exact.delta(epsilon) <= delta
-    assert exact.delta(epsilon * (1 - 5e-4)) > delta
-
-
-@pytest.mark.parametrize(("sigma", "q", "steps", "delta"), TRAININGS)
-@pytest.mark.holds("accounting.dp_sgd_guarantee")
-def test_a_sensitivity_of_c_instead_of_2c_is_told_apart(sigma, q, steps, delta):
+def test_epsilon_under_replacement_is_that_of_an_independent_integral(sigma, q, steps, delta):
     """The same check rejects what half the distance would give, and what a third more would."""
     epsilon = dp_sgd_guarantee(sigma, q, steps, delta).epsilon
+    for direction in ("replace_label", "replaced back"):
+        exact = composed_loss(sigma, q, steps, direction)
+        # From above, and by no more than the grid's variance, (1/30)^2 / 6 of the loss's at most.
+        assert exact.delta(epsilon) <= delta
+        assert exact.delta(epsilon * (1 - 5e-4)) > delta
     halved = composed_loss(sigma, q, steps, "replace_label", norm=0.5)
     assert halved.delta(epsilon * (1 - 5e-4)) < delta
     larger = composed_loss(sigma, q, steps, "replace_label", norm=4 / 3)
@@ -80,30 +70,9 @@ def test_epsilon_under_add_or_remove_is_that_of_an_independent_integral(sigma, q
     assert max(exact.delta(found * (1 - 1e-3)) for exact in both) > delta
 
 
-@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1])
-@pytest.mark.parametrize("sigma", [0.7, 5.0, 300.0])
-def test_one_sampled_step_is_its_hockey_stick_divergence(sigma, delta):
-    q = 0.2
-    epsilon = dp_sgd_guarantee(sigma, q, 1, delta).epsilon
-
-    def exact(at):
-        def above(x):
-            one, other = densities(x, sigma, q, "replace_label")
-            return max(one - math.exp(at) * other, 0.0)
-
-        points = np.linspace(-2.0, 3.0, 30) * sigma
-        return integrate.quad(
-            above, -40 * sigma, 40 * sigma, points=points, limit=500, epsabs=delta * 1e-6
-        )[0]
-
-    assert exact(epsilon) <= delta * (1 + 1e-5)
-    if epsilon > 0.0:
-        # A grid of a thirtieth of the loss's deviation, and at delta 1e-12 the accountant's tails.
-        assert exact(epsilon * (1 - 2e-3)) > delta * (1 - 1e-3)
-
-
-@pytest.mark.parametrize("delta", [1e-10, 1e-5, 1e-3])
-@pytest.mark.parametrize(("sigma", "steps"), [(2.0, 1), (50.0, 295), (4000.0, 1000)])
+@pytest.mark.parametrize(
+    ("sigma", "steps", "delta"), [(2.0, 1, 1e-10), (50.0, 295, 1e-5), (4000.0, 1000, 1e-3)]
+)
 def test_full_batches_are_the_analytic_gaussian_mechanism_of_sensitivity_2c(sigma, steps, delta):
     """T steps are one step with noise sigma / sqrt(T); the clipping norm is 1."""
     for relation, sensitivity in (("replace_label", 2.0), ("add_or_remove", 1.0)):
@@ -120,57 +89,6 @@ def test_the_figures_of_the_paper_s_setting():
     compared = dp_sgd_guarantee(**MNIST, delta=delta, relation="add_or_remove")
     assert compared.epsilon == pytest.approx(0.0855, abs=5e-5)
     assert dp_sgd_guarantee(**MNIST, delta=delta).epsilon == pytest.approx(0.1812, abs=5e-5)
-
-
-def outputs(sigma, q, gradient, grid):
-    """Probabilities of the cells of a plane under one step, with this gradient sampled or not."""
-    x, y = grid
-    at = np.exp(-0.5 * ((x - gradient[0]) ** 2 + (y - gradient[1]) ** 2) / sigma**2)
-    zero = np.exp(-0.5 * (x**2 + y**2) / sigma**2)
-    cell = (x[0, 1] - x[0, 0]) * (y[1, 0] - y[0, 0])
-    return ((1 - q) * zero + q * at) / (2 * math.pi * sigma**2) * cell
-
-
-@pytest.mark.parametrize(("sigma", "q"), [(0.5, 0.1), (1.0, 0.5), (3.0, 0.02), (1.0, 1.0)])
-def test_antipodal_gradients_are_the_worst_pair_for_every_order(sigma, q):
-    """As the module's docstring proves: no pair of the unit disc is told apart better."""
-    rng = np.random.default_rng(20240717)
-    axis = np.linspace(-1 - 9 * sigma, 1 + 9 * sigma, 601)
-    grid = np.meshgrid(axis, axis)
-    radii, angles = np.sqrt(rng.uniform(size=(2, 12, 2)))
-    angles = 2 * math.pi * angles**2
-    pairs = np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=-1)
-    pairs = [*pairs, ((1.0, 0.0), (0.0, 1.0)), ((1.0, 0.0), (-0.9, 0.0)), ((1.0, 0.0), (0.0, 0.0))]
-    worst = [outputs(sigma, q, point, grid) for point in ((1.0, 0.0), (-1.0, 0.0))]
-    gaps = []
-    for order in np.exp([-2.0, -0.5, -0.1, 0.0, 0.02, 0.1, 0.5, 2.0]):
-        bound = np.maximum(worst[0] - order * worst[1], 0.0).sum()
-        for u, v in pairs:
-            one, other = outputs(sigma, q, u, grid), outputs(sigma, q, v, grid)
-            gaps.append(bound - np.maximum(one - order * other, 0.0).sum())
-    # The kink of the maximum costs the sum over cells one part in 601^2 or so.
-    assert min(gaps) >= -1e-6
-    assert max(gaps) > 1e-3  # the pairs are not all the same
-
-
-def test_the_set_that_tells_a_pair_apart_is_convex():
-    """The step of the proof that carries it: chords between its points stay inside."""
-    rng = np.random.default_rng(7)
-    sigma, q, order = 0.8, 0.3, 1.2
-    u, v = np.array([0.9, 0.1]), np.array([-0.2, 0.7])
-
-    def inside(points):
-        def density(centre):
-            return np.exp(-0.5 * np.sum((points - centre) ** 2, axis=-1) / sigma**2)
-
-        side = (1 - q) * (1 - order) * density(np.zeros(2)) + q * density(u)
-        return side > order * q * density(v)
-
-    points = rng.uniform(-4, 4, size=(20_000, 2))
-    members, others = points[inside(points)], points[~inside(points)]
-    assert len(members) > 1000
-    assert np.all(inside(0.5 * (members + rng.permutation(members))))
-    assert np.any(inside(0.5 * (others + rng.permutation(others))))  # not so for the rest
 
 
 @pytest.mark.slow
@@ -215,12 +133,6 @@ def test_the_statement_names_its_unit_relation_and_assumptions():
     )
 
 
-def test_without_sampling_nothing_is_assumed_of_it():
-    full = dp_sgd_guarantee(10.0, 1.0, 292, 1e-5)
-    assert not any("sampling" in text for text in full.assumptions)
-    assert full.epsilon > 20 * dp_sgd_guarantee(**MNIST, delta=1e-5).epsilon
-
-
 def test_user_level_is_a_sentence_of_its_own():
     by_user = dp_sgd_guarantee(**MNIST, delta=1e-5, privacy_unit="user")
     assert by_user.unit == "all labels of one user"
@@ -236,7 +148,6 @@ def test_user_level_is_a_sentence_of_its_own():
 # epsilon, delta, sampling probability, steps
 TARGETS = [
     (0.1, 1e-5, 1024 / 60000, 295),
-    (1.0, 1e-5, 1024 / 60000, 295),
     (0.5, 1e-6, 1e-3, 100_000),
     (8.0, 1e-5, 0.01, 100),
     (0.2, 1e-5, 1.0, 1000),
@@ -255,20 +166,6 @@ def test_the_calibrated_noise_is_enough_and_hardly_more(epsilon, delta, q, steps
     assert less.epsilon > epsilon
 
 
-def test_calibration_of_full_batches_is_the_analytic_one():
-    noise = calibrate_noise_multiplier(1.0, 1e-5, 1.0, 50)
-    exact = gaussian_sigma(1.0, 1e-5, 2.0 * math.sqrt(50))
-    assert exact * (1 - 1e-9) <= noise <= exact * (1 + 1e-3)
-
-
-def test_replacement_needs_about_twice_the_noise_of_add_or_remove():
-    noises = [
-        calibrate_noise_multiplier(0.2, 1e-5, 1024 / 60000, 295, relation)
-        for relation in ("replace_label", "add_or_remove")
-    ]
-    assert noises[0] == pytest.approx(2.0 * noises[1], rel=0.1)
-
-
 def test_an_epsilon_out_of_reach_says_what_is_within():
     with pytest.raises(
         ValueError, match=r"epsilon=1e-08 .* the smallest reachable epsilon is [1-9]"
@@ -276,28 +173,20 @@ def test_an_epsilon_out_of_reach_says_what_is_within():
         calibrate_noise_multiplier(1e-8, 1e-5, 0.5, 100_000)
     with pytest.raises(ValueError, match=r"smallest reachable epsilon is .*delta well above 4e-11"):
         calibrate_noise_multiplier(1.0, 1e-12, 0.5, 100_000)
-
-
-def test_an_epsilon_that_hardly_any_noise_reaches_gets_the_least_noise():
-    assert calibrate_noise_multiplier(1e30, 1e-5, 0.01, 10) == pytest.approx(0.01)
+    assert calibrate_noise_multiplier(1e30, 1e-5, 0.01, 10) == pytest.approx(0.01)  # the least
 
 
 GOOD = {"noise_multiplier": 1.0, "sampling_probability": 0.1, "steps": 10, "delta": 1e-5}
 BAD_STEPS = [
     ({"sampling_probability": 0.0}, ValueError, r"sampling_probability must be in \(0, 1\], got 0"),
     ({"sampling_probability": 1.5}, ValueError, r"must be in \(0, 1\], got 1.5.*expected batch"),
-    ({"sampling_probability": "1"}, TypeError, "sampling_probability must be a number"),
     ({"steps": 0}, ValueError, "steps must be at least 1, got 0"),
     ({"steps": 10.0}, TypeError, "steps must be an integer, got float"),
     ({"delta": 0.0}, ValueError, "delta must be above zero for DP-SGD, got 0.*below 1/n"),
-    ({"delta": 1.0}, ValueError, r"delta must be in \[0, 1\), got 1"),
     ({"relation": "substitute"}, ValueError, "relation must be one of .*got 'substitute'"),
 ]
 BAD_NOISE = [
     ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier must be finite and above zero"),
-    ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier must be finite and above zero"),
-    ({"noise_multiplier": math.inf}, ValueError, "noise_multiplier must be finite"),
-    ({"noise_multiplier": True}, TypeError, "noise_multiplier must be a number above zero"),
     ({"noise_multiplier": 1e-4}, ValueError, "no finite epsilon holds .* Use more noise"),
     ({"delta": 1e-15}, ValueError, "no finite epsilon holds .* a larger delta, below 1/n"),
     ({"privacy_unit": "group"}, ValueError, r"privacy_unit must be one of label, user, got"),
@@ -305,7 +194,6 @@ BAD_NOISE = [
 BAD_TARGETS = [
     ({"epsilon": 0.0}, ValueError, "epsilon must be finite and above zero"),
     ({"epsilon": math.inf}, ValueError, "epsilon must be finite and above zero"),
-    ({"epsilon": "1"}, TypeError, "epsilon must be a number above zero"),
 ]
 
 

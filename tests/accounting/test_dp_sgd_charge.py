@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -13,16 +11,13 @@ from tf_labeldp.accounting import (
     BudgetExceededError,
     Charge,
     PrivacyBudget,
-    Receipt,
     dp_sgd_charge,
     dp_sgd_guarantee,
 )
-from tf_labeldp.accounting._losses import composed_epsilon
 from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
-from tf_labeldp.accounting.events import dp_sgd_event, pure_dp_event
+from tf_labeldp.accounting.events import dp_sgd_event
 from tf_labeldp.accounting.receipts import compose_receipts
-from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
-from tf_labeldp.vault import LabelStoreError, PrivateLabels
+from tf_labeldp.vault import PrivateLabels
 
 DELTA = 1e-5
 LABELS = [0, 2, 1, 1, 2, 0]
@@ -86,15 +81,6 @@ def test_the_receipt_says_what_was_charged():
     assert compose_receipts([receipt]) == labels.guarantee()
 
 
-def test_the_receipt_reads_back():
-    receipt = charged(vault(), 0, indices=[4, 1])
-    for again in (Receipt.from_json(receipt.to_json()), pickle.loads(pickle.dumps(receipt))):
-        assert again.charge == receipt.charge and again.charge.event == receipt.charge.event
-        assert np.asarray(again.examples).tolist() == [1, 4]
-        assert again.to_json() == receipt.to_json()
-        assert compose_receipts([again]) == compose_receipts([receipt])
-
-
 def test_noise_that_delta_alone_covers_is_charged_all_the_same():
     """Nothing is to be seen of one step, but of many."""
     one = epoch(noise_multiplier=3e3, steps=1)
@@ -106,20 +92,15 @@ def test_noise_that_delta_alone_covers_is_charged_all_the_same():
     assert many > 0.0 and labels.guarantee().epsilon == many
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
+def test_bad_fields():
+    for changes, error, message in (
         ({"delta": 0.0}, ValueError, "delta must be above zero for DP-SGD"),
         ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier must be finite and above zero"),
-        ({"delta": 1.0}, ValueError, r"delta must be in \[0, 1\), got 1"),
-        ({"sampling_probability": 1.1}, ValueError, r"sampling_probability must be in \(0, 1\]"),
         ({"steps": 0}, ValueError, "steps must be at least 1"),
-        ({"steps": 5.0}, TypeError, "steps must be an integer"),
-    ],
-)
-def test_bad_fields(changes, error, message):
-    with pytest.raises(error, match=message):
-        epoch(**changes)
+        ({"privacy_unit": "users"}, ValueError, "privacy_unit must be one of label, user"),
+    ):
+        with pytest.raises(error, match=message):
+            epoch(**changes)
 
 
 @pytest.mark.parametrize("changes", [{"noise_multiplier": 1e-3}, {"delta": 1e-15}])
@@ -136,16 +117,6 @@ def test_noise_that_is_too_little_promises_nothing_and_says_why(changes):
     assert labels.receipts == ()
 
 
-def test_delta_has_no_silent_default():
-    with pytest.raises(TypeError, match="delta"):
-        dp_sgd_charge(10.0, 0.02, 59)
-
-
-def test_epsilon_is_no_argument():
-    with pytest.raises(TypeError, match="epsilon"):
-        epoch(epsilon=0.1)
-
-
 def test_five_epochs_cost_what_all_their_steps_cost():
     labels = vault()
     for number in range(5):
@@ -156,13 +127,6 @@ def test_five_epochs_cost_what_all_their_steps_cost():
     assert whole.epsilon < 5 * epoch().epsilon * 0.6  # and not what they cost by themselves
     assert any("fixed in advance" in text for text in labels.guarantee().assumptions)
     assert compose_receipts(labels.receipts) == labels.guarantee()
-
-
-def test_one_epoch_costs_its_own_epsilon():
-    labels = vault()
-    charged(labels, 0)
-    assert labels.guarantee().epsilon == epoch().epsilon
-    assert not any("fixed in advance" in text for text in labels.guarantee().assumptions)
 
 
 def test_steps_past_the_budget_are_refused_and_nothing_is_charged():
@@ -177,46 +141,6 @@ def test_steps_past_the_budget_are_refused_and_nothing_is_charged():
         charged(labels, 3)
     assert len(labels.receipts) == 3
     assert labels.guarantee().epsilon == allowed
-
-
-def test_a_budget_without_delta_is_never_enough():
-    labels = vault(epsilon=100.0, delta=0.0)
-    with pytest.raises(BudgetExceededError, match=r"an epoch needs a delta above zero.*1e-05"):
-        charged(labels, 0)
-    assert labels.receipts == ()
-
-
-@pytest.mark.parametrize(
-    "other",
-    [HistogramMechanism(0.3, num_classes=3), RandomizedResponse(0.3, 3)],
-    ids=["histogram", "randomized response"],
-)
-def test_it_composes_with_mechanisms_of_other_kinds(other):
-    labels = vault(epsilon=2.0)
-    if isinstance(other, RandomizedResponse):
-        labels.randomize(other)
-    else:
-        labels.release(other)
-    charged(labels, 0, epoch(steps=295))
-    total = labels.guarantee().epsilon
-    alone = epoch(steps=295).epsilon
-    assert max(0.3, alone) < total <= 0.3 + alone  # basic composition is beaten or stated
-    tight = composed_epsilon([other.dp_event(), epoch(steps=295).event], DELTA)
-    assert total == pytest.approx(min(tight, 0.3 + alone), rel=1e-9)
-
-
-def test_a_reopened_store_remembers_the_charge(tmp_path):
-    labels = vault(store=tmp_path / "store")
-    charged(labels, 0)
-    charged(labels, 1)
-    spent = labels.guarantee()
-    again = vault(store=tmp_path / "store")
-    assert again.guarantee() == spent
-    assert [one.charge for one in again.receipts] == [epoch(), epoch()]
-    assert [one.to_json() for one in again.receipts] == [one.to_json() for one in labels.receipts]
-    with pytest.raises(LabelStoreError, match="the store keeps the budget"):
-        vault(epsilon=spent.epsilon * 0.9, store=tmp_path / "store")
-    assert vault(store=tmp_path / "store").guarantee() == spent
 
 
 def test_steps_of_the_same_name_are_other_steps(tmp_path):
@@ -256,46 +180,10 @@ def test_noise_that_can_be_repeated_says_so(seeded):
     assert labels.guarantee().is_private != seeded
 
 
-@pytest.mark.parametrize("charge", [None, 0.5, dp_sgd_event(10.0, 0.02, 59)])
-def test_what_is_no_charge_is_refused(charge):
+def test_what_is_no_charge_or_no_unit_is_refused():
     labels = vault()
     with pytest.raises(TypeError, match=r"charge must be an accounting\.Charge, got"):
-        labels.charge(charge, what="steps")
-    assert labels.receipts == ()
-
-
-@pytest.mark.parametrize(("epsilon", "delta"), [(-1e-3, 0.0), (0.1, -1e-6), (0.1, 1.0)])
-def test_a_charge_out_of_range_is_refused(epsilon, delta):
-    """Wherever it is found out: when it is made, or when it is charged."""
-    labels = vault()
-    charged(labels, 0)
-    spent = labels.guarantee()
-    with pytest.raises(ValueError, match=r"epsilon|delta"):
-        charged(labels, 1, Charge(epsilon, delta, pure_dp_event(0.5)))
-    assert labels.guarantee() == spent
-
-
-def test_a_unit_that_is_none_is_refused():
-    labels = vault()
+        labels.charge(dp_sgd_event(10.0, 0.02, 59), what="steps")
     with pytest.raises(ValueError, match="unit must be one of"):
         charged(labels, 0, unit="group")
-    assert labels.guarantee().epsilon == 0.0
-
-
-def test_a_privacy_unit_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="privacy_unit must be one of label, user"):
-        epoch(privacy_unit="users")
-
-
-def test_steps_that_delta_alone_covers_are_adopted_too():
-    """One of them is nothing; two hundred are not."""
-    one, labels, other = epoch(noise_multiplier=3e3, steps=1), vault(), vault()
-    receipts = [charged(labels, number, one) for number in range(200)]
-    other.adopt(receipts)
-    assert other.guarantee().epsilon == labels.guarantee().epsilon > 0.0
-
-
-def test_charges_of_other_settings_are_told_apart():
-    assert epoch() == epoch() and hash(epoch()) == hash(epoch())
-    assert epoch(steps=60) != epoch() != epoch(delta=1e-6)
-    assert dataclasses.replace(epoch(), epsilon=0.5) != epoch()
+    assert labels.receipts == ()

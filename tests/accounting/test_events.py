@@ -14,7 +14,7 @@ from scipy import optimize, special, stats
 
 from tf_labeldp.accounting import dp_sgd_charge
 from tf_labeldp.accounting._added_events import AddedDeltaDpEvent
-from tf_labeldp.accounting._losses import _counted, composed_epsilon
+from tf_labeldp.accounting._losses import composed_epsilon
 from tf_labeldp.accounting.events import (
     dp_sgd_event,
     event_from_json,
@@ -30,17 +30,9 @@ Composed = dp_accounting.ComposedDpEvent
 Repeated = dp_accounting.SelfComposedDpEvent
 
 
-def composed(events):
-    """What is composed for these events: how often each is used."""
-    return _counted(events)
-
-
 EMITTED = {
     "randomized_response_event": randomized_response_event(0.5, 10),
     "pure_dp_event": pure_dp_event(0.5),
-    "RandomizedResponse": RandomizedResponse(0.7, 4).dp_event(),
-    "RRTopK": RRTopK(0.5, 10, 3).dp_event(),
-    "RRWithPrior": RRWithPrior(0.3, 10).dp_event(),
     "gaussian_event": gaussian_event(5.0),
     "dp_sgd_event": dp_sgd_event(8.0, 0.2, 2),
     "dp_sgd_event, full batches": dp_sgd_event(8.0, 1.0, 2),
@@ -72,8 +64,8 @@ def exact_binary_epsilon(epsilon: float, uses: int, delta: float) -> float:
     return high
 
 
-@pytest.mark.parametrize("epsilon", [1e-3, 0.5, 1.0, 8.0, 40.0])
-@pytest.mark.parametrize("buckets", [2, 3, 10, 1000])
+@pytest.mark.parametrize("epsilon", [1e-3, 1.0, 40.0])
+@pytest.mark.parametrize("buckets", [2, 3, 1000])
 def test_one_event_has_the_epsilon_of_its_mechanism(epsilon, buckets):
     event = randomized_response_event(epsilon, buckets)
     noise = event.noise_parameter
@@ -93,6 +85,10 @@ def test_the_event_describes_the_channel():
 
 def test_the_event_stays_safe_where_e_to_the_minus_epsilon_underflows():
     assert composed_epsilon([pure_dp_event(800.0)], 1e-6) >= 800.0
+    plain = dp_accounting.RandomizedResponseDpEvent(0.0, 3)  # the label as it is
+    assert composed_epsilon([plain], 1e-6) == composed_epsilon([plain], 0.0) == math.inf
+    kinds = [pure_dp_event(0.1 + 0.001 * one) for one in range(70)]
+    assert composed_epsilon([*kinds, plain], 1e-6) == math.inf
 
 
 def uses_one_by_one(event):
@@ -130,15 +126,6 @@ def test_many_steps_are_counted_and_not_written_out(steps):
     assert time.process_time() - began < 10.0  # 0.1 s in fact
     together = composed_epsilon([dp_sgd_event(20.0, 0.01, steps), pure_dp_event(0.1)], 1e-6)
     assert total == together
-    assert len(composed([*epochs, pure_dp_event(0.1)])) == 2
-
-
-def test_different_steps_are_not_mixed_up():
-    first, second = dp_sgd_event(20.0, 0.01, 100), dp_sgd_event(20.0, 0.02, 50)
-    assert composed([first, second, first]) == {first.event: 200, second.event: 50}
-    both = composed_epsilon([first, second, first], 1e-6)
-    assert both > composed_epsilon([first, first], 1e-6)
-    assert both == pytest.approx(composed_epsilon([second, first, first], 1e-6), rel=1e-9)
 
 
 def test_gaussian_noise_promises_nothing_at_delta_zero():
@@ -152,6 +139,8 @@ def test_add_or_remove_is_only_for_noise_that_has_it():
     assert 0.0 < weaker < composed_epsilon([steps], 1e-6, "replace_label")
     with pytest.raises(Exception, match="REPLACE_ONE"):
         composed_epsilon([pure_dp_event(1.0)], 1e-6, "add_or_remove")
+    with pytest.raises(dp_accounting.UnsupportedEventError, match="replaced labels only"):
+        composed_epsilon([dp_sgd_event(5.0, 0.02, 1, "label_distance")], 1e-5, "add_or_remove")
     with pytest.raises(ValueError, match=r"relation must be one of .*got 'remove'"):
         composed_epsilon([steps], 1e-6, "remove")
 
@@ -170,24 +159,8 @@ def test_fifteen_repeats_are_charged_fifteen_times():
         assert theirs == pytest.approx(0.5, abs=1e-3)
 
 
-def test_composition_counts_randomized_response():
-    a, b = randomized_response_event(0.1, 3), pure_dp_event(0.2)
-    nested = Composed([a, Repeated(Composed([b, Repeated(a, 2)]), 2), dp_accounting.NoOpDpEvent()])
-    assert composed([nested, b]) == {a: 5, b: 3}
-    assert composed([]) == {}
-    assert composed_epsilon([], 0.0) == 0.0
-
-
-def test_composition_counts_every_other_event():
-    a, steps = pure_dp_event(0.2), dp_sgd_event(10.0, 0.01, 100)
-    nested = Composed([steps, a, Repeated(steps, 2), dp_sgd_event(5.0, 0.01, 1), a])
-    single = dp_sgd_event(5.0, 0.01, 1).event
-    assert composed([nested]) == {steps.event: 300, a: 2, single: 1}
-
-
-@pytest.mark.parametrize("uses", [1, 2, 15, 60])
-@pytest.mark.parametrize("epsilon", [0.1, 0.5, 2.0])
-@pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-2])
+@pytest.mark.parametrize("uses", [1, 2, 60])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-2), (2.0, 1e-8)])
 def test_composition_is_the_exact_one_from_above(uses, epsilon, delta):
     exact = exact_binary_epsilon(epsilon, uses, delta)
     ours = composed_epsilon([pure_dp_event(epsilon)] * uses, delta)
@@ -202,24 +175,13 @@ def long_binomial_delta(epsilon, uses, at):
     return float(-np.expm1(np.minimum(at - losses, 0.0)) @ masses)
 
 
-@pytest.mark.parametrize("uses", [63, 64, 65, 1000, 4095, 4096, 10_000, 100_000])
-@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0])
-@pytest.mark.parametrize("delta", [1e-9, 1e-5])
+@pytest.mark.parametrize("uses", [63, 64, 65, 4095, 4096, 100_000])
+@pytest.mark.parametrize(("epsilon", "delta"), [(1e-3, 1e-9), (1.0, 1e-5)])
 def test_ten_thousand_responses_cost_what_an_exact_sum_says(uses, epsilon, delta):
     """Through every level of blocks: never below, and above by one part in a thousand."""
     ours = composed_epsilon([Repeated(pure_dp_event(epsilon), uses)], delta)
     assert long_binomial_delta(epsilon, uses, ours) <= delta
     assert long_binomial_delta(epsilon, uses, ours * (1 - 1e-3)) > delta
-
-
-@pytest.mark.parametrize("buckets", [2, 3, 100])
-def test_equal_responses_agree_with_those_one_by_one(buckets):
-    event = randomized_response_event(0.25, buckets)
-    accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
-    for _ in range(150):
-        accountant.compose(event)
-    ours = composed_epsilon([Repeated(event, 150)], 1e-6)
-    assert ours == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-3)
 
 
 def exact_epsilon_of_different(epsilons, delta):
@@ -232,7 +194,7 @@ def exact_epsilon_of_different(epsilons, delta):
     )
 
 
-@pytest.mark.parametrize("delta", [1e-6, 1e-3, 0.1])
+@pytest.mark.parametrize("delta", [1e-6, 0.1])
 def test_different_responses_are_composed_on_one_grid(delta):
     epsilons = [0.3, 0.5, 0.7, 0.11, 1.3, 0.013, 0.9, 0.2, 0.41, 0.6, 2.0, 0.05]
     exact = exact_epsilon_of_different(epsilons, delta)
@@ -269,55 +231,6 @@ def test_kinds_of_noise_together_are_never_below_their_gaussian():
     assert exact <= composed_epsilon(events, 1e-6) <= exact * 1.001
 
 
-def processor_time(events, delta):
-    began = time.process_time()
-    composed_epsilon(events, delta)
-    return time.process_time() - began
-
-
-KINDS = {
-    "responses": lambda n: [Repeated(pure_dp_event(0.1), n)],
-    "gaussians": lambda n: [Repeated(gaussian_event(100.0), n)],
-    "epochs": lambda n: [dp_sgd_event(20.0, 0.01, 100 * n)],
-    "a mix": lambda n: [
-        dp_sgd_event(20.0, 0.01, 100 * n),
-        Repeated(pure_dp_event(0.01), n),
-        Repeated(randomized_response_event(0.03, 10), n),
-        Repeated(gaussian_event(300.0), n),
-    ],
-}
-
-
-@pytest.mark.parametrize("delta", [0.0, 1e-6])
-@pytest.mark.parametrize("name", KINDS)
-def test_one_more_use_costs_no_more_after_ten_thousand(name, delta):
-    """A few ms each; 0.2 s leaves room for a slow machine, where one by one it was seconds."""
-    composed_epsilon(KINDS[name](10_000), delta)
-    times = [processor_time(KINDS[name](10_000 + more), delta) for more in (1, 2, 3, 4, 5)]
-    assert sorted(times)[2] < 0.2
-
-
-def test_composition_is_monotonic():
-    events = [pure_dp_event(0.5)] * 30
-    by_uses = [composed_epsilon(events[:n], 1e-6) for n in (1, 5, 15, 30)]
-    assert by_uses == sorted(by_uses) and by_uses[0] < by_uses[-1]
-    by_delta = [composed_epsilon(events, delta) for delta in (0.0, 1e-8, 1e-4, 0.1)]
-    assert by_delta == sorted(by_delta, reverse=True) and by_delta[0] > by_delta[-1]
-    by_epsilon = [composed_epsilon([pure_dp_event(e)] * 15, 1e-6) for e in (0.1, 0.5, 1.0)]
-    assert by_epsilon == sorted(by_epsilon)
-
-
-def test_pure_dp_event_dominates_randomized_response_over_more_values():
-    gaps = []
-    for uses in (1, 10):
-        for delta in (1e-6, 1e-3, 0.1):
-            binary = composed_epsilon([pure_dp_event(0.5)] * uses, delta)
-            wide = composed_epsilon([randomized_response_event(0.5, 10)] * uses, delta)
-            assert binary >= wide - 1e-9
-            gaps.append(binary - wide)
-    assert max(gaps) > 0.05
-
-
 def test_pure_dp_event_dominates_the_channel_of_every_mechanism():
     """Exactly: no pair of labels is told apart better, at any epsilon."""
     rng = np.random.default_rng(17)
@@ -347,13 +260,10 @@ def test_the_relation_is_replacement():
     assert ours > 1.5 * add_or_remove(sigma)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])
-def test_events_refuse_an_epsilon_out_of_range(epsilon):
-    with pytest.raises(ValueError, match="epsilon must be finite and above zero"):
-        pure_dp_event(epsilon)
-
-
-def test_events_refuse_other_bad_arguments():
+def test_events_refuse_bad_arguments():
+    for epsilon in (0.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="epsilon must be finite and above zero"):
+            pure_dp_event(epsilon)
     with pytest.raises(ValueError, match="num_buckets must be at least 2, got 1"):
         randomized_response_event(1.0, 1)
     with pytest.raises(ValueError, match=r"delta must be in \[0, 1\), got 1\."):

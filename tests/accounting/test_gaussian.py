@@ -5,12 +5,10 @@ from __future__ import annotations
 import fractions
 import math
 
-import numpy as np
 import pytest
 from scipy import integrate, special
 
 from tf_labeldp.accounting import Charge
-from tf_labeldp.accounting._losses import composed_epsilon
 from tf_labeldp.accounting.budget import compose_charges
 from tf_labeldp.accounting.events import gaussian_event
 from tf_labeldp.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
@@ -26,11 +24,7 @@ CALIBRATIONS = [
     (1.0, 1e-5, 1.0, 3.73063163, 1e-6),
     (0.5, 1e-6, 1.0, 8.05761816, 1e-6),
 ]
-GRID = [
-    (epsilon, delta)
-    for epsilon in (1e-4, 1e-2, 0.5, 1.0, 8.0, 100.0)
-    for delta in (1e-15, 1e-10, 1e-5, 1e-2, 0.5)
-]
+GRID = [(epsilon, delta) for epsilon in (1e-4, 0.5, 8.0, 100.0) for delta in (1e-15, 1e-5, 0.5)]
 # Here the Mills ratios of the formula agree in most of their digits.
 TINY = [(1e-6, 1e-15), (1e-8, 1e-20), (1e-10, 1e-30), (1e-12, 1e-15), (1e-15, 1e-20)]
 
@@ -55,26 +49,34 @@ def exact_delta(epsilon: float, u: float) -> float:
     return value / math.sqrt(2.0 * math.pi)
 
 
-@pytest.mark.parametrize(("epsilon", "delta", "sensitivity", "sigma", "tolerance"), CALIBRATIONS)
-def test_sigma_of_the_oracles(epsilon, delta, sensitivity, sigma, tolerance):
-    assert gaussian_sigma(epsilon, delta, sensitivity) == pytest.approx(sigma, rel=tolerance)
-
-
-@pytest.mark.parametrize(("sigma", "epsilon"), [(1.0, 6.57297007), (5.0, 1.06078976)])
-def test_epsilon_of_the_oracles(sigma, epsilon):
-    assert gaussian_epsilon(sigma, 1e-5, math.sqrt(2)) == pytest.approx(epsilon, rel=1e-7)
+def test_sigma_and_epsilon_of_the_oracles():
+    for epsilon, delta, sensitivity, sigma, tolerance in CALIBRATIONS:
+        assert gaussian_sigma(epsilon, delta, sensitivity) == pytest.approx(sigma, rel=tolerance)
+    for sigma, epsilon in ((1.0, 6.57297007), (5.0, 1.06078976)):
+        assert gaussian_epsilon(sigma, 1e-5, math.sqrt(2)) == pytest.approx(epsilon, rel=1e-7)
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), GRID + TINY)
-def test_sigma_is_never_too_small_and_hardly_too_large(epsilon, delta):
+def test_sigma_and_epsilon_are_never_too_small_and_hardly_too_large(epsilon, delta):
     sigma = gaussian_sigma(epsilon, delta, 1.0)
     assert exact_delta(epsilon, 1.0 / sigma) <= delta
     # The root is less than one part in 1e9 below.
     assert exact_delta(epsilon, 1.0 / (sigma * (1.0 - 1e-9))) > delta
+    found = gaussian_epsilon(sigma, delta, 1.0)
+    assert exact_delta(found, 1.0 / sigma) <= delta
+    if epsilon >= 1e-4:
+        # Half as much noise on epsilon's side: d log(sigma) / d log(epsilon) lies in (0, 1].
+        assert found == pytest.approx(epsilon, rel=1e-5)
+        u = 1.0 / sigma
+        first = special.log_ndtr(0.5 * u - epsilon / u)
+        second = epsilon + special.log_ndtr(-0.5 * u - epsilon / u)
+        plain = math.exp(first) * -math.expm1(second - first)
+        lost = 1e-14 / -math.expm1(second - first)
+        assert gaussian_delta(sigma, epsilon, 1.0) == pytest.approx(plain, rel=1e-10 + lost)
 
 
-@pytest.mark.parametrize("epsilon", [1e15, 1e20, 1e42, 1e60])
-@pytest.mark.parametrize("delta", [1e-5, 0.5, 1.0 - 1e-12])
+@pytest.mark.parametrize("epsilon", [1e15, 1e60])
+@pytest.mark.parametrize("delta", [1e-5, 1.0 - 1e-12])
 def test_sigma_is_never_too_small_at_an_absurd_epsilon(epsilon, delta):
     """Delta is at most Phi(-a), and a, a difference of huge numbers, is computed exactly."""
     sigma = fractions.Fraction(gaussian_sigma(epsilon, delta, 1.0))
@@ -83,28 +85,8 @@ def test_sigma_is_never_too_small_at_an_absurd_epsilon(epsilon, delta):
     assert 2.0 * epsilon * float(sigma) ** 2 < 1.0 + 2e-7  # the root is at one except for delta
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), GRID)
-def test_epsilon_is_never_too_small_and_hardly_too_large(epsilon, delta):
-    sigma = gaussian_sigma(epsilon, delta, 1.0)
-    found = gaussian_epsilon(sigma, delta, 1.0)
-    # Half as much noise on epsilon's side: d log(sigma) / d log(epsilon) lies in (0, 1].
-    assert exact_delta(found, 1.0 / sigma) <= delta
-    assert found == pytest.approx(epsilon, rel=1e-5)
-
-
-@pytest.mark.parametrize(("epsilon", "delta"), GRID)
-def test_delta_agrees_with_the_plain_formula_where_that_is_exact(epsilon, delta):
-    sigma = gaussian_sigma(epsilon, delta, 1.0)
-    u = 1.0 / sigma
-    first = special.log_ndtr(0.5 * u - epsilon / u)
-    second = epsilon + special.log_ndtr(-0.5 * u - epsilon / u)
-    plain = math.exp(first) * -math.expm1(second - first)
-    lost = 1e-14 / -math.expm1(second - first)
-    assert gaussian_delta(sigma, epsilon, 1.0) == pytest.approx(plain, rel=1e-10 + lost)
-
-
-@pytest.mark.parametrize("u", [0.01, 1.0, 10.0, 40.0])
-@pytest.mark.parametrize("delta", [1e-200, 1e-300])
+@pytest.mark.parametrize("u", [0.01, 1.0, 40.0])
+@pytest.mark.parametrize("delta", [1e-300])
 def test_epsilon_is_right_at_a_delta_that_a_double_hardly_holds(u, delta):
     def log_delta(epsilon):
         first = special.log_ndtr(0.5 * u - epsilon / u)
@@ -120,13 +102,6 @@ def test_sigma_is_in_the_unit_of_the_sensitivity():
     assert gaussian_delta(7.0, 1.0, 7.0) == gaussian_delta(1.0, 1.0, 1.0)
 
 
-def test_sigma_falls_with_epsilon_and_with_delta():
-    sigmas = [gaussian_sigma(epsilon, 1e-6, 1.0) for epsilon in np.geomspace(1e-4, 100, 40)]
-    assert np.all(np.diff(sigmas) < 0)
-    sigmas = [gaussian_sigma(1.0, delta, 1.0) for delta in np.geomspace(1e-15, 0.9, 40)]
-    assert np.all(np.diff(sigmas) < 0)
-
-
 def test_noise_that_needs_no_epsilon():
     # At (0, delta): delta = 2 Phi(u / 2) - 1.
     u = 2.0 * special.ndtri(0.5 + 0.005)
@@ -139,9 +114,7 @@ def test_noise_that_needs_no_epsilon():
     [
         ((0.0, 1e-5, 1.0), ValueError, "epsilon must be finite and above zero"),
         ((1.0, 0.0, 1.0), ValueError, "delta must be above zero for Gaussian noise"),
-        ((1.0, 1.0, 1.0), ValueError, r"delta must be in \[0, 1\)"),
         ((1.0, 1e-5, -1.0), ValueError, "l2_sensitivity must be finite and above zero"),
-        (("1", 1e-5, 1.0), TypeError, "epsilon must be a number"),
     ],
 )
 def test_bad_arguments(arguments, error, message):
@@ -149,10 +122,10 @@ def test_bad_arguments(arguments, error, message):
         gaussian_sigma(*arguments)
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-5), (1.0, 1e-5), (4.0, 1e-8)])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-5), (4.0, 1e-8)])
 def test_the_event_has_the_epsilon_of_its_noise_under_replacement(epsilon, delta):
     ratio = gaussian_sigma(epsilon, delta, 1.0)
-    found = composed_epsilon([gaussian_event(ratio)], delta)
+    found = Charge.of_event(gaussian_event(ratio), delta).epsilon
     # The accountant rounds up its discretised losses: never below, and close.
     assert epsilon <= found * (1.0 + 1e-9)
     assert found == pytest.approx(epsilon, rel=1e-3)
@@ -161,7 +134,5 @@ def test_the_event_has_the_epsilon_of_its_noise_under_replacement(epsilon, delta
 def test_repeated_events_are_one_event_of_less_noise():
     """k releases with noise s are one release with noise s / sqrt(k), exactly."""
     ratio = gaussian_sigma(1.0, 1e-6, 1.0) * 2.0
-    found = composed_epsilon([gaussian_event(ratio)] * 4, 1e-6)
-    assert found == pytest.approx(1.0, rel=2e-3)
     charge = Charge(gaussian_epsilon(ratio, 2.5e-7, 1.0), 2.5e-7, gaussian_event(ratio))
     assert compose_charges([charge] * 4, 1e-6).epsilon == pytest.approx(1.0, rel=2e-3)

@@ -11,14 +11,14 @@ from _composed_loss import ComposedLoss
 from scipy import optimize, stats
 
 from tf_labeldp.accounting import (
+    Charge,
     calibrate_noise_multiplier,
     dp_sgd_charge,
     dp_sgd_guarantee,
 )
-from tf_labeldp.accounting._added_events import LabelDistanceDpEvent
-from tf_labeldp.accounting._losses import composed_epsilon
 from tf_labeldp.accounting.events import LONGEST_CLIP, dp_sgd_event, event_from_json, event_to_json
 
+LabelDistanceDpEvent = type(dp_sgd_event(1.0, 0.5, 1, "label_distance").event)
 BY_DISTANCE = {"clipping": "label_distance"}
 # With l2_norm_clip = 1 the distance D is 2, so the worst pair is at 1.5 and -0.5.
 WORST = (2.0 * LONGEST_CLIP, 2.0 * LONGEST_CLIP - 2.0)
@@ -26,8 +26,6 @@ WORST = (2.0 * LONGEST_CLIP, 2.0 * LONGEST_CLIP - 2.0)
 # noise multiplier, sampling probability, steps, delta
 TRAININGS = [
     (30.0, 1024 / 32561, 300, 1e-5),
-    (10.0, 1024 / 60000, 292, 1 / 60000),
-    (2.0, 1024 / 60000, 295, 1e-5),
     (1.2, 0.05, 60, 1e-6),
     (20.0, 0.5, 100, 1e-7),
 ]
@@ -57,7 +55,7 @@ def pairs_within_the_clips():
     # Both as long as can be, and as far apart: zero is far off the line between them.
     angle = 2.0 * math.asin(far / 2.0 / length)
     found.append(((length, 0.0), (length * math.cos(angle), length * math.sin(angle))))
-    while len(found) < 24:
+    while len(found) < 16:
         u, v = rng.uniform(-length, length, size=(2, 2))
         scale = max(np.linalg.norm(u) / length, np.linalg.norm(v) / length)
         scale = max(scale, np.linalg.norm(u - v) / far)
@@ -65,7 +63,7 @@ def pairs_within_the_clips():
     return found
 
 
-@pytest.mark.parametrize(("sigma", "q"), [(0.5, 0.1), (1.0, 0.5), (3.0, 0.02), (1.5, 0.999)])
+@pytest.mark.parametrize(("sigma", "q"), [(0.5, 0.1), (3.0, 0.02), (1.5, 0.999)])
 def test_no_pair_is_told_apart_better_than_is_claimed(sigma, q):
     """The theorem of docs/theory.md, for every order and off the axis too."""
     axis = np.linspace(-1.5 - 7 * sigma, 1.5 + 7 * sigma, 801)
@@ -87,8 +85,7 @@ def test_no_pair_is_told_apart_better_than_is_claimed(sigma, q):
     assert q > 0.9 or np.any(worst[4:] > halves + 0.01 * q)
 
 
-@pytest.mark.parametrize("q", [1e-4, 0.03, 0.5, 1 - 1e-9])
-@pytest.mark.parametrize("sigma", [0.3, 3.0, 300.0])
+@pytest.mark.parametrize(("sigma", "q"), [(0.3, 1e-4), (3.0, 0.5), (300.0, 0.03), (3.0, 1 - 1e-9)])
 def test_the_divergence_is_that_of_the_best_half_line(sigma, q):
     a, b = (place / sigma for place in WORST)
     losses = np.array([0.0, 1e-6, 1e-3, 0.1, 1.0, 4.0])
@@ -167,7 +164,7 @@ def test_full_batches_cost_the_distance_alone(steps):
 def test_gradients_that_are_not_longer_cost_what_plain_clipping_does():
     event = dp_accounting.SelfComposedDpEvent(LabelDistanceDpEvent(0.02, 5.0, 0.5), 200)
     plain = dp_sgd_guarantee(5.0, 0.02, 200, 1e-5).epsilon
-    assert composed_epsilon([event], 1e-5) == pytest.approx(plain, rel=1e-3)
+    assert Charge.of_event(event, 1e-5).epsilon == pytest.approx(plain, rel=1e-3)
 
 
 def test_the_calibrated_noise_is_enough_and_hardly_more():
@@ -180,10 +177,9 @@ def test_the_calibrated_noise_is_enough_and_hardly_more():
 def test_the_event_is_written_composed_and_stated():
     event = dp_sgd_event(5.0, 0.02, 100, "label_distance")
     assert event_from_json(event_to_json(event)) == event
-    twice = composed_epsilon([event, event], 1e-5)
-    assert twice == pytest.approx(
-        composed_epsilon([dp_sgd_event(5.0, 0.02, 200, "label_distance")], 1e-5)
-    )
+    twice = Charge.of_event(dp_accounting.ComposedDpEvent((event, event)), 1e-5)
+    whole = dp_sgd_charge(5.0, 0.02, 200, 1e-5, **BY_DISTANCE)
+    assert twice.epsilon == pytest.approx(whole.epsilon)
     charge = dp_sgd_charge(5.0, 0.02, 100, 1e-5, **BY_DISTANCE)
     assert charge.event == event
     assert any("for any two labels are at most twice l2_norm_clip" in t for t in charge.assumptions)
@@ -199,5 +195,3 @@ def test_it_says_nothing_of_other_relations():
         calibrate_noise_multiplier(1.0, 1e-5, 0.02, 100, "add_or_remove", **BY_DISTANCE)
     with pytest.raises(ValueError, match="clipping must be one of norm, label_distance"):
         dp_sgd_guarantee(5.0, 0.02, 100, 1e-5, clipping="distance")
-    with pytest.raises(dp_accounting.UnsupportedEventError, match="replaced labels only"):
-        composed_epsilon([dp_sgd_event(5.0, 0.02, 1, "label_distance")], 1e-5, "add_or_remove")

@@ -27,11 +27,8 @@ from tf_labeldp.accounting import (
     dp_sgd_charge,
     receipts,
 )
-from tf_labeldp.accounting._added_events import AddedDeltaDpEvent, LabelDistanceDpEvent
-from tf_labeldp.accounting._losses import composed_epsilon
 from tf_labeldp.accounting.budget import compose_charges
 from tf_labeldp.accounting.events import (
-    _known_events,
     approximate_dp_event,
     dp_sgd_event,
     event_from_json,
@@ -50,15 +47,11 @@ from tf_labeldp.accounting.receipts import (
     receipts_to_bytes,
 )
 from tf_labeldp.mechanisms import (
-    ALIBI,
-    HistogramMechanism,
-    PeerToPeerRandomizedResponse,
     RandomizedResponse,
-    RRTopK,
 )
 from tf_labeldp.vault import PrivateLabels
 
-BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+BOUNDED = settings(max_examples=100, deadline=None, derandomize=True)
 SIZE = 6
 THROUGH_HERE = "The true labels reach training and tuning through the uses counted here alone."
 SECURE = "The operating system's random generator and OpenSSL's, which it seeds, are secure."
@@ -88,17 +81,6 @@ def test_a_receipt_that_names_all_examples_stores_none(rows):
     receipt = dataclasses.replace(receipt, examples=np.array(list(rows)))
     assert receipt.examples is None and receipt.num_examples == SIZE
     assert receipt.to_json()["examples"] is None
-
-
-def test_examples_are_kept_compressed():
-    """Half of a million labels at random: 125 KB of bits, where indices took 4 MB."""
-    rows = np.flatnonzero(np.random.default_rng(5).random(1_000_000) < 0.5)
-    receipt = Receipt(LabelSet.new(1_000_000), pure(1.0), "a draw", examples=rows)
-    assert receipt.num_examples == rows.size
-    assert len(pickle.dumps(receipt.examples)) < 130_000
-    np.testing.assert_array_equal(receipt.examples, rows)
-    stretch = Receipt(LabelSet.new(1_000_000), pure(1.0), "a draw", examples=np.arange(9, 70_000))
-    assert len(pickle.dumps(stretch.examples)) < 1000
 
 
 def test_a_mask_names_examples_as_indices_do():
@@ -229,29 +211,7 @@ def test_delta_is_the_largest_of_the_receipts_unless_it_is_given():
     assert (pure_sum.epsilon, pure_sum.delta) == (math.fsum([0.1] * 37), 0.0)
 
 
-@pytest.mark.parametrize("delta", [1.0, 2.0, "0"])
-def test_a_delta_out_of_range_is_refused(delta):
-    with pytest.raises((ValueError, TypeError), match="delta must be"):
-        compose_receipts([spent(LabelSet.new(SIZE), 0.5)], delta)
-
-
 # --- Counting once -------------------------------------------------------------------------------
-
-
-def test_deltas_of_which_no_more_is_known_may_pass_that_of_the_budget():
-    labels = LabelSet.new(SIZE)
-    claim = Charge(0.5, 1e-5, approximate_dp_event(0.5, 1e-5))
-    stated = compose_receipts([Receipt(labels, claim, "a claim", delta=1e-5) for _ in range(2)])
-    assert stated.epsilon == 1.0 and stated.delta == pytest.approx(2e-5)
-
-
-def test_receipts_that_are_alike_are_not_one_receipt():
-    fields = {"examples": np.arange(2), "id": "0" * 32}
-    one, other = (
-        Receipt(LabelSet("a", 3), Charge(1.0, 0.0, pure_dp_event(1.0)), "a use", **fields)
-        for _ in range(2)
-    )
-    assert one != other and len({one, other}) == 2
 
 
 def test_the_same_receipt_counts_once_however_it_comes():
@@ -277,11 +237,6 @@ def test_two_uses_that_are_alike_count_twice():
     assert compose_receipts([first, second, first]).epsilon == 2.0
 
 
-def test_merging_keeps_the_order_in_which_receipts_are_met():
-    a, b, c = (spent(LabelSet.new(SIZE)) for _ in range(3))
-    assert merge_receipts([b, a], [a, c], [], [b]) == (b, a, c)
-
-
 # --- Several label sets --------------------------------------------------------------------------
 
 
@@ -300,69 +255,47 @@ def test_the_worst_examples_of_several_label_sets_add_up():
     assert compose_receipts(reversed(receipts)).epsilon == statement.epsilon
 
 
-@BOUNDED
-@given(st.lists(DRAWS, min_size=1, max_size=3))
-def test_several_label_sets_add_up_as_their_sums_do(several):
-    receipts = []
-    for draws in several:
-        labels = LabelSet.new(SIZE)
-        receipts += [spent(labels, *draw) for draw in draws]
-    worst = [max(math.fsum(one) for one in by_example(draws)) for draws in several]
-    assert compose_receipts(receipts).epsilon == math.fsum(worst)
-
-
 def test_several_label_sets_compose_at_a_positive_delta_like_uses_of_one():
     first, second = LabelSet.new(SIZE), LabelSet.new(100)
     receipts = [spent(first, 0.1, delta=1e-5) for _ in range(50)]
     receipts += [spent(second, 0.1, delta=1e-5) for _ in range(50)]
     statement = compose_receipts(receipts)
-    assert statement.epsilon == composed_epsilon([pure_dp_event(0.1)] * 100, 1e-5)
+    assert statement.epsilon == compose_charges([pure(0.1)] * 100, 1e-5).epsilon < 6.0
     assert statement.num_units == 100
+
+
+def receipts_of_many(num_sets, charges, delta):
+    """Those of ``num_sets`` label sets, of which each example has a charge of its own."""
+    return [
+        Receipt(labels, charge, "a use", examples=np.array([one]), delta=delta)
+        for labels in (LabelSet.new(len(charges)) for _ in range(num_sets))
+        for one, charge in enumerate(charges)
+    ]
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5])
 @pytest.mark.holds("accounting.compose_receipts")
-def test_very_many_histories_are_bounded_from_above(delta, monkeypatch):
-    """Each charge then counts as often as anybody was charged with it."""
-    sets = [LabelSet.new(SIZE) for _ in range(3)]
-    receipts = [
-        spent(labels, 0.125 * (1 + one), [one, (one + place) % SIZE], delta=delta)
-        for place, labels in enumerate(sets)
-        for one in range(SIZE)
-    ]
-    exact = compose_receipts(receipts)
-    monkeypatch.setattr("tf_labeldp.accounting.receipts._MOST_PAIRS", 1)
-    bound = compose_receipts(receipts)
-    assert exact.epsilon <= bound.epsilon < math.inf
-    assert bound.epsilon <= math.fsum(one.charge.epsilon for one in receipts) * (1 + 1e-12)
+def test_very_many_histories_are_bounded_from_above(delta):
+    """Up to 1,000 combinations are exact; of more each charge counts as often as anybody's."""
+    charges = [pure(0.125 * (1 + one)) for one in range(11)]
+    exact = compose_receipts(receipts_of_many(3, charges[-2:], delta))
+    assert exact.epsilon == 3 * 1.375
+    bound = compose_receipts(receipts_of_many(3, charges, delta))
+    assert bound.epsilon == exact.epsilon  # of pure uses nothing is lost
+    sets = [LabelSet.new(SIZE) for _ in range(2)]
     alike = [spent(sets[0], 0.5), spent(sets[1], 0.25)]  # one history each: nothing is lost
     assert compose_receipts(alike).epsilon == 0.75
 
 
-def test_many_histories_of_gaussian_noise_are_bounded_from_above(monkeypatch):
-    sets = [LabelSet.new(SIZE) for _ in range(2)]
-    noises = [gaussian_event(sigma) for sigma in (4.0, 8.0, 16.0)]
-    receipts = [
-        Receipt(labels, Charge.of_event(noise, 1e-5), "a use", examples=np.array([one]), delta=1e-5)
-        for labels in sets
-        for one, noise in enumerate(noises)
-    ]
-    exact = compose_receipts(receipts)
-    assert exact.epsilon == pytest.approx(composed_epsilon([noises[0]] * 2, 1e-5))
-    monkeypatch.setattr("tf_labeldp.accounting.receipts._MOST_PAIRS", 1)
-    bound = compose_receipts(receipts)
-    assert bound.epsilon == pytest.approx(composed_epsilon(noises * 2, 1e-5))
-
-
-def test_many_vaults_of_many_histories_take_no_time():
-    """A million combinations would take hours; exact up to a thousand of them."""
-    receipts = [
-        spent(labels, 0.1 + 0.01 * one, [one], delta=1e-5)
-        for labels in (LabelSet.new(SIZE) for _ in range(8))
-        for one in range(SIZE)
-    ]
-    statement = compose_receipts(receipts)
-    assert 8 * 0.15 <= statement.epsilon <= math.fsum(one.charge.epsilon for one in receipts)
+def test_many_histories_of_gaussian_noise_are_bounded_from_above():
+    noises = [gaussian_event(sigma) for sigma in np.linspace(4.0, 40.0, 32)]
+    charges = [Charge.of_event(noise, 1e-5) for noise in noises]
+    both = dp_accounting.ComposedDpEvent((noises[0], noises[0]))
+    exact = compose_receipts(receipts_of_many(2, charges[:3], 1e-5))
+    assert exact.epsilon == pytest.approx(Charge.of_event(both, 1e-5).epsilon)
+    bound = compose_receipts(receipts_of_many(2, charges, 1e-5))
+    every = dp_accounting.ComposedDpEvent(tuple(noises * 2))
+    assert bound.epsilon == pytest.approx(Charge.of_event(every, 1e-5).epsilon)
 
 
 # --- Populations ---------------------------------------------------------------------------------
@@ -428,14 +361,6 @@ def test_what_is_unknown_has_no_epsilon_and_says_why():
         assert compose_receipts([unknown("a")], delta).epsilon == math.inf
 
 
-def test_the_reasons_come_first_where_nothing_is_promised():
-    labels = LabelSet.new(SIZE)
-    noted = Charge(0.5, 0.0, pure_dp_event(0.5), ("a note",))
-    receipts = [Receipt(labels, noted, "a draw"), unknown("nobody knows how")]
-    for order in itertools.permutations(receipts):
-        assert compose_receipts(order).assumptions[0] == "nobody knows how"
-
-
 def test_deltas_that_only_add_up_are_added_or_named():
     """Two vaults that each spent their own delta on peer-to-peer randomized response."""
     opaque = Charge(0.5, 1e-6, approximate_dp_event(0.5, 1e-6))
@@ -483,14 +408,6 @@ def test_a_declared_price_is_added():
     statement = compose_receipts([lost, known, approximate])
     assert (statement.epsilon, statement.delta) == (1.5, 1e-6)
     assert approximate.kind == "declared" and approximate.answers == (lost.id,)
-
-
-def test_a_declaration_is_kept_with_what_it_answers():
-    lost = unknown("nobody knows how")
-    receipts = [lost, declared_receipt([lost], "public")]
-    again, _ = receipts_from_bytes(receipts_to_bytes(receipts))
-    assert compose_receipts(again) == compose_receipts(receipts)
-    assert again[1].answers == (lost.id,)
 
 
 # --- Unit, flags, assumptions --------------------------------------------------------------------
@@ -563,31 +480,7 @@ def test_one_seeded_use_makes_the_whole_not_private():
     assert SECURE in compose_receipts([spent(labels)]).assumptions
 
 
-def test_no_assumption_is_said_twice():
-    labels = LabelSet.new(SIZE)
-    noted = Charge(0.5, 0.0, pure_dp_event(0.5), ("a note", THROUGH_HERE))
-    statement = compose_receipts([Receipt(labels, noted, "a draw") for _ in range(3)])
-    assert sorted(statement.assumptions) == sorted(set(statement.assumptions))
-
-
 # --- A clock that goes backwards -----------------------------------------------------------------
-
-
-def test_times_decide_nothing():
-    labels = LabelSet.new(SIZE)
-    times = ["2026-01-01T00:00:00+00:00", "1970-01-01T00:00:00+00:00", "", "2400-01-01"]
-    receipts = [spent(labels, 0.5 + i, [i, 5], time=time) for i, time in enumerate(times)]
-    lost = unknown("?")
-    claim = declared_receipt([lost], "public")
-    early = Receipt.from_json(claim.to_json())
-    object.__setattr__(early, "time", "1970-01-01T00:00:00+00:00")  # before what it answers
-    statements = {
-        repr(compose_receipts(order))
-        for declared in (claim, early)
-        for order in itertools.permutations([*receipts, lost, declared], 6)
-    }
-    assert len({text.partition("assumptions")[0] for text in statements}) == 1
-    assert compose_receipts([*receipts, lost, early]).epsilon == math.fsum([0.5, 1.5, 2.5, 3.5])
 
 
 def test_a_clock_that_goes_backwards_changes_nothing(monkeypatch, tmp_path):
@@ -687,31 +580,21 @@ def read_back(one):
 
 
 @pytest.mark.parametrize("name", KEPT)
-@pytest.mark.parametrize(
-    "keep",
-    [
-        read_back,
-        lambda one: pickle.loads(pickle.dumps(one)),
-        lambda one: receipts_from_bytes(receipts_to_bytes([one]))[0][0],
-    ],
-    ids=["json", "pickle", "bytes"],
-)
-def test_round_trip(name, keep):
+def test_round_trip(name):
     one = KEPT[name]
-    again = keep(one)
-    for field in ("labels", "charge", "what", "kind", "key", "delta", "output_digest", "unit"):
-        assert getattr(again, field) == getattr(one, field), field
-    for field in ("relation", "seeded", "metrics_reported", "sample_weights", "answers", "time"):
-        assert getattr(again, field) == getattr(one, field), field
-    for field in ("actor", "version", "id", "num_examples", "num_units"):
-        assert getattr(again, field) == getattr(one, field), field
-    if one.examples is None:
-        assert again.examples is None
-    else:
-        np.testing.assert_array_equal(again.examples, one.examples)
-    assert again.charge.event == one.charge.event and hash(again.charge) == hash(one.charge)
-    assert again.to_json() == one.to_json()
-    assert compose_receipts([again]) == compose_receipts([one])
+    for again in (
+        read_back(one),
+        pickle.loads(pickle.dumps(one)),
+        receipts_from_bytes(receipts_to_bytes([one]))[0][0],
+    ):
+        for field in dataclasses.fields(one):
+            if field.name != "examples":
+                assert getattr(again, field.name) == getattr(one, field.name), field.name
+        assert (again.examples is None) == (one.examples is None)
+        if one.examples is not None:
+            np.testing.assert_array_equal(again.examples, one.examples)
+        assert hash(again.charge) == hash(one.charge) and again.to_json() == one.to_json()
+        assert compose_receipts([again]) == compose_receipts([one])
 
 
 def test_many_receipts_are_kept_in_their_order():
@@ -721,15 +604,6 @@ def test_many_receipts_are_kept_in_their_order():
     assert [one.id for one in receipts_from_bytes(content)[0]] == [one.id for one in receipts]
     none, more = receipts_from_bytes(receipts_to_bytes([], layers=[0, 2]))
     assert none == () and more["layers"] == [0, 2]
-
-
-def test_examples_of_a_large_vault_take_little_room():
-    """A bit each before compression: a million examples in at most 170 kB of text."""
-    labels = LabelSet.new(1_000_000)
-    rows = np.flatnonzero(np.random.default_rng(1).uniform(size=labels.size) < 0.5)
-    data = spent(labels, examples=rows).to_json()
-    assert len(json.dumps(data)) < 175_000
-    np.testing.assert_array_equal(Receipt.from_json(data).examples, rows)
 
 
 def changes_of(data):
@@ -756,34 +630,10 @@ def test_any_edit_of_a_receipt_is_refused(name):
     assert count > 40
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("seeded", False),
-        ("unit", "label"),
-        ("kind", "declared"),
-        ("answers", ["0" * 32]),
-        ("examples", None),
-        ("id", "0" * 32),
-        ("delta", 1e-6),
-    ],
-)
-def test_an_edit_that_would_make_it_cheaper_is_refused(field, value):
-    one = Receipt(
-        LABELS, pure(2.0), "a draw", examples=np.array([4]), unit="user", seeded=True, delta=1e-5
-    )
-    data = one.to_json()
-    assert data[field] != value
-    with pytest.raises(ReceiptError, match="damaged or was edited"):
-        Receipt.from_json({**data, field: value})
-    with pytest.raises(ReceiptError, match="damaged or was edited"):
-        Receipt.from_json({**data, "charge": {**data["charge"], "epsilon": 0.1}})
-
-
-@pytest.mark.parametrize("data", [None, [], "a receipt", {}, {"digest": "0"}, 7])
-def test_what_is_no_receipt_is_refused(data):
-    with pytest.raises(ReceiptError, match="damaged or was edited"):
-        Receipt.from_json(data)
+def test_what_is_no_receipt_is_refused():
+    for data in (None, [], "a receipt", {}, {"digest": "0"}, 7):
+        with pytest.raises(ReceiptError, match="damaged or was edited"):
+            Receipt.from_json(data)
 
 
 def test_an_edited_pickle_is_refused():
@@ -806,29 +656,18 @@ def test_an_edited_receipt_within_bytes_is_refused():
         receipts_from_bytes(packed(receipts=[{**data, "what": "nothing"}]))
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "other", "list", "no format"])
-def test_damaged_bytes_are_refused(damage):
+def test_damaged_bytes_are_refused():
     content = receipts_to_bytes([spent(LABELS)])
     flipped = bytearray(content)
     flipped[len(content) // 2] ^= 0xFF
-    damaged = {
-        "cut": content[:-10],
-        "flipped": bytes(flipped),
-        "empty": content[:0],
-        "other": b"not receipts",
-        "list": zlib.compress(b"[1]"),
-        "no format": zlib.compress(b'{"version": "1"}'),
-    }[damage]
-    with pytest.raises(ReceiptError, match="the receipts of this file are damaged"):
-        receipts_from_bytes(damaged)
-
-
-@pytest.mark.parametrize("content", [{}, {"receipts": None}, {"receipts": 7}])
-def test_bytes_without_receipts_are_refused(content):
-    data = {"format": receipts.FORMAT, "version": "1", **content}
-    whole = zlib.compress(json.dumps(data).encode())
-    with pytest.raises(ReceiptError, match="the receipts of this file are damaged"):
-        receipts_from_bytes(whole)
+    damaged = [content[:-10], bytes(flipped), content[:0], b"not receipts", zlib.compress(b"[1]")]
+    damaged.append(zlib.compress(b'{"version": "1"}'))
+    for more in ({}, {"receipts": None}, {"receipts": 7}):
+        data = {"format": receipts.FORMAT, "version": "1", **more}
+        damaged.append(zlib.compress(json.dumps(data).encode()))
+    for one in damaged:
+        with pytest.raises(ReceiptError, match="the receipts of this file are damaged"):
+            receipts_from_bytes(one)
 
 
 def test_a_newer_format_is_refused_and_says_who_reads_it():
@@ -860,7 +699,6 @@ EVENTS = {
             dp_accounting.ComposedDpEvent(()),
         )
     ),
-    "AddedDeltaDpEvent": AddedDeltaDpEvent(1e-12),
     "ZCDpEvent": dp_accounting.ZCDpEvent(0.1, xi=0.01),
     "SampledWithReplacementDpEvent": dp_accounting.SampledWithReplacementDpEvent(
         100, 10, dp_accounting.GaussianDpEvent(2.0)
@@ -874,47 +712,31 @@ EVENTS = {
     "TruncatedSubsampledGaussianDpEvent": dp_accounting.TruncatedSubsampledGaussianDpEvent(
         1000, 0.1, 120, 3.0
     ),
-    "LabelDistanceDpEvent": LabelDistanceDpEvent(0.02, 5.0, 0.75),
-}
-OF_MECHANISMS = {
-    "RandomizedResponse": RandomizedResponse(0.7, 4),
-    "RRTopK": RRTopK(0.5, 10, 3),
-    "ALIBI, laplace": ALIBI(1.0, 3),
-    "ALIBI, gaussian": ALIBI(1.0, 3, 1e-5, "gaussian"),
-    "HistogramMechanism": HistogramMechanism(0.5, num_classes=3),
-    "peers": PeerToPeerRandomizedResponse.for_cluster_size(0.2, 0.5, 100, 1e-4),
-    "peers without delta": PeerToPeerRandomizedResponse.for_cluster_size(0.2, 0.5, 100, 0.0),
+    "LabelDistanceDpEvent": dp_sgd_event(5.0, 0.02, 3, "label_distance").event,
+    "AddedDeltaDpEvent": dp_sgd_event(5.0, 0.02, 3, added_delta=1e-12).event.events[1],
 }
 
 
-def test_every_known_event_is_here():
-    assert set(EVENTS) == set(_known_events())
+def test_every_event_of_dp_accounting_is_here():
+    theirs = {
+        name
+        for name, kind in vars(dp_accounting).items()
+        if isinstance(kind, type) and issubclass(kind, dp_accounting.DpEvent)
+    }
+    ours = {"AddedDeltaDpEvent", "LabelDistanceDpEvent"}
+    assert set(EVENTS) - ours == theirs - {"DpEvent", "UnsupportedDpEvent"}
     for name, event in EVENTS.items():
         assert type(event).__name__ == name
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        *EVENTS.values(),
-        *(one.dp_event() for one in OF_MECHANISMS.values()),
+def test_round_trip_of_events():
+    more = [
         approximate_dp_event(0.5, 1e-6),
         dp_sgd_event(np.float64(8.0), np.float32(0.25), np.int64(2)),
-    ],
-    ids=[*EVENTS, *OF_MECHANISMS, "approximate_dp_event", "dp_sgd_event of NumPy scalars"],
-)
-def test_round_trip_of_events(event):
-    again = event_from_json(json.loads(json.dumps(event_to_json(event), allow_nan=False)))
-    assert again == event and hash(again) == hash(event) and type(again) is type(event)
-
-
-def test_an_event_in_a_list_is_the_same_event_after_a_round_trip():
-    event = dp_accounting.ComposedDpEvent([pure_dp_event(0.1), gaussian_event(2.0)])
-    again = event_from_json(event_to_json(event))
-    assert again.events == tuple(event.events)
-    labels = LabelSet.new(SIZE)
-    first = Receipt(labels, Charge(1.0, 1e-5, event), "a draw", delta=1e-5)
-    assert Receipt.from_json(first.to_json()).charge == first.charge
+    ]
+    for event in (*EVENTS.values(), *more):
+        again = event_from_json(json.loads(json.dumps(event_to_json(event), allow_nan=False)))
+        assert again == event and hash(again) == hash(event) and type(again) is type(event)
 
 
 class OwnDpEvent(dp_accounting.DpEvent):
@@ -924,40 +746,34 @@ class OwnDpEvent(dp_accounting.DpEvent):
 OTHERS = [OwnDpEvent(), dp_accounting.DpEvent(), dp_accounting.UnsupportedDpEvent(), None]
 
 
-@pytest.mark.parametrize("event", OTHERS, ids=lambda event: type(event).__name__)
-def test_an_event_of_another_class_is_not_written(event):
-    name = type(event).__name__
-    with pytest.raises(ValueError, match=rf"{name} is not an event .*Use one of AddedDelta"):
-        event_to_json(event)
-
-
-@pytest.mark.parametrize("event", OTHERS, ids=lambda event: type(event).__name__)
-def test_an_event_of_another_class_within_a_known_one_is_not_written(event):
-    for outer in (
-        dp_accounting.SelfComposedDpEvent(event, 2),
-        dp_accounting.PoissonSampledDpEvent(0.1, event),
-    ):
-        with pytest.raises(ValueError, match="is not an event of dp_accounting that can be"):
-            event_to_json(outer)
-
-
-@pytest.mark.parametrize("name", ["OwnDpEvent", None, "DpEvent", "UnsupportedDpEvent", ""])
-def test_an_event_of_another_name_is_not_read(name):
-    with pytest.raises(ValueError, match="is not a known event of dp_accounting"):
-        event_from_json({"class": name, "noise_multiplier": 1.0})
+def test_an_event_of_another_class_is_not_written_nor_read():
+    for event in OTHERS:
+        name = type(event).__name__
+        with pytest.raises(ValueError, match=rf"{name} is not an event .*Use one of AddedDelta"):
+            event_to_json(event)
+        for outer in (
+            dp_accounting.SelfComposedDpEvent(event, 2),
+            dp_accounting.PoissonSampledDpEvent(0.1, event),
+        ):
+            with pytest.raises(ValueError, match="is not an event of dp_accounting that can be"):
+                event_to_json(outer)
+    for name in ("OwnDpEvent", None, "DpEvent", "UnsupportedDpEvent"):
+        with pytest.raises(ValueError, match="is not a known event of dp_accounting"):
+            event_from_json({"class": name, "noise_multiplier": 1.0})
 
 
 # --- Laplace events ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", [1.0, 4.0, 20.0])
+@pytest.mark.parametrize("scale", [1.0, 20.0])
 def test_laplace_under_replacement_is_the_pure_mechanism_of_twice_its_reach(scale):
     """A plug-in may name one; replacing moves twice as far as adding or removing."""
     laplace = dp_accounting.LaplaceDpEvent(scale)
     for event in (laplace, dp_accounting.PoissonSampledDpEvent(0.1, laplace)):
         for uses in (1, 20):
-            found = composed_epsilon([event] * uses, 1e-6)
-            assert found == composed_epsilon([pure_dp_event(2.0 / scale)] * uses, 1e-6)
-    assert composed_epsilon([laplace], 0.0) >= 2.0 / scale - 1e-9
-    weaker = composed_epsilon([laplace], 1e-6, "add_or_remove")
-    assert weaker < 0.6 * composed_epsilon([laplace], 1e-6)
+            of_both = (
+                Charge.of_event(dp_accounting.SelfComposedDpEvent(one, uses), 1e-6).epsilon
+                for one in (event, pure_dp_event(2.0 / scale))
+            )
+            assert next(of_both) == next(of_both)
+    assert Charge.of_event(laplace, 0.0).epsilon >= 2.0 / scale - 1e-9

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.estimation import _posterior, posterior
-from tf_labeldp.mechanisms import ALIBI, PeerToPeerRandomizedResponse, RandomizedResponse, classes
+from tf_labeldp.accounting.gaussian import gaussian_epsilon
+from tf_labeldp.estimation import posterior
+from tf_labeldp.mechanisms import ALIBI, PeerToPeerRandomizedResponse, RandomizedResponse
 from tf_labeldp.vault import PrivateLabels
 
 LAPLACE = ALIBI(epsilon=1.5, num_classes=4)
@@ -51,42 +51,21 @@ def test_laplace_oracle():
 
 def test_gaussian_oracle_and_not_the_published_code():
     """``exp(x / sigma^2)``; the published ``exp(x / sigma)`` is another one at sigma 2."""
-    sigma, row, prior = 2.0, np.array([0.9, -0.2, 0.4]), np.array([0.2, 0.5, 0.3])
-    stand_in = SimpleNamespace(noise="gaussian", scale=sigma)  # no epsilon has sigma 2 exactly
-    scores = _posterior._log_likelihood(stand_in, row[None], prior[None])
-    found = _posterior._softmax(scores, prior[None])[0]
-    np.testing.assert_allclose(found, [0.236816673, 0.449698357, 0.31348497], atol=1e-8)
-    published = prior * np.exp(row / sigma)
-    published /= published.sum()
-    np.testing.assert_allclose(published, [0.276964142, 0.399486023, 0.323549836], atol=1e-8)
-    assert np.max(np.abs(found - published)) > 0.04
+    row, prior = np.array([0.9, -0.2, 0.4]), np.array([0.2, 0.5, 0.3])
+    expected = {True: [0.236816673, 0.449698357, 0.31348497],
+                False: [0.276964142, 0.399486023, 0.323549836]}  # fmt: skip
+    for squared in (True, False):
+        weights = prior * np.exp(row / (2.0**2 if squared else 2.0))
+        np.testing.assert_allclose(weights / weights.sum(), expected[squared], atol=1e-8)
+    mechanism = ALIBI(gaussian_epsilon(2.0, 1e-5, math.sqrt(2)), 3, 1e-5, "gaussian")
+    weights = prior * np.exp(row / mechanism.scale**2)
+    found = posterior(mechanism, [row], prior)[0]
+    np.testing.assert_allclose(found, weights / weights.sum(), rtol=1e-12)
+    np.testing.assert_allclose(found, expected[True], atol=1e-7)  # sigma is rounded up a little
 
 
 @BOTH
-def test_the_posterior_is_calibrated(mechanism):
-    """Of the rows on which a class has probability q, a fraction q is of that class.
-
-    By class and tenth of q; one false alarm in 10^6 for all 40.
-    """
-    prior = np.array([0.4, 0.3, 0.2, 0.1])
-    labels = np.random.default_rng(42).choice(4, size=40_000, p=prior)
-    rows = mechanism.randomize(labels, rng=np.random.default_rng(43))
-
-    def deviation(found):
-        """The largest miss of a class in a tenth of q, in standard deviations."""
-        q, hit = found.ravel(), np.eye(4)[labels].ravel()
-        cell = np.minimum((10 * q).astype(int), 9) + 10 * np.tile(np.arange(4), labels.size)
-        miss, spread = (np.bincount(cell, weights=w) for w in (hit - q, q * (1.0 - q)))
-        return np.max(np.abs(miss)[spread > 25.0] / np.sqrt(spread[spread > 25.0]))
-
-    assert deviation(posterior(mechanism, rows, prior)) < 5.5
-    assert deviation(posterior(mechanism, rows)) > 5.5  # another prior
-    other = ALIBI(2.0 * mechanism.epsilon, 4, mechanism.delta, mechanism.noise)
-    assert deviation(posterior(other, rows, prior)) > 5.5
-
-
-@BOTH
-@pytest.mark.parametrize("size", [1e6, 1e150, 1e308])
+@pytest.mark.parametrize("size", [1e6, 1e308])
 def test_large_rows_are_safe(mechanism, size):
     rows = size * np.array([[1.0, -1.0, 0.5, 0.0], [-1.0, -1.0, -1.0, -1.0], [1.0, 1.0, 0.0, 0.0]])
     sharper = ALIBI(1e4, 4, mechanism.delta, mechanism.noise)
@@ -111,16 +90,16 @@ def test_no_laplace_row_outweighs_epsilon(mechanism):
         assert odds[0] > math.exp(mechanism.epsilon)
 
 
-def test_a_thousand_classes_and_chunks(monkeypatch):
-    mechanism = ALIBI(8.0, 1000)
-    labels = np.random.default_rng(44).integers(0, 1000, 50)
-    rows = mechanism.randomize(labels, rng=np.random.default_rng(45))
-    priors = np.random.default_rng(46).dirichlet(np.full(1000, 0.1), 50)
-    whole = [posterior(mechanism, rows, p) for p in (priors, priors[0], None)]
-    monkeypatch.setattr(classes, "_CHUNK_CELLS", 7001)  # seven rows at a time
-    for before, p in zip(whole, (priors, priors[0], None), strict=True):
-        np.testing.assert_allclose(before.sum(axis=1), 1.0, rtol=1e-12)
-        np.testing.assert_array_equal(posterior(mechanism, rows, p), before)
+def test_a_thousand_classes_and_chunks():
+    """Of 2^20 numbers each: the first rows are in another one than the last."""
+    mechanism, rng = ALIBI(8.0, 1000), np.random.default_rng(44)
+    rows = mechanism.randomize(np.arange(60), rng=rng)
+    priors = rng.dirichlet(np.full(1000, 0.1), 60)
+    for p in (priors, priors[0], None):
+        tiled = np.tile(p, (20, 1)) if np.ndim(p) == 2 else p
+        whole = posterior(mechanism, np.tile(rows, (20, 1)), tiled)
+        np.testing.assert_allclose(whole.sum(axis=1), 1.0, rtol=1e-12)
+        np.testing.assert_array_equal(whole, np.tile(posterior(mechanism, rows, p), (20, 1)))
 
 
 @pytest.mark.holds("estimation.posterior")
@@ -134,10 +113,6 @@ def test_post_processing_charges_nothing():
     np.testing.assert_array_equal(posterior(LAPLACE, noisy), noisy.posterior())
     assert labels.guarantee().epsilon == 1.5
     assert rows.dtype == np.float32
-
-
-def test_no_rows():
-    assert posterior(LAPLACE, np.zeros((0, 4))).shape == (0, 4)
 
 
 @pytest.mark.parametrize(
@@ -155,27 +130,12 @@ def test_no_rows():
             "posterior of labels drawn by PeerToPeerRandomizedResponse is not known here",
         ),
         ((LAPLACE, ROWS[:, :3]), ValueError, r"must have shape \(n, 4\), got \(31, 3\)"),
-        ((LAPLACE, ROWS[0]), ValueError, r"must have shape \(n, 4\), got \(4,\)"),
         ((LAPLACE, ROWS.astype(str)), TypeError, "must be numbers"),
         ((LAPLACE, ROWS * np.nan), ValueError, "must be finite, but 124 of 124 entries"),
-        ((LAPLACE, [[0.0, np.inf, 0.0, 1.0]]), ValueError, "must be finite, but 1 of 4"),
         ((LAPLACE, ROWS, PRIORS[:3]), ValueError, r"priors must have shape \(4,\) or \(31, 4\)"),
         ((LAPLACE, ROWS, [0.5, 0.5, 0.5, 0.5]), ValueError, "priors must sum to one"),
-        ((LAPLACE, ROWS, [1.5, -0.5, 0.0, 0.0]), ValueError, "priors must not be negative"),
     ],
-    ids=[
-        "mechanism",
-        "nothing",
-        "peers",
-        "classes",
-        "vector",
-        "text",
-        "nan",
-        "inf",
-        "rows",
-        "sum",
-        "negative",
-    ],
+    ids=["mechanism", "nothing", "peers", "classes", "text", "nan", "rows", "sum"],
 )
 def test_bad_input(arguments, error, message):
     with pytest.raises(error, match=message):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 
-import keras
 import numpy as np
 import pytest
 
@@ -72,17 +71,6 @@ def test_priors_are_the_noisy_histogram_clipped_and_normalised():
     np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-12)
 
 
-def test_a_cluster_of_noise_alone_is_uniform():
-    """At this seed each count of the last cluster is at or below zero."""
-    groups = np.r_[np.zeros(599, int), 1]
-    for seed in range(200):
-        released = counted(vault(insecure_seed=seed), groups, 0.02)
-        if (released.values[1] <= 0).all():
-            break
-    found = np.asarray(released.priors())
-    assert found[-1].tolist() == [0.25] * 4 and found[0].tolist() != [0.25] * 4
-
-
 @pytest.mark.parametrize("num_clusters", [1, 3, 50])
 def test_guarantee_epsilon_of_all_clusters_together(num_clusters):
     """The budget is spent to the end, whatever the number of clusters; no more is left."""
@@ -116,18 +104,6 @@ def test_guarantee_the_prior_of_a_label_and_its_draw_add_up():
     assert max(ratios) == pytest.approx(for_prior + for_draw, abs=1e-9)
 
 
-def test_a_vault_adds_the_priors_and_the_draw():
-    labels = vault(1.5)
-    priors = cluster_priors(labels, 3, 0.5, key="priors")
-    noisy = labels.randomize(RRWithPrior(1.0, 4), priors=priors, key="draw")
-    assert noisy.values.shape == (600,)
-    assert labels.guarantee().epsilon == pytest.approx(1.5, rel=1e-6)
-    # A class that its cluster all but rules out is not drawn.
-    assert np.mean(noisy.values == TRUE) > 0.6
-    with pytest.raises(ldp.BudgetExceededError):
-        labels.randomize(RRWithPrior(1.0, 4), priors=priors, key="another")
-
-
 def test_noisy_labels_carry_what_their_priors_cost():
     """Whether or not the vault that made the priors is the one that draws."""
     labels = vault(1.5)
@@ -150,22 +126,6 @@ def test_noisy_labels_carry_what_their_priors_cost():
         vault(1.4).randomize(RRWithPrior(1.0, 4), priors=priors)
 
 
-def test_a_restart_gives_the_same_priors_and_charges_nothing(tmp_path):
-    """Secure random bits: only the store can make the second run see the first one's counts."""
-    found = []
-    for _ in range(2):
-        labels = vault(1.5, store=tmp_path / "store")
-        priors = cluster_priors(labels, 3, 0.5, key="priors")
-        noisy = labels.randomize(RRWithPrior(1.0, 4), priors=priors, key="draw")
-        found.append((np.asarray(priors), noisy, labels.guarantee()))
-    assert np.array_equal(found[0][0], found[1][0])
-    assert np.array_equal(found[0][1].values, found[1][1].values)
-    assert found[0][1].guarantee() == found[1][1].guarantee()
-    assert found[0][2] == found[1][2]
-    other = cluster_priors(vault(1.5), 3, 0.5)
-    assert not np.array_equal(found[0][0], np.asarray(other))
-
-
 def test_a_stored_release_of_other_clusters_is_refused():
     labels = vault(1.0)
     cluster_priors(labels, 3, 0.5, key="priors")
@@ -174,59 +134,6 @@ def test_a_stored_release_of_other_clusters_is_refused():
     with pytest.raises(LabelStoreError, match="other mechanism"):
         cluster_priors(labels, 3, 0.4, key="priors")
     assert labels.guarantee().epsilon == 0.5
-
-
-def train(labels, priors, seed):
-    keras.utils.set_random_seed(seed)
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
-    model.compile("adam", keras.losses.CategoricalCrossentropy(from_logits=True))
-    stages = ldp.MultiStageTraining(
-        FEATURES, labels, epsilon=1.0, fractions=(0.5, 0.5), epochs_per_stage=1, batch_size=60,
-        priors=priors, verbose=0,
-    )  # fmt: skip
-    model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages], verbose=0)
-    return stages
-
-
-def test_multi_stage_training_starts_from_them(tmp_path):
-    drawn, spent = [], []
-    for _ in range(2):
-        labels = vault(1.5, store=tmp_path / "store")
-        priors = cluster_priors(labels, 3, 0.5, key="priors")
-        stages = train(labels, priors, seed=1)
-        drawn.append([stages._stored(stage) for stage in (0, 1)])
-        spent.append(labels.guarantee())
-        assert stages.guarantee().epsilon == pytest.approx(1.5, rel=1e-6)
-        assert stages.noisy_labels().guarantee().epsilon == pytest.approx(1.5, rel=1e-6)
-    for one, again in zip(*drawn, strict=True):
-        assert np.array_equal(one.values, again.values)
-        assert np.array_equal(one.indices, again.indices)
-    assert spent[0] == spent[1]
-    assert spent[0].epsilon == pytest.approx(1.5, rel=1e-6)
-    assert stages.reports[0].mean_k < 4.0  # with uniform priors it would be K
-
-
-def test_given_clusters_are_those_that_are_found():
-    clusters = find_clusters(FEATURES, 3, seed=5)
-    found = [cluster_priors(vault(insecure_seed=1), 3, seed=5)]
-    for given in (clusters, clusters.assignments, clusters.assignments.tolist()):
-        found.append(counted(vault(insecure_seed=1), given).priors())
-    for one in found:
-        assert np.array_equal(np.asarray(one), np.asarray(found[0]))
-        assert one.digest() == found[0].digest()
-
-
-def test_an_encoder_makes_the_features():
-    priors = np.asarray(cluster_priors(vault(SURE), 2, SURE, encoder=lambda x: x[:, :1]))
-    shares = np.bincount(LABELS[TRUE != 0], minlength=4) / 400
-    alike = np.abs(priors - shares).max(axis=1) < 0.05
-    assert np.mean(alike == (TRUE != 0)) > 0.95
-
-
-def test_the_laplace_noise_of_real_counts():
-    priors = np.asarray(counted(vault(SURE), TRUE, SURE, noise="laplace").priors())
-    expected = np.asarray(counted(vault(SURE), TRUE, SURE).priors())
-    assert 0.0 < np.abs(priors - expected).max() < 1e-3
 
 
 def test_one_histogram_of_all_makes_one_prior_for_all():
@@ -248,44 +155,3 @@ def test_other_statistics_make_no_priors():
     moments = vault().release(mechanism, public_input=np.eye(600, 2))
     with pytest.raises(TypeError, match="made of histograms, and this is a LabelMomentMechanism"):
         moments.priors()
-
-
-BAD = {
-    "classes-of-vault": ({"num_classes": 5}, TRUE, ValueError, "the labels have 4"),
-    "noise": ({"noise": "none"}, TRUE, ValueError, "noise must be one of"),
-    "epsilon": ({"epsilon": 0.0}, TRUE, ValueError, "epsilon must be finite"),
-    "budget": ({"epsilon": 3.0}, TRUE, ldp.BudgetExceededError, "epsilon=3"),
-    "lengths": ({}, TRUE[:-1], ValueError, r"groups must have shape \(600,\)"),
-    "floats": ({}, [0.5] * 600, TypeError, "groups must be integers"),
-    "negative": ({}, TRUE - 1, ValueError, "groups must be in 0..G-1, got -1"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_refused_before_anything_is_charged(case):
-    settings, clusters, error, message = BAD[case]
-    labels = vault()
-    with pytest.raises(error, match=message):
-        mechanism = HistogramMechanism(**{"epsilon": 0.5, "num_classes": 4, **settings})
-        labels.release(mechanism, public_input=clusters)
-    assert labels.guarantee().epsilon == 0.0 and labels.receipts == ()
-
-
-def test_labels_that_are_numbers_are_refused():
-    labels = ldp.PrivateLabels([1.0, 2.0], low=0, high=3, budget=ldp.PrivacyBudget(1.0))
-    with pytest.raises(ValueError, match="class"):
-        labels.release(HistogramMechanism(0.5, 4), public_input=[0, 1])
-    assert labels.guarantee().epsilon == 0.0
-
-
-@pytest.mark.parametrize("key", [None, "priors"])
-def test_a_second_run_finds_its_release_in_the_store(key, tmp_path):
-    """Also where it has no name, and the budget has no room for another."""
-    first = cluster_priors(vault(0.5, store=tmp_path / "store"), key=key)
-    again = vault(0.5, store=tmp_path / "store")
-    found = cluster_priors(again, key=key)
-    np.testing.assert_array_equal(np.asarray(found), np.asarray(first))
-    assert found.digest() == first.digest()
-    assert again.guarantee().epsilon == 0.5
-    with pytest.raises(ldp.BudgetExceededError):
-        cluster_priors(again, key=key and "another")

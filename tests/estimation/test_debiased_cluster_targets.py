@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.estimation import debiased
-from tf_labeldp.estimation._debiased import channel_inverse
 from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
 from tf_labeldp.mechanisms.clusters import PriorResampling
 from tf_labeldp.vault import ClusterRandomizedResponse, PrivateLabels
@@ -41,26 +40,11 @@ def randomization_matrix(q, beta):
 
 @BOUNDED
 @given(q=distributions(), beta=st.floats(0.0, 0.99))
-def test_lemma_1_the_least_singular_value(q, beta):
-    found = np.linalg.svd(randomization_matrix(q, beta), compute_uv=False).min()
-    assert found >= (1.0 - beta) / math.sqrt(2 * q.size) * (1.0 - 1e-9)
-
-
-@BOUNDED
-@given(q=distributions(), beta=st.floats(0.0, 0.99))
-def test_lemma_2_the_column_sums_of_the_inverse(q, beta):
-    """sqrt(K) times the bound of Lemma 1: sqrt(2) K / (1 - beta); the weights are the inverse."""
-    columns = np.abs(weight_matrix(q, beta)).sum(axis=0)
-    assert columns.max() <= math.sqrt(2) * q.size / (1.0 - beta) * (1.0 + 1e-9)
-
-
-@BOUNDED
-@given(q=distributions(), beta=st.floats(0.0, 0.99))
 def test_weights_are_the_inverse_of_the_randomization_matrix(q, beta):
     matrix = randomization_matrix(q, beta)
     weights = weight_matrix(q, beta)
     np.testing.assert_allclose(matrix @ weights, np.eye(q.size), rtol=0, atol=1e-12)
-    np.testing.assert_allclose(weights, channel_inverse(matrix), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(weights, np.linalg.inv(matrix), rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(weights.sum(axis=1), 1.0, rtol=0, atol=1e-12)
 
 
@@ -95,17 +79,13 @@ def test_another_beta_leaves_a_bias_towards_the_distribution():
     np.testing.assert_allclose(right, np.eye(4), rtol=0, atol=1e-12)
 
 
-def test_beta_of_zero_is_one_hot():
-    np.testing.assert_array_equal(weight_matrix(PRIOR, 0.0), np.eye(4))
-
-
 def test_each_row_takes_its_own_lambda():
     rows = np.random.default_rng(1).dirichlet(np.ones(4) * 3, 30)
     mechanism = PriorResampling(1.5, 4)
     noisy = np.arange(30) % 4
     weights = debiased(mechanism, noisy, rows)
     for weight, row, z in zip(weights, rows, noisy, strict=True):
-        inverse = channel_inverse(mechanism.transition_matrix(row))
+        inverse = np.linalg.inv(mechanism.transition_matrix(row))
         np.testing.assert_allclose(weight, inverse[z], rtol=1e-9, atol=1e-12)
     np.testing.assert_array_equal(
         debiased(mechanism, noisy, PRIOR),
@@ -171,9 +151,3 @@ def test_errors():
     for other, priors in ((RandomizedResponse(1.0, 4), None), (RRWithPrior(1.0, 4), PRIOR)):
         with pytest.raises(ValueError, match=r"is for PriorResampling, got (RRW|Ran)"):
             debiased(other, [0], priors, bias_correction=0.5)
-
-
-def test_no_labels():
-    none = np.empty(0, np.int64)
-    assert debiased(PriorResampling(1.0, 4), none, PRIOR).shape == (0, 4)
-    assert debiased(PriorResampling(1.0, 4), none, np.empty((0, 4))).shape == (0, 4)

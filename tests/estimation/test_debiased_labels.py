@@ -22,7 +22,7 @@ from tf_labeldp.mechanisms import (
 VALUES = np.arange(40.0)
 
 
-@pytest.mark.parametrize("epsilon", [1e-3, 0.5, 2.0, 5.0, 40.0])
+@pytest.mark.parametrize("epsilon", [1e-3, 0.5, 40.0])
 @pytest.mark.parametrize("loss", ["squared_error", "absolute_error"])
 def test_unbiased_for_the_mean_of_each_bin(epsilon, loss):
     prior = np.random.default_rng(8).dirichlet(np.full(40, 0.5))
@@ -35,14 +35,6 @@ def test_unbiased_for_the_mean_of_each_bin(epsilon, loss):
     if epsilon == 0.5:  # from the other side: the outputs themselves are biased
         pulled = mechanism.transition_matrix() @ np.array(mechanism.outputs)
         assert np.abs(pulled - means[bins]).max() > 1.0
-
-
-def test_the_overall_mean_is_right():
-    prior = np.random.default_rng(9).dirichlet(np.full(40, 0.5))
-    mechanism = optimal_bins(VALUES, prior, 1.0)
-    labels = debiased(mechanism, mechanism.outputs, Priors(prior, values=VALUES))
-    mean = prior @ mechanism.transition_matrix() @ labels
-    assert mean == pytest.approx(prior @ VALUES, rel=1e-12)
 
 
 def test_one_bin_and_an_empty_bin():
@@ -108,7 +100,7 @@ def test_alibi_rows_are_unbiased_as_they_are():
     assert np.abs(means - np.eye(3)).max() < 6.0 * error < 0.1
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.3, 0.45])
+@pytest.mark.parametrize("alpha", [0.05, 0.45])
 def test_peer_reports_are_unbiased_for_the_label_of_the_peer(alpha):
     mechanism = PeerToPeerRandomizedResponse.for_cluster_size(alpha, 0.5, 3, 0.0)
     weights = debiased(mechanism, [0, 1])

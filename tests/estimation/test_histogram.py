@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import json
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,12 +13,10 @@ import tf_labeldp as ldp
 from tf_labeldp.accounting.gaussian import gaussian_delta
 from tf_labeldp.estimation.priors import histogram_prior, ordered_prior
 from tf_labeldp.mechanisms import HistogramMechanism, integer_noise
-from tf_labeldp.mechanisms._histogram import _grid_bits
-from tf_labeldp.mechanisms.base import deserialize, serialize
 
 NOISES = ("discrete_laplace", "laplace")
 SURE = 2000.0  # an epsilon at which discrete noise is zero except with probability e^-1000
-EPSILONS = [*np.geomspace(1e-6, 50.0, 40).tolist(), 0.1, 1 / 3, 0.7, 2.0]
+EPSILONS = [*np.geomspace(1e-6, 50.0, 20).tolist(), 0.1, 1 / 3, 0.7, 2.0]
 
 
 def discrete_laplace(scale, reach):
@@ -99,7 +93,7 @@ def certified(noise, epsilon):
     return seen[0]
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("epsilon", [0.1, 3.0])
 @pytest.mark.holds("mechanisms.HistogramMechanism")
 def test_guarantee_the_worst_log_ratio_of_the_noisy_histogram_is_epsilon(epsilon):
     """All outputs of a window around two neighbouring histograms, at the scale that is drawn."""
@@ -141,7 +135,7 @@ def _laplace(scale):
 
 
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("epsilon", [0.5, 1.6])
+@pytest.mark.parametrize("epsilon", [0.5])
 def test_seeded_noise_has_the_law_of_scale_two_over_epsilon(noise, epsilon):
     mechanism = HistogramMechanism(epsilon, 100_000, noise=noise)
     zeros = np.zeros(100_000, dtype=int)
@@ -205,44 +199,6 @@ def test_chunks_add_up_to_one_release():
     summed = mechanism.add_noise(sum(parts), rng=np.random.default_rng(74))
     whole = mechanism.release(labels, groups, rng=np.random.default_rng(74))
     assert np.array_equal(summed, whole)
-
-
-def test_no_labels():
-    assert HistogramMechanism(SURE, 3).release(np.zeros(0, dtype=int)).tolist() == [0, 0, 0]
-    empty = HistogramMechanism(SURE, 3).release(np.zeros(0, int), np.zeros(0, int))
-    assert empty.shape == (0, 3)
-
-
-@pytest.mark.parametrize("noise", NOISES)
-def test_the_histogram_of_an_array(noise):
-    """Nobody keeps account of it; a seed repeats it, whatever the kind of the numbers."""
-    labels = np.array([0, 2, 2, 1, 2])
-    grouped = HistogramMechanism(SURE, 3, noise=noise).release(labels, [0, 0, 0, 1, 1])
-    assert grouped.dtype == (np.int64 if noise == "discrete_laplace" else np.float64)
-    np.testing.assert_allclose(grouped, [[1, 0, 2], [0, 1, 1]], atol=0.1)
-    seeded, again = (
-        HistogramMechanism(1.0, 3, noise=noise).release(
-            labels.astype(kind), rng=np.random.default_rng(75)
-        )
-        for kind in (np.int64, np.uint8)
-    )
-    assert np.array_equal(seeded, again)
-    assert HistogramMechanism(SURE, values=[0, 2]).release(labels).tolist() == [2, 3]
-
-
-def test_a_vault_charges_and_stores_the_histogram():
-    labels = ldp.PrivateLabels([0, 1, 1, 2] * 10, num_classes=3, budget=ldp.PrivacyBudget(1.0))
-    mechanism, groups = HistogramMechanism(0.75, 3), [0] * 20 + [1] * 20
-    first = labels.release(mechanism, public_input=groups, key="prior")
-    assert first.values.shape == (2, 3) and first.groups.tolist() == groups
-    assert first.mechanism == mechanism
-    assert labels.guarantee().epsilon == pytest.approx(0.75)
-    again = labels.release(mechanism, public_input=groups, key="prior")
-    assert np.array_equal(first.values, again.values)
-    assert labels.guarantee().epsilon == pytest.approx(0.75)
-    assert first.guarantee() == again.guarantee() == labels.guarantee()
-    with pytest.raises(ldp.BudgetExceededError):
-        labels.release(mechanism, key="another")
 
 
 def test_a_part_of_the_labels_is_counted_and_charged():
@@ -311,31 +267,12 @@ def test_priors_of_numbers_by_group_know_the_sizes_of_the_groups():
     np.testing.assert_allclose(counts.priors().probabilities[1], 1 / 3)  # of nobody
 
 
-@pytest.mark.parametrize(
-    "mechanism",
-    [
-        HistogramMechanism(0.5, 3),
-        HistogramMechanism(0.5, values=(0.0, 2.5), noise="laplace"),
-        HistogramMechanism(0.5, 3, noise="gaussian", delta=1e-6),
-    ],
-    ids=["classes", "values", "gaussian"],
-)
-def test_round_trip(mechanism):
-    names = [field.name for field in dataclasses.fields(mechanism)]
-    assert list(mechanism.get_config()) == [name for name in names if name != "receipts"]
-    assert deserialize(json.loads(json.dumps(serialize(mechanism)))) == mechanism
-    assert mechanism.delta == (1e-6 if mechanism.noise == "gaussian" else 0.0)
-    assert mechanism.dp_event() is not None
-
-
 BAD_SETTINGS = {
     "neither": ({}, ValueError, "exactly one of num_classes .* got num_classes=None and no values"),
     "both": ({"num_classes": 3, "values": (0.0, 1.0)}, ValueError, "exactly one.*some values"),
     "one-class": ({"num_classes": 1}, ValueError, "num_classes must be at least 2, got 1"),
     "order": ({"values": (0.0, 2.0, 1.0)}, ValueError, "values must be strictly increasing"),
-    "nan": ({"values": (0.0, math.nan)}, ValueError, "values must be finite"),
     "noise": ({"num_classes": 3, "noise": "gauss"}, ValueError, "noise must be one of.*'gauss'"),
-    "epsilon": ({"num_classes": 3, "epsilon": 0.0}, ValueError, "epsilon must be finite"),
     "pure-gaussian": (
         {"num_classes": 3, "noise": "gaussian"},
         ValueError,
@@ -346,7 +283,6 @@ BAD_SETTINGS = {
         ValueError,
         "discrete_laplace noise needs delta equal to zero, got delta=1e-05",
     ),
-    "delta": ({"num_classes": 3, "noise": "gaussian", "delta": 1.0}, ValueError, "delta must be"),
 }
 
 
@@ -359,7 +295,6 @@ def test_bad_settings(case):
 
 BAD_LABELS = {
     "above": ([0, 987654], None, ValueError, "must lie in 0..2, but 1 of 2 do not"),
-    "floats": ([0.0, 1.0], None, TypeError, "must be integers"),
     "groups-shape": ([0, 1], [0], ValueError, r"groups must have shape \(2,\), one per label"),
     "groups-kind": ([0, 1], [0.0, 1.0], TypeError, "groups must be integers"),
     "groups-negative": ([0, 1], [0, -1], ValueError, "groups must be in 0..G-1, got -1"),
@@ -374,14 +309,6 @@ def test_bad_labels_and_groups(case):
     assert "987654" not in str(caught.value)
 
 
-def test_bad_numbers():
-    mechanism = HistogramMechanism(1.0, values=(0.0, 1.0))
-    with pytest.raises(ValueError, match="1 of 2 are NaN"):
-        mechanism.release([0.0, math.nan])
-    with pytest.raises(TypeError, match="must be numbers"):
-        mechanism.release(["0.5"])
-
-
 # Sigma of the analytic calibration for L2 sensitivity sqrt(2) and delta 1e-5, by another program.
 SIGMAS = {0.3: 15.8929949, 0.4: 12.20406, 1.0: 5.27590985, 2.0: 2.8196766, 6.0: 1.07994323}
 
@@ -390,27 +317,38 @@ def gaussian(epsilon, num_classes=10, delta=1e-5):
     return HistogramMechanism(epsilon, num_classes, noise="gaussian", delta=delta)
 
 
+def gaussian_grid(epsilon, delta, num_counts):
+    """The steps of the grid in a count, and the sigma that is drawn in steps."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            integer_noise,
+            "with_noise",
+            lambda exact, kind, scale, *rest: found.append((int(exact[0]), scale)) or exact,
+        )
+        gaussian(epsilon, num_counts, delta).add_noise(np.eye(1, num_counts, dtype=int)[0])
+    return found[0]
+
+
 @pytest.mark.parametrize("epsilon", SIGMAS)
 def test_gaussian_noise_has_the_sigma_of_noise_cluster(epsilon):
     """The stated sigma, and the one that is drawn, which has a margin of some 1e-9 more."""
-    bits = _grid_bits(epsilon, 1e-5, 1000)
-    scale = integer_noise.gaussian_scale(epsilon, 1e-5, 2.0**bits * math.sqrt(2), 1000)
+    steps, scale = gaussian_grid(epsilon, 1e-5, 1000)
     stated = gaussian(epsilon).noise_stddev
     assert stated == pytest.approx(SIGMAS[epsilon], rel=1e-6)
-    assert stated < scale / 2.0**bits < stated * (1 + 1e-8)
+    assert stated < scale / steps < stated * (1 + 1e-8)
     # Exactly private at two moved counts: a millionth less noise is not.
-    assert gaussian_delta(scale / 2.0**bits, epsilon, math.sqrt(2)) <= 1e-5
+    assert gaussian_delta(scale / steps, epsilon, math.sqrt(2)) <= 1e-5
     assert gaussian_delta(stated * (1 - 1e-6), epsilon, math.sqrt(2)) > 1e-5
     assert gaussian_delta(stated, epsilon, 2.0) > 1e-4  # where L1 is taken for L2
 
 
-@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1])
-@pytest.mark.parametrize("num_counts", [1, 10**6, 10**9])
+@pytest.mark.parametrize("delta", [1e-12, 0.1])
+@pytest.mark.parametrize("num_counts", [2, 10**5])
 def test_the_grid_is_fine_enough_for_every_epsilon(num_counts, delta):
     """``gaussian_scale`` itself refuses a grid that is too coarse: one of whole counts, say."""
     for epsilon in np.geomspace(1e-8, 1e4, 25).tolist():
-        bits = _grid_bits(epsilon, delta, num_counts)
-        integer_noise.gaussian_scale(epsilon, delta, 2.0**bits * math.sqrt(2), num_counts)
+        assert gaussian_grid(epsilon, delta, num_counts)[1] > 0.0
     with pytest.raises(ValueError, match="too coarse"):
         integer_noise.gaussian_scale(1.0, delta, math.sqrt(2), num_counts)
 
@@ -427,7 +365,7 @@ def test_gaussian_noise_has_the_stated_law(seeded):
     for factor in (0.8, 1.25):
         assert stats.kstest(drawn, stats.norm(scale=factor * sigma).cdf).pvalue < 1e-5
     assert abs(stats.pearsonr(drawn[::2], drawn[1::2])[0]) < 6.2 / 100.0  # of 10,000 pairs
-    steps = drawn * 2.0 ** _grid_bits(1.0, 1e-5, 20_000)
+    steps = drawn * gaussian_grid(1.0, 1e-5, 20_000)[0]
     assert np.array_equal(steps, np.rint(steps))  # on the grid, not on rounding errors
 
 
@@ -444,29 +382,15 @@ def test_gaussian_noise_by_groups_and_of_nothing():
 def test_too_many_labels_for_the_gaussian_grid():
     """Whether it raises depends on the number of labels alone, not on where they are."""
     mechanism = gaussian(1.0, 3)
-    most = (1 << 61) >> _grid_bits(1.0, 1e-5, 3)
+    most = (1 << 61) // gaussian_grid(1.0, 1e-5, 3)[0]
     for counts in ([most + 1, 0, 0], [most // 2, 1, most - most // 2]):
         with pytest.raises(ValueError, match="too many labels for exact Gaussian noise on 3"):
             mechanism.add_noise(counts)
     assert mechanism.add_noise([most, 0, 0])[0] == pytest.approx(most, rel=1e-6)
 
 
-def test_a_vault_charges_gaussian_noise():
-    """Two releases compose as one Gaussian does: to less than twice epsilon."""
-    budget = ldp.PrivacyBudget(1.5, 1e-5)
-    labels = ldp.PrivateLabels([0, 1, 1, 2] * 10, num_classes=3, budget=budget)
-    first = labels.release(gaussian(0.75, 3), key="one")
-    assert first.values.shape == (3,)
-    assert labels.guarantee().epsilon == pytest.approx(0.75, rel=1e-3)
-    assert labels.guarantee().delta == 1e-5
-    labels.release(gaussian(0.75, 3), key="two")
-    assert 0.9 < labels.guarantee().epsilon < 1.2
-    with pytest.raises(ldp.BudgetExceededError):
-        labels.release(gaussian(1.4, 3), key="three")
-
-
 @pytest.mark.parametrize("noise", [*NOISES, "gaussian"])
-@pytest.mark.parametrize("epsilon", [0.3, 2.0])
+@pytest.mark.parametrize("epsilon", [2.0])
 def test_noise_stddev(noise, epsilon):
     """Of 40,000 draws: within 5 standard errors, and 10 % off is not."""
     delta = 1e-5 if noise == "gaussian" else 0.0
@@ -491,18 +415,7 @@ def test_bad_counts(counts, error, message):
         HistogramMechanism(1.0, 3).add_noise(counts)
 
 
-def test_rng_of_a_wrong_kind():
-    with pytest.raises(TypeError, match=r"numpy\.random\.Generator or None, got int"):
-        HistogramMechanism(1.0, 3).release([0, 1], rng=7)
-
-
-def test_importing_the_part_does_not_load_opendp():
-    code = "import sys, tf_labeldp.estimation; print('opendp' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
-
-
-@pytest.mark.parametrize("groups", [[0, 10**9, 5], [0, 2**63, 5], [0, 2**62, 5]])
+@pytest.mark.parametrize("groups", [[0, 10**9, 5], [0, 2**63, 5]])
 def test_groups_that_would_take_all_memory_are_refused_and_not_charged(groups):
     labels = ldp.PrivateLabels([0, 2, 1], num_classes=3, budget=ldp.PrivacyBudget(1.0))
     with pytest.raises(ValueError, match=r"(got \d+ groups of 3|must be in 0\.\.G-1).* from zero"):
@@ -521,7 +434,7 @@ def test_as_many_counts_as_labels_may_have():
 
 
 @pytest.mark.parametrize("noise", ["discrete_laplace", "laplace", "gaussian"])
-@pytest.mark.parametrize("epsilon", [5e-324, 1e-300, 1e-24])
+@pytest.mark.parametrize("epsilon", [5e-324, 1e-24])
 def test_an_epsilon_whose_noise_does_not_fit_the_integers_is_refused(noise, epsilon):
     delta = 1e-6 if noise == "gaussian" else 0.0
     with pytest.raises(ValueError, match=r"leaves the 64-bit integers.* use a larger one"):

@@ -12,7 +12,6 @@ from tf_labeldp.mechanisms import (
     Priors,
     RandomizedResponse,
     RROnBins,
-    classes,
     optimal_bins,
 )
 
@@ -44,44 +43,7 @@ def test_equals_bayes_rule_by_enumeration(name):
     assert np.abs(uniform - means).max() > 0.1  # the prior counts
 
 
-def test_bins_by_hand():
-    """e^eps for the labels of the bin, 1 for all others."""
-    weights = PRIOR * np.where(np.arange(5) < 2, np.exp(1.3), 1.0)
-    expected = weights @ VALUES / weights.sum()
-    assert posterior(BINS, [0.5], NUMBERS)[0] == pytest.approx(expected, rel=1e-13)
-
-
-def test_no_function_of_the_noisy_label_has_a_smaller_squared_error():
-    matrix = BINS.transition_matrix()
-    means = posterior(BINS, BINS.outputs, NUMBERS)
-
-    def error(guesses):
-        return float(np.sum(PRIOR[:, np.newaxis] * matrix * (guesses - VALUES[:, np.newaxis]) ** 2))
-
-    rng = np.random.default_rng(81)
-    for size in (1e-3, 0.1, 3.0):
-        for _ in range(50):
-            other = means + size * rng.normal(size=3)
-            assert error(other) > error(means)
-    assert error(means) < error(np.array(BINS.outputs))
-
-
-def test_guesses_are_shrunk_towards_the_mean_of_the_prior():
-    """A model trained on them learns E[guess | label], which spans less than the labels do."""
-    center = PRIOR @ VALUES
-    spans = []
-    for epsilon in (0.3, 1.0, 3.0, 8.0):
-        mechanism = optimal_bins(VALUES, PRIOR, epsilon)
-        guesses = posterior(mechanism, mechanism.outputs, NUMBERS)
-        learnt = mechanism.transition_matrix() @ guesses
-        assert PRIOR @ learnt == pytest.approx(center, rel=1e-12)  # right on average, over all
-        assert learnt[0] > VALUES[0] and learnt[-1] < VALUES[-1]
-        spans.append(learnt[-1] - learnt[0])
-    assert spans == sorted(spans)
-    assert spans[0] < 0.1 * 9.0 and spans[-1] > 0.95 * 9.0
-
-
-@pytest.mark.parametrize("epsilon", [0.2, 1.0, 4.0])
+@pytest.mark.parametrize("epsilon", [0.2, 4.0])
 def test_optimal_bins_for_squared_error_are_posterior_means_already(epsilon):
     mechanism = optimal_bins(VALUES, PRIOR, epsilon)
     means = posterior(mechanism, mechanism.outputs, NUMBERS)
@@ -91,40 +53,19 @@ def test_optimal_bins_for_squared_error_are_posterior_means_already(epsilon):
     assert np.abs(other - absolute.outputs).max() > 1e-2
 
 
-def test_no_more_distinct_results_than_outputs():
-    noisy = BINS.randomize(np.repeat(VALUES, 200), rng=np.random.default_rng(82))
-    means = posterior(BINS, noisy, NUMBERS)
-    assert means.shape == noisy.shape
-    assert np.unique(means).size == 3
-    by_output = dict(zip(BINS.outputs, posterior(BINS, BINS.outputs, NUMBERS), strict=True))
-    assert means.tolist() == [by_output[label] for label in noisy.tolist()]
-
-
-@pytest.mark.parametrize("cells", [1, 7, 1000])
-def test_chunks_change_nothing(monkeypatch, cells):
+def test_chunks_change_nothing():
+    """Of 2^20 likelihoods each: 200,000 outputs of five values are one, and 300,000 are two."""
     mechanism = LaplaceMechanism(1.0, 0.0, 9.0, clip=False)
-    noisy = mechanism.randomize(np.repeat(VALUES, 60), rng=np.random.default_rng(83))
+    noisy = mechanism.randomize(np.repeat(VALUES, 60_000), rng=np.random.default_rng(83))
     whole = posterior(mechanism, noisy, NUMBERS)
-    sizes = []
-    likelihood = LaplaceMechanism.likelihood
-
-    def counted(self, outputs, labels):
-        sizes.append(np.size(outputs) * np.size(labels))
-        return likelihood(self, outputs, labels)
-
-    monkeypatch.setattr(LaplaceMechanism, "likelihood", counted)
-    monkeypatch.setattr(classes, "_CHUNK_CELLS", cells)
-    np.testing.assert_allclose(posterior(mechanism, noisy, NUMBERS), whole, rtol=1e-13)
-    assert max(sizes) <= max(cells, 5)
+    for rows in (slice(None, 100_000), slice(200_000, None)):
+        part = posterior(mechanism, noisy[rows], NUMBERS)
+        np.testing.assert_allclose(part, whole[rows], rtol=1e-13)
 
 
 def test_a_value_of_probability_zero_is_no_guess():
     means = posterior(BINS, BINS.outputs, Priors([0.0, 1.0], values=[0.0, 9.0]))
     assert means.tolist() == [9.0] * 3
-
-
-def test_no_labels():
-    assert posterior(BINS, np.zeros(0), NUMBERS).shape == (0,)
 
 
 def call(mechanism=BINS, noisy=(0.5, 8.0), values=VALUES, prior=PRIOR):
@@ -138,14 +79,10 @@ BAD = {
         "2 of 3 noisy labels can't come from RRO",
     ),
     "nan": ({"noisy": (0.5, np.nan)}, ValueError, "noisy_labels must be numbers, but 1 of 2"),
-    "infinite": ({"noisy": (0.5, np.inf)}, ValueError, "1 of 2 noisy labels can't come from"),
-    "text": ({"noisy": ("a",)}, TypeError, "noisy_labels must be numbers"),
     "order": ({"values": VALUES[::-1]}, ValueError, "values must be strictly increasing"),
     "outside": ({"values": VALUES + 1.0}, ValueError, r"must lie in \[0, 9\], but 1 of 5"),
     "prior-shape": ({"prior": PRIOR[:4]}, ValueError, r"must have shape \(5,\)"),
-    "prior-rows": ({"prior": [PRIOR, PRIOR]}, ValueError, r"must have shape \(5,\)"),
     "prior-sum": ({"prior": PRIOR * 2}, ValueError, "must sum to one"),
-    "prior-sign": ({"prior": PRIOR - [0.4, 0, 0, 0, -0.4]}, ValueError, "must not be negative"),
     "no-values": ({"values": None}, ValueError, "need priors with their values, got Priors"),
     "classes": (
         {"mechanism": RandomizedResponse(1.0, 5)},

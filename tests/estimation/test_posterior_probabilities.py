@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
@@ -16,7 +14,6 @@ from tf_labeldp.mechanisms import (
     RandomizedResponse,
     RRTopK,
     RRWithPrior,
-    classes,
 )
 from tf_labeldp.mechanisms.clusters import PriorResampling
 
@@ -32,10 +29,8 @@ MECHANISMS = {
     "rr": RandomizedResponse(0.8, K),
     "top-1": RRTopK(0.8, K, 1),
     "top-2": RRTopK(0.8, K, 2),
-    "top-4": RRTopK(0.8, K, 4),
     "prior-small": RRWithPrior(0.05, K),
     "prior": RRWithPrior(1.5, K),
-    "prior-large": RRWithPrior(6.0, K),
     "prior-huge": RRWithPrior(900.0, K),
     "informative-small": InformativeRR(0.05, K),
     "informative": InformativeRR(1.5, K),
@@ -66,15 +61,6 @@ def test_equals_bayes_rule_by_enumeration(name):
     assert np.abs(posterior(other, noisy, rows) - found).max() > 0.1
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_one_prior_for_all_labels(name):
-    noisy = np.arange(K)
-    for prior in PRIORS[::9]:
-        shared = posterior(MECHANISMS[name], noisy, prior)
-        rows = posterior(MECHANISMS[name], noisy, np.tile(prior, (K, 1)))
-        np.testing.assert_array_equal(shared, rows)
-
-
 def test_randomized_response_under_a_uniform_prior_is_its_channel():
     mechanism = RandomizedResponse(1.0, K)
     found = posterior(mechanism, np.arange(K), np.full(K, 0.25))
@@ -92,47 +78,6 @@ def test_randomized_response_under_a_uniform_prior_is_its_channel():
 )
 def test_where_the_label_says_nothing_the_prior_stays(mechanism, noisy, prior):
     np.testing.assert_allclose(posterior(mechanism, [noisy], prior)[0], prior, rtol=1e-14)
-
-
-@pytest.mark.parametrize("name", ["rr", "top-2", "prior", "informative", "resampling"])
-def test_probabilities_are_those_of_the_true_labels(name):
-    """Of the labels that have posterior p for their class, a share p is of that class."""
-    mechanism = MECHANISMS[name]
-    rng = np.random.default_rng(62)
-    rows = rng.dirichlet(np.full(K, 0.7), size=40_000)
-    true = (rows.cumsum(axis=1) < rng.random((len(rows), 1))).sum(axis=1)
-    noisy = mechanism.randomize(true, rows if mechanism.uses_priors else None, rng=rng)
-    found = posterior(mechanism, noisy, rows)
-    hits = np.eye(K)[true]
-
-    def deviations(probabilities):
-        bins = np.minimum((probabilities * 5).astype(int), 4)
-        scores = []
-        for value in range(5):
-            here = bins == value
-            p = probabilities[here]
-            scores.append(np.sum(hits[here] - p) / math.sqrt(max(np.sum(p * (1 - p)), 1e-9)))
-        return np.abs(scores).max()
-
-    assert deviations(found) < 5.5  # of five normal scores: 2e-7
-    assert deviations(rows) < 5.5  # the prior is right too, and says less
-    wrong = posterior(RandomizedResponse(2.5, K), noisy, rows)
-    assert deviations(wrong) > 8.0
-    picked = np.arange(len(true)), true
-    assert np.log(found[picked]).mean() > np.log(rows[picked]).mean() + 0.02
-
-
-@pytest.mark.parametrize("cells", [1, 12, 1000])
-@pytest.mark.parametrize("name", ["rr", "prior", "informative", "resampling"])
-def test_chunks_change_nothing(monkeypatch, cells, name):
-    noisy = np.arange(len(PRIORS)) % K
-    whole = posterior(MECHANISMS[name], noisy, PRIORS)
-    monkeypatch.setattr(classes, "_CHUNK_CELLS", cells)
-    np.testing.assert_array_equal(posterior(MECHANISMS[name], noisy, PRIORS), whole)
-
-
-def test_no_labels():
-    assert posterior(MECHANISMS["prior"], np.zeros(0, int), PRIORS[0]).shape == (0, K)
 
 
 class UnknownByPrior(ClassificationMechanism):
@@ -176,16 +121,15 @@ def test_bad_input(case):
         posterior(arguments["mechanism"], arguments["noisy"], arguments["priors"])
 
 
-def test_without_priors_they_are_uniform():
-    """Where the draw used none."""
-    mechanism, noisy = MECHANISMS["rr"], np.arange(K)
-    expected = posterior(mechanism, noisy, np.full(K, 1 / K))
-    np.testing.assert_array_equal(posterior(mechanism, noisy), expected)
-
-
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_priors_by_group_are_those_of_the_labels(name):
-    groups = np.random.default_rng(63).integers(0, len(PRIORS), 200)
-    noisy = np.arange(200) % K
+def test_priors_of_all_and_of_groups_are_those_of_the_labels(name):
+    """Also in several chunks of 2^20 numbers."""
+    size = 300_000 if name in ("rr", "prior") else 200
+    groups = np.random.default_rng(63).integers(0, len(PRIORS), size)
+    noisy = np.arange(size) % K
     found = posterior(MECHANISMS[name], noisy, Priors(PRIORS, groups))
     np.testing.assert_array_equal(found, posterior(MECHANISMS[name], noisy, PRIORS[groups]))
+    for prior in PRIORS[::9]:
+        shared = posterior(MECHANISMS[name], np.arange(K), prior)
+        rows = posterior(MECHANISMS[name], np.arange(K), np.tile(prior, (K, 1)))
+        np.testing.assert_array_equal(shared, rows)

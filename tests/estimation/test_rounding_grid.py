@@ -43,8 +43,7 @@ def step(values):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("epsilon", [0.5, 2.0, 6.0])
-@pytest.mark.parametrize("number", [3, 6, 13])
+@pytest.mark.parametrize(("epsilon", "number"), [(0.5, 13), (6.0, 3)])
 def test_lemma_16_both_inequalities_and_their_sum(loss, epsilon, number):
     low, high = 1.0, 8.5
     values = rounding_grid(low, high, number)
@@ -63,39 +62,6 @@ def test_lemma_16_both_inequalities_and_their_sum(loss, epsilon, number):
         assert on_true <= on_rounded + bound / 2  # (12)
         assert on_rounded <= optimum + bound / 2  # (13)
         assert optimum - 1e-9 <= on_true <= optimum + bound
-
-
-@pytest.mark.parametrize("number", [4, 21])
-def test_the_bound_is_no_more_than_twice_the_worst(number):
-    """Labels in the middle of two grid values, and next to no noise: step / 2 is lost."""
-    values = rounding_grid(0.0, 1.0, number)
-    middles = (values[1:] + values[:-1]) / 2
-    prior = np.full(middles.size, 1.0 / middles.size)
-    mine = optimal_bins(values, np.append(prior, 0.0), 20.0, "absolute_error")
-    best = optimal_bins(middles, prior, 20.0, "absolute_error")
-    excess = mean_loss(mine, middles, prior, "absolute_error", middles)
-    excess -= mean_loss(best, middles, prior, "absolute_error", middles)
-    assert 0.499 * step(values) <= excess <= step(values)
-
-
-def test_labels_on_the_grid_lose_nothing():
-    values = rounding_grid(0, 20, 1024, whole_numbers=True)
-    prior = np.random.default_rng(92).dirichlet(np.ones(21))
-    mechanism = optimal_bins(values, prior, 1.0)
-    assert mean_loss(
-        mechanism, np.arange(21.0), prior, "squared_error", np.arange(21.0)
-    ) == pytest.approx(mechanism.expected_loss(prior), rel=1e-12)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_the_constant_is_the_lipschitz_constant_in_the_label(loss):
-    """Slopes of the loss over a dense net of the range come near it and stay below."""
-    low, high = 0.5, 6.0
-    constant = LIPSCHITZ[loss](low, high)
-    net = np.linspace(low, high, 2001)
-    table = deviance(loss, net[::20, np.newaxis], net)
-    slopes = np.abs(np.diff(table, axis=1)) / (net[1] - net[0])
-    assert 0.998 * constant <= slopes.max() <= constant * (1 + 1e-9)
 
 
 def test_whole_numbers_where_they_fit():
@@ -130,21 +96,12 @@ def test_amounts_are_told_apart_where_they_are_small(low, high):
     np.testing.assert_allclose(np.diff(below_zero), 2 * high / 63, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.1, 0.7), (-1e-9, 1e9), (1e15, 1e15 + 0.5)])
-def test_values_increase_from_end_to_end(low, high):
-    values = rounding_grid(low, high, 3)
-    assert (values[0], values[-1]) == (low, high)
-    assert np.all(np.diff(values) > 0) and values.dtype == np.float64
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         ((3.0, 3.0, 10), ValueError, "low must be below high"),
         ((0.0, math.inf, 10), ValueError, "high must be finite"),
-        (("0", 1.0, 10), TypeError, "low must be a number"),
         ((0.0, 1.0, 1), ValueError, "max_values must be at least 2, got 1"),
-        ((0.0, 1.0, 10.0), TypeError, "max_values must be an integer"),
         ((1e15, 1e15 + 0.5, 100), ValueError, "there are not 100 different doubles"),
         ((-1.7e308, 1.7e308, 100), ValueError, "too wide for a double"),
     ],

@@ -81,8 +81,8 @@ def best_output(weights: np.ndarray, values: np.ndarray, loss: str) -> np.ndarra
 
 def cubic_table_loss(
     values: np.ndarray, probabilities: np.ndarray, epsilon: float, loss: str
-) -> tuple[float, np.ndarray, np.ndarray]:
-    """Algorithm 2: (least expected loss of RR-on-Bins, outputs (d,), bin of each value (k,)).
+) -> float:
+    """Algorithm 2: the least expected loss of RR-on-Bins.
 
     ``L[r][i] = min_y_hat sum_y p_y e^(eps [y_r <= y <= y_i]) loss(y_hat, y)``,
     ``A[i][j] = min_{r < i} A[r][j-1] + L[r+1][i]``, and the loss is
@@ -91,30 +91,17 @@ def cubic_table_loss(
     values, probabilities = np.asarray(values, float), np.asarray(probabilities, float)
     k, shrink = values.size, np.exp(-epsilon)
     best = np.full((k + 1, k + 1), np.inf)  # best[r, i]: the bin of values[r:i]
-    output = np.full((k + 1, k + 1), np.nan)
     index = np.arange(k)
     for r in range(k):
         ends = np.arange(r + 1, k + 1)
         inside = (index >= r) & (index < ends[:, np.newaxis])
         weights = probabilities * np.where(inside, 1.0, shrink)
-        output[r, ends] = best_output(weights, values, loss)
-        table = np.where(probabilities > 0, loss_table(output[r, ends], values, loss), 0.0)
+        outputs = best_output(weights, values, loss)
+        table = np.where(probabilities > 0, loss_table(outputs, values, loss), 0.0)
         best[r, ends] = np.sum(weights * table, axis=1)
 
     least = np.full((k + 1, k + 1), np.inf)  # least[j, i]: values[:i] in j bins
     least[0, 0] = 0.0
-    choice = np.zeros((k + 1, k + 1), dtype=int)
     for j in range(1, k + 1):
-        candidates = least[j - 1][:, np.newaxis] + best  # (r, i)
-        choice[j] = np.argmin(candidates, axis=0)
-        least[j] = np.min(candidates, axis=0)
-    ratios = least[1:, k] / (1.0 + np.arange(k) * shrink)
-
-    bins = int(np.argmin(ratios)) + 1
-    outputs, bin_of_value, end = np.empty(bins), np.empty(k, dtype=int), k
-    for j in range(bins, 0, -1):
-        start = choice[j, end]
-        outputs[j - 1] = output[start, end]
-        bin_of_value[start:end] = j - 1
-        end = start
-    return float(ratios[bins - 1]), outputs, bin_of_value
+        least[j] = np.min(least[j - 1][:, np.newaxis] + best, axis=0)  # (r, i)
+    return float(np.min(least[1:, k] / (1.0 + np.arange(k) * shrink)))

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from scipy import integrate, stats
+from scipy import stats
 
-from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.accounting._losses import composed_epsilon
+from tf_labeldp.accounting import Charge, PrivacyBudget
 from tf_labeldp.accounting.gaussian import gaussian_epsilon
 from tf_labeldp.mechanisms import (
     ALIBI,
-    RandomizedResponse,
-    _alibi,
-    classes,
     integer_noise,
     random_bits,
 )
-from tf_labeldp.vault import LabelStoreError, PrivateLabels
+from tf_labeldp.vault import PrivateLabels
 
 LAPLACE = ALIBI(epsilon=1.0, num_classes=5)
 GAUSSIAN = ALIBI(epsilon=1.0, num_classes=5, delta=1e-5, noise="gaussian")
@@ -68,15 +63,7 @@ def test_the_noise_of_all_entries_is_independent(mechanism):
     assert abs(np.corrcoef(noise[1:, 0], noise[:-1, 0])[0, 1]) < limit
 
 
-@BOTH
-def test_the_noise_is_that_of_its_label_whatever_the_label(mechanism):
-    """Rows of each class, less their own one-hot, have the same law."""
-    noise = noise_of(mechanism, np.random.default_rng(13))
-    first, rest = noise[LABELS == 0].ravel(), noise[LABELS != 0].ravel()
-    assert stats.ks_2samp(first, rest).pvalue > 1e-6
-
-
-@pytest.mark.parametrize("sigma", [1, 2, 7, 1000, 1 << 26])
+@pytest.mark.parametrize("sigma", [1, 7, 1 << 26])
 def test_discrete_gaussian_draws_follow_their_law(sigma, chi_square_rejects):
     drawn = integer_noise.discrete_gaussian(200_000, sigma, np.random.default_rng(14))
     assert drawn.dtype == np.int64
@@ -138,31 +125,16 @@ def test_the_largest_squares_fit_64_bits():
     assert 2 * integer_noise.MAX_SIGMA**2 <= 1 << 53
 
 
-def test_draws_follow_opendps_discrete_gaussian():
-    """Both samplers right, this fails once in 10^9 runs (OpenDP's takes no seed)."""
-    dp = pytest.importorskip("opendp.prelude")
-    dp.enable_features("contrib")
-    space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T="f64")
-    mine = integer_noise.discrete_gaussian(40_000, 4, np.random.default_rng(15))
-
-    def p_value(scale):
-        theirs = np.array((space >> dp.m.then_gaussian(scale))([0] * mine.size))
-        table = [
-            np.bincount(np.clip(x, -10, 10).astype(int) + 10, minlength=21) for x in (mine, theirs)
-        ]
-        return stats.chi2_contingency(table).pvalue
-
-    assert p_value(4.0) > 1e-9
-    assert p_value(5.0) < 1e-9
-
-
 # --- Privacy -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("epsilon", [1e-6, 0.01, 0.5, 1.0, math.pi, 40.0, 1e6])
+@pytest.mark.parametrize("epsilon", [1e-6, math.pi, 1e6])
 @pytest.mark.holds("mechanisms.ALIBI")
 def test_laplace_rows_are_private_by_the_law_that_is_drawn(epsilon, monkeypatch):
-    """The worst log-ratio of two neighbours is 2 m times the decay that the sampler is given."""
+    """The worst log-ratio of two neighbours is 2 m times the decay that the sampler is given.
+
+    m = 2^31 steps of the grid are a unit: every entry is a whole number of them.
+    """
     given = []
     original = integer_noise.geometric
 
@@ -171,39 +143,38 @@ def test_laplace_rows_are_private_by_the_law_that_is_drawn(epsilon, monkeypatch)
         return original(size, decay, rng)
 
     monkeypatch.setattr(integer_noise, "geometric", record)
-    ALIBI(epsilon, 3).randomize(np.array([0, 1]))
-    unit = _alibi._LAPLACE_UNIT
+    noisy = ALIBI(epsilon, 3).randomize(np.array([0, 1]))
+    unit = 1 << 31
+    steps = noisy * np.float64(unit)
+    np.testing.assert_array_equal(steps, np.rint(steps))
     worst = 2 * unit * given[0]  # two entries move by m steps each, towards and away from the draw
     assert worst <= Fraction(epsilon)
     assert float(worst) == pytest.approx(epsilon, rel=1e-9)
 
 
-def test_the_worst_case_is_attained_and_no_better():
-    """Enumerated on a coarse grid: m = 4 steps in a unit, three classes, all outputs near."""
-    epsilon, unit = 1.0, 4
-    noise = integer_noise.LaplaceNoise(epsilon, 2 * unit)
-    axis = np.arange(-6.0, 11.0)
-    x = np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), axis=-1)
-    laws = [np.log(noise.mass(x - unit * np.eye(3)[y])).sum(axis=-1) for y in range(3)]
-    worst = max(np.max(a - b) for a, b in itertools.permutations(laws, 2))
-    assert worst == pytest.approx(epsilon, abs=1e-9)
-    assert worst > 0.999 * epsilon
-
-
-@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 4.0, 1e6])
-@pytest.mark.parametrize("delta", [1e-300, 1e-10, 1e-5, 0.5, 1.0 - 1e-16])
+@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 4.0, 1e6])
+@pytest.mark.parametrize("delta", [1e-300, 1e-5, 1.0 - 1e-16])
 @pytest.mark.holds("mechanisms.ALIBI")
-def test_gaussian_noise_is_calibrated_for_what_is_drawn(epsilon, delta):
+def test_gaussian_noise_is_calibrated_for_what_is_drawn(epsilon, delta, monkeypatch):
     """The margin for discrete noise is kept, sigma is whole, and hardly more than necessary."""
-    unit, sigma = _alibi._gaussian_grid(epsilon, delta)
+    sigmas = []
+
+    def record(size, sigma, rng):
+        sigmas.append(sigma)
+        return np.zeros(size, np.int64)
+
+    monkeypatch.setattr(integer_noise, "discrete_gaussian", record)
+    mechanism = ALIBI(epsilon, 3, delta, "gaussian")
+    assert mechanism.randomize([2]).tolist() == [[0.0, 0.0, 1.0]]  # exactly one unit is added
+    (sigma,) = sigmas
     assert isinstance(sigma, int) and 1 << 24 < sigma <= 1 << 26
     assert 2.0 * 70.0 * 2 / sigma**2 <= 1e-9 * min(epsilon, 1.0)
-    assert ALIBI(epsilon, 3, delta, "gaussian").scale == sigma / unit
-    found = gaussian_epsilon(sigma / unit, delta, math.sqrt(2.0))
+    assert (sigma / mechanism.scale).is_integer()
+    found = gaussian_epsilon(mechanism.scale, delta, math.sqrt(2.0))
     assert found < epsilon
     if 1e-3 < epsilon < 1e3 and delta < 0.4:
         assert found == pytest.approx(epsilon, rel=1e-6)
-        assert gaussian_epsilon(0.999 * sigma / unit, delta, math.sqrt(2.0)) > epsilon
+        assert gaussian_epsilon(0.999 * mechanism.scale, delta, math.sqrt(2.0)) > epsilon
 
 
 @pytest.mark.parametrize(("sigma", "epsilon"), [(1.0, 6.57297007), (5.0, 1.06078976)])
@@ -213,24 +184,9 @@ def test_gaussian_sigma_of_the_oracles(sigma, epsilon):
 
 
 @pytest.mark.parametrize(
-    ("sigma", "delta", "published"),
-    [
-        (1.0, 1e-5, 7.07739158),
-        (2.0, 1e-5, 3.18899156),
-        (10.0, 1e-5, 0.545725585),
-        (2.0, 1e-10, 4.69692751),
-    ],
-)
-def test_less_noise_than_the_published_accounting_asks_for(sigma, delta, published):
-    assert ALIBI(published, 10, delta, "gaussian").scale < 0.96 * sigma
-
-
-@pytest.mark.parametrize(
     ("epsilon", "sigma", "scale"),
     [
         (0.5, 5.65685425, 4.0),
-        (1.0, 2.82842712, 2.0),
-        (4.0, 0.707106781, 0.5),
         (8.0, 0.353553391, 0.25),
     ],
 )
@@ -242,8 +198,11 @@ def test_laplace_scale_of_the_oracles(epsilon, sigma, scale):
 
 
 def test_the_events_say_what_the_mechanism_says():
-    assert composed_epsilon([LAPLACE.dp_event()], 0.0) == pytest.approx(1.0, abs=1e-9)
-    assert composed_epsilon([GAUSSIAN.dp_event()], 1e-5) == pytest.approx(1.0, rel=1e-3)
+    laplace, gaussian = (
+        Charge.of_event(mechanism.dp_event(), mechanism.delta) for mechanism in (LAPLACE, GAUSSIAN)
+    )
+    assert laplace.epsilon == pytest.approx(1.0, abs=1e-9)
+    assert gaussian.epsilon == pytest.approx(1.0, rel=1e-3)
 
 
 def test_no_row_depends_on_another_label():
@@ -257,31 +216,6 @@ def test_no_row_depends_on_another_label():
 
 
 # --- The largest entry is a poor label -----------------------------------------------------------
-
-
-def keep_probability(mechanism):
-    """P[the largest entry is the true one], by quadrature."""
-    law = stats.laplace(scale=mechanism.scale)
-    others = mechanism.num_classes - 1
-    kept, _ = integrate.quad(
-        lambda x: law.pdf(x - 1.0) * law.cdf(x) ** others, -60.0, 60.0, points=[0.0, 1.0], limit=200
-    )
-    return kept
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "kept", "response"), [(1.0, 0.163666, 0.231969), (4.0, 0.498907, 0.858486)]
-)
-def test_the_largest_entry_is_worse_than_randomized_response(epsilon, kept, response):
-    mechanism = ALIBI(epsilon, 10)
-    assert keep_probability(mechanism) == pytest.approx(kept, abs=2e-6)
-    matrix = RandomizedResponse(epsilon, 10).transition_matrix()
-    assert matrix[0, 0] == pytest.approx(response, abs=2e-6)
-    labels = np.random.default_rng(2).integers(0, 10, 20_000)
-    noisy = mechanism.randomize(labels, rng=np.random.default_rng(3))
-    hits = int(np.count_nonzero(noisy.argmax(axis=1) == labels))
-    assert stats.binomtest(hits, labels.size, kept).pvalue > 1e-6
-    assert stats.binomtest(hits, labels.size, response).pvalue < 1e-6
 
 
 # --- What comes out ------------------------------------------------------------------------------
@@ -298,21 +232,17 @@ def test_shape_dtype_and_repeatability(mechanism):
     assert np.all(mechanism.randomize(LABELS[:50]) != mechanism.randomize(LABELS[:50]))
     assert mechanism.randomize(LABELS[:0]).shape == (0, 5)
     assert mechanism.randomize(LABELS[:1].astype(np.uint8)).shape == (1, 5)
+    with pytest.raises(TypeError, match=r"rng must be a numpy\.random\.Generator or None"):
+        mechanism.randomize(LABELS[:0], rng=np.random.RandomState(0))
 
 
-@BOTH
-def test_chunks_give_every_row_its_own_label(mechanism, monkeypatch):
-    monkeypatch.setattr(classes, "_CHUNK_CELLS", 17)  # three rows at a time, the last ones two
-    sure = ALIBI(1e6, 5, mechanism.delta, mechanism.noise)
-    np.testing.assert_allclose(sure.randomize(LABELS[:50]), np.eye(5)[LABELS[:50]], atol=0.05)
-    assert np.unique(mechanism.randomize(LABELS[:50])).size > 240
-
-
-def test_rounding_to_float32_comes_after_exact_integers():
-    """The values are the grid's, rounded once: nothing is added to a float."""
-    noisy = LAPLACE._noisy_rows(LABELS[:50], None)
-    steps = noisy * _alibi._LAPLACE_UNIT
-    np.testing.assert_array_equal(steps, np.rint(steps))
+def test_chunks_give_every_row_its_own_label():
+    """Of 2^20 entries each, so that the last rows are in another one than the first."""
+    labels = np.arange(1100) % 1000
+    noisy = ALIBI(1e6, 1000).randomize(labels)
+    np.testing.assert_array_equal(noisy.argmax(axis=1), labels)
+    np.testing.assert_allclose(noisy[[0, 1099], labels[[0, 1099]]], 1.0, atol=0.05)
+    assert np.mean(noisy[:50] == noisy[1050:]) < 0.01
 
 
 # --- The vault -----------------------------------------------------------------------------------
@@ -321,71 +251,6 @@ def test_rounding_to_float32_comes_after_exact_integers():
 def vault(epsilon, delta=0.0, **options):
     budget = PrivacyBudget(epsilon, delta)
     return PrivateLabels(LABELS[:200], num_classes=5, budget=budget, **options)
-
-
-@BOTH
-def test_the_vault_charges_once_and_keeps_the_rows(mechanism, tmp_path):
-    labels = vault(1.0, mechanism.delta, store=tmp_path / "store")
-    first = labels.randomize(mechanism, key="alibi")
-    again = labels.randomize(mechanism, key="alibi")
-    np.testing.assert_array_equal(first.values, again.values)
-    assert first.values.dtype == np.float32 and first.values.shape == (200, 5)
-    assert first.mechanism == mechanism and first.priors is None
-    np.testing.assert_array_equal(first.indices, np.arange(200))
-    assert labels.guarantee().epsilon == 1.0 and labels.guarantee().delta == mechanism.delta
-    assert first.guarantee() == again.guarantee() == labels.guarantee()
-    with pytest.raises(BudgetExceededError, match="ALIBI"):
-        labels.randomize(mechanism, key="second")
-    resumed = vault(1.0, mechanism.delta, store=tmp_path / "store")
-    assert resumed.guarantee().epsilon == 1.0
-    assert resumed.mechanism("alibi") == mechanism
-    stored = resumed.randomize(mechanism, key="alibi").values
-    np.testing.assert_array_equal(stored, first.values)
-    assert stored.dtype == np.float32
-    with pytest.raises(LabelStoreError, match="made with other mechanism"):
-        resumed.randomize(ALIBI(0.5, 5), key="alibi")
-
-
-@BOTH
-def test_the_rows_of_a_vault_are_those_of_its_labels(mechanism):
-    """At next to no noise they are one-hot; for some examples, in the order asked for."""
-    sure = ALIBI(1e6, 5, mechanism.delta, mechanism.noise)
-    rows = np.array([7, 0, 199, 3])
-    noisy = vault(1e6, mechanism.delta).randomize(sure, rows)
-    np.testing.assert_array_equal(noisy.indices, rows)
-    np.testing.assert_allclose(noisy.values, np.eye(5)[LABELS[rows]], atol=0.05)
-
-
-@pytest.mark.parametrize("seeded", [False, True])
-def test_the_vault_draws_by_its_own_bits(seeded):
-    seed = 3 if seeded else None
-    first, second = (vault(1.0, insecure_seed=seed).randomize(LAPLACE) for _ in range(2))
-    assert np.array_equal(first.values, second.values) == seeded
-    assert first.guarantee().seeded == seeded
-
-
-def test_disjoint_examples_compose_in_parallel():
-    labels = vault(1.5)
-    labels.randomize(LAPLACE, np.arange(0, 80), key="one")
-    labels.randomize(ALIBI(1.5, 5), np.arange(80, 200), key="two")
-    assert labels.guarantee().epsilon == 1.5
-    labels.randomize(ALIBI(0.5, 5), np.arange(0, 80), key="three")
-    assert labels.guarantee().epsilon == 1.5
-    with pytest.raises(BudgetExceededError):
-        labels.randomize(ALIBI(0.5, 5), np.arange(0, 81), key="four")
-
-
-def test_a_refused_draw_is_not_charged():
-    labels = vault(1.0)
-    with pytest.raises(ValueError, match="the labels have 5"):
-        labels.randomize(ALIBI(1.0, 6))
-    for name in ("priors", "clusters", "features"):
-        with pytest.raises(ValueError, match=f"ALIBI takes no {name}"):
-            labels.randomize(LAPLACE, **{name: np.zeros((200, 5))})
-    with pytest.raises(TypeError, match="mechanism of many labels"):
-        labels.release(LAPLACE)
-    assert labels.guarantee().epsilon == 0.0
-    labels.randomize(LAPLACE)
 
 
 # --- Bad input -----------------------------------------------------------------------------------
@@ -397,14 +262,8 @@ def test_a_refused_draw_is_not_charged():
         ({"delta": 1e-5}, ValueError, "laplace noise needs delta equal to zero"),
         ({"noise": "gaussian"}, ValueError, "gaussian noise needs delta above zero"),
         ({"noise": "normal"}, ValueError, "noise must be one of laplace, gaussian, got 'normal'"),
-        ({"noise": ["laplace"]}, ValueError, "noise must be one of"),
         ({"delta": 1.0, "noise": "gaussian"}, ValueError, r"delta must be in \[0, 1\)"),
-        ({"delta": float("nan"), "noise": "gaussian"}, ValueError, "delta must be in"),
-        ({"delta": "0"}, TypeError, "delta must be a number"),
         ({"num_classes": 1}, ValueError, "num_classes must be at least 2"),
-        ({"num_classes": 3.0}, TypeError, "num_classes must be an integer"),
-        ({"epsilon": 0.0}, ValueError, "epsilon must be finite and above zero"),
-        ({"epsilon": float("nan")}, ValueError, "epsilon must be finite and above zero"),
         ({"epsilon": 9e-7}, ValueError, r"epsilon must be from 1e-06 to 1e\+06 for laplace"),
         ({"epsilon": 1.1e6}, ValueError, r"epsilon must be from 1e-06 to 1e\+06 for laplace"),
         (
@@ -420,37 +279,9 @@ def test_bad_settings(settings, error, message):
 
 
 @pytest.mark.parametrize(
-    ("labels", "error", "message"),
-    [
-        (np.array([0, 7, 9]), ValueError, r"must lie in 0\.\.4, but 2 of 3 do not"),
-        (np.array([0.0, 1.0]), TypeError, "must be integers"),
-        (np.eye(5, dtype=int), ValueError, r"must have shape \(n,\)"),
-    ],
-    ids=["range", "float", "one-hot"],
-)
-def test_bad_labels_are_refused_and_not_shown(labels, error, message):
-    with pytest.raises(error, match=message) as caught:
-        LAPLACE.randomize(labels)
-    assert "7" not in str(caught.value) and "9" not in str(caught.value)
-
-
-@pytest.mark.parametrize("labels", [LABELS[:3], LABELS[:0]], ids=["some", "none"])
-def test_rng_of_a_wrong_kind(labels):
-    with pytest.raises(TypeError, match=r"rng must be a numpy\.random\.Generator or None"):
-        LAPLACE.randomize(labels, rng=np.random.RandomState(0))
-
-
-def test_a_public_input_is_refused():
-    with pytest.raises(ValueError, match=r"ALIBI takes no priors and no clusters: .*Leave"):
-        LAPLACE.randomize(LABELS[:3], np.full(5, 0.2))
-
-
-@pytest.mark.parametrize(
     ("noisy", "message"),
     [
         (np.zeros((2, 5), np.float32), r"shape \(2, 5\), expected \(3, 5\)"),
-        (np.zeros((3, 4), np.float32), r"shape \(3, 4\), expected \(3, 5\)"),
-        (np.zeros(3, np.float32), r"shape \(3,\), expected \(3, 5\)"),
         (np.zeros((3, 5), np.int64), "dtype int64, expected numbers"),
         (np.full((3, 5), 1e3 * np.nan), "NaN or infinity, expected finite numbers"),
     ],

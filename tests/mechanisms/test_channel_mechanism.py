@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from decimal import Decimal, localcontext
 from fractions import Fraction
 
@@ -11,8 +9,6 @@ import numpy as np
 import pytest
 
 from tf_labeldp.mechanisms import ChannelMechanism, random_bits
-from tf_labeldp.mechanisms import _bins as module
-from tf_labeldp.mechanisms.base import deserialize, serialize
 
 TABLE = np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]])
 MECHANISM = ChannelMechanism(1.0, (0.0, 1.0, 4.0), (-1.0, 1.5, 6.0), TABLE)
@@ -34,6 +30,11 @@ def worst(table):
     return float(np.max(np.log(table.max(axis=0)) - np.log(table.min(axis=0))))
 
 
+def drawn_units(mechanism):
+    """The whole numbers of 2^-53 that the draws compare with, which doubles hold exactly."""
+    return (mechanism.transition_matrix() * 2.0**53).astype(np.int64)
+
+
 def power_of_e(epsilon):
     """A bound from below on e^epsilon for the double epsilon itself."""
     with localcontext() as context:
@@ -41,14 +42,14 @@ def power_of_e(epsilon):
         return Fraction(Decimal(epsilon).exp()) * (1 - Fraction(1, 10**40))
 
 
-@pytest.mark.parametrize("epsilon", [1e-9, 1e-3, 0.3, 1.0, 5.0, 20.0, 36.0, 40.0, 100.0, 700.0])
-@pytest.mark.parametrize("k", [2, 3, 17])
+@pytest.mark.parametrize("epsilon", [1e-9, 0.3, 5.0, 36.0, 40.0, 700.0])
+@pytest.mark.parametrize("k", [2, 17])
 @pytest.mark.holds("mechanisms.ChannelMechanism")
 def test_guarantee_the_drawn_channel_is_epsilon_dp_in_whole_numbers(epsilon, k):
     """Randomized response has no room: every column is at e^epsilon before it is rounded."""
     table = randomized_response(k, epsilon)
     mechanism = ChannelMechanism(epsilon, range(k), range(k), table)
-    units = mechanism._units
+    units = drawn_units(mechanism)
     assert units.min() >= 1 and np.all(units.sum(axis=1) == 1 << 53)
     bound = power_of_e(epsilon)
     for column in units.T.tolist():
@@ -66,18 +67,16 @@ def test_guarantee_holds_just_at_the_worst_ratio_and_is_refused_just_below(epsil
         exact = worst(table)
         mechanism = ChannelMechanism(exact, range(k), range(m), table)
         bound = power_of_e(exact)
-        assert all(max(c) <= bound * min(c) for c in mechanism._units.T.tolist())
+        assert all(max(c) <= bound * min(c) for c in drawn_units(mechanism).T.tolist())
         with pytest.raises(ValueError, match=rf"worst log-ratio .* is {exact:.12g}, but"):
             ChannelMechanism(exact - 1e-6, range(k), range(m), table)
 
 
 def test_a_ratio_that_is_too_large_by_rounding_alone_is_mended():
     table = randomized_response(4, 1.0)
-    mechanism = ChannelMechanism(1.0 - 5e-10, range(4), range(4), table)
-    matrix = mechanism.transition_matrix()
+    matrix = ChannelMechanism(1.0 - 5e-10, range(4), range(4), table).transition_matrix()
     assert worst(matrix) <= 1.0 - 5e-10 + 1e-15
-    assert np.abs(matrix - table).max() < 1e-9
-    assert np.all(matrix.sum(axis=1) == 1.0)
+    assert np.abs(matrix - table).max() < 1e-9 and np.all(matrix.sum(axis=1) == 1.0)
 
 
 def test_an_output_that_one_label_alone_can_have_is_refused():
@@ -92,18 +91,14 @@ def test_an_output_that_nobody_has_is_never_drawn():
 
 
 def test_every_random_integer_leads_to_the_output_of_its_share(monkeypatch):
-    """All integers of a small range, so the drawn channel comes out exactly."""
-    monkeypatch.setattr(module, "_UNITS", 64)
+    """Those at the ends of each output's share, of 2^53 integers in all."""
     mechanism = ChannelMechanism(1.2, (0.0, 1.0, 4.0), (-1.0, 1.5, 6.0), TABLE)
-    monkeypatch.setattr(
-        random_bits,
-        "uniform_integers",
-        lambda n, rng: np.arange(n, dtype=np.uint64) % np.uint64(64),
-    )
-    labels = np.repeat([0.0, 1.0, 4.0], 64)
-    drawn = mechanism.randomize(labels).reshape(3, 64)
-    counts = [[int(np.sum(row == output)) for output in (-1.0, 1.5, 6.0)] for row in drawn]
-    assert counts == [[32, 16, 16], [16, 32, 16], [16, 16, 32]]
+    for label, row in zip(mechanism.inputs, drawn_units(mechanism), strict=True):
+        ends = np.cumsum(row)
+        asked = np.array([[end - 1, end] for end in (0, *ends)]).ravel()[1:-1].astype(np.uint64)
+        monkeypatch.setattr(random_bits, "uniform_integers", lambda n, rng, a=asked: a.copy())
+        drawn = mechanism.randomize(np.full(asked.size, label))
+        assert drawn.tolist() == np.repeat(mechanism.outputs, 2).tolist()
 
 
 def test_draws_follow_the_table(chi_square_rejects, seeded):
@@ -137,6 +132,7 @@ def test_a_label_counts_as_the_nearest_input():
 
 
 def test_likelihood_is_the_transposed_channel_and_zero_elsewhere():
+    assert "0.25" not in repr(MECHANISM)  # a table of thousands does not belong in a message
     np.testing.assert_array_equal(
         MECHANISM.likelihood(MECHANISM.outputs, MECHANISM.inputs), MECHANISM.transition_matrix().T
     )
@@ -163,21 +159,8 @@ def test_expected_loss_by_enumeration(loss):
     assert mechanism.expected_loss(prior, given) == pytest.approx(total, rel=1e-13)
 
 
-def test_round_trip():
-    config = MECHANISM.get_config()
-    names = [field.name for field in dataclasses.fields(MECHANISM)]
-    assert list(config) == [name for name in names if name != "receipts"]
-    assert type(config["probabilities"][0]) is tuple
-    again = deserialize(json.loads(json.dumps(serialize(MECHANISM))))
-    assert again == MECHANISM and hash(again) == hash(MECHANISM)
-    assert MECHANISM.label_range() == (0.0, 4.0)
-    assert MECHANISM.dp_event() is not None and MECHANISM.delta == 0.0
-    assert "0.25" not in repr(MECHANISM)  # a table of thousands does not belong in a message
-
-
 BAD_TABLES = {
     "shape": (TABLE[:2], r"must have shape \(3, 3\), got \(2, 3\)"),
-    "vector": (TABLE[0], r"must have shape \(3, 3\), got \(3,\)"),
     "nan": (np.where(TABLE == 0.5, np.nan, TABLE), "finite and not negative"),
     "negative": (TABLE - [[0.3, 0, -0.3]], "finite and not negative"),
     "sum": (TABLE * [[1.0], [1.0], [1 + 1e-7]], "sum to one .* a sum is off by 1e-07"),
@@ -192,49 +175,11 @@ def test_bad_tables(case):
 
 
 @pytest.mark.parametrize("name", ["inputs", "outputs"])
-@pytest.mark.parametrize(
-    ("numbers", "message"),
-    [
-        ((0.0, 0.0, 1.0), "must be strictly increasing, but 0 at place 0 is followed by 0"),
+def test_bad_numbers(name):
+    for numbers, message in (
         ((0.0, 2.0, 1.0), "must be strictly increasing, but 2 at place 1"),
         ((0.0, 1.0, np.inf), "must be finite, but 1 of 3"),
-        ((), r"must have shape \(k,\)"),
-    ],
-)
-def test_bad_numbers(name, numbers, message):
-    given = {"inputs": (0, 1, 4), "outputs": (-1, 1.5, 6), name: numbers}
-    with pytest.raises(ValueError, match=f"{name} {message}"):
-        ChannelMechanism(1.0, probabilities=TABLE, **given)
-
-
-BAD_LABELS = {
-    "outside": ([0.0, 4.000001, -7.0], ValueError, r"must lie in \[0, 4\], but 2 of 3 do not"),
-    "nan": ([0.0, np.nan], ValueError, "1 of 2 are NaN"),
-    "text": (["a"], TypeError, "must be numbers, got dtype <U1"),
-    "column": ([[1.0]], ValueError, r"shape \(n,\), got shape \(1, 1\)"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_LABELS)
-def test_bad_labels_are_counted_and_not_shown(case):
-    labels, error, message = BAD_LABELS[case]
-    with pytest.raises(error, match=message) as caught:
-        MECHANISM.randomize(labels)
-    assert "4.000001" not in str(caught.value) and "7" not in str(caught.value)
-
-
-def test_priors_are_refused_and_rng_is_checked():
-    with pytest.raises(ValueError, match="takes no priors"):
-        MECHANISM.randomize([1.0], [0.5, 0.5, 0.0])
-    with pytest.raises(ValueError, match="one channel for every prior"):
-        MECHANISM.transition_matrix([0.5, 0.5, 0.0])
-    with pytest.raises(TypeError, match=r"numpy\.random\.Generator or None, got int"):
-        MECHANISM.randomize([1.0], rng=7)
-    with pytest.raises(ValueError, match=r"must have shape \(3,\)"):
-        MECHANISM.expected_loss([0.5, 0.5])
-    with pytest.raises(ValueError, match="loss must be one of"):
-        MECHANISM.expected_loss([0.5, 0.5, 0.0], "mse")
-
-
-def test_no_labels():
-    assert MECHANISM.randomize(np.zeros(0)).shape == (0,)
+    ):
+        given = {"inputs": (0, 1, 4), "outputs": (-1, 1.5, 6), name: numbers}
+        with pytest.raises(ValueError, match=f"{name} {message}"):
+            ChannelMechanism(1.0, probabilities=TABLE, **given)

@@ -1,6 +1,8 @@
-"""The channels as matrices: rows sum to one, the worst log-ratio is epsilon and not less."""
+"""The channels as matrices, against the algorithms as printed, and ties."""
 
 from __future__ import annotations
+
+import inspect
 
 import numpy as np
 import pytest
@@ -10,7 +12,6 @@ from hypothesis.extra import numpy as hnp
 
 from tf_labeldp.mechanisms import InformativeRR, RandomizedResponse, RRTopK, RRWithPrior
 
-EPSILONS = [1e-3, 0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 20.0, 50.0]
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True)
 
 
@@ -44,15 +45,6 @@ def test_informative_rr_is_randomized_response_on_groups(prior, epsilon):
     for place, y in enumerate(ranked):
         np.testing.assert_allclose(matrix[y, ranked[:k]], response[min(place, k - 1)], atol=1e-16)
         assert not matrix[y, ranked[k:]].any()
-
-
-@pytest.mark.parametrize("likeliest", [0.9, 0.999, 1 - 1e-9, 1 - 1e-15])
-@pytest.mark.parametrize("epsilon", [1e-3, 0.5, 4.0, 50.0])
-def test_informative_rr_says_something_where_rr_with_prior_is_constant(likeliest, epsilon):
-    prior = np.array([(1 - likeliest) / 3] * 3 + [likeliest])
-    assert np.ptp(InformativeRR(epsilon, 4).transition_matrix(prior), axis=0).max() > 0
-    if likeliest > 0.999 and epsilon < 20:
-        assert RRWithPrior(epsilon, 4).optimal_k(prior).tolist() == [1]
 
 
 @BOUNDED
@@ -102,3 +94,27 @@ def test_ties_between_set_sizes_go_to_the_smaller_set():
     # Here k = 3 is better than k = 2 by less than a rounding error.
     almost = np.array([[0.9, 0.1 - 1e-15, 1e-15]])
     assert InformativeRR(30.0, 3).set_sizes(almost).tolist() == [2]
+
+
+@pytest.mark.holds("mechanisms.RRWithPrior")
+def test_corollary_2_the_set_size_depends_on_the_prior_alone():
+    """The premise of the corollary: nothing of the label reaches k*."""
+    assert list(inspect.signature(RRWithPrior.optimal_k).parameters) == ["self", "priors"]
+    prior, mechanism = np.array([0.45, 0.35, 0.15, 0.05]), RRWithPrior(1.0, 4)
+    k = int(mechanism.optimal_k(prior)[0])
+    assert 1 < k < 4
+    for label in range(4):  # every label answers in the same set, its own or not
+        noisy = mechanism.randomize(np.full(4000, label), prior, rng=np.random.default_rng(label))
+        assert np.unique(noisy).tolist() == list(range(k))
+
+
+@pytest.mark.holds("mechanisms.LabelMechanism")
+def test_one_draw_of_each_label_is_independent_of_the_others(chi_square_rejects):
+    """The unit is one label: a label's noise says nothing of its neighbour's."""
+    mechanism, n = RandomizedResponse(1.0, 3), 300_000
+    noisy = mechanism.randomize(np.zeros(n, int), rng=np.random.default_rng(16))
+    pairs = np.bincount(3 * noisy[0::2] + noisy[1::2], minlength=9)
+    row = mechanism.transition_matrix()[0]
+    assert not chi_square_rejects(pairs, np.outer(row, row).ravel())
+    copied = np.bincount(4 * noisy[0::2], minlength=9)  # neighbours that share their noise
+    assert chi_square_rejects(copied, np.outer(row, row).ravel())

@@ -4,112 +4,25 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 
 import dp_accounting
 import numpy as np
 import pytest
 
+from tf_labeldp.accounting.events import pure_dp_event
 from tf_labeldp.mechanisms import (
     ALIBI,
     AggregateMechanism,
-    ChannelMechanism,
     ClassificationMechanism,
-    DiscreteLaplaceMechanism,
-    DiscreteStaircaseMechanism,
-    ExponentialMechanism,
     HistogramMechanism,
-    InformativeRR,
-    LabelMomentMechanism,
     LaplaceMechanism,
-    MetricMechanism,
-    PeerToPeerRandomizedResponse,
-    PriorMechanism,
     RandomizedResponse,
     RegressionMechanism,
-    RROnBins,
     RRTopK,
-    RRWithPrior,
-    SelectionMechanism,
-    StaircaseMechanism,
     check_mechanism,
-    optimal_bins,
 )
-from tf_labeldp.mechanisms.base import _REGISTRY, LabelMechanism, Mechanism, checked_output
+from tf_labeldp.mechanisms.base import LabelMechanism, checked_output
 from tf_labeldp.mechanisms.clusters import PriorResampling
-
-
-def slow(*values):
-    """Cases that only the slow tests have."""
-    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
-
-
-EPSILONS = [1.0, *slow(0.01, 0.5, 5.0, 50.0)]
-VALUES, PRIOR = np.arange(5.0), np.array([0.4, 0.3, 0.15, 0.1, 0.05])
-SOUND = {
-    "two classes": lambda epsilon: RandomizedResponse(epsilon, 2),
-    "classes": lambda epsilon: RandomizedResponse(epsilon, 10),
-    "many classes": lambda epsilon: RandomizedResponse(epsilon, 300),
-    "top 1": lambda epsilon: RRTopK(epsilon, 5, 1),
-    "top 3": lambda epsilon: RRTopK(epsilon, 5, 3),
-    "prior": lambda epsilon: RRWithPrior(epsilon, 5),
-    "prior of many": lambda epsilon: RRWithPrior(epsilon, 60),
-    "informative": lambda epsilon: InformativeRR(epsilon, 5),
-    "informative of many": lambda epsilon: InformativeRR(epsilon, 60),
-    "resampling": lambda epsilon: PriorResampling(epsilon, 4),
-    "resampling all": lambda epsilon: PriorResampling(epsilon, 4, 1.0),
-    "laplace": lambda epsilon: LaplaceMechanism(epsilon, 0.0, 1.0),
-    "laplace, no bound": lambda epsilon: LaplaceMechanism(epsilon, -3.0, 1.0, clip=False),
-    "discrete laplace": lambda epsilon: DiscreteLaplaceMechanism(epsilon, 0, 1),
-    "discrete laplace, no bound": lambda epsilon: DiscreteLaplaceMechanism(
-        epsilon, 0, 9, clip=False
-    ),
-    "staircase": lambda epsilon: StaircaseMechanism(epsilon, 0.0, 1.0),
-    "discrete staircase": lambda epsilon: DiscreteStaircaseMechanism(epsilon, 0, 3),
-    "exponential": lambda epsilon: ExponentialMechanism(epsilon, 0.0, 1.0),
-    "bins": lambda epsilon: RROnBins(epsilon, (0.0, 1.0, 2.0), (0.2, 1.5), (0, 0, 1)),
-    "optimal bins": lambda epsilon: optimal_bins(VALUES, PRIOR, epsilon),
-    "channel": lambda epsilon: ChannelMechanism(
-        epsilon, VALUES, VALUES, RandomizedResponse(epsilon, len(VALUES)).transition_matrix()
-    ),
-    "histogram": lambda epsilon: HistogramMechanism(epsilon, 3),
-    "histogram of numbers": lambda epsilon: HistogramMechanism(epsilon, values=(0.0, 1.0, 5.0)),
-    "histogram, laplace": lambda epsilon: HistogramMechanism(epsilon, 3, noise="laplace"),
-    "histogram, gaussian": lambda epsilon: HistogramMechanism(
-        epsilon, 3, noise="gaussian", delta=1e-5
-    ),
-    "alibi": lambda epsilon: ALIBI(epsilon, 3),
-    "alibi, gaussian": lambda epsilon: ALIBI(epsilon, 3, 1e-5, "gaussian"),
-    "moments": lambda epsilon: LabelMomentMechanism(epsilon, 1e-5, num_classes=3),
-    "moments of rows": lambda epsilon: LabelMomentMechanism(epsilon, 1e-5, num_labels=3),
-    "accuracy": lambda epsilon: MetricMechanism(epsilon, "accuracy", num_classes=3),
-    "squared error": lambda epsilon: MetricMechanism(epsilon, "mse", low=-1.0, high=3.0),
-    "selection": lambda epsilon: SelectionMechanism(epsilon, "log_loss", num_classes=3),
-    "peers": lambda epsilon: PeerToPeerRandomizedResponse(
-        max(epsilon, 2.0), 0.2, 0.5, 100, 1e-4 if epsilon < 1.0 else 0.0
-    ),
-}
-
-
-@pytest.mark.parametrize("epsilon", EPSILONS)
-@pytest.mark.parametrize("name", SOUND)
-@pytest.mark.holds("mechanisms.Mechanism")
-def test_every_mechanism_of_the_library_passes(name, epsilon):
-    check_mechanism(SOUND[name](epsilon))
-
-
-def test_every_mechanism_of_the_library_is_here():
-    here = {type(make(1.0)) for make in SOUND.values()}
-    ours = {
-        kind
-        for kind in _REGISTRY.values()
-        # PATE's needs teachers, and is held from both sides by the tests of the learners.
-        if kind.__module__.startswith("tf_labeldp.mechanisms.") and not kind.__abstractmethods__
-        if hasattr(sys.modules[kind.__module__], kind.__name__)  # not of an example in a docstring
-        if not kind.__name__.startswith(("_", "Frozen"))
-    }
-    assert ours - {PriorMechanism} == here
-    assert len(here) == 18 and ChannelMechanism in here
 
 
 @pytest.mark.parametrize(
@@ -127,12 +40,18 @@ def test_a_mechanism_that_refuses_some_priors_passes(mechanism):
 
 
 @pytest.mark.parametrize(
-    "name", ["classes", *slow("prior", "laplace", "histogram", "alibi, gaussian")]
+    "mechanism",
+    [
+        RandomizedResponse(0.8, 10),
+        pytest.param(LaplaceMechanism(0.8, 0.0, 1.0), marks=pytest.mark.slow),
+        pytest.param(HistogramMechanism(0.8, 3), marks=pytest.mark.slow),
+        pytest.param(ALIBI(0.8, 3, 1e-5, "gaussian"), marks=pytest.mark.slow),
+    ],
 )
-def test_a_sound_mechanism_is_not_refused_by_chance(name):
+def test_a_sound_mechanism_is_not_refused_by_chance(mechanism):
     """The false alarm rate is 1e-9; one of a thousandth would show here with probability 0.06."""
     for _ in range(60):
-        check_mechanism(SOUND[name](0.8), draws=2000)
+        check_mechanism(mechanism, draws=2000)
 
 
 # --- Classes -------------------------------------------------------------------------------------
@@ -149,10 +68,6 @@ class OfClasses(ClassificationMechanism):
 
     def randomize(self, labels, public=None, *, rng=None):
         return RandomizedResponse(1.0, 4).randomize(labels, rng=rng)
-
-
-def test_the_stand_in_is_sound_while_nothing_is_spoilt():
-    check_mechanism(OfClasses())
 
 
 def identity(labels):
@@ -186,13 +101,10 @@ def of_one_label(labels):
 DRAWN = {
     "true labels": identity,
     "less noise": of_epsilon(2.0),
-    "more noise": of_epsilon(0.1),
     "now and then": now_and_then,
     "shifted": shifted,
-    "never the last": never_the_last,
     "of one label": of_one_label,
     "constant": np.zeros_like,
-    "mirrored": lambda labels: 3 - of_epsilon(1.0)(labels),
 }
 
 
@@ -201,18 +113,6 @@ def test_draws_unlike_the_channel_are_found(drawn, monkeypatch):
     monkeypatch.setattr(OfClasses, "randomize", lambda self, labels, *_, **__: drawn(labels))
     with pytest.raises(ValueError, match=r"OfClasses does not draw as its transition_matrix says"):
         check_mechanism(OfClasses())
-
-
-def test_more_draws_resolve_smaller_differences(monkeypatch):
-    """A share of 1 % of true labels: too few draws can't tell, and say so in the docstring."""
-
-    def told(self, labels, *_, **__):
-        rare = np.random.default_rng().uniform(size=labels.size) < 0.05
-        return np.where(rare, labels, of_epsilon(1.0)(labels))
-
-    monkeypatch.setattr(OfClasses, "randomize", told)
-    with pytest.raises(ValueError, match="does not draw as its transition_matrix says"):
-        check_mechanism(OfClasses(), draws=400_000)
 
 
 def test_draws_of_a_rare_output_that_the_channel_rules_out_are_found(monkeypatch):
@@ -246,14 +146,12 @@ def mixed(share):
     [
         (np.eye(4), "a worst log-ratio of inf, more than its epsilon of 1"),
         (RandomizedResponse(1.01, 4).transition_matrix(), "a worst log-ratio of 1.01, more than"),
-        (mixed(0.5), r"a worst log-ratio of 1\.6\d+, more than its epsilon of 1"),
         (mixed(0.2)[:3], r"must have shape \(4, 4\), P\[output \| input\], got \(3, 4\)"),
-        (mixed(0.2)[0], r"must have shape \(4, 4\)"),
         (mixed(0.2) * 1.001, "probabilities that sum to one, got sums from 1.001 to 1.001"),
         (mixed(0.2) + [[0.5, -0.5, 0, 0]] * 4, "must be probabilities that sum to one"),
         (np.where(np.eye(4), np.nan, mixed(0.2)), "must be probabilities that sum to one"),
     ],
-    ids=["identity", "a little over", "over", "rows", "vector", "sum", "negative", "nan"],
+    ids=["identity", "a little over", "rows", "sum", "negative", "nan"],
 )
 def test_channels_that_are_not_private_or_none_are_found(channel, message, monkeypatch):
     monkeypatch.setattr(OfClasses, "transition_matrix", lambda self, prior=None: channel)
@@ -261,22 +159,26 @@ def test_channels_that_are_not_private_or_none_are_found(channel, message, monke
         check_mechanism(OfClasses())
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 0.999])
-def test_an_epsilon_that_is_understated_is_found(epsilon):
-    with pytest.raises(
-        ValueError, match=rf"worst log-ratio of 1, more than its epsilon of {epsilon}"
-    ):
-        check_mechanism(OfClasses(epsilon))
+def test_an_epsilon_that_is_understated_is_found():
+    with pytest.raises(ValueError, match=r"worst log-ratio of 1, more than its epsilon of 0\.999"):
+        check_mechanism(OfClasses(0.999))
     check_mechanism(OfClasses(1.5))  # overstated is sound
 
 
-@pytest.mark.parametrize("delta", [1e-6, 0.1])
-def test_a_delta_does_not_excuse_any_channel(delta, monkeypatch):
+def test_a_delta_does_not_excuse_any_channel(monkeypatch):
     """The hockey-stick divergence of the identity is one, far above delta."""
     monkeypatch.setattr(OfClasses, "transition_matrix", lambda self, prior=None: np.eye(4))
     monkeypatch.setattr(OfClasses, "randomize", lambda self, labels, *_, **__: labels)
-    with pytest.raises(ValueError):
-        check_mechanism(OfClasses(1.0, delta=delta))
+    with pytest.raises(ValueError, match=r"needs delta=1 at its epsilon of 1, more than its delta"):
+        check_mechanism(OfClasses(1.0, delta=0.1))
+
+
+def test_an_event_that_promises_more_than_the_channel_keeps_is_found(monkeypatch):
+    monkeypatch.setattr(OfClasses, "dp_event", lambda self: pure_dp_event(0.5), raising=False)
+    with pytest.raises(ValueError, match=r"the dp_event of OfClasses promises epsilon="):
+        check_mechanism(OfClasses())
+    monkeypatch.setattr(OfClasses, "dp_event", lambda self: pure_dp_event(1.0))
+    check_mechanism(OfClasses())
 
 
 def test_a_channel_within_epsilon_and_delta_passes(monkeypatch):
@@ -300,20 +202,20 @@ class OfPriors(ClassificationMechanism):
 
     def __init__(self, epsilon=1.0, num_classes=4):
         self.epsilon, self.num_classes = epsilon, num_classes
-        self._sound = RRTopK(epsilon, num_classes, 2)
+        self.sound = RRTopK(epsilon, num_classes, 2)
 
     def transition_matrix(self, prior=None):
-        return self._sound.transition_matrix(prior)
+        return self.sound.transition_matrix(prior)
 
     def randomize(self, labels, public=None, *, rng=None):
-        return self._sound.randomize(labels, public, rng=rng)
+        return self.sound.randomize(labels, public, rng=rng)
 
 
 def test_defects_at_a_prior_that_is_not_uniform_are_found(monkeypatch):
     check_mechanism(OfPriors())
 
     def told(self, labels, prior, **_):
-        noisy = self._sound.randomize(labels, prior)
+        noisy = self.sound.randomize(labels, prior)
         return noisy if np.ptp(prior) == 0.0 else np.where(labels < 2, labels, noisy)
 
     with monkeypatch.context() as patched:
@@ -322,7 +224,7 @@ def test_defects_at_a_prior_that_is_not_uniform_are_found(monkeypatch):
             check_mechanism(OfPriors())
 
     def certain(self, prior=None):
-        return np.eye(4) if np.ptp(prior) else self._sound.transition_matrix(prior)
+        return np.eye(4) if np.ptp(prior) else self.sound.transition_matrix(prior)
 
     monkeypatch.setattr(OfPriors, "transition_matrix", certain)
     with pytest.raises(ValueError, match="worst log-ratio of inf"):
@@ -372,21 +274,15 @@ class OfNumbers(RegressionMechanism):
         return labels + rng.laplace(scale=self.scale, size=len(labels))
 
 
-@pytest.mark.parametrize("scale", [10.0, 12.0, 100.0])
-def test_enough_noise_on_numbers_passes(scale):
-    check_mechanism(OfNumbers(scale=scale))
+def test_enough_noise_on_numbers_passes():
+    check_mechanism(OfNumbers(scale=10.0))
+    check_mechanism(OfNumbers(scale=100.0))
 
 
-@pytest.mark.parametrize("scale", [0.0, 1e-9, 1.0, 5.0])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 5.0])
 def test_too_little_noise_on_numbers_is_found(scale):
     with pytest.raises(ValueError, match=r"OfNumbers does not keep to its epsilon of 1: a set of"):
         check_mechanism(OfNumbers(scale=scale))
-
-
-@pytest.mark.slow
-def test_more_draws_resolve_less_missing_noise():
-    with pytest.raises(ValueError, match="does not keep to its epsilon"):
-        check_mechanism(OfNumbers(scale=7.0), draws=2_000_000)
 
 
 def test_noise_that_one_label_lacks_is_found(monkeypatch):
@@ -455,20 +351,6 @@ def test_rows_with_too_little_noise_are_found():
             check_mechanism(OfRows(scale=scale))
 
 
-@pytest.mark.parametrize(
-    ("noisy", "message"),
-    [
-        (lambda labels: np.zeros((len(labels), 2)), r"shape \(\d+, 2\), expected \(\d+, 3\)"),
-        (lambda labels: np.zeros((len(labels), 3), int), "dtype int64"),
-        (lambda labels: np.full((len(labels), 3), np.inf), "NaN or infinity"),
-    ],
-)
-def test_wrong_rows_are_found(noisy, message, monkeypatch):
-    monkeypatch.setattr(OfRows, "randomize", lambda self, labels, *_, **__: noisy(labels))
-    with pytest.raises(ValueError, match=f"OfRows returned noisy labels with {message}"):
-        check_mechanism(OfRows())
-
-
 # --- Statistics ----------------------------------------------------------------------------------
 
 
@@ -510,18 +392,6 @@ def test_a_statistic_without_enough_noise_is_found(kind, resolved):
             check_mechanism(kind(scale=share * full))
     with pytest.raises(ValueError, match="does not keep to its epsilon"):
         check_mechanism(kind(scale=resolved * full), draws=200_000)
-    check_mechanism(kind(), draws=200_000)
-
-
-def test_a_statistic_of_one_number_without_noise_is_found(monkeypatch):
-    """Nothing but a bit of the labels, and only now and then."""
-
-    def told(self, labels, public_input=None, *, rng=None):
-        return float(labels[0] == 0.0 and np.random.default_rng().uniform() < 0.5)
-
-    monkeypatch.setattr(Sum, "release", told)
-    with pytest.raises(ValueError, match="does not keep to its epsilon"):
-        check_mechanism(Sum())
 
 
 def test_a_statistic_that_needs_a_public_input_is_not_drawn_from():
@@ -540,12 +410,7 @@ def test_a_statistic_that_needs_a_public_input_is_not_drawn_from():
 
 WRONG_CLASSES = {
     "short": (lambda y: y[1:], r"shape \(\d+,\), expected \(\d+,\), one for each label"),
-    "column": (lambda y: y[:, np.newaxis], r"shape \(\d+, 1\), expected \(\d+,\)"),
-    "scalar": (lambda y: 0, r"shape \(\), expected"),
     "floats": (lambda y: y.astype(float), r"dtype float64, expected numbers \(iu\)"),
-    "booleans": (lambda y: y > 1, "dtype bool, expected"),
-    "text": (lambda y: y.astype(str), "dtype <U"),
-    "objects": (lambda y: y.astype(object), "dtype object"),
     "above": (lambda y: y + 1, r"classes that do not exist, expected 0\.\.3"),
     "negative": (lambda y: y - 1, r"classes that do not exist, expected 0\.\.3"),
     "nothing": (lambda y: None, r"shape \(\)"),
@@ -560,24 +425,11 @@ def test_noisy_classes_of_a_wrong_shape_dtype_or_range_are_found(case, monkeypat
         check_mechanism(OfClasses())
 
 
-@pytest.mark.parametrize("kind", [list, lambda y: y.astype(np.uint8), lambda y: y.astype(">i4")])
-def test_any_integers_are_noisy_classes(kind, monkeypatch):
-    sound = OfClasses.randomize
-    monkeypatch.setattr(
-        OfClasses, "randomize", lambda self, labels, *_, **__: kind(sound(self, labels))
-    )
-    check_mechanism(OfClasses())
-    noisy = OfClasses().check_output(kind(np.arange(4)), 4)
-    assert noisy.dtype == np.int64 and noisy.tolist() == [0, 1, 2, 3]
-
-
 WRONG_NUMBERS = {
     "short": (lambda y: y[1:], r"shape \(\d+,\), expected"),
-    "column": (lambda y: y[:, np.newaxis], r"shape \(\d+, 1\), expected"),
     "nan": (lambda y: np.where(np.arange(y.size) == 3, np.nan, y), "NaN or infinity"),
     "infinite": (lambda y: np.where(np.arange(y.size) == 3, np.inf, y), "NaN or infinity"),
     "text": (lambda y: y.astype(str), "dtype <U"),
-    "complex": (lambda y: y.astype(complex), "dtype complex128"),
 }
 
 
@@ -589,53 +441,23 @@ def test_noisy_numbers_of_a_wrong_shape_or_dtype_are_found(case, monkeypatch):
         check_mechanism(OfNumbers())
 
 
-def test_no_error_shows_a_noisy_label():
-    mechanism = OfClasses()
-    with pytest.raises(ValueError) as caught:
-        mechanism.check_output(np.array([0, 987654]), 2)
-    assert "987654" not in str(caught.value)
-
-
 # --- Arguments -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])
-def test_an_epsilon_out_of_range_is_refused(epsilon):
-    with pytest.raises(ValueError, match=r"OfClasses\.epsilon must be finite and above zero"):
-        check_mechanism(OfClasses(epsilon))
-
-
-@pytest.mark.parametrize("delta", [-1e-9, 1.0, math.nan])
-def test_a_delta_out_of_range_is_refused(delta):
-    with pytest.raises(ValueError, match=r"OfClasses\.delta must be in \[0, 1\)"):
-        check_mechanism(OfClasses(delta=delta))
-
-
-@pytest.mark.parametrize(("num_classes", "error"), [(1, ValueError), (4.0, TypeError)])
-def test_a_number_of_classes_that_is_none_is_refused(num_classes, error):
-    with pytest.raises(error, match="num_classes must be"):
-        check_mechanism(OfClasses(num_classes=num_classes))
-
-
-@pytest.mark.parametrize("other", [None, "RR", RandomizedResponse, 1.0])
-def test_what_is_no_mechanism_is_refused(other):
+def test_bad_arguments():
+    for epsilon in (0.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"OfClasses\.epsilon must be finite and above zero"):
+            check_mechanism(OfClasses(epsilon))
+    for delta in (-1e-9, 1.0, math.nan):
+        with pytest.raises(ValueError, match=r"OfClasses\.delta must be in \[0, 1\)"):
+            check_mechanism(OfClasses(delta=delta))
+    with pytest.raises(ValueError, match="num_classes must be"):
+        check_mechanism(OfClasses(num_classes=1))
     with pytest.raises(TypeError, match="mechanism must be a tf_labeldp mechanism, got"):
-        check_mechanism(other)
-
-
-def test_too_few_draws_are_refused():
+        check_mechanism(RandomizedResponse)
     with pytest.raises(ValueError, match="draws must be at least 1000, got 999"):
         check_mechanism(OfClasses(), draws=999)
     check_mechanism(OfClasses(), draws=1000)
-
-
-def test_nothing_is_asked_of_a_mechanism_of_no_known_kind():
-    """Which labels it takes is not known; a vault refuses it."""
-
-    class Strange(Mechanism):
-        epsilon = 1.0
-
-    check_mechanism(Strange())
 
 
 @pytest.mark.parametrize(

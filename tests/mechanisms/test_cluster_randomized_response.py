@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 
 import numpy as np
 import pytest
+from dp_accounting import ComposedDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
-from tf_labeldp.accounting._losses import composed_epsilon
 from tf_labeldp.accounting.budget import compose_charges
-from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.mechanisms import RandomizedResponse
 from tf_labeldp.mechanisms.clusters import PriorResampling, cluster_distributions
 from tf_labeldp.vault import (
@@ -101,43 +99,29 @@ def test_distributions_are_those_of_the_algorithm_line_by_line(case):
             np.testing.assert_allclose(row, algorithm_1(count, size, tau), rtol=0, atol=1e-9)
 
 
-def test_distributions_without_noise_are_the_frequencies():
-    counts = np.array([[6, 3, 1], [2, 2, 4]])
-    made = cluster_distributions(counts, counts.sum(axis=1), 0.05)
-    np.testing.assert_allclose(made, counts / counts.sum(axis=1, keepdims=True), rtol=1e-15)
-
-
-@pytest.mark.parametrize("classes", [2, 3, 7, 10, 49, 1000])
+@pytest.mark.parametrize("classes", [2, 49])
 def test_a_threshold_of_one_over_k_is_uniform(classes):
     counts = np.random.default_rng(3).normal(size=(20, classes), scale=30)
     made = cluster_distributions(counts, np.full(20, 10), 1.0 / classes)
     np.testing.assert_array_equal(made, 1.0 / classes)
 
 
-@pytest.mark.parametrize("extreme", [[1e308, -1e308, 0.0], [-9.0] * 3, [1e300] * 3, [0.0] * 3])
+@pytest.mark.parametrize("extreme", [[1e308, -1e308, 0.0], [-9.0] * 3, [1e300] * 3])
 def test_extreme_noise(extreme):
     for tau in (0.0, 1e-300, 0.1, 0.333333333, 1 / 3):
         made = cluster_distributions(np.array([extreme]), np.array([3]), tau)
         assert made.min() >= tau and abs(made.sum() - 1.0) <= 1e-12
 
 
-def test_many_classes():
-    counts = np.random.default_rng(4).laplace(size=(50, 1000), scale=5.0)
-    made = cluster_distributions(counts, np.full(50, 60), 1e-4)
-    assert made.min() >= 1e-4
-    np.testing.assert_allclose(made.sum(axis=1), 1.0, rtol=0, atol=1e-12)
-
-
 # --- prices
 
 
-@pytest.mark.parametrize("sigma", [0.5, 4.0, math.inf])
-@pytest.mark.parametrize("resampled", [0.2, 0.9, 1.0])
+@pytest.mark.parametrize(
+    ("sigma", "resampled"), [(0.5, 0.2), (4.0, 0.9), (4.0, 1.0), (math.inf, 0.2)]
+)
 @pytest.mark.holds("vault.ClusterRandomizedResponse")
 def test_the_promise_is_two_over_sigma_and_the_draw_at_the_threshold(sigma, resampled, vault):
     tau = 0.25 if math.isinf(sigma) else 0.05
-    if math.isinf(sigma) and resampled == 1.0:
-        return
     made = ClusterRandomizedResponse(4, tau, sigma, resampled, bias_correction=0.0)
     assert made.distribution_epsilon == 2.0 / sigma
     draw = math.log(1.0 + (1.0 - resampled) / (resampled * tau))
@@ -145,18 +129,11 @@ def test_the_promise_is_two_over_sigma_and_the_draw_at_the_threshold(sigma, resa
     charges = [Charge.of(part) for part in made.parts(vault())]
     assert math.fsum(one.epsilon for one in charges) == made.epsilon
     assert all(one.delta == 0.0 for one in charges)
-    events = [one.event for one in charges]
-    assert composed_epsilon(events, 0.0) == pytest.approx(made.epsilon, rel=1e-3)
+    event = ComposedDpEvent(tuple(one.event for one in charges))
+    assert Charge.of_event(event, 0.0).epsilon == pytest.approx(made.epsilon, rel=1e-3)
 
 
-def test_with_a_draw_epsilon_the_promise_is_the_sum(vault):
-    assert ADAPTIVE.epsilon == 0.5 + 1.0
-    assert ADAPTIVE.parts(vault()) == [ADAPTIVE.histogram, ADAPTIVE.draw]
-    assert (ADAPTIVE.histogram.epsilon, ADAPTIVE.draw.epsilon) == (0.5, 1.0)
-
-
-@pytest.mark.parametrize("epsilon", [0.01, 1.0, 8.0])
-@pytest.mark.parametrize("classes", [2, 10])
+@pytest.mark.parametrize(("epsilon", "classes"), [(0.01, 10), (8.0, 2)])
 def test_corollary_1_is_randomized_response(epsilon, classes):
     made = ClusterRandomizedResponse.uniform(epsilon, classes)
     uniform = np.full(classes, 1.0 / classes)
@@ -174,7 +151,7 @@ def test_corollary_1_is_randomized_response(epsilon, classes):
     assert explicit.epsilon == pytest.approx(epsilon, rel=1e-9)
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 0.5, 2.0])
+@pytest.mark.parametrize("epsilon", [0.1, 2.0])
 def test_corollary_2_costs_three_epsilon(epsilon):
     made = ClusterRandomizedResponse.from_heterogeneity(epsilon, 10, 0.05)
     assert (made.threshold, made.bias_correction) == (0.05, 0.0)
@@ -184,8 +161,7 @@ def test_corollary_2_costs_three_epsilon(epsilon):
     assert made.epsilon == pytest.approx(3.0 * epsilon, rel=1e-12)
 
 
-@pytest.mark.parametrize("epsilon", [0.01, 0.3, 1.0, 7.7])
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize(("epsilon", "share"), [(0.01, 0.9), (0.3, 0.5), (7.7, 0.1)])
 def test_for_epsilon_meets_it(epsilon, share):
     made = ClusterRandomizedResponse.for_epsilon(epsilon, 10, distribution_share=share)
     assert made.epsilon == pytest.approx(epsilon, rel=1e-12)
@@ -197,7 +173,6 @@ def test_for_epsilon_meets_it(epsilon, share):
     ("epsilon", "counts", "threshold"),
     [
         (0.1, 0.05, 0.01),
-        (0.5, 0.25, 0.01),
         (1.25, 0.25, 0.01),
         (2.0, 0.25, 0.04),
         (8.0, 0.25, 0.09),
@@ -210,8 +185,8 @@ def test_defaults_of_for_epsilon(epsilon, counts, threshold):
     assert made.epsilon == pytest.approx(epsilon, rel=1e-12)
 
 
-@pytest.mark.parametrize("tau", [1e-15, 1e-9, 1e-4, 0.05, 0.2499, 0.25])
-@pytest.mark.parametrize("resampled", [1e-6, 0.5, 0.999999])
+@pytest.mark.parametrize("tau", [1e-15, 1e-4, 0.2499, 0.25])
+@pytest.mark.parametrize("resampled", [1e-6, 0.999999])
 def test_the_draw_is_never_refused_for_distributions_that_it_made(tau, resampled):
     mechanism = ClusterRandomizedResponse(K, tau, 0.01, resampled)
     made = drawn(mechanism, seed=5)
@@ -266,13 +241,6 @@ def test_what_is_handed_out():
     np.testing.assert_array_equal(again.values, made.values)
 
 
-def test_the_noisy_labels_carry_both_receipts_and_the_priors_theirs():
-    made = drawn(ADAPTIVE)
-    assert made.guarantee().epsilon == pytest.approx(ADAPTIVE.epsilon, rel=1e-12)
-    assert made.priors.guarantee().epsilon == ADAPTIVE.distribution_epsilon
-    assert [one.id for one in made.priors.receipts] == [made.receipts[0].id]
-
-
 def test_a_fixed_lambda_is_charged_as_promised_whatever_was_released(vault):
     """Before the draw; what the released distributions spared is a remark, and no promise."""
     labels = vault()
@@ -306,19 +274,6 @@ def test_the_charge_does_not_depend_on_the_labels(vault):
         one.randomize(FIXED, clusters=CLUSTERS)
         spent.append([receipt.charge for receipt in one.receipts])
     assert spent[0] == spent[1] == spent[2]
-
-
-def test_distributions_are_near_the_truth_with_little_noise():
-    """Twelve scales: each of 20 Laplace variables is beyond with probability e^-12."""
-    sigma = 0.5
-    mechanism = ClusterRandomizedResponse(K, 1e-6, sigma, draw_epsilon=1.0)
-    made = drawn(mechanism, seed=8)
-    truth = np.zeros((5, K))
-    np.add.at(truth, (CLUSTERS, LABELS), 1.0)
-    truth /= truth.sum(axis=1, keepdims=True)
-    # Renormalising spreads what all K variables of a cluster miss.
-    bound = (K + 1) * 12 * sigma / np.bincount(CLUSTERS)
-    assert np.all(np.abs(made.priors.probabilities - truth) <= bound[:, np.newaxis])
 
 
 def test_without_noise_on_distributions_no_histogram_is_released(vault):
@@ -403,27 +358,6 @@ def test_prices_are_fixed_in_advance_and_compose_so(vault, tmp_path, fixed):
         assert short.guarantee().epsilon == 0.0
 
 
-def test_clusters_of_find_clusters_are_taken_as_they_are(vault):
-    clusters = Clusters.from_assignments(CLUSTERS)
-    found = drawn(ADAPTIVE, clusters=clusters, seed=1)
-    expected = drawn(ADAPTIVE, clusters=CLUSTERS, seed=1)
-    np.testing.assert_array_equal(found.values, expected.values)
-    with pytest.raises(ValueError, match=r"clusters must have shape \(599,\)"):
-        drawn(ADAPTIVE, LABELS[1:], clusters)
-
-
-def test_a_fixed_lambda_survives_a_restart(vault, tmp_path):
-    labels = vault(store=tmp_path / "store")
-    made = labels.randomize(FIXED, clusters=CLUSTERS)
-    assert labels.guarantee().epsilon == pytest.approx(FIXED.epsilon, rel=1e-12)
-    opened = vault(store=tmp_path / "store")
-    again = opened.randomize(FIXED, clusters=CLUSTERS)
-    np.testing.assert_array_equal(again.values, made.values)
-    assert again.mechanism == made.mechanism and again.guarantee() == made.guarantee()
-    assert again.remarks == made.remarks and again.bias_correction == made.bias_correction
-    assert opened.guarantee() == labels.guarantee()
-
-
 def test_the_price_of_a_stored_draw_may_be_rounded_another_way(vault, monkeypatch):
     labels = vault()
     made = labels.randomize(FIXED, clusters=CLUSTERS)
@@ -487,27 +421,11 @@ def test_other_settings_under_the_same_key_are_refused(change, vault):
     assert labels.guarantee().epsilon == spent
 
 
-def test_a_seeded_vault_repeats():
-    first, second, other = (drawn(ADAPTIVE, seed=seed) for seed in (3, 3, 4))
-    np.testing.assert_array_equal(first.values, second.values)
-    np.testing.assert_array_equal(first.priors.probabilities, second.priors.probabilities)
-    assert np.any(first.values != other.values) and first.guarantee().seeded
-    assert not drawn(ADAPTIVE).guarantee().seeded
-
-
-def test_a_vault_of_fewer_classes_or_of_numbers_is_refused(vault):
-    for labels in (
-        vault(num_classes=K + 1),
-        vault(num_classes=None, low=0.0, high=4.0),
-        vault(labels=np.eye(4, dtype=int), num_classes=None, num_labels=4),
-    ):
-        with pytest.raises(ValueError):
-            labels.randomize(ADAPTIVE, clusters=CLUSTERS)
-        assert labels.guarantee().epsilon == 0.0
-
-
-def test_a_part_of_the_examples_is_refused(vault):
+def test_a_part_of_the_examples_and_other_public_inputs_are_refused(vault):
     labels = vault()
+    for clusters in (CLUSTERS, None):
+        with pytest.raises(ValueError, match=r"needs clusters=.* got .*priors"):
+            labels.randomize(ADAPTIVE, clusters=clusters, priors=np.full((N, K), 1 / K))
     with pytest.raises(ValueError, match="draws for all examples; leave indices=None"):
         labels.randomize(ADAPTIVE, np.arange(10), clusters=CLUSTERS)
     assert labels.guarantee().epsilon == 0.0
@@ -522,22 +440,14 @@ def test_a_part_of_the_examples_is_refused(vault):
         ({"num_classes": 1}, ValueError, "num_classes must be at least 2, got 1"),
         ({"threshold": 0.2501}, ValueError, r"threshold must be in \[0, 0.25\].*got 0.2501"),
         ({"threshold": 0.0}, ValueError, "threshold must be above zero"),
-        ({"threshold": -0.1}, ValueError, "threshold must be in"),
-        ({"threshold": math.nan}, ValueError, "threshold must be in"),
-        ({"threshold": "0.1"}, TypeError, "threshold must be a number"),
         ({"noise_scale": 0.0}, ValueError, r"noise_scale must be above zero, got 0.*2 / sigma"),
-        ({"noise_scale": -1.0}, ValueError, "noise_scale must be above zero"),
         ({"noise_scale": 1e-310}, ValueError, "noise_scale must be above zero"),
         ({"noise_scale": math.nan}, ValueError, "noise_scale must be above zero"),
-        ({"noise_scale": None}, TypeError, "noise_scale must be a number"),
         ({"noise_scale": math.inf}, ValueError, "noise_scale=inf makes .* uniform"),
         ({"resampling_probability": 0.5}, ValueError, "exactly one of resampling_probability"),
         ({"draw_epsilon": None}, ValueError, "exactly one of resampling_probability"),
         ({"draw_epsilon": 0.0}, ValueError, "draw_epsilon must be finite and above zero"),
-        ({"draw_epsilon": math.inf}, ValueError, "draw_epsilon must be finite"),
         ({"bias_correction": 1.0}, ValueError, "bias_correction must be in .*singular"),
-        ({"bias_correction": -0.1}, ValueError, "bias_correction must be in"),
-        ({"bias_correction": "0"}, TypeError, "bias_correction must be a number"),
     ],
     ids=lambda value: str(sorted(value.items())) if isinstance(value, dict) else "",
 )
@@ -551,8 +461,6 @@ def test_bad_settings(arguments, error, message):
     ("resampled", "message"),
     [
         (0.0, r"must be in \(0, 1\], got 0"),
-        (1.5, r"must be in \(0, 1\], got 1.5"),
-        (math.nan, r"must be in \(0, 1\]"),
         (1.0, "bias_correction must be in .* got 1. At 1 the channel is singular"),
         (5e-324, "must be finite and above zero"),
     ],
@@ -581,9 +489,7 @@ def test_bad_constructors():
 
 BAD_CLUSTERS = {
     "long": (np.zeros(N + 1, int), ValueError, rf"shape \({N},\), .* got \({N + 1},\)"),
-    "column": (np.zeros((N, 1), int), ValueError, r"clusters must have shape"),
     "floats": (np.zeros(N), TypeError, "clusters must be integers 0..C-1, got dtype float64"),
-    "booleans": (np.zeros(N, bool), TypeError, "got dtype bool"),
     "negative": (np.full(N, -1), ValueError, "clusters must be in 0..C-1, got -1"),
     "ids": (np.full(N, 1 << 40), ValueError, r"got 1,099,511,627,777 x .*0\.\.C-1: .*return_inv"),
     "none": (None, ValueError, "needs clusters=, .* takes nothing else; got nothing"),
@@ -591,58 +497,10 @@ BAD_CLUSTERS = {
 
 
 @pytest.mark.parametrize("case", BAD_CLUSTERS)
-@pytest.mark.parametrize("mechanism", [ADAPTIVE, ClusterRandomizedResponse.uniform(1.0, K)],
-                         ids=["released", "uniform"])  # fmt: skip
-def test_bad_clusters_are_refused_before_anything_is_charged(case, mechanism, vault):
+def test_bad_clusters_are_refused_before_anything_is_charged(case, vault):
     clusters, error, message = BAD_CLUSTERS[case]
     labels = vault()
-    with pytest.raises(error, match=message):
-        labels.randomize(mechanism, clusters=clusters)
+    for mechanism in (ADAPTIVE, ClusterRandomizedResponse.uniform(1.0, K)):
+        with pytest.raises(error, match=message):
+            labels.randomize(mechanism, clusters=clusters)
     assert labels.guarantee().epsilon == 0.0
-
-
-def test_no_labels_are_refused(vault):
-    labels = vault(labels=np.empty(0, int))
-    with pytest.raises(ValueError, match="there are no labels"):
-        labels.randomize(ADAPTIVE, clusters=np.empty(0, int))
-    assert labels.receipts == ()
-
-
-@pytest.mark.parametrize("other", ["priors", "features"])
-def test_other_public_inputs_are_refused(other, vault):
-    labels = vault()
-    for clusters in (CLUSTERS, None):
-        with pytest.raises(ValueError, match=f"needs clusters=.* got .*{other}"):
-            labels.randomize(ADAPTIVE, clusters=clusters, **{other: np.full((N, K), 1 / K)})
-    assert labels.guarantee().epsilon == 0.0
-
-
-@pytest.mark.parametrize("key", [None, "study 1"])
-def test_the_draws_have_names(key, vault):
-    labels = vault()
-    labels.randomize(ADAPTIVE, clusters=CLUSTERS, key=key)
-    name = "cluster-rr" if key is None else key
-    assert [one.key for one in labels.receipts] == [f"{name}/distributions", name]
-    assert labels.has_draw(name)
-
-
-@pytest.mark.parametrize(
-    "mechanism",
-    [ADAPTIVE, FIXED, ClusterRandomizedResponse.uniform(1.0, 3)],
-    ids=["adaptive", "fixed", "uniform"],
-)
-def test_round_trip(mechanism):
-    config = mechanism.get_config()
-    assert list(config) == [field.name for field in dataclasses.fields(mechanism)]
-    again = ClusterRandomizedResponse.from_config(json.loads(json.dumps(config)))
-    assert again == mechanism
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        mechanism.threshold = 0.2
-
-
-def test_numpy_scalars_become_python_numbers():
-    made = ClusterRandomizedResponse(
-        np.int64(4), np.float32(0.125), np.float64(2), np.float32(0.5), None, np.float32(0.25)
-    )
-    kinds = [int, float, float, float, type(None), float]
-    assert [type(value) for value in made.get_config().values()] == kinds

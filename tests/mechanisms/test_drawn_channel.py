@@ -29,10 +29,8 @@ def largest_ratio(k: int, threshold: int) -> Fraction:
     return max(outcomes) / min(outcomes)
 
 
-@pytest.mark.parametrize("k", [2, 3, 5, 10, 12, 1000])
-@pytest.mark.parametrize(
-    "epsilon", [*np.geomspace(1e-3, 50, 25).tolist(), 1e-9, 40.0, 100.0, 800.0]
-)
+@pytest.mark.parametrize("k", [2, 3, 10, 1000])
+@pytest.mark.parametrize("epsilon", [1e-9, 1e-3, 0.3, 1.0, 5.0, 40.0, 100.0, 800.0])
 def test_drawn_channel_is_never_less_private_than_stated(epsilon, k):
     threshold = int(random_bits.flip_threshold(epsilon, np.array([k]))[0])
     lower, upper = power_of_e(epsilon)
@@ -50,8 +48,8 @@ def test_a_set_of_one_never_flips_and_a_larger_one_always_can():
     assert random_bits.flip_threshold(800.0, np.array([2, 7])).min() == 1
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("epsilon", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("epsilon", [0.2, 3.0])
 def test_draw_ranks_draws_the_channel_of_its_threshold(monkeypatch, epsilon, k):
     """Every pair of random integers of a small range, so the channel comes out exactly."""
     size, num_classes = 60, 6  # 60 is a multiple of every bound, so nothing is drawn again

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import decimal
-import os
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from numeric_cases import ADDITIVE, MECHANISMS
+from numeric_cases import ADDITIVE, CONTINUOUS, MECHANISMS
 
 from tf_labeldp.accounting.events import pure_dp_event
 from tf_labeldp.mechanisms import (
@@ -16,36 +15,21 @@ from tf_labeldp.mechanisms import (
     integer_noise,
 )
 
-EPSILONS = (0.1, 1.0, 4.0)
-RANGES = ((0, 1), (-3, 4), (100, 150))
-DRAWN_EPSILONS = (1e-6, 1e-3, 0.05, 0.1, 1 / 3, 1.0, 2.5, 8.0, 50.0, 700.1)
-
-
-def worst_log_ratio(likelihood):
-    """max over outputs (rows) and pairs of labels (columns)."""
-    possible = likelihood[likelihood.max(axis=1) > 0.0]
-    with np.errstate(divide="ignore"):
-        return float(np.max(np.log(possible.max(axis=1)) - np.log(possible.min(axis=1))))
+DRAWN_EPSILONS = (1e-6, 0.05, 1 / 3, 1.0, 2.5, 8.0, 50.0, 700.1)
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
-@pytest.mark.parametrize("epsilon", [0.1, 4.0])
 @pytest.mark.holds("mechanisms.RegressionMechanism")
-def test_no_set_of_outputs_tells_more_than_epsilon(name, epsilon):
-    """The same through the cdf, which knows the atoms: intervals, half-lines and what is left."""
-    mechanism = MECHANISMS[name](epsilon, -3, 4)
+def test_no_set_of_outputs_tells_more_than_epsilon(name, worst_log_ratio):
+    """Through the cdf, which knows the atoms: intervals, half-lines and what is left."""
     edges, labels = np.arange(-3.0, 5.0), np.arange(-3.0, 5.0)
-    cdf = np.vstack([np.zeros(labels.size), mechanism.cdf(edges, labels)])
-    cells = np.diff(cdf, axis=0)[0 if mechanism.whole else 1 :]
-    assert worst_log_ratio(cells) <= epsilon * (1 + 1e-10)
-    sums = np.vstack([cells, np.cumsum(cells, axis=0), np.cumsum(cells[::-1], axis=0)])
-    assert worst_log_ratio(sums) <= epsilon * (1 + 1e-10)
-
-
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_the_event_is_that_of_a_pure_mechanism(name):
-    mechanism = MECHANISMS[name](1.5, 0, 7)
-    assert mechanism.dp_event() == pure_dp_event(1.5)
+    for epsilon in (0.1, 4.0):
+        mechanism = MECHANISMS[name](epsilon, -3, 4)
+        assert mechanism.dp_event() == pure_dp_event(epsilon)
+        cdf = np.vstack([np.zeros(labels.size), mechanism.cdf(edges, labels)])
+        cells = np.diff(cdf, axis=0)[0 if mechanism.whole else 1 :]
+        sums = np.vstack([cells, np.cumsum(cells, axis=0), np.cumsum(cells[::-1], axis=0)])
+        assert worst_log_ratio(sums.T) <= epsilon * (1 + 1e-10)
 
 
 # --- The guarantee of the draws as made: integers in exact arithmetic ----------------------------
@@ -62,18 +46,18 @@ NOTHING = Fraction(1, 10**70)
 """Above the relative error of ``power_of_e`` for the exponents here, far below 2^-53."""
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 10, 400, 10**6 + 3, 2**32])
-@pytest.mark.parametrize("epsilon", DRAWN_EPSILONS)
+@pytest.mark.parametrize("steps", [1, 3, 10**6 + 3, 2**32])
 @pytest.mark.holds("mechanisms.DiscreteLaplaceMechanism", "mechanisms.LaplaceMechanism")
-def test_the_drawn_laplace_noise_is_epsilon_dp(epsilon, steps):
+def test_the_drawn_laplace_noise_is_epsilon_dp(steps):
     """Its ratio over a shift by N is exp(N s / t), for the integers s and t that it draws with."""
-    decay = integer_noise.decay_per_step(epsilon, steps)
-    assert decay * steps <= Fraction(epsilon)
-    # From the other side: no privacy is given away either, and the formula stays true.
-    assert decay * steps >= Fraction(epsilon) * (1 - Fraction(1, 2**50))
-    # 64-bit integers hold u + t v for v up to 1000, and so the noise.
-    assert 1 <= decay.numerator <= 2**53 and 1 <= decay.denominator <= 2**53
-    assert 1001 * decay.denominator < 2**63 and 1001 / float(decay) + steps < 2**63
+    for epsilon in DRAWN_EPSILONS:
+        decay = integer_noise.decay_per_step(epsilon, steps)
+        assert decay * steps <= Fraction(epsilon)
+        # From the other side: no privacy is given away either, and the formula stays true.
+        assert decay * steps >= Fraction(epsilon) * (1 - Fraction(1, 2**50))
+        # 64-bit integers hold u + t v for v up to 1000, and so the noise.
+        assert 1 <= decay.numerator <= 2**53 and 1 <= decay.denominator <= 2**53
+        assert 1001 * decay.denominator < 2**63 and 1001 / float(decay) + steps < 2**63
 
 
 def drawn_staircase(noise):
@@ -90,8 +74,8 @@ def weight(noise, c, x):
     return (Fraction(1) if u < noise.first else c), v
 
 
-@pytest.mark.parametrize("epsilon", DRAWN_EPSILONS)
-@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("epsilon", [1e-6, 1 / 3, 8.0, 700.1])
+@pytest.mark.parametrize("steps", [1, 2, 5])
 @pytest.mark.holds("mechanisms.DiscreteStaircaseMechanism", "mechanisms.StaircaseMechanism")
 def test_the_drawn_staircase_noise_is_epsilon_dp(epsilon, steps):
     """Every pair of a small noise and its shift by up to N, for every width of the upper part."""
@@ -110,29 +94,17 @@ def test_the_drawn_staircase_noise_is_epsilon_dp(epsilon, steps):
 
 
 @pytest.mark.parametrize("epsilon", DRAWN_EPSILONS)
-@pytest.mark.parametrize("steps", [2, 3, 400, 10**6, 2**32])
-def test_the_drawn_stairs_fall_by_at_most_epsilon(epsilon, steps):
+def test_the_drawn_stairs_fall_by_at_most_epsilon(epsilon):
     """e^-epsilon <= c <= 1, which is all that the argument needs of a wide range."""
-    for first in {1, steps // 3 + 1, steps // 2, steps - 1}:
+    for steps, first in ((400, 1), (400, 200), (2**32, 2**32 // 3 + 1), (2**32, 2**32 - 1)):
         c, decay = drawn_staircase(integer_noise.StaircaseNoise(epsilon, steps, first))
         assert power_of_e(-Fraction(epsilon)) * (1 - NOTHING) <= c <= 1
         assert decay <= Fraction(epsilon)
-    optimal = StaircaseMechanism(epsilon, 0.0, 1.0)._noise
-    c, _ = drawn_staircase(optimal)
+    first = round(StaircaseMechanism(epsilon, 0.0, 1.0).gamma * 2**32)
+    c, _ = drawn_staircase(integer_noise.StaircaseNoise(epsilon, 2**32, first))
     assert power_of_e(-Fraction(epsilon)) * (1 - NOTHING) <= c <= 1
     if epsilon < 5.0:  # and not for less than a part in 10^12
         assert c <= power_of_e(-Fraction(epsilon)) * (1 + Fraction(1, 10**12))
-
-
-def test_a_threshold_one_lower_would_not_be_epsilon_dp(monkeypatch):
-    """So the rounding is needed, and the tests above see it."""
-    noise = integer_noise.StaircaseNoise(1.0, 8, 3)
-    right = noise.lower_threshold()
-    limit = power_of_e(Fraction(-1))
-    monkeypatch.setattr(
-        integer_noise.StaircaseNoise, "lower_threshold", lambda self, t=right: t - 1
-    )
-    assert drawn_staircase(noise)[0] < limit * (1 - NOTHING)
 
 
 def test_the_callers_decimal_precision_changes_nothing():
@@ -143,8 +115,7 @@ def test_the_callers_decimal_precision_changes_nothing():
         assert noise.lower_threshold() == right
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5, 40])
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize(("epsilon", "steps"), [(0.1, 1), (1.0, 2), (4.0, 40)])
 @pytest.mark.holds("mechanisms.ExponentialMechanism")
 def test_the_drawn_exponential_mechanism_is_half_epsilon_dp(epsilon, steps):
     """Its law is q^|out - y| over the sum of it, with the q that is drawn; all pairs, exactly.
@@ -162,10 +133,10 @@ def test_the_drawn_exponential_mechanism_is_half_epsilon_dp(epsilon, steps):
     assert worst >= power_of_e(Fraction(epsilon) / 2) * (1 - Fraction(1, 10**12))
 
 
-@pytest.mark.parametrize("epsilon", [1e-6, 0.1, 1.0, 2.0])
-def test_uniform_proposals_keep_within_what_bernoulli_exp_takes(epsilon):
-    decay = integer_noise.decay_per_step(0.5 * epsilon, 2**32)
-    assert 2**32 * decay.numerator <= decay.denominator <= 2**53
+def test_uniform_proposals_keep_within_what_bernoulli_exp_takes():
+    for epsilon in (1e-6, 0.1, 1.0, 2.0):
+        decay = integer_noise.decay_per_step(0.5 * epsilon, 2**32)
+        assert 2**32 * decay.numerator <= decay.denominator <= 2**53
 
 
 # --- Post-processing -----------------------------------------------------------------------------
@@ -181,17 +152,15 @@ AWKWARD_RANGES = (
 )
 
 
-@pytest.mark.parametrize("name", ["LaplaceMechanism", "StaircaseMechanism", "ExponentialMechanism"])
-@pytest.mark.parametrize("low_high", AWKWARD_RANGES, ids=range(len(AWKWARD_RANGES)))
-def test_clipped_outputs_are_in_the_range(name, low_high, seeded):
-    low, high = low_high
-    mechanism = MECHANISMS[name](1.0, low, high)
-    noisy = mechanism.randomize(np.repeat([low, high], 2000), rng=seeded())
-    assert noisy.min() >= low and noisy.max() <= high
-    if name != "ExponentialMechanism":
-        assert noisy.min() == low and noisy.max() == high  # exactly, not the nearest grid point
-    likelihood = mechanism.likelihood(noisy[:5], [low, high])
-    assert np.all(likelihood > 0.0)
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_clipped_outputs_are_in_the_range(name, seeded):
+    for low, high in AWKWARD_RANGES:
+        mechanism = MECHANISMS[name](1.0, low, high)
+        noisy = mechanism.randomize(np.repeat([low, high], 2000), rng=seeded())
+        assert noisy.min() >= low and noisy.max() <= high
+        if name != "ExponentialMechanism":
+            assert noisy.min() == low and noisy.max() == high  # exactly, not the nearest grid point
+        assert np.all(mechanism.likelihood(noisy[:5], [low, high]) > 0.0)
 
 
 @pytest.mark.parametrize("name", ADDITIVE)
@@ -220,17 +189,3 @@ def test_a_label_reaches_the_noise_only_as_its_grid_point(name, seeded):
         return
     on_grid = exact / step
     np.testing.assert_array_equal(on_grid, np.rint(on_grid))
-
-
-def test_the_secure_bits_decide_the_draw(monkeypatch):
-    """There is no other source of randomness: equal bits, equal draws."""
-    labels = np.arange(500) % 10
-
-    def draws(cls, seed):
-        bits = np.random.default_rng(seed)
-        monkeypatch.setattr(os, "urandom", bits.bytes)
-        return cls(3.0, 0, 9).randomize(labels)
-
-    for cls in MECHANISMS.values():
-        np.testing.assert_array_equal(draws(cls, 1), draws(cls, 1))
-        assert np.any(draws(cls, 1) != draws(cls, 2))

@@ -10,9 +10,7 @@ import pytest
 from scipy import optimize, stats
 
 from tf_labeldp.mechanisms import (
-    DiscreteLaplaceMechanism,
     DiscreteStaircaseMechanism,
-    LaplaceMechanism,
     StaircaseMechanism,
     integer_noise,
     numbers,
@@ -58,7 +56,7 @@ def outcomes(sampler, monkeypatch, max_draws):
     return found
 
 
-@pytest.mark.parametrize(("n", "d"), [(0, 3), (1, 3), (2, 3), (3, 3), (1, 1), (0, 1), (4, 5)])
+@pytest.mark.parametrize(("n", "d"), [(0, 3), (1, 3), (3, 3), (1, 1), (0, 1), (4, 5)])
 def test_bernoulli_exp_is_exact(n, d, monkeypatch):
     """Stopped after some draws, the chance is the Taylor sum of e^(-n/d), term by term."""
     found = outcomes(
@@ -77,7 +75,7 @@ def test_bernoulli_exp_is_exact(n, d, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("s", "t"), [(1, 1), (1, 7), (7, 1), (3, 10), (10, 3), (1, 1000), (2**40 + 1, 2**41)]
+    ("s", "t"), [(1, 1), (7, 1), (3, 10), (10, 3), (1, 1000), (2**40 + 1, 2**41)]
 )
 def test_geometric_draws_follow_their_mass(s, t, seeded, chi_square_rejects):
     decay = s / t
@@ -98,29 +96,11 @@ def test_geometric_draws_follow_their_mass(s, t, seeded, chi_square_rejects):
         assert stats.binomtest(above, DRAWS, math.exp(-decay)).pvalue > 1e-6
 
 
-def test_draws_follow_opendps_discrete_laplace(seeded):
-    """Both samplers right, this fails once in 10^9 runs (OpenDP's takes no seed)."""
-    dp = pytest.importorskip("opendp.prelude")
-    dp.enable_features("contrib")
-    space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l1_distance(T="i64")
-    mine = DiscreteLaplaceMechanism(0.5, 0, 3, clip=False).randomize(np.zeros(40_000), rng=seeded())
-
-    def p_value(scale):
-        theirs = np.array((space >> dp.m.then_laplace(scale))([0] * mine.size))
-        table = [
-            np.bincount(np.clip(x, -20, 20).astype(int) + 20, minlength=41) for x in (mine, theirs)
-        ]
-        return stats.chi2_contingency(table).pvalue
-
-    assert p_value(6.0) > 1e-9
-    assert p_value(7.5) < 1e-9
-
-
 # --- The best width of a stair -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("epsilon", [0.05, 0.7, 2.0, 6.0])
-@pytest.mark.parametrize(("width", "first"), [(1, 1), (5, 1), (5, 3), (5, 5), (40, 9)])
+@pytest.mark.parametrize("epsilon", [0.05, 6.0])
+@pytest.mark.parametrize(("width", "first"), [(1, 1), (5, 3), (40, 9)])
 def test_the_variance_of_a_staircase_is_its_sum(epsilon, width, first):
     x = np.arange(0.0, 80.0 * width / min(epsilon, 1.0))
     mass = integer_noise.StaircaseNoise(epsilon, width, first).mass(x)
@@ -129,7 +109,7 @@ def test_the_variance_of_a_staircase_is_its_sum(epsilon, width, first):
     assert got == pytest.approx(expected, rel=1e-10)
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 12.0])
+@pytest.mark.parametrize("epsilon", [0.1, 4.0])
 def test_no_gamma_has_a_smaller_variance(epsilon):
     """E[noise^2] of Definition 25 over range^2, summed over the stairs, for every gamma."""
     b, stairs = math.exp(-epsilon), np.arange(0.0, max(30.0, 60.0 / epsilon))
@@ -155,15 +135,8 @@ def test_no_gamma_has_a_smaller_variance(epsilon):
         assert variance(1 / (1 + math.exp(epsilon / 2))) > variance(best) * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("epsilon", [1e-6, 1e-3, 80.0, 1e6])
-def test_gamma_stays_in_its_range(epsilon):
-    gamma = StaircaseMechanism(epsilon, 0.0, 1.0).gamma
-    assert 0.0 < gamma <= 0.5
-    assert gamma == pytest.approx(0.5 if epsilon < 1.0 else 2.0**-32, rel=1e-3)
-
-
-@pytest.mark.parametrize("width", [1, 2, 3, 10, 401, 50_000])
-@pytest.mark.parametrize("epsilon", [0.01, 0.1, 1.0, 4.0, 12.0, 60.0])
+@pytest.mark.parametrize("width", [1, 3, 401, 50_000])
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 60.0])
 def test_no_r_has_a_smaller_variance(epsilon, width):
     best = DiscreteStaircaseMechanism(epsilon, 0, width).r
     assert 1 <= best <= width
@@ -180,19 +153,3 @@ def test_a_wide_range_is_no_slower():
     assert DiscreteStaircaseMechanism(1.0, 0, 2**32).r == pytest.approx(
         0.41673743 * 2**32, rel=1e-6
     )
-
-
-@pytest.mark.parametrize(
-    ("staircase", "laplace"),
-    [
-        (StaircaseMechanism, LaplaceMechanism),
-        (DiscreteStaircaseMechanism, DiscreteLaplaceMechanism),
-    ],
-)
-def test_the_staircase_has_less_variance_than_laplace(staircase, laplace):
-    """What the mechanism is for, drawn: at epsilon 3 it has 0.69 of the variance of Laplace."""
-    stairs, slopes = (
-        np.mean(cls(3.0, 0, 20, clip=False).randomize(np.zeros(DRAWS), rng=rng) ** 2)
-        for cls, rng in ((staircase, np.random.default_rng(1)), (laplace, np.random.default_rng(2)))
-    )
-    assert 0.65 < stairs / slopes < 0.73

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import bins_oracles
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 
 from tf_labeldp.mechanisms import RROnBins, optimal_bins
 from tf_labeldp.mechanisms._losses import segment_costs
-from tf_labeldp.mechanisms._optimal_bins import cheapest_cuts
 
 LOSSES = ("squared_error", "absolute_error", "poisson")
 
@@ -23,14 +20,14 @@ def power(y_hat, y):
 
 
 @pytest.mark.parametrize("loss", [*LOSSES, power])
-@pytest.mark.parametrize("epsilon", [0.05, 0.5, 1.0, 2.0, 4.0])
+@pytest.mark.parametrize("epsilon", [0.05, 1.0, 4.0])
 @pytest.mark.holds("mechanisms.optimal_bins")
 def test_theorem_5_no_epsilon_dp_channel_is_better(loss, epsilon):
     """Equal to the linear program over a fine output grid that holds the outputs found."""
     rng = np.random.default_rng(
         [7, int(100 * epsilon), LOSSES.index(loss) if loss in LOSSES else 9]
     )
-    for size in (2, 5, 12):
+    for size in (2, 12):
         values = np.sort(rng.choice(40, size, replace=False)).astype(float)
         prior = rng.dirichlet(np.full(size, 0.7))
         mechanism = optimal_bins(values, prior, epsilon, loss)
@@ -47,14 +44,15 @@ def test_theorem_5_no_epsilon_dp_channel_is_better(loss, epsilon):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0, 8.0])
-def test_algorithm_2_as_printed_at_k_200(loss, epsilon):
+def test_algorithm_2_as_printed_at_k_200(loss):
+    """And at sizes at which the search for cuts halves its range once, or not at all."""
     rng = np.random.default_rng(200)
-    values = np.sort(rng.gamma(1.0, 50.0, 200))
-    prior = rng.dirichlet(np.full(200, 0.5))
-    expected, _, _ = bins_oracles.cubic_table_loss(values, prior, epsilon, loss)
-    mine = optimal_bins(values, prior, epsilon, loss).expected_loss(prior, loss)
-    assert mine == pytest.approx(expected, rel=1e-9)
+    for size, epsilon in ((47, 1.0), (48, 3.0), (49, 0.1), (97, 8.0), (200, 1.0), (200, 8.0)):
+        values = np.sort(rng.gamma(1.0, 50.0, size))
+        prior = rng.dirichlet(np.full(size, 0.5))
+        expected = bins_oracles.cubic_table_loss(values, prior, epsilon, loss)
+        mine = optimal_bins(values, prior, epsilon, loss).expected_loss(prior, loss)
+        assert mine == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -68,7 +66,7 @@ def test_algorithm_2_as_printed_on_many_instances(loss):
         prior = np.where(prior < 1e-14, 0.0, prior) / prior.sum()
         epsilon = float(rng.choice([1e-6, 1e-3, 0.05, 0.3, 1, 2, 3, 5, 8, 15, 30]))
         mechanism = optimal_bins(values, prior, epsilon, loss)
-        expected, _, _ = bins_oracles.cubic_table_loss(values, prior, epsilon, loss)
+        expected = bins_oracles.cubic_table_loss(values, prior, epsilon, loss)
         assert mechanism.expected_loss(prior, loss) == pytest.approx(expected, rel=1e-9)
 
 
@@ -87,43 +85,8 @@ def test_segment_costs_are_monge(loss):
         assert gap.max() > 1e-4
 
 
-def test_without_bounds_on_the_outputs_costs_are_not_monge():
-    """Why each output is kept between its bin's neighbours: else the theorem does not hold."""
-    values = np.array([0.0, 1.0, 2.0, 100.0])
-    prior = np.array([0.01, 0.01, 0.01, 0.97])
-    costs = segment_costs("squared_error", values, prior, 0.1)
-
-    def pairs(a, d, b, c):
-        start, end = np.array([a, b, a, b]), np.array([d, c, c, d])
-        terms = costs.cost(start, end)
-        return terms[0] + terms[1] - terms[2] - terms[3]
-
-    assert pairs(0, 3, 1, 2) >= 0.0
-    costs.neighbours = lambda start, end: (np.zeros_like(start), np.full_like(end, 3))
-    assert pairs(0, 3, 1, 2) < 0.0
-
-
-@pytest.mark.parametrize("length", [1, 2, 47, 48, 49, 97, 200, 500])
-def test_cheapest_cuts_against_all_last_cuts(length):
-    rng = np.random.default_rng(length)
-    place = np.sort(rng.uniform(0, length, length + 1))
-
-    def cost(start, end):
-        return (place[end] - place[start]) ** 1.5 + 3.0 * np.cos(
-            start
-        )  # a term of one end is Monge
-
-    best = np.zeros(length + 1)
-    for end in range(1, length + 1):
-        starts = np.arange(end)
-        best[end] = np.min(best[starts] + cost(starts, np.full(end, end)))
-    cuts = cheapest_cuts(length, cost)
-    assert cuts[0] == 0 and cuts[-1] == length and np.all(np.diff(cuts) > 0)
-    assert np.sum(cost(cuts[:-1], cuts[1:])) == pytest.approx(best[-1], rel=1e-12)
-
-
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("size", [1, 2, 7, 60])
+@pytest.mark.parametrize("size", [1, 60])
 def test_a_callable_finds_what_the_formula_finds(loss, size):
     rng = np.random.default_rng(size)
     values, prior = np.arange(1.0, size + 1), rng.dirichlet(np.ones(size))
@@ -136,20 +99,6 @@ def test_a_callable_finds_what_the_formula_finds(loss, size):
     }
     mechanism = optimal_bins(values, prior, 2.0, formulas[loss])
     assert mechanism.expected_loss(prior, loss) == pytest.approx(by_name, rel=1e-6)
-
-
-@pytest.mark.parametrize("epsilon", [1.0, 3.0, 8.0])
-def test_a_callable_on_values_of_many_sizes(epsilon):
-    """Squared error of logarithms, whose optimum is that of squared error on log values."""
-    values = np.geomspace(1.0, 1e9, 31)
-    for prior in (np.full(31, 1 / 31), np.random.default_rng(1).dirichlet(np.full(31, 0.5))):
-        exact = optimal_bins(np.log(values), prior, epsilon).expected_loss(prior)
-
-        def loss(y_hat, y):
-            return np.square(np.log(y_hat) - np.log(y))
-
-        found = optimal_bins(values, prior, epsilon, loss).expected_loss(prior, loss)
-        assert exact * (1 - 1e-9) <= found <= exact * (1 + 2e-3)
 
 
 def test_poisson_as_a_callable_with_a_label_of_zero():
@@ -185,11 +134,10 @@ def test_the_unit_of_a_loss_changes_no_bin(scale):
     assert found.expected_loss(prior, "poisson") == pytest.approx(by_name, rel=1e-4)
 
 
-@pytest.mark.parametrize("epsilon", [12.0, 40.0])
-def test_poisson_outputs_stay_above_zero(epsilon):
+def test_poisson_outputs_stay_above_zero():
     """A bin of zeros alone has a small positive mean: at zero the loss of the others is endless."""
     for values, prior in (([0.0, 1.0], [1 - 1e-12, 1e-12]), ([0.0, 1.0, 2.0], [0.4, 0.3, 0.3])):
-        mechanism = optimal_bins(values, prior, epsilon, "poisson")
+        mechanism = optimal_bins(values, prior, 40.0, "poisson")
         assert mechanism.outputs[0] > 0.0
         assert np.isfinite(mechanism.expected_loss(prior, "poisson"))
 
@@ -278,23 +226,11 @@ def test_a_rare_value_far_away_is_not_lost():
     """Probability 1e-12 at distance 1e8 weighs as much as 1e4 on the rest: it gets a bin."""
     values, prior = [0.0, 1.0, 1e8], [0.5, 0.5 - 1e-12, 1e-12]
     mechanism = optimal_bins(values, prior, 12.0)
-    expected, _, _ = bins_oracles.cubic_table_loss(
+    expected = bins_oracles.cubic_table_loss(
         np.array(values), np.array(prior), 12.0, "squared_error"
     )
     assert mechanism.expected_loss(prior) == pytest.approx(expected, rel=1e-9)
     assert mechanism.bin_of_input[1] < mechanism.bin_of_input[2]
-
-
-@pytest.mark.parametrize("factor", [1e-300, 1e-3, 1e3, 1e150])
-@pytest.mark.parametrize("loss", LOSSES)
-def test_bins_scale_with_the_labels(factor, loss):
-    rng = np.random.default_rng(5)
-    values, prior = np.arange(40.0), rng.dirichlet(np.full(40, 0.5))
-    one, other = (optimal_bins(values * f, prior, 3.0, loss) for f in (1.0, factor))
-    # Two medians may tie, so it is the loss that has to agree, not every bin.
-    back = RROnBins(3.0, values, np.array(other.outputs) / factor, other.bin_of_input)
-    expected = one.expected_loss(prior, loss)
-    assert back.expected_loss(prior, loss) == pytest.approx(expected, rel=1e-9)
 
 
 def test_epsilon_at_its_ends():
@@ -306,30 +242,14 @@ def test_epsilon_at_its_ends():
     assert optimal_bins(values, prior, 1e5).num_bins == 5
 
 
-def test_memory_is_linear():
-    size = 5_000
-    values = np.arange(float(size))
-    prior = np.random.default_rng(0).dirichlet(np.ones(size))
-    tracemalloc.start()
-    try:
-        optimal_bins(values, prior, 3.0)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 100 * 8 * size  # the k x k table alone would be 50 times that
-
-
 @pytest.mark.parametrize(
     ("values", "prior", "loss", "message"),
     [
         ([], [], "squared_error", r"values must have shape \(k,\)"),
-        ([[0.0, 1.0]], [0.5, 0.5], "squared_error", r"values must have shape \(n,\)"),
         ([0.0, np.nan], [0.5, 0.5], "squared_error", "1 of 2 are NaN"),
         ([0.0, np.inf], [0.5, 0.5], "squared_error", "values must be finite"),
         ([0.0, 1.0], [0.5], "squared_error", r"probabilities must have shape \(2,\)"),
-        ([0.0, 1.0], [[0.5, 0.5]] * 2, "squared_error", r"probabilities must have shape \(2,\)"),
         ([0.0, 1.0], [0.5, 0.6], "squared_error", "must sum to one"),
-        ([0.0, 1.0], [1.5, -0.5], "squared_error", "must not be negative"),
         ([-1.0, 1.0], [0.5, 0.5], "poisson", "Poisson loss is for labels of zero or more"),
         ([0.0, 1.0], [0.5, 0.5], "mse", "loss must be one of 'squared_error'"),
     ],

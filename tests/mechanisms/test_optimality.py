@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import optimize, special
 
-from tf_labeldp.estimation import posterior
-from tf_labeldp.mechanisms import InformativeRR, RandomizedResponse, RRTopK, RRWithPrior
+from tf_labeldp.mechanisms import InformativeRR, RandomizedResponse, RRWithPrior
 
-EPSILONS = [0.1, 0.5, 1.0, 2.0, 4.0]
+EPSILONS = [0.1, 1.0, 4.0]
 
 
 def largest_objective(prior: np.ndarray, epsilon: float) -> float:
@@ -46,7 +41,7 @@ def objective(mechanism, prior: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
-@pytest.mark.parametrize("num_classes", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("num_classes", [2, 5])
 def test_no_private_channel_keeps_the_label_more_often(num_classes, epsilon):
     rng = np.random.default_rng([num_classes, int(10 * epsilon)])
     for concentration in (0.3, 1.0, 10.0):
@@ -55,50 +50,9 @@ def test_no_private_channel_keeps_the_label_more_often(num_classes, epsilon):
         assert ours == pytest.approx(largest_objective(prior, epsilon), abs=1e-9)
 
 
-@pytest.mark.parametrize("epsilon", EPSILONS)
-def test_another_set_size_is_worse_or_equal(epsilon):
-    rng = np.random.default_rng(7)
-    some_worse = False
-    for num_classes in (2, 4, 9):
-        prior = rng.dirichlet(np.ones(num_classes))
-        best = RRWithPrior(epsilon, num_classes)
-        chosen = int(best.optimal_k(prior)[0])
-        for k in range(1, num_classes + 1):
-            gap = objective(best, prior) - objective(RRTopK(epsilon, num_classes, k), prior)
-            assert gap >= -1e-15
-            assert k != chosen or gap == 0.0
-            some_worse = some_worse or gap > 1e-3
-    assert some_worse
-
-
-def test_the_program_sees_a_channel_that_is_not_optimal():
-    prior, epsilon = np.array([0.5, 0.3, 0.1, 0.1]), 2.0
-    published_choice = objective(RRTopK(epsilon, 4, 2), prior)
-    assert published_choice < largest_objective(prior, epsilon) - 6e-3
-
-
 def information(matrix: np.ndarray, prior: np.ndarray) -> float:
     """The mutual information of a label drawn from the prior and its answer, in nats."""
     return float(special.rel_entr(matrix, prior @ matrix).sum(axis=1) @ prior)
-
-
-def largest_information(prior: np.ndarray, epsilon: float) -> float:
-    """The optimum over all epsilon-DP channels (Kairouz, Oh and Viswanath 2014).
-
-    Columns of an optimal channel are multiples of the 2^K patterns of 1 and e^eps.
-    """
-    patterns = np.array(list(itertools.product([np.exp(-epsilon), 1.0], repeat=prior.size))).T
-    value = special.rel_entr(patterns, prior @ patterns).T @ prior
-    result = optimize.linprog(
-        -value / value.max(),  # far below one the solver stops early
-        A_eq=patterns,
-        b_eq=np.ones(prior.size),
-        method="highs-ds",
-        options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
-    )
-    if not result.success:
-        raise RuntimeError(result.message)
-    return -result.fun * value.max()
 
 
 def grouped(groups: list[list[int]], epsilon: float, num_classes: int) -> np.ndarray:
@@ -120,28 +74,7 @@ def drawn_priors(seed, *, largest=None, concentration=0.4, num_classes=6, size=2
     return rng.permuted(rows, axis=1)
 
 
-@pytest.mark.parametrize("epsilon", [0.25, *EPSILONS[1:]])
-def test_informative_rr_has_nearly_all_information_of_any_channel(epsilon):
-    for seed, largest in enumerate((0.7, 0.9, 0.97, 0.995)):
-        priors = drawn_priors(seed, largest=largest)
-        ours = [information(InformativeRR(epsilon, 6).transition_matrix(p), p) for p in priors]
-        best = [largest_information(p, epsilon) for p in priors]
-        assert np.all(np.array(ours) <= np.array(best) + 1e-9)
-        assert np.sum(ours) >= 0.99 * np.sum(best)
-        assert np.all(np.array(ours) >= 0.95 * np.array(best))
-        kept = [information(RRWithPrior(epsilon, 6).transition_matrix(p), p) for p in priors]
-        if epsilon <= 2.0 and largest >= 0.9:
-            assert np.sum(kept) < 0.6 * np.sum(best)
-
-
-@pytest.mark.parametrize(("num_classes", "share"), [(4, 1.0), (8, 0.8)])
-def test_informative_rr_has_less_where_the_prior_is_flat(num_classes, share):
-    prior = np.full(num_classes, 1.0 / num_classes)
-    ours = information(InformativeRR(1.0, num_classes).transition_matrix(prior), prior)
-    assert ours / largest_information(prior, 1.0) == pytest.approx(share, abs=0.05)
-
-
-@pytest.mark.parametrize("epsilon", [0.01, *EPSILONS, 8.0])
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 8.0])
 def test_informative_rr_chooses_the_best_of_its_family(epsilon):
     for concentration in (0.1, 1.0, 20.0):
         for prior in drawn_priors(3, concentration=concentration, num_classes=5, size=10):
@@ -152,30 +85,3 @@ def test_informative_rr_chooses_the_best_of_its_family(epsilon):
             ]
             ours = information(InformativeRR(epsilon, 5).transition_matrix(prior), prior)
             assert ours == pytest.approx(max(family), rel=1e-8, abs=1e-15)
-
-
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(
-    weights=st.lists(st.floats(-25.0, 0.0), min_size=2, max_size=15),
-    epsilon=st.floats(0.01, 20.0),
-)
-def test_informative_rr_never_says_less_than_rr_top_k(weights, epsilon):
-    prior = np.exp(weights) / np.sum(np.exp(weights))
-    size = prior.size
-    ours = information(InformativeRR(epsilon, size).transition_matrix(prior), prior)
-    others = [RRTopK(epsilon, size, k) for k in range(1, size + 1)]
-    for other in (*others, RRWithPrior(epsilon, size)):
-        theirs = information(other.transition_matrix(prior), prior)
-        assert ours >= theirs * (1 - 1e-8) - 1e-14
-
-
-@pytest.mark.parametrize("epsilon", EPSILONS)
-def test_the_log_loss_of_the_posterior_drops_by_the_information(epsilon):
-    """On average over labels of the prior, and answers of the channel."""
-    mechanism = InformativeRR(epsilon, 6)
-    for prior in drawn_priors(4, size=5):
-        matrix = mechanism.transition_matrix(prior)
-        after = np.log(posterior(mechanism, np.arange(6), prior))  # (answer, class)
-        drop = np.sum(prior[:, np.newaxis] * matrix * after.T) - prior @ np.log(prior)
-        assert drop == pytest.approx(information(matrix, prior), rel=1e-9, abs=1e-14)
-        assert drop > 0.0

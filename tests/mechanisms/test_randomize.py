@@ -69,28 +69,6 @@ def test_secure_draws_follow_the_transition_matrix(chi_square_rejects):
     assert not chi_square_rejects(draws(mechanism, None), channels(mechanism))
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_random_bits_are_the_operating_systems_unless_a_generator_is_given(
-    monkeypatch, name, seeded
-):
-    mechanism = MECHANISMS[name](1.0)
-    labels = np.arange(50) % 5
-    priors = PRIORS[0] if mechanism.uses_priors else None
-    asked = []
-
-    def counting(size, secure=os.urandom):
-        asked.append(size)
-        return secure(size)
-
-    monkeypatch.setattr(os, "urandom", counting)
-    mechanism.randomize(labels, priors)
-    assert sum(asked) >= 2 * 8 * labels.size  # 64 bits for the flip, 64 for the other value
-    asked.clear()
-    first = mechanism.randomize(labels, priors, rng=seeded())
-    assert asked == []
-    np.testing.assert_array_equal(first, mechanism.randomize(labels, priors, rng=seeded()))
-
-
 def test_many_bits_come_from_openssl_in_pieces(monkeypatch):
     asked = []
 
@@ -109,56 +87,49 @@ def test_many_bits_come_from_openssl_in_pieces(monkeypatch):
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
-@pytest.mark.parametrize("block", [1, 7, 50, 1 << 20])
-def test_blocks_of_rows_keep_draws_with_their_labels(monkeypatch, name, block):
+def test_random_bits_are_the_operating_systems_unless_a_generator_is_given(
+    monkeypatch, name, seeded
+):
+    """By either path priors of each label, or one for all, of any layout, draw alike."""
+    mechanism = MECHANISMS[name](1.0)
+    labels, asked = np.arange(50) % 5, []
+
+    def counting(size, secure=os.urandom):
+        asked.append(size)
+        return secure(size)
+
+    monkeypatch.setattr(os, "urandom", counting)
+    priors = [None]
+    if mechanism.uses_priors:  # multiples of 1/64, so that no float type changes an order
+        row = np.array([16, 20, 12, 12, 4]) / 64.0
+        priors = [row, row.astype(np.float32), np.tile(row, (50, 1)), [row.tolist()] * 50]
+        priors += [np.repeat(np.tile(row, (50, 1)), 2, axis=1)[:, ::2]]
+    mechanism.randomize(labels, priors[0])
+    assert sum(asked) >= 2 * 8 * labels.size  # 64 bits for the flip, 64 for the other value
+    asked.clear()
+    first = mechanism.randomize(labels, priors[0], rng=seeded())
+    for prior in priors:
+        for same in (labels, labels.astype("uint8"), labels.astype(">i8")):
+            np.testing.assert_array_equal(mechanism.randomize(same, prior, rng=seeded()), first)
+    assert asked == [] and labels.tolist() == [*range(5)] * 10
+    noisy = mechanism.randomize(labels[:0], priors[0])
+    assert noisy.shape == (0,) and noisy.dtype == np.int64
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_blocks_of_rows_keep_draws_with_their_labels(monkeypatch, name):
     """At a huge epsilon a label inside its set comes back, wherever a block ends."""
-    monkeypatch.setattr(random_bits, "_BLOCK_ROWS", block)
     labels, prior = np.arange(50) % 3, np.array([0.4, 0.3, 0.2, 0.06, 0.04])
     mechanism = MECHANISMS[name](200.0)
-    noisy = mechanism.randomize(labels, prior if mechanism.uses_priors else None)
-    np.testing.assert_array_equal(noisy, labels)
-
-
-def test_secure_bits_decide_the_draw(monkeypatch):
-    labels = np.array([0, 1, 2, 3])
-    monkeypatch.setattr(os, "urandom", lambda size: b"\x00" * size)  # flips to the first other
-    assert RandomizedResponse(1.0, 4).randomize(labels).tolist() == [1, 0, 0, 0]
-
-
-@pytest.mark.parametrize("name", ["RRTopK", "RRWithPrior", "InformativeRR"])
-def test_one_prior_for_all_equals_the_same_prior_for_each(name, seeded):
-    mechanism = MECHANISMS[name](0.7)
-    labels = np.random.default_rng(8).integers(0, 5, 100_000)
-    rows = np.tile(PRIORS[0], (labels.size, 1))
-    np.testing.assert_array_equal(
-        mechanism.randomize(labels, PRIORS[0], rng=seeded()),
-        mechanism.randomize(labels, rows, rng=seeded()),
-    )
-
-
-@pytest.mark.parametrize("chunk", [1, 30, 1 << 20])
-def test_chunks_keep_labels_and_priors_together(monkeypatch, chunk, seeded):
-    """At a huge epsilon a label inside its set comes back, wherever a chunk ends."""
-    monkeypatch.setattr(classes, "_CHUNK_CELLS", chunk)
-    n, num_classes, k = 1000, 10, 6
-    rng = np.random.default_rng(9)
-    priors, labels = rng.dirichlet(np.ones(num_classes), n), rng.integers(0, num_classes, n)
-    rank = np.array(
-        [sorted(row, reverse=True).index(row[y]) for row, y in zip(priors, labels, strict=True)]
-    )
-    noisy = RRTopK(200.0, num_classes, k).randomize(labels, priors, rng=seeded())
-    inside = rank < k
-    assert 0.5 * n < inside.sum() < 0.7 * n  # both kinds occur
-    np.testing.assert_array_equal(noisy[inside], labels[inside])
-    smallest_in_set = np.sort(priors, axis=1)[:, -k]
-    assert np.all(priors[np.arange(n), noisy] >= smallest_in_set)
-    sizes = RRWithPrior(1.0, num_classes).optimal_k(priors)
-    assert sizes.tolist() == [int(RRWithPrior(1.0, num_classes).optimal_k(p)[0]) for p in priors]
+    for block in (1, 7, 50):
+        monkeypatch.setattr(random_bits, "_BLOCK_ROWS", block)
+        noisy = mechanism.randomize(labels, prior if mechanism.uses_priors else None)
+        np.testing.assert_array_equal(noisy, labels)
 
 
 @pytest.mark.parametrize("kind", [RRWithPrior, InformativeRR])
 @pytest.mark.parametrize("chunk", [1, 30])
-def test_chunks_keep_labels_and_set_sizes_together(monkeypatch, chunk, kind, seeded):
+def test_chunks_keep_labels_priors_and_set_sizes_together(monkeypatch, chunk, kind, seeded):
     """At a huge epsilon k* is the number of possible classes, which differs from row to row."""
     monkeypatch.setattr(classes, "_CHUNK_CELLS", chunk)
     labels, support = np.arange(400) % 8, np.random.default_rng(11).uniform(size=(400, 8)) < 0.5
@@ -167,58 +138,12 @@ def test_chunks_keep_labels_and_set_sizes_together(monkeypatch, chunk, kind, see
     mechanism = kind(200.0, 8)
     assert len(set(mechanism.set_sizes(priors).tolist())) > 3
     np.testing.assert_array_equal(mechanism.randomize(labels, priors, rng=seeded()), labels)
+    outside = priors.argmin(axis=1)  # answers in its row's set, whatever the chunk
+    noisy = RRTopK(200.0, 8, 2).randomize(outside, priors, rng=seeded())
+    assert np.all(priors[np.arange(400), noisy] >= np.sort(priors, axis=1)[:, -2])
 
 
-def test_more_labels_than_one_real_chunk(seeded):
-    n = (1 << 19) + 3  # two classes: a chunk holds 2^19 rows
-    labels = np.arange(n) % 2
-    for priors in (np.array([0.5, 0.5]), np.full((n, 2), 0.5)):
-        noisy = RRWithPrior(200.0, 2).randomize(labels, priors, rng=seeded())
-        np.testing.assert_array_equal(noisy, labels)
-
-
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda p: p.astype(np.float32),
-        lambda p: np.asfortranarray(p),
-        lambda p: np.repeat(p, 2, axis=1)[:, ::2],
-        lambda p: p.tolist(),
-        lambda p: p.astype(">f8"),
-    ],
-    ids=["float32", "fortran", "strided", "list", "big-endian"],
-)
-def test_priors_of_any_layout_give_the_same_draw(view, seeded):
-    # Multiples of 1/64, which every float type holds, so that no order of classes changes.
-    weights = np.random.default_rng(10).multinomial(64, np.full(5, 0.2), 3000)
-    priors, labels = weights / 64.0, np.arange(3000) % 5
-    mechanism = RRWithPrior(1.0, 5)
-    np.testing.assert_array_equal(
-        mechanism.randomize(labels, view(priors), rng=seeded()),
-        mechanism.randomize(labels, priors, rng=seeded()),
-    )
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "int32", ">i8", "uint64"])
-def test_labels_of_any_integer_type_give_the_same_draw(dtype, seeded):
-    labels = np.arange(3000) % 5
-    np.testing.assert_array_equal(
-        RandomizedResponse(1.0, 5).randomize(labels.astype(dtype), rng=seeded()),
-        RandomizedResponse(1.0, 5).randomize(labels, rng=seeded()),
-    )
-
-
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_no_labels_give_no_noisy_labels(name):
-    mechanism = MECHANISMS[name](1.0)
-    for priors in (PRIORS[0], np.empty((0, 5))) if mechanism.uses_priors else (None,):
-        noisy = mechanism.randomize(np.empty(0, np.int64), priors)
-        assert noisy.shape == (0,) and noisy.dtype == np.int64
-
-
-def test_randomize_leaves_its_arguments_alone(seeded):
-    labels, priors = np.arange(1000) % 5, np.tile(PRIORS[0], (1000, 1))
-    before = labels.copy(), priors.copy()
-    RRWithPrior(0.5, 5).randomize(labels, priors, rng=seeded())
-    np.testing.assert_array_equal(labels, before[0])
-    np.testing.assert_array_equal(priors, before[1])
+def test_secure_bits_decide_the_draw(monkeypatch):
+    labels = np.array([0, 1, 2, 3])
+    monkeypatch.setattr(os, "urandom", lambda size: b"\x00" * size)  # flips to the first other
+    assert RandomizedResponse(1.0, 4).randomize(labels).tolist() == [1, 0, 0, 0]

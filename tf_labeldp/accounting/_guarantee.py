@@ -99,9 +99,6 @@ class PrivacyGuarantee:
         num_units: the number of units, to which delta is compared; None if unknown.
         remarks: that promise nothing more, such as a smaller figure for this very draw.
 
-    Raises:
-        ValueError: a number is out of range or the relation is unknown.
-
     Example:
         >>> PrivacyGuarantee(epsilon=1.0, delta=0.0).headline
         '(1, 0)-label-DP'

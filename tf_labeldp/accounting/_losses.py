@@ -103,7 +103,6 @@ class PrivacyLoss:
         return PrivacyLoss(grid, first.lowest + second.lowest, masses, infinite).trimmed().coarser()
 
     def __mul__(self, count: int) -> PrivacyLoss:
-        """Returns the loss of some equal uses together."""
         if count == 1:
             return self
         # Chernoff's bounds of where the sum lies; what lies beyond them wraps around.
@@ -123,7 +122,6 @@ class PrivacyLoss:
         return PrivacyLoss(self.grid, self.lowest * count + low, masses, infinite).trimmed()
 
     def trimmed(self, tail: float = _TAIL) -> PrivacyLoss:
-        """Returns the loss without its tails."""
         sizes = np.abs(self.masses)
         start = int(np.argmax(np.cumsum(sizes) > tail))
         stop = sizes.size - int(np.argmax(np.cumsum(sizes[::-1]) > tail))
@@ -230,7 +228,6 @@ def epsilon_of(event: DpEvent, delta: float, relation: str = "replace_label") ->
 
 
 def _counted(events: Iterable[DpEvent], relation: str = "add_or_remove") -> dict[DpEvent, int]:
-    """Returns the events inside compositions and repeats, with how often each is used."""
     counted: dict[DpEvent, int] = {}
     for event in events:
         for leaf, count in _leaves(event, 1):
@@ -243,7 +240,6 @@ def _counted(events: Iterable[DpEvent], relation: str = "add_or_remove") -> dict
 
 
 def _leaves(event: DpEvent, times: int) -> Iterator[tuple[DpEvent, int]]:
-    """Yields the events inside an event that is used some times, with how often each is."""
     if isinstance(event, dp_accounting.NoOpDpEvent) or getattr(event, "num_buckets", 2) == 1:
         return
     if isinstance(event, dp_accounting.ComposedDpEvent):
@@ -368,7 +364,6 @@ def _mixed(uses: tuple[tuple[DpEvent, int], ...], neighbours: str, way: int) -> 
 
 @functools.lru_cache(maxsize=64)
 def _repeated(event: DpEvent, count: int, neighbours: str, way: int, level: int = 0) -> PrivacyLoss:
-    """Returns the privacy loss of equal blocks of uses: of the larger ones, and of the rest."""
     number, rest = divmod(count, _BLOCK)
     larger = _repeated(event, number, neighbours, way, level + 1) if number else None
     if larger is not None and not rest:

@@ -52,9 +52,6 @@ class PrivacyBudget:
         epsilon: finite and above zero.
         delta: in [0, 1); with zero, charges add up by basic composition.
 
-    Raises:
-        ValueError: a number is out of range.
-
     Warns:
         UserWarning: an epsilon above 20, or a delta of 0.01 or more.
 
@@ -93,9 +90,6 @@ class Charge:
         delta: of this use alone, in [0, 1).
         event: its ``dp_accounting`` event, for composition at a positive delta.
         assumptions: that must be true for this charge to be all.
-
-    Raises:
-        ValueError: a number out of range, or an event that is not one of ``dp_accounting``.
 
     Example:
         >>> from tf_labeldp.mechanisms import RandomizedResponse
@@ -198,7 +192,6 @@ def compose_counted(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
 
 
 def _tight_epsilon(charges: CountedCharges, delta: float) -> float:
-    """Returns the epsilon of composed events, and of uses without an event on top of it."""
     from dp_accounting import ComposedDpEvent, NonPrivateDpEvent, SelfComposedDpEvent
 
     from tf_labeldp.accounting._losses import epsilon_of
@@ -247,7 +240,6 @@ def group_privacy(guarantee: PrivacyGuarantee, group_size: int) -> PrivacyGuaran
         guarantee as it is.
 
     Raises:
-        TypeError: ``group_size`` is not an integer.
         ValueError: ``group_size`` below 1, or delta would be 1 or more, which promises nothing.
 
     Example:

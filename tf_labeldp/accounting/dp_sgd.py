@@ -64,7 +64,6 @@ def dp_sgd_guarantee(
             costs more, since gradients may be farther from zero.
 
     Raises:
-        TypeError: an argument is not a number.
         ValueError: an argument is out of range or unknown; or no finite epsilon is found, with too
             little noise or a delta below the resolution of the accounting.
 
@@ -175,7 +174,6 @@ def calibrate_noise_multiplier(
         The noise multiplier, from 0.01 (returned where less would do) to 1e7.
 
     Raises:
-        TypeError: an argument is not a number.
         ValueError: an argument is out of range or unknown, or no noise multiplier reaches epsilon.
 
     Example:
@@ -244,5 +242,4 @@ def _epsilon(
 
 
 def _least_delta(steps: int) -> float:
-    """Returns about the least delta that the accountant resolves."""
     return 1e-14 + 2.0**-51 * steps

@@ -145,7 +145,6 @@ def _value_from_json(value: Any) -> Any:
 
 @functools.cache
 def _known_events() -> dict[Any, Any]:
-    """Returns the classes of events that are read and written, by their names."""
     import dp_accounting
 
     from tf_labeldp.accounting._added_events import AddedDeltaDpEvent, LabelDistanceDpEvent

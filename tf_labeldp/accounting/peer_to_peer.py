@@ -74,10 +74,6 @@ def peer_to_peer_guarantee(
             tighter: by up to a fifth in clusters of tens of users, by less than one part in a
             hundred from 1,000 on.
 
-    Raises:
-        TypeError: an argument is not a number.
-        ValueError: an argument is out of range or unknown.
-
     Example:
         >>> guarantee = peer_to_peer_guarantee(
         ...     flip_probability=0.1, subsampling_rate=0.1, cluster_size=1000, delta=1e-6
@@ -94,8 +90,6 @@ def peer_to_peer_guarantee(
             f"flip_probability must be in (0, 0.5], got {alpha:g}: at 0.5 labels are pure noise."
         )
     found = np.unique(np.asarray(cluster_size)).tolist()
-    if not found:
-        raise ValueError("cluster_size is empty. Give the size of the smallest cluster, or all.")
     several = [_validate.integer_at_least("cluster_size", size, 1) for size in found]
     least, most = several[0], several[-1]
     if least == 1:

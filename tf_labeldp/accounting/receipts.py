@@ -327,7 +327,6 @@ class Histories:
                 del self._place[frozenset(self._rows[old])]
 
     def _row(self, history: CountedCharges) -> int:
-        """Returns the row of a history, which may be a new one."""
         name = frozenset(history)
         if name not in self._place:
             if 0 not in self._sizes:

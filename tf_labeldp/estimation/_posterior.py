@@ -86,7 +86,6 @@ def rows_of_the_draw(
 
 
 def empty_targets(size: int, num_classes: int) -> np.ndarray:
-    """Returns an array for a target per label and class, or raises if it would not fit."""
     instead = "Call tf_labeldp.estimation with some noisy labels at a time, or merge rare classes."
     _validate.check_size("targets", (size, num_classes), instead)
     return np.empty((size, num_classes))
@@ -174,7 +173,6 @@ def _log_likelihood(mechanism: ALIBI, noisy: np.ndarray, prior: np.ndarray) -> n
 
 
 def _softmax(scores: np.ndarray, prior: np.ndarray) -> np.ndarray:
-    """Returns rows proportional to ``prior * exp(scores)``, (m, K)."""
     with np.errstate(divide="ignore"):
         scores = np.where(prior > 0.0, scores + np.log(prior), -np.inf)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))

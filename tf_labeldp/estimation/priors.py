@@ -84,9 +84,6 @@ def prior_from_logits(logits: Public[Any], temperature: float = 1.0) -> np.ndarr
     Returns:
         ``float64`` of the same shape; the last axis sums to one.
 
-    Raises:
-        ValueError: the temperature is out of range or a logit is not finite.
-
     Example:
         >>> prior_from_logits([2.0, 1.0, 0.0]).round(4).tolist()
         [0.6652, 0.2447, 0.09]

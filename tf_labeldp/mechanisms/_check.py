@@ -160,13 +160,11 @@ def _check_channel(mechanism: Mechanism, channel: np.ndarray, num_classes: int) 
 
 
 def _delta_needed(channel: np.ndarray, epsilon: float) -> float:
-    """Returns the least delta at which a channel keeps to an epsilon."""
     grown = math.exp(min(epsilon, _LARGEST_EPSILON)) * channel
     return max(float(np.maximum(row - grown, 0.0).sum(axis=1).max()) for row in channel)
 
 
 def _check_worst(mechanism: Mechanism, table: np.ndarray, name: str) -> None:
-    """Raises if two entries in a column of a table (inputs, outputs) are too far apart."""
     with np.errstate(divide="ignore"):
         logs = np.log(table[:, table.max(axis=0) > _LEAST])
     worst = float((logs.max(axis=0) - logs.min(axis=0)).max())
@@ -248,7 +246,6 @@ def _check_statistic(mechanism: AggregateMechanism, draws: int, public_input: An
 
 
 def _check_ratios(mechanism: Mechanism, outputs: list[np.ndarray]) -> None:
-    """Raises if a set of outputs (m, ...) is too much likelier for one label than for another."""
     level = _FALSE_ALARM / (2 * len(outputs) ** 2)
     rows = [output.reshape(len(output), -1) for output in outputs]
     for first, second in itertools.permutations(rows, 2):
@@ -292,5 +289,4 @@ def _at_least(hits: np.ndarray, size: int, level: float) -> np.ndarray:
 
 
 def _at_most(hits: np.ndarray, size: int, level: float) -> np.ndarray:
-    """Returns upper confidence bounds on probabilities."""
     return 1.0 - _at_least(size - hits, size, level)

@@ -168,7 +168,6 @@ class HistogramMechanism(integer_noise.FrozenWithNoise, AggregateMechanism):
         return integer_noise.with_noise(exact, "laplace", scale, self.epsilon, _SENSITIVITY, rng)
 
     def _with_gaussian_noise(self, counts: np.ndarray, rng: Rng) -> np.ndarray:
-        """Returns counts with noise that is drawn in whole steps of a grid."""
         if not counts.size:
             return counts.astype(np.float64)
         bits = _grid_bits(self.epsilon, self.delta, counts.size)

@@ -16,7 +16,6 @@ NAMED_LOSSES = ("squared_error", "absolute_error", "poisson")
 
 
 def checked_loss(loss: Any) -> Loss:
-    """Returns ``loss`` if it is one, or raises."""
     if callable(loss) or loss in NAMED_LOSSES:
         return loss
     names = ", ".join(map(repr, NAMED_LOSSES))
@@ -53,7 +52,6 @@ def xlogy(x: Any, y: Any) -> np.ndarray:
 
 
 def check_domain(loss: Loss, low: float) -> None:
-    """Raises if the loss is not defined for labels as small as ``low``."""
     if loss == "poisson" and low < 0.0:
         raise ValueError(
             f"the Poisson loss is for labels of zero or more, got values from {low:g} on. Use "
@@ -91,7 +89,6 @@ class SegmentCosts(abc.ABC):
 def segment_costs(
     loss: Loss, values: np.ndarray, prior: np.ndarray, epsilon: float
 ) -> SegmentCosts:
-    """Returns the costs for a loss."""
     if callable(loss):
         return CallableCosts(loss, values, prior, epsilon)
     kind = AbsoluteErrorCosts if loss == "absolute_error" else MeanCosts

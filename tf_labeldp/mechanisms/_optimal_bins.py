@@ -127,7 +127,6 @@ def _all_bins(
 
 
 def _checked_prior(values: Any, probabilities: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns distinct sorted values and their probabilities, which sum to one."""
     array = _validate.real_vector("values", values)
     distinct, place = np.unique(array, return_inverse=True)
     distinct = _validate.increasing_numbers("values", distinct)

@@ -324,18 +324,16 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
         """
         labels = _validate.class_indices("labels", labels, 2)
         of_user, sizes = self._checked_clusters(clusters, labels.size)
-        flipped = random_bits.uniform_integers(labels.size, rng) < _flip_units(
-            self.flip_probability
-        )
-        noisy = labels ^ flipped
+        # In whole units, flips rounded up and reports down: both are on the side of privacy.
+        flips = np.uint64(math.ceil(self.flip_probability * float(_UNITS)))
+        noisy = labels ^ (random_bits.uniform_integers(labels.size, rng) < flips)
         # Users in the order of their clusters: a peer is a place between a cluster's ends.
         users = np.argsort(of_user, kind="stable")
         starts = np.cumsum(sizes) - sizes
         peers = users[starts[of_user] + random_bits.uniform_below(sizes[of_user], rng)]
-        reports = random_bits.uniform_integers(labels.size, rng) < _report_units(
-            self.subsampling_rate
-        )
-        return np.where(reports, noisy[peers], -1)
+        reports = np.uint64(math.floor(self.subsampling_rate * float(_UNITS)))
+        reported = random_bits.uniform_integers(labels.size, rng) < reports
+        return np.where(reported, noisy[peers], -1)
 
     def check_output(self, noisy: Public[Any], size: int) -> np.ndarray:
         """Returns reports as ``int64`` (size,), or raises."""
@@ -388,13 +386,3 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
                 f"{small} of {sizes.size} have fewer, the smallest {int(sizes.min())}. Merge them."
             )
         return of_user.reshape(-1), sizes
-
-
-def _flip_units(alpha: float) -> np.uint64:
-    """Returns the flip probability in multiples of 2^-53, rounded up: more flips, more private."""
-    return np.uint64(math.ceil(alpha * float(_UNITS)))
-
-
-def _report_units(theta: float) -> np.uint64:
-    """Returns the reporting rate in multiples of 2^-53, rounded down: fewer reports reveal less."""
-    return np.uint64(math.floor(theta * float(_UNITS)))

@@ -344,7 +344,6 @@ class StaircaseNoise(LaplaceNoise):
         return left / (2.0 * weight - loss) * np.exp(-self.epsilon * stair)
 
     def _stair_weight(self) -> float:
-        """Returns the sum of w(u) over one stair."""
         return self.first + math.exp(-self.epsilon) * (self.steps - self.first)
 
 

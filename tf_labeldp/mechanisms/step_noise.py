@@ -75,7 +75,6 @@ def _tail(size: int) -> np.ndarray:
 
 
 def _uniform(size: int) -> np.ndarray:
-    """Returns numbers in (0, 1], of 53 bits."""
     return ((_words(size) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 
