@@ -410,3 +410,18 @@ def test_a_lost_or_damaged_key_is_said(tmp_path, key):
 def test_a_key_that_is_none_is_refused(key):
     with pytest.raises(TypeError, match=r"key must be 32 secret bytes\. Use ReleaseKey"):
         randomize_batch([1, 2], np.array([0, 1]), RandomizedResponse(1.0, 2), key, "vault/a")
+
+
+def test_what_priors_cost_is_kept_once_and_what_they_cost_others_not(tmp_path):
+    """The ledger of a key has the charges that may be of its labels, each in one record."""
+    key = ReleaseKey.create(tmp_path / "labels.key", people="north")
+    for people in ("south", "north"):
+        budget = PrivacyBudget(1.0)
+        vault = PrivateLabels([0, 1, 2], num_classes=3, budget=budget, people=people)
+        receipts = vault.randomize(RandomizedResponse(1.0, 3)).receipts
+        priors = Priors(np.full((1, 3), 1 / 3), receipts=receipts)
+        for release in (f"{people}-a", f"{people}-b"):
+            key.register(release, RRWithPrior(1.0, 3), priors)
+    records = (tmp_path / "labels.key.ledger" / "records").iterdir()
+    assert len(list(records)) == 4 + 1  # four releases, and the draw in the north
+    assert key.guarantee().epsilon == 5.0

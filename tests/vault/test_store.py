@@ -11,6 +11,7 @@ import pytest
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
+from tf_labeldp.vault.store import budget_for_store
 
 PART, REST = np.arange(0, 80), np.arange(80, 200)  # as in the draws of the fixture `filled`
 
@@ -311,3 +312,11 @@ def test_arguments_that_a_stored_draw_knows_nothing_of_have_their_defaults(
     np.testing.assert_array_equal(again.values, drawn.values)
     with pytest.raises(LabelStoreError, match="made with other mechanism"):
         vault.randomize(BiasedResponse(0.5, 5, 2), key="mine")
+
+
+def test_a_store_that_is_there_keeps_its_budget(make, labels, store):
+    budget = PrivacyBudget(3.0)
+    assert budget_for_store(None, budget) == budget_for_store(store, budget) == budget
+    make(epsilon=2.0, store=store)
+    assert budget_for_store(store, budget) is None
+    assert PrivateLabels(labels, 5, store=store).budget.epsilon == 2.0
