@@ -64,8 +64,9 @@ def flat(layers: list[list[tf.Tensor]]) -> list[np.ndarray]:
     return [part.numpy() for layer in layers for part in layer]
 
 
-@pytest.mark.parametrize("group_size", [1, 2, 5])
-@pytest.mark.parametrize("max_bytes", [2_600, 2_500, 20_000, 10**9])
+@pytest.mark.parametrize(
+    ("max_bytes", "group_size"), [(2_600, 1), (2_500, 2), (20_000, 5), (10**9, 2)]
+)
 def test_memory_changes_nothing_but_the_plan(max_bytes: int, group_size: int):
     sums, norms, clip = expected(group_size)
     found, found_norms = sums_of(records(group_size), Clip(clip, group_size), max_bytes)
@@ -84,8 +85,7 @@ def test_the_plan_follows_memory():
     assert 1 <= small.chunk < BATCH and small.chunk * 4 * 9 <= 250
 
 
-@pytest.mark.parametrize("group_size", [1, 2, 5])
-@pytest.mark.parametrize("max_bytes", [2_600, 2_500, 5_000, 20_000])
+@pytest.mark.parametrize(("max_bytes", "group_size"), [(2_600, 1), (2_500, 5), (20_000, 2)])
 def test_plans_keep_to_the_memory(max_bytes: int, group_size: int):
     kept, working = 0, 0
     layers = records(group_size)
@@ -104,9 +104,15 @@ def test_a_group_that_does_not_fit_is_refused():
         make_plans(records(), 200)
 
 
-@pytest.mark.parametrize("max_bytes", [2_600, 10**9])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
-@pytest.mark.parametrize("place", ["inputs", "output_gradients"])
+@pytest.mark.parametrize(
+    ("place", "bad", "max_bytes"),
+    [
+        ("inputs", np.nan, 2_600),
+        ("inputs", 1e30, 10**9),
+        ("output_gradients", np.inf, 10**9),
+        ("output_gradients", 1e30, 2_600),
+    ],
+)
 def test_privacy_a_group_without_a_finite_gradient_adds_exactly_zero(place, bad, max_bytes):
     row = 3
     broken, without = [], []
@@ -143,7 +149,7 @@ def test_privacy_a_clip_that_is_no_number_does_not_turn_clipping_off():
     assert np.all(np.isnan(found))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 9])
+@pytest.mark.parametrize("rows", [1, 3, 9])
 def test_chunks_give_what_the_whole_gives(rows: int):
     values = tf.constant(np.random.default_rng(0).normal(size=(7, 2)), tf.float32)
     sizes: list[int] = []
