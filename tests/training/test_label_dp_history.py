@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget, dp_sgd_charge
+from tf_labeldp.accounting import Charge, PrivacyBudget, dp_sgd_charge
 from tf_labeldp.accounting.budget import compose_charges
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.heads import PrivateRidge
@@ -100,29 +100,6 @@ def test_a_head_on_a_trained_model_counts_its_training(with_vault: bool) -> None
     assert head.guarantee(DELTA).epsilon == sum_of(steps, release.charge)
     # Labels that no vault held may be those of this one, which then counts them.
     assert labels.guarantee().epsilon == sum_of(steps, release.charge)
-
-
-def test_a_head_on_a_trained_model_needs_a_budget_for_both() -> None:
-    x, y = data()
-    steps = dp_sgd_charge(8.0, 0.3, 2, DELTA)
-    tight = PrivateLabels(y, num_classes=2, budget=PrivacyBudget(steps.epsilon + 0.1, DELTA))
-    for model in (trained(tight), trained()):
-        encoder = keras.Model(model.input, model.get_layer("hidden").output)
-        before = tight.guarantee().epsilon
-        with pytest.raises(BudgetExceededError):
-            PrivateRidge(epsilon=0.5, delta=DELTA / 2, encoder=encoder).fit(x, tight)
-        assert tight.guarantee().epsilon == before
-
-
-def test_padding_of_arrays_has_no_label() -> None:
-    from tf_labeldp.training._training_plan import padded_batches
-
-    x, y = data()
-    arrays = (x, y + 5, np.ones(N, "f"))
-    *_, (_, labels, weights) = padded_batches(arrays, 16, shuffle=False)
-    np.testing.assert_array_equal(weights.numpy(), [1.0] * 8 + [0.0] * 8)
-    np.testing.assert_array_equal(labels.numpy()[8:], 0)
-    np.testing.assert_array_equal(labels.numpy()[:8], y[32:] + 5)
 
 
 @pytest.mark.parametrize("clip", [1e-19, 1e19])
