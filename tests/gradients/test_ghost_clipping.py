@@ -162,3 +162,46 @@ def test_chunks_give_what_the_whole_gives(rows: int):
         map_chunks(norms, (values,), rows, rows), np.square(values).sum(axis=1), rtol=1e-6
     )
     assert max(sizes) <= rows
+
+
+# Norms without gradients, where a plain formula would get them wrong.
+
+
+def test_an_index_that_comes_twice_counts_as_one_row():
+    rule = LookupRule(3, 1)
+    indices = tf.constant([[2, 0, 2]])
+    gradients = tf.constant([[[1.0], [10.0], [2.0]]])
+    # (1 + 2)^2 + 10^2; taken apart they would be 1 + 4 + 100.
+    np.testing.assert_allclose(rule.squared_norms(Taps(indices, gradients, 1)), [109.0])
+
+
+def test_privacy_norms_are_not_underestimated_where_positions_cancel():
+    rng = np.random.default_rng(0)
+    groups, positions, width = 200, 64, 8
+    inputs = np.repeat(rng.normal(size=(groups, 1, width)), positions, axis=1)
+    inputs = np.float32(inputs + 1e-5 * rng.normal(size=inputs.shape))
+    signs = np.where(np.arange(positions) % 2, 1.0, -1.0)[:, np.newaxis]
+    gradients = np.float32(signs * rng.normal(size=(groups, 1, width)))
+    exact = np.einsum("ntp,ntq->npq", np.float64(inputs), np.float64(gradients))
+    exact = np.square(exact).sum(axis=(1, 2))
+    rule = ProductRule((width, width), True, False)
+    found = rule.squared_norms(Taps(tf.constant(inputs), tf.constant(gradients), 1)).numpy()
+    assert np.all(found >= exact * (1 - 1e-6))
+    # Without rounding up they are: the sum of products alone falls short.
+    gram = np.einsum("ntp,nsp->nts", inputs, inputs) * np.einsum(
+        "ntp,nsp->nts", gradients, gradients
+    )
+    assert np.any(gram.sum(axis=(1, 2)) < exact * (1 - 1e-6))
+
+
+def test_norms_of_wide_inputs_that_cancel_are_not_too_small():
+    rng = np.random.default_rng(0)
+    inputs = (1e4 + rng.standard_normal((16, 2, 16384))).astype("f")
+    gradients = rng.integers(-16, 17, (16, 2, 4)).astype("f") / 16
+    gradients[:, -1] -= gradients.sum(axis=1)  # positions cancel, up to the inputs' differences
+    rule = ProductRule((16384, 4), True, False)
+    squares = rule.squared_norms(Taps(tf.constant(inputs), tf.constant(gradients), 1)).numpy()
+    exact = np.einsum("btd,bte->bde", inputs.astype(np.float64), gradients.astype(np.float64))
+    exact_squares = np.sum(exact**2, axis=(1, 2))
+    assert np.all(squares >= exact_squares * (1 - 1e-6))
+    np.testing.assert_allclose(squares, exact_squares, rtol=2e-3)  # the error bound is added

@@ -99,6 +99,9 @@ def encoder() -> keras.Model:
 GHOST: dict[str, Callable[[], keras.Model]] = {
     "dense": lambda: image_model(layers.Dense(4, "relu"), shape=(5,)),
     "dense over time": lambda: image_model(layers.Dense(4, "sigmoid"), shape=(7, 5)),
+    # Norms of so few positions are taken without gradients.
+    "dense over a short time": lambda: image_model(layers.Dense(9, "tanh"), shape=(3, 20)),
+    "Conv2D of few positions": lambda: image_model(layers.Conv2D(8, 3), shape=(4, 4, 8)),
     "no bias": lambda: image_model(layers.Conv2D(3, 3, use_bias=False, activation="elu")),
     "Conv1D": lambda: image_model(
         layers.Conv1D(3, 3, padding="causal", dilation_rate=2, activation="relu6"), shape=(9, 2)
@@ -326,7 +329,7 @@ def test_sums_and_norms_are_those_of_a_loop_over_examples(name: str, method: str
 @pytest.mark.parametrize(
     ("name", "method", "group_size"),
     [
-        *[(name, "ghost", 2) for name in (*FEW, "LoRA over time")],
+        *[(name, "ghost", 2) for name in (*FEW, "Conv2D of few positions", "LoRA over time")],
         ("Conv2D", "ghost", 3),
         ("residual", "vectorized", 2),
     ],
@@ -367,8 +370,9 @@ def test_ghost_clipping_refuses_other_layers():
 
 IN_COORDINATES = (
     "dense",
-    "dense over time",
+    "dense over a short time",
     "Conv2D",
+    "Conv2D of few positions",
     "Conv3D with groups",
     "channels first",
     "DepthwiseConv2D",

@@ -224,24 +224,6 @@ def test_the_layer_that_is_not_finite_is_named():
     assert finite["first"] and not finite["second"] and not finite["last"]
 
 
-def test_a_step_is_traced_once_and_leaves_the_model_as_it_was():
-    model = cnn()
-    clipper = PerExampleClipping(model)
-    traces: list[int] = []
-
-    @tf.function
-    def step(x: Any, y: Any, w: Any, clip: Any) -> Any:
-        traces.append(1)
-        return clipper.clipped_sum(Batch(x, y, w, LOSS), Clip(clip)).norms
-
-    before, (x, y) = model.get_weights(), batch()
-    for clip in (0.1, 0.2, 0.3):
-        step(tf.constant(x), tf.constant(y), tf.ones(ROWS), tf.constant(clip))
-    assert len(traces) == 1
-    for old, new in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
-
-
 def test_freezing_a_layer_later_is_seen():
     model, (x, y) = cnn(), batch()
     clipper = PerExampleClipping(model)
