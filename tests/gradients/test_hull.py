@@ -214,15 +214,13 @@ def test_predictions_start_at_zero_for_cross_entropy(dense, flat):
     np.testing.assert_allclose(float(result.gap), 0.0, atol=1e-8)
 
 
-@pytest.mark.parametrize("hull", HULLS)
-def test_predictions_of_half_precision_start_inside_the_set(hull, dense, like_variables):
+def test_predictions_of_half_precision_start_inside_the_set(dense, like_variables):
     case, matrix = dense
     rough = tf.cast(case.predictions, tf.float16)
     assert np.abs(tf.cast(rough, tf.float64).numpy().sum(axis=1) - 1.0).max() > 1e-5
     result = project_onto_hull(
         case.operator(),
         like_variables(case, target_near(matrix)),
-        hull,
         predictions=rough,
         max_products=4,
     )
@@ -368,6 +366,3 @@ def test_padding_stays_at_zero(towards):
 def test_smoothing_towards_predictions_needs_them():
     with pytest.raises(ValueError, match="needs predictions="):
         smooth_coefficients(A, 0.75, "predictions")
-
-
-# Plug-ins of the benchmarks.

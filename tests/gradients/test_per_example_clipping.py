@@ -198,12 +198,6 @@ OTHER: dict[str, Callable[[], keras.Model]] = {
     "groups and Lambda": lambda: image_model(
         layers.Conv2D(4, 2, groups=2), layers.Lambda(lambda x: x * x), layers.Conv2D(4, 2, groups=2)
     ),
-    "Conv3D and PReLU": lambda: image_model(
-        layers.Conv3D(4, 2, groups=2), layers.PReLU(), shape=(3, 4, 4, 2)
-    ),
-    "Conv3D, channels first, and PReLU": lambda: image_model(
-        layers.Conv3D(2, 2, data_format="channels_first"), layers.PReLU(), shape=(2, 3, 4, 4)
-    ),
     "shared layer": lambda: (lambda i, d: keras.Model(i, layers.Dense(CLASSES)(d(d(i)))))(
         keras.Input((5,)), layers.Dense(5, "tanh")
     ),
@@ -246,9 +240,7 @@ def runs_channels_first() -> bool:
 
 
 def is_channels_first(model: keras.Model) -> bool:
-    """Whether it convolves images with channels first; Keras itself compiles that in 3D."""
-    first = getattr(model.layers[0], "data_format", None) == "channels_first"
-    return first and len(model.input_shape) == 4
+    return getattr(model.layers[0], "data_format", None) == "channels_first"
 
 
 def runnable(model: keras.Model) -> keras.Model:

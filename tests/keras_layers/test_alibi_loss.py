@@ -53,15 +53,6 @@ def test_definition(noise, scale, from_logits):
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_the_gradient_is_softmax_minus_posterior(noise):
-    """No gradient flows through the posterior."""
-    loss = ALIBILoss(noise, 0.8, reduction="sum", dtype="float64")
-    _, gradient = gradient_of(loss, NOISY, LOGITS)
-    expected = softmax(LOGITS) - posterior(noise, 0.8)
-    np.testing.assert_allclose(gradient, expected, atol=1e-12)
-
-
-@pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.holds("keras_layers.ALIBILoss")
 def test_the_gradient_is_that_of_the_likelihood_of_the_noisy_row(noise):
     """``-log sum_k p_k f(x - e_k)``, whose expectation the true posterior minimises."""
@@ -89,8 +80,9 @@ def test_of_a_mechanism():
     assert (loss.noise, loss.scale, loss.from_logits, loss.name) == ("gaussian", 1.25, False, "n")
 
 
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize(("scale", "dtype"), [(1e-3, "float16"), (1e6, "float32")])
+@pytest.mark.parametrize(
+    ("noise", "scale", "dtype"), [("laplace", 1e-3, "float16"), ("gaussian", 1e6, "float32")]
+)
 def test_extreme_logits_and_rows_are_finite(noise, scale, dtype):
     logits = tf.cast(1e4 * RNG.choice([-1.0, 0.0, 1.0], size=(8, 1000)), dtype)
     for noisy in (RNG.normal(size=(8, 1000)), 1e6 * RNG.normal(size=(8, 1000))):
@@ -101,16 +93,14 @@ def test_extreme_logits_and_rows_are_finite(noise, scale, dtype):
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_tiny_scales_are_finite(noise):
-    value, gradient = gradient_of(ALIBILoss(noise, 1e-25), NOISY, LOGITS.astype("float32"))
-    assert np.isfinite(float(value)) and np.all(np.isfinite(gradient))
-
-
-@pytest.mark.parametrize("noise", NOISES)
-def test_probabilities_of_zero_are_finite(noise):
+def test_tiny_scales_and_probabilities_of_zero_are_finite(noise):
     certain = np.eye(4, dtype="float32")[[0, 1, 2, 3, 0, 1]]
-    value, gradient = gradient_of(ALIBILoss(noise, 0.5, from_logits=False), NOISY, certain)
-    assert np.isfinite(float(value)) and np.all(np.isfinite(gradient))
+    for loss, given in (
+        (ALIBILoss(noise, 1e-25), LOGITS.astype("float32")),
+        (ALIBILoss(noise, 0.5, from_logits=False), certain),
+    ):
+        value, gradient = gradient_of(loss, NOISY, given)
+        assert np.isfinite(float(value)) and np.all(np.isfinite(gradient))
 
 
 def test_large_laplace_rows_keep_their_precision():

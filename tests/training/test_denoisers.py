@@ -244,7 +244,7 @@ def test_the_residual_is_added_back_after_smoothing() -> None:
     assert np.max(np.abs(projected - noisy()[0])) > 0.1
 
 
-@pytest.mark.parametrize("kind", [SelfSpan, SelfConv, lambda **kinds: AltConv(N, **kinds)])
+@pytest.mark.parametrize("kind", [SelfSpan, lambda **kinds: AltConv(N, **kinds)])
 def test_kinds_of_products_are_used_and_agree(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     passes = []
 

@@ -114,24 +114,6 @@ def test_a_model_of_a_vaults_noisy_labels_and_of_its_steps_states_their_sum() ->
     assert labels.guarantee().epsilon == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.slow
-def test_labels_that_no_vault_held_are_counted_by_the_vault_that_comes_after() -> None:
-    labels, model = vault(epsilon=20.0), private_model()
-    labels.randomize(RandomizedResponse(epsilon=1.0, num_classes=K))
-    model.fit(features(), codes(), epochs=4, verbose=0)
-    before = labels.guarantee()
-    model.fit(batches(labels), verbose=0)
-    steps = [dp_sgd_charge(SIGMA, 1.0, 4, DELTA), dp_sgd_charge(SIGMA, 0.1, 3, DELTA)]
-    expected = compose_charges(steps, DELTA).epsilon
-    assert model.guarantee(DELTA).epsilon == pytest.approx(expected, rel=1e-9)
-    # They may be the same labels: the vault counts them too.
-    steps.append(Charge.of(RandomizedResponse(1.0, K)))
-    expected = compose_charges(steps, DELTA).epsilon
-    assert before.epsilon == 1.0
-    assert labels.guarantee().epsilon == pytest.approx(expected, rel=1e-9)
-    assert labels.guarantee().epsilon > model.guarantee(DELTA).epsilon
-
-
 def test_labels_that_no_vault_held_count_against_the_budget() -> None:
     model = private_model()
     model.fit(features(), codes(), epochs=4, verbose=0)

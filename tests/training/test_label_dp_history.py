@@ -106,18 +106,3 @@ def test_a_head_on_a_trained_model_counts_its_training(with_vault: bool) -> None
 def test_a_clip_that_single_precision_does_not_hold_is_refused(clip: float) -> None:
     with pytest.raises(ValueError, match="l2_norm_clip must be in"):
         LabelDPOptimizer("sgd", clip, 1.0)
-
-
-def test_wrapped_losses_of_too_few_outputs_are_refused_before_tensorflow_sees_a_label() -> None:
-    x, y = data()
-    labels = PrivateLabels(y * 3, num_classes=4, budget=PrivacyBudget(9.0, DELTA))
-    inputs = keras.Input((3,))
-    model = LabelDPModel(inputs, keras.layers.Dense(3)(inputs))
-
-    def loss(y_true: Any, y_pred: Any) -> Any:
-        return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
-
-    model.compile(LabelDPOptimizer("sgd", 1.0, 8.0), loss=loss)
-    with pytest.raises(ValueError, match="4 classes, but the model has 3 outputs"):
-        model.fit(poisson_batches(x, labels, sampling_probability=0.3, steps=2), verbose=0)
-    assert labels.guarantee().epsilon == 0.0

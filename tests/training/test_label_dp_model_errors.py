@@ -94,15 +94,6 @@ def test_settings_that_poisson_batches_settle() -> None:
         private_model().fit(batches, y)
 
 
-def test_class_weights_belong_into_the_loss() -> None:
-    x, y = data()
-    labels = vault_of(y)
-    batches = poisson_batches(x, labels, sampling_probability=1.0, steps=1)
-    with pytest.raises(ValueError, match=r"class_weight is not supported.*inside the loss"):
-        private_model().fit(batches, class_weight={0: 1.0}, verbose=0)
-    assert not labels.history()
-
-
 def test_a_vault_beside_arrays() -> None:
     x, y = data()
     labels = ldp.PrivateLabels(y, K, budget=ldp.PrivacyBudget(1.0, 1e-3))
@@ -240,15 +231,6 @@ def vault_of(y: Any) -> ldp.PrivateLabels:
     return ldp.PrivateLabels(y, int(y.max()) + 1, budget=ldp.PrivacyBudget(1e6, 1e-3))
 
 
-def test_a_loss_of_one_hot_rows_on_class_codes() -> None:
-    x, y = data()
-    labels, model = vault_of(y), uncompiled()
-    model.compile(optimizer(), loss=keras.losses.CategoricalCrossentropy(from_logits=True))
-    with pytest.raises(ValueError, match="class codes, and the loss takes one-hot rows"):
-        model.fit(poisson_batches(x, labels, sampling_probability=0.5, steps=2), verbose=0)
-    assert not labels.history()
-
-
 @pytest.mark.parametrize(("data_of", "rows"), [("arrays", True), ("vault", False), ("vault", True)])
 def test_labels_of_a_form_that_the_loss_can_not_take(data_of: str, rows: bool) -> None:
     """Before anything is charged: a loss of codes on rows, and one of rows on codes."""
@@ -277,8 +259,7 @@ class OwnCrossentropy(keras.losses.CategoricalCrossentropy):
 
 def test_codes_for_a_loss_of_rows_are_refused_before_the_charge() -> None:
     x, _ = data()
-    labels = ldp.PrivateLabels(np.arange(N) % K, K, budget=ldp.PrivacyBudget(100.0, 1e-5))
-    model = uncompiled()
+    labels, model = vault_of(np.arange(N) % K), uncompiled()
     model.compile(optimizer(), loss=OwnCrossentropy(from_logits=True))
     batches = poisson_batches(x, labels, sampling_probability=0.5, steps=2)
     with pytest.raises(ValueError, match=r"class codes, and the loss takes one-hot rows"):

@@ -241,6 +241,3 @@ def test_a_denoiser_of_another_that_shows_the_batch_gets_no_amplification() -> N
     history = model.fit(batches(labels, q=0.25, steps=6), epochs=2, verbose=0).history
     assert history["rows"] == [25.0, 25.0]
     assert labels.guarantee().epsilon == dp_sgd_guarantee(SIGMA, 1.0, 4, DELTA).epsilon
-
-
-# Mechanisms of another, where training draws by them.
