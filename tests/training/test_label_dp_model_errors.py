@@ -92,6 +92,8 @@ def test_settings_that_poisson_batches_settle() -> None:
             private_model().fit(batches, **{name: value})
     with pytest.raises(ValueError, match="together with y"):
         private_model().fit(batches, y)
+    with pytest.raises(ValueError, match=r"class_weight is not supported.*inside the loss"):
+        private_model().fit(batches, class_weight={0: 1.0})
 
 
 def test_a_vault_beside_arrays() -> None:
