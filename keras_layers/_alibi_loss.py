@@ -1,7 +1,6 @@
 """Cross-entropy to the posterior of the true class given a noisy one-hot label."""
 
 import math
-import numbers
 from typing import Annotated, Any
 
 import keras
@@ -46,7 +45,6 @@ class ALIBILoss(NoisyLabelLoss):
         sample_weight: optional, (batch,) or (batch, 1).
 
     Raises:
-        TypeError: ``scale`` is not a number.
         ValueError: ``noise`` is unknown or ``scale`` out of range; on call, the inputs are not
             both (batch, K).
 
@@ -72,8 +70,9 @@ class ALIBILoss(NoisyLabelLoss):
         super().__init__(from_logits, reduction, name, dtype)
         if noise not in ("laplace", "gaussian"):
             raise ValueError(f"noise must be one of laplace, gaussian, got {noise!r}.")
-        self.noise = noise
-        self.scale = _checked_scale(scale)
+        if not 0.0 < scale < math.inf:
+            raise ValueError(f"scale must be finite and above zero, got {scale}.")
+        self.noise, self.scale = noise, float(scale)
 
     @classmethod
     def of(
@@ -85,13 +84,9 @@ class ALIBILoss(NoisyLabelLoss):
             mechanism: anything with ``noise`` and ``scale``.
             **options: the other arguments of the class.
         """
-        if not (hasattr(mechanism, "noise") and hasattr(mechanism, "scale")):
-            got = type(mechanism).__name__
-            raise TypeError(f"mechanism must have noise and scale, as ALIBI has, got {got}.")
         return cls(mechanism.noise, mechanism.scale, **options)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Returns the unreduced loss (batch,)."""
         check_rows(y_true, y_pred, "Train on the rows that tf_labeldp.mechanisms.ALIBI releases.")
         if y_pred.shape[1] < 2:
             raise ValueError("y_pred must hold scores of at least two classes, got one.")
@@ -109,11 +104,3 @@ class ALIBILoss(NoisyLabelLoss):
 
     def get_config(self) -> dict[str, Any]:
         return {"noise": self.noise, "scale": self.scale, **super().get_config()}
-
-
-def _checked_scale(scale: Any) -> float:
-    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
-        raise TypeError(f"scale must be a number, got {type(scale).__name__}.")
-    if not 0.0 < float(scale) < math.inf:
-        raise ValueError(f"scale must be finite and above zero, got {float(scale)}.")
-    return float(scale)

@@ -28,7 +28,6 @@ class FixedLayer(keras.layers.Layer):
         super().__init__(**{**kwargs, "autocast": False, "trainable": False})
 
     def _add_fixed(self, name: str, shape: tuple[int, ...], initializer: Any = "zeros") -> None:
-        """Adds a weight as the attribute of its name."""
         # Without autocast=False here, half-precision policies would cast the weights.
         weight = self.add_weight(
             shape=shape,

@@ -66,7 +66,6 @@ class ForwardCorrectedLoss(NoisyLabelLoss):
         self.transition_matrix = _checked_matrix(transition_matrix)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Returns the unreduced loss (batch,)."""
         matrix = self.transition_matrix
         _check_shapes(y_true, y_pred, *matrix.shape)
         y_pred = upcast(y_pred)
@@ -97,7 +96,6 @@ class ForwardCorrectedLoss(NoisyLabelLoss):
         return ops.where(valid, losses, float("nan")) if label_ids else losses
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor, the matrix as nested lists."""
         return {"transition_matrix": self.transition_matrix.tolist(), **super().get_config()}
 
 
@@ -106,10 +104,7 @@ def _log_of(matrix: np.ndarray) -> np.ndarray:
 
 
 def _checked_matrix(matrix: Any) -> np.ndarray:
-    try:
-        matrix = np.array(matrix, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"transition_matrix is not a matrix of numbers: {matrix!r}.") from error
+    matrix = np.array(matrix, dtype=np.float64)
     if matrix.ndim != 2 or matrix.shape[0] < 1 or matrix.shape[1] < 2:
         raise ValueError(
             f"transition_matrix must be 2-D with at least two columns, got shape {matrix.shape}."

@@ -38,7 +38,7 @@ class Mixup(keras.layers.Layer):
 
     Raises:
         ValueError: ``alpha`` is negative or not finite; on call, a tensor is not of a float dtype,
-            ``y`` is not (batch, K), or the batch sizes differ.
+            or ``y`` is not (batch, K).
 
     Example:
         >>> import numpy as np
@@ -62,7 +62,6 @@ class Mixup(keras.layers.Layer):
         self.seed_generator = keras.random.SeedGenerator(seed)
 
     def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> tuple[Any, Any]:
-        """Returns the pair ``(x, y)``, mixed in training."""
         x, y = _checked_pair(inputs)
         if not training or self.alpha == 0.0:
             return x, y
@@ -109,7 +108,6 @@ def symmetric_beta(alpha: float, shape: tuple[int, ...] = (), seed: Any = None) 
 
 
 def _checked_pair(inputs: Any) -> tuple[Any, Any]:
-    """Returns the inputs and the targets, or raises if they cannot be mixed."""
     if not isinstance(inputs, tuple | list) or len(inputs) != 2:
         raise ValueError(
             f"Mixup takes one pair (x, y) of inputs and targets, got a {type(inputs).__name__}. "
@@ -128,10 +126,5 @@ def _checked_pair(inputs: Any) -> tuple[Any, Any]:
         raise ValueError(
             f"Mixup needs targets of shape (batch, K), got y of shape {tuple(y.shape)}. One-hot "
             "class ids first; give a single regression target a last axis."
-        )
-    sizes = {tensor.shape[0] for _, tensor in named} - {None}
-    if len(sizes) > 1:
-        raise ValueError(
-            f"Mixup needs the same batch size in all inputs and targets, got {sorted(sizes)}."
         )
     return x, y

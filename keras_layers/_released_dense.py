@@ -35,7 +35,6 @@ class CarriesReceipts:
             store[_RECEIPTS] = np.frombuffer(content, np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads the weights, and the receipts where there are any."""
         values = {name: store[name] for name in store.keys()}
         content = values.pop(_RECEIPTS, None)
         if content is not None:
@@ -53,7 +52,6 @@ class CarriesReceipts:
 
 
 def _in_checkpoints(layer: CarriesReceipts) -> Any:
-    """Returns the part of a layer that TensorFlow writes into checkpoints."""
     owner = weakref.ref(layer)
     tf: Any = sys.modules["tensorflow"]  # the backend has loaded it
 
@@ -88,7 +86,6 @@ class HistoryInFiles(keras.layers.Layer):
         self.__dict__.update(history=history, write=write, built=True)  # past Keras's tracking
 
     def save_assets(self, dir_path: str) -> None:
-        """Writes the name of the layer and its history."""
         (pathlib.Path(dir_path) / ASSET).write_bytes(self.write())
 
     def load_assets(self, dir_path: str) -> None:

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.data import randomize_labels
 from tf_labeldp.heads import HeadPriorRandomizer
-from tf_labeldp.mechanisms import PeerToPeerRandomizedResponse, RandomizedResponse, RRWithPrior
+from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
 from tf_labeldp.vault import ClusterRandomizedResponse, LabelRandomizer
 
 N, K = 300, 5
@@ -22,35 +21,16 @@ def slices(*parts):
     return tf.data.Dataset.from_tensor_slices(parts)
 
 
-def of_unknown_rank():
-    return slices(X, Y).map(lambda x, y: (x, tf.py_function(lambda v: v, [y], tf.int64)))
-
-
 REFUSED_DATASETS = {
     "batched": (lambda: slices(X, Y).batch(8), ValueError, r"already batched.*\.unbatch\(\)"),
-    "batched evenly": (
-        lambda: slices(X, Y).batch(10, drop_remainder=True),
-        ValueError,
-        r"shape \(10,\).*already batched",
-    ),
-    "batched floats": (
-        lambda: slices(X, Y * 1.0).batch(8),
-        ValueError,
-        r"already batched.*one-hot",
-    ),
     "column": (lambda: slices(X, Y[:, None]), ValueError, r"shape \(1,\).*y\[0\]"),
-    "unknown rank": (of_unknown_rank, ValueError, "shape <unknown>.*set_shape"),
     "unlabelled": (lambda: tf.data.Dataset.range(5), ValueError, "unlabelled.*single tensor"),
-    "one entry": (lambda: slices(X), ValueError, "unlabelled.*tuple of 1"),
-    "four entries": (lambda: slices(X, Y, X, X), ValueError, "tuple of 4"),
     "no such key": (
         lambda: tf.data.Dataset.from_tensor_slices({"image": X, "class": Y}),
         ValueError,
         r"no key 'label'; their keys are \['class', 'image'\].*label_key",
     ),
     "floats": (lambda: slices(X, Y * 1.0), TypeError, "dtype float64.*tf.cast"),
-    "texts": (lambda: slices(X, Y.astype(str)), TypeError, "dtype string.*number names"),
-    "booleans": (lambda: slices(X, Y > 2), TypeError, "dtype bool"),
     "ragged label": (
         lambda: slices(X, tf.ragged.constant([[1]] * N)),
         TypeError,
@@ -62,24 +42,11 @@ REFUSED_DATASETS = {
         ValueError,
         r"drawn, and spend epsilon, again.*before \.repeat\(\)",
     ),
-    "repeated beside another": (
-        lambda: slices(X, Y).concatenate(slices(X, Y).repeat(2)),
-        ValueError,
-        r"before \.repeat\(\)",
-    ),
     "empty": (lambda: slices(X, Y).filter(lambda x, y: x < 0), ValueError, "empty"),
     "shuffled": (
         lambda: slices(X, Y).shuffle(N),
         ValueError,
         r"before \.shuffle\(\).*or pass id_fn=",
-    ),
-    "random features": (
-        # Not tf.random: with a global seed, which other tests set, it repeats itself.
-        lambda: slices(X, Y).map(
-            lambda x, y: (tf.numpy_function(np.random.random, [], tf.float64), y)
-        ),
-        ValueError,
-        "random augmentation",
     ),
 }
 
@@ -107,9 +74,8 @@ def test_a_shuffle_that_stays_the_same_is_an_order(read):
     assert read(dataset) == read(dataset.repeat(2))
 
 
-@pytest.mark.parametrize("wrong", [-17, 4_242])
-def test_labels_outside_the_classes_are_counted_and_not_shown(wrong):
-    labels = Y.copy()
+def test_labels_outside_the_classes_are_counted_and_not_shown():
+    labels, wrong = Y.copy(), 4_242
     labels[123] = wrong
     with pytest.raises(ValueError, match="1 of 300 do not") as caught:
         slices(X, labels).apply(randomize_labels(RR))
@@ -122,10 +88,9 @@ def test_a_dtype_too_small_for_the_classes_is_refused():
         slices(X, Y.astype(np.uint8)).apply(randomize_labels(mechanism))
 
 
-@pytest.mark.parametrize("wrong", [None, (X, Y), [1, 2]])
-def test_only_datasets_are_transformed(wrong):
+def test_only_datasets_are_transformed():
     with pytest.raises(TypeError, match=r"tf\.data\.Dataset is expected"):
-        randomize_labels(RR)(wrong)
+        randomize_labels(RR)((X, Y))
 
 
 def test_a_transform_is_applied_once():
@@ -159,7 +124,6 @@ REFUSED_ARGUMENTS = {
         "must be a tf_labeldp mechanism, got float",
     ),
     "id_fn": ({"id_fn": "id"}, TypeError, "id_fn must be a function.*got str"),
-    "priors for RR": ({"priors": [0.2] * K}, ValueError, "takes no priors"),
     "no priors": ({"mechanism": RRWithPrior(1.0, K)}, ValueError, "needs priors= of shape"),
     "prior rows with ids": (
         {
@@ -179,30 +143,11 @@ REFUSED_ARGUMENTS = {
         ValueError,
         r"with id_fn, clusters can't have a row for each example",
     ),
-    "no clusters": (
-        {"mechanism": ClusterRandomizedResponse.for_epsilon(1.0, K)},
-        ValueError,
-        r"ClusterRandomizedResponse needs clusters= of shape \(n,\)",
-    ),
-    "clusters for RR": ({"clusters": X % 2}, ValueError, "takes no clusters"),
-    "range for RR": ({"low": 0.0, "high": 4.0}, ValueError, "low and high are for mechanisms that"),
-    "no range": ({"mechanism": LabelRandomizer(1.0)}, ValueError, "does not know the labels"),
     "half a range": ({"mechanism": LabelRandomizer(1.0), "low": 0.0}, TypeError, "high"),
     "features": (
         {"mechanism": HeadPriorRandomizer(2.0, 1e-4)},
         TypeError,
         "HeadPriorRandomizer can't be used in a pipeline",
-    ),
-    "reports of some": (
-        {"mechanism": PeerToPeerRandomizedResponse.for_cluster_size(0.2, 0.5, 50, 1e-4)},
-        TypeError,
-        "PeerToPeerRandomizedResponse can't be used in a pipeline",
-    ),
-    "seed of 0.1": ({"seed": 1}, TypeError, "unexpected keyword argument 'seed'"),
-    "priors that are none": (
-        {"mechanism": RRWithPrior(1.0, K), "priors": [0.9] * K},
-        ValueError,
-        "must sum to one",
     ),
 }
 
@@ -212,13 +157,6 @@ def test_an_argument_is_refused_at_once(kind):
     arguments, error, message = REFUSED_ARGUMENTS[kind]
     with pytest.raises(error, match=message):
         randomize_labels(**{"mechanism": RR, **arguments})
-
-
-def test_a_budget_of_another_type_is_refused():
-    transform = randomize_labels(RR, budget=1.0)
-    with pytest.raises(TypeError, match="must be a PrivacyBudget, got float"):
-        slices(X, Y).apply(transform)
-    assert transform.private_labels is None
 
 
 def test_priors_of_another_length_are_refused():
@@ -251,18 +189,7 @@ def changing(start_with, then, shape=()):
     return source, lambda: size.append(size.pop() - start_with + then)
 
 
-@pytest.mark.parametrize(
-    ("shape", "size"),
-    [
-        *(pytest.param((), size, id=f"in blocks-{size}") for size in (99, 101, 128, 129)),
-        *(pytest.param((None,), size, id=f"one by one-{size}") for size in (99, 101)),
-        *(
-            pytest.param(shape, size, marks=pytest.mark.slow)
-            for shape in [(), (None,)]
-            for size in (50, 1000)
-        ),
-    ],
-)
+@pytest.mark.parametrize(("shape", "size"), [((), 99), ((), 129), ((None,), 101)])
 def test_a_source_that_changes_its_size_is_refused(shape, size):
     source, change = changing(100, size, shape)
     dataset = source.apply(randomize_labels(RR))
@@ -274,40 +201,10 @@ def test_a_source_that_changes_its_size_is_refused(shape, size):
     assert len(seen) == min(size, 100)
 
 
-@pytest.mark.parametrize("number", [101, 500])
-def test_an_id_that_was_not_there_raises_and_shows_no_label(number):
-    source, change = changing(100, number)
+def test_an_id_that_was_not_there_raises_and_shows_no_label():
+    source, change = changing(100, 101)
     dataset = source.apply(randomize_labels(RR, id_fn=lambda x: x))
     assert len(list(dataset)) == 100
     change()
     with pytest.raises(tf.errors.InvalidArgumentError, match="id was not there when"):
         list(dataset)
-
-
-def test_progress_of_a_long_pass_is_reported(monkeypatch):
-    seen = []
-
-    class Recorder:
-        def __init__(self, what, total):
-            seen.append((what, total))
-
-        def advance(self, rows):
-            seen.append(rows)
-
-        def end(self):
-            pass
-
-    monkeypatch.setattr("tf_labeldp.data._elements.Progress", Recorder)
-    slices(X, Y).apply(randomize_labels(RR, budget=PrivacyBudget(1.0)))
-    assert seen == [("randomize_labels, reading labels", 300), 300]
-    seen.clear()
-    slices(X, Y).apply(randomize_labels(RR, verbose=False))
-    assert seen[1:] == []
-
-
-def test_repr_shows_no_label():
-    transform = randomize_labels(RR)
-    slices(X, Y).apply(transform)
-    assert repr(transform) == (
-        "LabelRandomization(RandomizedResponse(epsilon=1.0, num_classes=5), applied=True)"
-    )

@@ -36,9 +36,8 @@ class Recorder(keras.Model):
         return super().train_step(data)
 
 
-@pytest.mark.parametrize("id_fn", [None, lambda x: x])
-def test_model_fit_sees_one_label_an_example_in_all_epochs(source, mechanism, read, id_fn):
-    dataset = source.apply(randomize_labels(mechanism, id_fn=id_fn))
+def test_model_fit_sees_one_label_an_example_in_all_epochs(source, mechanism, read):
+    dataset = source.apply(randomize_labels(mechanism, id_fn=lambda x: x))
     model = Recorder()
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     batches = dataset.shuffle(N).batch(32).prefetch(2)
@@ -48,11 +47,6 @@ def test_model_fit_sees_one_label_an_example_in_all_epochs(source, mechanism, re
     for example_id, label in read(dataset).items():
         expected[example_id, label] = 4
     np.testing.assert_array_equal(model.seen.numpy(), expected)
-
-
-def test_fit_knows_the_number_of_steps(source, mechanism):
-    batches = source.apply(randomize_labels(mechanism)).batch(32)
-    assert batches.cardinality() == 10
 
 
 MIRRORED = """

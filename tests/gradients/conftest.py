@@ -60,17 +60,6 @@ def make_case(kind: str, n: int = 5, labels: int = 3, dtype: str = "float64") ->
                 layers.Dense(labels, **with_policy),
             ]
         )
-    elif kind == "max_pool_norm":
-        x = rng.normal(size=(n, 6, 6, 1))
-        model = keras.Sequential(
-            [
-                layers.Conv2D(2, 3, activation="gelu", **with_policy),
-                layers.MaxPooling2D(2, **with_policy),
-                layers.LayerNormalization(**with_policy),
-                layers.Flatten(**with_policy),
-                layers.Dense(labels, **with_policy),
-            ]
-        )
     elif kind == "embedding":
         x = rng.integers(0, 7, (n, 4))
         model = keras.Sequential(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import keras
@@ -13,18 +14,13 @@ from tf_labeldp.gradients.model_checks import per_example_loss
 B = 5
 NAMES = (
     "hinge",
-    "squared_hinge",
     "categorical_hinge",
-    "poisson",
     "kl_divergence",
-    "categorical_focal_crossentropy",
     "mean_squared_error",
-    "mean_absolute_error",
     "huber",
-    "log_cosh",
     "cosine_similarity",
 )
-CLASSES = {"huber": "Huber", "log_cosh": "LogCosh", "kl_divergence": "KLDivergence"}
+CLASSES = {"huber": "Huber", "kl_divergence": "KLDivergence"}
 SHAPES = (((B,), (B, 1)), ((B,), (B, B)), ((B, 1), (B,)), ((B, B), (B, B, 1)), ((B, 3), (B, 3)))
 
 
@@ -34,13 +30,11 @@ def forms(name: str) -> list[Any]:
     return [getattr(keras.losses, name), name, getattr(keras.losses, title)()]
 
 
-@pytest.mark.parametrize("form", range(3), ids=["function", "name", "object"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_label_changes_its_own_row_alone(name: str, form: int) -> None:
-    loss = forms(name)[form]
+def test_a_label_changes_its_own_row_alone(name: str) -> None:
     rng = np.random.default_rng(0)
     seen = 0
-    for y_shape, p_shape in SHAPES:
+    for loss, (y_shape, p_shape) in itertools.product(forms(name), SHAPES):
         y = rng.uniform(0.2, 0.8, y_shape).astype("f")
         p = rng.uniform(0.2, 0.8, p_shape).astype("f")
         other = y.copy()
@@ -53,7 +47,7 @@ def test_a_label_changes_its_own_row_alone(name: str, form: int) -> None:
         seen += 1
         assert before.shape == (B,)
         np.testing.assert_array_equal(before[1:], after[1:])
-    assert seen >= 1
+    assert seen >= 3
 
 
 class Centred:

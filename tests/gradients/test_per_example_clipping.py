@@ -99,6 +99,9 @@ def encoder() -> keras.Model:
 GHOST: dict[str, Callable[[], keras.Model]] = {
     "dense": lambda: image_model(layers.Dense(4, "relu"), shape=(5,)),
     "dense over time": lambda: image_model(layers.Dense(4, "sigmoid"), shape=(7, 5)),
+    # Norms of so few positions are taken without gradients.
+    "dense over a short time": lambda: image_model(layers.Dense(9, "tanh"), shape=(3, 20)),
+    "Conv2D of few positions": lambda: image_model(layers.Conv2D(8, 3), shape=(4, 4, 8)),
     "no bias": lambda: image_model(layers.Conv2D(3, 3, use_bias=False, activation="elu")),
     "Conv1D": lambda: image_model(
         layers.Conv1D(3, 3, padding="causal", dilation_rate=2, activation="relu6"), shape=(9, 2)
@@ -108,14 +111,10 @@ GHOST: dict[str, Callable[[], keras.Model]] = {
         layers.AveragePooling2D(2, padding="same"),
         layers.Conv2D(2, 2, activation="softmax"),
     ),
-    "Conv2D with holes": lambda: image_model(layers.Conv2D(3, 2, dilation_rate=2)),
     "channels first": lambda: channels_first(),
     "groups": lambda: image_model(
         layers.Conv2D(4, 2, groups=2, activation="gelu"),
         layers.Conv2D(6, 2, groups=2, strides=2, padding="same", activation="relu"),
-    ),
-    "Conv1D with groups": lambda: image_model(
-        layers.Conv1D(3, 3, groups=3, padding="causal"), shape=(9, 6)
     ),
     "Conv3D with groups": lambda: image_model(
         layers.Conv3D(4, (2, 1, 2), groups=2), shape=(3, 4, 4, 2)
@@ -146,7 +145,6 @@ GHOST: dict[str, Callable[[], keras.Model]] = {
             layers.Dense(CLASSES),
         ]
     ),
-    "LayerNormalization": lambda: text_model(layers.LayerNormalization()),
     "LayerNormalization of two axes": lambda: text_model(layers.LayerNormalization(axis=(1, 2))),
     "LayerNormalization, scale only": lambda: text_model(layers.LayerNormalization(center=False)),
     "GroupNormalization": lambda: image_model(
@@ -200,16 +198,6 @@ OTHER: dict[str, Callable[[], keras.Model]] = {
     "groups and Lambda": lambda: image_model(
         layers.Conv2D(4, 2, groups=2), layers.Lambda(lambda x: x * x), layers.Conv2D(4, 2, groups=2)
     ),
-    "Conv1D with groups and PReLU": lambda: image_model(
-        layers.Conv1D(4, 3, groups=2), layers.PReLU(), layers.Conv1D(4, 2, groups=2), shape=(9, 6)
-    ),
-    "Conv3D and PReLU": lambda: image_model(
-        layers.Conv3D(4, 2, groups=2), layers.PReLU(), shape=(3, 4, 4, 2)
-    ),
-    "Conv3D, channels first, and PReLU": lambda: image_model(
-        layers.Conv3D(2, 2, data_format="channels_first"), layers.PReLU(), shape=(2, 3, 4, 4)
-    ),
-    "Lambda": lambda: image_model(layers.Lambda(lambda x: x * x, output_shape=(5,)), shape=(5,)),
     "shared layer": lambda: (lambda i, d: keras.Model(i, layers.Dense(CLASSES)(d(d(i)))))(
         keras.Input((5,)), layers.Dense(5, "tanh")
     ),
@@ -217,13 +205,13 @@ OTHER: dict[str, Callable[[], keras.Model]] = {
 }
 # What the vectorized method does is the same for every layer that the ghost method knows, too.
 FEW = ("Conv2D", "Embedding", "residual")
-VECTORIZED = (*FEW, "attention", "groups and Lambda", "Lambda", "shared layer", "subclass")
+VECTORIZED = ("Conv2D", "residual", "attention", "groups and Lambda", "shared layer", "subclass")
 CASES = [
     *[(name, "ghost") for name in GHOST],
     *[(name, "vectorized") for name in VECTORIZED],
     *[
         pytest.param(name, "vectorized", marks=pytest.mark.slow)
-        for name in (*GHOST, *OTHER)
+        for name in ("Embedding", *OTHER)
         if name not in VECTORIZED
     ],
 ]
@@ -252,9 +240,7 @@ def runs_channels_first() -> bool:
 
 
 def is_channels_first(model: keras.Model) -> bool:
-    """Whether it convolves images with channels first; Keras itself compiles that in 3D."""
-    first = getattr(model.layers[0], "data_format", None) == "channels_first"
-    return first and len(model.input_shape) == 4
+    return getattr(model.layers[0], "data_format", None) == "channels_first"
 
 
 def runnable(model: keras.Model) -> keras.Model:
@@ -326,16 +312,18 @@ def check_against_loop(
 
 @pytest.mark.parametrize(("name", "method"), CASES)
 def test_sums_and_norms_are_those_of_a_loop_over_examples(name: str, method: str):
+    assert PerExampleClipping(problem(name)[0]).method == (
+        "ghost" if name in GHOST else "vectorized"
+    )
     check_against_loop(name, lambda model: PerExampleClipping(model, Speed(method)))
 
 
 @pytest.mark.parametrize(
     ("name", "method", "group_size"),
     [
-        *[(name, "ghost", size) for name in (*FEW, "LoRA over time") for size in (2, 3)],
+        *[(name, "ghost", 2) for name in (*FEW, "Conv2D of few positions", "LoRA over time")],
+        ("Conv2D", "ghost", 3),
         ("residual", "vectorized", 2),
-        ("Conv2D", "vectorized", 3),
-        pytest.param("Embedding", "vectorized", 2, marks=pytest.mark.slow),
     ],
 )
 def test_groups_are_clipped_as_one(name: str, method: str, group_size: int):
@@ -347,12 +335,10 @@ def test_groups_are_clipped_as_one(name: str, method: str, group_size: int):
     [
         ("Conv2D", "ghost", 1_000),
         ("groups", "ghost", 1_000),
-        ("dense over time", "ghost", 500),
         ("Embedding with masks", "ghost", 400),
         ("LoRA over time", "ghost", 1_000),
         ("large Embedding", "ghost", 2_000),  # a gradient of its table has 640,000 bytes
         ("residual", "vectorized", 3_000),
-        pytest.param("GRU", "vectorized", 20_000, marks=pytest.mark.slow),
     ],
 )
 def test_a_bound_on_memory_changes_nothing(name: str, method: str, max_bytes: int):
@@ -367,18 +353,26 @@ def test_too_little_memory_is_refused(method: str):
         clipper.clipped_sum(Batch(x, y, np.ones(ROWS), LOSS), Clip(1.0))
 
 
-@pytest.mark.parametrize("name", GHOST)
-def test_auto_takes_ghost_where_it_can(name: str):
-    assert PerExampleClipping(problem(name)[0]).method == "ghost"
-
-
-@pytest.mark.parametrize("name", OTHER)
-def test_auto_takes_vectorized_where_it_must(name: str):
-    model = problem(name)[0]
-    assert PerExampleClipping(model).method == "vectorized"
+def test_ghost_clipping_refuses_other_layers():
+    model = problem("GRU")[0]
     clipper = PerExampleClipping(model, Speed("ghost"))
     with pytest.raises(ValueError, match=r"method='ghost' cannot handle model.*'auto'"):
         clipper.clipped_sum(Batch(np.zeros((1, 5)), np.zeros(1), np.ones(1), LOSS), Clip(1.0))
+
+
+IN_COORDINATES = (
+    "dense",
+    "dense over a short time",
+    "Conv2D",
+    "Conv2D of few positions",
+    "Conv3D with groups",
+    "channels first",
+    "DepthwiseConv2D",
+    "Embedding",
+    "LayerNormalization of two axes",
+    "frozen",
+    "LoRA over time",
+)
 
 
 def random_coordinates(shape: tuple[int, ...], rng: Any) -> Coordinates:
@@ -429,7 +423,7 @@ def check_coordinates(
         np.testing.assert_allclose(got, np.tensordot(factors, part, 1), atol=3e-5 * clip)
 
 
-@pytest.mark.parametrize("name", [name for name in GHOST if name != "large Embedding"])
+@pytest.mark.parametrize("name", IN_COORDINATES)
 def test_gradients_are_clipped_in_coordinates(name: str):
     check_coordinates(name, "ghost", 2**30)
 
@@ -437,12 +431,10 @@ def test_gradients_are_clipped_in_coordinates(name: str):
 @pytest.mark.parametrize(
     ("name", "max_bytes"),
     [
-        ("dense", 3_000),
         ("dense over time", 3_000),
         ("Conv2D", 5_000),
         ("Embedding", 3_000),
         ("large Embedding", 3_000),
-        ("LoRA over time", 2**30),
     ],
 )
 def test_tables_and_small_memory_in_coordinates(name: str, max_bytes: int):
@@ -453,7 +445,7 @@ def test_the_rows_of_a_large_table_may_be_scaled():
     check_coordinates("large Embedding", "ghost", 2**30)
 
 
-@pytest.mark.parametrize("name", ["dense over time", "Conv2D", "DepthwiseConv2D", "Embedding"])
+@pytest.mark.parametrize("name", ["dense over time", "Embedding"])
 def test_groups_in_coordinates(name: str):
     check_coordinates(name, "ghost", 2**30, group_size=2, tables=True)
 
@@ -462,17 +454,14 @@ def test_groups_in_coordinates(name: str):
     ("name", "max_bytes"),
     [
         ("dense", 30_000),
-        ("residual", 2**30),
         ("attention", 2**30),
-        ("groups", 2**30),
-        pytest.param("Conv2D", 30_000, marks=pytest.mark.slow),
     ],
 )
 def test_vectorized_gradients_are_clipped_in_coordinates(name: str, max_bytes: int):
     check_coordinates(name, "vectorized", max_bytes)
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 2, 3)])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2, 3)])
 def test_the_way_back_is_the_transposed_map(shape: tuple[int, ...]):
     rng = np.random.default_rng(0)
     one = random_coordinates(shape, rng) if shape else Coordinates(None, tf.constant([2.0]))

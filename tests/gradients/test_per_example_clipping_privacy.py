@@ -61,11 +61,8 @@ def flat(result: ClippedSum) -> np.ndarray:
     ("method", "clip"),
     [
         ("ghost", 1e-3),
-        ("ghost", 0.1),
         ("ghost", 1e9),
         ("vectorized", 0.1),
-        pytest.param("vectorized", 1e-3, marks=pytest.mark.slow),
-        pytest.param("vectorized", 1e9, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.holds("gradients.PerExampleClipping")
@@ -98,11 +95,9 @@ def test_privacy_replacing_one_label_moves_the_sum_by_at_most_twice_the_clip(met
     ("method", "bad"),
     [
         ("ghost", np.nan),
-        ("ghost", np.inf),
         ("ghost", 3e38),
-        ("vectorized", np.nan),
+        ("vectorized", np.inf),
         ("vectorized", 3e38),
-        pytest.param("vectorized", np.inf, marks=pytest.mark.slow),
     ],
 )
 def test_privacy_a_group_whose_gradient_is_not_finite_adds_exactly_zero(method: str, bad: float):
@@ -147,12 +142,11 @@ def test_privacy_no_layer_mixes_examples():
     "layer",
     [
         layers.Softmax(axis=0),
-        layers.UnitNormalization(axis=0),
         layers.LayerNormalization(axis=(0, 1)),
         layers.Activation(lambda x: x - keras.ops.mean(x, axis=0)),
         layers.Activation("softmax"),
     ],
-    ids=["Softmax", "UnitNormalization", "LayerNormalization", "function", "harmless"],
+    ids=["Softmax", "LayerNormalization", "function", "harmless"],
 )
 def test_privacy_known_layers_are_not_trusted_across_the_batch_axis(layer: Any):
     harmless = getattr(layer, "activation", None) is keras.activations.softmax
@@ -167,17 +161,6 @@ def test_privacy_a_subclass_of_a_known_layer_is_not_trusted():
             return super().call(inputs - keras.ops.mean(inputs, axis=0))
 
     assert PerExampleClipping(cnn(Mixing(5))).method == "vectorized"
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_privacy_a_loss_that_mixes_examples_gets_each_alone(method: str):
-    def loss(y_true: Any, y_pred: Any) -> Any:
-        return tf.reduce_sum(tf.square(y_pred - tf.reduce_mean(y_pred, axis=0) + 1.0), axis=1)
-
-    model, (x, y) = cnn(), batch()
-    norms = clipped(model, method, x, y, loss=per_example_loss(loss)).norms
-    alone = clipped(model, method, x[2:3], y[2:3], loss=per_example_loss(loss)).norms
-    np.testing.assert_allclose(norms[2], alone[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -204,8 +187,9 @@ def test_dropout_is_drawn_for_each_example_and_step(method: str):
     assert np.linalg.norm(flat(first)) <= 0.1 * ROWS * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    ("method", "policy"), [("ghost", "mixed_float16"), ("vectorized", "mixed_bfloat16")]
+)
 def test_mixed_precision_gives_the_same_up_to_its_rounding(method: str, policy: str):
     reference = cnn()
     keras.config.set_dtype_policy(policy)
@@ -230,33 +214,14 @@ def test_small_gradients_survive_float16(method: str):
     assert np.all(small.norms > 0)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_layer_that_is_not_finite_is_named(method: str):
-    model, (x, y) = cnn(), batch()
+def test_the_layer_that_is_not_finite_is_named():
+    method, model, (x, y) = "ghost", cnn(), batch()
     fine = clipped(model, method, x, y).finite
     assert {"first", "second", "last"} <= set(fine) and all(fine.values())
     kernel = model.get_layer("second").kernel
     kernel.assign(np.full(kernel.shape, np.nan))
     finite = clipped(model, method, x, y).finite
     assert finite["first"] and not finite["second"] and not finite["last"]
-
-
-def test_a_step_is_traced_once_and_leaves_the_model_as_it_was():
-    model = cnn()
-    clipper = PerExampleClipping(model)
-    traces: list[int] = []
-
-    @tf.function
-    def step(x: Any, y: Any, w: Any, clip: Any) -> Any:
-        traces.append(1)
-        return clipper.clipped_sum(Batch(x, y, w, LOSS), Clip(clip)).norms
-
-    before, (x, y) = model.get_weights(), batch()
-    for clip in (0.1, 0.2, 0.3):
-        step(tf.constant(x), tf.constant(y), tf.ones(ROWS), tf.constant(clip))
-    assert len(traces) == 1
-    for old, new in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
 
 
 def test_freezing_a_layer_later_is_seen():
@@ -313,20 +278,17 @@ def test_a_loss_that_a_layer_adds_is_refused():
     ("given", "message"),
     [
         ({"weights": np.ones(ROWS - 1)}, "same fixed number of rows"),
-        ({"weights": np.ones((ROWS, 1))}, "same fixed number of rows"),
         ({"group_size": 3}, r"8 rows cannot be cut into groups of 3"),
         ({"group_size": 0}, "group_size must be at least 1"),
         ({"l2_norm_clip": 0.0}, "l2_norm_clip must be finite and above zero"),
         ({"l2_norm_clip": np.nan}, "l2_norm_clip must be finite and above zero"),
         ({"loss": lambda y, p: tf.reduce_mean(p)}, "losses must be per example"),
-        ({"loss": lambda y, p: p}, "losses must be per example"),
     ],
 )
-@pytest.mark.parametrize("method", METHODS)
-def test_bad_input_says_what_to_do(method: str, given: dict[str, Any], message: str):
+def test_bad_input_says_what_to_do(given: dict[str, Any], message: str):
     x, y = batch()
     with pytest.raises(ValueError, match=message):
-        clipped(cnn(), method, x, y, **given)
+        clipped(cnn(), "auto", x, y, **given)
 
 
 def test_a_batch_of_unknown_size_is_refused():

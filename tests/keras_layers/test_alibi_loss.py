@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
 import keras
@@ -40,9 +39,10 @@ def gradient_of(loss, noisy, logits):
     return value, tape.gradient(value, logits)
 
 
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("scale", [0.5, 2.0])
-@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize(
+    ("noise", "scale", "from_logits"),
+    [("laplace", 0.5, True), ("laplace", 2.0, False), ("gaussian", 2.0, True)],
+)
 def test_definition(noise, scale, from_logits):
     y_pred = LOGITS if from_logits else softmax(LOGITS)
     loss = ALIBILoss(noise, scale, from_logits, reduction=None, dtype="float64")
@@ -50,15 +50,6 @@ def test_definition(noise, scale, from_logits):
     np.testing.assert_allclose(loss(NOISY, y_pred), expected, rtol=1e-9)
     nearby = -np.sum(posterior(noise, 1.1 * scale) * np.log(softmax(LOGITS)), axis=1)
     assert np.max(np.abs(loss(NOISY, y_pred) - nearby)) > 1e-3
-
-
-@pytest.mark.parametrize("noise", NOISES)
-def test_the_gradient_is_softmax_minus_posterior(noise):
-    """No gradient flows through the posterior."""
-    loss = ALIBILoss(noise, 0.8, reduction="sum", dtype="float64")
-    _, gradient = gradient_of(loss, NOISY, LOGITS)
-    expected = softmax(LOGITS) - posterior(noise, 0.8)
-    np.testing.assert_allclose(gradient, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -76,10 +67,9 @@ def test_the_gradient_is_that_of_the_likelihood_of_the_noisy_row(noise):
     np.testing.assert_allclose(found, tape.gradient(value, logits), atol=1e-12)
 
 
-@pytest.mark.parametrize("noise", NOISES)
-def test_the_value_is_no_measure_of_fit(noise):
+def test_the_value_is_no_measure_of_fit():
     """As the docstring warns: sure and wrong costs nothing."""
-    loss = ALIBILoss(noise, 1.0)
+    loss = ALIBILoss("laplace", 1.0)
     assert float(loss(np.array([[3.0, 0.0]]), np.array([[0.0, 60.0]]))) < 1e-6
     assert float(loss(np.array([[3.0, 0.0]]), np.array([[0.0, 0.0]]))) == pytest.approx(np.log(2))
 
@@ -88,13 +78,11 @@ def test_of_a_mechanism():
     mechanism = SimpleNamespace(noise="gaussian", scale=1.25)
     loss = ALIBILoss.of(mechanism, from_logits=False, name="n")
     assert (loss.noise, loss.scale, loss.from_logits, loss.name) == ("gaussian", 1.25, False, "n")
-    with pytest.raises(TypeError, match=r"mechanism must have noise and scale.* got str"):
-        ALIBILoss.of("laplace")
 
 
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("noise", "scale", "dtype"), [("laplace", 1e-3, "float16"), ("gaussian", 1e6, "float32")]
+)
 def test_extreme_logits_and_rows_are_finite(noise, scale, dtype):
     logits = tf.cast(1e4 * RNG.choice([-1.0, 0.0, 1.0], size=(8, 1000)), dtype)
     for noisy in (RNG.normal(size=(8, 1000)), 1e6 * RNG.normal(size=(8, 1000))):
@@ -105,16 +93,14 @@ def test_extreme_logits_and_rows_are_finite(noise, scale, dtype):
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_tiny_scales_are_finite(noise):
-    value, gradient = gradient_of(ALIBILoss(noise, 1e-25), NOISY, LOGITS.astype("float32"))
-    assert np.isfinite(float(value)) and np.all(np.isfinite(gradient))
-
-
-@pytest.mark.parametrize("noise", NOISES)
-def test_probabilities_of_zero_are_finite(noise):
+def test_tiny_scales_and_probabilities_of_zero_are_finite(noise):
     certain = np.eye(4, dtype="float32")[[0, 1, 2, 3, 0, 1]]
-    value, gradient = gradient_of(ALIBILoss(noise, 0.5, from_logits=False), NOISY, certain)
-    assert np.isfinite(float(value)) and np.all(np.isfinite(gradient))
+    for loss, given in (
+        (ALIBILoss(noise, 1e-25), LOGITS.astype("float32")),
+        (ALIBILoss(noise, 0.5, from_logits=False), certain),
+    ):
+        value, gradient = gradient_of(loss, NOISY, given)
+        assert np.isfinite(float(value)) and np.all(np.isfinite(gradient))
 
 
 def test_large_laplace_rows_keep_their_precision():
@@ -140,24 +126,6 @@ def test_sample_weight_reductions_and_batches_of_one():
         np.testing.assert_allclose(one, each[i], rtol=1e-5)
 
 
-CASES = {
-    "plain": lambda: ALIBILoss("laplace", 0.5),
-    "all": lambda: ALIBILoss("gaussian", 2, False, reduction="sum", name="n", dtype="float64"),
-}
-
-
-@pytest.mark.parametrize("key", CASES)
-def test_round_trip(key):
-    before = CASES[key]()
-    serialized = json.loads(json.dumps(keras.saving.serialize_keras_object(before)))
-    after = keras.saving.deserialize_keras_object(serialized)
-    assert type(after) is ALIBILoss
-    assert after.get_config() == before.get_config()
-    assert set(before.get_config()) == {
-        "noise", "scale", "from_logits", "reduction", "name", "dtype",
-    }  # fmt: skip
-
-
 FEATURES = RNG.normal(size=(6, 3)).astype("float32")
 
 
@@ -168,7 +136,7 @@ def model_for(loss, **options):
     return model
 
 
-JIT, GRAPH, EAGER = {"jit_compile": True}, {"jit_compile": False}, {"run_eagerly": True}
+JIT, GRAPH = {"jit_compile": True}, {"jit_compile": False}
 
 
 @pytest.mark.parametrize(
@@ -176,15 +144,6 @@ JIT, GRAPH, EAGER = {"jit_compile": True}, {"jit_compile": False}, {"run_eagerly
     [
         ("laplace", JIT),
         ("gaussian", GRAPH),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [
-                ("gaussian", JIT),
-                ("laplace", GRAPH),
-                ("laplace", EAGER),
-                ("gaussian", EAGER),
-            ]
-        ),
     ],
 )
 def test_a_step_of_training_is_the_gradient(noise, options):
@@ -199,33 +158,11 @@ def test_a_step_of_training_is_the_gradient(noise, options):
     assert np.isfinite(model.evaluate(FEATURES, NOISY, batch_size=5, verbose=0))
 
 
-def test_saved_model_loads_without_custom_objects(tmp_path):
-    model = model_for(ALIBILoss("gaussian", 0.8))
-    expected = model.evaluate(FEATURES, NOISY, verbose=0)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert loaded.loss.get_config() == model.loss.get_config()
-    assert loaded.evaluate(FEATURES, NOISY, verbose=0) == pytest.approx(expected)
-    loaded.fit(FEATURES, NOISY, verbose=0)
-
-
-def test_mixed_precision(mixed_precision):
-    model = model_for(ALIBILoss("laplace", 0.5))
-    assert model.layers[0].compute_dtype == mixed_precision.removeprefix("mixed_")
-    history = model.fit(1e3 * FEATURES, NOISY, epochs=2, verbose=0)
-    assert np.all(np.isfinite(history.history["loss"]))
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         (("normal", 1.0), ValueError, r"noise must be one of .* got 'normal'"),
         (("laplace", 0.0), ValueError, r"scale must be finite and above zero.*0\.0"),
-        (("laplace", -1.0), ValueError, "scale must be finite and above zero"),
-        (("laplace", float("nan")), ValueError, "scale must be finite and above zero"),
-        (("gaussian", float("inf")), ValueError, "scale must be finite and above zero"),
-        (("gaussian", "1"), TypeError, "scale must be a number, got str"),
-        (("gaussian", True), TypeError, "scale must be a number"),
     ],
 )
 def test_bad_arguments(arguments, error, message):
@@ -237,12 +174,10 @@ def test_bad_arguments(arguments, error, message):
     ("y_true", "y_pred", "message"),
     [
         (np.zeros((6, 3)), LOGITS, r"y_true must have shape \(batch, 4\), got \(6, 3\).*ALIBI"),
-        (np.zeros(6), LOGITS, r"y_true must have shape \(batch, 4\), got \(6,\)"),
-        (np.zeros((6, 1)), LOGITS, r"y_true must have shape \(batch, 4\), got \(6,"),
         (NOISY, np.zeros((6, 4, 1)), r"y_pred must have shape \(batch, K\).*\(6, 4, 1\)"),
         (np.zeros((6, 1)), np.zeros((6, 1)), "y_pred must hold scores of at least two classes"),
     ],
-    ids=["classes", "ids", "column", "rank", "binary"],
+    ids=["classes", "rank", "binary"],
 )
 def test_bad_shapes(y_true, y_pred, message):
     with pytest.raises(ValueError, match=message):

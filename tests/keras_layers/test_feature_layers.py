@@ -11,6 +11,7 @@ import pytest
 
 from tf_labeldp.keras_layers._fixed_features import (
     FourierFeatures,
+    NearestCentre,
     NeighbourFeatures,
     PatchFeatures,
 )
@@ -18,18 +19,16 @@ from tf_labeldp.keras_layers._fixed_features import (
 IMAGES = np.random.default_rng(0).integers(256, size=(6, 7, 8, 2)).astype("float32")
 ROWS = np.random.default_rng(1).normal(size=(6, 3)).astype("float32")
 CASES = {
-    "patches": (lambda: PatchFeatures(4, 3, pooling=2), IMAGES),
     "patches_all": (
         lambda: PatchFeatures(5, 2, 3, stride=2, threshold=1.0, contrast_floor=2.0, name="p"),
         IMAGES,
     ),
     "patches_grey": (lambda: PatchFeatures(4, 3, pooling=2, threshold=0.0), IMAGES[..., 0]),
-    "fourier": (lambda: FourierFeatures(10), ROWS),
-    "neighbours": (lambda: NeighbourFeatures(20, 3), ROWS),
     "neighbours_all": (
         lambda: NeighbourFeatures(20, 2, num_neighbours=4, strength=0.5, name="n"),
         ROWS,
     ),
+    "centres_all": (lambda: NearestCentre(ROWS[:4], ROWS[2:], name="c"), ROWS),
     "fourier_all": (lambda: FourierFeatures(10, linear_weight=0.3, name="f"), ROWS),
 }
 
@@ -112,6 +111,7 @@ def test_saved_model_loads_without_custom_objects(key, tmp_path):
     assert len(model.trainable_weights) == 2  # those of Dense
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
+    loaded.compile(jit_compile=True)
     assert len(loaded.trainable_weights) == 2
     np.testing.assert_allclose(
         loaded.predict(inputs, verbose=0), model.predict(inputs, verbose=0), atol=1e-5
@@ -126,14 +126,54 @@ def test_half_precision_policies_keep_the_digits(key, mixed_precision):
     np.testing.assert_array_equal(half, np.asarray(built(key)[0](inputs)))
 
 
+# The layer of the nearest centre.
+
+RNG = np.random.default_rng(0)
+CENTRES = RNG.normal(size=(7, 4))
+OUTPUTS = RNG.normal(size=(7, 3))
+POINTS = RNG.normal(size=(500, 4)).astype("float32")
+
+
+def nearest(rows, centres=CENTRES):
+    distances = np.linalg.norm(rows[:, None].astype("float64") - centres, axis=2)
+    return distances.argmin(axis=1)
+
+
+def numbers(tensor):
+    return keras.ops.convert_to_numpy(tensor)
+
+
+def test_a_row_gets_the_outputs_of_its_nearest_centre():
+    layer = NearestCentre(CENTRES, OUTPUTS)
+    found = numbers(layer(POINTS))
+    assert found.shape == (500, 3) and found.dtype == np.float32
+    np.testing.assert_array_equal(found, OUTPUTS.astype("float32")[nearest(POINTS)])
+    assert layer.trainable_weights == []
+
+
+def test_of_equally_near_centres_the_first_counts():
+    layer = NearestCentre([[1.0], [-1.0], [1.0], [-1.0]], np.eye(4))
+    found = numbers(layer(np.array([[0.0], [2.0], [-2.0]])))
+    assert found.argmax(axis=1).tolist() == [0, 0, 1]
+
+
+def test_an_offset_of_all_features_does_not_blur_the_distances():
+    """Squares of 1e4 have no digits left for differences of 1, in single precision."""
+    offset = np.float32(2.0**14)
+    layer = NearestCentre(CENTRES + offset, OUTPUTS)
+    rows = POINTS + offset
+    expected = OUTPUTS.astype("float32")[nearest(rows, CENTRES + offset)]
+    np.testing.assert_array_equal(numbers(layer(rows)), expected)
+
+
 @pytest.mark.parametrize(
-    "key",
-    [key if "_all" in key else pytest.param(key, marks=pytest.mark.slow) for key in CASES],
+    ("rows", "message"),
+    [
+        (POINTS[:, :3], "expected axis -1 of input shape to have value 4"),
+        (POINTS[:, None], "ndim=2"),
+    ],
+    ids=["width", "rank"],
 )
-def test_compiled_gives_the_same(key):
-    layer, inputs = built(key)
-    images = keras.Input(inputs.shape[1:])
-    model = keras.Model(images, layer(images))
-    model.compile("sgd", loss="mse", jit_compile=True)
-    compiled = model.predict(inputs, verbose=0)
-    np.testing.assert_allclose(compiled, np.asarray(layer(inputs)), atol=1e-5)
+def test_rows_of_another_shape(rows, message):
+    with pytest.raises(ValueError, match=message):
+        NearestCentre(CENTRES, OUTPUTS)(rows)

@@ -40,29 +40,16 @@ def test_closed_form_equals_the_generic_path(from_logits):
     np.testing.assert_allclose(actual, EXPECTED, rtol=1e-5)
 
 
-@pytest.mark.parametrize("base", ["BinaryCrossentropy", "binary_crossentropy"])
-def test_from_logits_reaches_a_named_base(base):
+def test_from_logits_reaches_a_named_base():
+    base = "BinaryCrossentropy"
     actual = LabelWeightedLoss(base, from_logits=True)(WEIGHTS, LOGITS)
     probabilities = 1.0 / (1.0 + np.exp(-LOGITS))
     expected = LabelWeightedLoss(base)(WEIGHTS, probabilities)
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
-def test_one_hot_weights_give_the_base():
-    one_hot = np.eye(3)[[2, 0, 1]]
-    actual = LabelWeightedLoss(from_logits=True)(one_hot, LOGITS)
-    expected = keras.losses.CategoricalCrossentropy(from_logits=True)(one_hot, LOGITS)
-    np.testing.assert_allclose(actual, expected, rtol=1e-6)
-
-
-def test_negative_weights_are_unbounded_below():
-    weights = np.array([[1.5, -0.5]])
-    loss = LabelWeightedLoss(from_logits=True)
-    assert float(loss(weights, np.array([[1e4, 0.0]]))) < -4e3
-
-
-@pytest.mark.parametrize("base", ["categorical_crossentropy", "mse"])
-def test_sample_weight_and_reductions(base):
+def test_sample_weight_and_reductions():
+    base = "mse"
     each = LabelWeightedLoss(base, reduction=None)(WEIGHTS, LOGITS).numpy()
     sample_weight = np.array([1.0, 0.0, 3.0])
     for reduction, expected in {
@@ -75,9 +62,14 @@ def test_sample_weight_and_reductions(base):
         np.testing.assert_allclose(loss(WEIGHTS, LOGITS, sample_weight), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("scale", [1e4, -1e4, 3e4])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("base", ["categorical_crossentropy", "categorical_focal_crossentropy"])
+@pytest.mark.parametrize(
+    ("base", "dtype", "scale"),
+    [
+        ("categorical_crossentropy", "float16", 3e4),
+        ("categorical_crossentropy", "float32", -1e4),
+        ("categorical_focal_crossentropy", "bfloat16", 1e4),
+    ],
+)
 def test_extreme_logits_are_finite(base, dtype, scale):
     logits = tf.cast(scale * tf.eye(3), dtype)
     with tf.GradientTape() as tape:
@@ -88,9 +80,8 @@ def test_extreme_logits_are_finite(base, dtype, scale):
     assert np.all(np.isfinite(tf.cast(tape.gradient(value, logits), "float32")))
 
 
-@pytest.mark.parametrize("base", ["categorical_crossentropy", "categorical_focal_crossentropy"])
-def test_certain_probabilities_are_finite(base):
-    probabilities = tf.eye(3)
+def test_certain_probabilities_are_finite():
+    base, probabilities = "categorical_crossentropy", tf.eye(3)
     with tf.GradientTape() as tape:
         tape.watch(probabilities)
         value = LabelWeightedLoss(base)(WEIGHTS, probabilities)
@@ -98,7 +89,7 @@ def test_certain_probabilities_are_finite(base):
     assert np.all(np.isfinite(tape.gradient(value, probabilities)))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "mixed_float16", "bfloat16", "mixed_bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "mixed_bfloat16"])
 def test_half_precision_dtypes_are_raised(dtype):
     loss = LabelWeightedLoss(from_logits=True, dtype=dtype)
     assert loss.dtype == "float32"
@@ -106,9 +97,8 @@ def test_half_precision_dtypes_are_raised(dtype):
     assert np.isfinite(float(loss(large, np.array([[0.5, 0.0]]))))
 
 
-@pytest.mark.parametrize("base", ["categorical_crossentropy", "mse"])
-def test_unknown_batch_size_and_xla(base):
-    loss = LabelWeightedLoss(base)
+def test_unknown_batch_size_and_xla():
+    loss = LabelWeightedLoss("mse")
     compiled = tf.function(loss, jit_compile=True, reduce_retracing=True)
     traced = tf.function(loss, input_signature=[tf.TensorSpec((None, 3))] * 2)
     weights, logits = tf.constant(WEIGHTS, tf.float32), tf.constant(softmax(LOGITS), tf.float32)
@@ -126,23 +116,16 @@ def mean_loss(y_true, y_pred):
     ("arguments", "message"),
     [
         ({"base": "crossentropy"}, r'unknown base loss "crossentropy". Give the name'),
-        ({"base": 3}, r"must be the name of a Keras loss.* got 3 of type int"),
         (
             {"base": keras.losses.SparseCategoricalCrossentropy()},
             r'Pass base="sparse_categorical_crossentropy"',
         ),
-        (
-            {"base": keras.losses.sparse_categorical_crossentropy},
-            r'Pass base="sparse_categorical_crossentropy"',
-        ),
         ({"base": "mse", "from_logits": True}, r'base loss "mse" takes no from_logits'),
-        ({"base": "Huber", "from_logits": True}, r'base loss "Huber" takes no from_logits'),
         ({"base": mean_loss, "from_logits": True}, r"base given by name alone.*mean_loss"),
         (
             {"base": keras.losses.MeanSquaredError(), "from_logits": True},
             r"Set from_logits on the instance",
         ),
-        ({"reduction": "average"}, r"Invalid value for argument `reduction`"),
     ],
 )
 def test_constructor_errors(arguments, message):
@@ -155,7 +138,6 @@ def test_constructor_errors(arguments, message):
     [
         (np.zeros(3), LOGITS, r"y_true must have shape \(batch, 3\).*\(3,\).*estimation\.debiased"),
         (WEIGHTS, np.zeros(3), r"y_pred must have shape \(batch, K\).*got \(3,\)"),
-        (WEIGHTS, np.zeros((3, 2, 3)), r"y_pred must have .*got \(3, 2, 3\)"),
         (np.zeros((3, 2)), LOGITS, r"y_true must have shape \(batch, 3\), got \(3, 2\)"),
     ],
 )
@@ -167,9 +149,3 @@ def test_call_errors(y_true, y_pred, message):
 def test_a_base_must_be_one_loss_an_example():
     with pytest.raises(ValueError, match=r"one loss per example, got shape \(\)"):
         LabelWeightedLoss(mean_loss)(WEIGHTS, LOGITS)
-
-
-def test_number_of_classes_must_be_static():
-    traced = tf.function(LabelWeightedLoss(), input_signature=[tf.TensorSpec((None, None))] * 2)
-    with pytest.raises(ValueError, match=r"known when the model is built"):
-        traced(tf.constant(WEIGHTS, tf.float32), tf.constant(LOGITS, tf.float32))

@@ -17,13 +17,6 @@ def lipschitz_factor(epsilon, k):
     return 1.0 + 2.0 * k / math.expm1(epsilon)
 
 
-@pytest.mark.parametrize("k", [1, 2, 10, 1000])
-@pytest.mark.parametrize("epsilon", [0.01, 1.0, 8.0])
-def test_formula(epsilon, k):
-    p = 1.0 / (math.exp(epsilon) + k - 1)
-    assert lipschitz_factor(epsilon, k) == pytest.approx((1 + k * p) / (1 - k * p), rel=1e-9)
-
-
 def slope(weights, signs):
     """|d loss / dt| of the debiased loss of `loss(t, k) = signs[k] * t`, which is 1-Lipschitz."""
 
@@ -38,8 +31,7 @@ def slope(weights, signs):
     return abs(float(tape.gradient(value, t)))
 
 
-@pytest.mark.parametrize("k", [2, 3, 8])
-@pytest.mark.parametrize("epsilon", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize(("epsilon", "k"), [(0.2, 2), (3.0, 8)])
 def test_bound_holds_and_the_l1_norm_is_attained(epsilon, k, channel):
     weights = np.linalg.inv(channel(epsilon, k))[0]
     bound = lipschitz_factor(epsilon, k)

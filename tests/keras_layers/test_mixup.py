@@ -21,11 +21,6 @@ def test_arithmetic_with_the_reversed_batch():
     np.testing.assert_allclose(y, 0.25 * Y + 0.75 * Y[::-1])
 
 
-@pytest.mark.parametrize("lam", [0.0, 1.0])
-def test_ends(lam):
-    np.testing.assert_array_equal(mixup(X, Y, lam)[0], X if lam else X[::-1])
-
-
 def test_nested_inputs_keep_structure_shapes_and_dtypes():
     x = {"a": X, "b": (X[:, :1].astype("float64"), X.reshape(4, 1, 2).astype("float16"))}
     mixed, y = Mixup(1.0, seed=3)((x, Y), training=True)
@@ -53,17 +48,12 @@ def test_one_coefficient_a_batch_and_a_new_one_each():
     assert len({float(y[0, 0]) for y in batches}) == 5
 
 
-def test_a_seed_repeats():
-    first, second = (Mixup(2.0, seed=7)((X, Y), training=True)[0] for _ in range(2))
-    np.testing.assert_array_equal(first, second)
-
-
 def p_value_of_lower_half(draws, alpha):
     """Kolmogorov-Smirnov below 1/2, where float32 keeps the digits of tiny draws."""
     return stats.kstest(draws[draws < 0.5], lambda x: 2 * stats.beta(alpha, alpha).cdf(x)).pvalue
 
 
-@pytest.mark.parametrize("alpha", [0.2, 0.5, 1.0, 4.0, 8.0, 100.0])
+@pytest.mark.parametrize("alpha", [0.2, 1.0, 8.0])
 def test_coefficient_is_symmetric_beta(alpha):
     """The right distribution passes; 7 % off, either way, is rejected."""
     draws = symmetric_beta(alpha, shape=(40_000,), seed=11).numpy()
@@ -83,7 +73,7 @@ def test_the_layer_draws_that_coefficient():
     assert stats.kstest(draws, stats.beta(6.0, 6.0).cdf).pvalue < 0.01
 
 
-@pytest.mark.parametrize("alpha", [1e-3, 0.01, 1e4])
+@pytest.mark.parametrize("alpha", [1e-3, 1e4])
 def test_extreme_alpha_is_finite(alpha):
     draws = symmetric_beta(alpha, shape=(10_000,), seed=1).numpy()
     assert np.all((draws >= 0) & (draws <= 1))
@@ -117,27 +107,7 @@ def test_graph_and_xla(jit_compile):
         np.testing.assert_allclose(x, lam * X + (1 - lam) * X[::-1], rtol=1e-5)
 
 
-def test_tf_data_map():
-    layer = Mixup(8.0, seed=2)
-    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).repeat(5).batch(4)
-    dataset = dataset.map(lambda x, y: layer((x, y), training=True))
-    batches = [(x.numpy(), y.numpy()) for x, y in dataset]
-    assert len({float(y[0, 0]) for _, y in batches}) == 5
-    for x, y in batches:
-        np.testing.assert_allclose(x, y[0, 0] * X + (1 - y[0, 0]) * X[::-1], rtol=1e-5)
-
-
-def test_odd_and_unknown_batch_sizes():
-    layer = Mixup(8.0, seed=2)
-    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(3)
-    sizes = [
-        tuple(len(t) for t in batch)
-        for batch in dataset.map(lambda x, y: layer((x, y), training=True))
-    ]
-    assert sizes == [(3, 3), (1, 1)]
-
-
-def functional_model(**kwargs):
+def functional_model():
     """Takes `(x, y)` and gives the predictions and the mixed targets side by side."""
     x, y = keras.Input((2,)), keras.Input((4,))
     mixed_x, mixed_y = Mixup(8.0, seed=1)((x, y))
@@ -147,13 +117,12 @@ def functional_model(**kwargs):
     def loss(_, outputs):
         return keras.losses.categorical_crossentropy(outputs[:, 4:], outputs[:, :4], True)
 
-    model.compile("adam", loss=loss, **kwargs)
+    model.compile("adam", loss=loss)
     return model
 
 
-@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_functional_model(jit_compile):
-    model = functional_model(jit_compile=jit_compile)
+def test_functional_model():
+    model = functional_model()
     history = model.fit([X, Y], Y, epochs=2, batch_size=2, verbose=0)
     assert np.all(np.isfinite(history.history["loss"]))
     np.testing.assert_array_equal(model.predict([X, Y], verbose=0)[:, 4:], Y)  # not mixed
@@ -173,25 +142,21 @@ def test_mixed_precision_keeps_dtypes(mixed_precision):
     assert np.all(np.isfinite(history.history["loss"]))
 
 
-@pytest.mark.parametrize("alpha", [-1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("alpha", [-1.0, float("nan")])
 def test_alpha_error(alpha):
     with pytest.raises(ValueError, match=r"alpha must be a finite number >= 0, got "):
         Mixup(alpha)
 
 
-@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
         ((X.astype("uint8"), Y), r"float tensors.* got x of dtype uint8 .*Cast inputs"),
-        (({"a": X, "b": X.astype("int32")}, Y), r"x of dtype int32"),
         ((X, np.arange(4)), r"float tensors.* got y of dtype int64 .*one-hot"),
         ((X, np.arange(4.0)), r"targets of shape \(batch, K\), got y of shape \(4,\)"),
-        ((X, Y[:3]), r"same batch size.*\[3, 4\]"),
-        ((X, Y, Y), r"one pair \(x, y\).*got a tuple"),
         (X, r"one pair \(x, y\).*training=True"),
     ],
 )
-def test_call_errors(inputs, message, training):
+def test_call_errors(inputs, message):
     with pytest.raises(ValueError, match=message):
-        Mixup(1.0)(inputs, training=training)
+        Mixup(1.0)(inputs, training=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 
 import keras
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import tf_labeldp.keras_layers as keras_layers
-from tf_labeldp.keras_layers import ForwardCorrectedLoss, LabelWeightedLoss, Mixup
+from tf_labeldp.keras_layers import ALIBILoss, ForwardCorrectedLoss, LabelWeightedLoss, Mixup
 
 MATRIX = [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]]
 
@@ -28,17 +29,17 @@ OBJECTS = {
         name="n",
         dtype="float64",
     ),
-    "weighted_mse": lambda: LabelWeightedLoss("mse"),
     "weighted_instance": lambda: LabelWeightedLoss(
         keras.losses.CategoricalFocalCrossentropy(gamma=1.0)
     ),
     "weighted_callable": lambda: LabelWeightedLoss(cubic_loss),
-    "weighted_registered": lambda: LabelWeightedLoss("tf_labeldp_tests>cubic_loss"),
     "forward": lambda: ForwardCorrectedLoss(MATRIX),
     "forward_all": lambda: ForwardCorrectedLoss(
         np.array(MATRIX), from_logits=True, reduction=None, name="n", dtype="float64"
     ),
-    "mixup": lambda: Mixup(8.0),
+    "alibi_all": lambda: ALIBILoss(
+        "gaussian", 2, False, reduction="sum", name="n", dtype="float64"
+    ),
     "mixup_all": lambda: Mixup(0.5, seed=3, name="n", dtype="float32"),
 }
 FAST = ("weighted", "weighted_callable", "forward")
@@ -59,22 +60,15 @@ def test_round_trip(key):
     after = keras.saving.deserialize_keras_object(serialized)
     assert type(after) is type(before)
     assert after.get_config() == config
+    arguments = set(inspect.signature(type(before)).parameters) - {"kwargs"}
+    assert {*arguments, "name"} <= set(config)
 
 
-@pytest.mark.parametrize("key", OBJECTS)
-def test_config_lists_every_argument(key):
-    instance = OBJECTS[key]()
-    arguments = type(instance).__init__.__code__.co_varnames
-    count = type(instance).__init__.__code__.co_argcount
-    assert set(arguments[1:count]) <= set(instance.get_config())
-    assert "name" in instance.get_config()
-
-
-def model_for(key, **kwargs):
+def model_for(key):
     model = keras.Sequential(
         [keras.Input((5,)), keras.layers.Dense(3), keras.layers.Softmax(dtype="float32")]
     )
-    model.compile("sgd", loss=OBJECTS[key](), **kwargs)
+    model.compile("sgd", loss=OBJECTS[key]())
     return model
 
 
@@ -102,22 +96,13 @@ def test_saved_model_with_mixup(tmp_path):
         np.testing.assert_array_equal(seen.predict([FEATURES, WEIGHTS], verbose=0)[1], WEIGHTS)
 
 
-@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("key", LOSSES)
-def test_fit(key, jit_compile):
-    model = model_for(key, jit_compile=jit_compile)
+def test_fit(key):
+    model = model_for(key)
     history = model.fit(FEATURES, targets_for(key), epochs=5, batch_size=5, verbose=0)
     losses = history.history["loss"]
     assert np.all(np.isfinite(losses))
     assert losses[-1] < losses[0]
-
-
-@pytest.mark.parametrize("key", LOSSES)
-def test_fit_in_mixed_precision(key, mixed_precision):
-    model = model_for(key)
-    assert model.layers[0].compute_dtype == mixed_precision.removeprefix("mixed_")
-    losses = model.fit(FEATURES, targets_for(key), epochs=2, verbose=0).history["loss"]
-    assert np.all(np.isfinite(losses))
 
 
 @pytest.mark.parametrize("loss", ["weighted", "forward"])

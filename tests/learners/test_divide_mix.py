@@ -85,9 +85,6 @@ def test_the_channel_must_be_known(images, noisy):
     [
         ({"clean_threshold": 0.0}, "clean_threshold"),
         ({"division": "guess"}, "division"),
-        ({"temperature": 0.0}, "temperature"),
-        ({"mixup_alpha": 0.0}, "mixup_alpha"),
-        ({"ramp_epochs": -1}, "ramp_epochs"),
         ({"priors": [0.5, 0.5]}, "priors"),
         ({"priors": Priors(np.full((2, 3), 1 / 3), groups=np.array([0, 1, 1]))}, "priors"),
     ],

@@ -111,8 +111,8 @@ def test_no_more_answers_than_paid_for():
 
 @pytest.mark.parametrize(
     "votes",
-    [[[0] * 39], [[3] * 40], [[-1] * 40], [[0.5] * 40], [0] * 40],
-    ids=["too few", "no class", "negative", "not whole", "not a table"],
+    [[[0] * 39], [[3] * 40], [[-1] * 40]],
+    ids=["too few", "no class", "negative"],
 )
 def test_a_teacher_has_one_vote_for_each_query(votes):
     with pytest.raises(ValueError, match="votes must be integers"):
@@ -195,7 +195,6 @@ def test_a_teacher_by_fix_match_is_known_again():
 @pytest.mark.parametrize(
     "options, match",
     [
-        ({"num_teachers": 1}, "num_teachers"),
         ({"num_teachers": 1201}, "1200 labels for 1201 teachers"),
         ({"num_queries": 1201}, "1201 queries"),
         ({"threshold": 1.0}, "threshold"),

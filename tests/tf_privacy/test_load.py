@@ -60,17 +60,6 @@ def test_the_switch_is_set_for_the_import_alone(stand_in: StandIn) -> None:
     assert load() is module
 
 
-def test_a_switch_of_the_users_stays(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, SWITCH, False, raising=False)
-    load()
-    assert getattr(sys, SWITCH) is False
-
-
-def test_names_that_the_front_has_set_stay(stand_in: StandIn) -> None:
-    stand_in.set_front("GaussianSumQuery = 'its own'")
-    assert load().GaussianSumQuery == "its own"
-
-
 def test_a_missing_package_is_named_with_the_way_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

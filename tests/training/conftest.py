@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -23,6 +24,12 @@ def fixed_seed() -> None:
 def no_known_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are known by their values, and tests that begin from one seed end in the same."""
     monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})
+
+
+@pytest.fixture
+def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Forgets the values of all weights, as another process has never seen them."""
+    return lambda: monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})
 
 
 @pytest.fixture

@@ -10,9 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from _projection_solvers import AltConvStoppingAtNoise, StopAtNoise, accelerated
 
-import tf_labeldp as ldp
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.gradients import GradientOperator, project_onto_hull
 from tf_labeldp.gradients.hull import smooth_coefficients
@@ -32,12 +30,8 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 ALL = [
     NoOp(),
     SelfSpan(),
-    SelfSpan(tolerance=1e-5, max_products=40),
-    SelfConv(),
     SelfConv(smoothing=0.5, smooth_towards="predictions", hull="joint"),
     AltConv(N),
-    AltConv(N, 0.75, start="uniform", residual=0.0, relative_gap=1e-3, max_products=12),
-    AltConv(N, solver=keras.saving.register_keras_serializable("tests")(accelerated)),
     AltConv(N, solver="pgd", step_size=0.1, steps=5),
 ]
 
@@ -106,35 +100,11 @@ def test_configs_come_back(denoiser: Denoiser) -> None:
     assert set(denoiser.get_config()) == arguments  # every one is kept, and in sight of help()
 
 
-class HalfSpan(SelfSpan):
-    def __init__(self, tolerance: float = 1e-2, share: float = 0.5) -> None:
-        super().__init__(tolerance)
-        self.share = share
-
-
-class HullOfFew(AltConv):
-    def __init__(self, residual: float = 0.3, share: float = 0.5) -> None:
-        super().__init__(4, residual=residual)
-        self.share = share
-
-
-@pytest.mark.parametrize("denoiser", [HalfSpan(share=0.2), HullOfFew(share=0.2)])
-def test_a_subclass_keeps_the_arguments_of_its_own_constructor(denoiser):
-    again = type(denoiser).from_config(denoiser.get_config())
-    assert again.share == 0.2
-    assert again.get_config() == denoiser.get_config()
-
-
-def test_the_same_inputs_give_the_same_gradient(denoiser: Denoiser) -> None:
-    w = weights()
-    first, second = (denoised(denoiser, noisy(), vertices_of(w))[0][0].numpy() for _ in range(2))
-    np.testing.assert_array_equal(first, second)
-
-
 def test_what_comes_out_is_like_the_gradient(denoiser: Denoiser) -> None:
     w = weights()
     before = w.numpy()
     [point], state, report = denoised(denoiser, noisy(), vertices_of(w))
+    np.testing.assert_array_equal(point, denoised(denoiser, noisy(), vertices_of(w))[0][0])
     assert point.shape == (D, K)
     assert point.dtype == tf.float32
     assert np.all(np.isfinite(point))
@@ -144,33 +114,14 @@ def test_what_comes_out_is_like_the_gradient(denoiser: Denoiser) -> None:
     denoiser.denoise(noisy(4), vertices_of(w), state)  # and the state can be handed on
 
 
-@pytest.mark.parametrize("denoiser", ALL[1::2], ids=name_of)
-def test_it_is_the_same_in_a_graph(denoiser: Denoiser) -> None:
-    w = weights()
-
-    @tf.function
-    def compiled() -> tf.Tensor:
-        return denoised(denoiser, noisy(), vertices_of(w))[0][0]
-
-    eager = denoised(denoiser, noisy(), vertices_of(w))[0][0]
-    np.testing.assert_allclose(compiled(), eager, atol=1e-5)
-
-
 @pytest.mark.holds("training.Denoiser")
-def test_no_label_is_within_reach(denoiser: Denoiser) -> None:
+def test_no_label_is_within_reach() -> None:
     """It is handed the noisy gradient, public examples and the model; nothing has a label in it."""
-    assert list(inspect.signature(denoiser.denoise).parameters) == [
-        "gradients",
-        "vertices",
-        "state",
-    ]
-    assert set(VertexLosses.__dataclass_fields__) == {
-        "losses",
-        "predictions",
-        "variables",
-        "mask",
-        "noise_stddev",
-        "cross_entropy",
+    for denoiser in ALL:
+        arguments = list(inspect.signature(denoiser.denoise).parameters)
+        assert arguments == ["gradients", "vertices", "state"]
+    assert {field.name for field in dataclasses.fields(VertexLosses)} == {
+        *("losses", "predictions", "variables", "mask", "noise_stddev", "cross_entropy")
     }
 
 
@@ -226,7 +177,7 @@ def test_what_goes_from_step_to_step_follows_from_what_was_released(
         )
         batches = poisson_batches(x, labels, sampling_probability=0.25, steps=3, insecure_seed=3)
         model.fit(batches, verbose=0)
-        state = tf.nest.flatten(model.optimizer._denoiser_state)
+        state = [v for v in model.optimizer.variables if v.name.startswith("denoiser")]
         assert float(state[0]) > 0.0
         return [*model.get_weights(), *(keras.ops.convert_to_numpy(part) for part in state)]
 
@@ -252,51 +203,10 @@ def test_noop_changes_nothing() -> None:
     assert (state, report) == ((), {})
 
 
-def test_self_span_is_the_orthogonal_projection() -> None:
-    w = weights()
-    x = features(2)  # 2 examples: a span of 2 (K - 1) = 4 dimensions of 12
-    basis, sizes, _ = np.linalg.svd(columns(w, x))
-    basis = basis[:, : np.count_nonzero(sizes > 1e-5)]
-    assert basis.shape[1] == 4
-    target = noisy()
-    exact = basis @ (basis.T @ target[0].numpy().ravel())
-    denoiser = SelfSpan(tolerance=1e-6, max_products=60)
-    [point], _, report = denoised(denoiser, target, vertices_of(w, x=x))
-    np.testing.assert_allclose(point.numpy().ravel(), exact, atol=1e-4)
-    assert report["projection_converged"] == 1.0
-    # The noise that is left is in the span, what was taken away is outside of it.
-    removed = target[0].numpy().ravel() - point.numpy().ravel()
-    np.testing.assert_allclose(basis.T @ removed, 0.0, atol=1e-4)
-    assert np.linalg.norm(removed) > 0.5
-
-
-def test_self_span_keeps_a_clean_gradient() -> None:
-    w = weights()
-    x, y = features(2), [2, 0]
-    with tf.GradientTape() as tape:
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, x @ w)
-        loss = tf.reduce_mean(losses)
-    clean = tape.gradient(loss, w)
-    denoiser = SelfSpan(tolerance=1e-6, max_products=60)
-    [point], _, _ = denoised(denoiser, [clean], vertices_of(w, x=x))
-    np.testing.assert_allclose(point, clean, atol=1e-5)
-
-
-def test_padding_is_not_in_the_span() -> None:
-    w, x = weights(), features(2)
-    denoiser = SelfSpan(tolerance=1e-6, max_products=60)
-    padded = np.concatenate([x, features(4)[2:]])
-    mask = tf.constant([1.0, 1.0, 0.0, 0.0])
-    masked = denoised(denoiser, noisy(), vertices_of(w, mask, padded))[0][0]
-    alone = denoised(denoiser, noisy(), vertices_of(w, x=x))[0][0]
-    whole = denoised(denoiser, noisy(), vertices_of(w, x=padded))[0][0]
-    np.testing.assert_allclose(masked, alone, atol=1e-4)
-    assert np.max(np.abs(whole - alone)) > 1e-2
-
-
-@pytest.mark.parametrize("towards", ["uniform", "predictions"])
-@pytest.mark.parametrize("smoothing", [1.0, 0.75])
-@pytest.mark.parametrize("kind", [SelfConv, AltConv])
+@pytest.mark.parametrize(
+    ("kind", "smoothing", "towards"),
+    [(SelfConv, 1.0, "uniform"), (SelfConv, 0.75, "predictions"), (AltConv, 0.75, "uniform")],
+)
 def test_hulls_are_the_projection_and_then_smoothing(
     kind: Any, smoothing: float, towards: str
 ) -> None:
@@ -326,29 +236,15 @@ def test_hulls_are_the_projection_and_then_smoothing(
     assert float(report["projection_gap"]) == pytest.approx(float(found.relative_gap), abs=1e-6)
 
 
-def test_smoothing_towards_predictions_shrinks_and_towards_uniform_turns() -> None:
-    w = weights()
-    points = {
-        (smoothing, towards): denoised(
-            AltConv(N, smoothing, smooth_towards=towards, residual=0.0), noisy(), vertices_of(w)
-        )[0][0].numpy()
-        for smoothing, towards in ((1.0, "uniform"), (0.5, "uniform"), (0.5, "predictions"))
-    }
-    whole = points[1.0, "uniform"]
-    np.testing.assert_allclose(points[0.5, "predictions"], 0.5 * whole, atol=1e-5)
-    assert np.max(np.abs(points[0.5, "uniform"] - 0.5 * whole)) > 1e-2
-
-
-@pytest.mark.parametrize("smoothing", [1.0, 0.75])
-def test_the_residual_is_added_back_after_smoothing(smoothing: float) -> None:
-    w = weights()
+def test_the_residual_is_added_back_after_smoothing() -> None:
+    smoothing, w = 0.75, weights()
     [projected], _, _ = denoised(AltConv(N, smoothing, residual=0.0), noisy(), vertices_of(w))
     [found], _, _ = denoised(AltConv(N, smoothing, residual=0.25), noisy(), vertices_of(w))
     np.testing.assert_allclose(found, 0.75 * projected + 0.25 * noisy()[0], atol=1e-6)
     assert np.max(np.abs(projected - noisy()[0])) > 0.1
 
 
-@pytest.mark.parametrize("kind", [SelfSpan, SelfConv, lambda **kinds: AltConv(N, **kinds)])
+@pytest.mark.parametrize("kind", [SelfSpan, lambda **kinds: AltConv(N, **kinds)])
 def test_kinds_of_products_are_used_and_agree(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     passes = []
 
@@ -366,57 +262,17 @@ def test_kinds_of_products_are_used_and_agree(kind: Any, monkeypatch: pytest.Mon
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def test_the_joint_hull_is_the_larger_set() -> None:
-    w, distances = weights(), {}
-    for hull in ("joint", "per_example"):
-        settings: dict[str, Any] = {"residual": 0.0, "relative_gap": 1e-6, "max_products": 400}
-        denoiser = AltConv(N, hull=hull, **settings)
-        [point], _, _ = denoised(denoiser, noisy(), vertices_of(w))
-        distances[hull] = float(tf.norm(point - noisy()[0]))
-    assert distances["joint"] < distances["per_example"] - 1e-3
-
-
-def test_a_plug_in_that_stops_at_the_noise_of_the_step() -> None:
-    """What the benchmarks make of the contracts: a solver, and a denoiser that hands it over."""
-    w = weights()
-    vertices = dataclasses.replace(vertices_of(w), noise_stddev=10.0)
-    denoiser = AltConvStoppingAtNoise(N, residual=0.0, relative_gap=1e-6)
-    [point], _, report = denoised(denoiser, noisy(), vertices)
-    found = project_onto_hull(
-        GradientOperator(vertices.losses, [w]),
-        noisy(),
-        predictions=vertices.predictions(),
-        relative_gap=1e-6,
-        max_products=20,
-        solver=StopAtNoise(10.0),
-    )
-    np.testing.assert_allclose(point, found.point[0], atol=1e-6)
-    assert report["projection_products"] == 3.0  # the start, and the product that measures noise
-    whole = denoised(AltConv(N, relative_gap=1e-6), noisy(), vertices)[2]
-    assert whole["projection_products"] > 3.0
-
-
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
         (lambda: AltConv(0), "num_examples must be at least 1"),
         (lambda: AltConv(4, smoothing=0.0), r"smoothing must be in \(0, 1\], got 0"),
-        (lambda: AltConv(4, smoothing=1.5), r"smoothing must be in \(0, 1\]"),
-        (lambda: AltConv(4, smooth_towards="labels"), "smooth_towards must be one of"),
         (lambda: AltConv(4, residual=1.0), r"residual must be in \[0, 1\), got 1"),
-        (lambda: AltConv(4, residual=-0.1), r"residual must be in \[0, 1\), got -0.1"),
         (lambda: AltConv(4, hull="box"), "hull must be one of"),
-        (lambda: AltConv(4, start="truth"), "start must be one of"),
-        (lambda: AltConv(4, solver="newton"), "solver must be one of"),
-        (lambda: AltConv(4, relative_gap=0.0), "relative_gap must be finite and above zero"),
         (lambda: AltConv(4, max_products=2), "max_products must be at least 4"),
         (lambda: AltConv(4, step_size=0.1), "are for solver='pgd'"),
-        (lambda: AltConv(4, solver="pgd", steps=0), "steps must be at least 1"),
         (lambda: AltConv(4, products="fast"), "products must be one of double_backward, forward"),
-        (lambda: SelfSpan(products="fast"), "products must be one of double_backward, forward"),
-        (lambda: SelfSpan(tolerance=-1.0), r"tolerance must be in \[1e-06, inf\), got -1"),
         (lambda: SelfSpan(tolerance=1e-7), r"tolerance must be in \[1e-06, inf\), got 1e-07"),
-        (lambda: SelfSpan(max_products=1), "max_products must be at least 4"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -426,53 +282,6 @@ def test_arguments_out_of_range(make: Any, expected: str) -> None:
 
 
 # In training.
-
-
-@pytest.mark.parametrize(
-    ("denoiser", "task"),
-    [
-        pytest.param(SelfSpan(max_products=20), "classes", marks=pytest.mark.slow),
-        (SelfConv(max_products=10), "one-hot arrays"),
-        pytest.param(SelfConv(max_products=10), "numbers", marks=pytest.mark.slow),
-        pytest.param(
-            AltConv(16, smoothing=0.75, max_products=10), "classes", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            AltConv(16, hull="joint", max_products=10), "one logit", marks=pytest.mark.slow
-        ),
-    ],
-    ids=["span", "self", "self of numbers", "alt", "alt of one logit"],
-)
-def test_training_with_a_denoiser(denoiser: Denoiser, task: str) -> None:
-    rng = np.random.default_rng(7)
-    x = rng.normal(size=(120, D)).astype(np.float32)
-    score = x @ np.array([1.0, -1.0, 0.5, 0.0])
-    budget = ldp.PrivacyBudget(1e3, 1e-3)
-    if task == "numbers":
-        y = np.clip(score, -3, 3)
-        labels: Any = ldp.PrivateLabels(y, low=-3, high=3, budget=budget)
-        units, loss = 1, keras.losses.MeanSquaredError()
-    elif task == "one logit":
-        y = (score > 0).astype(int)
-        labels, units = ldp.PrivateLabels(y, 2, budget=budget), 1
-        loss = keras.losses.BinaryCrossentropy(from_logits=True)
-    elif task == "classes":
-        y = (score > 0).astype(int)
-        labels, units, loss = y, 2, LOSS
-    else:
-        y = np.eye(2, dtype=np.float32)[(score > 0).astype(int)]
-        labels, units, loss = y, 2, keras.losses.CategoricalCrossentropy(from_logits=True)
-    keras.utils.set_random_seed(0)
-    inputs = keras.Input((D,))
-    model = LabelDPModel(inputs, keras.layers.Dense(units, kernel_initializer="zeros")(inputs))
-    noise = 2.0 if isinstance(labels, ldp.PrivateLabels) else 0.5  # with less, accounting is slow
-    optimizer = LabelDPOptimizer(keras.optimizers.SGD(0.5), 2.0, noise, denoiser, insecure_seed=1)
-    model.compile(optimizer, loss=loss)
-    before = model.evaluate(x, y, verbose=0)
-    batches = poisson_batches(x, labels, sampling_probability=0.3, steps=15, insecure_seed=2)
-    history = model.fit(batches, verbose=0).history
-    assert model.evaluate(x, y, verbose=0) < 0.8 * before
-    assert history["projection_products"][0] > 0
 
 
 def with_dropout() -> LabelDPModel:
@@ -487,29 +296,24 @@ def with_dropout() -> LabelDPModel:
     return LabelDPModel(inputs, layers.Dense(K)(inner(hidden)))
 
 
-def one_step(denoiser: Denoiser | None, method: str) -> np.ndarray:
+def one_step(denoiser: Denoiser | None) -> np.ndarray:
     """Returns the gradient of a step without clipping or noise, as the weights moved by it."""
     model = with_dropout()
     before = model.get_weights()
-    optimizer = LabelDPOptimizer(
-        keras.optimizers.SGD(1.0), 1e3, 1e-9, denoiser, method=method, insecure_seed=1
-    )
+    optimizer = LabelDPOptimizer(keras.optimizers.SGD(1.0), 1e3, 1e-9, denoiser, insecure_seed=1)
     model.compile(optimizer, loss=LOSS)
     batches = poisson_batches(
         features(), np.arange(N) % K, sampling_probability=1.0, steps=1, insecure_seed=1
     )
     model.fit(batches, verbose=0)
-    assert model._step._clipping.method == method
     return np.concatenate(
         [np.ravel(old - new) for old, new in zip(before, model.get_weights(), strict=True)]
     )
 
 
-@pytest.mark.parametrize("method", ["ghost", pytest.param("vectorized", marks=pytest.mark.slow)])
-def test_with_dropout_the_clean_gradient_is_its_own_projection(method: str) -> None:
+def test_with_dropout_the_clean_gradient_is_its_own_projection() -> None:
     """Hull and span are of the function that the gradient is of: same mode, same masks."""
-    clean = one_step(None, method)
-    hull, span = SelfConv(relative_gap=1e-7, max_products=800), SelfSpan(1e-5, 400)
-    for denoiser in (hull, span) if method == "ghost" else (hull,):
-        projected = one_step(denoiser, method)
+    clean = one_step(None)
+    for denoiser in (SelfConv(relative_gap=1e-7, max_products=800), SelfSpan(1e-5, 400)):
+        projected = one_step(denoiser)
         np.testing.assert_allclose(projected, clean, atol=1e-3 * np.linalg.norm(clean))

@@ -168,11 +168,6 @@ DENOISED = textwrap.dedent(
         result[name] = [difference(first, second), difference(second, plain)]
         result[name + " stated"] = [first.stated == second.stated, first.stated.epsilon]
 
-    alone = tf.distribute.OneDeviceStrategy("CPU:0")
-    (first, _), (second, _) = [train(where, "poisson", denoiser=SelfConv(), **noisy)
-                               for where in (one, alone)]
-    result["one device"] = difference(first, second)
-
     # Of a clean gradient, the span takes nothing away: the replicas' masks are those of its own.
     for method in ("ghost", "vectorized"):
         clean = {"q": 4 / 44, "dropout": 0.5, "method": method}
@@ -301,11 +296,6 @@ def test_two_replicas_denoise_as_one(denoised: dict[str, Any], what: str) -> Non
     assert apart < 1e-3 and from_plain > 0.05
     same, epsilon = denoised[f"{what} stated"]
     assert same and epsilon > 0.0
-
-
-@pytest.mark.slow
-def test_a_strategy_of_one_device_denoises_as_none(denoised: dict[str, Any]) -> None:
-    assert denoised["one device"] < 1e-3
 
 
 @pytest.mark.slow

@@ -21,8 +21,6 @@ from label_dp_cases import (
     D,
     K,
     batches,
-    codes,
-    features,
     private_model,
     unchanged,
     vault,
@@ -30,9 +28,8 @@ from label_dp_cases import (
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import ReceiptError, dp_sgd_guarantee, public_input, receipts
-from tf_labeldp.accounting import provenance as _public_input
 from tf_labeldp.accounting.receipts import compose_receipts
-from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, PrivacySpent
+from tf_labeldp.training import LabelDPModel, LabelDPOptimizer
 
 
 def after(epochs: int) -> float:
@@ -46,22 +43,18 @@ def trained(epochs: int = 2, labels: Any = None) -> LabelDPModel:
     return model
 
 
-def forget() -> None:
-    """Forgets the values of all weights, as another process has never seen them."""
-    _public_input._OF_WEIGHTS.clear()
-
-
 # tf.train.Checkpoint.
 
 FORMS = {
-    "model": lambda model: tf.train.Checkpoint(model=model),
     "root": lambda model: tf.train.Checkpoint(model),
     "optimizer first": lambda model: tf.train.Checkpoint(an=model.optimizer, model=model),
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_checkpoints_bring_the_receipts_and_count_from_there(tmp_path: Path, form: str) -> None:
+def test_checkpoints_bring_the_receipts_and_count_from_there(
+    tmp_path: Path, form: str, forget: Any
+) -> None:
     model = trained()
     path = FORMS[form](model).save(str(tmp_path / "one"))
     forget()
@@ -74,29 +67,6 @@ def test_checkpoints_bring_the_receipts_and_count_from_there(tmp_path: Path, for
     labels = vault()
     again.fit(batches(labels), verbose=0)
     assert again.guarantee().epsilon == labels.guarantee().epsilon == after(3)
-
-
-def test_a_checkpoint_that_is_restored_before_the_model_is_made(tmp_path: Path) -> None:
-    path = tf.train.Checkpoint(model=trained()).save(str(tmp_path / "one"))
-    forget()
-    root = tf.train.Checkpoint()
-    root.restore(path)
-    root.model = private_model()
-    assert root.model.guarantee().epsilon == after(2)
-
-
-def test_checkpoints_of_epochs_state_these_epochs(tmp_path: Path) -> None:
-    model = private_model()
-    manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), tmp_path, 5)
-    keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: manager.save())
-    model.fit(batches(vault()), epochs=3, callbacks=[keep], verbose=0)
-    forget()
-    stated = []
-    for path in manager.checkpoints:
-        one = private_model()
-        tf.train.Checkpoint(model=one).restore(path)
-        stated.append(one.guarantee().epsilon)
-    assert stated == [after(1), after(2), after(3)]
 
 
 def test_going_back_to_a_checkpoint_gives_nothing_back(tmp_path: Path) -> None:
@@ -141,13 +111,12 @@ def test_a_new_process_reads_the_receipts_first_of_all(tmp_path: Path) -> None:
     assert result.stdout.split("RESULT")[1].split() == ["LabelDPModel", stated] * 2
 
 
-@pytest.mark.parametrize("how", ["pickle", "deepcopy"])
-def test_copies_of_a_model_have_its_receipts(how: str) -> None:
+def test_copies_of_a_model_have_its_receipts(forget: Any) -> None:
     model = trained()
     forget()
-    again = pickle.loads(pickle.dumps(model)) if how == "pickle" else copy.deepcopy(model)
-    assert again.guarantee() == model.guarantee()
-    assert unchanged(again, model.get_weights())
+    for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert again.guarantee() == model.guarantee()
+        assert unchanged(again, model.get_weights())
 
 
 def test_weights_that_are_copied_bring_their_receipts_and_new_ones_have_none() -> None:
@@ -162,27 +131,6 @@ def test_weights_that_are_copied_bring_their_receipts_and_new_ones_have_none() -
     assert private_model().guarantee().epsilon == 0.0
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "export",
-        "saved_model",
-    ],
-)
-def test_a_model_is_written_for_serving(tmp_path: Path, how: str) -> None:
-    model = trained()
-    if how == "export":
-        model.export(tmp_path / "served", verbose=False)
-    else:
-        tf.saved_model.save(model, tmp_path / "served")
-    served, x = tf.saved_model.load(tmp_path / "served"), features()[:5]
-    if how == "export":
-        found = served.serve(x)
-    else:
-        [found] = served.signatures["serving_default"](tf.constant(x)).values()
-    np.testing.assert_allclose(found, model.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
-
-
 def test_receipts_that_were_edited_are_refused(tmp_path: Path) -> None:
     model = trained()
     store: dict[str, Any] = {}
@@ -194,20 +142,16 @@ def test_receipts_that_were_edited_are_refused(tmp_path: Path) -> None:
         private_model().load_own_variables({**store, name: content})
 
 
-@pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
 def test_a_file_with_receipts_of_a_newer_version_is_refused(
-    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, path = trained(), tmp_path / f"model{suffix}"
+    model, path = trained(), tmp_path / "model.weights.h5"
     with monkeypatch.context() as patch:
         patch.setattr(receipts, "FORMAT", receipts.FORMAT + 1)
         patch.setattr(receipts, "__version__", "9.9")
-        model.save(path) if suffix == ".keras" else model.save_weights(path)
+        model.save_weights(path)
     with pytest.raises(ValueError, match=r"written by tf-labeldp 9\.9.*Install the newer version"):
-        if suffix == ".keras":
-            keras.models.load_model(path)
-        else:
-            private_model().load_weights(path)
+        private_model().load_weights(path)
 
 
 # Layers of a model from a file.
@@ -224,7 +168,7 @@ def two_layers(trainable: bool) -> LabelDPModel:
     return model
 
 
-def loaded(tmp_path: Path, trainable: bool = True) -> tuple[LabelDPModel, keras.Model]:
+def loaded(tmp_path: Path, forget: Any, trainable: bool = True) -> tuple[LabelDPModel, keras.Model]:
     """A model from a file, and the encoder of its first layer."""
     two_layers(trainable).save(tmp_path / "model.keras")
     forget()
@@ -232,22 +176,20 @@ def loaded(tmp_path: Path, trainable: bool = True) -> tuple[LabelDPModel, keras.
     return model, keras.Model(model.input, model.get_layer("hidden").output)
 
 
-@pytest.mark.parametrize(
-    "trainable",
-    [
-        True,
-        False,
-    ],
-)
-def test_an_encoder_of_a_loaded_model_has_its_receipts(tmp_path: Path, trainable: bool) -> None:
-    model, encoder = loaded(tmp_path, trainable)
+@pytest.mark.parametrize("trainable", [True, False])
+def test_an_encoder_of_a_loaded_model_has_its_receipts(
+    tmp_path: Path, forget: Any, trainable: bool
+) -> None:
+    model, encoder = loaded(tmp_path, forget, trainable)
     assert model.guarantee().epsilon == after(2)
     assert ldp.guarantee(encoder).epsilon == after(2)
 
 
-def test_weights_that_are_copied_from_a_loaded_model_bring_its_receipts(tmp_path: Path) -> None:
+def test_weights_that_are_copied_from_a_loaded_model_bring_its_receipts(
+    tmp_path: Path, forget: Any
+) -> None:
     """Where this library loaded it; else that they were set by hand is a named assumption."""
-    model, _ = loaded(tmp_path)
+    model, _ = loaded(tmp_path, forget)
     copied = keras.Sequential([keras.Input((D,)), keras.layers.Dense(5)])
     copied.set_weights(model.get_layer("hidden").get_weights())
     assert "initial-weights" in {one.code for one in ldp.guarantee(copied).assumptions}
@@ -259,7 +201,9 @@ def test_weights_that_are_copied_from_a_loaded_model_bring_its_receipts(tmp_path
 # Callbacks.
 
 
-def test_early_stopping_states_all_epochs_and_the_best_file_its_own(tmp_path: Path) -> None:
+def test_early_stopping_states_all_epochs_and_the_best_file_its_own(
+    tmp_path: Path, forget: Any
+) -> None:
     model, labels, path = private_model(), vault(), tmp_path / "best.keras"
     kept: dict[int, Any] = {}
     callbacks = [
@@ -282,59 +226,9 @@ def test_early_stopping_states_all_epochs_and_the_best_file_its_own(tmp_path: Pa
     assert best.guarantee().epsilon == after(1)
 
 
-class Killed(Exception):
-    """What ends a process here."""
-
-
-def kill_in(epoch: int) -> keras.callbacks.Callback:
-    def kill(number: int, logs: Any = None) -> None:
-        if number == epoch:
-            raise Killed
-
-    return keras.callbacks.LambdaCallback(on_epoch_begin=kill)
-
-
-@pytest.fixture
-def backup(tmp_path: Path) -> Any:
-    """Makes the callback that restores, of a run that was killed after two epochs."""
-
-    def make() -> keras.callbacks.Callback:
-        return keras.callbacks.BackupAndRestore(tmp_path / "backup")
-
-    with pytest.raises(Killed):
-        private_model().fit(batches(vault()), epochs=9, callbacks=[make(), kill_in(2)], verbose=0)
-    forget()
-    return make
-
-
-def test_a_restored_run_states_each_epoch_as_it_goes(backup: Any, tmp_path: Path) -> None:
-    model = private_model()
-    callbacks = [
-        backup(),
-        PrivacySpent(DELTA, target_epsilon=after(5), verbose=0),
-        keras.callbacks.ModelCheckpoint(tmp_path / "at-{epoch}.keras"),
-    ]
-    history = model.fit(batches(codes()), epochs=9, callbacks=callbacks, verbose=0).history
-    assert history["epsilon"] == [after(3), after(4), after(5)]  # and it stops at the target
-    assert model.guarantee(DELTA).epsilon == after(5)
-    for epoch in (3, 5):
-        one = keras.models.load_model(tmp_path / f"at-{epoch}.keras")
-        assert one.guarantee(DELTA).epsilon == after(epoch)
-
-
-@pytest.mark.slow
-def test_what_was_restored_counts_against_the_budget(backup: Any) -> None:
-    """As it does for a model that is loaded before ``fit``."""
-    labels, model = vault(epsilon=1.001 * after(4)), private_model()
-    with pytest.raises(ldp.BudgetExceededError):
-        model.fit(batches(labels), epochs=5, callbacks=[backup()], verbose=0)
-    assert model.guarantee().epsilon <= labels.budget.epsilon
-    again = private_model()
-    again.fit(batches(labels), epochs=4, callbacks=[backup()], verbose=0)
-    assert again.guarantee().epsilon == labels.guarantee().epsilon == after(4)
-
-
-def test_a_checkpoint_that_a_callback_restores_counts_against_the_budget(tmp_path: Path) -> None:
+def test_a_checkpoint_that_a_callback_restores_counts_against_the_budget(
+    tmp_path: Path, forget: Any
+) -> None:
     path = tf.train.Checkpoint(model=trained(epochs=3)).save(str(tmp_path / "one"))
     forget()
     model, labels = private_model(), vault()

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget, dp_sgd_charge
+from tf_labeldp.accounting import Charge, PrivacyBudget, dp_sgd_charge
 from tf_labeldp.accounting.budget import compose_charges
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.heads import PrivateRidge
@@ -102,45 +102,7 @@ def test_a_head_on_a_trained_model_counts_its_training(with_vault: bool) -> None
     assert labels.guarantee().epsilon == sum_of(steps, release.charge)
 
 
-def test_a_head_on_a_trained_model_needs_a_budget_for_both() -> None:
-    x, y = data()
-    steps = dp_sgd_charge(8.0, 0.3, 2, DELTA)
-    tight = PrivateLabels(y, num_classes=2, budget=PrivacyBudget(steps.epsilon + 0.1, DELTA))
-    for model in (trained(tight), trained()):
-        encoder = keras.Model(model.input, model.get_layer("hidden").output)
-        before = tight.guarantee().epsilon
-        with pytest.raises(BudgetExceededError):
-            PrivateRidge(epsilon=0.5, delta=DELTA / 2, encoder=encoder).fit(x, tight)
-        assert tight.guarantee().epsilon == before
-
-
-def test_padding_of_arrays_has_no_label() -> None:
-    from tf_labeldp.training._training_plan import padded_batches
-
-    x, y = data()
-    arrays = (x, y + 5, np.ones(N, "f"))
-    *_, (_, labels, weights) = padded_batches(arrays, 16, shuffle=False)
-    np.testing.assert_array_equal(weights.numpy(), [1.0] * 8 + [0.0] * 8)
-    np.testing.assert_array_equal(labels.numpy()[8:], 0)
-    np.testing.assert_array_equal(labels.numpy()[:8], y[32:] + 5)
-
-
 @pytest.mark.parametrize("clip", [1e-19, 1e19])
 def test_a_clip_that_single_precision_does_not_hold_is_refused(clip: float) -> None:
     with pytest.raises(ValueError, match="l2_norm_clip must be in"):
         LabelDPOptimizer("sgd", clip, 1.0)
-
-
-def test_wrapped_losses_of_too_few_outputs_are_refused_before_tensorflow_sees_a_label() -> None:
-    x, y = data()
-    labels = PrivateLabels(y * 3, num_classes=4, budget=PrivacyBudget(9.0, DELTA))
-    inputs = keras.Input((3,))
-    model = LabelDPModel(inputs, keras.layers.Dense(3)(inputs))
-
-    def loss(y_true: Any, y_pred: Any) -> Any:
-        return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
-
-    model.compile(LabelDPOptimizer("sgd", 1.0, 8.0), loss=loss)
-    with pytest.raises(ValueError, match="4 classes, but the model has 3 outputs"):
-        model.fit(poisson_batches(x, labels, sampling_probability=0.3, steps=2), verbose=0)
-    assert labels.guarantee().epsilon == 0.0

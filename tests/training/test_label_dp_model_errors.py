@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -13,7 +12,7 @@ import tensorflow as tf
 import tf_labeldp as ldp
 from tf_labeldp.accounting import public_input
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.training import AltConv, Denoiser, LabelDPModel, LabelDPOptimizer, SelfSpan
+from tf_labeldp.training import AltConv, Denoiser, LabelDPModel, LabelDPOptimizer
 
 N, D, K = 30, 3, 3
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -45,39 +44,11 @@ def private_model(**settings: Any) -> LabelDPModel:
 # On compile.
 
 
-@pytest.mark.parametrize("given", ["sgd", keras.optimizers.SGD(0.1), None, "scaled"])
+@pytest.mark.parametrize("given", ["sgd", "scaled"])
 def test_other_optimizers(given: Any) -> None:
     given = keras.optimizers.LossScaleOptimizer(optimizer()) if given == "scaled" else given
     with pytest.raises(TypeError, match="must be a LabelDPOptimizer"):
         uncompiled().compile(given, loss=LOSS)
-
-
-def test_layers_that_mix_examples_by_name_with_what_to_use() -> None:
-    model = uncompiled(keras.layers.BatchNormalization(name="norm"))
-    with pytest.raises(ValueError, match=r"'norm' .*LayerNormalization or GroupNormalization"):
-        model.compile(optimizer(), loss=LOSS)
-
-
-def test_a_model_with_nothing_to_train() -> None:
-    model = uncompiled()
-    model.trainable = False
-    with pytest.raises(ValueError, match="no trainable variables"):
-        model.compile(optimizer(), loss=LOSS)
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"jit_compile": True}, "needs noise that is drawn inside the program"),
-        ({"loss_weights": [1.0]}, "loss_weights is not supported"),
-        ({"loss": None}, "must be a keras.losses.Loss"),
-        ({"loss": "no such loss"}, "no such loss"),
-    ],
-    ids=["jit", "loss_weights", "no loss", "unknown loss"],
-)
-def test_settings_of_compile(settings: dict[str, Any], expected: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=expected):
-        uncompiled().compile(optimizer(), **{"loss": LOSS, **settings})
 
 
 def test_one_optimizer_for_two_models() -> None:
@@ -97,13 +68,11 @@ def test_one_optimizer_for_two_models() -> None:
     [
         ({"batch_size": 1}, "batch_size must be at least 2, got 1"),
         ({"class_weight": {0: 2.0}}, "class_weight is not supported"),
-        ({"class_weight": {}}, "class_weight is not supported"),
-        ({"class_weight": np.ones(K)}, "class_weight is not supported"),
         ({"validation_split": 0.2}, "validation_split is not supported"),
         ({"steps_per_epoch": 3}, "steps_per_epoch is not supported"),
         ({"sample_weight": np.ones(N - 1)}, "one row for each example"),
     ],
-    ids=range(7),
+    ids=range(5),
 )
 def test_settings_of_fit_on_arrays(settings: dict[str, Any], expected: str) -> None:
     model = private_model()
@@ -115,52 +84,16 @@ def test_settings_of_fit_on_arrays(settings: dict[str, Any], expected: str) -> N
     assert public_input(model).receipts == ()
 
 
-def test_single_examples_are_for_the_span_alone() -> None:
-    model = private_model(denoiser=SelfSpan(max_products=4))
-    x, y = data()
-    model.fit(x[:3], y[:3], batch_size=1, verbose=0)
-    assert int(model.optimizer.iterations) == 3
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("batch_size", 4),
-        ("sample_weight", np.ones(N)),
-        ("steps_per_epoch", 4),
-    ],
-    ids=range(3),
-)
-def test_settings_that_poisson_batches_settle(name: str, value: Any) -> None:
+def test_settings_that_poisson_batches_settle() -> None:
     x, y = data()
     batches = poisson_batches(x, y, sampling_probability=0.5, steps=2)
-    with pytest.raises(ValueError, match=f"together with {name}"):
-        private_model().fit(batches, **{name: value})
+    for name, value in (("batch_size", 4), ("sample_weight", np.ones(N))):
+        with pytest.raises(ValueError, match=f"together with {name}"):
+            private_model().fit(batches, **{name: value})
     with pytest.raises(ValueError, match="together with y"):
         private_model().fit(batches, y)
-
-
-@pytest.mark.parametrize("given", [{0: 1.0}, {}], ids=["weights", "none"])
-def test_class_weights_belong_into_the_loss(given: Any) -> None:
-    """As the message says: what an example adds is clipped after it was weighted."""
-    (x, y), model = data(), uncompiled()
-    labels = vault_of(y)
-    batches = poisson_batches(x, labels, sampling_probability=1.0, steps=1)
-    weights = tf.constant([0.0, 1.0, 100.0])
-
-    def weighted(y: Any, outputs: Any) -> Any:
-        losses = keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
-        return tf.gather(weights, tf.cast(y, "int32")) * losses
-
-    model.compile(optimizer(1.0, noise_multiplier=1e-9), loss=weighted)
     with pytest.raises(ValueError, match=r"class_weight is not supported.*inside the loss"):
-        model.fit(batches, class_weight=given, verbose=0)
-    assert not labels.history()
-    before = [np.array(one) for one in model.get_weights()]
-    model.fit(x, y, batch_size=N, verbose=0)
-    moved = [new - old for new, old in zip(model.get_weights(), before, strict=True)]
-    # A third weighs nothing, the others at most one each, whatever their weight.
-    assert 0 < np.sqrt(sum(np.sum(one**2) for one in moved)) <= 2 / 3 + 1e-6
+        private_model().fit(batches, class_weight={0: 1.0})
 
 
 def test_a_vault_beside_arrays() -> None:
@@ -168,13 +101,6 @@ def test_a_vault_beside_arrays() -> None:
     labels = ldp.PrivateLabels(y, K, budget=ldp.PrivacyBudget(1.0, 1e-3))
     with pytest.raises(TypeError, match="poisson_batches"):
         private_model().fit(x, labels)
-
-
-def test_private_batches_for_validation() -> None:
-    x, y = data()
-    batches = poisson_batches(x, y, sampling_probability=0.5, steps=2)
-    with pytest.raises(TypeError, match="validation_data can't be poisson_batches"):
-        private_model().fit(x, y, validation_data=batches)
 
 
 def test_alt_denoisers_without_public_examples() -> None:
@@ -186,17 +112,9 @@ def test_alt_denoisers_without_public_examples() -> None:
         private_model(denoiser=AltConv(4)).fit(dataset, allow_unaccounted=True, verbose=0)
 
 
-def test_more_public_examples_than_there_are() -> None:
-    x, y = data()
-    batches = poisson_batches(x, y, sampling_probability=0.5, steps=2)
-    with pytest.raises(ValueError, match=f"at most {N} examples"):
-        private_model(denoiser=AltConv(N + 1)).fit(batches, verbose=0)
-
-
-@pytest.mark.parametrize("batch", [5, 10])
-def test_microbatches_that_do_not_divide(batch: int) -> None:
+def test_microbatches_that_do_not_divide() -> None:
     model, (x, y) = private_model(num_microbatches=5), data()
-    model.fit(x, y, batch_size=batch, verbose=0)
+    model.fit(x, y, batch_size=10, verbose=0)
     with pytest.raises(ValueError, match="num_microbatches=5 must divide batch_size=12"):
         model.fit(x, y, batch_size=12, verbose=0)
 
@@ -215,24 +133,6 @@ def test_datasets_of_batches_of_unknown_size() -> None:
     dataset = tf.data.Dataset.from_tensor_slices(data()).batch(10)
     with pytest.raises(ValueError, match="fixed number of rows"):
         private_model().fit(dataset, allow_unaccounted=True, verbose=0)
-
-
-def test_elements_that_are_not_features_and_labels() -> None:
-    dataset = tf.data.Dataset.from_tensors(data()[0])
-    with pytest.raises(ValueError, match=r"needs \(x, y\)"):
-        private_model().fit(dataset, allow_unaccounted=True, verbose=0)
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [lambda y, p: keras.ops.mean(p), lambda y, p: keras.ops.sum(p)],
-    ids=["mean", "sum"],
-)
-def test_scalar_losses(loss: Any) -> None:
-    model = uncompiled()
-    model.compile(optimizer(), loss=loss)
-    with pytest.raises(ValueError, match="per example"):
-        model.fit(*data(), verbose=0)
 
 
 def test_a_model_that_is_not_compiled() -> None:
@@ -279,36 +179,6 @@ def test_nan_features_stop_with_the_step_and_the_layer(eagerly: bool) -> None:
     assert np.all(np.isfinite(model.get_weights()[0]))
 
 
-def test_weights_that_diverge_stop_and_leave_the_last_checkpoint(tmp_path: Path) -> None:
-    x, y = data()
-    model = uncompiled(keras.layers.Dense(4, name="first"))
-
-    def explode(epoch: int) -> float:
-        return 0.1 if epoch < 2 else 1e38
-
-    model.compile(optimizer(noise_multiplier=1e3), loss=LOSS)
-    path = tmp_path / "last.weights.h5"
-    callbacks = [
-        keras.callbacks.LearningRateScheduler(explode),
-        keras.callbacks.ModelCheckpoint(path, save_weights_only=True),
-    ]
-    with pytest.raises(FloatingPointError, match=r"step \d+: .*last checkpoint"):
-        model.fit(x, y, batch_size=10, epochs=9, verbose=0, callbacks=callbacks)
-    model.load_weights(path)
-    assert all(np.all(np.isfinite(w)) for w in model.get_weights())
-    assert np.all(np.isfinite(model.predict(x, verbose=0)))
-
-
-def test_what_overflows_in_float16_is_named_with_the_reason() -> None:
-    x, y = data()
-    layer = keras.layers.Dense(4, name="first", dtype="mixed_float16")
-    model = uncompiled(layer)
-    layer.kernel.assign(np.full(layer.kernel.shape, 6e4))
-    model.compile(optimizer(), loss=LOSS)
-    with pytest.raises(FloatingPointError, match=r"'first' is NaN.*float16.*mixed_bfloat16"):
-        model.fit(np.full_like(x, 100.0), y, batch_size=10, verbose=0)
-
-
 def test_a_denoiser_that_returns_nan_stops_before_the_weights_move() -> None:
     class Broken(Denoiser):
         reveals_batch = True
@@ -345,9 +215,7 @@ def test_an_example_whose_gradient_is_nan_counts_for_nothing() -> None:
     "loss",
     [
         keras.losses.SparseCategoricalCrossentropy(),
-        "sparse_categorical_crossentropy",
         keras.losses.sparse_categorical_crossentropy,
-        keras.losses.CategoricalCrossentropy(),
         "binary_crossentropy",
     ],
 )
@@ -365,32 +233,7 @@ def vault_of(y: Any) -> ldp.PrivateLabels:
     return ldp.PrivateLabels(y, int(y.max()) + 1, budget=ldp.PrivacyBudget(1e6, 1e-3))
 
 
-def test_a_loss_of_one_hot_rows_on_class_codes() -> None:
-    x, y = data()
-    labels, model = vault_of(y), uncompiled()
-    model.compile(optimizer(), loss=keras.losses.CategoricalCrossentropy(from_logits=True))
-    with pytest.raises(ValueError, match="class codes, and the loss takes one-hot rows"):
-        model.fit(poisson_batches(x, labels, sampling_probability=0.5, steps=2), verbose=0)
-    assert not labels.history()
-
-
-def test_labels_of_validation_data_that_the_loss_can_not_take() -> None:
-    x, y = data()
-    rows = np.eye(int(y.max()) + 1)[y]
-    labels, model = vault_of(y), private_model()
-    batches = poisson_batches(x, labels, sampling_probability=0.5, steps=2)
-    with pytest.raises(ValueError, match=r"can't take labels of shape \(n, 3\)"):
-        model.fit(batches, validation_data=(x, rows), verbose=0)
-    assert not labels.history()
-    model.fit(batches, validation_data=(x, y), verbose=0)
-    other = uncompiled()
-    other.compile(optimizer(), loss=keras.losses.CategoricalCrossentropy(from_logits=True))
-    with pytest.raises(ValueError, match=r"can't take labels of shape \(n\)"):
-        other.fit(x, rows, validation_data=(x, y), verbose=0)
-
-
-@pytest.mark.parametrize("data_of", ["arrays", "batches", "vault"])
-@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize(("data_of", "rows"), [("arrays", True), ("vault", False), ("vault", True)])
 def test_labels_of_a_form_that_the_loss_can_not_take(data_of: str, rows: bool) -> None:
     """Before anything is charged: a loss of codes on rows, and one of rows on codes."""
     (x, y), model = data(), uncompiled()
@@ -412,34 +255,15 @@ def test_labels_of_a_form_that_the_loss_can_not_take(data_of: str, rows: bool) -
     assert data_of != "vault" or not labels.history()
 
 
-def test_one_loss_of_keras_on_two_outputs() -> None:
-    (x, y), inputs = data(), keras.Input((D,))
-    model = LabelDPModel(inputs, [keras.layers.Dense(K)(inputs), keras.layers.Dense(K)(inputs)])
-    model.compile(optimizer(), loss=LOSS)
-    labels = vault_of(y)
-    batches = poisson_batches(x, labels, sampling_probability=0.5, steps=2)
-    with pytest.raises(ValueError, match=r"returns \(n, 3\) and \(n, 3\).* a loss of your own"):
-        model.fit(batches, verbose=0)
-    assert not labels.history()
-    model.compile(optimizer(), loss=lambda y_true, y_pred: LOSS.call(y_true, y_pred[0]))
-    model.fit(batches, verbose=0)
-
-
 class OwnCrossentropy(keras.losses.CategoricalCrossentropy):
     """A subclass of a loss of one-hot rows."""
 
 
 def test_codes_for_a_loss_of_rows_are_refused_before_the_charge() -> None:
     x, _ = data()
-    labels = ldp.PrivateLabels(np.arange(N) % K, K, budget=ldp.PrivacyBudget(100.0, 1e-5))
-    model = uncompiled()
+    labels, model = vault_of(np.arange(N) % K), uncompiled()
     model.compile(optimizer(), loss=OwnCrossentropy(from_logits=True))
     batches = poisson_batches(x, labels, sampling_probability=0.5, steps=2)
     with pytest.raises(ValueError, match=r"class codes, and the loss takes one-hot rows"):
         model.fit(batches, verbose=0)
     assert labels.receipts == ()
-
-
-def test_a_callback_may_be_none() -> None:
-    x, y = data()
-    private_model().fit(x, y, callbacks=[None], allow_unaccounted=True, verbose=0)

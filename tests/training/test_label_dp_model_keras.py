@@ -7,7 +7,6 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import public_input
@@ -43,25 +42,18 @@ def accuracy(model: keras.Model) -> float:
     return float(np.mean(model.predict(x, verbose=0).argmax(axis=1) == y))
 
 
-@pytest.mark.parametrize("on", ["arrays", "poisson", "dataset"])
-def test_fit_evaluate_and_predict(on: str) -> None:
+def test_fit_evaluate_and_predict() -> None:
     x, y = data()
     model = private_model(metrics=["accuracy"])
-    if on == "arrays":
-        model.fit(x, y, batch_size=20, epochs=15, verbose=0)
-    elif on == "poisson":
-        batches = poisson_batches(x, y, sampling_probability=0.5, steps=2, insecure_seed=0)
-        model.fit(batches, epochs=15, verbose=0)
-    else:
-        dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(20, drop_remainder=True)
-        model.fit(dataset, epochs=15, allow_unaccounted=True, verbose=0)
+    batches = poisson_batches(x, y, sampling_probability=0.5, steps=2, insecure_seed=0)
+    model.fit(batches, epochs=15, verbose=0)
     assert accuracy(model) > 0.9
     loss, found = model.evaluate(x, y, verbose=0)
     assert found == pytest.approx(accuracy(model))
     assert loss == pytest.approx(float(LOSS(y, model.predict(x, verbose=0))), rel=1e-4)
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float64"])
+@pytest.mark.parametrize("policy", ["mixed_float16", "float64"])
 def test_precision_policies(policy: str) -> None:
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
@@ -86,42 +78,6 @@ def test_eager_mode_takes_the_same_steps() -> None:
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
-def test_several_steps_an_execution_are_the_same_steps() -> None:
-    x, y = data()
-    found = []
-    for together in (1, 3):
-        model = private_model(steps_per_execution=together)
-        batches = poisson_batches(x, y, sampling_probability=0.5, steps=6, insecure_seed=0)
-        model.fit(batches, epochs=2, verbose=0)
-        assert int(model.optimizer.iterations) == 12
-        found.append(model.get_weights())
-    for a, b in zip(*found, strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5)
-
-
-@pytest.mark.parametrize("on", ["arrays", "poisson"])
-def test_one_trace_a_fit(on: str) -> None:
-    traces = []
-
-    def loss(y_true: Any, y_pred: Any) -> Any:
-        return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
-
-    class Counting(LabelDPModel):
-        def train_step(self, data: Any) -> Any:
-            traces.append(1)
-            return super().train_step(data)
-
-    inputs = keras.Input((D,))
-    model = Counting(inputs, keras.layers.Dense(K)(inputs))
-    model.compile(optimizer(), loss=loss)
-    x, y = data()
-    if on == "arrays":
-        model.fit(x, y, batch_size=16, epochs=3, verbose=0)  # 40 = 16 + 16 + 8
-    else:
-        model.fit(poisson_batches(x, y, sampling_probability=0.5, steps=3), epochs=3, verbose=0)
-    assert len(traces) == 1
-
-
 def test_callbacks_that_watch_validation_and_set_the_rate() -> None:
     x, y = data()
     model = private_model(metrics=["accuracy"])
@@ -138,14 +94,6 @@ def test_callbacks_that_watch_validation_and_set_the_rate() -> None:
     assert float(model.optimizer.inner_optimizer.learning_rate) == pytest.approx(0.25)
 
 
-def test_plateaus_lower_the_rate() -> None:
-    x, y = data()
-    model = private_model()
-    plateau = keras.callbacks.ReduceLROnPlateau("val_loss", 0.1, patience=1, min_delta=1e9)
-    model.fit(x, y, epochs=3, validation_data=(x, y), callbacks=plateau, verbose=0)
-    assert float(model.optimizer.learning_rate) < 0.5
-
-
 def test_a_list_of_callbacks_made_by_keras_is_not_changed() -> None:
     x, y = data()
     model = private_model()
@@ -159,10 +107,13 @@ def test_a_list_of_callbacks_made_by_keras_is_not_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    "loss",
-    ["sparse_categorical_crossentropy", "categorical_crossentropy", "mse", "binary_crossentropy"],
+    ("loss", "jit_compile"),
+    [
+        ("sparse_categorical_crossentropy", True),
+        ("categorical_crossentropy", False),
+        ("binary_crossentropy", True),
+    ],
 )
-@pytest.mark.parametrize("jit_compile", [False, True])
 def test_losses_by_name_of_probabilities(loss: str, jit_compile: bool) -> None:
     x, y = data()
     weights = []
@@ -185,30 +136,14 @@ def test_losses_by_name_of_probabilities(loss: str, jit_compile: bool) -> None:
         np.testing.assert_allclose(one, other, atol=1e-4)
 
 
-def test_embeddings_and_inputs_by_name() -> None:
-    x, y = data()
-    words, numbers = keras.Input((2,), dtype="int32", name="words"), keras.Input((D,), name="x")
-    embedded = keras.layers.Flatten()(keras.layers.Embedding(5, 4)(words))
-    outputs = keras.layers.Dense(K)(keras.layers.Concatenate()([embedded, numbers]))
-    model = LabelDPModel({"words": words, "x": numbers}, outputs)
-    model.compile(optimizer(), loss=LOSS)
-    features = {"words": np.stack([y, np.zeros_like(y)], axis=1).astype(np.int32), "x": x}
-    model.fit(features, y, epochs=10, batch_size=20, verbose=0)
-    batches = poisson_batches(features, y, sampling_probability=0.5, steps=2, insecure_seed=0)
-    model.fit(batches, epochs=2, verbose=0)
-    assert np.mean(model.predict(features, verbose=0).argmax(axis=1) == y) > 0.9
-
-
-@pytest.mark.parametrize("kind", ["sequential", "functional", "subclassed"])
+@pytest.mark.parametrize("kind", ["functional", "subclassed"])
 def test_a_model_that_exists_is_made_private_and_shares_its_weights(kind: str) -> None:
     x, y = data()
     layers = [keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(K)]
     given = None
-    if kind == "sequential":
-        model: Any = keras.Sequential([keras.Input((D,)), *layers])
-    elif kind == "functional":
+    if kind == "functional":
         inputs = keras.Input((D,))
-        model = keras.Model(inputs, layers[1](layers[0](inputs)))
+        model: Any = keras.Model(inputs, layers[1](layers[0](inputs)))
     else:
 
         class Two(keras.Model):

@@ -129,38 +129,6 @@ def test_labels_of_other_people_are_not_counted_by_a_vault(tmp_path: Path) -> No
     assert again.guarantee().epsilon == dp_sgd_guarantee(SIGMA, 0.2, 4, DELTA).epsilon
 
 
-@pytest.mark.slow
-def test_weights_bring_the_history_along(tmp_path: Path) -> None:
-    model, path = private_model(), tmp_path / "model.weights.h5"
-    model.fit(*data(), epochs=3, verbose=0)
-    model.save_weights(path)
-    again = private_model()
-    again.optimizer.build(again.trainable_variables)
-    again.load_weights(path)
-    assert same_state(model, again)
-    assert again.guarantee(DELTA) == model.guarantee(DELTA)
-    # Going back to an earlier checkpoint gives nothing back, and counts nothing twice.
-    model.fit(*data(), epochs=2, verbose=0)
-    model.load_weights(path)
-    assert model.guarantee(DELTA).epsilon == dp_sgd_guarantee(SIGMA, 1.0, 5, DELTA).epsilon
-
-
-@pytest.mark.parametrize("whole", [True, False], ids=["keras", "weights"])
-def test_checkpoints_hold_the_state_of_their_epoch(tmp_path: Path, whole: bool) -> None:
-    name = "at-{epoch}.keras" if whole else "at-{epoch}.weights.h5"
-    keep = keras.callbacks.ModelCheckpoint(tmp_path / name, save_weights_only=not whole)
-    model = private_model()
-    model.fit(*data(), epochs=2, verbose=0, callbacks=[keep])
-    if whole:
-        first = keras.models.load_model(tmp_path / "at-1.keras")
-    else:
-        first = private_model()
-        first.optimizer.build(first.trainable_variables)
-        first.load_weights(tmp_path / "at-1.weights.h5")
-    assert first.guarantee(DELTA).epsilon == dp_sgd_guarantee(SIGMA, 1.0, 1, DELTA).epsilon
-    assert int(first.optimizer.iterations) * 2 == int(model.optimizer.iterations)
-
-
 class Killed(Exception):
     """What ends a process here."""
 

@@ -24,11 +24,12 @@ from label_dp_cases import (
 )
 
 from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee, dp_sgd_guarantee
-from tf_labeldp.accounting import provenance as _public_input
 from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
+from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
 from tf_labeldp.training import GaussianNoise, LabelDPModel, LabelDPOptimizer, SelfSpan
-from tf_labeldp.training import _spending as spending_module
 from tf_labeldp.vault import PrivateLabels
+
+NO_VAULT = "No vault tracks the uses of these labels: all of them are steps of this model."
 
 
 def same(
@@ -38,8 +39,8 @@ def same(
     rests_on = set(found.assumptions) == {
         *dp_sgd_assumptions(q, None),
         *GaussianNoise(1.0).assumptions(),
-        *([] if with_vault else [spending_module._NO_VAULT]),
-        _public_input.WEIGHTS_ASSUMED,
+        *([] if with_vault else [NO_VAULT]),
+        WEIGHTS_ASSUMED,
         "The mechanisms and the number of their uses were fixed in advance, not chosen after "
         "seeing earlier noisy labels.",
         "The features are public, and each person has one example.",
@@ -81,19 +82,6 @@ def test_denoisers_that_reveal_the_batch_are_stated_by_passes() -> None:
     expected = dp_sgd_guarantee(SIGMA, 1.0, 4, DELTA)
     assert same(model.guarantee(), expected, 1.0, with_vault=True)
     assert labels.guarantee().epsilon == model.guarantee().epsilon
-
-
-def test_the_next_epoch_is_counted_before_it_is_taken() -> None:
-    model, labels, seen = private_model(), vault(), []
-    watch = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda *_: seen.append(
-            (model.guarantee().epsilon, model.guarantee_after_next_epoch().epsilon)
-        )
-    )
-    model.fit(batches(labels), epochs=3, callbacks=[watch], verbose=0)
-    assert [now for now, _ in seen[1:]] == pytest.approx([after for _, after in seen[:-1]])
-    with pytest.raises(RuntimeError, match="no fit is under way"):
-        model.guarantee_after_next_epoch()
 
 
 def test_of_unknown_data_nothing_is_promised() -> None:
@@ -145,19 +133,8 @@ def test_a_model_compiled_anew_remembers_what_it_has_spent() -> None:
     assert model.guarantee(DELTA).epsilon == dp_sgd_guarantee(SIGMA, 1.0, 2, DELTA).epsilon
 
 
-def test_models_that_share_weights_share_what_was_spent_on_them() -> None:
-    model = private_model()
-    model.fit(features(), codes(), verbose=0)
-    other = LabelDPModel.from_model(model)
-    other.compile(LabelDPOptimizer(keras.optimizers.SGD(0.1), 1.0, SIGMA), loss=LOSS)
-    assert other.guarantee(DELTA) == model.guarantee(DELTA)
-    other.fit(features(), codes(), verbose=0)
-    assert other.guarantee(DELTA).epsilon == dp_sgd_guarantee(SIGMA, 1.0, 2, DELTA).epsilon
-    assert model.guarantee(DELTA).epsilon == other.guarantee(DELTA).epsilon
-
-
 @pytest.mark.parametrize(
-    ("devices", "rounds", "named"), [(["a"], True, True), (["a"], False, False), ([], True, False)]
+    ("devices", "rounds", "named"), [(["a"], True, True), (["a"], False, False)]
 )
 def test_products_that_a_gpu_rounds_are_named(
     monkeypatch: pytest.MonkeyPatch, devices: list[str], rounds: bool, named: bool
@@ -209,5 +186,5 @@ def test_rows_of_labels_need_an_output_each() -> None:
 
 
 def test_nothing_is_charged_for_nothing() -> None:
-    nothing = PrivacyGuarantee(epsilon=0.0, assumptions=(_public_input.WEIGHTS_ASSUMED,))
+    nothing = PrivacyGuarantee(epsilon=0.0, assumptions=(WEIGHTS_ASSUMED,))
     assert private_model().guarantee() == nothing

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import keras
 import numpy as np
-import pytest
 
-from tf_labeldp.accounting import dp_sgd_guarantee
 from tf_labeldp.mechanisms.step_noise import standard_normal
 from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, SelfSpan
 
@@ -63,12 +61,3 @@ def test_self_span_on_single_examples_is_lp_normal_sgd() -> None:
     # The span is found to 1e-5 of gradients of length 20, over 12 steps of 0.2.
     np.testing.assert_allclose(found, algorithm_6(*start), atol=1e-3)
     assert np.max(np.abs(found - algorithm_6(*start, project_noise=False))) > 0.1
-
-
-@pytest.mark.slow
-def test_one_pass_uses_each_label_once() -> None:
-    model = private_model()
-    model.fit(*data(), batch_size=1, verbose=0)
-    assert int(model.optimizer.iterations) == N
-    expected = dp_sgd_guarantee(SIGMA, 1.0, 1, 1e-3)
-    assert model.guarantee(1e-3).epsilon == pytest.approx(expected.epsilon)

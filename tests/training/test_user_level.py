@@ -12,6 +12,7 @@ import tensorflow as tf
 import tf_labeldp as ldp
 from tf_labeldp.accounting import dp_sgd_guarantee
 from tf_labeldp.data import poisson_batches
+from tf_labeldp.data.batches import open_for_training
 from tf_labeldp.mechanisms import RandomizedResponse
 from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, SelfConv
 
@@ -61,7 +62,7 @@ def user_gradient(model: keras.Model, x: Any, y: Any) -> np.ndarray:
 
 
 def test_a_step_is_the_sum_of_clipped_user_gradients_over_the_expected_users() -> None:
-    [drawn] = batches(data()[1], insecure_seed=8)._open().take(1)
+    [drawn] = open_for_training(batches(data()[1], insecure_seed=8)).take(1)
     x, y, weights = (part.numpy() for part in drawn)
     model = private_model(noise_multiplier=1e-9)
     start = np.concatenate([w.ravel() for w in model.get_weights()])
@@ -132,12 +133,10 @@ def test_releases_by_label_are_not_stated_by_user() -> None:
     assert not any("by label and not by user" in text for text in alone.assumptions)
 
 
-@pytest.mark.parametrize("first", ["users", "examples"])
-def test_steps_by_example_are_not_stated_by_user(first: str) -> None:
+def test_steps_by_example_are_not_stated_by_user() -> None:
     model, (x, y) = private_model(), data()
     by_example = poisson_batches(x, y, sampling_probability=0.5, steps=STEPS)
-    order = [batches(y), by_example]
-    for one in order if first == "users" else order[::-1]:
+    for one in (batches(y), by_example):
         model.fit(one, verbose=0)
     found = model.guarantee(DELTA)
     assert found.unit == "the label of one training example"
@@ -155,10 +154,3 @@ def test_users_with_a_denoiser_that_reveals_the_batch_are_counted_by_passes() ->
 def test_microbatches_of_users_are_refused() -> None:
     with pytest.raises(ValueError, match="num_microbatches can't be used with users"):
         private_model(num_microbatches=4).fit(batches(data()[1]), verbose=0)
-
-
-def test_a_delta_of_one_over_the_users_warns() -> None:
-    model = private_model()
-    model.fit(batches(data()[1]), verbose=0)
-    with pytest.warns(UserWarning, match="not below 1/n"):
-        model.guarantee(1.0 / 12)

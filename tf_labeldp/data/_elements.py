@@ -66,7 +66,6 @@ class LabelSlot:
         )
 
     def label(self, element: Any) -> Any:
-        """Returns the label of an element, or its spec."""
         return element[1] if self.key is None else element[self.key]
 
     def features(self, element: Any) -> Any:
@@ -159,8 +158,6 @@ def read_labels(
 
 
 def checked_id_fn(id_fn: Callable[[Any], Any]) -> Callable[[Any], tf.Tensor]:
-    """Returns ``id_fn`` with its result checked, and integers as ``int64``."""
-
     def id_of(features: Any) -> tf.Tensor:
         example_id = tf.convert_to_tensor(id_fn(features))
         is_text = example_id.dtype == tf.string

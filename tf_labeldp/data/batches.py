@@ -15,8 +15,8 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, public_input
 from tf_labeldp.accounting.receipts import Receipts
-from tf_labeldp.data._poisson_sampler import PoissonSampler, uniform_subset
 from tf_labeldp.data._row_source import RowSource, kept_dtype
+from tf_labeldp.data.poisson_sampler import PoissonSampler, uniform_subset
 from tf_labeldp.mechanisms.random_bits import uniform_below, uniform_integers
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.private_labels import labels_for_training
@@ -174,21 +174,7 @@ class PoissonBatches:
         self.group_size = 1 if rows_of_units is None else int(rows_of_units.shape[1])
         self.seeded = seed is not None
 
-    def _open(self, *, alt_examples: int = 0, disjoint: bool = False) -> tf.data.Dataset:
-        """Returns the batches with their true labels; for ``LabelDPModel.fit``, after the charge.
-
-        Args:
-            alt_examples: size of a second set of examples, drawn for each step uniformly without
-                replacement and independently of the batch; 0 for none.
-            disjoint: for a training step that reveals which examples are in a batch, and so gets no
-                amplification: batches of the expected size in turn, without sampling.
-
-        Returns:
-            An endless dataset of (x, y, weights), or (x, y, weights, alt_x) with a second set. With
-            B = ``buffer_size * group_size``: x, of the structure of the features, has B rows; y is
-            (B, ...), ``int64`` codes or ``float32`` numbers of a vault, else of the array's dtype;
-            weights ``float32`` (B,) are one for examples and zero for padding.
-        """
+    def _open(self, alt_examples: int, disjoint: bool) -> tf.data.Dataset:
         if alt_examples > self.num_examples:
             raise ValueError(
                 f"expected a second batch of at most {self.num_examples} examples, got "
@@ -290,6 +276,20 @@ class PoissonBatches:
         names = ["num_examples", "sampling_probability", "steps", "buffer_size"]
         names += ["privacy_unit", "group_size", "seeded"]
         return f"PoissonBatches({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
+def open_for_training(
+    batches: PoissonBatches, *, alt_examples: int = 0, disjoint: bool = False
+) -> tf.data.Dataset:
+    """Returns the batches with their true labels; for ``LabelDPModel.fit``, after the charge.
+
+    An endless dataset of (x, y, weights[, alt_x]) with ``buffer_size * group_size`` rows; weights
+    are one for examples and zero for padding. ``alt_examples`` is the size of a second set, drawn
+    for each step uniformly without replacement and independently of the batch. ``disjoint`` is for
+    a step that reveals which examples are in a batch, and so gets no amplification: batches of the
+    expected size in turn, without sampling.
+    """
+    return batches._open(alt_examples, disjoint)
 
 
 def _checked_labels(labels: Any) -> np.ndarray:

@@ -42,7 +42,6 @@ class Taps:
 
     @property
     def groups(self) -> int:
-        """Number of groups."""
         return self.output_gradients.shape[0] // self.group_size
 
     @property
@@ -65,7 +64,6 @@ class Rule(abc.ABC):
         """Returns the gradient of each group for each weight, (groups, *weight shape)."""
 
     def gradients(self, taps: Taps) -> list[tf.Tensor]:
-        """Returns the gradient of each group for each weight, in the coordinates."""
         return in_coordinates(taps.coordinates, self.plain_gradients(taps))
 
     def norm_bytes(self, taps: Taps) -> int | None:
@@ -223,7 +221,6 @@ class ProductRule(Rule):
 
     @property
     def num_outputs(self) -> int:
-        """Number of outputs per position."""
         return self.kernel_shape[-1]
 
     @property
@@ -485,7 +482,6 @@ def _embedding(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
 
 @rule_of(keras.layers.LayerNormalization, keras.layers.GroupNormalization)
 def _normalization(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
-    """Returns the rule of a scale and an offset, where they run along ascending axes."""
     rank = len(input_shape)
     listed = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
     axes = tuple(axis % rank for axis in listed)
@@ -508,7 +504,6 @@ def _normalization(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
 def _kernel_and_bias(
     layer: Any, input_shape: _Shape, kind: Any, is_convolution: bool = False
 ) -> list[LayerRule] | None:
-    """Returns the rules of a layer with a kernel, a bias and an activation."""
     window = _window(layer, input_shape) if is_convolution else None
     if is_convolution and window is None:
         return None

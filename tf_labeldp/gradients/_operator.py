@@ -41,10 +41,9 @@ class GradientOperator:
             layer without ``unroll=True``.
 
     Raises:
-        TypeError: ``losses`` is not callable, or its result not floating-point.
-        ValueError: no variables, losses that are not (n, K), scales that do not broadcast to
-            them, an unknown ``products``, or losses that forward mode cannot pass through (in the
-            first product).
+        TypeError: losses that are not floating-point.
+        ValueError: no variables, losses that are not (n, K), an unknown ``products``, or losses
+            that forward mode cannot pass through (in the first product).
 
     Example:
         >>> import tensorflow as tf
@@ -70,15 +69,13 @@ class GradientOperator:
         scales: Setting[Any] = None,
         products: str = "double_backward",
     ) -> None:
-        if not callable(losses):
-            raise TypeError(f"losses must be a callable, got {type(losses).__name__}.")
         self._forward = _validate.one_of("products", products, self.PRODUCTS) == "forward"
         self._losses = losses
         self._variables = [_plain_variable(variable) for variable in variables]
         if not self._variables:
             raise ValueError("variables must not be empty: give model.trainable_variables.")
         self._record()
-        self._scales = None if scales is None else _checked_scales(scales, self._values)
+        self._scales = None if scales is None else self._broadcast(scales)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -94,7 +91,6 @@ class GradientOperator:
 
     @property
     def losses(self) -> tf.Tensor:
-        """The losses (n, K) themselves, in ``dtype``."""
         return tf.cast(self._values, self.dtype)
 
     @property
@@ -110,7 +106,7 @@ class GradientOperator:
     def scaled(self, scales: Setting[Any]) -> GradientOperator:
         """Returns the operator of these columns times ``scales`` (n, K), on the same evaluation."""
         operator = copy.copy(self)
-        scales = _checked_scales(scales, self._values)
+        scales = self._broadcast(scales)
         operator._scales = scales if self._scales is None else scales * self._scales
         return operator
 
@@ -157,6 +153,9 @@ class GradientOperator:
             self._transposed_tape.watch(self._seed)
             self._transposed = self._pulled_back(self._seed)
 
+    def _broadcast(self, scales: Any) -> tf.Tensor:
+        return tf.broadcast_to(tf.cast(scales, self.dtype), self._values.shape)
+
     def _pulled_back(self, seed: tf.Tensor) -> list[tf.Tensor]:
         """Returns the backward pass from a seed, with embeddings' sparse gradients made dense."""
         parts = self._tape.gradient(
@@ -176,7 +175,6 @@ def _plain_variable(variable: Any) -> Any:
 
 
 def _checked_losses(values: Any) -> tf.Tensor:
-    """Returns the losses, or raises if they are not floats of a fixed shape (n, K)."""
     values = tf.convert_to_tensor(values)
     if not values.dtype.is_floating:
         raise TypeError(f"losses() must return floats, got {values.dtype.name}.")
@@ -186,20 +184,6 @@ def _checked_losses(values: Any) -> tf.Tensor:
             "unknown size: pad them, and give a mask."
         )
     return values
-
-
-def _checked_scales(scales: Any, values: tf.Tensor) -> tf.Tensor:
-    """Returns the factors on the columns, or raises if they do not fit the losses."""
-    scales = tf.cast(scales, tf.float64 if values.dtype == tf.float64 else tf.float32)
-    try:
-        fits = tf.broadcast_static_shape(scales.shape, values.shape) == values.shape
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(
-            f"scales must broadcast to shape {tuple(values.shape)}, got {tuple(scales.shape)}."
-        )
-    return scales
 
 
 def flatten(parts: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
@@ -214,7 +198,6 @@ def unflatten(vector: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Te
 
 
 def dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """Returns the inner product of two tensors of one shape."""
     return tf.reduce_sum(a * b)
 
 

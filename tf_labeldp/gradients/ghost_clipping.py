@@ -278,7 +278,6 @@ def _is_entrywise(node: Any) -> bool:
 
 
 def _replay(model: keras.Model, inputs: list[Any]) -> Any:
-    """Returns the output of the model's layers, called one by one on other inputs."""
     _check_kind(model)
     replayed = {id(old): new for old, new in zip(model.inputs, inputs, strict=True)}
     for node in _nodes(model.outputs):

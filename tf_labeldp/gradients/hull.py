@@ -45,13 +45,10 @@ def project_onto_simplex(values: Any, total: Any = 1.0) -> tf.Tensor:
 
 
 def mask_column(mask: Any, num_rows: int, dtype: tf.DType) -> tf.Tensor:
-    """Returns 1 (n, 1) for examples and 0 for padding, or raises if ``mask`` is not (n,)."""
+    """Returns 1 (n, 1) for examples and 0 for padding."""
     if mask is None:
         return tf.ones([num_rows, 1], dtype)
-    mask = tf.cast(tf.cast(mask, bool), dtype)
-    if not mask.shape.is_compatible_with([num_rows]):
-        raise ValueError(f"mask must have shape ({num_rows},), got {tuple(mask.shape)}.")
-    return tf.reshape(mask, [num_rows, 1])
+    return tf.reshape(tf.cast(tf.cast(mask, bool), dtype), [num_rows, 1])
 
 
 class CoefficientSet(NamedTuple):
@@ -135,7 +132,7 @@ def _starting_coefficients(
         _validate.one_of("start", start, STARTS)
         start = feasible.fill(_probabilities(start, predictions, shape, dtype))
     # Probabilities of half precision miss their sum of one by more than the gap may.
-    return feasible.project(_of_shape("start", start, shape, dtype))
+    return feasible.project(tf.ensure_shape(tf.cast(start, dtype), shape))
 
 
 def _probabilities(kind: str, predictions: Any, shape: Any, dtype: tf.DType) -> tf.Tensor:
@@ -146,14 +143,7 @@ def _probabilities(kind: str, predictions: Any, shape: Any, dtype: tf.DType) -> 
         raise ValueError(
             "'predictions' needs predictions=, the model's probabilities (n, K) of the labels."
         )
-    return _of_shape("predictions", predictions, shape, dtype)
-
-
-def _of_shape(name: str, value: Any, shape: Any, dtype: tf.DType) -> tf.Tensor:
-    value = tf.cast(value, dtype)
-    if not value.shape.is_compatible_with(shape):
-        raise ValueError(f"{name} must have the losses' shape {tuple(shape)}, got {value.shape}.")
-    return tf.ensure_shape(value, shape)
+    return tf.ensure_shape(tf.cast(predictions, dtype), shape)
 
 
 # The problem.
@@ -395,8 +385,8 @@ def project_onto_hull(
 
     Raises:
         TypeError: a number of the wrong type.
-        ValueError: an unknown word; no ``predictions`` to start from; shapes that do not fit; a
-            target that is not finite (in eager mode); numbers out of range; ``step_size`` or
+        ValueError: an unknown word; no ``predictions`` to start from; a target that does not fit
+            the variables or is not finite (in eager mode); numbers out of range; ``step_size`` or
             ``steps`` without ``solver="pgd"``.
 
     Example:

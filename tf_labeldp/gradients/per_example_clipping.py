@@ -133,7 +133,6 @@ class PerExampleClipping:
 
 
 def _checked(batch: Batch, group_size: int) -> Batch:
-    """Returns the batch as tensors of one known number of rows, with the weights of means."""
     x, y = tf.nest.map_structure(tf.convert_to_tensor, (batch.x, batch.y))
     weights = tf.cast(tf.convert_to_tensor(batch.weights), tf.float32)
     parts = tf.nest.flatten((x, y, weights))

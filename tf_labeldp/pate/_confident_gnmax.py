@@ -69,7 +69,6 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
     check_share: float = 0.2
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         super().__post_init__()
         queries = _validate.integer_at_least("num_queries", self.num_queries, 1)
         self._set(
@@ -94,7 +93,6 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
         self._scale(self._answer_sensitivity)  # raises where the grid is too coarse or too fine
 
     def dp_event(self) -> DpEvent:
-        """Returns the event of all checks and answers: one Gaussian release."""
         return gaussian_event(gaussian_sigma(self.epsilon, self.delta, 1.0))
 
     @property
@@ -118,7 +116,6 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
         return math.sqrt(2.0 * self.max_answers / share)
 
     def _scale(self, sensitivity: float) -> float:
-        """Returns the standard deviation of noise in steps of the grid."""
         entries = self.num_queries * (self.num_classes + 1)  # all noise, for the grid's precision
         return gaussian_scale(self.epsilon, self.delta, _STEPS * sensitivity, entries)
 

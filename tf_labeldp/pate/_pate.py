@@ -161,7 +161,6 @@ class _Teachers:
         return array_digest(self._features, self._shard_of, self.queries, made_of)
 
     def matches(self, digest: str) -> bool:
-        """Returns whether a stored release was made with these."""
         before_0_3 = array_digest(self._features, self._shard_of, self.queries)
         return digest in (self.digest(), before_0_3)
 
@@ -249,7 +248,6 @@ class _FixMatchTeacher:
         self._training = (epochs, steps, batch_size)
 
     def __call__(self, features: Any, labels: np.ndarray, queries: np.ndarray) -> np.ndarray:
-        """Returns the votes of a network that is trained on the labelled rows."""
         import keras
 
         from tf_labeldp.semi_supervised import FixMatch
@@ -269,6 +267,5 @@ class _FixMatchTeacher:
         return model.predict(np.asarray(features)[queries], verbose=0).argmax(axis=1)
 
     def describe(self) -> str:
-        """Returns the network's layers, its first weights and all settings."""
         settings = sorted((name, _setting_in_words(one)) for name, one in self._settings.items())
         return f"{self._network.to_json()} {array_digest(*self._start)} {self._training} {settings}"

@@ -30,13 +30,11 @@ class Learner(keras.Model):
         self.strong = strong_views() if strong is None else strong
 
     def _note_parts(self, public: PublicInput[Any]) -> None:
-        """Notes what the parts were made of; at the end of the constructor."""
         self.built = True
         if public.receipts:
             attach(self, public.receipts)
 
     def _read_images(self, images: Any) -> np.ndarray:
-        """Returns images to train on, checked for our own views."""
         return checked_images(images) if self._checks_images else np.asarray(images)
 
     def get_config(self) -> dict[str, Any]:

@@ -148,7 +148,6 @@ class DivideMix(Learner):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Any:
-        """Returns the sum of both networks' losses."""
         if not isinstance(y_pred, list):
             return ops.mean(keras.losses.categorical_crossentropy(y, y_pred))
         if not isinstance(y_pred[0], tuple):
@@ -306,8 +305,6 @@ class DivideMix(Learner):
 
 
 class _Divided(Batches):
-    """Batches for both networks, divided again in each epoch."""
-
     def __init__(
         self,
         model: DivideMix,

@@ -170,7 +170,6 @@ class QueryNoise(NoiseMechanism):
         ], state
 
     def dp_event(self, sampling_probability: float, steps: int) -> Any:
-        """Returns the event of some steps; None for a tree."""
         if self._is_tree:
             return None
         return dp_sgd_event(self.noise_multiplier, sampling_probability, steps)
@@ -218,7 +217,6 @@ class QueryNoise(NoiseMechanism):
         return PrivacyGuarantee(epsilon, delta, assumptions=assumptions, seeded=self.seeded)
 
     def assumptions(self) -> tuple[Assumption, ...]:
-        """Returns the assumptions of a statement about this noise, beyond its event."""
         if not self._is_tree:
             text = (
                 "TensorFlow's generator made this noise (a GaussianSumQuery of TF Privacy, not the "
@@ -233,7 +231,6 @@ class QueryNoise(NoiseMechanism):
         return (Assumption("generator-unpredicted", "machines", text),)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns every constructor argument; the query as its class and its numbers."""
         return {"query": {"class": type(self.query).__name__, **self._numbers}}
 
     @classmethod
@@ -272,7 +269,6 @@ class QueryNoise(NoiseMechanism):
 
 
 def _gaussian_numbers(query: Any) -> dict[str, Any]:
-    """Returns the arguments that make the same query."""
     state = query.initial_global_state()
     return {"l2_norm_clip": float(state.l2_norm_clip), "stddev": float(state.stddev)}
 

@@ -91,7 +91,6 @@ class NoOp(Denoiser):
     def denoise(
         self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Setting[Any]
     ) -> Denoised:
-        """Returns the gradients."""
         return gradients, state, {}
 
 
@@ -132,7 +131,6 @@ class SelfSpan(Denoiser):
     def denoise(
         self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Setting[Any]
     ) -> Denoised:
-        """Returns the projection onto the span, and its residual."""
         found = project_onto_span(
             GradientOperator(vertices.losses, vertices.variables, products=self.products),
             gradients,
@@ -178,7 +176,6 @@ class _Hull(Denoiser):
     def denoise(
         self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Setting[Any]
     ) -> Denoised:
-        """Returns the smoothed projection onto the hull, and its certificate."""
         operator = GradientOperator(vertices.losses, vertices.variables, products=self.products)
         if vertices.cross_entropy:
             predictions = tf.exp(-operator.losses)
@@ -218,7 +215,6 @@ class _Hull(Denoiser):
 
     @classmethod
     def from_config(cls, config: Setting[dict[str, Any]]) -> Denoiser:
-        """Returns the denoiser that ``get_config`` described."""
         solver = config.get("solver")
         if isinstance(solver, dict):  # a callable, as Keras serializes one
             config = {**config, "solver": keras.saving.deserialize_keras_object(solver)}
@@ -295,7 +291,6 @@ class AltConv(_Hull):
 
 
 def _report(found: Any) -> dict[str, tf.Tensor]:
-    """Returns the progress of a projection, to report."""
     return {
         "projection_products": tf.cast(found.num_products, tf.float32),
         "projection_converged": tf.cast(found.converged, tf.float32),

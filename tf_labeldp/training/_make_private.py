@@ -141,7 +141,6 @@ def make_private(
 
 
 def _loss_for(model: keras.Model, labels: PrivateLabels) -> Any:
-    """Returns the loss that a model was compiled with, or one for its outputs and the labels."""
     if getattr(model, "compiled", False) and model.loss is not None:
         if not takes_rows(model.loss) or labels.num_labels is not None:
             return model.loss

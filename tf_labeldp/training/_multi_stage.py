@@ -328,7 +328,6 @@ class MultiStageTraining(CountedTraining):
         super().set_model(model)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Checks the model and the number of epochs."""
         self._first_epoch = True
         asked = self.params.get("epochs")
         if asked != self.epochs:
@@ -340,13 +339,11 @@ class MultiStageTraining(CountedTraining):
 
     @property
     def _logits(self) -> bool:
-        """Whether the model returns logits."""
         if self._from_logits is not None:
             return self._from_logits
         return bool(getattr(self.model.loss, "from_logits", False))
 
     def _check_model(self) -> None:
-        """Raises where the model cannot be trained on one-hot noisy labels."""
         loss, k = self.model.loss, self._columns
         outputs = self.model(self._features.take(np.arange(1)), training=False)
         shape = tuple(getattr(outputs, "shape", ()))
@@ -371,7 +368,6 @@ class MultiStageTraining(CountedTraining):
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Enters the stage of this epoch, or resumes inside it."""
         stage = self._plan.stage_of(epoch)
         begins = epoch == self._plan.starts[stage]
         if self._first_epoch and epoch > 0:
@@ -456,12 +452,10 @@ class MultiStageTraining(CountedTraining):
         return [stage for stage, key in enumerate(self._keys) if self._labels.has_draw(key)]
 
     def _draw(self, stage: int, priors: Priors | None) -> NoisyLabels:
-        """Returns the stage's noisy labels, drawn now if they were not before."""
         part, key = self._plan.parts[stage], self._keys[stage]
         return self._labels.randomize(self._mechanism(stage), part, priors, key=key)
 
     def _stored(self, stage: int) -> NoisyLabels:
-        """Returns the noisy labels of a stage that has been drawn."""
         if not self._labels.has_draw(self._keys[stage]):
             raise RuntimeError(
                 f"this vault did not draw the labels of stage {stage + 1}. Give it the store of "
@@ -479,7 +473,6 @@ class MultiStageTraining(CountedTraining):
         return priors_from_outputs(outputs, self._logits, temperature)
 
     def _filter(self, earlier: list[NoisyLabels], k: int) -> np.ndarray:
-        """Returns the earlier examples to train on again."""
         indices = np.concatenate(self._plan.parts[: len(earlier)])
         if not self._reuse_labels:
             return indices[:0]
@@ -490,7 +483,6 @@ class MultiStageTraining(CountedTraining):
         return indices[top_k_members(self._predict(indices, 1.0), k)[np.arange(noisy.size), noisy]]
 
     def _set_back(self, start: list[tuple[Any, np.ndarray]]) -> None:
-        """Gives variables the values that they had before training."""
         with _scope(self.model):
             for variable, value in start:
                 variable.assign(value)
@@ -555,5 +547,4 @@ def _scope(model: keras.Model) -> contextlib.AbstractContextManager[Any]:
 
 
 def _snapshot(variables: Sequence[Any]) -> list[tuple[Any, np.ndarray]]:
-    """Returns the variables, each with a copy of its value."""
     return [(value, np.array(keras.ops.convert_to_numpy(value))) for value in variables]

@@ -107,7 +107,6 @@ class GaussNewton:
         return [Coordinates(left, scale * right) for left, right in maps]
 
     def _inverse_root(self, side: tf.Tensor, curvature: tf.Tensor, factors: int) -> tf.Tensor:
-        """Returns the inverse of a triangular root of one damped factor."""
         mean = tf.pow(curvature, 1.0 / factors)
         factor = side * (mean / tf.maximum(tf.reduce_mean(_diagonal(side)), 1e-30))
         # With less than a thousandth, single precision confuses low rank with negative.
@@ -135,12 +134,10 @@ class GaussNewton:
         return [tf.where(tf.math.is_finite(part), part, 0.0) for part in gradients], tables
 
     def get_config(self) -> dict[str, Any]:
-        """Returns every constructor argument."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_config(cls, config: Setting[dict[str, Any]]) -> GaussNewton:
-        """Returns the preconditioner that ``get_config`` described."""
         return cls(**config)
 
 

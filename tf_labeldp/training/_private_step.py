@@ -113,7 +113,6 @@ class StepGuard:
     def check_outputs(
         self, finite: dict[str, tf.Tensor], step: Any, in_float16: Collection[str] = ()
     ) -> tf.Tensor:
-        """Returns a tensor to wait for; stops where the output of a layer is not finite."""
         messages = [
             _OUTPUT_NOT_FINITE.format(name=name) + (_OVERFLOW if name in in_float16 else "")
             for name in finite
@@ -121,13 +120,11 @@ class StepGuard:
         return self._check_all(messages, list(finite.values()), step)
 
     def check_gradients(self, gradients: Sequence[Any], variables: Any, step: Any) -> tf.Tensor:
-        """Returns a tensor to wait for; stops where the noisy gradient is not finite."""
         names = [getattr(variable, "path", variable.name) for variable in variables]
         flags = [tf.reduce_all(tf.math.is_finite(part)) for part in gradients]
         return self._check_all([_GRADIENT_NOT_FINITE.format(name=n) for n in names], flags, step)
 
     def admitted(self, labels: Any) -> Any:
-        """Returns the labels and weights of a step, or zeros if it has not been charged."""
         if not self.compiled:
             return labels
         good = self._is_admitted()

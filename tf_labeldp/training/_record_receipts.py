@@ -47,7 +47,6 @@ class CountedTraining(keras.callbacks.Callback):
         self._before = begin_training(model, self._trained_on)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Reads the number of steps before this epoch."""
         inner = inner_optimizer(self.model.optimizer)
         self._began = int(value_of(inner.iterations)) if inner.built else 0
 
@@ -65,7 +64,6 @@ class CountedTraining(keras.callbacks.Callback):
         note_epoch(self.model, self._before or ())
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Records the final weights."""
         self.end()
 
     def end(self) -> None:
@@ -209,7 +207,6 @@ def _check_receipts(labels: Any) -> None:
 
 
 def _rows_of(x: Any, noisy: NoisyLabels) -> Any:
-    """Returns the rows of x for the noisy labels, in their order, or raises."""
     lengths = {np.shape(leaf)[:1] for leaf in keras.tree.flatten(x)}
     size = noisy.receipts[-1].labels.size
     if len(lengths) == 1 and lengths != {()}:
@@ -240,7 +237,6 @@ def _counts_from_a_part(noisy: NoisyLabels) -> bool:
 
 
 def _check_loss(model: keras.Model, targets: str, y: np.ndarray) -> None:
-    """Raises for targets that the compiled loss can't take."""
     loss = getattr(model, "loss", None)
     if loss is None:
         raise ValueError("expected a compiled model, got one without a loss. Call model.compile.")

@@ -72,7 +72,6 @@ class Spending:
 
     @property
     def plan(self) -> TrainingPlan | None:
-        """The plan of the ``fit`` under way, or None."""
         return None if self._run is None else self._run.plan
 
     def begin(self, plan: TrainingPlan, reported: bool) -> None:
@@ -91,7 +90,6 @@ class Spending:
         self._run = Run(plan, labels, reported, before)
 
     def end(self) -> None:
-        """Ends a ``fit``: from now on no step is admitted."""
         run, self._run = self._under_way(), None
         self._guard.admit(0)
         end_training(self._model, run.before)
@@ -106,13 +104,11 @@ class Spending:
         return [_EndEpochs(self), *several, _ChargeEpochs(self, epochs, initial_epoch)]
 
     def check(self, epochs: int) -> None:
-        """Raises if the vault's budget does not allow this number of epochs."""
         run = self._adopted()
         if run.plan.vault is not None and epochs > 0:
             run.plan.vault.check_budget(self._charge(run.plan, epochs))
 
     def charge(self) -> None:
-        """Charges one epoch, and admits its steps."""
         run = self._adopted()
         self._spend(run, self._receipt(run, self._charge(run.plan, 1)))
         self._guard.admit(run.plan.steps_an_epoch)
@@ -129,7 +125,6 @@ class Spending:
         note_epoch(self._model, run.before)
 
     def guarantee(self, delta: float | None, next_epoch: bool = False) -> PrivacyGuarantee:
-        """Returns the statement of the model, with another epoch if asked."""
         receipts = public_input(self._model).receipts
         if next_epoch:
             run = self._under_way()
@@ -151,7 +146,6 @@ class Spending:
         return run
 
     def _spend(self, run: Run, receipt: Receipt) -> None:
-        """Charges the vault, if there is one, and attaches the receipt to the model."""
         if run.plan.vault is not None:
             receipt = run.plan.vault.charge(
                 receipt.charge,
@@ -169,7 +163,6 @@ class Spending:
         return bool(self.optimizer.noise.seeded or plan.seeded)
 
     def _charge(self, plan: TrainingPlan, epochs: int) -> Charge:
-        """Returns the charge for some epochs, whose event is that of the noise."""
         noise = self.optimizer.noise
         name = type(noise).__name__
         if plan.sampling_probability is None:
@@ -209,7 +202,6 @@ class Spending:
         return delta
 
     def _receipt(self, run: Run, charge: Charge) -> Receipt:
-        """Returns the receipt of one epoch, before a vault is charged."""
         plan = run.plan
         steps = "steps" if plan.steps_an_epoch is None else f"{plan.steps_an_epoch} steps"
         by_user, unknown = plan.unit == "user", plan.sampling_probability is None
@@ -257,5 +249,4 @@ class _ChargeEpochs(keras.callbacks.Callback):
         self._spending.check(self._epochs - done)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Charges the epoch that begins."""
         self._spending.charge()

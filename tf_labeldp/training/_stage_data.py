@@ -80,11 +80,9 @@ class StagePlan:
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """First epoch of each stage."""
         return (0, *(int(end) for end in np.cumsum(self.epochs)[:-1]))
 
     def stage_of(self, epoch: int) -> int:
-        """Returns the stage (from 0) that an epoch (from 0) belongs to."""
         return int(np.searchsorted(np.cumsum(self.epochs), epoch, side="right"))
 
 
@@ -128,7 +126,6 @@ class Features:
         self.all_floating = all(t.dtype.is_floating for t in tf.nest.flatten(self._tensors))
 
     def take(self, indices: Any) -> Any:
-        """Returns the features of these examples, in their structure."""
         return tf.nest.map_structure(lambda t: tf.gather(t, indices), self._tensors)
 
     def batches(self, indices: np.ndarray, batch_size: int) -> tf.data.Dataset:
@@ -157,12 +154,11 @@ class StageDataset:
         self._steps = steps
         self._seed = seed
         self._lock = threading.Lock()
-        self._current: TrainingSet | None = None
+        self._current: Any = None
         self._served = False
         self._passes_left = math.inf
 
     def set(self, training_set: TrainingSet, passes: float = math.inf) -> None:
-        """Sets the training set of iterators that start from now on, and its number of passes."""
         with self._lock:
             self._current, self._served, self._passes_left = training_set, False, passes
 
@@ -234,8 +230,6 @@ class StageDataset:
                 "expected the MultiStageTraining among the callbacks of model.fit, got none in all "
                 f"epochs of stage 1: later ones would repeat its noisy labels. Call {FIT}."
             )
-        if current is None:
-            raise RuntimeError("the dataset of MultiStageTraining was iterated before its draw.")
         # Seeded by the epoch alone: an iterator that Keras makes and drops changes nothing.
         rng = np.random.default_rng([self._seed, current.epoch])
         order = rng.permutation(current.indices.size)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_labeldp.accounting import public_input
 from tf_labeldp.accounting.receipts import Receipts
-from tf_labeldp.data.batches import PoissonBatches
+from tf_labeldp.data.batches import PoissonBatches, open_for_training
 from tf_labeldp.gradients.clip import zero_where
 from tf_labeldp.gradients.label_distance import check_labels
 from tf_labeldp.gradients.model_checks import takes_codes, takes_rows
@@ -142,7 +142,6 @@ class TrainingPlan:
         return {}
 
     def rows_a_group(self, first: tf.Tensor, num_replicas: int) -> int:
-        """Returns the number of neighbouring rows that are clipped together."""
         if self.num_microbatches is None:
             return self.group_rows
         rows = first.shape[0]
@@ -180,7 +179,6 @@ class PoissonPlan(TrainingPlan):
     def of_batches(
         cls, batches: PoissonBatches, y: Any, settings: dict[str, Any], optimizer: Any
     ) -> PoissonPlan:
-        """Returns the plan, or raises for settings that would contradict it."""
         _check_class_weight(settings)
         extra = [name for name in _NOT_WITH_BATCHES if _is_given(settings.get(name))]
         extra = extra if y is None else ["y", *extra]
@@ -219,7 +217,9 @@ class PoissonPlan(TrainingPlan):
         return {"buffer_size": self.batches.buffer_size, "num_examples": self.num_examples}
 
     def open(self) -> tuple[tf.data.Dataset, dict[str, Any]]:
-        dataset = self.batches._open(alt_examples=self.num_examples, disjoint=self.disjoint)
+        dataset = open_for_training(
+            self.batches, alt_examples=self.num_examples, disjoint=self.disjoint
+        )
         return dataset, {"steps_per_epoch": self.batches.steps}
 
     def divisor(self, x: Any, replicas: Any) -> tf.Tensor:

@@ -74,7 +74,6 @@ class TrainingPass:
         self.variables = list(model.trainable_variables)
 
     def __call__(self, x: Any) -> Any:
-        """Returns the model's outputs for a batch of features."""
         if self._pieces == 1:
             return self._outputs(x)
         parts = zip(*(tf.split(part, self._pieces) for part in tf.nest.flatten(x)), strict=True)
@@ -133,7 +132,6 @@ def vertex_losses(
         return tf.cast(y_pred, tf.float32)
 
     def candidates(y_pred: tf.Tensor) -> tf.Tensor:
-        """Returns all possible labels of an example, (K, ...)."""
         if _is_one_number(y_pred):
             codes = tf.constant(_ends(loss, labels, label_range), tf.float32)
         elif labels.shape.rank == 2 and labels.shape[1] == y_pred.shape[1]:
@@ -174,7 +172,6 @@ def _is_one_number(y_pred: tf.Tensor) -> bool:
 def _ends(
     loss: Any, labels: tf.TensorSpec, label_range: tuple[float, float] | None
 ) -> tuple[float, float]:
-    """Returns the lowest and the highest label of an output of one number."""
     if label_range is not None:
         return label_range
     function = getattr(getattr(loss, "fn", loss), "__name__", "")

@@ -113,7 +113,6 @@ def uniform_subset(size: int, bound: int, rng: np.random.Generator | None) -> np
 
 
 def _integer_below(bound: int, rng: np.random.Generator | None) -> int:
-    """Returns a uniform integer in [0, bound), of any size."""
     length = bound.bit_length()
     num_bytes = -(-length // 8)
     while True:
