@@ -237,7 +237,7 @@ def test_defects_at_a_prior_that_is_not_uniform_are_found(monkeypatch):
 def test_a_defect_at_a_prior_that_is_almost_uniform_is_found(monkeypatch):
     def certain(self, prior=None):
         almost = 0.0 < np.ptp(prior) < 0.1
-        return np.eye(4) if almost else self._sound.transition_matrix(prior)
+        return np.eye(4) if almost else self.sound.transition_matrix(prior)
 
     monkeypatch.setattr(OfPriors, "transition_matrix", certain)
     with pytest.raises(ValueError, match="worst log-ratio of inf"):
