@@ -208,7 +208,7 @@ def test_other_processes_need_a_vault_in_a_store(kind, tmp_path, monkeypatch):
 def test_a_search_in_several_processes_says_so():
     from sklearn.model_selection import cross_val_score
 
-    with pytest.raises(ValueError, match="labels were given as an array in a process"):
+    with pytest.raises(ValueError, match="expected a PrivateLabels in a worker process"):
         cross_val_score(head(), X, Y, cv=2, n_jobs=2)
 
 
