@@ -190,5 +190,5 @@ def test_what_cannot_be_used_is_refused_before_anything_is_charged(options, labe
         head(**options).fit(X, of)
     if labels is None:
         assert of.guarantee().epsilon == 0.0
-    with pytest.raises(ValueError, match="10 inputs"):
+    with pytest.raises(ValueError, match="got 10 and 3"):
         head().fit(X[:10], vault())

@@ -302,7 +302,7 @@ def test_bad_input_with_a_vault_costs_nothing(examples):
             PrivateRidge(1.0, 1e-6).fit(bad, vault)
     with pytest.raises(BudgetExceededError):  # before the features are read
         PrivateRidge(1.1, 1e-6).fit(np.full((3000, 2), np.nan), vault)
-    with pytest.raises(ValueError, match="expected 2999 labels, .*got 3000"):
+    with pytest.raises(ValueError, match=r"expected 2999 labels, .*got 3000"):
         PrivateRidge(1.0, 1e-6).fit(x[:-1], vault)
     assert vault.guarantee().epsilon == 0.0
 
@@ -342,11 +342,11 @@ def test_prediction_needs_a_fit_and_the_same_features(examples):
     one = head().fit(x, examples.classes)
     with pytest.raises(ValueError, match="expected 8 features, as in fit, got 7"):
         one.predict(x[:, :7])
-    with pytest.raises(ValueError, match=r"1 row\(s\) hold NaN"):
+    with pytest.raises(ValueError, match=r"1 row\(s\) have NaN"):
         one.predict(np.where(np.arange(3000)[:, None] == 7, np.nan, x))
     assert np.all(np.isfinite(one.decision_function(np.zeros((2, 8)))))
     assert one.predict(x[:0]).shape == (0,) and one.predict_proba(x[:0]).shape == (0, 3)
-    with pytest.raises(ValueError, match=r"labels must have shape \(3000,\)"):
+    with pytest.raises(ValueError, match=r"shape of the predictions, \(3000,\)"):
         one.score(x, examples.classes[:, None])
 
 

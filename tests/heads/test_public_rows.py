@@ -164,7 +164,7 @@ def test_rows_that_are_not_finite_are_refused(bad):
     x = table(dtype=np.float64)
     x[[17, 19, 30], 2] = bad
     with pytest.raises(
-        ValueError, match=r"got 3 row\(s\) with NaN, infinity .* first at row 17, column\(s\) 2\."
+        ValueError, match=r"3 row\(s\) have NaN, infinity .* first at row 17, column\(s\) 2\."
     ):
         rows_of(x).survey()
 

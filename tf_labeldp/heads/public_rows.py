@@ -291,7 +291,7 @@ def checked_norms(raw: np.ndarray, start: int) -> np.ndarray:
         columns = np.flatnonzero(~(np.abs(raw[first]) < _LARGEST))[:3].tolist()
         where = f", column(s) {', '.join(map(str, columns))}" if columns else ""
         raise ValueError(
-            f"features must be finite, got {int(bad.sum())} row(s) with NaN, infinity or numbers "
+            f"features must be finite, but {int(bad.sum())} row(s) have NaN, infinity or numbers "
             f"beyond {_LARGEST:g}, the first at row {start + first}{where}. Fill them in "
             "or leave these examples out, by a rule that reads no label."
         )
