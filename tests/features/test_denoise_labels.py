@@ -123,10 +123,10 @@ def test_the_estimate_is_a_share():
 
 RR = RandomizedResponse(1.0, 3)
 BAD = {
-    "lengths": ([0, 1], [0], 3, {}, ValueError, "2 noisy labels and 1 examples"),
+    "lengths": ([0, 1], [0], 3, {}, ValueError, "expected 1 noisy labels, .*got 2"),
     "labels": ([0, 3], [0, 0], 3, {}, ValueError, "noisy_labels must lie in 0..2"),
     "clusters": ([0, 1], [0, -1], 3, {}, ValueError, "assignments must be in 0..C-1"),
-    "other-classes": ([0, 1], [0, 0], 4, {"mechanism": RR}, ValueError, "that of the mechanism, 3"),
+    "other-classes": ([0, 1], [0, 0], 4, {"mechanism": RR}, ValueError, "expected num_classes=3"),
     "mechanism": ([0, 1], [0, 0], 3, {"mechanism": RRTopK(1.0, 3, 2)}, TypeError, "got RRTopK"),
     "accuracy": ([0, 1], [0, 0], 3, {"cluster_accuracy": 1.2}, ValueError, "cluster_accuracy"),
 }
@@ -141,7 +141,7 @@ def test_bad_input():
 def test_expectations_need_the_mechanism():
     made = made_of([0, 1], [0, 0], 3, cluster_accuracy=0.5)
     for question in (made.expected_purity, made.expected_kept_fraction):
-        with pytest.raises(ValueError, match=r"give denoise_labels the RandomizedResponse"):
+        with pytest.raises(ValueError, match=r"Give denoise_labels the RandomizedResponse"):
             question()
     with pytest.raises(ValueError, match="cluster_accuracy must be in"):
         any_labels(1.0).expected_purity(-0.1)

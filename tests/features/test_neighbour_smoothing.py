@@ -254,9 +254,9 @@ def test_fewer_components_and_directions_without_variance():
     [
         ({"num_neighbours": 0}, X, ValueError, "num_neighbours must be at least 1"),
         ({"strength": 1.0}, X, ValueError, "strength must be in"),
-        ({}, X[:10], ValueError, "10 rows for 10 neighbours"),
+        ({}, X[:10], ValueError, "expected more than num_neighbours=10 rows, got 10"),
         ({}, np.where(X > 3, np.nan, X), ValueError, "NaN or infinity"),
-        ({}, np.ones((50, 3)), ValueError, "all rows are equal"),
+        ({}, np.ones((50, 3)), ValueError, "got equal rows"),
     ],
 )
 def test_bad_input(arguments, inputs, error, message):
@@ -267,7 +267,7 @@ def test_bad_input(arguments, inputs, error, message):
 def test_bad_transform():
     with pytest.raises(ValueError, match="not fitted"):
         NeighbourSmoothing().transform(X)
-    with pytest.raises(ValueError, match="there are 11 features, in fit there were 12"):
+    with pytest.raises(ValueError, match="expected 12 features, as in fit, got 11"):
         NeighbourSmoothing().fit(X).transform(X[:, :11])
 
 
@@ -301,7 +301,7 @@ def test_a_head_exports_it_on_raw_inputs():
     apart = np.abs(found - head.predict_proba(images)).max(axis=1)
     assert np.mean(apart > 1e-3) < 0.01
     function = NeighbourSmoothing(lambda rows: rows.reshape(-1, 12)).fit(images)
-    with pytest.raises(TypeError, match="function, which has no Keras model"):
+    with pytest.raises(TypeError, match="expected an encoder with a Keras model, got function"):
         function.to_keras()
     with pytest.raises(ValueError, match="not fitted"):
         NeighbourSmoothing().to_keras()

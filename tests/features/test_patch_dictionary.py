@@ -169,7 +169,7 @@ def test_parameters_follow_scikit_learn():
     assert model.set_params(pooling=2).pooling == 2
     with pytest.raises(ValueError, match="Invalid parameter 'labels'"):
         model.set_params(labels=1)
-    with pytest.raises(ValueError, match="an encoder is used as it was fitted"):
+    with pytest.raises(ValueError, match="an encoder stays as it was fitted"):
         NeighbourSmoothing(model).set_params(encoder__pooling=3)
     assert model.pooling == 2 and repr(model).startswith("PatchDictionary(num_atoms=5, patch")
 
@@ -180,9 +180,9 @@ IMAGES = some_images((12, 12))
 def test_bad_input_of_fit():
     for arguments, images, message in [
         ({}, IMAGES.reshape(40, -1), r"\(n, h, w\).*got \(40, 144\)"),
-        ({}, np.full((3, 12, 12), 5), "no contrast"),
+        ({}, np.full((3, 12, 12), 5), "expected images with contrast"),
         ({}, np.full((3, 12, 12), np.nan), "finite"),
-        ({"patch_size": 11}, IMAGES, r"12 x 12 pixels.*2 x 2 places.*3 x 3 cells"),
+        ({"patch_size": 11}, IMAGES, r"3 x 3 patches.*got 2 x 2 .*12 x 12"),
         ({"patch_size": 1}, IMAGES, "at least 2"),
         ({"num_atoms": 0}, IMAGES, "num_atoms must be at least 1"),
         ({"contrast": 0.0}, IMAGES, "contrast must be finite and above zero"),

@@ -143,10 +143,10 @@ def test_columns_must_be_those_of_fit_in_their_order(part):
         expected = use(make())
         np.testing.assert_allclose(use(X), expected)  # without names, as they come
         for other in (frame()[["a", "b", "c", "d"]], structured(NAMES[::-1], X[:, ::-1])):
-            with pytest.raises(ValueError, match=r"another order than in fit: got \['a', 'b', "):
+            with pytest.raises(ValueError, match=r"another order than in fit: .*got \['a', 'b', "):
                 use(other)
         renamed = frame().rename(columns={"b": "e"})
-        with pytest.raises(ValueError, match="lack 'b' and have 'e', which fit did not see"):
+        with pytest.raises(ValueError, match="lack 'b' and have 'e', which fit did not have"):
             use(renamed)
     use = getattr(fit(X), method)
     assert len(use(frame())) == N  # fit saw no names
@@ -192,9 +192,9 @@ BAD = {
     "no batches": (dataset(X[:0]), {}, ValueError, "features hold no rows"),
     "uneven parts": ((X, X[1:]), {}, ValueError, r"same length, got lengths \[44, 45\]"),
     "tuple of vectors": (tuple(X), {}, ValueError, "tuple of 45 vectors.*np.stack"),
-    "endless": (ENDLESS, {}, ValueError, "has no end.*repeat"),
+    "endless": (ENDLESS, {}, ValueError, "is endless.*repeat"),
     "shuffled": (SHUFFLED, {}, ValueError, "must not be shuffled"),
-    "not in batches": (dataset(X).unbatch(), {}, ValueError, "and a data set in batches"),
+    "not in batches": (dataset(X).unbatch(), {}, ValueError, "and batch a data set"),
     "three parts": (dataset((X, Y, Y)), {}, ValueError, "got 3 parts"),
     "not finite": (NOT_FINITE, {}, ValueError, "must be finite, but 1"),
     "encoder": (X, {"encoder": 3}, TypeError, "an encoder must be a fitted feature map.*got 3"),
@@ -216,7 +216,7 @@ BAD = {
         X,
         {"encoder": lambda x: np.concatenate([x, x])},
         ValueError,
-        r"gave \d+ rows for \d+ examples",
+        r"must return \d+ rows .* got \d+",
     ),
 }
 
@@ -248,7 +248,7 @@ def test_a_data_set_whose_later_batches_are_shuffled_is_refused():
     x = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
     whole = tf.data.Dataset.from_tensor_slices(x).batch(10)
     shuffled = whole.take(1).concatenate(whole.skip(1).shuffle(29))
-    with pytest.raises(ValueError, match="in another order"):
+    with pytest.raises(ValueError, match="same order on each reading"):
         collected(shuffled)
     np.testing.assert_array_equal(collected(whole), x)
 

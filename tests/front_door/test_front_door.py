@@ -61,7 +61,7 @@ def test_a_data_frame_with_texts_and_missing_numbers(tmp_path):
     assert model.score(TABLE, ILL) > 0.85
     assert model.feature_names_in_ == ("age", "job", "sick")
     assert isinstance(model.head_, ldp.PrivateRidge) and model.choice_.kind == "table"
-    with pytest.raises(ValueError, match="lacks columns that fit saw: 'job'"):
+    with pytest.raises(ValueError, match="lacks columns of fit: 'job'"):
         model.predict(TABLE.drop(columns="job"))
     made = model.to_keras()
     made.save(tmp_path / "model.keras")
@@ -134,7 +134,7 @@ def test_columns_of_any_name_are_worth_their_release(tmp_path, number, smooth):
 
 
 def test_columns_whose_names_are_the_same_text_are_refused():
-    with pytest.raises(ValueError, match=r"names differ as text.*Rename one"):
+    with pytest.raises(ValueError, match=r"names that differ as text.*Rename one"):
         RandomFourierFeatures(8).fit(pd.DataFrame({0: ROWS[:, 0], "0": ROWS[:, 1]}))
 
 

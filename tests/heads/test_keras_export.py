@@ -191,8 +191,8 @@ class Subclassed(keras.Model):
 @pytest.mark.parametrize(
     ("encoder", "message"),
     [
-        (lambda images: images.reshape(len(images), -1), "the encoder is function, which has no"),
-        (Subclassed(), "the encoder is a Subclassed, whose inputs Keras does not know. Wrap it"),
+        (lambda images: images.reshape(len(images), -1), "a Keras model, got function"),
+        (Subclassed(), "with Keras inputs, got a Subclassed. Wrap it"),
     ],
     ids=["function", "subclassed"],
 )
@@ -209,7 +209,7 @@ def test_an_encoder_of_other_features_is_refused(examples):
     one = PrivateRidge(5.0, 1e-5, num_classes=3, insecure_seed=0).fit(
         examples.features, examples.classes
     )
-    with pytest.raises(ValueError, match=r"outputs of shape \(None, 3\), .* fitted on 8 features"):
+    with pytest.raises(ValueError, match=r"with 8 outputs, .* got shape \(None, 3\)"):
         one.to_keras(keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]))
-    with pytest.raises(ValueError, match=r"outputs of shape \(None, 2, 4\).*flattened"):
+    with pytest.raises(ValueError, match=r"got shape \(None, 2, 4\).*flattened"):
         one.to_keras(keras.Sequential([keras.Input((8,)), keras.layers.Reshape((2, 4))]))

@@ -100,7 +100,7 @@ def test_other_labels_and_no_intercept_are_refused_before_the_release():
     budget = PrivacyBudget(1.0, 1e-6)
     for vault, arguments, match in (
         (PrivateLabels(Y % 2, 2, budget=budget), {}, "got 2 classes"),
-        (PrivateLabels(Y, low=0, high=10, budget=budget), {"intercept": False}, "has an intercept"),
+        (PrivateLabels(Y, low=0, high=10, budget=budget), {"intercept": False}, "an intercept"),
         (PrivateLabels(Y, low=0, high=10, budget=budget), {"penalty": "bayes"}, "must be 'auto'"),
     ):
         with pytest.raises(ValueError, match=match):

@@ -213,7 +213,7 @@ def test_a_vault_of_rows_of_labels(examples):
         PrivateRidge(1.0, 1e-6).fit(examples.features, vault)
     other = PrivateLabels(rows, num_labels=3, budget=TINY)
     for told in ({"num_labels": 2}, {"num_classes": 3}):
-        with pytest.raises(ValueError, match="is not that of the PrivateLabels"):
+        with pytest.raises(ValueError, match="differs from the PrivateLabels"):
             PrivateRidge(1.0, 1e-6, **told).fit(examples.features, other)
     assert other.guarantee().epsilon == 0.0
 
@@ -274,7 +274,7 @@ def test_bad_input(examples):
         ({"num_labels": 3}, "rows", "num_classes or classes together with num_labels"),
         ({"penalty": "cv"}, "classes", "penalty must be 'auto'"),
         ({"penalty": -1.0}, "classes", "penalty must be finite and above"),
-        ({"max_bytes": 4e3}, "classes", r"8 features need .* at most 7 fit in max_bytes"),
+        ({"max_bytes": 4e3}, "classes", r"at most 7 features for max_bytes.*got 8"),
         ({"num_classes": None, "num_labels": 3}, "classes", r"must have shape \(n, 3\)"),
     ]:
         settings = {"epsilon": 1.0, "delta": 1e-6, "num_classes": 3, **arguments}
@@ -291,18 +291,18 @@ def test_labels_outside_of_their_range_are_refused_and_not_shown(examples):
 def test_bad_input_with_a_vault_costs_nothing(examples):
     x = examples.features
     vault = PrivateLabels(examples.classes, num_classes=3, budget=TINY)
-    with pytest.raises(ValueError, match="num_classes is not that of the PrivateLabels"):
+    with pytest.raises(ValueError, match="num_classes differs from the PrivateLabels"):
         PrivateRidge(1.0, 1e-6, num_classes=4).fit(x, vault)
     with pytest.raises(ValueError, match="insecure_seed must be None with a PrivateLabels"):
         PrivateRidge(1.0, 1e-6, insecure_seed=1).fit(x, vault)
-    with pytest.raises(ValueError, match="num_labels is not that of the PrivateLabels"):
+    with pytest.raises(ValueError, match="num_labels differs from the PrivateLabels"):
         PrivateRidge(1.0, 1e-6, num_labels=3).fit(x, vault)
     for bad in (np.where(np.arange(3000)[:, None] == 7, np.nan, x), np.ones((3000, 2)), 0 * x):
         with pytest.raises(ValueError, match="features"):
             PrivateRidge(1.0, 1e-6).fit(bad, vault)
     with pytest.raises(BudgetExceededError):  # before the features are read
         PrivateRidge(1.1, 1e-6).fit(np.full((3000, 2), np.nan), vault)
-    with pytest.raises(ValueError, match="2999 rows of features and 3000 labels"):
+    with pytest.raises(ValueError, match=r"expected 2999 labels, .*got 3000"):
         PrivateRidge(1.0, 1e-6).fit(x[:-1], vault)
     assert vault.guarantee().epsilon == 0.0
 
@@ -340,13 +340,13 @@ def test_prediction_needs_a_fit_and_the_same_features(examples):
         with pytest.raises(ValueError, match="not fitted"):
             unfitted()
     one = head().fit(x, examples.classes)
-    with pytest.raises(ValueError, match="7 columns, the head was fitted on 8"):
+    with pytest.raises(ValueError, match="expected 8 features, as in fit, got 7"):
         one.predict(x[:, :7])
-    with pytest.raises(ValueError, match=r"1 row\(s\) hold NaN"):
+    with pytest.raises(ValueError, match=r"1 row\(s\) have NaN"):
         one.predict(np.where(np.arange(3000)[:, None] == 7, np.nan, x))
     assert np.all(np.isfinite(one.decision_function(np.zeros((2, 8)))))
     assert one.predict(x[:0]).shape == (0,) and one.predict_proba(x[:0]).shape == (0, 3)
-    with pytest.raises(ValueError, match=r"labels must have shape \(3000,\)"):
+    with pytest.raises(ValueError, match=r"shape of the predictions, \(3000,\)"):
         one.score(x, examples.classes[:, None])
 
 

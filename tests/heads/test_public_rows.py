@@ -164,7 +164,7 @@ def test_rows_that_are_not_finite_are_refused(bad):
     x = table(dtype=np.float64)
     x[[17, 19, 30], 2] = bad
     with pytest.raises(
-        ValueError, match=r"3 row\(s\) hold NaN, infinity .* first at row 17, column\(s\) 2\."
+        ValueError, match=r"3 row\(s\) have NaN, infinity .* first at row 17, column\(s\) 2\."
     ):
         rows_of(x).survey()
 
@@ -179,22 +179,20 @@ def test_large_and_small_units_make_no_difference():
 def test_rows_of_zeros_are_refused():
     x = table()
     x[[3, 9, 100]] = 0.0
-    with pytest.raises(
-        ValueError, match=r"3 row\(s\) of features are all zero, the first at row 3:"
-    ):
+    with pytest.raises(ValueError, match=r"3 row\(s\) of zeros, the first at row 3\."):
         rows_of(x).survey()
 
 
 @pytest.mark.parametrize(("value", "noise_to_signal"), [(0.1, None), (1e-20, 0.1)])
 def test_features_that_never_change_are_refused(value, noise_to_signal):
-    with pytest.raises(ValueError, match="all rows of features are the same"):
+    with pytest.raises(ValueError, match="got equal rows"):
         designed(np.full((10, 3), value), noise_to_signal=noise_to_signal)
 
 
 def test_too_many_features_say_how_many_fit():
     wide = np.eye(2, 9000, dtype=np.float32)
     with pytest.raises(
-        ValueError, match=r"9000 features need 3\.2 GB .* at most \d+ fit"
+        ValueError, match=r"at most \d+ features .* got 9000, which need 3\.2 GB"
     ) as caught:
         rows_of(wide, max_bytes=2e9).survey()
     fit = int(str(caught.value).split("at most ")[1].split()[0])

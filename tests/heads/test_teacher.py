@@ -109,5 +109,5 @@ def test_bad_arguments(arguments, error, message):
 
 def test_bad_batches():
     made = teacher_labels(P)
-    with pytest.raises(ValueError, match="there are 5 inputs, and example 5 was kept"):
+    with pytest.raises(ValueError, match="expected more than 5 inputs, got 5"):
         made.batches(np.zeros((5, 1)), 2)

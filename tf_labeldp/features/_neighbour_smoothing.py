@@ -1,4 +1,4 @@
-"""Features smoothed over the graph of their own nearest neighbours, without labels."""
+"""Features smoothed over their nearest-neighbour graph, without labels."""
 
 from __future__ import annotations
 
@@ -19,77 +19,77 @@ from tf_labeldp.features.reader import FeatureRows, checked_finite
 
 _Self = TypeVar("_Self", bound="NeighbourSmoothing")
 _BLOCK = 4096
-"""Rows that are mapped at a time."""
+"""Rows mapped at a time."""
 _QUERIES = 512
-"""Queries whose products with all rows are in memory at a time."""
+"""Queries compared with all rows at a time, which bounds memory."""
 _GROUPS = 32
-"""Groups of rows of which only the best are searched for the largest products."""
+"""Groups of rows: only the groups with the largest maxima are searched."""
 _SAME = 1.0 - 1e-6
-"""Cosines above count as the row itself."""
+"""Cosine above which a row counts as equal to the query."""
 _SAMPLE = 20_000
 """Rows from which the principal directions are computed."""
 _SEARCH_COMPONENTS = 100
-"""Principal directions in which neighbours are looked for, at most."""
+"""The most principal directions that the search for neighbours uses."""
 _NEGLIGIBLE = 0.01
-"""The weight of the start at which the smoothing ends."""
+"""Remaining weight of the initial features at which smoothing stops."""
 _COLUMNS = 64
-"""Features that are smoothed at a time."""
+"""Features smoothed at a time."""
 _EXACT_PAIRS = 1e10
-"""Pairs of examples up to which all are compared: a minute on one core."""
+"""The most pairs of examples for an exact search: a minute on one core."""
 _LISTS, _SEARCHED_LISTS = 4.0, 32
-"""Lists over the root of the number of rows, and lists that are searched for a query."""
+"""Number of lists divided by the square root of the row count; lists searched per query."""
 _TRAINING_ROWS, _TRAINING_ROUNDS = 32, 5
-"""Rows per list and rounds of the k-means that makes the lists."""
+"""Rows per list, and rounds, of the k-means that builds the lists."""
 _FOUND = 4096
-"""Neighbours that the search by lists returns for a query at most, its equals included."""
+"""The most neighbours per query that the list search returns, equal rows included."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class NeighbourSmoothing(FeatureMap):
-    """Draws the features of each example towards those of its nearest neighbours.
+    """Pulls the features of each example towards the features of its nearest neighbours.
 
     Features that vary slowly over the graph of neighbours separate classes in few strong
     directions, and a release of few strong directions loses less to noise. With P the mean over an
     example's nearest neighbours, features X become the fixed point of
-    ``F = strength * P F + (1 - strength) * X``; a new example takes those of its neighbours in the
-    training set.
+    ``F = strength * P F + (1 - strength) * X``. For a new example, P averages over its neighbours
+    in the training set.
 
     X are the principal components of the encoder's outputs. Neighbours are nearest by cosine in
-    the first 100 of them, each divided by the fourth root of its variance; equals do not count.
+    the first 100 components, each divided by the fourth root of its variance. Equal rows are
+    not neighbours.
 
     Guarantee:
-        No label is looked at, so fitting and using it costs no budget, as long as the examples are
-        public. The features of an example depend on the other examples, which are public too.
+        The map reads no label. Fitting and using it costs no budget if the examples are public.
+        The features of an example depend on the other examples, which are public too.
 
-    Source: the graph and its fixed point are those of Zhou et al., "Learning with local and global
-    consistency" (2004), who smooth labels; here features are smoothed, before a private release.
+    Source: Zhou et al., "Learning with local and global consistency" (2004), smooth labels over the
+    graph to the same fixed point; here features are smoothed, before a private release.
 
     The gain depends on whether neighbours share labels: large on MNIST and Fashion-MNIST, a small
-    loss on Adult, a table (``docs/heads.md``).
+    loss on the table Adult (``docs/heads.md``).
 
     Up to 100,000 examples all pairs are compared: 20 seconds on one core for 60,000. For more, with
-    ``pip install 'tf-labeldp[neighbours]'`` (faiss-cpu), lists of similar rows are searched: 99 %
-    of the nearest ten were found, heads lost 0.1 points of accuracy, and a million examples took
-    six minutes on two busy cores, in place of an hour or two.
+    ``pip install 'tf-labeldp[neighbours]'`` (faiss-cpu), lists of similar rows are searched: this
+    found 99 % of the nearest ten, heads lost 0.1 points of accuracy, and a million examples took
+    six minutes on two busy cores instead of an hour or two.
 
     The map and its Keras model keep two tables of the training set, 120 megabytes for 60,000
-    examples; to ship less, distil the head into a small model (``teacher_labels``).
+    examples. To ship less, distil the head into a small model (``teacher_labels``).
 
     Args:
-        encoder: from raw inputs to features (n, d), as for ``FeatureRows``; None for features.
+        encoder: maps raw inputs to features (n, d), as in ``FeatureRows``; None for none.
         num_neighbours: number of nearest neighbours.
-        strength: in [0, 1), the weight of the neighbours; 0 for none.
-        num_components: number of principal components, at most.
-        seed: of the lists of similar rows; the same seed gives the same features.
+        strength: in [0, 1), the weight of the neighbours; 0 turns smoothing off.
+        num_components: the most principal components.
+        seed: draws the lists of similar rows; the same seed gives the same features.
 
     Attributes:
         n_features_out_: number of features.
-        feature_names_in_: names of the columns of ``fit``, if any; ``transform`` refuses others.
+        feature_names_in_: column names in ``fit``, if any; ``transform`` refuses others.
 
     Raises:
-        TypeError: features that are not numbers.
-        ValueError: arguments out of range, too few rows, numbers that are not finite, or an encoder
-            that was trained on private labels.
+        TypeError: the features are not numbers.
+        ValueError: arguments out of range, too few rows, or numbers that are not finite.
 
     Example:
         >>> import numpy as np
@@ -107,17 +107,17 @@ class NeighbourSmoothing(FeatureMap):
     seed: int = 0
 
     def fit(self: _Self, inputs: Public[Any], labels: Setting[Any] = None) -> _Self:
-        """Finds the principal directions and the neighbours, and smooths.
+        """Finds the principal directions and the neighbours, and smooths the features.
 
         Args:
-            inputs: public, of a kind that ``FeatureRows`` reads; more rows than ``num_neighbours``.
-            labels: not looked at; scikit-learn's pipelines pass them to every step.
+            inputs: public inputs that ``FeatureRows`` reads; more rows than ``num_neighbours``.
+            labels: ignored; scikit-learn's pipelines pass them to every step.
 
         Returns:
             The map itself.
 
         Warns:
-            UserWarning: there are too many rows to compare all pairs in minutes, and no faiss-cpu.
+            UserWarning: comparing all pairs takes more than minutes, and faiss-cpu is missing.
         """
         del labels
         k = _validate.integer_at_least("num_neighbours", self.num_neighbours, 1)
@@ -127,8 +127,8 @@ class NeighbourSmoothing(FeatureMap):
         self.receipts_ = rows.receipts
         if len(rows) <= k:
             raise ValueError(
-                f"there are {len(rows)} rows for {k} neighbours of each. Give more rows, or a "
-                "smaller num_neighbours."
+                f"expected more than num_neighbours={k} rows, got {len(rows)}. Give more rows, or "
+                "a smaller num_neighbours."
             )
         self._find_directions(rows)
         start = self._components(rows)
@@ -145,7 +145,7 @@ class NeighbourSmoothing(FeatureMap):
         """Returns the smoothed features of examples, ``float32`` (m, num_features).
 
         Args:
-            inputs: as in ``fit``, of any number of rows.
+            inputs: as in ``fit``, with any number of rows.
 
         Raises:
             ValueError: not fitted, or other features than in ``fit``.
@@ -161,15 +161,15 @@ class NeighbourSmoothing(FeatureMap):
         return strength * (step @ self._smooth) + (np.float32(1.0) - strength) * start
 
     def fit_transform(self, inputs: Public[Any], labels: Setting[Any] = None) -> np.ndarray:
-        """Returns the smoothed features of the inputs that it is fitted on; looks at no labels."""
+        """Fits and returns the smoothed features of the same inputs; ignores labels."""
         del labels
         return self.fit(inputs)._smooth.copy()
 
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from raw inputs to the smoothed features; it saves and loads.
 
-        Import ``tf_labeldp.keras_layers`` before you load its file. Of neighbours that are equally
-        near to the last digit, it may take others than ``transform``.
+        Import ``tf_labeldp.keras_layers`` before you load its file. Among neighbours at the same
+        distance up to rounding, it may choose others than ``transform``.
 
         Raises:
             TypeError: the encoder is a plain function, which has no Keras model.
@@ -222,7 +222,7 @@ class NeighbourSmoothing(FeatureMap):
         )
         kept = values > 1e-9 * max(values[-1], 1e-30)
         if not np.any(kept):
-            raise ValueError("all rows are equal; give rows that differ.")
+            raise ValueError("expected rows that differ, got equal rows. Check how they were read.")
         self._vectors = vectors[:, kept][:, ::-1].astype(np.float32)
         self._variances = values[kept][::-1].astype(np.float32)
 
@@ -232,7 +232,7 @@ class NeighbourSmoothing(FeatureMap):
             part = _block(rows, slice(at, at + _BLOCK))
             if part.shape[1] != self._mean.size:
                 raise ValueError(
-                    f"there are {part.shape[1]} features, in fit there were {self._mean.size}."
+                    f"expected {self._mean.size} features, as in fit, got {part.shape[1]}."
                 )
             out[at : at + _BLOCK] = (part - self._mean) @ self._vectors
         return out
@@ -258,11 +258,11 @@ def _averaging(neighbours: np.ndarray, size: int) -> Any:
 
 
 def _smooth_in_place(start: np.ndarray, neighbours: np.ndarray, strength: float) -> None:
-    """Makes features (n, d) the fixed point of ``F = strength * P F + (1 - strength) * F0``."""
+    """Replaces features F0 (n, d) by the fixed point ``F = strength P F + (1 - strength) F0``."""
     from scipy.sparse import csgraph
 
     size = len(start)
-    # Rows in an order in which neighbours are close together, so that these are in the cache.
+    # This order puts neighbours close together, so that the cache holds them.
     order = csgraph.reverse_cuthill_mckee(_averaging(neighbours, size))
     places = np.empty(size, np.int32)
     places[order] = np.arange(size, dtype=np.int32)
@@ -279,19 +279,19 @@ def _smooth_in_place(start: np.ndarray, neighbours: np.ndarray, strength: float)
         start[order, at : at + _COLUMNS] = part
 
     with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(smooth, range(0, start.shape[1], _COLUMNS)):
-            pass  # raises what a thread has raised
+        # Reading the results raises the errors of the threads.
+        list(pool.map(smooth, range(0, start.shape[1], _COLUMNS)))
 
 
 def find_neighbours(queries: np.ndarray, rows: np.ndarray, num: int, seed: int) -> np.ndarray:
-    """Returns the nearest rows of each query, approximately where there are too many pairs."""
+    """Returns the nearest rows of each query; the search is approximate for too many pairs."""
     pairs = float(len(queries)) * len(rows)
     if pairs <= _EXACT_PAIRS:
         return nearest_neighbours(queries, rows, num)
     if find_spec("faiss") is not None:
         return listed_neighbours(queries, rows, num, seed)
     _validate.warn(
-        f"{len(queries):,} examples are compared with {len(rows):,} one by one, about "
+        f"comparing {len(queries):,} examples with {len(rows):,} takes about "
         f"{pairs / 1e10:,.0f} minutes on one core. pip install 'tf-labeldp[neighbours]' for an "
         "approximate search, which takes minutes for a million."
     )
@@ -299,10 +299,10 @@ def find_neighbours(queries: np.ndarray, rows: np.ndarray, num: int, seed: int) 
 
 
 def listed_neighbours(queries: np.ndarray, rows: np.ndarray, num: int, seed: int) -> np.ndarray:
-    """Returns the result of ``nearest_neighbours``, except for rows in lists that are not searched.
+    """Returns ``nearest_neighbours``, but misses rows in lists that are not searched.
 
-    Lists are around the centres of k-means, and those with the centres nearest to a query are
-    searched. The same seed finds the same rows.
+    K-means assigns each row to a list; a query searches the lists with the nearest centres. The
+    same seed finds the same rows.
     """
     import faiss
 
@@ -316,7 +316,7 @@ def listed_neighbours(queries: np.ndarray, rows: np.ndarray, num: int, seed: int
     index.train(rows)
     index.add(rows)
     index.nprobe = _SEARCHED_LISTS
-    # Queries with the same nearest centre after each other: their lists are then in the cache.
+    # Consecutive queries share their nearest centre, so that the cache holds their lists.
     order = np.argsort(index.quantizer.search(queries, 1)[1][:, 0], kind="stable")
     found = np.full((len(queries), num), -1, np.int32)
     progress = Progress("Neighbours", len(queries))
@@ -341,15 +341,15 @@ def listed_neighbours(queries: np.ndarray, rows: np.ndarray, num: int, seed: int
 
 
 def nearest_neighbours(queries: np.ndarray, rows: np.ndarray, num: int) -> np.ndarray:
-    """Returns the nearest rows of each query by cosine, without its equals, ``int32`` (m, num).
+    """Returns the nearest rows of each query by cosine, without equal rows, ``int32`` (m, num).
 
-    Queries (m, d) and rows (n, d), more than ``num``, are ``float32`` of unit norm or zero.
+    Queries (m, d) and rows (n, d), with n above ``num``, are ``float32`` of norm one or zero.
     """
     # A row among the nearest lies in one of the ``num`` groups with the largest maxima.
     size, width = rows.shape
     groups = max(1, min(_GROUPS, size // num))
     length = -(-size // groups)
-    # Group j holds the rows j, j + length, j + 2 length, ...: maxima are then taken by columns.
+    # Group j has the rows j, j + length, j + 2 length, ..., so that maxima are taken by columns.
     columns = np.zeros((width, groups * length), np.float32)
     columns[:, :size] = rows.T
     found = np.empty((len(queries), num), np.int32)
@@ -366,7 +366,7 @@ def nearest_neighbours(queries: np.ndarray, rows: np.ndarray, num: int) -> np.nd
         found[start : start + _QUERIES] = np.take_along_axis(places, chosen, axis=1)
         progress.advance(len(products))
     progress.end()
-    return np.minimum(found, size - 1)  # where all rows are equal, any will do
+    return np.minimum(found, size - 1)  # if all rows are equal, any row is right
 
 
 def _largest(values: np.ndarray, num: int) -> np.ndarray:

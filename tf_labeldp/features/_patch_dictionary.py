@@ -1,6 +1,6 @@
-"""Features of images from a dictionary of small patches, learnt without labels.
+"""Image features from a dictionary of small patches, learnt without labels.
 
-The responses of patches to filters are computed as the layer ``PatchFeatures`` does.
+The layer ``PatchFeatures`` computes the same responses of patches to filters.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tf_labeldp.features.reader import collected, is_dataset
 
 _Self = TypeVar("_Self", bound="PatchDictionary")
 _BLOCK_BYTES = 2**21
-"""Bytes of one block's responses, which stay in the cache of a core between the steps."""
+"""Bytes of a block's responses; they fit into the cache of a core between the steps."""
 _SHARE = 512
-"""Images that a thread takes at a time."""
+"""Images per task of a thread."""
 _CLUSTER_ROWS = 16_384
-"""Patches that are compared with the atoms at a time."""
+"""Patches compared with the atoms at a time."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -31,42 +31,42 @@ class PatchDictionary(FeatureMap):
     """Maps images to features by their patches' responses to a learnt dictionary.
 
     ``fit`` samples patches, removes mean and contrast, whitens them, and clusters them into
-    ``num_atoms`` directions. A feature is the mean, over one cell of a grid on the image, of the
-    part of a direction's responses above a threshold, on one of its two sides. 70,000 images of
-    28 x 28 pixels take some 15 seconds on two cores.
+    ``num_atoms`` directions. A feature averages one sign of a direction's responses, less the
+    threshold and cut at zero, over one cell of a grid on the image. 70,000 images of 28 x 28 pixels
+    take some 15 seconds on two cores.
 
-    The defaults give 1,800 features. With ``num_atoms=50, patch_size=(5, 9), pooling=4``, which
-    gives 3,200, a head gained 0.2 to 1 percent of accuracy on MNIST and Fashion-MNIST for epsilon
-    0.05 to 1 at some three times its time; for epsilon 0.01 it lost up to 2.
+    The defaults give 1,800 features. ``num_atoms=50, patch_size=(5, 9), pooling=4`` gives 3,200:
+    with them a head gained 0.2 to 1 percent of accuracy on MNIST and Fashion-MNIST for epsilon
+    0.05 to 1, in about three times the time; for epsilon 0.01 it lost up to 2.
 
     Guarantee:
-        No label is looked at, so fitting and using it costs no budget, as long as images are
-        public and the arguments are chosen without the private labels (not by accuracy on them).
+        The map reads no label. Fitting and using it costs no budget if the images are public and
+        the arguments are chosen without the private labels (not by accuracy on them).
 
     Source: Coates, Ng and Lee, "An analysis of single-layer networks in unsupervised feature
     learning" (2011); Coates and Ng, "Learning feature representations with k-means" (2012).
 
     Args:
-        num_atoms: directions for each patch size.
-        patch_size: side of a patch in pixels, or a tuple of sides for several scales at once.
-        pooling: cells a side of the grid.
-        stride: step between patches.
-        threshold: of the responses, at least zero; about their standard deviation is one.
-        whitening: added to the eigenvalues of the patches' covariance (one on average).
-        contrast: added to a patch's variance, in units of the mean variance of a patch; flat
-            patches stay flat.
+        num_atoms: number of directions per patch size.
+        patch_size: the side of a patch in pixels, or a tuple of sides for several scales.
+        pooling: number of grid cells per side.
+        stride: pixels between neighbouring patches.
+        threshold: subtracted from the responses, whose standard deviation is about one; at least 0.
+        whitening: added to the eigenvalues of the patch covariance (one on average).
+        contrast: added to a patch's variance, in units of the mean patch variance; flat patches
+            stay flat.
         max_patches: the most patches that ``fit`` samples.
-        seed: of the sample and of the first directions; public.
+        seed: draws the sample and the initial directions; public.
 
     Attributes:
-        filters_: the learnt filters, one entry per patch size.
+        filters_: the learnt filters, an entry per patch size.
         image_shape_: (h, w) or (h, w, c).
-        n_features_out_: 2 * num_atoms * pooling^2 for each patch size.
+        n_features_out_: 2 * num_atoms * pooling^2 per patch size.
 
     Raises:
-        TypeError: ``fit`` on arguments of a wrong kind.
-        ValueError: ``fit`` on arguments out of range, images too small for the patch and the grid,
-            of no contrast, or not finite.
+        TypeError: ``fit`` gets arguments of a wrong type.
+        ValueError: ``fit`` gets arguments out of range, or images that are too small for the patch
+            and the grid, without contrast, or not finite.
 
     Example:
         >>> import numpy as np
@@ -90,9 +90,9 @@ class PatchDictionary(FeatureMap):
         """Learns the dictionary.
 
         Args:
-            images: public numbers (n, h, w) or (n, h, w, c), or a ``tf.data.Dataset`` of batches
-                of them, not shuffled. Images of ``transform`` need their scale (0..255 or 0..1).
-            labels: not looked at; scikit-learn's pipelines pass them to every step.
+            images: public numbers (n, h, w) or (n, h, w, c), or an unshuffled ``tf.data.Dataset``
+                of such batches. ``transform`` needs images on the same scale (0..255 or 0..1).
+            labels: ignored; scikit-learn's pipelines pass them to every step.
 
         Returns:
             The map itself.
@@ -109,7 +109,7 @@ class PatchDictionary(FeatureMap):
         )
         self.image_shape_ = tuple(array.shape[1:])
         rng = np.random.default_rng(self.seed)
-        with threadpool_limits(1, user_api="blas"):  # the products are too small for several
+        with threadpool_limits(1, user_api="blas"):  # small products do not pay for more threads
             self.filters_ = tuple(self._learn_filters(array, side, rng) for side in sides)
         self.n_features_out_ = 2 * self.num_atoms * self.pooling**2 * len(sides)
         return self
@@ -118,10 +118,10 @@ class PatchDictionary(FeatureMap):
         """Returns the features of images, ``float32`` (m, num_features), none below zero.
 
         Args:
-            images: (m, h, w) or (m, h, w, c), of the shape and the scale of those of ``fit``.
+            images: (m, h, w) or (m, h, w, c), with the shape and the scale as in ``fit``.
 
         Raises:
-            ValueError: not fitted, images of another shape, or not finite numbers.
+            ValueError: not fitted, images of another shape, or numbers that are not finite.
         """
         from threadpoolctl import threadpool_limits
 
@@ -133,7 +133,7 @@ class PatchDictionary(FeatureMap):
                 f"got {array.shape}. Resize them, or fit again."
             )
         four = array if array.ndim == 4 else array[..., np.newaxis]
-        # By the filters of one patch size, cell, side of a filter, and filter.
+        # The axes are image, patch size, grid cell, sign of the response, filter.
         shape = (len(array), len(self.filters_), self.pooling**2, 2, self.num_atoms)
         features = np.empty(shape, np.float32)
 
@@ -151,7 +151,7 @@ class PatchDictionary(FeatureMap):
         return features.reshape(len(array), self.n_features_out_)
 
     def fit_transform(self, images: Public[Any], labels: Setting[Any] = None) -> np.ndarray:
-        """Fits and returns the features of the same images; labels are not looked at."""
+        """Fits and returns the features of the same images; ignores labels."""
         del labels
         public = public_input(images)
         return self.fit(public).transform(public.value)
@@ -193,8 +193,8 @@ class PatchDictionary(FeatureMap):
         mean_variance = float(variance.mean(dtype=np.float64))
         if mean_variance == 0.0:
             raise ValueError(
-                f"images have no contrast: every sampled patch of {side} x {side} pixels is "
-                "constant. Check how they were read."
+                f"expected images with contrast, got constant patches of {side} x {side} pixels "
+                "only. Check how the images were read."
             )
         contrast_floor = float(self.contrast) * mean_variance
         patches /= np.sqrt(variance + contrast_floor)[:, np.newaxis]
@@ -202,7 +202,7 @@ class PatchDictionary(FeatureMap):
         whitened = (patches - mean.astype(np.float32)) @ whiten.astype(np.float32)
         atoms = spherical_kmeans(whitened.astype(np.float32), self.num_atoms, rng)
         weights = whiten @ atoms.T.astype(np.float64)
-        # Patches have mean zero, so the part of a filter that is constant only costs digits.
+        # Patches have mean zero: the constant part of a filter would only lose digits.
         return Filters(
             side,
             (weights - weights.mean(axis=0)).astype(np.float32),
@@ -243,7 +243,7 @@ def _checked_images(images: Any) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Filters:
-    """Learnt filters of one patch size; the arrays are those of the layer ``PatchFeatures``."""
+    """Learnt filters of one patch size, with the arrays of the layer ``PatchFeatures``."""
 
     patch_size: int
     weights: np.ndarray  # float32 (patch_size^2 * channels, num_atoms), each column of sum zero
@@ -256,8 +256,8 @@ def _pooling_matrix(size: tuple[int, ...], side: int, stride: int, cells: int) -
     rows, columns = ((length - side) // stride + 1 for length in size)
     if min(rows, columns) < cells:
         raise ValueError(
-            f"images of {size[0]} x {size[1]} pixels have {max(rows, 0)} x {max(columns, 0)} "
-            f"places for a patch of {side} x {side}, fewer than the {cells} x {cells} cells. Use a "
+            f"expected at least {cells} x {cells} patches of {side} x {side} pixels, got "
+            f"{max(rows, 0)} x {max(columns, 0)} from images of {size[0]} x {size[1]}. Use a "
             "smaller patch_size, stride or pooling."
         )
     averages = []
@@ -282,7 +282,7 @@ def _fill(
     num_atoms = len(filters.offsets)
     block = max(1, _BLOCK_BYTES // (4 * positions * max(num_atoms, len(filters.weights))))
     block = min(block, len(images))
-    # Reused by all blocks: fresh memory costs more here than the arithmetic.
+    # All blocks reuse these: new memory costs more here than the arithmetic.
     buffers = [
         np.empty(len(filters.weights) * block * positions, np.float32),
         *(np.empty(num_atoms * block * positions, np.float32) for _ in range(2)),
@@ -301,7 +301,7 @@ def _fill(
         np.matmul(transposed, patches, out=responses)
         np.maximum(responses, high, out=above)
         below = np.minimum(responses, low, out=responses)
-        # The pool's columns sum to one, so that what is subtracted may be subtracted after it.
+        # The pool's columns sum to one, so that the bound is subtracted after pooling.
         for side, (values, bound) in enumerate(((above, high), (below, low))):
             pooled = (values.reshape(-1, positions) @ pool).reshape(num_atoms, len(part), cells)
             pooled = np.abs(pooled - bound[:, :, np.newaxis])
@@ -309,12 +309,12 @@ def _fill(
 
 
 def _normalised_patches(images: np.ndarray, filters: Filters, stride: int, out: np.ndarray) -> None:
-    """Fills ``out`` (patch pixels, images * positions) with patches over their contrast."""
+    """Fills ``out`` (patch pixels, images * positions) with patches divided by their contrast."""
     side = filters.patch_size
     n, height, width, channels = images.shape
     rows, columns = (height - side) // stride + 1, (width - side) // stride + 1
     x = images.astype(np.float32)
-    x -= x.mean(axis=(1, 2, 3), keepdims=True)  # large numbers would cost digits below
+    x -= x.mean(axis=(1, 2, 3), keepdims=True)  # large numbers would lose digits below
     patches = out.reshape(side, side, channels, n, rows, columns)
     for i in range(side):
         for j in range(side):
@@ -325,7 +325,7 @@ def _normalised_patches(images: np.ndarray, filters: Filters, stride: int, out: 
             ]
             patches[i, j] = window.transpose(3, 0, 1, 2)
     out -= out.mean(axis=0)
-    # Two passes, not E[p^2] - E[p]^2: the latter loses a patch of low contrast to rounding.
+    # E[p^2] - E[p]^2, in one pass, would lose a patch of low contrast to rounding.
     variance = np.einsum("ij,ij->j", out, out) / np.float32(len(out))
     out /= np.sqrt(variance + np.float32(filters.contrast_floor))
 
@@ -333,7 +333,7 @@ def _normalised_patches(images: np.ndarray, filters: Filters, stride: int, out: 
 def _sample_patches(
     images: np.ndarray, side: int, max_patches: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Returns random patches, ``float32`` (m, side^2 * channels); no more than there are."""
+    """Returns random patches, ``float32`` (m, side^2 * channels), at most all."""
     n, height, width, channels = images.shape
     rows, columns = height - side + 1, width - side + 1
     size = min(max_patches, n * rows * columns)
@@ -369,7 +369,7 @@ def spherical_kmeans(
 
     atoms = _unit(rng.normal(size=(num_atoms, rows.shape[1]))).astype(np.float32)
     for _ in range(rounds):
-        moved = atoms.astype(np.float64)  # keeps an atom without rows where it is
+        moved = atoms.astype(np.float64)  # an atom without rows stays in place
         for start in range(0, len(rows), _CLUSTER_ROWS):
             block = rows[start : start + _CLUSTER_ROWS]
             products = block @ atoms.T

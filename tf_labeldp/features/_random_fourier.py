@@ -16,54 +16,54 @@ from tf_labeldp.features.reader import table_columns
 
 _Self = TypeVar("_Self", bound="RandomFourierFeatures")
 _PAIRS = 2048
-"""Rows in the sample for the median distance, which takes a 2048 x 2048 matrix."""
+"""Rows sampled for the median distance, whose matrix is 2048 x 2048."""
 _BLOCK = 4096
-"""Rows whose features are computed at a time."""
+"""Rows mapped at a time."""
 _MOST_CATEGORIES = 10_000
-"""A column of more is an identifier or free text rather than a choice."""
+"""The most categories of a column; with more it is an identifier or free text."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class RandomFourierFeatures(FeatureMap):
     """Maps a table to random features of a Gaussian kernel and to the encoded columns themselves.
 
-    Numeric columns are standardised; where ``fit`` saw missing numbers (NaN), these become the mean
-    and another column marks them. Categorical columns become one-hot (with one more place for
-    categories that ``fit`` did not see) or are hashed; a missing text is a category of its own
-    (``None`` is ``"None"``, NaN is ``"nan"``). The features are cosines and sines of random
-    projections of the encoded row, and the encoded row itself scaled to unit norm. Every row of
-    features has unit norm.
+    Numeric columns are standardised; if a column lacks numbers (NaN) in ``fit``, the mean replaces
+    them and a second column marks them. Categorical columns are one-hot encoded, with one place for
+    categories that are new after ``fit``, or hashed; a missing text is its own category (``None``
+    is ``"None"``, NaN is ``"nan"``). The features are cosines and sines of random projections of
+    the encoded row, and the encoded row itself scaled to unit norm. Every row of features has unit
+    norm.
 
     Guarantee:
-        No label is looked at, so fitting and using it costs no budget, as long as the table is
-        public and the arguments are chosen without the private labels.
+        The map reads no label. Fitting and using it costs no budget if the table is public and the
+        arguments are chosen without the private labels.
 
     Source: Rahimi and Recht, "Random features for large-scale kernel machines" (2007). Without a
-    linear part, the product of two rows is off the kernel by at most t with probability at least
-    ``1 - 2 exp(-num_features * t**2 / 4)`` (Hoeffding's inequality over num_features / 2
+    linear part, the product of two rows differs from the kernel by at most t with probability at
+    least ``1 - 2 exp(-num_features * t**2 / 4)`` (Hoeffding's inequality over num_features / 2
     frequencies).
 
     Args:
         num_features: even number of features.
-        bandwidth: of the kernel ``exp(-|x - y|^2 / (2 bandwidth^2))`` on encoded rows, or
-            ``"median"`` for the median distance between rows of a sample.
-        categorical: names, or places in a 2-D array, of categorical columns; None takes all that
-            are not numbers, so all of an array of objects.
-        hash_buckets: columns of more categories than this are hashed into this many buckets; None
-            for none.
+        bandwidth: the bandwidth in the kernel ``exp(-|x - y|^2 / (2 bandwidth^2))`` on encoded
+            rows, or ``"median"`` for the median distance between sampled rows.
+        categorical: the categorical columns, by name or by place in a 2-D array; None for all
+            columns that are not numbers, which are all columns of an array of objects.
+        hash_buckets: columns with more categories are hashed into this many buckets; None turns
+            hashing off.
         linear_weight: in [0, 1), the share of the encoded row in the squared norm; zero leaves it
             out.
-        seed: of the frequencies and of the sample; public.
+        seed: draws the frequencies and the sample; public.
 
     Attributes:
-        columns_: how each column is encoded.
+        columns_: the encoding of each column.
         bandwidth_: the bandwidth.
-        n_features_out_: num_features, and unless linear_weight is zero the encoded columns.
+        n_features_out_: num_features, plus the encoded columns unless linear_weight is zero.
 
     Raises:
-        TypeError: ``fit`` on something that is no table, or text in a numeric column.
-        ValueError: ``fit`` on arguments out of range, unknown column names, infinite numbers, or a
-            column without a number.
+        TypeError: ``fit`` gets no table, or text in a numeric column.
+        ValueError: ``fit`` gets arguments out of range, unknown column names, infinite numbers, or
+            a numeric column of NaN alone.
 
     Example:
         >>> import numpy as np
@@ -84,10 +84,10 @@ class RandomFourierFeatures(FeatureMap):
         """Learns the encoding and the bandwidth, and draws the frequencies.
 
         Args:
-            table: public columns (n,) as a dict, structured array or data frame; an array or a
-                sparse matrix (n, p), which is made dense; or a ``tf.data.Dataset`` of batches of
-                these, not shuffled.
-            labels: not looked at; scikit-learn's pipelines pass them to every step.
+            table: public columns (n,) as a dict, structured array or data frame; an array (n, p);
+                a sparse matrix (n, p), which is made dense; or an unshuffled ``tf.data.Dataset``
+                of such batches.
+            labels: ignored; scikit-learn's pipelines pass them to every step.
 
         Returns:
             The map itself.
@@ -99,8 +99,8 @@ class RandomFourierFeatures(FeatureMap):
         size = len(next(iter(columns.values())))
         if len({str(name) for name in columns}) < len(columns):
             raise ValueError(
-                "expected columns whose names differ as text, got two that do not, such as 0 and "
-                "'0'. Rename one of them."
+                "expected column names that differ as text, got two that are equal, such as 0 and "
+                "'0'. Rename one column."
             )
         self.columns_ = learn_columns(columns, self.categorical, self.hash_buckets)
         self._is_matrix = 0 in columns and all(
@@ -122,23 +122,23 @@ class RandomFourierFeatures(FeatureMap):
         """Returns the features of a table, ``float32`` (m, num_features).
 
         Args:
-            table: as in ``fit``. Columns are found by name, in any order, and others ignored; an
-                array has the same columns as in ``fit``.
+            table: as in ``fit``. Columns are found by name in any order, and other columns are
+                ignored; an array needs the same columns as in ``fit``.
 
         Raises:
-            TypeError: a column of another kind than in ``fit``.
-            ValueError: not fitted, columns missing, infinite numbers, or a number missing in a
+            TypeError: a column has another type than in ``fit``.
+            ValueError: not fitted, missing columns, infinite numbers, or missing numbers in a
                 column that was complete in ``fit``.
         """
         self._refuse_unfitted("_frequencies", "fit(table)")
         columns = table_columns(table)
         missing = [repr(column.name) for column in self.columns_ if column.name not in columns]
         if missing:
-            raise ValueError(f"the table lacks columns that fit saw: {', '.join(missing)}.")
+            raise ValueError(f"the table lacks columns of fit: {', '.join(missing)}. Add them.")
         if 0 in columns and len(columns) > len(self.columns_):
             raise ValueError(
-                f"the table has {len(columns)} columns, in fit it had {len(self.columns_)}. Give "
-                "the same ones, or use names: then others are ignored."
+                f"expected {len(self.columns_)} columns, as in fit, got {len(columns)}. Give the "
+                "same columns, or name them: then other columns are ignored."
             )
         size = len(columns[self.columns_[0].name])
         out = np.empty((size, self.n_features_out_), np.float32)
@@ -148,7 +148,7 @@ class RandomFourierFeatures(FeatureMap):
         return out
 
     def fit_transform(self, table: Public[Any], labels: Setting[Any] = None) -> np.ndarray:
-        """Fits and returns the features of the same table; labels are not looked at."""
+        """Fits and returns the features of the same table; ignores labels."""
         del labels
         public = public_input(table)
         return self.fit(public).transform(public.value)
@@ -157,9 +157,9 @@ class RandomFourierFeatures(FeatureMap):
         """Returns a ``keras.Model`` from raw columns to the features; it saves and loads.
 
         It takes an array (n, p) of numbers if ``fit`` did, and otherwise a dict of columns (n, 1)
-        by name: float32, int64, or text. Inputs of names that Keras cannot have, or that a layer
-        has, have others (``column_price_unit`` for ``price/unit``), of which Keras warns; the dict
-        keeps the names of the columns. Import ``tf_labeldp.keras_layers`` before you load its file.
+        by name: float32, int64, or text. If Keras does not allow a column's name, or a layer has
+        it, the input is renamed (``column_price_unit`` for ``price/unit``), and Keras warns; the
+        dict keeps the column names. Import ``tf_labeldp.keras_layers`` before you load its file.
         """
         self._refuse_unfitted("_frequencies", "fit(table)")
         import keras
@@ -187,7 +187,7 @@ class RandomFourierFeatures(FeatureMap):
         note_release(layer, getattr(self, "receipts_", ()))
         if self._is_matrix:
             return keras.Model(encoded, outputs, name="random_fourier_features")
-        # No other layer may have the names of the inputs, which are the columns'.
+        # The inputs have the names of the columns, and no other layer may share these.
         features = keras.Model(encoded, outputs, name="encoded_columns")
         names_in_order = [str(column.name) for column in self.columns_]
         names = input_names(names_in_order)
@@ -198,7 +198,7 @@ class RandomFourierFeatures(FeatureMap):
         return keras_model(inputs, features([*inputs.values()]), "random_fourier_features")
 
     def _features(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the features of encoded rows, as the layer ``FourierFeatures`` does."""
+        """Returns the features of encoded rows; the layer ``FourierFeatures`` computes the same."""
         phases = rows @ self._frequencies
         gain = np.float32(math.sqrt(2.0 * (1.0 - self.linear_weight) / self.num_features))
         parts = [gain * np.cos(phases), gain * np.sin(phases)]
@@ -210,7 +210,7 @@ class RandomFourierFeatures(FeatureMap):
     def _check_arguments(self) -> None:
         if _validate.integer_at_least("num_features", self.num_features, 2) % 2:
             raise ValueError(
-                f"num_features must be even, for pairs of cosine and sine, got {self.num_features}."
+                f"num_features must be even (pairs of cosine and sine), got {self.num_features}."
             )
         if not isinstance(self.bandwidth, str):
             _validate.positive_finite("bandwidth", self.bandwidth)
@@ -219,14 +219,14 @@ class RandomFourierFeatures(FeatureMap):
                 f"bandwidth must be 'median' or a number above zero, got {self.bandwidth!r}."
             )
         if isinstance(self.categorical, str):
-            raise TypeError("categorical must be a list of names, got a single text.")
+            raise TypeError("categorical must be a list of names, got one text. Use [name].")
         if self.hash_buckets is not None:
             _validate.integer_at_least("hash_buckets", self.hash_buckets, 2)
         _validate.number_in("linear_weight", self.linear_weight, "[0, 1)")
 
 
 def _median_distance(rows: np.ndarray) -> float:
-    """Returns the median distance of distinct pairs of rows; one if that is zero."""
+    """Returns the median distance between distinct pairs of rows; one if that is zero."""
     wide = rows.astype(np.float64)
     squares = np.einsum("ij,ij->i", wide, wide)
     distances = squares[:, np.newaxis] + squares - 2.0 * wide @ wide.T
@@ -237,14 +237,14 @@ def _median_distance(rows: np.ndarray) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class NumericColumn:
-    """A column of numbers, standardised; and a second one that marks missing numbers."""
+    """A standardised column of numbers, and a second column that marks missing numbers."""
 
     name: str | int
     mean: float
     stddev: float
     has_missing: bool = False
 
-    input_dtype = "float32"  # of a Keras input
+    input_dtype = "float32"  # for the Keras input
 
     @property
     def width(self) -> int:  # places in an encoded row
@@ -255,9 +255,9 @@ class NumericColumn:
         all_numbers = _numbers(name, values)
         numbers = all_numbers[~np.isnan(all_numbers)]
         if not numbers.size:
-            raise ValueError(f"column {name!r} holds no number, NaN alone. Leave it out.")
+            raise ValueError(f"column {name!r} needs a number, got NaN alone. Leave it out.")
         stddev = float(numbers.std())
-        # Of a constant column, rounding leaves a deviation that must not be divided by.
+        # Rounding gives a constant column a tiny deviation, which must not become a divisor.
         constant = stddev <= 1e-12 * float(np.abs(numbers).max(initial=0.0))
         has_missing = numbers.size < all_numbers.size
         return cls(name, float(numbers.mean()), 1.0 if constant else stddev, has_missing)
@@ -268,8 +268,8 @@ class NumericColumn:
         missing = np.isnan(numbers)
         if not self.has_missing and np.any(missing):
             raise ValueError(
-                f"column {self.name!r} lacks {int(missing.sum())} of {numbers.size} numbers (NaN), "
-                "and in fit it was complete. Fill them in, or fit on rows that lack some."
+                f"column {self.name!r} was complete in fit, and now lacks {int(missing.sum())} of "
+                f"{numbers.size} numbers (NaN). Fill them in, or fit on rows that lack some."
             )
         out[:, 0] = np.where(missing, 0.0, (numbers - self.mean) / self.stddev)
         if self.has_missing:
@@ -278,7 +278,7 @@ class NumericColumn:
     def layers(self, inputs: Any) -> Any:
         import keras
 
-        # The deviation itself and not Normalization, which puts a floor under it.
+        # Normalization would put a floor under the deviation.
         centre = keras.layers.Rescaling(1.0, offset=-self.mean, dtype="float32")
         scaled = keras.layers.Rescaling(1.0 / self.stddev, dtype="float32")(centre(inputs))
         if not self.has_missing:
@@ -290,7 +290,7 @@ class NumericColumn:
 
 @dataclasses.dataclass(frozen=True)
 class CategoricalColumn:
-    """A column of categories: one-hot, with one more place for unknown ones; or hashed."""
+    """A column of categories: hashed, or one-hot with a place for unknown categories."""
 
     name: str | int
     vocabulary: np.ndarray  # sorted; int64 or str
@@ -302,8 +302,8 @@ class CategoricalColumn:
         hashed = buckets is not None and len(vocabulary) > buckets
         if not hashed and len(vocabulary) > _MOST_CATEGORIES:
             raise ValueError(
-                f"column {name!r} has {len(vocabulary)} categories, more than the "
-                f"{_MOST_CATEGORIES} that can be one-hot. Set hash_buckets, leave the column out, "
+                f"expected at most {_MOST_CATEGORIES} categories for a one-hot encoding, got "
+                f"{len(vocabulary)} in column {name!r}. Set hash_buckets, leave the column out, "
                 "or give it as numbers."
             )
         return cls(name, vocabulary, buckets if hashed else None)
@@ -321,8 +321,8 @@ class CategoricalColumn:
         values = _categories(self.name, values)
         if values.dtype.kind != self.vocabulary.dtype.kind:
             raise TypeError(
-                f"column {self.name!r} has categories of dtype {values.dtype}, in fit they were "
-                f"{self.vocabulary.dtype}. Read both in the same way."
+                f"column {self.name!r} needs categories of dtype {self.vocabulary.dtype}, as in "
+                f"fit, got {values.dtype}. Read both in the same way."
             )
         if self.buckets is not None:
             distinct, place = np.unique(values, return_inverse=True)
@@ -330,9 +330,9 @@ class CategoricalColumn:
             codes = np.asarray(self._hashing("int")(words)).ravel()[place.ravel()]
         else:
             codes = np.searchsorted(self.vocabulary, values)
-            known = codes < len(self.vocabulary)
-            known[known] = self.vocabulary[codes[known]] == values[known]
-            codes = np.where(known, codes + 1, 0)  # Keras's lookups put unknown ones first
+            found = codes < len(self.vocabulary)
+            found[found] = self.vocabulary[codes[found]] == values[found]
+            codes = np.where(found, codes + 1, 0)  # Keras's lookups reserve 0 for unknown values
         out[:] = 0.0
         out[np.arange(len(out)), codes] = 1.0
 
@@ -342,7 +342,7 @@ class CategoricalColumn:
         if self.buckets is not None:
             return self._hashing("one_hot")(inputs)
         words = self.vocabulary.tolist()
-        # No category may be the name of the unknown ones.
+        # Keras's token for unknown values must differ from every category.
         if self.vocabulary.dtype.kind == "i":
             lookup, unknown = keras.layers.IntegerLookup, min(words) - 1
         else:
@@ -370,8 +370,8 @@ def learn_columns(
         unknown = sorted(map(repr, chosen - set(table)))
         if unknown:
             raise ValueError(
-                f"categorical names columns that the table lacks: {', '.join(unknown)}. It has "
-                f"{', '.join(map(repr, table))}."
+                f"categorical names columns that the table lacks: {', '.join(unknown)}. Choose "
+                f"from {', '.join(map(repr, table))}."
             )
     return tuple(
         CategoricalColumn.learn(name, values, hash_buckets)
@@ -384,7 +384,7 @@ def learn_columns(
 def encode(
     columns: tuple[Column, ...], table: Mapping[Any, np.ndarray], rows: Any = slice(None)
 ) -> np.ndarray:
-    """Returns some rows of a table as numbers, ``float32`` (m, sum of widths)."""
+    """Returns the chosen rows of a table as numbers, ``float32`` (m, sum of widths)."""
     size = len(table[columns[0].name][rows])
     out = np.empty((size, sum(column.width for column in columns)), np.float32)
     start = 0
@@ -420,13 +420,13 @@ def _categories(name: str | int, values: np.ndarray) -> np.ndarray:
         whole = values.astype(np.int64, copy=True) if np.all(np.isfinite(values)) else None
         if whole is None or not np.array_equal(whole, values):
             raise ValueError(
-                f"column {name!r} is listed as categorical, but its numbers are not whole. Leave "
-                "it numeric, or give its categories as integers or text."
+                f"categorical column {name!r} must be integers or text, got fractions. Leave it "
+                "numeric, or convert its categories."
             )
         return whole
     if values.dtype.kind not in "OUS":
         raise TypeError(
             f"column {name!r} must be numbers or text, got dtype {values.dtype}. Convert it, for "
-            "example dates to days since one of them."
+            "example dates to days since a fixed date."
         )
     return values.astype(str)

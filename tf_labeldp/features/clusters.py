@@ -1,4 +1,4 @@
-"""Clusters of public features, found by k-means or given, and noisy labels that agree with them."""
+"""Clusters of public features, and the noisy labels that agree with their clusters."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from tf_labeldp.mechanisms import RandomizedResponse
 from tf_labeldp.mechanisms.base import checked_mechanism
 
 _MINI_BATCHES_ABOVE = 100_000
-"""Examples beyond which k-means is fitted on mini-batches."""
+"""The most examples for full k-means; beyond it, mini-batches."""
 _ITERATIONS = 100
-"""Rounds of k-means, at most."""
+"""The most rounds of k-means."""
 _MOST_CLUSTERS = 1 << 31
-"""Larger cluster numbers are hashes or ids."""
+"""The most clusters: larger numbers are hashes or ids."""
 _BLOCK_CELLS = 1 << 23
 """Distances in memory at a time."""
 _THREADS = 2
-"""Sums of two threads are the same in either order, those of more are not: another run would give
-other clusters, for which a stored release could not be found again."""
+"""The sum of two threads does not depend on their order, a sum of more does. Another run would then
+find other clusters, for which a store has no release."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Clusters:
-    """A cluster for each example, from ``find_clusters`` or ``Clusters.from_assignments``.
+    """A cluster per example, from ``find_clusters`` or ``Clusters.from_assignments``.
 
     Guarantee:
-        No label is looked at, if the encoder has seen none; clusters are public like the features.
+        The clusters are public like the features, if the encoder was trained without labels.
 
     Attributes:
         assignments: the cluster of each example, ``int64`` (n,) in 0..C-1.
         num_clusters: C.
-        centres: ``float64`` (P, d), of the (encoded) features; P = C, or more after
-            ``merge_small``. None where only the assignments are known.
+        centres: centres in (encoded) feature space, ``float64`` (P, d); P = C, or more after
+            ``merge_small``. None if only the assignments are known.
         cluster_of_centre: the cluster of each centre, ``int64`` (P,); None without centres.
-        encoder: from inputs to features; None for features as they are.
-        feature_names: names of the columns of ``find_clusters``, if any; ``assign`` refuses others.
-        receipts: of the uses of labels behind features and encoder.
+        encoder: maps inputs to features; None if the inputs are features.
+        feature_names: column names in ``find_clusters``, if any; ``assign`` refuses others.
+        receipts: the receipts of features and encoder.
 
     Example:
         >>> features = np.array([[0.0], [0.2], [5.0], [5.1], [9.0]])
@@ -67,15 +67,15 @@ class Clusters:
     def from_assignments(
         cls, assignments: Public[Any], num_clusters: int | None = None
     ) -> Clusters:
-        """Returns clusters without centres, from elsewhere.
+        """Returns clusters without centres, from assignments of your own.
 
         Args:
-            assignments: integers (n,) in 0..C-1, made without looking at labels.
+            assignments: integers (n,) in 0..C-1, made without labels.
             num_clusters: C; None for the largest assignment plus one.
 
         Raises:
             TypeError: the assignments are not integers.
-            ValueError: a wrong shape, none at all, or assignments outside of 0..C-1.
+            ValueError: a wrong shape, no assignment, or assignments outside 0..C-1.
         """
         public = public_input(assignments)
         array = np.asarray(public.value)
@@ -84,7 +84,7 @@ class Clusters:
                 f"assignments must have shape (n,), the cluster of each example, got {array.shape}."
             )
         numbers = _validate.group_numbers(
-            "assignments", array, hint="Examples without a cluster get one of their own."
+            "assignments", array, hint="Give examples without a cluster their own."
         )
         most = int(array.max()) + 1
         if most > _MOST_CLUSTERS:
@@ -109,40 +109,40 @@ class Clusters:
         return int(self.assignments.size)
 
     def assign(self, features: Public[Any]) -> np.ndarray:
-        """Returns the clusters of the nearest centres, ``int64`` (m,); the first of equally near.
+        """Returns the cluster of the nearest centre, ``int64`` (m,); of equally near, the first.
 
         Args:
-            features: (m, ...) as in ``find_clusters``, whose own features get their assignments.
+            features: (m, ...) as in ``find_clusters``; its own features get their assignments.
 
         Raises:
-            ValueError: these clusters have no centres; or features that are not finite, or have
-                other columns.
+            ValueError: the clusters have no centres, or the features are not finite or have other
+                columns.
         """
         if self.centres is None or self.cluster_of_centre is None:
             raise ValueError(
-                "these clusters have no centres, so new examples can't be assigned. Make them with "
-                "find_clusters, or assign new examples where the clusters come from."
+                "assigning new examples needs centres, and these clusters have none. Use "
+                "find_clusters, or assign the examples where the clusters come from."
             )
         rows = FeatureRows(features, self.encoder, columns=self.feature_names, flatten=True).array()
         if rows.shape[1] != self.centres.shape[1]:
             raise ValueError(
-                f"features have {rows.shape[1]} columns, the centres {self.centres.shape[1]}. Give "
-                "the same kind of inputs as to find_clusters."
+                f"expected {self.centres.shape[1]} features, as in the centres, got "
+                f"{rows.shape[1]}. Give the same kind of inputs as to find_clusters."
             )
         return self.cluster_of_centre[_nearest(rows, self.centres)]
 
     def merge_small(self, minimum_size: int) -> Clusters:
-        """Returns clusters of which each has at least ``minimum_size`` examples.
+        """Returns clusters with at least ``minimum_size`` examples each.
 
-        A smaller cluster joins, whole, the larger one whose centre is nearest to its own; numbers
-        follow the order of those kept. A histogram adds noise of about ``3 / (epsilon m)`` to each
-        class's share in a cluster of m examples, so the priors of small ones are mostly noise.
+        A smaller cluster joins, as a whole, the large cluster with the nearest centre; the kept
+        clusters are renumbered in order. A histogram adds noise of about ``3 / (epsilon m)`` to
+        each class share in a cluster of m examples: small clusters have priors of mostly noise.
 
         Args:
             minimum_size: at least 1; public.
 
         Raises:
-            ValueError: no cluster is as large, or these have no centres.
+            ValueError: no cluster is large enough, or the clusters have no centres.
         """
         sizes = self.sizes
         large = sizes >= minimum_size
@@ -150,12 +150,12 @@ class Clusters:
             return self
         if not large.any():
             raise ValueError(
-                f"no cluster has minimum_size={minimum_size} examples; the largest has "
+                f"expected a cluster of minimum_size={minimum_size} examples, got at most "
                 f"{int(sizes.max())}. Use a smaller minimum_size, or fewer clusters."
             )
         if self.centres is None or self.cluster_of_centre is None:
             raise ValueError(
-                "these clusters have no centres, so distances are unknown. Make them with "
+                "merging clusters needs centres, and these clusters have none. Use "
                 "find_clusters, or merge the assignments where they come from."
             )
         new_number = np.cumsum(large) - 1
@@ -164,7 +164,7 @@ class Clusters:
         small = np.flatnonzero(~from_large)
         nearest = _nearest(self.centres[small], self.centres[from_large])
         squares = (self.centres[small] - self.centres[from_large][nearest]) ** 2
-        # Of the centres of one small cluster, the one with the least distance decides.
+        # If a small cluster has several centres, the least distance decides.
         order = np.lexsort((squares.sum(axis=1), self.cluster_of_centre[small]))
         merged, first = np.unique(self.cluster_of_centre[small][order], return_index=True)
         new_number[merged] = new_number[owners[nearest[order][first]]]
@@ -176,7 +176,7 @@ class Clusters:
         )
 
     def summary(self, below: int = 50) -> str:
-        """Returns one line on the sizes, with the number of clusters of fewer than ``below``."""
+        """Returns a line on the sizes, with the number of clusters below ``below`` examples."""
         sizes = self.sizes
         return (
             f"{self.num_clusters:,} clusters of {len(self):,} examples: sizes {sizes.min():,} to "
@@ -196,27 +196,27 @@ def find_clusters(
 ) -> Clusters:
     """Returns clusters of public features by k-means.
 
-    Uses scikit-learn's ``KMeans`` up to 100,000 examples, and its ``MiniBatchKMeans`` beyond. The
-    same features and seed give the same clusters on one machine; another may round differently. To
-    be sure, keep the ``assignments``.
+    Uses scikit-learn's ``KMeans`` up to 100,000 examples, and ``MiniBatchKMeans`` for more. The
+    same features and seed give the same clusters on one machine; another machine may round
+    differently, so keep the ``assignments``.
 
     Guarantee:
-        No label is looked at. Assumes that ``encoder`` has seen none of the labels either, except
-        through uses that its receipts count.
+        k-means reads no label. Assumes that ``encoder`` was made without the labels, except for
+        uses that its receipts count.
 
     Source: steps 2 and 3 of Algorithm 4 of ``ghazi2021``.
 
     Args:
-        features: numbers (n, ...), finite, flattened to (n, d), or inputs of the encoder, of any
-            kind that ``FeatureRows`` reads.
-        num_clusters: C, at least 1, at most n.
-        encoder: as for ``FeatureRows``.
-        seed: of the starting centres; public.
+        features: finite numbers (n, ...), flattened to (n, d), or inputs of the encoder; any input
+            that ``FeatureRows`` reads.
+        num_clusters: C, in 1..n.
+        encoder: as in ``FeatureRows``.
+        seed: draws the initial centres; public.
 
     Raises:
-        TypeError: features that are no numbers, or an encoder that is none.
-        ValueError: features that are empty, not finite or of a wrong shape; an encoder whose
-            outputs are not (m, d); more clusters than examples.
+        TypeError: the features are not numbers, or ``encoder`` is no encoder.
+        ValueError: the features are empty, not finite or of a wrong shape, the encoder's outputs
+            are not (m, d), or there are more clusters than examples.
 
     Example:
         >>> features = np.repeat([[0.0, 1.0], [4.0, 4.0]], [30, 20], axis=0)
@@ -247,7 +247,7 @@ def _kmeans_centres(rows: np.ndarray, num_clusters: int, seed: int) -> np.ndarra
     from sklearn import cluster
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    # Moved and scaled, single precision holds any numbers: it is half the memory and time.
+    # After centring and scaling, single precision is exact enough, in half the memory and time.
     mean = rows.mean(axis=0, dtype=np.float64)
     ends = np.stack([rows.min(axis=0), rows.max(axis=0)])
     scale = float(np.max(np.abs(ends - mean))) or 1.0
@@ -269,8 +269,8 @@ def _kmeans_centres(rows: np.ndarray, num_clusters: int, seed: int) -> np.ndarra
 
 
 def _nearest(rows: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """Returns the index of the nearest centre, the first of equally near ones, ``int64`` (m,)."""
-    # Moved and scaled, squares neither cancel nor overflow.
+    """Returns the index of the nearest centre, ``int64`` (m,); of equally near, the first."""
+    # After centring and scaling, squares neither cancel nor overflow.
     mean = centres.mean(axis=0)
     scale = float(np.max(np.abs(centres - mean))) or 1.0
     moved = (centres - mean) / scale
@@ -292,7 +292,7 @@ def _frozen(array: np.ndarray) -> np.ndarray:
 
 
 def checked_clusters(clusters: Any) -> Clusters:
-    """Returns ``Clusters``, also of an array of assignments."""
+    """Returns ``Clusters``, made of assignments if these are an array."""
     public = public_input(clusters)
     if not isinstance(public.value, Clusters):
         return Clusters.from_assignments(public)
@@ -301,18 +301,18 @@ def checked_clusters(clusters: Any) -> Clusters:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DenoisedLabels:
-    """The examples that keep their noisy label in ``denoise_labels``, and the others.
+    """The examples that keep their noisy label in ``denoise_labels``, and the other examples.
 
     Attributes:
         labelled: the examples whose noisy label is the class of their cluster, ascending, ``int64``
             (m,).
         labels: their labels, ``int64`` (m,).
         unlabelled: the other examples, ascending, ``int64`` (n - m,).
-        cluster_classes: the class of each cluster, ``int64`` (C,); 0 for an empty one.
+        cluster_classes: the class of each cluster, ``int64`` (C,); 0 for an empty cluster.
         kept_fraction: m / n.
         mechanism: the randomized response that drew the labels, or None.
         cluster_accuracy: as in ``denoise_labels``, or None.
-        receipts: of the uses of labels behind noisy labels and clusters.
+        receipts: the receipts of noisy labels and clusters.
 
     Example:
         >>> mechanism = RandomizedResponse(epsilon=1.0, num_classes=2)
@@ -333,39 +333,39 @@ class DenoisedLabels:
     def expected_purity(self, cluster_accuracy: float | None = None) -> float:
         """Returns the share of kept labels that are true, by equation 8 of ``tang2022``.
 
-        ``e^eps / (e^eps + (1 - a) / a)`` for randomized response and clusters whose class is the
-        true one for a share ``a`` of the examples, with errors that are the same for all classes
-        and independent of the noise.
+        The share is ``e^eps / (e^eps + (1 - a) / a)`` for randomized response, if the class of the
+        cluster is true for a share ``a`` of the examples, with errors that are independent of the
+        noise and the same for all classes.
 
         Args:
-            cluster_accuracy: a in [0, 1]; None for that of ``denoise_labels``, or else for
-                ``estimated_cluster_accuracy()``.
+            cluster_accuracy: a in [0, 1]; None for the value in ``denoise_labels``, and without it
+                for ``estimated_cluster_accuracy()``.
         """
         a = self._accuracy(cluster_accuracy)
         kept, other, _ = self._channel()
         return a / (a + (1.0 - a) * other / kept) if a > 0.0 else 0.0
 
     def expected_kept_fraction(self, cluster_accuracy: float | None = None) -> float:
-        """Returns the share of examples whose labels are expected to be kept.
+        """Returns the expected share of examples that keep their label.
 
-        ``a p + (1 - a) (1 - p) / (K - 1)`` under the assumptions of ``expected_purity``, where p is
-        the probability that randomized response keeps a label.
+        The share is ``a p + (1 - a) (1 - p) / (K - 1)`` under the assumptions of
+        ``expected_purity``, where p is the probability that randomized response keeps a label.
 
         Args:
-            cluster_accuracy: as for ``expected_purity``.
+            cluster_accuracy: as in ``expected_purity``.
         """
         kept, other, _ = self._channel()
         a = self._accuracy(cluster_accuracy)
         return a * kept + (1.0 - a) * other
 
     def estimated_cluster_accuracy(self) -> float:
-        """Returns the share a of true cluster classes that explains the kept fraction.
+        """Returns an estimate of ``a``, in [0, 1], from the kept fraction.
 
-        Unbiased where each cluster has one class that the noise can't outvote; clusters of few
-        examples agree with their own noise, which makes the estimate too high. Clipped to [0, 1].
+        It is unbiased if the noise can't outvote the class of any cluster. Small clusters agree
+        with their own noise, which makes the estimate too high.
 
         Guarantee:
-            Computed from noisy labels; nothing is charged.
+            Post-processing of noisy labels; nothing is charged.
         """
         _, other, gap = self._channel()
         return min(max((self.kept_fraction - other) / gap, 0.0), 1.0)
@@ -377,11 +377,11 @@ class DenoisedLabels:
         return self.estimated_cluster_accuracy() if accuracy is None else accuracy
 
     def _channel(self) -> tuple[float, float, float]:
-        """Returns P[y | y], P[z | y] for another class z, and their difference to all digits."""
+        """Returns P[y | y], P[z | y] for another class z, and their exact difference."""
         if self.mechanism is None:
             raise ValueError(
-                "the mechanism of the noisy labels is not known; give denoise_labels the "
-                "RandomizedResponse that drew them, mechanism=."
+                "expected the mechanism of the noisy labels, got None. Give denoise_labels the "
+                "RandomizedResponse that drew them as mechanism=."
             )
         shrink = math.exp(-self.mechanism.epsilon)
         kept = 1.0 / (1.0 + (self.mechanism.num_classes - 1) * shrink)
@@ -397,9 +397,9 @@ def denoise_labels(
 ) -> DenoisedLabels:
     """Returns the noisy labels that agree with the majority of their cluster.
 
-    The class of a cluster is the most frequent of its noisy labels (the lowest of several, 0 for
-    an empty cluster). An example whose noisy label is that class keeps it; all others become
-    unlabelled examples for semi-supervised learning. Of the remaining labels, more are true.
+    The class of a cluster is its most frequent noisy label (on a tie the lowest; 0 for an empty
+    cluster). An example whose noisy label is that class keeps it; the other examples become
+    unlabelled examples for semi-supervised learning. A larger share of the kept labels is true.
 
     Guarantee:
         Post-processing of noisy labels; nothing is charged. Assumes that the clusters were made
@@ -412,19 +412,19 @@ def denoise_labels(
             keeps the true class the likeliest.
         clusters: ``Clusters``, or integers (n,): the cluster of each example.
         num_classes: K, at least 2.
-        mechanism: the ``RandomizedResponse`` that drew the labels, for the expected numbers; None
-            if they are not needed.
-        cluster_accuracy: in [0, 1], the share of examples whose cluster has their true class, if it
-            is known from elsewhere.
+        mechanism: the ``RandomizedResponse`` that drew the labels; None if you do not need the
+            expected shares.
+        cluster_accuracy: in [0, 1], the share of examples whose cluster has their true class, if
+            you know it.
 
     Returns:
         ``DenoisedLabels``: the examples that keep their label (``labelled``, with ``labels``), the
-        others (``unlabelled``), ``cluster_classes``, ``kept_fraction``; with the mechanism also
-        ``expected_purity()``, ``expected_kept_fraction()``, ``estimated_cluster_accuracy()``.
+        other examples (``unlabelled``), ``cluster_classes``, ``kept_fraction``; with the mechanism
+        also ``expected_purity()``, ``expected_kept_fraction()``, ``estimated_cluster_accuracy()``.
 
     Raises:
-        TypeError: labels or clusters that are not integers, or another mechanism.
-        ValueError: sizes that differ, or arguments out of range.
+        TypeError: labels or clusters are not integers, or the mechanism is of another class.
+        ValueError: sizes differ, or arguments are out of range.
 
     Example:
         >>> denoised = denoise_labels([2, 2, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1], num_classes=3)
@@ -439,15 +439,15 @@ def denoise_labels(
         number = checked_mechanism(mechanism, RandomizedResponse).num_classes
         if number != num_classes:
             raise ValueError(
-                f"num_classes={num_classes} is not that of the mechanism, {number}. Give the "
+                f"expected num_classes={number}, as in the mechanism, got {num_classes}. Give the "
                 "mechanism that drew the labels."
             )
     accuracy = None if cluster_accuracy is None else _checked_accuracy(cluster_accuracy)
     found = checked_clusters(clusters)
     if len(found) != noisy.size:
         raise ValueError(
-            f"there are {noisy.size} noisy labels and {len(found)} examples in the clusters; give "
-            "one label per example, in the same order."
+            f"expected {len(found)} noisy labels, one per example in the clusters, got "
+            f"{noisy.size}. Give them in the same order."
         )
     shape = (found.num_clusters, num_classes)
     flat = found.assignments * num_classes + noisy

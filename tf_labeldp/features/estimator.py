@@ -15,7 +15,7 @@ from tf_labeldp.vault.model_history import counted_weights
 
 _Self = TypeVar("_Self", bound="Estimator")
 _INPUT_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")
-"""Names of Keras inputs that save, load and are exported for serving."""
+"""Input names with which a Keras model saves, loads and exports for serving."""
 _LAYER_NAMES = frozenset(
     """
     above_low clip encoded_columns head label_range neighbour_smoothing neighbours
@@ -23,33 +23,33 @@ _LAYER_NAMES = frozenset(
     unit_spread_rows
     """.split()
 )
-"""Names of the layers behind the inputs; names are unique within a Keras model."""
+"""Layer names that no input may have: Keras needs unique names within a model."""
 
 
 class _Family:
-    """Stands for an estimator and its clones; a class, so that it is pickled."""
+    """The identity that an estimator shares with its clones; a class, so that pickle keeps it."""
 
 
 class Estimator(BaseEstimator):
-    """scikit-learn's estimator, whose encoder is one argument and no estimator inside."""
+    """A scikit-learn estimator that treats its encoder as a value, not as a nested estimator."""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Returns the constructor's arguments by name; those of an encoder are not listed."""
+        """Returns the constructor's arguments by name, without the arguments of an encoder."""
         del deep
         return super().get_params(deep=False)
 
     def set_params(self: _Self, **params: Any) -> _Self:
-        """Sets arguments of the constructor by name; the next ``fit`` uses them."""
+        """Sets constructor arguments by name; the next ``fit`` uses them."""
         inner = [name for name in params if "__" in name]
         if inner:
             raise ValueError(
-                f"Invalid parameter {inner[0]!r}: an encoder is used as it was fitted. Fit another "
-                "one with these arguments, and set that."
+                f"Invalid parameter {inner[0]!r}: an encoder stays as it was fitted. Fit another "
+                "encoder with these arguments, and set it."
             )
         return super().set_params(**params)
 
     def __sklearn_clone__(self: _Self) -> _Self:
-        # scikit-learn would clone an encoder too: unfitted, or without its receipts.
+        # scikit-learn would also clone the encoder, unfitted or without its receipts.
         clone = type(self)(**self.get_params())
         clone._family = self._family_of_clones()
         return clone
@@ -80,21 +80,21 @@ class FeatureMap(Estimator):
 
 
 def tags_of(mixin: type) -> Any:
-    """Returns the tags of scikit-learn (from 1.6 on) of an estimator with this mixin."""
+    """Returns the scikit-learn tags (from 1.6 on) of an estimator with this mixin."""
     return type(mixin.__name__, (mixin, BaseEstimator), {})().__sklearn_tags__()
 
 
 def note_release(layer: Any, receipts: Receipts, weights: Any = None) -> None:
-    """Gives a layer the receipts of its weights, or of some of them, also in its files."""
+    """Attaches receipts to a layer, or to some of its weights; the layer's files keep them."""
     layer.label_dp_receipts = receipts_to_bytes(receipts) if receipts else b""
     if receipts:
         counted_weights(layer, receipts, layer.weights if weights is None else weights)
 
 
 def input_names(columns: list[str]) -> dict[str, str]:
-    """Returns the name of the Keras input of each column: its own where Keras can have it.
+    """Returns a Keras input name per column: the column's name if Keras allows it.
 
-    Names must also differ in their letters, digits and underscores, which alone serving keeps.
+    Serving keeps only letters, digits and underscores, so names also differ in these alone.
     """
     names: dict[str, str] = {}
     taken = set(_LAYER_NAMES)
@@ -116,7 +116,7 @@ def input_names(columns: list[str]) -> dict[str, str]:
 
 
 def keras_model(inputs: Any, outputs: Any, name: str) -> Any:
-    """Returns a Keras model, whose inputs may have other names than their columns."""
+    """Returns a Keras model; its inputs may be named differently from their columns."""
     import keras
 
     with warnings.catch_warnings():
@@ -135,22 +135,22 @@ def with_encoder(encoder: Any, width: int) -> tuple[Any, Any]:
     model = encoder.to_keras() if hasattr(encoder, "to_keras") else encoder
     if not isinstance(model, keras.Model):
         raise TypeError(
-            f"the encoder is {type(encoder).__name__}, which has no Keras model. Pass "
+            f"expected an encoder with a Keras model, got {type(encoder).__name__}. Pass "
             "to_keras(encoder=...) a Keras model that computes the same features."
         )
     try:
-        # A Sequential model has ``inputs``, but ``input`` only once another has called it.
+        # A Sequential model has ``inputs``, but ``input`` only after another model called it.
         old_inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
         shape = tuple(model.output_shape)
     except AttributeError:
         raise TypeError(
-            f"the encoder is a {type(model).__name__}, whose inputs Keras does not know. Wrap it: "
+            f"expected an encoder with Keras inputs, got a {type(model).__name__}. Wrap it: "
             "keras.Model(inputs, encoder(inputs)) with inputs = keras.Input(...)."
         ) from None
     if len(shape) != 2 or shape[1] != width:
         raise ValueError(
-            f"the encoder gives outputs of shape {shape}, the head was fitted on {width} features. "
-            "Pass the encoder that made them, flattened."
+            f"expected an encoder with {width} outputs, as the head was fitted on, got shape "
+            f"{shape}. Pass the encoder that made the features, flattened."
         )
     inputs = keras.tree.map_structure(
         lambda old: keras.Input(tuple(old.shape[1:]), dtype=old.dtype, name=old.name), old_inputs

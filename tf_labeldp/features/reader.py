@@ -1,4 +1,4 @@
-"""``FeatureRows``, the one reader of public input: kinds, how they become numbers, refusals."""
+"""``FeatureRows``, the one reader of public inputs: it checks them and returns numbers."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts
 
 _BLOCK_BYTES = 1 << 26
-"""Bytes of a block in double precision, which suits matrix products."""
+"""Bytes per block in double precision: large enough for fast matrix products."""
 _ENCODED_ROWS = 4096
-"""Rows that an encoder gets at a time."""
+"""Rows per call of an encoder."""
 _FINITE_CELLS = 1 << 24
-"""Numbers that are checked at a time."""
+"""Numbers checked at a time."""
 NO_ROWS = "features hold no rows; give at least one."
 SHUFFLED = (
-    "the data set gave other rows, or the same in another order, when it was read again. It must "
-    "not be shuffled: leave out .shuffle(), or pass reshuffle_each_iteration=False with a seed; "
+    "expected the same rows in the same order on each reading, got others: the data set must not "
+    "be shuffled. Leave out .shuffle(), or pass reshuffle_each_iteration=False with a seed; "
     "augment nothing."
 )
 
@@ -33,24 +33,24 @@ class FeatureRows:
     Args:
         inputs: numbers (n, d): an array, a list of rows, a sparse matrix, a table (a dict of
             columns, a structured array, a data frame of pandas, Polars or Arrow), a tuple of
-            arrays, or a ``tf.data.Dataset`` of batches x or (x, y) of these, which gives the same
-            rows whenever it is read. Or whatever the encoder takes.
+            arrays, or a ``tf.data.Dataset`` of such batches x or (x, y), which gives the same rows
+            on each reading. With an encoder: the inputs that it takes.
         encoder: a fitted map with ``transform``, a Keras model, a callable, or an object with
             ``predict``; None if the inputs are features. It gets arrays in blocks, and all other
             inputs whole.
-        columns: the names of the columns in ``fit``, which are then required; None for any.
-        flatten: whether rows of more dimensions are flattened; otherwise they are refused.
-        max_bytes: the most memory in which ``blocks`` keeps encoded features; larger ones are
-            encoded again on each reading.
+        columns: the required column names, from ``fit``; None for any.
+        flatten: whether rows with more dimensions are flattened; otherwise they are refused.
+        max_bytes: the most memory for the encoded features that ``blocks`` keeps; features that
+            need more are encoded again on each reading.
 
     Attributes:
-        columns: the names of the columns of a table; None for other inputs.
+        columns: the column names of a table; None for other inputs.
         is_encoded: whether there is an encoder.
 
     Raises:
-        TypeError: inputs of another kind or that are no numbers, or an encoder of another kind.
+        TypeError: inputs of another type or without numbers, or an encoder of another type.
         ValueError: no rows, rows of a wrong shape, other columns than in ``fit``, or a data set
-            that has no end or is shuffled. Most of these are raised on reading.
+            that is endless or shuffled. Most of these are raised on reading.
 
     Example:
         >>> rows = FeatureRows({"age": np.array([20, 30]), "height": np.array([1.6, 1.8])})
@@ -71,9 +71,9 @@ class FeatureRows:
         self._inputs, self._encoder = bare(inputs), _checked_encoder(bare(encoder))
         self.is_encoded = self._encoder is not None
         self._flatten, self._max_bytes = flatten, max_bytes
-        self._digest: str | None = None  # of a data set, once it was read
+        self._digest: str | None = None  # set by the first reading of a data set
         self.columns = column_names(self._inputs)
-        # A fitted map knows its columns, and columns of a dict are found by name.
+        # A fitted map checks its own columns, and the columns of a dict are found by name.
         by_name = hasattr(self._encoder, "transform") or isinstance(self._inputs, Mapping)
         if self._encoder is None or not by_name:
             _check_columns(self.columns, columns)
@@ -82,17 +82,17 @@ class FeatureRows:
 
     @property
     def receipts(self) -> Receipts:
-        """The receipts of the uses of labels that inputs and encoder were made of."""
+        """The receipts of inputs and encoder."""
         return public_input(*self._public).receipts
 
     @property
     def num_rows(self) -> int | None:
-        """n; None for a data set, which has to be read for it."""
+        """n; None for a data set, whose rows are counted on reading."""
         return None if is_dataset(self._inputs) else len(self)
 
     @functools.cached_property
     def _source(self) -> tuple[Any, Any]:
-        """Inputs that are read by number, and their encoder; None where these are features."""
+        """Inputs that are read by row number, and their encoder; None if they are features."""
         inputs = collected(self._inputs) if is_dataset(self._inputs) else self._inputs
         is_plain = isinstance(inputs, np.ndarray) and not inputs.dtype.names and inputs.ndim > 0
         if is_plain and self._encoder is not None:
@@ -103,7 +103,7 @@ class FeatureRows:
         return int(self._source[0].shape[0])
 
     def take(self, rows: Setting[Any]) -> np.ndarray:
-        """Returns some rows (m, d), by a slice or their numbers."""
+        """Returns rows (m, d) by a slice or by their numbers."""
         source, encoder = self._source
         block = take_rows(source, rows)
         return block if encoder is None else _features_of(block, encoder)
@@ -119,11 +119,11 @@ class FeatureRows:
     def blocks(
         self, see: Setting[Callable[[Any, Any], None] | None] = None
     ) -> Iterator[np.ndarray]:
-        """Yields all rows in blocks (m, d), and a data set of any size without collecting it.
+        """Yields all rows in blocks (m, d); a data set is streamed, whatever its size.
 
         Args:
-            see: called with inputs before the encoder and their labels or None: for each batch of
-                a data set, and once for all other inputs.
+            see: called with the raw inputs and their labels or None: per batch of a data set, and
+                once for all other inputs.
         """
         if is_dataset(self._inputs):
             yield from self._joined_batches(see)
@@ -136,7 +136,7 @@ class FeatureRows:
             yield block if self._source[1] is None else block.astype(np.float32)
 
     def _block_length(self) -> int:
-        """Returns the rows of a block; encodes all rows once where they may be kept."""
+        """Returns the number of rows per block; encodes all rows now if memory allows."""
         if len(self) == 0:
             raise ValueError(NO_ROWS)
         width = self.take(slice(0, 1)).shape[1]
@@ -160,7 +160,7 @@ class FeatureRows:
             _add_to_digest(digest, x)
             rows = _features_of(x, self._encoder)
             if y is not None and np.shape(y)[:1] != rows.shape[:1]:
-                raise ValueError("a batch has another number of labels than of rows.")
+                raise ValueError("expected one label per row, got another number in a batch.")
             if see is not None:
                 see(x, y)
             if not rows.shape[0]:
@@ -181,7 +181,7 @@ class FeatureRows:
 
 
 def table_columns(table: Any) -> dict[Any, np.ndarray]:
-    """Returns columns (n,) by name, or by place for an array (n, p) or a sparse matrix."""
+    """Returns columns (n,) by name; by place for an array (n, p) or a sparse matrix."""
     if is_dataset(table):
         table = collected(table)
     columns = _columns_of(table)
@@ -195,7 +195,7 @@ def table_columns(table: Any) -> dict[Any, np.ndarray]:
             )
         columns = dict(enumerate(matrix.T))
     if not columns:
-        raise ValueError("the table has no columns; give at least one.")
+        raise ValueError("expected at least one column, got an empty table.")
     shapes = {values.shape for values in columns.values()}
     if len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):
         raise ValueError(
@@ -210,7 +210,7 @@ def is_dataset(inputs: Any) -> bool:
 
 
 def column_names(inputs: Any) -> tuple[str, ...] | None:
-    """Returns the names of the columns of a table or a data set of tables; None of others."""
+    """Returns the column names of a table or a data set of tables; None for other inputs."""
     if is_dataset(inputs):
         spec = inputs.element_spec
         inputs = spec[0] if isinstance(spec, tuple) and spec else spec
@@ -227,14 +227,14 @@ def parts_of(inputs: Any) -> list[Any]:
         return [inputs]
     if all(np.ndim(part) == 1 for part in inputs):
         raise ValueError(
-            f"features are a tuple of {len(inputs)} vectors, which may be rows or columns. Give "
-            "np.stack(features) if they are rows, np.column_stack(features) if columns."
+            f"expected an array, got a tuple of {len(inputs)} vectors, which may be rows or "
+            "columns. Give np.stack(features) for rows, np.column_stack(features) for columns."
         )
     return list(inputs)
 
 
 def as_rows(part: Any) -> Any:
-    """Returns one input whose rows are read by number: an array, a CSR matrix, or a lazy source.
+    """Returns an input with indexable rows: an array, a CSR matrix, or a lazy source.
 
     A lazy source, an object with ``__len__`` and ``__getitem__`` of row numbers, stays as it is.
     """
@@ -242,7 +242,7 @@ def as_rows(part: Any) -> Any:
         return part.tocsr()
     if _is_frame(part) or _is_structured(part):
         array = np.asarray(part)
-        # Columns of different dtypes are joined one by one.
+        # An array of objects or records would keep the columns' dtypes apart.
         return _side_by_side(parts_of(part)) if array.dtype.kind in "OV" else array
     if isinstance(part, (list, tuple)):
         part = np.asarray(part)
@@ -264,13 +264,13 @@ def as_rows(part: Any) -> Any:
 
 
 def take_rows(part: Any, rows: Any) -> Any:
-    """Returns rows of a result of ``as_rows``, sparse ones as a dense array."""
+    """Returns rows from a result of ``as_rows``; sparse rows become a dense array."""
     found = part[rows]
     return found.toarray() if _is_sparse(found) else found
 
 
 def all_rows(part: Any) -> np.ndarray:
-    """Returns a result of ``as_rows`` as one dense array."""
+    """Returns all rows from a result of ``as_rows`` as a dense array."""
     if _is_sparse(part):
         return part.toarray()
     return np.asarray(part if hasattr(part, "__array__") else part[np.arange(len(part))])
@@ -282,7 +282,7 @@ def check_lengths(parts: list[Any]) -> int:
     if len(lengths) > 1:
         raise ValueError(
             f"all parts of features need the same length, got lengths {lengths}. Give one row per "
-            "example in each."
+            "example in each part."
         )
     if not lengths or lengths[0] == 0:
         raise ValueError(NO_ROWS)
@@ -290,19 +290,19 @@ def check_lengths(parts: list[Any]) -> int:
 
 
 def check_numbers(dtype: Any) -> None:
-    """Raises unless a dtype is of numbers or truth values."""
+    """Raises unless a dtype is numeric or boolean."""
     if np.dtype(dtype).kind not in "biuf":
         raise TypeError(
-            f"features must be numbers, got dtype {dtype}. Encode texts and categories first, for "
+            f"features must be numbers, got dtype {dtype}. Encode text and categories first, for "
             "example with RandomFourierFeatures or keras.layers.StringLookup; PrivateClassifier "
-            "does so itself."
+            "encodes them itself."
         )
 
 
 def checked_finite(rows: np.ndarray) -> np.ndarray:
-    """Returns rows (n, d) as they are, if all numbers are finite."""
+    """Returns rows (n, d) unchanged; raises if a number is not finite."""
     step = max(1, _FINITE_CELLS // max(1, rows.shape[1]))
-    # Each number is checked, as sums of finite numbers may overflow.
+    # Sums of finite numbers may overflow, so each number is checked.
     bad = sum(
         int(np.count_nonzero(~np.isfinite(rows[start : start + step]).all(axis=1)))
         for start in range(0, rows.shape[0], step)
@@ -316,7 +316,7 @@ def checked_finite(rows: np.ndarray) -> np.ndarray:
 
 
 def map_parts(function: Callable[..., Any], *structures: Any) -> Any:
-    """Returns the structure of dicts and tuples with the function's values in place of leaves."""
+    """Returns a structure of dicts and tuples with the function applied to its leaves."""
     first = structures[0]
     if isinstance(first, Mapping):
         return {key: map_parts(function, *(part[key] for part in structures)) for key in first}
@@ -327,7 +327,7 @@ def map_parts(function: Callable[..., Any], *structures: Any) -> Any:
 
 
 def collected(dataset: Any) -> Any:
-    """Returns all inputs of a data set of batches x or (x, y) in one; labels are dropped."""
+    """Returns all inputs in a data set of batches x or (x, y), joined; labels are dropped."""
     _refuse_endless(dataset)
     batches, digests = [], []
     for reading in range(2):
@@ -364,7 +364,7 @@ def _is_sparse(inputs: Any) -> bool:
     return hasattr(inputs, "tocsr")
 
 
-def _is_several(inputs: Any) -> bool:  # a tuple of arrays, rather than of rows
+def _is_several(inputs: Any) -> bool:  # a tuple of arrays, not of rows
     return isinstance(inputs, tuple) and any(hasattr(part, "shape") for part in inputs)
 
 
@@ -372,7 +372,7 @@ def _names_of(table: Any) -> Any:
     if isinstance(table, Mapping):
         return table
     if _is_frame(table):
-        return list(getattr(table, "column_names", table.columns))  # Arrow's, and all others'
+        return list(getattr(table, "column_names", table.columns))  # Arrow has column_names
     return table.dtype.names if _is_structured(table) else None
 
 
@@ -387,11 +387,11 @@ def _check_columns(found: tuple[str, ...] | None, expected: Any) -> None:
     missing = [repr(name) for name in expected if name not in found]
     extra = [repr(name) for name in found if name not in expected]
     problems = [f"lack {', '.join(missing)}"] if missing else []
-    problems += [f"have {', '.join(extra)}, which fit did not see"] if extra else []
+    problems += [f"have {', '.join(extra)}, which fit did not have"] if extra else []
     problem = " and ".join(problems) or "are in another order than in fit"
     raise ValueError(
-        f"the columns of the features {problem}: got {list(found)}, in fit they were "
-        f"{list(expected)}. Select these, in this order."
+        f"the columns of the features {problem}: expected {list(expected)}, got {list(found)}. "
+        "Select the expected columns, in this order."
     )
 
 
@@ -399,7 +399,7 @@ def _check_widths(blocks: list[np.ndarray]) -> None:
     widths = [block.shape[1:] for block in blocks]
     if widths[0] != widths[-1]:
         first, last = (", ".join(map(str, shape)) for shape in (widths[0], widths[-1]))
-        raise ValueError(f"batches have {first} and {last} features; all need the same number.")
+        raise ValueError(f"all batches need the same number of features, got {first} and {last}.")
 
 
 def _checked_encoder(encoder: Any) -> Any:
@@ -414,7 +414,7 @@ def _checked_encoder(encoder: Any) -> Any:
 
 
 def _features_of(inputs: Any, encoder: Any, flatten: bool = False) -> Any:
-    """Returns the encoder's outputs (m, d), or the inputs, which may stay a CSR matrix."""
+    """Returns the encoder's outputs (m, d), or the inputs; these may stay a CSR matrix."""
     if encoder is None:
         return _as_matrix(inputs, flatten)
     if hasattr(encoder, "transform"):
@@ -426,20 +426,20 @@ def _features_of(inputs: Any, encoder: Any, flatten: bool = False) -> Any:
     features = found.toarray() if _is_sparse(found) else np.asarray(found)
     if features.ndim != 2 or features.shape[1] == 0 or features.dtype.kind not in "biuf":
         raise ValueError(
-            "the encoder must give numbers of shape (m, d), got an array of shape "
+            "the encoder must return numbers of shape (m, d), got an array of shape "
             f"{features.shape} and dtype {features.dtype}. Flatten or pool its outputs, for "
             "example with keras.layers.Flatten or GlobalAveragePooling2D."
         )
     if isinstance(inputs, np.ndarray) and len(features) != len(inputs):
         raise ValueError(
-            f"the encoder gave {len(features)} rows for {len(inputs)} examples; it must give one "
-            "row (d,) for each."
+            f"the encoder must return {len(inputs)} rows (d,), one per example, got "
+            f"{len(features)}."
         )
     return features
 
 
 def _as_matrix(inputs: Any, flatten: bool) -> Any:
-    """Returns numbers (n, d): an array, without a copy where it is one, or a CSR matrix."""
+    """Returns numbers (n, d): an array, copied only if needed, or a CSR matrix."""
     if isinstance(inputs, Mapping) or _is_several(inputs):
         rows = _side_by_side(parts_of(inputs))
     else:
@@ -449,11 +449,11 @@ def _as_matrix(inputs: Any, flatten: bool) -> Any:
             rows = rows.reshape(rows.shape[0], -1)
     if rows.ndim != 2 or rows.shape[1] == 0:
         hint = (
-            "Flatten images with .reshape(len(x), -1), or pass an encoder that makes features of "
-            "them."
+            "Flatten images with .reshape(len(x), -1), or pass an encoder that maps them to "
+            "features."
             if rows.ndim > 2
-            else "Give one example as x[np.newaxis], one feature as x[:, np.newaxis], and a data "
-            "set in batches."
+            else "Give one example as x[np.newaxis], one feature as x[:, np.newaxis], and batch a "
+            "data set."
         )
         raise ValueError(f"features must have shape (n, d), got {rows.shape}. {hint}")
     check_numbers(rows.dtype)
@@ -461,7 +461,7 @@ def _as_matrix(inputs: Any, flatten: bool) -> Any:
 
 
 def _side_by_side(parts: list[Any]) -> np.ndarray:
-    """Returns parts of equal length as the columns of one array; a vector is one column."""
+    """Returns an array of the parts side by side; a vector becomes a column."""
     arrays = [all_rows(as_rows(part)) for part in parts]
     size = check_lengths(arrays)
     return np.concatenate([np.reshape(array, (size, -1)) for array in arrays], axis=1)
@@ -477,7 +477,7 @@ def _pair(element: Any) -> tuple[Any, Any]:
 
 def _refuse_endless(dataset: Any) -> None:
     if int(dataset.cardinality()) == -1:
-        raise ValueError("the data set has no end. Leave out .repeat(), or add .take(steps).")
+        raise ValueError("the data set is endless. Leave out .repeat(), or add .take(steps).")
 
 
 def _add_to_digest(digest: Any, x: Any) -> None:

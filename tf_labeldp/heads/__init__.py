@@ -1,8 +1,8 @@
 """Models from one private release of the labels; loads neither TensorFlow nor Keras.
 
-Where privacy is decided: ``OneReleaseHead.fit`` (linear heads) and ``NoiseCluster.fit`` set the
-sensitivity and make the one release. Its mechanism adds the noise: ``LabelMomentMechanism.release``
-or ``HistogramMechanism.release``.
+Privacy rests on two places: ``OneReleaseHead.fit`` (linear heads) and ``NoiseCluster.fit`` set the
+sensitivity and make the one release; ``LabelMomentMechanism.release`` or
+``HistogramMechanism.release`` adds the noise.
 """
 
 from tf_labeldp.heads._bootstrapped_head import BootstrappedHead

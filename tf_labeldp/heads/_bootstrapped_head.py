@@ -27,11 +27,11 @@ from tf_labeldp.vault.records import npz, publish
 
 _Self = TypeVar("_Self", bound="BootstrappedHead")
 _MARGIN = 1e-5
-"""The share of epsilon that stays unspent: the ledger also counts the rounding of releases."""
+"""Share of epsilon that stays unspent, because the ledger also counts the rounding of releases."""
 _ROWS = 512
-"""Rows that the network predicts at a time."""
+"""Rows per prediction of the network."""
 _LEAST = 1e-12
-"""The least probability whose logarithm is taken, and the least length that is divided by."""
+"""The least probability in a logarithm, and the least length as a divisor."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -45,43 +45,43 @@ class BootstrappedHead(Head):
 
     Guarantee:
         (epsilon, delta)-label-DP for the replacement of one label, whatever the number of releases.
-        Those of the heads are Gaussian, of noise multipliers s_r, each chosen after the earlier
-        ones; together they are as private as one of ``1 / s^2 = sum_r 1 / s_r^2`` (Dong, Roth and
-        Su, "Gaussian differential privacy", 2022, Corollary 2). The draw's epsilon is added (basic
-        composition). The network learns from released probabilities alone. The vault is charged,
-        and refuses before the first release if not all fit.
+        The heads' releases are Gaussian with noise multipliers s_r, each chosen after the earlier
+        releases; together they are as private as one release with ``1 / s^2 = sum_r 1 / s_r^2``
+        (Dong, Roth and Su, "Gaussian differential privacy", 2022, Corollary 2). The draw's epsilon
+        is added (basic composition). The network learns from released probabilities alone. The
+        vault is charged, and refuses before the first release if its budget is too small for all.
 
-    Source: ours; every release is that of ``PrivateLogisticRegression``.
+    Source: ours; every release is made by ``PrivateLogisticRegression``.
 
     Args:
-        epsilon: of all releases together, finite and above zero.
+        epsilon: the epsilon of all releases together, finite and above zero.
         delta: in (0, 1), below 1/n for n labels.
         network: a built Keras model from inputs to logits (n, K), which is trained in place. Its
-            last hidden layer should be a few hundred wide: the time of a release grows with the
-            cube of that. The last layer is dense.
-        encoder: from inputs to the first features, fitted without labels: a feature map, a Keras
+            last layer is dense. Its last hidden layer should be a few hundred wide: the time of a
+            release grows with the cube of that width.
+        encoder: maps inputs to the first features, fitted without labels: a feature map, a Keras
             model or a callable; for images the best is
             ``NeighbourSmoothing(PatchDictionary().fit(x)).fit(x)``. None for flattened inputs.
-        shares: of the squared precision, one for each release of a head; they sum to one.
-        draw_share: in [0, 1), the part of epsilon for noisy labels, which are drawn last by
-            ``InformativeRR`` with the network's probabilities as priors; the network then learns
-            their posteriors. None for 0 below an epsilon of 2.5, and 0.85 from there on.
-        epochs: of the network after each release.
-        batch_size: of its training.
-        learning_rate: the highest, of AdamW; a cosine lowers it in every round.
+        shares: shares of the squared precision, one per release of a head; they sum to one.
+        draw_share: in [0, 1), the part of epsilon for noisy labels. ``InformativeRR`` draws them
+            last with the network's probabilities as priors, and the network then learns their
+            posteriors. None for 0 below epsilon 2.5, and 0.85 from there on.
+        epochs: epochs of training after each release.
+        batch_size: examples per training step.
+        learning_rate: the peak learning rate of AdamW; a cosine lowers it in every round.
         views: Keras layers that change inputs at random but not their class, for images
             ``self_supervised.weak_views()``; None for none.
         key: the name of the releases in a vault, ``key/1``, ``key/2``, ...
-        seed: of the batches, public.
-        verbose: of the network's training, as of ``keras.Model.fit``.
+        seed: shuffles the batches; public.
+        verbose: as in ``keras.Model.fit``, for the network's training.
 
     Attributes:
         heads_: the fitted heads.
         classes_: class values (K,).
 
     Raises:
-        TypeError: ``fit`` on labels that are not in a vault, or a network of another kind.
-        ValueError: ``fit`` on arguments out of range.
+        TypeError: ``fit`` gets labels outside a vault, or a network of another type.
+        ValueError: ``fit`` gets arguments out of range.
 
     Example:
         >>> import keras
@@ -113,14 +113,14 @@ class BootstrappedHead(Head):
     verbose: int | str = "auto"
 
     def fit(self: _Self, inputs: Public[Any], labels: Private[PrivateLabels]) -> _Self:
-        """Releases and learns in turn.
+        """Alternates between a release and training of the network.
 
         A vault with a store also keeps the network after each round: a second fit with the same
-        key, or one after a kill, reads releases and networks, and goes on.
+        key, or a fit after an interruption, reads releases and networks and continues.
 
         Args:
-            inputs: public, an array (n, ...) that the network takes.
-            labels: a vault of n classes, with a budget for (epsilon, delta).
+            inputs: a public array (n, ...) that the network takes.
+            labels: a vault with the classes of n examples and a budget for (epsilon, delta).
 
         Returns:
             The head itself.
@@ -151,7 +151,7 @@ class BootstrappedHead(Head):
         return self
 
     def epsilons(self) -> tuple[float, ...]:
-        """Returns the epsilon of each release of a head by itself, at ``delta``."""
+        """Returns the epsilon of each head's release alone, at ``delta``."""
         epsilon = (self.epsilon - self._for_draw()) * (1.0 - _MARGIN)
         return tuple(gaussian_share(epsilon, self.delta, share) for share in self.shares)
 
@@ -170,9 +170,9 @@ class BootstrappedHead(Head):
         return self._probabilities(np.asarray(features))
 
     def to_keras(self) -> Any:
-        """Returns the network with a softmax, which shares its weights and saves and loads.
+        """Returns the network with a softmax; it shares the weights, and saves and loads.
 
-        Its file keeps the receipts, as that of the network itself does.
+        Its file keeps the receipts, as the file of the network does.
         """
         import keras
 
@@ -187,7 +187,7 @@ class BootstrappedHead(Head):
         if not isinstance(labels, PrivateLabels):
             raise TypeError(
                 f"labels must be a PrivateLabels, got {type(labels).__name__}. Put them into a "
-                "vault, which charges all releases before the first."
+                "vault: it checks the budget for all releases before the first."
             )
         _validate.positive_finite("epsilon", self.epsilon)
         shares = [_validate.positive_finite("shares", share) for share in self.shares]
@@ -195,17 +195,17 @@ class BootstrappedHead(Head):
             _validate.number_in("draw_share", self.draw_share, "[0, 1)")
         if not math.isclose(sum(shares), 1.0, abs_tol=1e-9):
             raise ValueError(
-                f"shares must be one number for each release, and sum to one, got {self.shares}."
+                f"shares must be one number per release and sum to one, got {self.shares}."
             )
-        for name in ("epochs", "batch_size"):  # before anything is charged
+        for name in ("epochs", "batch_size"):  # a bad value must not cost budget
             _validate.integer_at_least(name, getattr(self, name), 1)
         _validate.positive_finite("learning_rate", self.learning_rate)
         width = built_network(self._model, "network").output_shape[-1]
         if width != labels.num_classes or num_rows != len(labels):
             raise ValueError(
-                f"there are {num_rows} inputs and a network of {width} outputs for {len(labels)} "
-                f"labels of {labels.num_classes} classes. Give one input for each label, in their "
-                "order, and a network with one output for each class."
+                f"expected {len(labels)} inputs and {labels.num_classes} network outputs, got "
+                f"{num_rows} and {width}. Give one input per label, in the same order, and a "
+                "network with one output per class."
             )
         heads = [
             PrivateLogisticRegression(epsilon, self.delta, key=f"{self.key}/{number}")
@@ -233,7 +233,7 @@ class BootstrappedHead(Head):
         loss = keras.losses.CategoricalCrossentropy(from_logits=True)
         self._model.compile(keras.optimizers.AdamW(rate, weight_decay=1e-3), loss)
         stored = None
-        if labels.store_path is not None:  # a key names one release of one set of labels
+        if labels.store_path is not None:  # within a store, the key identifies the release
             name = f"{self.key}-{number}.npz".replace("/", "-")
             stored = pathlib.Path(labels.store_path) / "networks" / name
         with counted_training(self._model, receipts):
@@ -246,7 +246,7 @@ class BootstrappedHead(Head):
             self._model.fit(batches, epochs=self.epochs, verbose=self.verbose)
         if stored is not None:
             stored.parent.mkdir(exist_ok=True)
-            with contextlib.suppress(OSError):  # not every file system knows modes
+            with contextlib.suppress(OSError):  # some file systems have no modes
                 stored.parent.chmod(0o700)
             weights = {f"arr_{i}": value for i, value in enumerate(self._model.get_weights())}
             publish(stored, npz(weights), replace=True)
@@ -267,7 +267,7 @@ class BootstrappedHead(Head):
         return special.softmax(logits, axis=1)
 
     def _hidden(self, inputs: np.ndarray) -> np.ndarray:
-        """Returns the inputs of the network's last layer (n, width), over their mean length."""
+        """Returns the inputs of the network's last layer (n, width), divided by their mean norm."""
         import keras
 
         model = keras.Model(self._model.inputs, self._model.layers[-1].input)

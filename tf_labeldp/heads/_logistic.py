@@ -1,7 +1,7 @@
-"""``PrivateLogisticRegression``, from one noisy release of moments: its fit and its penalty.
+"""``PrivateLogisticRegression``: its fit and its penalty, from one noisy release of moments.
 
-Labels enter the likelihood through ``B = X^T Y`` alone, so every Newton step comes from the one
-release. ``docs/heads.md`` derives the penalties, the choice of their multiple, and the sharpness.
+Labels enter the likelihood through ``B = X^T Y`` alone, so the one release serves every Newton
+step. ``docs/heads.md`` derives the penalties, the choice of their multiple, and the sharpness.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind
 
 _ENTRIES = 1 << 22
-"""Scores that are computed at a time."""
+"""Scores computed at a time."""
 _STEP = 0.3
 """The step of the finite difference, in standard deviations of the noise."""
 _LEAST, _MOST = 0.25, 4096.0
-"""The range of multiples in which the search moves."""
+"""The range of multiples that the search may try."""
 _PROBE_ENTRIES, _MOST_PROBES = 256, 16
-"""Entries of all probes together, and the most probes: the fewer entries, the more probes."""
+"""Total entries of all probes, and the most probes: short probes need more of them."""
 
 
 class LikelihoodHead(OneReleaseHead):
@@ -45,10 +45,10 @@ class LikelihoodHead(OneReleaseHead):
         offset: float | None = None,
         least: float = 0.0,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the result of ``_choose``, in ``unit`` of the likelihood's coefficients.
+        """Returns the result of ``_choose``, in units of ``unit`` likelihood coefficients.
 
-        With an offset, the fit starts at it, and so does the constant; ``least`` is subtracted
-        from losses.
+        The fit and the constant start at the offset, if there is one; ``least`` is subtracted from
+        losses.
         """
         likelihood, start, kept = likelihood_problem(
             problem, rows, _ridge_path.bayes_filter(problem.spectrum, *prior), make
@@ -68,14 +68,14 @@ class LikelihoodHead(OneReleaseHead):
 
 
 class PrivateLogisticRegression(LikelihoodHead):
-    """A linear head with the logistic loss that sees the labels once, through noisy ``X^T Y``.
+    """A linear head with the logistic loss, fitted from one release of noisy ``X^T Y``.
 
     In logistic regression, too, labels enter the likelihood through their moments with the features
-    alone (its link is canonical). So all Newton steps, penalties and probabilities are computed
-    from the release that serves ``PrivateRidge``, and from the public features.
+    alone (its link is canonical). All Newton steps, penalties and probabilities are computed from
+    the public features and the same release as in ``PrivateRidge``.
 
     Guarantee:
-        That of ``PrivateRidge``: the head, with all its attributes and predictions, is
+        As for ``PrivateRidge``: the head, with all its attributes and predictions, is
         (epsilon, delta)-DP for the replacement of one label, by one release.
 
     Source: ``docs/heads.md`` derives the penalty, its choice and the spread.
@@ -83,24 +83,24 @@ class PrivateLogisticRegression(LikelihoodHead):
     Args:
         epsilon: finite and above zero.
         delta: in (0, 1), below 1/n for n labels; 0 with ``noise="laplace"``.
-        num_classes: as for ``PrivateRidge``, like all arguments that are not below.
-        penalty: ``"auto"`` for the multiple of the Bayes penalty of ridge, a power of two, that has
-            the least estimated log-loss on the training set (by Stein's identity); or that
-            multiple.
-        max_bytes: the most memory. If the rows, ``float32``, do not fit in a quarter of it, the
-            sum over rows in the likelihood is taken over a uniform sample of them.
+        num_classes: as in ``PrivateRidge``, like all arguments that are not listed here.
+        penalty: a multiple of the Bayes penalty for ridge; ``"auto"`` for the power of two with
+            the least estimated log-loss on the training set (by Stein's identity).
+        max_bytes: the most memory. If the ``float32`` rows need more than a quarter of it, the
+            likelihood sums over a uniform sample of them.
 
     Attributes:
-        coef_: as in ``PrivateRidge``, like all attributes that are not below. For two classes and
-            for rows of labels, halves of log-odds.
-        coef_stddev_: to first order; right in total over the features, a rough guide for one.
+        coef_: as in ``PrivateRidge``, like all attributes that are not listed here. For two classes
+            and for rows of labels, half the log-odds.
+        coef_stddev_: standard errors to first order; right in total over the features, rough for a
+            single feature.
         penalty_: the multiple.
-        risk_: the estimate of the mean log-loss on the training set.
-        risk_path_: (multiples, estimates) of those that were tried, ascending.
+        risk_: the estimated mean log-loss on the training set.
+        risk_path_: the multiples that were tried, ascending, and their estimates.
 
     Raises:
-        ValueError: ``fit`` on arguments out of range, features that are not finite, or labels that
-            are numbers.
+        ValueError: ``fit`` gets arguments out of range, features that are not finite, or labels
+            that are numbers.
 
     Example:
         >>> import numpy as np
@@ -115,8 +115,8 @@ class PrivateLogisticRegression(LikelihoodHead):
     def _mechanism(self, kind: LabelKind) -> LabelMomentMechanism:
         if kind.label_range is not None:
             raise ValueError(
-                "the labels are numbers, and PrivateLogisticRegression is for classes. Use "
-                "PrivateRidge. Nothing was released."
+                "PrivateLogisticRegression expected classes, got numbers. Use PrivateRidge. "
+                "Nothing was released."
             )
         return super()._mechanism(kind)
 
@@ -125,24 +125,24 @@ class PrivateLogisticRegression(LikelihoodHead):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         softmax = self.classes_ is not None and len(self.classes_) > 2
         make = functools.partial(Likelihood, softmax=softmax)
-        # Log-odds s are kept as s / 2, the scores of two classes being s / 2 and -s / 2.
+        # The fit stores half the log-odds s: the scores of two classes are s / 2 and -s / 2.
         return self._maximise(problem, rows, prior, make, unit=1.0 if softmax else 0.5)
 
 
 @dataclasses.dataclass(frozen=True)
 class Likelihood:
-    """The public part of the log-likelihood: ``sum_i lse(s_i)``, over a sample of the rows."""
+    """The public part of the log-likelihood: ``sum_i lse(s_i)`` over a sample of the rows."""
 
     rows: np.ndarray  # float32 (m, d)
     weight: float  # n / m
-    softmax: bool  # whether columns are classes that exclude each other
+    softmax: bool  # whether columns are mutually exclusive classes
 
     def curvature(self, columns: int) -> float:
-        """Returns h, the Hessian of one row at zero in the directions that matter."""
+        """Returns h, a row's Hessian at zero in the directions that change the probabilities."""
         return 1.0 / columns if self.softmax else 0.25
 
     def mean_curvature(self, coefficients: np.ndarray) -> float:
-        """Returns the mean of h over the rows at a fit, which is less along the coefficients."""
+        """Returns the mean of h over the rows at a fit; along the coefficients it is less."""
         scores = self.scores(coefficients)
         scores -= scores.max(axis=1, keepdims=True)
         shares = np.exp(scores)
@@ -202,8 +202,8 @@ class LikelihoodFit:
     coefficients: np.ndarray  # U (d, C)
     multiple: float  # c
     sharpness: float  # beta
-    loss: float  # estimate of its mean on the training set
-    variance: np.ndarray  # (d,), that the noise gives a row of U in sum, to first order
+    loss: float  # estimated mean on the training set
+    variance: np.ndarray  # (d,), total variance that the noise adds to a row of U, to first order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,11 +246,10 @@ class LikelihoodProblem:
     ) -> LikelihoodFit:
         """Returns the fit for a multiple, with its sharpness and estimated log-loss.
 
-        ``tr(U^T B) / n`` is estimated by Stein's identity, with the divergence of the fit found
-        from random probes.
+        Stein's identity gives ``tr(U^T B) / n``; random probes estimate the divergence of the fit.
         """
         u = self.fit(multiple, self.moments, start)
-        # All multiples have the same probes, whose chance then hardly matters between them.
+        # With the same probes, the comparison of multiples hardly depends on the draw.
         rng = np.random.default_rng(probe_seed)
         number = min(_MOST_PROBES, math.ceil(_PROBE_ENTRIES / self.moments.size))
         overlap, variance = 0.0, np.zeros(len(u))
@@ -290,7 +289,7 @@ class LikelihoodProblem:
 
 
 def _descend(loss: Callable[[float], float], best: float) -> float:
-    """Returns a power of two, from ``best`` on, next to which both neighbours have more loss."""
+    """Returns a power of two with less loss than its neighbours, descending from ``best``."""
     factor = 0.5 if loss(best / 2.0) < loss(best) else 2.0
     while _LEAST <= best * factor <= _MOST and loss(best * factor) < loss(best):
         best *= factor
@@ -303,7 +302,7 @@ def likelihood_problem(
     bayes: np.ndarray,
     make: Callable[[np.ndarray, float], Any],
 ) -> tuple[LikelihoodProblem, np.ndarray, np.ndarray]:
-    """Returns the problem in the eigenvectors of the Gram matrix, a start, and which are kept."""
+    """Returns the problem in the Gram matrix's eigenvectors, a start, and the kept directions."""
     spectrum = problem.spectrum
     kept = bayes > 0.0
     width, columns = spectrum.values.size, spectrum.moments.shape[1]
@@ -335,7 +334,7 @@ def likelihood_problem(
 def first_order_filter(
     logistic: LikelihoodProblem, fit: LikelihoodFit, kept: np.ndarray, k_eff: int
 ) -> np.ndarray:
-    """Returns ``1 / (h l + c p)`` (d,), scaled to the total variance that the fit found.
+    """Returns ``1 / (h l + c p)`` (d,), scaled to the total variance of the fit.
 
     h is the mean curvature of the loss at the fit.
     """

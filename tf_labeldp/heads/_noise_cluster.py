@@ -1,4 +1,4 @@
-"""A classifier that sees the labels through one noisy histogram by clusters of the features."""
+"""A classifier from one noisy histogram of the labels by clusters of the features."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from tf_labeldp.vault import LabelKind
 
 @dataclasses.dataclass(eq=False, repr=False)
 class NoiseCluster(Head):
-    """Clusters public features, and releases once the counts of classes in each cluster.
+    """Clusters public features, and releases the class counts of each cluster once.
 
-    An example gets the class with the largest noisy count in its cluster. The labels serve nothing
-    else, so an epsilon far below that of other heads is enough. Once every cluster has its right
-    class, more epsilon does not help: the remaining errors are those of the clusters.
+    An example gets the class with the largest noisy count in its cluster. The labels only name the
+    clusters, so a far smaller epsilon than for other heads is enough. Once every cluster has its
+    right class, more epsilon does not help: the clusters cause the remaining errors.
 
     Guarantee:
         The head, with all its attributes and predictions, is (epsilon, delta)-DP for the
         replacement of one label, by one ``HistogramMechanism`` over all clusters: discrete Laplace
-        noise of scale 2/epsilon for ``delta=0``, else Gaussian noise of the analytic calibration
-        for an L2 sensitivity of sqrt(2). The rest is post-processing. Assumes that the features,
-        the order and the number of the examples and all arguments are public, and that the encoder
-        and the clusters were made without the labels, except for uses that their receipts count.
+        noise of scale 2/epsilon for ``delta=0``, else Gaussian noise, calibrated analytically for
+        an L2 sensitivity of sqrt(2). The rest is post-processing. Assumes that the features, the
+        order and number of the examples and all arguments are public, and that the encoder and the
+        clusters were made without the labels, except for uses that their receipts count.
 
-    Source: Algorithm 2 and Theorem 1 of ``tang2022``, whose clusters are SCAN's. Ours: the noise of
-    ``delta=0``, probabilities, and that a cluster without a count above zero gets the shares of all
-    clusters together.
+    Source: Algorithm 2 and Theorem 1 of ``tang2022``, with clusters from SCAN. Ours: the noise for
+    ``delta=0``, the probabilities, and the overall class shares for a cluster without a count above
+    zero.
 
     Args:
         num_clusters: C, at least 1; None with ``clusters``.
@@ -47,24 +47,24 @@ class NoiseCluster(Head):
         delta: in (0, 1), below 1/n for n labels, for Gaussian noise; 0 for a pure guarantee.
         num_classes: K, for labels 0..K-1. Leave it out for a vault, which knows its labels.
         classes: the class values in the order of their codes, for other labels; public.
-        encoder: as for ``features.find_clusters``; None for features as they are.
-        clusters: the training examples' clusters of ``find_clusters``, in place of k-means on the
-            features; or integers (n,), which ``predict`` can't extend.
-        cluster_seed: of k-means; public.
+        encoder: as in ``features.find_clusters``; None if the inputs are features.
+        clusters: clusters of the training examples from ``find_clusters``, which replace k-means on
+            the features; or integers (n,), with which ``predict`` fails.
+        cluster_seed: seeds k-means; public.
         key: the name of the release in a vault.
         insecure_seed: makes the noise repeatable, and the statement "not private: seeded".
 
     Attributes:
         clusters_: the ``Clusters`` of the training examples.
         cluster_counts_: the noisy counts, (C, K).
-        cluster_probabilities_: the shares of the classes in each cluster, ``float64`` (C, K): the
-            noisy counts without the negative ones, normalised.
+        cluster_probabilities_: the class shares in each cluster, ``float64`` (C, K): the noisy
+            counts, cut at zero and normalised.
         cluster_classes_: the class value of each cluster, (C,).
         classes_: class values (K,).
         noise_stddev_: the standard deviation of the noise on each count.
 
     Raises:
-        ValueError: ``fit`` on arguments out of range.
+        ValueError: ``fit`` gets arguments out of range.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -92,29 +92,29 @@ class NoiseCluster(Head):
         """Clusters the features, and releases the counts of the labels by cluster.
 
         Args:
-            features: numbers (n, ...), or what ``encoder`` takes; unused, and may be None, with
-                ``clusters``.
-            labels: (n,) classes, from which a vault with the budget (epsilon, delta) is made; or a
-                ``PrivateLabels`` for classes, which charges the release to its own budget.
+            features: numbers (n, ...), or inputs of ``encoder``; unused with ``clusters``, and may
+                then be None.
+            labels: classes (n,), which are put into a vault with the budget (epsilon, delta); or a
+                ``PrivateLabels`` with classes, which charges the release to its own budget.
 
         Returns:
             The head itself.
 
         Raises:
             BudgetExceededError: a vault's budget does not allow the release; nothing was released.
-            TypeError: features or labels of a wrong kind.
-            ValueError: features that are not finite or of a wrong shape; labels outside of the
-                classes, or numbers; arguments out of range, missing or superfluous.
-            RuntimeError: an array of labels in a process that another one started (``n_jobs``).
+            TypeError: features or labels have a wrong type.
+            ValueError: the features are not finite or have a wrong shape; the labels are outside
+                the classes, or numbers; arguments are out of range, missing or superfluous.
+            RuntimeError: labels are an array in a worker process (``n_jobs``).
 
         Warns:
-            UserWarning: delta is above 1/n; or these rows were fitted on before, whose release is
-                then in the statement too.
+            UserWarning: delta is above 1/n; or there was an earlier fit on these rows, whose
+                release the statement then includes.
         """
         source = LabelSource(self, labels, self._mechanism)
         public = public_input(features, self.encoder, self.clusters)
         features = public.value[0]
-        # A data set is read once, for its clusters and for its digests.
+        # One reading of a data set serves the clusters and the digests.
         read = collected(features) if is_dataset(features) else features
         clusters = self._clusters_of(read)
         source.check_length(len(clusters))
@@ -141,7 +141,7 @@ class NoiseCluster(Head):
         return self
 
     def predict(self, features: Public[Any]) -> np.ndarray:
-        """Returns class values (m,): those of the nearest clusters.
+        """Returns the class values (m,) of the nearest clusters.
 
         Args:
             features: (m, ...), as in ``fit``.
@@ -153,30 +153,30 @@ class NoiseCluster(Head):
         return self.cluster_classes_[self.clusters_.assign(features)]
 
     def predict_proba(self, features: Public[Any]) -> np.ndarray:
-        """Returns the shares of the classes in the nearest clusters, ``float64`` (m, K)."""
+        """Returns the class shares in the nearest clusters, ``float64`` (m, K)."""
         self._check_fitted()
         return self.cluster_probabilities_[self.clusters_.assign(features)]
 
     def to_keras(self, encoder: Public[Any] = None) -> Any:
-        """Returns a ``keras.Model`` of the probabilities, with fixed weights; it saves and loads.
+        """Returns a ``keras.Model`` for the probabilities, with fixed weights; it saves and loads.
 
         Import ``tf_labeldp.keras_layers`` before you load it in another program. It works in single
-        precision: a row about equally near to two centres may get the other one.
+        precision: a row equally near to two centres up to rounding may get the other centre.
 
         Args:
             encoder: a Keras model from raw inputs to the features (m, d), put in front; None for
-                that of the clusters.
+                the encoder of the clusters.
 
         Raises:
-            TypeError: the clusters were found with a plain function as encoder, and none is given.
-            ValueError: the clusters have no centres, or the encoder other outputs.
+            TypeError: the encoder of the clusters is a plain function; pass ``encoder``.
+            ValueError: the clusters have no centres, or the encoder has other outputs.
         """
         self._check_fitted()
         clusters = self.clusters_
         if clusters.centres is None or clusters.cluster_of_centre is None:
             raise ValueError(
-                "the head was fitted with bare assignments, which have no centres. Fit it with "
-                "features, or with clusters of find_clusters."
+                "the export needs centres, and the head was fitted with bare assignments. Fit it "
+                "with features, or with clusters from find_clusters."
             )
         import keras
 
@@ -200,22 +200,21 @@ class NoiseCluster(Head):
     def _clusters_of(self, features: Any) -> Clusters:
         if self.clusters is None:
             if features is None or self.num_clusters is None:
-                raise ValueError("features and num_clusters are needed; or give clusters=.")
+                raise ValueError("expected features and num_clusters. Pass both, or clusters=.")
             return find_clusters(
                 features, self.num_clusters, encoder=self.encoder, seed=self.cluster_seed
             )
         if self.num_clusters is not None or self.encoder is not None:
             raise ValueError(
-                "clusters were given, and num_clusters or an encoder to find others. Give None for "
-                "these, or leave clusters out."
+                "expected clusters, or num_clusters with an optional encoder, got both. Leave out "
+                "either."
             )
         return checked_clusters(self.clusters)
 
     def _mechanism(self, kind: LabelKind) -> HistogramMechanism:
         if kind.num_classes is None:
             raise ValueError(
-                "NoiseCluster is for classes, and these labels are numbers or rows of labels. Use "
-                "PrivateRidge."
+                "NoiseCluster expected classes, got numbers or rows of labels. Use PrivateRidge."
             )
         delta = _validate.number_in("delta", self.delta, "[0, 1)")
         noise = "gaussian" if delta > 0.0 else "discrete_laplace"

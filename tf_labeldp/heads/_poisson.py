@@ -1,4 +1,4 @@
-"""``PrivatePoissonRegression``, from the release of moments that serves the other linear heads."""
+"""``PrivatePoissonRegression``, from the same release of moments as the other linear heads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PrivatePoissonRegression(LikelihoodHead):
     they do in ``PrivateLogisticRegression``.
 
     Guarantee:
-        That of ``PrivateRidge``: the head, with all its attributes and predictions, is
+        As for ``PrivateRidge``: the head, with all its attributes and predictions, is
         (epsilon, delta)-DP for the replacement of one label, by one release.
 
     Source: ``docs/heads.md`` derives the penalty and its choice.
@@ -33,20 +33,20 @@ class PrivatePoissonRegression(LikelihoodHead):
         delta: in (0, 1), below 1/n for n labels; 0 with ``noise="laplace"``.
         low: the smallest label, zero or more, public. Leave it out for a vault.
         high: the largest label, public.
-        penalty: as for ``PrivateLogisticRegression``, with the Poisson loss for the log-loss. All
-            other arguments are those of ``PrivateRidge``; there is always an intercept.
+        penalty: as in ``PrivateLogisticRegression``, with the Poisson loss for the log-loss. All
+            other arguments are as in ``PrivateRidge``; there is always an intercept.
 
     Attributes:
-        coef_: ``float64`` (1, d), of the centred features over the length of their spread row: by
-            how much the logarithm of the expected label rises.
+        coef_: ``float64`` (1, d), the rise in the logarithm of the expected label per unit of a
+            centred feature, divided by the length of its spread row.
         intercept_: ``float64`` (1,).
-        risk_: the estimate of the mean Poisson loss ``y_hat - y log(y_hat)`` on the training set.
-        risk_path_: (multiples, estimates) of those that were tried, ascending.
-        penalty_: the multiple; all others as in ``PrivateLogisticRegression``.
+        risk_: the estimated mean Poisson loss ``y_hat - y log(y_hat)`` on the training set.
+        risk_path_: the multiples that were tried, ascending, and their estimates.
+        penalty_: the multiple; all other attributes are as in ``PrivateLogisticRegression``.
 
     Raises:
-        ValueError: ``fit`` on arguments out of range, features that are not finite, labels that are
-            no numbers, or a range that begins below zero.
+        ValueError: ``fit`` gets arguments out of range, features that are not finite, labels that
+            are no numbers, or a range that begins below zero.
 
     Example:
         >>> import numpy as np
@@ -63,21 +63,21 @@ class PrivatePoissonRegression(LikelihoodHead):
     def _mechanism(self, kind: LabelKind) -> LabelMomentMechanism:
         if kind.label_range is None or kind.label_range[0] < 0.0:
             raise ValueError(
-                f"PrivatePoissonRegression is for numbers of zero or more, got {kind.describe()}. "
-                "Use PrivateRidge for other numbers, PrivateLogisticRegression for classes. "
-                "Nothing was released."
+                f"PrivatePoissonRegression expected numbers of zero or more, got "
+                f"{kind.describe()}. Use PrivateRidge for other numbers, PrivateLogisticRegression "
+                "for classes. Nothing was released."
             )
         if not self.intercept:
-            raise ValueError("PrivatePoissonRegression has an intercept; leave intercept out.")
+            raise ValueError("PrivatePoissonRegression needs an intercept. Leave intercept out.")
         return super()._mechanism(kind)
 
     def _choose(
         self, problem: _ridge_path.Problem, rows: PublicRows, prior: tuple[float, float]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         low, high = self._label_range or (0.0, 0.0)
-        constant = self._constant() / math.hypot(1.0, self._constant())  # column of all rows
+        constant = self._constant() / math.hypot(1.0, self._constant())  # after unit scaling
         middle = 0.5 * (low + high)
-        # A mean below its own noise would have no logarithm to fit.
+        # The noise can push the mean to zero or below, where it has no logarithm.
         error = problem.sigma / (rows.num_rows * constant)
         rate = min(max(middle + constant * float(problem.last[0]), low, error), high)
         problem = dataclasses.replace(problem, last=np.array([(rate - middle) / constant]))
@@ -88,10 +88,10 @@ class PrivatePoissonRegression(LikelihoodHead):
 
 @dataclasses.dataclass(frozen=True)
 class CountLikelihood:
-    """The public part of the Poisson loss of labels ``middle + code``, over a sample of the rows.
+    """The public part of the Poisson loss for labels ``middle + code``, over a sample of the rows.
 
-    ``sum_i rate e^s_i - middle s_i``; the other part is the code's moments. Where a prediction
-    passes ``high``, to which predictions are clipped, its slope grows no more.
+    It is ``sum_i rate e^s_i - middle s_i``; the other part is the moments of the codes. Above
+    ``high``, at which predictions are clipped, the loss is linear.
     """
 
     rows: np.ndarray  # float32 (m, d)
@@ -124,7 +124,7 @@ class CountLikelihood:
     def worth(
         self, u: np.ndarray, agreement: float, error: float, num_rows: int
     ) -> tuple[float, float]:
-        """Returns a sharpness of one, as rates are as sharp as they should, and the mean loss."""
+        """Returns a sharpness of one, since rates need no sharpening, and the mean loss."""
         del error
         return 1.0, self.value_and_gradient(u)[0] / num_rows - agreement
 

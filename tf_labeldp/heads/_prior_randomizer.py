@@ -1,7 +1,7 @@
-"""Heads in front of a deep model: as priors of noisy labels, or as targets.
+"""Heads that serve a deep model: as priors for noisy labels, or as targets.
 
-``HeadPriorRandomizer`` spends one budget on a head and on a draw by its probabilities;
-``teacher_labels`` makes a training set of the probabilities alone.
+``HeadPriorRandomizer`` spends one budget on a head and on a draw with its probabilities as priors;
+``teacher_labels`` turns the probabilities alone into a training set.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ from tf_labeldp.vault.private_labels import Randomizer
 from tf_labeldp.vault.records import DrawSettingsError
 
 _DRAW_PAYS = 2.5
-"""The epsilon from which noisy labels are worth more than a larger release."""
+"""The epsilon from which noisy labels help more than a larger release."""
 _OTHER_PRIORS = 0.01
-"""Share of noisy labels that other rounding may carry out of their prior's top-k set."""
+"""Share of noisy labels that rounding on another machine may move out of their top-k set."""
 _OF_THE_HEAD: tuple[str, ...] = ("num_classes", "classes", "encoder", "penalty", "spread", "center")
 _OF_THE_HEAD += ("intercept", "noise", "max_bytes")
-"""Arguments that go to the head as they are."""
+"""Arguments that go to the head unchanged."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadPriorRandomizer(Randomizer):
     """Releases a head, and draws every label by RRWithPrior with the head's probabilities.
 
-    The noisy labels are right far more often than those of plain randomized response at the same
+    The noisy labels are right far more often than with plain randomized response at the same
     epsilon, and a deep model can learn from them what the head can't. To train on ``posterior()``,
-    give ``draw=InformativeRR``: the log-loss of these posteriors is lower, at epsilon 3 by about a
+    give ``draw=InformativeRR``: the log-loss of its posteriors is lower, at epsilon 3 by about a
     quarter, while the noisy labels are wrong more often.
 
-    It pays at epsilon 3 and above: the value of the release, an aggregate of all labels, saturates
-    early, and that of the draw grows like e^epsilon. By default the head gets 90 % of an epsilon
+    Use it at epsilon 3 and above: the value of the release, an aggregate of all labels, saturates
+    early, and the value of the draw grows like e^epsilon. By default the head gets 90 % of epsilon
     below 2.5, and 15 % from there on; fewer labels need more (``docs/heads.md`` has measurements).
 
     Guarantee:
         Head, priors and noisy labels together are (epsilon, delta)-label-DP for the replacement of
         one label: the head costs ``head_share * epsilon`` and delta, the draw the rest of epsilon
-        (basic composition; the prior of a label depends on that label only through the release of
-        the head, which is charged). Both are charged to the vault, which refuses before either if
-        they do not fit.
+        (basic composition; the prior of a label depends on that label only through the head's
+        release, which is charged). The vault is charged for both, and refuses before either if its
+        budget is too small.
 
     Source: RRWithPrior, ``ghazi2021``, Algorithm 2; there the priors come from a model trained on
     another part of the labels, here from one release of all of them.
 
     Attributes:
-        epsilon: the whole, finite and above zero.
-        delta: of the head's release, in (0, 1), below 1/n; 0 with ``noise="laplace"``.
+        epsilon: the epsilon of head and draw together, finite and above zero.
+        delta: the delta of the head's release, in (0, 1), below 1/n; 0 with ``noise="laplace"``.
         head_share: the part of epsilon for the head, between 0 and 1; None for the default above.
         head: the class of the head, ``PrivateLogisticRegression`` or ``PrivateRidge``.
-        num_classes: of the head, as all that follow except ``draw``; see ``PrivateRidge``.
+        num_classes: an argument of the head, like all that follow except ``draw``.
         classes: the class values; a vault knows both.
-        encoder: from raw inputs to features; None for features as they are.
+        encoder: maps raw inputs to features; None if the inputs are features.
         penalty: ``"auto"``, or another penalty of ``head``.
         spread: whether to spend the release over the principal directions of the features.
         center: whether to subtract the mean of the features.
@@ -75,8 +75,8 @@ class HeadPriorRandomizer(Randomizer):
             ``mechanisms.InformativeRR``, whose posteriors have the lower log-loss.
 
     Raises:
-        TypeError: ``head`` is no class of a head, or ``draw`` is none of the two.
-        ValueError: an argument out of range.
+        TypeError: ``head`` or ``draw`` is none of the two classes.
+        ValueError: an argument is out of range.
 
     Example:
         >>> import numpy as np
@@ -114,8 +114,8 @@ class HeadPriorRandomizer(Randomizer):
             share = _validate.positive_finite("head_share", self.head_share)
             if share >= 1.0:
                 raise ValueError(
-                    f"head_share must be below 1, got {share:g}: nothing is left for the draw. To "
-                    "spend all on the head, fit it alone and take its predict_proba as targets."
+                    f"head_share must be below 1, got {share:g}: the draw needs a share. To spend "
+                    "all on the head, fit it alone and use its predict_proba as targets."
                 )
         if not (isinstance(self.head, type) and issubclass(self.head, OneReleaseHead)):
             raise TypeError(
@@ -126,11 +126,11 @@ class HeadPriorRandomizer(Randomizer):
             raise TypeError(
                 f"draw must be the class RRWithPrior or InformativeRR, got {self.draw!r}."
             )
-        # Checks delta, and that it fits the noise.
+        # The head's mechanism checks that delta fits the noise.
         self._new_head(None)._mechanism(Classes(2))
 
     def split(self) -> tuple[float, float]:
-        """Returns the epsilons of the head and of the draw; their sum is no larger than epsilon."""
+        """Returns the epsilons of head and draw, whose sum is at most epsilon."""
         share = self.head_share
         if share is None:
             share = 0.9 if self.epsilon < _DRAW_PAYS else 0.15
@@ -138,38 +138,38 @@ class HeadPriorRandomizer(Randomizer):
         return head, self.epsilon - head
 
     def parts(self, labels: Private[PrivateLabels]) -> list[Mechanism]:
-        """Returns the mechanisms of the head's release and of the draw."""
+        """Returns the mechanisms of the head's release and the draw."""
         head = self._new_head(None)._mechanism(labels.kind)
         return [head, self.draw(self.split()[1], labels.num_classes)]
 
     def draw_from(
         self, labels: Private[PrivateLabels], key: str | None, public: PublicInput[Any]
     ) -> NoisyLabels:
-        """Returns noisy labels, whose ``priors`` are the head's; for ``PrivateLabels.randomize``.
+        """Returns noisy labels with the head's ``priors``; ``PrivateLabels.randomize`` calls it.
 
         Args:
-            labels: the vault, of n classes.
-            key: a name for the two draws, ``key/head`` and ``key``; None for ``"head-prior"``. Of a
-                name used before, stored draws are returned free of charge, and the others are made.
+            labels: the vault with the classes of n examples.
+            key: names the release, ``key/head``, and the draw, ``key``; None for ``"head-prior"``.
+                If either is stored, it is returned without a charge, and the other is made.
             public: the features, numbers (n, d), or inputs of the encoder.
 
         Raises:
-            BudgetExceededError: head and draw together would pass the budget; nothing was drawn.
+            BudgetExceededError: head and draw together would exceed the budget; nothing was drawn.
             LabelStoreError: the stored draws of this name were made with other settings or
                 features.
             TypeError: the features are in a data set.
-            ValueError: labels that are numbers, missing features, or as for the head's ``fit``.
+            ValueError: the labels are numbers, features are missing, or the head's ``fit`` fails.
         """
         key = "head-prior" if key is None else key
         if labels.label_range is not None:
             raise ValueError(
-                "HeadPriorRandomizer is for classes, these labels are numbers. Use "
-                "LabelRandomizer, or fit a PrivateRidge."
+                "HeadPriorRandomizer expected classes, got numbers. Use LabelRandomizer, or fit a "
+                "PrivateRidge."
             )
         if hasattr(public.value, "as_numpy_iterator"):
             raise TypeError(
-                "features must be an array or a table of columns, not a data set: the noisy labels "
-                "come in the order of its rows."
+                "features must be an array or a table, whose order the noisy labels follow, got a "
+                "data set. Give its arrays."
             )
         mechanism = self.draw(self.split()[1], labels.num_classes)
         self._check_budget(mechanism, labels, key)
@@ -191,9 +191,9 @@ class HeadPriorRandomizer(Randomizer):
             stored = labels.mechanism(key)
             if not labels.has_draw(head) or settings(stored) != settings(draw):
                 raise DrawSettingsError(
-                    f"draw {key!r} exists and was made with other settings (stored: {stored!r}; "
-                    f"asked: {draw!r} after a head named {head!r}). Ask with the settings of the "
-                    "stored draw, or give another key."
+                    f"draw {key!r} was stored with other settings: expected {stored!r}, got "
+                    f"{draw!r} after a head named {head!r}. Use the stored settings, or another "
+                    "key."
                 )
         self._reserve(labels, {head: self.parts(labels)[0], key: draw})
 
@@ -206,21 +206,21 @@ def _check_same_priors(
     outside = 1.0 - float(np.mean(members[np.arange(noisy.size), noisy]))
     if outside > _OTHER_PRIORS:
         raise DrawSettingsError(
-            f"draw {key!r} exists, and {outside:.0%} of its noisy labels can't come from the "
-            "priors of these features, so it was made with other features or arguments. Ask with "
-            "those of the stored draw, or give another key."
+            f"draw {key!r} was stored with other features or arguments: {outside:.0%} of its noisy "
+            "labels are impossible under these priors. Use the features and arguments of the "
+            "stored draw, or another key."
         )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TeacherLabels:
-    """Targets of ``teacher_labels``, and the examples that they are for.
+    """Targets from ``teacher_labels``, and their examples.
 
     Attributes:
-        indices: the examples that were kept, in ascending order, ``int64`` (m,).
+        indices: the kept examples, ascending, ``int64`` (m,).
         targets: ``float32`` (m, K), rows that sum to one.
-        share: m / n, the share that was kept.
-        receipts: of the uses of labels behind the probabilities.
+        share: m / n, the kept share.
+        receipts: the receipts of the probabilities.
 
     Example:
         >>> taught = TeacherLabels(np.array([1]), np.array([[0.0, 1.0]], np.float32), share=0.5)
@@ -247,22 +247,22 @@ class TeacherLabels:
         """Returns batches for ``model.fit``, in a new order each epoch.
 
         Every epoch shows each example in ``views`` new augmentations, all in one batch and with the
-        same target, so that the model learns to agree with itself across them.
+        same target, so that the model learns to give them the same prediction.
 
         Args:
             inputs: array (n, ...) of all n examples, kept or not.
             batch_size: examples per batch, each with ``views`` rows.
-            augment: changes a batch of inputs at random and keeps its shape and its classes, for
-                example a ``keras.Sequential`` of preprocessing layers; None for nothing. A Keras
+            augment: changes a batch of inputs at random but not its shape and classes, for example
+                a ``keras.Sequential`` of preprocessing layers; None for no augmentation. A Keras
                 layer is called with ``training=True``.
             views: augmentations per example and step, at least 1.
-            seed: of the order; public.
+            seed: draws the order; public.
 
         Returns:
             A ``keras.utils.PyDataset`` of ``ceil(m / batch_size)`` batches ``(inputs, targets)``.
 
         Raises:
-            ValueError: sizes that are no positive integers, or too few inputs.
+            ValueError: sizes are no positive integers, or there are too few inputs.
         """
         batch_size = _validate.integer_at_least("batch_size", batch_size, 1)
         views = _validate.integer_at_least("views", views, 1)
@@ -271,8 +271,8 @@ class TeacherLabels:
         inputs = np.asarray(inputs)
         if self.indices.size and len(inputs) <= self.indices[-1]:
             raise ValueError(
-                f"there are {len(inputs)} inputs, and example {int(self.indices[-1])} was kept. "
-                "Give the inputs of all examples, in the order of the probabilities."
+                f"expected more than {int(self.indices[-1])} inputs, got {len(inputs)}. Give the "
+                "inputs of all examples, in the order of the probabilities."
             )
         rng = np.random.default_rng(_validate.integer_at_least("seed", seed, 0))
         import keras
@@ -293,7 +293,7 @@ class TeacherLabels:
 
 @functools.cache
 def _shuffled_batches() -> type:
-    """Returns the class of batches; here, so that importing this file does not load Keras."""
+    """Returns the class of batches; a function, so that importing this file loads no Keras."""
     import keras
 
     class ShuffledBatches(keras.utils.PyDataset):
@@ -323,23 +323,23 @@ def teacher_labels(
 ) -> TeacherLabels:
     """Returns targets for a student model, from the confident predictions of a head.
 
-    A student pays where it can use the inputs better than the head (it knows, say, that a mirrored
-    image shows the same thing), or where a small model is to be shipped; it has no more information
-    on the labels than the head. A threshold drops examples near the borders of the classes, so it
-    helps (as does ``hard``) only where the head is often wrong there.
+    Train a student if it can use the inputs better than the head (for example, because a mirrored
+    image shows the same thing), or to ship a small model; it has no more information on the labels
+    than the head. A threshold drops examples near the borders between classes, so it helps (as does
+    ``hard``) only where the head is often wrong there.
 
     Guarantee:
-        That of the probabilities: this is post-processing, and nothing is charged.
+        Post-processing of the probabilities; nothing is charged.
 
     Args:
-        probabilities: of the head for the public inputs, (n, K); rows sum to one.
-        confidence: in [0, 1), the least largest probability of a kept example.
-        least_share: in [0, 1): of the examples of each predicted class at least this share is kept
-            (rounded up), the surest ones, so that no class is lost.
+        probabilities: the head's probabilities for the public inputs, (n, K); rows sum to one.
+        confidence: in [0, 1), the lowest maximum probability at which an example is kept.
+        least_share: in [0, 1), the share of each predicted class that is always kept (rounded up,
+            the most confident examples), so that no class is lost.
         hard: whether targets are one-hot instead of the probabilities.
 
     Raises:
-        ValueError: not probabilities, or arguments out of range.
+        ValueError: rows are no probabilities, or arguments are out of range.
 
     Example:
         >>> taught = teacher_labels([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7]], confidence=0.8)
@@ -353,7 +353,7 @@ def teacher_labels(
     shape = np.shape(public.value)
     if len(shape) != 2 or shape[1] < 2:
         raise ValueError(
-            f"probabilities must have shape (n, K), got {shape}. Pass the predict_proba of a head."
+            f"probabilities must have shape (n, K), got {shape}. Pass a head's predict_proba."
         )
     rows = _validate.prior_rows("probabilities", public.value, None, shape[1])
     classes, surest = rows.argmax(axis=1), rows.max(axis=1)

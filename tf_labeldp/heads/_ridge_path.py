@@ -1,8 +1,8 @@
 """Fits from one noisy release of moments: spectrum, penalties, sharpness; see ``docs/heads.md``.
 
-``A = V diag(l) V^T`` is the Gram matrix of public rows, ``z = V^T B~`` the release in its
-eigenvectors with noise of variance ``q_j`` in row j, and every fit is ``W = V diag(f) z`` for a
-filter f (d,). Everything here is post-processing of the release.
+``A = V diag(l) V^T`` is the Gram matrix of the public rows, ``z = V^T B~`` the release in its
+eigenvectors, with noise variance ``q_j`` in row j. Every fit is ``W = V diag(f) z`` for a filter
+f (d,). Everything here is post-processing of the release.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import math
 import numpy as np
 
 _POINTS = 121
-"""Penalties of a path: about thirteen in each factor of ten."""
+"""Penalties on a path: about thirteen per factor of ten."""
 _GUARD = 1.0 / 3.0
-"""Standard deviations that are added to an estimated risk, against lucky small penalties."""
+"""Standard deviations added to an estimated risk, so that no small penalty wins by luck."""
 _RANK = 1e-12
-"""An eigenvalue below this part of the largest is rounding of zero."""
+"""An eigenvalue below this fraction of the largest is zero up to rounding."""
 _LARGEST_SHARPNESS = 1e3
-"""The largest sharpness, over the size of the scores: probabilities are then 0 or 1."""
+"""The largest sharpness divided by the size of the scores: probabilities are then 0 or 1."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Spectrum:
     values: np.ndarray  # eigenvalues l (d,), ascending, at least zero
-    vectors: np.ndarray  # V (d, d), one eigenvector a column
+    vectors: np.ndarray  # V (d, d), an eigenvector per column
     moments: np.ndarray  # z = V^T B~ (d, C), after the projection and without the intercept
     noise: np.ndarray  # q (d,), the variance of the noise on the entries of each row of z
     k_eff: int  # noisy directions in a row
@@ -38,7 +38,7 @@ class Spectrum:
         return self.vectors @ (filter_[:, np.newaxis] * self.moments)
 
     def risk(self, filter_: np.ndarray) -> float:
-        """Returns R(f), the unbiased estimate of the squared error less a constant."""
+        """Returns R(f), the unbiased estimate of the squared error minus a constant."""
         value = (self.values * filter_**2 - 2.0 * filter_) @ self.energies
         return float(value + 2.0 * self.k_eff * (filter_ @ self.noise))
 
@@ -55,7 +55,7 @@ class Problem:
     column: np.ndarray  # g = a / l0 (d,), zeros without intercept
     count: float  # l0, zero without intercept
     last: np.ndarray  # b0 / l0 (C,), the last row of the release over l0
-    scale: np.ndarray | None = None  # (d,), what columns were multiplied by; None for nothing
+    scale: np.ndarray | None = None  # (d,), factors of the columns; None for ones
 
     def solve(self, filter_: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         weights = self.spectrum.coefficients(filter_)
@@ -81,12 +81,12 @@ class Problem:
         return self.spectrum.k_eff * (self.sigma / self.count) ** 2 if self.count else 0.0
 
     def kept(self) -> float:
-        """Returns the part of ``last`` that is not noise, by the rule of James and Stein."""
+        """Returns the James-Stein estimate of the share of ``last`` that is not noise."""
         size = float(self.last @ self.last)
         return max(0.0, 1.0 - self._noise() / size) if size > 0.0 else 0.0
 
     def coefficient_stddev(self, filter_: np.ndarray, spread: np.ndarray | None) -> np.ndarray:
-        """Returns the standard deviation that the noise of the release gives each row of S W."""
+        """Returns the standard deviation that the release's noise causes in each row of S W."""
         filtered = self.spectrum.vectors * filter_
         along = filtered @ (self.spectrum.vectors.T @ self.column)
         if self.scale is not None:
@@ -110,7 +110,7 @@ def decompose(
 ) -> Problem:
     """Returns the spectrum of a Gram matrix (upper triangle; overwritten) and a release.
 
-    With ``scale`` (d,) it is that of columns multiplied by it.
+    ``scale`` (d,) multiplies the columns first.
     """
     from scipy import linalg
 
@@ -128,7 +128,7 @@ def decompose(
         count = float(gram[-1, -1])
         column, last = gram[:-1, -1] / count, moments[-1] / count
         gram, moments = gram[:-1, :-1], moments[:-1]
-        for start in range(0, width, 1024):  # in place, and never a second matrix
+        for start in range(0, width, 1024):  # blocks avoid a second matrix
             part = slice(start, start + 1024)
             gram[part] -= np.outer(count * column[part], column)
         moments = moments - np.outer(column, count * last)
@@ -147,7 +147,7 @@ def ridge_filter(spectrum: Spectrum, penalty: float) -> np.ndarray:
 
 
 def risk_path(spectrum: Spectrum) -> tuple[np.ndarray, np.ndarray]:
-    """Returns penalties, ascending, and the unbiased risk of each, both (121,)."""
+    """Returns ascending penalties and the unbiased risk of each, both (121,)."""
     top = _top(spectrum)
     high = 1e3 * max(top, math.sqrt(float(spectrum.noise.sum())))
     penalties = np.geomspace(1e-6 * top, high, _POINTS)
@@ -155,7 +155,7 @@ def risk_path(spectrum: Spectrum) -> tuple[np.ndarray, np.ndarray]:
 
 
 def least_risk(spectrum: Spectrum, penalties: np.ndarray) -> float:
-    """Returns the best penalty of the path, refined between its neighbours."""
+    """Returns the best penalty on the path, refined between its neighbours."""
     from scipy import optimize
 
     def guarded(log_penalty: float) -> float:
@@ -171,11 +171,11 @@ def least_risk(spectrum: Spectrum, penalties: np.ndarray) -> float:
 
 
 def prior_variances(spectrum: Spectrum, label_variance: float) -> tuple[float, float]:
-    """Returns (t^2, s^2) of greatest marginal likelihood."""
+    """Returns the (t^2, s^2) that maximise the marginal likelihood."""
     from scipy import optimize
 
     top, noise, energies = _top(spectrum), spectrum.noise, spectrum.energies
-    # In units of the mean noise at the largest eigenvalue: a natural scale for the search.
+    # The mean noise at the largest eigenvalue is a natural unit for the search.
     unit = float(noise.mean())
     signal, residual = np.square(spectrum.values / top) * unit, spectrum.values / top * unit
 
@@ -204,7 +204,7 @@ def bayes_filter(spectrum: Spectrum, t2: float, s2: float) -> np.ndarray:
 
 
 def signal_test(spectrum: Spectrum) -> tuple[float, float]:
-    """Returns how far the release is from pure noise: (signal-to-noise, standard deviations)."""
+    """Returns the distance from pure noise: (signal-to-noise, standard deviations)."""
     weights = spectrum.values * spectrum.noise
     mean = max(spectrum.k_eff * float(weights.sum()), np.finfo(float).tiny)
     spread = math.sqrt(2.0 * spectrum.k_eff) * float(np.linalg.norm(weights))
@@ -213,7 +213,7 @@ def signal_test(spectrum: Spectrum) -> tuple[float, float]:
 
 
 def expected_signal_to_noise(spectrum: Spectrum, label_energy: float) -> float:
-    """Returns the signal-to-noise of features that explain the labels fully and evenly."""
+    """Returns the signal-to-noise if the features explain the labels fully and evenly."""
     values = spectrum.values
     mean = max(spectrum.k_eff * float(values @ spectrum.noise), np.finfo(float).tiny)
     return label_energy * float(values @ values) / (values.size * mean)
@@ -228,7 +228,7 @@ def class_scores(scores: np.ndarray) -> np.ndarray:
 
 
 def softmax_sharpness(scores: np.ndarray, agreement: float) -> float:
-    """Returns the beta of greatest likelihood; zero (all classes alike) if nothing agrees."""
+    """Returns the beta of maximum likelihood; zero (equal probabilities) without agreement."""
     from scipy import optimize, special
 
     size = float(np.sqrt(np.mean(np.square(scores))))
@@ -240,16 +240,16 @@ def softmax_sharpness(scores: np.ndarray, agreement: float) -> float:
         return agreement - float(expected.mean())
 
     largest = _LARGEST_SHARPNESS / size
-    if slope(largest) >= 0.0:  # the true class agrees more often than the best class: noise
+    if slope(largest) >= 0.0:  # the noise puts the agreement above its ceiling
         return largest
     return float(optimize.brentq(slope, 0.0, largest, xtol=1e-7 * largest, rtol=1e-6))
 
 
 def believable_agreement(scores: np.ndarray, agreement: float, error: float) -> float:
-    """Returns the mean of a normal law around a noisy estimate, cut off at what can be.
+    """Returns the mean of a normal law around a noisy estimate, truncated at the ceiling.
 
-    The score of the true class is at most the largest of its row; an agreement at that ceiling
-    would make probabilities of 0 and 1.
+    The score of the true class is at most the largest score in its row; an agreement at that
+    ceiling would give probabilities of 0 and 1.
     """
     from scipy import stats
 
@@ -258,11 +258,11 @@ def believable_agreement(scores: np.ndarray, agreement: float, error: float) -> 
         return min(agreement, ceiling)
     place = (ceiling - agreement) / error
     below = agreement - error * float(np.exp(stats.norm.logpdf(place) - stats.norm.logcdf(place)))
-    return min(below, ceiling)  # rounding, where the estimate is far above
+    return min(below, ceiling)  # rounding may exceed it for an estimate far above
 
 
 def log_loss(scores: np.ndarray, agreement: float, sharpness: float) -> float:
-    """Returns the mean log-loss of softmax of sharpened scores; arguments as above."""
+    """Returns the mean log-loss of a softmax over sharpened scores; arguments as above."""
     from scipy import special
 
     sharpened = sharpness * scores.astype(np.float64)

@@ -1,4 +1,4 @@
-"""The labels of one fit, in a vault: the given one, or one that is made of an array.
+"""The labels of a fit, in the user's vault or in a new one for an array of labels.
 
 Fits on arrays share no vault, so this process counts them by keyed digests of the rows.
 """
@@ -32,11 +32,11 @@ _BY_THIS_PROCESS = Assumption(
     "that are counted here were none, or are added to this statement.",
 )
 _KIND = ("num_classes", "classes", "low", "high", "num_labels")
-"""Arguments of a head that describe the labels."""
+"""The arguments of a head that describe the labels."""
 
 
 class LabelSource:
-    """Labels in a vault, for one release; of an array, a vault with that budget is made."""
+    """Labels in a vault, for one release; an array gets a vault with the release's budget."""
 
     def __init__(
         self, head: Any, labels: Any, mechanism_of: Callable[[LabelKind], AggregateMechanism]
@@ -50,7 +50,7 @@ class LabelSource:
         else:
             self.kind = labels.kind
             _check_arguments(arguments, self.kind, head.insecure_seed)
-        self.mechanism: Any = mechanism_of(self.kind)  # checks arguments before it sees labels
+        self.mechanism: Any = mechanism_of(self.kind)  # checks the arguments before labels are read
         self.vault: PrivateLabels = labels
         if self._is_array:
             budget = PrivacyBudget(head.epsilon, head.delta)
@@ -61,24 +61,24 @@ class LabelSource:
             self.vault.check_budget(self.mechanism)
 
     def check_length(self, num_rows: int) -> None:
-        """Raises unless there is one label for each row."""
+        """Raises unless there is one label per row."""
         if len(self.vault) != num_rows:
             raise ValueError(
-                f"there are {num_rows} rows of features and {len(self.vault)} labels; give one "
-                "label per row, in the same order."
+                f"expected {num_rows} labels, one per row of features, got {len(self.vault)}. Give "
+                "them in the same order."
             )
 
     def release(
         self, public: PublicInput[Any], rows: np.ndarray | None, family: object
     ) -> tuple[NoisyStatistic, Receipts]:
-        """Returns the noisy statistic, charged to the vault, and the receipts of the head.
+        """Charges the vault, and returns the noisy statistic and the receipts of the head.
 
-        ``rows`` are keyed digests (n, k) or None; clones of a head have one ``family``.
+        ``rows`` are keyed digests (n, k) or None; clones of a head share a ``family``.
         """
         for receipt in standing(public.receipts):
-            if receipt.kind == "unknown":  # trained without receipts, so that nothing is promised
+            if receipt.kind == "unknown":  # training without receipts voids the promise
                 _validate.warn(str(receipt.charge.assumptions[0]))
-        # The vault of an array has the budget of this release, and none for earlier ones.
+        # The vault of an array has budget for this release alone, none for its public inputs.
         own = PublicInput(public.value) if self._is_array else public
         statistic = self.vault.release(self.mechanism, public_input=own, key=self._key)
         if not self._is_array:
@@ -88,11 +88,11 @@ class LabelSource:
 
 
 def refuse_worker_processes() -> None:
-    """Raises in a process that another one started: fits there are not counted here."""
+    """Raises in a worker process: this process would not count its fits."""
     if multiprocessing.parent_process() is not None:
         raise RuntimeError(
-            "labels were given as an array in a process that another one started (n_jobs?); no "
-            "statement could add up the fits of several processes. Use n_jobs=1, or open a "
+            "expected a PrivateLabels in a worker process (n_jobs?), got an array of labels: no "
+            "statement can compose the fits of several processes. Use n_jobs=1, or open a "
             "PrivateLabels(..., store=path) in each process."
         )
 
@@ -108,22 +108,22 @@ def with_other_fits(receipts: Receipts, rows: np.ndarray | None, family: object)
 
 
 def kind_arguments(head: Any) -> dict[str, Any]:
-    """Returns the arguments of a head that describe its labels; None where it lacks them."""
+    """Returns the arguments of a head that describe its labels; None for missing ones."""
     return {name: getattr(head, name, None) for name in _KIND}
 
 
 def _check_arguments(arguments: dict[str, Any], kind: LabelKind, insecure_seed: Any) -> None:
     if insecure_seed is not None:
         raise ValueError(
-            "insecure_seed must be None with a PrivateLabels: it has its own source of random "
-            "bits. Use PrivateLabels(..., insecure_seed=...) for a repeatable run."
+            "insecure_seed must be None with a PrivateLabels, which draws its own random bits. "
+            "Use PrivateLabels(..., insecure_seed=...) for a repeatable run."
         )
     for name, value in arguments.items():
         if name == "classes" and value is not None:
             value = tuple(value)
         if value is not None and value != getattr(kind, name, None):
             raise ValueError(
-                f"{name} is not that of the PrivateLabels, which has {kind.describe()}. Leave it "
+                f"{name} differs from the PrivateLabels, which has {kind.describe()}. Leave it "
                 "out: the vault knows its labels."
             )
 
@@ -134,9 +134,9 @@ class _Fits:
         self._known: list[tuple[Receipts, np.ndarray | None, object]] = []
 
     def with_others(self, receipts: Receipts, rows: np.ndarray | None, family: object) -> Receipts:
-        """Returns receipts with those of earlier fits on the same rows, and remembers them.
+        """Returns receipts with the receipts of earlier fits on the same rows, and stores them.
 
-        Clones of one head count as fits on the same rows even where a transformer has changed these
+        Clones of a head count as fits on the same rows, even if a transformer changed the rows
         in between.
         """
         others: list[Receipts] = []
@@ -148,10 +148,10 @@ class _Fits:
                 if rows is not None and earlier_rows is not None:
                     shared = np.isin(rows, earlier_rows).max(axis=1)
                     if is_clone and not np.isin(earlier_rows, rows).max(axis=1).all():
-                        # Its other rows may be among these with other features.
+                        # A transformer may have changed the features of its other rows.
                         shared = np.ones(len(rows), bool)
                 if shared is not None and shared.any():
-                    # The earlier fit concerns only the shared rows of this one.
+                    # The earlier fit spends budget only on the shared rows of this fit.
                     part: dict[str, Any] = {"labels": labels}
                     part["examples"] = None if shared.all() else np.flatnonzero(shared)
                     others.append(tuple(dataclasses.replace(use, **part) for use in earlier))
@@ -171,14 +171,14 @@ class _Fits:
 
 _FITS = _Fits()
 _KEY = np.frombuffer(secrets.token_bytes(8 * 4097), np.uint64) | np.uint64(1)
-"""Random odd numbers, a new draw in each process."""
+"""Random odd numbers, drawn once per process."""
 
 
 def row_digests(block: np.ndarray) -> np.ndarray:
     """Returns a keyed digest of each row of numbers (m, d), ``uint64`` (m,).
 
     Rows that differ have the same digest with a probability of about 2^-32 at most; they would
-    count as the same row, which only overstates.
+    count as the same row, which only overstates epsilon.
     """
     bits = np.ascontiguousarray(block, dtype=np.float32).view(np.uint32).astype(np.uint64)
     width = bits.shape[1]
@@ -186,7 +186,7 @@ def row_digests(block: np.ndarray) -> np.ndarray:
 
 
 def _factors(places: np.ndarray) -> np.ndarray:
-    # A second factor distinguishes places beyond the key's length.
+    # A second factor distinguishes places past the key's length.
     turn, place = np.divmod(places, _KEY.size - 1)
     return _KEY[1:][place] + turn.astype(np.uint64) * np.uint64(2) * _KEY[0]
 
@@ -207,7 +207,7 @@ def _sparse_digests(rows: Any) -> np.ndarray:
 
 
 def raw_digests(inputs: Any) -> np.ndarray | None:
-    """Returns digests of the rows of inputs of any kind but data sets; None without rows."""
+    """Returns row digests for inputs of any kind except data sets; None without rows."""
     try:
         found = parts_of(inputs)
         if len(found) == 1 and hasattr(found[0], "tocsr") and found[0].dtype.kind in "biuf":
@@ -226,7 +226,7 @@ def raw_digests(inputs: Any) -> np.ndarray | None:
 
 
 def _as_numbers(part: Any) -> np.ndarray:
-    """Returns one part of raw inputs as numbers (n, d): of texts, keyed hashes of 32 bits."""
+    """Returns a part of raw inputs as numbers (n, d); text becomes keyed 32-bit hashes."""
     rows = all_rows(as_rows(part))
     rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
     if rows.dtype.kind in "biuf":

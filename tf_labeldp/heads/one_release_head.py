@@ -1,7 +1,7 @@
-"""``PrivateRidge``, and what all linear heads of one release share.
+"""``PrivateRidge``, and ``OneReleaseHead``, the base of all linear heads.
 
-``OneReleaseHead.fit`` is the whole privacy argument: it scales public rows to unit norm, which sets
-the sensitivity, and releases their moments with the labels once. The rest is post-processing.
+Privacy rests on ``OneReleaseHead.fit`` alone: it scales public rows to unit norm, which sets the
+sensitivity, and releases their moments with the labels once. The rest is post-processing.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from tf_labeldp.vault import LabelKind
 
 _Self = TypeVar("_Self", bound="OneReleaseHead")
 _PREDICT_ROWS = 4096
-"""Rows whose predictions are made at a time."""
+"""Rows predicted at a time."""
 _INTERCEPT = 0.2
-"""The constant column next to a row of length one: it costs the other features 2 % of signal, and
-makes the noise on the mean of n centred codes sigma / (0.2 n)."""
+"""The constant column, relative to a row of length one: it costs the other features 2 % of signal;
+the mean of n centred codes then has noise sigma / (0.2 n)."""
 _L1_STEPS = 2.0**14
-"""Parts of one to which the L1 norm of the longest row is rounded up: a stored release of Laplace
-noise is then found again on a machine that rounds the rows otherwise."""
+"""The L1 norm of the longest row is rounded up to a multiple of 1 / 2^14, so that a machine with
+other rounding finds a stored release with Laplace noise."""
 _SMALL_ENTRIES, _SMALL_WIDTH = 1 << 25, 512
-"""Numbers and columns of features up to which a fit is on one thread: two took 2 to 10 times its
-processor time."""
+"""The most numbers and columns of features for a fit on one thread: two threads took 2 to 10 times
+its processor time."""
 _CLEAR = 0.02
-"""On raw pixels of MNIST, where coefficients are alike before the spread, the risk is 2.6 to 5 %
-less; on smoothed patches, where they are not, 0.9 % at most, and logistic regression lost 1.5
-points of accuracy where that decided."""
+"""The share of the risk by which equal variances before the spread must win. On raw pixels of MNIST
+they win by 2.6 to 5 %, rightly. On smoothed patches they win by 0.9 % at most, and choosing them
+cost logistic regression 1.5 points of accuracy."""
 _SIGNIFICANT = 3.0
-"""Standard deviations of pure noise below which a release counts as noise alone."""
+"""A release closer to pure noise, in standard deviations, counts as noise alone."""
 
 
 class Head(Estimator, abc.ABC):
@@ -64,28 +64,28 @@ class Head(Estimator, abc.ABC):
 
     receipts_: tuple[Receipt, ...]
     sharpness_: float
-    _label_range: tuple[float, float] | None = None  # of numbers
+    _label_range: tuple[float, float] | None = None  # (low, high) for labels that are numbers
 
     @abc.abstractmethod
     def predict(self, features: Any) -> np.ndarray:
         """Returns predictions for features as in ``fit``."""
 
     def score(self, features: Public[Any], labels: Public[Any]) -> float:
-        """Returns the share of right predictions, or R^2 for numbers.
+        """Returns the accuracy, or R^2 for numbers.
 
         Args:
-            features: as for ``predict``.
-            labels: of the shape of the predictions, public: the score of private labels is not
-                private.
+            features: as in ``predict``.
+            labels: public labels in the shape of the predictions; a score on private labels would
+                reveal them.
 
         Raises:
-            ValueError: labels of another shape.
+            ValueError: the labels have another shape.
         """
         labels = np.asarray(labels)
         predicted = self.predict(features)
         if labels.shape != predicted.shape:
             raise ValueError(
-                f"labels must have shape {predicted.shape}, as predictions have, got "
+                f"labels must have the shape of the predictions, {predicted.shape}, got "
                 f"{labels.shape}. Turn columns into vectors with .ravel()."
             )
         if self._label_range is None:
@@ -93,10 +93,10 @@ class Head(Estimator, abc.ABC):
         return float(1.0 - np.mean((labels - predicted) ** 2) / np.var(labels))
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
-        """Returns the statement on all releases in the head, those of its encoder included.
+        """Returns the statement on all releases in the head, its encoder's releases included.
 
         Args:
-            delta: of the statement; None for that of the vault's budget.
+            delta: the delta of the statement; None for the delta of the vault's budget.
         """
         self._check_fitted()
         return compose_receipts(self.receipts_, delta)
@@ -111,7 +111,7 @@ class Head(Estimator, abc.ABC):
         return hasattr(self, "receipts_")
 
     @property
-    def _estimator_type(self) -> str:  # scikit-learn before 1.6 reads it in place of tags
+    def _estimator_type(self) -> str:  # scikit-learn before 1.6 reads this, not tags
         return "regressor" if self._is_regressor() else "classifier"
 
     def __sklearn_tags__(self) -> Any:
@@ -120,7 +120,7 @@ class Head(Estimator, abc.ABC):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class OneReleaseHead(Head):
-    """A linear head on public features that sees the labels once; see ``PrivateRidge``."""
+    """A linear head on public features, fitted from one release; see ``PrivateRidge``."""
 
     epsilon: float
     delta: float = 0.0
@@ -141,36 +141,36 @@ class OneReleaseHead(Head):
     insecure_seed: int | None = None
 
     _sample_rows: ClassVar[int | None] = 8192
-    _penalties: ClassVar[tuple[str, ...]]  # those that have a name
-    _link: ClassVar[str] = "linear"  # Keras's activation of the scores, for labels that are numbers
-    _has_prior = True  # whether the fit follows a prior, so that it may choose one
+    _penalties: ClassVar[tuple[str, ...]]  # named penalties
+    _link: ClassVar[str] = "linear"  # Keras activation of the scores, for labels that are numbers
+    _has_prior = True  # whether the fit uses a prior, before or after the spread
 
     def fit(self: _Self, features: Public[Any], labels: Private[Any] = None) -> _Self:
-        """Releases the moments of the labels, and fits.
+        """Releases the moments of the labels, and fits the head to them.
 
         Args:
-            features: numbers (n, d), or what ``encoder`` takes; or a ``tf.data.Dataset`` of batches
+            features: numbers (n, d), or inputs of ``encoder``; or a ``tf.data.Dataset`` of batches
                 x or (x, y), which is read up to three times and must not be shuffled.
-            labels: a ``PrivateLabels``, which charges the release to its own budget; or (n,)
-                classes or numbers, or (n, L) zeros and ones, from which a vault with the budget
-                (epsilon, delta) is made. None for a data set of pairs.
+            labels: a ``PrivateLabels``, which charges the release to its own budget; or an array of
+                classes or numbers (n,), or of zeros and ones (n, L), which is put into a vault with
+                the budget (epsilon, delta). None for a data set of pairs.
 
         Returns:
             The head itself.
 
         Raises:
             BudgetExceededError: a vault's budget does not allow the release; nothing was released.
-            TypeError: features or labels of a wrong kind.
-            ValueError: features not finite, all zero in a row or too many; labels outside of the
-                classes or the range; arguments out of range.
-            RuntimeError: an array of labels in a process that another one started (``n_jobs``).
+            TypeError: features or labels have a wrong type.
+            ValueError: features are not finite, too many, or all zero in a row; labels are outside
+                the classes or the range; arguments are out of range.
+            RuntimeError: labels are an array in a worker process (``n_jobs``).
 
         Warns:
-            UserWarning: the release is indistinguishable from noise; delta is above 1/n; these rows
-                were fitted on before; or an encoder was trained without receipts.
+            UserWarning: the release is indistinguishable from noise; delta is above 1/n; there was
+                an earlier fit on these rows; or an encoder was trained without receipts.
 
-        Each call with an array of labels is a release of its own. Fits of one process on the same
-        rows (cross-validation, a search) are recognised, and the statement covers their sum.
+        Each call with an array of labels makes a new release. Fits of a process on the same rows
+        (cross-validation, a search) are recognised, and the statement composes them.
         """
         before = dict(vars(self))
         try:
@@ -180,31 +180,31 @@ class OneReleaseHead(Head):
             with _threads_that_pay(*rows.shape):
                 self._design(rows, source)
                 rows.scan()
-                # Sensitivity: every row has L2 norm one, the mechanism's max_norm; Laplace noise is
-                # for the L1 norm of the longest row. The mechanism adds the noise, in
-                # source.release.
+                # Sensitivity: every row has L2 norm one, the mechanism's max_norm; Laplace noise
+                # uses the L1 norm of the longest row. In source.release the mechanism adds the
+                # noise.
                 max_l1 = math.ceil(rows.max_l1 * _L1_STEPS) / _L1_STEPS
                 source.mechanism = with_max_l1(source.mechanism, max_l1)
                 released, self.receipts_ = source.release(
                     public.with_value(rows), rows.digests, self._family_of_clones()
                 )
                 self._finish(rows, released.values, source)
-        except BaseException:  # a fitted head stays as it was, with its own statement
+        except BaseException:  # a failed fit must not change a fitted head or its statement
             self.__dict__.clear()
             self.__dict__.update(before)
             raise
         return self
 
     def decision_function(self, features: Public[Any]) -> np.ndarray:
-        """Returns scores, the larger the likelier the class.
+        """Returns scores; a larger score means a likelier class.
 
         Args:
-            features: (m, d), finite, or what ``encoder`` takes; a row of zeros, or one equal to
-                the mean of the training features, gets the intercept alone.
+            features: finite numbers (m, d), or inputs of ``encoder``; a row of zeros, or a row
+                equal to the mean of the training features, gets the intercept alone.
 
         Returns:
-            ``float64`` (m, K); (m,) for two classes, of the second one; (m, L) for rows of labels;
-            for numbers (m,), the label less the middle of its range, not clipped, or, with the
+            ``float64`` (m, K); for two classes (m,), the scores of the second; for rows of labels
+            (m, L); for numbers (m,), the unclipped label minus the middle of its range or, with the
             Poisson loss, the logarithm of the expected label.
         """
         scores = self._scores(features)
@@ -223,7 +223,7 @@ class OneReleaseHead(Head):
         return self.classes_[np.argmax(_ridge_path.class_scores(scores), axis=1)]
 
     def predict_proba(self, features: Public[Any]) -> np.ndarray:
-        """Returns class probabilities (m, K), or of each label (m, L): softmax of sharpened scores.
+        """Returns probabilities of the classes (m, K) or labels (m, L): sharpened softmax.
 
         Raises:
             TypeError: the labels are numbers.
@@ -232,25 +232,25 @@ class OneReleaseHead(Head):
 
         scores = self._scores(features)
         if self._label_range is not None:
-            raise TypeError("labels that are numbers have no class probabilities; use predict.")
+            raise TypeError("labels that are numbers have no class probabilities. Use predict.")
         if self.classes_ is None:
             return special.expit(2.0 * self.sharpness_ * scores)
         return special.softmax(self.sharpness_ * _ridge_path.class_scores(scores), axis=1)
 
     def to_keras(self, encoder: Public[Any] = None) -> Any:
-        """Returns a ``keras.Model`` with fixed weights, that saves and loads.
+        """Returns a ``keras.Model`` with fixed weights; it saves and loads.
 
-        Its outputs are those of ``predict_proba``, or of ``predict`` for numbers, (m, 1). Its file
-        keeps the receipts. Import ``tf_labeldp.keras_layers`` before you load it in another
-        program; to serve it without this package, ``model.export(folder)``.
+        It computes ``predict_proba``, or for numbers ``predict`` as (m, 1). Its file keeps the
+        receipts. Import ``tf_labeldp.keras_layers`` before you load it in another program. Use
+        ``model.export(folder)`` to serve it without this package.
 
         Args:
             encoder: a Keras model from raw inputs to the features (m, d), put in front; None for
-                that of the head. Labels that it was trained on are counted.
+                the head's encoder. Its receipts are added.
 
         Raises:
-            TypeError: the head was fitted with a plain function as encoder, and none is given.
-            ValueError: an encoder whose outputs are not the head's features.
+            TypeError: the head's encoder is a plain function; pass ``encoder``.
+            ValueError: the encoder's outputs are not the head's features.
         """
         self._check_fitted()
         from keras import layers
@@ -258,7 +258,7 @@ class OneReleaseHead(Head):
         from tf_labeldp.keras_layers._released_dense import ReleasedDense
 
         weights, bias, activation = self._column_weights, self.intercept_, "softmax"
-        shift = 0.0  # which of the label range the bias adds
+        shift = 0.0  # the part of ``low`` that the bias subtracts
         if self._label_range is not None:
             activation = self._link
             if activation == "linear":
@@ -288,14 +288,14 @@ class OneReleaseHead(Head):
     def _choose(
         self, problem: _ridge_path.Problem, rows: PublicRows, prior: tuple[float, float]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Fits, sets what it chose, and returns weights (D, C), constant (C,) and a filter."""
+        """Fits, sets the chosen penalty, and returns weights (D, C), constant (C,) and filter."""
 
     def _mechanism(self, kind: LabelKind) -> LabelMomentMechanism:
-        """Returns the mechanism of the release, for rows of unit norm."""
+        """Returns the mechanism for a release of rows with unit norm."""
         return LabelMomentMechanism(
             self.epsilon,
             self.delta,
-            max_l1=1.0 if self.noise == "laplace" else None,  # until the rows are known
+            max_l1=1.0 if self.noise == "laplace" else None,  # fit replaces it
             noise=self.noise,
             **kind.mechanism_arguments(),
         )
@@ -309,7 +309,7 @@ class OneReleaseHead(Head):
                 f"penalty must be {words} or a number above zero, got {self.penalty!r}."
             )
         _validate.positive_finite("max_bytes", self.max_bytes)
-        # Labels in hand are checked before the features are read.
+        # Reading features takes time, so labels in an array or a vault are checked first.
         source = None if labels is None else LabelSource(self, labels, self._mechanism)
         if source is not None and inputs.num_rows is not None:
             source.check_length(inputs.num_rows)
@@ -318,10 +318,10 @@ class OneReleaseHead(Head):
         rows.survey()
         if source is None:
             if rows.labels is None:
-                raise ValueError("labels are missing: pass them, or a data set of (x, y) batches.")
+                raise ValueError("labels are missing. Pass them, or a data set of (x, y) batches.")
             source = LabelSource(self, rows.labels, self._mechanism)
         elif rows.labels is not None:
-            raise ValueError("the data set has labels, and labels were given too; give one.")
+            raise ValueError("expected labels once, got them in the data set too. Leave out one.")
         source.check_length(rows.num_rows)
         return rows, source
 
@@ -342,7 +342,7 @@ class OneReleaseHead(Head):
         return _INTERCEPT if self.intercept else 0.0
 
     def _finish(self, rows: PublicRows, moments: np.ndarray, source: Any) -> None:
-        """Sets all that is fitted, from public numbers (overwritten) and the release."""
+        """Sets all fitted attributes from public numbers (overwritten) and the release."""
         self._label_range = source.kind.label_range
         self._is_of_rows = source.kind.num_labels is not None
         self._scaling = rows.scaling
@@ -360,8 +360,8 @@ class OneReleaseHead(Head):
             _validate.warn(
                 f"the release is indistinguishable from noise at epsilon={self.epsilon:g}: its "
                 f"signal-to-noise is {self.signal_to_noise_:.2g} ({deviations:.1f} standard "
-                f"deviations from none); {best:.2g} is expected where the features explain the "
-                "labels fully. Use a larger epsilon, more examples, or fewer features."
+                f"deviations from none); features that explain the labels fully would reach "
+                f"{best:.2g}. Use a larger epsilon, more examples, or fewer features."
             )
         if problem.scale is not None:
             rows.sample[:, : problem.scale.size] *= problem.scale.astype(np.float32)
@@ -369,7 +369,7 @@ class OneReleaseHead(Head):
         if problem.scale is not None:
             weights *= problem.scale[:, np.newaxis]
         constant = self._constant()
-        part = 1.0 / np.hypot(1.0, constant)  # what the constant column left of a row's length
+        part = 1.0 / np.hypot(1.0, constant)  # the length of a row without its constant column
         self._column_weights = part * weights
         self.intercept_ = part * constant * last
         spread = self._scaling.spread
@@ -382,9 +382,9 @@ class OneReleaseHead(Head):
     ) -> tuple[_ridge_path.Problem, tuple[float, float]]:
         """Returns the release in its spectrum, and the variances of the prior.
 
-        Coefficients have equal prior variances after the spread, or before it where that has
-        clearly less risk: by more than the standard deviation that pure noise gives the estimate,
-        and by a part of the risk, as the loss of a classifier follows the squared error loosely.
+        Coefficients have equal prior variances after the spread, or before it if that has clearly
+        less risk: by more than the estimate's standard deviation under pure noise, and by a share
+        of the risk, because a classifier's loss follows the squared error only loosely.
         """
         spread = self._scaling.spread
         scales: list[np.ndarray | None] = [None]
@@ -414,7 +414,7 @@ class OneReleaseHead(Head):
         self._check_fitted()
         rows = FeatureRows(features, self.encoder, columns=self._known_columns())
         spread = self._scaling.spread
-        # In double precision, so that a prediction does not depend on the rows next to it.
+        # In single precision, a prediction would depend on the other rows of its block.
         wide = None if spread is None else spread.astype(np.float64)
         plain = Scaling(self._scaling.mean, wide, 0.0)
         parts = []
@@ -422,8 +422,7 @@ class OneReleaseHead(Head):
             block = rows.take(slice(start, start + _PREDICT_ROWS))
             if block.shape[1] != self.n_features_in_:
                 raise ValueError(
-                    f"features have {block.shape[1]} columns, the head was fitted on "
-                    f"{self.n_features_in_}."
+                    f"expected {self.n_features_in_} features, as in fit, got {block.shape[1]}."
                 )
             checked_norms(block, start)
             parts.append(plain.rows(block) @ self._column_weights + self.intercept_)
@@ -434,12 +433,12 @@ class OneReleaseHead(Head):
 
 
 class PrivateRidge(OneReleaseHead):
-    """A linear least-squares head that sees the labels once, through noisy moments ``X^T Y``.
+    """A linear least-squares head, fitted from one release of noisy moments ``X^T Y``.
 
-    A least-squares fit on public features needs of the labels only these moments
+    A least-squares fit on public features depends on the labels only through these moments
     (``LabelMomentMechanism``). Penalty, probabilities, standard errors and predictions are computed
-    from the release and the features. For classes, ``PrivateLogisticRegression`` makes more of the
-    same release at all but the smallest budgets.
+    from the release and the features. For classes, ``PrivateLogisticRegression`` is more accurate
+    with the same release, except at the smallest budgets.
 
     Guarantee:
         The head, with all its attributes and predictions, is (epsilon, delta)-DP for the
@@ -449,13 +448,13 @@ class PrivateRidge(OneReleaseHead):
         not have been trained with them. ``guarantee()`` names these assumptions.
 
     Rows of features are centred, scaled to unit norm, spread over the principal directions of the
-    features as suits the noise (``spread``), scaled again, and get a constant column for the
-    intercept. So only the direction of a row counts: where its length matters (a single column, a
-    label that grows with all of them), put ``RandomFourierFeatures`` in front.
+    features to suit the noise (``spread``), scaled again, and get a constant column for the
+    intercept. Only the direction of a row counts: if its length matters (a single column, a label
+    that grows with all columns), put ``RandomFourierFeatures`` in front.
 
     Pipelines, ``clone`` and ``set_params`` of scikit-learn work. But each ``fit`` on an array of
-    labels is a release of its own: a grid search releases many times, which the statements of its
-    heads add up; scores on true labels are not counted. With a ``PrivateLabels`` it fails once the
+    labels makes a new release: a grid search releases many times, and the statements of its heads
+    compose all releases, but not scores on true labels. With a ``PrivateLabels`` it fails once the
     budget is spent.
 
     Source: "sufficient statistics perturbation" (Vu and Slavkovic 2009), with the Gram matrix
@@ -468,45 +467,44 @@ class PrivateRidge(OneReleaseHead):
         classes: the class values in the order of their codes, for other labels; public.
         low: the smallest label of a regression task, public.
         high: the largest label of a regression task, public.
-        num_labels: L, for labels that are rows (n, L) of zeros and ones; one person's whole row is
+        num_labels: L, for labels that are rows (n, L) of zeros and ones; a person's whole row is
             then protected.
         encoder: a fitted feature map, a Keras model, or a callable from raw inputs to (m, d);
             ``fit``, ``predict`` and ``to_keras`` then take raw inputs. None for features.
         penalty: ``"auto"``, which is ``"bayes"``: a normal prior whose variances maximise the
-            likelihood of the release; ``"risk"`` for the ridge penalty of least unbiased risk; or a
-            ridge penalty, in units of the Gram matrix of unit rows (whose trace is n).
-        spread: whether to spend the release over the principal directions by water-filling, from
-            the features, epsilon and n alone; directions that the noise would drown get nothing.
-            The fit takes the coefficients to be alike after the spread or before it, as the release
-            suggests. False leaves the features as they are.
+            likelihood of the release; ``"risk"`` for the ridge penalty with the least unbiased
+            risk; or a ridge penalty, in units of the Gram matrix of unit rows (whose trace is n).
+        spread: whether to divide the release between the principal directions by water-filling,
+            from the features, epsilon and n alone; directions below the noise get no share. The
+            fit assumes equal prior variances after or before the spread, as the release suggests.
+            False leaves the features unchanged.
         center: whether to subtract the mean of the features.
         intercept: whether to add the constant column; its coefficient is not penalised.
-        noise: ``"gaussian"``, or ``"laplace"`` for a pure guarantee, which is for a handful of
-            features.
+        noise: ``"gaussian"``, or ``"laplace"`` for a pure guarantee with a handful of features.
         key: the name of the release in a vault.
         max_bytes: the most memory for matrices and samples of rows.
         insecure_seed: makes the fit repeatable, and the statement "not private: seeded".
 
     Attributes:
-        coef_: ``float64`` (K, d), of the centred features over the length of their spread row;
-            (1, d) for two classes and for numbers.
+        coef_: ``float64`` (K, d), coefficients of the centred features, which are divided by the
+            length of their spread row; (1, d) for two classes and for numbers.
         intercept_: ``float64`` (K,) or (1,).
-        coef_stddev_: the standard error (d,) of the coefficients in each row of ``coef_``, by the
-            noise of the release alone and given the penalty.
-        num_directions_: how many directions got a share of the release.
+        coef_stddev_: standard errors (d,) of the coefficients in each row of ``coef_``, due to the
+            noise of the release alone and for the chosen penalty.
+        num_directions_: the number of directions with a share of the release.
         penalty_: the ridge penalty; None for ``"bayes"``.
         prior_: for ``"bayes"``, the chosen standard deviations of coefficients and residuals.
-        risk_: the unbiased estimate of the squared error on the training set, less a constant.
-        risk_path_: (penalties, risks) of ridge, each (121,).
-        sharpness_: of the probabilities; for classes.
+        risk_: the unbiased estimate of the squared error on the training set, minus a constant.
+        risk_path_: the ridge penalties and their risks, each (121,).
+        sharpness_: the factor on the scores in the softmax; for classes.
         noise_stddev_: the standard deviation of the noise on each moment.
-        signal_to_noise_: the energy of signal over noise in the release, as estimated from it;
+        signal_to_noise_: the ratio of signal energy to noise energy, estimated from the release;
             about zero without a signal.
         classes_: class values (K,); for classes.
         n_features_in_: d.
 
     Raises:
-        ValueError: ``fit`` on arguments out of range or features that are not finite.
+        ValueError: ``fit`` gets arguments out of range or features that are not finite.
 
     Example:
         >>> import numpy as np
@@ -554,8 +552,8 @@ class PrivateRidge(OneReleaseHead):
         return weights, last, filter_
 
     def _sharpness(self, scores: np.ndarray, agreement: float, error: float) -> float:
-        # One column is s and -s, of the label that is there and of the one that is not; several
-        # labels have one sharpness.
+        # A single column s stands for the scores s and -s of a label and its absence. Several
+        # labels share one sharpness.
         factor = 1.0
         if self.classes_ is None:
             factor, scores = 2.0 / scores.shape[1], scores.reshape(-1, 1)
@@ -567,7 +565,7 @@ class PrivateRidge(OneReleaseHead):
 
 
 def _threads_that_pay(num_rows: int, width: int) -> contextlib.AbstractContextManager[Any]:
-    """Keeps small linear algebra on one thread: waiting for others costs more than they do."""
+    """Keeps small linear algebra on one thread, where waiting for more threads costs time."""
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     if num_rows * width > _SMALL_ENTRIES or width > _SMALL_WIDTH:
@@ -580,21 +578,21 @@ def _is_one_hot(mechanism: LabelMomentMechanism) -> bool:
 
 
 def with_max_l1(mechanism: Any, max_l1: float) -> LabelMomentMechanism:
-    """Returns the mechanism for rows of this L1 norm, which Laplace noise alone depends on."""
+    """Returns the mechanism for rows of this L1 norm, on which only Laplace noise depends."""
     if mechanism.noise == "laplace":
         return dataclasses.replace(mechanism, max_l1=max_l1)
     return mechanism
 
 
 _FIXED: dict[str, Any] = {"trainable": False, "dtype": "float32"}
-"""Settings of a layer of fixed weights; half precision ends at 65,504."""
+"""Settings of a layer with fixed weights; half precision overflows at 65,504."""
 
 
 def _scaled(rows: Any, scaling: Scaling) -> Any:
-    """Returns ``scaling.rows`` of a Keras tensor (m, d), without the constant column."""
+    """Applies ``scaling.rows`` to a Keras tensor (m, d), without the constant column."""
     from keras import layers
 
-    # Divided by a size of theirs, tiny numbers do not meet the constant in Keras's normalisation.
+    # Division by their size keeps tiny numbers above the constant in Keras's normalisation.
     offset = (-scaling.mean / scaling.size).tolist() if np.any(scaling.mean) else 0.0
     name = "public_center_and_scale"
     rows = layers.Rescaling(1.0 / scaling.size, offset, dtype="float32", name=name)(rows)

@@ -1,6 +1,6 @@
 """Public features as rows of unit norm: their scaling, and passes over them in bounded memory.
 
-The sensitivity of a release rests on the unit norm, which ``Scaling.rows`` makes. ``docs/heads.md``
+The sensitivity of a release rests on the unit norm, which ``Scaling.rows`` sets. ``docs/heads.md``
 derives the spread over directions (``spread_shares``).
 """
 
@@ -18,38 +18,38 @@ from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads.label_source import raw_digests, row_digests
 
 _SHARE = 4
-"""One part in this many of the memory is for each sample of rows, and for scaled rows."""
+"""Each sample of rows, and the scaled rows, may use the memory divided by this."""
 _DESIGN_ROWS = 100_000
-"""Rows in the sample of the survey, at most: enough for a mean and a covariance."""
+"""The most rows in the survey's sample: enough for a mean and a covariance."""
 _MATRICES = 5
-"""Doubles (d, d) at a time: a covariance or Gram matrix, its eigenvectors, the work space of the
-eigensolver, and the map to the chosen directions."""
+"""Matrices (d, d) of doubles at a time: a covariance or Gram matrix, its eigenvectors, the
+eigensolver's work space, and the map to the chosen directions."""
 _SAME = 1e-12
-"""A row nearer to the mean than this part of its length is equal to the mean up to rounding."""
+"""A row nearer to the mean than this fraction of its length equals the mean up to rounding."""
 _SKETCH = 16
 """Random sums in a digest of rows."""
 _SKETCH_TOLERANCE = 0.02
-"""Relative distance of the digests of equal rows that two machines rounded."""
+"""Relative distance between digests of equal rows, as two machines may round them."""
 _LARGEST = 1e38
-"""Longer rows leave single precision, in which samples of rows are kept."""
+"""Longer rows overflow single precision, which samples of rows use."""
 _ENTRIES = 1 << 21
-"""Numbers of the scaled rows in use at a time: small enough for a processor's cache."""
+"""Numbers per block of scaled rows: small enough for a processor's cache."""
 _SINGLE_WIDTH = 512
-"""Features from which the Gram matrix of rows mapped in single precision is made in it."""
+"""From this many features on, rows mapped in single precision get a Gram matrix in it too."""
 _SINGLE_ROWS = 2048
-"""Rows that are summed in single precision, at most; it bounds the error of ``add_gram``."""
+"""The most rows summed in single precision, which bounds the error of ``add_gram``."""
 _RANK = 1e-10
-"""An eigenvalue below this part of the largest counts as zero: rows are mapped in single precision,
-in which such a direction, 1e-5 of a row's length, is known to one part in a hundred."""
+"""An eigenvalue below this fraction of the largest counts as zero: such a direction, 1e-5 of a
+row's length, has a relative error of one percent in single precision."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """How a row of features becomes one of unit norm, by public numbers alone.
+    """The scaling of a row of features to unit norm, by public numbers alone.
 
     With the mean m and the map M, a row x becomes ``u = (x - m) / ||x - m||`` and then
     ``u M / ||u M||``; with an intercept c, ``(u M / ||u M||, c) / sqrt(1 + c^2)``. A row of zeros
-    stays one.
+    stays zero.
     """
 
     mean: np.ndarray  # m (d,), zeros for none
@@ -82,12 +82,12 @@ class Scaling:
 
 
 class PublicRows:
-    """Rows of features for one fit: surveyed, scaled by a design, scanned, and released."""
+    """Rows of features for a fit, in four phases: survey, design, scan, release."""
 
     # From the survey on:
     num_rows: int
-    labels: np.ndarray | None  # of a data set of (x, y) batches
-    digests: np.ndarray  # of each row's features and inputs of the encoder, uint64 (n, 1 or 2)
+    labels: np.ndarray | None  # from a data set of (x, y) batches
+    digests: np.ndarray  # a row's features, and its encoder inputs if any; uint64 (n, 1 or 2)
     sample: np.ndarray  # uniform, float32: raw (m, d), and scaled (m, D) after the scan
     # From the design on:
     scaling: Scaling
@@ -107,7 +107,7 @@ class PublicRows:
         return self.num_rows, self.sample.shape[1]
 
     def survey(self) -> None:
-        """Reads all rows, and raises for rows that can't be scaled."""
+        """Reads all rows; raises if a row can't be scaled."""
         labels: list[np.ndarray] = []
         digests: list[np.ndarray] = []
         raw_parts: list[np.ndarray | None] = []
@@ -153,8 +153,8 @@ class PublicRows:
                 covariance = add_gram(covariance, rows)
         if not differ:
             raise ValueError(
-                "all rows of features are the same, so that nothing can be learnt from them. "
-                "Check how they were made."
+                "expected rows of features that differ, got equal rows. Check how they were "
+                "computed."
             )
         spread = None
         if noise_to_signal is not None:
@@ -163,8 +163,8 @@ class PublicRows:
         self.scaling = Scaling(mean, spread, float(intercept), size or 1.0)
 
     def scan(self) -> None:
-        """Reads the scaled rows, for Gram matrix, sample and digest; keeps rows that fit."""
-        del self.sample  # it is large
+        """Reads the scaled rows for Gram matrix, sample and digest; keeps them if memory allows."""
+        del self.sample  # frees its memory for the new sample
         width = self.scaling.width
         gram = np.zeros((width, width), order="F")
         sample = self._new_sample(width, self._sample_rows or self.num_rows)
@@ -189,7 +189,7 @@ class PublicRows:
         return " ".join(float(number).hex() for number in self._sketch)
 
     def matches(self, digest: str) -> bool:
-        """Returns whether a digest is of the same rows, which another machine may round."""
+        """Returns whether a digest matches these rows, up to rounding on another machine."""
         try:
             other = np.array([float.fromhex(part) for part in digest.split()])
         except ValueError:
@@ -218,10 +218,10 @@ class PublicRows:
 
 
 class RowSample:
-    """Keeps uniformly drawn rows of a stream of unknown length, ``float32``.
+    """A uniform sample from a stream of rows of unknown length, ``float32``.
 
-    Evenly spaced rows would not do: every second image of MNIST is from another group of writers.
-    The choice is public, repeatable, and the same however the stream is cut into blocks.
+    Evenly spaced rows would be biased: the writers of MNIST alternate between two groups. The
+    choice is public and repeatable, and does not depend on the blocks of the stream.
 
     Source: Vitter 1985, "Random sampling with a reservoir", algorithm R.
     """
@@ -232,9 +232,9 @@ class RowSample:
         self._rng, self._num_rows = np.random.default_rng(0), 0
 
     def add(self, rows: np.ndarray) -> None:
-        """Samples among these rows too, by their order alone."""
+        """Adds rows to the stream; only their order decides on the sample."""
         places = np.arange(self._num_rows, self._num_rows + len(rows))
-        # Also for the first rows, as cuts must not matter.
+        # The first rows draw too, so that the result does not depend on the blocks.
         slots = (self._rng.random(len(rows)) * (places + 1)).astype(np.int64)
         slots = np.where(places < len(self._kept), places, slots)
         hit = slots < len(self._kept)
@@ -247,15 +247,15 @@ class RowSample:
 
 
 def check_memory(width: int, max_bytes: float) -> None:
-    """Raises unless the matrices of a fit of this width take less memory than this."""
+    """Raises unless the matrices of a fit of this width fit into memory."""
     room = max_bytes * (1.0 - 2.0 / _SHARE)
     needed = 8.0 * _MATRICES * width**2
     if needed > room:
         fit = math.isqrt(max(int(room), 0) // (8 * _MATRICES))
         raise ValueError(
-            f"{width} features need {needed / 1e9:.1f} GB for their matrices; at most {fit} fit in "
-            f"max_bytes={max_bytes / 1e9:.1f} GB, half of which is for samples. Use fewer features "
-            "(a random projection knows no label), or raise max_bytes."
+            f"expected at most {fit} features for max_bytes={max_bytes / 1e9:.1f} GB (half is for "
+            f"samples), got {width}, which need {needed / 1e9:.1f} GB. Use fewer features (for "
+            "example a random projection), or raise max_bytes."
         )
 
 
@@ -263,10 +263,10 @@ def add_gram(gram: np.ndarray, rows: np.ndarray, single: bool = False) -> np.nda
     """Returns the upper triangle of ``gram + rows^T rows``, in place: half of the products.
 
     In single precision, from 512 columns on, at most 2,048 rows are summed before their sum is
-    added in double precision. Entry (i, j) of A is then off by at most ``1.25e-4 sqrt(A_ii A_jj)``,
-    whatever the rows: by about 1e-7 of that root for rows that differ, 2e-6 for rows that are all
-    the same. In double precision it is off by ``1.2e-16 n sqrt(A_ii A_jj)`` at most, for n rows.
-    The matrix is made without labels: its error is no part of the sensitivity.
+    added in double precision. Entry (i, j) of A is then off by at most ``1.25e-4 sqrt(A_ii A_jj)``
+    for any rows, by about 1e-7 of that root for rows that differ, and by 2e-6 for equal rows. In
+    double precision it is off by at most ``1.2e-16 n sqrt(A_ii A_jj)`` for n rows. The matrix is
+    computed without labels, so its error does not change the sensitivity.
     """
     from scipy.linalg import blas
 
@@ -283,7 +283,7 @@ def _in_parts(rows: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def checked_norms(raw: np.ndarray, start: int) -> np.ndarray:
-    """Returns the L2 norm of every row, all finite; ``start`` is the number of the first row."""
+    """Returns the L2 norms of finite rows; ``start`` is the number of the first row."""
     norms = _norms(raw)
     bad = ~(norms < _LARGEST)  # true for NaN too
     if np.any(bad):
@@ -291,9 +291,9 @@ def checked_norms(raw: np.ndarray, start: int) -> np.ndarray:
         columns = np.flatnonzero(~(np.abs(raw[first]) < _LARGEST))[:3].tolist()
         where = f", column(s) {', '.join(map(str, columns))}" if columns else ""
         raise ValueError(
-            f"features must be finite, but {int(bad.sum())} row(s) hold NaN, infinity or numbers "
+            f"features must be finite, but {int(bad.sum())} row(s) have NaN, infinity or numbers "
             f"beyond {_LARGEST:g}, the first at row {start + first}{where}. Fill them in "
-            "or leave these examples out, by a rule that does not look at labels."
+            "or leave these examples out, by a rule that reads no label."
         )
     return norms
 
@@ -306,9 +306,9 @@ def _norms(rows: np.ndarray) -> np.ndarray:
 def _refuse_zeros(is_zero: np.ndarray, start: int) -> None:
     if np.any(is_zero):
         raise ValueError(
-            f"{int(is_zero.sum())} row(s) of features are all zero, the first at row "
-            f"{start + int(is_zero.argmax())}: they have no direction to scale to unit norm. Leave "
-            "these examples out, or add a constant feature."
+            f"rows of features need a direction, got {int(is_zero.sum())} row(s) of zeros, the "
+            f"first at row {start + int(is_zero.argmax())}. Leave these examples out, or add a "
+            "constant feature."
         )
 
 
@@ -317,10 +317,10 @@ def spread_shares(eigenvalues: np.ndarray, noise_to_signal: float) -> np.ndarray
     strength = eigenvalues / eigenvalues.sum()
     with np.errstate(divide="ignore", over="ignore"):
         depth = noise_to_signal / strength
-    # Only differences of depths matter; as they are, a huge one would swallow the unit of water.
+    # Only differences of depths matter; a huge depth would absorb the unit of water.
     depth -= depth.min()
     ordered = np.sort(depth)
-    # With the m shallowest directions under water, the level is (1 + sum of their depths) / m.
+    # If the m shallowest directions are under water, the level is (1 + sum of their depths) / m.
     with np.errstate(over="ignore"):
         levels = (1.0 + np.cumsum(ordered)) / np.arange(1, depth.size + 1)
     level = levels[np.flatnonzero(levels > ordered)[-1]]
@@ -329,18 +329,18 @@ def spread_shares(eigenvalues: np.ndarray, noise_to_signal: float) -> np.ndarray
 
 
 def spread_map(covariance: np.ndarray, noise_to_signal: float) -> np.ndarray:
-    """Returns the map (d, m), ``float32``, from centred rows to the directions that get a share."""
+    """Returns the map (d, m), ``float32``, from centred rows to the directions with a share."""
     from scipy import linalg
 
     driver = "evd" if len(covariance) > 1 else "ev"  # some versions of SciPy fail at 1 x 1
     values, vectors = linalg.eigh(covariance, lower=False, driver=driver, overwrite_a=True)
-    # A large budget would spend a full share on rounding.
+    # With a large budget, directions of rounding error would get a full share.
     values = np.where(values > _RANK * values[-1], values, 0.0)
     shares = spread_shares(values, noise_to_signal)
     kept = shares > 0.0
     gains = np.sqrt(shares[kept] / values[kept])
     vectors = vectors[:, kept]
-    # An eigenvector's sign is arbitrary; a stored release is of use with the same signs alone.
+    # An eigenvector's sign is arbitrary, and a stored release needs the same signs.
     largest = np.abs(vectors).argmax(axis=0)
     gains *= np.sign(vectors[largest, np.arange(largest.size)])
     return (vectors * gains).astype(np.float32)
