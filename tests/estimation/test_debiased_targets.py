@@ -100,18 +100,6 @@ def test_equation_7_and_appendix_d_1():
         np.testing.assert_allclose(weights, (np.eye(size) - p / size) / (1 - p), rtol=1e-13)
 
 
-def test_equation_17():
-    rows = np.random.default_rng(23).dirichlet(np.ones(5), 40)
-    mechanism = RRTopK(1.5, 5, 3)
-    noisy = mechanism.randomize(np.arange(40) % 5, rows, rng=np.random.default_rng(24))
-    weights = debiased(mechanism, noisy, rows)
-    p = 1.0 / (np.exp(1.5) + 3 - 1)
-    for weight, row, observed in zip(weights, rows, noisy, strict=True):
-        members = np.argsort(-row)[:3]
-        expected = np.array([(y == observed) - p * (y in members) for y in range(5)]) / (1 - 3 * p)
-        np.testing.assert_allclose(weight, expected, rtol=1e-13, atol=1e-16)
-
-
 @pytest.mark.holds("estimation.debiased")
 def test_rows_sum_to_one_and_are_as_the_channel_inverse(epsilon):
     mechanism = RandomizedResponse(epsilon, 5)

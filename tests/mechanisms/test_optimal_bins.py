@@ -113,16 +113,6 @@ def test_poisson_as_a_callable_with_a_label_of_zero():
             optimal_bins(values, prior, 6.0, lambda v, y: v - y * np.log(v))
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_a_loss_whose_name_comes_from_a_file_is_that_loss(loss):
-    values, prior = [1.0, 2.0, 4.4, 9.0], [0.4, 0.2, 0.0, 0.4]
-    read = "".join(list(loss))
-    assert read is not loss
-    mechanism = optimal_bins(values, prior, 2.0, read)
-    assert mechanism == optimal_bins(values, prior, 2.0, loss)
-    assert mechanism.expected_loss(prior, read) == mechanism.expected_loss(prior, loss)
-
-
 @pytest.mark.parametrize("scale", [1e-6, 1e9])
 def test_the_unit_of_a_loss_changes_no_bin(scale):
     """Also where a loss is infinite, as Poisson's is at zero."""
