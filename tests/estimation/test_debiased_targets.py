@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting.events import pure_dp_event
-from tf_labeldp.estimation import debiased
+from tf_labeldp.estimation import debiased, posterior
 from tf_labeldp.mechanisms import (
     ClassificationMechanism,
     InformativeRR,
@@ -127,6 +127,10 @@ def test_a_mechanism_of_ones_own_goes_through_its_channel_inverse():
     inverse = np.linalg.inv(mechanism.transition_matrix())
     np.testing.assert_allclose(debiased(mechanism, [2, 0]), inverse[[2, 0]], rtol=1e-12)
     assert not np.allclose(inverse, inverse.T)
+    prior = np.array([0.5, 0.3, 0.2])
+    joint = mechanism.transition_matrix()[:, [2, 0]].T * prior
+    expected = joint / joint.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(posterior(mechanism, [2, 0], prior), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(

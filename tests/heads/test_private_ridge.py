@@ -300,3 +300,19 @@ def test_a_vault_of_numbers_makes_a_regressor(examples):
     vault = PrivateLabels(examples.numbers, low=0.0, high=50.0, budget=PrivacyBudget(5.0, 1e-6))
     head = PrivateRidge(5.0, 1e-6).fit(examples.features, vault)
     assert is_regressor(head) and not is_classifier(head)
+
+
+@pytest.mark.usefixtures("fits_apart")
+def test_little_budget_goes_to_few_directions():
+    """Ten directions of falling variance: the smaller epsilon, the fewer of them get a share."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(1000, 10)) * np.geomspace(1.0, 1e-3, 10)
+    y = (x[:, 0] > 0).astype(int)
+    found = []
+    for epsilon in (0.1, 2.0, 50.0):
+        one = PrivateRidge(epsilon, 1e-6, num_classes=2, penalty=16.0, insecure_seed=0).fit(x, y)
+        found.append(one.num_directions_)
+        assert one.coef_.shape == (1, 10)
+    assert found[0] < found[1] < found[2] <= 10
+    plain = PrivateRidge(0.1, 1e-6, num_classes=2, penalty=16.0, insecure_seed=0, spread=False)
+    assert plain.fit(x, y).num_directions_ == 10

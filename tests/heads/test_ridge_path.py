@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import special
 
 from tf_labeldp.heads import _ridge_path
 
@@ -122,3 +123,42 @@ def test_the_prior_is_found_from_releases_that_follow_it():
     np.testing.assert_allclose(
         _ridge_path.bayes_filter(one, t2, s2), t2 * values / (t2 * values**2 + s2 * values + 9.0)
     )
+
+
+def test_the_log_loss_is_that_of_sharpened_softmax():
+    rng = np.random.default_rng(5)
+    scores = rng.normal(size=(200, 3))
+    scores -= scores.mean(axis=1, keepdims=True)
+    labels = np.argmax(scores + rng.gumbel(size=(200, 3)), axis=1)
+    agreement = scores[np.arange(200), labels].mean()
+    sharpness = _ridge_path.softmax_sharpness(scores, agreement)
+
+    def loss(beta):
+        return -special.log_softmax(beta * scores, axis=1)[np.arange(200), labels].mean()
+
+    assert _ridge_path.log_loss(scores, agreement, sharpness) == pytest.approx(loss(sharpness))
+    assert loss(sharpness) <= min(loss(0.98 * sharpness), loss(1.02 * sharpness))
+    assert _ridge_path.softmax_sharpness(scores, -0.1) == 0.0
+    assert _ridge_path.log_loss(scores, -0.1, 0.0) == pytest.approx(np.log(3.0))
+    assert np.isfinite(_ridge_path.softmax_sharpness(scores, 100.0))
+
+
+def test_an_agreement_stays_below_its_ceiling():
+    """The mean of a normal law cut off there, by quadrature."""
+    from scipy import integrate, stats
+
+    scores = np.random.default_rng(7).normal(size=(50, 3))
+    ceiling = scores.max(axis=1).mean()
+    for agreement in (ceiling - 5.0, ceiling - 0.1, ceiling, ceiling + 2.0):
+        law = stats.norm(agreement, 0.5)
+        mass, first = (
+            integrate.quad(lambda x, k=k, law=law: x**k * law.pdf(x), ceiling - 9.0, ceiling)[0]
+            for k in (0, 1)
+        )
+        found = _ridge_path.believable_agreement(scores, agreement, 0.5)
+        assert found == pytest.approx(first / mass, abs=1e-6)
+        assert found < ceiling
+    # However far off the estimate is, and where there is no error.
+    assert _ridge_path.believable_agreement(scores, 1e9, 1.0) == pytest.approx(ceiling, abs=1e-6)
+    assert _ridge_path.believable_agreement(scores, ceiling + 1.0, 0.0) == ceiling
+    assert _ridge_path.believable_agreement(scores, -3.0, 0.0) == -3.0
