@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from fractions import Fraction
@@ -14,16 +13,10 @@ from tf_labeldp.accounting import Charge, PrivacyBudget, PrivacyGuarantee
 from tf_labeldp.accounting.budget import compose_charges, compose_counted, default_delta
 from tf_labeldp.accounting.events import gaussian_event, pure_dp_event
 from tf_labeldp.accounting.gaussian import gaussian_epsilon
-from tf_labeldp.mechanisms import RRTopK
 
 
 def charges(*epsilons):
     return [Charge(epsilon, 0.0, pure_dp_event(epsilon)) for epsilon in epsilons]
-
-
-def test_charge_of_a_mechanism():
-    mechanism = RRTopK(0.8, 5, 2)
-    assert Charge.of(mechanism) == Charge(0.8, 0.0, mechanism.dp_event())
 
 
 def test_nothing_charged_costs_nothing():
@@ -135,12 +128,6 @@ def test_many_uses_at_a_positive_delta_cost_less_and_say_on_what_they_rest():
     assert total.delta == 1e-5
     assert len(total.assumptions) == 1
     assert "fixed in advance" in total.assumptions[0] and "fixed in advance" in str(total)
-
-
-def test_more_charges_never_cost_less():
-    for delta in (0.0, 1e-6):
-        sums = [compose_charges(charges(*[0.4] * n), delta).epsilon for n in range(1, 12)]
-        assert all(after > before for before, after in itertools.pairwise(sums))
 
 
 def test_budget_edge():

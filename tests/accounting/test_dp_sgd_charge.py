@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 
 from tf_labeldp.accounting import (
@@ -92,17 +91,6 @@ def test_noise_that_delta_alone_covers_is_charged_all_the_same():
     assert many > 0.0 and labels.guarantee().epsilon == many
 
 
-def test_bad_fields():
-    for changes, error, message in (
-        ({"delta": 0.0}, ValueError, "delta must be above zero for DP-SGD"),
-        ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier must be finite and above zero"),
-        ({"steps": 0}, ValueError, "steps must be at least 1"),
-        ({"privacy_unit": "users"}, ValueError, "privacy_unit must be one of label, user"),
-    ):
-        with pytest.raises(error, match=message):
-            epoch(**changes)
-
-
 @pytest.mark.parametrize("changes", [{"noise_multiplier": 1e-3}, {"delta": 1e-15}])
 def test_noise_that_is_too_little_promises_nothing_and_says_why(changes):
     charge = epoch(**changes)
@@ -115,18 +103,6 @@ def test_noise_that_is_too_little_promises_nothing_and_says_why(changes):
     with pytest.raises(BudgetExceededError, match=r"together epsilon=inf"):
         charged(labels, 0, charge)
     assert labels.receipts == ()
-
-
-def test_five_epochs_cost_what_all_their_steps_cost():
-    labels = vault()
-    for number in range(5):
-        charged(labels, number)
-    whole = dp_sgd_guarantee(10.0, 0.02, 5 * 59, DELTA)
-    assert labels.guarantee().epsilon == whole.epsilon
-    assert labels.guarantee().delta == DELTA
-    assert whole.epsilon < 5 * epoch().epsilon * 0.6  # and not what they cost by themselves
-    assert any("fixed in advance" in text for text in labels.guarantee().assumptions)
-    assert compose_receipts(labels.receipts) == labels.guarantee()
 
 
 def test_steps_past_the_budget_are_refused_and_nothing_is_charged():
@@ -151,33 +127,6 @@ def test_steps_of_the_same_name_are_other_steps(tmp_path):
     twice = dp_sgd_guarantee(10.0, 0.02, 2 * 59, DELTA).epsilon
     assert labels.guarantee().epsilon == twice
     assert vault(store=tmp_path / "store").guarantee().epsilon == twice
-
-
-def test_steps_on_disjoint_examples_compose_in_parallel():
-    labels = vault()
-    charged(labels, 0, indices=[0, 1, 2])
-    charged(labels, 1, indices=np.array([False] * 3 + [True] * 3))
-    assert labels.guarantee().epsilon == epoch().epsilon
-    charged(labels, 2, indices=[2])
-    assert labels.guarantee().epsilon == dp_sgd_guarantee(10.0, 0.02, 2 * 59, DELTA).epsilon
-
-
-def test_a_vault_of_numbers_or_of_rows_takes_it():
-    budget = PrivacyBudget(1.0, DELTA)
-    weeks = PrivateLabels([1.0, 2.5, 4.0], low=0.0, high=5.0, budget=budget)
-    rows = PrivateLabels([[0, 1], [1, 1]], num_labels=2, budget=budget)
-    for labels, unit in ((weeks, "label"), (rows, "row")):
-        assert charged(labels, 0).unit == unit
-        assert labels.guarantee().epsilon == epoch().epsilon
-    assert rows.guarantee().unit == "the whole row of labels of one training example"
-
-
-@pytest.mark.parametrize("seeded", [False, True])
-def test_noise_that_can_be_repeated_says_so(seeded):
-    labels = vault()
-    assert charged(labels, 0, seeded=seeded).seeded == seeded
-    assert labels.guarantee().seeded == seeded and math.isfinite(labels.guarantee().epsilon)
-    assert labels.guarantee().is_private != seeded
 
 
 def test_what_is_no_charge_or_no_unit_is_refused():

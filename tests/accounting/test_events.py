@@ -40,12 +40,12 @@ EMITTED = {
 }
 
 
-def hockey_stick(one: np.ndarray, other: np.ndarray, epsilon: float) -> float:
+def hockey_stick(one, other, epsilon):
     """The smallest delta at epsilon for one pair of output distributions."""
     return float(np.maximum(one - math.exp(epsilon) * other, 0.0).sum())
 
 
-def exact_binary_delta(epsilon: float, uses: int, at: float) -> float:
+def exact_binary_delta(epsilon, uses, at):
     """Delta at epsilon ``at`` of ``uses`` binary randomized responses, as a binomial sum."""
     keep = 1.0 / (1.0 + math.exp(-epsilon))
     kept = np.arange(uses + 1)
@@ -54,7 +54,7 @@ def exact_binary_delta(epsilon: float, uses: int, at: float) -> float:
     return hockey_stick(one, one[::-1], at)
 
 
-def exact_binary_epsilon(epsilon: float, uses: int, delta: float) -> float:
+def exact_binary_epsilon(epsilon, uses, delta):
     low, high = 0.0, uses * epsilon
     for _ in range(80):
         middle = (low + high) / 2
@@ -73,14 +73,6 @@ def test_one_event_has_the_epsilon_of_its_mechanism(epsilon, buckets):
     assert event.num_buckets == buckets
     ours = composed_epsilon([event], 0.0)
     assert epsilon - 1e-9 <= ours <= epsilon + 2e-4  # the accountant rounds up to its grid
-
-
-def test_the_event_describes_the_channel():
-    mechanism = RandomizedResponse(1.3, 7)
-    event, matrix = mechanism.dp_event(), mechanism.transition_matrix()
-    other = event.noise_parameter / event.num_buckets  # a uniform value, which may be the same
-    assert matrix[0, 1] == pytest.approx(other, rel=1e-14)
-    assert matrix[0, 0] == pytest.approx(1.0 - event.noise_parameter + other, rel=1e-14)
 
 
 def test_the_event_stays_safe_where_e_to_the_minus_epsilon_underflows():
@@ -128,11 +120,6 @@ def test_many_steps_are_counted_and_not_written_out(steps):
     assert total == together
 
 
-def test_gaussian_noise_promises_nothing_at_delta_zero():
-    for event in (dp_sgd_event(20.0, 0.01, 10), gaussian_event(5.0)):
-        assert composed_epsilon([event], 0.0) == math.inf
-
-
 def test_add_or_remove_is_only_for_noise_that_has_it():
     steps = dp_sgd_event(20.0, 0.01, 100)
     weaker = composed_epsilon([steps], 1e-6, "add_or_remove")
@@ -143,20 +130,6 @@ def test_add_or_remove_is_only_for_noise_that_has_it():
         composed_epsilon([dp_sgd_event(5.0, 0.02, 1, "label_distance")], 1e-5, "add_or_remove")
     with pytest.raises(ValueError, match=r"relation must be one of .*got 'remove'"):
         composed_epsilon([steps], 1e-6, "remove")
-
-
-def test_fifteen_repeats_are_charged_fifteen_times():
-    """``dp_accounting`` 0.6.0 ignores the count of this event; our composition does not rely on it.
-
-    A later release that counts right passes too: only ours is held to the true value.
-    """
-    event = pure_dp_event(0.5)
-    ours = composed_epsilon([Repeated(event, 15)], 0.0)
-    assert 7.5 <= ours <= 7.5 + 1e-2
-    accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
-    theirs = accountant.compose(event, 15).get_epsilon(0.0)
-    if theirs < 7.0:  # the fault is there: a single use is charged
-        assert theirs == pytest.approx(0.5, abs=1e-3)
 
 
 @pytest.mark.parametrize("uses", [1, 2, 60])
@@ -245,19 +218,6 @@ def test_pure_dp_event_dominates_the_channel_of_every_mechanism():
     assert hockey_stick(*binary, 0.9) > hockey_stick(
         *RandomizedResponse(0.8, 2).transition_matrix(), 0.9
     )
-
-
-def test_the_relation_is_replacement():
-    """Under replacement a Gaussian of scale s counts as one of s / 2 under add or remove."""
-    sigma, delta = 4.0, 1e-5
-
-    def add_or_remove(scale: float) -> float:
-        accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
-        return accountant.compose(dp_accounting.GaussianDpEvent(scale)).get_epsilon(delta)
-
-    ours = composed_epsilon([dp_accounting.GaussianDpEvent(sigma)], delta)
-    assert ours == pytest.approx(add_or_remove(sigma / 2), abs=1e-3)
-    assert ours > 1.5 * add_or_remove(sigma)
 
 
 def test_events_refuse_bad_arguments():

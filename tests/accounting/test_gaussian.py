@@ -9,7 +9,6 @@ import pytest
 from scipy import integrate, special
 
 from tf_labeldp.accounting import Charge
-from tf_labeldp.accounting.budget import compose_charges
 from tf_labeldp.accounting.events import gaussian_event
 from tf_labeldp.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
 
@@ -29,7 +28,7 @@ GRID = [(epsilon, delta) for epsilon in (1e-4, 0.5, 8.0, 100.0) for delta in (1e
 TINY = [(1e-6, 1e-15), (1e-8, 1e-20), (1e-10, 1e-30), (1e-12, 1e-15), (1e-15, 1e-20)]
 
 
-def exact_delta(epsilon: float, u: float) -> float:
+def exact_delta(epsilon, u):
     """Delta at S / sigma = u as an integral of a positive function: nothing cancels.
 
     The derivative of the formula of Balle and Wang in u is phi(epsilon / u - u / 2).
@@ -129,10 +128,3 @@ def test_the_event_has_the_epsilon_of_its_noise_under_replacement(epsilon, delta
     # The accountant rounds up its discretised losses: never below, and close.
     assert epsilon <= found * (1.0 + 1e-9)
     assert found == pytest.approx(epsilon, rel=1e-3)
-
-
-def test_repeated_events_are_one_event_of_less_noise():
-    """k releases with noise s are one release with noise s / sqrt(k), exactly."""
-    ratio = gaussian_sigma(1.0, 1e-6, 1.0) * 2.0
-    charge = Charge(gaussian_epsilon(ratio, 2.5e-7, 1.0), 2.5e-7, gaussian_event(ratio))
-    assert compose_charges([charge] * 4, 1e-6).epsilon == pytest.approx(1.0, rel=2e-3)

@@ -72,9 +72,6 @@ def unknown(*reasons):
     return Receipt(LabelSet.new(0), Charge.unknown(*reasons), "training", kind="unknown")
 
 
-# --- Which examples ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rows", [range(SIZE), [True] * SIZE, reversed(range(SIZE))])
 def test_a_receipt_that_names_all_examples_stores_none(rows):
     receipt = spent(LabelSet.new(SIZE), 1.0, None)
@@ -87,13 +84,6 @@ def test_a_mask_names_examples_as_indices_do():
     mask = np.array([True, False, False, True, True, False])
     receipt = Receipt(LabelSet.new(SIZE), pure(1.0), "a draw", examples=mask)
     assert np.asarray(receipt.examples).tolist() == [0, 3, 4]
-
-
-# --- One label set -------------------------------------------------------------------------------
-
-
-def test_no_receipts_promise_everything():
-    assert compose_receipts([]) == PrivacyGuarantee(0.0)
 
 
 def test_one_receipt_is_its_charge():
@@ -131,14 +121,6 @@ def by_example(draws):
     return [
         [epsilon for epsilon, rows in draws if rows is None or one in rows] for one in range(SIZE)
     ]
-
-
-@BOUNDED
-@given(DRAWS)
-def test_the_worst_example_is_found(draws):
-    labels = LabelSet.new(SIZE)
-    statement = compose_receipts([spent(labels, *draw) for draw in draws])
-    assert statement.epsilon == max(math.fsum(one) for one in by_example(draws))
 
 
 @BOUNDED
@@ -211,9 +193,6 @@ def test_delta_is_the_largest_of_the_receipts_unless_it_is_given():
     assert (pure_sum.epsilon, pure_sum.delta) == (math.fsum([0.1] * 37), 0.0)
 
 
-# --- Counting once -------------------------------------------------------------------------------
-
-
 def test_the_same_receipt_counts_once_however_it_comes():
     one = spent(LabelSet.new(SIZE), 1.0, [1, 2])
     copies = [
@@ -228,16 +207,6 @@ def test_the_same_receipt_counts_once_however_it_comes():
     assert compose_receipts(copies) == compose_receipts([one])
     assert compose_receipts(copies).epsilon == 1.0
     assert [found.id for found in merge_receipts(copies, copies)] == [one.id]
-
-
-def test_two_uses_that_are_alike_count_twice():
-    labels = LabelSet.new(SIZE)
-    first, second = (spent(labels, time="2026-01-01T00:00:00+00:00") for _ in range(2))
-    assert first.id != second.id
-    assert compose_receipts([first, second, first]).epsilon == 2.0
-
-
-# --- Several label sets --------------------------------------------------------------------------
 
 
 def test_the_worst_examples_of_several_label_sets_add_up():
@@ -298,9 +267,6 @@ def test_many_histories_of_gaussian_noise_are_bounded_from_above():
     assert bound.epsilon == pytest.approx(Charge.of_event(every, 1e-5).epsilon)
 
 
-# --- Populations ---------------------------------------------------------------------------------
-
-
 def test_declared_populations_compose_in_parallel():
     north, south = LabelSet.new(SIZE, "north"), LabelSet.new(SIZE, "south")
     statement = compose_receipts([spent(north, 1.0), spent(south, 0.5)])
@@ -347,9 +313,6 @@ def test_which_label_sets_may_be_the_same_labels(first, second, same):
     )
     assert one.may_be(other) == other.may_be(one) == same
     assert one.may_be(one) and one.may_be(copy.deepcopy(one))
-
-
-# --- What is unknown, and declarations -----------------------------------------------------------
 
 
 def test_what_is_unknown_has_no_epsilon_and_says_why():
@@ -408,9 +371,6 @@ def test_a_declared_price_is_added():
     statement = compose_receipts([lost, known, approximate])
     assert (statement.epsilon, statement.delta) == (1.5, 1e-6)
     assert approximate.kind == "declared" and approximate.answers == (lost.id,)
-
-
-# --- Unit, flags, assumptions --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -480,9 +440,6 @@ def test_one_seeded_use_makes_the_whole_not_private():
     assert SECURE in compose_receipts([spent(labels)]).assumptions
 
 
-# --- A clock that goes backwards -----------------------------------------------------------------
-
-
 def test_a_clock_that_goes_backwards_changes_nothing(monkeypatch, tmp_path):
     """The order of a store is that of its records, and a receipt's name is random."""
     hours = itertools.count(0, -1)
@@ -514,9 +471,6 @@ def test_a_clock_that_goes_backwards_changes_nothing(monkeypatch, tmp_path):
     assert again.guarantee().epsilon == 2.5
 
 
-# --- Who and when --------------------------------------------------------------------------------
-
-
 def test_a_receipt_says_who_when_and_with_what(monkeypatch):
     monkeypatch.setenv("LABELDP_ACTOR", "a person")
     before = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
@@ -536,8 +490,6 @@ def test_a_machine_without_a_login_has_an_actor_too(monkeypatch):
     monkeypatch.setattr(receipts.getpass, "getuser", refuse)
     assert actor_name() == "unknown"
 
-
-# --- Kept in files -------------------------------------------------------------------------------
 
 LABELS = LabelSet.new(1000, "north", stored=True)
 EXAMPLES = {
@@ -676,8 +628,6 @@ def test_a_newer_format_is_refused_and_says_who_reads_it():
         receipts_from_bytes(newer)
 
 
-# --- Events --------------------------------------------------------------------------------------
-
 EVENTS = {
     "NoOpDpEvent": dp_accounting.NoOpDpEvent(),
     "NonPrivateDpEvent": dp_accounting.NonPrivateDpEvent(),
@@ -760,9 +710,6 @@ def test_an_event_of_another_class_is_not_written_nor_read():
     for name in ("OwnDpEvent", None, "DpEvent", "UnsupportedDpEvent"):
         with pytest.raises(ValueError, match="is not a known event of dp_accounting"):
             event_from_json({"class": name, "noise_multiplier": 1.0})
-
-
-# --- Laplace events ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", [1.0, 20.0])

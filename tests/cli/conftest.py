@@ -52,7 +52,7 @@ InProcess = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture(scope="session")
-def in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
+def in_process(tmp_path_factory):
     """Runs a program in a process of its own, in the current folder: exit code, what it printed."""
     shown = tmp_path_factory.mktemp("processes") / "shown"
     with subprocess.Popen(
@@ -63,7 +63,7 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
         text=True,
     ) as server:
 
-        def run(program: str, *arguments: str) -> tuple[int, str]:
+        def run(program, *arguments):
             order = json.dumps([program, arguments, os.getcwd(), str(shown)])
             print(order, file=server.stdin, flush=True)
             code = int(server.stdout.readline())  # type: ignore[union-attr]
@@ -93,10 +93,10 @@ sys.exit(main(sys.argv[2:]))
 
 
 @pytest.fixture
-def killed(in_process: InProcess) -> Callable[..., bool]:
+def killed(in_process):
     """Runs a command that is killed at its n-th write; whether there was one."""
 
-    def run(number: int, *command: str) -> bool:
+    def run(number, *command):
         code, printed = in_process(KILLED, str(number), *command)
         assert code in (0, -signal.SIGKILL), printed
         return code != 0
@@ -108,10 +108,10 @@ Edits = Callable[[Any], Iterator[tuple[str, Any]]]
 
 
 @pytest.fixture
-def edits() -> Edits:
+def edits():
     """Gives each small edit of what a JSON file holds: what it is, and the edited content."""
 
-    def each_edit(content: Any) -> Iterator[tuple[str, Any]]:
+    def each_edit(content):
         for path in places(content):
             held = content
             for step in path:
@@ -122,7 +122,7 @@ def edits() -> Edits:
     return each_edit
 
 
-def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def places(content, path=()):
     """Yields the path to each value, of lists and objects too."""
     yield path
     if isinstance(content, dict):
@@ -133,7 +133,7 @@ def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
             yield from places(value, (*path, number))
 
 
-def other_values(value: Any) -> Iterator[tuple[str, Any]]:
+def other_values(value):
     """Yields what differs from a value as little as can be."""
     if isinstance(value, dict):
         yield "an entry more", {**value, "more": None}
@@ -165,7 +165,7 @@ def other_values(value: Any) -> Iterator[tuple[str, Any]]:
         yield "none", None
 
 
-def with_value(content: Any, path: tuple[Any, ...], value: Any) -> Any:
+def with_value(content, path, value):
     """Gives a copy with another value at the end of a path."""
     if not path:
         return value

@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,13 +27,13 @@ OPTIONS = [*TASK, "--low", "0", "--output", "noisy.csv"]
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "labels.csv").write_text(f"id,y\na,1\nb,{SECRET}\n")
     return tmp_path
 
 
-def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def shell(command, **environment):
     """Runs a command of bash, in which `randomize` stands for the program."""
     start = f'randomize() {{ "{sys.executable}" -m tf_labeldp.cli randomize "$@"; }}; '
     return subprocess.run(
@@ -64,7 +63,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         ),
     ],
 )
-def test_nobody_listens(folder: Path, command: str) -> None:
+def test_nobody_listens(folder, command):
     """The files are complete, so the command has succeeded."""
     done = shell(command.format("labels.csv " + " ".join(OPTIONS)))
     assert done.returncode == 0, done.stderr
@@ -72,9 +71,7 @@ def test_nobody_listens(folder: Path, command: str) -> None:
     assert (folder / "noisy.csv").exists() and (folder / "noisy.csv.privacy.json").exists()
 
 
-def test_a_name_that_the_terminal_cannot_show(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_the_terminal_cannot_show(folder, monkeypatch):
     shown = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, "ascii"))
     assert main(["randomize", "labels.csv", *OPTIONS[:-1], "é.csv"]) == 0
@@ -82,7 +79,7 @@ def test_a_name_that_the_terminal_cannot_show(
     assert (folder / "é.csv").exists()
 
 
-def test_a_closed_stream_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_stream_takes_nothing(monkeypatch):
     stream = io.StringIO()
     stream.close()
     monkeypatch.setattr(sys, "stdout", stream)
@@ -92,9 +89,7 @@ def test_a_closed_stream_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["two\nlines.csv", "\x1b[31mred.csv"])
-def test_names_with_unprintable_characters_stay_in_their_line(
-    capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_names_with_unprintable_characters_stay_in_their_line(capsys, name):
     assert main(["randomize", name, *OPTIONS]) == 2
     shown = repr(name)[1:-1]
     told = capsys.readouterr().err
@@ -106,10 +101,8 @@ def test_names_with_unprintable_characters_stay_in_their_line(
 
 
 @pytest.mark.parametrize("shown", [False, True])
-def test_an_unexpected_error_shows_its_kind_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shown: bool
-) -> None:
-    def fail(*arguments: object, **options: object) -> None:
+def test_an_unexpected_error_shows_its_kind_alone(monkeypatch, capsys, shown):
+    def fail(*arguments, **options):
         raise RuntimeError(f"cannot handle {SECRET}")
 
     monkeypatch.setattr(PrivateLabels, "randomize", fail)
@@ -125,11 +118,11 @@ def test_an_unexpected_error_shows_its_kind_alone(
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def slow(monkeypatch):
     """Half a second for each row, by the clock of the progress."""
     now, advance = [0.0], Progress.advance
 
-    def slowly(self: Progress, rows: int) -> None:
+    def slowly(self, rows):
         now[0] += rows / 2
         advance(self, rows)
 
@@ -138,7 +131,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("slow")
-def test_a_long_run_reports_its_progress(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_run_reports_its_progress(capsys):
     """The later passes know the number of rows; an error is the last line."""
     Path("labels.csv").write_text("id,y\n" + "7,1\n" * 10)
     assert main(["randomize", "labels.csv", *OPTIONS]) == 0
@@ -160,7 +153,7 @@ def test_a_long_run_reports_its_progress(capsys: pytest.CaptureFixture[str]) -> 
     assert error.startswith("tf-labeldp randomize: error: column 'y' of more.csv: 1 of 1")
 
 
-def test_progress_that_cannot_be_written_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_that_cannot_be_written_is_no_failure(monkeypatch):
     with open("/dev/full", "w", buffering=1) as full:
         monkeypatch.setattr(sys, "stderr", full)
         with Progress("reading", delay=1e-9) as progress:
@@ -172,7 +165,7 @@ def test_progress_that_cannot_be_written_is_no_failure(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("low", ["-1E+3", "-.5", "-5.e-1", "-7"])
-def test_negative_numbers_are_no_options(low: str) -> None:
+def test_negative_numbers_are_no_options(low):
     output = ["--output", "noisy.csv"]
     assert main(["randomize", "labels.csv", *TASK, "--low", low, *output]) == 0
     assert main(["randomize", "labels.csv", *TASK, f"--low={low}", *output, "--overwrite"]) == 0
@@ -208,13 +201,7 @@ CLASSES = ["--task", "classification", "--column", "y", "--epsilon", "1", "--out
         ),
     ],
 )
-def test_bad_command_lines(
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    words: tuple[str, ...],
-    reason: str,
-) -> None:
+def test_bad_command_lines(folder, capsys, monkeypatch, words, reason):
     monkeypatch.delenv("LABELDP_DATA_DIR", raising=False)
     assert main(list(words)) == 2
     captured = capsys.readouterr()
@@ -224,9 +211,7 @@ def test_bad_command_lines(
     assert [path.name for path in folder.iterdir()] == ["labels.csv"]
 
 
-def test_help_states_the_form_of_errors_and_what_may_be_published(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_help_states_the_form_of_errors_and_what_may_be_published(capsys):
     for words, texts in (
         (
             ["--help"],
@@ -257,9 +242,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_from_outside_leaves_nothing(
-    folder: Path, stop: signal.Signals, in_process: Callable[..., tuple[int, str]]
-) -> None:
+def test_a_stop_from_outside_leaves_nothing(folder, stop, in_process):
     arguments = ["randomize", "labels.csv", *OPTIONS, "--quiet"]
     code, told = in_process(STOPPED, str(int(stop)), *arguments)
     assert code == 128 + stop
@@ -268,7 +251,7 @@ def test_a_stop_from_outside_leaves_nothing(
     assert [path.name for path in folder.iterdir()] == ["labels.csv"]
 
 
-def test_a_handler_of_the_caller_stays(folder: Path) -> None:
+def test_a_handler_of_the_caller_stays(folder):
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         assert main(["randomize", "labels.csv", *OPTIONS]) == 0
@@ -281,9 +264,7 @@ HEAVY = {"tensorflow", "keras", "numpy", "sklearn", "scipy", "pyarrow"}
 
 
 @pytest.mark.parametrize("below", ["", "folder"])
-def test_output_that_is_a_file(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, below: str
-) -> None:
+def test_output_that_is_a_file(capsys, tmp_path, below):
     file = tmp_path / "file"
     file.write_text("mine")
     assert main(["demo", "--output", str(file / below)]) == 2
@@ -291,14 +272,14 @@ def test_output_that_is_a_file(
     assert file.read_text() == "mine"
 
 
-def test_errors_load_no_tensorflow_and_show_no_traceback(tmp_path: Path) -> None:
+def test_errors_load_no_tensorflow_and_show_no_traceback(tmp_path):
     code, errors, loaded = in_new_process("demo", "--data", "cats", "--data-dir", str(tmp_path))
     assert code == 2
     assert "cats.npz is no data set" in errors and "Traceback" not in errors
     assert not loaded & {"tensorflow", "keras"}
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_loads_nothing_heavy():
     code, errors, loaded = in_new_process("--help")
     assert (code, errors) == (0, "")
     assert "argparse" in loaded
@@ -316,7 +297,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert "--epochs" in done.stdout and "--num-classes" in done.stdout and done.stderr == ""
 
 
-def in_new_process(*arguments: str) -> tuple[int, str, set[str]]:
+def in_new_process(*arguments):
     """Gives exit code, stderr and the loaded packages of `python -m tf_labeldp.cli ...`."""
     program = (
         "import atexit, json, runpy, sys\n"
@@ -333,30 +314,28 @@ def in_new_process(*arguments: str) -> tuple[int, str, set[str]]:
     return done.returncode, done.stderr, set(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_completion_of_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_of_a_shell(capsys):
     pytest.importorskip("shtab")
     with pytest.raises(SystemExit):
         main(["--print-completion", "bash"])
     assert "--prior-epsilon" in capsys.readouterr().out
 
 
-def test_recommend_says_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recommend_says_what_was_measured(capsys):
     words = ["recommend", "--epsilon", "1", "--examples", "30000", "--kind", "table"]
     assert main(words) == 0
     assert re.search(r"\n  adult +ridge +85\.2", capsys.readouterr().out)
 
 
 @pytest.fixture
-def output(folder: Path) -> Path:
+def output(folder):
     rows = "".join(f"{i},{i % 3}\n" for i in range(300))
     (folder / "labels.csv").write_text(f"id,y\n{rows}")
     assert main(["randomize", "labels.csv", *CLASSES, "--num-classes", "3"]) == 0
     return folder / "n.csv"
 
 
-def test_an_audit_of_a_sound_file_and_of_one_that_claims_too_little(
-    output: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_audit_of_a_sound_file_and_of_one_that_claims_too_little(output, capsys, monkeypatch):
     plot = output.parent / "audit.png"
     words = ["audit", str(output), "--draws", "100000", "--seed", "1", "--plot", str(plot)]
     assert main(words) == 0
@@ -370,9 +349,7 @@ def test_an_audit_of_a_sound_file_and_of_one_that_claims_too_little(
     assert "FALSE" in capsys.readouterr().out
 
 
-def test_an_audit_of_numbers_and_of_no_output(
-    output: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_audit_of_numbers_and_of_no_output(output, capsys):
     assert main([*RANDOMIZE]) == 0
     assert main(["audit", "noisy.csv", "--draws", "20000", "--seed", "0"]) == 0
     drawn = json.loads(Path("noisy.csv.privacy.json").read_text("utf-8"))

@@ -7,7 +7,6 @@ import io
 import json
 import math
 import sys
-from pathlib import Path
 
 import demo_datasets
 import keras
@@ -33,7 +32,7 @@ FILES = {
 }
 
 
-def run_demo(*arguments: object) -> str:
+def run_demo(*arguments):
     """Runs `demo` with one epoch a stage and gives what it printed."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -41,18 +40,18 @@ def run_demo(*arguments: object) -> str:
     return printed.getvalue()
 
 
-def guarantee_of(fields: dict) -> PrivacyGuarantee:
+def guarantee_of(fields):
     return PrivacyGuarantee.from_json(json.dumps(fields))
 
 
 @pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def demo(tmp_path_factory):
     """The output folder of a demo at epsilon 2, and what it printed."""
     folder = tmp_path_factory.mktemp("demo") / "new" / "output"
     return folder, run_demo("--epsilons", 2, "--output", folder)
 
 
-def test_all_files_are_there_and_no_others(demo: tuple[Path, str]) -> None:
+def test_all_files_are_there_and_no_others(demo):
     folder, _ = demo
     assert {path.name for path in folder.iterdir()} == FILES
     for name in DRAWN:
@@ -61,7 +60,7 @@ def test_all_files_are_there_and_no_others(demo: tuple[Path, str]) -> None:
     assert (folder / PLOT).read_bytes().startswith(b"\x89PNG")
 
 
-def test_it_reports_how_far_it_is_and_ends_with_the_table(demo: tuple[Path, str]) -> None:
+def test_it_reports_how_far_it_is_and_ends_with_the_table(demo):
     folder, printed = demo
     assert "1,437 training examples with private labels, 360 test examples" in printed
     for step in ("[1/5] non-private (NOT PRIVATE)", "[3/5] LP-2ST, epsilon 2", "[5/5] PrivateCl"):
@@ -76,7 +75,7 @@ def test_it_reports_how_far_it_is_and_ends_with_the_table(demo: tuple[Path, str]
     assert "public test labels" in printed.replace("\n", " ")
 
 
-def test_the_models_load_and_have_the_accuracy_stated(demo: tuple[Path, str]) -> None:
+def test_the_models_load_and_have_the_accuracy_stated(demo):
     folder, _ = demo
     data = demo_datasets.load("digits")
     for run in json.loads((folder / "results.json").read_text())["runs"]:
@@ -85,7 +84,7 @@ def test_the_models_load_and_have_the_accuracy_stated(demo: tuple[Path, str]) ->
         assert np.mean(predicted == data.y_test) == pytest.approx(run["test_accuracy"], abs=1e-9)
 
 
-def test_each_model_has_its_statement(demo: tuple[Path, str]) -> None:
+def test_each_model_has_its_statement(demo):
     folder, _ = demo
     statements = json.loads((folder / "privacy.json").read_text())
     plain, *private = statements["models"]
@@ -104,7 +103,7 @@ def test_each_model_has_its_statement(demo: tuple[Path, str]) -> None:
         assert entry["noisy_labels"] == (f"noisy_labels_{name}" if name in DRAWN else None)
 
 
-def test_publishing_all_private_models_costs_the_sum(demo: tuple[Path, str]) -> None:
+def test_publishing_all_private_models_costs_the_sum(demo):
     folder, printed = demo
     statements = json.loads((folder / "privacy.json").read_text())
     together = guarantee_of(statements["all_private_models_together"])
@@ -119,7 +118,7 @@ def test_publishing_all_private_models_costs_the_sum(demo: tuple[Path, str]) -> 
     assert text.index("NOT PRIVATE: trained on the true labels") < text.index("lp-1st")
 
 
-def test_noisy_labels_hold_each_example_once_and_the_draw_alone(demo: tuple[Path, str]) -> None:
+def test_noisy_labels_hold_each_example_once_and_the_draw_alone(demo):
     folder, _ = demo
     true = demo_datasets.load("digits").y_train
     agreement = {}
@@ -148,9 +147,7 @@ def test_noisy_labels_hold_each_example_once_and_the_draw_alone(demo: tuple[Path
     assert agreement[LP_2ST] < 0.9
 
 
-def test_a_folder_of_other_files_is_left_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_other_files_is_left_alone(tmp_path, capsys):
     (tmp_path / "results.json").write_text("years of work")
     assert main(["demo", "--output", str(tmp_path)]) == 2
     assert "holds files that are not the demo's; give a new or empty folder" in (
@@ -161,7 +158,7 @@ def test_a_folder_of_other_files_is_left_alone(
     }
 
 
-def write_adult(folder: Path, n: int) -> None:
+def write_adult(folder, n):
     """Writes a table of n rows for training and two for the test, of two classes."""
     x, y = np.eye(4, dtype=np.float32)[np.arange(n + 2) % 4], np.arange(n + 2) % 2
     splits = {"x_train": x[2:], "y_train": y[2:], "x_test": x[:2], "y_test": y[:2]}
@@ -172,9 +169,7 @@ def write_adult(folder: Path, n: int) -> None:
     ("content", "reason"),
     [(None, "FileNotFoundError"), (b"no data", "ValueError"), ("x_train", "KeyError")],
 )
-def test_files_that_are_no_data_sets(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | str | None, reason: str
-) -> None:
+def test_files_that_are_no_data_sets(tmp_path, capsys, content, reason):
     if isinstance(content, bytes):
         (tmp_path / "cats.npz").write_bytes(content)
     elif content is not None:
@@ -186,9 +181,7 @@ def test_files_that_are_no_data_sets(
 
 
 @pytest.mark.slow
-def test_a_second_demo_on_adult_replaces_its_own_files_alone(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_demo_on_adult_replaces_its_own_files_alone(tmp_path_factory, monkeypatch):
     data = tmp_path_factory.mktemp("data")
     write_adult(data, 20)
     tmp_path = tmp_path_factory.mktemp("output")
@@ -229,9 +222,7 @@ def test_a_second_demo_on_adult_replaces_its_own_files_alone(
 
 
 @pytest.mark.parametrize("name", ["notes.txt", ".noisy_labels.json.0123456789abcdef.tmp"])
-def test_noisy_labels_of_an_earlier_demo_are_no_longer_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_noisy_labels_of_an_earlier_demo_are_no_longer_there(tmp_path, monkeypatch, name):
     """No statement of today's demo covers them. Somebody's notes stay, in a folder of theirs too.
 
     A demo that was killed while it wrote left the other file.
@@ -243,7 +234,7 @@ def test_noisy_labels_of_an_earlier_demo_are_no_longer_there(
         for file in files:
             (earlier / file).write_text("before")
 
-    def stop(*arguments: object, **options: object) -> None:
+    def stop(*arguments, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(keras.Sequential, "fit", stop)

@@ -39,7 +39,7 @@ JSON, ARRAYS = "noisy_labels.json", "noisy_labels.npz"
 Edits = Callable[[Any], Iterator[tuple[str, Any]]]
 
 
-def vault(kind: str = "codes", **options: Any) -> PrivateLabels:
+def vault(kind="codes", **options):
     budget = PrivacyBudget(20.0, 1e-4)
     if kind == "numbers":
         return PrivateLabels(AMOUNTS, low=0, high=40, budget=budget, **options)
@@ -52,26 +52,26 @@ def vault(kind: str = "codes", **options: Any) -> PrivateLabels:
     return PrivateLabels(CODES, num_classes=4, budget=budget, **options)
 
 
-def with_private_priors() -> NoisyLabels:
+def with_private_priors():
     """Noisy labels by priors of each of three clusters, of a histogram of the same labels."""
     labels = vault(people="the first hundreds")
     counts = labels.release(HistogramMechanism(0.5, 4), public_input=CLUSTERS)
     return labels.randomize(RRWithPrior(1.0, 4), priors=counts.priors())
 
 
-def with_priors_of_their_own() -> NoisyLabels:
+def with_priors_of_their_own():
     shares = np.full((N, 4), 0.1) + 0.6 * np.eye(4)[CODES]
     return vault().randomize(RRWithPrior(1.0, 4), priors=shares)
 
 
-def resampled() -> NoisyLabels:
+def resampled():
     mechanism = ClusterRandomizedResponse(
         4, threshold=0.1, noise_scale=2.0, resampling_probability=0.5, bias_correction=0.25
     )
     return vault().randomize(mechanism, clusters=CLUSTERS)
 
 
-def of_peers() -> NoisyLabels:
+def of_peers():
     """The reports of those who report, with flips of one in ten."""
     labels = PrivateLabels(CODES % 2, num_classes=2, budget=PrivacyBudget(20.0, 1e-4))
     mechanism = PeerToPeerRandomizedResponse(3.0, 0.1, 0.5, 100)
@@ -102,11 +102,11 @@ FORMS = ("names", "private priors", "clusters", "numbers", "rows", "ALIBI", "see
 class Saved:
     """Noisy labels of each kind in folders of their own, drawn when they are first asked for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self._drawn: dict[str, NoisyLabels] = {}
 
-    def __call__(self, kind: str) -> tuple[NoisyLabels, Path]:
+    def __call__(self, kind):
         """Gives what was drawn, and its folder, which no test may change."""
         folder = self.folder / kind
         if kind not in self._drawn:
@@ -116,21 +116,21 @@ class Saved:
 
 
 @pytest.fixture(scope="session")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+def saved(tmp_path_factory):
     return Saved(tmp_path_factory.mktemp("saved"))
 
 
-def copied(folder: Path, to: Path) -> Path:
+def copied(folder, to):
     """Gives a copy of a folder, which a test may change."""
     return Path(shutil.copytree(folder, to / "copy"))
 
 
-def arrays_of(folder: Path) -> dict[str, np.ndarray]:
+def arrays_of(folder):
     with np.load(folder / ARRAYS, allow_pickle=False) as content:
         return dict(content)
 
 
-def same(first: Any, second: Any) -> bool:
+def same(first, second):
     """Tells whether two arrays, or two Nones, are the same to the last bit."""
     if first is None or second is None:
         return first is second
@@ -148,7 +148,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_lost(saved: Saved, tmp_path: Path, kind: str) -> None:
+def test_nothing_is_lost(saved, tmp_path, kind):
     drawn, folder = saved(kind)
     loaded = NoisyLabels.load(folder)
     assert same(loaded.values, drawn.values) and same(loaded.indices, drawn.indices)
@@ -189,7 +189,7 @@ def test_nothing_is_lost(saved: Saved, tmp_path: Path, kind: str) -> None:
     assert list(first) == list(second) and all(same(first[part], second[part]) for part in first)
 
 
-def test_the_kinds_cover_what_is_saved(saved: Saved) -> None:
+def test_the_kinds_cover_what_is_saved(saved):
     """The forms whose edits are tried have every array and every field, filled and empty."""
     drawn = {kind: saved(kind)[0] for kind in FORMS}
     arrays = {name for kind in FORMS for name in arrays_of(saved(kind)[1])}
@@ -202,9 +202,7 @@ def test_the_kinds_cover_what_is_saved(saved: Saved) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMS)
-def test_an_edit_of_any_field_is_refused(
-    saved: Saved, tmp_path: Path, kind: str, edits: Edits
-) -> None:
+def test_an_edit_of_any_field_is_refused(saved, tmp_path, kind, edits):
     """The least change of each number, text, list and entry, in whatever depth."""
     folder = copied(saved(kind)[1], tmp_path)
     statement = json.loads((folder / JSON).read_text(encoding="utf-8"))
@@ -222,7 +220,7 @@ def test_an_edit_of_any_field_is_refused(
     assert len(NoisyLabels.load(folder)) == len(saved(kind)[0])
 
 
-def other_arrays(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+def other_arrays(arrays):
     """Yields each small edit of arrays: what it is, and all of them."""
     for name, array in arrays.items():
         flat = array.reshape(-1)
@@ -256,7 +254,7 @@ def other_arrays(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, dict[str,
 
 
 @pytest.mark.parametrize("kind", FORMS)
-def test_an_edit_of_any_array_is_refused(saved: Saved, tmp_path: Path, kind: str) -> None:
+def test_an_edit_of_any_array_is_refused(saved, tmp_path, kind):
     folder = copied(saved(kind)[1], tmp_path)
     arrays = arrays_of(folder)
     np.savez_compressed(folder / ARRAYS, **arrays)
@@ -276,7 +274,7 @@ def test_an_edit_of_any_array_is_refused(saved: Saved, tmp_path: Path, kind: str
 
 
 @pytest.mark.parametrize("name", [JSON, ARRAYS])
-def test_a_file_of_another_draw_is_refused(saved: Saved, tmp_path: Path, name: str) -> None:
+def test_a_file_of_another_draw_is_refused(saved, tmp_path, name):
     folder = copied(saved("codes")[1], tmp_path)
     another = vault().randomize(RandomizedResponse(1.0, 4))
     another.save(tmp_path / "another")
@@ -287,7 +285,7 @@ def test_a_file_of_another_draw_is_refused(saved: Saved, tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("name", [JSON, ARRAYS])
-def test_a_damaged_file_is_refused(saved: Saved, tmp_path: Path, name: str) -> None:
+def test_a_damaged_file_is_refused(saved, tmp_path, name):
     folder = copied(saved("private priors")[1], tmp_path)
     content = (folder / name).read_bytes()
     short = content[:-3] if name == JSON else content[:-1]
@@ -301,14 +299,14 @@ def test_a_damaged_file_is_refused(saved: Saved, tmp_path: Path, name: str) -> N
 class Runs:
     """Makes a folder when it is unpickled."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return os.mkdir, (str(self.path),)
 
 
-def test_nothing_of_the_file_is_run(saved: Saved, tmp_path: Path) -> None:
+def test_nothing_of_the_file_is_run(saved, tmp_path):
     folder = copied(saved("codes")[1], tmp_path)
     arrays = arrays_of(folder)
     for name in ("values", "other"):
@@ -319,7 +317,7 @@ def test_nothing_of_the_file_is_run(saved: Saved, tmp_path: Path) -> None:
         assert not (tmp_path / "ran").exists()
 
 
-def test_a_newer_format_is_told_from_damage(saved: Saved, tmp_path: Path) -> None:
+def test_a_newer_format_is_told_from_damage(saved, tmp_path):
     folder = copied(saved("codes")[1], tmp_path)
     statement = json.loads((folder / JSON).read_text(encoding="utf-8"))
     statement.update(format=2, made_by="tf-labeldp 9.9")
@@ -328,7 +326,7 @@ def test_a_newer_format_is_told_from_damage(saved: Saved, tmp_path: Path) -> Non
         NoisyLabels.load(folder)
 
 
-def test_the_file_that_is_missing_is_named(saved: Saved, tmp_path: Path) -> None:
+def test_the_file_that_is_missing_is_named(saved, tmp_path):
     folder = copied(saved("codes")[1], tmp_path)
     for name in (JSON, ARRAYS):
         content = (folder / name).read_bytes()
@@ -340,9 +338,7 @@ def test_the_file_that_is_missing_is_named(saved: Saved, tmp_path: Path) -> None
         NoisyLabels.load(folder / "nowhere")
 
 
-def test_noisy_labels_are_not_written_over_and_other_files_are_left_alone(
-    saved: Saved, tmp_path: Path
-) -> None:
+def test_noisy_labels_are_not_written_over_and_other_files_are_left_alone(saved, tmp_path):
     drawn, _ = saved("codes")
     for there in ((JSON,), (ARRAYS,), (JSON, ARRAYS)):
         for name in there:
@@ -360,7 +356,7 @@ def test_noisy_labels_are_not_written_over_and_other_files_are_left_alone(
     assert same(NoisyLabels.load(tmp_path).values, drawn.values)
 
 
-def test_labels_drawn_with_priors_that_were_loaded_cost_both(saved: Saved) -> None:
+def test_labels_drawn_with_priors_that_were_loaded_cost_both(saved):
     """Those of another vault of the same people: 0.5 for the histogram, and 1 for the draw."""
     drawn, folder = saved("private priors")
     loaded = NoisyLabels.load(folder)
@@ -375,7 +371,7 @@ def test_labels_drawn_with_priors_that_were_loaded_cost_both(saved: Saved) -> No
 
 
 @pytest.mark.parametrize("kind", ["names", "some", "none", "codes", "rows"])
-def test_names_are_decoded(saved: Saved, kind: str) -> None:
+def test_names_are_decoded(saved, kind):
     drawn, folder = saved(kind)
     named = kind in ("names", "some")
     wanted = [NAMES[code] for code in drawn.values] if named else drawn.values.tolist()
@@ -409,12 +405,12 @@ TEXTS_ONCE_LOADED = ("pairs", "tuples", "bytes", "with none")
 """JSON can't hold these, so that all classes are texts in the file."""
 
 
-def typed(values: Any) -> list[tuple[type, Any]]:
+def typed(values):
     return [(type(value), value) for value in values]
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_classes_of_any_type_are_decoded(tmp_path: Path, kind: str) -> None:
+def test_classes_of_any_type_are_decoded(tmp_path, kind):
     classes = CLASSES[kind]
     labels = [classes[i % len(classes)] for i in range(60)]
     kept = PrivateLabels(labels, classes=classes, budget=PrivacyBudget(1e3))

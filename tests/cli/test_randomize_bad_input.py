@@ -5,9 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import resource
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -23,17 +21,17 @@ GOOD = f"id,y\na,1\nb,{SECRET}\nc,2\n"
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
 
 
 @pytest.fixture
-def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def refused(folder, capsys):
     """Runs a command that must be refused, and gives the reason; nothing may change on disk."""
 
-    def run(*options: str, source: str = "labels.csv") -> str:
+    def run(*options, source="labels.csv"):
         before = contents(folder)
         assert main(["randomize", source, *COMMON, *options]) == 2
         captured = capsys.readouterr()
@@ -47,11 +45,11 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., s
     return run
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def write(content: str | bytes, name: str = "labels.csv") -> None:
+def write(content, name="labels.csv"):
     Path(name).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
@@ -92,7 +90,7 @@ def write(content: str | bytes, name: str = "labels.csv") -> None:
     ],
     ids=lambda value: None if len(value) > 99 else value,
 )
-def test_bad_csv(refused: Callable[..., str], text: str | bytes, reason: str) -> None:
+def test_bad_csv(refused, text, reason):
     write(text)
     assert reason in refused(*REGRESSION)
 
@@ -106,12 +104,12 @@ def test_bad_csv(refused: Callable[..., str], text: str | bytes, reason: str) ->
         (("0", "", "NULL"), "has no label in 2 of 3 rows"),
     ],
 )
-def test_bad_classes(refused: Callable[..., str], cells: tuple[str, ...], reason: str) -> None:
+def test_bad_classes(refused, cells, reason):
     write("id,y\n" + "".join(f"{SECRET},{cell}\n" for cell in cells))
     assert reason in refused(*CLASSES)
 
 
-def test_unknown_class_names(refused: Callable[..., str]) -> None:
+def test_unknown_class_names(refused):
     write(f"y\nyes\n{SECRET}\nYes\n\n\n")
     options = ("--column", "y", "--task", "classification", "--classes", "yes", "no")
     assert "3 of 4 labels are none of the 2 --classes" in refused(*options)
@@ -137,16 +135,14 @@ def test_unknown_class_names(refused: Callable[..., str]) -> None:
         ),
     ],
 )
-def test_bad_parquet(
-    refused: Callable[..., str], content: dict, options: tuple[str, ...], reason: str
-) -> None:
+def test_bad_parquet(refused, content, options, reason):
     parquet.write_table(pa.table(content), "t.parquet")
     assert reason in refused(*options, source="t.parquet")
     assert not Path("../store").exists()
 
 
 @pytest.mark.parametrize("part", ["start", "middle", "end", "nothing", "other"])
-def test_damaged_files(refused: Callable[..., str], part: str) -> None:
+def test_damaged_files(refused, part):
     parquet.write_table(pa.table({"y": [1.0 + i % 70 for i in range(5000)]}), "t.parquet")
     packed = gzip.compress(b"id,y\n" + b"".join(b"%d,%d\n" % (i, i) for i in range(99)))
     for name, data in (("t.parquet", Path("t.parquet").read_bytes()), ("t.csv.gz", packed)):
@@ -173,7 +169,7 @@ def test_damaged_files(refused: Callable[..., str], part: str) -> None:
         ("pipe.csv", "is not a regular file, which it must be to be read twice"),
     ],
 )
-def test_inputs_that_are_no_tables(refused: Callable[..., str], source: str, reason: str) -> None:
+def test_inputs_that_are_no_tables(refused, source, reason):
     Path("folder.csv").mkdir()
     os.mkfifo("pipe.csv")
     write(GOOD, "t.tsv")
@@ -184,7 +180,7 @@ NEEDED = ("--column", "--task", "--epsilon", "--output", "--low", "--high")
 
 
 @pytest.mark.parametrize("missing", NEEDED)
-def test_needed_options(missing: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_needed_options(missing, capsys):
     write(GOOD)
     values = ("y", "regression", "1", "noisy.csv", "0", "100")
     words = [text for pair in zip(NEEDED, values, strict=True) if pair[0] != missing
@@ -240,7 +236,7 @@ def test_needed_options(missing: str, capsys: pytest.CaptureFixture[str]) -> Non
         ),
     ],
 )
-def test_bad_options(refused: Callable[..., str], options: tuple[str, ...], reason: str) -> None:
+def test_bad_options(refused, options, reason):
     for name in ("taken.csv", "../taken.txt", "half.csv.privacy.json"):
         write("mine", name)
     write("[" * 100_000, "deep.csv.privacy.json")
@@ -266,9 +262,7 @@ def test_bad_options(refused: Callable[..., str], options: tuple[str, ...], reas
         ),
     ],
 )
-def test_bad_options_of_classes(
-    refused: Callable[..., str], options: tuple[str, ...], reason: str
-) -> None:
+def test_bad_options_of_classes(refused, options, reason):
     write("id,y\na,1\na,2\n")
     assert reason in refused("--column", "y", "--task", "classification", *options)
 
@@ -306,9 +300,7 @@ MALFORMED = "is not as expected; give JSON {"
     ],
     ids=lambda value: None if value is None or len(value) > 99 else value,
 )
-def test_bad_priors(
-    refused: Callable[..., str], options: tuple[str, ...], name: str, text: Any, reason: str
-) -> None:
+def test_bad_priors(refused, options, name, text, reason):
     write("y\n0\n1\n2\n")
     if text is not None:
         write(text, name)
@@ -317,14 +309,8 @@ def test_bad_priors(
 
 @pytest.mark.parametrize("change", ["a row more", "a row less", "another label"])
 @pytest.mark.parametrize("name", ["labels.csv", "t.parquet"])
-def test_an_input_that_changes_while_it_is_read(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    change: str,
-) -> None:
-    def make(ids: str) -> None:
+def test_an_input_that_changes_while_it_is_read(folder, monkeypatch, capsys, name, change):
+    def make(ids):
         if name == "labels.csv":
             write("id,y\n" + "".join(f"{i},1\n" for i in ids))
         else:
@@ -335,7 +321,7 @@ def test_an_input_that_changes_while_it_is_read(
     reader = "read_csv" if name == "labels.csv" else "read"
     read = getattr(library, reader)
 
-    def read_and_change(*arguments: Any) -> object:
+    def read_and_change(*arguments):
         found = read(*arguments)
         make({"a row more": "abcd", "a row less": "ab", "another label": "abx"}[change])
         return found
@@ -347,7 +333,7 @@ def test_an_input_that_changes_while_it_is_read(
 
 
 @pytest.mark.parametrize("output", ["noisy.csv", "noisy.csv.gz", "noisy.parquet"])
-def test_a_full_disk(folder: Path, output: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk(folder, output, capsys):
     """No file may grow past 20,000 bytes; what was there before stays as it was."""
     write("id,y\n" + "".join(f"{os.urandom(8).hex()},1\n" for _ in range(20_000)))
     Path(output).write_text("before")
@@ -366,13 +352,11 @@ def test_a_full_disk(folder: Path, output: str, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("place", ["closed/t.csv", "closed/n.csv", "noisy.csv"])
-def test_folders_that_may_not_be_entered_or_written(
-    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_folders_that_may_not_be_entered_or_written(refused, monkeypatch, place):
     write(GOOD)
     stat = os.stat
 
-    def forbidden(path: object, *args: object, **options: object) -> os.stat_result:
+    def forbidden(path, *args, **options):
         if "closed" in str(path):  # as for others than root
             raise PermissionError(13, "Permission denied", str(path))
         return stat(path, *args, **options)  # type: ignore[arg-type]
@@ -391,7 +375,7 @@ def test_folders_that_may_not_be_entered_or_written(
 
 
 @pytest.mark.parametrize("cell", ["", "nan"])
-def test_missing_labels_are_not_to_be_left_out(refused: Callable[..., str], cell: str) -> None:
+def test_missing_labels_are_not_to_be_left_out(refused, cell):
     """Leaving out rows by their label reveals something of it."""
     write(f"id,y\na,1\nb,{cell}\n")
     reason = refused(*REGRESSION)

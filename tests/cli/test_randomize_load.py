@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ PRIORS = {
 class Tables:
     """Tables that the command made of the same labels, each when it is first asked for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self._paths: dict[tuple[object, ...], Path] = {}
         ids = [f"{i:05d}" for i in RNG.permutation(N)]
@@ -53,7 +52,7 @@ class Tables:
         for task, prior in PRIORS.items():
             (folder / f"{task}.json").write_text(json.dumps(prior))
 
-    def new(self, output: Path, task: str, *options: str) -> Path:
+    def new(self, output, task, *options):
         """Runs the command, which must succeed, and gives the path of its table."""
         common = ["--epsilon", str(EPSILON), "--output", str(output), "--quiet"]
         more = [str(self.folder / f"{task}.json") if word == "PRIOR" else word for word in options]
@@ -61,7 +60,7 @@ class Tables:
         assert main(["randomize", labels, *common, *more, *TASKS[task]]) == 0
         return output
 
-    def shared(self, task: str, suffix: str, *options: str) -> Path:
+    def shared(self, task, suffix, *options):
         """Gives the path of a table that all tests share, and so none may change."""
         asked = (task, suffix, options)
         if asked not in self._paths:
@@ -70,7 +69,7 @@ class Tables:
             self._paths[asked] = self.new(place / f"noisy.{suffix}", task, *options)
         return self._paths[asked]
 
-    def copy(self, folder: Path, *asked: str) -> Path:
+    def copy(self, folder, *asked):
         """Gives the path of a copy of a table and its statement, which a test may change."""
         table = self.shared(*asked)
         shutil.copy(statement_path(table), folder)
@@ -78,19 +77,19 @@ class Tables:
 
 
 @pytest.fixture(scope="session")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
+def tables(tmp_path_factory):
     return Tables(tmp_path_factory.mktemp("tables"))
 
 
-def statement_path(table: Path) -> Path:
+def statement_path(table):
     return table.with_name(f"{table.name}.privacy.json")
 
 
-def statement_of(table: Path) -> dict[str, Any]:
+def statement_of(table):
     return json.loads(statement_path(table).read_text(encoding="utf-8"))
 
 
-def cells(table: Path, column: str) -> list[str]:
+def cells(table, column):
     """Gives a column of a table as text, read without the library."""
     if table.suffix == ".parquet":
         return [str(cell) for cell in parquet.read_table(table)[column].to_pylist()]
@@ -102,9 +101,7 @@ def cells(table: Path, column: str) -> list[str]:
 @pytest.mark.parametrize("prior", [(), ("--prior", "PRIOR")], ids=["", "prior"])
 @pytest.mark.parametrize("suffix", FORMATS)
 @pytest.mark.parametrize("task", TASKS)
-def test_the_table_and_its_statement_are_loaded(
-    tables: Tables, task: str, suffix: str, prior: tuple[str, ...]
-) -> None:
+def test_the_table_and_its_statement_are_loaded(tables, task, suffix, prior):
     table = tables.shared(task, suffix, *prior)
     noisy, statement, text = NoisyLabels.load(table), statement_of(table), cells(table, task)
     if task == "name":
@@ -144,7 +141,7 @@ def test_the_table_and_its_statement_are_loaded(
         assert [one.id for one in noisy.priors.receipts] == own
 
 
-def test_remarks_and_seeds_are_loaded(tables: Tables) -> None:
+def test_remarks_and_seeds_are_loaded(tables):
     """A statement is not safer for having been loaded."""
     seeded = NoisyLabels.load(tables.shared("amount", "csv", "--insecure-seed", "3")).guarantee()
     assert seeded.seeded and seeded.headline.startswith("NOT PRIVATE: seeded")
@@ -153,7 +150,7 @@ def test_remarks_and_seeds_are_loaded(tables: Tables) -> None:
     assert "rows-per-id" in {one.code for one in pairs.guarantee().assumptions}
 
 
-def test_receipts_are_those_of_the_vault_and_count_once(tables: Tables, tmp_path: Path) -> None:
+def test_receipts_are_those_of_the_vault_and_count_once(tables, tmp_path):
     """What was loaded and what the vault of the same store says are one expense."""
     (tmp_path / "public").mkdir()
     store = str(tmp_path / "store")
@@ -173,7 +170,7 @@ def test_receipts_are_those_of_the_vault_and_count_once(tables: Tables, tmp_path
 
 
 @pytest.mark.parametrize("suffix", [*FORMATS, "CSV", "CSV.GZ", "Parquet"])
-def test_awkward_tables_load(tmp_path: Path, suffix: str) -> None:
+def test_awkward_tables_load(tmp_path, suffix):
     """Names that look like nothing, long ids, and a dot: Parquet readers take "a" for "a.b" too."""
     names = ["NULL", "", "nan", "#N/A", "007", " space ", "cr\r\nlf", "\t", "-"]
     codes = np.arange(N) % len(names)
@@ -191,16 +188,14 @@ def test_awkward_tables_load(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("missing", ["noisy.csv", "noisy.csv.privacy.json"])
-def test_the_error_names_the_file_that_is_missing(
-    tables: Tables, tmp_path: Path, missing: str
-) -> None:
+def test_the_error_names_the_file_that_is_missing(tables, tmp_path, missing):
     table = tables.copy(tmp_path, "code", "csv")
     (tmp_path / missing).unlink()
     with pytest.raises(FileNotFoundError, match=rf"{missing}(?!\.?\w)"):
         NoisyLabels.load(table)
 
 
-def rewrite(table: Path, values: list[Any], kind: pa.DataType, column: str) -> None:
+def rewrite(table, values, kind, column):
     content = pa.table({"id": [str(i) for i in range(len(values))], column: pa.array(values, kind)})
     if table.suffix == ".parquet":
         parquet.write_table(content, table)
@@ -212,9 +207,7 @@ def rewrite(table: Path, values: list[Any], kind: pa.DataType, column: str) -> N
 
 @pytest.mark.parametrize("suffix", FORMATS)
 @pytest.mark.parametrize("task", TASKS)
-def test_an_edited_or_damaged_table_is_refused(
-    tables: Tables, tmp_path: Path, task: str, suffix: str
-) -> None:
+def test_an_edited_or_damaged_table_is_refused(tables, tmp_path, task, suffix):
     table = tables.copy(tmp_path, task, suffix, "--prior", "PRIOR")
     column, whole = statement_of(table)["noisy_label_column"], table.read_bytes()
     kind, values = pa.string(), cells(table, column)
@@ -258,13 +251,7 @@ def test_an_edited_or_damaged_table_is_refused(
     ],
     ids=["numbers", "names", "prior", "seeded"],
 )
-def test_an_edit_of_any_field_is_refused(
-    tables: Tables,
-    tmp_path: Path,
-    task: str,
-    options: tuple[str, ...],
-    edits: Callable[[Any], Iterator[tuple[str, Any]]],
-) -> None:
+def test_an_edit_of_any_field_is_refused(tables, tmp_path, task, options, edits):
     """The least change of each number, text, list and entry, in whatever depth."""
     table = tables.copy(tmp_path, task, "csv", *options)
     statement = statement_of(table)
@@ -282,7 +269,7 @@ def test_an_edit_of_any_field_is_refused(
     assert len(NoisyLabels.load(table)) == N
 
 
-def test_statements_of_another_run_or_version_are_refused(tables: Tables, tmp_path: Path) -> None:
+def test_statements_of_another_run_or_version_are_refused(tables, tmp_path):
     table = tables.copy(tmp_path, "code", "csv")
     statement = statement_of(table)
     old = {**statement, "made_by": "tf-labeldp 0.1.0 randomize"}  # which has no receipts

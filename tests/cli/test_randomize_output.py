@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import filelock
@@ -20,22 +19,22 @@ FILES = ["noisy.csv", "noisy.csv.privacy.json"]
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_labels(20)
     return tmp_path
 
 
-def write_labels(rows: int) -> None:
+def write_labels(rows):
     Path("labels.csv").write_text("id,y\n" + "".join(f"{i},{i % 3}\n" for i in range(rows)))
 
 
-def command(*more: str, source: str = "labels.csv", output: str = "noisy.csv") -> list[str]:
+def command(*more, source="labels.csv", output="noisy.csv"):
     options = ["--column", "y", "--task", "classification", "--num-classes", "3", "--quiet"]
     return ["randomize", source, *options, "--epsilon", "1", "--output", output, *more]
 
 
-def contents() -> dict[str, bytes]:
+def contents():
     """Gives what is there, hidden folders too, except for the input."""
     return {
         path.name: path.read_bytes() if path.is_file() else b""
@@ -44,20 +43,20 @@ def contents() -> dict[str, bytes]:
     }
 
 
-def rows_and_stated() -> tuple[int, int]:
+def rows_and_stated():
     """Gives the rows of the table, and those in its statement."""
     stated = json.loads(Path("noisy.csv.privacy.json").read_text())["rows"]
     return len(Path("noisy.csv").read_text().splitlines()) - 1, stated
 
 
 @pytest.fixture
-def while_writing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def while_writing(monkeypatch):
     """Calls a function once, before the table is on disk."""
 
-    def at_first_sync(function: Callable[[], object]) -> None:
+    def at_first_sync(function):
         sync, calls = os.fsync, []
 
-        def watched(file: int) -> None:
+        def watched(file):
             calls.append(file)
             if len(calls) == 1:
                 function()
@@ -69,12 +68,8 @@ def while_writing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("options", [(), ("--overwrite",)])
-def test_a_second_run_on_the_same_output_is_refused(
-    while_writing: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
-    options: tuple[str, ...],
-) -> None:
-    def second() -> None:
+def test_a_second_run_on_the_same_output_is_refused(while_writing, capsys, options):
+    def second():
         before = sorted(Path().iterdir())
         assert main(command(*options)) == 2
         assert sorted(Path().iterdir()) == before  # the hidden folder of the first is still there
@@ -87,16 +82,16 @@ def test_a_second_run_on_the_same_output_is_refused(
     assert list(contents()) == FILES and rows_and_stated() == (20, 20)
 
 
-def test_the_lock_of_a_killed_run_is_no_lock() -> None:
+def test_the_lock_of_a_killed_run_is_no_lock():
     Path(".noisy.csv.lock").touch()
     assert main(command()) == 0
     assert list(contents()) == FILES
 
 
-def test_without_locks_the_files_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_the_files_of_others_are_left_alone(monkeypatch):
     """There it is not known whether a hidden file was left behind or is being written."""
 
-    def no_locks(*arguments: object, **options: object) -> None:
+    def no_locks(*arguments, **options):
         raise NotImplementedError
 
     hidden = f".noisy.csv.{'0' * 16}.tmp"
@@ -109,13 +104,11 @@ def test_without_locks_the_files_of_others_are_left_alone(monkeypatch: pytest.Mo
     assert list(contents()) == FILES
 
 
-def test_a_lock_that_was_removed_before_it_was_taken(
-    monkeypatch: pytest.MonkeyPatch, while_writing: Callable[..., None]
-) -> None:
+def test_a_lock_that_was_removed_before_it_was_taken(monkeypatch, while_writing):
     """The file that was opened is not the one that the next run would open."""
     acquire, calls, held = filelock.FileLock.acquire, [], []
 
-    def removed_first(self: filelock.FileLock, **options: object) -> object:
+    def removed_first(self, **options):
         found = acquire(self, **options)  # type: ignore[arg-type]
         calls.append(found)
         if len(calls) == 1:
@@ -131,9 +124,7 @@ def test_a_lock_that_was_removed_before_it_was_taken(
 
 @pytest.mark.parametrize("failing", FILES)
 @pytest.mark.parametrize("before", ["nothing", "a whole output", "a statement alone"])
-def test_a_failure_while_names_are_given_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failing: str, before: str
-) -> None:
+def test_a_failure_while_names_are_given_changes_nothing(monkeypatch, capsys, failing, before):
     if before != "nothing":
         assert main(command()) == 0
         write_labels(30)
@@ -141,10 +132,10 @@ def test_a_failure_while_names_are_given_changes_nothing(
         Path("noisy.csv").unlink()
     content, replace = contents(), os.replace
 
-    def no_links(*paths: Path, **options: object) -> None:
+    def no_links(*paths, **options):
         raise OSError(95, "Operation not supported")
 
-    def fail(source: Path, target: Path) -> None:
+    def fail(source, target):
         if Path(target).name == failing and "old-" not in str(source):
             raise OSError(5, "Input/output error")
         replace(source, target)
@@ -158,11 +149,7 @@ def test_a_failure_while_names_are_given_changes_nothing(
 
 
 @pytest.mark.parametrize("statement_before", [False, True])
-def test_a_table_that_comes_into_being_stays_as_it_is(
-    while_writing: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
-    statement_before: bool,
-) -> None:
+def test_a_table_that_comes_into_being_stays_as_it_is(while_writing, capsys, statement_before):
     if statement_before:  # alone when the run begins, and another's when it ends
         assert main(command()) == 0
         Path("noisy.csv").unlink()
@@ -175,9 +162,7 @@ def test_a_table_that_comes_into_being_stays_as_it_is(
     assert contents() == {**before, "noisy.csv": b"another's"}
 
 
-def test_a_kill_leaves_no_table_under_the_statement_of_another_run(
-    killed: Callable[..., bool],
-) -> None:
+def test_a_kill_leaves_no_table_under_the_statement_of_another_run(killed):
     number, there = 1, []
     while True:
         write_labels(20)
@@ -195,7 +180,7 @@ def test_a_kill_leaves_no_table_under_the_statement_of_another_run(
 
 
 @pytest.mark.parametrize("length", [230, 251])
-def test_names_that_are_too_long(capsys: pytest.CaptureFixture[str], length: int) -> None:
+def test_names_that_are_too_long(capsys, length):
     assert main(command("--store", "../none", output="x" * length + ".csv")) == 2
     assert "(File name too long)" in capsys.readouterr().err
     assert contents() == {} and not Path("../none").exists()  # found out before the draw
@@ -211,9 +196,7 @@ def test_names_that_are_too_long(capsys: pytest.CaptureFixture[str], length: int
         ("n.csv", "store", "the store store lies in the folder of --output n.csv"),
     ],
 )
-def test_a_store_that_would_be_published(
-    folder: Path, capsys: pytest.CaptureFixture[str], output: str, store: str, reason: str
-) -> None:
+def test_a_store_that_would_be_published(folder, capsys, output, store, reason):
     Path("public").mkdir()
     Path("link").symlink_to("public")
     assert main(command("--store", store, output=output)) == 2
@@ -225,14 +208,12 @@ def test_a_store_that_would_be_published(
 # From stdin to stdout.
 
 
-def from_stdin(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def from_stdin(monkeypatch, text):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
 
 
 @pytest.mark.parametrize("store", [(), ("--store", "store")])
-def test_stdin_to_stdout(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], store: tuple[str, ...]
-) -> None:
+def test_stdin_to_stdout(monkeypatch, capsys, store):
     Path("public").mkdir()
     seeded, words = ("--insecure-seed", "3"), command(source="-", output="-")
     words.remove("--quiet")
@@ -261,9 +242,7 @@ def test_stdin_to_stdout(
         ("id,y\na,1\nb,-secret-\n", "of stdin holds something that is not a whole number in row 3"),
     ],
 )
-def test_bad_stdin(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, reason: str
-) -> None:
+def test_bad_stdin(monkeypatch, capsys, text, reason):
     from_stdin(monkeypatch, text)
     assert main(command("--statement", "s.json", source="-", output="-")) == 2
     shown = capsys.readouterr()
@@ -271,7 +250,7 @@ def test_bad_stdin(
     assert contents() == {}
 
 
-def test_a_pipe_between_processes() -> None:
+def test_a_pipe_between_processes():
     """Nothing but rows goes to stdout; what cannot be written there is an error."""
     words = command("--statement", "s.json", "--overwrite", source="-", output="-")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -5,9 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +27,7 @@ SEEDED = ("--insecure-seed", "3")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """The current folder, with labels in three files, and a folder that is published."""
     (tmp_path / "labels").mkdir()
     (tmp_path / "public").mkdir()
@@ -41,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write(number: int, amounts: np.ndarray, ids: list | None = None, name: str = "id") -> None:
+def write(number, amounts, ids=None, name="id"):
     """Writes one of the files."""
     path = Path("labels") / NAMES[number]
     ids = [f"id{BOUNDS[number] + i}" for i in range(len(amounts))] if ids is None else ids
@@ -53,12 +51,12 @@ def write(number: int, amounts: np.ndarray, ids: list | None = None, name: str =
         path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
 
 
-def randomize(*inputs: str, output: str = "public/noisy", more: tuple[str, ...] = ()) -> int:
+def randomize(*inputs, output="public/noisy", more=()):
     options = [*REGRESSION, "--epsilon", "1", "--output", output, *more]
     return main(["randomize", *(inputs or ("labels",)), *options])
 
 
-def rows_of(path: Path) -> list[list[str]]:
+def rows_of(path):
     """Gives the rows of a file of the output, below its header line."""
     if path.suffix == ".parquet":
         columns = parquet.read_table(path).to_pydict()
@@ -67,21 +65,21 @@ def rows_of(path: Path) -> list[list[str]]:
     return [line.split(",") for line in text.decode().splitlines()[1:]]
 
 
-def values() -> np.ndarray:
+def values():
     rows = [row for name in NAMES for row in rows_of(Path("public/noisy") / name)]
     assert [row[0] for row in rows] == [f"id{i}" for i in range(N)]
     return np.array([float(row[1]) for row in rows])
 
 
-def statement() -> dict:
+def statement():
     return json.loads(Path("public/noisy/privacy.json").read_text())
 
 
-def contents(folder: Path | str) -> dict[str, bytes]:
+def contents(folder):
     return {str(path): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
 
 
-def test_a_folder_becomes_a_folder_with_one_statement() -> None:
+def test_a_folder_becomes_a_folder_with_one_statement():
     assert randomize(more=SEEDED) == 0
     assert sorted(path.name for path in Path("public").iterdir()) == ["noisy"]
     assert sorted(path.name for path in Path("public/noisy").iterdir()) == [*NAMES, "privacy.json"]
@@ -113,7 +111,7 @@ def test_a_folder_becomes_a_folder_with_one_statement() -> None:
 
 
 @pytest.mark.parametrize("way", ["up", "absolute", "subfolder", "link", "folder"])
-def test_load_reads_no_file_outside_the_folder(way: str) -> None:
+def test_load_reads_no_file_outside_the_folder(way):
     assert randomize(more=SEEDED) == 0
     noisy = Path("public/noisy")
     secret = (noisy / NAMES[1]).replace(Path(NAMES[1]).resolve())
@@ -130,7 +128,7 @@ def test_load_reads_no_file_outside_the_folder(way: str) -> None:
         NoisyLabels.load(noisy)
 
 
-def test_the_rows_are_in_the_order_of_the_names() -> None:
+def test_the_rows_are_in_the_order_of_the_names():
     assert randomize(more=SEEDED) == 0
     for number, inputs in enumerate(
         (
@@ -146,7 +144,7 @@ def test_the_rows_are_in_the_order_of_the_names() -> None:
             assert (output / name).read_bytes() == (Path("public/noisy") / name).read_bytes()
 
 
-def test_row_numbers_go_on_from_file_to_file() -> None:
+def test_row_numbers_go_on_from_file_to_file():
     for name, rows in (("a.csv", 3), ("b.csv", 2)):
         Path(name).write_text("weeks\n" + "7\n" * rows)
     assert randomize("a.csv", "b.csv") == 0
@@ -154,14 +152,14 @@ def test_row_numbers_go_on_from_file_to_file() -> None:
     assert [[row[0] for row in rows] for rows in found] == [["0", "1", "2"], ["3", "4"]]
 
 
-def test_ids_repeated_across_files_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ids_repeated_across_files_are_counted(capsys):
     write(1, AMOUNTS[:10], ["id5", "id5", *"abcdefgh"])
     assert randomize() == 0
     assert statement()["most_rows_of_one_id"] == 3  # one of them in part-0
     assert "one id has up to 3 rows: where an id is a person" in capsys.readouterr().err
 
 
-def spoil(number: int, how: str) -> None:
+def spoil(number, how):
     """Makes one file bad."""
     low, high = BOUNDS[number], BOUNDS[number + 1]
     amounts, ids = AMOUNTS[low:high].astype(object), [f"id{i}" for i in range(low, high)]
@@ -195,9 +193,7 @@ def spoil(number: int, how: str) -> None:
         (1, "column", "labels/part-1.csv.gz has no column 'id' for --id; its columns are 'key'"),
     ],
 )
-def test_one_bad_file_of_many_publishes_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str], number: int, how: str, reason: str
-) -> None:
+def test_one_bad_file_of_many_publishes_nothing(folder, capsys, number, how, reason):
     spoil(number, how)
     before = contents(folder)
     assert randomize(more=("--store", "store", "--quiet")) == 2
@@ -209,9 +205,7 @@ def test_one_bad_file_of_many_publishes_nothing(
 
 # Which of the writes of a run is not made, and how many draws are on disk by then.
 @pytest.mark.parametrize(("number", "draws"), [(1, 0), (9, 1), (14, 2), (16, 2), (18, 2), (21, 2)])
-def test_a_run_that_was_killed_is_resumed(
-    number: int, draws: int, killed: Callable[..., bool], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_was_killed_is_resumed(number, draws, killed, capsys):
     store = ("--store", "store", "--jobs", "1")
     options = ["--epsilon", "1", "--output", "public/noisy", *store]
     assert killed(number, "randomize", "labels", *REGRESSION, *options)
@@ -236,9 +230,7 @@ def test_a_run_that_was_killed_is_resumed(
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_files_that_changed_between_two_runs(
-    folder: Path, capsys: pytest.CaptureFixture[str], number: int
-) -> None:
+def test_files_that_changed_between_two_runs(folder, capsys, number):
     store = ("--store", "store", "--overwrite", "--quiet")
     assert randomize(more=store) == 0
     low, high = BOUNDS[number], BOUNDS[number + 1]
@@ -260,7 +252,7 @@ def test_files_that_changed_between_two_runs(
     assert "the store store holds noisy labels of rows with other ids" in capsys.readouterr().err
 
 
-def test_an_output_folder_that_is_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_output_folder_that_is_there(folder, capsys):
     Path("public/noisy").mkdir()
     assert randomize() == 0  # it was empty
     first = contents(folder)
@@ -282,19 +274,17 @@ def test_an_output_folder_that_is_there(folder: Path, capsys: pytest.CaptureFixt
     assert contents(folder) == before
 
 
-def test_a_failure_leaves_everything_as_it_was(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_leaves_everything_as_it_was(folder, monkeypatch, capsys):
     """One of a thread that writes, and one of giving the folder its name."""
     sync, replace, calls = os.fsync, os.replace, []
 
-    def full(file: int) -> None:
+    def full(file):
         calls.append(threading.current_thread())
         if len(calls) == 2:
             raise OSError(28, "No space left on device")
         sync(file)
 
-    def fail_once(source: Path, target: Path) -> None:
+    def fail_once(source, target):
         if Path(target) == Path("public/noisy") and "old-" not in str(source):
             raise OSError(28, "No space left on device")
         replace(source, target)
@@ -332,39 +322,9 @@ def test_a_failure_leaves_everything_as_it_was(
         (("labels",), "public/n", ("--jobs", "0"), "must be a whole number of at least 1"),
     ],
 )
-def test_inputs_and_outputs_that_are_refused(
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    inputs: tuple[str, ...],
-    output: str,
-    more: tuple[str, ...],
-    reason: str,
-) -> None:
+def test_inputs_and_outputs_that_are_refused(folder, capsys, inputs, output, more, reason):
     before = contents(folder)
     assert randomize(*inputs, output=output, more=(*more, "--quiet")) == 2
     shown = capsys.readouterr().err
     assert reason in shown and shown.count("\n") == 1
     assert contents(folder) == before
-
-
-def test_a_store_may_lie_beside_the_folder() -> None:
-    assert randomize(more=("--store", "public/store")) == 0
-
-
-def test_stopped_by_the_system_leaves_nothing(
-    folder: Path, in_process: Callable[..., tuple[int, str]]
-) -> None:
-    program = """
-import os, signal, sys
-from tf_labeldp.cli import main
-sync = os.fsync
-def stopped(file):
-    os.kill(os.getpid(), signal.SIGTERM)
-    sync(file)
-os.fsync = stopped
-sys.exit(main(sys.argv[1:]))
-"""
-    options = ["--epsilon", "1", "--output", "public/noisy"]
-    code, shown = in_process(program, "randomize", "labels", *REGRESSION, *options)
-    assert code == 128 + signal.SIGTERM, shown
-    assert list((folder / "public").iterdir()) == []

@@ -23,18 +23,18 @@ from tf_labeldp.vault import forget, records
 N = 400
 
 
-def vault(path: pathlib.Path, epsilon: float = 4.0, **more: object) -> ldp.PrivateLabels:
+def vault(path, epsilon=4.0, **more):
     labels = np.random.default_rng(0).integers(3, size=N)
     budget = ldp.PrivacyBudget(epsilon, 1e-4)
     return ldp.PrivateLabels(labels, 3, budget=budget, store=path, actor="Ada", **more)
 
 
-def rr(epsilon: float) -> ldp.RandomizedResponse:
+def rr(epsilon):
     return ldp.RandomizedResponse(epsilon, 3)
 
 
 class TestContent:
-    def test_it_says_what_the_vault_says(self, tmp_path: pathlib.Path) -> None:
+    def test_it_says_what_the_vault_says(self, tmp_path):
         labels = vault(tmp_path / "s")
         labels.randomize(rr(0.5), key="first")
         labels.randomize(rr(1.0), indices=np.arange(100))
@@ -51,7 +51,7 @@ class TestContent:
         assert "0.1" in one["releases"][2]["settings"]
         assert one["releases"][0]["output_digest"] == labels.receipts[0].output_digest
 
-    def test_engines_and_projects_count(self, tmp_path: pathlib.Path) -> None:
+    def test_engines_and_projects_count(self, tmp_path):
         vault(tmp_path / "p" / "a", draws="keyed", project=True)
         vault(tmp_path / "p" / "b", project=True).randomize(rr(0.5))
         ReleaseKey(tmp_path / "p" / "a" / "labels.key").register("e", rr(1.0), num_rows=N)
@@ -61,12 +61,12 @@ class TestContent:
         assert [len(one["releases"]) for one in sets] == [1, 1]
         assert [one["remaining"] for one in sets] == pytest.approx([2.5, 2.5], rel=1e-3)
 
-    def test_label_sets_of_a_folder_add_up(self, tmp_path: pathlib.Path) -> None:
+    def test_label_sets_of_a_folder_add_up(self, tmp_path):
         vault(tmp_path / "a").randomize(rr(0.5))
         vault(tmp_path / "b").randomize(rr(0.25))
         assert report(tmp_path).statement.epsilon == 0.75
 
-    def test_a_forgotten_store_is_reported(self, tmp_path: pathlib.Path) -> None:
+    def test_a_forgotten_store_is_reported(self, tmp_path):
         vault(tmp_path / "s").randomize(rr(0.5), key="first")
         before = report(tmp_path / "s")
         forget(tmp_path / "s", actor="Eve")
@@ -79,25 +79,25 @@ class TestContent:
         assert after.content["label_sets"][0]["forgotten"]["actor"] == "Eve"
         assert "forgotten" in str(after)
 
-    def test_a_store_without_releases(self, tmp_path: pathlib.Path) -> None:
+    def test_a_store_without_releases(self, tmp_path):
         vault(tmp_path / "s")
         found = report(tmp_path / "s")
         assert found.statement.epsilon == 0.0
         found.save(tmp_path / "out")
         assert "Nothing was released" in (tmp_path / "out" / "report.html").read_text()
 
-    def test_the_ledger_of_a_key_is_no_label_set(self, tmp_path: pathlib.Path) -> None:
+    def test_the_ledger_of_a_key_is_no_label_set(self, tmp_path):
         ldp.PrivateLabels([0, 1], 2, budget=ldp.PrivacyBudget(1.0), store=tmp_path / "p" / "a")
         ReleaseKey.create(tmp_path / "p" / "labels.key").register("e", rr(1.0), num_rows=2)
         assert [one["folder"] for one in report(tmp_path / "p").content["label_sets"]] == ["a"]
         with pytest.raises(ldp.LabelStoreError, match="ledger of a key without a vault"):
             report(tmp_path / "p" / "labels.key.ledger")
 
-    def test_no_store_is_an_error(self, tmp_path: pathlib.Path) -> None:
+    def test_no_store_is_an_error(self, tmp_path):
         with pytest.raises(ldp.LabelStoreError, match="no label store"):
             report(tmp_path)
 
-    def test_seeded_releases_are_flagged(self, tmp_path: pathlib.Path) -> None:
+    def test_seeded_releases_are_flagged(self, tmp_path):
         vault(tmp_path / "s", insecure_seed=3).randomize(rr(0.5))
         found = report(tmp_path / "s")
         assert "NOT PRIVATE" in str(found).splitlines()[0]
@@ -105,7 +105,7 @@ class TestContent:
 
 
 class TestAudits:
-    def test_each_mechanism_is_audited_once(self, tmp_path: pathlib.Path) -> None:
+    def test_each_mechanism_is_audited_once(self, tmp_path):
         labels = vault(tmp_path / "s")
         labels.randomize(rr(0.5))
         labels.randomize(rr(0.5), key="again")
@@ -116,7 +116,7 @@ class TestAudits:
         assert not any(one["refutes"] for one in found.content["audits"])
         assert all(0.3 < one["lower_bound"] < 0.5 for one in found.content["audits"])
 
-    def test_what_can_not_be_audited_is_said(self, tmp_path: pathlib.Path) -> None:
+    def test_what_can_not_be_audited_is_said(self, tmp_path):
         labels = vault(tmp_path / "s")
         labels.randomize(ldp.RRWithPrior(0.5, 3), priors=np.array([0.5, 0.25, 0.25]))
         forget(tmp_path / "s")  # with the prior
@@ -124,7 +124,7 @@ class TestAudits:
         assert not found.content["audits"]
         assert list(found.content["not_audited"]) == ["RRWithPrior(epsilon=0.5, num_classes=3)"]
 
-    def test_results_of_ones_own_are_listed(self, tmp_path: pathlib.Path) -> None:
+    def test_results_of_ones_own_are_listed(self, tmp_path):
         vault(tmp_path / "s").randomize(rr(0.5))
         audits = {
             "my model": AuditResult(1.2, 0.95, 1.0, 0.0, "canaries"),
@@ -138,12 +138,12 @@ class TestAudits:
 
 
 class Page(html.parser.HTMLParser):
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
         self.loaded, self.open, self.seen = [], [], []
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attributes: list) -> None:
+    def handle_starttag(self, tag, attributes):
         self.seen.append(tag)
         self.loaded += [
             value
@@ -153,38 +153,38 @@ class Page(html.parser.HTMLParser):
         if tag not in ("meta", "br"):
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attributes: list) -> None:
+    def handle_startendtag(self, tag, attributes):
         self.handle_starttag(tag, attributes)
         self.handle_endtag(tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         if tag not in ("meta", "br"):
             assert self.open.pop() == tag
 
 
 class TestPage:
     @pytest.fixture
-    def page(self, tmp_path: pathlib.Path) -> str:
+    def page(self, tmp_path):
         labels = vault(tmp_path / "s")
         labels.randomize(rr(0.5), key="<script>alert(1)</script>").save(tmp_path / "noisy")
         labels.raise_budget(ldp.PrivacyBudget(5.0, 1e-4), reason="a 'second' study & more")
         report(tmp_path / "s", published=[tmp_path / "noisy"]).save(tmp_path / "out")
         return (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
-    def test_it_is_whole_and_loads_nothing(self, page: str) -> None:
+    def test_it_is_whole_and_loads_nothing(self, page):
         parsed = Page(page)
         assert parsed.open == [] and parsed.loaded == []
         assert "@import" not in page and not re.search(r"url\((?!#)", page)
         assert parsed.seen.count("svg") == 1 and "viewport" in page
 
-    def test_names_are_text(self, page: str) -> None:
+    def test_names_are_text(self, page):
         assert "script" not in Page(page).seen
         assert "&lt;script&gt;" in page and "&#x27;second&#x27; study &amp; more" in page
 
-    def test_the_plot_says_in_words_what_it_shows(self, page: str) -> None:
+    def test_the_plot_says_in_words_what_it_shows(self, page):
         assert 'aria-label="Epsilon spent over time: 0.5 of 5"' in page
 
-    def test_it_has_every_line_of_the_statement(self, tmp_path: pathlib.Path) -> None:
+    def test_it_has_every_line_of_the_statement(self, tmp_path):
         """Also those after the assumptions, and those that have a word of their title."""
         vault(tmp_path / "s").randomize(rr(0.5))
         found = report(tmp_path / "s")
@@ -201,14 +201,14 @@ class TestPage:
         texts = [re.sub(r"^\[\S+\] ", "", note.removesuffix(":")) for note in notes]
         assert [text for text in texts if text not in rest] == []
 
-    def test_it_says_what_was_published(self, page: str) -> None:
+    def test_it_says_what_was_published(self, page):
         assert "400 noisy labels by RandomizedResponse" in page
         assert "keeps to its statement" in page
 
-    def test_no_label_and_no_secret_is_in_it(self, tmp_path: pathlib.Path) -> None:
+    def test_no_label_and_no_secret_is_in_it(self, tmp_path):
         """Reports of stores that differ in their labels alone differ in random bits alone."""
 
-        def reported(name: str, label: int) -> dict:
+        def reported(name, label):
             labels = ldp.PrivateLabels(
                 np.full(50, label), 3, budget=ldp.PrivacyBudget(1.0), store=tmp_path / name,
                 draws="keyed",
@@ -223,7 +223,7 @@ class TestPage:
 
         assert reported("a", 0) == reported("b", 2)
 
-    def test_json_can_be_read_again(self, tmp_path: pathlib.Path) -> None:
+    def test_json_can_be_read_again(self, tmp_path):
         labels = vault(tmp_path / "s")
         labels.randomize(rr(0.5))
         found = report(tmp_path / "s")
@@ -232,7 +232,7 @@ class TestPage:
 
 
 class TestWhoVouches:
-    def test_every_assumption_has_somebody(self, tmp_path: pathlib.Path) -> None:
+    def test_every_assumption_has_somebody(self, tmp_path):
         labels = vault(tmp_path / "s", epsilon=80.0, people="Oslo")
         x = np.random.default_rng(0).normal(size=(N, 4))
         labels.randomize(rr(0.5))
@@ -264,7 +264,7 @@ class TestWhoVouches:
         assert len(found) > 20
         assert [note for note in found if note.who == "nobody"] == []
 
-    def test_of_models_and_noise(self) -> None:
+    def test_of_models_and_noise(self):
         from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
         from tf_labeldp.training import GaussianNoise
 
@@ -273,7 +273,7 @@ class TestWhoVouches:
             notes += GaussianNoise(1.0, source=source).assumptions()
         assert [note for note in notes if note.who == "nobody"] == []
 
-    def test_every_assumption_of_the_library_has_somebody_to_vouch_for_it(self) -> None:
+    def test_every_assumption_of_the_library_has_somebody_to_vouch_for_it(self):
         known = {"authors", "holder", "library", "machines", "nobody", "trainer", "users"}
         root = pathlib.Path(ldp.__file__).parent
         found: dict[str, set[str]] = {}
@@ -288,5 +288,5 @@ class TestWhoVouches:
         assert all(len(who) == 1 for who in found.values())
 
 
-def test_a_report_prints_as_lines() -> None:
+def test_a_report_prints_as_lines():
     assert repr(Report({}, PrivacyGuarantee(1.0))) == "Report('(1, 0)-label-DP')"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pathlib
 import shutil
 
 import keras
@@ -27,20 +26,18 @@ X = np.random.default_rng(1).normal(size=(300, 4)).astype(np.float32)
 X[:, :3] += 2.0 * np.eye(3, dtype=np.float32)[LABELS]
 
 
-def vault(path: pathlib.Path, **more: object) -> ldp.PrivateLabels:
+def vault(path, **more):
     return ldp.PrivateLabels(LABELS, 3, budget=ldp.PrivacyBudget(8.0, 1e-4), store=path, **more)
 
 
 @pytest.fixture
-def noisy(tmp_path: pathlib.Path) -> pathlib.Path:
+def noisy(tmp_path):
     vault(tmp_path / "s").randomize(ldp.RandomizedResponse(1.0, 3)).save(tmp_path / "noisy")
     return tmp_path / "noisy"
 
 
 class TestNoisyLabels:
-    def test_what_was_saved_keeps_to_its_statement(
-        self, noisy: pathlib.Path, tmp_path: pathlib.Path
-    ) -> None:
+    def test_what_was_saved_keeps_to_its_statement(self, noisy, tmp_path):
         found = verify(noisy, store=tmp_path / "s")
         assert found.problems == () and found.guarantee.epsilon == 1.0
         assert set(found.sha256) == {"noisy_labels.json", "noisy_labels.npz"}
@@ -49,7 +46,7 @@ class TestNoisyLabels:
     @pytest.mark.parametrize(
         "randomizer", [ldp.LabelRandomizer(1.0), LaplaceMechanism(1.0, low=0.0, high=1.0)], ids=str
     )
-    def test_numbers(self, tmp_path: pathlib.Path, randomizer: object) -> None:
+    def test_numbers(self, tmp_path, randomizer):
         numbers = ldp.PrivateLabels(
             X[:, 0].clip(0, 1), low=0.0, high=1.0, budget=ldp.PrivacyBudget(4.0),
             store=tmp_path / "s",
@@ -57,7 +54,7 @@ class TestNoisyLabels:
         numbers.randomize(randomizer).save(tmp_path / "n")
         assert verify(tmp_path / "n", store=tmp_path / "s").problems == ()
 
-    def test_other_kinds_of_draws(self, tmp_path: pathlib.Path) -> None:
+    def test_other_kinds_of_draws(self, tmp_path):
         labels = vault(tmp_path / "s", draws="stored")
         clusters = np.arange(300) % 4
         labels.randomize(ldp.RandomizedResponse(0.5, 3), indices=[5, 3, 9]).save(tmp_path / "part")
@@ -70,7 +67,7 @@ class TestNoisyLabels:
         for name, store in (("part", "s"), ("clusters", "s"), ("alibi", "s"), ("keyed", "k")):
             assert verify(tmp_path / name, store=tmp_path / store).problems == (), name
 
-    def test_reports_of_users(self, tmp_path: pathlib.Path) -> None:
+    def test_reports_of_users(self, tmp_path):
         labels = ldp.PrivateLabels(
             LABELS % 2, 2, budget=ldp.PrivacyBudget(8.0, 1e-4), store=tmp_path / "s"
         )
@@ -78,33 +75,29 @@ class TestNoisyLabels:
         labels.randomize(mechanism, clusters=np.arange(300) % 3).save(tmp_path / "n")
         assert verify(tmp_path / "n", store=tmp_path / "s").problems == ()
 
-    def test_an_edited_file_is_found(self, noisy: pathlib.Path) -> None:
+    def test_an_edited_file_is_found(self, noisy):
         path = noisy / "noisy_labels.json"
         path.write_text(path.read_text().replace('"epsilon": 1.0', '"epsilon": 0.1'))
         found = verify(noisy)
         assert "edited" in found.problems[0] and found.guarantee is None
 
-    def test_a_smaller_statement_that_is_sealed_again_is_found(self, noisy: pathlib.Path) -> None:
+    def test_a_smaller_statement_that_is_sealed_again_is_found(self, noisy):
         reseal(noisy, lambda fields: fields["guarantee"].update(epsilon=0.1))
         assert "(0.1, 0)-label-DP, and its receipts add up to (1, 0)" in verify(noisy).problems[0]
 
-    def test_an_assumption_that_was_left_out_is_added_up_again(self, noisy: pathlib.Path) -> None:
-        def invent(fields: dict) -> None:
+    def test_an_assumption_that_was_left_out_is_added_up_again(self, noisy):
+        def invent(fields):
             fields["guarantee"]["assumptions"].append("the moon is full")
 
         reseal(noisy, invent)
         assert "assumptions differ" in verify(noisy).problems[0]
 
-    def test_other_values_that_are_sealed_again_are_found(
-        self, noisy: pathlib.Path, tmp_path: pathlib.Path
-    ) -> None:
+    def test_other_values_that_are_sealed_again_are_found(self, noisy, tmp_path):
         reseal(noisy, lambda fields: None, values=LABELS)  # the true labels, of all things
         assert "not those that its receipt was written for" in verify(noisy).problems[0]
 
-    def test_a_cheaper_receipt_needs_the_store_to_be_found(
-        self, noisy: pathlib.Path, tmp_path: pathlib.Path
-    ) -> None:
-        def cheapen(fields: dict) -> None:
+    def test_a_cheaper_receipt_needs_the_store_to_be_found(self, noisy, tmp_path):
+        def cheapen(fields):
             receipt = Receipt.from_json(fields["receipts"][0])
             forged = Receipt(
                 receipt.labels, Charge(0.1, 0.0, pure_dp_event(0.1)), receipt.what, delta=1e-4,
@@ -118,15 +111,13 @@ class TestNoisyLabels:
         problem = verify(noisy, store=tmp_path / "s").problems[0]
         assert problem.startswith("the store has another receipt than its own for Randomized")
 
-    def test_noisy_labels_of_another_store(
-        self, noisy: pathlib.Path, tmp_path: pathlib.Path
-    ) -> None:
+    def test_noisy_labels_of_another_store(self, noisy, tmp_path):
         vault(tmp_path / "other")
         found = verify(noisy, store=tmp_path / "other")
         assert "knows nothing of its receipt" in found.problems[0]
 
 
-def reseal(folder: pathlib.Path, change: object, values: np.ndarray | None = None) -> None:
+def reseal(folder, change, values=None):
     """Changes a statement as a forger would, who knows how files are sealed."""
     with np.load(folder / "noisy_labels.npz") as content:
         arrays = dict(content)
@@ -141,26 +132,26 @@ def reseal(folder: pathlib.Path, change: object, values: np.ndarray | None = Non
 
 class TestModels:
     @pytest.fixture
-    def model(self, tmp_path: pathlib.Path) -> pathlib.Path:
+    def model(self, tmp_path):
         head = ldp.PrivateLogisticRegression(2.0, 1e-5).fit(X, vault(tmp_path / "s"))
         head.to_keras().save(tmp_path / "model.keras")
         return tmp_path / "model.keras"
 
-    def test_a_head_carries_its_receipts(self, model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    def test_a_head_carries_its_receipts(self, model, tmp_path):
         found = verify(model, store=tmp_path / "s")
         assert found.problems == () and found.guarantee.epsilon == pytest.approx(2.0)
         vault(tmp_path / "other")
         assert "knows nothing" in verify(model, store=tmp_path / "other").problems[0]
 
-    def test_a_model_without_receipts_shows_nothing(self, tmp_path: pathlib.Path) -> None:
+    def test_a_model_without_receipts_shows_nothing(self, tmp_path):
         keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).save(tmp_path / "m.keras")
         assert "carries no receipts" in verify(tmp_path / "m.keras").problems[0]
 
-    def test_a_file_that_is_none(self, tmp_path: pathlib.Path) -> None:
+    def test_a_file_that_is_none(self, tmp_path):
         (tmp_path / "m.keras").write_text("no model")
         assert "can't be read" in verify(tmp_path / "m.keras").problems[0]
 
-    def test_the_folder_of_train(self, tmp_path: pathlib.Path) -> None:
+    def test_the_folder_of_train(self, tmp_path):
         rows = [f"{a:.3f},{b:.3f},{int(a + b > 0)}" for a, b in X[:, :2]]
         (tmp_path / "t.csv").write_text("a,b,ill\n" + "\n".join(rows))
         asked = ["train", str(tmp_path / "t.csv"), "--label", "ill", "--num-classes", "2"]
@@ -176,7 +167,7 @@ class TestModels:
 class TestB8:
     """What passed with a store, and had nothing to do with what the store paid for."""
 
-    def test_b8_true_labels_with_the_receipt_of_a_histogram(self, tmp_path: pathlib.Path) -> None:
+    def test_b8_true_labels_with_the_receipt_of_a_histogram(self, tmp_path):
         labels = vault(tmp_path / "s")
         counts = labels.release(HistogramMechanism(1.0, 3), key="counts")
         true = ldp.NoisyLabels(
@@ -187,9 +178,7 @@ class TestB8:
             assert "no receipt of a draw" in found.problems[0]
         assert "WRONG" in str(report(tmp_path / "s", published=[tmp_path / "true"]))
 
-    def test_b8_true_labels_beside_a_receipt_of_other_noisy_labels(
-        self, tmp_path: pathlib.Path
-    ) -> None:
+    def test_b8_true_labels_beside_a_receipt_of_other_noisy_labels(self, tmp_path):
         labels = vault(tmp_path / "s")
         noisy = labels.randomize(ldp.RandomizedResponse(1.0, 3))
         for name, values in (("true", LABELS), ("some", noisy.values[:250]), ("own", noisy.values)):
@@ -199,7 +188,7 @@ class TestB8:
             problems = verify(tmp_path / name, store=tmp_path / "s").problems
             assert bool(problems) == (name != "own")
 
-    def test_b8_any_weights_with_a_pasted_receipt(self, tmp_path: pathlib.Path) -> None:
+    def test_b8_any_weights_with_a_pasted_receipt(self, tmp_path):
         head = ldp.PrivateLogisticRegression(2.0, 1e-5).fit(X, vault(tmp_path / "s"))
         model = head.to_keras()
         model.save(tmp_path / "own.keras")
@@ -214,7 +203,7 @@ class TestB8:
         reported = report(tmp_path / "s", published=[tmp_path / "pasted.keras"])
         assert reported.content["published"][0]["problems"]
 
-    def test_b8_one_layer_of_several_with_other_weights(self, tmp_path: pathlib.Path) -> None:
+    def test_b8_one_layer_of_several_with_other_weights(self, tmp_path):
         head = ldp.PrivateLogisticRegression(2.0, 1e-5).fit(X, vault(tmp_path / "s"))
         encoder = keras.Sequential([keras.Input((X.shape[1],)), keras.layers.Dense(X.shape[1])])
         model = head.to_keras(encoder=encoder)
@@ -228,7 +217,7 @@ class TestB8:
         problems = verify(tmp_path / "bias.keras", store=tmp_path / "s").problems
         assert problems[-1] == "the store does not know the weights of head"
 
-    def test_several_draws_in_one_file_are_found(self, tmp_path: pathlib.Path) -> None:
+    def test_several_draws_in_one_file_are_found(self, tmp_path):
         labels, response = vault(tmp_path / "s"), ldp.RandomizedResponse(1.0, 3)
         parts = [labels.randomize(response, np.arange(i, 300, 2), key=str(i)) for i in (0, 1)]
         for name, order in (("both", (0, 1)), ("twice", (0, 0))):
@@ -241,7 +230,7 @@ class TestB8:
             problems = verify(tmp_path / name, store=tmp_path / "s").problems
             assert bool(problems) == (name == "twice")
 
-    def test_a_head_is_known_after_the_store_was_forgotten(self, tmp_path: pathlib.Path) -> None:
+    def test_a_head_is_known_after_the_store_was_forgotten(self, tmp_path):
         head = ldp.PrivateLogisticRegression(2.0, 1e-5).fit(X, vault(tmp_path / "s"))
         head.to_keras().save(tmp_path / "m.keras")
         ldp.vault.forget(tmp_path / "s")
@@ -249,7 +238,7 @@ class TestB8:
 
 
 class TestReportAndCommand:
-    def test_a_report_lists_digests(self, noisy: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    def test_a_report_lists_digests(self, noisy, tmp_path):
         report(tmp_path / "s", published=[noisy]).save(tmp_path / "out")
         listed = tmp_path / "out" / "report.json"
         assert verify(noisy, report=listed).problems == ()
@@ -259,14 +248,12 @@ class TestReportAndCommand:
         problems = verify(tmp_path / "other", report=listed).problems
         assert len(problems) == 2 and "lists no file with the content" in problems[0]
 
-    def test_a_report_names_what_is_wrong(
-        self, noisy: pathlib.Path, tmp_path: pathlib.Path
-    ) -> None:
+    def test_a_report_names_what_is_wrong(self, noisy, tmp_path):
         reseal(noisy, lambda fields: fields["guarantee"].update(epsilon=0.1))
         found = report(tmp_path / "s", published=[noisy])
         assert "WRONG" in str(found) and found.content["published"][0]["problems"]
 
-    def test_other_files_are_errors(self, tmp_path: pathlib.Path, noisy: pathlib.Path) -> None:
+    def test_other_files_are_errors(self, tmp_path, noisy):
         (tmp_path / "x.csv").write_text("a\n1\n")
         with pytest.raises(ValueError, match="neither noisy labels"):
             verify(tmp_path / "x.csv")
@@ -275,9 +262,7 @@ class TestReportAndCommand:
         with pytest.raises(ValueError, match="no report"):
             verify(noisy, report=tmp_path / "x.csv")
 
-    def test_the_commands(
-        self, noisy: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_the_commands(self, noisy, tmp_path, capsys):
         store, out = str(tmp_path / "s"), str(tmp_path / "out")
         assert main(["report", store, "--published", str(noisy), "--audit", "--output", out]) == 0
         assert "audit of RandomizedResponse" in capsys.readouterr().out
@@ -292,17 +277,12 @@ class TestReportAndCommand:
         assert main(["report", store, "--published", str(noisy), "--output", out]) == 1
 
     @pytest.mark.parametrize("verb", ["report", "forget"])
-    def test_no_store(
-        self, tmp_path: pathlib.Path, verb: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_no_store(self, tmp_path, verb, capsys):
         more = ["--yes"] if verb == "forget" else []
         assert main([verb, str(tmp_path), *more]) == 2
         assert "no label store" in capsys.readouterr().err
 
-    def test_no_plot_is_said(
-        self, noisy: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:  # fmt: skip
+    def test_no_plot_is_said(self, noisy, tmp_path, monkeypatch, capsys):
         monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
         out = tmp_path / "out"
         assert main(["report", str(tmp_path / "s"), "--output", str(out)]) == 2
@@ -310,6 +290,6 @@ class TestReportAndCommand:
         assert not out.exists()
 
 
-def test_a_copy_of_a_store_is_that_store(noisy: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_copy_of_a_store_is_that_store(noisy, tmp_path):
     shutil.copytree(tmp_path / "s", tmp_path / "copy")
     assert verify(noisy, store=tmp_path / "copy").problems == ()

@@ -13,7 +13,6 @@ from tf_labeldp.estimation.priors import histogram_prior
 from tf_labeldp.features import find_clusters
 from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.mechanisms import HistogramMechanism, LabelMomentMechanism, Priors, RRWithPrior
-from tf_labeldp.vault import LabelStoreError
 from tf_labeldp.vault.noisy_labels import NoisyStatistic
 
 RNG = np.random.default_rng(0)
@@ -71,17 +70,6 @@ def test_priors_are_the_noisy_histogram_clipped_and_normalised():
     np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-12)
 
 
-@pytest.mark.parametrize("num_clusters", [1, 3, 50])
-def test_guarantee_epsilon_of_all_clusters_together(num_clusters):
-    """The budget is spent to the end, whatever the number of clusters; no more is left."""
-    labels = vault(0.5)
-    priors = cluster_priors(labels, num_clusters, 0.5, key="priors")
-    assert labels.guarantee().epsilon == 0.5 and labels.guarantee().delta == 0.0
-    assert priors.guarantee() == labels.guarantee()
-    with pytest.raises(ldp.BudgetExceededError):
-        cluster_priors(labels, num_clusters, 1e-6, key="more")
-
-
 @pytest.mark.holds("estimation.histogram_prior")
 def test_guarantee_the_prior_of_a_label_and_its_draw_add_up():
     """Exactly: two labels of one cluster, all noisy counts, all outputs; the sum is reached."""
@@ -104,50 +92,10 @@ def test_guarantee_the_prior_of_a_label_and_its_draw_add_up():
     assert max(ratios) == pytest.approx(for_prior + for_draw, abs=1e-9)
 
 
-def test_noisy_labels_carry_what_their_priors_cost():
-    """Whether or not the vault that made the priors is the one that draws."""
-    labels = vault(1.5)
-    priors = cluster_priors(labels, key="priors")
-    noisy = labels.randomize(RRWithPrior(1.0, 4), priors=priors, key="draw")
-    assert [one.key for one in noisy.receipts] == ["priors", "draw"]
-    assert noisy.guarantee().epsilon == 1.5 == labels.guarantee().epsilon
-    assert noisy.priors.guarantee().epsilon == 0.5
-    np.testing.assert_array_equal(noisy.priors.probabilities, priors.probabilities)
-    assert "public-inputs" not in {one.code for one in noisy.receipts[1].charge.assumptions}
-    plain = vault(1.5).randomize(RRWithPrior(1.0, 4), priors=np.asarray(priors))
-    assert plain.guarantee().epsilon == 1.0
-    assert "public-inputs" in {one.code for one in plain.guarantee().assumptions}
-
-    other = vault(1.5)
-    drawn = other.randomize(RRWithPrior(1.0, 4), priors=priors)
-    assert drawn.guarantee().epsilon == 1.5 == other.guarantee().epsilon
-    both = r"which came along, and RRWithPrior.*together epsilon=1\.5"
-    with pytest.raises(ldp.BudgetExceededError, match=both):
-        vault(1.4).randomize(RRWithPrior(1.0, 4), priors=priors)
-
-
-def test_a_stored_release_of_other_clusters_is_refused():
-    labels = vault(1.0)
-    cluster_priors(labels, 3, 0.5, key="priors")
-    with pytest.raises(LabelStoreError, match="other priors or public input"):
-        cluster_priors(labels, 5, 0.5, key="priors")
-    with pytest.raises(LabelStoreError, match="other mechanism"):
-        cluster_priors(labels, 3, 0.4, key="priors")
-    assert labels.guarantee().epsilon == 0.5
-
-
 def test_one_histogram_of_all_makes_one_prior_for_all():
     priors = counted(vault(SURE), None, SURE).priors()
     assert priors.groups is None and priors.probabilities.shape == (4,)
     np.testing.assert_allclose(np.asarray(priors), np.bincount(LABELS, minlength=4) / 600)
-
-
-def test_histograms_of_numbers_make_priors_with_values():
-    values = (0.0, 1.0, 5.0)
-    labels = ldp.PrivateLabels([0.0, 0.9, 5.0, 4.4], low=0, high=5, budget=ldp.PrivacyBudget(SURE))
-    priors = labels.release(HistogramMechanism(SURE, values=values)).priors()
-    assert priors.values.tolist() == [0.0, 1.0, 5.0]
-    assert priors.probabilities.tolist() == [0.25, 0.25, 0.5]
 
 
 def test_other_statistics_make_no_priors():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting.events import pure_dp_event
-from tf_labeldp.estimation import debiased
+from tf_labeldp.estimation import debiased, posterior
 from tf_labeldp.mechanisms import (
     ClassificationMechanism,
     InformativeRR,
@@ -100,18 +100,6 @@ def test_equation_7_and_appendix_d_1():
         np.testing.assert_allclose(weights, (np.eye(size) - p / size) / (1 - p), rtol=1e-13)
 
 
-def test_equation_17():
-    rows = np.random.default_rng(23).dirichlet(np.ones(5), 40)
-    mechanism = RRTopK(1.5, 5, 3)
-    noisy = mechanism.randomize(np.arange(40) % 5, rows, rng=np.random.default_rng(24))
-    weights = debiased(mechanism, noisy, rows)
-    p = 1.0 / (np.exp(1.5) + 3 - 1)
-    for weight, row, observed in zip(weights, rows, noisy, strict=True):
-        members = np.argsort(-row)[:3]
-        expected = np.array([(y == observed) - p * (y in members) for y in range(5)]) / (1 - 3 * p)
-        np.testing.assert_allclose(weight, expected, rtol=1e-13, atol=1e-16)
-
-
 @pytest.mark.holds("estimation.debiased")
 def test_rows_sum_to_one_and_are_as_the_channel_inverse(epsilon):
     mechanism = RandomizedResponse(epsilon, 5)
@@ -139,6 +127,10 @@ def test_a_mechanism_of_ones_own_goes_through_its_channel_inverse():
     inverse = np.linalg.inv(mechanism.transition_matrix())
     np.testing.assert_allclose(debiased(mechanism, [2, 0]), inverse[[2, 0]], rtol=1e-12)
     assert not np.allclose(inverse, inverse.T)
+    prior = np.array([0.5, 0.3, 0.2])
+    joint = mechanism.transition_matrix()[:, [2, 0]].T * prior
+    expected = joint / joint.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(posterior(mechanism, [2, 0], prior), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from tf_labeldp.accounting import Charge, PrivacyBudget
+from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.mechanisms import LabelMomentMechanism, integer_noise
 from tf_labeldp.vault import PrivateLabels
 
@@ -80,7 +80,7 @@ def test_the_sensitivity_is_the_largest_distance_over_all_replacements(kind):
     assert scale == math.ceil(moved) / 1.0
 
 
-def _unit_sigma() -> float:
+def _unit_sigma():
     """Sigma for sensitivity one at (1, 1e-5), from the bisection of the plain formula."""
     low, high = 1.0, 10.0
     for _ in range(100):
@@ -173,16 +173,6 @@ def test_opendp_certifies_the_noise():
     _, scale, moved, _ = without_noise(one, np.zeros(1000, int), features)
     laplace, _ = integer_noise.opendp_noise("laplace", True, scale, 0.7, moved)
     assert 0.7 * (1 - 1e-9) < laplace.map(math.ceil(moved)) <= 0.7
-
-
-def test_event_and_charge_say_what_the_mechanism_says():
-    one = mechanism(epsilon=0.7, delta=1e-6)
-    charge = Charge.of(one)
-    assert (charge.epsilon, charge.delta) == (0.7, 1e-6)
-    assert Charge.of_event(one.dp_event(), 1e-6).epsilon == pytest.approx(0.7, rel=1e-3)
-    pure = mechanism(epsilon=0.7, delta=0.0, noise="laplace")
-    assert Charge.of(pure).delta == 0.0
-    assert Charge.of_event(pure.dp_event(), 0.0).epsilon == pytest.approx(0.7, rel=1e-3)
 
 
 @pytest.mark.parametrize(

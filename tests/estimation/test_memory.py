@@ -122,25 +122,6 @@ def test_priors_by_group_give_what_a_row_for_each_label_does(mechanism):
         np.testing.assert_array_equal(mechanism.optimal_k(priors), mechanism.optimal_k(expanded))
 
 
-def test_the_posterior_of_alibi_takes_priors_by_group():
-    priors, labels = grouped()
-    mechanism = ALIBI(2.0, 7)
-    rows = mechanism.randomize(labels, rng=np.random.default_rng(2))
-    np.testing.assert_allclose(
-        posterior(mechanism, rows, priors), posterior(mechanism, rows, np.asarray(priors))
-    )
-
-
-@pytest.mark.parametrize(("epsilon", "classes"), [(1e-3, 40), (40.0, 2)])
-def test_the_posterior_of_randomized_response_is_that_of_its_channel(classes, epsilon):
-    mechanism = RandomizedResponse(epsilon, classes)
-    rng = np.random.default_rng(6)
-    noisy, prior = rng.integers(classes, size=90), rng.dirichlet(np.ones(classes), 90)
-    joint = mechanism.transition_matrix()[:, noisy].T * prior
-    expected = joint / joint.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(posterior(mechanism, noisy, prior), expected, rtol=1e-12)
-
-
 def test_groups_that_do_not_fit_the_labels_are_refused():
     priors, labels = grouped()
     for estimate in (posterior, debiased):

@@ -61,12 +61,6 @@ def test_equals_bayes_rule_by_enumeration(name):
     assert np.abs(posterior(other, noisy, rows) - found).max() > 0.1
 
 
-def test_randomized_response_under_a_uniform_prior_is_its_channel():
-    mechanism = RandomizedResponse(1.0, K)
-    found = posterior(mechanism, np.arange(K), np.full(K, 0.25))
-    np.testing.assert_allclose(found, mechanism.transition_matrix(), rtol=1e-14)
-
-
 @pytest.mark.parametrize(
     ("mechanism", "noisy", "prior"),
     [

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import gzip
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 
-def idx_bytes(array: np.ndarray) -> bytes:
+def idx_bytes(array):
     """Gives an array of bytes as an idx file."""
     header = bytes((0, 0, 8, array.ndim)) + np.array(array.shape, dtype=">u4").tobytes()
     return header + array.astype(np.uint8).tobytes()
 
 
 @pytest.fixture
-def idx_folder(tmp_path: Path) -> Path:
+def idx_folder(tmp_path):
     """A data folder with MNIST's four files, of 6 and 4 images of 3x2 pixels; two are gzipped."""
     folder = tmp_path / "mnist"
     folder.mkdir()
@@ -33,7 +32,7 @@ ADULT_LINE = (
 
 
 @pytest.fixture
-def adult_folder(tmp_path: Path) -> Path:
+def adult_folder(tmp_path):
     """A data folder with Adult's two files, of 4 and 2 people."""
     people = [
         ("20", "Private", "Male", "<=50K"),

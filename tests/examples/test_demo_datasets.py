@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,7 @@ from demo_datasets import DatasetError
 from tf_labeldp.cli import main
 
 
-def test_digits() -> None:
+def test_digits():
     data = demo_datasets.load("digits")
     assert data.x_train.shape == (1437, 64) and data.x_test.shape == (360, 64)
     assert data.x_train.dtype == np.float32 and data.y_train.dtype == np.int64
@@ -23,7 +22,7 @@ def test_digits() -> None:
     assert sorted(set(data.y_train.tolist())) == list(range(data.num_classes))
 
 
-def test_a_split_is_fixed_keeps_pairs_and_loses_nothing() -> None:
+def test_a_split_is_fixed_keeps_pairs_and_loses_nothing():
     x, y = np.arange(20.0)[:, np.newaxis], np.arange(20)
     data = demo_datasets.split("toy", x, y, ("a",), test_size=5)
     again = demo_datasets.split("toy", x, y[::-1], ("a",), test_size=5)
@@ -33,7 +32,7 @@ def test_a_split_is_fixed_keeps_pairs_and_loses_nothing() -> None:
     np.testing.assert_array_equal(again.x_train, data.x_train)  # other labels, same split
 
 
-def test_idx_files_gzipped_or_not(idx_folder: Path) -> None:
+def test_idx_files_gzipped_or_not(idx_folder):
     data = demo_datasets.load("mnist", idx_folder)
     assert data.x_train.shape == (6, 3, 2, 1) and data.x_test.shape == (4, 3, 2, 1)
     np.testing.assert_allclose(data.x_train.ravel(), np.arange(36) / 255.0, rtol=1e-6)
@@ -41,7 +40,7 @@ def test_idx_files_gzipped_or_not(idx_folder: Path) -> None:
     assert data.num_classes == 10
 
 
-def test_damaged_idx_files_are_refused(idx_folder: Path) -> None:
+def test_damaged_idx_files_are_refused(idx_folder):
     folder = idx_folder / "mnist"
     labels, images = folder / "train-labels-idx1-ubyte", folder / "train-images-idx3-ubyte.gz"
     test, content = folder / "t10k-labels-idx1-ubyte", labels.read_bytes()
@@ -62,7 +61,7 @@ def test_damaged_idx_files_are_refused(idx_folder: Path) -> None:
         path.write_bytes(whole)
 
 
-def test_adult(adult_folder: Path) -> None:
+def test_adult(adult_folder):
     data = demo_datasets.load("adult", adult_folder)
     assert data.class_names == ("<=50K", ">50K")
     assert data.y_train.tolist() == [0, 1, 0, 1]
@@ -76,7 +75,7 @@ def test_adult(adult_folder: Path) -> None:
     np.testing.assert_array_equal(data.x_test[:, 1:3], [[1, 0], [0, 0]])
 
 
-def test_damaged_adult_files_are_refused(adult_folder: Path) -> None:
+def test_damaged_adult_files_are_refused(adult_folder):
     packed = adult_folder / "adult" / "adult.data.gz"
     text = demo_datasets.read_file(adult_folder / "adult", "adult.data").decode()
     packed.unlink()
@@ -90,7 +89,7 @@ def test_damaged_adult_files_are_refused(adult_folder: Path) -> None:
             demo_datasets.load_adult(adult_folder)
 
 
-def test_scales_and_categories_come_from_training_alone() -> None:
+def test_scales_and_categories_come_from_training_alone():
     train = {"size": np.array([1.0, 3.0]), "kind": np.array(["a", "b"])}
     test = {"size": np.array([100.0]), "kind": np.array(["c"])}
     x_train, x_test = demo_datasets.encode(train, test)
@@ -107,14 +106,7 @@ def test_scales_and_categories_come_from_training_alone() -> None:
         ("adult", (32561, 108), (16281, 108), 2, 7841),
     ],
 )
-def test_the_real_files(
-    data_dir: Path,
-    name: str,
-    train: tuple[int, ...],
-    test: tuple[int, ...],
-    classes: int,
-    positive: int | None,
-) -> None:
+def test_the_real_files(data_dir, name, train, test, classes, positive):
     data = demo_datasets.load(name, data_dir)
     assert data.x_train.shape == train and data.x_test.shape == test
     assert data.num_classes == classes
@@ -127,7 +119,7 @@ def test_the_real_files(
 
 
 class ClassLabel:
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self, names):
         self.names = names
         self.num_classes = len(names)
 
@@ -135,11 +127,11 @@ class ClassLabel:
 Splits = dict[str, dict[str, Any]]
 
 
-def library(splits: Splits, features: dict[str, Any], keys: Any = None) -> SimpleNamespace:
+def library(splits, features, keys=None):
     """Gives a stand-in for tensorflow_datasets that holds one data set."""
     info = SimpleNamespace(features=features, supervised_keys=keys)
 
-    def load(name: str, *, data_dir: str, download: bool, **options: Any) -> Any:
+    def load(name, *, data_dir, download, **options):
         assert not download
         assert options == {"batch_size": -1, "with_info": True}
         return {key: dict(value) for key, value in splits.items()}, info
@@ -149,9 +141,7 @@ def library(splits: Splits, features: dict[str, Any], keys: Any = None) -> Simpl
     )
 
 
-def load_toy(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, stand_in: SimpleNamespace | None
-) -> demo_datasets.ClassificationData:
+def load_toy(monkeypatch, folder, stand_in):
     (folder / "toy" / "1.0.0").mkdir(parents=True)
     (folder / "toy" / "1.0.0" / "dataset_info.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", stand_in)
@@ -162,9 +152,7 @@ LABEL = ClassLabel(["no", "yes"])
 
 
 @pytest.mark.parametrize(("side", "shape"), [(10, (10, 10, 1)), (9, (81,))])
-def test_images(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, side: int, shape: tuple[int, ...]
-) -> None:
+def test_images(monkeypatch, tmp_path, side, shape):
     images = np.full((4, side, side, 1), 51, np.uint8)
     splits: Splits = {
         "train": {"image": images, "id": np.arange(4), "target": np.array([0, 1, 1, 0])},
@@ -178,9 +166,7 @@ def test_images(
     assert data.class_names == ("no", "yes")
 
 
-def test_nested_columns_without_a_test_split(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_nested_columns_without_a_test_split(monkeypatch, tmp_path):
     n = 10
     columns = {"age": np.arange(n), "job": np.array([b"a", b"b"] * 5), "pair": np.ones((n, 2))}
     splits: Splits = {"train": {"features": columns, "label": np.arange(n) % 2}}
@@ -199,25 +185,21 @@ def test_nested_columns_without_a_test_split(
         ("train", {"label": LABEL}, "examples without a label"),
     ],
 )
-def test_unfit_data_sets_are_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, split: str, features: dict, reason: str
-) -> None:
+def test_unfit_data_sets_are_refused(monkeypatch, tmp_path, split, features, reason):
     splits: Splits = {split: {"x": np.ones(3), "label": np.array([0, -1, 1])}}
     with pytest.raises(DatasetError, match=reason):
         load_toy(monkeypatch, tmp_path, library(splits, features))
 
 
-def test_an_error_of_the_library_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def load(*arguments: Any, **options: Any) -> None:
+def test_an_error_of_the_library_is_one_line(monkeypatch, tmp_path):
+    def load(*arguments, **options):
         raise AssertionError("Dataset toy: could not find data.\nPlease download it.")
 
     with pytest.raises(DatasetError, match=r"TFDS cannot read toy in .*: Dataset toy: could not"):
         load_toy(monkeypatch, tmp_path, SimpleNamespace(load=load))
 
 
-def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_named(tmp_path, monkeypatch):
     for name, file in (
         ("mnist", "train-images-idx3-ubyte"),
         ("fashion_mnist", "train-images"),
@@ -235,9 +217,7 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load_toy(monkeypatch, tmp_path, None)
 
 
-def test_the_demo_reads_the_file_that_the_script_writes(
-    adult_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_demo_reads_the_file_that_the_script_writes(adult_folder, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["demo_datasets.py", "adult", str(adult_folder)])
     demo_datasets.main()
     assert "adult.npz: 4 training and 2 test examples" in capsys.readouterr().out
@@ -251,32 +231,3 @@ def test_the_demo_reads_the_file_that_the_script_writes(
     monkeypatch.setattr(sys, "argv", ["demo_datasets.py", "cats", str(adult_folder)])
     with pytest.raises(SystemExit, match="unknown data set 'cats'"):
         demo_datasets.main()
-
-
-def test_the_library_itself(tmp_path: Path) -> None:
-    tfds = pytest.importorskip("tensorflow_datasets")
-
-    class Toy(tfds.core.GeneratorBasedBuilder):
-        VERSION = tfds.core.Version("1.0.0")
-
-        def _info(self) -> Any:
-            columns = {
-                "age": np.float32,
-                "job": tfds.features.Text(),
-                "label": tfds.features.ClassLabel(names=["no", "yes"]),
-            }
-            return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(columns))
-
-        def _split_generators(self, download_manager: Any) -> Any:
-            return {"train": self._generate_examples(), "test": self._generate_examples()}
-
-        def _generate_examples(self) -> Any:
-            for i in range(20):
-                yield i, {"age": i, "job": "ab"[i % 2], "label": i % 2}
-
-    Toy(data_dir=str(tmp_path)).download_and_prepare()
-    data = demo_datasets.load("toy", tmp_path)
-    assert data.x_train.shape == (20, 3) and data.x_test.shape == (20, 3)
-    np.testing.assert_array_equal(data.x_train[:, 2], data.y_train)
-    with pytest.raises(DatasetError, match="TFDS cannot read"):
-        demo_datasets.load("toy:2.0.0", tmp_path)

@@ -40,9 +40,7 @@ NUMBERS = {
 OF_ENGINES = "with beam.Pipeline"
 
 
-def test_the_python_blocks_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_python_blocks_run(tmp_path, monkeypatch, capsys):
     pages = "".join(page.read_text(encoding="utf-8") for page in (README, GUIDE))
     assert pages.count("epochs_per_stage=10") == 1
     pages = pages.replace("epochs_per_stage=10", "epochs_per_stage=2")  # for the time it takes
@@ -71,9 +69,7 @@ def test_the_python_blocks_run(
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_the_blocks_of_a_page_run(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_blocks_of_a_page_run(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "private").mkdir()
     names: dict[str, object] = {"__name__": "page"}
@@ -87,13 +83,13 @@ def test_the_blocks_of_a_page_run(
         assert low < float(number) < high
 
 
-def test_every_page_with_code_is_run() -> None:
+def test_every_page_with_code_is_run():
     pages = [*README.parent.glob("*.md"), *README.parent.glob("docs/*.md")]
     with_code = {page.name for page in pages if BLOCK.search(page.read_text(encoding="utf-8"))}
     assert with_code == {README.name, GUIDE.name, *ALONE}
 
 
-def test_pictures_say_in_words_what_they_show() -> None:
+def test_pictures_say_in_words_what_they_show():
     pages = [path for folder in ("", "docs/", "benchmarks/")
              for path in README.parent.glob(f"{folder}*.md")]  # fmt: skip
     pictures = [
@@ -103,9 +99,7 @@ def test_pictures_say_in_words_what_they_show() -> None:
     assert [target for words, target in pictures if len(words) < 15] == []
 
 
-def test_the_labels_partys_command_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_labels_partys_command_runs(tmp_path, monkeypatch, capsys):
     text = GUIDE.read_text(encoding="utf-8").replace("\\\n", " ")
     commands = re.findall(r"^tf-labeldp (randomize .*)$", text, re.M)
     assert len(commands) == 1
@@ -121,11 +115,11 @@ def test_the_labels_partys_command_runs(
     assert "(1, 0)-label-DP" in capsys.readouterr().out
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_is_short():
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 135
 
 
-def test_the_commands_exist() -> None:
+def test_the_commands_exist():
     text = README.read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", README.with_name("Makefile").read_text(), re.M))
     named = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.M))
@@ -133,7 +127,7 @@ def test_the_commands_exist() -> None:
     assert named - targets == set()
 
 
-def test_local_links_lead_somewhere() -> None:
+def test_local_links_lead_somewhere():
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README.read_text(encoding="utf-8"))
     assert links
     assert [link for link in links if not (README.parent / link).exists()] == []

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import _datasets
 import numpy as np
 import pytest
 
 from tf_labeldp import PrivateLabels
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, public_input
-from tf_labeldp.features import NeighbourSmoothing, RandomFourierFeatures, _neighbour_smoothing
+from tf_labeldp.features import NeighbourSmoothing, _neighbour_smoothing
 from tf_labeldp.features._neighbour_smoothing import listed_neighbours, nearest_neighbours
 from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.mechanisms import RandomizedResponse
@@ -76,30 +75,6 @@ def test_lists_find_most_neighbours_and_never_equals(monkeypatch):
         assert np.mean(near > nearest - 1e-5) > 0.95
     monkeypatch.setattr(_neighbour_smoothing, "_SEARCHED_LISTS", 1)
     assert recall(listed_neighbours(rows, rows, 10, 0), nearest_neighbours(rows, rows, 10)) < 0.9
-
-
-@pytest.mark.slow
-@pytest.mark.data
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
-def test_heads_lose_little_by_lists(name, data_dir, monkeypatch):
-    """Of 20,000 images, 99 % of the nearest ten are found; heads on pixels lose 0.1 points."""
-    pytest.importorskip("faiss")
-    data = _datasets.load(name, data_dir)
-    train, test = (x.reshape(len(x), -1) for x in (data.x_train[:20_000], data.x_test))
-    scores, found = {}, {}
-    for pairs in (np.inf, 0.0):
-        monkeypatch.setattr(_neighbour_smoothing, "_EXACT_PAIRS", pairs)
-        one = NeighbourSmoothing(num_components=100)
-        smooth = one.fit_transform(train)
-        found[pairs] = _neighbour_smoothing.find_neighbours(one._keys[:2000], one._keys, 10, 0)
-        new, y = one.transform(test), data.y_train[:20_000]
-        heads = [
-            PrivateRidge(1.0, 1e-5, num_classes=10, insecure_seed=seed).fit(smooth, y)
-            for seed in range(5)
-        ]
-        scores[pairs] = np.array([head.score(new, data.y_test) for head in heads])
-    assert 0.98 < recall(found[0.0], found[np.inf]) < 1.0
-    assert abs(scores[0.0].mean() - scores[np.inf].mean()) < 0.003
 
 
 def test_lists_are_the_same_for_a_seed(monkeypatch):
@@ -176,46 +151,6 @@ def test_old_examples_stay_and_new_ones_follow_their_neighbours():
     assert spread(one.transform(new)) < 0.5 * spread(plain.transform(new))
     nearest = np.linalg.norm(one.transform(new)[:, np.newaxis] - means, axis=2).argmin(axis=1)
     assert np.mean(nearest == CLUSTER) > 0.9
-
-
-def test_a_release_of_smooth_features_tells_more():
-    y = CLUSTER % 3
-    scores = {}
-    for strength in (0.0, 0.8):
-        features = NeighbourSmoothing(strength=strength).fit_transform(X)
-        heads = [
-            PrivateRidge(0.05, 1e-5, num_classes=3, insecure_seed=seed).fit(features, y)
-            for seed in range(6)
-        ]
-        scores[strength] = np.mean([head.score(features, y) for head in heads])
-    assert scores[0.8] > scores[0.0] + 0.02
-
-
-def test_an_encoder_in_front_and_behind():
-    def squares(raw):
-        return np.asarray(raw["x"] if isinstance(raw, dict) else raw) ** 2
-
-    plain = NeighbourSmoothing().fit(X**2)
-    for inputs in (X, {"x": X}):
-        one = NeighbourSmoothing(encoder=squares).fit(inputs)
-        np.testing.assert_allclose(one.transform(inputs), plain.transform(X**2), atol=1e-4)
-    head = PrivateRidge(
-        5.0, 1e-5, num_classes=6, encoder=NeighbourSmoothing().fit(X), insecure_seed=0
-    )
-    assert head.fit(X, CLUSTER).score(X, CLUSTER) > 0.9
-
-
-def test_scikit_learn_s_pipelines_and_clones():
-    """A pipeline passes the labels to each step; scikit-learn would unfit a cloned encoder."""
-    from sklearn.base import clone
-    from sklearn.pipeline import make_pipeline
-
-    encoder = RandomFourierFeatures(num_features=10).fit(X)
-    assert clone(NeighbourSmoothing(encoder)).encoder is encoder
-    steps = [RandomFourierFeatures(num_features=40), NeighbourSmoothing()]
-    labels = PrivateLabels(CLUSTER, 6, budget=PrivacyBudget(20.0, 1e-6))
-    pipeline = make_pipeline(*steps, PrivateRidge(20.0, 1e-6))
-    assert clone(pipeline).fit(X, labels).score(X, CLUSTER) > 0.8
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp.features import NeighbourSmoothing, PatchDictionary
+from tf_labeldp.features import PatchDictionary
 from tf_labeldp.features._patch_dictionary import spherical_kmeans, zca
 
 
@@ -160,18 +160,6 @@ def test_no_method_looks_at_labels():
     expected = mapping.fit_transform(images)
     np.testing.assert_array_equal(mapping.fit_transform(images, object()), expected)
     np.testing.assert_array_equal(mapping.fit(images, object()).transform(images), expected)
-
-
-def test_parameters_follow_scikit_learn():
-    base = pytest.importorskip("sklearn.base")
-    model = PatchDictionary(num_atoms=5, patch_size=(3, 5))
-    assert base.clone(model).get_params() == model.get_params()
-    assert model.set_params(pooling=2).pooling == 2
-    with pytest.raises(ValueError, match="Invalid parameter 'labels'"):
-        model.set_params(labels=1)
-    with pytest.raises(ValueError, match="an encoder stays as it was fitted"):
-        NeighbourSmoothing(model).set_params(encoder__pooling=3)
-    assert model.pooling == 2 and repr(model).startswith("PatchDictionary(num_atoms=5, patch")
 
 
 IMAGES = some_images((12, 12))

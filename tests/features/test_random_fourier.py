@@ -22,17 +22,6 @@ def some_table(n=200, seed=0):
     }
 
 
-class Frame:
-    """What is used of a data frame."""
-
-    def __init__(self, columns):
-        self._columns = columns
-        self.columns = list(columns)
-
-    def __getitem__(self, name):
-        return self._columns[name]
-
-
 class KernelTrials:
     """Products of features of 30 rows less the exact kernel, for several seeds."""
 
@@ -128,20 +117,6 @@ def test_hashed_categories_share_buckets():
     np.testing.assert_allclose(np.sort(rows, axis=1), np.eye(10)[[9] * 200], atol=1e-6)
     assert len(np.unique(rows.argmax(axis=1))) > 5
     assert np.all(rows[table["zip"] == table["zip"][0]] == rows[0])
-
-
-def test_all_kinds_of_tables_give_the_same():
-    table = some_table()
-    expected = RandomFourierFeatures(32).fit_transform(table)
-    dtype = [(name, values.dtype) for name, values in table.items()]
-    structured = np.empty(200, dtype)
-    for name, values in table.items():
-        structured[name] = values
-    for other in (structured, Frame(table)):
-        np.testing.assert_array_equal(RandomFourierFeatures(32).fit_transform(other), expected)
-    objects = np.array(list(table.values()), dtype=object).T
-    by_place = RandomFourierFeatures(32, categorical=[2]).fit_transform(objects)
-    np.testing.assert_allclose(by_place, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(

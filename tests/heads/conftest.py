@@ -30,7 +30,7 @@ class Examples:
 
 
 @pytest.fixture(scope="session")
-def examples() -> Examples:
+def examples():
     rng = np.random.default_rng(0)
     features = rng.normal(size=(3000, 8)).astype(np.float32) + np.float32(0.2)
     scores = features @ rng.normal(size=(8, 3)) + rng.normal(size=(3000, 3))

@@ -86,11 +86,6 @@ def test_guarantee_one_release_of_epsilon_and_delta(delta):
     assert one.guarantee() == labels.guarantee()
 
 
-def test_guarantee_of_a_seed_is_none():
-    assert head().fit(X, Y).guarantee().seeded
-    assert np.array_equal(head().fit(X, Y).cluster_counts_, head().fit(X, Y).cluster_counts_)
-
-
 def test_guarantee_covers_what_the_head_was_made_of_and_the_vaults_all_that_left_it():
     labels = vault(3.0)
     first = NoiseCluster(5, 1.0).fit(X, labels)
@@ -192,12 +187,6 @@ def test_an_encoder_that_was_trained_on_labels_is_counted(name):
     assert all(receipt.kind != "release" for receipt in tight.receipts)
 
 
-def test_labels_in_no_vault_count_the_encoder_too():
-    encoder, receipts = encoder_trained_on(vault())
-    one = head(insecure_seed=None, encoder=encoder).fit(X, Y)
-    assert set(receipts) < set(one.receipts_) and one.guarantee().epsilon == 1.5
-
-
 def test_it_is_a_model_that_has_seen_labels():
     one = NoiseCluster(5, 0.5).fit(3.0 * X, vault())  # centres that no other test's model has
     for encoder in (one.to_keras(), one.predict_proba):
@@ -267,12 +256,6 @@ def test_bad_input_is_refused_before_anything_is_charged():
         assert not any(str(label) in str(caught.value) for label in (986, 987, 988))
         if isinstance(labels, PrivateLabels):
             assert labels.guarantee().epsilon == 0.0
-
-
-def test_what_needs_a_fit_says_so():
-    for question in (head().guarantee, head().to_keras, lambda: head().predict(X)):
-        with pytest.raises(ValueError, match=r"not fitted; call fit\(features, labels\) first"):
-            question()
 
 
 @pytest.mark.parametrize("key", [None, "votes"])

@@ -155,3 +155,12 @@ def test_a_sample_of_the_rows_gives_nearly_the_same_fit(examples):
     part = head(20.0, penalty=8.0, spread=False, center=False, max_bytes=1e5).fit(x, y)
     scores = whole.decision_function(x).ravel(), part.decision_function(x).ravel()
     assert 0.98 < np.corrcoef(*scores)[0, 1] < 1.0 - 1e-9
+
+
+@pytest.mark.filterwarnings("ignore:the release is indistinguishable")
+def test_pure_noise_is_not_sharpened_into_certainties(examples):
+    x, y = examples.features[:300], examples.classes[:300]
+    fits = [head(1e-3, 1e-5, seed=seed, penalty=4.0).fit(x, y) for seed in range(10)]
+    sure = [one.predict_proba(x).max(axis=1).mean() for one in fits]
+    # Were a Stein estimate taken as it is, half of them would be near one.
+    assert np.count_nonzero(np.array(sure) > 0.9) <= 3

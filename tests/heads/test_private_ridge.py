@@ -7,18 +7,14 @@ import warnings
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from fits import release_of
-from threadpoolctl import threadpool_info, threadpool_limits
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.features import RandomFourierFeatures
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
-from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
 pytestmark = pytest.mark.filterwarnings("ignore:this is fit number")
-HEADS = [PrivateRidge, PrivateLogisticRegression]
 TINY = PrivacyBudget(1.0, 1e-6)
 
 
@@ -103,15 +99,6 @@ def test_rows_of_labels(examples):
     assert (one.guarantee().epsilon, one.guarantee().delta) == (1.0, 1e-6)
 
 
-@pytest.mark.usefixtures("fits_apart")
-def test_labels_of_a_row_that_are_alike_are_as_sure_as_one_label(examples):
-    x = examples.features
-    y = (x[:, 0] + 0.5 * np.random.default_rng(0).normal(size=3000) > 0.2).astype(int)
-    one = head(1e4, penalty=9.0, num_classes=2).fit(x, y)
-    rows = head(1e4, penalty=9.0, num_labels=3).fit(x, np.stack([y] * 3, axis=1))
-    np.testing.assert_allclose(rows.predict_proba(x)[:, 1], one.predict_proba(x)[:, 1], atol=0.02)
-
-
 @pytest.mark.parametrize("penalty", ["auto", "risk", "bayes", 30.0])
 def test_penalties_report_what_was_chosen(penalty, examples):
     one = head(num_classes=3, penalty=penalty).fit(examples.features, examples.classes)
@@ -135,22 +122,6 @@ def test_the_standard_errors_are_those_of_many_fits(examples):
     stated = np.broadcast_to(fits[0].coef_stddev_, spread.shape)
     # Each ratio has a relative standard error of 1 / sqrt(240); 24 of them within 5.2 of these.
     np.testing.assert_allclose(spread, stated, rtol=5.2 / math.sqrt(240))
-
-
-@pytest.mark.usefixtures("fits_apart")
-def test_little_budget_goes_to_few_directions():
-    """Ten directions of falling variance: the smaller epsilon, the fewer of them get a share."""
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=(1000, 10)) * np.geomspace(1.0, 1e-3, 10)
-    y = (x[:, 0] > 0).astype(int)
-    found = []
-    for epsilon in (0.1, 2.0, 50.0):
-        one = PrivateRidge(epsilon, 1e-6, num_classes=2, penalty=16.0, insecure_seed=0).fit(x, y)
-        found.append(one.num_directions_)
-        assert one.coef_.shape == (1, 10)
-    assert found[0] < found[1] < found[2] <= 10
-    plain = PrivateRidge(0.1, 1e-6, num_classes=2, penalty=16.0, insecure_seed=0, spread=False)
-    assert plain.fit(x, y).num_directions_ == 10
 
 
 @pytest.mark.usefixtures("fits_apart")
@@ -307,33 +278,6 @@ def test_bad_input_with_a_vault_costs_nothing(examples):
     assert vault.guarantee().epsilon == 0.0
 
 
-def test_a_data_set_that_changes_while_it_is_released_costs_nothing(examples):
-    vault = PrivateLabels(examples.classes, num_classes=3, budget=TINY)
-    rows = tf.data.Dataset.from_tensor_slices(examples.features)
-    with pytest.raises(ValueError, match="must not be shuffled"):
-        PrivateRidge(1.0, 1e-6).fit(rows.shuffle(3000).batch(500), vault)
-    assert vault.guarantee().epsilon == 0.0
-    assert PrivateRidge(1.0, 1e-6).fit(rows.batch(500), vault).guarantee().epsilon == 1.0
-
-
-@pytest.mark.filterwarnings("ignore:the release is indistinguishable", "ignore:delta")
-def test_fits_with_few_columns_keep_to_one_thread(monkeypatch):
-    found = []
-    release = LabelMomentMechanism.release
-
-    def watched(*arguments, **named):
-        blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
-        found.append(max(pool["num_threads"] for pool in blas))
-        return release(*arguments, **named)
-
-    monkeypatch.setattr(LabelMomentMechanism, "release", watched)
-    x = np.random.default_rng(0).normal(size=(600, 520)).astype(np.float32)
-    with threadpool_limits(2, user_api="blas"):
-        head().fit(x[:, :8], np.arange(600) % 3)
-        head().fit(x, np.arange(600) % 3)
-    assert found == [1, 2]
-
-
 def test_prediction_needs_a_fit_and_the_same_features(examples):
     x = examples.features
     for unfitted in (lambda: head().predict(x), head().guarantee, head().to_keras):
@@ -356,3 +300,19 @@ def test_a_vault_of_numbers_makes_a_regressor(examples):
     vault = PrivateLabels(examples.numbers, low=0.0, high=50.0, budget=PrivacyBudget(5.0, 1e-6))
     head = PrivateRidge(5.0, 1e-6).fit(examples.features, vault)
     assert is_regressor(head) and not is_classifier(head)
+
+
+@pytest.mark.usefixtures("fits_apart")
+def test_little_budget_goes_to_few_directions():
+    """Ten directions of falling variance: the smaller epsilon, the fewer of them get a share."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(1000, 10)) * np.geomspace(1.0, 1e-3, 10)
+    y = (x[:, 0] > 0).astype(int)
+    found = []
+    for epsilon in (0.1, 2.0, 50.0):
+        one = PrivateRidge(epsilon, 1e-6, num_classes=2, penalty=16.0, insecure_seed=0).fit(x, y)
+        found.append(one.num_directions_)
+        assert one.coef_.shape == (1, 10)
+    assert found[0] < found[1] < found[2] <= 10
+    plain = PrivateRidge(0.1, 1e-6, num_classes=2, penalty=16.0, insecure_seed=0, spread=False)
+    assert plain.fit(x, y).num_directions_ == 10

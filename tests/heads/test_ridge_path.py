@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import special
 
 from tf_labeldp.heads import _ridge_path
 
@@ -66,22 +67,6 @@ def test_the_risk_is_unbiased_for_ridge_and_for_any_filter(intercept):
         assert abs(gap.mean()) > LIMIT * gap.std() / np.sqrt(REPEATS)
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-def test_the_standard_errors_are_those_of_the_releases(mapped):
-    """Also of S W for a map S: its rows mix the errors of W, whose covariance is not diagonal."""
-    rows, codes = data(intercept=True)
-    map_ = np.random.default_rng(7).normal(size=(9, 6)) if mapped else None
-    found, stated = [], None
-    for one in releases(rows, codes, intercept=True):
-        chosen = _ridge_path.ridge_filter(one.spectrum, 2.0)
-        weights = one.solve(chosen)[0]
-        found.append(map_ @ weights if mapped else weights)
-        stated = one.coefficient_stddev(chosen, map_)
-    # A standard deviation from m normal numbers has a relative standard error of 1 / sqrt(2 m).
-    spread = np.std(found, axis=0).mean(axis=1)
-    np.testing.assert_allclose(spread, stated, rtol=LIMIT / np.sqrt(2 * REPEATS))
-
-
 def test_the_noise_of_scaled_columns_is_that_of_their_directions():
     """Energies of pure noise have the variances that the spectrum states."""
     rng = np.random.default_rng(0)
@@ -123,21 +108,6 @@ def test_without_noise_it_is_ridge_with_a_free_intercept():
     np.testing.assert_allclose(last, expected[-1], atol=1e-6)
 
 
-def test_the_path_finds_the_least_risk():
-    rows, codes = data(intercept=False)
-    one = next(iter(releases(rows, codes, False))).spectrum
-    penalties, risks = _ridge_path.risk_path(one)
-    assert penalties.shape == risks.shape == (121,)
-    assert np.all(np.diff(penalties) > 0)
-    best = _ridge_path.least_risk(one, penalties)
-
-    def guarded(penalty):
-        chosen = _ridge_path.ridge_filter(one, penalty)
-        return one.risk(chosen) + one.risk_stddev(chosen) / 3
-
-    assert guarded(best) <= min(guarded(p) for p in np.geomspace(penalties[0], penalties[-1], 999))
-
-
 def test_the_prior_is_found_from_releases_that_follow_it():
     """t and s from 2,000 directions times 9 columns: within a few per cent, and not elsewhere."""
     rng = np.random.default_rng(3)
@@ -155,12 +125,40 @@ def test_the_prior_is_found_from_releases_that_follow_it():
     )
 
 
-def test_pure_noise_is_told_from_a_signal():
-    rows, codes = data(intercept=False)
-    rng = np.random.default_rng(4)
-    deviations = []
-    for _ in range(300):
-        one = problem(rows, rng.normal(0, SIGMA, (6, 4)), False)
-        deviations.append(_ridge_path.signal_test(one.spectrum)[1])
-    assert abs(np.mean(deviations)) < LIMIT / np.sqrt(300)
-    assert _ridge_path.signal_test(problem(rows, rows.T @ codes, False).spectrum)[1] > 5
+def test_the_log_loss_is_that_of_sharpened_softmax():
+    rng = np.random.default_rng(5)
+    scores = rng.normal(size=(200, 3))
+    scores -= scores.mean(axis=1, keepdims=True)
+    labels = np.argmax(scores + rng.gumbel(size=(200, 3)), axis=1)
+    agreement = scores[np.arange(200), labels].mean()
+    sharpness = _ridge_path.softmax_sharpness(scores, agreement)
+
+    def loss(beta):
+        return -special.log_softmax(beta * scores, axis=1)[np.arange(200), labels].mean()
+
+    assert _ridge_path.log_loss(scores, agreement, sharpness) == pytest.approx(loss(sharpness))
+    assert loss(sharpness) <= min(loss(0.98 * sharpness), loss(1.02 * sharpness))
+    assert _ridge_path.softmax_sharpness(scores, -0.1) == 0.0
+    assert _ridge_path.log_loss(scores, -0.1, 0.0) == pytest.approx(np.log(3.0))
+    assert np.isfinite(_ridge_path.softmax_sharpness(scores, 100.0))
+
+
+def test_an_agreement_stays_below_its_ceiling():
+    """The mean of a normal law cut off there, by quadrature."""
+    from scipy import integrate, stats
+
+    scores = np.random.default_rng(7).normal(size=(50, 3))
+    ceiling = scores.max(axis=1).mean()
+    for agreement in (ceiling - 5.0, ceiling - 0.1, ceiling, ceiling + 2.0):
+        law = stats.norm(agreement, 0.5)
+        mass, first = (
+            integrate.quad(lambda x, k=k, law=law: x**k * law.pdf(x), ceiling - 9.0, ceiling)[0]
+            for k in (0, 1)
+        )
+        found = _ridge_path.believable_agreement(scores, agreement, 0.5)
+        assert found == pytest.approx(first / mass, abs=1e-6)
+        assert found < ceiling
+    # However far off the estimate is, and where there is no error.
+    assert _ridge_path.believable_agreement(scores, 1e9, 1.0) == pytest.approx(ceiling, abs=1e-6)
+    assert _ridge_path.believable_agreement(scores, ceiling + 1.0, 0.0) == ceiling
+    assert _ridge_path.believable_agreement(scores, -3.0, 0.0) == -3.0

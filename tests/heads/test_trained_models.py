@@ -6,7 +6,6 @@ unless it is declared to be of other people.
 
 from __future__ import annotations
 
-import gc
 import warnings
 
 import keras
@@ -138,25 +137,6 @@ def test_a_model_that_has_seen_no_labels_adds_nothing():
     assert len(one.receipts_) == 1 and one.guarantee().epsilon == 30.0
 
 
-def test_a_vault_that_is_gone_is_not_forgotten():
-    model = network()
-    receipts = train(model, vault())
-    gc.collect()
-    assert_states(head(body(model)).fit(X, vault()), receipts)
-
-
-@pytest.mark.slow
-def test_a_model_trained_on_two_vaults_counts_both():
-    model, labels, more = network(), vault(), vault()
-    receipts = (*train(model, labels), *train(model, more, 3.0))
-    attach(model, receipts)  # once more
-    for one in (labels, more):
-        fitted = head(body(model)).fit(X, one)
-        assert_states(fitted, receipts)
-        assert fitted.guarantee() == one.guarantee()
-        assert fitted.guarantee().epsilon > 33.0
-
-
 def test_frozen_layers_have_learnt_nothing():
     """A public backbone under a trained classifier stays public."""
     backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, "tanh")])
@@ -166,33 +146,6 @@ def test_frozen_layers_have_learnt_nothing():
     public = head(backbone, num_classes=2).fit(X, Y)
     assert len(public.receipts_) == 1 and public.guarantee().epsilon == 30.0
     assert_states(head(model).fit(X, vault()), receipts)
-
-
-def test_a_clone_of_a_head_does_not_forget():
-    from sklearn.base import clone
-
-    model = network()
-    receipts = train(model, vault())
-    assert_states(clone(head(body(model))).fit(X, vault()), receipts)
-
-
-def test_multi_stage_training_marks_its_model():
-    labels, model = vault(), network()
-    stages = ldp.MultiStageTraining(
-        X, labels, epsilon=2.0, fractions=(1.0,), epochs_per_stage=1, batch_size=60, verbose=0
-    )
-    loss = keras.losses.CategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss=loss)
-    model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages], verbose=0)
-    encoder = body(model)
-    receipts = stages.noisy_labels().receipts
-    assert receipts and stages.guarantee().epsilon == 2.0
-    elsewhere = head(encoder).fit(X, vault())
-    assert_states(elsewhere, receipts)
-    one = head(encoder).fit(X, labels)
-    assert_states(one, receipts)
-    assert one.guarantee() == labels.guarantee()
-    assert 30.0 < one.guarantee().epsilon <= 32.0  # of the training and the release
 
 
 @pytest.mark.parametrize(
@@ -219,12 +172,6 @@ def test_a_head_of_labels_in_no_vault_is_counted_by_all(told):
     made = head(one.to_keras()).fit(X, foreign)
     assert_states(made, one.receipts_)
     assert made.guarantee() == foreign.guarantee()
-
-
-def test_a_method_of_a_trained_model_is_that_model():
-    model = network()
-    receipts = train(model, vault())
-    assert_states(head(model.predict).fit(X, vault()), receipts)
 
 
 def test_a_model_that_only_the_body_of_a_function_names_is_an_assumption():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import guarantees
 
 
-def test_every_guarantee_has_a_test() -> None:
+def test_every_guarantee_has_a_test():
     promised, held = guarantees.promises(), guarantees.held()
     assert len(promised) > 100
     assert set(promised) - set(held) == set()

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 HEAVY = {"tensorflow", "keras", "apache_beam"}
 LIMIT_SECONDS = 0.3
@@ -21,7 +19,7 @@ print(json.dumps([seconds, sorted({{name.partition(".")[0] for name in sys.modul
 """
 
 
-def import_in_new_process(module: str) -> tuple[float, set[str]]:
+def import_in_new_process(module):
     """Gives the seconds that an import takes, and the top-level packages loaded after it."""
     done = subprocess.run(
         [sys.executable, "-c", REPORT.format(module=module)],
@@ -35,7 +33,7 @@ def import_in_new_process(module: str) -> tuple[float, set[str]]:
     return seconds, set(loaded)
 
 
-def test_imports_load_no_tensorflow() -> None:
+def test_imports_load_no_tensorflow():
     """All in one process: what one of them loaded would be there."""
     parts = ("accounting", "mechanisms", "estimation", "vault", "features", "heads")
     _, loaded = import_in_new_process(", ".join(f"tf_labeldp.{part}" for part in parts))
@@ -43,18 +41,18 @@ def test_imports_load_no_tensorflow() -> None:
     assert loaded & HEAVY == set()
 
 
-def test_the_vault_and_its_mechanisms_load_scipy_only_where_they_need_it() -> None:
+def test_the_vault_and_its_mechanisms_load_scipy_only_where_they_need_it():
     _, loaded = import_in_new_process("tf_labeldp.mechanisms, tf_labeldp.vault")
     assert "numpy" in loaded and "scipy" not in loaded
 
 
-def test_heavy_imports_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heavy_imports_are_seen(tmp_path, monkeypatch):
     (tmp_path / "keras.py").touch()  # by their names alone
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     _, loaded = import_in_new_process("keras")
     assert loaded & HEAVY == {"keras"}
 
 
-def test_import_of_the_front_is_fast() -> None:
+def test_import_of_the_front_is_fast():
     # One of several: the first run may compile, and other processes may be busy.
     assert any(import_in_new_process("tf_labeldp")[0] < LIMIT_SECONDS for _ in range(5))

@@ -24,12 +24,12 @@ ORDER = list(PARTS)
 THIRD_PARTY_OUTSIDE = {"": [], "_version": [], **TABLE["OUTSIDE"]}
 
 
-def part_of(module: str) -> str:
+def part_of(module):
     """Names the part of a module: `tf_labeldp.data._x` is in `data`, `tf_labeldp` in the front."""
     return module.partition(".")[2].partition(".")[0]
 
 
-def imported_modules(tree: ast.AST, package: str) -> list[tuple[int, str]]:
+def imported_modules(tree, package):
     """Lists (line, absolute dotted name) of all that is imported, names of `from` included."""
     found = []
     for node in ast.walk(tree):
@@ -45,7 +45,7 @@ def imported_modules(tree: ast.AST, package: str) -> list[tuple[int, str]]:
     return found
 
 
-def problem_with(name: str, part: str) -> str | None:
+def problem_with(name, part):
     """Says why `part` may not import `name`, or gives None if it may."""
     top = name.partition(".")[0]
     if top in sys.stdlib_module_names:
@@ -71,7 +71,7 @@ def problem_with(name: str, part: str) -> str | None:
     return None
 
 
-def violations(source: str, module: str, *, is_package: bool = False) -> list[str]:
+def violations(source, module, *, is_package=False):
     """Lists the imports of a source that its place in the table forbids."""
     part = part_of(module)
     if part not in PARTS and part not in THIRD_PARTY_OUTSIDE:
@@ -84,7 +84,7 @@ def violations(source: str, module: str, *, is_package: bool = False) -> list[st
     ]
 
 
-def source_files() -> dict[str, Path]:
+def source_files():
     """Maps each installed module name to its file; packages end in `.__init__`."""
     paths = [*ROOT.glob("tf_labeldp/**/*.py"), *ROOT.glob("keras_layers/**/*.py")]
     modules = {}
@@ -97,7 +97,7 @@ def source_files() -> dict[str, Path]:
 SOURCES = source_files()
 
 
-def test_imports_keep_to_the_table() -> None:
+def test_imports_keep_to_the_table():
     assert {"tf_labeldp.__init__", "tf_labeldp.keras_layers.__init__"} <= set(SOURCES)
     found = []
     for module, path in SOURCES.items():
@@ -106,7 +106,7 @@ def test_imports_keep_to_the_table() -> None:
     assert found == []
 
 
-def test_a_forbidden_import_is_caught() -> None:
+def test_a_forbidden_import_is_caught():
     forbidden = [
         ("tf_labeldp.accounting._x", "import tf_labeldp.mechanisms"),
         ("tf_labeldp.accounting._x", "from tf_labeldp import mechanisms"),
@@ -131,12 +131,12 @@ def test_a_forbidden_import_is_caught() -> None:
     assert [one for one in forbidden if len(violations(one[1], one[0])) != 1] == []
 
 
-def test_relative_imports_of_a_package_start_at_itself() -> None:
+def test_relative_imports_of_a_package_start_at_itself():
     assert violations("from . import data", "tf_labeldp.accounting", is_package=True) == []
     assert len(violations("from .. import data", "tf_labeldp.accounting", is_package=True)) == 1
 
 
-def test_an_allowed_import_passes() -> None:
+def test_an_allowed_import_passes():
     allowed = [
         ("tf_labeldp.mechanisms._x", "import json\nfrom ..accounting import PrivacyBudget"),
         ("tf_labeldp.mechanisms._x", "from ._base import Mechanism\nfrom .. import _validate"),
@@ -149,7 +149,7 @@ def test_an_allowed_import_passes() -> None:
     assert [one for one in allowed if violations(one[1], one[0])] == []
 
 
-def private_file(name: str, part: str) -> str | None:
+def private_file(name, part):
     """Names the private file of another part that an imported name lies in, or gives None."""
     words = name.split(".")
     if words[0] != "tf_labeldp" or len(words) < 3 or not words[2].startswith("_"):
@@ -157,7 +157,7 @@ def private_file(name: str, part: str) -> str | None:
     return None if words[1] in (part, "_version") else ".".join(words[1:3])
 
 
-def private_imports(source: str, module: str) -> list[str]:
+def private_imports(source, module):
     """Lists the private files of other parts that a source imports, one for each statement."""
     package = module.removesuffix(".__init__").rpartition(".")[0]
     found = imported_modules(ast.parse(source), package)
@@ -165,7 +165,7 @@ def private_imports(source: str, module: str) -> list[str]:
     return [file for _, file in sorted(files, key=str) if file is not None]
 
 
-def test_private_files_of_another_part_are_imported_where_the_table_says() -> None:
+def test_private_files_of_another_part_are_imported_where_the_table_says():
     found: dict[str, int] = {}
     for module, path in SOURCES.items():
         for name in private_imports(path.read_text(encoding="utf-8"), module):
@@ -174,7 +174,7 @@ def test_private_files_of_another_part_are_imported_where_the_table_says() -> No
     assert sum(found.values()) <= 10
 
 
-def test_a_private_import_is_counted() -> None:
+def test_a_private_import_is_counted():
     for source in (
         "from tf_labeldp.vault._draws import Draws",
         "from tf_labeldp.vault import _draws",
@@ -185,19 +185,19 @@ def test_a_private_import_is_counted() -> None:
         assert private_imports(source, "tf_labeldp.vault._x") == []
 
 
-def lines_of(part: str) -> int:
+def lines_of(part):
     """Counts the lines of a part; "" is the front, with its version."""
     parts = {path: part_of(name.removesuffix(".__init__")) for name, path in SOURCES.items()}
     files = [path for path, found in parts.items() if found.replace("_version", "") == part]
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
 
 
-def test_a_part_has_no_more_lines_than_the_table_allows() -> None:
+def test_a_part_has_no_more_lines_than_the_table_allows():
     lines = {part: lines_of(part) for part in ("", *ORDER, *TABLE["OUTSIDE"])}
     assert {part: n for part, n in lines.items() if not 0 < n <= TABLE["MOST_LINES"][part]} == {}
 
 
-def file_of(name: str, files: set[str]) -> str | None:
+def file_of(name, files):
     """Gives the file that an imported name lies in; None if it is in none of these."""
     while name:
         for found in (name, f"{name}.__init__"):
@@ -207,7 +207,7 @@ def file_of(name: str, files: set[str]) -> str | None:
     return None
 
 
-def cycle(sources: dict[str, str]) -> list[str]:
+def cycle(sources):
     """Gives the files that import each other in a circle, and those between two circles."""
     files, above = set(sources), {}
     for module, source in sources.items():
@@ -222,16 +222,16 @@ def cycle(sources: dict[str, str]) -> list[str]:
         above = {module: above[module] - ends for module in set(above) - ends}
 
 
-def part_sources(part: str) -> dict[str, str]:
+def part_sources(part):
     texts = {name: path.read_text(encoding="utf-8") for name, path in SOURCES.items()}
     return {name: text for name, text in texts.items() if part_of(name) == part}
 
 
-def test_the_files_of_a_part_import_each_other_in_an_order() -> None:
+def test_the_files_of_a_part_import_each_other_in_an_order():
     assert {part: found for part in ORDER if (found := cycle(part_sources(part)))} == {}
 
 
-def test_a_cycle_is_caught() -> None:
+def test_a_cycle_is_caught():
     closing = [
         "from tf_labeldp.vault.noisy_labels import NoisyLabels",
         "from ._noisy_labels import NoisyLabels",
@@ -247,13 +247,13 @@ def test_a_cycle_is_caught() -> None:
         assert "tf_labeldp.vault.label_kinds" in cycle(sources), source
 
 
-def test_bazel_reads_the_same_table() -> None:
+def test_bazel_reads_the_same_table():
     build = ast.parse((ROOT / "BUILD").read_text(encoding="utf-8"))  # Starlark reads as Python
     loads = [ast.unparse(node) for node in build.body if "load(" in ast.unparse(node)]
     assert "load('//:parts.bzl', 'PARTS')" in loads
 
 
-def test_the_picture_of_the_parts_has_the_same_order() -> None:
+def test_the_picture_of_the_parts_has_the_same_order():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     picture = text.partition("```text")[2].partition("```")[0]
     shown = [word for word in re.findall(r"\w+", picture) if word in {*PARTS, *TABLE["OUTSIDE"]}]

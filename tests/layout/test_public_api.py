@@ -17,7 +17,7 @@ exec((Path(__file__).parents[2] / "parts.bzl").read_text(encoding="utf-8"), {}, 
 PARTS = {part for part in (*TABLE["PARTS"], *TABLE["OUTSIDE"]) if not part.startswith("_")}
 
 
-def public_submodules(package: ModuleType) -> set[str]:
+def public_submodules(package):
     return {
         module.name
         for module in pkgutil.iter_modules(package.__path__)
@@ -30,18 +30,18 @@ PRESENT = sorted((public_submodules(tf_labeldp) & PARTS) | {"keras_layers"})
 MODULES = ["tf_labeldp", *(f"tf_labeldp.{part}" for part in PRESENT)]
 
 
-def is_class_or_function(value: object) -> bool:
+def is_class_or_function(value):
     return inspect.isclass(value) or inspect.isroutine(value)
 
 
-def own_docstring(value: object) -> str:
+def own_docstring(value):
     """Gives the docstring written for this object: not inherited, nor made up by a dataclass."""
     doc = vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__
     name = getattr(value, "__name__", "")
     return "" if doc is None or doc.startswith(f"{name}(") else doc.strip()
 
 
-def unlisted(module: ModuleType) -> list[str]:
+def unlisted(module):
     """Lists the module's own public classes and functions that its `__all__` leaves out."""
     return sorted(
         name
@@ -53,12 +53,12 @@ def unlisted(module: ModuleType) -> list[str]:
     )
 
 
-def test_public_submodules_are_those_of_the_design() -> None:
+def test_public_submodules_are_those_of_the_design():
     found = public_submodules(tf_labeldp) | {"keras_layers"}
     assert found == PARTS
 
 
-def test_all_is_an_explicit_list_of_documented_names() -> None:
+def test_all_is_an_explicit_list_of_documented_names():
     undocumented = []
     for name in MODULES:
         module = importlib.import_module(name)
@@ -72,20 +72,20 @@ def test_all_is_an_explicit_list_of_documented_names() -> None:
     assert undocumented == []
 
 
-def test_every_own_public_class_and_function_is_listed() -> None:
+def test_every_own_public_class_and_function_is_listed():
     assert {name: unlisted(importlib.import_module(name)) for name in MODULES} == {
         name: [] for name in MODULES
     }
 
 
-def test_the_front_lists_all_parts_and_offers_its_names() -> None:
+def test_the_front_lists_all_parts_and_offers_its_names():
     assert set(PRESENT) - {"cli"} <= set(tf_labeldp.__all__)
     assert set(tf_labeldp.__all__) <= set(dir(tf_labeldp))
     with pytest.raises(AttributeError, match="no_such_name"):
         tf_labeldp.no_such_name  # noqa: B018
 
 
-def test_the_checks_see_what_is_missing() -> None:
+def test_the_checks_see_what_is_missing():
     module = ModuleType("tf_labeldp.synthetic", "A part.")
     namespace = {"__name__": module.__name__}
     exec("class Shown:\n  'Text.'\nclass Bare(Shown): pass\nclass _Private: pass", namespace)
@@ -95,7 +95,7 @@ def test_the_checks_see_what_is_missing() -> None:
     assert own_docstring(module.Bare) == ""
 
 
-def test_public_names_are_few() -> None:
+def test_public_names_are_few():
     names = set().union(*(importlib.import_module(name).__all__ for name in MODULES))
     # The front door has five, evaluation five, kinds of labels four, audit seven, dossier six;
     # provenance ten: receipts, assumptions, public inputs, and plain Keras training with receipts.

@@ -21,7 +21,7 @@ FOLDERS = ("tf_labeldp", "keras_layers", "benchmarks", "tests", "examples")
 FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 
-def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+def run(*command, cwd, **environment):
     done = subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=cwd,
@@ -35,7 +35,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     """Builds from a copy: setuptools writes beside its sources, and reads what it left there."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
@@ -52,7 +52,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_wheel_has_the_packages_and_nothing_else(wheel: Path) -> None:
+def test_wheel_has_the_packages_and_nothing_else(wheel):
     assert wheel.name.startswith("tf_labeldp-0.")
     names = set(zipfile.ZipFile(wheel).namelist())
     expected = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("tf_labeldp/**/*.py")}
@@ -64,7 +64,7 @@ def test_wheel_has_the_packages_and_nothing_else(wheel: Path) -> None:
     assert {name for name in names if ".dist-info/" not in name} == expected
 
 
-def test_wheel_says_what_it_is(wheel: Path) -> None:
+def test_wheel_says_what_it_is(wheel):
     with zipfile.ZipFile(wheel) as archive:
         info = {name.partition(".dist-info/")[2]: name for name in archive.namelist()}
         metadata = archive.read(info["METADATA"]).decode()
@@ -79,13 +79,13 @@ def test_wheel_says_what_it_is(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-def test_wheel_works_from_another_folder(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_works_from_another_folder(wheel, tmp_path):
     site = tmp_path / "site"
     options = ("--quiet", "--no-deps", "--no-index", "--target", site)
     run("-m", "pip", "install", *options, wheel, cwd=tmp_path)
     assert "smoke: ok" in run(SMOKE, site, cwd=tmp_path, PYTHONPATH=str(site))
 
 
-def test_the_smoke_program_refuses_the_checkout(tmp_path: Path) -> None:
+def test_the_smoke_program_refuses_the_checkout(tmp_path):
     with pytest.raises(AssertionError, match="not from"):
         run(SMOKE, tmp_path, cwd=tmp_path, PYTHONPATH=str(ROOT))

@@ -10,7 +10,7 @@ from tf_labeldp.heads import label_source
 
 
 @pytest.fixture(autouse=True)
-def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def apart(monkeypatch):
     """Each test starts from fixed weights, and knows nothing of what other tests trained."""
     keras.utils.set_random_seed(0)
     monkeypatch.setattr(label_source, "_FITS", label_source._Fits())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 
@@ -19,16 +17,16 @@ SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 DENSE = keras.losses.CategoricalCrossentropy(from_logits=True)
 
 
-def vault(epsilon: float = 50.0, delta: float = DELTA, **arguments: Any) -> ldp.PrivateLabels:
+def vault(epsilon=50.0, delta=DELTA, **arguments):
     return ldp.PrivateLabels(Y, K, budget=ldp.PrivacyBudget(epsilon, delta), **arguments)
 
 
-def plain() -> keras.Model:
+def plain():
     layers = [keras.Input((D,)), keras.layers.Dense(5, "relu"), keras.layers.Dense(K)]
     return keras.Sequential(layers)
 
 
-def private(model: keras.Model | None = None, noise: Any = None, **arguments: Any) -> Any:
+def private(model=None, noise=None, **arguments):
     """A compiled LabelDPModel around a model, or a fresh one."""
     made = ldp.LabelDPModel.from_model(plain() if model is None else model)
     multiplier = NOISE if noise is None else None
@@ -39,17 +37,17 @@ def private(model: keras.Model | None = None, noise: Any = None, **arguments: An
     return made
 
 
-def batches(labels: Any, **arguments: Any) -> Any:
+def batches(labels, **arguments):
     return poisson_batches(X, labels, sampling_probability=Q, steps=STEPS, **arguments)
 
 
-def dp_sgd(model: Any, labels: Any, epochs: int = 1, **arguments: Any) -> Any:
+def dp_sgd(model, labels, epochs=1, **arguments):
     """Fits a private model on a vault."""
     model.fit(batches(labels), epochs=epochs, verbose=0, **arguments)
     return model
 
 
-def multi_stage(labels: Any, epsilon: float = 2.0, model: keras.Model | None = None) -> Any:
+def multi_stage(labels, epsilon=2.0, model=None):
     """Trains a plain model in two stages; returns it and the stages."""
     model = plain() if model is None else model
     model.compile(keras.optimizers.SGD(0.1), DENSE, run_eagerly=True)
@@ -66,7 +64,7 @@ def multi_stage(labels: Any, epsilon: float = 2.0, model: keras.Model | None = N
     return model, stages
 
 
-def in_the_clear(model: keras.Model | None = None) -> keras.Model:
+def in_the_clear(model=None):
     """Trains a plain model on the true labels."""
     model = plain() if model is None else model
     model.compile(keras.optimizers.SGD(0.1), SPARSE)
@@ -74,6 +72,6 @@ def in_the_clear(model: keras.Model | None = None) -> keras.Model:
     return model
 
 
-def steps_epsilon(steps: int, delta: float = DELTA) -> float:
+def steps_epsilon(steps, delta=DELTA):
     """The epsilon of some steps of DP-SGD here."""
     return ldp.accounting.dp_sgd_guarantee(NOISE, Q, steps, delta).epsilon

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import functools
 import math
-from typing import Any
 
 import keras
 import numpy as np
@@ -17,42 +16,42 @@ from tf_labeldp.accounting import PublicInput
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
 
 
-def stated(artefact: Any) -> float:
+def stated(artefact):
     return ldp.guarantee(artefact).epsilon
 
 
-def draw(epsilon: float = 1.0) -> ldp.NoisyLabels:
+def draw(epsilon=1.0):
     return vault().randomize(RandomizedResponse(epsilon, K))
 
 
-def compiled(model: keras.Model | None = None, **settings: Any) -> keras.Model:
+def compiled(model=None, **settings):
     model = plain() if model is None else model
     model.compile(keras.optimizers.SGD(0.1), settings.pop("loss", DENSE), **settings)
     return model
 
 
 class Interrupts(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch, logs=None):
         if batch == 1:
             raise KeyboardInterrupt
 
 
 class StopsAtTheEnd(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch, logs=None):
         raise KeyboardInterrupt
 
 
-def interrupted(model: keras.Model, noisy: ldp.NoisyLabels) -> None:
+def interrupted(model, noisy):
     with pytest.raises(KeyboardInterrupt):
         ldp.fit(model, X, noisy, callbacks=[Interrupts()], verbose=0)
 
 
-def clear(model: keras.Model) -> None:
+def clear(model):
     model.fit(X, keras.utils.to_categorical(Y, K), verbose=0)
 
 
 @pytest.mark.parametrize("how", ["model", "layers"])
-def test_a_frozen_model_shows_its_steps(how: str) -> None:
+def test_a_frozen_model_shows_its_steps(how):
     model = in_the_clear()
     for one in [model] if how == "model" else model.layers:
         one.trainable = False
@@ -65,7 +64,7 @@ def test_a_frozen_model_shows_its_steps(how: str) -> None:
     assert math.isinf(stated(model)) and math.isinf(stated(made))
 
 
-def test_a_frozen_model_of_a_counted_training_is_counted() -> None:
+def test_a_frozen_model_of_a_counted_training_is_counted():
     model = compiled()
     ldp.fit(model, X, draw(), verbose=0)
     model.trainable = False
@@ -73,7 +72,7 @@ def test_a_frozen_model_of_a_counted_training_is_counted() -> None:
 
 
 @pytest.mark.parametrize("then", ["save", "compile", "nothing"])
-def test_training_after_an_interrupted_one_shows(then: str, tmp_path: Any) -> None:
+def test_training_after_an_interrupted_one_shows(then, tmp_path):
     model = compiled()
     interrupted(model, draw())
     assert stated(model) == 1.0
@@ -86,7 +85,7 @@ def test_training_after_an_interrupted_one_shows(then: str, tmp_path: Any) -> No
     assert math.isinf(stated(model))
 
 
-def test_a_callback_that_was_interrupted_covers_no_new_optimizer() -> None:
+def test_a_callback_that_was_interrupted_covers_no_new_optimizer():
     model, noisy = compiled(), draw()
     data = noisy.to_dataset(X, "posterior").batch(32)
     with pytest.raises(KeyboardInterrupt):
@@ -97,7 +96,7 @@ def test_a_callback_that_was_interrupted_covers_no_new_optimizer() -> None:
 
 
 @pytest.mark.parametrize("together", ["accumulated", "executed"])
-def test_steps_that_were_not_taken_are_not_covered(together: str) -> None:
+def test_steps_that_were_not_taken_are_not_covered(together):
     model = plain()
     sizes = {"gradient_accumulation_steps": 2} if together == "accumulated" else {}
     model.compile(
@@ -113,10 +112,10 @@ def test_steps_that_were_not_taken_are_not_covered(together: str) -> None:
     assert math.isinf(stated(model))
 
 
-def test_a_model_of_one_weight_shows_its_training(tmp_path: Any) -> None:
+def test_a_model_of_one_weight_shows_its_training(tmp_path):
     x, y = X[:, :1], Y.astype(np.float32)
 
-    def single() -> keras.Model:
+    def single():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
         model.compile(keras.optimizers.SGD(0.01), "mse")
         return model
@@ -134,7 +133,7 @@ def test_a_model_of_one_weight_shows_its_training(tmp_path: Any) -> None:
     assert math.isinf(stated(model)) and math.isinf(stated(tmp_path / "model.keras"))
 
 
-def test_a_bare_array_is_a_named_assumption() -> None:
+def test_a_bare_array_is_a_named_assumption():
     noisy = draw()
     assert "public-inputs" in {one.code for one in ldp.guarantee(noisy.values).assumptions}
     held = np.empty(1, object)
@@ -144,20 +143,20 @@ def test_a_bare_array_is_a_named_assumption() -> None:
 
 
 class WithPrior(keras.losses.Loss):
-    def __init__(self, prior: Any) -> None:
+    def __init__(self, prior):
         super().__init__()
         self.prior = prior
 
-    def call(self, y_true: Any, y_pred: Any) -> Any:
+    def call(self, y_true, y_pred):
         return DENSE(y_true, y_pred)
 
 
-def weighed(y_true: Any, y_pred: Any, prior: Any = None) -> Any:
+def weighed(y_true, y_pred, prior=None):
     return keras.losses.categorical_crossentropy(y_true, y_pred, from_logits=True)
 
 
 @pytest.mark.parametrize("way", ["loss object", "partial", "lambda layer", "attribute"])
-def test_what_a_model_has_of_the_users_is_looked_at(way: str) -> None:
+def test_what_a_model_has_of_the_users_is_looked_at(way):
     prior = vault().release(HistogramMechanism(5.0, K)).priors()
     if way == "lambda layer":
         middle = keras.layers.Lambda(functools.partial(lambda x, prior: x, prior=prior))
@@ -172,13 +171,13 @@ def test_what_a_model_has_of_the_users_is_looked_at(way: str) -> None:
 
 
 @pytest.mark.parametrize("by", ["fit", "steps"])
-def test_weights_that_a_callback_sets_are_counted(by: str) -> None:
+def test_weights_that_a_callback_sets_are_counted(by):
     source = compiled()
     ldp.fit(source, X, draw(5.0), verbose=0)
     values = source.get_weights()
 
     class Sets(keras.callbacks.Callback):
-        def on_train_begin(self, logs: Any = None) -> None:
+        def on_train_begin(self, logs=None):
             self.model.set_weights(values)
 
     frozen = keras.optimizers.SGD(0.0)
@@ -193,7 +192,7 @@ def test_weights_that_a_callback_sets_are_counted(by: str) -> None:
             dp_sgd(model, labels, callbacks=[Sets()])
 
 
-def test_parts_that_released_indices_chose_carry_their_receipts() -> None:
+def test_parts_that_released_indices_chose_carry_their_receipts():
     noisy = draw()
     chosen = PublicInput(np.flatnonzero(noisy.values == 0), noisy.receipts)
     labels = vault()
@@ -201,7 +200,7 @@ def test_parts_that_released_indices_chose_carry_their_receipts() -> None:
         assert part.randomize(RandomizedResponse(2.0, K)).guarantee().epsilon == 3.0
 
 
-def test_weights_of_an_epoch_are_known(tmp_path: Any) -> None:
+def test_weights_of_an_epoch_are_known(tmp_path):
     model, noisy = compiled(), draw()
     best = tmp_path / "best.weights.h5"
     keep = keras.callbacks.ModelCheckpoint(best, save_weights_only=True)
@@ -215,7 +214,7 @@ def test_weights_of_an_epoch_are_known(tmp_path: Any) -> None:
     assert stated(model) == 1.0
 
 
-def test_a_layer_of_a_loaded_model_can_be_declared(tmp_path: Any) -> None:
+def test_a_layer_of_a_loaded_model_can_be_declared(tmp_path):
     model = compiled()
     ldp.fit(model, X, draw(), verbose=0)
     model.save(tmp_path / "model.keras")
@@ -224,7 +223,7 @@ def test_a_layer_of_a_loaded_model_can_be_declared(tmp_path: Any) -> None:
     assert stated(loaded) == 1.0
 
 
-def test_a_frozen_layer_that_is_trained_after_loading_is_known(tmp_path: Any) -> None:
+def test_a_frozen_layer_that_is_trained_after_loading_is_known(tmp_path):
     model = plain()
     model.layers[0].trainable = False
     compiled(model)
@@ -234,7 +233,7 @@ def test_a_frozen_layer_that_is_trained_after_loading_is_known(tmp_path: Any) ->
     assert stated(model) == stated(tmp_path / "model.keras") == 1.0
 
 
-def test_outputs_of_another_width_are_refused() -> None:
+def test_outputs_of_another_width_are_refused():
     model = keras.Sequential([keras.Input((D,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=f"expected a model with {K} outputs"):

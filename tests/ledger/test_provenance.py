@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import warnings
 from typing import Any
 
@@ -25,22 +24,22 @@ IMAGES = np.random.default_rng(0).random((N, 4, 4, 1), dtype=np.float32)
 DENSE = keras.losses.CategoricalCrossentropy(from_logits=True)
 
 
-def stated(artefact: Any) -> float:
+def stated(artefact):
     return ldp.guarantee(artefact).epsilon
 
 
-def image_network() -> keras.Model:
+def image_network():
     layers = [keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(K)]
     return keras.Sequential(layers)
 
 
-def learner(kind: type, **arguments: Any) -> Any:
+def learner(kind, **arguments):
     model = kind(image_network(), **arguments)
     model.compile("sgd", DENSE if kind is FixMatch else None)
     return model
 
 
-def fit_learner(model: Any, noisy: Any, **arguments: Any) -> Any:
+def fit_learner(model, noisy, **arguments):
     model.fit(IMAGES, noisy, batch_size=32, steps_per_epoch=1, verbose=0, **arguments)
     return model
 
@@ -49,7 +48,7 @@ def fit_learner(model: Any, noisy: Any, **arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", [FixMatch, DivideMix])
-def test_b1_priors_of_a_learner_are_counted_also_in_its_file(kind: type, tmp_path: Any) -> None:
+def test_b1_priors_of_a_learner_are_counted_also_in_its_file(kind, tmp_path):
     priors = vault().release(HistogramMechanism(5.0, K)).priors()
     noisy = vault().randomize(RandomizedResponse(1.0, K))
     model = learner(kind, priors=priors)
@@ -59,7 +58,7 @@ def test_b1_priors_of_a_learner_are_counted_also_in_its_file(kind: type, tmp_pat
     assert stated(ldp.load_model(tmp_path / "learner.keras")) == 6.0
 
 
-def test_b1_clusters_of_an_encoder_that_met_labels_are_counted() -> None:
+def test_b1_clusters_of_an_encoder_that_met_labels_are_counted():
     encoder, _ = multi_stage(vault(), epsilon=8.0)
     clusters = Clusters(Y, K, encoder=encoder)  # which keep most noisy labels of each class
     noisy = vault().randomize(RandomizedResponse(1.0, K))
@@ -70,13 +69,13 @@ def test_b1_clusters_of_an_encoder_that_met_labels_are_counted() -> None:
 # B2. A network that heads teach.
 
 
-def bootstrapped(network: keras.Model, labels: Any, **arguments: Any) -> BootstrappedHead:
+def bootstrapped(network, labels, **arguments):
     head = BootstrappedHead(1.0, 1e-5, network, epochs=1, verbose=0, **arguments)
     return head.fit(X, labels)
 
 
 @pytest.mark.parametrize("where", ["encoder", "network"])
-def test_b2_what_a_bootstrapped_head_is_given_is_counted(where: str) -> None:
+def test_b2_what_a_bootstrapped_head_is_given_is_counted(where):
     met, _ = multi_stage(vault(), epsilon=8.0)
     given = {"encoder": met} if where == "encoder" else {}
     labels = vault(20.0, 1e-5)
@@ -91,7 +90,7 @@ def test_b2_what_a_bootstrapped_head_is_given_is_counted(where: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["head", "door"])
-def test_b2_an_encoder_trained_in_the_clear_promises_nothing(way: str) -> None:
+def test_b2_an_encoder_trained_in_the_clear_promises_nothing(way):
     """Given whole it shows its steps; a model of its layers is a printed assumption."""
     whole = in_the_clear()
     part = keras.Model(whole.inputs, whole.layers[0].output)
@@ -114,7 +113,7 @@ def test_b2_an_encoder_trained_in_the_clear_promises_nothing(way: str) -> None:
 # B3. PATE.
 
 
-def test_b3_a_teacher_whose_network_met_labels_is_counted() -> None:
+def test_b3_a_teacher_whose_network_met_labels_is_counted():
     network = image_network()
     noisy = vault().randomize(RandomizedResponse(3.0, K))
     network.compile("sgd", DENSE)
@@ -126,16 +125,16 @@ def test_b3_a_teacher_whose_network_met_labels_is_counted() -> None:
     assert answers.guarantee(1e-5).epsilon == labels.guarantee().epsilon > 3.5
 
 
-def constant(features: Any, labels: np.ndarray, queries: np.ndarray) -> np.ndarray:
+def constant(features, labels, queries):
     return np.zeros(len(queries), int)
 
 
-def other(features: Any, labels: np.ndarray, queries: np.ndarray) -> np.ndarray:
+def other(features, labels, queries):
     return np.ones(len(queries), int)
 
 
-def test_b3_a_stored_answer_is_of_its_teacher(tmp_path: Any) -> None:
-    def answered(teacher: Any) -> Any:
+def test_b3_a_stored_answer_is_of_its_teacher(tmp_path):
+    def answered(teacher):
         labels = vault(5.0, 1e-5, store=tmp_path / "store")
         pate = PATE(1.0, 1e-5, num_teachers=4, num_queries=5, teacher=teacher, key="pate")
         return pate.answer(X, labels)
@@ -150,8 +149,8 @@ def test_b3_a_stored_answer_is_of_its_teacher(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("option", ["evaluation", "model"])
-def test_b4_fits_on_arrays_add_up(option: str) -> None:
-    def fitted() -> float:
+def test_b4_fits_on_arrays_add_up(option):
+    def fitted():
         arguments: dict[str, Any] = {"budget_for_evaluation": 0.5}
         if option == "model":
             arguments = {"model": plain(), "epochs": 1}
@@ -165,7 +164,7 @@ def test_b4_fits_on_arrays_add_up(option: str) -> None:
     assert all(b > a * 1.1 for a, b in zip([first, *several], several, strict=False))
 
 
-def test_b4_a_grid_search_over_the_front_door_states_the_sum() -> None:
+def test_b4_a_grid_search_over_the_front_door_states_the_sum():
     from sklearn.model_selection import GridSearchCV
 
     door = ldp.PrivateRegressor(0.5, 1e-5, low=0, high=K, budget_for_evaluation=0.1)
@@ -176,30 +175,10 @@ def test_b4_a_grid_search_over_the_front_door_states_the_sum() -> None:
     assert search.best_estimator_.guarantee(1e-5).epsilon > 2.0 * once.guarantee(1e-5).epsilon
 
 
-def fit_in_a_worker(queue: Any) -> None:
-    door = ldp.PrivateClassifier(1.0, 1e-5, num_classes=K, budget_for_evaluation=0.5)
-    try:
-        door.fit(X, Y)
-    except RuntimeError as error:
-        queue.put(str(error))
-    else:
-        queue.put("")
-
-
-@pytest.mark.slow
-def test_b4_worker_processes_are_refused() -> None:
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    worker = context.Process(target=fit_in_a_worker, args=(queue,))
-    worker.start()
-    assert "n_jobs" in queue.get(timeout=120)
-    worker.join()
-
-
 # B5. Bins of a released histogram.
 
 
-def bins(epsilon: float = 1.0, spent: float = 5.0) -> Any:
+def bins(epsilon=1.0, spent=5.0):
     grid = tuple(np.linspace(0.0, 10.0, 11).tolist())
     labels = ldp.PrivateLabels(
         np.linspace(0.0, 10.0, N), low=0, high=10, budget=ldp.PrivacyBudget(9.0)
@@ -207,7 +186,7 @@ def bins(epsilon: float = 1.0, spent: float = 5.0) -> Any:
     return optimal_bins(grid, labels.release(HistogramMechanism(spent, values=grid)).priors(), 1.0)
 
 
-def test_b5_keyed_draws_count_the_bins(tmp_path: Any) -> None:
+def test_b5_keyed_draws_count_the_bins(tmp_path):
     mechanism = bins()
     key = ldp.scale.ReleaseKey.create(tmp_path / "labels.key")
     key.register("first", mechanism, num_rows=N)
@@ -217,7 +196,7 @@ def test_b5_keyed_draws_count_the_bins(tmp_path: Any) -> None:
     assert keyed.randomize(mechanism).guarantee().epsilon == 6.0
 
 
-def test_b5_a_mechanism_in_json_keeps_what_its_bins_cost() -> None:
+def test_b5_a_mechanism_in_json_keeps_what_its_bins_cost():
     """TFX hands mechanisms to its workers so."""
     from tf_labeldp.mechanisms.base import deserialize, serialize
 
@@ -230,7 +209,7 @@ def test_b5_a_mechanism_in_json_keeps_what_its_bins_cost() -> None:
 # What a path carries.
 
 
-def test_features_of_private_training_are_counted_where_they_say_so() -> None:
+def test_features_of_private_training_are_counted_where_they_say_so():
     model = dp_sgd(private(), vault())
     features = ldp.accounting.PublicInput(
         model.predict(X, verbose=0), ldp.accounting.public_input(model).receipts

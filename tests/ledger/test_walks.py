@@ -34,16 +34,16 @@ SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 class Account:
     """Which uses went into which artefact: a use is (label set, examples, epsilon)."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.uses: dict[int, tuple[Any, frozenset[int], float]] = {}
         self.made_of: dict[int, frozenset[int]] = {}
 
-    def use(self, label_set: Any, examples: Any, epsilon: float) -> frozenset[int]:
+    def use(self, label_set, examples, epsilon):
         number = len(self.uses)
         self.uses[number] = (label_set, frozenset(examples), epsilon)
         return frozenset([number])
 
-    def epsilon(self, uses: frozenset[int]) -> float:
+    def epsilon(self, uses):
         """What the worst person has lost who may have an example in every label set."""
         total = 0.0
         for label_set in {self.uses[one][0] for one in uses}:
@@ -60,14 +60,14 @@ class Account:
 class PureNoise(ldp.training.NoiseMechanism):
     """Noise that claims to be epsilon-DP in each step: composition is then a sum."""
 
-    def __init__(self, noise_multiplier: float = 0.05) -> None:
+    def __init__(self, noise_multiplier=0.05):
         self.noise_multiplier = noise_multiplier
 
-    def add_noise(self, clipped_sum: Any, l2_norm_clip: float, state: Any) -> Any:
+    def add_noise(self, clipped_sum, l2_norm_clip, state):
         noisy = [part + tf.random.normal(part.shape, stddev=0.1) for part in clipped_sum]
         return noisy, state
 
-    def dp_event(self, sampling_probability: float, steps: int) -> Any:
+    def dp_event(self, sampling_probability, steps):
         import dp_accounting
 
         one = ldp.accounting.events.pure_dp_event(self.noise_multiplier)
@@ -77,23 +77,23 @@ class PureNoise(ldp.training.NoiseMechanism):
 class MadeOf:
     """The uses that went into an artefact: those that its statement must have, and may have."""
 
-    def __init__(self, sure: frozenset[int] = frozenset()) -> None:
+    def __init__(self, sure=frozenset()):
         self.sure = self.possible = sure
         self.changed = False  # without receipts, since what is sure
         self.carried = True  # by the layers themselves: copies are known by their values
 
-    def add(self, sure: frozenset[int], possible: frozenset[int] = frozenset()) -> None:
+    def add(self, sure, possible=frozenset()):
         self.sure |= sure
         self.possible |= sure | possible
         self.carried = True
 
-    def copy(self) -> MadeOf:
+    def copy(self):
         made = MadeOf()
         made.sure, made.possible = self.sure, self.possible
         made.changed, made.carried = self.changed, self.carried
         return made
 
-    def of_copy(self, sure: bool = True) -> MadeOf:
+    def of_copy(self, sure=True):
         """What a copy of the weights is made of, which has nothing but their values."""
         made = self.copy()
         if self.changed or not sure:
@@ -105,7 +105,7 @@ class MadeOf:
 class Walk:
     """One walk: what there is, and what can be done with it."""
 
-    def __init__(self, seed: int, folder: pathlib.Path) -> None:
+    def __init__(self, seed, folder):
         self.rng = np.random.default_rng(seed)
         self.folder, self.number = folder, itertools.count()
         self.account = Account()
@@ -122,40 +122,40 @@ class Walk:
 
     # What there is.
 
-    def new_vault(self) -> None:
+    def new_vault(self):
         y = self.rng.integers(0, K, N)
         store = self.path("store") if self.rng.random() < 0.5 else None
         budget = ldp.PrivacyBudget(1e6, DELTA)
         self.vaults.append([ldp.PrivateLabels(y, K, budget=budget, store=store), frozenset()])
 
-    def path(self, suffix: str) -> pathlib.Path:
+    def path(self, suffix):
         return self.folder / f"{next(self.number)}{suffix}"
 
-    def pick(self, things: list[Any]) -> Any:
+    def pick(self, things):
         return things[self.rng.integers(len(things))]
 
-    def left(self, vault: Any, examples: Any, epsilon: float) -> frozenset[int]:
+    def left(self, vault, examples, epsilon):
         """Writes down a use of a vault."""
         made = self.account.use(id(vault[0]), examples, epsilon)
         vault[1] |= made
         return made
 
-    def plain(self) -> keras.Model:
+    def plain(self):
         layers = [keras.Input((D,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(K)]
         return keras.Sequential(layers)
 
-    def fresh_model(self) -> None:
+    def fresh_model(self):
         self.models.append((self.plain(), MadeOf()))
 
     # What leaves a vault.
 
-    def randomize(self) -> None:
+    def randomize(self):
         vault, epsilon = self.pick(self.vaults), float(self.rng.uniform(0.1, 1.0))
         rows = self.rng.permutation(N)[: self.rng.integers(1, N + 1)]
         noisy = vault[0].randomize(ldp.RandomizedResponse(epsilon, K), rows)
         self.noisy.append((noisy, MadeOf(self.left(vault, rows.tolist(), epsilon))))
 
-    def randomize_with_priors(self) -> None:
+    def randomize_with_priors(self):
         vault, other = self.pick(self.vaults), self.pick(self.vaults)
         epsilons = self.rng.uniform(0.1, 1.0, 2).tolist()
         histogram = ldp.mechanisms.HistogramMechanism(epsilons[0], K)
@@ -166,14 +166,14 @@ class Walk:
         made |= self.left(vault, range(N), epsilons[1])
         self.noisy += [(counts, MadeOf(made - {max(made)})), (noisy, MadeOf(made))]
 
-    def copy_noisy(self) -> None:
+    def copy_noisy(self):
         noisy, made = self.pick(self.noisy) if self.noisy else (None, None)
         if isinstance(noisy, ldp.NoisyLabels):
             folder = self.path("noisy")
             noisy.save(folder)
             self.noisy.append((ldp.NoisyLabels.load(folder), made))
 
-    def fit_head(self) -> None:
+    def fit_head(self):
         vault, epsilon = self.pick(self.vaults), float(self.rng.uniform(0.1, 1.0))
         encoder, made = None, MadeOf()
         if self.rng.random() < 0.5:
@@ -188,12 +188,12 @@ class Walk:
             head.encoder = None  # pickled and exported by itself
         self.heads.append((head, box))
 
-    def copy_head(self) -> None:
+    def copy_head(self):
         if self.heads:
             head, made = self.pick(self.heads)
             self.heads.append((pickle.loads(pickle.dumps(head)), made))
 
-    def export_head(self) -> None:
+    def export_head(self):
         if self.heads:
             head, made = self.pick(self.heads)
             if head.n_features_in_ == D:
@@ -201,7 +201,7 @@ class Walk:
 
     # Training.
 
-    def fit_privately(self) -> None:
+    def fit_privately(self):
         model, made = self.pick(self.models)
         if not model.trainable_variables:
             return
@@ -220,7 +220,7 @@ class Walk:
         epsilon = batches.steps * private.optimizer.noise_multiplier
         made.add(self.left(vault, range(N), epsilon))
 
-    def fit_in_stages(self) -> None:
+    def fit_in_stages(self):
         model, made = self.pick(self.models)
         if isinstance(model, ldp.LabelDPModel) or not model.trainable_variables:
             return
@@ -246,7 +246,7 @@ class Walk:
         made.changed = False
         self.noisy.append((noisy, made.copy()))  # the second stage asked the model for priors
 
-    def fit_in_the_clear(self) -> None:
+    def fit_in_the_clear(self):
         model, made = self.pick(self.models)
         if isinstance(model, ldp.LabelDPModel) or not model.trainable_variables:
             return
@@ -258,12 +258,12 @@ class Walk:
             made.sure = frozenset()
         self.uncovered.append(model)
 
-    def compile(self, model: keras.Model, loss: Any) -> None:
+    def compile(self, model, loss):
         """Compiles a model, which forgets the steps of the optimizer that it had."""
         model.compile(keras.optimizers.SGD(0.1), loss, run_eagerly=True)
         self.uncovered = [one for one in self.uncovered if one is not model]
 
-    def declare(self) -> None:
+    def declare(self):
         model, made = self.pick(self.models)
         epsilon = float(self.rng.uniform(0.1, 1.0)) if self.rng.random() < 0.5 else 0.0
         if math.isinf(ldp.guarantee(model).epsilon):
@@ -278,7 +278,7 @@ class Walk:
                     box.possible |= claim
                     box.changed = box.changed and box is not made
 
-    def fit_on_noisy_labels(self) -> None:
+    def fit_on_noisy_labels(self):
         if not self.noisy:
             return
         noisy, made = self.pick(self.noisy)
@@ -300,19 +300,19 @@ class Walk:
 
     # Weights that go elsewhere.
 
-    def save_and_load(self) -> None:
+    def save_and_load(self):
         model, made = self.pick(self.models)
         path = self.path(".keras")
         model.save(path)
         self.models.append((ldp.load_model(path), made.copy()))
 
-    def save_and_load_with_keras(self) -> None:
+    def save_and_load_with_keras(self):
         model, made = self.pick(self.models)
         path = self.path(".keras")
         model.save(path)
         self.read(keras.models.load_model(path), made)
 
-    def load_weights(self) -> None:
+    def load_weights(self):
         model, made = self.pick(self.models)
         path = self.path(".weights.h5")
         model.save_weights(path)
@@ -320,25 +320,25 @@ class Walk:
         other.load_weights(path)
         self.read(other, made)
 
-    def checkpoint(self) -> None:
+    def checkpoint(self):
         model, made = self.pick(self.models)
         path = tf.train.Checkpoint(model=model).save(str(self.path("checkpoint")))
         other = self.twin(model)
         tf.train.Checkpoint(model=other).restore(path).expect_partial()
         self.read(other, made)
 
-    def read(self, model: keras.Model, made: MadeOf) -> None:
+    def read(self, model, made):
         """Adds a model that Keras has read, perhaps with the steps of an optimizer."""
         self.models.append((model, made.of_copy()))
         self.of_files.append(model)
 
-    def set_weights(self) -> None:
+    def set_weights(self):
         model, made = self.pick(self.models)
         other = self.twin(model)
         other.set_weights(model.get_weights())
         self.models.append((other, made.of_copy(sure=can_be_told(model))))
 
-    def one_layer(self) -> None:
+    def one_layer(self):
         model, made = self.pick(self.models)
         other = self.twin(model)
         layers = [one for one in model.layers if one.weights]
@@ -347,15 +347,15 @@ class Walk:
             twins[-1].set_weights(layers[-1].get_weights())
             self.models.append((other, made.of_copy(sure=can_be_told(layers[-1]))))
 
-    def same_layers(self) -> None:
+    def same_layers(self):
         model, made = self.pick(self.models)
         self.models.append((keras.Model(model.inputs, model.outputs), made))
 
-    def clone(self) -> None:
+    def clone(self):
         model, _ = self.pick(self.models)
         self.models.append((self.twin(model), MadeOf()))
 
-    def twin(self, model: keras.Model) -> keras.Model:
+    def twin(self, model):
         """A model of the same configuration, with weights of its own."""
         made = keras.models.clone_model(model)
         if isinstance(made, ldp.LabelDPModel):
@@ -366,7 +366,7 @@ class Walk:
 
     # The comparison.
 
-    def check(self, number: int | None = None) -> None:
+    def check(self, number=None):
         """Compares the statements of some artefacts, or of all."""
         artefacts: list[Any] = [*self.noisy, *self.models, *self.heads]
         chosen = self.rng.permutation(len(artefacts))[:number]
@@ -392,13 +392,13 @@ class Walk:
             assert math.isfinite(stated) and stated >= self.account.epsilon(uses) * (1.0 - 1e-9)
 
 
-def can_be_told(model: Any) -> bool:
+def can_be_told(model):
     """Whether values alone tell where they come from: zeros of a silent head are of any layer."""
     layers = [one for one in getattr(model, "layers", [model]) if one.weights]
     return any(np.ptp(weight) for weight in layers[-1].get_weights())
 
 
-def share(first: keras.Model, second: keras.Model) -> bool:
+def share(first, second):
     """Whether two models have the same values in a variable that is no constant."""
     mine, other = ([w for w in m.get_weights() if np.ptp(w)] for m in (first, second))
     return any(np.array_equal(a, b) for a in mine for b in other)
@@ -417,7 +417,7 @@ MOVES: list[Callable[[Walk], None]] = [
 ]
 
 
-def walk(seed: int) -> None:
+def walk(seed):
     keras.utils.set_random_seed(seed)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -433,19 +433,19 @@ def walk(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 2])
-def test_statements_follow_a_random_walk(seed: int) -> None:
+def test_statements_follow_a_random_walk(seed):
     walk(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0, *range(1000, 1500, 25)])
-def test_statements_follow_many_random_walks(first: int) -> None:
+def test_statements_follow_many_random_walks(first):
     for seed in range(first, first + 25):
         walk(seed)
         keras.backend.clear_session()
 
 
-def test_the_account_adds_up_as_it_should() -> None:
+def test_the_account_adds_up_as_it_should():
     account = Account()
     first = account.use("a", [0, 1], 1.0) | account.use("a", [1, 2], 0.5)
     assert account.epsilon(first) == 1.5

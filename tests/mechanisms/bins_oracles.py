@@ -14,7 +14,7 @@ from scipy import optimize, sparse, special
 Loss = str | Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def loss_table(outputs: np.ndarray, values: np.ndarray, loss: Loss) -> np.ndarray:
+def loss_table(outputs, values, loss):
     """loss(outputs[o], values[y]) as (outputs, values); infinite where it is undefined."""
     y_hat, y = np.asarray(outputs, float)[:, np.newaxis], np.asarray(values, float)[np.newaxis, :]
     if callable(loss):
@@ -29,13 +29,7 @@ def loss_table(outputs: np.ndarray, values: np.ndarray, loss: Loss) -> np.ndarra
     return np.where(y_hat < 0, np.inf, y_hat - special.xlogy(y, np.maximum(y_hat, 0.0)))
 
 
-def best_channel_loss(
-    values: np.ndarray,
-    probabilities: np.ndarray,
-    epsilon: float,
-    loss: Loss,
-    outputs: np.ndarray,
-) -> float:
+def best_channel_loss(values, probabilities, epsilon, loss, outputs):
     """The least expected loss of any epsilon-DP channel from ``values`` into ``outputs``.
 
     The linear program (2) of appendix A, in a smaller form: column o of the channel lies between
@@ -70,7 +64,7 @@ def best_channel_loss(
     return float(offset * probabilities.sum() + scale * result.fun)
 
 
-def best_output(weights: np.ndarray, values: np.ndarray, loss: str) -> np.ndarray:
+def best_output(weights, values, loss):
     """argmin over y_hat of sum_y weights[., y] loss(y_hat, y), for rows of weights (n, k)."""
     total = weights.sum(axis=1)
     if loss == "absolute_error":  # the lower weighted median
@@ -79,9 +73,7 @@ def best_output(weights: np.ndarray, values: np.ndarray, loss: str) -> np.ndarra
     return (weights @ values) / total
 
 
-def cubic_table_loss(
-    values: np.ndarray, probabilities: np.ndarray, epsilon: float, loss: str
-) -> float:
+def cubic_table_loss(values, probabilities, epsilon, loss):
     """Algorithm 2: the least expected loss of RR-on-Bins.
 
     ``L[r][i] = min_y_hat sum_y p_y e^(eps [y_r <= y <= y_i]) loss(y_hat, y)``,

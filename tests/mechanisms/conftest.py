@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from scipy import stats
 
 
 @pytest.fixture(scope="session")
-def worst_log_ratio() -> Callable[[np.ndarray], float]:
+def worst_log_ratio():
     """max over outputs and pairs of inputs of log P[out | y] / P[out | y']."""
 
-    def measure(matrix: np.ndarray) -> float:
+    def measure(matrix):
         possible = matrix[:, matrix.max(axis=0) > 0]
         with np.errstate(divide="ignore"):
             return float(np.max(np.log(possible.max(axis=0)) - np.log(possible.min(axis=0))))
@@ -22,10 +20,10 @@ def worst_log_ratio() -> Callable[[np.ndarray], float]:
 
 
 @pytest.fixture(scope="session")
-def chi_square_rejects() -> Callable[..., bool]:
+def chi_square_rejects():
     """Whether counts (..., K) contradict probabilities (..., K) at a false alarm rate of 1e-6."""
 
-    def rejects(counts: np.ndarray, probabilities: np.ndarray) -> bool:
+    def rejects(counts, probabilities):
         counts, probabilities = counts.reshape(-1, counts.shape[-1]), np.asarray(probabilities)
         expected = probabilities.reshape(counts.shape) * counts.sum(axis=1, keepdims=True)
         if np.any(counts[expected == 0.0]):
@@ -41,6 +39,6 @@ def chi_square_rejects() -> Callable[..., bool]:
 
 
 @pytest.fixture
-def seeded() -> Callable[[], np.random.Generator]:
+def seeded():
     """A fresh generator with the same stream at each call."""
     return lambda: np.random.default_rng(20210211)

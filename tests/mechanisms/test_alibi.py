@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tf_labeldp.accounting import Charge, PrivacyBudget
+from tf_labeldp.accounting import Charge
 from tf_labeldp.accounting.gaussian import gaussian_epsilon
 from tf_labeldp.mechanisms import (
     ALIBI,
     integer_noise,
     random_bits,
 )
-from tf_labeldp.vault import PrivateLabels
 
 LAPLACE = ALIBI(epsilon=1.0, num_classes=5)
 GAUSSIAN = ALIBI(epsilon=1.0, num_classes=5, delta=1e-5, noise="gaussian")
@@ -27,9 +26,6 @@ LABELS = np.random.default_rng(7).integers(0, 5, 20_000)
 def noise_of(mechanism, rng=None, labels=LABELS):
     """The noise on every entry, of labels that the test knows."""
     return mechanism.randomize(labels, rng=rng) - np.eye(mechanism.num_classes)[labels]
-
-
-# --- The law -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("secure", [True, False])
@@ -125,9 +121,6 @@ def test_the_largest_squares_fit_64_bits():
     assert 2 * integer_noise.MAX_SIGMA**2 <= 1 << 53
 
 
-# --- Privacy -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("epsilon", [1e-6, math.pi, 1e6])
 @pytest.mark.holds("mechanisms.ALIBI")
 def test_laplace_rows_are_private_by_the_law_that_is_drawn(epsilon, monkeypatch):
@@ -215,12 +208,6 @@ def test_no_row_depends_on_another_label():
     np.testing.assert_allclose(np.abs(one[0] - two[0])[differing], 1.0, atol=1e-5)
 
 
-# --- The largest entry is a poor label -----------------------------------------------------------
-
-
-# --- What comes out ------------------------------------------------------------------------------
-
-
 @BOTH
 def test_shape_dtype_and_repeatability(mechanism):
     first, second, other = (
@@ -243,17 +230,6 @@ def test_chunks_give_every_row_its_own_label():
     np.testing.assert_array_equal(noisy.argmax(axis=1), labels)
     np.testing.assert_allclose(noisy[[0, 1099], labels[[0, 1099]]], 1.0, atol=0.05)
     assert np.mean(noisy[:50] == noisy[1050:]) < 0.01
-
-
-# --- The vault -----------------------------------------------------------------------------------
-
-
-def vault(epsilon, delta=0.0, **options):
-    budget = PrivacyBudget(epsilon, delta)
-    return PrivateLabels(LABELS[:200], num_classes=5, budget=budget, **options)
-
-
-# --- Bad input -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

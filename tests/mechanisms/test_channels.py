@@ -15,7 +15,7 @@ from tf_labeldp.mechanisms import InformativeRR, RandomizedResponse, RRTopK, RRW
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True)
 
 
-def priors(min_classes: int = 2, max_classes: int = 12):
+def priors(min_classes=2, max_classes=12):
     weights = st.integers(min_classes, max_classes).flatmap(
         lambda k: hnp.arrays(np.float64, k, elements=st.floats(1e-6, 1.0))
     )

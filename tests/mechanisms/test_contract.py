@@ -31,8 +31,6 @@ from tf_labeldp.mechanisms import (
     SelectionMechanism,
 )
 
-# --- The channel: rows sum to one, the worst log-ratio is epsilon, and not a little less ----------
-
 EPSILONS = [1e-3, 0.5, 4.0, 50.0]
 RNG = np.random.default_rng(1)
 PRIORS = [RNG.dirichlet(np.full(k, c)) for k in range(2, 13) for c in (0.2, 1.0, 1.0, 20.0)]
@@ -124,8 +122,6 @@ def test_the_worst_log_ratio_of_likelihoods_is_epsilon(name, worst_log_ratio):
         assert worst <= expected * (1 + 1e-12)
         assert worst >= expected * (1 - 1e-9)
 
-
-# --- Every mechanism: one use, its price, its configuration, and refusals -------------------------
 
 LABELS = np.arange(60) % 4
 PRIOR = np.array([0.4, 0.3, 0.2, 0.1])

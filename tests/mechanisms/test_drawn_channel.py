@@ -13,7 +13,7 @@ from tf_labeldp.mechanisms import classes, random_bits
 RANGE = 1 << 53
 
 
-def power_of_e(epsilon: float) -> tuple[Fraction, Fraction]:
+def power_of_e(epsilon):
     """A bound from below and one from above on e^epsilon, for the double epsilon itself."""
     with localcontext() as context:
         context.prec = 420
@@ -21,7 +21,7 @@ def power_of_e(epsilon: float) -> tuple[Fraction, Fraction]:
     return value * (1 - Fraction(1, 10**60)), value * (1 + Fraction(1, 10**60))
 
 
-def largest_ratio(k: int, threshold: int) -> Fraction:
+def largest_ratio(k, threshold):
     """The worst ratio of the drawn RRTop-k, with inputs inside and outside the set."""
     keep = Fraction(RANGE - threshold, RANGE)
     other = Fraction(threshold, RANGE * (k - 1))

@@ -26,9 +26,6 @@ UNIFORM = np.full(4, 0.25)
 WITH_PRIORS = [RRTopK(1.0, 4, 2), PriorResampling(1.0, 4, 0.9, 0.1)]
 
 
-# --- Classes -------------------------------------------------------------------------------------
-
-
 def test_bad_settings_of_classes():
     for k in (0, 5):
         with pytest.raises(ValueError, match=rf"k must be at (least 1|most num_.*=4), got {k}"):
@@ -104,9 +101,6 @@ def test_swapped_arguments_are_told():
         RandomizedResponse(9, 2)
         RandomizedResponse(10, 10)
         RandomizedResponse(10.5, 2)
-
-
-# --- Numbers -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -208,9 +202,6 @@ def test_numbers_of_any_type_give_the_same_draw_and_are_left_alone(name, seeded)
     assert noisy.shape == (0,) and noisy.dtype == np.float64
     assert mechanism.likelihood([np.inf, -np.inf], [0.0]).tolist() == [[0.0], [0.0]]
     assert mechanism.cdf([np.inf, -np.inf], [0.0]).tolist() == [[1.0], [0.0]]
-
-
-# --- Configurations ------------------------------------------------------------------------------
 
 
 def test_numpy_scalars_become_python_numbers():

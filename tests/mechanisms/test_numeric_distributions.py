@@ -22,9 +22,6 @@ from tf_labeldp.mechanisms import (
 DRAWS = 200_000
 
 
-# --- Closed forms against the definitions of the paper -------------------------------------------
-
-
 def definition_24(i, epsilon, width, r):
     """Pr[noise = i] of the discrete staircase, by the recursion of the paper."""
     b = math.exp(-epsilon)
@@ -102,9 +99,6 @@ def test_definition_26_exponential(label):
         np.testing.assert_allclose(found, (law.cdf(outputs) - below) / within, atol=1e-8)
 
 
-# --- The closed forms fit together ---------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", DISCRETE)
 @pytest.mark.parametrize("low_high", [(0, 1), (-3, 4), (10, 110)])
 def test_transition_matrix_rows_sum_to_one_and_sum_up_to_the_cdf(name, low_high):
@@ -170,9 +164,6 @@ def test_the_density_integrates_to_the_cdf(name):
         ]
         at_edges = mechanism.cdf(edges, [label])[:, 0]
         np.testing.assert_allclose(mass, np.diff(at_edges), rtol=1e-6, atol=1e-8)
-
-
-# --- What is drawn -------------------------------------------------------------------------------
 
 
 def noisy_counts(mechanism, label, rng, edges, draws=DRAWS):

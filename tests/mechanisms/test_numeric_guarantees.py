@@ -32,9 +32,6 @@ def test_no_set_of_outputs_tells_more_than_epsilon(name, worst_log_ratio):
         assert worst_log_ratio(sums.T) <= epsilon * (1 + 1e-10)
 
 
-# --- The guarantee of the draws as made: integers in exact arithmetic ----------------------------
-
-
 def power_of_e(exponent):
     """e^exponent for a Fraction, to 80 digits."""
     context = decimal.Context(prec=90)
@@ -138,8 +135,6 @@ def test_uniform_proposals_keep_within_what_bernoulli_exp_takes():
         decay = integer_noise.decay_per_step(0.5 * epsilon, 2**32)
         assert 2**32 * decay.numerator <= decay.denominator <= 2**53
 
-
-# --- Post-processing -----------------------------------------------------------------------------
 
 AWKWARD_RANGES = (
     (0.1, 0.3),

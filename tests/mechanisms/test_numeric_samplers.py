@@ -96,9 +96,6 @@ def test_geometric_draws_follow_their_mass(s, t, seeded, chi_square_rejects):
         assert stats.binomtest(above, DRAWS, math.exp(-decay)).pvalue > 1e-6
 
 
-# --- The best width of a stair -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("epsilon", [0.05, 6.0])
 @pytest.mark.parametrize(("width", "first"), [(1, 1), (5, 3), (40, 9)])
 def test_the_variance_of_a_staircase_is_its_sum(epsilon, width, first):

@@ -11,7 +11,7 @@ from tf_labeldp.mechanisms import InformativeRR, RandomizedResponse, RRWithPrior
 EPSILONS = [0.1, 1.0, 4.0]
 
 
-def largest_objective(prior: np.ndarray, epsilon: float) -> float:
+def largest_objective(prior, epsilon):
     """The optimum of LP1: max sum_y p_y q[y, y] over all epsilon-DP channels q[y, out]."""
     size = prior.size
     cell = np.arange(size * size).reshape(size, size)
@@ -36,7 +36,7 @@ def largest_objective(prior: np.ndarray, epsilon: float) -> float:
     return -result.fun
 
 
-def objective(mechanism, prior: np.ndarray) -> float:
+def objective(mechanism, prior):
     return float(prior @ np.diag(mechanism.transition_matrix(prior)))
 
 
@@ -50,12 +50,12 @@ def test_no_private_channel_keeps_the_label_more_often(num_classes, epsilon):
         assert ours == pytest.approx(largest_objective(prior, epsilon), abs=1e-9)
 
 
-def information(matrix: np.ndarray, prior: np.ndarray) -> float:
+def information(matrix, prior):
     """The mutual information of a label drawn from the prior and its answer, in nats."""
     return float(special.rel_entr(matrix, prior @ matrix).sum(axis=1) @ prior)
 
 
-def grouped(groups: list[list[int]], epsilon: float, num_classes: int) -> np.ndarray:
+def grouped(groups, epsilon, num_classes):
     """Randomized response over groups of classes, a column for each group."""
     response = RandomizedResponse(epsilon, len(groups)).transition_matrix()
     matrix = np.empty((num_classes, len(groups)))

@@ -26,9 +26,7 @@ def made(alpha=0.2, theta=0.5, size=3, delta=1e-3):
     return PeerToPeerRandomizedResponse.for_cluster_size(alpha, theta, size, delta)
 
 
-def law_of_reports(
-    labels: tuple[int, ...], alpha: float, theta: float, oneself: bool = True
-) -> dict:
+def law_of_reports(labels, alpha, theta, oneself=True):
     """The law of all reports of one cluster: every flip, peer and subsample enumerated."""
     n = len(labels)
     law = dict.fromkeys(itertools.product((-1, 0, 1), repeat=n), 0.0)
@@ -46,7 +44,7 @@ def law_of_reports(
     return law
 
 
-def p_value(drawn: np.ndarray, law: dict) -> float:
+def p_value(drawn, law):
     """Chi-square of joint outcomes (draws, n) against a law."""
     code = (drawn + 1) @ (3 ** np.arange(drawn.shape[1])[::-1])
     counts = np.bincount(code, minlength=3 ** drawn.shape[1])

@@ -29,7 +29,7 @@ PRIORS = {
 }
 
 
-def power_of_e(epsilon: float) -> tuple[Fraction, Fraction]:
+def power_of_e(epsilon):
     """A bound from below and one from above on e^epsilon, for the double epsilon itself."""
     with localcontext() as context:
         context.prec = 420
@@ -37,13 +37,13 @@ def power_of_e(epsilon: float) -> tuple[Fraction, Fraction]:
     return value * (1 - Fraction(1, 10**60)), value * (1 + Fraction(1, 10**60))
 
 
-def drawn_units(mechanism: PriorResampling, prior: np.ndarray) -> tuple[int, list[int]]:
+def drawn_units(mechanism, prior):
     """The whole numbers of the draw: units that keep the label, and those of each class."""
     kept = RANGE - round(mechanism.resampling_probabilities(prior)[0] * RANGE)
     return kept, prior_units(prior[np.newaxis])[0].tolist()
 
 
-def worst_ratio(kept: int, units: list[int]) -> Fraction:
+def worst_ratio(kept, units):
     """Over all pairs of labels and all outputs, as ``resample`` draws with these numbers."""
     total = sum(units)
     by_chance = [Fraction((total - kept) * u, total * total) for u in units]

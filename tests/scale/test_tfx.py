@@ -40,7 +40,7 @@ def test_a_whole_pipeline_on_adult(tmp_path, data_dir, monkeypatch, capsys):
     assert kept == pytest.approx(np.e**2 / (np.e**2 + 1), abs=0.02)
 
 
-def examples_in(folder: Path, label: str = "income") -> dict[int, int]:
+def examples_in(folder, label="income"):
     """Returns the label of each id, in all splits."""
     files = glob.glob(f"{folder}/**/Split-*/*.gz", recursive=True)
     found = {}
@@ -50,7 +50,7 @@ def examples_in(folder: Path, label: str = "income") -> dict[int, int]:
     return found
 
 
-def write_split(folder: Path, pairs: list[tuple[int, int]]) -> None:
+def write_split(folder, pairs):
     folder.mkdir(parents=True)
     with tf.io.TFRecordWriter(str(folder / "data_tfrecord.gz"), "GZIP") as file:
         for pair in pairs:
@@ -62,7 +62,7 @@ def write_split(folder: Path, pairs: list[tuple[int, int]]) -> None:
             file.write(example.SerializeToString())
 
 
-def randomized(folder: Path, splits: dict[str, list[tuple[int, int]]], release: str) -> Path:
+def randomized(folder, splits, release):
     """Runs the executor by itself, and returns the folder of the noisy Examples."""
     path = folder / "labels.key"
     key = ReleaseKey(path) if path.exists() else ReleaseKey.create(path)

@@ -18,7 +18,7 @@ from tf_labeldp.vault import PrivateLabels
 OPERATIONS = ("mkdir", "chmod", "open", "fsync", "link", "unlink", "close")
 
 
-def draw_all(folder: pathlib.Path) -> None:
+def draw_all(folder):
     labels = PrivateLabels(np.arange(200) % 5, 5, budget=PrivacyBudget(1.0), store=folder / "store")
     for key in ("a", "b"):
         part = np.arange(0, 100) if key == "a" else np.arange(100, 200)
@@ -26,7 +26,7 @@ def draw_all(folder: pathlib.Path) -> None:
         (folder / key).write_bytes(noisy.values.tobytes())  # it was released
 
 
-def die_before_operation(number: int) -> None:
+def die_before_operation(number):
     count = 0
 
     def watched(operation):
@@ -43,7 +43,7 @@ def die_before_operation(number: int) -> None:
         setattr(os, name, watched(getattr(os, name)))
 
 
-def main(root: pathlib.Path) -> None:
+def main(root):
     RandomizedResponse(1.0, 5).dp_event()  # loads the accountant once, before the forks
     for number in range(1, 200):
         folder = root / f"{number:03d}"

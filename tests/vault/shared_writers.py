@@ -20,7 +20,7 @@ LABELS = np.arange(200) % 5
 PROCESSES, TRIES = 6, 4
 
 
-def draw_until_refused(vault: PrivateLabels, name: str) -> dict:
+def draw_until_refused(vault, name):
     drawn, refused = {}, 0
     for number in range(TRIES):
         key = f"{name}-{number}"
@@ -34,7 +34,7 @@ def draw_until_refused(vault: PrivateLabels, name: str) -> dict:
     return {"drawn": drawn, "refused": refused, "shared": shared}
 
 
-def main(root: pathlib.Path) -> None:
+def main(root):
     budget, store = PrivacyBudget(1.0), root / "store"
     parent = PrivateLabels(LABELS, 5, budget=budget, store=store)
     parent.randomize(RandomizedResponse(0.25, 5), key="shared")

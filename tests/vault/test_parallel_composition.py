@@ -17,13 +17,13 @@ FIRST, SECOND = (0, 1), (2, 3)  # the parts of four examples
 DATA_SETS = list(itertools.product(range(K), repeat=4))
 
 
-def learned_prior(first_outputs) -> np.ndarray:
+def learned_prior(first_outputs):
     """A prior of the second stage that the noisy labels of the first decide."""
     weights = 1.0 + 4.0 * np.bincount(first_outputs, minlength=K)
     return weights / weights.sum()
 
 
-def joint_distribution(labels, epsilon: float, second_part=SECOND) -> np.ndarray:
+def joint_distribution(labels, epsilon, second_part=SECOND):
     """P[all four outputs], as an array (K, K, K, K)."""
     stage_1 = RandomizedResponse(epsilon, K).transition_matrix()
     stage_2 = RRWithPrior(epsilon, K)
@@ -36,7 +36,7 @@ def joint_distribution(labels, epsilon: float, second_part=SECOND) -> np.ndarray
     return joint
 
 
-def worst_log_ratio(epsilon: float, second_part=SECOND) -> float:
+def worst_log_ratio(epsilon, second_part=SECOND):
     """Over all pairs of data sets that differ in one label."""
     joint = {labels: joint_distribution(labels, epsilon, second_part) for labels in DATA_SETS}
     worst = 0.0
@@ -47,11 +47,6 @@ def worst_log_ratio(epsilon: float, second_part=SECOND) -> float:
             impossible = (joint[one] == 0) & (joint[other] == 0)
             worst = max(worst, float(np.max(ratio[~impossible])))
     return worst
-
-
-def test_joint_distribution_is_one():
-    total = joint_distribution((0, 1, 2, 0), 1.0)
-    assert total.sum() == pytest.approx(1.0, abs=1e-14)
 
 
 def test_the_second_stage_is_adaptive():
@@ -66,14 +61,6 @@ def test_the_second_stage_is_adaptive():
 def test_observation_4_stages_on_disjoint_parts_are_epsilon_dp_together():
     epsilon = 1.0
     assert worst_log_ratio(epsilon) == pytest.approx(epsilon, abs=1e-12)
-
-
-def test_stages_on_the_same_part_are_not():
-    """The other side: a second look at the same labels costs more, and the vault says so."""
-    epsilon = 1.0
-    measured = worst_log_ratio(epsilon, second_part=FIRST)
-    assert measured > 1.5 * epsilon
-    assert measured <= 2 * epsilon + 1e-12
 
 
 @pytest.mark.holds("vault.PrivateLabels")
@@ -101,7 +88,7 @@ def test_the_vault_draws_the_joint_distribution():
         second = vault.randomize(RRWithPrior(epsilon, K), SECOND, prior).values
         counts[(*first, *second)] += 1
 
-    def rejected(true_labels) -> bool:
+    def rejected(true_labels):
         expected = runs * joint_distribution(true_labels, epsilon)
         if np.any(counts[expected == 0]):
             return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import pathlib
 import shutil
 import subprocess
 import sys
@@ -23,20 +22,18 @@ from tf_labeldp.vault.records import DrawSettingsError
 VISITS, DRUGS = [0, 1] * 20, [1, 0, 1] * 10
 
 
-def rr(epsilon: float) -> RandomizedResponse:
+def rr(epsilon):
     return RandomizedResponse(epsilon, 2)
 
 
-def in_project(
-    folder: pathlib.Path, name: str, labels: list[int], epsilon: float | None = 2.0, **more: object
-) -> PrivateLabels:
+def in_project(folder, name, labels, epsilon=2.0, **more):
     budget = None if epsilon is None else PrivacyBudget(epsilon)
     store = folder / "study" / name
     return PrivateLabels(labels, 2, budget=budget, store=store, project=True, **more)
 
 
 class TestBudget:
-    def test_what_one_store_spends_counts_in_all(self, tmp_path: pathlib.Path) -> None:
+    def test_what_one_store_spends_counts_in_all(self, tmp_path):
         visits, drugs = in_project(tmp_path, "visits", VISITS), in_project(tmp_path, "drugs", DRUGS)
         visits.randomize(rr(1.25))
         assert (visits.remaining(), drugs.remaining()) == (0.75, 0.75)
@@ -47,7 +44,7 @@ class TestBudget:
         with pytest.raises(BudgetExceededError):
             visits.randomize(rr(0.01))
 
-    def test_three_stores_count_each_release_once(self, tmp_path: pathlib.Path) -> None:
+    def test_three_stores_count_each_release_once(self, tmp_path):
         several = [in_project(tmp_path, name, VISITS) for name in "abc"]
         for one in several * 2:
             one.randomize(rr(0.25))
@@ -56,14 +53,12 @@ class TestBudget:
         assert [one.guarantee().epsilon for one in several] == [1.5] * 3
         assert [len(one.receipts) for one in several] == [6] * 3
 
-    def test_a_store_that_comes_later_takes_the_budget_and_the_past(
-        self, tmp_path: pathlib.Path
-    ) -> None:
+    def test_a_store_that_comes_later_takes_the_budget_and_the_past(self, tmp_path):
         in_project(tmp_path, "visits", VISITS).randomize(rr(1.5))
         later = in_project(tmp_path, "drugs", DRUGS, epsilon=None)
         assert later.budget == PrivacyBudget(2.0) and later.remaining() == 0.5
 
-    def test_a_new_store_in_the_folder_is_in_the_project(self, tmp_path: pathlib.Path) -> None:
+    def test_a_new_store_in_the_folder_is_in_the_project(self, tmp_path):
         visits = in_project(tmp_path, "visits", VISITS)
         drugs = PrivateLabels(DRUGS, 2, store=tmp_path / "study" / "drugs")
         drugs.randomize(rr(0.5))
@@ -74,9 +69,7 @@ class TestBudget:
         apart.randomize(rr(0.5))
         assert visits.remaining() == 1.5
 
-    def test_commands_join_it(
-        self, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_commands_join_it(self, tmp_path, capsys):
         visits = in_project(tmp_path, "visits", VISITS)
         (tmp_path / "t.csv").write_text("y\n" + "0\n1\n" * 20)
         asked = ["randomize", str(tmp_path / "t.csv"), "--column", "y", "--task", "classification"]
@@ -90,13 +83,13 @@ class TestBudget:
         assert "over the budget epsilon=2" in capsys.readouterr().err
         assert not (tmp_path / "out" / "b.csv").exists()
 
-    def test_another_budget_is_refused(self, tmp_path: pathlib.Path) -> None:
+    def test_another_budget_is_refused(self, tmp_path):
         in_project(tmp_path, "visits", VISITS)
         with pytest.raises(DrawSettingsError, match="share the budget epsilon=2"):
             in_project(tmp_path, "drugs", DRUGS, epsilon=3.0)
         assert not (tmp_path / "study" / "drugs" / "header.json").exists()
 
-    def test_a_budget_is_raised_for_all(self, tmp_path: pathlib.Path) -> None:
+    def test_a_budget_is_raised_for_all(self, tmp_path):
         visits, drugs = in_project(tmp_path, "visits", VISITS), in_project(tmp_path, "drugs", DRUGS)
         visits.raise_budget(PrivacyBudget(3.0), reason="approved")
         assert drugs.budget == PrivacyBudget(3.0)
@@ -106,20 +99,20 @@ class TestBudget:
         reopened = in_project(tmp_path, "visits", VISITS, epsilon=None)
         assert reopened.budget == PrivacyBudget(4.0)
 
-    def test_declared_populations_do_not_add_up(self, tmp_path: pathlib.Path) -> None:
+    def test_declared_populations_do_not_add_up(self, tmp_path):
         oslo = in_project(tmp_path, "oslo", VISITS, people="Oslo")
         rome = in_project(tmp_path, "rome", DRUGS, people="Rome")
         oslo.randomize(rr(2.0))
         assert (oslo.remaining(), rome.remaining()) == (0.0, 2.0)
 
-    def test_what_engines_draw_counts_in_the_others(self, tmp_path: pathlib.Path) -> None:
+    def test_what_engines_draw_counts_in_the_others(self, tmp_path):
         in_project(tmp_path, "visits", VISITS, draws="keyed")
         drugs = in_project(tmp_path, "drugs", DRUGS)
         key = ReleaseKey(tmp_path / "study" / "visits" / "labels.key")
         key.register("by an engine", rr(0.5), num_rows=40)
         assert drugs.remaining() == 1.5
 
-    def test_steps_with_a_delta_compose(self, tmp_path: pathlib.Path) -> None:
+    def test_steps_with_a_delta_compose(self, tmp_path):
         store = tmp_path / "study" / "visits"
         budget = PrivacyBudget(2.0, 1e-3)
         visits = PrivateLabels(VISITS, 2, budget=budget, store=store, project=True)
@@ -131,7 +124,7 @@ class TestBudget:
         assert visits.guarantee().epsilon == pytest.approx(both)
         assert steps.epsilon < both < 2 * steps.epsilon
 
-    def test_processes_at_once_do_not_pass_the_budget(self, tmp_path: pathlib.Path) -> None:
+    def test_processes_at_once_do_not_pass_the_budget(self, tmp_path):
         for name in "abcd":
             in_project(tmp_path, name, VISITS)
         context = multiprocessing.get_context("spawn")
@@ -141,7 +134,7 @@ class TestBudget:
         assert in_project(tmp_path, "a", VISITS, epsilon=None).guarantee().epsilon == 2.0
 
 
-def _draw_until_refused(folder: pathlib.Path, name: str) -> int:
+def _draw_until_refused(folder, name):
     labels = in_project(folder, name, VISITS, epsilon=None)
     for count in range(20):
         try:
@@ -152,7 +145,7 @@ def _draw_until_refused(folder: pathlib.Path, name: str) -> int:
 
 
 class TestFolder:
-    def test_a_store_keeps_that_it_is_in_a_project(self, tmp_path: pathlib.Path) -> None:
+    def test_a_store_keeps_that_it_is_in_a_project(self, tmp_path):
         in_project(tmp_path, "visits", VISITS).randomize(rr(1.0))
         drugs = in_project(tmp_path, "drugs", DRUGS)
         again = PrivateLabels(VISITS, 2, store=tmp_path / "study" / "visits")
@@ -160,13 +153,13 @@ class TestFolder:
         assert drugs.remaining() == 0.5
 
     @pytest.mark.parametrize("first", [True, False])
-    def test_what_a_store_is_in_can_not_change(self, tmp_path: pathlib.Path, first: bool) -> None:
+    def test_what_a_store_is_in_can_not_change(self, tmp_path, first):
         budget, store = PrivacyBudget(1.0), tmp_path / "study" / "a"
         PrivateLabels(VISITS, 2, budget=budget, store=store, project=first)
         with pytest.raises(LabelStoreError, match="project"):
             PrivateLabels(VISITS, 2, budget=budget, store=store, project=not first)
 
-    def test_a_missing_store_is_missed(self, tmp_path: pathlib.Path) -> None:
+    def test_a_missing_store_is_missed(self, tmp_path):
         visits, drugs = in_project(tmp_path, "visits", VISITS), in_project(tmp_path, "drugs", DRUGS)
         drugs.randomize(rr(1.0))
         shutil.rmtree(tmp_path / "study" / "drugs")
@@ -175,13 +168,13 @@ class TestFolder:
         with pytest.raises(LabelStoreError, match="lacks its store 'drugs'"):
             Ledger.of_store(tmp_path / "study" / "visits")
 
-    def test_a_new_store_in_place_of_one_is_refused(self, tmp_path: pathlib.Path) -> None:
+    def test_a_new_store_in_place_of_one_is_refused(self, tmp_path):
         in_project(tmp_path, "visits", VISITS).randomize(rr(2.0))
         shutil.rmtree(tmp_path / "study" / "visits")
         with pytest.raises(LabelStoreError, match="lacks its store 'visits'"):
             in_project(tmp_path, "visits", VISITS)
 
-    def test_a_store_that_was_moved_out_is_refused(self, tmp_path: pathlib.Path) -> None:
+    def test_a_store_that_was_moved_out_is_refused(self, tmp_path):
         in_project(tmp_path, "visits", VISITS)
         (tmp_path / "study" / "visits").rename(tmp_path / "visits")
         for open_it in (
@@ -192,7 +185,7 @@ class TestFolder:
                 open_it()
         assert not (tmp_path / "project.json").exists()
 
-    def test_a_store_of_another_project_is_refused(self, tmp_path: pathlib.Path) -> None:
+    def test_a_store_of_another_project_is_refused(self, tmp_path):
         in_project(tmp_path, "visits", VISITS)
         other = tmp_path / "other"
         PrivateLabels(DRUGS, 2, budget=PrivacyBudget(1.0), store=other / "a", project=True)
@@ -202,9 +195,7 @@ class TestFolder:
         with pytest.raises(LabelStoreError, match="another project"):
             Ledger.of_store(other / "visits")
 
-    def test_a_list_of_stores_that_is_gone_or_edited_is_missed(
-        self, tmp_path: pathlib.Path
-    ) -> None:
+    def test_a_list_of_stores_that_is_gone_or_edited_is_missed(self, tmp_path):
         visits = in_project(tmp_path, "visits", VISITS)
         path = tmp_path / "study" / "project.json"
         content = json.loads(path.read_text())
@@ -215,13 +206,13 @@ class TestFolder:
         with pytest.raises(LabelStoreError, match="missing"):
             in_project(tmp_path, "drugs", DRUGS)
 
-    def test_it_needs_a_store(self) -> None:
+    def test_it_needs_a_store(self):
         with pytest.raises(ValueError, match="needs a store"):
             PrivateLabels(VISITS, 2, budget=PrivacyBudget(1.0), project=True)
 
 
 class TestLedgerWithoutLabels:
-    def test_it_says_what_the_vault_says_and_writes_nothing(self, tmp_path: pathlib.Path) -> None:
+    def test_it_says_what_the_vault_says_and_writes_nothing(self, tmp_path):
         labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / "s")
         labels.randomize(rr(0.5))
         labels.randomize(rr(1.0), indices=[0, 1, 2])
@@ -234,7 +225,7 @@ class TestLedgerWithoutLabels:
         labels.randomize(rr(0.25))
         assert ledger.remaining() == 1.25
 
-    def test_engines_count_also_when_their_key_is_lost(self, tmp_path: pathlib.Path) -> None:
+    def test_engines_count_also_when_their_key_is_lost(self, tmp_path):
         store = tmp_path / "s"
         labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=store, draws="keyed")
         labels.randomize(rr(0.5))
@@ -247,7 +238,7 @@ class TestLedgerWithoutLabels:
         with pytest.raises(FileExistsError, match="Restore the file"):
             ReleaseKey.create(store / "labels.key")
 
-    def test_a_key_of_other_labels_is_refused(self, tmp_path: pathlib.Path) -> None:
+    def test_a_key_of_other_labels_is_refused(self, tmp_path):
         for name in ("s", "other"):
             PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / name)
             ReleaseKey.create(tmp_path / name / "labels.key").register("a", rr(0.5))
@@ -259,7 +250,7 @@ class TestLedgerWithoutLabels:
             with pytest.raises(LabelStoreError, match="other labels"):
                 open_it()
 
-    def test_a_record_whose_number_was_not_written_counts(self, tmp_path: pathlib.Path) -> None:
+    def test_a_record_whose_number_was_not_written_counts(self, tmp_path):
         labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / "s")
         before = (tmp_path / "s" / "last-record").read_bytes()
         labels.randomize(rr(0.5))
@@ -268,7 +259,7 @@ class TestLedgerWithoutLabels:
         assert (tmp_path / "s" / "last-record").read_bytes() == before
 
     @pytest.mark.parametrize("name", ["records/000000", "records/000001", "header.json"])
-    def test_what_is_missing_is_missed(self, tmp_path: pathlib.Path, name: str) -> None:
+    def test_what_is_missing_is_missed(self, tmp_path, name):
         labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / "s")
         labels.randomize(rr(0.5))
         labels.randomize(rr(0.5))
@@ -278,7 +269,7 @@ class TestLedgerWithoutLabels:
 
 
 class TestForget:
-    def test_only_the_account_is_left(self, tmp_path: pathlib.Path) -> None:
+    def test_only_the_account_is_left(self, tmp_path):
         store = tmp_path / "s"
         labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=store, draws="keyed")
         labels.randomize(rr(0.5), key="kept")
@@ -299,7 +290,7 @@ class TestForget:
         assert [one.to_json() for one in after.receipts()] == receipts
         assert (after.remaining(), after.budget) == (2.5, PrivacyBudget(4.0))
 
-    def test_nothing_can_be_drawn_after_it(self, tmp_path: pathlib.Path) -> None:
+    def test_nothing_can_be_drawn_after_it(self, tmp_path):
         labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / "s")
         labels.randomize(rr(0.5), key="a")
         forget(tmp_path / "s", actor="officer")
@@ -312,7 +303,7 @@ class TestForget:
             with pytest.raises(LabelStoreError, match=r"forgotten on .* by officer"):
                 use()
 
-    def test_in_a_project_it_goes_on_counting(self, tmp_path: pathlib.Path) -> None:
+    def test_in_a_project_it_goes_on_counting(self, tmp_path):
         visits, drugs = in_project(tmp_path, "visits", VISITS), in_project(tmp_path, "drugs", DRUGS)
         drugs.randomize(rr(1.0))
         forget(tmp_path / "study" / "drugs")
@@ -320,7 +311,7 @@ class TestForget:
         later = in_project(tmp_path, "later", DRUGS, epsilon=None)
         assert later.remaining() == 1.0
 
-    def test_an_edited_account_is_refused(self, tmp_path: pathlib.Path) -> None:
+    def test_an_edited_account_is_refused(self, tmp_path):
         labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / "s")
         labels.randomize(rr(0.5))
         forget(tmp_path / "s")
@@ -330,9 +321,7 @@ class TestForget:
             Ledger.of_store(tmp_path / "s")
 
     @pytest.mark.parametrize("step", [0, 1, 3, 5])
-    def test_a_killed_process_leaves_it_whole_or_forgotten(
-        self, tmp_path: pathlib.Path, step: int
-    ) -> None:
+    def test_a_killed_process_leaves_it_whole_or_forgotten(self, tmp_path, step):
         store = tmp_path / "s"
         labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=store)
         labels.randomize(rr(0.5))
@@ -364,7 +353,7 @@ forget(sys.argv[1])
 """
 
 
-def test_a_forgotten_store_can_be_asked_by_one_that_read_it_before(tmp_path: pathlib.Path) -> None:
+def test_a_forgotten_store_can_be_asked_by_one_that_read_it_before(tmp_path):
     visits, drugs = in_project(tmp_path, "visits", VISITS), in_project(tmp_path, "drugs", DRUGS)
     drugs.randomize(rr(0.5))
     assert visits.remaining() == 1.5

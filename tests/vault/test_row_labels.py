@@ -9,7 +9,6 @@ from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
 from tf_labeldp.accounting.budget import compose_charges
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
-    HistogramMechanism,
     LaplaceMechanism,
     RandomizedResponse,
     RRWithPrior,
@@ -46,13 +45,6 @@ def test_a_row_is_charged_for_each_of_its_labels():
         assert stated.unit == "the whole row of labels of one training example"
     with pytest.raises(BudgetExceededError):
         vault.randomize(response(1e-6), [7])
-
-
-def test_rows_of_disjoint_examples_compose_in_parallel():
-    vault = make(epsilon=3.0)
-    for part in (np.arange(50), np.arange(50, 100)):
-        assert vault.randomize(response(1.0), part).values.shape == (50, L)
-    assert vault.guarantee().epsilon == 3.0
 
 
 def test_the_event_of_a_row_is_that_of_all_its_draws():
@@ -141,13 +133,6 @@ def test_other_mechanisms_are_refused(mechanism):
     with pytest.raises((TypeError, ValueError)):
         vault.randomize(mechanism, **clusters)
     assert vault.guarantee().epsilon == 0.0 and vault.receipts == ()
-
-
-def test_a_histogram_of_rows_is_refused():
-    vault = make()
-    with pytest.raises(ValueError, match="Make the mechanism for rows of 3 zeros"):
-        vault.release(HistogramMechanism(1.0, 2))
-    assert vault.guarantee().epsilon == 0.0
 
 
 def test_properties():

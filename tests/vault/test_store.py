@@ -41,15 +41,6 @@ def test_opening_it_again_gives_the_same_draws_and_charges(
     assert os.fspath(opened.store_path) == os.fspath(store)
 
 
-def test_charges_of_the_store_count_against_the_budget(make, response, store, filled):
-    opened = make(epsilon=2.0, store=store)
-    with pytest.raises(BudgetExceededError):
-        opened.randomize(response(0.6), [0], key="more")
-    opened.randomize(response(0.5), [0], key="more")
-    assert opened.guarantee().epsilon == 2.0
-    assert make(epsilon=2.0, store=store).guarantee().epsilon == 2.0
-
-
 def test_draws_go_on_where_the_store_ends(make, response, store, filled, three_draws):
     opened = make(epsilon=2.0, store=store)
     three_draws(opened)

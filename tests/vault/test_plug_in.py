@@ -125,22 +125,6 @@ def numbers(epsilon=10.0, **arguments):
     return PrivateLabels(NUMBERS, low=0.0, high=10.0, budget=budget, **arguments)
 
 
-# --- A sound one ---------------------------------------------------------------------------------
-
-
-def test_an_ordinary_class_is_a_mechanism(chi_square_rejects):
-    labels = np.tile(np.arange(K), 20_000)
-    mechanism = NearbyResponse(2.0, K)
-    held = vault(2.0, labels=labels)
-    noisy = held.randomize(mechanism, key="nearby")
-    assert isinstance(noisy, NoisyLabels) and noisy.mechanism is mechanism
-    assert noisy.values.dtype == np.int64 and noisy.values.shape == labels.shape
-    counts = np.bincount(K * labels + noisy.values, minlength=K * K).reshape(K, K)
-    assert not chi_square_rejects(counts, mechanism.transition_matrix())
-    with pytest.raises(BudgetExceededError, match=r"NearbyResponse \(epsilon=2, delta=0\)"):
-        held.randomize(mechanism, key="more")
-
-
 def test_it_is_charged_and_stated_as_its_authors_claim():
     held = vault()
     noisy = held.randomize(NearbyResponse(0.75, K))
@@ -156,17 +140,6 @@ def test_it_is_charged_and_stated_as_its_authors_claim():
     assert not any("author" in text for text in ours.assumptions)
     planned = vault().guarantee(after=NearbyResponse(0.75, K))
     assert planned == noisy.guarantee()
-
-
-def test_targets_come_from_its_channel():
-    mechanism = NearbyResponse(3.0, K)
-    noisy = vault().randomize(mechanism)
-    channel = mechanism.transition_matrix()
-    np.testing.assert_allclose(noisy.debiased(), np.linalg.inv(channel)[noisy.values], rtol=1e-9)
-    prior = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
-    joint = channel[:, noisy.values].T * prior
-    expected = joint / joint.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(noisy.posterior(prior), expected, rtol=1e-12)
 
 
 def test_numbers_and_statistics_of_ordinary_classes():
@@ -263,9 +236,6 @@ def test_noisy_labels_of_a_class_that_is_not_imported_say_so(tmp_path, monkeypat
         NoisyLabels.load(tmp_path / "noisy")
 
 
-# --- The check -----------------------------------------------------------------------------------
-
-
 def test_it_is_checked_at_its_first_use_alone(checks):
     """Once in a process for each configuration; those of the library never."""
     held = vault()
@@ -336,20 +306,6 @@ def test_an_epsilon_that_is_none_is_refused(epsilon):
     assert held.receipts == ()
 
 
-def test_it_must_be_for_these_labels():
-    with pytest.raises(ValueError, match=f"num_classes=4, the labels have {K}"):
-        vault().randomize(NearbyResponse(1.0, 4))
-    with pytest.raises(TypeError, match="mechanism for numbers"):
-        numbers().randomize(NearbyResponse(1.0, K))
-    with pytest.raises(TypeError, match="mechanism for classes"):
-        vault().randomize(NoisyNumbers(1.0))
-    with pytest.raises(TypeError, match="mechanism of many labels"):
-        vault().release(NearbyResponse(1.0, K))
-
-
-# --- Made-up labels, and failures ----------------------------------------------------------------
-
-
 def test_it_is_run_on_made_up_labels_before_every_use(monkeypatch):
     """So that what is wrong with the public input shows before a true label is looked at."""
     held = vault()
@@ -377,52 +333,6 @@ def test_bad_public_input_is_refused_as_the_plug_in_says_and_costs_nothing():
     assert len(held.receipts) == 1
 
 
-def on_true_labels(failing):
-    """Fails on labels that are not the made-up ones of a vault or of the check."""
-
-    def randomize(self, labels, public=None, *, rng=None):
-        if len(labels) == N and labels.max() > 0:
-            return failing(self, labels)
-        return SOUND(self, labels, public, rng=rng)
-
-    return randomize
-
-
-SOUND = NearbyResponse.randomize
-
-
-def raising(self, labels):
-    raise ZeroDivisionError(f"the label of the first is {labels[0]}: 987654")
-
-
-@pytest.mark.parametrize("stored", [False, True])
-@pytest.mark.parametrize(
-    "failing",
-    [raising, lambda self, labels: labels[labels > 2], lambda self, labels: labels + 987654],
-    ids=["raises", "shape", "range"],
-)
-def test_a_failure_on_the_true_labels_is_charged_and_its_text_kept_back(
-    failing, stored, monkeypatch, tmp_path
-):
-    monkeypatch.setattr(NearbyResponse, "randomize", on_true_labels(failing))
-    where = {"store": tmp_path / "store"} if stored else {}
-    held = vault(1.5, **where)
-    with pytest.raises(RuntimeError, match=r"NearbyResponse failed .* withheld.*was charged") as e:
-        held.randomize(NearbyResponse(1.0, K), key="a")
-    shown = "".join(map(str, [e.value, e.value.__cause__, e.value.__suppress_context__]))
-    assert "987654" not in shown and e.value.__cause__ is None and e.value.__suppress_context__
-    (receipt,) = held.receipts
-    assert (receipt.kind, receipt.key, receipt.output_digest) == ("failed", "a", None)
-    assert receipt.charge.epsilon == 1.0 and held.guarantee().epsilon == 1.0
-    assert not held.has_draw("a")
-    assert "which failed" in held.history()[0].what
-    with pytest.raises(BudgetExceededError):
-        held.randomize(NearbyResponse(1.0, K), key="a")
-    if stored:
-        again = vault(1.5, **where)
-        assert again.guarantee() == held.guarantee() and not again.has_draw("a")
-
-
 def test_a_failure_on_any_labels_is_raised_as_it_is_and_costs_nothing(monkeypatch):
     held = vault()
     held.randomize(NearbyResponse(1.0, K))
@@ -434,9 +344,6 @@ def test_a_failure_on_any_labels_is_raised_as_it_is_and_costs_nothing(monkeypatc
     with pytest.raises(ZeroDivisionError, match="a plain mistake"):
         held.randomize(NearbyResponse(1.0, K))
     assert len(held.receipts) == 1
-
-
-# --- What it says of its price -------------------------------------------------------------------
 
 
 class Gaussian(NearbyResponse):
