@@ -239,7 +239,7 @@ def test_an_epsilon_at_which_nothing_is_left_is_refused():
 @pytest.mark.parametrize(("low", "high"), [(-1.7e308, 1.7e308), (0.0, 5e-324)])
 def test_a_range_that_doubles_cannot_halve_is_refused(low, high):
     """Its codes would be NaN at some labels and not at others, which no noise hides."""
-    with pytest.raises(ValueError, match="beyond the doubles"):
+    with pytest.raises(ValueError, match="exceeds the range of doubles"):
         LabelMomentMechanism(1.0, 1e-5, low=low, high=high)
 
 

@@ -428,7 +428,7 @@ def test_07_an_ordinary_class_is_a_mechanism() -> None:
 
 def test_07_a_mechanism_that_returns_the_true_labels_is_refused_uncharged() -> None:
     labels = vault()
-    with pytest.raises(ValueError, match="does not draw as its transition_matrix says"):
+    with pytest.raises(ValueError, match="do not follow its transition_matrix"):
         labels.randomize(Honest(1.0, K))
     assert labels.guarantee().epsilon == 0.0
 

@@ -97,7 +97,7 @@ def test_priors_missing_or_superfluous():
 
 
 def test_swapped_arguments_are_told():
-    with pytest.warns(UserWarning, match="epsilon comes first. Are the two swapped?"):
+    with pytest.warns(UserWarning, match="Epsilon comes first: are the two swapped"):
         RandomizedResponse(10, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -225,7 +225,7 @@ def test_numpy_scalars_become_python_numbers():
 
 
 def test_unknown_mechanism():
-    with pytest.raises(ValueError, match=r"unknown mechanism 'Nothing'; known are .*RRTopK"):
+    with pytest.raises(ValueError, match=r"RRTopK.*, got unknown mechanism 'Nothing'"):
         deserialize({"class_name": "Nothing", "config": {}})
 
 
@@ -255,5 +255,5 @@ def test_arguments_of_a_plug_in_are_plain_or_refused():
 
     found = serialize(WithArgument([np.arange(2), np.float64(0.5)]))
     assert found["config"] == {"argument": [[0, 1], 0.5]}
-    with pytest.raises(TypeError, match=r"numbers, texts, None, lists or arrays, got function"):
+    with pytest.raises(TypeError, match=r"numbers, strings, None, lists or arrays, got function"):
         serialize(WithArgument(lambda: 0))

@@ -250,7 +250,7 @@ def test_epsilon_at_its_ends():
         ([0.0, np.inf], [0.5, 0.5], "squared_error", "values must be finite"),
         ([0.0, 1.0], [0.5], "squared_error", r"probabilities must have shape \(2,\)"),
         ([0.0, 1.0], [0.5, 0.6], "squared_error", "must sum to one"),
-        ([-1.0, 1.0], [0.5, 0.5], "poisson", "Poisson loss is for labels of zero or more"),
+        ([-1.0, 1.0], [0.5, 0.5], "poisson", "Poisson loss needs labels of at least zero"),
         ([0.0, 1.0], [0.5, 0.5], "mse", "loss must be one of 'squared_error'"),
     ],
 )

@@ -295,12 +295,12 @@ def test_a_class_that_was_written_anew_is_checked_anew():
 
     held = numbers()
     held.randomize(written(honest=True)(1.0))
-    with pytest.raises(ValueError, match="does not keep to its epsilon"):
+    with pytest.raises(ValueError, match="violates its epsilon"):
         held.randomize(written(honest=False)(1.0))
 
 
 DEFECTS = {
-    "true labels": ("randomize", lambda self, labels, *_, **__: labels, "does not draw as its"),
+    "true labels": ("randomize", lambda self, labels, *_, **__: labels, "do not follow its"),
     "identity channel": (
         "transition_matrix",
         lambda self, prior=None: np.eye(K),

@@ -346,7 +346,7 @@ class Loud(Fragile):
 
 def test_a_mechanism_that_does_not_keep_its_promise_is_refused_before_it_looks():
     vault = make([1.0, SECRET])
-    with pytest.raises(ValueError, match=r"Loud does not keep to its epsilon of 0\.25") as caught:
+    with pytest.raises(ValueError, match=r"Loud violates its epsilon of 0\.25") as caught:
         vault.randomize(Loud(0.25))
     assert str(SECRET) not in "".join(traceback.format_exception(caught.value))
     assert vault.guarantee().epsilon == 0.0 and vault.receipts == ()
