@@ -207,7 +207,7 @@ BAD = {
     "loss": (bad(loss="mse"), "loss must be one of"),
     "ends": (bad(spread=(2.0, -2.0)), "low must be below high"),
     "poisson": (bad(loss="poisson"), r"outputs must start at -0\.58.*squared_error"),
-    "negative": (bad((-1.0, 1.0), loss="poisson"), "Poisson loss is for labels of zero or more"),
+    "negative": (bad((-1.0, 1.0), loss="poisson"), "Poisson loss needs labels of at least zero"),
     "poisson-range": (
         bad((10.0, 11.0), loss="poisson", spread=(-1.0, 20.0)),
         r"Poisson loss needs outputs above zero.*Start it between 0 and 9\.4",

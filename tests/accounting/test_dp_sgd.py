@@ -175,8 +175,8 @@ BAD_STEPS = [
 ]
 BAD_NOISE = [
     ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier must be finite and above zero"),
-    ({"noise_multiplier": 1e-4}, ValueError, "no finite epsilon holds .* Use more noise"),
-    ({"delta": 1e-15}, ValueError, "no finite epsilon holds .* a larger delta, below 1/n"),
+    ({"noise_multiplier": 1e-4}, ValueError, "no finite epsilon at .* Use more noise"),
+    ({"delta": 1e-15}, ValueError, "no finite epsilon at .* a larger delta below 1/n"),
     ({"privacy_unit": "group"}, ValueError, r"privacy_unit must be one of label, user, got"),
 ]
 BAD_TARGETS = [

@@ -99,7 +99,7 @@ def test_nothing_spent_is_nothing_spent():
     ],
 )
 def test_a_delta_of_one_is_refused(guarantee, k):
-    with pytest.raises(ValueError, match=r"promise nothing.*item_budget_for_group"):
+    with pytest.raises(ValueError, match=r"a delta below 1 for.*item_budget_for_group"):
         group_privacy(guarantee, k)
 
 

@@ -187,7 +187,7 @@ def test_the_event_is_written_composed_and_stated():
 
 
 def test_it_says_nothing_of_other_relations():
-    with pytest.raises(ValueError, match=r"'label_distance' bounds what replacing one label does"):
+    with pytest.raises(ValueError, match=r"'label_distance' bounds the effect of replacing one"):
         dp_sgd_guarantee(5.0, 0.02, 100, 1e-5, "add_or_remove", **BY_DISTANCE)
     with pytest.raises(ValueError, match="privacy_unit='user'"):
         dp_sgd_charge(5.0, 0.02, 100, 1e-5, privacy_unit="user", **BY_DISTANCE)

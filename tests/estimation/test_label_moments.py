@@ -195,8 +195,8 @@ def test_bad_arguments(arguments, error, message):
         ([0, 1], None, "needs features"),
         ([0, 1], [[1.0, 0.0], [1.0, 1.0]], "1 are not, the first at row 1"),
         ([0, 1], [[1.0, 0.0], [np.nan, 0.0]], "must be finite, .* 1 are not"),
-        ([0, 1], [[1.0, 0.0]], "there are 2 labels and 1 rows"),
-        ([0, 1], [[1.0, 0.0]] * 3, "there are 2 labels and 3 rows"),
+        ([0, 1], [[1.0, 0.0]], "got 1 rows and 2 labels"),
+        ([0, 1], [[1.0, 0.0]] * 3, "got 3 rows and 2 labels"),
         ([0, 1], [1.0, 0.0], r"features must be numbers of shape \(n, d\)"),
     ],
 )
@@ -217,7 +217,7 @@ def test_labels_outside_are_never_shown():
 
 def test_sums_stay_below_2_to_the_53():
     assert mechanism().noise_stddev(2**32 - 1, 3) > 0.0
-    with pytest.raises(ValueError, match="rows are too many for exact sums"):
+    with pytest.raises(ValueError, match="fewer than 2\^32 rows for exact sums"):
         mechanism().noise_stddev(2**32, 3)
 
 
@@ -229,7 +229,7 @@ def test_an_epsilon_at_which_nothing_is_left_is_refused():
 @pytest.mark.parametrize(("low", "high"), [(-1.7e308, 1.7e308), (0.0, 5e-324)])
 def test_a_range_that_doubles_cannot_halve_is_refused(low, high):
     """Its codes would be NaN at some labels and not at others, which no noise hides."""
-    with pytest.raises(ValueError, match="beyond the doubles"):
+    with pytest.raises(ValueError, match="exceeds the range of doubles"):
         LabelMomentMechanism(1.0, 1e-5, low=low, high=high)
 
 

@@ -97,7 +97,11 @@ BAD = {
     ),
     "nothing": ({"mechanism": "RR"}, TypeError, "must be a tf_labeldp mechanism, got str"),
     "no-priors": ({"priors": None}, ValueError, "RRWithPrior drew its labels with priors"),
-    "unknown": ({"mechanism": UnknownByPrior(1.0, K)}, ValueError, "channel of UnknownByPrior"),
+    "unknown": (
+        {"mechanism": UnknownByPrior(1.0, K)},
+        ValueError,
+        "UnknownByPrior takes priors but does not define its channel",
+    ),
     "class": ({"noisy": [0, 4]}, ValueError, "noisy_labels must lie in"),
     "number": ({"noisy": [0.5, 1.0]}, TypeError, "noisy_labels must be integers"),
     "rows": ({"priors": PRIORS[:3]}, ValueError, r"priors must have shape \(4,\) or \(2, 4\)"),

@@ -342,9 +342,9 @@ class CountsInTheClear(HistogramMechanism):
 
 def test_what_could_only_be_checked_with_public_input_is_checked_with_it():
     two = ldp.PrivateLabels(Y % 2, 2, budget=ldp.PrivacyBudget(9.0))
-    with pytest.raises(ValueError, match="does not keep to its epsilon"):
+    with pytest.raises(ValueError, match="violates its epsilon"):
         two.randomize(PeersInTheClear(1.4, 0.2, 0.5, 5))
-    with pytest.raises(ValueError, match="does not keep to its epsilon"):
+    with pytest.raises(ValueError, match="violates its epsilon"):
         vault().release(CountsInTheClear(1.0, K), public_input=np.arange(N) % 2)
 
 
@@ -472,5 +472,5 @@ def test_a_large_table_that_changes_is_checked_again():
     labels.randomize(Large(1.0))
     spoilt = np.zeros(2000)
     spoilt[10:1990] = 1.0  # in the part that NumPy does not show
-    with pytest.raises(ValueError, match="Large does not keep to its epsilon"):
+    with pytest.raises(ValueError, match="Large violates its epsilon"):
         labels.randomize(Large(1.0, spoilt))

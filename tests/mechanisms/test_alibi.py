@@ -240,12 +240,12 @@ def test_chunks_give_every_row_its_own_label():
         ({"noise": "normal"}, ValueError, "noise must be one of laplace, gaussian, got 'normal'"),
         ({"delta": 1.0, "noise": "gaussian"}, ValueError, r"delta must be in \[0, 1\)"),
         ({"num_classes": 1}, ValueError, "num_classes must be at least 2"),
-        ({"epsilon": 9e-7}, ValueError, r"epsilon must be from 1e-06 to 1e\+06 for laplace"),
-        ({"epsilon": 1.1e6}, ValueError, r"epsilon must be from 1e-06 to 1e\+06 for laplace"),
+        ({"epsilon": 9e-7}, ValueError, r"epsilon must be in \[1e-06, 1e\+06\] for laplace"),
+        ({"epsilon": 1.1e6}, ValueError, r"epsilon must be in \[1e-06, 1e\+06\] for laplace"),
         (
             {"epsilon": 9e-4, "delta": 1e-5, "noise": "gaussian"},
             ValueError,
-            r"epsilon must be from 0\.001 to 1e\+06 for gaussian",
+            r"epsilon must be in \[0\.001, 1e\+06\] for gaussian",
         ),
     ],
 )

@@ -201,10 +201,10 @@ def test_a_sound_mechanism_is_not_refused_by_chance(mechanism):
         check_mechanism(mechanism, draws=2000)
 
 
-OTHER_DRAWS = r"OfClasses does not draw as its transition_matrix says"
+OTHER_DRAWS = r"draws of OfClasses do not follow its transition_matrix"
 INF = "a worst log-ratio of inf, more than its epsilon of 1"
 NO_PROBABILITIES = "must be probabilities that sum to one"
-OF_NUMBERS = r"OfNumbers does not keep to its epsilon of 1: a set of"
+OF_NUMBERS = r"OfNumbers violates its epsilon of 1: a set of"
 CLEAR_FIFTH = drawn(lambda y: np.where(RNG.uniform(size=y.size) < 0.2, y, of_epsilon(1.0)(y)))
 # In the middle of the range, and not at its ends.
 CLEAR_MIDDLE = drawn(lambda y: np.where(y == 5.0, y, y + RNG.laplace(scale=10.0, size=len(y))))
@@ -227,7 +227,7 @@ DEFECTS = {
     "a rare output that is ruled out": (
         OfClasses,
         {"epsilon": 2.0, **channel(WITHOUT_LAST), **drawn(last_once)},
-        "an output of probability 0 came in a share of",
+        "an output of probability 0 had a share of",
     ),
     "identity": (OfClasses, channel(np.eye(4)), INF),
     "a little over": (
@@ -257,17 +257,17 @@ DEFECTS = {
     "event": (
         OfClasses,
         {"dp_event": lambda self: pure_dp_event(0.5)},
-        r"the dp_event of OfClasses promises epsilon=.*Leave dp_event",
+        r"the dp_event of OfClasses promises epsilon=.*Remove dp_event",
     ),
     "gaussian event": (
         OfClasses,
         {"dp_event": lambda self: dp_accounting.GaussianDpEvent(100.0)},
-        r"the dp_event of OfClasses promises .*Leave dp_event",
+        r"the dp_event of OfClasses promises .*Remove dp_event",
     ),
     "draws at a prior": (
         OfPriors,
         at_a_prior(lambda prior: np.ptp(prior) > 0.0),
-        "does not draw as its transition_matrix says",
+        "do not follow its transition_matrix",
     ),
     "channel at a prior": (OfPriors, channel_at(lambda prior: np.ptp(prior) > 0.0), INF),
     "channel at a prior that is almost uniform": (
@@ -293,13 +293,13 @@ DEFECTS = {
     "shown numbers above delta": (
         OfNumbers,
         {"delta": 0.1, **drawn(some_in_the_clear)},
-        "OfNumbers does not keep to its epsilon",
+        "OfNumbers violates its epsilon",
     ),
-    "rows without noise": (OfRows, {"scale": 0.0}, "OfRows does not keep to its epsilon"),
-    "rows of little noise": (OfRows, {"scale": 0.5}, "OfRows does not keep to its epsilon"),
+    "rows without noise": (OfRows, {"scale": 0.0}, "OfRows violates its epsilon"),
+    "rows of little noise": (OfRows, {"scale": 0.5}, "OfRows violates its epsilon"),
 }
 OF_CLASSES = {
-    "short": (lambda y: y[1:], r"shape \(\d+,\), expected \(\d+,\), one for each label"),
+    "short": (lambda y: y[1:], r"shape \(\d+,\), expected \(\d+,\), one per label"),
     "floats": (lambda y: y.astype(float), r"dtype float64, expected numbers \(iu\)"),
     "above": (lambda y: y + 1, r"classes that do not exist, expected 0\.\.3"),
     "negative": (lambda y: y - 1, r"classes that do not exist, expected 0\.\.3"),
@@ -331,7 +331,7 @@ def test_a_defect_is_found(name):
 def test_a_statistic_without_enough_noise_is_found(kind, resolved):
     check_mechanism(kind())
     for share, draws in ((0.0, {}), (0.01, {}), (0.1, {}), (resolved, {"draws": 200_000})):
-        with pytest.raises(ValueError, match=f"{kind.__name__} does not keep to its epsilon"):
+        with pytest.raises(ValueError, match=f"{kind.__name__} violates its epsilon"):
             check_mechanism(planted(kind, scale=share * kind.scale), **draws)
 
 

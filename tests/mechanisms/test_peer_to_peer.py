@@ -127,7 +127,7 @@ def test_the_stated_guarantee_is_checked():
     mechanism = PeerToPeerRandomizedResponse(found.epsilon, 0.2, 0.5, 100, 1e-4)
     assert mechanism == made(size=100, delta=1e-4)
     assert PeerToPeerRandomizedResponse(2.0, 0.2, 0.5, 100, 1e-4).epsilon == 2.0
-    with pytest.raises(ValueError, match=r"epsilon=.* does not hold at delta=0.0001.*it is 0\.24"):
+    with pytest.raises(ValueError, match=r"epsilon must be at least 0\.24.* at delta=0\.0001"):
         PeerToPeerRandomizedResponse(found.epsilon * (1 - 1e-6), 0.2, 0.5, 100, 1e-4)
     with pytest.raises(ValueError, match=r"does not hold at delta=0:.*for_cluster_size"):
         PeerToPeerRandomizedResponse(found.epsilon, 0.2, 0.5, 100)

@@ -219,7 +219,11 @@ def test_threshold_refuses_priors_with_a_smaller_entry():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"resampling_probability": 0.0}, ValueError, r"in \(0, 1\], got 0: with 0 every label"),
+        (
+            {"resampling_probability": 0.0},
+            ValueError,
+            r"in \(0, 1\], got 0: with 0 every true label",
+        ),
         ({"resampling_probability": float("nan")}, ValueError, r"in \(0, 1\], got nan"),
         ({"resampling_probability": "1"}, TypeError, r"number in \(0, 1\], got str"),
         ({"threshold": 0.2501}, ValueError, r"\[0, 0.25\], got 0.2501"),
@@ -236,7 +240,7 @@ def test_bad_settings(arguments, error, message):
     ("groups", "message"),
     [
         ([0, 2], "must lie in 0..1, .* from 0 to 2"),
-        ([0], r"must be integers of shape \(2,\), one a label, got dtype int64 and shape \(1,\)"),
+        ([0], r"must be integers of shape \(2,\), one per label, got dtype int64 and shape \(1,\)"),
         ([0.0, 1.0], "got dtype float64"),
     ],
 )

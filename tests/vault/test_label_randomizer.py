@@ -306,6 +306,6 @@ def test_it_draws_from_a_vault_alone_and_for_all_of_it():
 
 def test_poisson_with_negative_labels_spends_nothing():
     vault = make(np.array([-1.0, 2.0]), low=-1.0)
-    with pytest.raises(ValueError, match="Poisson loss is for labels of zero or more"):
+    with pytest.raises(ValueError, match="Poisson loss needs labels of at least zero"):
         vault.randomize(LabelRandomizer(1.0, "poisson"))
     assert vault.guarantee().epsilon == 0.0

@@ -265,12 +265,12 @@ def test_a_class_that_was_written_anew_is_checked_anew():
 
     held = numbers()
     held.randomize(written(honest=True)(1.0))
-    with pytest.raises(ValueError, match="does not keep to its epsilon"):
+    with pytest.raises(ValueError, match="violates its epsilon"):
         held.randomize(written(honest=False)(1.0))
 
 
 DEFECTS = {
-    "true labels": ("randomize", lambda self, labels, *_, **__: labels, "does not draw as its"),
+    "true labels": ("randomize", lambda self, labels, *_, **__: labels, "do not follow its"),
     "identity channel": (
         "transition_matrix",
         lambda self, prior=None: np.eye(K),
@@ -393,7 +393,9 @@ def test_an_event_that_no_program_reads_is_refused_by_a_store(monkeypatch, tmp_p
     """Before any output, and nothing is half written."""
     monkeypatch.setattr(NearbyResponse, "dp_event", lambda self: Strange())
     held = vault(store=tmp_path / "store")
-    with pytest.raises(ValueError, match="Strange is not an event of dp_accounting"):
+    with pytest.raises(
+        ValueError, match="an event of dp_accounting that JSON can represent, got Strange"
+    ):
         held.randomize(NearbyResponse(1.0, K))
     assert vault(store=tmp_path / "store").receipts == ()
 

@@ -1,4 +1,4 @@
-"""Guarantees, budgets, and every translation to ``dp_accounting``; loads no TensorFlow."""
+"""Guarantees, budgets, receipts, and all events of ``dp_accounting``; loads no TensorFlow."""
 
 from tf_labeldp.accounting._annotations import Private, Public, Setting
 from tf_labeldp.accounting._guarantee import Assumption, PrivacyGuarantee

@@ -11,12 +11,12 @@ from dp_accounting import DpEvent, pld
 from scipy import special
 
 _FARTHEST = 9.0
-"""Standard deviations of the noise; beyond (1e-19) a loss counts as without bound."""
+"""Standard deviations of the noise; beyond (probability 1e-19) a loss counts as unbounded."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AddedDeltaDpEvent(DpEvent):
-    """A loss without bound with probability ``delta``, in [0, 1], and none otherwise."""
+    """An unbounded loss with probability ``delta``, in [0, 1], and no loss otherwise."""
 
     delta: float
 
@@ -25,16 +25,16 @@ class AddedDeltaDpEvent(DpEvent):
 class LabelDistanceDpEvent(DpEvent):
     """One step of DP-SGD on secret Poisson batches, clipped by ``"label_distance"``.
 
-    An example adds ``a`` to the sum of a batch, and ``b`` if its label is replaced. Known are
-    ``|a| <= longest * D``, likewise ``|b|``, and ``|a - b| <= D``. For orders above one,
-    ``longest * D`` against ``-(1 - longest) * D`` on a line is the worst pair (docs/accounting.md).
-    In the next step it may be the worst the other way round, so the divergence of an order below
-    one is that of its inverse with the roles exchanged, not that of the same pair.
+    An example adds ``a`` to the sum of a batch, and ``b`` if its label is replaced. Clipping
+    ensures ``|a| <= longest * D``, the same for ``|b|``, and ``|a - b| <= D``. For orders above
+    one, the worst pair is ``longest * D`` and ``-(1 - longest) * D`` on a line
+    (docs/accounting.md). The next step may have the pair with its roles exchanged, so an order
+    below one takes the divergence of its inverse with the roles exchanged.
 
     Attributes:
-        sampling_probability: of each example, in (0, 1).
-        noise_multiplier: standard deviation of the noise over ``D / 2``.
-        longest: the largest norm of a gradient over D, in [1/2, 1].
+        sampling_probability: probability with which an example enters a batch, in (0, 1).
+        noise_multiplier: standard deviation of the noise, divided by ``D / 2``.
+        longest: largest norm of a gradient, divided by D, in [1/2, 1].
     """
 
     sampling_probability: float
@@ -43,19 +43,19 @@ class LabelDistanceDpEvent(DpEvent):
 
     @property
     def worst_pair(self) -> tuple[float, float]:
-        """a and b, in standard deviations of the noise."""
+        """The pair a and b, in standard deviations of the noise."""
         distance = 2.0 / self.noise_multiplier
         return self.longest * distance, (self.longest - 1.0) * distance
 
     def divergence(self, losses: np.ndarray) -> np.ndarray:
-        """Returns the largest hockey-stick divergences (k,) of orders ``e^losses`` from 1 on.
+        """Returns the largest hockey-stick divergences (k,) of the orders ``e^losses`` >= 1.
 
-        They are reached on half lines, where ``log q n_a`` is above the logarithm of
-        ``(e^loss - 1) (1 - q) n_0 + e^loss q n_b``. Over ``n_0`` the one is linear and the other
-        convex, so Newton's method comes to the border from below, whatever it starts from.
+        They are attained on half lines, where ``log q n_a`` exceeds the logarithm of
+        ``(e^loss - 1) (1 - q) n_0 + e^loss q n_b``. Divided by ``n_0``, the first is linear and the
+        second convex, so Newton's method reaches the border from below from any start.
         """
         q, (a, b) = self.sampling_probability, self.worst_pair
-        with np.errstate(divide="ignore"):  # at order 1
+        with np.errstate(divide="ignore"):  # log 0 at order 1
             constant = np.log(np.expm1(losses)) + math.log1p(-q)
         border = (losses + (a * a - b * b) / 2.0) / (a - b)
         for _ in range(12):
@@ -68,7 +68,7 @@ class LabelDistanceDpEvent(DpEvent):
         return np.maximum(found, 0.0)
 
     def loss(self, grid: float) -> Any:
-        """Returns the privacy loss of one step, rounded up to a grid."""
+        """Returns the privacy loss of one step, rounded up to the grid."""
         q, (a, b) = self.sampling_probability, self.worst_pair
         x = _FARTHEST + a
         loss, back = (

@@ -31,22 +31,22 @@ _VOUCHES = {
     "machines": "Those who run the machines",
     "holder": "The label holder",
 }
-"""Titles of assumptions by ``Assumption.who``, in the order of statements and reports."""
+"""Titles of the groups of assumptions, by ``Assumption.who``, in the order of statements."""
 _PAGE = "docs/privacy.md#who-must-vouch-for-what"
-_TOO_LARGE = "such a delta would allow to publish the label of one example"
+_TOO_LARGE = "such a delta would allow publishing the label of one example"
 
 
 class Assumption(str):
     """A sentence that must be true for a statement to hold, and who must vouch for it.
 
-    It is its text, so that it prints, compares and sorts as a ``str``.
+    It is a ``str``: it prints, compares and sorts as its text.
 
     Args:
-        code: names the assumption for programs, whatever figures are in its text;
-            ``"not-promised"`` is that of a reason why nothing is promised.
-        who: must vouch for it: the ``"holder"`` of the labels, the ``"trainer"`` of the model, this
-            ``"library"``, the operators of the ``"machines"``, the ``"authors"`` of other code, the
-            ``"users"`` of a protocol, or ``"nobody"``.
+        code: name for programs, the same whatever figures the text has; ``"not-promised"`` marks a
+            reason why nothing is promised.
+        who: party that must vouch for it: the ``"holder"`` of the labels, the ``"trainer"`` of the
+            model, this ``"library"``, the operators of the ``"machines"``, the ``"authors"`` of
+            other code, the ``"users"`` of a protocol, or ``"nobody"``.
         text: the sentence.
 
     Example:
@@ -68,7 +68,7 @@ class Assumption(str):
 
     @classmethod
     def of(cls, sentence: str | dict[str, str]) -> Assumption:
-        """Returns an assumption as it is, from JSON, or from a sentence without an author."""
+        """Returns an assumption unchanged, or builds one from JSON or from a plain sentence."""
         if isinstance(sentence, dict):
             return cls(**sentence)
         return sentence if isinstance(sentence, cls) else cls("other", "nobody", sentence)
@@ -79,25 +79,25 @@ class Assumption(str):
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyGuarantee:
-    """An (epsilon, delta) statement of label differential privacy, in full.
+    """A complete (epsilon, delta) statement of label differential privacy.
 
     For all neighbouring data sets and every set of outputs S,
     ``Pr[output in S] <= e^epsilon * Pr[output' in S] + delta``.
 
-    The figures were promised before anything was drawn and do not depend on any draw.
+    The figures were promised before the draws and do not depend on them.
 
     Attributes:
         epsilon: privacy parameter, >= 0; ``inf`` if nothing is promised.
         delta: failure probability, in [0, 1).
-        unit: the contribution of one person, in words.
-        relation: ``"replace_label"``, which alone is called label-DP; or, for comparison with
-            published tables, ``"add_or_remove"``.
-        assumptions: that must be true for the statement to hold, each an ``Assumption``, which is
-            a ``str``; where nothing is promised, the reasons come first.
-        seeded: True if the random bits came from a seed or a generator that was passed in; the
+        unit: contribution of one person, in words.
+        relation: ``"replace_label"``, which alone is called label-DP; or ``"add_or_remove"``, for
+            comparison with published tables.
+        assumptions: sentences that must be true for the statement to hold, each an ``Assumption``,
+            which is a ``str``; where nothing is promised, the reasons come first.
+        seeded: True if the random bits came from a seed or a generator that the caller passed; the
             headline then reports it.
-        num_units: the number of units, to which delta is compared; None if unknown.
-        remarks: that promise nothing more, such as a smaller figure for this very draw.
+        num_units: number of units, to which delta is compared; None if unknown.
+        remarks: notes without a further promise, such as a smaller figure for this draw.
 
     Example:
         >>> PrivacyGuarantee(epsilon=1.0, delta=0.0).headline
@@ -161,16 +161,16 @@ class PrivacyGuarantee:
         return promise
 
     def with_assumptions(self, assumptions: Iterable[str | Assumption]) -> PrivacyGuarantee:
-        """Returns a copy that rests on these assumptions too, each listed once."""
+        """Returns a copy that also rests on these assumptions, each listed once."""
         together = dict.fromkeys((*self.assumptions, *map(Assumption.of, assumptions)))
         return dataclasses.replace(self, assumptions=tuple(together))
 
     def with_remarks(self, remarks: Iterable[str]) -> PrivacyGuarantee:
-        """Returns a copy with these remarks too."""
+        """Returns a copy with these remarks added."""
         return dataclasses.replace(self, remarks=(*self.remarks, *remarks))
 
     def warn_of_delta(self) -> PrivacyGuarantee:
-        """Returns the statement itself, and warns of a delta that would allow too much."""
+        """Returns the statement itself, and warns if delta is not below 1/n."""
         if self.num_units is not None and _is_large(self.delta * self.num_units):
             limit = f"1/n = {1.0 / self.num_units:.3g}"
             _validate.warn(
@@ -179,7 +179,7 @@ class PrivacyGuarantee:
         return self
 
     def assumptions_by_voucher(self) -> dict[str, list[Assumption]]:
-        """Returns the assumptions under the title of those who must vouch for them."""
+        """Returns the assumptions, grouped by the title of the party that must vouch for them."""
         groups: dict[str, list[Assumption]] = {title: [] for title in _VOUCHES.values()}
         for note in self.assumptions:
             groups[_VOUCHES.get(note.who, _VOUCHES["nobody"])].append(note)
@@ -190,7 +190,7 @@ class PrivacyGuarantee:
         if math.isfinite(self.epsilon):
             start = "With secret random bits: " if self.seeded else ""
             change = _RELATIONS[self.relation].format(unit=self.unit)
-            exponential = f"e^{_rounded_up(self.epsilon)}"  # which may not overflow
+            exponential = f"e^{_rounded_up(self.epsilon)}"  # math.exp overflows from 710 on
             if self.epsilon < 700.0:
                 exponential = _rounded_up(math.exp(self.epsilon), digits=4)
             factor = f"more than {exponential} times as likely"
@@ -214,6 +214,6 @@ def _is_large(worth: float) -> bool:
 
 
 def _rounded_up(value: float, digits: int = 6) -> str:
-    """Returns a number rounded up, except for one part in 1e9: sums of doubles may be off by it."""
+    """Returns a number rounded up, after one part in 1e9 is taken off for errors of float sums."""
     context = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
     return f"{float(context.create_decimal(repr(value * (1.0 - 1e-9)))):.{digits}g}"

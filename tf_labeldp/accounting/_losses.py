@@ -1,21 +1,21 @@
-"""The epsilon of events together: privacy losses, composed at a cost that is flat in the uses.
+"""The joint epsilon of events: privacy losses, composed at a cost that is flat in their number.
 
-``dp_accounting`` finds the loss of one use. Here equal uses are composed in blocks, and blocks in
-blocks of blocks; the grid grows with the spread of the loss. Blocks are kept, so one more use
-composes only what it changes. docs/accounting.md proves that every rounding is upwards.
+``dp_accounting`` computes the loss of one use. This file composes equal uses in blocks, and blocks
+in larger blocks; the grid grows with the spread of the loss. Blocks are cached, so one more use
+recomposes only a few. docs/accounting.md proves that all rounding is upwards.
 
-What ``dp_accounting`` 0.6.0 gets wrong, or takes otherwise, is handled here:
+This file corrects or extends ``dp_accounting`` 0.6.0 in five places:
 
-* It ignores the count of a repeated ``RandomizedResponseDpEvent``; blocks count right.
-* It has no pure mechanism under ``REPLACE_ONE``, so binary randomized response of the same epsilon
-  stands for one, which dominates it (Kairouz, Oh and Viswanath 2015, "The composition theorem for
+* It ignores the count of a repeated ``RandomizedResponseDpEvent``; blocks count every use.
+* It has no pure mechanism under ``REPLACE_ONE``. Binary randomized response of the same epsilon
+  takes its place and dominates it (Kairouz, Oh and Viswanath 2015, "The composition theorem for
   differential privacy", Theorem 3.1 and its proof). A Laplace noise multiplier is relative to
   adding or removing, and replacing moves twice as far: epsilon is ``2 / noise_multiplier``.
-* It raises Fourier transforms to the power of the number of steps, and their rounding errors with
-  them: a multiple of these is taken off delta.
-* Its grid of privacy losses, 1e-4, can double the epsilon of many small steps of DP-SGD. The grid
-  is chosen by the event.
-* It has no event for clipped distances of gradients, nor for a known delta: ``_added_events`` has.
+* It raises Fourier transforms to the power of the number of steps, which multiplies their rounding
+  errors: a multiple of these is taken off delta.
+* Its grid of privacy losses, 1e-4, can double the epsilon of many small steps of DP-SGD. Here the
+  grid depends on the event.
+* It has no event for clipped distances of gradients or for an added delta; ``_added_events`` does.
 """
 
 from __future__ import annotations
@@ -39,51 +39,51 @@ from tf_labeldp.accounting.events import pure_dp_event, randomized_response_even
 _NEIGHBOURS = {"replace_label": "REPLACE_ONE", "add_or_remove": "ADD_OR_REMOVE_ONE"}
 """Names of relations in ``dp_accounting``."""
 _ROUNDING = 2.0**-53
-"""Of delta, per use: five times the most found against exact binomial sums, at 64 uses."""
+"""Taken off delta per use: five times the largest error against exact binomial sums, at 64 uses."""
 _ULPS = 1.0 + 2.0**-40
-"""Epsilon is found to more digits than this."""
+"""Factor on epsilon, larger than its relative numerical error."""
 
 _GRID = 1e-4
 _GRID_OF_GAUSSIAN = 1.0 / 256.0
-"""Over the noise multiplier: of a loss without sampling, 512 cells to a standard deviation."""
+"""Divided by the noise multiplier; 512 cells per standard deviation of an unsampled loss."""
 _FINEST_GRID = 1e-7
 """Below, second differences of delta drown in the rounding errors of doubles."""
 _CELLS_OF_ONE = 25_000
-"""Cells between no loss and the largest of one step; twice as many take twice as long."""
+"""Cells between zero and the largest loss of one step; twice the cells take twice as long."""
 _LEAST_NOISE = 1e-2
-"""Noise multipliers below promise nothing (epsilon above ten thousand per use), and overflow."""
+"""Below, noise multipliers promise nothing (epsilon above ten thousand per use) and overflow."""
 
 _KINDS = 64
-"""Events that are composed as they are. Of more, epsilons of randomized response are rounded up."""
+"""Most kinds of events composed unchanged; with more, epsilons of RR are rounded up."""
 _PARTS = 32
-"""By one part in 32 at most, which leaves 75 epsilons between one and ten times as much."""
+"""Rounding adds at most one part in 32, which leaves 75 epsilons in each factor of ten."""
 _BLOCK = 64
-"""Uses that are composed at once; this many blocks are a larger block."""
+"""Uses that one block composes; a larger block composes as many blocks."""
 _CELLS = 1024
-"""At least, per standard deviation of a loss whose grid is made coarser: each time adds a few
-parts in a million to epsilon."""
+"""Least cells per standard deviation of a loss after its grid is coarsened; each coarsening adds a
+few parts in a million to epsilon."""
 _CELLS_OF_RESPONSE = 2048
-"""Per epsilon of randomized response that meets other events, times the root of its uses."""
+"""Cells per epsilon of randomized response among other events, times the root of its uses."""
 _TAIL = 2.0**-49
-"""Probability cut off at each end of a block, where rounding errors of Fourier transforms are as
-large. At the upper end it counts as a loss without bound."""
+"""Probability cut off at each end of a block, the size of Fourier rounding errors there. At the
+upper end it counts as an unbounded loss."""
 _TAIL_OF_ONE = 2.0**-55
-"""Likewise for one use."""
+"""Probability cut off at each end of one use's loss."""
 _ORDERS = np.array([sign * 80.0 / 2.0**i for i in range(12) for sign in (-1.0, 1.0)])
-"""Orders of Chernoff's bounds, times the number of cells."""
+"""Orders of Chernoff's bounds, multiplied by the number of cells."""
 _KEPT = 640
-"""Losses in memory, a few of some megabyte: two for each of three hundred kinds of uses."""
+"""Losses cached, a few of them megabytes: two for each of three hundred kinds of uses."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PrivacyLoss:
-    """A distribution of a privacy loss, of which every rounding is upwards.
+    """A distribution of a privacy loss; all rounding is upwards.
 
     Attributes:
-        grid: the distance of its values.
-        lowest: the lowest value, over the grid.
-        masses: the probabilities of the values, rising.
-        infinite: the probability of a loss without bound.
+        grid: distance between two values.
+        lowest: lowest value, divided by the grid.
+        masses: probabilities of the values, in rising order of values.
+        infinite: probability of an unbounded loss.
     """
 
     grid: float
@@ -105,7 +105,7 @@ class PrivacyLoss:
     def __mul__(self, count: int) -> PrivacyLoss:
         if count == 1:
             return self
-        # Chernoff's bounds of where the sum lies; what lies beyond them wraps around.
+        # The transform covers the range between Chernoff's bounds; mass beyond it wraps around.
         masses, size = np.maximum(self.masses, 0.0), self.masses.size
         low, high = 0, (size - 1) * count
         for order in _ORDERS / size:
@@ -139,10 +139,10 @@ class PrivacyLoss:
         return self.on_grid(self.grid * 2.0 ** math.floor(math.log2(times))) if times >= 2 else self
 
     def on_grid(self, grid: float) -> PrivacyLoss:
-        """Returns the loss on another grid, whose two values next to a loss stand for it.
+        """Returns the loss on another grid, each value split between its two grid neighbours.
 
-        They have its probability under either data set together, so that learning which of the two
-        it is can only distinguish the data sets better.
+        The split keeps its probability under either data set, so revealing which neighbour was
+        drawn can only make the data sets easier to distinguish.
         """
         if grid == self.grid:
             return self
@@ -155,7 +155,7 @@ class PrivacyLoss:
         return PrivacyLoss(grid, int(cells[0]), masses, self.infinite)
 
     def epsilon(self, delta: float) -> float:
-        """Returns the least epsilon, zero or more, at which delta is no more than this."""
+        """Returns the least epsilon >= 0 at which the loss is (epsilon, delta)-DP."""
         if self.infinite > delta:
             return math.inf
         values = self.values
@@ -178,17 +178,17 @@ class PrivacyLoss:
 
 
 def _dot(first: np.ndarray, second: np.ndarray) -> float:
-    """Returns the scalar product. The threads of BLAS took five times as long here."""
+    """Returns the scalar product; BLAS with its threads took five times as long here."""
     return float((first * second).sum())
 
 
 def composed_epsilon(
     events: Iterable[DpEvent], delta: float, relation: str = "replace_label"
 ) -> float:
-    """Returns an upper bound on the epsilon of events that are used one after another.
+    """Returns an upper bound on the epsilon of events in sequence.
 
-    It is that of privacy loss distributions, discretised pessimistically (Doroshenko et al. 2022).
-    ``AddedDeltaDpEvent`` adds at most its delta at every epsilon, so that is taken off ``delta``.
+    The bound comes from privacy loss distributions, discretised pessimistically (Doroshenko et al.
+    2022). The delta of an ``AddedDeltaDpEvent``, which bounds its effect, is taken off ``delta``.
     """
     delta = _validate.number_in("delta", delta, "[0, 1)")
     _validate.one_of("relation", relation, _NEIGHBOURS)
@@ -209,7 +209,7 @@ def composed_epsilon(
     delta -= taken_off + _ROUNDING * sum(n for _, n in uses)
     if delta <= 0.0:
         return math.inf
-    # Of the ways 0 and 1, the latter is adding a unit, where that has another loss than removing.
+    # Way 0 is replacing or removing a unit; way 1 is adding one, where its loss is another.
     ways = range(max(map(len, both), default=0))
     if len(uses) == 1:
         losses = [_repeated(*uses[0], neighbours, way) for way in ways]
@@ -220,7 +220,7 @@ def composed_epsilon(
 
 @functools.lru_cache(maxsize=4096)
 def epsilon_of(event: DpEvent, delta: float, relation: str = "replace_label") -> float:
-    """Returns ``composed_epsilon`` of one event; infinite for one that no accountant knows."""
+    """Returns ``composed_epsilon`` of one event; infinite if no accountant supports it."""
     try:
         return composed_epsilon([event], delta, relation)
     except dp_accounting.UnsupportedEventError:
@@ -252,11 +252,11 @@ def _leaves(event: DpEvent, times: int) -> Iterator[tuple[DpEvent, int]]:
 
 
 def _merged(counted: dict[DpEvent, int]) -> dict[DpEvent, int]:
-    """Returns fewer kinds of events that cost no less together.
+    """Returns fewer kinds of events whose joint cost is no less.
 
-    Gaussians without sampling cost as one whose squared precision is the sum (Dong, Roth and Su
-    2022, "Gaussian differential privacy", Corollary 2). Randomized response is that of a larger
-    epsilon, mixed with uniform answers.
+    Unsampled Gaussians cost as much as one with the sum of their squared precisions (Dong, Roth and
+    Su 2022, "Gaussian differential privacy", Corollary 2). Randomized response of a larger epsilon
+    costs no less: mixing in uniform answers makes it the original one.
     """
     merged: dict[DpEvent, int] = {}
     precisions = []
@@ -276,7 +276,7 @@ def _merged(counted: dict[DpEvent, int]) -> dict[DpEvent, int]:
 
 
 def _response_epsilon(event: dp_accounting.RandomizedResponseDpEvent) -> float:
-    """Returns the worst log-ratio of randomized response, no less than a double resolves."""
+    """Returns the worst log-ratio of randomized response, at least the resolution of a double."""
     noise = event.noise_parameter
     if noise == 0.0:
         return math.inf
@@ -284,7 +284,7 @@ def _response_epsilon(event: dp_accounting.RandomizedResponseDpEvent) -> float:
 
 
 def _gaussian_noise(event: Any) -> tuple[float, float] | None:
-    """Returns sampling probability and noise multiplier of a Gaussian; None for other events."""
+    """Returns the sampling probability and noise multiplier of a Gaussian; else None."""
     if isinstance(event, LabelDistanceDpEvent):
         return event.sampling_probability, event.noise_multiplier
     sampled = isinstance(event, dp_accounting.PoissonSampledDpEvent)
@@ -295,10 +295,10 @@ def _gaussian_noise(event: Any) -> tuple[float, float] | None:
 
 
 def _grid(event: DpEvent) -> float:
-    """Returns the step of the grid on which the privacy loss of one use is kept.
+    """Returns the grid step for the privacy loss of one use.
 
-    Gaussian noise has a loss with a standard deviation of about ``2 q / sigma``: a thirtieth of
-    that costs one part in ten thousand of epsilon. No finer than keeps it to a number of cells.
+    The loss of Gaussian noise has a standard deviation of about ``2 q / sigma``: a step of a
+    thirtieth costs one part in ten thousand of epsilon. The number of cells bounds it below.
     """
     gaussian = _gaussian_noise(event)
     if gaussian is None:
@@ -306,7 +306,7 @@ def _grid(event: DpEvent) -> float:
     probability, noise = gaussian
     if probability == 1.0:
         return max(_GRID_OF_GAUSSIAN / noise, _FINEST_GRID)
-    # log(1 - q + q e^x), x the loss of the full batch at ten standard deviations
+    # The largest loss is log(1 - q + q e^x), x the full batch's at ten standard deviations.
     reach = 2.0 * event.longest if isinstance(event, LabelDistanceDpEvent) else 1.0
     largest = 10.5 * reach / noise + 0.5 * (reach / noise) ** 2
     largest = float(np.logaddexp(math.log1p(-probability), math.log(probability) + largest))
@@ -315,9 +315,9 @@ def _grid(event: DpEvent) -> float:
 
 @functools.lru_cache(maxsize=_KEPT)
 def _losses_of_one(event: DpEvent, neighbours: str) -> tuple[PrivacyLoss, ...]:
-    """Returns the privacy loss of one use: of replacing, or of removing and of adding, a unit.
+    """Returns the privacy losses of one use: of replacing a unit, or of removing and adding one.
 
-    There is none if it has no bound. Randomized response, with its epsilon as the grid, is exact.
+    An unbounded use has none. Randomized response, with its epsilon as the grid, is exact.
     """
     if isinstance(event, dp_accounting.RandomizedResponseDpEvent) and neighbours == "REPLACE_ONE":
         other = event.noise_parameter / event.num_buckets
@@ -329,12 +329,12 @@ def _losses_of_one(event: DpEvent, neighbours: str) -> tuple[PrivacyLoss, ...]:
         return (PrivacyLoss(_response_epsilon(event), -1, masses),)
     if isinstance(event, LabelDistanceDpEvent):
         if neighbours != "REPLACE_ONE":
-            raise dp_accounting.UnsupportedEventError(f"{event} is for replaced labels only.")
+            raise dp_accounting.UnsupportedEventError(f"{event} supports replaced labels only.")
         found = [event.loss(_grid(event))]
     else:
         relation = dp_accounting.NeighboringRelation[neighbours]
         accountant = pld.PLDAccountant(relation, _grid(event))
-        # It keeps the loss of its only event as it is.
+        # The stub makes the accountant store the loss of this single event uncomposed.
         accountant._pld = types.SimpleNamespace(compose=lambda loss: loss)
         accountant.compose(event)
         if accountant._contains_non_dp_event:
@@ -351,7 +351,7 @@ def _losses_of_one(event: DpEvent, neighbours: str) -> tuple[PrivacyLoss, ...]:
 
 @functools.lru_cache(maxsize=_KEPT)
 def _mixed(uses: tuple[tuple[DpEvent, int], ...], neighbours: str, way: int) -> PrivacyLoss:
-    """Returns the privacy loss of different uses by halves, of which one more changes few."""
+    """Returns the privacy loss of different uses, composed by halves: one more changes few."""
     if len(uses) > 1:
         half = 1 << (len(uses) - 1).bit_length() - 1
         return _mixed(uses[:half], neighbours, way) + _mixed(uses[half:], neighbours, way)

@@ -1,4 +1,4 @@
-"""Budgets, charges, the sum of several charges on one example, and groups of examples."""
+"""Budgets, charges, the composition of charges on one example, and groups of examples."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 _ROUNDING = 1e-9
-"""Sums of budgets such as ten times 0.1 may miss their total by float rounding, not by more."""
+"""Relative slack of a budget: the float error of sums such as ten times 0.1."""
 _WORTH_IT = 0.99
-"""A finer theorem is stated from this ratio of epsilons on: it costs a delta and an assumption."""
+"""Ratio of epsilons below which the tighter theorem is stated: it needs delta and an assumption."""
 _FIXED = Assumption(
     "fixed-in-advance",
     "trainer",
@@ -29,10 +29,10 @@ _FIXED = Assumption(
 )
 _DELTA, _DELTA_TIMES_N = 1e-5, 0.1
 _LARGE_EPSILON, _LARGE_DELTA = 20.0, 0.01
-"""Budgets above this are usually a mistake."""
+"""Budgets above these are usually a mistake."""
 
 CountedCharges = tuple[tuple["Charge", int], ...]
-"""Different charges, and how often each was made."""
+"""Different charges, each with its number of uses."""
 
 
 class BudgetExceededError(RuntimeError):
@@ -40,7 +40,7 @@ class BudgetExceededError(RuntimeError):
 
 
 def default_delta(num_labels: int) -> float:
-    """Returns the delta where none is given: 1e-5, or 0.1 / n if that is less."""
+    """Returns the default delta: 1e-5, or 0.1 / n if that is less."""
     return min(_DELTA, _DELTA_TIMES_N / num_labels)
 
 
@@ -53,7 +53,7 @@ class PrivacyBudget:
         delta: in [0, 1); with zero, charges add up by basic composition.
 
     Warns:
-        UserWarning: an epsilon above 20, or a delta of 0.01 or more.
+        UserWarning: epsilon is above 20, or delta is 0.01 or more.
 
     Example:
         >>> PrivacyBudget(epsilon=2.0).allows(PrivacyGuarantee(epsilon=1.5))
@@ -73,7 +73,7 @@ class PrivacyBudget:
             )
 
     def allows(self, guarantee: PrivacyGuarantee) -> bool:
-        """Returns whether ``guarantee`` stays within this budget (to float rounding)."""
+        """Returns whether ``guarantee`` is within this budget, up to float rounding."""
         slack = 1.0 + _ROUNDING
         return guarantee.epsilon <= self.epsilon * slack and guarantee.delta <= self.delta * slack
 
@@ -83,13 +83,13 @@ class PrivacyBudget:
 
 @dataclasses.dataclass(frozen=True)
 class Charge:
-    """The cost of one use of the labels to each unit that it touches.
+    """The cost of one use of labels to each unit in it.
 
     Attributes:
-        epsilon: of this use alone, at least zero; infinite if it promises nothing.
-        delta: of this use alone, in [0, 1).
+        epsilon: epsilon of this use alone, at least zero; infinite if it promises nothing.
+        delta: delta of this use alone, in [0, 1).
         event: its ``dp_accounting`` event, for composition at a positive delta.
-        assumptions: that must be true for this charge to be all.
+        assumptions: sentences that must be true for the use to cost no more.
 
     Example:
         >>> from tf_labeldp.mechanisms import RandomizedResponse
@@ -103,7 +103,7 @@ class Charge:
     assumptions: tuple[Assumption, ...] = ()
 
     def __post_init__(self) -> None:
-        """Checks the ranges, and makes equal charges equal, so that they are counted together."""
+        """Checks the ranges, and normalizes fields, so that equal charges are counted together."""
         if not self.epsilon >= 0.0:
             raise ValueError(f"epsilon must be zero or more, got {self.epsilon}.")
         object.__setattr__(self, "delta", _validate.number_in("delta", self.delta, "[0, 1)"))
@@ -112,7 +112,7 @@ class Charge:
 
     @classmethod
     def of(cls, mechanism: Setting[object]) -> Charge:
-        """Returns the charge of one use of ``mechanism`` (has epsilon, delta and dp_event)."""
+        """Returns the charge of one use of ``mechanism``, from its epsilon, delta and dp_event."""
         return cls(
             mechanism.epsilon,  # type: ignore[attr-defined]
             mechanism.delta,  # type: ignore[attr-defined]
@@ -124,9 +124,9 @@ class Charge:
     def of_event(
         cls, event: DpEvent, delta: float, assumptions: Sequence[str | Assumption] = ()
     ) -> Charge:
-        """Returns the charge of an event whose epsilon is that of the accountant at ``delta``.
+        """Returns the charge of an event, with the accountant's epsilon at ``delta``.
 
-        It is infinite, with the reason, where the accountant finds or knows none.
+        Without a finite epsilon, the charge is infinite and carries the reason.
 
         Example:
             >>> from dp_accounting import GaussianDpEvent
@@ -146,7 +146,7 @@ class Charge:
 
     @classmethod
     def unknown(cls, *reasons: str) -> Charge:
-        """Returns the charge of a use of which nothing is known, for these reasons."""
+        """Returns an infinite charge, with the reasons why the cost of a use is unknown."""
         import dp_accounting
 
         notes = tuple(Assumption("not-promised", "nobody", text) for text in reasons)
@@ -154,20 +154,20 @@ class Charge:
 
 
 def compose_charges(charges: Sequence[Charge], delta: float = 0.0) -> PrivacyGuarantee:
-    """Returns ``compose_counted`` of a sequence of charges."""
+    """Composes a sequence of charges with ``compose_counted``."""
     delta = _validate.number_in("delta", delta, "[0, 1)")
     return compose_counted(tuple(Counter(charges).items()), delta)
 
 
 @functools.lru_cache(maxsize=4096)
 def compose_counted(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
-    """Returns the sum of charges on the *same* unit, each with its number of uses.
+    """Returns the composition of charges on the *same* unit, each with its number of uses.
 
     Basic composition (Dwork and Roth 2014, Theorem 3.16) adds up epsilons and deltas, also for
     mechanisms and numbers of uses that are chosen adaptively (Rogers et al. 2016). For ``delta >
-    0`` privacy loss distributions are composed too, and stated where that saves at least 1 % of
-    epsilon, with the assumption that the mechanisms were fixed in advance. Uses of which only
-    epsilon and delta are known are added to it.
+    0``, the epsilon of composed privacy loss distributions is stated where it saves at least 1 %,
+    with the assumption that the mechanisms were fixed in advance. Uses without an event add their
+    epsilon and delta to it.
     """
     if not charges:
         return PrivacyGuarantee(epsilon=0.0)
@@ -177,7 +177,7 @@ def compose_counted(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
     basic = math.inf
     if spent_delta <= delta * (1.0 + _ROUNDING):
         basic = _exact_sum((charge.epsilon, count) for charge, count in charges)
-    # An event with a count is one use that is many in itself.
+    # An event with a count composes several uses in one charge.
     several = sum(count for _, count in charges) > 1 or hasattr(charges[0][0].event, "count")
     if delta > 0.0 and finite and (several or math.isinf(basic)):
         tight = _tight_epsilon(charges, delta)
@@ -207,9 +207,9 @@ def _tight_epsilon(charges: CountedCharges, delta: float) -> float:
 
 
 def _exact_sum(counted: Iterable[tuple[float, int]]) -> float:
-    """Returns the correctly rounded sum of numbers that are counted.
+    """Returns the correctly rounded sum of numbers, each times its count.
 
-    Times a power of two, a double is exact, and the sum of such doubles is rounded once.
+    A double times a power of two is exact, and ``fsum`` rounds once.
     """
     return math.fsum(
         value * 2.0**bit
@@ -220,27 +220,27 @@ def _exact_sum(counted: Iterable[tuple[float, int]]) -> float:
 
 
 def group_privacy(guarantee: PrivacyGuarantee, group_size: int) -> PrivacyGuarantee:
-    """Returns the guarantee for up to k labels replaced at once.
+    """Returns the guarantee for up to k labels replaced together.
 
     Guarantee:
         (epsilon, delta) for one label is ``(k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon -
-        1))`` for k of them. For pure randomized response k epsilon is reached. Noise that is added
-        once for a user costs less: ``dp_sgd_guarantee(..., privacy_unit="user")``.
+        1))`` for k labels. Pure randomized response attains k epsilon. Noise that is added once for
+        a user costs less: ``dp_sgd_guarantee(..., privacy_unit="user")``.
 
     Source: Vadhan 2017, "The complexity of differential privacy", the proof of Lemma 2.2: delta
     grows to ``delta (1 + e^epsilon + ... + e^((k - 1) epsilon))``, which the lemma rounds up to
-    ``k e^(k epsilon) delta``, and ``ghazi2024`` (section 6) with it.
+    ``k e^(k epsilon) delta``, as does ``ghazi2024`` (section 6).
 
     Args:
-        guarantee: for one label.
-        group_size: k, the most labels that one user has, at least 1. Public knowledge.
+        guarantee: the guarantee for one label.
+        group_size: k, the most labels of one user, at least 1. Public knowledge.
 
     Returns:
-        The statement for all labels of one user, with one assumption more; for ``group_size=1`` the
-        guarantee as it is.
+        The statement for all labels of one user, with one more assumption; for ``group_size=1``
+        the guarantee unchanged.
 
     Raises:
-        ValueError: ``group_size`` below 1, or delta would be 1 or more, which promises nothing.
+        ValueError: ``group_size`` is below 1, or delta would be 1 or more, which promises nothing.
 
     Example:
         >>> group_privacy(PrivacyGuarantee(epsilon=0.5), group_size=4).epsilon
@@ -254,8 +254,8 @@ def group_privacy(guarantee: PrivacyGuarantee, group_size: int) -> PrivacyGuaran
         log_delta = math.log(delta) + _log_growth(guarantee.epsilon, k)
         if not log_delta < 0.0:
             raise ValueError(
-                f"for {k} labels at once, epsilon={guarantee.epsilon:g} and delta={delta:g} "
-                "promise nothing: delta grows to 1 or more. Start from item_budget_for_group."
+                f"expected a delta below 1 for {k} labels together, got 1 or more from epsilon="
+                f"{guarantee.epsilon:g} and delta={delta:g}. Start from item_budget_for_group."
             )
         delta = math.exp(log_delta)
     note = Assumption("examples-per-user", "holder", f"No user has more than {k} examples.")
@@ -269,15 +269,15 @@ def group_privacy(guarantee: PrivacyGuarantee, group_size: int) -> PrivacyGuaran
 
 
 def item_budget_for_group(budget: PrivacyBudget, group_size: int) -> PrivacyBudget:
-    """Returns the budget for one label that is this budget for all the labels of one user.
+    """Returns the budget for one label from the budget for all labels of one user.
 
     Guarantee:
-        The exact inverse of ``group_privacy``: a guarantee within the budget returned is within
+        The exact inverse of ``group_privacy``: a guarantee within the returned budget is within
         ``budget`` for k labels, and no larger budget has this property.
 
     Args:
-        budget: for all labels of one user.
-        group_size: as for ``group_privacy``, as are the errors.
+        budget: budget for all labels of one user.
+        group_size: as for ``group_privacy``, with the same errors.
 
     Example:
         >>> item_budget_for_group(PrivacyBudget(epsilon=2.0), group_size=4)

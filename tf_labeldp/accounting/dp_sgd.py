@@ -1,4 +1,4 @@
-"""The guarantee of DP-SGD from its noise, and the noise from a guarantee, for replaced labels."""
+"""The guarantee of DP-SGD for replaced labels, and the noise that a guarantee needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FEATURES = {
     "user": "The features and the user of each example are public.",
 }
 _TOLERANCE = 5e-4
-"""By how much a calibrated noise multiplier may be above the least one, relatively."""
+"""Relative excess of a calibrated noise multiplier over the least one, at most."""
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e7
 
 
@@ -34,37 +34,37 @@ def dp_sgd_guarantee(
     privacy_unit: str = "label",
     clipping: str = "norm",
 ) -> PrivacyGuarantee:
-    """Returns the guarantee of some steps of DP-SGD on private labels.
+    """Returns the guarantee of several DP-SGD steps on private labels.
 
     Guarantee:
-        The noisy sums of all steps together, and all that is computed from them and from the
+        The noisy sums of all steps together, and everything computed from them and from the
         features, are (epsilon, delta)-DP for the replacement of one label; likewise for all labels
-        of one user where the sampling, the clipping and the noise are by user. Epsilon is an upper
-        bound: losses are rounded up, and rounding errors are taken off delta. Amplification is for
-        Poisson sampling alone, and for what does not reveal the batch: count denoisers that use the
-        batch's features (Self-Span, Self-Conv) with ``sampling_probability=1``.
+        of one user if sampling, clipping and noise are by user. Epsilon is an upper bound: losses
+        are rounded up, and rounding errors are taken off delta. Only Poisson sampling amplifies,
+        and only if nothing reveals the batch: use ``sampling_probability=1`` for denoisers that
+        use the batch's features (Self-Span, Self-Conv).
 
-    Source: DP-SGD, Abadi et al. 2016; ``ghazi2024``, Algorithm 1 and section 3.4 (which counts
-    under ``add_or_remove``); privacy loss distributions, Doroshenko et al. 2022; which gradients
-    are the worst pair, for either ``clipping``, is proved in docs/accounting.md.
+    Source: DP-SGD, Abadi et al. 2016; ``ghazi2024``, Algorithm 1 and section 3.4 (under
+    ``add_or_remove``); privacy loss distributions, Doroshenko et al. 2022; docs/accounting.md
+    proves the worst pair of gradients for either ``clipping``.
 
     Args:
         noise_multiplier: standard deviation of the noise on the sum of the clipped gradients,
             divided by ``l2_norm_clip``; above zero.
-        sampling_probability: with which each example (or user) enters each batch, in (0, 1]; 1
-            claims no amplification.
+        sampling_probability: probability with which each example (or user) enters each batch, in
+            (0, 1]; 1 claims no amplification.
         steps: number of steps, at least 1.
         delta: in (0, 1); below 1/n for n labels.
-        relation: ``"replace_label"``; or ``"add_or_remove"``, which most published tables state,
+        relation: ``"replace_label"``; or ``"add_or_remove"``, which most published tables state
             and which is weaker than label-DP: for comparison only.
-        privacy_unit: ``"label"``, or ``"user"`` for batches of users whose gradients are clipped
-            as one.
-        clipping: ``"norm"``, or ``"label_distance"`` as ``LabelDPOptimizer`` has it: for labels
-            and ``"replace_label"`` only. Without sampling both cost the same; with it the latter
-            costs more, since gradients may be farther from zero.
+        privacy_unit: ``"label"``, or ``"user"`` for batches of users, each with one clipped
+            gradient.
+        clipping: ``"norm"``, or ``"label_distance"`` as in ``LabelDPOptimizer``: for labels and
+            ``"replace_label"`` only. Without sampling both cost the same; with it the latter costs
+            more, since gradients may be farther from zero.
 
     Raises:
-        ValueError: an argument is out of range or unknown; or no finite epsilon is found, with too
+        ValueError: an argument is out of range or unknown; or there is no finite epsilon, with too
             little noise or a delta below the resolution of the accounting.
 
     Example:
@@ -78,9 +78,9 @@ def dp_sgd_guarantee(
     epsilon = _epsilon(training, delta, relation, clipping, privacy_unit)
     if math.isinf(epsilon):
         raise ValueError(
-            f"no finite epsilon holds at delta={delta:g} for {steps} steps with "
-            f"noise_multiplier={noise_multiplier:g}. Use more noise, or a larger delta, below "
-            f"1/n for n labels; the least that doubles resolve is {_least_delta(steps):.0e}."
+            f"there is no finite epsilon at delta={delta:g} for {steps} steps with "
+            f"noise_multiplier={noise_multiplier:g}. Use more noise, or a larger delta below "
+            f"1/n for n labels; doubles resolve deltas from {_least_delta(steps):.0e} on."
         )
     features = Assumption("public-features", "holder", _FEATURES[privacy_unit])
     notes = dp_sgd_assumptions(sampling_probability, steps, privacy_unit, clipping)
@@ -95,9 +95,9 @@ def dp_sgd_assumptions(
     privacy_unit: str = "label",
     clipping: str = "norm",
 ) -> tuple[Assumption, ...]:
-    """Returns the assumptions on noise, sampling and steps that a guarantee of DP-SGD rests on.
+    """Returns the assumptions of a DP-SGD guarantee on noise, sampling and steps.
 
-    ``steps=None`` leaves their number out.
+    ``steps=None`` leaves out the number of steps.
     """
     unit = "user" if privacy_unit == "user" else "example"
     text = (
@@ -130,14 +130,14 @@ def dp_sgd_charge(
     privacy_unit: str = "label",
     clipping: str = "norm",
 ) -> Charge:
-    """Returns the cost of some steps of DP-SGD, for ``PrivateLabels.charge``.
+    """Returns the cost of several DP-SGD steps, for ``PrivateLabels.charge``.
 
-    Charges of several parts of a training compose to the guarantee of all its steps at once.
+    The charges of a training's parts compose to the guarantee of all its steps together.
 
     Args:
         noise_multiplier, sampling_probability, steps: as for ``dp_sgd_guarantee``.
-        delta: at which epsilon is stated: that of the vault's budget.
-        privacy_unit, clipping: as for ``dp_sgd_guarantee``, as are the errors.
+        delta: delta at which epsilon is stated: the delta of the vault's budget.
+        privacy_unit, clipping: as for ``dp_sgd_guarantee``, with the same errors.
 
     Example:
         >>> round(dp_sgd_charge(10.0, 0.01, steps=100, delta=1e-5).epsilon, 4)
@@ -158,20 +158,20 @@ def calibrate_noise_multiplier(
     *,
     clipping: str = "norm",
 ) -> float:
-    """Returns the least noise multiplier at which DP-SGD has a guarantee.
+    """Returns the least noise multiplier with which DP-SGD reaches a guarantee.
 
     Guarantee:
-        ``dp_sgd_guarantee`` with the noise multiplier returned has an epsilon of at most
-        ``epsilon`` (checked, not extrapolated); with one part in a thousand less it has not.
+        ``dp_sgd_guarantee`` with the returned noise multiplier has an epsilon of at most
+        ``epsilon`` (checked, not extrapolated); with one part in a thousand less it does not.
 
-    Source: that of ``dp_sgd_guarantee``.
+    Source: as for ``dp_sgd_guarantee``.
 
     Args:
-        epsilon: target, finite and above zero.
+        epsilon: target epsilon, finite and above zero.
         delta, sampling_probability, steps, relation, clipping: as for ``dp_sgd_guarantee``.
 
     Returns:
-        The noise multiplier, from 0.01 (returned where less would do) to 1e7.
+        The noise multiplier, from 0.01 (returned where less would suffice) to 1e7.
 
     Raises:
         ValueError: an argument is out of range or unknown, or no noise multiplier reaches epsilon.
@@ -198,11 +198,11 @@ def calibrate_noise_multiplier(
         raise ValueError(
             f"epsilon={epsilon:g} at delta={delta:g} cannot be reached in {steps} steps with "
             f"sampling_probability={sampling_probability:g}: the smallest reachable epsilon is "
-            f"{epsilon * math.exp(at_most):.3g}, with a noise multiplier of {_MOST_NOISE:g}. Take "
+            f"{epsilon * math.exp(at_most):.3g}, with a noise multiplier of {_MOST_NOISE:g}. Use "
             "fewer steps, smaller batches, a larger epsilon, or a delta well above "
             f"{_least_delta(steps):.0e}."
         )
-    # The central limit theorem of privacy losses: one step's variance is about
+    # The first guess is the central limit of privacy losses: one step's variance is about
     # (d q)^2 sinh(1 / sigma^2), d the distance of the neighbours; without sampling (d / sigma)^2.
     distance = 2.0 if relation == RELATION_REPLACE else 1.0
     spread = distance * sampling_probability * math.sqrt(steps)
@@ -234,7 +234,7 @@ def _epsilon(
     _validate.one_of("privacy_unit", privacy_unit, _FEATURES)
     if clipping != "norm" and (relation != RELATION_REPLACE or privacy_unit != "label"):
         raise ValueError(
-            f"clipping={clipping!r} bounds what replacing one label does, got relation="
+            f"clipping={clipping!r} bounds the effect of replacing one label, got relation="
             f"{relation!r} and privacy_unit={privacy_unit!r}. Use clipping='norm' for these."
         )
     event = dp_sgd_event(*training, clipping)

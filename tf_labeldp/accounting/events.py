@@ -1,7 +1,7 @@
-"""The ``dp_accounting`` events of what the library does to labels, and events as JSON.
+"""The ``dp_accounting`` events of all uses of labels, and events as JSON.
 
-Other files build no events. ``_losses`` finds what they cost; it and ``dp_accounting`` are loaded
-by those calls that need them.
+No other file builds events. ``_losses`` computes their cost; a call loads it and ``dp_accounting``
+only when it needs them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 CLIPPINGS = ("norm", "label_distance")
-"""Bounds of DP-SGD on each example, as ``LabelDPOptimizer`` has them."""
+"""Bounds of DP-SGD on each example, named as in ``LabelDPOptimizer``."""
 LONGEST_CLIP = 0.75
-"""The largest norm that ``"label_distance"`` leaves a gradient, over the distance D = 2 C. Secret
-sampling hides gradients better that lie on both sides of zero: 1/2 costs what ``"norm"`` costs."""
+"""The largest norm of a gradient after ``"label_distance"``, divided by D = 2 C. Secret sampling
+hides gradients on both sides of zero better: 1/2 costs as much as ``"norm"``."""
 
 
 def randomized_response_event(epsilon: float, num_buckets: int = 2) -> DpEvent:
-    """Returns the event of one randomized response over K values, of worst log-ratio epsilon.
+    """Returns the event of one randomized response over K values with worst log-ratio epsilon.
 
-    Its ``noise_parameter`` is the probability ``K / (e^epsilon + K - 1)`` of answering with a
-    uniform value (``ghazi2024``, appendix D.1).
+    Its ``noise_parameter`` is the probability ``K / (e^epsilon + K - 1)`` of a uniform answer
+    (``ghazi2024``, appendix D.1).
     """
     import dp_accounting
 
@@ -41,15 +41,15 @@ def randomized_response_event(epsilon: float, num_buckets: int = 2) -> DpEvent:
 
 
 def pure_dp_event(epsilon: float) -> DpEvent:
-    """Returns the event of binary randomized response, which dominates every epsilon-DP one."""
+    """Returns the event of binary randomized response, which dominates every epsilon-DP event."""
     return randomized_response_event(epsilon, 2)
 
 
 def approximate_dp_event(epsilon: float, delta: float) -> DpEvent:
-    """Returns the event of a mechanism of which only (epsilon, delta) is known.
+    """Returns the event of a mechanism with nothing but its (epsilon, delta).
 
-    At ``delta=0`` it is ``pure_dp_event(epsilon)``. Above, ``dp_accounting`` has no event for this:
-    it is ``NonPrivateDpEvent``, for which ``compose_counted`` adds up epsilons and deltas.
+    At ``delta=0`` it is ``pure_dp_event(epsilon)``. For a larger delta ``dp_accounting`` has no
+    event: it is ``NonPrivateDpEvent``, for which ``compose_counted`` adds up epsilons and deltas.
     """
     import dp_accounting
 
@@ -59,10 +59,10 @@ def approximate_dp_event(epsilon: float, delta: float) -> DpEvent:
 
 
 def gaussian_event(noise_ratio: float) -> DpEvent:
-    """Returns the event of one release whose noise is this many L2 sensitivities.
+    """Returns the event of one release whose noise is ``noise_ratio`` L2 sensitivities.
 
-    A sensitivity is measured for replacement; an accountant under ``REPLACE_ONE`` takes noise
-    relative to adding or removing, half as far.
+    The sensitivity is that of replacement; an accountant under ``REPLACE_ONE`` takes noise relative
+    to adding or removing, which is half as far.
     """
     import dp_accounting
 
@@ -79,10 +79,10 @@ def dp_sgd_event(
 ) -> DpEvent:
     """Returns the event of DP-SGD, with the arguments of ``dp_sgd_guarantee``.
 
-    An accountant under ``REPLACE_ONE`` sets ``(1 - q) N(0) + q N(1)`` against
-    ``(1 - q) N(0) + q N(-1)`` for one step, the worst pair (docs/accounting.md). Without sampling
-    it is the worst for either clipping. ``added_delta`` is the distance of each step's noise from
-    exactly Gaussian noise.
+    For one step, an accountant under ``REPLACE_ONE`` compares ``(1 - q) N(0) + q N(1)`` and
+    ``(1 - q) N(0) + q N(-1)``, the worst pair (docs/accounting.md). Without sampling it is the
+    worst for either clipping. ``added_delta`` is the distance between each step's noise and exact
+    Gaussian noise.
     """
     import dp_accounting
 
@@ -93,7 +93,7 @@ def dp_sgd_event(
         "sampling_probability",
         sampling_probability,
         "(0, 1]",
-        ". It is the expected batch size, divided by the number of examples",
+        ". It is the expected batch size divided by the number of examples",
     )
     steps = _validate.integer_at_least("steps", steps, 1)
     _validate.one_of("clipping", clipping, CLIPPINGS)
@@ -108,14 +108,14 @@ def dp_sgd_event(
 
 
 def event_to_json(event: DpEvent) -> dict[str, Any]:
-    """Returns an event of ``dp_accounting`` as JSON can hold it; raises for any other event."""
+    """Returns an event of ``dp_accounting`` as values for JSON; raises for any other event."""
     name = type(event).__name__
     if _known_events().get(name) is not type(event):
         raise ValueError(
-            f"{name} is not an event of dp_accounting that can be written down. Use one of "
+            f"expected an event of dp_accounting that JSON can represent, got {name}. Use one of "
             f"{', '.join(sorted(_known_events()))}."
         )
-    ours = dataclasses.is_dataclass(event)  # the others are made by attrs
+    ours = dataclasses.is_dataclass(event)  # dp_accounting's use attrs
     fields = dataclasses.fields(event) if ours else type(event).__attrs_attrs__
     values = {field.name: _value_to_json(getattr(event, field.name)) for field in fields}
     return {"class": name, **values}
@@ -130,7 +130,7 @@ def _value_to_json(value: Any) -> Any:
 
 
 def event_from_json(data: dict[str, Any]) -> DpEvent:
-    """Returns the event that ``event_to_json`` wrote; raises ``ValueError`` for another name."""
+    """Returns the event that ``event_to_json`` wrote; ``ValueError`` for an unknown class."""
     kind = _known_events().get(data.get("class"))
     if kind is None:
         raise ValueError(f"{data.get('class')!r} is not a known event of dp_accounting.")

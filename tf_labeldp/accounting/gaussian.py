@@ -1,7 +1,7 @@
-"""The analytic Gaussian mechanism: noise from a guarantee, and a guarantee from noise.
+"""The analytic Gaussian mechanism: the noise for a guarantee, and the guarantee of noise.
 
 Balle and Wang 2018, "Improving the Gaussian mechanism for differential privacy: analytical
-calibration and optimal denoising", Theorem 8; for sensitivity S and noise sigma, ``u = S / sigma``.
+calibration and optimal denoising", Theorem 8. Here ``u`` is the sensitivity S over the noise sigma.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import numpy as np
 from tf_labeldp import _validate
 
 _MARGIN = 1e-10
-"""Added to a root, relatively: more than the rounding errors of the formula move it, so that the
-noise is never too small (tested from both sides at epsilon 1e-15..1e60, delta 1e-30..0.5)."""
+"""Relative increase of a root, above the rounding errors of the formula, so that the noise is never
+too small (tested from both sides at epsilon 1e-15..1e60, delta 1e-30..0.5)."""
 _NARROW = 1e-3
-"""Below this u, ``m(a) - m(b)`` cancels, and is integrated: Simpson's error is u^4 / 2880."""
+"""Below this u, ``m(a) - m(b)`` cancels and is integrated: Simpson's error is u^4 / 2880."""
 
 
 def gaussian_sigma(epsilon: float, delta: float, l2_sensitivity: float) -> float:
     """Returns the least standard deviation of Gaussian noise that is (epsilon, delta)-DP.
 
-    It is never below the exact root, and above it by less than one part in 1e9. The relation is
-    that in which the L2 sensitivity was measured: here, replacement of one label.
+    It is never below the exact root and exceeds it by less than one part in 1e9. The relation is
+    the one of the L2 sensitivity: here, replacement of one label.
     """
     epsilon = _validate.positive_finite("epsilon", epsilon)
     target = math.log(positive_delta(delta))
     sensitivity = _validate.positive_finite("l2_sensitivity", l2_sensitivity)
-    # delta grows with u = S / sigma; the largest u that is private lies in the bracket.
+    # Delta grows with u = S / sigma; the bracket contains the largest private u.
     log_root = 0.5 * math.log(epsilon)
     log_u = _last_true(
         lambda value: _log_delta(epsilon, math.exp(value)) <= target,
@@ -47,7 +47,7 @@ def gaussian_epsilon(sigma: float, delta: float, l2_sensitivity: float) -> float
     """
     u = l2_sensitivity / _validate.positive_finite("sigma", sigma)
     target = math.log(positive_delta(delta))
-    # At epsilon = u^2 / 2 + 40 u, delta is below Phi(-40), the smallest that a double can hold.
+    # At epsilon = u^2 / 2 + 40 u, delta is below Phi(-40), which no double represents.
     log_epsilon = -_last_true(
         lambda value: _log_delta(math.exp(-value), u) <= target,
         -math.log(0.5 * u * u + 40.0 * u),
@@ -59,10 +59,10 @@ def gaussian_epsilon(sigma: float, delta: float, l2_sensitivity: float) -> float
 
 
 def gaussian_share(epsilon: float, delta: float, share: float) -> float:
-    """Returns the epsilon of one of several Gaussian releases that cost (epsilon, delta) together.
+    """Returns the epsilon of one of several Gaussian releases that jointly cost (epsilon, delta).
 
-    ``share`` is its part of their squared precision, which sums (Dong, Roth and Su 2022, "Gaussian
-    differential privacy", Corollary 2).
+    ``share`` is its part of the sum of squared precisions, which compose by addition (Dong, Roth
+    and Su 2022, "Gaussian differential privacy", Corollary 2).
     """
     return gaussian_epsilon(gaussian_sigma(epsilon, delta, 1.0) / math.sqrt(share), delta, 1.0)
 
@@ -77,18 +77,18 @@ def _log_delta(epsilon: float, u: float) -> float:
     """Returns log(delta) of noise with S / sigma = u; ``-inf`` below the smallest double.
 
     Delta is ``Phi(u / 2 - epsilon / u) - e^epsilon Phi(-u / 2 - epsilon / u)``, whose terms nearly
-    cancel. With ``a, b = epsilon / u -+ u / 2`` it is ``phi(a) (m(a) - m(b))``, phi the normal
-    density and ``m(x) = Phi(-x) / phi(x)`` the Mills ratio: no large number is left.
+    cancel. With ``a, b = epsilon / u -+ u / 2`` it is ``phi(a) (m(a) - m(b))``, with the normal
+    density phi and the Mills ratio ``m(x) = Phi(-x) / phi(x)``: no large numbers remain.
     """
     from scipy import special
 
     a, b = epsilon / u - 0.5 * u, epsilon / u + 0.5 * u
-    if a > 1e6:  # delta < e^(-5e11)
+    if a > 1e6:  # Delta is below e^(-5e11).
         return -math.inf
-    # sqrt(pi / 2) erfcx(x / sqrt(2)) is the Mills ratio; with phi's constant, a factor 1/2 is left.
+    # The Mills ratio is sqrt(pi / 2) erfcx(x / sqrt(2)); phi's constant reduces the factor to 1/2.
     root = math.sqrt(0.5)
     if a < -8.0:
-        # phi(a) m(a) misses one by 1e-15, and the Mills ratio itself would overflow.
+        # phi(a) m(a) differs from one by 1e-15, and the Mills ratio itself would overflow.
         second = 0.5 * math.exp(-0.5 * min(a * a, 1e4)) * float(special.erfcx(b * root))
         return math.log(max(float(special.ndtr(-a)) - second, 1e-320))
     if u < _NARROW:

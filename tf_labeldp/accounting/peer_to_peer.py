@@ -1,7 +1,7 @@
 """The guarantee of peer-to-peer randomized response: numeric and tight.
 
-Names are those of docs/accounting.md, which proves the four facts that are used: one tail, blocks
-of t, smaller cores, larger clusters.
+Names follow docs/accounting.md, which proves the four facts used here: one tail, blocks of t,
+smaller cores, larger clusters.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from tf_labeldp.accounting._annotations import Setting
 from tf_labeldp.accounting._guarantee import Assumption, PrivacyGuarantee
 
 _SLACK = 1e-10
-"""Epsilon is rounded up by one part in this many."""
+"""Relative amount by which epsilon is rounded up."""
 _LEAST_DELTA, _MOST_EPSILON = 1e-25, 400.0
-"""Beyond, doubles do not resolve the sums, and only the flips are counted on."""
+"""Beyond these, doubles do not resolve the sums, and only the flips count."""
 _MOST_SPLITS = 150
-"""Ranges of compositions that are split at most; those left then count with their bounds."""
+"""Most ranges of compositions that are split; the remaining ranges count with their bounds."""
 _SMALL = 2000
-"""Users of a cluster up to which every range is split until it is decided."""
+"""Largest cluster, in users, whose ranges are split until each is decided."""
 _LEFT_OUT = 1e-12
-"""Values of M with together this share of the delta looked for are left out, and added to delta."""
+"""Share of the target delta: values of M with less probability are left out and added to delta."""
 _ROUNDING = 1e-12
-"""Above the relative error of sums over M, which is added to delta."""
+"""Bound on the relative error of sums over M, which is added to delta."""
 _TAIL_ERROR = 1e-14
-"""Per user: above the relative error of SciPy's tails (2e-15 in 1.11), likewise added to delta."""
+"""Bound per user on the relative error of SciPy's tails (2e-15 in 1.11), also added to delta."""
 _SINGLE = 10
-"""Numbers of reports below this have blocks of their own."""
+"""Numbers of reports below this have their own blocks."""
 _ELEMENTS, _BLOCKS = 30_000, (40, 200)
-"""Blocks of t are in this range, such that M times blocks is about 30,000."""
+"""Range of the number of blocks of t, chosen so that values of M times blocks is about 30,000."""
 _NO_LOG = -1e300
-"""In place of log 0: times zero it is zero, and its exponential is zero."""
+"""Finite value for log 0: zero times it is zero, and its exponential is zero."""
 
 _Range = tuple[int, int]
 
@@ -54,23 +54,22 @@ def peer_to_peer_guarantee(
 
     Guarantee:
         All reports together are (epsilon, delta)-DP for the replacement of one label, towards a
-        learner who sees only them (users and the labels they report). Epsilon is a numeric upper
-        bound, for the worst labels of the other users and in both directions. It is never above
-        ``log((1 - alpha) / alpha)``, which the flips give by themselves, and is this at
-        ``delta=0`` (and below 1e-25).
+        learner who sees only them (users and their reported labels). Epsilon is a numeric upper
+        bound, for the worst labels of the other users and in both directions. It never exceeds
+        ``log((1 - alpha) / alpha)``, the epsilon of the flips alone, and equals it at ``delta=0``
+        (and below 1e-25).
 
     Source: Algorithm 2 of ``esfandiari2022``, with a tighter bound than its Lemma 9; Hoeffding
     1956, Theorem 4, for larger clusters. The proof is in docs/accounting.md.
 
     Args:
-        flip_probability: alpha, with which a user's own label is flipped, in (0, 0.5].
-        subsampling_rate: theta, with which a user reports, in (0, 1].
-        cluster_size: number of users of a cluster, at least 2; or the sizes of several, of any
-            shape. Public knowledge. Up to 100,000 users take some seconds, longer where alpha is
-            close to 0.5.
+        flip_probability: alpha, the probability of flipping a user's own label, in (0, 0.5].
+        subsampling_rate: theta, the probability that a user reports, in (0, 1].
+        cluster_size: number of users in a cluster, at least 2; or an array of several sizes.
+            Public knowledge. Up to 100,000 users take some seconds, longer for alpha close to 0.5.
         delta: in [0, 1).
         sizes: ``"at_least"`` for clusters of this size (the least of several) and all larger ones;
-            ``"exactly"`` for clusters of just these sizes, of which the worst counts. That is
+            ``"exactly"`` for clusters of exactly these sizes, of which the worst counts. That is
             tighter: by up to a fifth in clusters of tens of users, by less than one part in a
             hundred from 1,000 on.
 
@@ -87,7 +86,7 @@ def peer_to_peer_guarantee(
     larger = _validate.one_of("sizes", sizes, ("at_least", "exactly")) == "at_least"
     if alpha > 0.5:
         raise ValueError(
-            f"flip_probability must be in (0, 0.5], got {alpha:g}: at 0.5 labels are pure noise."
+            f"flip_probability must be in (0, 0.5], got {alpha:g}. At 0.5 labels are pure noise."
         )
     found = np.unique(np.asarray(cluster_size)).tolist()
     several = [_validate.integer_at_least("cluster_size", size, 1) for size in found]
@@ -113,7 +112,7 @@ def peer_to_peer_guarantee(
 def peer_to_peer_assumptions(
     flip_probability: float, subsampling_rate: float, cluster_size: int, users: str | None = None
 ) -> tuple[Assumption, ...]:
-    """Returns the assumptions on the reports, in clusters of that size or as ``users`` has it."""
+    """Returns the assumptions on the reports; ``users`` replaces "at least ``cluster_size``"."""
     clusters = "The features are public, and the clusters were made from them without labels."
     sizes = f"Every cluster has {users or f'at least {cluster_size} users'}."
     reports = (
@@ -153,9 +152,9 @@ class _Cluster:
         return self._cores[ones].delta(epsilon)
 
     def above(self, delta: float, epsilon: float) -> dict[_Range, float]:
-        """Returns what is not below delta at epsilon, largest bounds first.
+        """Returns the compositions whose bound is not below delta at epsilon, largest first.
 
-        Single compositions; or ranges of them, where too many would have to be split.
+        They are single compositions, or ranges where too many would have to be split.
         """
         splits = _MOST_SPLITS if self.size > _SMALL else self.size
         everything = (0, self.size - 1)
@@ -183,7 +182,7 @@ def _epsilon(alpha: float, theta: float, size: int, delta: float, larger: bool) 
     for ones in ((0, 0), (size - 1, size - 1)):
         epsilon = _least_epsilon(cluster, ones, delta, epsilon, most)
     if epsilon < most:
-        # All others are below delta here, or are brought below one after another: delta falls.
+        # The other compositions are below delta; each in this loop raises epsilon until it is too.
         for ones in cluster.above(delta, epsilon):
             epsilon = _least_epsilon(cluster, ones, delta, epsilon, most)
     return epsilon
@@ -192,7 +191,7 @@ def _epsilon(alpha: float, theta: float, size: int, delta: float, larger: bool) 
 def _least_epsilon(
     cluster: _Cluster, ones: _Range, delta: float, least: float, most: float
 ) -> float:
-    """Returns where the bound for these compositions falls to delta, in [least, most]."""
+    """Returns the epsilon in [least, most] at which these compositions' bound falls to delta."""
     from scipy import optimize
 
     def excess(epsilon: float) -> float:
@@ -211,8 +210,8 @@ def _least_epsilon(
 
 
 def _alone(alpha: float) -> float:
-    """Returns the epsilon of the flips by themselves, ``log((1 - alpha) / alpha)``, rounded up."""
-    # Close to 1/2 the difference of the logarithms would be all rounding; 1 - 2 alpha is exact.
+    """Returns the epsilon of the flips alone, ``log((1 - alpha) / alpha)``, rounded up."""
+    # Close to 1/2 the difference of the logarithms is rounding error; 1 - 2 alpha is exact.
     log_odds = (
         math.log1p(-alpha) - math.log(alpha)
         if alpha < 0.25
@@ -223,14 +222,14 @@ def _alone(alpha: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Core:
-    """Some users of a cluster, one of them looked at, and the reports drawn from them."""
+    """Some users of a cluster, one of them the target, and the reports drawn from them."""
 
     alpha: float
     theta: float
-    n: int  # users of the whole cluster
+    n: int  # users in the whole cluster
     larger: bool  # whether bounds cover larger clusters too
-    least_delta: float  # the smallest that matters
-    ones: int  # users of the core with label 1, without the one looked at
+    least_delta: float  # smallest relevant delta
+    ones: int  # users in the core with label 1, without the target
     zeros: int
 
     @property
@@ -239,7 +238,7 @@ class _Core:
 
     @functools.cached_property
     def reports(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Blocks of N, largest values t (B,); P[N in this block or above] (B,); P[N above all]."""
+        """Largest N of each block (B,); P[N in this block or above] (B,); P[N above all blocks]."""
         from scipy import special
 
         mean = self.theta * self.size
@@ -252,11 +251,11 @@ class _Core:
         few = np.arange(min(_SINGLE, last))
         edges = np.unique(np.concatenate([few, np.rint(grid), [last]]))
         if self.larger:
-            # Between mean - 1 and mean no bound is known, except P[N > 0], which decreases.
+            # Between mean - 1 and mean the only known bound is that of P[N > 0], which decreases.
             edges = edges[(edges <= max(mean - 1.0, 0.0)) | (edges >= mean)]
         else:
             edges = np.unique(np.minimum(edges, self.n))
-        # P[N > edge], or its bound for all larger clusters.
+        # This is P[N > edge], or its bound for all larger clusters.
         inside = np.minimum(edges, self.n - 1.0)
         above = special.betainc(inside + 1.0, self.n - inside, min(mean / self.n, 1.0))
         above = np.where(edges >= self.n, 0.0, above)
@@ -270,7 +269,7 @@ class _Core:
 
     @functools.cached_property
     def noisy_ones(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Values of M (v,), and their probabilities under label 1 and under label 0 (v,)."""
+        """Values of M, and their probabilities under label 1 and under label 0, each (v,)."""
         alpha = self.alpha
         fewest, lost = _binomial(self.ones, alpha, self._log_tail)
         low, gained = _binomial(self.zeros, alpha, self._log_tail)
@@ -289,11 +288,11 @@ class _Core:
         deltas = self._delta_given(epsilon, largest)
         bound = float(np.diff(deltas, prepend=0.0) @ from_here) + beyond
         bound *= 1.0 + _TAIL_ERROR * self.n
-        # Of M, five tails are left out, each in P_1 and in e^epsilon P_0, which is below P_1.
+        # Five tails of M are left out, each in P_1 and in e^epsilon P_0, which is below P_1.
         return min(bound + 10.0 * self.least_delta * _LEFT_OUT, 1.0)
 
     def _delta_given(self, epsilon: float, reports: np.ndarray) -> np.ndarray:
-        """Returns delta (B,) given each number of reports (B,), increasing, on the safe side."""
+        """Returns upper bounds of delta (B,) for each number of reports (B,), made increasing."""
         from scipy import special
 
         values, law_one, law_zero = self.noisy_ones
@@ -306,7 +305,7 @@ class _Core:
         p_one, p_zero = tail @ law_one, grown * (tail @ law_zero)
         delta = np.zeros(reports.size)
         delta[some] = np.maximum(p_one - p_zero, 0.0) + _ROUNDING * (p_one + p_zero)
-        # An error of a tail counts in both sums, with a weight that mostly cancels.
+        # A tail's error enters both sums, with weights that mostly cancel.
         delta[some] += _TAIL_ERROR * self.n * (tail @ np.abs(law_one - grown * law_zero))
         return np.maximum.accumulate(delta)
 
@@ -321,7 +320,7 @@ class _Core:
         while np.any(undecided := high - low > 1.0):
             k = np.floor(0.5 * (low + high))
             logs = np.multiply.outer(k, log_p) + np.multiply.outer(reports - k, log_q)
-            # The largest term for label 0 becomes one, and none for label 1 overflows.
+            # Scaling makes the largest term for label 0 one, so no term for label 1 overflows.
             likelihood = np.exp(logs - np.max(logs + log_zero, axis=1, keepdims=True))
             likelier = likelihood @ law_one > math.exp(epsilon) * (likelihood @ law_zero)
             high = np.where(undecided & likelier, k, high)
@@ -330,19 +329,19 @@ class _Core:
 
 
 def _reach(variance: float, log_tail: float) -> float:
-    """Returns how far from its mean a sum of independent 0/1 variables may be, except for a tail.
+    """Returns a distance from the mean that a sum of 0/1 variables passes only in a tail.
 
-    Bernstein's inequality for one side; it holds for Poisson variables, their limits, too.
+    This is Bernstein's inequality for one side, for independent variables and their Poisson limits.
     """
     third = -log_tail / 3.0
     return third + math.sqrt(third * third - 2.0 * log_tail * variance)
 
 
 def _binomial(trials: int, p: float, log_tail: float) -> tuple[int, np.ndarray]:
-    """Returns where a binomial law begins and its probabilities, with two far tails left out.
+    """Returns the first value of a binomial law and its probabilities, without two far tails.
 
-    Of both together 2.5 times the probability whose logarithm is ``log_tail`` is left out at most.
-    Built up from ratios of neighbours: a difference of log-gammas loses ten digits at large sizes.
+    Together the tails have at most 2.5 times the probability with logarithm ``log_tail``. Ratios of
+    neighbours build the law: a difference of log-gammas loses ten digits at large sizes.
     """
     mean, reach = trials * p, _reach(trials * p * (1.0 - p), log_tail)
     low, high = max(math.floor(mean - reach), 0), min(math.ceil(mean + reach), trials)
@@ -351,7 +350,7 @@ def _binomial(trials: int, p: float, log_tail: float) -> tuple[int, np.ndarray]:
     logs = np.append(0.0, np.cumsum(steps))
     weights = np.exp(logs - logs.max())
     weights /= weights.sum()
-    # Bernstein's inequality is generous: what is tiny at the ends goes too.
+    # Bernstein's inequality is loose, so tiny weights at the ends are left out too.
     kept = np.flatnonzero(weights * (2.0 * weights.size) >= math.exp(log_tail))
     weights = weights[kept[0] : kept[-1] + 1]
     return low + int(kept[0]), weights / weights.sum()

@@ -1,8 +1,8 @@
 """Public inputs: values that enter a computation next to the labels, with their receipts.
 
-``public_input`` is the one way in. It reads the receipts that values carry; for Keras models there
-are three cases: they carry receipts; they show training that no receipt covers; or nothing is
-known, which statements name as an assumption.
+``public_input`` is the only entry. It reads the receipts that values carry. A Keras model carries
+receipts, or shows training that no receipt covers, or has no known history, which statements name
+as an assumption.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from tf_labeldp.accounting.receipts import (
 
 _Value = TypeVar("_Value")
 HISTORY = "label_dp_history"
-"""The attribute of a Keras layer that has its ``History``, in a saveable object."""
+"""The attribute of a Keras layer for its ``History``, in a saveable object."""
 COVERED = "label_dp_covered"
-"""The attribute of a Keras optimizer that has the number of steps which receipts cover."""
+"""The attribute of a Keras optimizer for the number of steps that receipts cover."""
 WEIGHTS_ASSUMED = Assumption(
     "initial-weights",
     "trainer",
@@ -50,8 +50,8 @@ _OPAQUE = frozenset(
 )
 """Libraries whose objects carry no receipts in their attributes."""
 _OF_WEIGHTS: dict[bytes, Receipts] = {}
-"""Receipts of weights, by the digest of a variable's values: of the final weights of counted
-training in this process, and of those in the ledgers of stores that were opened in it."""
+"""Receipts of weights, by the digest of a variable's values: final weights of counted training in
+this process, and those in the ledgers of stores that this process opened."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,8 +59,8 @@ class PublicInput(Generic[_Value]):
     """A value that enters a computation next to the labels, with the receipts that it carries.
 
     Attributes:
-        value: the rows, or the object; None for none.
-        receipts: of the uses of labels that the value was made of.
+        value: the rows, or the object; None if there is none.
+        receipts: receipts of the uses of labels that the value was made of.
 
     Example:
         >>> public_input([0.5, 0.5]).receipts
@@ -75,15 +75,15 @@ class PublicInput(Generic[_Value]):
 
     @functools.cached_property
     def digest(self) -> str | None:
-        """A digest of the value: its own ``digest()``, or that of its content as an array."""
+        """A digest of the value: its own ``digest()``, or a digest of its content as an array."""
         if self.value is None:
             return None
-        if hasattr(self.value, "digest"):  # too large for memory, perhaps
+        if hasattr(self.value, "digest"):  # Such a value may be too large for memory.
             return str(self.value.digest())
         return array_digest(np.asarray(self.value))
 
     def with_value(self, value: Setting[Any]) -> PublicInput:
-        """Returns another value that was made of this one."""
+        """Returns another value that was made of this value, with the same receipts."""
         return PublicInput(value, self.receipts)
 
 
@@ -92,11 +92,11 @@ class History:
     """The known history of a Keras layer.
 
     Attributes:
-        receipts: of all that was counted.
-        digests: of its weights at the end of the last counted training; None during one, and for
-            weights that a file is read into.
+        receipts: receipts of all counted uses.
+        digests: digests of its weights at the end of the last counted training; None during a
+            training, and while weights are read from a file.
         trained: whether a counted training of the layer began.
-        steps: in a file, how many steps of the model's optimizer receipts cover.
+        steps: in a file, the number of optimizer steps that receipts cover.
     """
 
     receipts: Receipts = ()
@@ -105,13 +105,13 @@ class History:
     steps: int | None = None
 
     def to_bytes(self) -> bytes:
-        """Returns the history as files of models keep it."""
+        """Returns the history in the format of model files."""
         digests = None if self.digests is None else sorted(digest.hex() for digest in self.digests)
         return receipts_to_bytes(self.receipts, digests=digests, steps=self.steps)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> History:
-        """Returns the history that ``to_bytes`` wrote; ``ReceiptError`` if it was changed since."""
+        """Returns the history that ``to_bytes`` wrote; ``ReceiptError`` if the content changed."""
         receipts, data = receipts_from_bytes(content)
         digests = data.get("digests")
         if digests is not None:
@@ -122,17 +122,17 @@ class History:
 def public_input(*values: Public[Any]) -> PublicInput:
     """Returns one value, or a tuple of several, with the receipts that they carry.
 
-    Receipts are found in attributes ``receipts`` and ``receipts_``, in the history of Keras layers,
-    by digests of weights, and in the parts of an object: the items of containers, steps of
-    pipelines, attributes, the owner of a method, the parts of a ``functools.partial``. Values that
-    only the body of a function names are not looked at: statements name that as an assumption.
+    It finds receipts in the attributes ``receipts`` and ``receipts_``, in the history of Keras
+    layers, by digests of weights, and in the parts of an object: items of containers, steps of
+    pipelines, attributes, the owner of a method, the parts of a ``functools.partial``. It does not
+    find values that only the body of a function names: statements name that as an assumption.
 
     Args:
         values: features, priors, clusters, bins, an encoder, a network, a teacher, predictions.
 
     Raises:
         ReceiptError: a value carries receipts that are damaged.
-        ValueError: a value is made of more than 100,000 objects.
+        ValueError: a value has more than 100,000 objects.
 
     Example:
         >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
@@ -151,7 +151,7 @@ def public_input(*values: Public[Any]) -> PublicInput:
         for receipts in (fields.get("receipts"), fields.get("receipts_")):
             if isinstance(receipts, tuple) and all(isinstance(part, Receipt) for part in receipts):
                 found += [receipts, _of_assumptions(receipts, fields.get("assumptions"))]
-        content = fields.get("label_dp_receipts")  # of a layer of a head, also from a file
+        content = fields.get("label_dp_receipts")  # an attribute of head layers, also from files
         if isinstance(content, bytes) and content:
             found.append(receipts_from_bytes(content)[0])
         if layers_of(part) or own_weights(part):
@@ -162,12 +162,12 @@ def public_input(*values: Public[Any]) -> PublicInput:
 
 
 def bare(value: Any) -> Any:
-    """Returns the value that a ``PublicInput`` holds, and anything else as it is."""
+    """Returns the value of a ``PublicInput``, and any other object unchanged."""
     return value.value if isinstance(value, PublicInput) else value
 
 
 def _of_assumptions(receipts: Receipts, assumptions: Any) -> Receipts:
-    """Returns a receipt, free of charge, of the assumptions that a value has next to receipts."""
+    """Returns a receipt of zero cost with the assumptions that a value has next to its receipts."""
     if not receipts or not assumptions or not isinstance(assumptions, tuple):
         return ()
     import dp_accounting
@@ -196,11 +196,11 @@ def _parts(values: tuple[Any, ...]) -> Iterator[Any]:
         elif isinstance(part, dict):
             waiting.extend(part.values())
         else:
-            number += 1  # rows in lists are not counted
+            number += 1  # Numbers and containers do not count, so lists may have many rows.
             if number > _MOST_PARTS:
                 raise ValueError(
                     f"expected a value of at most {_MOST_PARTS:,} objects, got a larger "
-                    f"{type(values[0]).__name__}: its receipts can't be read. Give the Keras model "
+                    f"{type(values[0]).__name__}: its receipts can't be read. Pass the Keras model "
                     "itself."
                 )
             yield part
@@ -210,12 +210,13 @@ def _parts(values: tuple[Any, ...]) -> Iterator[Any]:
 def _inside(part: Any) -> Iterable[Any]:
     if isinstance(part, PublicInput):
         return ()
-    if layers := layers_of(part):  # and the user's parts of a loss, a Lambda or a subclass
+    if layers := layers_of(part):
+        # A loss, a Lambda or a subclass may refer to objects of the user.
         return [*layers, *vars(part).values()]
     if isinstance(part, functools.partial):
         return [part.func, *part.args, *part.keywords.values()]
     if type(part).__module__.partition(".")[0] in _OPAQUE:
-        return [getattr(part, "__self__", None)]  # of a method
+        return [getattr(part, "__self__", None)]  # the owner of a method
     return getattr(part, "__dict__", {}).values()
 
 
@@ -226,9 +227,9 @@ def history_of(layer: Any) -> History | None:
 
 
 def _receipts_of_layer(layer: Any) -> Receipts:
-    """Returns the receipts of a layer; for training that none covers, one without a promise.
+    """Returns the receipts of a layer; training that they do not cover adds an unknown receipt.
 
-    Training shows by weights that are not those at the end of the last counted training, and by an
+    Such training shows in weights that differ from the end of the last counted training, and in an
     optimizer that took more steps than receipts cover.
     """
     history, optimizer = history_of(layer), getattr(layer, "optimizer", None)
@@ -257,12 +258,12 @@ def _receipts_of_layer(layer: Any) -> Receipts:
 
 
 def inner_optimizer(optimizer: Any) -> Any:
-    """Returns the optimizer that takes the steps: itself, or the one that it is around."""
+    """Returns the optimizer that takes the steps: the wrapped one, or the optimizer itself."""
     return getattr(optimizer, "inner_optimizer", None) or optimizer
 
 
 def covered_steps(optimizer: Any) -> float | None:
-    """Returns how many steps of a Keras optimizer receipts cover; None where none were counted."""
+    """Returns the number of an optimizer's steps that receipts cover; None if none were counted."""
     both = (optimizer, inner_optimizer(optimizer))
     return max((getattr(part, COVERED) for part in both if hasattr(part, COVERED)), default=None)
 
@@ -275,10 +276,10 @@ def _uncovered_steps(optimizer: Any) -> int:
 
 
 def _are_known(layers: list[Any]) -> bool:
-    """Returns whether the weights of layers were read or copied from those of counted trainings.
+    """Returns whether the weights of layers were read or copied from counted trainings.
 
-    Those that can be trained; of a model that is frozen, all. For layers that were trained in this
-    process the optimizer decides, not the weights.
+    Only trainable weights count, except in a frozen model, where all count. For layers that were
+    trained in this process, the optimizer decides, not the weights.
     """
     trainable = {id(weight) for layer in layers for weight in layer.trainable_weights}
     known, digests = set(_OF_WEIGHTS), []
@@ -293,14 +294,14 @@ def _are_known(layers: list[Any]) -> bool:
 
 
 def note_digests(digests: Iterable[bytes], receipts: Receipts) -> None:
-    """Keeps the receipts of weights with these digests for this process."""
+    """Records the receipts of weights with these digests for this process."""
     for digest in digests:
         known = known_of(digest)
         _OF_WEIGHTS[digest] = merge_receipts(known, receipts) if known else receipts
 
 
 def known_of(digest: bytes) -> Receipts:
-    """Returns the receipts that ``note_digests`` kept of weights with this digest."""
+    """Returns the receipts that ``note_digests`` recorded for weights with this digest."""
     return _OF_WEIGHTS.get(digest, ())
 
 
@@ -315,14 +316,14 @@ def array_digest(*arrays: np.ndarray) -> str:
 
 
 def weight_digests(variables: Iterable[Any]) -> list[bytes]:
-    """Returns a digest of the values of each variable, except for constants, as fresh ones are.
+    """Returns a digest of the values of each variable, except constants such as fresh biases.
 
-    A variable of one number is a constant if it is 0 or 1, or can't be trained.
+    A variable of one number is a constant if it is 0 or 1, or is not trainable.
     """
     digests = []
     for variable in variables:
         values = np.asarray(value_of(variable))
-        if values.dtype.kind in "fV" and values.size:  # V: bfloat16
+        if values.dtype.kind in "fV" and values.size:  # NumPy's kind of bfloat16 is V.
             content = np.ascontiguousarray(values, dtype=np.float32)
             first = content.flat[0]
             counts = content.size == 1 and getattr(variable, "trainable", True)
@@ -335,7 +336,7 @@ def weight_digests(variables: Iterable[Any]) -> list[bytes]:
 
 
 def value_of(variable: Any) -> Any:
-    """Returns the value of a variable; on JAX ``numpy()`` warns, on TensorFlow Keras's function."""
+    """Returns the value of a variable without a warning: ``numpy()`` warns on JAX."""
     keras: Any = sys.modules.get("keras")
     if keras is None or keras.backend.backend() == "tensorflow":
         return variable.numpy()
@@ -343,16 +344,17 @@ def value_of(variable: Any) -> Any:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """Returns a Keras layer with all layers inside; an empty list for anything else."""
+    """Returns a Keras layer with all its inner layers; an empty list for any other object."""
     flatten = getattr(model, "_flatten_layers", None)
     return list(flatten()) if callable(flatten) else []
 
 
 def own_weights(part: Any) -> list[Any]:
-    """Returns the variables of a layer, or of a module of TensorFlow, without its layers'."""
+    """Returns the variables of a layer or TensorFlow module, without those of inner layers."""
     if hasattr(part, "trainable_weights"):
-        inner = {id(one) for layer in layers_of(part) if layer is not part for one in layer.weights}
+        layers = [layer for layer in layers_of(part) if layer is not part]
+        inner = {id(weight) for layer in layers for weight in layer.weights}
         return [weight for weight in part.weights if id(weight) not in inner]
-    if type(part).__module__.startswith("tensorflow."):  # as tf.saved_model.load returns it
+    if type(part).__module__.startswith("tensorflow."):  # from tf.saved_model.load
         return [weight for weight in getattr(part, "variables", ()) if hasattr(weight, "numpy")]
     return []

@@ -1,7 +1,7 @@
-"""Receipts of uses of labels, and the statement of any number of them.
+"""Receipts of uses of labels, and the statement that they compose to.
 
-``compose_receipts`` alone turns receipts into a statement, for a vault as for a model; a use of
-labels of which nothing is known has a receipt too, with an infinite charge.
+Only ``compose_receipts`` turns receipts into a statement, for a vault and for a model. A use of
+unknown cost has a receipt too, with an infinite charge.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tf_labeldp.accounting.events import (
 )
 
 FORMAT = 2
-"""Of receipts in files. A newer one is refused, not guessed; format 1, of 0.2, is read."""
+"""The format of receipts in files. A newer one is refused; format 1, of 0.2, is read."""
 
 _FEATURES = Assumption(
     "public-features", "holder", "The features are public, and each person has one example."
@@ -70,14 +70,14 @@ _FLAGS = {
     ),
     "seeded": None,
 }
-"""Flags of receipts that a statement names, and the assumption of each."""
+"""Flags of receipts that a statement names, each with its assumption."""
 _BY_LABEL = Assumption(
     "stated-by-label",
     "holder",
     "The statement is by label and not by user, since some uses are counted by label.",
 )
 _MOST_PAIRS = 1000
-"""Combinations of histories of several label sets that are composed one by one."""
+"""Most combinations of the histories of several label sets that are composed one by one."""
 
 
 class ReceiptError(ValueError):
@@ -86,23 +86,22 @@ class ReceiptError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class LabelSet:
-    """The labels that a receipt is about; it reveals nothing of them."""
+    """The labels that a receipt is about; it reveals no label."""
 
     name: str  # random, so that no two label sets share it
     size: int  # number of labels n
-    people: str | None = None  # the population that they are of; None if it was not declared
-    stored: bool = False  # whether the name outlives the process, in a store
+    people: str | None = None  # population of the labels; None if it was not declared
+    stored: bool = False  # whether a store keeps the name
 
     @classmethod
     def new(cls, size: int, people: str | None = None, *, stored: bool = False) -> LabelSet:
-        """Returns a set of a name that no other has."""
+        """Returns a set with a unique name."""
         return cls(secrets.token_hex(16), int(size), people, stored)
 
     def may_be(self, other: LabelSet) -> bool:
-        """Returns whether both may be the same labels.
+        """Returns whether both may contain the same labels.
 
-        Different names that outlive their processes are different sets, and so are populations that
-        were declared to be different.
+        Sets with different stored names differ, and so do sets of different declared populations.
         """
         declared = None not in (self.people, other.people)
         differ = (declared and self.people != other.people) or (self.stored and other.stored)
@@ -110,10 +109,10 @@ class LabelSet:
 
 
 def actor_name() -> str:
-    """Returns who runs this, from ``LABELDP_ACTOR`` or the name of the login."""
+    """Returns the name of the user, from ``LABELDP_ACTOR`` or the login."""
     try:
         return os.environ.get("LABELDP_ACTOR") or getpass.getuser()
-    except (OSError, KeyError, ImportError):  # no entry for this user
+    except (OSError, KeyError, ImportError):  # The system has no entry for this user.
         return "unknown"
 
 
@@ -126,7 +125,7 @@ def timestamp() -> str:
 class Examples:
     """The m of n examples that a receipt is about: a bit for each, compressed.
 
-    ``numpy.asarray`` has their indices, ``int64`` (m,) rising.
+    ``numpy.asarray`` returns their indices, ``int64`` (m,), rising.
     """
 
     bits: bytes
@@ -134,7 +133,7 @@ class Examples:
 
     @classmethod
     def of(cls, rows: Any, total: int) -> Examples | None:
-        """Returns these rows of ``total``; None where they are all of them."""
+        """Returns these rows out of ``total``; None if they are all."""
         if rows is None or isinstance(rows, cls):
             return rows
         chosen = np.zeros(total, dtype=bool)
@@ -154,8 +153,8 @@ class Receipt:
     """One use of a label set, with its cost.
 
     Its kind is ``"draw"`` (noisy labels), ``"release"`` (a noisy statistic), ``"steps"`` (noisy
-    gradients), ``"failed"`` (a mechanism that looked and released nothing), ``"unknown"`` (a use of
-    which nothing is known) or ``"declared"``.
+    gradients), ``"failed"`` (a mechanism that read labels and released nothing), ``"unknown"`` (a
+    use of unknown cost) or ``"declared"``.
 
     Example:
         >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
@@ -169,21 +168,21 @@ class Receipt:
     charge: Charge
     what: str  # the use in words
     kind: str = "draw"
-    key: str = ""  # the name it was asked for by
+    key: str = ""  # name of the use in its store
     examples: Setting[Any] = None  # indices or a mask, kept as Examples; None for all
-    delta: float = 0.0  # of the vault's budget, at which statements are made
-    output_digest: str | None = None  # of what was released; None for steps
+    delta: float = 0.0  # delta of the vault's budget, at which statements are made
+    output_digest: str | None = None  # digest of the output; None for steps
     unit: str = "label"  # a key of UNITS
-    num_units: int | None = None  # where that is not the number of labels
+    num_units: int | None = None  # number of units, if not the number of labels
     relation: str = RELATION_REPLACE
     seeded: bool = False  # whether the noise can be repeated
-    metrics_reported: bool = False  # whether loss or metrics on true labels were shown
+    metrics_reported: bool = False  # whether loss or metrics on true labels were reported
     sample_weights: bool = False  # whether examples were weighted
-    answers: tuple[str, ...] = ()  # ids of the "unknown" receipts that a declaration stands for
+    answers: tuple[str, ...] = ()  # ids of the "unknown" receipts that a declaration replaces
     time: str = dataclasses.field(default_factory=timestamp)
     actor: str = dataclasses.field(default_factory=actor_name)
     version: str = __version__
-    id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16))  # counts once
+    id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16))  # counted once
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "examples", Examples.of(self.examples, self.labels.size))
@@ -194,7 +193,7 @@ class Receipt:
         return self.labels.size if self.examples is None else np.asarray(self.examples).size
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the receipt as JSON can hold it, with a digest of all of it."""
+        """Returns the receipt as values for JSON, with a digest of its content."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["labels"] = dataclasses.asdict(self.labels)
         epsilon = self.charge.epsilon
@@ -211,11 +210,11 @@ class Receipt:
 
     @classmethod
     def from_json(cls, data: Setting[dict[str, Any]]) -> Receipt:
-        """Returns the receipt that ``to_json`` wrote; ``ReceiptError`` if it was changed since."""
+        """Returns the receipt that ``to_json`` wrote; ``ReceiptError`` if its content changed."""
         try:
             fields = dict(data)
             if fields.pop("digest") != _digest(fields):
-                raise ValueError("the digest is of other content")
+                raise ValueError("the digest does not match the content")
             charge = dict(fields["charge"])
             charge["epsilon"] = float(charge["epsilon"])
             charge["event"] = event_from_json(charge["event"])
@@ -228,12 +227,12 @@ class Receipt:
             return cls(**fields)
         except (KeyError, TypeError, ValueError, zlib.error) as error:
             raise ReceiptError(
-                f"a receipt is damaged or was edited ({error}), and its cost can't be counted. "
-                "Use the file as it was written, or a copy of it."
+                f"a receipt is damaged or was edited ({error}), so its cost can't be counted. "
+                "Use an unchanged copy of the file."
             ) from error
 
     def __reduce__(self) -> Any:
-        """Pickles through JSON, so that a receipt in a pickle is checked by its digest too."""
+        """Pickles through JSON, so that the digest of a pickled receipt is checked too."""
         return Receipt.from_json, (self.to_json(),)
 
 
@@ -241,12 +240,12 @@ Receipts = tuple[Receipt, ...]
 
 
 def merge_receipts(*several: Iterable[Receipt]) -> Receipts:
-    """Returns all receipts, each once, in the order in which they are met."""
+    """Returns all receipts, each once, in order of first appearance."""
     return tuple({receipt.id: receipt for receipt in itertools.chain(*several)}.values())
 
 
 def standing(receipts: Receipts) -> Receipts:
-    """Returns the receipts without those that another one answers."""
+    """Returns the receipts that no other receipt answers."""
     answered = {name for receipt in receipts for name in receipt.answers}
     return tuple(receipt for receipt in receipts if receipt.id not in answered)
 
@@ -254,7 +253,7 @@ def standing(receipts: Receipts) -> Receipts:
 def declared_receipt(
     unknown: Iterable[Receipt], because: str, epsilon: float = 0.0, delta: float = 0.0
 ) -> Receipt:
-    """Returns the receipt by which an author declares the cost of unknown uses of labels."""
+    """Returns the receipt with which an author declares the cost of unknown uses of labels."""
     import dp_accounting
 
     event = approximate_dp_event(epsilon, delta) if epsilon else dp_accounting.NoOpDpEvent()
@@ -270,26 +269,26 @@ def declared_receipt(
 
 
 def receipts_to_bytes(receipts: Iterable[Receipt], **more: Any) -> bytes:
-    """Returns receipts as they are kept in files of models, with more that JSON can hold."""
+    """Returns receipts in the format of model files, with ``more`` values for JSON."""
     content = {"format": FORMAT, "version": __version__, **more}
     content["receipts"] = [receipt.to_json() for receipt in receipts]
     return zlib.compress(json.dumps(content).encode(), 9)
 
 
 def receipts_from_bytes(content: bytes) -> tuple[Receipts, dict[str, Any]]:
-    """Returns the receipts, and all that ``receipts_to_bytes`` wrote with them."""
+    """Returns the receipts, and everything that ``receipts_to_bytes`` wrote with them."""
     try:
         data = json.loads(zlib.decompress(content))
         written, version, listed = data["format"], data["version"], list(data["receipts"])
     except (KeyError, TypeError, ValueError, zlib.error) as error:
         raise ReceiptError(
-            f"the receipts of this file are damaged ({error}), and the cost of its labels can't "
-            "be counted. Use a copy of the file as it was written."
+            f"the receipts of this file are damaged ({error}), so the cost of its labels can't "
+            "be counted. Use an unchanged copy of the file."
         ) from error
     if written not in (1, FORMAT):
         raise ReceiptError(
-            f"the receipts of this file have format {written}, written by tf-labeldp {version}; "
-            f"tf-labeldp {__version__} reads format {FORMAT}. Install the newer version to read it."
+            f"expected receipts of format {FORMAT}, which tf-labeldp {__version__} reads, got "
+            f"format {written} of tf-labeldp {version}. Install the newer version to read them."
         )
     return tuple(map(Receipt.from_json, listed)), data
 
@@ -297,13 +296,13 @@ def receipts_from_bytes(content: bytes) -> tuple[Receipts, dict[str, Any]]:
 class Histories:
     """The charges of each of n examples of one label set.
 
-    A charge of all examples is counted once. Of the others each different history is a row.
+    Charges of all examples are counted once; of the others, each distinct history is a row.
     """
 
     def __init__(self, size: int) -> None:
         self._of_all: Counter[Charge] = Counter()
         self._rows: list[CountedCharges] = [()]
-        self._sizes = [size]  # number of examples of each row; rows of none are free
+        self._sizes = [size]  # number of examples per row; a row without examples is reused
         self._place: dict[frozenset[tuple[Charge, int]], int] = {frozenset(): 0}
         self._row_of = np.zeros(size, dtype=np.int32)
 
@@ -316,11 +315,11 @@ class Histories:
         old_rows = self._row_of[where]
         moved = np.bincount(old_rows, minlength=len(self._rows))
         new_row = np.zeros(len(self._rows), dtype=np.int32)
-        for old in np.flatnonzero(moved):  # a handful of different histories, not examples
+        for old in np.flatnonzero(moved):  # loops over a few histories, not over examples
             new_row[old] = self._row(_sum_of(self._rows[old], ((charge, 1),)))
             self._sizes[new_row[old]] += int(moved[old])
         self._row_of[where] = new_row[old_rows]
-        # Last, so that an interrupt may leave a charge too many and never one too few.
+        # This comes last, so that an interrupt may leave a charge too many, never one too few.
         for old in np.flatnonzero(moved):
             self._sizes[old] -= int(moved[old])
             if self._sizes[old] == 0:
@@ -337,12 +336,12 @@ class Histories:
         return self._place[name]
 
     def spread(self) -> list[tuple[CountedCharges, int]]:
-        """Returns each history that some examples have, and their number."""
+        """Returns each distinct history with the number of its examples."""
         pairs = zip(self._rows, self._sizes, strict=True)
         return [(self._with_all(row), size) for row, size in pairs if size]
 
     def distinct(self, examples: Any = None) -> list[CountedCharges]:
-        """Returns the different histories of these examples, by indices or a mask; None for all."""
+        """Returns the distinct histories of examples, by indices or a mask; None for all."""
         if examples is None:
             return [history for history, _ in self.spread()]
         rows = np.flatnonzero(np.bincount(self._row_of[examples]))
@@ -352,14 +351,14 @@ class Histories:
         return _sum_of(tuple(self._of_all.items()), row)
 
     def grow(self, size: int) -> None:
-        """Adds examples up to this number, with the charges of all."""
+        """Adds examples up to this number, with the charges that all examples have."""
         if (more := size - self._row_of.size) > 0:
             row = self._row(())
             self._sizes[row] += more
             self._row_of = np.append(self._row_of, np.full(more, row, np.int32))
 
     def copy(self) -> Histories:
-        """Returns histories that can be charged by themselves."""
+        """Returns an independent copy."""
         found = Histories(0)
         found._of_all, found._place = self._of_all.copy(), self._place.copy()
         found._rows, found._sizes = self._rows.copy(), self._sizes.copy()
@@ -375,7 +374,7 @@ def _sum_of(*histories: CountedCharges) -> CountedCharges:
 
 
 class _Fact(NamedTuple):
-    """The content of receipts that a statement names; few different ones, of many receipts."""
+    """The content of receipts that a statement names; many receipts share few facts."""
 
     labels: LabelSet
     unit: str | None  # None for a declaration
@@ -386,12 +385,12 @@ class _Fact(NamedTuple):
 
 
 class Composition:
-    """The sum of any number of receipts, at any time, without going through them again.
+    """The running composition of receipts, which never reads a receipt twice.
 
-    Each receipt is counted once, and not if another one answers it.
+    Each receipt is counted once, and not at all if another receipt answers it.
 
     Guarantee:
-        That of ``compose_receipts`` for all receipts that were added.
+        As for ``compose_receipts``, for all receipts that were added.
     """
 
     def __init__(self, receipts: Iterable[Receipt] = ()) -> None:
@@ -403,7 +402,7 @@ class Composition:
             self.add(receipt)
 
     def add(self, receipt: Receipt) -> None:
-        """Adds a receipt; one that is there already counts once."""
+        """Adds a receipt, unless it was added before."""
         if receipt.id in self._receipts:
             return
         self._receipts[receipt.id] = receipt
@@ -418,10 +417,10 @@ class Composition:
 
     def _count(self, receipt: Receipt) -> None:
         labels, charge = receipt.labels, receipt.charge
-        # Without an account of single examples, as of a declaration, all are alike.
-        known = self._histories.setdefault(labels.name, Histories(max(1, labels.size)))
-        known.grow(labels.size)
-        known.add(charge, receipt.examples)
+        # A declaration has no examples: one row stands for all.
+        histories = self._histories.setdefault(labels.name, Histories(max(1, labels.size)))
+        histories.grow(labels.size)
+        histories.add(charge, receipt.examples)
         fact = _Fact(
             labels,
             None if receipt.kind == "declared" else receipt.unit,
@@ -433,7 +432,7 @@ class Composition:
         self._facts[fact] = None
 
     def with_receipts(self, receipts: Iterable[Receipt]) -> Composition:
-        """Returns the composition with more receipts; this one stays as it is."""
+        """Returns a new composition with more receipts."""
         extended = Composition()
         for name, value in vars(self).items():
             setattr(extended, name, value.copy())
@@ -445,16 +444,16 @@ class Composition:
     def histories(
         self, labels: LabelSet | None = None, examples: Any = None
     ) -> list[CountedCharges]:
-        """Returns the charges that one person may have, in all label sets together.
+        """Returns the possible charges of one person, over all label sets.
 
-        ``labels`` and ``examples`` leave those with an example among these, by indices or a mask.
+        ``labels`` and ``examples`` (indices or a mask) limit them to people with such an example.
         """
         if labels is None:
             return list(self._of_one_person())
         return list(self._of_one_person(labels, self._own(labels).distinct(examples)))
 
     def spread(self, labels: LabelSet) -> Iterator[tuple[list[CountedCharges], int]]:
-        """Yields the histories that some examples of a label set may have, and their number."""
+        """Yields the possible histories of examples of a label set, and the number of examples."""
         for history, size in self._own(labels).spread():
             yield list(self._of_one_person(labels, [history])), size
 
@@ -464,19 +463,19 @@ class Composition:
     def _of_one_person(
         self, labels: LabelSet | None = None, *own: list[CountedCharges]
     ) -> Iterator[CountedCharges]:
-        """Yields the histories that one person may have; ``own`` are those in ``labels``."""
+        """Yields the possible histories of one person; ``own`` are the histories in ``labels``."""
         people = {fact.labels.name: fact.labels.people for fact in self._facts}
         if labels is not None:
             people.pop(labels.name, None)
             if labels.people is not None:
                 people = {name: of for name, of in people.items() if of in (None, labels.people)}
         for population in set(people.values()) - {None} or {None}:
-            # Label sets that may be of the same people.
+            # These label sets may be of the same people.
             same = [name for name, of in people.items() if of in (population, None)]
             yield from _together([*own, *(self._histories[name].distinct() for name in same)])
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
-        """Returns the statement; at the largest delta of the receipts, unless another is given."""
+        """Returns the statement at ``delta``, or else at the largest delta of the receipts."""
         if not self._histories:
             return PrivacyGuarantee(epsilon=0.0)
         facts = list(self._facts)
@@ -484,7 +483,7 @@ class Composition:
         unit = units.pop() if len(units) == 1 else "label"
         flags = frozenset().union(*(fact.flags for fact in facts))
         sums = _sums(self.histories(), max(fact.delta for fact in facts), delta)
-        # The statement covers every example, so it rests on what any of their sums rests on.
+        # The statement covers every example, so it rests on the assumptions of every sum.
         notes = dict.fromkeys(note for total in sums for note in total.assumptions)
         endless = {note for fact in facts for note in fact.reasons}
         reasons = [note for note in notes if note in endless or note.code == "not-promised"]
@@ -521,15 +520,15 @@ class Composition:
 
 
 def compose_receipts(receipts: Iterable[Receipt], delta: float | None = None) -> PrivacyGuarantee:
-    """Returns the statement of all uses that these receipts are of.
+    """Returns the statement of all uses that these receipts record.
 
     Guarantee:
-        The statement covers all that was released under these receipts together, for the
-        replacement of one label: a sum of promises made before the draws. Receipts of one label set
-        compose in sequence on each example that both touch, and in parallel on different examples
-        (``ghazi2021``, Observation 4). Two label sets may hold labels of the same people, in any
-        order, so the worst example of one is added to the worst of the other, unless they are
-        declared to be of different populations (``people``).
+        The statement covers all outputs of these receipts together, for the replacement of one
+        label: a composition of promises made before the draws. Receipts of one label set compose in
+        sequence on each shared example, and in parallel on different examples (``ghazi2021``,
+        Observation 4). Two label sets may contain labels of the same people, in any order, so the
+        worst example of one is added to the worst of the other, unless they were declared to be of
+        different populations (``people``).
     """
     return Composition(receipts).guarantee(delta)
 
@@ -537,14 +536,14 @@ def compose_receipts(receipts: Iterable[Receipt], delta: float | None = None) ->
 def _sums(
     histories: list[CountedCharges], stated: float, delta: float | None
 ) -> list[PrivacyGuarantee]:
-    """Returns the sum of each history at a delta, or at the least one that can be stated."""
+    """Returns the sum of each history at ``delta``, or else at the least possible delta."""
     import dp_accounting
 
     if delta is not None:
         stated = _validate.number_in("delta", delta, "[0, 1)")
     sums = [compose_counted(history, stated) for history in histories]
     if delta is None and any(math.isinf(total.epsilon) for total in sums):
-        # Deltas of uses without an event add up, and may pass that of the budgets.
+        # Deltas of uses without an event add up and may exceed the delta of the budgets.
         opaque = max(
             math.fsum(
                 charge.delta * count
@@ -559,16 +558,16 @@ def _sums(
 
 
 def _together(several: list[list[CountedCharges]]) -> Iterator[CountedCharges]:
-    """Yields what one person may have been charged who has an example in each label set."""
+    """Yields the possible histories of a person with an example in each label set."""
     if math.prod(len(histories) for histories in several) > _MOST_PAIRS:
-        # Each charge as often as anybody was charged with it: more than any combination has.
+        # Each charge is counted at its largest count of any example: no combination has more.
         several = [[_largest(histories)] for histories in several]
     for combination in itertools.product(*several):
         yield _sum_of(*combination)
 
 
 def _largest(histories: list[CountedCharges]) -> CountedCharges:
-    """Returns a history that costs no less than any of these, in any composition."""
+    """Returns a history that costs at least as much as each of these in any composition."""
     charges = [charge for history in histories for charge, _ in history]
     if charges and all(charge.delta == 0.0 and math.isfinite(charge.epsilon) for charge in charges):
         total = max(

@@ -1,7 +1,7 @@
-"""All code that sees a label: one contract, one file per kind of output; loads no TensorFlow.
+"""All code that reads labels: one contract, one file per kind of output; loads no TensorFlow.
 
-Randomized response flips in ``classes``, by the bits of ``random_bits``. Exact noise on labels and
-statistics is drawn in ``integer_noise``, and the noise of training steps in ``step_noise``.
+``classes`` flips labels by randomized response, with bits from ``random_bits``. ``integer_noise``
+draws exact noise for labels and statistics, and ``step_noise`` the noise of training steps.
 """
 
 from tf_labeldp.mechanisms._alibi import ALIBI

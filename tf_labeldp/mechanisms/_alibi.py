@@ -20,7 +20,7 @@ _LEAST_EPSILON = {"laplace": integer_noise.MIN_EPSILON, "gaussian": 1e-3}
 _LARGEST_EPSILON = 1e6
 _LAPLACE_UNIT = integer_noise.MAX_STEPS // 2
 _FINEST_UNIT = 1 << 40
-"""At this many grid steps in a unit, sigma of every epsilon here is above ``MAX_SIGMA``."""
+"""Grid steps per unit; so many put sigma above ``MAX_SIGMA`` at every epsilon allowed here."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,18 +28,18 @@ class ALIBI(integer_noise.FrozenWithNoise, LabelMechanism):
     """Adds independent noise to every entry of every one-hot label.
 
     The noisy rows are neither probabilities nor one-hot. Train on them with
-    ``keras_layers.ALIBILoss``, or on the soft targets of ``NoisyLabels.posterior``. Their largest
-    entry alone is a poorer label than that of ``RandomizedResponse``.
+    ``keras_layers.ALIBILoss``, or on the soft targets of ``NoisyLabels.posterior``. The class of
+    their largest entry is a less accurate label than the output of ``RandomizedResponse``.
 
     Guarantee:
         Each noisy row is (epsilon, delta)-DP for the replacement of its label; delta is zero for
         Laplace noise. No row depends on another label, so releases on disjoint examples compose in
         parallel. A replaced label moves two entries by one each: L1 sensitivity 2, L2 sensitivity
-        sqrt(2). It holds for the draws as made: the noise is drawn exactly, on integers.
+        sqrt(2). No rounding weakens it: the noise is drawn exactly, on integers.
 
     Source: Malek et al. 2021, "Antipodes of label differential privacy: PATE and ALIBI"; analytic
-    calibration of the Gaussian noise: Balle and Wang 2018, Theorem 8. The ``--sigma`` of the
-    published program is ``noise_stddev`` here, of either noise.
+    calibration of the Gaussian noise: Balle and Wang 2018, Theorem 8. The published program's
+    ``--sigma`` is ``noise_stddev`` here, for either noise.
 
     Attributes:
         epsilon: from 1e-6 for Laplace noise, from 1e-3 for Gaussian noise, up to 1e6.
@@ -66,7 +66,7 @@ class ALIBI(integer_noise.FrozenWithNoise, LabelMechanism):
         least = _LEAST_EPSILON[self.noise]
         if not least <= self.epsilon <= _LARGEST_EPSILON:
             raise ValueError(
-                f"epsilon must be from {least:g} to {_LARGEST_EPSILON:g} for {self.noise} noise on "
+                f"epsilon must be in [{least:g}, {_LARGEST_EPSILON:g}] for {self.noise} noise on "
                 f"one-hot labels, got {self.epsilon:g}."
             )
 
@@ -88,10 +88,10 @@ class ALIBI(integer_noise.FrozenWithNoise, LabelMechanism):
     ) -> np.ndarray:
         """Returns noisy one-hot rows, ``float32`` (n, K), of either sign; ``public`` is None."""
         self._refuse_public(public)
-        if rng is not None:  # also where there is nothing to draw
+        if rng is not None:  # The check also covers a call without labels.
             random_bits.checked_generator(rng)
         classes = _validate.class_indices("labels", labels, self.num_classes)
-        instead = "Use RandomizedResponse, whose noisy labels are one number each."
+        instead = "Use RandomizedResponse: each of its noisy labels is one number."
         _validate.check_size("noisy rows", (classes.size, self.num_classes), instead)
         noisy = np.empty((classes.size, self.num_classes), dtype=np.float32)
         for rows in row_chunks(noisy.shape):
@@ -106,8 +106,8 @@ class ALIBI(integer_noise.FrozenWithNoise, LabelMechanism):
         """Returns ``float64`` (m, K): exact integers, divided once at the end."""
         size = classes.size * self.num_classes
         if self.noise == "laplace":
-            # A shift by one unit changes a probability by at most e^(epsilon / 2), and two entries
-            # move.
+            # Two entries move by one unit, and each shift changes a probability by at most
+            # e^(epsilon / 2).
             unit = _LAPLACE_UNIT
             drawn = integer_noise.LaplaceNoise(self.epsilon, 2 * unit).draw(size, rng)
         else:
@@ -121,8 +121,8 @@ class ALIBI(integer_noise.FrozenWithNoise, LabelMechanism):
 @functools.lru_cache(maxsize=64)
 def _gaussian_grid(epsilon: float, delta: float) -> tuple[int, int]:
     """Returns the grid steps in one unit, a power of two, and sigma in steps, rounded up."""
-    # Only the two entries that move count for the privacy loss, not n K. The double sqrt(2) is
-    # above the root, and its product with a power of two is exact.
+    # Only two entries move, so the loss counts two, not n K. The double sqrt(2) is above the
+    # root, and its product with a power of two is exact.
     distance = math.sqrt(2.0)
     fine = integer_noise.gaussian_scale(epsilon, delta, distance * _FINEST_UNIT, 2)
     halvings = math.ceil(math.log2(1.001 * fine / integer_noise.MAX_SIGMA))

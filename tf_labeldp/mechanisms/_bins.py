@@ -1,4 +1,4 @@
-"""Mechanisms with finitely many noisy numbers: randomized response on bins, and any table."""
+"""Mechanisms with finitely many noisy numbers: randomized response on bins, and channel tables."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tf_labeldp.mechanisms.base import Frozen, RegressionMechanism, WithoutPrior
 from tf_labeldp.mechanisms.random_bits import Rng
 
 _UNITS = 1 << 53
-"""The draw compares 53 random bits: a probability is a whole number of this many units."""
+"""Units of probability 2^-53: draws compare 53 random bits with whole numbers of units."""
 _TOLERANCE = 1e-9
-"""Of the sums of a table's rows, and of its worst log-ratio above epsilon."""
+"""Tolerance of the row sums of a table, and of its worst log-ratio above epsilon."""
 _PUBLIC_BINS = Assumption(
     "public-bins",
     "holder",
@@ -29,11 +29,11 @@ _PUBLIC_BINS = Assumption(
 
 
 def nearest_index(values: Any, labels: Any) -> np.ndarray:
-    """Returns the index of the value nearest to each label; of two equally near, the smaller."""
+    """Returns the index of the nearest value of each label; ties go to the smaller value."""
     values = np.asarray(values, dtype=np.float64)
     lower, upper = values[:-1], values[1:]
-    # Halved first: the sum of two huge values overflows. Where rounding carries the midpoint of two
-    # neighbouring doubles to the upper one, that one must still be nearest to itself.
+    # Values are halved first, since the sum of two huge values overflows. Where the midpoint of two
+    # neighbouring doubles rounds to the upper one, the upper one must still be nearest to itself.
     midpoints = np.minimum(0.5 * lower + 0.5 * upper, np.nextafter(upper, -np.inf))
     return np.searchsorted(midpoints, np.asarray(labels, dtype=np.float64), side="left")
 
@@ -42,7 +42,7 @@ def nearest_index(values: Any, labels: Any) -> np.ndarray:
 class FiniteMechanism(WithoutPriors, Frozen, RegressionMechanism):
     """A randomizer of numbers with finitely many inputs and outputs; a label is its nearest input.
 
-    Sensitivity plays no role: the ratio of two probabilities of an output protects a label.
+    Ratios of an output's probabilities determine epsilon; sensitivity plays no role.
     """
 
     inputs: Public[tuple[float, ...]]
@@ -58,18 +58,18 @@ class FiniteMechanism(WithoutPriors, Frozen, RegressionMechanism):
 
     @abc.abstractmethod
     def _probability(self, row: np.ndarray, column: np.ndarray | int) -> np.ndarray:
-        """Returns P[output | input] for the numbers of inputs and of outputs, broadcast."""
+        """Returns P[output | input] for indices of inputs and outputs, broadcast."""
 
     @abc.abstractmethod
     def _draw(self, rows: np.ndarray, rng: Rng) -> np.ndarray:
-        """Returns the number of an output for the number of each input, (n,)."""
+        """Returns the index of an output for the index of each input, (n,)."""
 
     def label_range(self) -> tuple[float, float]:
         """Returns the first and the last input."""
         return self.inputs[0], self.inputs[-1]
 
     def output_index(self, noisy_labels: Public[Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the number of the output of each noisy label, and whether it is one, (n,)."""
+        """Returns the index of each noisy label's nearest output, and whether it is one, (n,)."""
         noisy = _validate.real_vector("noisy_labels", noisy_labels)
         outputs = np.asarray(self.outputs)
         place = nearest_index(outputs, noisy)
@@ -77,7 +77,7 @@ class FiniteMechanism(WithoutPriors, Frozen, RegressionMechanism):
         return place, np.abs(outputs[place] - noisy) <= 2.0**-23 * np.max(np.abs(outputs))
 
     def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
-        """Returns ``P[output | input]`` as it is drawn, ``float64`` (k, m); ``prior`` is None."""
+        """Returns ``P[output | input]`` of the draws, ``float64`` (k, m); ``prior`` is None."""
         self._refuse_public(prior)
         rows = np.arange(len(self.inputs))
         return self._probability(rows[:, np.newaxis], np.arange(len(self.outputs)))
@@ -91,14 +91,14 @@ class FiniteMechanism(WithoutPriors, Frozen, RegressionMechanism):
     def expected_loss(
         self, probabilities: Public[Any], loss: _losses.Loss = "squared_error"
     ) -> float:
-        """Returns ``E loss(noisy label, label)`` for labels that are inputs with a given prior."""
+        """Returns ``E loss(noisy label, label)`` for labels with these probabilities of inputs."""
         loss, inputs = _losses.checked_loss(loss), np.asarray(self.inputs)
         prior = _validate.prior_rows("probabilities", probabilities, 1, inputs.size)[0]
         total = 0.0
-        # Output by output: the channel of many values need not be in memory.
+        # A loop over outputs keeps the channel of many values out of memory.
         for column, output in enumerate(self.outputs):
             weights = prior * self._probability(np.arange(inputs.size), column)
-            used = weights > 0.0  # 0 * inf, where the loss of an impossible pair is infinite
+            used = weights > 0.0  # An impossible pair may have an infinite loss.
             values = _losses.loss_values(loss, output, inputs[used])
             total += float(np.dot(weights[used], values))
         return total
@@ -116,21 +116,21 @@ class RROnBins(FiniteMechanism):
     """Maps a label to its bin and runs randomized response over the bins' outputs.
 
     ``optimal_bins`` finds the bins with the least expected loss; no epsilon-DP mechanism on these
-    inputs has less (``ghazi2023``, Theorem 5).
+    inputs has a smaller one (``ghazi2023``, Theorem 5).
 
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label by any other in the range, if the bins were
-        made without the labels, or paid for (``LabelRandomizer``). With two or more outputs in use
+        made without the labels, or charged (``LabelRandomizer``). With two or more outputs in use
         the worst log-ratio equals epsilon.
 
     Source: ``ghazi2023``, Algorithm 1. A label between two inputs counts as the nearest input
-    (appendix A.1, proof of Lemma 16), the smaller of two equally near.
+    (appendix A.1, proof of Lemma 16); ties go to the smaller input.
 
     Attributes:
         epsilon: finite and above zero.
-        inputs: the labels that are distinguished, strictly increasing, finite.
-        outputs: the noisy labels, strictly increasing, within the range of the inputs.
-        bin_of_input: for each input the index of its output, not decreasing.
+        inputs: distinct label values, strictly increasing, finite.
+        outputs: possible noisy labels, strictly increasing, within the range of the inputs.
+        bin_of_input: index of each input's output, not decreasing.
 
     Example:
         >>> mechanism = RROnBins(1.0, [0, 1, 2, 3], outputs=[0.5, 2.5], bin_of_input=[0, 0, 1, 1])
@@ -148,7 +148,7 @@ class RROnBins(FiniteMechanism):
         bins, (low, high) = np.asarray(self.bin_of_input), self.label_range()
         if bins.shape != (len(self.inputs),) or bins.dtype.kind not in "iu":
             raise ValueError(
-                f"bin_of_input must hold one integer for each of the {len(self.inputs)} inputs, "
+                f"bin_of_input must have one integer for each of the {len(self.inputs)} inputs, "
                 f"got dtype {bins.dtype} and shape {bins.shape}."
             )
         if bins.min() < 0 or bins.max() >= self.num_bins or np.any(np.diff(bins) < 0):
@@ -164,16 +164,16 @@ class RROnBins(FiniteMechanism):
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
-        """The assumptions that the guarantee of a draw rests on."""
+        """The assumptions of a draw's guarantee."""
         return (_PUBLIC_BINS,)
 
     @property
     def num_bins(self) -> int:
-        """Number of outputs d."""
+        """The number of outputs, d."""
         return len(self.outputs)
 
     def bin_of(self, labels: Private[Any]) -> np.ndarray:
-        """Returns the index of the bin of each label (n,) in the range, ``int64``: not private."""
+        """Returns the bin index of each label (n,) in the range, ``int64``: not private."""
         return np.asarray(self.bin_of_input)[self._rows(labels)]
 
     def _probability(self, row: np.ndarray, column: np.ndarray | int) -> np.ndarray:
@@ -200,21 +200,21 @@ class RROnBins(FiniteMechanism):
 class ChannelMechanism(FiniteMechanism):
     """Draws the noisy label from a table: one row of probabilities for each possible label.
 
-    A label uses the row of its nearest input, of two equally near the smaller one.
+    A label uses the row of its nearest input; ties go to the smaller input.
 
     Guarantee:
-        (epsilon, 0)-DP for the replacement of one label; the table's own worst log-ratio is checked
-        against epsilon at construction. The draws follow the table rounded to multiples of 2^-53
-        (``transition_matrix`` returns just that) such that the ratio of any two entries of a column
-        is at most e^epsilon.
+        (epsilon, 0)-DP for the replacement of one label; the constructor checks the table's worst
+        log-ratio against epsilon. The draws follow the table rounded to multiples of 2^-53, which
+        ``transition_matrix`` returns, such that the ratio of any two entries in a column is at most
+        e^epsilon.
 
     Source: the channels of the linear program (2) in appendix A of ``ghazi2023``.
 
     Attributes:
         epsilon: finite and above zero.
-        inputs: the possible labels, strictly increasing, (k,); the range is from first to last.
-        outputs: the possible noisy labels, strictly increasing, (m,).
-        probabilities: k rows of m probabilities ``P[output | input]``, each of which sums to one
+        inputs: possible labels, strictly increasing, (k,); the range is from first to last.
+        outputs: possible noisy labels, strictly increasing, (m,).
+        probabilities: k rows of m probabilities ``P[output | input]``; each row sums to one
             (tolerance 1e-9).
 
     Example:
@@ -239,10 +239,10 @@ class ChannelMechanism(FiniteMechanism):
         off = np.abs(table.sum(axis=1) - 1.0).max()
         if off > _TOLERANCE:
             raise ValueError(
-                f"probabilities must sum to one in every row, a sum is off by {off:.3g}."
+                f"probabilities must sum to one in every row, but a sum is off by {off:.3g}."
             )
         self._set(probabilities=tuple(map(tuple, table.tolist())))
-        _ = self._units  # refuses a table that is not epsilon-DP
+        _ = self._units  # This raises if the table is not epsilon-DP.
 
     def _draw(self, rows: np.ndarray, rng: Rng) -> np.ndarray:
         drawn = random_bits.uniform_integers(rows.size, rng)
@@ -259,7 +259,7 @@ class ChannelMechanism(FiniteMechanism):
 
     @functools.cached_property
     def _units(self) -> np.ndarray:
-        """The probabilities that are drawn, in units, ``int64`` (k, m)."""
+        """The probabilities of the draws, in units, ``int64`` (k, m)."""
         table = np.array(self.probabilities)
         return _whole_units(table / table.sum(axis=1, keepdims=True), self.epsilon)
 
@@ -270,25 +270,25 @@ def _whole_units(table: np.ndarray, epsilon: float) -> np.ndarray:
         logs = np.log(table[:, table.max(axis=0) > 0.0])
     worst = float(np.max(logs.max(axis=0) - logs.min(axis=0)))
     refusal = ValueError(
-        f"the table is not epsilon-DP: the worst log-ratio of two probabilities of one output is "
+        f"the table is not epsilon-DP: the worst log-ratio of an output's probabilities is "
         f"{worst:.12g}, but epsilon is {epsilon:.12g}. State the larger epsilon."
     )
     if worst > epsilon + _TOLERANCE:
         raise refusal
-    # Rounded up, and the largest entry of the row pays: a small entry rounded down would cost its
-    # column's largest a multiple of what it lost itself, or be zero.
+    # Entries are rounded up at the cost of the row's largest: a small entry rounded down would
+    # lower its column's largest entry by a multiple of its own loss, or be zero.
     units = np.ceil(table * float(_UNITS)).astype(np.int64)
     every = np.arange(table.shape[0])
     units[every, np.argmax(units, axis=1)] += _UNITS - units.sum(axis=1)
 
-    # Rounded down by more than exp and a product can lose, so the whole numbers keep to e^epsilon.
+    # Rounding down by more than the errors of exp and a product keeps ratios within e^epsilon.
     grown = np.exp(min(epsilon, 40.0)) * (1.0 - 2.0**-50)
     least = units.min(axis=0)
     most = np.maximum(np.minimum(np.floor(least * grown), float(_UNITS)).astype(np.int64), least)
     cut = np.maximum(units - most, 0)
     units -= cut
-    # The cut part goes to the row's other entries, as far as each has room. That can raise a least
-    # entry, never lower one.
+    # The cut part goes to the row's other entries, up to the room of each. That can raise a least
+    # entry, but never lower it.
     total = cut.sum(axis=1, keepdims=True)
     room = np.minimum(most - units, total)
     units += np.clip(total - (np.cumsum(room, axis=1) - room), 0, room)

@@ -1,4 +1,4 @@
-"""The test of a mechanism's claims: its channel, its draws and its event against its epsilon."""
+"""The test of a mechanism: its channel, its draws and its event against the stated epsilon."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tf_labeldp.mechanisms.base import (
 )
 
 _FALSE_ALARM = 1e-9
-"""The largest probability that draws of a sound mechanism are refused."""
+"""The largest probability that a sound mechanism fails the test."""
 _TOLERANCE = 1e-9
 _MOST_LABELS, _MOST_COLUMNS = 8, 64
-"""Classes that are drawn from, and columns of a statistic that are tested one by one."""
+"""Most classes with test draws, and most columns of a statistic that are tested one by one."""
 _QUANTILES = np.linspace(0.01, 0.99, 50)
 _LARGEST_EPSILON, _LEAST = 700.0, 1e-290
-"""Beyond, e^epsilon is no double; below, likelihoods lose digits (subnormal doubles)."""
+"""Larger epsilons overflow e^epsilon; smaller likelihoods lose digits as subnormal doubles."""
 _DELTAS = (0.003, 0.03, 0.3)
 """Deltas at which an event is compared with the channel."""
 
@@ -36,30 +36,30 @@ _DELTAS = (0.003, 0.03, 0.3)
 def check_mechanism(
     mechanism: Setting[Mechanism], *, draws: int = 20_000, public_input: Setting[Any] = None
 ) -> None:
-    """Raises unless a mechanism's claims agree with its behaviour on made-up labels.
+    """Raises unless a mechanism's claims agree with its behaviour on synthetic labels.
 
-    A vault runs it at the first use of a mechanism that is not of this library. It checks
+    A vault runs it before the first use of a plug-in. It checks
 
     * the channel: rows of probabilities, no two of which differ by more than ``epsilon`` and
       ``delta`` allow; for numbers the worst log-ratio of ``likelihood``;
     * the draws: shape, dtype and range, and that they follow the channel (binomial tests of each
-      output for each label), or, without a channel, that no set of outputs is surely more than
-      ``e^epsilon`` times as likely for one label, or for one of two data sets that differ in one
-      label, as for the other (Clopper-Pearson bounds; Jagielski et al. 2020);
-    * an event of its own (``dp_event``): it must not promise more than the channel keeps.
+      output for each label), or, without a channel, that no set of outputs is with confidence more
+      than ``e^epsilon`` times as likely for one label, or for one of two data sets that differ in
+      one label, as for the other (Clopper-Pearson bounds; Jagielski et al. 2020);
+    * its own event (``dp_event``), if any: it must not promise more than the channel.
 
-    A sound mechanism is refused with probability 1e-9 at most. This is a check and no proof: it
-    misses violations smaller than the draws resolve, and those on other inputs.
+    A sound mechanism fails with probability 1e-9 at most. This is a test and no proof: it misses
+    violations that are too small for the number of draws, and violations on other inputs.
 
     Args:
         mechanism: any mechanism.
         draws: number of labels to draw for, at least 1,000.
-        public_input: for a noisy statistic, its public input, a row for each label. A statistic
-            that needs one is not drawn from without.
+        public_input: public input of a noisy statistic, one row per label. Without it, the draws of
+            a statistic that needs one are not tested.
 
     Raises:
-        TypeError: not a mechanism.
-        ValueError: the mechanism does not keep its claims.
+        TypeError: ``mechanism`` is not a mechanism.
+        ValueError: the mechanism violates its claims.
 
     Example:
         >>> from tf_labeldp.mechanisms import RandomizedResponse
@@ -70,7 +70,7 @@ def check_mechanism(
         >>> check_mechanism(Honest(1.0, 3))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        ValueError: Honest does not draw as its transition_matrix says: ...
+        ValueError: the draws of Honest do not follow its transition_matrix: ...
     """
     name = type(checked_mechanism(mechanism, Mechanism)).__name__
     draws = _validate.integer_at_least("draws", draws, 1000)
@@ -107,15 +107,15 @@ def _check_classes(mechanism: ClassificationMechanism, draws: int) -> None:
         if needed > delta + 1e-3:
             raise ValueError(
                 f"the dp_event of {type(mechanism).__name__} promises epsilon={most:.6g} at "
-                f"delta={delta:g}, where its channel needs delta={needed:.6g}. Leave dp_event out, "
-                "for the event of its epsilon."
+                f"delta={delta:g}, but its channel needs delta={needed:.6g}. Remove dp_event: the "
+                "event of epsilon then takes its place."
             )
 
 
 def _channels(
     mechanism: ClassificationMechanism, num_classes: int
 ) -> list[tuple[np.ndarray | None, np.ndarray]]:
-    """Returns some priors with their channels; (None, channel) for a mechanism without priors."""
+    """Returns test priors with their channels; (None, channel) for a mechanism without priors."""
     if not mechanism.uses_priors:
         return [(None, np.asarray(mechanism.transition_matrix(), dtype=np.float64))]
     falling = 0.5 ** np.minimum(np.arange(num_classes), 30)
@@ -127,7 +127,7 @@ def _channels(
         try:
             channel = np.asarray(mechanism.transition_matrix(prior), dtype=np.float64)
             found.append((prior, channel))
-        except ValueError as error:  # a mechanism may refuse some priors, but not all of them
+        except ValueError as error:  # A mechanism may refuse some priors, but not all.
             refusal = error
     if not found:
         raise refusal
@@ -187,9 +187,9 @@ def _check_counts(
     if tails.min() < level:
         place = int(np.argmin(tails))
         raise ValueError(
-            f"{type(mechanism).__name__} does not draw as its transition_matrix says: an output of "
-            f"probability {expected[place]:.4g} came in a share of {counts[place] / size:.4g} of "
-            f"{size} draws. Correct one of the two."
+            f"the draws of {type(mechanism).__name__} do not follow its transition_matrix: an "
+            f"output of probability {expected[place]:.4g} had a share of "
+            f"{counts[place] / size:.4g} in {size} draws. Correct one of the two."
         )
 
 
@@ -206,13 +206,13 @@ def _check_numbers(mechanism: RegressionMechanism, draws: int) -> None:
 def _check_rows(mechanism: LabelMechanism, draws: int) -> None:
     classes = getattr(mechanism, "num_classes", None)
     if classes is None or mechanism.public_input == "features":
-        return  # its labels or features cannot be made up
+        return  # There are no synthetic labels or features for it.
     labels = sorted({0, int(np.random.default_rng().integers(classes)), classes - 1})
     _check_ratios(mechanism, [_drawn(mechanism, np.full(draws // 2, label)) for label in labels])
 
 
 def _drawn(mechanism: LabelMechanism, labels: np.ndarray, prior: Any = None) -> np.ndarray:
-    """Returns checked draws; all labels are in one cluster, if there are clusters."""
+    """Returns checked draws; for a mechanism with clusters, all labels are in one."""
     clusters = mechanism.public_input == "clusters"
     public = np.zeros(labels.size, dtype=np.int64) if clusters else prior
     return mechanism.check_output(mechanism.randomize(labels, public), labels.size)
@@ -233,7 +233,7 @@ def _check_statistic(mechanism: AggregateMechanism, draws: int, public_input: An
         mechanism.release(same, public_input)
     except (TypeError, ValueError):
         if public_input is None:
-            return  # it needs a public input
+            return  # The statistic needs a public input.
         raise
 
     def released(labels: np.ndarray) -> np.ndarray:
@@ -256,14 +256,14 @@ def _check_ratios(mechanism: Mechanism, outputs: list[np.ndarray]) -> None:
         most = float(_at_most(np.sum(other > value), other.size, level))
         if least > math.exp(min(mechanism.epsilon, _LARGEST_EPSILON)) * most + mechanism.delta:
             raise ValueError(
-                f"{type(mechanism).__name__} does not keep to its epsilon of "
+                f"{type(mechanism).__name__} violates its epsilon of "
                 f"{mechanism.epsilon:.4g}: a set of outputs has probability {least:.4g} or "
                 f"more for one label, and {most:.4g} or less for another. Add noise."
             )
 
 
 def _likelier_set(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, float]:
-    """Returns the half-space ``outputs @ direction > value`` of the largest sure ratio.
+    """Returns the half-space ``outputs @ direction > value`` with the largest confident ratio.
 
     Half-lines are tried along each column, and along the difference of the means.
     """

@@ -1,4 +1,4 @@
-"""Private histograms of labels, by group or of all."""
+"""Private histograms of all labels, or by group."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from tf_labeldp.mechanisms.base import AggregateMechanism
 from tf_labeldp.mechanisms.random_bits import Rng
 
 _SENSITIVITY = 2
-"""L1: a replaced label leaves one cell of its group and enters another."""
+"""L1 sensitivity: a replaced label leaves one cell of its group and enters another."""
 _L2_SENSITIVITY = math.sqrt(2.0)
 _FEW_CELLS = 1 << 24
-"""Counts that any histogram may have: 128 MiB of exact ones."""
+"""Cells that any histogram may have: 128 MiB of exact counts."""
 _CELLS_PER_LABEL = 64
-"""Counts that a larger histogram may have; nearly all of them are of noise alone then."""
+"""Most cells per label of a larger histogram, nearly all of which are noise alone."""
 _MOST_STEPS = 1 << 61
-"""Of all labels together: the noise has as much room again in 64 bits."""
+"""Most grid steps of all labels together, which leaves the noise as much room in 64 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HistogramMechanism(integer_noise.FrozenWithNoise, AggregateMechanism):
     """Counts labels in public cells and adds Laplace or Gaussian noise to each count.
 
-    Laplace noise has the scale 2/epsilon and comes from OpenDP, whose own privacy map certifies
+    Laplace noise has the scale 2/epsilon and comes from OpenDP, whose privacy map certifies
     ``epsilon`` for L1 sensitivity 2; its samplers are exact (``"discrete_laplace"``) or safe in
-    floating point (``"laplace"``). Gaussian noise has the sigma of the analytic calibration, and is
-    drawn by OpenDP's exact sampler on a fine grid. It pays off where many releases compose.
+    floating point (``"laplace"``). Gaussian noise has the sigma of the analytic calibration;
+    OpenDP's exact sampler draws it on a fine grid. It pays off where many releases compose.
 
     Guarantee:
-        All the noisy counts together, of all groups, are (epsilon, delta)-DP for the replacement of
-        one label; delta is zero for Laplace noise. A replaced label moves two counts of one group
-        by one each, so the sensitivity is 2 in L1 and sqrt(2) in L2, for any number of groups. The
+        The noisy counts of all groups together are (epsilon, delta)-DP for the replacement of one
+        label; delta is zero for Laplace noise. A replaced label moves two counts of one group by
+        one each, so the sensitivity is 2 in L1 and sqrt(2) in L2, for any number of groups. The
         groups, their sizes and the number of labels are public.
 
     Source: M^Lap, Algorithm 4 of ``ghazi2023`` (appendix C.1), before its clipping; by groups,
@@ -50,9 +50,9 @@ class HistogramMechanism(integer_noise.FrozenWithNoise, AggregateMechanism):
     Attributes:
         epsilon: finite and above zero.
         num_classes: K, at least 2, for labels that are classes 0..K-1; None with ``values``.
-        values: the cells for labels that are numbers, strictly increasing, fixed without looking at
-            labels; a label is counted at its nearest value, of two equally near at the smaller.
-        noise: ``"discrete_laplace"`` (whole counts), ``"laplace"`` or ``"gaussian"`` (real ones).
+        values: cells for labels that are numbers, strictly increasing, chosen without the labels;
+            a label counts at its nearest value, and ties go to the smaller value.
+        noise: ``"discrete_laplace"`` (whole counts), ``"laplace"`` or ``"gaussian"`` (real counts).
         delta: in (0, 1), below 1/n for n labels, for Gaussian noise; 0 for Laplace noise.
 
     Example:
@@ -103,7 +103,7 @@ class HistogramMechanism(integer_noise.FrozenWithNoise, AggregateMechanism):
 
     @property
     def num_cells(self) -> int:
-        """The number of cells of each group."""
+        """The number of cells in each group."""
         return int(self.num_classes or 0) if self.values is None else len(self.values)
 
     def release(
@@ -114,9 +114,9 @@ class HistogramMechanism(integer_noise.FrozenWithNoise, AggregateMechanism):
         Args:
             labels: (n,); integers in 0..K-1, or numbers if the mechanism has ``values``.
             public_input: the group of each label, public integers (n,) in 0..G-1, where G is the
-                largest one plus one; None for one histogram of all.
-            rng: a generator for repeatable (not private) runs; None takes OpenDP's sampler, which
-                draws from the operating system's random bits.
+                largest group plus one; None for one histogram of all labels.
+            rng: a generator for repeatable (not private) runs; None uses OpenDP's sampler with the
+                operating system's random bits.
 
         Returns:
             ``int64`` for ``"discrete_laplace"``, else ``float64``.
@@ -124,7 +124,7 @@ class HistogramMechanism(integer_noise.FrozenWithNoise, AggregateMechanism):
         return self.add_noise(self.exact_counts(labels, public_input), rng=rng)
 
     def exact_counts(self, labels: Private[Any], groups: Public[Any] = None) -> np.ndarray:
-        """Returns the exact counts of some labels, ``int64``; not private before ``add_noise``."""
+        """Returns the exact counts of labels, ``int64``; not private before ``add_noise``."""
         if self.values is None:
             cells = _validate.class_indices("labels", labels, self.num_cells)
         else:
@@ -137,16 +137,16 @@ class HistogramMechanism(integer_noise.FrozenWithNoise, AggregateMechanism):
         if math.prod(shape) > most:
             raise ValueError(
                 f"expected at most {most} counts for {cells.size} labels, got {shape[0]} groups of "
-                f"{shape[1]}. Number the groups that have labels from zero, or use fewer."
+                f"{shape[1]}. Number the groups with labels from zero, or use fewer."
             )
         flat = groups * self.num_cells + cells
         return np.bincount(flat, minlength=shape[0] * shape[1]).reshape(shape)
 
     def add_noise(self, counts: Private[Any], *, rng: Rng = None) -> np.ndarray:
-        """Returns exact counts with noise: ``release`` for counts that were collected in chunks.
+        """Returns exact counts with noise: ``release`` for counts collected in chunks.
 
-        ``counts`` are the whole histogram, once: integers of at least zero, (cells,) or (G, cells).
-        Too many labels for the grid of exact Gaussian noise are refused, by their number alone.
+        ``counts`` is the whole histogram: integers >= 0, (cells,) or (G, cells). Call it once. For
+        Gaussian noise, more labels than its grid allows raise an error that shows no count.
         """
         counts = np.asarray(counts)
         if counts.ndim not in (1, 2) or counts.shape[-1] != self.num_cells:
@@ -156,11 +156,11 @@ class HistogramMechanism(integer_noise.FrozenWithNoise, AggregateMechanism):
             )
         if counts.dtype.kind not in "iu":
             raise TypeError(
-                f"counts must be integers, got dtype {counts.dtype}: the sensitivity is that of "
+                f"counts must be integers, got dtype {counts.dtype}. The sensitivity is that of "
                 "counts, not of frequencies."
             )
         if counts.size and counts.min() < 0:
-            raise ValueError("counts must not be negative. Has noise been added to them already?")
+            raise ValueError("counts must not be negative. Do they contain noise already?")
         if self.noise == "gaussian":
             return self._with_gaussian_noise(counts, rng)
         scale = _SENSITIVITY / self.epsilon
@@ -171,7 +171,7 @@ class HistogramMechanism(integer_noise.FrozenWithNoise, AggregateMechanism):
         if not counts.size:
             return counts.astype(np.float64)
         bits = _grid_bits(self.epsilon, self.delta, counts.size)
-        if counts.sum(dtype=np.float64) > _MOST_STEPS >> bits:  # of all labels, which is public
+        if counts.sum(dtype=np.float64) > _MOST_STEPS >> bits:  # The number of labels is public.
             raise ValueError(
                 f"there are too many labels for exact Gaussian noise on {counts.size} counts at "
                 f"epsilon={self.epsilon:g}. Use fewer groups, or noise='discrete_laplace'."
@@ -185,12 +185,12 @@ class HistogramMechanism(integer_noise.FrozenWithNoise, AggregateMechanism):
 
 
 def _grid_bits(epsilon: float, delta: float, num_counts: int) -> int:
-    """Returns k such that steps of 2^-k counts are fine enough for ``gaussian_scale``."""
+    """Returns k such that grid steps of 2^-k counts are fine enough for ``gaussian_scale``."""
     sigma = gaussian_sigma(epsilon, delta, _L2_SENSITIVITY)
     return max(0, math.ceil(math.log2(_grid_steps(epsilon, num_counts) / sigma)))
 
 
 def _grid_steps(epsilon: float, num_counts: int) -> float:
     """Returns the least sigma, in steps of the grid, that is fine enough."""
-    # 140 m / sigma^2 < 1e-9 min(epsilon, 1), with a factor of two to spare in sigma.
+    # This ensures 140 m / sigma^2 < 1e-9 min(epsilon, 1), with a spare factor of two in sigma.
     return 2.0 * math.sqrt(1.4e11 * num_counts / min(epsilon, 1.0))

@@ -1,4 +1,4 @@
-"""One private release of moments of labels with public features, enough for a linear fit."""
+"""One private release of moments of labels and public features, sufficient for a linear fit."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tf_labeldp.mechanisms.random_bits import Rng
 
 _BLOCK_BYTES = 1 << 26
 _TOLERANCE = 1e-9
-"""Relative excess over ``max_norm`` that a row may have; it is in the sensitivity."""
+"""Allowed relative excess of a row over ``max_norm``, which the sensitivity includes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
     """Releases ``sum_i x_i (code(y_i) - centre)^T`` for public features ``x_i``, with noise.
 
-    The codes, and the L2 distance of two of them:
+    The codes, and the L2 distance between two codes:
 
     * ``num_classes=2``: 0 or 1, centre 1/2, one column; 1.
     * ``num_classes=K > 2``: one-hot, centre 1/K, K columns; sqrt(2).
@@ -32,15 +32,15 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
     * ``num_labels=L``: L zeros and ones (the unit is then the whole row of labels), centre 1/2, L
       columns; sqrt(L).
 
-    The L2 sensitivity under replacement of one label is this distance times ``max_norm``, and the
-    L1 sensitivity (for 1, 2, ``high - low``, L) that times ``max_l1``.
+    The L2 sensitivity under replacement of one label is this distance times ``max_norm``; the L1
+    sensitivity is the L1 distance (1, 2, ``high - low``, L) times ``max_l1``.
 
     Guarantee:
         The whole matrix is (epsilon, delta)-DP for the replacement of one label; delta is zero for
         Laplace noise. The features, their number and the number of labels are public. The sum is
-        exact: features (and labels that are numbers) are rounded to a public grid so fine that the
-        sums are integers below 2^53, the rounding is in the sensitivity (at most ``sqrt(d) / 2``
-        steps a row), and the noise is drawn by OpenDP's exact samplers on the integers.
+        exact: features (and labels that are numbers) are rounded to a public grid on which the sums
+        are integers below 2^53. The sensitivity includes the rounding (at most ``sqrt(d) / 2``
+        steps per row), and OpenDP's exact samplers draw the noise on the integers.
 
     Source: analytic calibration, Balle and Wang 2018, Theorem 8; releasing the moments of a
     regression ("sufficient statistics perturbation"): Vu and Slavkovic 2009.
@@ -49,13 +49,13 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
         epsilon: finite and above zero.
         delta: in (0, 1) for Gaussian noise, 0 for Laplace noise.
         num_classes: K, at least 2, for classes 0..K-1; or
-        low, high: the smallest and the largest label of a regression task, public; or
+        low, high: smallest and largest label of a regression task, public; or
         num_labels: L, for labels that are rows (n, L) of zeros and ones.
-        max_norm: a public bound on the L2 norm of every row of features; rows beyond are refused.
-        max_l1: a public bound on the L1 norm of every row; only Laplace noise uses it. None stands
-            for ``sqrt(d) * max_norm``.
-        noise: ``"gaussian"`` or ``"laplace"``, which is far more noise for more than a handful of
-            features.
+        max_norm: public bound on the L2 norm of each row of features; longer rows raise an error.
+        max_l1: public bound on the L1 norm of each row, for Laplace noise alone. None stands for
+            ``sqrt(d) * max_norm``.
+        noise: ``"gaussian"`` or ``"laplace"``, which adds far more noise with more than a handful
+            of features.
 
     Example:
         >>> import numpy as np
@@ -81,8 +81,8 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
         super().__post_init__()
         self._check_kind()
         low, high = self.label_range() or (0.0, 1.0)
-        if not 0.0 < 0.5 * (high - low) < math.inf:  # else some codes are NaN
-            raise ValueError(f"the range from {low:g} to {high:g} is beyond the doubles.")
+        if not 0.0 < 0.5 * (high - low) < math.inf:  # Otherwise some codes would be NaN.
+            raise ValueError(f"the range from {low:g} to {high:g} exceeds the range of doubles.")
         self._set(max_norm=_validate.positive_finite("max_norm", self.max_norm))
         if self.max_l1 is not None:
             self._set(max_l1=_validate.positive_finite("max_l1", self.max_l1))
@@ -106,9 +106,9 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
         Args:
             labels: (n,) integers in 0..K-1, or numbers in [low, high]; (n, L) for ``num_labels``.
             public_input: the features (n, d), finite, with rows of L2 norm at most ``max_norm``; or
-                an object whose ``blocks()`` yields them as arrays (m, d), block after block.
-            rng: a generator for repeatable (not private) runs; None takes OpenDP's sampler, which
-                draws from the operating system's random bits.
+                an object whose ``blocks()`` yields them in order as arrays (m, d).
+            rng: a generator for repeatable (not private) runs; None uses OpenDP's sampler with the
+                operating system's random bits.
         """
         if public_input is None:
             raise ValueError("LabelMomentMechanism needs features: pass public_input=features.")
@@ -118,18 +118,18 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
     def exact_sums(
         self, labels: Private[Any], features: Public[Any], num_rows: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns exact sums over some of n rows; not private before ``add_noise``.
+        """Returns exact sums over m of n rows; not private before ``add_noise``.
 
-        The sums are whole numbers: they add up to the same in whatever parts and order.
+        The sums are whole numbers: their total does not depend on the parts or their order.
 
         Args:
             labels: (m,) or (m, L), as for ``release``.
             features: (m, d), as for ``release``.
-            num_rows: n, of all rows together, which sets the grid.
+            num_rows: total number of rows n, which sets the grid.
 
         Returns:
-            Moments (d, columns) and the public sums of the columns of features (d,), both ``int64``
-            in steps of the grid.
+            Moments (d, columns) and public column sums of the features (d,), both ``int64`` in grid
+            steps.
         """
         codes = self._codes(labels)
         moments, totals, start, stop = np.zeros(1), np.zeros(1), 0, 0
@@ -139,14 +139,14 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
                 break
             grid = self._grid(num_rows, block.shape[1])
             self._check_rows(block, start)
-            # Every product and sum is an integer below 2^53, which doubles hold exactly.
+            # Every product and sum is an integer below 2^53, which doubles represent exactly.
             steps = np.rint(block * grid.steps)
             moments = moments + steps.T @ self._code_block(codes[start:stop], grid)
             totals = totals + steps.sum(axis=0)
             start = stop
         if not 0 < start == stop == len(codes):
             raise ValueError(
-                f"there are {len(codes)} labels and {stop} rows of features; give one row a label."
+                f"expected one row of features per label, got {stop} rows and {len(codes)} labels."
             )
         return moments.astype(np.int64), totals.astype(np.int64)
 
@@ -174,18 +174,18 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
         if self.num_labels is not None:
             return _Coding(self.num_labels, 0.5, math.sqrt(self.num_labels), self.num_labels)
         if self.num_classes is None:
-            return _Coding(1, 0.0, 2.0, 2.0)  # numbers: in half ranges, the centre taken off
+            return _Coding(1, 0.0, 2.0, 2.0)  # numbers in half ranges around the centre
         if self.num_classes == 2:
             return _Coding(1, 0.5, 1.0, 1.0)
         return _Coding(self.num_classes, 1.0 / self.num_classes, math.sqrt(2.0), 2.0)
 
     def _grid(self, num_rows: int, num_features: int) -> _Grid:
-        """Returns the public grid, on which sums over n rows stay below 2^53."""
+        """Returns the public grid on which sums over n rows stay below 2^53."""
         num_rows = _validate.integer_at_least("num_rows", num_rows, 1)
         _validate.integer_at_least("num_features", num_features, 1)
         bits = min(52 - num_rows.bit_length(), 40)
         if bits < 20:
-            raise ValueError(f"{num_rows} rows are too many for exact sums; 2^32 is the most.")
+            raise ValueError(f"expected fewer than 2^32 rows for exact sums, got {num_rows}.")
         label_bits = bits // 2 if self.low is not None else 0
         feature_steps, label_steps = 2.0 ** (bits - label_bits), 2.0**label_bits
         unit = self.max_norm / feature_steps
@@ -194,10 +194,10 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
         return _Grid(feature_steps / self.max_norm, label_steps, unit)
 
     def _scale(self, grid: _Grid, num_features: int) -> tuple[float, float]:
-        """Returns the scale of the noise, and the L1 sensitivity, both in grid steps."""
+        """Returns the scale of the noise and the L1 sensitivity, both in grid steps."""
         coding = self._coding
         l2_code, l1_code = coding.l2 * grid.label_steps, coding.l1 * grid.label_steps
-        # Rounding moves each of d entries by half a step at most.
+        # Rounding moves each of d entries by at most half a step.
         norm = self.max_norm * (1.0 + _TOLERANCE) * grid.steps + 0.5 * math.sqrt(num_features)
         if self.noise == "gaussian":
             entries = num_features * coding.columns
@@ -209,7 +209,7 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
         return integer_noise.laplace_scale(self.epsilon, l1_code * l1), l1_code * l1
 
     def _codes(self, labels: Any) -> np.ndarray:
-        """Returns checked labels: classes, numbers less the centre in half ranges, or rows."""
+        """Returns checked labels: classes, numbers in half ranges around the centre, or rows."""
         if self.num_classes is not None:
             return _validate.class_indices("labels", labels, self.num_classes)
         if self.low is not None and self.high is not None:
@@ -225,7 +225,7 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
         return rows.astype(np.float64)
 
     def _code_block(self, codes: np.ndarray, grid: _Grid) -> np.ndarray:
-        """Returns the codes of some labels as integers in ``float64`` (m, columns)."""
+        """Returns the codes of labels as integers in ``float64`` (m, columns)."""
         if self.num_classes is None:
             return np.rint(codes * grid.label_steps).reshape(codes.shape[0], -1)
         if self.num_classes == 2:
@@ -236,7 +236,7 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
 
     def _check_rows(self, block: np.ndarray, start: int) -> None:
         norms = np.sqrt(np.einsum("ij,ij->i", block, block))
-        over = ~(norms <= self.max_norm * (1.0 + _TOLERANCE))  # true for NaN too
+        over = ~(norms <= self.max_norm * (1.0 + _TOLERANCE))  # also true for NaN
         if self.noise == "laplace" and self.max_l1 is not None:
             over |= ~(np.abs(block).sum(axis=1) <= self.max_l1 * (1.0 + _TOLERANCE))
         if np.any(over):
@@ -248,7 +248,7 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
 
 
 class _Coding(NamedTuple):
-    """The coding of labels: columns, the public centre, and the distances of two codes."""
+    """The coding of labels: columns, the public centre, and the distances between two codes."""
 
     columns: int
     centre: float
@@ -257,7 +257,7 @@ class _Coding(NamedTuple):
 
 
 class _Grid(NamedTuple):
-    """Steps per unit of a feature and per half range of a label; the value of a step of a sum."""
+    """Steps per unit of a feature and per half range of a label, and the value of a sum's step."""
 
     steps: float
     label_steps: float
@@ -267,7 +267,7 @@ class _Grid(NamedTuple):
 def _blocks(features: Any) -> Iterator[np.ndarray]:
     """Yields features as ``float64`` (m, d), in order."""
     if hasattr(features, "blocks"):
-        for block in features.blocks():  # squares of small integers would overflow
+        for block in features.blocks():  # Squares of small integer types would overflow.
             yield np.asarray(block, dtype=np.float64)
         return
     array = np.asarray(features)

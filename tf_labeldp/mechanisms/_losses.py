@@ -1,4 +1,4 @@
-"""Losses between a noisy label and the true one, and the cost of a bin of labels under each."""
+"""Losses between noisy and true labels, and the cost of a bin of labels under each loss."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def checked_loss(loss: Any) -> Loss:
 def loss_values(loss: Loss, y_hat: Any, y: Any) -> np.ndarray:
     """Returns the loss of outputs ``y_hat`` for labels ``y`` (``ghazi2023``, section 2).
 
-    The squared error is without its factor 1/2.
+    The squared error has no factor 1/2.
     """
     y_hat, y = np.asarray(y_hat, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if loss == "squared_error":
@@ -38,15 +38,15 @@ def loss_values(loss: Loss, y_hat: Any, y: Any) -> np.ndarray:
     values = np.asarray(loss(y_hat, y), dtype=np.float64)  # type: ignore[operator]
     if values.shape != shape:
         raise ValueError(
-            f"loss(y_hat, y) must broadcast: for shapes {y_hat.shape} and {y.shape} it gave "
+            f"loss(y_hat, y) must broadcast: for shapes {y_hat.shape} and {y.shape} it returned "
             f"{values.shape}. Write it with NumPy functions."
         )
     return values
 
 
 def xlogy(x: Any, y: Any) -> np.ndarray:
-    """Returns ``x log(y)``, and zero where x is zero."""
-    from scipy import special  # takes longer to load than all mechanisms together
+    """Returns ``x log(y)``, or zero where x is zero."""
+    from scipy import special  # slower to import than all mechanisms together
 
     return special.xlogy(x, y)
 
@@ -54,7 +54,7 @@ def xlogy(x: Any, y: Any) -> np.ndarray:
 def check_domain(loss: Loss, low: float) -> None:
     if loss == "poisson" and low < 0.0:
         raise ValueError(
-            f"the Poisson loss is for labels of zero or more, got values from {low:g} on. Use "
+            f"the Poisson loss needs labels of at least zero, got values from {low:g} on. Use "
             "loss='squared_error', or shift the labels."
         )
 
@@ -63,10 +63,10 @@ class SegmentCosts(abc.ABC):
     """Costs of bins of sorted distinct values (k,) with probabilities above zero.
 
     With ``s = e^-epsilon``, an output ``v`` of the bin [a, b) contributes ``s f(v) + (1 - s) W(v)``
-    to the expected loss of RR-on-Bins times ``1 + (d - 1) s``: ``f(v) = sum_y p_y loss(v, y)`` over
-    all labels, since each of them may be answered by ``v``, and ``W(v)`` the same sum over the
-    labels of the bin. ``v`` is searched only between the last value before the bin and the first
-    one after it: this costs nothing and makes the costs Monge, see ``optimal_bins``.
+    to the expected loss of RR-on-Bins times ``1 + (d - 1) s``. ``f(v) = sum_y p_y loss(v, y)`` runs
+    over all labels, since ``v`` may answer each of them, and ``W(v)`` is the same sum over the
+    bin's labels. The search for ``v`` is limited to the last value before the bin up to the first
+    value after it: this loses nothing and makes the costs Monge, see ``optimal_bins``.
     """
 
     def __init__(self, loss: Loss, values: np.ndarray, prior: np.ndarray, epsilon: float) -> None:
@@ -75,14 +75,14 @@ class SegmentCosts(abc.ABC):
 
     @abc.abstractmethod
     def cost(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Returns the cost of each bin [start, end), in a unit of the class's own."""
+        """Returns the cost of each bin [start, end), in the unit of the class."""
 
     @abc.abstractmethod
     def outputs(self, cuts: np.ndarray) -> np.ndarray:
-        """Returns the best output of each of the bins between cuts (d + 1,), as (d,) values."""
+        """Returns the best output (d,) of each bin between cuts (d + 1,)."""
 
     def neighbours(self, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the indices of the values between which the output of each bin may lie."""
+        """Returns the indices of the least and largest value allowed as each bin's output."""
         return np.maximum(start - 1, 0), np.minimum(end, self.values.size - 1)
 
 
@@ -96,7 +96,7 @@ def segment_costs(
 
 
 class _Sums:
-    """Sums over consecutive elements: prefix sums in the longest float there is, kept in two."""
+    """Sums over consecutive elements, from prefix sums in long doubles, stored as two doubles."""
 
     def __init__(self, terms: np.ndarray) -> None:
         total = np.concatenate(([0.0], np.cumsum(terms, dtype=np.longdouble)))
@@ -112,14 +112,14 @@ class MeanCosts(SegmentCosts):
     """Squared error and Poisson log loss, whose best output is a weighted mean.
 
     Both are Bregman divergences up to a term of the label, which no mechanism changes and which
-    Monge needs: ``(v - y)^2``, and ``v - y log(v) + y log(y) - y``. Labels are in half ranges
-    around their mean, where less cancels; for Poisson in units of the largest.
+    Monge costs need: ``(v - y)^2``, and ``v - y log(v) + y log(y) - y``. Labels are in half ranges
+    around their mean, where less cancels; for Poisson in units of the largest label.
     """
 
     def __init__(self, loss: Loss, values: np.ndarray, prior: np.ndarray, epsilon: float) -> None:
         super().__init__(loss, values, prior, epsilon)
         self._poisson = loss == "poisson"
-        # The Poisson loss ends at zero: outputs are exact next to it, and above where any label is.
+        # The Poisson loss ends at zero, so zero is the origin, and outputs next to it are exact.
         self._origin, self._scale = (0.0, values[-1] or 1.0) if self._poisson else centre(values)
         self._x = (values - self._origin) / self._scale
         if self._poisson:
@@ -150,9 +150,9 @@ class MeanCosts(SegmentCosts):
 
 
 class AbsoluteErrorCosts(SegmentCosts):
-    """Absolute error, in units of the half range: the best output is a weighted median.
+    """Absolute error in units of the half range, whose best output is a weighted median.
 
-    Of several it is the smallest, so one of the values.
+    Of several medians it is the smallest, which is one of the values.
     """
 
     def __init__(self, loss: Loss, values: np.ndarray, prior: np.ndarray, epsilon: float) -> None:
@@ -173,10 +173,10 @@ class AbsoluteErrorCosts(SegmentCosts):
         return self.values[self._median(cuts[:-1], cuts[1:])]
 
     def _median(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Returns the index at which the cumulative weight of each bin's problem passes one half.
+        """Returns the index at which each bin's cumulative weight passes one half.
 
-        The weight is ``s p_y`` outside the bin and ``p_y`` inside: a function of the cumulative
-        weight of ``p`` with two kinks.
+        The weight is ``s p_y`` outside the bin and ``p_y`` inside, so it is a function of the
+        cumulative weight of ``p`` with two kinks.
         """
         before = self._mass(np.zeros_like(start), start)
         inside = self._mass(start, end)
@@ -190,7 +190,7 @@ class AbsoluteErrorCosts(SegmentCosts):
         return np.minimum(index, self.values.size - 1)
 
     def _deviation(self, j: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Returns ``sum_y p_y |x_j - x_y|`` over the labels of each bin."""
+        """Returns ``sum_y p_y |x_j - x_y|`` over the labels in each bin."""
         split = np.minimum(np.maximum(j + 1, start), end)
         below = self._x[j] * self._mass(start, split) - self._first(start, split)
         above = self._first(split, end) - self._x[j] * self._mass(split, end)
@@ -198,9 +198,9 @@ class AbsoluteErrorCosts(SegmentCosts):
 
 
 class CallableCosts(SegmentCosts):
-    """Any loss that meets Assumption 4: the best output on a grid, then polished.
+    """Any loss that meets Assumption 4: the best output on a grid, then refined.
 
-    Costs are up to a term that no choice of bins changes.
+    Costs omit a term that no choice of bins changes.
     """
 
     _GRID = 2000
@@ -212,8 +212,8 @@ class CallableCosts(SegmentCosts):
         self.grid = _grid_between(values, self._GRID)
         if self.grid.size * values.size > self._MOST_CELLS:
             raise ValueError(
-                f"{values.size:,} values are too many for a callable loss. Round the labels to at "
-                "most 3,500 values, or use a loss by name."
+                f"expected at most 3,500 values for a callable loss, got {values.size:,}. Round "
+                "the labels, or use a named loss."
             )
         self._place = np.searchsorted(self.grid, values)
         table = _meeting_assumption_4(loss, self.grid, values, self._place)
@@ -230,7 +230,7 @@ class CallableCosts(SegmentCosts):
         return result
 
     def _on_grid(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Returns the cost of each bin for each output of the grid, infinite where not allowed."""
+        """Returns the cost of each bin for each grid output, infinite for outputs not allowed."""
         low, high = self.neighbours(start, end)
         inside = (self._sums[:, end] - self._sums[:, start]).T
         costs = self.shrink * self._sums[:, -1] + self.gain * inside
@@ -264,18 +264,18 @@ class CallableCosts(SegmentCosts):
 def _grid_between(values: np.ndarray, number: int) -> np.ndarray:
     """Returns the values and about ``number`` points in the gaps between them, increasing.
 
-    Half of them are evenly spaced, and half close in on the lower end of the gap.
+    Half of the points are evenly spaced, and half approach the lower end of the gap.
     """
     each = max(1, number // (2 * max(values.size - 1, 1)))
     even = np.arange(1, each + 1) / (each + 1)
     places = np.concatenate((even, 0.5 ** np.arange(1, each + 1)[: min(each, 40)]))
     lower, upper = values[:-1, np.newaxis], values[1:, np.newaxis]
-    points = np.clip(lower * (1.0 - places) + upper * places, lower, upper)  # of rounding
+    points = np.clip(lower * (1.0 - places) + upper * places, lower, upper)  # against rounding
     return np.unique(np.concatenate((values, points.ravel())))
 
 
 def centre(values: np.ndarray) -> tuple[float, float]:
-    """Returns middle and half width of sorted values; halved first, since a sum may overflow."""
+    """Returns the middle and half width of sorted values, without overflow of their sum."""
     low, high = 0.5 * float(values[0]), 0.5 * float(values[-1])
     return low + high, (high - low) or 1.0
 
@@ -287,33 +287,33 @@ def _meeting_assumption_4(
     table = loss_values(loss, grid[:, np.newaxis], values)
     if np.any(np.isnan(table)):
         raise ValueError(
-            "the loss is NaN in the range of the values. For 0 * log(0) write scipy.special.xlogy."
+            "the loss is NaN in the range of the values. Use scipy.special.xlogy for 0 * log(0)."
         )
-    own = table[place, np.arange(values.size)]  # a term of the label changes no choice of bins
+    own = table[place, np.arange(values.size)]  # A term of the label changes no choice of bins.
     with np.errstate(invalid="ignore"):
         relative = table - own
     rounding = 1e-13 * (np.abs(table) + np.abs(own))
-    # Only at the ends of the range a loss may be infinite, as the Poisson loss is at zero.
+    # A loss may be infinite only at the ends of the range, as the Poisson loss is at zero.
     if np.all(np.isfinite(table[1:-1])):
         for form in (relative, table):
             slack = rounding + 1e-9 * np.abs(form)
             if not np.any(np.isnan(form)) and _falls_towards_the_label(form, slack, grid, values):
                 return form
     raise ValueError(
-        "the loss does not meet Assumption 4 of Ghazi et al. 2023: it must be finite, and fall as "
-        "y_hat and y come nearer to each other. Check the order of the arguments, loss(y_hat, y)."
+        "the loss does not meet Assumption 4 of Ghazi et al. 2023: it must be finite and decrease "
+        "as y_hat and y approach each other. Check the order of the arguments, loss(y_hat, y)."
     )
 
 
 def _falls_towards_the_label(
     table: np.ndarray, slack: np.ndarray, grid: np.ndarray, values: np.ndarray
 ) -> bool:
-    """Returns whether a loss (grid, values) meets Assumption 4, to the slack at each point."""
+    """Returns whether a loss (grid, values) meets Assumption 4, up to the slack at each point."""
     output = grid[:, np.newaxis]
-    # One where the step leads towards the label (or the output), -1 where it leads away.
+    # The sign is 1 where a step leads towards the label (or the output), -1 where it leads away.
     output_nears = 1.0 * (output[1:] <= values) - (output[:-1] >= values)
     label_nears = 1.0 * (values[1:] <= output) - (values[:-1] >= output)
-    with np.errstate(invalid="ignore"):  # inf - inf is no step at all
+    with np.errstate(invalid="ignore"):  # The difference inf - inf is no step.
         by_output = output_nears * np.diff(table, axis=0)
         by_label = label_nears * np.diff(table, axis=1)
     rises = np.any(by_output > np.maximum(slack[1:], slack[:-1]))

@@ -16,9 +16,9 @@ from tf_labeldp.mechanisms._losses import Loss, SegmentCosts, segment_costs
 SegmentCost = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """The costs of segments [start, end), as ``float64``."""
 _MOST_ROUNDS = 100
-"""Dinkelbach's method needs three to six; each round strictly lowers the loss, or is the last."""
+"""Most rounds of Dinkelbach's method, which needs three to six; all but the last lower the loss."""
 _LEAF = 48
-"""Below this many ends all pairs are evaluated at once."""
+"""Number of ends up to which all pairs are evaluated together."""
 
 
 def optimal_bins(
@@ -26,41 +26,41 @@ def optimal_bins(
 ) -> RROnBins:
     """Returns the RR-on-Bins with the least expected loss under a prior of the labels.
 
-    For losses that meet Assumption 4 of ``ghazi2023`` no epsilon-DP mechanism on these values has a
-    smaller expected loss (Theorem 5), except for rounding, and for a callable the width of a grid.
+    For losses that meet Assumption 4 of ``ghazi2023``, no epsilon-DP mechanism on these values has
+    a smaller expected loss (Theorem 5), up to rounding and, for a callable, the width of a grid.
 
     Guarantee:
-        The mechanism is epsilon-DP whatever the prior is; a wrong prior costs accuracy only. The
-        prior must be public, or released privately and charged (``LabelRandomizer`` does so; the
-        receipts of ``Priors`` stay with the mechanism).
+        The mechanism is epsilon-DP for every prior; a wrong prior costs accuracy only. The prior
+        must be public, or released privately and charged (``LabelRandomizer`` does so; the
+        mechanism keeps the receipts of ``Priors``).
 
     Source: ``ghazi2023``, Algorithm 2, which fills an O(k^3) table of cheapest partitions of the
     first i values into j bins. Here, in O(k log^2 k) evaluations of a bin's cost and O(k) memory,
-    Dinkelbach's method (1967) minimises the ratio of cost and ``d - 1 + e^epsilon``: each round is
-    one cheapest partition with any number of bins, for a cost less ``lambda`` per bin
-    (``cheapest_cuts``). This needs Monge costs, which they are once each bin's output is kept
-    between the value before the bin and the value after it. That loses nothing: in an optimal
-    mechanism labels and outputs are in the same order, and by Assumption 4 a label cannot lie
-    beyond the output of the next bin. Monge: for ``a <= b <= c <= d`` let x be the best output of
-    [a, d) and z that of [b, c). If ``x <= z``, x may serve [a, c) and z [b, d), and the totals
-    change by ``W_[c,d)(z) - W_[c,d)(x) <= 0``, as every label from c on is at least z. If
-    ``x > z``, z serves [a, c) and x [b, d), and they change by
+    Dinkelbach's method (1967) minimises the ratio of the cost to ``d - 1 + e^epsilon``: each round
+    finds the cheapest partition with any number of bins, for a cost less ``lambda`` per bin
+    (``cheapest_cuts``). It needs Monge costs; costs are Monge once each bin's output is limited to
+    the range from the value before the bin to the value after it. That loses nothing: an optimal
+    mechanism has labels and outputs in the same order, and by Assumption 4 a label cannot lie
+    beyond the output of the next bin. Proof of Monge: for ``a <= b <= c <= d`` let x be the best
+    output of [a, d) and z the best output of [b, c). If ``x <= z``, x may serve [a, c) and z
+    [b, d), and the totals change by ``W_[c,d)(z) - W_[c,d)(x) <= 0``, since every label from c on
+    is at least z. If ``x > z``, z serves [a, c) and x [b, d), and the totals change by
     ``W_[a,b)(z) - W_[a,b)(x) <= 0``.
 
     Args:
-        values: the possible labels, (k,), finite; in any order, equal ones are merged.
-        probabilities: of the values, (k,), with sum one (tolerance 1e-4); zeros are allowed.
+        values: possible labels, (k,), finite, in any order; equal values are merged.
+        probabilities: their probabilities, (k,), with sum one (tolerance 1e-4); zeros are allowed.
         epsilon: finite and above zero.
         loss: ``"squared_error"`` ``(y_hat - y)^2``, ``"absolute_error"`` ``|y_hat - y|``,
             ``"poisson"`` ``y_hat - y log(y_hat)`` (values of zero or more), or a callable
             ``loss(y_hat, y)`` on arrays that meets Assumption 4 (up to a term of y alone), with
-            at most 3,500 values; its bins are chosen for outputs on a grid of about 2,000 points.
+            at most 3,500 values; its outputs are searched on a grid of about 2,000 points.
 
     Returns:
-        The mechanism; its inputs are the distinct values.
+        The mechanism, whose inputs are the distinct values.
 
     Raises:
-        ValueError: values, probabilities or loss out of range, or too many values for a callable.
+        ValueError: values, probabilities or loss are out of range, or too many for a callable.
 
     Example:
         >>> mechanism = optimal_bins([0, 1, 2, 3, 100], [0.3, 0.3, 0.2, 0.1, 0.1], epsilon=3.0)
@@ -82,7 +82,7 @@ def optimal_bins(
 
 
 def _best_cuts(costs: SegmentCosts) -> np.ndarray:
-    """Returns the cuts of the partition that minimises cost / (1 + (d - 1) e^-epsilon)."""
+    """Returns the cuts of the partition with the least cost / (1 + (d - 1) e^-epsilon)."""
     length = costs.values.size
     cuts = np.array([0, length])
     ratio = _ratio(costs, cuts)
@@ -114,13 +114,13 @@ def _distinct(costs: SegmentCosts, cuts: np.ndarray) -> tuple[np.ndarray, np.nda
 def _all_bins(
     values: np.ndarray, points: np.ndarray, outputs: np.ndarray, bins: np.ndarray, loss: Loss
 ) -> tuple[int, ...]:
-    """Returns the bin of every value; one of probability zero goes to the nearer bin by loss."""
+    """Returns the bin of every value; a value of probability zero joins the bin of less loss."""
     after = np.minimum(np.searchsorted(points, values), points.size - 1)
     before = np.maximum(np.searchsorted(points, values, side="right") - 1, 0)
     low, high = bins[before], bins[after]
     if loss == "poisson" or callable(loss):
         to_low, to_high = (_losses.loss_values(loss, outputs[side], values) for side in (low, high))
-    else:  # by the distance, halved first since that of huge values overflows
+    else:  # Distances are halved, since those of huge values overflow.
         to_low, to_high = (np.abs(0.5 * outputs[side] - 0.5 * values) for side in (low, high))
     left = to_low <= to_high
     return tuple(np.maximum.accumulate(np.where(left, low, high)).tolist())
@@ -136,12 +136,12 @@ def _checked_prior(values: Any, probabilities: Any) -> tuple[np.ndarray, np.ndar
 
 
 def cheapest_cuts(length: int, cost: SegmentCost) -> np.ndarray:
-    """Returns where to cut [0, length) into segments of the least total cost.
+    """Returns the cuts of [0, length) into segments with the least total cost.
 
     Costs ``w(a, b)`` of a segment [a, b) are Monge if ``w(a, c) + w(b, d) <= w(a, d) + w(b, c)``
-    for ``a <= b <= c <= d``. Then the best last cut moves to the right as the end does (Aggarwal,
-    Klawe, Moran, Shor and Wilber 1987), so each half of the ends finds its cuts among those of the
-    half before in O(n log n) evaluations, and all ends in O(n log^2 n).
+    for ``a <= b <= c <= d``. Then the best last cut moves right as the end does (Aggarwal, Klawe,
+    Moran, Shor and Wilber 1987), so each half of the ends finds its cuts in the half before it in
+    O(n log n) evaluations, and all ends take O(n log^2 n).
     """
     best = np.full(length + 1, np.inf)
     best[0] = 0.0
@@ -154,7 +154,7 @@ def cheapest_cuts(length: int, cost: SegmentCost) -> np.ndarray:
 
 
 def _solve(first: int, last: int, best: np.ndarray, cut: np.ndarray, cost: SegmentCost) -> None:
-    """Completes ``best`` and ``cut`` on [first, last), given all cuts before ``first``."""
+    """Completes ``best`` and ``cut`` on [first, last), with all cuts before ``first`` applied."""
     if last - first > _LEAF:
         middle = (first + last) // 2
         _solve(first, middle, best, cut, cost)
@@ -180,12 +180,12 @@ def _row_minima(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the best total for each end in [middle, last) with its last cut in [first, middle).
 
-    The argmins do not decrease from row to row, so a row between two finished ones only searches
+    The argmins do not decrease from row to row, so a row between two finished rows searches only
     between their argmins; all rows of one level are evaluated together.
     """
     rows = last - middle
     totals = np.empty(rows + 2)
-    argmins = np.empty(rows + 2, dtype=np.int64)  # rows 1..n, between two known sentinels
+    argmins = np.empty(rows + 2, dtype=np.int64)  # rows 1..n, between two sentinels
     argmins[0], argmins[rows + 1] = first, middle - 1
     step = 1 << (rows.bit_length() - 1)
     while step:

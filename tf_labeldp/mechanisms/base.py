@@ -1,4 +1,4 @@
-"""The contracts of mechanisms: which labels they take, what they cost and what they return."""
+"""The contracts of mechanisms: the labels that they take, their cost and their output."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ _REGISTRY: dict[str, type[Mechanism]] = {}
 
 
 def is_of_this_library(value: object) -> bool:
-    """Returns whether a class, or that of a value, was reviewed here; a plug-in was not."""
+    """Returns whether a class, or the class of a value, is of this library, not a plug-in."""
     kind = value if isinstance(value, type) else type(value)
     return kind.__module__.partition(".")[0] == "tf_labeldp"
 
 
 def has_own_event(mechanism: Mechanism) -> bool:
-    """Returns whether a class of another library states itself how its uses compose."""
+    """Returns whether a plug-in states its own event for the composition of its uses."""
     return type(mechanism).dp_event is not Mechanism.dp_event and not is_of_this_library(mechanism)
 
 
 def _name(kind: type) -> str:
-    """Returns the name of a class in stored draws; no plug-in can take that of another class."""
+    """Returns the name of a class in stored draws, which no plug-in shares with another class."""
     ours = is_of_this_library(kind)
     return kind.__name__ if ours else f"{kind.__module__}.{kind.__qualname__}"
 
 
 class Mechanism(abc.ABC):
-    """Anything that may see true labels: an immutable value with a price, known by its name.
+    """A randomized function that may read true labels: an immutable value with a name and a cost.
 
-    A mechanism of your own is an ordinary class: set ``epsilon`` and the attributes of the contract
-    in ``__init__``, keep each argument under its own name, and let ``check_mechanism`` compare its
-    draws with its channel. ``docs/write_a_mechanism.md`` has an example.
+    Your own mechanism is an ordinary class: set ``epsilon`` and the attributes of the contract in
+    ``__init__``, keep each argument under its own name, and let ``check_mechanism`` compare its
+    draws with its channel. ``docs/extend.md`` has an example.
 
     Guarantee:
         The output of a mechanism of this library is (epsilon, delta)-DP for the replacement of one
-        label, and ``dp_event()`` states the same to ``dp_accounting``. The promise of a mechanism
-        of another library is its author's claim, and statements name it as such.
+        label, and ``dp_event()`` states the same to ``dp_accounting``. The promise of a plug-in is
+        its author's claim, and statements name it as such.
 
     Attributes:
         epsilon: finite and above zero.
         delta: failure probability, in [0, 1); zero for a pure mechanism.
-        receipts: those of its arguments, such as bins of a released histogram.
+        receipts: receipts of its arguments, such as bins of a released histogram.
     """
 
     epsilon: float
@@ -70,15 +70,15 @@ class Mechanism(abc.ABC):
         _REGISTRY[_name(cls)] = cls
         owner = next(kind for kind in cls.__mro__ if "dp_event" in vars(kind))
         if is_of_this_library(owner) and not is_of_this_library(cls):
-            # A subclass in another library may not draw as its parent does.
+            # A subclass in another library may draw differently from its parent.
             cls.dp_event = Mechanism.dp_event  # type: ignore[method-assign]
 
     def dp_event(self) -> DpEvent:
-        """Returns the event of one use: of the worst pure mechanism, or of basic composition."""
+        """Returns the event of one use: the worst pure mechanism, or basic composition."""
         return approximate_dp_event(self.epsilon, self.delta)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns every constructor argument, for JSON; receipts go next to them."""
+        """Returns every constructor argument except the receipts, for JSON."""
         names = inspect.signature(type(self)).parameters
         return {name: getattr(self, name) for name in names if name != "receipts"}
 
@@ -109,22 +109,22 @@ class LabelMechanism(Mechanism):
         Args:
             labels: (n,), classes as integers in 0..K-1, or numbers in ``label_range()``.
             public: the input that ``public_input`` names, not made of these labels; else None.
-            rng: a generator for repeatable (not private) runs; None takes secure random bits.
+            rng: a generator for repeatable (not private) runs; None uses secure random bits.
 
         Raises:
-            TypeError: labels, public input or ``rng`` of a wrong kind.
-            ValueError: labels or public input out of range, NaN, missing, or of a wrong shape.
+            TypeError: labels, public input or ``rng`` have a wrong type.
+            ValueError: labels or public input are out of range, NaN, missing, or of a wrong shape.
         """
 
     @abc.abstractmethod
     def check_output(self, noisy: Any, size: int) -> np.ndarray:
-        """Returns noisy labels of ``size`` examples, or raises a ``ValueError`` that shows none."""
+        """Returns noisy labels of ``size`` examples, or raises a ``ValueError`` without labels."""
 
     def _refuse_public(self, public: Any) -> None:
         if public is not None:
             raise ValueError(
-                f"{type(self).__name__} takes no priors and no clusters: it has one channel for "
-                "every prior. Leave them out, or use RRWithPrior or optimal_bins."
+                f"{type(self).__name__} takes no priors and no clusters: its channel does not "
+                "depend on them. Leave them out, or use RRWithPrior or optimal_bins."
             )
 
 
@@ -132,8 +132,8 @@ class ClassificationMechanism(LabelMechanism):
     """A label randomizer over the classes 0..K-1; noisy labels are ``int64`` in 0..K-1.
 
     Guarantee:
-        For every pair of labels and every output, ``P[out | y] <= e^epsilon P[out | y']``; the
-        channel is (K, K), and ``transition_matrix`` returns it as it is drawn.
+        For every pair of labels and every output, ``P[out | y] <= e^epsilon P[out | y']``;
+        ``transition_matrix`` returns the (K, K) channel of the draws.
 
     Attributes:
         num_classes: K, at least 2.
@@ -144,7 +144,7 @@ class ClassificationMechanism(LabelMechanism):
 
     @abc.abstractmethod
     def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
-        """Returns ``P[output | input]``, ``float64`` (inputs, outputs), rows that sum to one."""
+        """Returns ``P[output | input]``, ``float64`` (inputs, outputs), with row sums of one."""
 
     @property
     def uses_priors(self) -> bool:
@@ -160,8 +160,8 @@ class ClassificationMechanism(LabelMechanism):
         """
         if self.uses_priors:
             raise ValueError(
-                f"the channel of {type(self).__name__} by prior is not known here. Override "
-                "likelihood in its class."
+                f"{type(self).__name__} takes priors but does not define its channel for them. "
+                "Override likelihood in its class."
             )
         return self.transition_matrix()[:, noisy].T
 
@@ -177,15 +177,15 @@ class RegressionMechanism(LabelMechanism):
     """A label randomizer over numbers in a public range; noisy labels are ``float64``.
 
     Guarantee:
-        That of ``LabelMechanism``, for every pair of labels in ``label_range()``. Labels outside
-        are refused, not clipped: ``PrivateLabels`` clips them first with ``clip=True``.
+        As for ``LabelMechanism``, for every pair of labels in ``label_range()``. Labels outside it
+        raise an error: ``PrivateLabels`` clips them first with ``clip=True``.
     """
 
     labels_of = " for numbers"
 
     @abc.abstractmethod
     def label_range(self) -> tuple[float, float]:
-        """Returns the smallest and the largest label, public knowledge."""
+        """Returns the smallest and the largest label, which are public."""
 
     @abc.abstractmethod
     def likelihood(self, outputs: Public[Any], labels: Public[Any]) -> np.ndarray:
@@ -196,8 +196,8 @@ class RegressionMechanism(LabelMechanism):
             labels: true labels in ``label_range()``, (k,).
 
         Returns:
-            ``float64`` (m, k): probabilities where an output has one, else densities. No ratio of
-            two entries of a row exceeds e^epsilon.
+            ``float64`` (m, k): probabilities for outputs that have one, else densities. No ratio of
+            two entries in a row exceeds e^epsilon.
         """
 
     def check_output(self, noisy: Public[Any], size: int) -> np.ndarray:
@@ -209,8 +209,8 @@ class AggregateMechanism(Mechanism):
     """Releases one noisy statistic of many labels, such as a histogram.
 
     Guarantee:
-        The whole result is (epsilon, delta)-DP for the replacement of any one of the labels, and
-        whether ``release`` raises does not depend on labels of the stated kind.
+        The whole result is (epsilon, delta)-DP for the replacement of any one label, and whether
+        ``release`` raises does not depend on labels of the stated kind.
 
     Attributes:
         num_classes: K, for labels that are classes 0..K-1; None for others.
@@ -232,20 +232,20 @@ class AggregateMechanism(Mechanism):
         """Returns the noisy statistic of labels.
 
         Args:
-            labels: (n,), classes or numbers; (n, L) rows.
+            labels: classes or numbers (n,), or rows (n, L).
             public_input: further input in the order of the labels, such as group numbers (n,) or
-                features (n, d). Must not depend on the labels.
-            rng: a generator for repeatable (not private) runs; None takes secure random bits.
+                features (n, d). It must not depend on the labels.
+            rng: a generator for repeatable (not private) runs; None uses secure random bits.
 
         Raises:
-            TypeError: labels, public input or ``rng`` of a wrong kind.
-            ValueError: labels or public input out of range or of a wrong shape.
+            TypeError: labels, public input or ``rng`` have a wrong type.
+            ValueError: labels or public input are out of range or of a wrong shape.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class Frozen(Mechanism):
-    """A mechanism of this library: a frozen value, whose arguments are checked once."""
+    """A mechanism of this library: a frozen value that checks its arguments once."""
 
     epsilon: float
 
@@ -257,7 +257,7 @@ class Frozen(Mechanism):
             object.__setattr__(self, name, value)
 
     def _take_public(self, *names: str) -> None:
-        """Sets arguments to the values of public inputs, and keeps the receipts that they carry."""
+        """Sets arguments to the values of public inputs, and merges their receipts."""
         for name in names:
             public = public_input(getattr(self, name))
             receipts = merge_receipts(self.receipts, public.receipts)
@@ -265,12 +265,12 @@ class Frozen(Mechanism):
 
 
 _SWAPPED = 10.0
-"""A whole epsilon of at least this, above the number of classes, is usually that number."""
+"""A whole epsilon from here on and above ``num_classes`` usually means swapped arguments."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FrozenClassification(Frozen, ClassificationMechanism):
-    """A mechanism for classes of this library: its likelihood gives its channel."""
+    """A mechanism of this library for classes, whose likelihood defines its channel."""
 
     num_classes: int
 
@@ -279,12 +279,12 @@ class FrozenClassification(Frozen, ClassificationMechanism):
         self._set(num_classes=_validate.integer_at_least("num_classes", self.num_classes, 2))
         if self.epsilon >= _SWAPPED and self.epsilon > self.num_classes and self.epsilon % 1 == 0:
             _validate.warn(
-                f"epsilon={self.epsilon:g} protects next to nothing, and there are "
-                f"num_classes={self.num_classes}: epsilon comes first. Are the two swapped?"
+                f"epsilon={self.epsilon:g} protects next to nothing at "
+                f"num_classes={self.num_classes}. Epsilon comes first: are the two swapped?"
             )
 
     def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
-        """Returns ``P[output | input]`` as it is drawn, ``float64`` (K, K).
+        """Returns ``P[output | input]`` of the draws, ``float64`` (K, K).
 
         ``prior`` is one prior (K,) for mechanisms with priors, else None.
         """
@@ -305,17 +305,17 @@ class FrozenClassification(Frozen, ClassificationMechanism):
         return self._checked_priors(prior, None).rows
 
     def _checked_priors(self, priors: Any, num_rows: int | None) -> PriorRows:
-        """Returns the priors of n labels, or raises; ``num_rows`` is n, or None for any."""
+        """Returns the priors of n labels, or raises; ``num_rows`` is n, or None for any number."""
         if priors is None:
             raise ValueError(
                 f"{type(self).__name__} needs priors of shape ({self.num_classes},) or "
-                f"({num_rows or 'n'}, {self.num_classes}). Without any, use RandomizedResponse."
+                f"({num_rows or 'n'}, {self.num_classes}). Without priors, use RandomizedResponse."
             )
         return PriorRows.of(priors, num_rows, self.num_classes)
 
 
 class FrozenAggregate(Frozen, AggregateMechanism):
-    """A statistic of this library for labels of one of several kinds."""
+    """A statistic of this library for one of several kinds of labels."""
 
     low: float | None = None
     high: float | None = None
@@ -351,19 +351,19 @@ class WithoutPriors(LabelMechanism):
 
     @abc.abstractmethod
     def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
-        """Checks labels and returns noisy ones."""
+        """Checks labels and returns noisy labels."""
 
 
 def checked_output(
     mechanism: Mechanism, noisy: Any, shape: tuple[int, ...] | None, kinds: str
 ) -> np.ndarray:
-    """Returns an output as a finite array of this shape (any for None) and kind, or raises."""
+    """Returns an output as a finite array of a kind and shape (None for any shape), or raises."""
     try:
         array = np.asarray(noisy)
     except ValueError:
         raise _wrong_output(mechanism, "lists of different lengths", "one array") from None
     if shape is not None and array.shape != shape:
-        raise _wrong_output(mechanism, f"shape {array.shape}", f"{shape}, one for each label")
+        raise _wrong_output(mechanism, f"shape {array.shape}", f"{shape}, one per label")
     if array.dtype.kind not in kinds:
         raise _wrong_output(mechanism, f"dtype {array.dtype}", f"numbers ({kinds})")
     if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
@@ -374,8 +374,8 @@ def checked_output(
 def _wrong_output(mechanism: Mechanism, found: str, expected: str) -> ValueError:
     output = "noisy labels" if isinstance(mechanism, LabelMechanism) else "a noisy statistic"
     return ValueError(
-        f"{type(mechanism).__name__} returned {output} with {found}, expected {expected}. Correct "
-        "it, and test it with mechanisms.check_mechanism."
+        f"{type(mechanism).__name__} returned {output} with {found}, expected {expected}. Fix the "
+        "mechanism, and test it with mechanisms.check_mechanism."
     )
 
 
@@ -385,13 +385,13 @@ def checked_mechanism(value: Any, kind: type[_Kind]) -> _Kind:
         return value
     found = type(value).__name__
     raise TypeError(
-        f"mechanism must be a tf_labeldp mechanism{kind.labels_of}, got {found}. Take one of "
+        f"mechanism must be a tf_labeldp mechanism{kind.labels_of}, got {found}. Use one from "
         "tf_labeldp.mechanisms."
     )
 
 
 def serialize(mechanism: Mechanism) -> dict[str, Any]:
-    """Returns ``{"class_name": ..., "config": ...}`` as JSON reads it back, and any receipts."""
+    """Returns ``{"class_name": ..., "config": ...}`` as values for JSON, with any receipts."""
     data: dict[str, Any] = {"class_name": _name(type(mechanism)), "config": mechanism.get_config()}
     if mechanism.receipts:
         data["receipts"] = [receipt.to_json() for receipt in mechanism.receipts]
@@ -399,7 +399,7 @@ def serialize(mechanism: Mechanism) -> dict[str, Any]:
 
 
 def settings(mechanism: Mechanism) -> dict[str, Any]:
-    """Returns the part of ``serialize`` that a draw depends on: all but the receipts."""
+    """Returns the result of ``serialize`` that determines a draw: everything except receipts."""
     return {name: part for name, part in serialize(mechanism).items() if name != "receipts"}
 
 
@@ -407,18 +407,18 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     raise TypeError(
-        f"arguments of mechanisms must be numbers, texts, None, lists or arrays, got "
-        f"{type(value).__name__}. Override get_config and from_config for others."
+        f"arguments of mechanisms must be numbers, strings, None, lists or arrays, got "
+        f"{type(value).__name__}. Override get_config and from_config for other types."
     )
 
 
 def deserialize(data: dict[str, Any]) -> Mechanism:
-    """Returns the mechanism that ``serialize`` described, or raises for an unknown name."""
+    """Returns the mechanism that ``serialize`` described; ``ValueError`` for an unknown name."""
     name = data["class_name"]
     if name not in _REGISTRY:
         raise ValueError(
-            f"unknown mechanism {name!r}; known are {sorted(_REGISTRY)}. Import the module that "
-            "defines it first."
+            f"expected one of {sorted(_REGISTRY)}, got unknown mechanism {name!r}. Import the "
+            "module that defines it first."
         )
     mechanism = _REGISTRY[name].from_config(data["config"])
     if "receipts" in data:

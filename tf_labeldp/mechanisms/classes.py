@@ -1,7 +1,7 @@
 """Randomized response on classes: RR, RRTop-k, and mechanisms that choose k by a prior.
 
-Ties are broken by one rule everywhere: of two classes with equal prior the smaller index comes
-first, and of two set sizes with equal objective the smaller wins.
+One rule breaks all ties: of two classes with equal prior the smaller index comes first, and of two
+set sizes with equal objective the smaller wins.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from tf_labeldp.accounting.events import DpEvent
 
 _CHUNK_CELLS = 1 << 20
-"""Cells of rows that are handled at a time, which bounds the working memory."""
+"""Cells of rows per chunk, which bounds the working memory."""
 _TIE = 1.0 - 1e-9
-"""Share of the largest information that counts as equal, so that rounding decides no choice."""
+"""Share of the largest information that counts as a tie, so that rounding decides no choice."""
 
 
 class SetResponse(FrozenClassification):
     """Randomized response over the top-k set of a prior: Algorithm 1 of ``ghazi2021``."""
 
     rest_as_one: ClassVar[bool] = False
-    """Whether labels outside the set answer as its least likely class does; else uniformly."""
+    """Whether labels outside the set answer like its least likely class, or else uniformly."""
 
     @abc.abstractmethod
     def set_sizes(self, priors: Public[np.ndarray]) -> np.ndarray:
@@ -64,7 +64,7 @@ class SetResponse(FrozenClassification):
 
 @dataclasses.dataclass(frozen=True)
 class RandomizedResponse(WithoutPriors, SetResponse):
-    """Keeps the label with probability ``e^eps / (e^eps + K - 1)``, else answers another uniformly.
+    """Keeps the label with probability ``e^eps / (e^eps + K - 1)``, else draws another uniformly.
 
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label; the worst log-ratio equals epsilon.
@@ -98,7 +98,7 @@ class RandomizedResponse(WithoutPriors, SetResponse):
 
 
 class PriorMechanism(SetResponse):
-    """Runs RRTop-k (Algorithm 1 of ``ghazi2021``) with a k that the prior alone decides.
+    """Runs RRTop-k (Algorithm 1 of ``ghazi2021``) with a k that depends on the prior alone.
 
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label (``ghazi2021``, Lemma 1), if the prior of a
@@ -138,7 +138,7 @@ class PriorMechanism(SetResponse):
 
 @dataclasses.dataclass(frozen=True)
 class RRTopK(PriorMechanism):
-    """Randomized response on the k classes of largest prior; other labels answer uniformly in it.
+    """Randomized response on the k classes of largest prior; other labels draw uniformly from them.
 
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label (``ghazi2021``, Lemma 1), if the prior of a
@@ -148,7 +148,7 @@ class RRTopK(PriorMechanism):
     Source: ``ghazi2021``, Algorithm 1.
 
     Attributes:
-        k: size of the set, in 1..K; the others as for ``RandomizedResponse``.
+        k: size of the set, in 1..K; other attributes as for ``RandomizedResponse``.
 
     Example:
         >>> mechanism = RRTopK(epsilon=1.0, num_classes=5, k=2)
@@ -181,8 +181,8 @@ class RRWithPrior(PriorMechanism):
         (epsilon, 0)-DP for the replacement of one label (``ghazi2021``, Corollary 2), if the prior
         of a label does not depend on that label: k* is computed from the prior alone.
 
-    Source: ``ghazi2021``, Algorithm 2. Ties between set sizes go to the smaller set. The arguments
-    are those of ``RandomizedResponse``.
+    Source: ``ghazi2021``, Algorithm 2. Ties between set sizes go to the smaller set. Arguments as
+    for ``RandomizedResponse``.
 
     Example:
         >>> mechanism = RRWithPrior(epsilon=2.0, num_classes=4)
@@ -191,14 +191,14 @@ class RRWithPrior(PriorMechanism):
     """
 
     def optimal_k(self, priors: Public[Any]) -> np.ndarray:
-        """Returns k*, ``int64`` (1,) or (n,), for each of priors (K,) or (n, K), or raises."""
+        """Returns k* for each of the priors (K,) or (n, K), ``int64`` (1,) or (n,), or raises."""
         prior = self._checked_priors(priors, None)
         return prior.by_label(self.set_sizes(prior.rows))
 
     def set_sizes(self, priors: Public[np.ndarray]) -> np.ndarray:
         """Returns k* of Algorithm 2 for each checked row of priors (n, K): ``int64`` (n,)."""
         best = np.empty(priors.shape[0], dtype=np.int64)
-        # Written with e^-epsilon so that a large epsilon does not overflow.
+        # e^-epsilon does not overflow for a large epsilon.
         weights = 1.0 / (1.0 + np.arange(priors.shape[1]) * math.exp(-self.epsilon))
         for rows in row_chunks(priors.shape):
             mass = np.cumsum(np.sort(priors[rows], axis=1)[:, ::-1], axis=1)
@@ -208,9 +208,9 @@ class RRWithPrior(PriorMechanism):
 
 @dataclasses.dataclass(frozen=True)
 class InformativeRR(PriorMechanism):
-    """Randomized response on groups of classes, the one that reveals most beyond the prior.
+    """Randomized response on groups of classes, chosen to reveal most beyond the prior.
 
-    The k - 1 likeliest classes are groups of their own; all others are one group, named by its
+    Each of the k - 1 likeliest classes is a group; the others form one group, named by its
     likeliest class. The name of a label's group goes through randomized response over the k names.
     For each prior, k maximises the mutual information of label and answer: the expected drop in
     log-loss from the prior to ``posterior()``.
@@ -218,19 +218,19 @@ class InformativeRR(PriorMechanism):
     Use it to train on posteriors. For a confident prior RRWithPrior always answers the likeliest
     class (k* = 1) and reveals nothing; here k is at least 2, unless the prior is certain. In
     return noisy labels are wrong more often. The information is never below that of RRTop-k or
-    RRWithPrior. With an accurate model's probabilities as priors it was 99 % of the most of any
-    epsilon-DP channel; under flat priors and at epsilon 1, 68 % for 10 classes and 11 % for 100.
+    RRWithPrior. With an accurate model's probabilities as priors it was 99 % of the best epsilon-DP
+    channel's; under flat priors and at epsilon 1, 68 % for 10 classes and 11 % for 100.
 
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label, if the prior of a label does not depend on
-        that label: k is computed from the prior alone, and every label answers by a row of
-        randomized response over k values. For 2 <= k the worst log-ratio equals epsilon; for k = 1
-        the output is constant.
+        that label: k depends on the prior alone, and each label uses a row of randomized response
+        over k values. For 2 <= k the worst log-ratio equals epsilon; for k = 1 the output is
+        constant.
 
     Source: RRWithPrior, ``ghazi2021``, with another objective; the best channel is the linear
     programme of Kairouz, Oh and Viswanath 2014, "Extremal mechanisms for local differential
-    privacy". Ties between set sizes (equal to 1e-9) go to the smaller set. The arguments are those
-    of ``RandomizedResponse``.
+    privacy". Ties between set sizes (equal to 1e-9) go to the smaller set. Arguments as for
+    ``RandomizedResponse``.
 
     Example:
         >>> mechanism = InformativeRR(epsilon=1.0, num_classes=4)
@@ -255,7 +255,7 @@ def _information(priors: np.ndarray, epsilon: float) -> np.ndarray:
     With ``s = e^-eps`` and groups of masses q it is ``(eps - sum_j f(q_j)) / (1 + (k - 1) s)`` for
     ``f(q) = s g log g`` and ``g = 1 + (e^eps - 1) q``.
     """
-    epsilon = min(epsilon, 700.0)  # beyond, e^eps overflows and the information grows no more
+    epsilon = min(epsilon, 700.0)  # Beyond, e^eps overflows and the information stays the same.
     shrink, gain, grown = math.exp(-epsilon), -math.expm1(-epsilon), math.expm1(epsilon)
 
     def lost(mass: np.ndarray) -> np.ndarray:
@@ -265,7 +265,7 @@ def _information(priors: np.ndarray, epsilon: float) -> np.ndarray:
     total = np.cumsum(ordered, axis=1)
     ordered, total = ordered / total[:, -1:], total / total[:, -1:]
     rest = total[:, -2::-1]  # the last group of k = 2..K; small masses keep their digits
-    # eps - f(1 - rest), written without a difference of large numbers.
+    # This form of eps - f(1 - rest) has no difference of large numbers.
     moved = gain * rest[:, :1]
     first = epsilon * moved - (1.0 - moved) * np.log1p(-moved)
     nats = np.zeros(priors.shape)
@@ -277,8 +277,8 @@ def _information(priors: np.ndarray, epsilon: float) -> np.ndarray:
 def draw_ranks(rank: np.ndarray, k: np.ndarray, epsilon: float, rng: Rng) -> np.ndarray:
     """Returns randomized ranks in [0, k) for true ranks (n,); a rank >= k is outside the set.
 
-    Inside the set: another rank of the set with the flip probability of randomized response over k
-    values, else the rank itself. Outside: uniform over the set.
+    A rank inside the set moves to another with the flip probability of randomized response over k
+    values. A rank outside becomes uniform over the set.
     """
 
     def draw(start: int, stop: int) -> np.ndarray:
@@ -287,7 +287,7 @@ def draw_ranks(rank: np.ndarray, k: np.ndarray, epsilon: float, rng: Rng) -> np.
         flip = random_bits.uniform_integers(ranks.size, rng) < random_bits.flip_threshold(
             epsilon, sizes
         )
-        # Inside the set there are k - 1 other ranks (one stands in where k = 1, and is not used).
+        # The set has k - 1 other ranks; for k = 1 the bound is 1 and the draw is not used.
         bounds = np.where(inside, np.maximum(sizes - 1, 1), sizes)
         target = random_bits.uniform_below(bounds, rng)
         other = target + (inside & (target >= ranks))  # skips the true rank
@@ -302,7 +302,7 @@ def rank_classes(priors: np.ndarray) -> np.ndarray:
 
 
 def top_k_members(scores: np.ndarray, k: np.ndarray | int) -> np.ndarray:
-    """Returns which classes are in the top-k set of each row (n, K), as RRTop-k draws: ``bool``."""
+    """Returns whether each class is in its row's top-k set of RRTop-k, ``bool`` (n, K)."""
     within = np.arange(scores.shape[1]) < np.reshape(k, (-1, 1))
     members = np.empty(scores.shape, dtype=bool)
     np.put_along_axis(members, rank_classes(scores), within, axis=1)
@@ -310,7 +310,7 @@ def top_k_members(scores: np.ndarray, k: np.ndarray | int) -> np.ndarray:
 
 
 def row_chunks(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Yields slices of rows that hold about ``_CHUNK_CELLS`` cells each."""
+    """Yields slices of rows with about ``_CHUNK_CELLS`` cells each."""
     step = max(1, _CHUNK_CELLS // max(1, shape[1]))
     for start in range(0, shape[0], step):
         yield slice(start, min(start + step, shape[0]))

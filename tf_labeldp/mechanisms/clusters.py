@@ -1,4 +1,4 @@
-"""Mechanisms of clusters: label distributions, resampling from a prior, exchange between peers."""
+"""Mechanisms on clusters: label distributions, resampling from a prior, exchange between peers."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from tf_labeldp.mechanisms.classes import row_chunks
 from tf_labeldp.mechanisms.random_bits import Rng
 
 _UNITS = 1 << 53
-"""The draws compare 53 random bits: a probability is a whole number of this many units."""
+"""Units of probability 2^-53: draws compare 53 random bits with whole numbers of units."""
 _MARGIN = 2.0**-49
-"""Above the rounding errors of the float operations before a threshold (6 * 2^-52)."""
+"""Relative margin above the rounding errors of a threshold's float operations (6 * 2^-52)."""
 _TOLERANCE = 1e-6
-"""A stated resampling probability may be raised by this part of it, for rounding."""
+"""Relative amount by which rounding may raise a stated resampling probability."""
 _SLACK = 1e-12
-"""A threshold this close to 1/K, relatively, allows the uniform distribution alone."""
+"""Relative distance to 1/K below which a threshold allows the uniform distribution alone."""
 _LEAST_EPSILON = 1e-12
-"""For reports that delta alone covers, since an epsilon has to be above zero."""
+"""Epsilon of reports that delta alone covers, since an epsilon must be above zero."""
 _ROUNDING = 1e-9
-"""A stated epsilon may be this much less than the epsilon found, relatively."""
+"""Relative amount by which a stated epsilon may be below the computed one."""
 
 
 def cluster_distributions(
@@ -46,14 +46,14 @@ def cluster_distributions(
 ) -> np.ndarray:
     """Returns the label distribution of each cluster (C, K) from noisy counts of labels (C, K).
 
-    Frequencies are clipped to [tau, 1], and each row is brought to a sum of one within that range:
-    a larger sum is lowered in proportion to each entry's distance from tau, a smaller one raised in
+    Frequencies are clipped to [tau, 1], and each row is adjusted to sum to one within that range:
+    a larger sum is lowered in proportion to each entry's distance from tau, a smaller sum raised in
     proportion to its distance from 1. A cluster without examples gets the uniform distribution.
 
     Guarantee:
         Post-processing of a released histogram: no charge. The sizes are public.
 
-    Source: ``esfandiari2022``, Algorithm 1, lines 3 to 20; Theorem 6 shows the range.
+    Source: ``esfandiari2022``, Algorithm 1, lines 3 to 20; Theorem 6 gives the range.
     """
     num_classes = counts.shape[1]
     uniform = np.full(counts.shape, 1.0 / num_classes)
@@ -62,7 +62,7 @@ def cluster_distributions(
         return uniform
     empty = (cluster_sizes == 0)[:, np.newaxis]
     clipped = np.clip(counts / np.maximum(cluster_sizes, 1)[:, np.newaxis], threshold, 1.0)
-    # Lines 9 to 19 with the sum over xi written out, in forms that rounding cannot take below tau.
+    # These are lines 9 to 19 with the sum over xi expanded; rounding cannot take them below tau.
     missing = 1.0 - clipped.sum(axis=1, keepdims=True)
     above = clipped - threshold
     excess = above.sum(axis=1, keepdims=True)
@@ -80,13 +80,13 @@ def checked_threshold(value: Any, num_classes: int) -> float:
 
 def checked_resampling_probability(value: Any) -> float:
     """Returns lambda in (0, 1] as a float, or raises."""
-    hint = ": with 0 every label would be released as it is"
+    hint = ": with 0 every true label would be released"
     return _validate.number_in("resampling_probability", value, "(0, 1]", hint)
 
 
 def checked_bias_correction(value: Any) -> float:
     """Returns beta in [0, 1) as a float, or raises."""
-    hint = ". At 1 the channel is singular: its outputs reveal nothing of the label"
+    hint = ". At 1 the channel is singular: its outputs reveal nothing about the label"
     return _validate.number_in("bias_correction", value, "[0, 1)", hint)
 
 
@@ -94,26 +94,26 @@ def checked_bias_correction(value: Any) -> float:
 class PriorResampling(FrozenClassification):
     """Replaces each label, with probability lambda, by a draw from the label's own prior q.
 
-    The channel is ``P[z | y] = (1 - lambda) [z = y] + lambda q_z``. Where the prior is right the
-    noisy labels are distributed like the true ones, for any lambda.
+    The channel is ``P[z | y] = (1 - lambda) [z = y] + lambda q_z``. If the prior is right, the
+    noisy labels are distributed like the true labels, for any lambda.
 
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label, if the prior of a label does not depend on
         that label. The worst ratio is ``1 + (1 - lambda) / (lambda min q)``. Without
-        ``resampling_probability`` each row takes the smallest lambda for which that is at most
-        e^epsilon, ``1 / (1 + (e^epsilon - 1) min q)``, by its prior alone. The draws use whole
-        numbers of 2^-53 (``transition_matrix`` returns just these), and lambda is rounded up so
-        that the bound holds for these.
+        ``resampling_probability`` each row uses the smallest lambda for which that is at most
+        e^epsilon, ``1 / (1 + (e^epsilon - 1) min q)``, from its prior alone. The draws use
+        multiples of 2^-53, which ``transition_matrix`` returns, and lambda is rounded up so that
+        they satisfy the bound.
 
-    Source: ``esfandiari2022``, lines 22 to 25 of Algorithm 1; the ratio is that of mechanism M2 in
-    the proof of Theorem 1, with the smallest entry of the row itself in place of tau.
+    Source: ``esfandiari2022``, lines 22 to 25 of Algorithm 1; the ratio is the one of mechanism M2
+    in the proof of Theorem 1, with the smallest entry of the row in place of tau.
 
     Attributes:
         epsilon: finite and above zero.
         num_classes: K, at least 2.
         resampling_probability: lambda for every row, in (0, 1]; rows for which it would cost more
-            than epsilon are refused. None for the smallest of each row.
-        threshold: tau, in [0, 1/K]; priors with a smaller entry are refused.
+            than epsilon raise an error. None uses the smallest lambda of each row.
+        threshold: tau, in [0, 1/K]; priors with a smaller entry raise an error.
     """
 
     public_input = "priors"
@@ -131,7 +131,7 @@ class PriorResampling(FrozenClassification):
     def randomize(
         self, labels: Private[Any], priors: Public[Any] = None, *, rng: Rng = None
     ) -> np.ndarray:
-        """Returns noisy labels, ``int64`` (n,); a prior that costs more than epsilon is refused.
+        """Returns noisy labels, ``int64`` (n,); a prior that costs more than epsilon raises.
 
         ``priors`` are probabilities (K,) or (n, K) whose rows sum to one (tolerance 1e-4), or
         ``Priors``.
@@ -140,7 +140,7 @@ class PriorResampling(FrozenClassification):
         prior = self._checked_priors(priors, labels.size)
         kept, groups = self._kept_units(prior.rows), prior.groups
         noisy = np.empty_like(labels)
-        # Rows of single labels are drawn in chunks, which bounds the memory for whole units.
+        # If each label has its own row, chunks bound the memory for whole units.
         for chunk in row_chunks(prior.rows.shape) if groups is None else [slice(None)]:
             ends = np.cumsum(prior_units(prior.rows[chunk]), axis=1)
             row = np.arange(len(ends)) if groups is None else groups
@@ -148,14 +148,14 @@ class PriorResampling(FrozenClassification):
         return noisy
 
     def resampling_probabilities(self, priors: Public[Any]) -> np.ndarray:
-        """Returns lambda for each prior, as it is drawn."""
+        """Returns lambda for each prior, as the draws use it."""
         prior = self._checked_priors(priors, None)
         return 1.0 - prior.by_label(self._kept_units(prior.rows)) / float(_UNITS)
 
     def likelihood(
         self, noisy: Public[np.ndarray], priors: Public[np.ndarray | None] = None
     ) -> np.ndarray:
-        """Returns ``P[noisy label | class]``, ``float64`` (m, K), as the contract has it."""
+        """Returns ``P[noisy label | class]``, ``float64`` (m, K), as the contract defines it."""
         rows, every = np.asarray(priors), np.arange(noisy.size)
         kept = np.broadcast_to(self._kept_units(rows) / float(_UNITS), noisy.shape)
         units = np.broadcast_to(prior_units(rows), (noisy.size, self.num_classes))
@@ -178,7 +178,7 @@ class PriorResampling(FrozenClassification):
         most = most_kept_units(self.epsilon, least)
         if self.resampling_probability is None:
             return most
-        wanted = _UNITS - math.ceil(self.resampling_probability * _UNITS)  # both are exact
+        wanted = _UNITS - math.ceil(self.resampling_probability * _UNITS)  # exact in doubles
         over = _UNITS - most > (_UNITS - wanted) * (1.0 + _TOLERANCE) + 2.0
         if np.any(over):
             raise ValueError(
@@ -192,8 +192,8 @@ class PriorResampling(FrozenClassification):
 
 def prior_units(rows: np.ndarray) -> np.ndarray:
     """Returns checked priors (m, K) in whole units: ``int64`` of at least 1, rows sum to 2^53."""
-    # Rounded up, and the largest entry of the row pays, about one unit per class: so the least
-    # entry, which decides the price of a draw, loses nothing unless all are nearly equal.
+    # Entries are rounded up at the cost of the row's largest, about one unit per class. So the
+    # least entry, which determines epsilon, loses nothing unless all entries are nearly equal.
     scaled = np.ceil(rows * (float(_UNITS) / rows.sum(axis=1, keepdims=True)))
     units = np.maximum(scaled, 1.0).astype(np.int64)
     units[np.arange(rows.shape[0]), np.argmax(units, axis=1)] += _UNITS - units.sum(axis=1)
@@ -203,16 +203,16 @@ def prior_units(rows: np.ndarray) -> np.ndarray:
 def most_kept_units(epsilon: float, least: np.ndarray) -> np.ndarray:
     """Returns the most units that may keep a label at this epsilon: ``int64`` (m,), below 2^53.
 
-    With ``keep`` of N = 2^53 units that keep the label, and u that the prior has on its least
-    entry, the ratio of two entries of a column is at most ``1 + keep N / ((N - keep) u)``. That is
-    at most e^epsilon for ``keep <= N / (1 + r)`` with ``r = N / ((e^epsilon - 1) u)``, rounded down
-    by more than the float arithmetic can have lost.
+    If ``keep`` of N = 2^53 units keep the label and the prior's least entry has u units, the ratio
+    of two entries in a column is at most ``1 + keep N / ((N - keep) u)``. That is at most e^epsilon
+    for ``keep <= N / (1 + r)`` with ``r = N / ((e^epsilon - 1) u)``, rounded down by more than the
+    errors of the float arithmetic.
     """
-    # e^-epsilon instead of e^epsilon, which may overflow; odds of 1e250 keep nothing anyway.
+    # e^-epsilon does not overflow as e^epsilon may; odds of 1e250 keep nothing anyway.
     odds = min(math.exp(-epsilon) / -math.expm1(-epsilon), 1e250) * (_UNITS / least)
     share = 1.0 / (1.0 + odds)
-    # The part that is kept and the part that is not, each rounded where it is small: both are
-    # bounds, so the larger one is too. At least one unit resamples, or the ratio were infinite.
+    # Each part, kept and not kept, is rounded where it is small: both give bounds, so the larger is
+    # a bound too. At least one unit resamples, since otherwise the ratio would be infinite.
     kept = np.floor(share * (1.0 - _MARGIN) * _UNITS)
     not_kept = np.maximum(np.ceil(odds * share * (1.0 + _MARGIN) * _UNITS), 1.0)
     return np.minimum(np.maximum(kept, _UNITS - not_kept), _UNITS - 1.0).astype(np.int64)
@@ -221,15 +221,15 @@ def most_kept_units(epsilon: float, least: np.ndarray) -> np.ndarray:
 def resample(
     labels: np.ndarray, kept: np.ndarray, ends: np.ndarray, groups: np.ndarray, rng: Rng
 ) -> np.ndarray:
-    """Returns each label (n,), or instead of it a draw from its prior.
+    """Returns each label (n,), or a draw from its prior instead.
 
-    ``kept`` (m,) of 2^53 units keep a label under each prior, ``ends`` (m, K) are the running sums
-    of the units of each prior, and ``groups`` (n,) are the numbers of the labels' priors.
+    ``kept`` (m,) of 2^53 units keep a label under each prior, ``ends`` (m, K) are running sums of
+    each prior's units, and ``groups`` (n,) are the row numbers of the labels' priors.
     """
-    # Both numbers are drawn for every label, whether it is kept or not.
+    # Every label draws both numbers, so that the draws do not depend on the outcome.
     keep = random_bits.uniform_integers(labels.size, rng).astype(np.int64) < kept[groups]
     drawn = random_bits.uniform_integers(labels.size, rng).astype(np.int64)
-    # The class in whose units the number lies, by bisection of all rows at once.
+    # A bisection over all rows together finds the class whose units contain the number.
     low = np.zeros_like(labels)
     high = np.full_like(labels, ends.shape[1] - 1)
     for _ in range((ends.shape[1] - 1).bit_length()):
@@ -242,32 +242,32 @@ def resample(
 
 @dataclasses.dataclass(frozen=True)
 class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
-    """Each user flips a 0/1 label at random, and reports such a noisy label of a random peer.
+    """Each user flips a 0/1 label at random and reports the noisy label of a random peer.
 
     A user's noisy label is drawn once. Each user picks one user of the same cluster (perhaps
-    themselves) uniformly at random, and reports that user's noisy label with probability theta. No
-    curator and no shuffler is needed: ``randomize`` simulates the protocol with all labels at hand.
-    A vault keeps the reports that were made: ``NoisyLabels.indices`` lists their users.
+    themselves) uniformly at random, and reports that user's noisy label with probability theta. The
+    protocol needs no curator and no shuffler; ``randomize`` simulates it on all labels. A vault
+    keeps only actual reports: ``NoisyLabels.indices`` lists their users.
 
     Guarantee:
         All reports together are (epsilon, delta)-DP for the replacement of one label, towards a
         learner who sees the reports alone, if the users follow the protocol and do not collude with
-        the learner (``assumptions`` lists everything). The constructor checks that the stated
+        the learner (``assumptions`` lists every assumption). The constructor checks that the stated
         epsilon holds for clusters of ``cluster_size`` users and all larger ones
         (``accounting.peer_to_peer_guarantee``: some seconds for 100,000 users). A peer sees one
         noisy label of another user, which the cluster does not hide: ``per_peer_guarantee``. The
-        flips are rounded up to multiples of 2^-53, the reporting rate down, both of which can only
-        lower epsilon. Several releases compose by basic composition.
+        flip probability is rounded up to a multiple of 2^-53, the reporting rate down; both can
+        only lower epsilon. Several releases compose by basic composition.
 
-    Source: Algorithm 2 of ``esfandiari2022``, without its clusters of one user, for which the flips
+    Source: Algorithm 2 of ``esfandiari2022``, without clusters of one user, for which the flips
     alone give a guarantee.
 
     Attributes:
         epsilon: finite and above zero; ``for_cluster_size`` finds the least.
         flip_probability: alpha, in (0, 0.5].
-        subsampling_rate: theta, with which a user reports, in (0, 1].
-        cluster_size: the smallest number of users of a cluster, at least 2.
-        delta: in [0, 1); at zero epsilon is that of the flips, ``log((1 - alpha) / alpha)``.
+        subsampling_rate: theta, the probability that a user reports, in (0, 1].
+        cluster_size: smallest number of users in a cluster, at least 2.
+        delta: in [0, 1); at zero, epsilon is ``log((1 - alpha) / alpha)``, from the flips alone.
         num_classes: 2.
 
     Example:
@@ -292,14 +292,15 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
             raise ValueError(
                 f"num_classes must be 2, got {self.num_classes}. Use RandomizedResponse for more."
             )
-        _validate.integer_at_least("cluster_size", self.cluster_size, 1)  # one, not several
+        _validate.integer_at_least("cluster_size", self.cluster_size, 1)  # refuses an array
         found = peer_to_peer_guarantee(
             self.flip_probability, self.subsampling_rate, self.cluster_size, self.delta
         )
         if found.epsilon > self.epsilon * (1.0 + _ROUNDING):
             raise ValueError(
-                f"epsilon={self.epsilon:g} does not hold at delta={found.delta:g}: in clusters of "
-                f"{self.cluster_size} or more it is {found.epsilon:.9g}. Use for_cluster_size."
+                f"epsilon must be at least {found.epsilon:.9g} at delta={found.delta:g} in "
+                f"clusters of {self.cluster_size} or more, got {self.epsilon:.9g}. Use "
+                "for_cluster_size."
             )
         for name in ("flip_probability", "subsampling_rate", "delta"):
             self._set(**{name: float(getattr(self, name))})
@@ -309,7 +310,7 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
     def for_cluster_size(
         cls, flip_probability: float, subsampling_rate: float, cluster_size: int, delta: float
     ) -> PeerToPeerRandomizedResponse:
-        """Returns the mechanism with the least epsilon that holds; arguments as of the class."""
+        """Returns the mechanism with the least epsilon that holds; arguments as for the class."""
         found = peer_to_peer_guarantee(flip_probability, subsampling_rate, cluster_size, delta)
         epsilon = max(found.epsilon, _LEAST_EPSILON)
         return cls(epsilon, flip_probability, subsampling_rate, cluster_size, delta)
@@ -319,15 +320,15 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
     ) -> np.ndarray:
         """Returns the report of each user, ``int64`` (n,): 0 or 1, or -1 for no report.
 
-        ``clusters`` are public integers of at least zero, (n,), the cluster of each user; None for
-        one cluster of all. One with fewer than ``cluster_size`` users is refused.
+        ``clusters`` is the cluster of each user, public integers >= 0, (n,); None puts all users in
+        one. A cluster with fewer than ``cluster_size`` users raises an error.
         """
         labels = _validate.class_indices("labels", labels, 2)
         of_user, sizes = self._checked_clusters(clusters, labels.size)
-        # In whole units, flips rounded up and reports down: both are on the side of privacy.
+        # Whole units of flips are rounded up and of reports down, both towards more privacy.
         flips = np.uint64(math.ceil(self.flip_probability * float(_UNITS)))
         noisy = labels ^ (random_bits.uniform_integers(labels.size, rng) < flips)
-        # Users in the order of their clusters: a peer is a place between a cluster's ends.
+        # Users are sorted by cluster, so a peer is a position between a cluster's ends.
         users = np.argsort(of_user, kind="stable")
         starts = np.cumsum(sizes) - sizes
         peers = users[starts[of_user] + random_bits.uniform_below(sizes[of_user], rng)]
@@ -345,9 +346,9 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
     def per_peer_guarantee(self, *, pure: bool = True) -> PrivacyGuarantee:
         """Returns the guarantee of a label towards one peer, who sees one message.
 
-        ``log((1 - alpha) / alpha)`` at delta zero if ``pure``, else epsilon zero at delta
-        ``(1 - 2 alpha) / cluster_size``: one peer asks a user with probability 1 / cluster_size at
-        most. Both hold.
+        If ``pure``, epsilon is ``log((1 - alpha) / alpha)`` at delta zero; else epsilon is zero at
+        delta ``(1 - 2 alpha) / cluster_size``, since a peer asks a given user with probability at
+        most 1 / cluster_size. Both hold.
         """
         alpha, size = self.flip_probability, self.cluster_size
         alone = peer_to_peer_guarantee(alpha, self.subsampling_rate, size, delta=0.0)
@@ -369,7 +370,7 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
-        """The assumptions that the guarantee of the reports rests on."""
+        """The assumptions of the guarantee of the reports."""
         return peer_to_peer_assumptions(
             self.flip_probability, self.subsampling_rate, self.cluster_size
         )
@@ -377,7 +378,7 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
     def _checked_clusters(self, clusters: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns each user's cluster 0..C-1 (n,) and the clusters' sizes (C,), or raises."""
         array = np.zeros(size, dtype=np.int64) if clusters is None else np.asarray(clusters)
-        _validate.group_vector("clusters", array, size)  # the ids themselves may pass 64 bits
+        _validate.group_vector("clusters", array, size)  # only checks: ids may be uint64
         _, of_user, sizes = np.unique(array, return_inverse=True, return_counts=True)
         small = int(np.count_nonzero(sizes < self.cluster_size))
         if small:

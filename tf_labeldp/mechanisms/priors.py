@@ -1,4 +1,4 @@
-"""Priors: beliefs about labels before they are drawn, with the receipts of their sources."""
+"""Priors: public probabilities of labels, with the receipts of their sources."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts
 class Priors:
     """Probabilities of labels, with the receipts of the releases that they were made of.
 
-    Use them like an array: ``numpy.asarray(priors)`` has a row for each label. Give them to
-    ``PrivateLabels.randomize(..., priors=)`` as they are, and the noisy labels carry their receipts
-    on. An array of probabilities carries none: the statement then names the assumption that it was
-    made without the labels.
+    Use them like an array: ``numpy.asarray(priors)`` has a row for each label. Pass them to
+    ``PrivateLabels.randomize(..., priors=)``, and the noisy labels carry their receipts. An array
+    of probabilities carries none: the statement then names the assumption that it was made without
+    the labels.
 
     Attributes:
         probabilities: (K,) for all labels; (n, K), a row for each; or, with ``groups``, (C, K).
-        groups: the row of each label, integers (n,) in 0..C-1; None without groups.
+        groups: row of each label, integers (n,) in 0..C-1; None without groups.
         values: for labels that are numbers, the values (K,) of the probabilities; else None.
-        receipts: of the releases; empty for public knowledge.
+        receipts: receipts of the releases; empty for public knowledge.
 
     Example:
         >>> priors = Priors(np.array([[0.9, 0.1], [0.2, 0.8]]), groups=np.array([0, 1, 1]))
@@ -40,16 +40,16 @@ class Priors:
     receipts: tuple[Receipt, ...] = ()
 
     def __post_init__(self) -> None:
-        """Takes the values of public inputs, and keeps the receipts that they carry."""
+        """Takes the values of public inputs, and merges their receipts."""
         public = public_input(self.probabilities, self.groups, self.values)
         for name, value in zip(("probabilities", "groups", "values"), public.value, strict=True):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "receipts", merge_receipts(self.receipts, public.receipts))
 
     @classmethod
-    def of(cls, given: Public[Any]) -> Priors:
-        """Returns priors as they are, or those of an array, with the receipts that it carries."""
-        public = public_input(given)
+    def of(cls, priors: Public[Any]) -> Priors:
+        """Returns ``Priors`` from an array or from ``Priors``, with the receipts of the input."""
+        public = public_input(priors)
         if isinstance(public.value, cls):
             if not public.receipts:
                 return public.value
@@ -63,11 +63,11 @@ class Priors:
         return rows.copy() if copy else rows
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
-        """Returns the statement of the releases that these priors were made of."""
+        """Returns the statement of the releases that these priors were made from."""
         return compose_receipts(self.receipts, delta)
 
     def digest(self) -> str:
-        """Returns the digest of the probabilities and groups, by which a vault compares priors."""
+        """Returns the digest of probabilities and groups, by which a vault compares priors."""
         arrays = [self.probabilities] if self.groups is None else [self.probabilities, self.groups]
         found = hashlib.sha256()
         for array, dtype in zip(arrays, ("<f8", "<i8"), strict=False):
@@ -77,18 +77,18 @@ class Priors:
         return found.hexdigest()
 
     def checked_groups(self, size: int) -> np.ndarray | None:
-        """Returns the groups as ``int64`` (n,), or None without any; raises if they do not fit."""
+        """Returns the groups as ``int64`` (n,), or None; raises if they don't fit."""
         if self.groups is None:
             return None
         groups, count = np.asarray(self.groups), np.atleast_2d(self.probabilities).shape[0]
         if groups.shape != (size,) or groups.dtype.kind not in "iu":
             raise ValueError(
-                f"the groups of priors must be integers of shape ({size},), one a label, got dtype "
-                f"{groups.dtype} and shape {groups.shape}."
+                f"the groups of priors must be integers of shape ({size},), one per label, got "
+                f"dtype {groups.dtype} and shape {groups.shape}."
             )
         if size and not 0 <= int(groups.min()) <= int(groups.max()) < count:
             raise ValueError(
-                f"the groups of priors must lie in 0..{count - 1}, a row of the priors for each, "
+                f"the groups of priors must lie in 0..{count - 1}, the rows of the priors, "
                 f"got values from {int(groups.min())} to {int(groups.max())}."
             )
         return groups.astype(np.int64)
@@ -98,8 +98,8 @@ class Priors:
 class PriorRows:
     """Checked priors of labels, never expanded.
 
-    ``rows`` are ``float64`` (m, K), ``groups`` the row of each label, ``int64`` (n,); None where
-    each label has a row of its own.
+    ``rows`` is ``float64`` (m, K); ``groups`` is the row of each label, ``int64`` (n,), or None if
+    each label has its own row.
     """
 
     rows: np.ndarray
@@ -107,7 +107,7 @@ class PriorRows:
 
     @classmethod
     def of(cls, priors: Any, size: int | None, num_classes: int) -> PriorRows:
-        """Returns the priors of n labels, of as many as there are for None; raises for others."""
+        """Returns the checked priors of ``size`` labels, or of any number for None; else raises."""
         if isinstance(priors, Priors) and priors.groups is not None:
             groups = priors.checked_groups(np.size(priors.groups) if size is None else size)
             rows = _validate.prior_rows("priors", priors.probabilities, None, num_classes)
@@ -117,7 +117,7 @@ class PriorRows:
         return cls(rows, np.broadcast_to(np.int64(0), (size or 0,)) if shared else None)
 
     def of_labels(self, some: slice) -> np.ndarray:
-        """Returns the rows of some labels, (1, K) if they are all the same."""
+        """Returns the rows of some labels, or one row (1, K) if all labels share it."""
         if self.groups is None:
             return self.rows[some]
         return self.rows if self.rows.shape[0] == 1 else self.rows[self.groups[some]]

@@ -1,7 +1,7 @@
 """Secure random bits for labels, samples and noise, and uniform integers made of them.
 
-A seeded generator can be recovered from its outputs, so only a repeatable run uses one.
-Probabilities are compared as 53-bit integers: the drawn channel is known exactly.
+The state of a seeded generator can be recovered from its outputs, so only repeatable runs use one.
+Draws compare probabilities as 53-bit integers, so the channel is known exactly.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import Any
 import numpy as np
 
 Rng = np.random.Generator | None
-"""A generator for repeatable (not private) runs; None takes secure random bits."""
+"""A generator for repeatable (not private) runs; None uses secure random bits."""
 
 _BITS = 53
 _RANGE = np.uint64(1 << _BITS)
 _BLOCK_ROWS = 1 << 17
-"""Rows whose arrays fit a processor's cache."""
+"""Rows per block, whose arrays fit a processor's cache."""
 _MANY_BYTES = 1 << 16
-"""From this size on the cipher is faster than the operating system."""
+"""Bytes from which on the cipher is faster than the operating system."""
 _PIECE_BYTES = 1 << 24
 """Bytes per call of OpenSSL, which takes less than 2^31."""
 _MARGIN = 1.0 + 2.0**-50
-"""Above the sum of the rounding errors of an exp and four float operations (3 * 2^-52)."""
+"""Factor above the rounding errors of an exp and four float operations together (3 * 2^-52)."""
 
 
 def secure_bytes(size: int) -> bytes:
-    """Returns random bytes of the operating system, or many bytes of the cipher that it keys."""
+    """Returns random bytes from the operating system, or if many, from a cipher that it keys."""
     return os.urandom(size) if size < _MANY_BYTES else cipher_bytes(size)
 
 
 def cipher_bytes(size: int) -> bytes:
-    """Returns random bytes of OpenSSL's generator, which the operating system keys.
+    """Returns random bytes from OpenSSL's generator, which the operating system keys.
 
     It is AES-256 in counter mode (NIST SP 800-90A), safe with threads and forks.
     """
@@ -53,9 +53,9 @@ def uniform_integers(size: int, rng: Rng) -> np.ndarray:
 
 
 def in_blocks(draw: Callable[[int, int], np.ndarray], size: int, rng: Rng) -> np.ndarray:
-    """Returns ``draw(start, stop)`` for all rows, some rows at a time.
+    """Returns ``draw(start, stop)`` for all rows, in blocks of rows.
 
-    With a generator all rows are drawn at once, so that its stream does not depend on the blocks.
+    With a generator all rows are one block, so that its stream does not depend on the block size.
     """
     if rng is not None or size <= _BLOCK_ROWS:
         return draw(0, size)
@@ -78,7 +78,7 @@ def uniform_below(bounds: np.ndarray, rng: Rng) -> np.ndarray:
     bounds = np.asarray(bounds).astype(np.uint64)
     limits = (_RANGE // bounds) * bounds
     drawn = uniform_integers(bounds.size, rng)
-    # Beyond the largest multiple of the bound values are drawn again, so none is favoured.
+    # Values beyond the largest multiple of the bound are drawn again, to avoid a bias.
     over = np.flatnonzero(drawn >= limits)
     while over.size:
         drawn[over] = uniform_integers(over.size, rng)
@@ -91,8 +91,8 @@ def flip_threshold(epsilon: float, k: np.ndarray) -> np.ndarray:
 
     Randomized response over k values flips with probability
     ``(k - 1) e^-epsilon / (1 + (k - 1) e^-epsilon)``. Its product with 2^53 is rounded *up*, by
-    more than the float arithmetic can have lost: the drawn channel is never less private than
-    stated, also where e^-epsilon is below the resolution of a double.
+    more than the errors of the float arithmetic: the drawn channel is never less private than
+    stated, even if e^-epsilon is below the resolution of a double.
     """
     others = (np.asarray(k, dtype=np.float64) - 1.0) * math.exp(-epsilon)
     # exp(-epsilon) may underflow to zero; a flip must stay possible as long as k > 1.
