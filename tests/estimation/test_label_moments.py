@@ -217,7 +217,7 @@ def test_labels_outside_are_never_shown():
 
 def test_sums_stay_below_2_to_the_53():
     assert mechanism().noise_stddev(2**32 - 1, 3) > 0.0
-    with pytest.raises(ValueError, match="fewer than 2\^32 rows for exact sums"):
+    with pytest.raises(ValueError, match=r"fewer than 2\^32 rows for exact sums"):
         mechanism().noise_stddev(2**32, 3)
 
 

@@ -100,7 +100,7 @@ BAD = {
     "unknown": (
         {"mechanism": UnknownByPrior(1.0, K)},
         ValueError,
-        "UnknownByPrior takes priors but does not define its channel",
+        "does not define its channel",
     ),
     "class": ({"noisy": [0, 4]}, ValueError, "noisy_labels must lie in"),
     "number": ({"noisy": [0.5, 1.0]}, TypeError, "noisy_labels must be integers"),

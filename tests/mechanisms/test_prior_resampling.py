@@ -222,7 +222,7 @@ def test_threshold_refuses_priors_with_a_smaller_entry():
         (
             {"resampling_probability": 0.0},
             ValueError,
-            r"in \(0, 1\], got 0: with 0 every true label",
+            r"in \(0, 1\], got 0: with 0",
         ),
         ({"resampling_probability": float("nan")}, ValueError, r"in \(0, 1\], got nan"),
         ({"resampling_probability": "1"}, TypeError, r"number in \(0, 1\], got str"),
