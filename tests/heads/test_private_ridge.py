@@ -316,3 +316,14 @@ def test_little_budget_goes_to_few_directions():
     assert found[0] < found[1] < found[2] <= 10
     plain = PrivateRidge(0.1, 1e-6, num_classes=2, penalty=16.0, insecure_seed=0, spread=False)
     assert plain.fit(x, y).num_directions_ == 10
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_a_prior_before_the_spread_has_the_scale_of_the_columns(seed):
+    """At little budget the weights go to the one column that matters."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 2, 4000)
+    x = rng.normal(size=(4000, 40)) * np.geomspace(10.0, 0.05, 40)
+    x[:, 0] += 10.0 * (2 * y - 1)
+    one = PrivateRidge(0.3, 1e-6, num_classes=2, insecure_seed=seed, spread=True).fit(x, y)
+    assert np.corrcoef(one.decision_function(x).ravel(), x[:, 0])[0, 1] > 0.96
