@@ -571,7 +571,7 @@ BUILDERS |= {
     "mechanisms.HistogramMechanism": lambda put: mechanisms.HistogramMechanism(
         1.0, values=put("values", (0.0, 1.0))
     ),
-    "mechanisms.Priors.of": lambda put: mechanisms.Priors.of(put("given", HALF)),
+    "mechanisms.Priors.of": lambda put: mechanisms.Priors.of(put("priors", HALF)),
     "mechanisms.RROnBins": lambda put: mechanisms.RROnBins(
         1.0,
         inputs=put("inputs", (0.0, 1.0)),

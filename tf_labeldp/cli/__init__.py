@@ -213,7 +213,7 @@ def _verb(verbs: Any, name: str, run: str, check: Any = None, **texts: str) -> A
 
 def _add_recommend(verbs: Any) -> None:
     add = _verb(
-        verbs, "recommend", "_verbs.recommend",
+        verbs, "recommend", "_verbs.run_recommend",
         help="print the method that was best at this epsilon",
         description="Prints the choice of PrivateClassifier for data of this kind, its reason and "
         "the measurements behind it, before any label is read.",
@@ -241,7 +241,7 @@ def _add_audit(verbs: Any) -> None:
 
 def _add_report(verbs: Any) -> None:
     add = _verb(
-        verbs, "report", "_verbs.report",
+        verbs, "report", "_verbs.run_report",
         help="report all releases of a label set and their epsilon",
         description="Reads a label store, without its labels, and writes report.html and "
         "report.json: releases, spending over time, the rest of the budget, assumptions by who "
@@ -259,7 +259,7 @@ def _add_report(verbs: Any) -> None:
 
 def _add_verify(verbs: Any) -> None:
     add = _verb(
-        verbs, "verify", "_verbs.verify",
+        verbs, "verify", "_verbs.run_verify",
         help="compare a published file with its statement",
         description="Checks that noisy labels or a model are as they were written, and that their "
         "receipts add up to their statement. The exit code is 1 if something is wrong.",
@@ -274,7 +274,7 @@ def _add_verify(verbs: Any) -> None:
 
 def _add_forget(verbs: Any) -> None:
     add = _verb(
-        verbs, "forget", "_verbs.forget",
+        verbs, "forget", "_verbs.run_forget",
         help="erase the labels' traces in a store, and keep its account",
         description="Erases the draws, the key and the salted digest of the labels in a store. "
         "The account stays, for tf-labeldp report and for the other stores of a project. "
@@ -286,7 +286,7 @@ def _add_forget(verbs: Any) -> None:
 
 def _add_train(verbs: Any) -> None:
     add = _verb(
-        verbs, "train", "_train.run", check=_check_train,
+        verbs, "train", "_train.run_train", check=_check_train,
         help="train a model on private labels, chosen for the data",
         description="Trains the choice of PrivateClassifier or PrivateRegressor for a table, or "
         "for images and a table of their labels, and writes a folder: model.keras, its statement "
@@ -315,7 +315,7 @@ def _add_train(verbs: Any) -> None:
 
 def _add_demo(verbs: Any) -> None:
     add = _verb(
-        verbs, "demo", "_demo.run",
+        verbs, "demo", "_demo.run_demo",
         help="train with and without label privacy and compare",
         description="Trains a small Keras model without privacy (NOT PRIVATE, for comparison), "
         "with LP-1ST (randomized response), LP-2ST (two stages, RRWithPrior), DP-SGD and the "
@@ -342,7 +342,7 @@ def _add_demo(verbs: Any) -> None:
 
 def _add_randomize(verbs: Any) -> None:
     add = _verb(
-        verbs, "randomize", "_randomize.run", check=_check_randomize,
+        verbs, "randomize", "_randomize.run_randomize", check=_check_randomize,
         help="draw noisy labels for CSV or Parquet tables",
         description="Draws one noisy label for each label of CSV or Parquet tables, and writes "
         "them with the row ids, without the labels, next to a privacy statement, "

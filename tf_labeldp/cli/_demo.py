@@ -85,8 +85,8 @@ class Data(NamedTuple):
     class_names: tuple[str, ...]  # K names, in the order of the codes
 
 
-def run(args: argparse.Namespace) -> int:
-    data = load(args.data, args.data_dir)
+def run_demo(args: argparse.Namespace) -> int:
+    data = load_data(args.data, args.data_dir)
     if len(data.y_train) < 10 or not len(data.y_test):
         raise CommandError(f"{data.name} has too few examples for the demo")
     prepare(args.output)
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     )
     load_tensorflow()
     training = _Training(data, args.epochs, args.insecure_seed)
-    report = Report(args.output, data, seeded=args.insecure_seed is not None)
+    report = DemoReport(args.output, data, seeded=args.insecure_seed is not None)
     runs: list[tuple[str, float | None]] = [("non-private", None)]
     runs += [(method, epsilon) for epsilon in sorted(set(args.epsilons)) for method in METHODS]
     with tqdm(runs, unit=" models", disable=None, leave=False) as bar:
@@ -119,7 +119,7 @@ def title_of(method: str, epsilon: float | None) -> str:
     return f"{method} (NOT PRIVATE)" if epsilon is None else f"{method}, epsilon {epsilon:g}"
 
 
-def load(name: str, folder: pathlib.Path | None = None) -> Data:
+def load_data(name: str, folder: pathlib.Path | None = None) -> Data:
     """Returns scikit-learn's digits, or the data set in ``folder/name.npz``.
 
     The split of the digits, 1,437 for training and 360 for the test, does not look at labels.
@@ -266,7 +266,7 @@ def prepare(folder: pathlib.Path) -> None:
         ) from error
 
 
-class Report:
+class DemoReport:
     """Writes each result as it comes, so that a demo that is stopped leaves consistent files."""
 
     def __init__(self, folder: pathlib.Path, data: Data, *, seeded: bool) -> None:
@@ -403,7 +403,7 @@ class Report:
         )
 
 
-def _draw(report: Report) -> str:
+def _draw(report: DemoReport) -> str:
     try:
         from matplotlib.figure import Figure  # draws with Agg, needs no display
     except ImportError:
@@ -417,7 +417,7 @@ def _draw(report: Report) -> str:
     return f"Plot: {path}"
 
 
-def _draw_accuracy(axes: Any, report: Report) -> None:
+def _draw_accuracy(axes: Any, report: DemoReport) -> None:
     epsilons = report.epsilons
     [best] = report.accuracies("non-private")
     axes.axhline(best, color="black", linestyle="--", label="non-private (NOT PRIVATE)")
@@ -437,7 +437,7 @@ def _draw_accuracy(axes: Any, report: Report) -> None:
     axes.legend(loc="best")
 
 
-def _draw_channel(figure: Any, axes: Any, report: Report) -> None:
+def _draw_channel(figure: Any, axes: Any, report: DemoReport) -> None:
     """Draws the channel of RRWithPrior under the prior that a trained model has for one example."""
     names = report.data.class_names
     epsilon = report.epsilons[(len(report.epsilons) - 1) // 2]

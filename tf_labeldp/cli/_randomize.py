@@ -44,7 +44,7 @@ _PATIENCE = 2.0
 """Seconds until the first line of progress."""
 
 
-def run(args: argparse.Namespace) -> int:
+def run_randomize(args: argparse.Namespace) -> int:
     jobs = args.jobs or pa.cpu_count()
     files, several = _tables.find_files(args.input)
     with ThreadPoolExecutor(jobs) as pool:

@@ -18,7 +18,7 @@ from tf_labeldp.vault import LabelStoreError, PrivateLabels
 from tf_labeldp.vault.store import budget_for_store
 
 
-def run(args: argparse.Namespace) -> int:
+def run_train(args: argparse.Namespace) -> int:
     if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
         raise CommandError(f"--output {args.output} is there and not empty; give a new folder")
     table = _read(args.input)

@@ -7,7 +7,7 @@ import argparse
 from tf_labeldp.cli._console import CommandError, explained, load_tensorflow, say
 
 
-def recommend(args: argparse.Namespace) -> int:
+def run_recommend(args: argparse.Namespace) -> int:
     from tf_labeldp.front_door import recommend
 
     say(str(recommend(args.epsilon, args.examples, args.kind)))
@@ -34,7 +34,7 @@ def audit(args: argparse.Namespace) -> int:
     return int(found.refutes)
 
 
-def report(args: argparse.Namespace) -> int:
+def run_report(args: argparse.Namespace) -> int:
     from tf_labeldp.dossier import report
     from tf_labeldp.vault import LabelStoreError
 
@@ -53,7 +53,7 @@ def report(args: argparse.Namespace) -> int:
     return int(wrong or any(audit["refutes"] for audit in found.content["audits"]))
 
 
-def verify(args: argparse.Namespace) -> int:
+def run_verify(args: argparse.Namespace) -> int:
     from tf_labeldp.dossier import verify
     from tf_labeldp.vault import LabelStoreError
 
@@ -64,7 +64,7 @@ def verify(args: argparse.Namespace) -> int:
     return int(bool(found.problems))
 
 
-def forget(args: argparse.Namespace) -> int:
+def run_forget(args: argparse.Namespace) -> int:
     from tf_labeldp.vault import LabelStoreError, forget
 
     if not args.yes:

@@ -186,7 +186,7 @@ def table_columns(table: Any) -> dict[Any, np.ndarray]:
         table = collected(table)
     columns = _columns_of(table)
     if columns is None:
-        matrix: Any = _side_by_side(parts_of(table)) if _is_several(table) else table
+        matrix: Any = _side_by_side(input_parts(table)) if _is_several(table) else table
         matrix = matrix.toarray() if _is_sparse(matrix) else np.asarray(matrix)
         if matrix.ndim != 2:
             raise TypeError(
@@ -218,7 +218,7 @@ def column_names(inputs: Any) -> tuple[str, ...] | None:
     return found if found and all(isinstance(name, str) for name in found) else None
 
 
-def parts_of(inputs: Any) -> list[Any]:
+def input_parts(inputs: Any) -> list[Any]:
     """Returns the columns of a table, the parts of a tuple of arrays, or the inputs alone."""
     columns = _columns_of(inputs)
     if columns is not None:
@@ -243,7 +243,7 @@ def as_rows(part: Any) -> Any:
     if _is_frame(part) or _is_structured(part):
         array = np.asarray(part)
         # An array of objects or records would keep the columns' dtypes apart.
-        return _side_by_side(parts_of(part)) if array.dtype.kind in "OV" else array
+        return _side_by_side(input_parts(part)) if array.dtype.kind in "OV" else array
     if isinstance(part, (list, tuple)):
         part = np.asarray(part)
     elif hasattr(part, "to_numpy"):
@@ -441,7 +441,7 @@ def _features_of(inputs: Any, encoder: Any, flatten: bool = False) -> Any:
 def _as_matrix(inputs: Any, flatten: bool) -> Any:
     """Returns numbers (n, d): an array, copied only if needed, or a CSR matrix."""
     if isinstance(inputs, Mapping) or _is_several(inputs):
-        rows = _side_by_side(parts_of(inputs))
+        rows = _side_by_side(input_parts(inputs))
     else:
         rows = as_rows(inputs)
         rows = rows if _is_sparse(rows) else all_rows(rows)

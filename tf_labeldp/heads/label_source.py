@@ -19,7 +19,7 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, PrivacyBudget, PublicInput
 from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_receipts, standing
-from tf_labeldp.features.reader import all_rows, as_rows, parts_of
+from tf_labeldp.features.reader import all_rows, as_rows, input_parts
 from tf_labeldp.mechanisms import AggregateMechanism
 from tf_labeldp.vault import LabelKind, PrivateLabels
 from tf_labeldp.vault.label_kinds import label_kind
@@ -209,7 +209,7 @@ def _sparse_digests(rows: Any) -> np.ndarray:
 def raw_digests(inputs: Any) -> np.ndarray | None:
     """Returns row digests for inputs of any kind except data sets; None without rows."""
     try:
-        found = parts_of(inputs)
+        found = input_parts(inputs)
         if len(found) == 1 and hasattr(found[0], "tocsr") and found[0].dtype.kind in "biuf":
             return _sparse_digests(as_rows(found[0]))
         parts = [_as_numbers(part) for part in found]

@@ -60,11 +60,11 @@ class Use(NamedTuple):
     key: str
 
 
-class History(tuple[Use, ...]):
+class UseHistory(tuple[Use, ...]):
     """The uses of a vault, in order: prints as a table, and is one for ``pandas.DataFrame``.
 
     Example:
-        >>> print(History([Use("2026-01-01T00:00:00", "a draw", 10, 0.5, 0.5, "me", "first")]))
+        >>> print(UseHistory([Use("2026-01-01T00:00:00", "a draw", 10, 0.5, 0.5, "me", "first")]))
         when                 examples   epsilon    so far  who  what
         2026-01-01T00:00:00        10       0.5       0.5  me   a draw (first)
     """
@@ -354,7 +354,7 @@ class Ledger:
             found[max(self._composed(history).epsilon for history in histories)] += count
         return sorted(found.items())
 
-    def history(self) -> History:
+    def history(self) -> UseHistory:
         """Returns the uses in order; like uses that follow each other are one line."""
         with self.turn():
             records = [record for record in self.records if record.receipt or record.budget]
@@ -378,7 +378,7 @@ class Ledger:
             what += ", which came along" if use.labels != self.label_set else ""
             key = "" if more or use.key.startswith(UNNAMED) else use.key
             uses.append(Use(use.time, what, use.num_examples, alone, spent, use.actor, key))
-        return History(uses)
+        return UseHistory(uses)
 
     def _composed(self, history: CountedCharges, more: Sequence[Charge] = ()) -> PrivacyGuarantee:
         counts = Counter(dict(history))

@@ -33,7 +33,7 @@ from tf_labeldp.vault._draws import Draws, Sealed, in_words, noisy_labels
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_release
 from tf_labeldp.vault.keyed_draws import KeyedDraws
 from tf_labeldp.vault.label_kinds import Classes, LabelKind, label_kind
-from tf_labeldp.vault.ledger import History, Ledger
+from tf_labeldp.vault.ledger import Ledger, UseHistory
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic
 from tf_labeldp.vault.store import LabelStore
 
@@ -612,7 +612,7 @@ class PrivateLabels:
             stated = dataclasses.replace(stated, num_units=len(self._sealed) or None)
         return stated
 
-    def history(self) -> History:
+    def history(self) -> UseHistory:
         """Returns the uses so far in order; like uses that follow each other are one line.
 
         It prints as a table. Each use has ``time`` (UTC), ``what``, ``examples`` (their number),
