@@ -87,6 +87,7 @@ class ALIBILoss(NoisyLabelLoss):
         return cls(mechanism.noise, mechanism.scale, **options)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Returns the unreduced loss (batch,)."""
         check_rows(y_true, y_pred, "Train on the rows that tf_labeldp.mechanisms.ALIBI releases.")
         if y_pred.shape[1] < 2:
             raise ValueError("y_pred must hold scores of at least two classes, got one.")

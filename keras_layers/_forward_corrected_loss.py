@@ -66,6 +66,7 @@ class ForwardCorrectedLoss(NoisyLabelLoss):
         self.transition_matrix = _checked_matrix(transition_matrix)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Returns the unreduced loss (batch,)."""
         matrix = self.transition_matrix
         _check_shapes(y_true, y_pred, *matrix.shape)
         y_pred = upcast(y_pred)
@@ -96,6 +97,7 @@ class ForwardCorrectedLoss(NoisyLabelLoss):
         return ops.where(valid, losses, float("nan")) if label_ids else losses
 
     def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor, the matrix as nested lists."""
         return {"transition_matrix": self.transition_matrix.tolist(), **super().get_config()}
 
 

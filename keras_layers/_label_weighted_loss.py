@@ -82,6 +82,7 @@ class LabelWeightedLoss(NoisyLabelLoss):
         self._base_function = _base_function(base, from_logits)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Returns the unreduced loss (batch,)."""
         hint = "Turn noisy labels into weights first, with tf_labeldp.estimation.debiased."
         check_rows(y_true, y_pred, hint)
         y_pred = upcast(y_pred)
@@ -93,6 +94,7 @@ class LabelWeightedLoss(NoisyLabelLoss):
         return -ops.sum(weights * log_probabilities(y_pred, self.from_logits), axis=-1)
 
     def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor; a ``base`` that is no name is serialized."""
         base = self.base
         if not isinstance(base, str):
             base = keras.saving.serialize_keras_object(base)
@@ -100,6 +102,7 @@ class LabelWeightedLoss(NoisyLabelLoss):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "LabelWeightedLoss":
+        """Returns the loss of a config."""
         base = config.get("base")
         if isinstance(base, dict):
             config = {**config, "base": keras.saving.deserialize_keras_object(base)}

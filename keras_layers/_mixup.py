@@ -62,6 +62,7 @@ class Mixup(keras.layers.Layer):
         self.seed_generator = keras.random.SeedGenerator(seed)
 
     def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> tuple[Any, Any]:
+        """Returns the pair ``(x, y)``, mixed in training."""
         x, y = _checked_pair(inputs)
         if not training or self.alpha == 0.0:
             return x, y

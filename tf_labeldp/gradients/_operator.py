@@ -91,6 +91,7 @@ class GradientOperator:
 
     @property
     def losses(self) -> tf.Tensor:
+        """The losses (n, K) themselves, in ``dtype``."""
         return tf.cast(self._values, self.dtype)
 
     @property

@@ -20,7 +20,7 @@ _LEAST_EPSILON = {"laplace": integer_noise.MIN_EPSILON, "gaussian": 1e-3}
 _LARGEST_EPSILON = 1e6
 _LAPLACE_UNIT = integer_noise.MAX_STEPS // 2
 _FINEST_UNIT = 1 << 40
-"""Grid steps per unit; so many put sigma above ``MAX_SIGMA`` at every epsilon allowed here."""
+"""Grid steps per unit, which put sigma above ``MAX_SIGMA`` at every epsilon allowed here."""
 
 
 @dataclasses.dataclass(frozen=True)

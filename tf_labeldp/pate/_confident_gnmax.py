@@ -93,6 +93,7 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
         self._scale(self._answer_sensitivity)  # raises where the grid is too coarse or too fine
 
     def dp_event(self) -> DpEvent:
+        """Returns the event of all checks and answers: one Gaussian release."""
         return gaussian_event(gaussian_sigma(self.epsilon, self.delta, 1.0))
 
     @property

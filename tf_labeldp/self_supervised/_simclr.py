@@ -99,6 +99,7 @@ class SimCLR(Learner):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Any:
+        """Returns the NT-Xent loss of the projections."""
         made = y_pred if training else self(x, training=True)
         rows = ops.normalize(made, axis=-1)
         size = ops.shape(rows)[0]

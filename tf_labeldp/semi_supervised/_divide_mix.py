@@ -148,6 +148,7 @@ class DivideMix(Learner):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Any:
+        """Returns the sum of both networks' losses."""
         if not isinstance(y_pred, list):
             return ops.mean(keras.losses.categorical_crossentropy(y, y_pred))
         if not isinstance(y_pred[0], tuple):

@@ -140,6 +140,7 @@ class FixMatch(Learner):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Any:
+        """Returns the compiled loss of the noisy labels plus that of the pseudo-labels."""
         made = y_pred if isinstance(y_pred, dict) else {"labelled": y_pred}
         loss = super().compute_loss(x, y, made["labelled"], sample_weight, training)
         if "mask" not in made:

@@ -99,6 +99,7 @@ class DenoisedQuery:
         contract.register(DenoisedQuery)
 
     def initial_global_state(self) -> _GlobalState:
+        """Returns the states of the inner query and of the denoiser."""
         denoiser = self._denoiser.initial_state(self._shapes())
         return _GlobalState(self._query.initial_global_state(), denoiser)
 
@@ -110,6 +111,7 @@ class DenoisedQuery:
         return self._query.derive_sample_params(global_state.inner)
 
     def derive_metrics(self, global_state: Setting[_GlobalState]) -> OrderedDict[str, Any]:
+        """Returns the metrics of the inner query."""
         return self._query.derive_metrics(global_state.inner)
 
     initial_sample_state = _of_inner_query("initial_sample_state")

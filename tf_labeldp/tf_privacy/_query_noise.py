@@ -170,6 +170,7 @@ class QueryNoise(NoiseMechanism):
         ], state
 
     def dp_event(self, sampling_probability: float, steps: int) -> Any:
+        """Returns the event of some steps; None for a tree."""
         if self._is_tree:
             return None
         return dp_sgd_event(self.noise_multiplier, sampling_probability, steps)
@@ -217,6 +218,7 @@ class QueryNoise(NoiseMechanism):
         return PrivacyGuarantee(epsilon, delta, assumptions=assumptions, seeded=self.seeded)
 
     def assumptions(self) -> tuple[Assumption, ...]:
+        """Returns the assumptions of a statement about this noise, beyond its event."""
         if not self._is_tree:
             text = (
                 "TensorFlow's generator made this noise (a GaussianSumQuery of TF Privacy, not the "
@@ -231,6 +233,7 @@ class QueryNoise(NoiseMechanism):
         return (Assumption("generator-unpredicted", "machines", text),)
 
     def get_config(self) -> dict[str, Any]:
+        """Returns every constructor argument; the query as its class and its numbers."""
         return {"query": {"class": type(self.query).__name__, **self._numbers}}
 
     @classmethod

@@ -91,6 +91,7 @@ class NoOp(Denoiser):
     def denoise(
         self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Setting[Any]
     ) -> Denoised:
+        """Returns the gradients."""
         return gradients, state, {}
 
 
@@ -131,6 +132,7 @@ class SelfSpan(Denoiser):
     def denoise(
         self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Setting[Any]
     ) -> Denoised:
+        """Returns the projection onto the span, and its residual."""
         found = project_onto_span(
             GradientOperator(vertices.losses, vertices.variables, products=self.products),
             gradients,

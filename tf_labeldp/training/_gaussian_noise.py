@@ -83,6 +83,7 @@ class NoiseMechanism(abc.ABC):
         return None
 
     def assumptions(self) -> tuple[Assumption, ...]:
+        """Returns the assumptions of a statement about this noise."""
         return ()
 
     def get_config(self) -> dict[str, Any]:
@@ -145,10 +146,12 @@ class GaussianNoise(NoiseMechanism):
     seeded: bool = fixed("_seeded", "Whether the noise can be repeated.")
 
     def begin(self) -> None:
+        """Takes a new key for the noise of the device."""
         if self.source == "device":
             self._device.new_key()
 
     def dp_event(self, sampling_probability: float, steps: int, clipping: str = "norm") -> Any:
+        """Returns the event of DP-SGD with this noise, and this clipping."""
         return dp_sgd_event(self.noise_multiplier, sampling_probability, steps, clipping)
 
     def assumptions(self) -> tuple[Assumption, ...]:
@@ -162,6 +165,7 @@ class GaussianNoise(NoiseMechanism):
     def add_noise(
         self, clipped_sum: list[tf.Tensor], l2_norm_clip: float, state: Setting[Any]
     ) -> tuple[list[tf.Tensor], Any]:
+        """Returns the sum with Gaussian noise, in ``float32``; there is no state."""
         shapes = [tf.shape(part) for part in clipped_sum]
         flat = tf.concat([tf.reshape(part, [-1]) for part in clipped_sum], 0)
         scale = self.noise_multiplier * l2_norm_clip

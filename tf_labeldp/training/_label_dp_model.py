@@ -152,10 +152,12 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         super().__init__(*args, **kwargs)
 
     def written_receipts(self) -> bytes:
+        """Returns the receipts, as they are written next to the weights."""
         noted = [place for place, layer in enumerate(layers_of(self)) if history_of(layer)]
         return receipts_to_bytes(public_input(self).receipts, layers=noted)
 
     def read_receipts(self, content: bytes, *, of_checkpoint: bool = False) -> None:
+        """Adds the receipts of a file to those of the model."""
         receipts, data = receipts_from_bytes(content)
         attach_from_file(self, receipts, data.get("layers"))
 
@@ -220,6 +222,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         self._spending = Spending(self, optimizer, self._guard)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles a loaded model as it was when saved."""
         settings = keras.saving.deserialize_keras_object(config)
         self.compile(**settings)
         if self.built:
@@ -379,6 +382,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             raise RuntimeError("the optimizer was exchanged without compile. Call model.compile.")
 
     def make_train_function(self, force: bool = False) -> Any:
+        """Makes the function that takes steps; see ``keras.Model``."""
         if self.train_function is None or force:
             super().make_train_function(force=True)
             self.train_function = self._guard.taking_turns(self.train_function, self.optimizer)
@@ -509,6 +513,7 @@ class PrivacySpent(keras.callbacks.Callback):
         self.delta, self.target_epsilon, self.verbose = delta, target_epsilon, verbose
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Checks that the first epoch stays within the target."""
         if not isinstance(self.model, LabelDPModel):
             raise TypeError(f"PrivacySpent needs a LabelDPModel, got {type(self.model).__name__}.")
         after = self._after_another()
@@ -519,6 +524,7 @@ class PrivacySpent(keras.callbacks.Callback):
             )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Prints the epsilon spent; stops if another epoch would exceed the target."""
         spent = self.model.guarantee(self.delta)
         if logs is not None:
             logs["epsilon"] = spent.epsilon
@@ -531,8 +537,10 @@ class PrivacySpent(keras.callbacks.Callback):
         return self.model.guarantee_after_next_epoch(self.delta).epsilon
 
     def get_config(self) -> dict[str, Any]:
+        """Returns every constructor argument."""
         return {name: getattr(self, name) for name in ("delta", "target_epsilon", "verbose")}
 
     @classmethod
     def from_config(cls, config: Setting[dict[str, Any]]) -> PrivacySpent:
+        """Returns the callback that ``get_config`` described."""
         return cls(**config)

@@ -144,15 +144,18 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
 
     @property
     def noise_multiplier(self) -> float:
+        """Standard deviation of one step's noise over ``l2_norm_clip``."""
         return self.noise.noise_multiplier
 
     def dp_event(self, sampling_probability: float, steps: int) -> Any:
+        """Returns the event of some steps, as ``NoiseMechanism.dp_event`` does."""
         if self.clipping == "norm":
             return self.noise.dp_event(sampling_probability, steps)
         noise = cast(GaussianNoise, self.noise)  # as _check_by_distance has it
         return noise.dp_event(sampling_probability, steps, self.clipping)
 
     def build(self, variables: list[Any]) -> None:
+        """Makes the variables of the inner optimizer, the noise and the denoiser."""
         if self.built:
             return
         self.inner_optimizer.build(variables)
@@ -174,6 +177,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
 
     @property
     def variables(self) -> list[Any]:
+        """The optimizer's variables and those of the inner one."""
         return [*self._variables, *self.inner_optimizer.variables]
 
     @property
@@ -188,6 +192,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
 
     @property
     def iterations(self) -> Any:
+        """Number of steps taken."""
         return self.inner_optimizer.iterations
 
     def add_noise(self, clipped_sum: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -200,6 +205,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
     def denoise(
         self, gradients: list[tf.Tensor], vertices: Setting[Any]
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
+        """Returns the denoised gradients, and scalars to report."""
         state = _values(self._denoiser_state)
         denoised, after, report = self.denoiser.denoise(gradients, vertices, state)
         _assign(self._denoiser_state, after)
@@ -219,6 +225,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         return coordinates
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Applies noisy gradients; raises for any others."""
         if not isinstance(grads, NoisyGradients):
             self._refuse()
         if not self.built:
@@ -226,6 +233,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         self.inner_optimizer.apply(list(grads), trainable_variables)
 
     def _refuse(self, *unused: Setting[Any], **also_unused: Setting[Any]) -> NoReturn:
+        """Raises: gradients come from ``LabelDPModel`` alone."""
         raise RuntimeError(
             "LabelDPOptimizer got gradients that are not clipped and noised; training with them "
             "would not be private. Use it in a tf_labeldp.LabelDPModel: "
@@ -239,9 +247,11 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
     apply_gradients = update_step = stateless_apply = scale_loss = _refuse
 
     def finalize_variable_values(self, var_list: Any) -> None:
+        """Sets the variables to their moving averages where the inner optimizer keeps them."""
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def get_config(self) -> dict[str, Any]:
+        """Returns every constructor argument."""
         config = {name: getattr(self, name) for name in (*_OBJECTS, *_NUMBERS, *_SPEED, "name")}
         for name in _OBJECTS:
             config[name] = keras.saving.serialize_keras_object(config[name])
@@ -249,6 +259,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> LabelDPOptimizer:
+        """Returns the optimizer that ``get_config`` described."""
         objects = {
             name: keras.saving.deserialize_keras_object(config[name], custom_objects=custom_objects)
             for name in _OBJECTS

@@ -328,6 +328,7 @@ class MultiStageTraining(CountedTraining):
         super().set_model(model)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Checks the model and the number of epochs."""
         self._first_epoch = True
         asked = self.params.get("epochs")
         if asked != self.epochs:
@@ -368,6 +369,7 @@ class MultiStageTraining(CountedTraining):
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Enters the stage of this epoch, or resumes inside it."""
         stage = self._plan.stage_of(epoch)
         begins = epoch == self._plan.starts[stage]
         if self._first_epoch and epoch > 0:

@@ -134,10 +134,12 @@ class GaussNewton:
         return [tf.where(tf.math.is_finite(part), part, 0.0) for part in gradients], tables
 
     def get_config(self) -> dict[str, Any]:
+        """Returns every constructor argument."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_config(cls, config: Setting[dict[str, Any]]) -> GaussNewton:
+        """Returns the preconditioner that ``get_config`` described."""
         return cls(**config)
 
 
