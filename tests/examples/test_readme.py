@@ -17,7 +17,7 @@ BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```", re.M | re.S)
 # Each by itself, with words that it prints; the blocks of engines need those.
 ALONE = {
     "privacy.md": ["quoted 0.73, at least 1.4", "NOT PRIVATE: seeded", "True\nTrue\n"],
-    "report.md": ["2.0", "True True\n"],
+    "report.md": ["2.0", "\nTrue\n"],
     "scale.md": [],
     "start.md": ["(1, 1e-05)-label-DP", "at epsilon 1", "(0.9, 0)-label-DP"],
     "extend.md": [
