@@ -56,8 +56,6 @@ PRIVATE_IMPORTS = {
     "keras_layers._released_dense": 4,
     # The search of neighbours is smoothing's; SCAN needs its ids alone.
     "features._neighbour_smoothing": 1,
-    # Losses of bins: LabelRandomizer compares its methods by the loss that they are made for.
-    "mechanisms._losses": 1,
 }
 
 # The most lines of each part, with its docstrings; "" is the front.

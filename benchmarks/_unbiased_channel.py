@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.mechanisms import ChannelMechanism, _losses
+from tf_labeldp.mechanisms import ChannelMechanism, bin_losses
 
 _MAX_VALUES = 64
 _GRID = 101
@@ -33,7 +33,7 @@ def unbiased_channel(
     values: Any,
     probabilities: Any,
     epsilon: float,
-    loss: _losses.Loss = "squared_error",
+    loss: str = "squared_error",
     output_range: tuple[float, float] | None = None,
 ) -> ChannelMechanism:
     """Returns the channel of least expected loss with E[output | label = v] = v for every value v.
@@ -66,7 +66,7 @@ def unbiased_channel(
         values: the possible labels, finite, strictly increasing, (k,), k at most 64.
         probabilities: their prior, (k,), sums to one (tolerance 1e-4).
         epsilon: finite and above zero.
-        loss: ``"squared_error"``, ``"absolute_error"``, ``"poisson"``, or ``loss(y_hat, y)``.
+        loss: ``"squared_error"``, ``"absolute_error"`` or ``"poisson"``.
         output_range: the range of the outputs; None for the default.
 
     Raises:
@@ -82,7 +82,7 @@ def unbiased_channel(
     epsilon = _validate.positive_finite("epsilon", epsilon)
     values = _validate.increasing_numbers("values", values)
     prior = _validate.prior_rows("probabilities", probabilities, 1, values.size)[0]
-    _losses.check_domain(_losses.checked_loss(loss), float(values[0]))
+    bin_losses.checked_loss(loss, float(values[0]))
     if values.size > _MAX_VALUES:
         raise ValueError(
             f"an unbiased channel takes at most {_MAX_VALUES} values, got {values.size}: the time "
@@ -104,11 +104,6 @@ def unbiased_channel(
             )
         except (_NotSolved, ValueError):  # infeasible, or repaired into a channel that is refused
             continue
-    if not np.all(np.isfinite(_losses.loss_values(loss, np.array(least)[:, np.newaxis], values))):
-        raise ValueError(
-            "the linear program for an unbiased channel was not solved. Widen output_range, and "
-            f"check that the loss is finite for outputs in [{chosen[0]:g}, {chosen[1]:g}]."
-        )
     # Randomized response on the two ends that are needed at least: private and unbiased, always.
     up = (values - least[0]) / (least[1] - least[0])
     return ChannelMechanism(
@@ -124,7 +119,7 @@ def _optimum(
     values: np.ndarray,
     prior: np.ndarray,
     epsilon: float,
-    loss: _losses.Loss,
+    loss: str,
     least: tuple[float, float],
     chosen: tuple[float, float],
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -143,7 +138,7 @@ def _optimum(
 
 
 def _ranges(
-    values: np.ndarray, epsilon: float, loss: _losses.Loss, wanted: tuple[float, float] | None
+    values: np.ndarray, epsilon: float, loss: str, wanted: tuple[float, float] | None
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Returns the smallest range of outputs that works, and the one to use."""
     low, high = float(values[0]), float(values[-1])
@@ -177,7 +172,7 @@ def _ranges(
 
 def _distinct(
     grid: np.ndarray,
-    loss: _losses.Loss,
+    loss: str,
     values: np.ndarray,
     prior: np.ndarray,
     ends: tuple[float, float],
@@ -187,7 +182,7 @@ def _distinct(
     apart = np.diff(outputs, prepend=-np.inf) > 1e-9 * (ends[1] - ends[0])
     outputs = outputs[apart]
     possible = values[prior > 0.0]
-    finite = np.isfinite(_losses.loss_values(loss, outputs[:, np.newaxis], possible))
+    finite = np.isfinite(bin_losses.loss_values(loss, outputs[:, np.newaxis], possible))
     return outputs[np.all(finite, axis=1)]
 
 
@@ -195,7 +190,7 @@ def _solve(
     values: np.ndarray,
     prior: np.ndarray,
     epsilon: float,
-    loss: _losses.Loss,
+    loss: str,
     outputs: np.ndarray,
 ) -> np.ndarray:
     """Returns the optimal table (k, m), to the solver's tolerance.
@@ -208,7 +203,7 @@ def _solve(
     k, m, shrink = values.size, outputs.size, math.exp(-epsilon)
     possible = prior > 0.0
     cost = np.zeros((k, m))
-    cost[possible] = prior[possible, np.newaxis] * _losses.loss_values(
+    cost[possible] = prior[possible, np.newaxis] * bin_losses.loss_values(
         loss, outputs, values[possible, np.newaxis]
     )
     cost -= prior[:, np.newaxis] * np.min(cost.sum(axis=0))  # rows sum to one: moves all alike

@@ -30,11 +30,6 @@ def instance(size: int) -> tuple[np.ndarray, np.ndarray]:
     return values, weights / weights.sum()
 
 
-def power(y_hat: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """A callable loss."""
-    return np.abs(y_hat - y) ** 1.5
-
-
 def growth() -> None:
     """Prints the seconds by loss for each of SIZES."""
     print("| k | " + " | ".join(LOSSES) + " | bins | target (squared error) |")
@@ -80,9 +75,7 @@ def main() -> None:
     """Prints and records the tables."""
     with _results.recorded(__file__, "times"):
         growth()
-    values, prior = instance(401)
-    callable_seconds = best_seconds(lambda: optimal_bins(values, prior, EPSILON, power), 1)
-    print(f"\na callable loss at k = 401: {callable_seconds:.2f} s (target 60 s)")
+    print()
     for size in (5000, 20_000):
         values, prior = instance(size)
         peak = peak_bytes(lambda v=values, p=prior: optimal_bins(v, p, EPSILON))

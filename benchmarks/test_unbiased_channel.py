@@ -144,14 +144,13 @@ def test_the_price_of_no_bias(loss):
         assert free < 0.9 * channel.expected_loss(prior, loss)
 
 
-def test_a_callable_and_the_poisson_loss():
+def test_the_poisson_loss():
     values, prior = np.arange(20.0, 26.0), np.full(6, 1 / 6)
-    for loss in ("poisson", lambda y_hat, y: np.abs(y_hat - y) ** 1.5):
-        channel = unbiased_channel(values, prior, 2.0, loss)
-        assert largest_bias(channel) <= 1e-12
-        assert channel.outputs[0] > 0.0
-        by_square = unbiased_channel(values, prior, 2.0, "squared_error")
-        assert channel.expected_loss(prior, loss) <= by_square.expected_loss(prior, loss)
+    channel = unbiased_channel(values, prior, 2.0, "poisson")
+    assert largest_bias(channel) <= 1e-12
+    assert channel.outputs[0] > 0.0
+    by_square = unbiased_channel(values, prior, 2.0, "squared_error")
+    assert channel.expected_loss(prior, "poisson") <= by_square.expected_loss(prior, "poisson")
 
 
 def test_one_value_is_its_own_channel():
@@ -211,10 +210,6 @@ BAD = {
     "poisson-range": (
         bad((10.0, 11.0), loss="poisson", spread=(-1.0, 20.0)),
         r"Poisson loss needs outputs above zero.*Start it between 0 and 9\.4",
-    ),
-    "infinite": (
-        bad(loss=lambda y_hat, y: np.where(y_hat < 0, np.inf, (y_hat - y) ** 2)),
-        "was not solved.*check that the loss is finite",
     ),
 }
 

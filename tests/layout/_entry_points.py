@@ -27,7 +27,7 @@ CONCRETE = frozenset(
     # Numbers of statements, receipts themselves, and what receipts are about.
     "DpEvent Charge Assumption PrivacyGuarantee PrivacyBudget Receipt Receipts LabelSet "
     # Strategies, whose own arguments are walked over where they are public.
-    "Loss _losses Solver Denoiser NoiseMechanism GaussNewton "
+    "Solver Denoiser NoiseMechanism GaussNewton "
     # What a step computes with, results of audits, and a file of a secret.
     "VertexLosses GradientOperator AuditResult LabelInference ReleaseKey".split()
 )

@@ -220,7 +220,7 @@ def test_what_a_statement_rests_on_can_not_be_set() -> None:
 
 
 def test_more_than_a_nonce_has_blocks_for_is_refused() -> None:
-    with pytest.raises(ValueError, match="more than one nonce"):
+    with pytest.raises(ValueError, match="one draw gives at most"):
         step_noise.DeviceNormal(None).draw(2**34 + 1)
 
 

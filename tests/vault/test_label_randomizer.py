@@ -1,4 +1,4 @@
-"""Algorithm 3 of ghazi2023: what it spends, what it hands out, and what it refuses."""
+"""Algorithm 3 of ghazi2023: its cost, its noisy labels, and its errors."""
 
 from __future__ import annotations
 
@@ -83,10 +83,9 @@ def test_the_prior_of_few_labels_has_a_quarter_of_epsilon():
 
 def test_a_split_by_hand():
     vault = make()
-    settings = {"prior_epsilon": 0.3, "max_values": 200, "noise": "laplace"}
+    settings = {"prior_epsilon": 0.3, "max_values": 200}
     made = vault.randomize(LabelRandomizer(1.0, **settings), key="x")
-    stored = vault.mechanism("x/prior")
-    assert isinstance(stored, HistogramMechanism) and stored.noise == "laplace"
+    assert isinstance(vault.mechanism("x/prior"), HistogramMechanism)
     assert spent_on_prior(made) == 0.3 and made.mechanism.epsilon == 0.7
     assert made.priors.values.size == made.priors.probabilities.size == 200
 
@@ -158,9 +157,9 @@ def test_a_total_is_of_its_own_noisy_labels():
         LabelRandomizer(2.0).total,
         LabelRandomizer(1.0, values=(0.0, 400.0), prior=(0.5, 0.5)).total,
     ):
-        with pytest.raises(ValueError, match="not by this LabelRandomizer of epsilon"):
+        with pytest.raises(ValueError, match="drawn by this LabelRandomizer of epsilon"):
             other(make(epsilon=1.0).randomize(LaplaceMechanism(1.0, 0.0, 400.0)))
-    with pytest.raises(ValueError, match="not by this LabelRandomizer of epsilon=2"):
+    with pytest.raises(ValueError, match="drawn by this LabelRandomizer of epsilon=2"):
         LabelRandomizer(2.0).total(made)
     values = tuple(np.linspace(0.0, 400.0, 65))
     known = np.bincount(np.rint(AMOUNTS / 6.25).astype(int), minlength=65) / AMOUNTS.size
@@ -203,15 +202,6 @@ def test_a_name_of_another_draw_is_refused_before_anything_is_paid():
     with pytest.raises(LabelStoreError, match="made with other settings"):
         vault.randomize(LabelRandomizer(1.0), key="x")
     assert vault.guarantee().epsilon == 1.0
-
-
-def test_a_loss_that_is_refused_is_refused_before_anything_is_paid():
-    vault = make()
-    for loss in (lambda y_hat, y: y_hat + 0 * y, lambda y_hat, y: y_hat - y * np.log(y_hat - 5.0)):
-        with np.errstate(invalid="ignore", divide="ignore"):
-            with pytest.raises(ValueError, match=r"Assumption 4|NaN"):
-                vault.randomize(LabelRandomizer(1.0, loss))
-    assert vault.guarantee().epsilon == 0.0
 
 
 def test_a_stored_draw_survives_another_choice_among_equal_medians(tmp_path, monkeypatch):
@@ -267,10 +257,10 @@ def test_bad_arguments_are_refused_at_once():
     for arguments, message in [
         ({"epsilon": 0.0}, "epsilon must be finite and above zero"),
         ({"epsilon": 1.0, "values": (1.0, 0.0)}, "values must be strictly increasing"),
-        ({"epsilon": 1.0, "prior": (0.5, 0.5)}, "needs the values that it belongs to"),
+        ({"epsilon": 1.0, "prior": (0.5, 0.5)}, "needs its values"),
         (
             {"epsilon": 1.0, "prior": (0.5, 0.5), "values": (0, 1), "prior_epsilon": 0.1},
-            "without prior_epsilon",
+            "no prior_epsilon",
         ),
         ({"epsilon": 1.0, "prior": (0.5, 0.6), "values": (0, 1)}, "must sum to one"),
         ({"epsilon": 1.0, "loss": "mse"}, "loss must be one of"),

@@ -13,7 +13,7 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, Private, Public
 from tf_labeldp.accounting.receipts import Receipts
-from tf_labeldp.mechanisms import _losses, classes, random_bits
+from tf_labeldp.mechanisms import bin_losses, classes, random_bits
 from tf_labeldp.mechanisms.base import Frozen, RegressionMechanism, WithoutPriors
 from tf_labeldp.mechanisms.random_bits import Rng
 
@@ -88,18 +88,16 @@ class FiniteMechanism(WithoutPriors, Frozen, RegressionMechanism):
         answer = self._probability(self._rows(labels), place[:, np.newaxis])
         return np.where(is_output[:, np.newaxis], answer, 0.0)
 
-    def expected_loss(
-        self, probabilities: Public[Any], loss: _losses.Loss = "squared_error"
-    ) -> float:
+    def expected_loss(self, probabilities: Public[Any], loss: str = "squared_error") -> float:
         """Returns ``E loss(noisy label, label)`` for labels with these probabilities of inputs."""
-        loss, inputs = _losses.checked_loss(loss), np.asarray(self.inputs)
+        loss, inputs = bin_losses.checked_loss(loss), np.asarray(self.inputs)
         prior = _validate.prior_rows("probabilities", probabilities, 1, inputs.size)[0]
         total = 0.0
         # A loop over outputs keeps the channel of many values out of memory.
         for column, output in enumerate(self.outputs):
             weights = prior * self._probability(np.arange(inputs.size), column)
             used = weights > 0.0  # An impossible pair may have an infinite loss.
-            values = _losses.loss_values(loss, output, inputs[used])
+            values = bin_losses.loss_values(loss, output, inputs[used])
             total += float(np.dot(weights[used], values))
         return total
 
@@ -245,14 +243,7 @@ class ChannelMechanism(FiniteMechanism):
         _ = self._units  # This raises if the table is not epsilon-DP.
 
     def _draw(self, rows: np.ndarray, rng: Rng) -> np.ndarray:
-        drawn = random_bits.uniform_integers(rows.size, rng)
-        thresholds = np.cumsum(self._units, axis=1).astype(np.uint64)
-        columns = np.empty(rows.size, dtype=np.int64)
-        order = np.argsort(rows, kind="stable")
-        for members in np.split(order, np.flatnonzero(np.diff(rows[order])) + 1):
-            ends = thresholds[rows[members[:1]]].ravel()
-            columns[members] = np.searchsorted(ends, drawn[members], side="right")
-        return columns
+        return random_bits.draw_columns(np.cumsum(self._units, axis=1), rows, rng)
 
     def _probability(self, row: np.ndarray, column: np.ndarray | int) -> np.ndarray:
         return self._units[row, column] / float(_UNITS)

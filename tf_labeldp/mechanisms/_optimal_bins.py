@@ -9,9 +9,13 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, public_input
-from tf_labeldp.mechanisms import _losses
 from tf_labeldp.mechanisms._bins import RROnBins
-from tf_labeldp.mechanisms._losses import Loss, SegmentCosts, segment_costs
+from tf_labeldp.mechanisms.bin_losses import (
+    SegmentCosts,
+    checked_loss,
+    loss_values,
+    segment_costs,
+)
 
 SegmentCost = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """The costs of segments [start, end), as ``float64``."""
@@ -22,12 +26,12 @@ _LEAF = 48
 
 
 def optimal_bins(
-    values: Public[Any], probabilities: Public[Any], epsilon: float, loss: Loss = "squared_error"
+    values: Public[Any], probabilities: Public[Any], epsilon: float, loss: str = "squared_error"
 ) -> RROnBins:
     """Returns the RR-on-Bins with the least expected loss under a prior of the labels.
 
-    For losses that meet Assumption 4 of ``ghazi2023``, no epsilon-DP mechanism on these values has
-    a smaller expected loss (Theorem 5), up to rounding and, for a callable, the width of a grid.
+    No epsilon-DP mechanism on these values has a smaller expected loss, up to rounding
+    (``ghazi2023``, Theorem 5).
 
     Guarantee:
         The mechanism is epsilon-DP for every prior; a wrong prior costs accuracy only. The prior
@@ -52,15 +56,13 @@ def optimal_bins(
         probabilities: their probabilities, (k,), with sum one (tolerance 1e-4); zeros are allowed.
         epsilon: finite and above zero.
         loss: ``"squared_error"`` ``(y_hat - y)^2``, ``"absolute_error"`` ``|y_hat - y|``,
-            ``"poisson"`` ``y_hat - y log(y_hat)`` (values of zero or more), or a callable
-            ``loss(y_hat, y)`` on arrays that meets Assumption 4 (up to a term of y alone), with
-            at most 3,500 values; its outputs are searched on a grid of about 2,000 points.
+            or ``"poisson"`` ``y_hat - y log(y_hat)`` (values of zero or more).
 
     Returns:
         The mechanism, whose inputs are the distinct values.
 
     Raises:
-        ValueError: values, probabilities or loss are out of range, or too many for a callable.
+        ValueError: values, probabilities or loss are out of range.
 
     Example:
         >>> mechanism = optimal_bins([0, 1, 2, 3, 100], [0.3, 0.3, 0.2, 0.1, 0.1], epsilon=3.0)
@@ -68,10 +70,9 @@ def optimal_bins(
         ([1.7, 69.4], (0, 0, 0, 0, 1))
     """
     epsilon = _validate.positive_finite("epsilon", epsilon)
-    loss = _losses.checked_loss(loss)
     public = public_input(values, probabilities)
     values, prior = _checked_prior(*public.value)
-    _losses.check_domain(loss, float(values[0]))
+    checked_loss(loss, float(values[0]))
     support = prior > 0.0
     points = values[support]
     costs = segment_costs(loss, points, prior[support], epsilon)
@@ -112,14 +113,14 @@ def _distinct(costs: SegmentCosts, cuts: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _all_bins(
-    values: np.ndarray, points: np.ndarray, outputs: np.ndarray, bins: np.ndarray, loss: Loss
+    values: np.ndarray, points: np.ndarray, outputs: np.ndarray, bins: np.ndarray, loss: str
 ) -> tuple[int, ...]:
     """Returns the bin of every value; a value of probability zero joins the bin of less loss."""
     after = np.minimum(np.searchsorted(points, values), points.size - 1)
     before = np.maximum(np.searchsorted(points, values, side="right") - 1, 0)
     low, high = bins[before], bins[after]
-    if loss == "poisson" or callable(loss):
-        to_low, to_high = (_losses.loss_values(loss, outputs[side], values) for side in (low, high))
+    if loss == "poisson":
+        to_low, to_high = (loss_values(loss, outputs[side], values) for side in (low, high))
     else:  # Distances are halved, since those of huge values overflow.
         to_low, to_high = (np.abs(0.5 * outputs[side] - 0.5 * values) for side in (low, high))
     left = to_low <= to_high

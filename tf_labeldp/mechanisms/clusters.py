@@ -228,16 +228,7 @@ def resample(
     """
     # Every label draws both numbers, so that the draws do not depend on the outcome.
     keep = random_bits.uniform_integers(labels.size, rng).astype(np.int64) < kept[groups]
-    drawn = random_bits.uniform_integers(labels.size, rng).astype(np.int64)
-    # A bisection over all rows together finds the class whose units contain the number.
-    low = np.zeros_like(labels)
-    high = np.full_like(labels, ends.shape[1] - 1)
-    for _ in range((ends.shape[1] - 1).bit_length()):
-        middle = (low + high) // 2
-        beyond = ends[groups, middle] <= drawn
-        low = np.where(beyond, middle + 1, low)
-        high = np.where(beyond, high, middle)
-    return np.where(keep, labels, low)
+    return np.where(keep, labels, random_bits.draw_columns(ends, groups, rng))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -86,6 +86,23 @@ def uniform_below(bounds: np.ndarray, rng: Rng) -> np.ndarray:
     return (drawn % bounds).astype(np.int64)
 
 
+def draw_columns(ends: np.ndarray, rows: np.ndarray, rng: Rng) -> np.ndarray:
+    """Returns a column for each row number (n,), ``int64``.
+
+    ``ends`` (m, K) has the running sums of each row's probabilities in units of 2^-53.
+    """
+    drawn = uniform_integers(rows.size, rng).astype(np.int64)
+    # A bisection over all rows together finds the column whose units contain the number.
+    low = np.zeros(rows.size, dtype=np.int64)
+    high = np.full_like(low, ends.shape[1] - 1)
+    for _ in range((ends.shape[1] - 1).bit_length()):
+        middle = (low + high) // 2
+        beyond = ends[rows, middle] <= drawn
+        low = np.where(beyond, middle + 1, low)
+        high = np.where(beyond, high, middle)
+    return low
+
+
 def flip_threshold(epsilon: float, k: np.ndarray) -> np.ndarray:
     """Returns t (n,) such that ``uniform_integers < t`` is the event "answer another value".
 

@@ -1,4 +1,4 @@
-"""Algorithm 3 of ``ghazi2023``: a private prior is released, and bins chosen by it are drawn."""
+"""Algorithm 3 of ``ghazi2023``: releases a private prior, then draws labels on its best bins."""
 
 from __future__ import annotations
 
@@ -9,49 +9,47 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Private, Public, PublicInput, Setting, public_input
+from tf_labeldp.accounting import Private, Public, PublicInput, public_input
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.estimation import debiased
 from tf_labeldp.estimation.priors import ordered_prior, rounding_grid
 from tf_labeldp.mechanisms import HistogramMechanism, Priors, RROnBins, optimal_bins
-from tf_labeldp.mechanisms._losses import check_domain, checked_loss, segment_costs
 from tf_labeldp.mechanisms.base import Mechanism
+from tf_labeldp.mechanisms.bin_losses import checked_loss
 from tf_labeldp.vault.noisy_labels import NoisyLabels
 from tf_labeldp.vault.private_labels import PrivateLabels, Randomizer
 from tf_labeldp.vault.records import DrawSettingsError
 
 _TIMES_THEOREM_7 = 4.0
-"""Theorem 7 bounds the error of single labels; their mean needs a better prior than these do."""
+"""Theorem 7 bounds the error of single labels; their mean needs a better prior."""
 _SIMULATIONS = 100
-"""Of the standard error of a total, which they leave 7 % off."""
+"""Simulations per total, which leave its standard error 7 % off."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LabelRandomizer(Randomizer):
-    """Turns private numeric labels into one message: a private prior, and noisy labels for it.
+    """Releases a private prior of numeric labels, and draws noisy labels on the best bins for it.
 
     Guarantee:
         (epsilon, 0)-label-DP for the replacement of one label, prior and draw together
-        (``ghazi2023``, Theorem 6): the noisy histogram costs ``prior_epsilon``, the draw the rest,
-        and both are charged to the vault, which refuses before either if they do not fit.
+        (``ghazi2023``, Theorem 6). The noisy histogram costs ``prior_epsilon``, the draw the rest.
+        The vault is charged for both, and refuses before the first if they do not fit.
 
-    Source: ``ghazi2023``, Algorithm 3, with three changes for the error of totals
+    Source: ``ghazi2023``, Algorithm 3, with three changes that reduce the error of totals
     (``benchmarks``): ``prior_epsilon`` is four times that of Theorem 7, ``4 sqrt(k / n)`` for
-    k values and n labels, at most ``epsilon / 4``; the values are closer to each other where
-    amounts are small; and negative counts do not simply become zero, which would move mass into
-    the empty tail.
+    k values and n labels, at most ``epsilon / 4``; values are denser where amounts are small; and
+    negative counts are not just set to zero, which would move mass into the empty tail.
 
     Attributes:
-        epsilon: the whole, finite and above zero.
-        loss: that the bins are optimal for, as for ``optimal_bins``. Take the loss of training.
+        epsilon: the total for prior and draw, finite and above zero.
+        loss: the loss that the bins minimise, as for ``optimal_bins``. Use the training loss.
         prior_epsilon: the part for the prior, below epsilon; None for the rule above.
-        max_values: the largest number of different values. More of them round less and spend more
-            on the prior.
+        max_values: the largest number of distinct values. More values round less and cost more for
+            the prior.
         whole_numbers: whether the labels are counts or other whole numbers.
-        values: the values themselves, from the low end of the labels' range to the high one; None
+        values: the values themselves, from the low end of the label range to the high end; None
             for a grid.
-        prior: known public probabilities of ``values``; then the whole epsilon goes to the draw.
-        noise: of the histogram, ``"discrete_laplace"`` or ``"laplace"``.
+        prior: public probabilities of ``values``; the whole epsilon then goes to the draw.
 
     Raises:
         ValueError: nothing is left for the draw, or the arguments contradict each other.
@@ -66,13 +64,12 @@ class LabelRandomizer(Randomizer):
     """
 
     epsilon: float
-    loss: Setting[Any] = "squared_error"
+    loss: str = "squared_error"
     prior_epsilon: float | None = None
     max_values: int = 64
     whole_numbers: bool = False
     values: Public[tuple[float, ...] | None] = None
     prior: Public[tuple[float, ...] | None] = None
-    noise: str = "discrete_laplace"
     receipts: Receipts = dataclasses.field(default=(), repr=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -80,21 +77,20 @@ class LabelRandomizer(Randomizer):
         values, prior = public.value
         _validate.positive_finite("epsilon", self.epsilon)
         checked_loss(self.loss)
-        HistogramMechanism(self.epsilon, num_classes=2, noise=self.noise)  # checks the noise
         _validate.integer_at_least("max_values", self.max_values, 2)
         if self.prior_epsilon is not None:
             spent = _validate.positive_finite("prior_epsilon", self.prior_epsilon)
             if spent >= self.epsilon:
                 raise ValueError(
                     f"prior_epsilon={spent:g} leaves nothing of epsilon={self.epsilon:g} for the "
-                    "draw. Give it less, or leave it out."
+                    "draw. Lower it, or leave it out."
                 )
         if values is not None:
             values = tuple(_validate.increasing_numbers("values", values).tolist())
         if prior is not None:
             if values is None or self.prior_epsilon is not None:
                 raise ValueError(
-                    "a public prior needs the values that it belongs to, without prior_epsilon."
+                    "a public prior needs its values, and no prior_epsilon. Give values=."
                 )
             prior = tuple(_validate.prior_rows("prior", prior, None, len(values))[0].tolist())
         object.__setattr__(self, "values", values)
@@ -102,14 +98,13 @@ class LabelRandomizer(Randomizer):
         object.__setattr__(self, "receipts", merge_receipts(self.receipts, public.receipts))
 
     def split(self, num_labels: int, low: float, high: float) -> tuple[np.ndarray, float]:
-        """Returns the different values (k,), and the epsilon of their prior (may be zero).
+        """Returns the distinct values (k,) and the epsilon of their prior, zero if it is public.
 
         Args:
-            num_labels: n.
+            num_labels: n, at least 1.
             low: the smallest possible label; the values must reach from it to ``high``.
             high: the largest possible label.
         """
-        num_labels = _validate.integer_at_least("num_labels", num_labels, 1)
         if self.values is None:
             values = rounding_grid(low, high, self.max_values, whole_numbers=self.whole_numbers)
         else:
@@ -123,21 +118,22 @@ class LabelRandomizer(Randomizer):
             return values, 0.0
         if self.prior_epsilon is not None:
             return values, float(self.prior_epsilon)
+        num_labels = _validate.integer_at_least("num_labels", num_labels, 1)
         rule = _TIMES_THEOREM_7 * math.sqrt(values.size / num_labels)
         return values, min(rule, self.epsilon / 4.0)
 
     def total(self, noisy: Public[NoisyLabels], seed: int = 0) -> tuple[float, float]:
         """Returns an estimate of the sum of the true labels, and its standard error.
 
-        The estimate is the sum of ``noisy.debiased()``. The error covers prior and draw, on the
-        bins as they are, by simulation of labels that have the prior's distribution.
+        The estimate is the sum of ``noisy.debiased()``. The error covers prior and draw for these
+        bins; it is simulated on labels that follow the prior.
 
         Guarantee:
             Post-processing of the noisy labels and their prior: no charge.
 
         Args:
             noisy: labels that this randomizer drew.
-            seed: of the simulations.
+            seed: the seed of the simulations.
 
         Raises:
             ValueError: the noisy labels were not drawn by a ``LabelRandomizer`` of this epsilon.
@@ -159,12 +155,12 @@ class LabelRandomizer(Randomizer):
             or not math.isclose(mechanism.epsilon + spent, self.epsilon, rel_tol=1e-9)
         ):
             raise ValueError(
-                f"the noisy labels were drawn by {mechanism!r}, not by this LabelRandomizer of "
-                f"epsilon={self.epsilon:g}. Give those that it drew."
+                f"expected labels drawn by this LabelRandomizer of epsilon={self.epsilon:g}, got "
+                f"labels drawn by {mechanism!r}. Pass what it drew."
             )
         values, shares = np.asarray(prior.values), np.asarray(prior.probabilities)
         used, firsts = np.unique(mechanism.bin_of_input, return_index=True)
-        channel = mechanism.transition_matrix()[firsts]  # a row for each bin
+        channel = mechanism.transition_matrix()[firsts]  # (bins, outputs)
         histogram = self._histogram(values, spent) if spent else None
         rng = np.random.default_rng(seed)
         errors = []
@@ -176,15 +172,16 @@ class LabelRandomizer(Randomizer):
                 estimate = ordered_prior(released, len(noisy), histogram.noise_stddev)
             in_bins = np.bincount(mechanism.bin_of_input, counts)[used]
             outputs = rng.multinomial(in_bins.astype(np.int64), channel).sum(axis=0)
-            worth = debiased(mechanism, mechanism.outputs, Priors(estimate, values=values))
-            errors.append(outputs @ worth - counts @ values)
+            targets = debiased(mechanism, mechanism.outputs, Priors(estimate, values=values))
+            errors.append(outputs @ targets - counts @ values)
         return float(noisy.debiased().sum()), float(np.sqrt(np.mean(np.square(errors))))
 
     def parts(self, labels: Private[PrivateLabels]) -> list[Mechanism]:
-        """Returns the mechanism of the prior, and one at the price of the draw."""
+        """Returns the mechanism of the prior, and one with the cost of the draw."""
         values, prior_epsilon = self.split(len(labels), *_checked_range(labels))
         ends = (values[0], values[-1])
-        draw = RROnBins(self.epsilon - prior_epsilon, ends, ends, (0, 1))  # its bins cost nothing
+        # The cost of a draw does not depend on its bins, which are chosen after the release.
+        draw = RROnBins(self.epsilon - prior_epsilon, ends, ends, (0, 1))
         return [draw] if self.prior is not None else [self._histogram(values, prior_epsilon), draw]
 
     def draw_from(
@@ -196,11 +193,9 @@ class LabelRandomizer(Randomizer):
         """
         key = "label-randomizer" if key is None else key
         label_range = _checked_range(labels)
-        check_domain(self.loss, label_range[0])
+        checked_loss(self.loss, label_range[0])
         values, prior_epsilon = self.split(len(labels), *label_range)
         rest = self.epsilon - prior_epsilon
-        if callable(self.loss):  # refused before the prior is paid for: a loss fails for any prior
-            segment_costs(self.loss, values, np.full(values.size, 1.0 / values.size), rest)
         stored = self._stored_bins(labels, key, values, rest)
         names = [key] if self.prior is not None else [f"{key}/prior", key]
         self._reserve(labels, dict(zip(names, self.parts(labels), strict=True)), public.receipts)
@@ -215,7 +210,7 @@ class LabelRandomizer(Randomizer):
                 bins.expected_loss(prior.probabilities, self.loss) for bins in (stored, mechanism)
             ]
             if not math.isclose(*losses, rel_tol=1e-6, abs_tol=1e-12):
-                why = f"the stored one is not optimal for loss={self.loss!r}"
+                why = f"the stored bins are not optimal for loss={self.loss!r}"
                 raise _other_settings(key, stored, f"{mechanism!r}, and {why}")
             mechanism = stored
         noisy = labels.randomize(mechanism, key=key)
@@ -223,8 +218,7 @@ class LabelRandomizer(Randomizer):
         return dataclasses.replace(noisy, priors=prior, receipts=receipts)
 
     def _histogram(self, values: np.ndarray, epsilon: float) -> HistogramMechanism:
-        cells = tuple(values.tolist())
-        return HistogramMechanism(epsilon, values=cells, noise=self.noise, receipts=self.receipts)
+        return HistogramMechanism(epsilon, values=tuple(values.tolist()), receipts=self.receipts)
 
     @staticmethod
     def _stored_bins(
@@ -251,8 +245,8 @@ def _checked_range(labels: PrivateLabels) -> tuple[float, float]:
     return labels.label_range
 
 
-def _other_settings(key: str, stored: Mechanism, asked: str) -> DrawSettingsError:
+def _other_settings(key: str, stored: Mechanism, requested: str) -> DrawSettingsError:
     return DrawSettingsError(
-        f"draw {key!r} exists and was made with other settings (stored: {stored!r}; asked: {asked})"
-        ". Ask with the settings of the stored draw, or give another key."
+        f"draw {key!r} exists and was made with other settings (stored: {stored!r}; requested: "
+        f"{requested}). Use the settings of the stored draw, or another key."
     )
