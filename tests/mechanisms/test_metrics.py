@@ -214,9 +214,9 @@ def test_a_choice_needs_predictions_and_a_metric_of_them():
     for metric, predictions in (("accuracy", None), ("accuracy", []), ("mean", [np.zeros(3)])):
         kind = {"num_classes": 3} if metric == "accuracy" else {"low": 0.0, "high": 1.0}
         mechanism = SelectionMechanism(1.0, metric, **kind)
-        with pytest.raises(ValueError, match="give the predictions of one model at least"):
+        with pytest.raises(ValueError, match="predictions of at least one model"):
             mechanism.scores(np.zeros(3, int), predictions)
-    with pytest.raises(ValueError, match="'mean' is one of the labels alone"):
+    with pytest.raises(ValueError, match="'mean' takes no predictions"):
         MetricMechanism(1.0, "mean", low=0.0, high=1.0).release(np.zeros(3), np.zeros(3))
 
 

@@ -1,7 +1,6 @@
-"""Metrics of public predictions against the labels: a noisy mean, and the best of several models.
+"""Metrics of public predictions on the labels: a noisy mean, and a choice of the best model.
 
-Values of one example are rounded to whole steps of a grid, so that sums, sensitivities and noise
-are exact.
+Each example's value is rounded to whole steps of a grid, so sums, sensitivities and noise are exact.
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ from tf_labeldp.mechanisms.random_bits import Rng, checked_generator
 CLASS_METRICS = ("accuracy", "log_loss", "brier")
 NUMBER_METRICS = ("mse", "mae", "mean")
 _STEPS = 1 << 20
-"""Steps of the largest difference that one label can make; whole values have one step."""
-_MOST, _EXACT = float(1 << 60), float(1 << 44)
-"""Steps of all examples together, which fit 64 bits with the noise; and of one example, at which
-the arithmetic of doubles is off by a hundredth of a step."""
+"""Grid steps in the sensitivity, except for accuracy, which needs one."""
+_MOST_STEPS = float(1 << 60)
+"""Grid steps of all examples together, which fit 64 bits with the noise."""
+_EXACT_STEPS = float(1 << 44)
+"""Grid steps of one example up to which doubles are off by at most a hundredth of a step."""
 _TOLERANCE = 1e-3
-"""Of sums of probabilities, which may come from half precision."""
+"""Error allowed in a sum of probabilities, which may be half-precision numbers."""
 
 
 def class_predictions(metric: str, predictions: Any, num_classes: int) -> np.ndarray:
@@ -53,7 +53,7 @@ def class_predictions(metric: str, predictions: Any, num_classes: int) -> np.nda
     if np.any(rows < 0.0) or np.any(np.abs(rows.sum(axis=1) - 1.0) > _TOLERANCE):
         raise ValueError(
             f"predictions for {metric!r} must be probabilities: rows of at least zero that sum to "
-            "one. For a model that ends in logits take keras.ops.softmax(logits)."
+            "one. If the model returns logits, pass keras.ops.softmax(logits)."
         )
     return rows / rows.sum(axis=1, keepdims=True)
 
@@ -72,22 +72,21 @@ class MetricMechanism(FrozenAggregate):
     """The mean of a metric of public predictions over the labels, with discrete Laplace noise.
 
     Guarantee:
-        The result is epsilon-DP for the replacement of one label. The sum is of whole steps of
-        ``sensitivity``; a replaced label moves it by ``sensitivity`` at most, and OpenDP certifies
-        epsilon for its noise. Assumes that the predictions and the number of labels are public.
+        The result is epsilon-DP for the replacement of one label. A replaced label moves the sum by
+        at most ``sensitivity``, a whole number of grid steps, and OpenDP certifies epsilon for the
+        noise. Assumes that the predictions and the number of labels are public.
 
     Source: the Laplace mechanism (Dwork, McSherry, Nissim and Smith 2006) on the integers.
 
     Attributes:
         epsilon: finite and above zero.
-        metric: ``"accuracy"``, ``"log_loss"`` (of probabilities of e^-clip at least) or ``"brier"``
-            (the squared distance of the probabilities from the label, in 0..2) for classes;
-            ``"mse"``, ``"mae"`` (of predictions clipped to the range) or ``"mean"`` (of the labels
-            themselves) for numbers.
+        metric: for classes ``"accuracy"``, ``"log_loss"`` or ``"brier"`` (the squared distance of
+            the probabilities from the one-hot label, in 0..2); for numbers ``"mse"`` and ``"mae"``,
+            which clip predictions to the range, or ``"mean"``, the mean of the labels.
         num_classes: K, for classes.
         low: the smallest label, for numbers.
         high: the largest label, for numbers.
-        clip: the largest log-loss of one example.
+        clip: the largest log-loss of one example; probabilities below e^-clip count as e^-clip.
 
     Example:
         >>> mechanism = MetricMechanism(epsilon=1.0, metric="accuracy", num_classes=2)
@@ -112,21 +111,21 @@ class MetricMechanism(FrozenAggregate):
 
     @property
     def sensitivity(self) -> float:
-        """The largest difference that one label makes to the sum, in units of the metric."""
+        """The largest change of the sum by one label, in units of the metric."""
         low, high = self.label_range() or (0.0, 0.0)
         largest = {"accuracy": 1.0, "log_loss": self.clip, "brier": 2.0, "mse": (high - low) ** 2}
         return largest.get(self.metric, high - low)
 
     @property
     def steps(self) -> int:
-        """The number of steps of the grid in ``sensitivity``."""
+        """The number of grid steps in ``sensitivity``."""
         return 1 if self.metric == "accuracy" else _STEPS
 
     def noise_stddev(self, num_labels: int) -> float:
         """Returns the standard deviation of the noise on the mean of ``num_labels`` labels."""
         decay = self.epsilon / self.steps
-        whole = math.sqrt(0.5) / math.sinh(0.5 * decay) if decay < 1e3 else 0.0
-        return whole * self.sensitivity / self.steps / num_labels
+        stddev_in_steps = math.sqrt(0.5) / math.sinh(0.5 * decay) if decay < 1e3 else 0.0
+        return stddev_in_steps * self.sensitivity / self.steps / num_labels
 
     def release(
         self, labels: Private[Any], public_input: Public[Any] = None, *, rng: Rng = None
@@ -135,10 +134,10 @@ class MetricMechanism(FrozenAggregate):
 
         Args:
             labels: (n,), at least one.
-            public_input: the predictions, in the order of the labels: probabilities (n, K), of the
-                second class (n,) where K is two, or class codes (n,) for ``"accuracy"``; numbers
-                (n,); None for ``"mean"``.
-            rng: a generator for repeatable (not private) runs; None takes secure random bits.
+            public_input: the predictions, in the order of the labels: probabilities (n, K);
+                probabilities (n,) of the second of two classes; class codes (n,) for
+                ``"accuracy"``; numbers (n,); None for ``"mean"``.
+            rng: a generator for repeatable (not private) runs; None uses secure random bits.
         """
         exact = np.array([self.exact_steps(labels, public_input)], dtype=np.int64)
         scale = integer_noise.laplace_scale(self.epsilon, self.steps)
@@ -147,12 +146,12 @@ class MetricMechanism(FrozenAggregate):
         return np.asarray(mean + self.low if self.metric == "mean" else mean)
 
     def exact_steps(self, labels: Private[Any], predictions: Public[Any]) -> int:
-        """Returns the sum in whole steps; not private."""
+        """Returns the sum in whole grid steps; not private."""
         labels = self._checked(labels)
         rows = np.arange(labels.size)
         if self.metric == "mean":
             if predictions is not None:
-                raise ValueError("'mean' is one of the labels alone; leave predictions=None.")
+                raise ValueError("'mean' takes no predictions. Leave them out.")
             values = labels - self.low
         elif self.num_classes is not None:
             values = self._table(predictions, labels.size)[rows, labels]
@@ -168,7 +167,6 @@ class MetricMechanism(FrozenAggregate):
         return _validate.numbers_in_range("labels", labels, low, high)
 
     def _table(self, predictions: Any, size: int) -> np.ndarray:
-        """Returns the metric of each prediction for every possible class, (n, K)."""
         num_classes = int(self.num_classes or 0)
         checked = class_predictions(self.metric, predictions, num_classes)
         check_length(size, len(checked))
@@ -186,21 +184,23 @@ class MetricMechanism(FrozenAggregate):
 
 @dataclasses.dataclass(frozen=True)
 class SelectionMechanism(MetricMechanism):
-    """The number of the model whose predictions are best by a metric: report noisy maximum.
+    """The index of the model with the best metric, by report noisy max.
 
     Guarantee:
-        The number is epsilon-DP for the replacement of one label. The sums of the metric get
-        exponential noise on the integers; given the noise of all others, a model wins if its own
-        noise passes a threshold, which one label moves by no more than the difference of two sums,
-        ``moved``: the decay is epsilon over that. It is computed from the predictions, and small
-        where the models are alike. Assumes that all predictions are public, and their number.
+        The index is epsilon-DP for the replacement of one label. Each model's sum gets exponential
+        noise on the integers, with decay epsilon over ``moved``. Given the noise of the others, a
+        model wins if its own noise passes a threshold; one label moves the threshold by at most
+        ``moved``, the largest change of a difference of two sums. It depends on the predictions
+        alone, and is small where the models agree. Assumes that all predictions, and their number,
+        are public.
 
     Source: Ding, Kifer, Steinke et al. 2021, "The permute-and-flip mechanism is identical to
     report-noisy-max with exponential noise"; it is never worse than the exponential mechanism
     (McKenna and Sheldon 2020).
 
     Attributes:
-        epsilon: finite and above zero; the others as for ``MetricMechanism``, without ``"mean"``.
+        epsilon: finite and above zero. Other arguments as for ``MetricMechanism``, but not the
+            metric ``"mean"``.
 
     Example:
         >>> mechanism = SelectionMechanism(epsilon=1.0, metric="accuracy", num_classes=2)
@@ -213,28 +213,30 @@ class SelectionMechanism(MetricMechanism):
     def release(
         self, labels: Private[Any], public_input: Public[Any] = None, *, rng: Rng = None
     ) -> np.ndarray:
-        """Returns the number of the chosen model, shape ().
+        """Returns the index of the chosen model, shape ().
 
         Args:
             labels: (n,), at least one.
             public_input: the predictions of each model, (m, n) or (m, n, K) or a list of them.
-            rng: a generator for repeatable (not private) runs; None takes secure random bits.
+            rng: a generator for repeatable (not private) runs; None uses secure random bits.
         """
         rng = None if rng is None else checked_generator(rng)
         scores, moved = self.scores(labels, public_input)
         if moved:
             decay = decay_per_step(self.epsilon, moved)
             scores = scores + geometric(scores.size, decay, rng)
-        # Of equal sums the first: a fixed order, as the thresholds of the guarantee need it.
+        # Of equal sums the first wins: the guarantee's thresholds need a fixed order.
         return np.asarray(np.argmax(scores))
 
     def scores(self, labels: Private[Any], predictions: Public[Any]) -> tuple[np.ndarray, int]:
-        """Returns a sum for each model, ``int64`` (m,), the larger the better; not private.
+        """Returns each model's sum, ``int64`` (m,), larger is better; not private.
 
-        And how much one label can move the difference of two of them, from the predictions alone.
+        The second result is ``moved``, the largest change of a difference of two sums by one label.
         """
         if predictions is None or not len(predictions) or self.metric == "mean":
-            raise ValueError("give the predictions of one model at least, and a metric of them.")
+            raise ValueError(
+                "expected a metric of predictions, and the predictions of at least one model."
+            )
         labels = self._checked(labels)
         if self.num_classes is None:
             rows = np.stack([self._clipped(each, labels.size) for each in predictions])
@@ -249,17 +251,17 @@ class SelectionMechanism(MetricMechanism):
         return np.array([table[rows, labels].sum() for table in tables]), int(max(moved, default=0))
 
     def _scores_of_numbers(self, labels: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, int]:
-        # |y - p| - |y - q| moves by 2 |p - q| at most, and (y - p)^2 - (y - q)^2 by that times the
-        # range.
+        # |y - p| - |y - q| changes by at most 2 |p - q|, and (y - p)^2 - (y - q)^2 by that times
+        # the range.
         span = float(np.ptp(rows, axis=0).max()) * 2.0
         if self.metric == "mse":
             low, high = self.label_range() or (0.0, 0.0)
             span *= high - low
         if not span:
             return np.zeros(len(rows), np.int64), 0
-        least = max(labels.size / _MOST, 1.0 / _EXACT)
+        least = max(labels.size / _MOST_STEPS, 1.0 / _EXACT_STEPS)
         step = max(span / _STEPS, self.sensitivity * least)
-        # Each of four values is rounded by half a step and a hundredth of one at most.
+        # Rounding moves each of four values by at most half a step and a hundredth of a step.
         steps = np.rint(self._errors(labels, rows) / step).astype(np.int64)
         return -steps.sum(axis=1), math.ceil(span / step) + 3
 
@@ -268,6 +270,6 @@ def check_length(num_labels: int, num_predictions: int) -> None:
     """Raises unless there is one prediction for each of at least one label."""
     if num_labels != num_predictions or not num_labels:
         raise ValueError(
-            f"there are {num_predictions} predictions and {num_labels} labels; give one for each, "
-            "in the same order, and at least one."
+            f"expected one prediction per label and at least one, got {num_predictions} "
+            f"predictions and {num_labels} labels. Pass them in the order of the labels."
         )

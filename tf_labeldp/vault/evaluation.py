@@ -1,4 +1,4 @@
-"""Evaluation of predictions on private labels: by one release, or by noisy labels at no cost."""
+"""Metrics of predictions on private labels: by one release, or free of charge on noisy labels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tf_labeldp.mechanisms.metrics import (
     class_values,
 )
 
-_AUC_BINS, _CALIBRATION_BINS = 64, 10
+_AUC_BINS = 64
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,15 +36,13 @@ class Evaluation:
     """A noisy metric with its standard error, as ``evaluate`` returns it.
 
     Attributes:
-        metric: its name.
-        value: the estimate, a number or an array; unbiased except for ``"auc"`` and
-            ``"calibration"``, which are ratios. It may lie outside the range of the metric.
-        standard_error: of each value. For a release it covers the noise alone; for noisy labels
-            the sample of examples as well.
+        metric: the name of the metric.
+        value: the estimate, a number or an array; unbiased except for ``"auc"``, which is a ratio.
+            It may lie outside the range of the metric.
+        standard_error: one per value. A release's error covers the noise alone; on noisy labels it
+            also covers the sample of examples.
         num_examples: the number of labels.
-        receipts: of its cost.
-        details: for ``"calibration"`` the mean predicted probability of each bin, ``"predicted"``,
-            and the number of examples in it, ``"examples"``.
+        receipts: the receipts of the cost.
 
     Example:
         >>> found = Evaluation("accuracy", 0.9, 0.01, 5000)
@@ -57,10 +55,12 @@ class Evaluation:
     standard_error: Setting[Any]
     num_examples: int
     receipts: Receipts = ()
-    details: Setting[dict[str, np.ndarray]] = dataclasses.field(default_factory=dict)
 
     def interval(self, confidence: float = 0.95) -> tuple[Any, Any]:
-        """Returns the ends of a confidence interval: exact for Laplace noise, else too wide."""
+        """Returns the ends of a confidence interval, which is exact or too wide.
+
+        It is exact for Laplace noise.
+        """
         confidence = _validate.number_in("confidence", confidence, "(0, 1)")
         half = math.log(1.0 / (1.0 - confidence)) / math.sqrt(2.0) * self.standard_error
         return self.value - half, self.value + half
@@ -82,15 +82,15 @@ class Evaluation:
 def evaluate_by_release(
     labels: Any, predictions: Any, metric: str, epsilon: float, key: str | None
 ) -> Evaluation:
-    """Returns a metric of predictions on the labels of a vault, by one release."""
+    """Returns a metric of predictions on the labels of a vault by one release."""
     kind, size = labels.kind, len(labels)
     _validate.one_of("metric", metric, (*kind.metrics, *kind.summaries))
     public = public_input(predictions)
     check_length(size, size if public.value is None else np.shape(public.value)[0])
     if metric in _HISTOGRAM_METRICS:
         return _HISTOGRAM_METRICS[metric](labels, public, epsilon, key)
-    of_mean = "mean" if metric == "total" else metric
-    mechanism = MetricMechanism(epsilon, of_mean, **kind.mechanism_arguments())
+    released_metric = "mean" if metric == "total" else metric
+    mechanism = MetricMechanism(epsilon, released_metric, **kind.mechanism_arguments())
     public = public.with_value(_checked_predictions(public.value, mechanism))
     released = labels.release(mechanism, public_input=public, key=key)
     times = size if metric == "total" else 1
@@ -99,20 +99,21 @@ def evaluate_by_release(
 
 
 def evaluate_by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: Any) -> Evaluation:
-    """Returns an unbiased metric of predictions on noisy labels; post-processing, no charge."""
+    """Returns an unbiased metric of predictions on noisy labels, as post-processing."""
     public = public_input(predictions, model)
     predictions = public.value[0]
     if {receipt.id for receipt in public.receipts} & {receipt.id for receipt in noisy.receipts}:
         raise ValueError(
-            "the model has learnt from these noisy labels, by its receipts, and would look better "
-            "than it is. Draw noisy labels for held-out examples: labels.split(0.2)."
+            "expected a model that has not learnt from these noisy labels, got one whose receipts "
+            "include them, and whose metrics would be too good. Draw noisy labels for held-out "
+            "examples: labels.split(0.2)."
         )
     number = getattr(noisy.mechanism, "num_classes", None)
     if number is None or noisy.values.ndim != 1:
         if metric not in ("mean", "total"):
             raise ValueError(
-                "noisy labels without classes have the metrics 'mean' and 'total' alone, got "
-                f"{metric!r}. PrivateLabels.evaluate releases other metrics."
+                "noisy labels without classes have only the metrics 'mean' and 'total', got "
+                f"{metric!r}. Use PrivateLabels.evaluate for others."
             )
         terms = noisy.debiased()
     else:
@@ -136,26 +137,26 @@ def select(
     *,
     key: str | None = None,
 ) -> int:
-    """Returns the number of the best of several models on private labels, by one release for all.
+    """Returns the index of the best of several models on private labels, by one release for all.
 
     Guarantee:
-        That of ``mechanisms.SelectionMechanism``: epsilon-DP for the replacement of one label,
-        for any number of models; charged to the vault. The models have statements of their own.
-        Select on labels that no model was trained on (``labels.split``): the uses then compose in
-        parallel, and the choice does not favour a model that has learnt these labels.
+        Epsilon-DP for the replacement of one label, for any number of models
+        (``mechanisms.SelectionMechanism``); charged to the vault. The models have their own
+        statements. Select on labels that no model was trained on (``labels.split``): the uses then
+        compose in parallel, and the choice does not favour a model that has learnt these labels.
 
     Args:
-        predictions: of each model, in the order of the labels, as ``PrivateLabels.evaluate`` takes
-            them.
+        predictions: one entry per model, in the order of the labels, as ``PrivateLabels.evaluate``
+            takes them.
         labels: a ``PrivateLabels``.
         epsilon: finite and above zero. The chosen model is on average within about
-            ``2 ln(m) / epsilon`` right answers of the best of m.
+            ``2 ln(m) / epsilon`` correct answers of the best of m.
         metric: ``"accuracy"`` (the default for classes), ``"log_loss"`` or ``"brier"``; ``"mse"``
             (the default for numbers) or ``"mae"``.
         key: the name of the release in the vault.
 
     Raises:
-        BudgetExceededError: the vault's budget does not allow it; nothing was released.
+        BudgetExceededError: the budget is too small; nothing was released.
         ValueError: no model, unsuitable predictions, or another metric.
 
     Example:
@@ -170,20 +171,20 @@ def select(
 def release_choice(
     predictions: Public[Any], labels: Any, epsilon: float, metric: str | None, key: str | None
 ) -> Any:
-    """Releases the number of the best model by the exponential mechanism, charged to the vault."""
+    """Releases the index of the best model, charged to the vault."""
     mechanism = selection_mechanism(labels, epsilon, metric)
     public = public_input(predictions)
-    models = [bare(of_model) for of_model in public.value]
-    if not models:
+    candidates = [bare(candidate) for candidate in public.value]
+    if not candidates:
         raise ValueError("expected the predictions of at least one model, got none.")
-    for of_model in models:
-        check_length(len(labels), np.shape(of_model)[0])
-    stacked = np.stack([_checked_predictions(of_model, mechanism) for of_model in models])
+    for candidate in candidates:
+        check_length(len(labels), np.shape(candidate)[0])
+    stacked = np.stack([_checked_predictions(candidate, mechanism) for candidate in candidates])
     return labels.release(mechanism, public_input=public.with_value(stacked), key=key)
 
 
 def selection_mechanism(labels: Any, epsilon: float, metric: str | None) -> SelectionMechanism:
-    """Returns the mechanism that chooses by a metric of these labels; None is their first."""
+    """Returns the mechanism that selects by a metric; None is the first metric of the labels."""
     metrics = labels.kind.metrics
     metric = _validate.one_of("metric", metrics[0] if metric is None else metric, metrics)
     return SelectionMechanism(epsilon, metric, **labels.kind.mechanism_arguments())
@@ -195,48 +196,49 @@ def _checked_predictions(predictions: Any, mechanism: MetricMechanism | Selectio
     if mechanism.metric != "mean":
         return _validate.real_vector("predictions", np.squeeze(np.asarray(predictions)))
     if predictions is not None:
-        raise ValueError("'mean' and 'total' are of the labels alone. Give predictions=None.")
+        raise ValueError("'mean' and 'total' take no predictions. Leave predictions=None.")
     return None
 
 
 def _release_counts(
     labels: Any, public: PublicInput[Any], groups: Any, size: int, epsilon: float, key: str | None
 ) -> tuple[np.ndarray, np.ndarray, float, Receipts]:
-    """Returns noisy numbers of labels by public group and class (G, K), by one release.
+    """Returns noisy counts of labels by group and class (G, K), by one release.
 
-    Then the sizes of the groups (G,), the standard deviation of the noise, and the receipts.
+    Further results are the group sizes (G,), the standard deviation of the noise and the receipts.
     """
-    number = labels.kind.num_classes
-    mechanism = HistogramMechanism(epsilon, number)
+    num_classes = labels.kind.num_classes
+    mechanism = HistogramMechanism(epsilon, num_classes)
     released = labels.release(mechanism, public_input=public.with_value(groups), key=key)
-    counts = np.zeros((size, number))
+    counts = np.zeros((size, num_classes))
     counts[: len(released.values)] = released.values
     sizes = np.bincount(groups, minlength=size)
-    counts[sizes == 0] = 0.0  # known without a label
+    # The groups are public, so an empty group has no labels.
+    counts[sizes == 0] = 0.0
     return counts, sizes, mechanism.noise_stddev, released.receipts
 
 
 def _confusion_matrix(
     labels: Any, public: PublicInput[Any], epsilon: float, key: str | None
 ) -> Evaluation:
-    number = labels.kind.num_classes
-    predicted = class_predictions("accuracy", public.value, number)
+    num_classes = labels.kind.num_classes
+    predicted = class_predictions("accuracy", public.value, num_classes)
     counts, sizes, noise, receipts = _release_counts(
-        labels, public, predicted, number, epsilon, key
+        labels, public, predicted, num_classes, epsilon, key
     )
     errors = np.broadcast_to(np.where(sizes > 0, noise, 0.0), counts.shape)
     return Evaluation("confusion_matrix", counts.T, errors, len(labels), receipts)
 
 
 def _auc(labels: Any, public: PublicInput[Any], epsilon: float, key: str | None) -> Evaluation:
-    """Returns the area under the curve from noisy positives by score, and its error (delta method).
+    """Returns the area under the ROC curve from noisy positives by score; delta-method error.
 
-    Pairs in one group count a half; NaN where the noise leaves no positive or no negative.
+    Pairs in one bin count a half. The area is NaN where the noise leaves no positive or negative.
     """
     if labels.kind.num_classes != 2:
         raise ValueError(f"'auc' is for two classes, these labels have {labels.kind.num_classes}.")
     scores = class_predictions("log_loss", public.value, 2)[:, 1]
-    # Bins of about as many examples each, by the public scores.
+    # The scores are public, so bins of about equal size cost nothing.
     edges = np.unique(np.quantile(scores, np.linspace(0.0, 1.0, _AUC_BINS + 1)[1:-1]))
     bins = np.searchsorted(edges, scores, side="right")
     counts, sizes, noise, receipts = _release_counts(
@@ -256,30 +258,4 @@ def _auc(labels: Any, public: PublicInput[Any], epsilon: float, key: str | None)
     return Evaluation("auc", value, error, len(labels), receipts)
 
 
-def _calibration(
-    labels: Any, public: PublicInput[Any], epsilon: float, key: str | None
-) -> Evaluation:
-    number, size = labels.kind.num_classes, len(labels)
-    rows = class_predictions("log_loss", public.value, number)
-    predicted = np.full(size, 1) if number == 2 else rows.argmax(axis=1)
-    confidence = rows[np.arange(size), predicted]
-    bins = np.minimum((confidence * _CALIBRATION_BINS).astype(np.int64), _CALIBRATION_BINS - 1)
-    shape = (_CALIBRATION_BINS, number)
-    counts, sizes, noise, receipts = _release_counts(
-        labels, public, bins * number + predicted, math.prod(shape), epsilon, key
-    )
-    right = np.diagonal(counts.reshape(*shape, number), axis1=1, axis2=2).sum(axis=1)
-    filled = (sizes > 0).reshape(shape).sum(axis=1)
-    totals = sizes.reshape(shape).sum(axis=1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        share, error = right / totals, noise * np.sqrt(filled) / totals
-        mean = np.bincount(bins, weights=confidence, minlength=_CALIBRATION_BINS) / totals
-    details = {"predicted": mean, "examples": totals}
-    return Evaluation("calibration", share, error, size, receipts, details)
-
-
-_HISTOGRAM_METRICS = {
-    "confusion_matrix": _confusion_matrix,
-    "auc": _auc,
-    "calibration": _calibration,
-}
+_HISTOGRAM_METRICS = {"confusion_matrix": _confusion_matrix, "auc": _auc}
