@@ -1,6 +1,6 @@
 """Metrics of public predictions on the labels: a noisy mean, and a choice of the best model.
 
-Each example's value is rounded to whole steps of a grid, so sums, sensitivities and noise are exact.
+Each example's value is rounded to whole grid steps, so sums, sensitivities and noise are exact.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Mechanisms for numbers in a public range: Laplace, staircase and exponential.
 
-A label goes to the nearest point of a public integer grid of N steps over [low, high], all noise is
-added there (``integer_noise``), and the conversion to a float at the end is post-processing.
-Whole numbers are their own grid; a continuous range has 2^32 steps.
+Each label is rounded to a public integer grid of N steps over [low, high], and integer noise is
+added there (``integer_noise``); the conversion to floats is post-processing. Whole numbers form
+their own grid; a continuous range has 2^32 steps.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from tf_labeldp.mechanisms.integer_noise import LaplaceNoise, StaircaseNoise
 from tf_labeldp.mechanisms.random_bits import Rng
 
 _MAX_WHOLE = 1 << 53
+"""The largest label that is a whole number; doubles represent these exactly."""
 _MAX_CELLS = 1 << 27
+"""Cells of the largest channel, which takes 1 GiB."""
 _FLOAT32 = 2.0**-23
+"""Relative rounding of outputs that were cast to ``float32``."""
 _NARROWEST, _WIDEST = 1e-290, 1e290
-"""Ranges whose grid steps do not underflow, and whose noise does not overflow."""
+"""Ranges in which grid steps do not underflow and noise does not overflow."""
 _WIDTHS_TRIED = 1000
-"""Stair widths tried on each side of the continuous optimum, all of them where N is small."""
+"""Stair widths tried on each side of the continuous optimum."""
 _UNIFORM_UP_TO = 2.0
-"""Up to this epsilon the exponential mechanism has uniform proposals, accepted with a probability
-of at least 0.63. Above, Laplace ones: at least 0.31, also for a label at an end."""
+"""The largest epsilon at which the exponential mechanism proposes uniform outputs: it accepts at
+least 0.63 of them, and at least 0.31 of the Laplace proposals above."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +45,7 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
     clip: bool = True
 
     whole: ClassVar[bool] = False
-    """Whether labels are whole numbers."""
+    """Whether labels must be whole numbers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,7 +53,7 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
         if self.epsilon < integer_noise.MIN_EPSILON:
             raise ValueError(
                 f"epsilon must be at least {integer_noise.MIN_EPSILON:g} for {name}, got "
-                f"{self.epsilon:g}. For information on the labels raise epsilon."
+                f"{self.epsilon:g}. Raise epsilon: below this the labels are all noise."
             )
         low, high = _validate.number_range(self.low, self.high)
         if self.whole:
@@ -65,18 +68,18 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
         elif not _NARROWEST <= high - low <= _WIDEST:
             raise ValueError(
                 f"high - low must be between {_NARROWEST:g} and {_WIDEST:g} for {name}, got "
-                f"{high - low:g}. Give the labels another unit."
+                f"{high - low:g}. Change the unit of the labels."
             )
         self._set(low=low, high=high, clip=_validate.boolean("clip", self.clip))
 
     @property
     def steps(self) -> int:
-        """Number N of grid steps from low to high: the sensitivity."""
+        """The number N of grid steps from low to high, which is the sensitivity."""
         return int(self.high - self.low) if self.whole else integer_noise.MAX_STEPS
 
     @property
     def step(self) -> float:
-        """Width of a grid step, in the unit of the labels: 1 for whole numbers."""
+        """The width of a grid step in the unit of the labels; 1 for whole numbers."""
         return float(self.high - self.low) / self.steps
 
     def label_range(self) -> tuple[float, float]:
@@ -84,7 +87,7 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
         return float(self.low), float(self.high)
 
     def cdf(self, outputs: Public[Any], labels: Public[Any]) -> np.ndarray:
-        """Returns the probability of an output of at most each (m,), given each label (k,)."""
+        """Returns ``P[output <= each of outputs (m,) | each label (k,)]``, ``float64`` (m, k)."""
         position, grid = self._positions(outputs), self._grid(labels).astype(np.float64)
         index = np.floor(position) if self.whole else np.rint(position)
         index = index[:, np.newaxis]
@@ -96,7 +99,8 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
     def likelihood(self, outputs: Public[Any], labels: Public[Any]) -> np.ndarray:
         """Returns the likelihood of each output (m,) under each label (k,): ``float64`` (m, k)."""
         position, grid = self._positions(outputs), self._grid(labels).astype(np.float64)
-        if self.clip and not self.whole:  # the ends, as they are after a cast to float32
+        if self.clip and not self.whole:
+            # A cast to float32 may have moved outputs at the ends.
             reach = max(abs(self.low), abs(self.high)) / self.step
             for end in (0, self.steps):
                 position[np.abs(position - end) <= _FLOAT32 * reach] = end
@@ -108,7 +112,7 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
         return np.where(possible[:, np.newaxis], values, 0.0)
 
     def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
-        """Returns ``P[output | input]``, ``float64`` (N + 1, N + 1), over low..high in both."""
+        """Returns ``P[output | input]``, ``float64`` (N + 1, N + 1), for inputs low..high."""
         self._refuse_public(prior)
         size, why = self.steps + 1, ""
         if not self.whole:
@@ -119,7 +123,7 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
             why = f"need {size} x {size} cells, more than 2^27"
         if why:
             raise ValueError(
-                f"the outputs of {type(self).__name__} {why}: there is no matrix. Use "
+                f"the outputs of {type(self).__name__} {why}, so it has no matrix. Use "
                 "likelihood(outputs, labels) or cdf(outputs, labels)."
             )
         values = self.low + np.arange(size)
@@ -127,32 +131,30 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
 
     @abc.abstractmethod
     def _draw(self, grid: np.ndarray, rng: Rng) -> np.ndarray:
-        """Returns noisy grid points for true ones, both ``int64`` (n,); in 0..N if ``clip``."""
+        """Returns noisy grid points ``int64`` (n,) for true ones (n,); in 0..N if ``clip``."""
 
     @abc.abstractmethod
     def _cumulative(self, index: np.ndarray, grid: np.ndarray) -> np.ndarray:
-        """Returns P[output <= index | grid] before clipping; any value for index outside 0..N."""
+        """Returns P[output <= index | grid] before clipping; arbitrary outside 0..N."""
 
     @abc.abstractmethod
     def _likelihood(self, index: np.ndarray, grid: np.ndarray) -> np.ndarray:
-        """Returns the likelihood of grid point ``index``; if ``clip``, any value outside 0..N."""
+        """Returns the likelihood of grid point ``index``; if ``clip``, arbitrary outside 0..N."""
 
     def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
         drawn = self._draw(self._grid(labels), rng)
-        # The float sum may miss the upper end by a rounding error, on either side.
+        # The float sum may miss the upper end by a rounding error.
         noisy = np.where(drawn == self.steps, self.high, self.low + self.step * drawn)
         return np.clip(noisy, self.low, self.high) if self.clip else noisy
 
     def _grid(self, labels: Any) -> np.ndarray:
-        """Returns the grid point of each label, ``int64`` (n,) in 0..N."""
         labels = _validate.numbers_in_range("labels", labels, float(self.low), float(self.high))
-        # Labels between two points are rounded: a refusal would reveal something about them.
+        # Labels between two points are rounded, since an error would reveal them.
         nearest = np.rint((labels - self.low) / self.step)
         return np.clip(nearest, 0, self.steps).astype(np.int64)
 
     def _positions(self, outputs: Any) -> np.ndarray:
-        """Returns outputs in steps from low, ``float64`` (m,)."""
-        # No draw is as far out as 2^62 steps, and within that all later arithmetic is finite.
+        # No draw reaches 2^62 steps, within which all later arithmetic is finite.
         with np.errstate(over="ignore"):
             position = (_validate.real_vector("outputs", outputs) - self.low) / self.step
         return np.clip(position, -(2.0**62), 2.0**62)
@@ -163,8 +165,7 @@ class AdditiveMechanism(BoundedMechanism):
 
     @property
     @abc.abstractmethod
-    def _noise(self) -> LaplaceNoise:
-        """The noise, in grid steps."""
+    def _noise(self) -> LaplaceNoise: ...
 
     def _draw(self, grid: np.ndarray, rng: Rng) -> np.ndarray:
         drawn = grid + self._noise.draw(grid.size, rng)
@@ -190,14 +191,15 @@ class LaplaceMechanism(AdditiveMechanism):
 
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label in [low, high]; the worst log-ratio equals
-        epsilon. It holds for the draws as made: the noise is discrete Laplace on a public grid of
-        2^32 steps, drawn exactly from random integers.
+        epsilon. The draws are exact: discrete Laplace noise on a public grid of 2^32 steps, made of
+        random integers.
 
     Source: ``ghazi2023``, Definition 23, and appendix F for the clipping.
 
     Attributes:
         epsilon: at least 1e-6 and finite.
-        low, high: the smallest and the largest label, public.
+        low: the smallest label, public.
+        high: the largest label, public.
         clip: whether outputs are clipped to [low, high].
 
     Example:
@@ -219,13 +221,13 @@ class DiscreteLaplaceMechanism(AdditiveMechanism):
 
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label in low..high; the worst log-ratio equals
-        epsilon. The noise is drawn exactly, from random integers.
+        epsilon. The draws are exact, made of random integers.
 
     Source: ``ghazi2023``, Definition 22, and appendix F for the clipping; drawn by Algorithm 2 of
     Canonne, Kamath and Steinke 2020, "The discrete Gaussian for differential privacy".
 
     Attributes:
-        low, high: whole numbers at most 2^32 apart; the others as for ``LaplaceMechanism``.
+        low, high: whole numbers at most 2^32 apart. Other arguments as for ``LaplaceMechanism``.
 
     Example:
         >>> mechanism = DiscreteLaplaceMechanism(epsilon=1.0, low=0, high=2)
@@ -239,16 +241,16 @@ class DiscreteLaplaceMechanism(AdditiveMechanism):
 
 @dataclasses.dataclass(frozen=True)
 class StaircaseMechanism(AdditiveMechanism):
-    """Adds staircase noise: of all epsilon-DP noise, that with the smallest variance.
+    """Adds staircase noise, which has the smallest variance of all additive epsilon-DP noise.
 
     The density falls by a factor e^-epsilon at ``(k + gamma) (high - low)`` for k = 0, 1, ..., on
-    both sides of the label. ``gamma`` is the one with the smallest E[noise^2] (before clipping).
-    The arguments are those of ``LaplaceMechanism``.
+    both sides of the label. ``gamma`` minimises E[noise^2] before clipping. The arguments are those
+    of ``LaplaceMechanism``.
 
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label in [low, high]; the worst log-ratio equals
-        epsilon. It holds for the draws as made: the noise is a discrete staircase on a public grid
-        of 2^32 steps, drawn from random integers with all rounding towards more privacy.
+        epsilon. The draws satisfy it: a discrete staircase on a public grid of 2^32 steps, made of
+        random integers, with all rounding towards more privacy.
 
     Source: ``ghazi2023``, Definition 25, and appendix F for the clipping; gamma from Geng and
     Viswanath 2014, "The optimal mechanism in differential privacy".
@@ -261,7 +263,7 @@ class StaircaseMechanism(AdditiveMechanism):
 
     @property
     def gamma(self) -> float:
-        """Share of the upper part in a stair, in (0, 1/2], a multiple of 2^-32."""
+        """The share of a stair's upper part, in (0, 1/2], a multiple of 2^-32."""
         return self._noise.first / self.steps
 
     @property
@@ -275,14 +277,14 @@ class DiscreteStaircaseMechanism(AdditiveMechanism):
     """Adds discrete staircase noise to whole numbers.
 
     With D = high - low, the probability of the noise i falls by a factor e^-epsilon at
-    ``|i| = k D + r`` for k = 0, 1, .... ``r`` is the integer in 1..D with the smallest E[noise^2]
-    (before clipping). For D = 1 it is 1, and the noise is discrete Laplace. The arguments are those
-    of ``DiscreteLaplaceMechanism``.
+    ``|i| = k D + r`` for k = 0, 1, .... The integer ``r`` in 1..D minimises E[noise^2] before
+    clipping. For D = 1 it is 1, and the noise is discrete Laplace. The arguments are those of
+    ``DiscreteLaplaceMechanism``.
 
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label in low..high; the worst log-ratio equals
-        epsilon. It holds for the draws as made: they come from random integers, with all rounding
-        towards more privacy.
+        epsilon. The draws satisfy it: they are made of random integers, with all rounding towards
+        more privacy.
 
     Source: ``ghazi2023``, Definition 24, and appendix F for the clipping.
 
@@ -296,7 +298,7 @@ class DiscreteStaircaseMechanism(AdditiveMechanism):
 
     @property
     def r(self) -> int:
-        """Width of the upper part of a stair, in 1..(high - low)."""
+        """The width of a stair's upper part, in 1..(high - low)."""
         return optimal_first(self.epsilon, self.steps)
 
     @property
@@ -306,7 +308,7 @@ class DiscreteStaircaseMechanism(AdditiveMechanism):
 
 def staircase_variance(epsilon: float, steps: int, first: np.ndarray) -> np.ndarray:
     """Returns E[noise^2] of staircase noise for each width r of the upper part, (m,)."""
-    # With b = e^-epsilon and W_j the sum of u^j w(u) over one stair, it is
+    # With b = e^-epsilon and W_j the sum of u^j w(u) over one stair, the variance is
     # 2 (W_2 + 2 N W_1 b/(1-b) + N^2 W_0 b(1+b)/(1-b)^2) / (2 W_0 - (1-b)).
     shrink, loss = math.exp(-epsilon), -math.expm1(-epsilon)
     r, n = np.asarray(first, dtype=np.float64), float(steps)
@@ -330,10 +332,10 @@ def optimal_gamma(epsilon: float) -> float:
 
 
 def optimal_first(epsilon: float, steps: int) -> int:
-    """Returns the width r in 1..N with the smallest E[noise^2]; the smaller of two equal ones.
+    """Returns the width r in 1..N with the smallest E[noise^2]; ties go to the smaller width.
 
-    In r, E[noise^2] is a convex function over a positive affine one, so it falls and then rises: a
-    minimum inside the window around the continuous optimum is the minimum of all.
+    As a function of r, E[noise^2] is a convex function over a positive affine one, so it falls and
+    then rises: a minimum inside a window around the continuous optimum is global.
     """
     center = round(optimal_gamma(epsilon) * steps)
     first = np.arange(max(1, center - _WIDTHS_TRIED), min(steps, center + _WIDTHS_TRIED) + 1)
@@ -342,16 +344,15 @@ def optimal_first(epsilon: float, steps: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ExponentialMechanism(BoundedMechanism):
-    """Answers with density proportional to ``exp(-epsilon |out - label| / (2 (high - low)))``.
+    """Draws with density proportional to ``exp(-epsilon |out - label| / (2 (high - low)))``.
 
-    It is Laplace noise of twice the scale, kept inside [low, high] by rejection, not by clipping.
+    This is Laplace noise of twice the scale, kept inside [low, high] by rejection, not by clipping.
     The arguments are those of ``LaplaceMechanism``; ``clip`` must be True.
 
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label in [low, high]. The worst log-ratio equals
-        epsilon / 2, since the normalizers of the two ends are equal, and the smallest of all. It
-        holds for the draws as made: outputs lie on a public grid of 2^32 steps and are drawn
-        exactly, from random integers.
+        epsilon / 2, since the two ends have the same normalizer, the smallest of all. The draws are
+        exact: outputs lie on a public grid of 2^32 steps, made of random integers.
 
     Source: ``ghazi2023``, Definition 26, with score ``-|out - label|``, and appendix F.
 
@@ -365,8 +366,8 @@ class ExponentialMechanism(BoundedMechanism):
         super().__post_init__()
         if not self.clip:
             raise ValueError(
-                "clip must be True for ExponentialMechanism, which answers inside [low, high] by "
-                "construction. LaplaceMechanism takes clip=False."
+                "clip must be True for ExponentialMechanism, whose outputs never leave [low, "
+                "high]. LaplaceMechanism takes clip=False."
             )
 
     def _draw(self, grid: np.ndarray, rng: Rng) -> np.ndarray:
@@ -379,15 +380,13 @@ class ExponentialMechanism(BoundedMechanism):
         return drawn
 
     def _uniform(self, grid: np.ndarray, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
-        """Returns uniform proposals, and which are accepted."""
         drawn = random_bits.uniform_below(np.full(grid.size, self.steps + 1), rng)
-        # Exponents are at most epsilon / 2 <= 1, as bernoulli_exp needs it.
+        # Exponents are at most epsilon / 2 <= 1, as bernoulli_exp requires.
         decay = integer_noise.decay_per_step(0.5 * self.epsilon, self.steps)
         distance = np.abs(drawn - grid) * decay.numerator
         return drawn, integer_noise.bernoulli_exp(distance, decay.denominator, rng)
 
     def _laplace(self, grid: np.ndarray, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
-        """Returns proposals with discrete Laplace noise, and which are accepted."""
         drawn = grid + LaplaceNoise(0.5 * self.epsilon, self.steps).draw(grid.size, rng)
         return drawn, (drawn >= 0) & (drawn <= self.steps)
 
