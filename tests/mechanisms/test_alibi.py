@@ -88,30 +88,27 @@ def test_discrete_gaussian_draws_follow_their_law(sigma, chi_square_rejects):
 
 def test_discrete_gaussian_accepts_with_the_exact_chance(monkeypatch):
     """Algorithm 3: the proposal's weight times the chance to keep it is e^(-y^2 / 2s^2 - 1/2)."""
-    asked = []
+    rests, wholes = [], []
+
+    class Count:
+        def __ge__(self, whole):
+            wholes.extend(whole.tolist())
+            return np.ones(whole.size, dtype=bool)
 
     def record(numerators, denominator, rng):
-        asked.append((numerators.copy(), denominator))
+        rests.extend(Fraction(int(n), denominator) for n in numerators)
         return np.ones(numerators.size, dtype=bool)
 
-    proposals = np.arange(12)
-    monkeypatch.setattr(integer_noise, "geometric", lambda size, decay, rng: proposals)
+    draws = {Fraction(1, 3): np.arange(12), Fraction(1): Count()}
+    monkeypatch.setattr(integer_noise, "geometric", lambda size, decay, rng: draws[decay])
     monkeypatch.setattr(
         random_bits, "uniform_below", lambda bounds, rng: np.zeros(bounds.size, int)
     )
     monkeypatch.setattr(integer_noise, "bernoulli_exp", record)
     integer_noise.discrete_gaussian(12, 3, None)
-    (rest, denominator), *ones = asked
-    exponents = [Fraction(int(n), denominator) for n in rest]
-    for numerators, one in ones:  # coins of e^-1 for those that are still to throw some
-        assert one == 1 and set(numerators.tolist()) == {1}
-    rounds = [numerators.size for numerators, _ in ones]
-    whole = [sum(count > place for count in rounds) for place in range(12)]
-    farthest_first = sorted(range(12), key=lambda y: -((y - 3) ** 2))
-    for place, y in enumerate(farthest_first):
-        exponents[y] += whole[place]
-    for y, exponent in enumerate(exponents):
-        assert Fraction(y, 3) + exponent == Fraction(y * y, 18) + Fraction(1, 2)
+    for y, (rest, whole) in enumerate(zip(rests, wholes, strict=True)):
+        assert 0 <= rest < 1
+        assert Fraction(y, 3) + rest + whole == Fraction(y * y, 18) + Fraction(1, 2)
 
 
 def test_the_largest_squares_fit_64_bits():

@@ -1,10 +1,10 @@
 """Exact noise on the integers, for labels and for statistics: Laplace, staircase and Gaussian.
 
-Noise computed in floating point is not private, whatever its formula: which doubles can come out
-depends on the label (Mironov 2012, "On significance of the least significant bits for differential
-privacy"). Noise on labels is made of comparisons of uniform integers alone, by the algorithms of
-Canonne, Kamath and Steinke 2020, "The discrete Gaussian for differential privacy". Noise on
-statistics has scales beyond 53 bits and comes from OpenDP's exact samplers.
+Noise computed in floating point is not private, since the set of possible doubles depends on the
+label (Mironov 2012, "On significance of the least significant bits for differential privacy").
+Noise on labels is drawn by comparing uniform integers, with the algorithms of Canonne, Kamath and
+Steinke 2020, "The discrete Gaussian for differential privacy". Noise on statistics, whose scales
+exceed 53 bits, comes from OpenDP's exact samplers.
 """
 
 from __future__ import annotations
@@ -29,24 +29,27 @@ if TYPE_CHECKING:
     from tf_labeldp.accounting.events import DpEvent
 
 MIN_EPSILON = 1e-6
+"""The smallest epsilon of noise on labels."""
 MAX_STEPS = 1 << 32
-"""Within these no integer here passes 2^63, except with probability e^-1000 (see ``geometric``)."""
+"""Grid steps between the ends of a label range. With ``MIN_EPSILON``, draws exceed 63 bits with
+probability e^-1000 (see ``geometric``)."""
 MAX_SIGMA = 1 << 26
-"""Of ``discrete_gaussian``: the square has to fit the 53 bits of ``uniform_below``."""
+"""The largest sigma of ``discrete_gaussian``, whose square must fit 53 random bits."""
 LARGEST_SCALE = 2.0**57
-"""In grid steps: noise on statistics stays in 64 bits at 40 standard deviations."""
+"""Scale, in grid steps, at which noise on statistics fits 64 bits up to 40 standard deviations."""
 
 _RANGE = 1 << 53
+"""The number of values of 53 random bits."""
 _MAX_DECAY = 1024
-"""Per step: more is drawn as this, since e^-1024 is below any double, and integers stay small."""
+"""The largest decay per step, which keeps integers small; e^-1024 is below any double."""
 _FARTHEST = math.isqrt((1 << 63) - 1)
-"""Its square still fits 64 bits; at least 45 sigma, which e^-1000 of the draws pass."""
+"""The largest distance whose square fits 63 bits: 45 sigma or more, exceeded with odds e^-1000."""
 _MARGIN = 1e-9
-"""Relative: epsilon and delta that the grid may cost Gaussian noise."""
+"""Share of epsilon and delta that the grid may cost Gaussian noise."""
 
 
 class FrozenWithNoise(Frozen):
-    """A mechanism with ``noise=``: of a pure kind, or Gaussian with a delta."""
+    """A mechanism with an argument ``noise``: pure noise, or Gaussian noise with a delta."""
 
     noise: str
     delta: float
@@ -59,23 +62,23 @@ class FrozenWithNoise(Frozen):
         if (self.noise == "gaussian") != (delta > 0.0):
             raise ValueError(
                 f"{self.noise} noise needs delta {'above' if delta == 0.0 else 'equal to'} zero, "
-                f"got delta={delta:g}. Gaussian noise takes one below 1/n for n labels."
+                f"got delta={delta:g}. For Gaussian noise on n labels use delta below 1/n."
             )
         self._set(delta=delta)
 
     def dp_event(self) -> DpEvent:
-        """Returns the event of one release: Gaussian, or one that dominates any pure mechanism."""
+        """Returns the Gaussian event, or the event that dominates all pure mechanisms."""
         if self.noise != "gaussian":
             return pure_dp_event(self.epsilon)
         return gaussian_event(gaussian_sigma(self.epsilon, self.delta, 1.0))
 
 
 def fitting_scale(scale: float, epsilon: float, largest: float) -> float:
-    """Returns the scale of noise on the integers, or raises if draws might leave 64 bits."""
+    """Returns the scale of integer noise, or raises if draws might exceed 64 bits."""
     if not scale <= largest:
         raise ValueError(
-            f"epsilon={epsilon:g} needs noise that leaves the 64-bit integers. The release would "
-            "be indistinguishable from noise; use a larger one."
+            f"epsilon={epsilon:g} needs noise that leaves the 64-bit integers. Raise epsilon: the "
+            "release would be all noise."
         )
     return scale
 
@@ -92,10 +95,10 @@ def gaussian_scale(epsilon: float, delta: float, l2_sensitivity: float, num_entr
 
     ``P[round(Z) = x] = phi(x) (1 + (x^2 / sigma^2 - 1) / (24 sigma^2) + O(sigma^-4))``,
 
-    so the logarithms differ by at most ``a = 70 m / sigma^2`` over m entries, and beyond lies a
-    mass of ``2 m e^-800``, below any delta of a double. Hence (epsilon', delta') for round(Z) is
+    so the logarithms differ by at most ``a = 70 m / sigma^2`` over m entries. The mass beyond is
+    ``2 m e^-800``, less than any delta that is a double. So (epsilon', delta') for round(Z) implies
     (epsilon' + 2 a, e^a delta') for the discrete Gaussian: the noise is calibrated to epsilon and
-    delta lowered by one part in 1e9, and 2 a has to be less than that.
+    delta lowered by one part in 1e9, and 2 a must be smaller than that part.
     """
     less = 1.0 - _MARGIN
     sigma = gaussian_sigma(epsilon * less, delta * less, l2_sensitivity)
@@ -103,13 +106,13 @@ def gaussian_scale(epsilon: float, delta: float, l2_sensitivity: float, num_entr
     if 2.0 * difference > _MARGIN * min(epsilon, 1.0):
         raise ValueError(
             f"the grid for exact sums is too coarse for {num_entries} entries at epsilon="
-            f"{epsilon:g}: use another epsilon, fewer entries, or the moments of fewer rows."
+            f"{epsilon:g}. Use another epsilon, fewer entries, or the moments of fewer rows."
         )
     return fitting_scale(sigma, epsilon, LARGEST_SCALE)
 
 
 def laplace_scale(epsilon: float, l1_sensitivity: float) -> float:
-    """Returns the scale of discrete Laplace noise in grid steps, which OpenDP may raise."""
+    """Returns the scale of discrete Laplace noise, in grid steps; OpenDP may raise it."""
     return fitting_scale(math.ceil(l1_sensitivity) / epsilon, epsilon, LARGEST_SCALE)
 
 
@@ -118,10 +121,10 @@ def with_noise(
 ) -> np.ndarray:
     """Returns ``int64`` or ``float64`` numbers (any shape) with independent noise on each.
 
-    Gaussian noise, for integers alone, has a ``scale`` of ``gaussian_scale``. For Laplace noise
+    Gaussian noise needs integers, and a ``scale`` from ``gaussian_scale``. For Laplace noise
     OpenDP's privacy map certifies ``epsilon`` at ``l1_sensitivity``. Without ``rng``, which is for
-    repeatable (not private) runs, OpenDP draws from the operating system's random bits: exactly on
-    integers, safely in floating point on floats.
+    repeatable (not private) runs, OpenDP uses the operating system's random bits: its samplers are
+    exact on integers and safe in floating point.
     """
     whole = exact.dtype.kind == "i"
     if rng is not None:
@@ -134,7 +137,6 @@ def with_noise(
 def _seeded_noise(
     kind: str, whole: bool, scale: float, shape: tuple[int, ...], rng: np.random.Generator
 ) -> np.ndarray:
-    """Returns noise of the same law, up to the rounding of doubles."""
     if kind == "gaussian":
         return np.rint(rng.normal(scale=scale, size=shape)).astype(np.int64)
     if not whole:
@@ -150,14 +152,14 @@ def opendp_noise(
 ) -> tuple[Any, float]:
     """Returns OpenDP's measurement that adds noise to a list of numbers, and its scale.
 
-    A Laplace scale rounds to a double, and so does OpenDP's bound on the loss, upwards: the scale
-    is raised to the first at which OpenDP itself certifies ``epsilon``, mostly by one step at most.
+    OpenDP rounds its bound on the loss up, so a Laplace scale is raised, double by double, until
+    OpenDP certifies ``epsilon``.
     """
     from opendp import domains, measurements, metrics, mod
 
-    # OpenDP asks for this before any component whose written proof is not finished.
+    # OpenDP requires this for components whose written proof is not finished.
     mod.enable_features("contrib")
-    # Types are given in full: T=int would be 32 bits, at which counts saturate.
+    # Types are explicit, since T=int would mean 32 bits, at which counts saturate.
     dtype = "i64" if whole else "f64"
     atoms = domains.atom_domain(T="i64") if whole else domains.atom_domain(T="f64", nan=False)
     vectors = domains.vector_domain(atoms)
@@ -171,8 +173,8 @@ def opendp_noise(
             return measurement, scale
         scale = math.nextafter(scale, math.inf)
     raise RuntimeError(
-        f"OpenDP does not certify epsilon={epsilon} for Laplace noise of scale {scale}. Please "
-        "report this with your version of opendp."
+        f"OpenDP does not certify epsilon={epsilon} for Laplace noise of scale {scale}. Report "
+        "this with your version of opendp."
     )
 
 
@@ -180,10 +182,10 @@ def opendp_noise(
 
 
 def decay_per_step(epsilon: float, steps: int) -> Fraction:
-    """Returns the largest fraction not above epsilon/steps with a denominator up to 2^53.
+    """Returns the largest fraction up to epsilon/steps with a denominator up to 2^53.
 
-    It is above zero, and its numerator has at most 53 bits too: from one on, epsilon/steps has the
-    numerator of a double and a smaller denominator, and comes back as it is.
+    The fraction is above zero, and its numerator has at most 53 bits too: an epsilon/steps of one
+    or more has the numerator of a double and a small denominator, and is returned unchanged.
     """
     fitting_scale(steps / epsilon, epsilon, _RANGE)
     return _fraction_below(min(Fraction(epsilon) / steps, Fraction(_MAX_DECAY)), _RANGE)
@@ -194,7 +196,7 @@ def _fraction_below(value: Fraction, limit: int) -> Fraction:
     nearest = value.limit_denominator(limit)
     if nearest <= value:
         return nearest
-    # Of fractions next to each other p/q - p'/q' is 1/(q q'): so p q' = 1 modulo q.
+    # Neighbouring fractions p/q and p'/q' differ by 1/(q q'), so p q' = 1 modulo q.
     top, bottom = nearest.as_integer_ratio()
     inverse = pow(top, -1, bottom)
     below = inverse + (limit - inverse) // bottom * bottom
@@ -204,14 +206,14 @@ def _fraction_below(value: Fraction, limit: int) -> Fraction:
 def bernoulli_exp(numerators: np.ndarray, denominator: int, rng: Rng) -> np.ndarray:
     """Returns events of probability exp(-n/d), exactly, for each n (m,) in 0..d; ``bool`` (m,).
 
-    Algorithm 1 of Canonne, Kamath and Steinke: throw a coin of probability n / (d k) for
+    Algorithm 1 of Canonne, Kamath and Steinke: toss a coin with probability n / (d k) of heads for
     k = 1, 2, ... until it shows tails; the event is that the last k is odd.
     """
     event = np.ones(numerators.size, dtype=bool)
     alive = np.arange(numerators.size)
     k = 1
     while alive.size:
-        # The coin is one of 1/k and one of n/d; the cheaper first.
+        # The coin is made of two, with odds 1/k and n/d; the cheaper one is tossed first.
         if k > 1:
             alive = alive[random_bits.uniform_below(np.full(alive.size, k), rng) == 0]
         if denominator > 1:
@@ -225,10 +227,11 @@ def bernoulli_exp(numerators: np.ndarray, denominator: int, rng: Rng) -> np.ndar
 
 
 def geometric(size: int, decay: Fraction, rng: Rng) -> np.ndarray:
-    """Returns ``size`` draws x >= 0 of ``P[x] ~ exp(-x decay)``, exactly; ``int64``.
+    """Returns ``size`` exact draws x >= 0 with ``P[x] ~ exp(-x decay)``, ``int64``.
 
-    Algorithm 2 of Canonne, Kamath and Steinke before its sign: u + t v with u < t is geometric with
-    decay 1/t, and its quotient by s geometric with decay s/t. v, of mean 0.6, may reach 1,000.
+    Algorithm 2 of Canonne, Kamath and Steinke without its sign: u + t v with u < t is geometric
+    with decay 1/t, and its quotient by s is geometric with decay s/t. The mean of v is 0.6; v may
+    reach 1,000.
     """
     low = np.empty(size, dtype=np.int64)
     waiting = np.arange(size)
@@ -248,8 +251,8 @@ def geometric(size: int, decay: Fraction, rng: Rng) -> np.ndarray:
 class LaplaceNoise:
     """Discrete Laplace noise, ``P[x] ~ exp(-|x| epsilon / N)``, epsilon-DP for a shift by up to N.
 
-    It is drawn with the decay s/t that is the largest fraction *not above* epsilon/N, so a shift by
-    N changes a probability by at most ``exp(N s / t) <= e^epsilon``. The noise is wider than its
+    The draws use the largest fraction s/t up to epsilon/N as their decay, so a shift by N changes a
+    probability by a factor of at most ``exp(N s / t) <= e^epsilon``. The noise is wider than the
     formula by less than one part in 2^50.
 
     Attributes:
@@ -273,7 +276,7 @@ class LaplaceNoise:
         return noise
 
     def magnitudes(self, size: int, rng: Rng) -> np.ndarray:
-        """Returns draws of |x|, except that 0 counts twice (as 0 and as -0)."""
+        """Returns draws of |x|, in which 0 has twice its probability (as 0 and as -0)."""
         return geometric(size, decay_per_step(self.epsilon, self.steps), rng)
 
     def mass(self, x: np.ndarray) -> np.ndarray:
@@ -288,7 +291,7 @@ class LaplaceNoise:
 
 
 def _with_sign(magnitudes: np.ndarray, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
-    """Returns magnitudes with random signs, and which to keep: -0 is no second way to draw 0."""
+    """Returns magnitudes with random signs, and whether to keep each; -0 is drawn again."""
     negative = random_bits.uniform_below(np.full(magnitudes.size, 2), rng) == 1
     return np.where(negative, -magnitudes, magnitudes), ~(negative & (magnitudes == 0))
 
@@ -297,27 +300,29 @@ def _with_sign(magnitudes: np.ndarray, rng: Rng) -> tuple[np.ndarray, np.ndarray
 class StaircaseNoise(LaplaceNoise):
     """Discrete staircase noise (``ghazi2023``, Definition 24).
 
-    ``|x| = u + N v`` has a weight ``w(u) g^v``, where g >= e^-epsilon is drawn as in
+    ``|x| = u + N v`` has the weight ``w(u) g^v``, where g >= e^-epsilon is drawn as in
     ``LaplaceNoise``, and w is 1 for u < r and c for the rest, with e^-epsilon <= c <= 1. Two
-    magnitudes at most N apart have the same v, and a ratio of at most 1/c, or (u, v) and
-    (u', v + 1) with u' <= u, so w(u) <= w(u'), and a ratio of at most 1/g: e^epsilon in both.
+    magnitudes at most N apart either share v, with a ratio of at most 1/c, or are (u, v) and
+    (u', v + 1) with u' <= u, so w(u) <= w(u'), with a ratio of at most 1/g. Both ratios are at most
+    e^epsilon.
 
     Attributes:
-        first: r, the width of the upper part of a stair, in 1..N.
+        first: r, the width of a stair's upper part, in 1..N.
     """
 
     first: int
 
     def lower_threshold(self) -> int:
-        """Returns t such that ``uniform_integers < t`` is "in the lower part of the stair"."""
+        """Returns t such that ``uniform_integers < t`` selects the lower part of the stair."""
         rest = self.steps - self.first
         if rest == 0:
             return 0
-        context = decimal.Context(prec=60)  # operators would round to the caller's precision
+        # Methods of the context keep its precision; operators would use the caller's.
+        context = decimal.Context(prec=60)
         shrink = context.exp(decimal.Decimal(-min(self.epsilon, float(_MAX_DECAY))))
         weight = context.multiply(shrink, rest)
         chance = context.divide(weight, context.add(weight, self.first))
-        # Above the rounding errors of the lines before, and then up to the next integer.
+        # The margin covers the rounding errors of the lines before; ceil rounds up too.
         margin = 1 + Fraction(1, 10**20)
         return math.ceil(Fraction(chance) * margin * _RANGE)
 
@@ -337,7 +342,7 @@ class StaircaseNoise(LaplaceNoise):
     def tail(self, x: np.ndarray) -> np.ndarray:
         stair, within = np.divmod(x, self.steps)
         loss, weight = -math.expm1(-self.epsilon), self._stair_weight()
-        # What is left of this stair, and then all later ones.
+        # The tail is the rest of this stair and all later stairs.
         upper = np.maximum(self.first - within, 0.0)
         lower = self.steps - np.maximum(within, self.first)
         left = loss * upper + math.exp(-self.epsilon) * (loss * lower + weight)
@@ -348,11 +353,11 @@ class StaircaseNoise(LaplaceNoise):
 
 
 def discrete_gaussian(size: int, sigma: int, rng: Rng) -> np.ndarray:
-    """Returns ``size`` draws of ``P[x] ~ exp(-x^2 / (2 sigma^2))``, sigma in 1..2^26; ``int64``.
+    """Returns ``size`` draws with ``P[x] ~ exp(-x^2 / (2 sigma^2))``, ``int64``; sigma in 1..2^26.
 
     Algorithm 3 of Canonne, Kamath and Steinke, with t = sigma: a discrete Laplace draw y of scale
-    sigma is kept with probability ``exp(-(|y| - sigma)^2 / (2 sigma^2))``; of four draws three are.
-    OpenDP's sampler has the same law and is some twenty times slower.
+    sigma is kept with probability ``exp(-(|y| - sigma)^2 / (2 sigma^2))``, three times in four.
+    OpenDP's sampler has the same law and takes about twenty times as long.
     """
     noise = np.empty(size, dtype=np.int64)
     waiting = np.arange(size)
@@ -361,19 +366,8 @@ def discrete_gaussian(size: int, sigma: int, rng: Rng) -> np.ndarray:
         magnitudes = geometric(waiting.size, Fraction(1, sigma), rng)
         noise[waiting], signed = _with_sign(magnitudes, rng)
         whole, rest = np.divmod(np.minimum(np.abs(magnitudes - sigma), _FARTHEST) ** 2, square)
-        kept = bernoulli_exp(rest, square, rng) & _all_of_exp_one(whole, rng)
+        kept = bernoulli_exp(rest, square, rng)
+        # A geometric draw of decay one reaches the whole part w with probability e^-w.
+        kept &= geometric(rest.size, Fraction(1), rng) >= whole
         waiting = waiting[~(kept & signed)]
     return noise
-
-
-def _all_of_exp_one(counts: np.ndarray, rng: Rng) -> np.ndarray:
-    """Returns events of probability e^-count, exactly, for each count (m,); ``bool`` (m,)."""
-    event = np.ones(counts.size, dtype=bool)
-    going = np.flatnonzero(counts > 0)
-    thrown = 0
-    while going.size:
-        heads = bernoulli_exp(np.ones(going.size, dtype=np.int64), 1, rng)
-        event[going[~heads]] = False
-        thrown += 1
-        going = going[heads & (counts[going] > thrown)]
-    return event
