@@ -139,9 +139,9 @@ def same(first, second):
 
 
 UNKNOWN = {
-    ("laplace", "posterior"): "need priors with their values",
-    ("laplace", "debiased"): "this bias can't be undone",
-    ("peers", "posterior"): "is not known here",
+    ("laplace", "posterior"): "need priors with values",
+    ("laplace", "debiased"): "a bias that cannot be undone",
+    ("peers", "posterior"): "is unknown",
     ("ALIBI", "decode"): "one-hot|rows",
 }
 """What a mechanism does not have, and the words of the error."""

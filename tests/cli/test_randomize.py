@@ -310,7 +310,7 @@ def test_baselines(name):
     assert statement["prior"] is None
     noisy = NoisyLabels.load("n.csv")
     assert noisy.values.tolist() == values.tolist() and noisy.guarantee().epsilon == 3.0
-    with pytest.raises(ValueError, match="need priors with their values"):
+    with pytest.raises(ValueError, match="need priors with values"):
         noisy.posterior()
 
 

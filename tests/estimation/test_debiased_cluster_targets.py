@@ -137,12 +137,12 @@ def test_errors():
     mechanism = PriorResampling(1.0, 4)
     with pytest.raises(ValueError, match=r"bias_correction must be in \[0, 1\), got 1.*singular"):
         debiased(mechanism, [0], PRIOR, bias_correction=1.0)
-    with pytest.raises(ValueError, match=r"1 prior\(s\) have resampling probability 1.*Give a"):
+    with pytest.raises(ValueError, match=r"1 prior.* probability of about 1.*Pass a"):
         debiased(PriorResampling(1.0, 4, 1.0), [0], PRIOR)
     # A least entry of 2^-53 keeps next to no label; weights of 1e15 would be rounding errors.
-    with pytest.raises(ValueError, match=r"1 prior\(s\) have resampling probability 1, or next"):
+    with pytest.raises(ValueError, match=r"1 prior\(s\) have a resampling probability"):
         debiased(mechanism, [0, 1], [[1.0, 0.0, 0.0, 0.0], [1 - 3e-9, 1e-9, 1e-9, 1e-9]])
-    with pytest.raises(ValueError, match="drew its labels with priors"):
+    with pytest.raises(ValueError, match="draws with priors"):
         debiased(mechanism, [0])
     with pytest.raises(ValueError, match=r"must have shape \(4,\) or \(1, 4\)"):
         debiased(mechanism, [0], np.tile(PRIOR, (2, 1)))

@@ -49,11 +49,11 @@ def test_one_bin_and_an_empty_bin():
 @pytest.mark.parametrize(
     ("noisy", "values", "prior", "message"),
     [
-        ([0.5, 1.5], [0.0, 1.0], [0.5, 0.5], r"2 noisy label\(s\) are no outputs"),
+        ([0.5, 1.5], [0.0, 1.0], [0.5, 0.5], r"2 noisy label\(s\) are not outputs"),
         ([0.25], [0.0, 1.0], [0.5, 0.6], "must sum to one"),
         ([0.25], [0.0, 9.0], [0.5, 0.5], r"must lie in \[0, 1\]"),
         ([0.25], [1.0, 0.0], [0.5, 0.5], "strictly increasing"),
-        ([0.25], None, [0.5, 0.5], "need priors with their values, got Priors"),
+        ([0.25], None, [0.5, 0.5], "need priors with values, got Priors"),
     ],
 )
 def test_bad_input(noisy, values, prior, message):
@@ -111,7 +111,7 @@ def test_peer_reports_are_unbiased_for_the_label_of_the_peer(alpha):
 
 
 def test_other_mechanisms():
-    with pytest.raises(TypeError, match=r"bias of labels drawn by ExponentialMechanism is not"):
+    with pytest.raises(TypeError, match=r"bias of labels drawn by ExponentialMechanism is unknown"):
         debiased(ExponentialMechanism(1.0, 0.0, 1.0), [0.5])
     with pytest.raises(TypeError, match="must be a tf_labeldp mechanism, got NoneType"):
         debiased(None, [0.5], Priors([0.5, 0.5], values=[0.0, 1.0]))

@@ -437,7 +437,7 @@ def test_as_many_counts_as_labels_may_have():
 @pytest.mark.parametrize("epsilon", [5e-324, 1e-24])
 def test_an_epsilon_whose_noise_does_not_fit_the_integers_is_refused(noise, epsilon):
     delta = 1e-6 if noise == "gaussian" else 0.0
-    with pytest.raises(ValueError, match=r"leaves the 64-bit integers.* use a larger one"):
+    with pytest.raises(ValueError, match=r"leaves the 64-bit integers.* Raise epsilon"):
         HistogramMechanism(epsilon, 3, noise=noise, delta=delta)
 
 

@@ -76,14 +76,14 @@ BAD = {
     "strange": (
         {"noisy": (0.5, 0.75, 0.75)},
         ValueError,
-        "2 of 3 noisy labels can't come from RRO",
+        "2 of 3 noisy labels are impossible for RRO",
     ),
     "nan": ({"noisy": (0.5, np.nan)}, ValueError, "noisy_labels must be numbers, but 1 of 2"),
     "order": ({"values": VALUES[::-1]}, ValueError, "values must be strictly increasing"),
     "outside": ({"values": VALUES + 1.0}, ValueError, r"must lie in \[0, 9\], but 1 of 5"),
     "prior-shape": ({"prior": PRIOR[:4]}, ValueError, r"must have shape \(5,\)"),
     "prior-sum": ({"prior": PRIOR * 2}, ValueError, "must sum to one"),
-    "no-values": ({"values": None}, ValueError, "need priors with their values, got Priors"),
+    "no-values": ({"values": None}, ValueError, "need priors with values, got Priors"),
     "classes": (
         {"mechanism": RandomizedResponse(1.0, 5)},
         TypeError,
@@ -103,5 +103,5 @@ def test_bad_input(case):
 @pytest.mark.parametrize("priors", [None, PRIOR, VALUES.tolist()], ids=["none", "array", "list"])
 def test_numbers_need_priors_with_values(priors):
     kind = type(priors).__name__
-    with pytest.raises(ValueError, match=rf"need priors with their values, got {kind}.*values="):
+    with pytest.raises(ValueError, match=rf"need priors with values, got {kind}.*values="):
         posterior(BINS, [0.5], priors)

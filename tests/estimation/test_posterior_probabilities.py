@@ -93,10 +93,10 @@ BAD = {
     "number-mechanism": (
         {"mechanism": LaplaceMechanism(1.0, 0, 1)},
         ValueError,
-        "need priors with their values, got ndarray",
+        "need priors with values, got ndarray",
     ),
     "nothing": ({"mechanism": "RR"}, TypeError, "must be a tf_labeldp mechanism, got str"),
-    "no-priors": ({"priors": None}, ValueError, "RRWithPrior drew its labels with priors"),
+    "no-priors": ({"priors": None}, ValueError, "RRWithPrior draws with priors"),
     "unknown": (
         {"mechanism": UnknownByPrior(1.0, K)},
         ValueError,

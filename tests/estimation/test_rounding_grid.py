@@ -102,8 +102,7 @@ def test_amounts_are_told_apart_where_they_are_small(low, high):
         ((3.0, 3.0, 10), ValueError, "low must be below high"),
         ((0.0, math.inf, 10), ValueError, "high must be finite"),
         ((0.0, 1.0, 1), ValueError, "max_values must be at least 2, got 1"),
-        ((1e15, 1e15 + 0.5, 100), ValueError, "there are not 100 different doubles"),
-        ((-1.7e308, 1.7e308, 100), ValueError, "too wide for a double"),
+        ((1e15, 1e15 + 0.5, 100), ValueError, "there are no 100 distinct doubles"),
     ],
 )
 def test_bad_input(arguments, error, message):

@@ -1,4 +1,4 @@
-"""Priors, posteriors and debiased targets, from noisy values; loads no TensorFlow."""
+"""Priors, posteriors and debiased targets from noisy values; loads no TensorFlow."""
 
 from tf_labeldp.estimation._debiased import debiased
 from tf_labeldp.estimation._posterior import posterior

@@ -1,4 +1,4 @@
-"""Noisy labels without their bias: signed weights over the classes, or unbiased numbers."""
+"""Unbiased targets from noisy labels: signed weights over the classes, or numbers."""
 
 from __future__ import annotations
 
@@ -47,38 +47,37 @@ def debiased(
 
     For ``PriorResampling`` the weights are those of the modified loss of ``esfandiari2022`` (lines
     28 to 30 of Algorithm 1): ``w = (onehot(noisy) - beta q) / (1 - beta)`` with the prior q. The
-    loss is unbiased for ``beta = lambda`` (Lemma 3); a smaller beta varies less and leaves a bias
-    of at most ``|beta - lambda| / (1 - beta)`` times the L1 distance of q from the true
-    distribution, for losses in [0, 1]. For ``PeerToPeerRandomizedResponse`` they undo the flips:
-    unbiased for the label of the peer, and so for the share of the cluster.
+    loss is unbiased for ``beta = lambda`` (Lemma 3). A smaller beta lowers the variance and leaves
+    a bias of at most ``|beta - lambda| / (1 - beta)`` times the L1 distance of q from the true
+    distribution, for losses in [0, 1]. For ``PeerToPeerRandomizedResponse`` the weights undo the
+    flips: they are unbiased for the peer's label, and so for the share in the cluster.
 
-    *Noisy one-hot rows* of ``ALIBI`` are unbiased as they are.
+    *Noisy one-hot rows* from ``ALIBI`` are already unbiased.
 
     *Numbers.* An output of RR-on-Bins is the mean of all labels that may have drawn it, so noisy
-    labels are pulled to the overall mean, a bias that section 6 of ``ghazi2023`` names as an open
-    question. With d bins whose labels have means ``r_j``, ``s = e^-epsilon`` and
-    ``T = 1 + (d - 1) s``, the labels ``w_j = (T r_j - s sum_i r_i) / (1 - s)`` have
-    ``E[w | bin b] = r_b``: the inverse of the channel over the bins, applied to ``r``. They spread
-    more, by about ``T / (1 - s)``; the remaining bias is the width of the bins. Laplace and
-    staircase noise that is not clipped has no bias.
+    labels shrink to the overall mean, a bias that section 6 of ``ghazi2023`` leaves open. With d
+    bins whose labels have means ``r_j``, ``s = e^-epsilon`` and ``T = 1 + (d - 1) s``, the labels
+    ``w_j = (T r_j - s sum_i r_i) / (1 - s)`` have ``E[w | bin b] = r_b``: the inverse channel over
+    the bins, applied to ``r``. Their spread is larger by about ``T / (1 - s)``; the remaining bias
+    is the width of the bins. Laplace and staircase noise without clipping is unbiased.
 
     Guarantee:
-        Post-processing of noisy labels, and of a prior that is public or was paid for: no charge.
+        Post-processing of noisy labels and of a public or released prior: no charge.
 
     Args:
         mechanism: the mechanism that drew the labels.
-        noisy_labels: its output, (n,) or, of ``ALIBI``, (n, K).
-        priors: for classes the very priors of the draw, (K,) or (n, K) or ``Priors``, for
-            mechanisms that use them; for numbers ``Priors`` with their ``values``.
-        bias_correction: beta, in [0, 1), for ``PriorResampling`` alone; None is the lambda with
+        noisy_labels: its output, (n,), or (n, K) from ``ALIBI``.
+        priors: for classes the priors of the draw, (K,) or (n, K) or ``Priors``, if the mechanism
+            uses priors; for numbers ``Priors`` with their ``values``.
+        bias_correction: beta, in [0, 1), only for ``PriorResampling``; None uses the lambda with
             which each label was resampled. With 0 the targets are the noisy labels, one-hot.
 
     Returns:
-        ``float64`` (n, K), rows that sum to one with entries that may be negative; for ``ALIBI``
-        its rows; for numbers (n,).
+        ``float64`` (n, K), rows that sum to one with entries of either sign; the rows themselves
+        for ``ALIBI``; (n,) for numbers.
 
     Raises:
-        TypeError: a mechanism whose bias is not known here, or labels of a wrong type.
+        TypeError: a mechanism with unknown bias, or labels of a wrong type.
         ValueError: priors missing, superfluous or of a wrong shape; impossible noisy labels; a
             channel that cannot be inverted; a wrong bias correction.
 
@@ -102,7 +101,7 @@ def debiased(
     if isinstance(mechanism, AdditiveMechanism):
         if mechanism.clip:
             raise ValueError(
-                f"{mechanism!r} clips its noisy labels, and this bias can't be undone. Draw with "
+                f"{mechanism!r} clips its noisy labels, a bias that cannot be undone. Draw with "
                 "clip=False."
             )
         return _validate.real_vector("noisy_labels", noisy_labels)
@@ -113,7 +112,7 @@ def debiased(
         channel = [[1.0 - alpha, alpha], [alpha, 1.0 - alpha]]
         return channel_inverse(channel)[_validate.class_indices("noisy_labels", noisy_labels, 2)]
     name = type(mechanism).__name__
-    raise TypeError(f"the bias of labels drawn by {name} is not known here. Use their posterior.")
+    raise TypeError(f"the bias of labels drawn by {name} is unknown. Use their posterior.")
 
 
 def _of_classes(
@@ -128,11 +127,12 @@ def _of_classes(
     if isinstance(mechanism, PriorResampling):
         return _resampling_weights(mechanism, noisy, prior, beta)
     if not isinstance(mechanism, SetResponse):
-        raise ValueError(f"the channel of {type(mechanism).__name__} by prior is not known here.")
+        name = type(mechanism).__name__
+        raise ValueError(f"the channel of {name} by prior is unknown. Use the posterior.")
     found = empty_targets(noisy.size, mechanism.num_classes)
     impossible = 0
     # p / (1 - k p) = 1 / (e^eps - 1) and 1 / (1 - k p) = (e^eps + k - 1) / (e^eps - 1), written
-    # with e^-eps so that neither a large nor a small epsilon loses digits.
+    # with e^-eps so that no epsilon loses digits.
     gain, shrink = -math.expm1(-mechanism.epsilon), math.exp(-mechanism.epsilon)
     for some in row_chunks(found.shape):
         rows = prior.of_labels(some)
@@ -145,8 +145,8 @@ def _of_classes(
         found[some] = weights
     if impossible:
         raise ValueError(
-            f"{impossible} noisy label(s) lie outside the top-k set of their prior: these are not "
-            "the priors of the draw, in the same order."
+            f"{impossible} noisy label(s) lie outside the top-k set of their prior. Pass the "
+            "priors of the draw, in the same order."
         )
     return found
 
@@ -163,15 +163,16 @@ def _resampling_weights(
         lost = int(np.count_nonzero((1.0 - of_rows) * _MAX_CONDITION < 1.0))
         if lost:
             raise ValueError(
-                f"{lost} prior(s) have resampling probability 1, or next to it: no loss is "
-                "unbiased. Give a bias_correction below 1 (0 takes the noisy labels as they are)."
+                f"{lost} prior(s) have a resampling probability of about 1, so no loss is "
+                "unbiased. Pass a bias_correction below 1; 0 keeps the noisy labels."
             )
         betas = prior.by_label(of_rows)
     found = empty_targets(noisy.size, mechanism.num_classes)
     for some in row_chunks(found.shape):
         rows = prior.of_labels(some)
         weights = np.broadcast_to(rows, found[some].shape) * -betas[some, np.newaxis]
-        weights /= rows.sum(axis=1, keepdims=True)  # as the draw takes them
+        # The draw normalises its priors too.
+        weights /= rows.sum(axis=1, keepdims=True)
         weights[np.arange(len(weights)), noisy[some]] += 1.0
         found[some] = weights / (1.0 - betas[some, np.newaxis])
     return found
@@ -182,14 +183,14 @@ def _of_bins(mechanism: RROnBins, noisy_labels: Any, priors: Any) -> np.ndarray:
     place, is_output = mechanism.output_index(noisy_labels)
     if not np.all(is_output):
         raise ValueError(
-            f"{int(np.count_nonzero(~is_output))} noisy label(s) are no outputs of {mechanism!r}, "
-            "so it did not draw them. Pass the mechanism of the draw."
+            f"{int(np.count_nonzero(~is_output))} noisy label(s) are not outputs of {mechanism!r}. "
+            "Pass the mechanism of the draw."
         )
     outputs = np.asarray(mechanism.outputs)
     bins = mechanism.bin_of(values)
     mass = np.bincount(bins, prior, minlength=outputs.size)
     total = np.bincount(bins, prior * values, minlength=outputs.size)
-    # A bin of probability zero has its output as its mean.
+    # The mean of a bin with probability zero is its output.
     means = np.where(mass > 0.0, total / np.where(mass > 0.0, mass, 1.0), outputs)
     shrink, gain = math.exp(-mechanism.epsilon), -math.expm1(-mechanism.epsilon)
     spread = 1.0 + (outputs.size - 1) * shrink
@@ -199,14 +200,14 @@ def _of_bins(mechanism: RROnBins, noisy_labels: Any, priors: Any) -> np.ndarray:
 def channel_inverse(transition_matrix: Any) -> np.ndarray:
     """Returns ``Q^-1`` of a square channel ``Q[input, output]`` (``esfandiari2022``).
 
-    Row z holds the weights of the unbiased loss when z was observed:
+    Row z has the weights of the unbiased loss for the noisy label z:
     ``sum_z Q[y, z] Q^-1[z, k] = [y == k]``.
     """
     matrix = np.asarray(transition_matrix, dtype=np.float64)
     condition = np.linalg.cond(matrix)
     if not condition < _MAX_CONDITION:
         raise ValueError(
-            f"the channel cannot be inverted (condition number {condition:.3g}): its outputs "
-            "reveal too little of the label. Raise epsilon, or use ForwardCorrectedLoss."
+            f"the channel cannot be inverted (condition number {condition:.3g}). Raise epsilon, "
+            "or use ForwardCorrectedLoss."
         )
     return np.linalg.solve(matrix, np.eye(matrix.shape[0]))

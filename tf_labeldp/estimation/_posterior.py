@@ -1,4 +1,4 @@
-"""Bayes' rule by mechanism: the true labels, given noisy labels and their priors."""
+"""Bayes' rule for each mechanism: posteriors of true labels from noisy labels and priors."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ def posterior(
 ) -> np.ndarray:
     """Returns the posterior of each true label; ``NoisyLabels.posterior`` calls it.
 
-    * Classes: ``P(true class | noisy label, prior)``, the best soft targets that the draw allows if
-      the priors are right. Where they are wrong, a model that is trained on them learns part of the
-      error; ``debiased`` targets are free of that, and far noisier. A label that no class of
-      positive prior can have produced carries no information: there the posterior is the prior.
-    * Noisy one-hot rows of ``ALIBI``: ``P(true class | row, prior)``.
-    * Numbers: ``E[true label | noisy label]``, the guess of least expected squared error if the
-      prior is right. Guesses, and the predictions of a model that is trained on them, are shrunk
-      towards the mean of the prior: where their scale matters, use ``debiased`` labels. The outputs
-      of ``optimal_bins`` for squared error are posterior means already.
+    * Classes: ``P(true class | noisy label, prior)``, the best soft targets if the priors are
+      right. If they are wrong, a model trained on these targets learns part of the error;
+      ``debiased`` targets avoid this and are much noisier. If no class with a positive prior can
+      have produced a label, its posterior is the prior.
+    * Noisy one-hot rows from ``ALIBI``: ``P(true class | row, prior)``.
+    * Numbers: ``E[true label | noisy label]``, which minimises the expected squared error if the
+      prior is right. These means, and the predictions of a model trained on them, shrink to the
+      mean of the prior; use ``debiased`` labels where the scale matters. The outputs of
+      ``optimal_bins`` for squared error are already posterior means.
 
     Guarantee:
-        Post-processing of noisy labels: no charge, if the priors are public or were released.
+        Post-processing of noisy labels and of public or released priors: no charge.
 
     Source: Malek et al. 2021, "Antipodes of label differential privacy: PATE and ALIBI"; for
     numbers, denoising after the mechanism, an open direction of section 6 of ``ghazi2023``.
 
     Args:
         mechanism: the mechanism that drew the labels.
-        noisy_labels: its output, (n,) or, of ``ALIBI``, (n, K).
-        priors: for classes probabilities (K,) or (n, K), or ``Priors``: those of the draw, or any,
-            None for uniform ones, if the mechanism draws without. For numbers ``Priors`` with their
-            ``values``.
+        noisy_labels: its output, (n,), or (n, K) from ``ALIBI``.
+        priors: for classes probabilities (K,) or (n, K), or ``Priors``; the priors of the draw if
+            the mechanism uses priors, else any, and None for uniform ones. For numbers ``Priors``
+            with their ``values``.
 
     Returns:
         ``float64`` (n, K) with rows that sum to one; for numbers (n,), between the smallest and the
         largest of the priors' values.
 
     Raises:
-        TypeError: a mechanism of another kind, or labels of a wrong type.
+        TypeError: a mechanism with unknown posterior, or labels of a wrong type.
         ValueError: labels or priors out of range, missing, of a wrong shape or impossible; a
-            channel by prior that is not known here.
+            mechanism whose channel by prior is unknown.
 
     Example:
         >>> from tf_labeldp.mechanisms import RandomizedResponse, RROnBins
@@ -68,17 +68,17 @@ def posterior(
         return _of_alibi(mechanism, noisy_labels, priors)
     checked_mechanism(mechanism, LabelMechanism)
     name = type(mechanism).__name__
-    raise TypeError(f"the posterior of labels drawn by {name} is not known here. Debias them.")
+    raise TypeError(f"the posterior of labels drawn by {name} is unknown. Use debiased labels.")
 
 
 def rows_of_the_draw(
     mechanism: ClassificationMechanism | ALIBI, priors: Any, size: int
 ) -> PriorRows:
-    """Returns the priors of n labels; uniform ones for None, unless the mechanism uses priors."""
+    """Returns the priors of n labels; None means uniform, unless the mechanism uses priors."""
     if priors is None and mechanism.public_input == "priors":
         raise ValueError(
-            f"{type(mechanism).__name__} drew its labels with priors; pass the same ones, of "
-            f"shape ({mechanism.num_classes},) or ({size}, {mechanism.num_classes})."
+            f"{type(mechanism).__name__} draws with priors. Pass the priors of the draw, of shape "
+            f"({mechanism.num_classes},) or ({size}, {mechanism.num_classes})."
         )
     if priors is None:
         priors = np.full(mechanism.num_classes, 1.0 / mechanism.num_classes)
@@ -120,10 +120,11 @@ def _of_numbers(mechanism: RegressionMechanism, noisy_labels: Any, priors: Any) 
     impossible = int(np.count_nonzero(~(total > 0.0)[place]))
     if impossible:
         raise ValueError(
-            f"{impossible} of {noisy.size} noisy labels can't come from {type(mechanism).__name__} "
-            "and these values. Pass the mechanism of the draw, and values over its label_range()."
+            f"{impossible} of {noisy.size} noisy labels are impossible for "
+            f"{type(mechanism).__name__} and these values. Pass the mechanism of the draw, and "
+            "values over its label_range()."
         )
-    # Rounding may carry a mean of nearly equal values beyond them.
+    # Rounding may move a mean of nearly equal values beyond them.
     return np.clip(means, values[0], values[-1])[place]
 
 
@@ -131,8 +132,8 @@ def number_priors(priors: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns the values (k,) and probabilities (k,) of a prior of numbers, or raises."""
     if not isinstance(priors, Priors) or priors.values is None:
         raise ValueError(
-            f"labels that are numbers need priors with their values, got {type(priors).__name__}. "
-            "Give mechanisms.Priors(probabilities, values=values)."
+            f"labels that are numbers need priors with values, got {type(priors).__name__}. Pass "
+            "mechanisms.Priors(probabilities, values=values)."
         )
     values = _validate.increasing_numbers("values", priors.values)
     return values, _validate.prior_rows("probabilities", priors, 1, values.size)[0]
@@ -143,11 +144,9 @@ def _of_alibi(mechanism: ALIBI, noisy_labels: Any, priors: Any) -> np.ndarray:
     rows = np.asarray(noisy_labels)
     if rows.ndim != 2 or rows.shape[1] != num_classes:
         raise ValueError(
-            f"noisy_labels must have shape (n, {num_classes}), got {rows.shape}: the rows that "
-            "this mechanism released."
+            f"noisy_labels must have shape (n, {num_classes}), got {rows.shape}. Pass the rows "
+            "that this mechanism released."
         )
-    if rows.dtype.kind not in "iuf":
-        raise TypeError(f"noisy_labels must be numbers, got dtype {rows.dtype}.")
     wrong = int(np.count_nonzero(~np.isfinite(rows)))
     if wrong:
         raise ValueError(
@@ -162,11 +161,11 @@ def _of_alibi(mechanism: ALIBI, noisy_labels: Any, priors: Any) -> np.ndarray:
 
 
 def _log_likelihood(mechanism: ALIBI, noisy: np.ndarray, prior: np.ndarray) -> np.ndarray:
-    """Returns log f(x - e_i) for the noise's density f, up to a constant in each row: (m, K)."""
+    """Returns log f(x - e_i) for the density f of the noise, up to a constant per row: (m, K)."""
     if mechanism.noise == "laplace":
         # |x| - |x - 1|, without the difference of two large numbers.
         return (2.0 * np.clip(noisy, 0.0, 1.0) - 1.0) / mechanism.scale
-    # exp(x_i / sigma^2); published code divides by sigma, which is Bayes' rule at sigma 1 only.
+    # The weights are exp(x_i / sigma^2). Published code divides by sigma, right only at sigma 1.
     largest = np.where(prior > 0.0, noisy, -np.inf).max(axis=1, keepdims=True)
     with np.errstate(over="ignore"):
         return np.minimum(noisy - largest, 0.0) / mechanism.scale**2

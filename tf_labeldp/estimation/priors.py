@@ -1,4 +1,4 @@
-"""Priors from noisy histograms and from models, and the public values of priors of numbers."""
+"""Priors from noisy histograms and from models, and the values of priors of numbers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Public
 
 _SPLIT_AT = 1.5
-"""Standard deviations of noise above which both parts of a split get a share."""
+"""Standard deviations of noise that the smaller part of a split must exceed to get a share."""
 _WARP = math.expm1(4.0)
-"""Of a grid from zero: the widest step is this plus one, 55, times the narrowest."""
+"""54: the widest step of a grid from zero is 55 times the narrowest."""
 
 
 def histogram_prior(histogram: Any) -> np.ndarray:
-    """Returns noisy counts (K,) or (G, K) as probabilities: negative ones to zero, normalised.
+    """Returns noisy counts (K,) or (G, K) as probabilities; negative counts become zero.
 
-    A row without any positive count becomes uniform; the papers leave this case open.
+    A row without a positive count becomes uniform; the papers leave this case open.
 
     Guarantee:
         Post-processing of noisy counts: no charge.
@@ -33,21 +33,20 @@ def histogram_prior(histogram: Any) -> np.ndarray:
 
 
 def ordered_prior(histogram: Any, totals: Any, noise_stddev: float) -> np.ndarray:
-    """Returns noisy counts over values in their order, (k,) or (G, k), as probabilities.
+    """Returns noisy counts over ordered values, (k,) or (G, k), as probabilities.
 
-    Setting negative counts to zero would add mass wherever the histogram is empty, and most values
-    of amounts are: their mean comes out too high. Here the public ``totals``, (G,) or a number, are
-    split between the lower and the upper half of the values by their noisy sums, then each part
-    again, down to single values. A split whose smaller part is below 1.5 standard deviations of its
-    noise gives that part nothing, so that empty stretches stay empty. Rows of total zero become
-    uniform.
+    Setting negative counts to zero would add mass to empty cells, which most values of amounts are,
+    and so raise the mean. Instead the public ``totals``, (G,) or a number, are split between the
+    lower and upper half of the values by their noisy sums, then each part again, down to single
+    values. A part below 1.5 standard deviations of the noise of its split gets nothing, so empty
+    stretches stay empty. Rows with total zero become uniform.
 
     Guarantee:
         Post-processing of noisy counts: no charge.
 
-    Source: not in the papers, which set negative counts to zero (Algorithm 4 of ``ghazi2023``). The
-    splits are those of Hay et al. 2010, "Boosting the accuracy of differentially private histograms
-    through consistency", with a known total; the threshold is ours (``benchmarks``).
+    Source: the splits of Hay et al. 2010, "Boosting the accuracy of differentially private
+    histograms through consistency", with a known total; the threshold is ours (``benchmarks``). The
+    papers set negative counts to zero (Algorithm 4 of ``ghazi2023``).
     """
     counts = np.asarray(histogram, dtype=np.float64)
     rows = np.atleast_2d(counts)
@@ -57,10 +56,11 @@ def ordered_prior(histogram: Any, totals: Any, noise_stddev: float) -> np.ndarra
     split = np.where(totals > 0.0, totals, 1.0)[:, np.newaxis]  # (G, parts), level by level
     while len(edges) <= rows.shape[1]:
         start, stop = edges[:-1], edges[1:]
-        middle = (start + stop + 1) // 2  # of a single value its end: the upper part is empty
+        # The upper part of a single value is empty.
+        middle = (start + stop + 1) // 2
         below, above = middle - start, stop - middle
         lower, upper = sums[:, middle] - sums[:, start], sums[:, stop] - sums[:, middle]
-        # The difference of the two sums from the total is noise, of which counts have equal shares.
+        # The sums differ from the total by noise, which is shared equally among the counts.
         lower += (split - lower - upper) * below / (below + above)
         least = _SPLIT_AT * noise_stddev * np.sqrt(below * above / (below + above))
         lower = np.where(lower < least, 0.0, np.where(split - lower < least, split, lower))
@@ -99,9 +99,9 @@ def prior_from_logits(logits: Public[Any], temperature: float = 1.0) -> np.ndarr
 
 
 def sharpen_prior(prior: Public[Any], temperature: float) -> np.ndarray:
-    """Returns ``prior^(1 / temperature)``, normalised: the temperature of a prior without logits.
+    """Returns ``prior^(1 / temperature)``, normalised: a temperature for priors without logits.
 
-    It equals ``prior_from_logits(log(prior), temperature)``; a probability of zero stays zero.
+    This equals ``prior_from_logits(log(prior), temperature)``; a probability of zero stays zero.
 
     Args:
         prior: probabilities (K,) or (n, K); rows sum to one (tolerance 1e-4).
@@ -119,7 +119,7 @@ def sharpen_prior(prior: Public[Any], temperature: float) -> np.ndarray:
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
-    from scipy import special  # not loaded with the vault, which imports this part
+    from scipy import special  # the vault imports this file, and should not load scipy
 
     return special.softmax(logits, axis=-1)
 
@@ -127,35 +127,33 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 def rounding_grid(
     low: float, high: float, max_values: int, *, whole_numbers: bool = False
 ) -> np.ndarray:
-    """Returns increasing values, with both ends, to round labels in [low, high] to.
+    """Returns increasing values, both ends included, to which labels in [low, high] are rounded.
 
-    * Between whole ends with at most ``max_values`` integers: equally spaced values with these
-      among them, the integers alone if the labels are ``whole_numbers``.
-    * Amounts, of a range that begins at zero or above: ``max_values`` values with equal steps in
+    * Whole ends with at most ``max_values`` integers between them: equally spaced values that
+      include these integers, or the integers alone if the labels are ``whole_numbers``.
+    * Amounts (``low`` at least zero): ``max_values`` values with equal steps in
       ``log(value + high / 54)``, which resolve small amounts: from zero, the steps grow from 0.12
-      of that of an equally spaced grid to 4 times as much.
+      to 4 times the step of an equally spaced grid.
     * Other numbers: ``max_values`` equally spaced values.
 
-    The best mechanism for rounded labels has an expected loss of at most ``L * step`` above that of
-    the best epsilon-DP mechanism for the labels themselves, where ``step`` is the widest and L the
-    Lipschitz constant of ``loss(y_hat, y)`` in y: lemma 16 of ``ghazi2023`` (appendix A.1).
+    The expected loss of the best mechanism for rounded labels exceeds that of the best epsilon-DP
+    mechanism for the labels by at most ``L * step``, where ``step`` is the widest step and L the
+    Lipschitz constant of ``loss(y_hat, y)`` in y: Lemma 16 of ``ghazi2023`` (appendix A.1).
     """
     low, high = _validate.number_range(low, high)
     number = _validate.integer_at_least("max_values", max_values, 2)
     width = high - low
-    if not math.isfinite(width):
-        raise ValueError(f"the range from {low:g} to {high:g} is too wide for a double.")
     if low.is_integer() and high.is_integer() and width + 1.0 <= number:
-        parts = 1 if whole_numbers else int((number - 1) // width)  # of each unit
-        values = np.linspace(low, high, int(width) * parts + 1)
+        steps_per_unit = 1 if whole_numbers else int((number - 1) // width)
+        values = np.linspace(low, high, int(width) * steps_per_unit + 1)
     elif low >= 0.0:
         offset = high / _WARP
         values = np.geomspace(low + offset, high + offset, number) - offset
         values[[0, -1]] = low, high
     else:
         values = np.linspace(low, high, number)
-    if np.any(np.diff(values) <= 0.0):
+    if not np.all(np.diff(values) > 0.0):
         raise ValueError(
-            f"there are not {number} different doubles from {low!r} to {high!r}. Lower max_values."
+            f"there are no {number} distinct doubles from {low!r} to {high!r}. Lower max_values."
         )
     return values
