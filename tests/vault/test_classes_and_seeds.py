@@ -91,7 +91,7 @@ def test_the_number_of_classes_is_never_counted_from_the_labels():
 
 def test_contradictory_arguments():
     for arguments, error, message in [
-        ({"classes": ["a", "b", "a"]}, ValueError, "names a class more than once"),
+        ({"classes": ["a", "b", "a"]}, ValueError, "has a repeated value"),
         ({"classes": ["a", "b"], "num_classes": 3}, ValueError, "num_classes=3 but classes has 2"),
         ({"classes": ["a"]}, ValueError, "num_classes must be at least 2, got 1"),
         ({"num_classes": 2.0}, TypeError, "num_classes must be an integer, got float"),

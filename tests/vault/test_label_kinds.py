@@ -99,7 +99,7 @@ def test_headers_are_those_of_version_0_2():
     ("make", "error", "message"),
     [
         (lambda: Classes(1), ValueError, "num_classes must be at least 2"),
-        (lambda: Classes(["a", "a"]), ValueError, "names a class more than once"),
+        (lambda: Classes(["a", "a"]), ValueError, "has a repeated value"),
         (lambda: Numbers(1, 1), ValueError, "low must be below high"),
         (lambda: Numbers(0, np.inf), ValueError, "high must be finite"),
         (lambda: Rows(0), ValueError, "num_labels must be at least 1"),

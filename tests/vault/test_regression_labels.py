@@ -82,7 +82,7 @@ def test_labels_outside_the_range():
         ([str(SECRET)], {}, TypeError, "labels must be numbers, got dtype <U"),
         ([True, False], {}, TypeError, "labels must be numbers, got dtype bool"),
         ([SECRET, None], {}, TypeError, "1 of 2 are None"),
-        (np.ma.array([1.0, SECRET], mask=[0, 1]), {}, ValueError, "labels are masked in places"),
+        (np.ma.array([1.0, SECRET], mask=[0, 1]), {}, ValueError, "labels are masked"),
     ],
 )
 def test_bad_labels_and_ranges(labels, arguments, error, message):
@@ -92,7 +92,7 @@ def test_bad_labels_and_ranges(labels, arguments, error, message):
 
 
 def test_clip_without_a_range():
-    with pytest.raises(ValueError, match="clip=True is for regression labels"):
+    with pytest.raises(ValueError, match="clip=True is for numbers"):
         PrivateLabels([0, 1], num_classes=2, clip=True, budget=PrivacyBudget(1.0))
     with pytest.raises(ValueError, match=r"got none of them"):
         PrivateLabels([0.5], budget=PrivacyBudget(1.0))

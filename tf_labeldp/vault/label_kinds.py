@@ -18,20 +18,20 @@ from tf_labeldp.mechanisms.metrics import CLASS_METRICS, NUMBER_METRICS
 
 
 class LabelKind(abc.ABC):
-    """The kind of labels, ``Classes``, ``Numbers`` or ``Rows``: a value, and public knowledge.
+    """A public kind of labels: ``Classes``, ``Numbers`` or ``Rows``.
 
-    ``PrivateLabels`` and heads make one of their arguments ``num_classes``, ``classes``, ``low``,
-    ``high`` and ``num_labels``; ``labels.kind`` returns it.
+    ``PrivateLabels`` and heads build it from ``num_classes``, ``classes``, ``low``, ``high`` and
+    ``num_labels``; ``labels.kind`` returns it.
 
     Attributes:
         unit: the unit of privacy, ``"label"`` or ``"row"``.
-        num_classes: K; None for labels that are no classes.
-        names: the values that class codes stand for, where they are not the codes themselves.
-        label_range: the smallest and the largest number; None for labels that are no numbers.
+        num_classes: K; None unless labels are classes.
+        names: the class values in the order of their codes; None if the codes are the values.
+        label_range: the smallest and the largest number; None unless labels are numbers.
         num_labels: L, the number of labels in a row; None for single labels.
-        target_dtype: of labels in batches, as Keras's losses take them.
-        metrics: of predictions; asking raises a ``TypeError`` for rows of labels.
-        summaries: the metrics that ``PrivateLabels.evaluate`` releases beyond ``metrics``.
+        target_dtype: the type of labels in batches, as Keras's losses expect it.
+        metrics: the metrics of predictions; rows of labels raise a ``TypeError``.
+        summaries: further metrics of ``PrivateLabels.evaluate``.
     """
 
     unit: ClassVar[str] = "label"
@@ -42,7 +42,7 @@ class LabelKind(abc.ABC):
     target_dtype: ClassVar[type] = np.float32
     metrics: tuple[str, ...]
     summaries: ClassVar[tuple[str, ...]] = ()
-    _matched: ClassVar[tuple[str, ...]] = ("num_classes", "num_labels")  # by mechanisms of many
+    _matched: ClassVar[tuple[str, ...]] = ("num_classes", "num_labels")
 
     @property
     @abc.abstractmethod
@@ -51,15 +51,15 @@ class LabelKind(abc.ABC):
 
     @property
     def class_values(self) -> np.ndarray | None:
-        """The class values (K,) in the order of their codes; None for labels without classes."""
+        """The class values (K,) in the order of their codes; None unless labels are classes."""
         return None
 
     @abc.abstractmethod
     def encode(self, labels: Private[Any]) -> np.ndarray:
-        """Returns a private copy of the labels as the mechanisms take them, (n,) or (n, L)."""
+        """Returns a private copy of the labels as mechanisms expect them, (n,) or (n, L)."""
 
     def decode(self, codes: Public[Any]) -> np.ndarray:
-        """Returns the labels that ``encode`` turns into these codes."""
+        """Returns the labels of these codes."""
         return np.asarray(codes)
 
     @abc.abstractmethod
@@ -68,33 +68,33 @@ class LabelKind(abc.ABC):
 
     @abc.abstractmethod
     def mechanism_arguments(self) -> dict[str, Any]:
-        """Returns the arguments that make a mechanism of many labels for these."""
+        """Returns the arguments of a mechanism that releases a statistic of these labels."""
 
     @abc.abstractmethod
     def check(self, mechanism: Setting[LabelMechanism]) -> None:
         """Raises if the mechanism is not for these labels."""
 
     def check_release(self, mechanism: Setting[Any]) -> None:
-        """Raises if a mechanism of many labels is not for these."""
+        """Raises if a mechanism that releases a statistic is not for these labels."""
         for name in self._matched:
-            found, own = getattr(mechanism, name, None), getattr(self, name)
-            if found != own:
+            found, expected = getattr(mechanism, name, None), getattr(self, name)
+            if found != expected:
                 raise ValueError(
-                    f"the mechanism has {name}={found}, the labels have {own}. Make the mechanism "
-                    f"for {self.describe()}."
+                    f"the mechanism has {name}={found}, the labels have {expected}. Make the "
+                    f"mechanism for {self.describe()}."
                 )
 
     def header(self) -> dict[str, Any]:
-        """Returns the fields of the kind in the header of a store."""
+        """Returns the fields that a store's header has for this kind."""
         names = None if self.names is None else array_digest(np.array(repr(self.names)))
         return {"num_classes": self.num_classes, "classes": names}
 
     @abc.abstractmethod
     def any_labels(self, size: int) -> np.ndarray:
-        """Returns (size,) possible labels, which reveal nothing of those in a vault."""
+        """Returns (size,) possible labels that do not depend on the labels in a vault."""
 
     def charge(self, mechanism: Setting[Mechanism]) -> Charge:
-        """Returns the cost of one use of a mechanism for each unit."""
+        """Returns the cost per unit of one use of a mechanism."""
         return Charge.of(mechanism)
 
     def randomize(
@@ -121,13 +121,13 @@ def label_kind(
     *,
     clip: bool = False,
 ) -> LabelKind:
-    """Returns the kind of labels that the arguments of a vault or a head describe."""
+    """Returns the kind of labels from the arguments of a vault or a head."""
     arguments = {
         "num_classes or classes": num_classes is not None or classes is not None,
         "low and high": low is not None or high is not None,
         "num_labels": num_labels is not None,
     }
-    found = [name for name, is_there in arguments.items() if is_there]
+    found = [name for name, is_given in arguments.items() if is_given]
     if len(found) != 1:
         raise ValueError(
             "expected exactly one of num_classes (or classes, their values), low and high (for "
@@ -138,12 +138,12 @@ def label_kind(
     if found == ["low and high"]:
         if low is None or high is None:
             raise ValueError(
-                f"the range needs both ends, got low={low}, high={high}. They are public "
-                "knowledge and are not inferred from the labels."
+                f"the range needs both ends, got low={low}, high={high}. They are public, and not "
+                "inferred from the labels."
             )
         return Numbers(low, high, clip=clip)
     if clip:
-        raise ValueError("clip=True is for regression labels. Give their range low and high.")
+        raise ValueError("clip=True is for numbers. Give their range low and high.")
     if num_labels is not None:
         return Rows(num_labels)
     kind = Classes(num_classes if classes is None else classes)  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def label_kind(
 
 
 def kind_of_header(header: Mapping[str, Any]) -> LabelKind:
-    """Returns the kind that the header of a store records, without the names of classes."""
+    """Returns the kind in a store's header, without the class names."""
     if "range" in header:
         return Numbers(*header["range"])
     if "labels_in_row" in header:
@@ -171,7 +171,7 @@ class Numbers(LabelKind):
     Args:
         low: the smallest label.
         high: the largest label.
-        clip: whether ``encode`` sets labels outside the range to its nearer end, or refuses them.
+        clip: whether ``encode`` clips labels to the range; otherwise labels outside it raise.
 
     Raises:
         TypeError, ValueError: ends that are not finite numbers in order.
@@ -226,7 +226,7 @@ class Numbers(LabelKind):
         self._check_range(mechanism.label_range())
 
     def _check_range(self, found: tuple[float, float] | None) -> None:
-        # Whether a mechanism of a narrower range refuses would reveal something of the labels.
+        # With a narrower range, an error of the mechanism would reveal a label outside it.
         if found is not None and (found[0] > self.low or found[1] < self.high):
             raise ValueError(
                 f"the mechanism is for labels in [{found[0]:g}, {found[1]:g}], the labels lie in "
@@ -242,8 +242,8 @@ class Classes(LabelKind):
     """Labels that are classes, one per example, encoded as ``int64`` codes 0..K-1, (n,).
 
     Args:
-        classes: K, at least 2, for labels 0..K-1; or the class values in the order of their codes,
-            any hashable values.
+        classes: K, at least 2, for labels 0..K-1; or the hashable class values in the order of
+            their codes.
 
     Raises:
         TypeError, ValueError: fewer than two classes, or a class value that occurs twice.
@@ -266,12 +266,11 @@ class Classes(LabelKind):
     def __init__(self, classes: int | Sequence[Hashable]) -> None:
         number, names = classes, None
         if isinstance(classes, Iterable):
-            # NumPy's scalars become Python's, so that a store does not depend on how NumPy prints
-            # them.
+            # A store has a digest of the names' repr, which differs between NumPy and Python.
             names = tuple(n.item() if isinstance(n, np.generic) else n for n in classes)
             number = len(names)
             if len(set(names)) != number:
-                raise ValueError("classes names a class more than once. Name each once.")
+                raise ValueError("classes has a repeated value. Give each class once.")
         number = _validate.integer_at_least("num_classes", number, 2)
         object.__setattr__(self, "num_classes", number)
         object.__setattr__(self, "names", names)
@@ -326,7 +325,7 @@ class Rows(LabelKind):
         num_labels: L, at least 1.
 
     Raises:
-        TypeError, ValueError: no such number.
+        TypeError, ValueError: num_labels is not a positive integer.
 
     Example:
         >>> Rows(2).encode([[0, 1], [1, 1]]).shape, Rows(2).unit
@@ -343,9 +342,7 @@ class Rows(LabelKind):
 
     @property
     def metrics(self) -> tuple[str, ...]:  # type: ignore[override]
-        raise TypeError(
-            "rows of labels have no metric here. Make a PrivateLabels of each column to evaluate."
-        )
+        raise TypeError("rows of labels have no metrics. Evaluate a PrivateLabels of each column.")
 
     @property
     def code_variance(self) -> float:
@@ -355,16 +352,16 @@ class Rows(LabelKind):
         rows = np.asarray(_as_array(labels))
         if rows.ndim != 2 or rows.shape[1] != self.num_labels:
             raise ValueError(
-                f"labels must have shape (n, {self.num_labels}), a row of zeros and ones for each "
-                f"example, got {rows.shape}. Give num_labels the number of columns."
+                f"labels must have shape (n, {self.num_labels}), a row of zeros and ones per "
+                f"example, got {rows.shape}. Set num_labels to the number of columns."
             )
         if rows.dtype.kind not in "biuf":
             raise TypeError(f"labels must be zeros and ones, got dtype {rows.dtype}.")
         wrong = int(np.count_nonzero((rows != 0) & (rows != 1)))
         if wrong:
             raise ValueError(
-                f"labels must be zeros and ones, but {wrong} of {rows.size} are not. Give classes "
-                "one column each."
+                f"labels must be zeros and ones, but {wrong} of {rows.size} are not. Give each "
+                "class its own column."
             )
         return rows.astype(np.int64)
 
@@ -381,13 +378,13 @@ class Rows(LabelKind):
         found = checked_mechanism(mechanism, ClassificationMechanism)
         if found.num_classes != 2 or found.uses_priors:
             raise ValueError(
-                f"{mechanism!r} can't draw rows of labels: each label of a row is drawn by itself, "
-                "between 0 and 1. Use RandomizedResponse(epsilon, num_classes=2), which is charged "
+                f"{mechanism!r} cannot draw rows of labels, whose labels are drawn separately as 0 "
+                "or 1. Use RandomizedResponse(epsilon, num_classes=2), which is charged "
                 f"{self.num_labels} times."
             )
 
     def charge(self, mechanism: Setting[Mechanism]) -> Charge:
-        """Returns the charge of a release, or of one draw for each label of the row."""
+        """Returns the charge of a release, or of one draw per label of the row."""
         once = Charge.of(mechanism)
         if isinstance(mechanism, AggregateMechanism):
             return once
@@ -404,7 +401,7 @@ class Rows(LabelKind):
         public: Public[Any],
         rng: np.random.Generator | None,
     ) -> np.ndarray:
-        """Returns rows in which each label was drawn by itself, ``int64`` (m, L)."""
+        """Returns rows whose labels were drawn separately, ``int64`` (m, L)."""
         noisy = super().randomize(mechanism, labels.reshape(-1), public, rng)
         return noisy.reshape(labels.shape)
 
@@ -415,19 +412,19 @@ class Rows(LabelKind):
 def _as_array(labels: Any) -> Any:
     if np.ma.is_masked(labels):
         raise ValueError(
-            "labels are masked in places, and below a mask there is no label. Leave those examples "
-            "out, or fill them in, by a rule that does not look at labels."
+            "some labels are masked. Leave those examples out, or fill them in, by a rule that "
+            "does not look at labels."
         )
     return labels.numpy() if hasattr(labels, "numpy") else labels
 
 
 def _object_array(values: Sequence[Any]) -> np.ndarray:
-    """Returns the values as they are, one a cell: tuples stay whole, numbers stay numbers."""
+    """Returns an array with one value per cell: tuples are not expanded."""
     return np.fromiter(values, dtype=object, count=len(values))
 
 
 def class_array(classes: tuple[Hashable, ...]) -> np.ndarray:
-    """Returns the classes as NumPy holds them best without changing any of them."""
+    """Returns the classes in NumPy's best type that changes none of them."""
     if len({type(name) for name in classes}) == 1 and not isinstance(classes[0], tuple):
         array = np.asarray(classes)
         same_kind = array.dtype.kind != "f" or isinstance(classes[0], (float, np.floating))
@@ -442,8 +439,8 @@ def _codes(labels: Any, classes: tuple[Hashable, ...]) -> np.ndarray:
         raise ValueError(f"labels must have shape (n,), got shape {array.shape}.")
     lookup: dict[Hashable, int] = {value: code for code, value in enumerate(classes)}
     for name in [name for name in classes if isinstance(name, str)]:
-        lookup.setdefault(name.encode(), lookup[name])  # a tensor of texts holds bytes
-    if array.dtype.kind == "O":  # not sortable in general, so looked up one by one
+        lookup.setdefault(name.encode(), lookup[name])  # tensors of strings contain bytes
+    if array.dtype.kind == "O":  # objects may not be sortable
         codes = np.fromiter((lookup.get(v, -1) for v in array), np.int64, array.size)
     else:
         values, inverse = np.unique(array, return_inverse=True)
@@ -451,7 +448,7 @@ def _codes(labels: Any, classes: tuple[Hashable, ...]) -> np.ndarray:
     unknown = int(np.count_nonzero(codes < 0))
     if unknown:
         raise ValueError(
-            f"{unknown} of {array.size} labels are not among the {len(classes)} classes given. Add "
-            "the missing classes to classes=, or check the labels' type and spelling."
+            f"{unknown} of {array.size} labels are not among the {len(classes)} classes. Add the "
+            "missing classes to classes=, or check the type and spelling of the labels."
         )
     return codes
