@@ -343,7 +343,7 @@ def test_noisy_labels_are_not_written_over_and_other_files_are_left_alone(saved,
     for there in ((JSON,), (ARRAYS,), (JSON, ARRAYS)):
         for name in there:
             (tmp_path / name).write_text("years of work")
-        with pytest.raises(FileExistsError, match="holds noisy labels already"):
+        with pytest.raises(FileExistsError, match="already has noisy labels"):
             drawn.save(tmp_path)
         assert {path.name for path in tmp_path.iterdir()} == set(there)
         for name in there:

@@ -101,5 +101,5 @@ def test_one_histogram_of_all_makes_one_prior_for_all():
 def test_other_statistics_make_no_priors():
     mechanism = LabelMomentMechanism(1.0, 0.0, noise="laplace", num_classes=4, max_l1=1.0)
     moments = vault().release(mechanism, public_input=np.eye(600, 2))
-    with pytest.raises(TypeError, match="made of histograms, and this is a LabelMomentMechanism"):
+    with pytest.raises(TypeError, match="priors need a histogram, got a LabelMomentMechanism"):
         moments.priors()

@@ -26,45 +26,45 @@ from tf_labeldp.vault.private_labels import PrivateLabels, Randomizer
 
 _DRAW_EPSILONS = (1.0, 1.75, 3.75)
 _THRESHOLDS = (0.1, 0.4, 0.9)
-"""Of 1/K, by default, at these epsilons of the draw; interpolated, and constant beyond.
+"""Default thresholds in units of 1/K at these epsilons of the draw, interpolated between them.
 
-At a small epsilon nearly all labels are resampled, and should come from sharp distributions; at a
-larger one resampled labels are best spread over all classes (``benchmarks``).
+At a small epsilon nearly all labels are resampled, which needs sharp distributions; at a larger
+epsilon resampled labels should spread over all classes (``benchmarks``).
 """
 _MOST_FOR_COUNTS = 0.25
-"""Epsilon for the counts by default: a standard error of 11 in clusters of some hundred labels."""
+"""The largest default epsilon of the counts, which have a standard error of 11 there."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ClusterRandomizedResponse(Randomizer):
-    """Randomized response that replaces a label by one from its cluster's own distribution.
+    """Randomized response that replaces labels by draws from their cluster's distribution.
 
-    Noisy counts of the labels of each cluster give its distribution, and a draw resamples labels
-    from it; each is charged. Call ``labels.randomize(mechanism, clusters=...)``; train on
+    Noisy counts of the labels in each cluster give its distribution, and a draw resamples labels
+    from it; both are charged. Call ``labels.randomize(mechanism, clusters=...)``; train on the
     ``posterior()`` of the noisy labels, or on their ``debiased()`` weights, the paper's loss.
 
     Guarantee:
         (epsilon, 0)-label-DP for the replacement of one label, counts and draw together, if the
         clusters do not depend on the labels; cluster sizes are public. The draw costs
-        ``draw_epsilon``, or ``log(1 + (1 - lambda) / (lambda tau))``, charged before the
-        distributions are known; a remark of the statement has the smaller loss for those that
-        were released (a privacy odometer, Rogers et al. 2016). The counts cost 2 / sigma, not the
-        1 / sigma of Theorem 1: a changed label moves two frequencies of its cluster, each with its
-        own noise Laplace(sigma / n_c).
+        ``draw_epsilon``, or ``log(1 + (1 - lambda) / (lambda tau))``, and is charged before the
+        distributions are released; a remark in the statement has their smaller loss (a privacy
+        odometer, Rogers et al. 2016). The counts cost 2 / sigma, not the 1 / sigma of Theorem 1: a
+        changed label moves two frequencies of its cluster, each with independent noise
+        Laplace(sigma / n_c).
 
     Source: ``esfandiari2022``, Algorithm 1.
 
     Attributes:
         num_classes: K, at least 2.
         threshold: tau, the least entry of a distribution, in (0, 1/K].
-        noise_scale: sigma, above zero. Infinity uses no label for the distributions: they are
-            uniform, which needs ``threshold=1/K``, and cost nothing.
+        noise_scale: sigma, above zero. Infinity makes the distributions uniform, at no cost and
+            without reading labels; it needs ``threshold=1/K``.
         resampling_probability: lambda, in (0, 1], for every cluster. With 1 the noisy labels are
-            drawn from the released distributions alone, and cost nothing more.
-        draw_epsilon: in place of lambda, the cost of the draw: each cluster takes the smallest
-            lambda that its released distribution allows. Give exactly one of the two.
-        bias_correction: beta, in [0, 1), for the corrected loss; None is lambda, which makes it
-            unbiased. Smaller ones trade bias for variance; 0 takes noisy labels as they are.
+            drawn from the released distributions alone, at no further cost.
+        draw_epsilon: the cost of the draw, instead of lambda: each cluster uses the smallest lambda
+            that its released distribution allows. Give exactly one of the two.
+        bias_correction: beta, in [0, 1), for the corrected loss; None uses lambda, which makes the
+            loss unbiased. Smaller values trade bias for variance; 0 keeps the noisy labels.
 
     Raises:
         TypeError: an argument of a wrong type.
@@ -95,7 +95,7 @@ class ClusterRandomizedResponse(Randomizer):
         classes = _validate.integer_at_least("num_classes", self.num_classes, 2)
         tau = checked_threshold(self.threshold, classes)
         if tau <= 0.0:
-            raise ValueError("threshold must be above zero: at 0 a class may show its label.")
+            raise ValueError("threshold must be above zero: at 0 a class may reveal its label.")
         sigma = _validate.real_number("noise_scale", self.noise_scale, "a number above zero")
         if not sigma > 0.0 or math.isinf(2.0 / sigma):
             raise ValueError(
@@ -125,8 +125,7 @@ class ClusterRandomizedResponse(Randomizer):
             object.__setattr__(self, field.name, value)
         if self.draw is None and self.histogram is None:
             raise ValueError(
-                "with noise_scale=inf and resampling_probability=1 no label is used at all. Lower "
-                "one of them."
+                "noise_scale=inf and resampling_probability=1 use no label. Lower one of them."
             )
 
     @classmethod
@@ -142,16 +141,16 @@ class ClusterRandomizedResponse(Randomizer):
         """
         classes = _validate.integer_at_least("num_classes", num_classes, 2)
         epsilon = _validate.positive_finite("epsilon", epsilon)
-        # The smallest lambda of the uniform distribution is just that one.
+        # This lambda is the smallest that the uniform distribution allows.
         return cls(classes, 1.0 / classes, math.inf, draw_epsilon=epsilon)
 
     @classmethod
     def from_heterogeneity(
         cls, epsilon: float, num_classes: int, heterogeneity: float
     ) -> ClusterRandomizedResponse:
-        """Returns the setting for clusters of a known heterogeneity phi.
+        """Returns the setting for clusters with a known heterogeneity phi.
 
-        It has tau = phi, beta = 0, ``lambda = 1 / (1 + (e^epsilon - 1) phi)`` and sigma =
+        It uses tau = phi, beta = 0, ``lambda = 1 / (1 + (e^epsilon - 1) phi)`` and sigma =
         1 / epsilon, and costs *three times* ``epsilon``: twice for the counts, once for the draw.
 
         Source: ``esfandiari2022``, Corollary 2, "ClusterRR", which states O(epsilon).
@@ -159,7 +158,7 @@ class ClusterRandomizedResponse(Randomizer):
         Args:
             epsilon: finite and above zero.
             num_classes: K.
-            heterogeneity: phi, public knowledge, in (0, 1/K].
+            heterogeneity: phi, public, in (0, 1/K].
 
         Example:
             >>> mechanism = ClusterRandomizedResponse.from_heterogeneity(0.5, 10, 0.05)
@@ -182,18 +181,18 @@ class ClusterRandomizedResponse(Randomizer):
         distribution_share: float | None = None,
         bias_correction: float | None = 0.0,
     ) -> ClusterRandomizedResponse:
-        """Returns a setting that costs ``epsilon`` in all; each cluster takes its smallest lambda.
+        """Returns a setting with total cost ``epsilon``; each cluster uses its smallest lambda.
 
         Args:
-            epsilon: the whole, finite and above zero.
+            epsilon: the total, finite and above zero.
             num_classes: K.
-            threshold: tau, in (0, 1/K]. A small one allows sharp distributions of pure clusters, a
-                large one keeps more labels. None for a tenth of 1/K where the draw has an epsilon
-                of at most 1, rising to nine tenths where it has 3.75.
-            distribution_share: the part of epsilon for the counts, in (0, 1); the draw gets the
-                rest. None for half of epsilon, at most 0.25.
-            bias_correction: as for the class; by default 0, since undoing the small bias of good
-                distributions costs much variance.
+            threshold: tau, in (0, 1/K]. A small value allows sharp distributions of pure clusters,
+                a large value keeps more labels. None uses 0.1 / K for a draw with epsilon up to 1,
+                rising to 0.9 / K at epsilon 3.75.
+            distribution_share: the share of epsilon for the counts, in (0, 1); the draw gets the
+                rest. None uses half of epsilon, at most 0.25.
+            bias_correction: as for the class; 0 by default, since undoing the small bias of good
+                distributions adds much variance.
 
         Example:
             >>> mechanism = ClusterRandomizedResponse.for_epsilon(1.0, 10, distribution_share=0.25)
@@ -214,14 +213,14 @@ class ClusterRandomizedResponse(Randomizer):
 
     @property
     def histogram(self) -> HistogramMechanism | None:
-        """The mechanism of the counts, at epsilon 2 / sigma; None where sigma is infinite."""
+        """The mechanism of the counts, at epsilon 2 / sigma; None if sigma is infinite."""
         if math.isinf(self.noise_scale):
             return None
         return HistogramMechanism(2.0 / self.noise_scale, self.num_classes, noise="laplace")
 
     @property
     def draw(self) -> PriorResampling | None:
-        """The mechanism of the draw, at its highest price; None where lambda is 1."""
+        """The mechanism of the draw, at its largest cost; None if lambda is 1."""
         if self.draw_epsilon is not None:
             return PriorResampling(self.draw_epsilon, self.num_classes, None, self.threshold)
         probability = self.resampling_probability or 1.0
@@ -237,7 +236,7 @@ class ClusterRandomizedResponse(Randomizer):
 
     @property
     def epsilon(self) -> float:  # type: ignore[override]
-        """The promise, known before any label is used."""
+        """The total cost, fixed before any label is read."""
         return self.distribution_epsilon + (0.0 if self.draw is None else self.draw.epsilon)
 
     def get_config(self) -> dict[str, Any]:
@@ -246,19 +245,19 @@ class ClusterRandomizedResponse(Randomizer):
 
     @classmethod
     def from_config(cls, config: Setting[dict[str, Any]]) -> ClusterRandomizedResponse:
-        """Returns the mechanism that ``get_config`` described."""
+        """Returns the mechanism of a ``get_config``."""
         return cls(**config)
 
     def transition_matrix(self, distribution: Public[Any]) -> np.ndarray:
-        """Returns ``P[noisy label | label]``, (K, K), in a cluster of this released distribution.
+        """Returns ``P[noisy label | label]``, (K, K), for a cluster with this distribution.
 
         Raises:
-            ValueError: not a distribution (K,), or one with an entry below the threshold.
+            ValueError: not a distribution (K,), or an entry below the threshold.
         """
         return (self.draw or self._sampler).transition_matrix(distribution)
 
     def parts(self, labels: Private[PrivateLabels]) -> list[Mechanism]:
-        """Returns the mechanisms of the counts and of the draw, at its highest price."""
+        """Returns the mechanisms of the counts and of the draw, at its largest cost."""
         return [part for part in (self.histogram, self.draw) if part is not None]
 
     def draw_from(
@@ -266,13 +265,13 @@ class ClusterRandomizedResponse(Randomizer):
     ) -> NoisyLabels:
         """Releases the distributions as ``key/distributions``, and draws as ``key``.
 
-        The key is ``"cluster-rr"`` by default; ``priors`` of the noisy labels has the released
+        The key is ``"cluster-rr"`` by default. The noisy labels' ``priors`` contains the released
         distributions (C, K) and the clusters.
         """
         labels.kind.check_release(self)
         key = "cluster-rr" if key is None else key
         if not len(labels):
-            raise ValueError("there are no labels to randomize.")
+            raise ValueError("expected at least one label to randomize, got none.")
         clusters = getattr(public.value, "assignments", public.value)
         clusters = _validate.group_vector("clusters", clusters, len(labels))
         table = int(clusters.max()) + 1, self.num_classes
@@ -291,7 +290,7 @@ class ClusterRandomizedResponse(Randomizer):
             receipts = merge_receipts(receipts, counts.receipts)
         priors = Priors(distributions, clusters, receipts=receipts)
         if self.draw is None:
-            # A generator that depends on the released distributions alone, so that runs repeat.
+            # The seed is public, a digest of the released distributions, so runs repeat.
             content = key.encode() + distributions.tobytes()
             rng = np.random.default_rng(int.from_bytes(hashlib.sha256(content).digest(), "big"))
             values = self._sampler.randomize(np.zeros_like(clusters), priors, rng=rng)
@@ -316,18 +315,18 @@ class ClusterRandomizedResponse(Randomizer):
         return draw
 
     def _remarks(self, least: float) -> tuple[str, ...]:
-        """Returns the loss of this very draw, where it is smaller than the promise."""
+        """Returns a remark on this draw's loss if it is smaller than the promise."""
         if self.resampling_probability is None or least <= self.threshold:
             return ()
         odds = (1.0 - self.resampling_probability) / self.resampling_probability
         lost = self.distribution_epsilon + math.log1p(odds / least)
         return (
-            f"the promise is epsilon={self.epsilon:.6g}, made before the draw; for the released "
-            f"distributions this very draw lost {lost:.6g} at most (a privacy odometer, Rogers et "
-            "al. 2016)",
+            f"the promise is epsilon={self.epsilon:.6g}, made before the draw; with the released "
+            f"distributions this draw lost at most {lost:.6g} (a privacy odometer, Rogers et al. "
+            "2016)",
         )
 
     @property
     def _sampler(self) -> PriorResampling:
-        """Draws from a distribution whatever the label is, and so costs nothing at any epsilon."""
+        """Draws from the distributions alone, which costs nothing at any epsilon."""
         return PriorResampling(1.0, self.num_classes, 1.0, self.threshold)

@@ -1,4 +1,4 @@
-"""Noisy labels and noisy statistics of a vault, with the receipts of their cost."""
+"""Noisy labels and noisy statistics of a vault, with receipts."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 STATEMENT_SUFFIX = ".privacy.json"
-"""Ends the name of the statement next to a table of noisy labels."""
+"""File-name suffix of the statement next to a table of noisy labels."""
 IN_FOLDER = "privacy.json"
-"""The statement in a folder of such tables."""
+"""File name of the statement in a folder of tables."""
 _CSV_BLOCK = 1 << 26
-"""Bytes of a table that are parsed at a time; the longest cell must fit."""
+"""Bytes of a table parsed at a time, which must hold the longest cell."""
 _TARGETS = ("values", "posterior", "debiased")
 _JSON, _ARRAYS = "noisy_labels.json", "noisy_labels.npz"
 _PRIOR_ARRAYS = {
@@ -48,7 +48,7 @@ _PRIOR_ARRAYS = {
     "prior_groups": "groups",
     "prior_values": "values",
 }
-"""Names of the parts of ``Priors`` in files."""
+"""File names of the fields of ``Priors``."""
 _NO_RECEIPT = Assumption(
     "not-promised",
     "nobody",
@@ -59,15 +59,15 @@ _NO_RECEIPT = Assumption(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NoisyStatistic:
-    """A noisy statistic of private labels, as ``PrivateLabels.release`` returns it.
+    """A noisy statistic of private labels, which ``PrivateLabels.release`` returns.
 
-    ``numpy.asarray(statistic)`` is ``values``. All of it may be published.
+    ``numpy.asarray(statistic)`` is ``values``. Every attribute may be published.
 
     Attributes:
-        values: the statistic, in the form of its mechanism.
-        mechanism: of the release.
+        values: the statistic, as the mechanism returned it.
+        mechanism: the mechanism of the release.
         groups: for a histogram by groups, the group of each label, integers (n,).
-        receipts: of its cost.
+        receipts: the receipts of the cost.
 
     Example:
         >>> from tf_labeldp import PrivacyBudget, PrivateLabels
@@ -90,15 +90,15 @@ class NoisyStatistic:
         return compose_receipts(self.receipts, delta)
 
     def priors(self) -> Priors:
-        """Returns the shares of the classes, or of the values, as priors that carry the receipt.
+        """Returns the shares of the classes, or of the values, as priors with the receipts.
 
         With groups each label has the prior of its group: the priors by cluster of ``ghazi2021``,
-        Algorithm 4. A statistic that is no histogram raises a ``TypeError``.
+        Algorithm 4. Other statistics than histograms raise a ``TypeError``.
         """
         if not isinstance(self.mechanism, HistogramMechanism):
             raise TypeError(
-                f"priors are made of histograms, and this is a {type(self.mechanism).__name__}. "
-                "Release a HistogramMechanism."
+                f"priors need a histogram, got a {type(self.mechanism).__name__}. Release a "
+                "HistogramMechanism."
             )
         if self.mechanism.values is None:
             return Priors(histogram_prior(self.values), self.groups, None, self.receipts)
@@ -111,24 +111,24 @@ class NoisyStatistic:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NoisyLabels:
-    """Noisy labels with their receipts, as ``PrivateLabels.randomize`` returns them.
+    """Noisy labels with receipts, which ``PrivateLabels.randomize`` returns.
 
-    ``numpy.asarray(noisy)`` is ``values``. All of it may be published with the features, and
+    ``numpy.asarray(noisy)`` is ``values``. Every attribute may be published with the features, and
     post-processing costs nothing more.
 
     Attributes:
-        values: one entry for each of ``indices``: class codes ``int64`` (m,), numbers ``float64``
-            (m,), rows of zeros and ones ``int64`` (m, L), or noisy one-hot rows ``float32`` (m, K)
-            of ``ALIBI``.
+        values: one entry per index: class codes ``int64`` (m,), numbers ``float64`` (m,), rows of
+            zeros and ones ``int64`` (m, L), or noisy one-hot rows ``float32`` (m, K) from
+            ``ALIBI``.
         indices: the examples, ``int64`` (m,).
-        mechanism: of the draw.
-        priors: of the draw, a row for each of ``indices`` or one for all; for numbers, the prior
-            that the mechanism was made for; or None.
-        receipts: of the cost of the labels and their priors.
-        bias_correction: beta of ``debiased``, for labels that were resampled within clusters.
-        remarks: on this very draw, beyond the promise.
-        assumptions: of the statement, in addition to those of its receipts.
-        classes: the class values in the order of their codes, where these differ.
+        mechanism: the mechanism of the draw.
+        priors: the priors of the draw, one row per index or one for all; for numbers, the prior
+            for which the mechanism was made; or None.
+        receipts: the receipts of the labels and their priors.
+        bias_correction: beta of ``debiased``, for labels resampled within clusters.
+        remarks: remarks on this draw, beyond the promise.
+        assumptions: assumptions of the statement beyond those of its receipts.
+        classes: the class values in the order of their codes; None if the codes are the values.
 
     Example:
         >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
@@ -149,7 +149,7 @@ class NoisyLabels:
     classes: tuple[Hashable, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Keeps read-only copies, and the receipts of all parts."""
+        """Keeps read-only copies of the arrays, and the receipts of all fields."""
         public = public_input(self.values, self.indices, self.mechanism, self.priors)
         values, indices, mechanism, priors = public.value
         values, indices = np.array(values), np.array(indices)
@@ -162,7 +162,7 @@ class NoisyLabels:
             )
         values.flags.writeable = indices.flags.writeable = False
         fields = {"values": values, "indices": indices, "mechanism": mechanism, "priors": priors}
-        # Without a receipt of the draw itself nothing is promised, whatever the parts carry.
+        # Without the draw's own receipt nothing is promised, so other receipts are left out.
         if self.receipts:
             fields["receipts"] = merge_receipts(public.receipts, self.receipts)
         for name, value in fields.items():
@@ -179,7 +179,7 @@ class NoisyLabels:
 
     @property
     def shape(self) -> NoReturn:
-        """Raises: Keras asks for the shape first, and would train without the receipts."""
+        """Raises, since Keras reads the shape first, and would train without the receipts."""
         raise AttributeError(
             "expected targets as an array, got NoisyLabels, whose receipts Keras would lose. Call "
             "tf_labeldp.fit(model, x, noisy), or model.fit(x, noisy.posterior(), "
@@ -189,18 +189,17 @@ class NoisyLabels:
     def posterior(self, priors: Public[Any] = None) -> np.ndarray:
         """Returns the distribution of each true label given its noisy label, by Bayes' rule.
 
-        For classes soft targets ``float64`` (m, K), for ``keras.losses.CategoricalCrossentropy``;
-        for numbers the posterior means (m,); for rows of labels the probability of each one, (m,
-        L). See ``estimation.posterior``.
+        Classes give soft targets ``float64`` (m, K), for ``keras.losses.CategoricalCrossentropy``;
+        numbers give posterior means (m,); rows of labels give probabilities of ones (m, L). See
+        ``estimation.posterior``.
 
         Args:
-            priors: for draws without priors of their own: probabilities (K,) or (m, K);
-                ``mechanisms.Priors`` with values for numbers; None for those of the draw, or
-                uniform ones.
+            priors: for draws without priors: probabilities (K,) or (m, K), or ``mechanisms.Priors``
+                with values for numbers. None uses the priors of the draw, else uniform ones.
 
         Raises:
-            TypeError, ValueError: a mechanism whose posterior is not known; numbers without priors,
-                or priors of a wrong shape.
+            TypeError, ValueError: a mechanism with unknown posterior, numbers without priors, or
+                priors of a wrong shape.
         """
         priors = self.priors if priors is None else bare(priors)
         if not self._is_rows_of_labels:
@@ -214,17 +213,16 @@ class NoisyLabels:
     def debiased(self, *, bias_correction: float | None = None) -> np.ndarray:
         """Returns targets whose loss is unbiased for the true labels.
 
-        For classes signed weights ``float64`` (m, K), for ``keras_layers.LabelWeightedLoss``; for
-        numbers unbiased numbers (m,); for rows of labels unbiased numbers (m, L). See
-        ``estimation.debiased``.
+        Classes give signed weights ``float64`` (m, K), for ``keras_layers.LabelWeightedLoss``;
+        numbers give unbiased numbers (m,), rows of labels (m, L). See ``estimation.debiased``.
 
         Args:
-            bias_correction: beta, in [0, 1), for labels that were resampled within clusters; None
-                for that of the mechanism.
+            bias_correction: beta, in [0, 1), for labels resampled within clusters; None uses the
+                attribute.
 
         Raises:
-            TypeError, ValueError: a mechanism whose bias is not known; noisy labels that are
-                independent of the true ones, or numbers without priors.
+            TypeError, ValueError: a mechanism with unknown bias, noisy labels that are independent
+                of the true labels, or numbers without priors.
         """
         if self._is_rows_of_labels:
             both = debiased(self.mechanism, self.values.reshape(-1))
@@ -235,19 +233,19 @@ class NoisyLabels:
     def evaluate(self, predictions: Public[Any], metric: str, *, model: Public[Any]) -> Evaluation:
         """Returns an unbiased estimate of a metric of predictions, at no further cost.
 
-        Its standard error is about 1 / (epsilon sqrt(m)) for two classes. That of
-        ``PrivateLabels.evaluate`` is about 1 / (epsilon m), and costs epsilon.
+        Its standard error is about 1 / (epsilon sqrt(m)) for two classes. The standard error of
+        ``PrivateLabels.evaluate`` is about 1 / (epsilon m), at a cost of epsilon.
 
         Args:
             predictions: in the order of ``indices``, as ``PrivateLabels.evaluate`` takes them.
             metric: ``"accuracy"``, ``"log_loss"`` or ``"brier"`` for classes; ``"mean"`` or
                 ``"total"`` of the labels for numbers, with ``predictions=None``.
-            model: of the predictions; None if it has not learnt from any label.
+            model: the model that made the predictions; None if it has not learnt from any label.
 
         Raises:
-            TypeError: a mechanism whose bias is not known.
-            ValueError: the model has learnt from these noisy labels, by its receipts; another
-                metric, or unsuitable predictions.
+            TypeError: a mechanism with unknown bias.
+            ValueError: a model whose receipts include these noisy labels, another metric, or
+                unsuitable predictions.
 
         Example:
             >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
@@ -260,34 +258,36 @@ class NoisyLabels:
         return evaluate_by_noisy_labels(self, predictions, metric, model)
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
-        """Returns the statement of these noisy labels and their priors, at the budget's delta."""
+        """Returns the statement of these noisy labels and their priors.
+
+        ``delta`` is by default that of the budget.
+        """
         if not self.receipts and len(self):
             return PrivacyGuarantee(float("inf"), assumptions=(_NO_RECEIPT,))
         stated = compose_receipts(self.receipts, delta).with_remarks(self.remarks)
         return stated.with_assumptions(self.assumptions)
 
     def decode(self) -> np.ndarray:
-        """Returns the class values of the noisy labels, (m,); the values themselves without any.
+        """Returns the class values of the noisy labels (m,), or ``values`` without class values.
 
-        Noisy one-hot rows of ``ALIBI`` are no classes: a ``TypeError``.
+        Noisy one-hot rows of ``ALIBI`` raise a ``TypeError``.
         """
         if self.classes is None:
             return self.values
         if self.values.dtype.kind != "i":
             raise TypeError(
-                f"{type(self.mechanism).__name__} draws noisy one-hot rows, which are no classes. "
-                "Use posterior(), which has a column for each class."
+                f"{type(self.mechanism).__name__} draws noisy one-hot rows, not classes. Use "
+                "posterior(), which has one column per class."
             )
         return class_array(self.classes)[self.values]
 
     def to_dataset(self, features: Public[Any], targets: str = "values") -> tf.data.Dataset:
         """Returns a ``tf.data.Dataset`` of single examples (x, target), in order of ``indices``.
 
-        The data set never draws again: shuffle, batch and repeat it as needed.
+        The data set never draws again, so it may be shuffled, batched and repeated.
 
         Args:
-            features: one array with a row for each example of the vault, or a dict or tuple of
-                such arrays.
+            features: one array with a row per example of the vault, or a dict or tuple of arrays.
             targets: ``"values"``, ``"posterior"`` or ``"debiased"``.
 
         Example:
@@ -306,8 +306,8 @@ class NoisyLabels:
         needed = int(self.indices.max(initial=-1)) + 1
         if len(rows) != 1 or () in rows or next(iter(rows))[0] < needed:
             raise ValueError(
-                f"features must have a row for each example of the vault, at least {needed}, got "
-                f"{sorted(rows)}. Give all of them, in the order of the labels."
+                f"features must have one row per example of the vault, at least {needed}, got "
+                f"{sorted(rows)}. Pass all rows, in the order of the labels."
             )
         y = self.values if targets == "values" else getattr(self, targets)()
         x = tf.nest.map_structure(lambda leaf: np.asarray(leaf)[self.indices], features)
@@ -317,14 +317,14 @@ class NoisyLabels:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes the noisy labels, their mechanism, priors, receipts and statement into a folder.
 
-        It may be published; the receipts record when and by whom they were drawn
-        (``PrivateLabels(actor=)``). Raises a ``FileExistsError`` if the folder has noisy labels.
+        The folder may be published; its receipts record who drew the labels and when
+        (``PrivateLabels(actor=)``). A folder with noisy labels raises a ``FileExistsError``.
         """
         path = pathlib.Path(folder).expanduser()
         path.mkdir(parents=True, exist_ok=True)
         if (path / _ARRAYS).exists() or (path / _JSON).exists():
             raise FileExistsError(
-                f"{path} holds noisy labels already. Give another folder, or remove them."
+                f"{path} already has noisy labels. Use another folder, or remove them."
             )
         arrays = {"values": self.values, "indices": self.indices}
         for name, part in _PRIOR_ARRAYS.items():
@@ -337,7 +337,7 @@ class NoisyLabels:
         publish(path / _JSON, sealed({**self.statement(), "classes": classes}, arrays).encode())
 
     def statement(self) -> dict[str, Any]:
-        """Returns the statement and everything else except the arrays, as JSON can hold it."""
+        """Returns the statement and all other fields except the arrays, for JSON."""
         stated = self.guarantee()
         return {
             "format": FORMAT,
@@ -356,7 +356,7 @@ class NoisyLabels:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> NoisyLabels:
-        """Returns noisy labels that ``save`` or ``tf-labeldp randomize`` wrote.
+        """Reads noisy labels that ``save`` or ``tf-labeldp randomize`` wrote.
 
         Args:
             path: the folder of ``save``; or the output of ``tf-labeldp randomize``: a table
@@ -364,7 +364,7 @@ class NoisyLabels:
                 of tables, whose rows are joined in the order of the statement.
 
         Raises:
-            FileNotFoundError, ValueError: missing, damaged, edited, or of a newer version.
+            FileNotFoundError, ValueError: files that are missing, damaged, edited, or newer.
         """
         path = pathlib.Path(path).expanduser()
         if not path.is_dir():
@@ -374,9 +374,9 @@ class NoisyLabels:
         for needed in (path, statement, path / _ARRAYS if statement.name == _JSON else path):
             if not needed.exists():
                 raise FileNotFoundError(
-                    f"there is no {needed}: noisy labels are a table and its statement, "
-                    f"{path.name}{STATEMENT_SUFFIX}, or a folder that NoisyLabels.save or "
-                    "tf-labeldp randomize wrote."
+                    f"there is no {needed}. Pass a table that has its statement "
+                    f"{path.name}{STATEMENT_SUFFIX} next to it, or a folder that NoisyLabels.save "
+                    "or tf-labeldp randomize wrote."
                 )
         try:
             fields = json.loads(statement.read_text(encoding="utf-8"))
@@ -396,14 +396,14 @@ class NoisyLabels:
                 values = [_read_table(table, fields) for table in tables]
                 arrays = table_arrays(np.concatenate(values), fields["prior"])
             if json.loads(sealed(fields, arrays))["digest"] != fields["digest"]:
-                raise ValueError("the digest is of other content")
+                raise ValueError("the digest does not match the content")
             return cls._of(fields, arrays)
         except (ReceiptError, FileNotFoundError, PermissionError, MemoryError):
             raise
-        except Exception as error:  # json, zipfile, numpy and pyarrow each have their own errors
+        except Exception as error:  # json, zipfile, numpy and pyarrow have different errors
             raise ReceiptError(
                 f"the noisy labels in {path}, or their statement, were damaged or edited "
-                f"({type(error).__name__}: {error}). Use the files as they were written."
+                f"({type(error).__name__}: {error}). Restore the files as they were written."
             ) from error
 
     @classmethod
@@ -433,14 +433,14 @@ class NoisyLabels:
 
 
 def sealed(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
-    """Returns a statement as the text of its file, with a digest of all of it and of the arrays."""
+    """Returns the text of a statement's file, with a digest of the statement and the arrays."""
     content = {name: value for name, value in fields.items() if name != "digest"}
     content["digest"] = content_digest(content, arrays)
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def table_arrays(values: np.ndarray, prior: dict[str, Any] | None) -> dict[str, np.ndarray]:
-    """Returns the arrays of a table of noisy labels, a row for each example in order."""
+    """Returns the arrays of a table of noisy labels, whose rows are in the examples' order."""
     arrays = {"values": np.asarray(values), "indices": np.arange(len(values))}
     for name in ("probabilities", "prior_values"):
         content = (prior or {}).get(_PRIOR_ARRAYS[name])
@@ -454,8 +454,8 @@ def _file_in(folder: pathlib.Path, name: str) -> pathlib.Path:
     file = folder / name
     if pathlib.PurePath(name).name != name or file.resolve().parent != folder.resolve():
         raise ReceiptError(
-            f"the noisy labels in {folder} expected the plain name of a file in this folder, got "
-            f"{name!r}, which leads elsewhere. Use the files as they were written."
+            f"expected the plain name of a file in {folder}, got {name!r}, which leads elsewhere. "
+            "Restore the files as they were written."
         )
     return file
 
