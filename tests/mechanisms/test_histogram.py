@@ -1,4 +1,4 @@
-"""Private histograms: sensitivity, the law of the noise, OpenDP's certificate, and priors."""
+"""Private histograms: sensitivity, the law of the noise, and OpenDP's certificate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from scipy import stats
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting.gaussian import gaussian_delta
-from tf_labeldp.estimation.priors import histogram_prior, ordered_prior
 from tf_labeldp.mechanisms import HistogramMechanism, integer_noise
 
 NOISES = ("discrete_laplace", "laplace")
@@ -208,63 +207,6 @@ def test_a_part_of_the_labels_is_counted_and_charged():
     assert counts.values.tolist() == [[0, 0, 1], [2, 0, 1]]
     assert np.asarray(labels.receipts[0].examples).tolist() == [0, 3, 4, 39]
     assert labels.receipts[0].kind == "release"
-
-
-def test_prior_clips_and_normalises():
-    prior = histogram_prior(np.array([[3, -2, 1], [-1, 0, -7], [0, 0, 5]]))
-    expected = [[0.75, 0.0, 0.25], [1 / 3] * 3, [0.0, 0.0, 1.0]]
-    np.testing.assert_allclose(prior, expected, rtol=1e-15)
-    assert prior.dtype == np.float64
-    found = histogram_prior([12, -3, 5, 0])  # by another program
-    np.testing.assert_allclose(found, [0.705882353, 0.0, 0.294117647, 0.0], atol=1e-6)
-    assert histogram_prior([0.5, -1.0, 1.5]).tolist() == [0.25, 0.0, 0.75]
-    noisy = np.random.default_rng(76).laplace(size=(500, 7), scale=30)
-    np.testing.assert_allclose(histogram_prior(noisy).sum(axis=1), 1.0, rtol=0, atol=1e-15)
-    assert np.all(histogram_prior(noisy) >= 0.0)
-
-
-@pytest.mark.holds("estimation.ordered_prior")
-def test_ordered_prior_without_noise_is_the_histogram():
-    counts = np.random.default_rng(77).integers(0, 9, (5, 13))
-    counts[2] = 0
-    shares = ordered_prior(counts, counts.sum(axis=1), 0.0)
-    np.testing.assert_allclose(shares[2], 1 / 13)
-    rest = [0, 1, 3, 4]
-    np.testing.assert_allclose(
-        shares[rest], counts[rest] / counts[rest].sum(axis=1, keepdims=True), atol=1e-12
-    )
-    np.testing.assert_allclose(ordered_prior(counts[0], counts[0].sum(), 0.0), shares[0])
-
-
-def test_ordered_prior_by_hand():
-    """Total 100 of [70, 20, -4, 2]: halves 96 and 4, below 1.5 * 4 / sqrt(1/2 + 1/2), so zero."""
-    assert ordered_prior([70, 20, -4, 2], 100, 4.0).tolist() == [0.75, 0.25, 0.0, 0.0]
-    # Each count has a share of the 12 that are missing; a part above the threshold is kept.
-    found = ordered_prior([70.0, 20.0, -4.0, 2.0], 100, 1.0)
-    np.testing.assert_allclose(found, [0.73, 0.23, 0.0, 0.04])
-
-
-def test_ordered_prior_leaves_empty_stretches_empty():
-    rng = np.random.default_rng(78)
-    counts = np.zeros(64)
-    counts[:4] = [60_000, 25_000, 10_000, 5_000]
-    noisy = counts + rng.laplace(scale=40.0, size=(300, 64))
-    totals = np.full(300, 100_000)
-    shares = ordered_prior(noisy, totals, math.sqrt(2.0) * 40.0)
-    np.testing.assert_allclose(shares.sum(axis=1), 1.0, rtol=1e-12)
-    assert shares.min() >= 0.0
-    place = np.arange(64.0)
-    exact = counts @ place / 100_000
-    before, after = (made @ place / exact - 1.0 for made in (histogram_prior(noisy), shares))
-    assert before.mean() > 0.2 and abs(after.mean()) < 0.1 * before.mean()
-
-
-def test_priors_of_numbers_by_group_know_the_sizes_of_the_groups():
-    labels = ldp.PrivateLabels([0.0, 1.0, 2.0] * 20, low=0, high=2, budget=ldp.PrivacyBudget(SURE))
-    groups = np.repeat([0, 2], 30)
-    counts = labels.release(HistogramMechanism(SURE, values=(0.0, 1.0, 2.0)), None, groups)
-    np.testing.assert_allclose(np.asarray(counts.priors()), 1 / 3)
-    np.testing.assert_allclose(counts.priors().probabilities[1], 1 / 3)  # of nobody
 
 
 BAD_SETTINGS = {
