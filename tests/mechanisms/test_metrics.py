@@ -162,9 +162,8 @@ def test_one_label_moves_the_difference_of_two_sums_by_no_more_than_is_said(metr
 
 
 @pytest.mark.parametrize("metric", ["mse", "mae"])
-@pytest.mark.parametrize("apart", [1e-16, 1e-13, 1e-9])
-def test_models_that_are_nearly_the_same(metric, apart):
-    """Doubles are too coarse for a grid as fine as the difference of the models."""
+@pytest.mark.parametrize("apart", [1e-13, 1e-6])
+def test_rounding_of_models_that_are_nearly_the_same_is_counted(metric, apart):
     mechanism = SelectionMechanism(1.0, metric, low=-1.0, high=3.0)
     rng = np.random.default_rng(8)
     first = rng.uniform(-1.0, 3.0, 2)

@@ -37,7 +37,7 @@ def debiased(
     *Classes.* Weights w such that ``sum_k w_k loss(y_pred, k)`` is unbiased for the true label; use
     them as ``y_true`` of ``keras_layers.LabelWeightedLoss``.
 
-    For RRTop-k, and RRWithPrior and InformativeRR with their k, the weights are those of
+    For RRTop-k, and RRWithPrior and InformativeRR with their k, the weights follow
     ``ghazi2021``, equation 17: with ``p = 1 / (e^eps + k - 1)``,
     ``w = (onehot(noisy) - p * [class in top-k]) / (1 - k p)``. For randomized response (k = K) this
     is RR-Debiased: Algorithm 5, equation 7 of ``ghazi2021``, and appendix D.1 of ``ghazi2024``. The
@@ -45,8 +45,8 @@ def debiased(
     bias is at most the probability that it does not (Lemma 20). For any other mechanism with a
     square channel Q, w is the row of ``Q^-1`` at the noisy label.
 
-    For ``PriorResampling`` the weights are those of the modified loss of ``esfandiari2022`` (lines
-    28 to 30 of Algorithm 1): ``w = (onehot(noisy) - beta q) / (1 - beta)`` with the prior q. The
+    For ``PriorResampling`` the weights follow the modified loss of ``esfandiari2022`` (lines 28 to
+    30 of Algorithm 1): ``w = (onehot(noisy) - beta q) / (1 - beta)`` with the prior q. The
     loss is unbiased for ``beta = lambda`` (Lemma 3). A smaller beta lowers the variance and leaves
     a bias of at most ``|beta - lambda| / (1 - beta)`` times the L1 distance of q from the true
     distribution, for losses in [0, 1]. For ``PeerToPeerRandomizedResponse`` the weights undo the

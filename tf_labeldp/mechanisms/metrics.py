@@ -23,10 +23,6 @@ CLASS_METRICS = ("accuracy", "log_loss", "brier")
 NUMBER_METRICS = ("mse", "mae", "mean")
 _STEPS = 1 << 20
 """Grid steps in the sensitivity, except for accuracy, which needs one."""
-_MOST_STEPS = float(1 << 60)
-"""Grid steps of all examples together, which fit 64 bits with the noise."""
-_EXACT_STEPS = float(1 << 44)
-"""Grid steps of one example up to which doubles are off by at most a hundredth of a step."""
 _TOLERANCE = 1e-3
 """Error allowed in a sum of probabilities, which may be half-precision numbers."""
 
@@ -259,11 +255,10 @@ class SelectionMechanism(MetricMechanism):
             span *= high - low
         if not span:
             return np.zeros(len(rows), np.int64), 0
-        least = max(labels.size / _MOST_STEPS, 1.0 / _EXACT_STEPS)
-        step = max(span / _STEPS, self.sensitivity * least)
-        # Rounding moves each of four values by at most half a step and a hundredth of a step.
-        steps = np.rint(self._errors(labels, rows) / step).astype(np.int64)
-        return -steps.sum(axis=1), math.ceil(span / step) + 3
+        scale = self.steps / self.sensitivity
+        steps = np.rint(self._errors(labels, rows) * scale).astype(np.int64)
+        # Rounding moves each of four values by at most half a step, and doubles by far less.
+        return -steps.sum(axis=1), math.ceil(span * scale) + 3
 
 
 def check_length(num_labels: int, num_predictions: int) -> None:
