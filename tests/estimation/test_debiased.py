@@ -41,7 +41,7 @@ BOUNDED = settings(max_examples=100, deadline=None, derandomize=True)
 
 
 class Uneven(ClassificationMechanism):
-    """A channel of one's own: not symmetric, so that a transposed inverse is seen."""
+    """A plug-in whose channel is not symmetric, so a transposed inverse shows."""
 
     def __init__(self, epsilon, num_classes):
         self.epsilon, self.num_classes = epsilon, num_classes
@@ -140,7 +140,7 @@ def test_weights_keep_their_digits(small_or_large):
     np.testing.assert_allclose(row, [at_label] + [elsewhere] * 9, rtol=5e-16)
 
 
-def test_a_mechanism_of_ones_own_goes_through_its_channel_inverse():
+def test_a_plug_in_is_debiased_by_its_channel_inverse():
     mechanism = Uneven(1.0, 3)
     np.testing.assert_allclose(expected_weights(mechanism), np.eye(3), rtol=0, atol=1e-14)
     inverse = np.linalg.inv(mechanism.transition_matrix())

@@ -82,7 +82,7 @@ def test_equals_bayes_rule_by_enumeration(name):
         (RandomizedResponse(800.0, K), 0, [0.0, 0.5, 0.3, 0.2]),  # a class of no probability
     ],
 )
-def test_where_the_label_says_nothing_the_prior_stays(mechanism, noisy, prior):
+def test_an_uninformative_label_leaves_the_prior(mechanism, noisy, prior):
     np.testing.assert_allclose(posterior(mechanism, [noisy], prior)[0], prior, rtol=1e-14)
 
 

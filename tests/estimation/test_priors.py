@@ -255,7 +255,7 @@ def test_whole_numbers_where_they_fit():
     assert rounding_grid(0, 1, 64, whole_numbers=True).tolist() == [0.0, 1.0]
 
 
-def test_real_labels_between_whole_ends_are_told_apart():
+def test_real_labels_between_whole_ends_are_resolved():
     assert len(rounding_grid(0.0, 1.0, 64)) == 64
     values = rounding_grid(0, 7, 64)
     assert len(values) == 64 and set(range(8)) <= set(values.tolist())
@@ -265,7 +265,7 @@ def test_real_labels_between_whole_ends_are_told_apart():
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 5000.0), (18.0, 90.0), (0.5, 1e6)])
-def test_amounts_are_told_apart_where_they_are_small(low, high):
+def test_small_amounts_are_resolved(low, high):
     values = rounding_grid(low, high, 64)
     steps = np.diff(values)
     assert len(values) == 64 and np.all(np.diff(steps) > 0.0)

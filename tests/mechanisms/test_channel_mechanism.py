@@ -84,7 +84,7 @@ def test_an_output_that_one_label_alone_can_have_is_refused():
         ChannelMechanism(50.0, (0, 1), (0, 1), ((1.0, 0.0), (0.5, 0.5)))
 
 
-def test_an_output_that_nobody_has_is_never_drawn():
+def test_an_output_of_probability_zero_is_never_drawn():
     mechanism = ChannelMechanism(1.0, (0, 1), (0, 1, 2), ((0.6, 0.0, 0.4), (0.4, 0.0, 0.6)))
     drawn = mechanism.randomize(np.zeros(10_000))
     assert set(drawn.tolist()) == {0.0, 2.0}

@@ -1,4 +1,4 @@
-"""The price of ClusterRandomizedResponse, by enumeration of all that it can hand out.
+"""The cost of ClusterRandomizedResponse, by enumeration of all its outputs.
 
 One cluster of a few labels. What is released are noisy counts with a known density and noisy labels
 with a known channel, so the privacy loss of the whole is a formula; its worst value is compared

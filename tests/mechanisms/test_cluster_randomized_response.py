@@ -1,4 +1,4 @@
-"""ClusterRandomizedResponse: distributions, settings, prices, the vault, and what it refuses."""
+"""ClusterRandomizedResponse: distributions, settings, costs, the vault, and bad input."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def noisy_clusters(draw):
 @pytest.mark.holds("mechanisms.cluster_distributions")
 def test_theorem_6_distributions_are_in_their_range_and_sum_to_one(case):
     counts, sizes, tau = case
-    made = cluster_distributions(counts, sizes, tau)
-    assert made.shape == counts.shape
-    assert made.min() >= tau and made.max() <= 1.0
-    np.testing.assert_allclose(made.sum(axis=1), 1.0, rtol=0, atol=1e-12)
-    np.testing.assert_array_equal(made[sizes == 0], 1.0 / counts.shape[1])
+    rows = cluster_distributions(counts, sizes, tau)
+    assert rows.shape == counts.shape
+    assert rows.min() >= tau and rows.max() <= 1.0
+    np.testing.assert_allclose(rows.sum(axis=1), 1.0, rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(rows[sizes == 0], 1.0 / counts.shape[1])
 
 
 @BOUNDED
@@ -90,8 +90,8 @@ def test_theorem_6_distributions_are_in_their_range_and_sum_to_one(case):
 def test_distributions_are_those_of_the_algorithm_line_by_line(case):
     counts, sizes, tau = case
     tau = min(tau, 0.999 / counts.shape[1])  # where the lines divide by zero there is one answer
-    made = cluster_distributions(counts, sizes, tau)
-    for row, count, size in zip(made, counts, sizes, strict=True):
+    rows = cluster_distributions(counts, sizes, tau)
+    for row, count, size in zip(rows, counts, sizes, strict=True):
         if size:
             np.testing.assert_allclose(row, algorithm_1(count, size, tau), rtol=0, atol=1e-9)
 
@@ -99,44 +99,44 @@ def test_distributions_are_those_of_the_algorithm_line_by_line(case):
 @pytest.mark.parametrize("classes", [2, 49])
 def test_a_threshold_of_one_over_k_is_uniform(classes):
     counts = np.random.default_rng(3).normal(size=(20, classes), scale=30)
-    made = cluster_distributions(counts, np.full(20, 10), 1.0 / classes)
-    np.testing.assert_array_equal(made, 1.0 / classes)
+    rows = cluster_distributions(counts, np.full(20, 10), 1.0 / classes)
+    np.testing.assert_array_equal(rows, 1.0 / classes)
 
 
 @pytest.mark.parametrize("extreme", [[1e308, -1e308, 0.0], [-9.0] * 3, [1e300] * 3])
 def test_extreme_noise(extreme):
     for tau in (0.0, 1e-300, 0.1, 0.333333333, 1 / 3):
-        made = cluster_distributions(np.array([extreme]), np.array([3]), tau)
-        assert made.min() >= tau and abs(made.sum() - 1.0) <= 1e-12
+        rows = cluster_distributions(np.array([extreme]), np.array([3]), tau)
+        assert rows.min() >= tau and abs(rows.sum() - 1.0) <= 1e-12
 
 
 @pytest.mark.parametrize(("sigma", "resampled"), [(0.5, 0.2), (4.0, 0.9), (math.inf, 0.2)])
 @pytest.mark.holds("vault.ClusterRandomizedResponse")
 def test_the_promise_is_two_over_sigma_and_the_draw_at_the_threshold(sigma, resampled, vault):
     tau = 0.25 if math.isinf(sigma) else 0.05
-    made = ClusterRandomizedResponse(4, tau, sigma, resampled, bias_correction=0.0)
-    assert made.distribution_epsilon == 2.0 / sigma
+    mechanism = ClusterRandomizedResponse(4, tau, sigma, resampled, bias_correction=0.0)
+    assert mechanism.distribution_epsilon == 2.0 / sigma
     draw = math.log(1.0 + (1.0 - resampled) / (resampled * tau))
-    assert made.epsilon == pytest.approx(2.0 / sigma + draw, rel=1e-12)
-    charges = [Charge.of(part) for part in made.parts(vault())]
-    assert math.fsum(one.epsilon for one in charges) == made.epsilon
+    assert mechanism.epsilon == pytest.approx(2.0 / sigma + draw, rel=1e-12)
+    charges = [Charge.of(part) for part in mechanism.parts(vault())]
+    assert math.fsum(one.epsilon for one in charges) == mechanism.epsilon
     assert all(one.delta == 0.0 for one in charges)
     event = ComposedDpEvent(tuple(one.event for one in charges))
-    assert Charge.of_event(event, 0.0).epsilon == pytest.approx(made.epsilon, rel=1e-3)
+    assert Charge.of_event(event, 0.0).epsilon == pytest.approx(mechanism.epsilon, rel=1e-3)
 
 
 @pytest.mark.parametrize(("epsilon", "classes"), [(0.01, 10), (8.0, 2)])
 def test_corollary_1_is_randomized_response(epsilon, classes):
-    made = ClusterRandomizedResponse.uniform(epsilon, classes)
+    mechanism = ClusterRandomizedResponse.uniform(epsilon, classes)
     uniform = np.full(classes, 1.0 / classes)
     np.testing.assert_allclose(
-        made.transition_matrix(uniform),
+        mechanism.transition_matrix(uniform),
         RandomizedResponse(epsilon, classes).transition_matrix(),
         rtol=0,
         atol=1e-12,
     )
-    assert made.epsilon == epsilon and made.distribution_epsilon == 0.0
-    resampled = made.draw.resampling_probabilities(uniform)
+    assert mechanism.epsilon == epsilon and mechanism.distribution_epsilon == 0.0
+    resampled = mechanism.draw.resampling_probabilities(uniform)
     assert resampled == pytest.approx([classes / (classes - 1 + math.exp(epsilon))], rel=1e-9)
     # With the lambda written out it is the same mechanism.
     explicit = ClusterRandomizedResponse(classes, 1.0 / classes, math.inf, float(resampled[0]))
@@ -145,20 +145,20 @@ def test_corollary_1_is_randomized_response(epsilon, classes):
 
 @pytest.mark.parametrize("epsilon", [0.1, 2.0])
 def test_corollary_2_costs_three_epsilon(epsilon):
-    made = ClusterRandomizedResponse.from_heterogeneity(epsilon, 10, 0.05)
-    assert (made.threshold, made.bias_correction) == (0.05, 0.0)
-    assert made.noise_scale == 1.0 / epsilon
+    mechanism = ClusterRandomizedResponse.from_heterogeneity(epsilon, 10, 0.05)
+    assert (mechanism.threshold, mechanism.bias_correction) == (0.05, 0.0)
+    assert mechanism.noise_scale == 1.0 / epsilon
     expected = 1.0 / (1.0 + math.expm1(epsilon) * 0.05)
-    assert made.resampling_probability == pytest.approx(expected, rel=1e-14)
-    assert made.epsilon == pytest.approx(3.0 * epsilon, rel=1e-12)
+    assert mechanism.resampling_probability == pytest.approx(expected, rel=1e-14)
+    assert mechanism.epsilon == pytest.approx(3.0 * epsilon, rel=1e-12)
 
 
 @pytest.mark.parametrize(("epsilon", "share"), [(0.01, 0.9), (0.3, 0.5), (7.7, 0.1)])
 def test_for_epsilon_meets_it(epsilon, share):
-    made = ClusterRandomizedResponse.for_epsilon(epsilon, 10, distribution_share=share)
-    assert made.epsilon == pytest.approx(epsilon, rel=1e-12)
-    assert made.distribution_epsilon == pytest.approx(share * epsilon, rel=1e-12)
-    assert made.threshold <= 0.1 and made.resampling_probability is None
+    mechanism = ClusterRandomizedResponse.for_epsilon(epsilon, 10, distribution_share=share)
+    assert mechanism.epsilon == pytest.approx(epsilon, rel=1e-12)
+    assert mechanism.distribution_epsilon == pytest.approx(share * epsilon, rel=1e-12)
+    assert mechanism.threshold <= 0.1 and mechanism.resampling_probability is None
 
 
 @pytest.mark.parametrize(
@@ -171,19 +171,19 @@ def test_for_epsilon_meets_it(epsilon, share):
     ],
 )
 def test_defaults_of_for_epsilon(epsilon, counts, threshold):
-    made = ClusterRandomizedResponse.for_epsilon(epsilon, 10)
-    assert made.distribution_epsilon == pytest.approx(counts, rel=1e-12)
-    assert made.threshold == pytest.approx(threshold, rel=1e-12)
-    assert made.epsilon == pytest.approx(epsilon, rel=1e-12)
+    mechanism = ClusterRandomizedResponse.for_epsilon(epsilon, 10)
+    assert mechanism.distribution_epsilon == pytest.approx(counts, rel=1e-12)
+    assert mechanism.threshold == pytest.approx(threshold, rel=1e-12)
+    assert mechanism.epsilon == pytest.approx(epsilon, rel=1e-12)
 
 
 @pytest.mark.parametrize("tau", [1e-15, 1e-4, 0.2499, 0.25])
 @pytest.mark.parametrize("resampled", [1e-6, 0.999999])
 def test_the_draw_is_never_refused_for_distributions_that_it_made(tau, resampled):
     mechanism = ClusterRandomizedResponse(K, tau, 0.01, resampled)
-    made = drawn(mechanism, seed=5)
-    assert made.mechanism == mechanism.draw
-    assert lambdas(made) == pytest.approx(np.full(5, resampled), rel=2e-6)
+    noisy = drawn(mechanism, seed=5)
+    assert noisy.mechanism == mechanism.draw
+    assert lambdas(noisy) == pytest.approx(np.full(5, resampled), rel=2e-6)
 
 
 @pytest.mark.parametrize("mechanism", [ADAPTIVE, FIXED], ids=["adaptive", "fixed"])
@@ -194,10 +194,10 @@ def test_noisy_labels_follow_the_released_channel(chi_square_rejects, mechanism)
     labels = np.tile(np.arange(classes), 2 * per_label)
     clusters = np.repeat([0, 2], classes * per_label)  # cluster 1 is empty
     clusters[labels == 2] = 0  # class 2 is in cluster 0 alone
-    made = drawn(mechanism, labels, clusters, seed=6)
-    flat = (clusters * classes + labels) * classes + made.values
+    noisy = drawn(mechanism, labels, clusters, seed=6)
+    flat = (clusters * classes + labels) * classes + noisy.values
     counts = np.bincount(flat, minlength=27).reshape(3, 3, 3)
-    distributions = made.priors.probabilities
+    distributions = noisy.priors.probabilities
     for c in (0, 2):
         present = counts[c].sum(axis=1) > 0
         channel = mechanism.transition_matrix(distributions[c])[present]
@@ -205,39 +205,39 @@ def test_noisy_labels_follow_the_released_channel(chi_square_rejects, mechanism)
         other = mechanism.transition_matrix(distributions[2 - c])[present]
         assert chi_square_rejects(counts[c][present], other)
     np.testing.assert_array_equal(distributions[1], 1 / 3)
-    assert np.bincount(made.priors.groups).tolist() == [4 * per_label, 0, 2 * per_label]
+    assert np.bincount(noisy.priors.groups).tolist() == [4 * per_label, 0, 2 * per_label]
 
 
-def test_what_is_handed_out():
-    made = drawn(ADAPTIVE, seed=1)
-    assert isinstance(made, NoisyLabels)
-    assert made.values.dtype == np.int64 and made.values.shape == (N,)
-    np.testing.assert_array_equal(made.indices, np.arange(N))
-    assert made.priors.probabilities.shape == (5, K) and made.priors.values is None
-    np.testing.assert_array_equal(made.priors.groups, CLUSTERS)
-    np.testing.assert_array_equal(np.asarray(made.priors), made.priors.probabilities[CLUSTERS])
-    expected = 1.0 / (1.0 + math.expm1(1.0) * made.priors.probabilities.min(axis=1))
-    np.testing.assert_allclose(lambdas(made), expected, rtol=1e-12)
-    assert made.mechanism == ADAPTIVE.draw and isinstance(made.mechanism, PriorResampling)
-    assert made.bias_correction == ADAPTIVE.bias_correction and made.remarks == ()
-    counts, draw = made.receipts
+def test_the_noisy_labels_and_their_receipts():
+    noisy = drawn(ADAPTIVE, seed=1)
+    assert isinstance(noisy, NoisyLabels)
+    assert noisy.values.dtype == np.int64 and noisy.values.shape == (N,)
+    np.testing.assert_array_equal(noisy.indices, np.arange(N))
+    assert noisy.priors.probabilities.shape == (5, K) and noisy.priors.values is None
+    np.testing.assert_array_equal(noisy.priors.groups, CLUSTERS)
+    np.testing.assert_array_equal(np.asarray(noisy.priors), noisy.priors.probabilities[CLUSTERS])
+    expected = 1.0 / (1.0 + math.expm1(1.0) * noisy.priors.probabilities.min(axis=1))
+    np.testing.assert_allclose(lambdas(noisy), expected, rtol=1e-12)
+    assert noisy.mechanism == ADAPTIVE.draw and isinstance(noisy.mechanism, PriorResampling)
+    assert noisy.bias_correction == ADAPTIVE.bias_correction and noisy.remarks == ()
+    counts, draw = noisy.receipts
     assert (counts.kind, counts.key) == ("release", "cluster-rr/distributions")
     assert (draw.kind, draw.key) == ("draw", "cluster-rr")
     assert (counts.charge.epsilon, draw.charge.epsilon) == (0.5, 1.0)
     assert counts.charge.event == ADAPTIVE.histogram.dp_event()
     assert draw.charge.event == ADAPTIVE.draw.dp_event()
     again = drawn(ADAPTIVE, clusters=CLUSTERS.astype(np.uint8), seed=1)
-    np.testing.assert_array_equal(again.values, made.values)
+    np.testing.assert_array_equal(again.values, noisy.values)
 
 
 def test_a_fixed_lambda_is_charged_as_promised_whatever_was_released(vault):
     """Before the draw; what the released distributions spared is a remark, and no promise."""
     labels = vault()
-    made = labels.randomize(FIXED, clusters=CLUSTERS)
-    least = made.priors.probabilities.min()
+    noisy = labels.randomize(FIXED, clusters=CLUSTERS)
+    least = noisy.priors.probabilities.min()
     assert least == 0.05  # clusters this pure reach the threshold: the promise is all spent
-    assert made.remarks == ()
-    assert made.receipts[1].charge.epsilon == FIXED.draw.epsilon
+    assert noisy.remarks == ()
+    assert noisy.receipts[1].charge.epsilon == FIXED.draw.epsilon
     assert labels.guarantee().epsilon == pytest.approx(FIXED.epsilon, rel=1e-12)
 
     labels = vault(labels=np.random.default_rng(7).integers(0, K, N), insecure_seed=7)
@@ -259,26 +259,26 @@ def test_without_noise_on_distributions_no_histogram_is_released(vault):
     mechanism = ClusterRandomizedResponse.uniform(1.0, K)
     assert mechanism.histogram is None
     labels = vault()
-    made = labels.randomize(mechanism, clusters=CLUSTERS)
+    noisy = labels.randomize(mechanism, clusters=CLUSTERS)
     assert not labels.has_draw("cluster-rr/distributions")
-    np.testing.assert_array_equal(made.priors.probabilities, np.full((5, K), 1.0 / K))
-    assert labels.guarantee().epsilon == made.guarantee().epsilon == 1.0
-    assert len(made.receipts) == 1 and made.priors.receipts == ()
+    np.testing.assert_array_equal(noisy.priors.probabilities, np.full((5, K), 1.0 / K))
+    assert labels.guarantee().epsilon == noisy.guarantee().epsilon == 1.0
+    assert len(noisy.receipts) == 1 and noisy.priors.receipts == ()
 
 
 def test_the_vault_charges_both_parts_once(vault, tmp_path):
     labels = vault(2.0, store=tmp_path / "store")
-    made = labels.randomize(ADAPTIVE, clusters=CLUSTERS)
-    assert labels.guarantee().epsilon == pytest.approx(made.guarantee().epsilon, rel=1e-12)
+    noisy = labels.randomize(ADAPTIVE, clusters=CLUSTERS)
+    assert labels.guarantee().epsilon == pytest.approx(noisy.guarantee().epsilon, rel=1e-12)
     assert labels.guarantee().epsilon == pytest.approx(1.5, rel=1e-12)
     assert labels.mechanism("cluster-rr/distributions") == ADAPTIVE.histogram
-    assert labels.mechanism("cluster-rr") == made.mechanism
+    assert labels.mechanism("cluster-rr") == noisy.mechanism
     for again in (labels, vault(2.0, store=tmp_path / "store")):
         repeated = again.randomize(ADAPTIVE, clusters=CLUSTERS)
-        np.testing.assert_array_equal(repeated.values, made.values)
-        np.testing.assert_array_equal(repeated.priors.probabilities, made.priors.probabilities)
+        np.testing.assert_array_equal(repeated.values, noisy.values)
+        np.testing.assert_array_equal(repeated.priors.probabilities, noisy.priors.probabilities)
         np.testing.assert_array_equal(repeated.priors.groups, CLUSTERS)
-        assert [one.id for one in repeated.receipts] == [one.id for one in made.receipts]
+        assert [one.id for one in repeated.receipts] == [one.id for one in noisy.receipts]
         assert again.guarantee().epsilon == pytest.approx(1.5, rel=1e-12)
     # Another key is another draw, for which the budget has no room.
     with pytest.raises(BudgetExceededError):
@@ -293,10 +293,10 @@ def test_prices_are_fixed_in_advance_and_compose_so(vault, tmp_path, fixed):
     mechanism = ClusterRandomizedResponse(K, 0.05, 20.0, **price)
     budget = PrivacyBudget(50.0, 1e-3)
     labels = vault(budget=budget, store=tmp_path / "store")
-    made = [labels.randomize(mechanism, clusters=CLUSTERS, key=f"draw {i}") for i in range(8)]
+    noisy = [labels.randomize(mechanism, clusters=CLUSTERS, key=f"draw {i}") for i in range(8)]
     total = 8 * mechanism.epsilon
-    assert sum(len(one.receipts) for one in made) == len(labels.receipts) == 16
-    charges = [receipt.charge for one in made for receipt in one.receipts]
+    assert sum(len(one.receipts) for one in noisy) == len(labels.receipts) == 16
+    charges = [receipt.charge for one in noisy for receipt in one.receipts]
     tight = compose_charges(charges, 1e-3).epsilon
     for again in (labels, vault(budget=budget, store=tmp_path / "store")):
         spent = again.guarantee()
@@ -315,14 +315,14 @@ def test_prices_are_fixed_in_advance_and_compose_so(vault, tmp_path, fixed):
 
 def test_the_price_of_a_stored_draw_may_be_rounded_another_way(vault, monkeypatch):
     labels = vault()
-    made = labels.randomize(FIXED, clusters=CLUSTERS)
+    noisy = labels.randomize(FIXED, clusters=CLUSTERS)
     spent = labels.guarantee().epsilon
     log1p = math.log1p
     monkeypatch.setattr(math, "log1p", lambda x: log1p(x) * (1.0 + 4e-16))
-    assert FIXED.draw != made.mechanism
+    assert FIXED.draw != noisy.mechanism
     again = labels.randomize(FIXED, clusters=CLUSTERS)
-    np.testing.assert_array_equal(again.values, made.values)
-    assert again.mechanism == made.mechanism and labels.guarantee().epsilon == spent
+    np.testing.assert_array_equal(again.values, noisy.values)
+    assert again.mechanism == noisy.mechanism and labels.guarantee().epsilon == spent
 
 
 @pytest.mark.parametrize("mechanism", [ADAPTIVE, FIXED], ids=["adaptive", "fixed"])

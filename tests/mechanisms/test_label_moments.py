@@ -235,7 +235,7 @@ def test_a_range_that_doubles_cannot_halve_is_refused(low, high):
 
 @pytest.mark.parametrize("high", [50.0, 99.0])
 def test_a_vault_refuses_a_narrower_range_whatever_its_labels(high):
-    """Else whether the release fails would tell whether a label is beyond, at any epsilon."""
+    """Otherwise a failure would reveal a label outside the range, at any epsilon."""
     for last in (40.0, 100.0):
         vault = PrivateLabels([1.0, last], low=0, high=100, budget=PrivacyBudget(1.0, 1e-5))
         with pytest.raises(ValueError, match="the mechanism is for labels in"):

@@ -134,7 +134,7 @@ def test_no_label_makes_a_choice_more_than_e_to_the_epsilon_likelier_and_some_ne
     ],
 )
 @pytest.mark.parametrize("alike", [0.0, 1.0])
-def test_one_label_moves_the_difference_of_two_sums_by_no_more_than_is_said(metric, kind, alike):
+def test_one_label_moves_the_difference_of_two_sums_by_at_most_moved(metric, kind, alike):
     mechanism = SelectionMechanism(1.0, metric, **kind)
     rng = np.random.default_rng(11)
     if "num_classes" in kind:

@@ -20,7 +20,7 @@ DRAWN_EPSILONS = (1e-6, 0.05, 1 / 3, 1.0, 2.5, 8.0, 50.0, 700.1)
 
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.holds("mechanisms.RegressionMechanism")
-def test_no_set_of_outputs_tells_more_than_epsilon(name, worst_log_ratio):
+def test_no_set_of_outputs_reveals_more_than_epsilon(name, worst_log_ratio):
     """Through the cdf, which knows the atoms: intervals, half-lines and what is left."""
     edges, labels = np.arange(-3.0, 5.0), np.arange(-3.0, 5.0)
     for epsilon in (0.1, 4.0):

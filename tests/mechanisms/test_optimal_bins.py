@@ -65,7 +65,7 @@ def test_algorithm_2_as_printed_on_many_instances(loss):
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_segment_costs_are_monge(loss):
-    """What the docstring of optimal_bins proves, on random quadruples a <= b <= c <= d."""
+    """The claim proved in the docstring of optimal_bins, on random a <= b <= c <= d."""
     rng = np.random.default_rng(11)
     for epsilon in (0.1, 1.0, 4.0):
         values = np.sort(rng.gamma(0.7, 10.0, 60))

@@ -22,7 +22,7 @@ REJECT = 1e-4
 """A right law is rejected with this probability, had the seed not been fixed."""
 
 
-def made(alpha=0.2, theta=0.5, size=3, delta=1e-3):
+def mechanism_of(alpha=0.2, theta=0.5, size=3, delta=1e-3):
     return PeerToPeerRandomizedResponse.for_cluster_size(alpha, theta, size, delta)
 
 
@@ -58,7 +58,7 @@ def p_value(drawn, law):
 def test_the_joint_law_of_the_reports(labels):
     """Many clusters in one release, each a draw of its own; users of clusters interleaved."""
     draws, n = 60_000, len(labels)
-    mechanism = made(size=n)
+    mechanism = mechanism_of(size=n)
     shuffled = np.random.default_rng(3).permutation(draws * n)
     clusters = np.repeat(np.arange(draws), n)[shuffled]
     reports = np.empty(draws * n, dtype=np.int64)
@@ -74,7 +74,7 @@ def test_the_joint_law_of_the_reports(labels):
 
 def test_peers_are_of_the_same_cluster():
     """Cluster 7 has ones alone, cluster 2 zeros alone: hardly flipped, labels stay inside."""
-    mechanism = made(alpha=1e-9, theta=1.0, size=50)
+    mechanism = mechanism_of(alpha=1e-9, theta=1.0, size=50)
     clusters = np.random.default_rng(6).permutation(np.repeat([7, 2], 50))
     labels = (clusters == 7).astype(np.int64)
     reports = mechanism.randomize(labels, clusters, rng=np.random.default_rng(7))
@@ -84,7 +84,7 @@ def test_peers_are_of_the_same_cluster():
 
 
 def test_a_seed_repeats_and_secure_bits_do_not():
-    mechanism, labels = made(), np.tile([0, 1], 100)
+    mechanism, labels = mechanism_of(), np.tile([0, 1], 100)
     first, second = (mechanism.randomize(labels, rng=np.random.default_rng(9)) for _ in range(2))
     assert first.tolist() == second.tolist()
     assert mechanism.randomize(labels).tolist() != mechanism.randomize(labels).tolist()
@@ -102,14 +102,14 @@ def test_what_is_drawn_is_on_the_safe_side(value, monkeypatch):
     )
     monkeypatch.setattr(random_bits, "uniform_below", lambda bounds, rng: np.arange(bounds.size))
     labels = np.zeros(3, int)
-    assert made(alpha=value, theta=1.0).randomize(labels).tolist() == [1, 0, 0]
+    assert mechanism_of(alpha=value, theta=1.0).randomize(labels).tolist() == [1, 0, 0]
     drawn = [[2**53 - 1] * 3, [max(reports - 1, 0), reports, 2**53 - 1]]
-    shown = made(theta=value).randomize(labels).tolist()
+    shown = mechanism_of(theta=value).randomize(labels).tolist()
     assert shown == [0 if reports else -1, -1, -1]
 
 
 def test_reports_of_another_are_looked_at():
-    mechanism = made(size=2)
+    mechanism = mechanism_of(size=2)
     assert mechanism.check_output(np.zeros(0, int), 0).shape == (0,)
     assert mechanism.check_output(np.array([0, 1, -1], np.int8), 3).tolist() == [0, 1, -1]
     with pytest.raises(ValueError, match=r"shape \(2,\), expected \(3,\)"):
@@ -125,7 +125,7 @@ def test_reports_of_another_are_looked_at():
 def test_the_stated_guarantee_is_checked():
     found = peer_to_peer_guarantee(0.2, 0.5, 100, 1e-4)
     mechanism = PeerToPeerRandomizedResponse(found.epsilon, 0.2, 0.5, 100, 1e-4)
-    assert mechanism == made(size=100, delta=1e-4)
+    assert mechanism == mechanism_of(size=100, delta=1e-4)
     assert PeerToPeerRandomizedResponse(2.0, 0.2, 0.5, 100, 1e-4).epsilon == 2.0
     with pytest.raises(ValueError, match=r"epsilon must be at least 0\.24.* at delta=0\.0001"):
         PeerToPeerRandomizedResponse(found.epsilon * (1 - 1e-6), 0.2, 0.5, 100, 1e-4)
@@ -134,13 +134,13 @@ def test_the_stated_guarantee_is_checked():
 
 
 def test_without_delta_it_is_randomized_response():
-    mechanism = made(alpha=0.2, delta=0.0)
+    mechanism = mechanism_of(alpha=0.2, delta=0.0)
     assert mechanism.epsilon == pytest.approx(math.log(4.0), rel=1e-14)
     assert mechanism.dp_event() == RandomizedResponse(mechanism.epsilon, 2).dp_event()
 
 
 def test_pure_noise_has_an_epsilon_above_zero():
-    assert 0.0 < made(alpha=0.5).epsilon <= 1e-12
+    assert 0.0 < mechanism_of(alpha=0.5).epsilon <= 1e-12
 
 
 BAD = {
@@ -176,7 +176,7 @@ BAD_INPUT = {
 def test_bad_input(case):
     labels, clusters, error, message = BAD_INPUT[case]
     with pytest.raises(error, match=message) as caught:
-        made().randomize(np.array(labels), clusters)
+        mechanism_of().randomize(np.array(labels), clusters)
     assert "987654" not in str(caught.value)
 
 
@@ -187,7 +187,7 @@ def vault(size=300, store=None, epsilon=4.0, delta=2e-3, num_classes=2):
 
 
 def test_a_vault_charges_and_states_it():
-    mechanism, clusters = made(), np.repeat(np.arange(100), 3)
+    mechanism, clusters = mechanism_of(), np.repeat(np.arange(100), 3)
     labels = vault()
     reports = labels.randomize(mechanism, clusters=clusters)
     guarantee = labels.guarantee()
@@ -206,9 +206,9 @@ def test_a_vault_charges_and_states_it():
     assert labels.guarantee(after=pure).epsilon == pytest.approx(both.epsilon + 0.1)
 
 
-def test_a_vault_hands_out_reports_alone():
+def test_a_vault_releases_reports_alone():
     """Who reports nothing is not in it, and no -1 stands for it; everybody is charged."""
-    mechanism, clusters = made(), np.repeat(np.arange(100), 3)
+    mechanism, clusters = mechanism_of(), np.repeat(np.arange(100), 3)
     labels = vault()
     noisy = labels.randomize(mechanism, clusters=clusters)
     assert noisy.mechanism == mechanism and noisy.priors is None
@@ -220,12 +220,12 @@ def test_a_vault_hands_out_reports_alone():
     assert labels.receipts[0].kind == "draw"
 
 
-def test_a_vault_hands_out_the_reports_of_their_users():
+def test_reports_belong_to_their_users():
     """Hardly flipped, in clusters of ones alone and of zeros alone, in any order of asking."""
     size = 600
     clusters = np.random.default_rng(1).permutation(np.repeat([0, 1], size // 2))
     labels = PrivateLabels(clusters, num_classes=2, budget=PrivacyBudget(60.0))
-    mechanism = made(alpha=1e-9, theta=0.5, size=50, delta=0.0)
+    mechanism = mechanism_of(alpha=1e-9, theta=0.5, size=50, delta=0.0)
     rows = np.random.default_rng(2).permutation(size)[:400]
     noisy = labels.randomize(mechanism, rows, clusters=clusters[rows])
     assert 100 < len(noisy) < 300 and set(noisy.indices.tolist()) <= set(rows.tolist())
@@ -235,14 +235,16 @@ def test_a_vault_hands_out_the_reports_of_their_users():
 
 def test_a_vault_refuses_what_does_not_fit_before_it_charges():
     with pytest.raises(BudgetExceededError, match="needs a delta above zero"):
-        vault(delta=0.0).randomize(made(), clusters=np.repeat(np.arange(100), 3))
+        vault(delta=0.0).randomize(mechanism_of(), clusters=np.repeat(np.arange(100), 3))
     with pytest.raises(ValueError, match="num_classes=2, the labels have 10"):
-        vault(num_classes=10).randomize(made())
+        vault(num_classes=10).randomize(mechanism_of())
     labels = vault()
     with pytest.raises(ValueError, match="at least cluster_size=3 users"):
-        labels.randomize(made(), clusters=np.repeat(np.arange(150), 2))
+        labels.randomize(mechanism_of(), clusters=np.repeat(np.arange(150), 2))
     with pytest.raises(ValueError, match="takes no priors"):
-        labels.randomize(made(), priors=np.full(2, 0.5), clusters=np.repeat(np.arange(100), 3))
+        labels.randomize(
+            mechanism_of(), priors=np.full(2, 0.5), clusters=np.repeat(np.arange(100), 3)
+        )
     with pytest.raises(TypeError, match="mechanism of many labels"):
-        labels.release(made(), public_input=np.repeat(np.arange(100), 3))
+        labels.release(mechanism_of(), public_input=np.repeat(np.arange(100), 3))
     assert labels.guarantee().epsilon == 0.0 and labels.receipts == ()

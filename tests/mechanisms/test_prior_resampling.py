@@ -1,4 +1,4 @@
-"""PriorResampling: the channel that is drawn, exactly, its price, and what it refuses."""
+"""PriorResampling: the drawn channel, exactly, its cost, and bad input."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def power_of_e(epsilon):
 
 
 def drawn_units(mechanism, prior):
-    """The whole numbers of the draw: units that keep the label, and those of each class."""
+    """The units of the draw that keep the label, and the units of each class."""
     kept = RANGE - round(mechanism.resampling_probabilities(prior)[0] * RANGE)
     return kept, prior_units(prior[np.newaxis])[0].tolist()
 

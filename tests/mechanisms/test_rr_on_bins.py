@@ -1,4 +1,4 @@
-"""RR-on-Bins: what it draws, the nearest input of a label, and bad bins."""
+"""RR-on-Bins: draws, the nearest input of a label, and bad bins."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from tf_labeldp.mechanisms import RROnBins, optimal_bins
 EPSILONS = (0.05, 6.0)
 
 
-def made(epsilon=1.0):
+def mechanism_at(epsilon=1.0):
     return RROnBins(epsilon, (0.0, 10.0, 20.0, 50.0, 100.0), (5.0, 20.0, 70.0), (0, 0, 1, 2, 2))
 
 
-def test_privacy_one_output_says_nothing(worst_log_ratio):
+def test_one_output_reveals_nothing(worst_log_ratio):
     mechanism = RROnBins(1.0, (0.0, 1.0), (0.5,), (0, 0))
     assert worst_log_ratio(mechanism.transition_matrix()) == 0.0
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_algorithm_1_is_what_is_drawn(epsilon, chi_square_rejects, seeded):
-    mechanism = made(epsilon)
+    mechanism = mechanism_at(epsilon)
     per_input = 20_000
     labels = np.repeat(mechanism.inputs, per_input)
     drawn = mechanism.randomize(labels, rng=seeded())
     columns = np.searchsorted(mechanism.outputs, drawn).reshape(5, per_input)
     counts = np.array([np.bincount(row, minlength=3) for row in columns])
     assert not chi_square_rejects(counts, mechanism.transition_matrix())
-    assert chi_square_rejects(counts, made(epsilon * 1.1 + 0.05).transition_matrix())
+    assert chi_square_rejects(counts, mechanism_at(epsilon * 1.1 + 0.05).transition_matrix())
 
 
 def test_a_label_between_inputs_is_the_nearest_one():
-    mechanism = made(50.0)  # e^-50: no flip in these few draws
+    mechanism = mechanism_at(50.0)  # e^-50: no flip in these few draws
     labels = [0.0, 14.9, 15.0, 15.1, 34.9, 35.1, 100.0]
     assert mechanism.randomize(labels).tolist() == [5.0, 5.0, 5.0, 20.0, 20.0, 70.0, 70.0]
 
 
 def test_likelihood_is_the_channel_and_zero_elsewhere():
-    mechanism = made(2.0)
+    mechanism = mechanism_at(2.0)
     found = mechanism.likelihood([5.0, 70.0, 6.0, 1e9], mechanism.inputs)
     np.testing.assert_array_equal(found[:2], mechanism.transition_matrix().T[[0, 2]])
     assert not found[2:].any()

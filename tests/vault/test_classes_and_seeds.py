@@ -134,7 +134,7 @@ def test_stored_draws_do_not_shift_later_seeded_ones(make, response, tmp_path):
     np.testing.assert_array_equal(resumed.randomize(response()).values, second)
 
 
-def test_a_seeded_run_says_that_it_is_not_private(make, response, tmp_path):
+def test_a_seeded_run_is_stated_as_not_private(make, response, tmp_path):
     vault = make(epsilon=2.0, store=tmp_path / "s", insecure_seed=3)
     assert not vault.guarantee().seeded
     noisy = vault.randomize(response())
@@ -165,9 +165,9 @@ def test_priors_of_unknown_origin_are_an_assumption(make, response):
     vault = make(epsilon=3.0)
     assert text not in str(vault.randomize(response(0.5)).guarantee())
     released = vault.release(HistogramMechanism(0.5, 5)).priors()
-    told = vault.randomize(RRWithPrior(0.5, 5), priors=released)
+    released_draw = vault.randomize(RRWithPrior(0.5, 5), priors=released)
     assert text not in str(vault.guarantee())
-    assert told.guarantee().epsilon == 1.0 and vault.guarantee().epsilon == 1.5
+    assert released_draw.guarantee().epsilon == 1.0 and vault.guarantee().epsilon == 1.5
     given = vault.randomize(RRWithPrior(0.5, 5), priors=np.asarray(released))
     assert text in str(given.guarantee()) and given.guarantee().epsilon == 0.5
     assert text in str(vault.guarantee()) and vault.guarantee().epsilon == 2.0

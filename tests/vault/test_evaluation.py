@@ -48,7 +48,7 @@ class TestSplit:
                 part.randomize(RandomizedResponse(0.1, 3))
         assert [use.examples for use in labels.history()] == [4500, 1500]
 
-    def test_a_part_hands_out_its_own_labels_by_its_own_numbers(self):
+    def test_a_part_numbers_its_labels_from_zero(self):
         labels = vault(epsilon=80.0)
         train, held_out = labels.split(np.arange(0, N, 3))
         for part in (train, held_out):
@@ -168,7 +168,7 @@ def test_confusion_matrix():
 
 
 @pytest.mark.holds("vault.PrivateLabels.evaluate")
-def test_an_evaluation_is_charged_and_says_so():
+def test_an_evaluation_is_charged():
     labels = vault(insecure_seed=None)
     found = labels.evaluate(ROWS, "brier", 0.4)
     assert found.guarantee().epsilon == labels.guarantee().epsilon == 0.4

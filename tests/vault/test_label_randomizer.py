@@ -20,23 +20,25 @@ def make(labels=AMOUNTS, epsilon=1.0, **arguments):
     return PrivateLabels(labels, budget=PrivacyBudget(epsilon), **arguments)
 
 
-def spent_on_prior(made):
-    return sum(receipt.charge.epsilon for receipt in made.priors.receipts)
+def spent_on_prior(noisy):
+    return sum(receipt.charge.epsilon for receipt in noisy.priors.receipts)
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 8.0])
 @pytest.mark.holds("vault.LabelRandomizer")
 def test_theorem_6_prior_and_draw_together_are_epsilon(epsilon):
     vault = make(epsilon=epsilon)
-    made = vault.randomize(LabelRandomizer(epsilon))
+    noisy = vault.randomize(LabelRandomizer(epsilon))
     assert vault.guarantee().epsilon == pytest.approx(epsilon, rel=1e-12)
-    assert made.guarantee() == vault.guarantee()  # of the prior too, without which there is no draw
-    assert [one.kind for one in made.receipts] == ["release", "draw"]
-    assert made.mechanism.epsilon + spent_on_prior(made) == pytest.approx(epsilon, rel=1e-12)
-    assert set(made.values) <= set(made.mechanism.outputs)
+    assert (
+        noisy.guarantee() == vault.guarantee()
+    )  # of the prior too, without which there is no draw
+    assert [one.kind for one in noisy.receipts] == ["release", "draw"]
+    assert noisy.mechanism.epsilon + spent_on_prior(noisy) == pytest.approx(epsilon, rel=1e-12)
+    assert set(noisy.values) <= set(noisy.mechanism.outputs)
     # From the other side: each of the two costs something, and a vault with less refuses.
-    assert 0.0 < spent_on_prior(made) < epsilon
-    assert made.priors.guarantee().epsilon == spent_on_prior(made)
+    assert 0.0 < spent_on_prior(noisy) < epsilon
+    assert noisy.priors.guarantee().epsilon == spent_on_prior(noisy)
     short = make(epsilon=epsilon * (1.0 - 1e-6))
     with pytest.raises(BudgetExceededError):
         short.randomize(LabelRandomizer(epsilon))
@@ -84,10 +86,10 @@ def test_the_prior_of_few_labels_has_a_quarter_of_epsilon():
 def test_a_split_by_hand():
     vault = make()
     settings = {"prior_epsilon": 0.3, "max_values": 200}
-    made = vault.randomize(LabelRandomizer(1.0, **settings), key="x")
+    noisy = vault.randomize(LabelRandomizer(1.0, **settings), key="x")
     assert isinstance(vault.mechanism("x/prior"), HistogramMechanism)
-    assert spent_on_prior(made) == 0.3 and made.mechanism.epsilon == 0.7
-    assert made.priors.values.size == made.priors.probabilities.size == 200
+    assert spent_on_prior(noisy) == 0.3 and noisy.mechanism.epsilon == 0.7
+    assert noisy.priors.values.size == noisy.priors.probabilities.size == 200
 
 
 def test_a_split_with_nothing_left():
@@ -99,18 +101,18 @@ def test_a_public_prior_costs_nothing():
     values = tuple(np.arange(0.0, 401.0, 50.0))
     prior = tuple(np.full(9, 1 / 9))
     vault = make(epsilon=0.5)
-    made = vault.randomize(LabelRandomizer(0.5, values=values, prior=prior))
-    assert made.priors.receipts == () and made.mechanism == optimal_bins(values, prior, 0.5)
-    np.testing.assert_array_equal(made.priors.probabilities, prior)
-    np.testing.assert_array_equal(made.priors.values, values)
-    assert vault.guarantee().epsilon == made.guarantee().epsilon == 0.5
+    noisy = vault.randomize(LabelRandomizer(0.5, values=values, prior=prior))
+    assert noisy.priors.receipts == () and noisy.mechanism == optimal_bins(values, prior, 0.5)
+    np.testing.assert_array_equal(noisy.priors.probabilities, prior)
+    np.testing.assert_array_equal(noisy.priors.values, values)
+    assert vault.guarantee().epsilon == noisy.guarantee().epsilon == 0.5
 
 
 @pytest.mark.parametrize("loss", ["absolute_error", "poisson"])
 def test_bins_are_optimal_for_the_prior_that_was_released(loss):
-    made = make(epsilon=2.0, insecure_seed=1).randomize(LabelRandomizer(2.0, loss))
-    values, prior = made.priors.values, made.priors.probabilities
-    assert made.mechanism == optimal_bins(values, prior, made.mechanism.epsilon, loss)
+    noisy = make(epsilon=2.0, insecure_seed=1).randomize(LabelRandomizer(2.0, loss))
+    values, prior = noisy.priors.values, noisy.priors.probabilities
+    assert noisy.mechanism == optimal_bins(values, prior, noisy.mechanism.epsilon, loss)
     exact = np.bincount(np.searchsorted(values, AMOUNTS).clip(0, values.size - 1))
     assert np.abs(prior[:5] - exact[:5] / AMOUNTS.size).max() < 0.1
 
@@ -152,7 +154,7 @@ def test_noisy_labels_add_up(epsilon):
 
 @pytest.mark.holds("vault.LabelRandomizer.total")
 def test_a_total_is_of_its_own_noisy_labels():
-    made = make(epsilon=1.0).randomize(LabelRandomizer(1.0))
+    noisy = make(epsilon=1.0).randomize(LabelRandomizer(1.0))
     for other in (
         LabelRandomizer(2.0).total,
         LabelRandomizer(1.0, values=(0.0, 400.0), prior=(0.5, 0.5)).total,
@@ -160,7 +162,7 @@ def test_a_total_is_of_its_own_noisy_labels():
         with pytest.raises(ValueError, match="drawn by this LabelRandomizer of epsilon"):
             other(make(epsilon=1.0).randomize(LaplaceMechanism(1.0, 0.0, 400.0)))
     with pytest.raises(ValueError, match="drawn by this LabelRandomizer of epsilon=2"):
-        LabelRandomizer(2.0).total(made)
+        LabelRandomizer(2.0).total(noisy)
     values = tuple(np.linspace(0.0, 400.0, 65))
     known = np.bincount(np.rint(AMOUNTS / 6.25).astype(int), minlength=65) / AMOUNTS.size
     public = LabelRandomizer(1.0, values=values, prior=tuple(known))
@@ -184,15 +186,15 @@ def test_killed_between_prior_and_draw(tmp_path, monkeypatch):
 
     second = make(store=tmp_path / "s")
     assert second.guarantee().epsilon == spent
-    made = second.randomize(LabelRandomizer(1.0))
+    noisy = second.randomize(LabelRandomizer(1.0))
     assert second.guarantee().epsilon == pytest.approx(1.0)
     third = make(store=tmp_path / "s")
     again = third.randomize(LabelRandomizer(1.0))
-    np.testing.assert_array_equal(again.values, made.values)
-    np.testing.assert_array_equal(again.priors.probabilities, made.priors.probabilities)
-    np.testing.assert_array_equal(again.posterior(), made.posterior())
-    assert [one.id for one in again.receipts] == [one.id for one in made.receipts]
-    assert again.guarantee() == made.guarantee()
+    np.testing.assert_array_equal(again.values, noisy.values)
+    np.testing.assert_array_equal(again.priors.probabilities, noisy.priors.probabilities)
+    np.testing.assert_array_equal(again.posterior(), noisy.posterior())
+    assert [one.id for one in again.receipts] == [one.id for one in noisy.receipts]
+    assert again.guarantee() == noisy.guarantee()
     assert third.guarantee().epsilon == pytest.approx(1.0)
 
 
@@ -217,7 +219,7 @@ def test_a_stored_draw_survives_another_choice_among_equal_medians(tmp_path, mon
     monkeypatch.setattr(
         "tf_labeldp.vault.noisy_labels.ordered_prior", lambda *_: np.array([0.25] * 4)
     )
-    made = make(**arguments).randomize(randomizer)
+    noisy = make(**arguments).randomize(randomizer)
     monkeypatch.setattr("tf_labeldp.vault._label_randomizer.optimal_bins", tied((0, 1, 1, 1)))
     with pytest.raises(LabelStoreError, match="not optimal"):
         make(**arguments).randomize(randomizer)
@@ -225,11 +227,11 @@ def test_a_stored_draw_survives_another_choice_among_equal_medians(tmp_path, mon
         "tf_labeldp.vault.noisy_labels.ordered_prior", lambda *_: np.array([0.5, 0.0, 0.0, 0.5])
     )
     again = make(**arguments).randomize(randomizer)
-    np.testing.assert_array_equal(again.values, made.values)
+    np.testing.assert_array_equal(again.values, noisy.values)
 
 
 def test_a_stored_draw_survives_another_rounding_of_its_outputs(tmp_path, monkeypatch):
-    made = make(store=tmp_path / "s").randomize(LabelRandomizer(1.0))
+    noisy = make(store=tmp_path / "s").randomize(LabelRandomizer(1.0))
 
     def other_machine(*arguments):
         found = optimal_bins(*arguments)
@@ -238,8 +240,8 @@ def test_a_stored_draw_survives_another_rounding_of_its_outputs(tmp_path, monkey
 
     monkeypatch.setattr("tf_labeldp.vault._label_randomizer.optimal_bins", other_machine)
     again = make(store=tmp_path / "s").randomize(LabelRandomizer(1.0))
-    assert again.mechanism == made.mechanism
-    np.testing.assert_array_equal(again.values, made.values)
+    assert again.mechanism == noisy.mechanism
+    np.testing.assert_array_equal(again.values, noisy.values)
 
 
 def test_a_stored_draw_of_other_settings_is_refused(tmp_path):

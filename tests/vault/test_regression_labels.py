@@ -1,4 +1,4 @@
-"""The vault with numbers in a range: what it takes, refuses, releases and keeps."""
+"""The vault with numbers in a range: labels, errors, releases and the store."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_the_store_of_other_numbers_or_another_range_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
-def test_whether_a_mechanism_fails_says_nothing_of_the_labels(kind):
+def test_a_failing_mechanism_reveals_nothing_about_the_labels(kind):
     """Every shipped mechanism does the same, errors included, on two sets of other labels."""
     outcomes = []
     for labels in ([0, 1, 4, 9], [9, 9, 9, 9]):
@@ -230,7 +230,7 @@ def test_whether_a_mechanism_fails_says_nothing_of_the_labels(kind):
 
 
 class Fragile(RegressionMechanism):
-    """A mechanism of one's own that does not take every label."""
+    """A plug-in that fails on some labels."""
 
     def __init__(self, epsilon, failure="raises", trouble=SECRET):
         self.epsilon, self.failure, self.trouble = epsilon, failure, trouble

@@ -1,4 +1,4 @@
-"""Rows of several binary labels: each label is drawn by itself, the whole row is the unit."""
+"""Rows of several binary labels: labels are drawn separately, the row is the unit."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_rows_come_out_in_place(kind):
     np.testing.assert_array_equal(noisy.indices, [5, 2, 99])
 
 
-def test_each_label_is_drawn_by_the_channel_and_by_itself():
+def test_each_label_is_drawn_independently_by_the_channel():
     from scipy import stats
 
     rows = np.tile([[0, 1, 1]], (20_000, 1))
