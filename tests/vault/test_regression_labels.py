@@ -138,13 +138,6 @@ def test_release_of_the_right_examples():
     assert by_group.groups.tolist() == [1, 0]
 
 
-def test_a_histogram_by_groups_makes_a_prior_for_each_label():
-    vault, groups = make([0.0, 0.0, 90.0, 400.0], epsilon=700.0), np.array([0, 0, 1, 1])
-    priors = vault.release(counts(700.0), public_input=groups).priors()
-    np.testing.assert_allclose(priors.probabilities, [[1, 0, 0], [0, 0.5, 0.5]], atol=1e-12)
-    np.testing.assert_array_equal(np.asarray(priors), priors.probabilities[groups])
-
-
 def test_the_store_gives_the_same_draws_again(tmp_path, monkeypatch):
     first = make(epsilon=2.0, store=tmp_path / "store")
     draw = first.randomize(bins(1.0), key="draw")
