@@ -23,8 +23,6 @@ from tf_labeldp.mechanisms.random_bits import Rng
 
 _MAX_WHOLE = 1 << 53
 """The largest label that is a whole number; doubles represent these exactly."""
-_MAX_CELLS = 1 << 27
-"""Cells of the largest channel, which takes 1 GiB."""
 _FLOAT32 = 2.0**-23
 """Relative rounding of outputs that were cast to ``float32``."""
 _NARROWEST, _WIDEST = 1e-290, 1e290
@@ -110,24 +108,6 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
             possible &= (index >= 0) & (index <= self.steps)
         values = self._likelihood(index[:, np.newaxis], grid)
         return np.where(possible[:, np.newaxis], values, 0.0)
-
-    def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
-        """Returns ``P[output | input]``, ``float64`` (N + 1, N + 1), for inputs low..high."""
-        self._refuse_public(prior)
-        size, why = self.steps + 1, ""
-        if not self.whole:
-            why = "are continuous"
-        elif not self.clip:
-            why = "with clip=False have no bound"
-        elif size**2 > _MAX_CELLS:
-            why = f"need {size} x {size} cells, more than 2^27"
-        if why:
-            raise ValueError(
-                f"the outputs of {type(self).__name__} {why}, so it has no matrix. Use "
-                "likelihood(outputs, labels) or cdf(outputs, labels)."
-            )
-        values = self.low + np.arange(size)
-        return np.ascontiguousarray(self.likelihood(values, values).T)
 
     @abc.abstractmethod
     def _draw(self, grid: np.ndarray, rng: Rng) -> np.ndarray:
@@ -231,8 +211,8 @@ class DiscreteLaplaceMechanism(AdditiveMechanism):
 
     Example:
         >>> mechanism = DiscreteLaplaceMechanism(epsilon=1.0, low=0, high=2)
-        >>> mechanism.transition_matrix().round(3).tolist()
-        [[0.622, 0.149, 0.229], [0.378, 0.245, 0.378], [0.229, 0.149, 0.622]]
+        >>> mechanism.likelihood([0, 1, 2], labels=[0, 1, 2]).round(3).tolist()
+        [[0.622, 0.378, 0.229], [0.149, 0.245, 0.149], [0.229, 0.378, 0.622]]
     """
 
     whole: ClassVar[bool] = True
@@ -290,8 +270,8 @@ class DiscreteStaircaseMechanism(AdditiveMechanism):
 
     Example:
         >>> mechanism = DiscreteStaircaseMechanism(epsilon=1.0, low=0, high=10)
-        >>> mechanism.r, mechanism.transition_matrix().shape
-        (5, (11, 11))
+        >>> mechanism.r, mechanism.randomize([0, 7, 10]).shape
+        (5, (3,))
     """
 
     whole: ClassVar[bool] = True
