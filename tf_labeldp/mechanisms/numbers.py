@@ -84,16 +84,6 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
         """Returns (low, high) as floats."""
         return float(self.low), float(self.high)
 
-    def cdf(self, outputs: Public[Any], labels: Public[Any]) -> np.ndarray:
-        """Returns ``P[output <= each of outputs (m,) | each label (k,)]``, ``float64`` (m, k)."""
-        position, grid = self._positions(outputs), self._grid(labels).astype(np.float64)
-        index = np.floor(position) if self.whole else np.rint(position)
-        index = index[:, np.newaxis]
-        total = self._cumulative(index, grid)
-        if not self.clip:
-            return total
-        return np.where(index < 0, 0.0, np.where(index >= self.steps, 1.0, total))
-
     def likelihood(self, outputs: Public[Any], labels: Public[Any]) -> np.ndarray:
         """Returns the likelihood of each output (m,) under each label (k,): ``float64`` (m, k)."""
         position, grid = self._positions(outputs), self._grid(labels).astype(np.float64)
@@ -112,10 +102,6 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
     @abc.abstractmethod
     def _draw(self, grid: np.ndarray, rng: Rng) -> np.ndarray:
         """Returns noisy grid points ``int64`` (n,) for true ones (n,); in 0..N if ``clip``."""
-
-    @abc.abstractmethod
-    def _cumulative(self, index: np.ndarray, grid: np.ndarray) -> np.ndarray:
-        """Returns P[output <= index | grid] before clipping; arbitrary outside 0..N."""
 
     @abc.abstractmethod
     def _likelihood(self, index: np.ndarray, grid: np.ndarray) -> np.ndarray:
@@ -151,11 +137,6 @@ class AdditiveMechanism(BoundedMechanism):
         drawn = grid + self._noise.draw(grid.size, rng)
         return np.clip(drawn, 0, self.steps) if self.clip else drawn
 
-    def _cumulative(self, index: np.ndarray, grid: np.ndarray) -> np.ndarray:
-        shift = index - grid
-        tail = self._noise.tail(np.where(shift < 0, -shift, shift + 1.0))
-        return np.where(shift < 0, tail, 1.0 - tail)
-
     def _likelihood(self, index: np.ndarray, grid: np.ndarray) -> np.ndarray:
         noise = self._noise
         density = noise.mass(index - grid) / self.step
@@ -186,8 +167,8 @@ class LaplaceMechanism(AdditiveMechanism):
         >>> mechanism = LaplaceMechanism(epsilon=1.0, low=0.0, high=400.0)
         >>> mechanism.randomize([12.5, 399.0]).shape
         (2,)
-        >>> mechanism.cdf([0.0, 200.0], [0.0, 200.0]).round(3).tolist()
-        [[0.5, 0.303], [0.697, 0.5]]
+        >>> mechanism.likelihood([0.0, 400.0], labels=[0.0]).round(3).tolist()
+        [[0.5], [0.184]]
     """
 
     @property
@@ -338,8 +319,9 @@ class ExponentialMechanism(BoundedMechanism):
 
     Example:
         >>> mechanism = ExponentialMechanism(epsilon=1.0, low=0.0, high=400.0)
-        >>> mechanism.cdf([200.0], [0.0, 200.0, 400.0]).round(3).tolist()
-        [[0.562, 0.5, 0.438]]
+        >>> near, far = mechanism.likelihood([0.0, 400.0], labels=[0.0])
+        >>> (near / far).round(3).tolist()
+        [1.649]
     """
 
     def __post_init__(self) -> None:
@@ -369,13 +351,6 @@ class ExponentialMechanism(BoundedMechanism):
     def _laplace(self, grid: np.ndarray, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
         drawn = grid + LaplaceNoise(0.5 * self.epsilon, self.steps).draw(grid.size, rng)
         return drawn, (drawn >= 0) & (drawn <= self.steps)
-
-    def _cumulative(self, index: np.ndarray, grid: np.ndarray) -> np.ndarray:
-        index = np.clip(index, 0.0, self.steps)
-        left = np.minimum(index, grid)
-        below = self._powers(grid - left, left + 1.0)
-        above = self._powers(1.0, np.maximum(index - grid, 0.0))
-        return (below + above) / self._normalizer(grid)
 
     def _likelihood(self, index: np.ndarray, grid: np.ndarray) -> np.ndarray:
         return self._powers(np.abs(index - grid), 1.0) / self._normalizer(grid) / self.step
