@@ -52,14 +52,13 @@ def debiased(
     distribution, for losses in [0, 1]. For ``PeerToPeerRandomizedResponse`` the weights undo the
     flips: they are unbiased for the peer's label, and so for the share in the cluster.
 
-    *Noisy one-hot rows* from ``ALIBI`` are already unbiased.
-
     *Numbers.* An output of RR-on-Bins is the mean of all labels that may have drawn it, so noisy
     labels shrink to the overall mean, a bias that section 6 of ``ghazi2023`` leaves open. With d
     bins whose labels have means ``r_j``, ``s = e^-epsilon`` and ``T = 1 + (d - 1) s``, the labels
     ``w_j = (T r_j - s sum_i r_i) / (1 - s)`` have ``E[w | bin b] = r_b``: the inverse channel over
     the bins, applied to ``r``. Their spread is larger by about ``T / (1 - s)``; the remaining bias
-    is the width of the bins. Laplace and staircase noise without clipping is unbiased.
+    is the width of the bins. Laplace and staircase noise without clipping is unbiased, and so are
+    the noisy one-hot rows of ``ALIBI``.
 
     Guarantee:
         Post-processing of noisy labels and of a public or released prior: no charge.

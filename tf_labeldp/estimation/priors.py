@@ -78,11 +78,8 @@ def prior_from_logits(logits: Public[Any], temperature: float = 1.0) -> np.ndarr
     """Returns ``softmax(logits / temperature)``, the prior of LP-MST (``ghazi2021``, appendix B).
 
     Args:
-        logits: array (K,) or (n, K); finite.
+        logits: array (K,) or (n, K); finite. The result has the same shape.
         temperature: above zero; below one sharpens the prior, above one flattens it.
-
-    Returns:
-        ``float64`` of the same shape; the last axis sums to one.
 
     Example:
         >>> prior_from_logits([2.0, 1.0, 0.0]).round(4).tolist()
