@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from _channel_mechanism import ChannelMechanism
 from _insurance import InsuranceData
 from _unbiased_channel import unbiased_channel
 
@@ -151,5 +150,5 @@ def _private_prior(
     return labels.release(histogram).priors(), prior_epsilon
 
 
-def _bins(mechanism: mechanisms.RROnBins | ChannelMechanism) -> dict[str, Any]:
+def _bins(mechanism: mechanisms.RROnBins | mechanisms.ChannelMechanism) -> dict[str, Any]:
     return {"d": len(mechanism.outputs), "bins": [float(value) for value in mechanism.outputs]}

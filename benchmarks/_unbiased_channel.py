@@ -1,6 +1,6 @@
 """The best channel among the private ones whose noisy label is right on average.
 
-A plug-in: a table of probabilities, which ``ChannelMechanism`` checks and draws.
+A plug-in: a table of probabilities, which ``mechanisms.ChannelMechanism`` checks and draws.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ import math
 from typing import Any
 
 import numpy as np
-from _channel_mechanism import ChannelMechanism
 
 from tf_labeldp import _validate
-from tf_labeldp.mechanisms import bin_losses
+from tf_labeldp.mechanisms import ChannelMechanism, bin_losses
 
 _MAX_VALUES = 64
 _GRID = 101

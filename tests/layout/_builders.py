@@ -562,6 +562,12 @@ def _key():
 
 BUILDERS |= {
     "accounting.public_input": lambda put: accounting.public_input(put("values", X)),
+    "mechanisms.ChannelMechanism": lambda put: mechanisms.ChannelMechanism(
+        1.0,
+        inputs=put("inputs", (0.0, 1.0)),
+        outputs=put("outputs", (0.0, 1.0)),
+        probabilities=put("probabilities", ((0.6, 0.4), (0.4, 0.6))),
+    ),
     "mechanisms.HistogramMechanism": lambda put: mechanisms.HistogramMechanism(
         1.0, values=put("values", (0.0, 1.0))
     ),

@@ -11,6 +11,7 @@ from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.accounting.receipts import Histories
 from tf_labeldp.mechanisms import (
     ALIBI,
+    ChannelMechanism,
     DiscreteLaplaceMechanism,
     DiscreteStaircaseMechanism,
     ExponentialMechanism,
@@ -209,6 +210,7 @@ def test_a_failing_mechanism_reveals_nothing_about_the_labels(kind):
             ExponentialMechanism(1.0, 0.0, 9.0),
             DiscreteLaplaceMechanism(1.0, 0, 9),
             DiscreteStaircaseMechanism(1.0, 0, 9),
+            ChannelMechanism(1.0, np.arange(10.0), (-9.0, 18.0), np.full((10, 2), 0.5)),
         ):
             for ask in (vault.randomize, vault.release):
                 try:

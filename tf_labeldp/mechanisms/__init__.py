@@ -5,7 +5,7 @@ draws exact noise for labels and statistics, and ``step_noise`` the noise of tra
 """
 
 from tf_labeldp.mechanisms._alibi import ALIBI
-from tf_labeldp.mechanisms._bins import RROnBins
+from tf_labeldp.mechanisms._bins import ChannelMechanism, RROnBins
 from tf_labeldp.mechanisms._check import check_mechanism
 from tf_labeldp.mechanisms._histogram import HistogramMechanism
 from tf_labeldp.mechanisms._label_moments import LabelMomentMechanism
@@ -36,6 +36,7 @@ from tf_labeldp.mechanisms.priors import Priors
 __all__ = [
     "ALIBI",
     "AggregateMechanism",
+    "ChannelMechanism",
     "ClassificationMechanism",
     "DiscreteLaplaceMechanism",
     "DiscreteStaircaseMechanism",

@@ -1,8 +1,10 @@
-"""Randomized response on bins of numbers."""
+"""Mechanisms with finitely many noisy numbers: randomized response on bins, and channel tables."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -11,10 +13,14 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, Private, Public
 from tf_labeldp.accounting.receipts import Receipts
-from tf_labeldp.mechanisms import bin_losses, classes
+from tf_labeldp.mechanisms import bin_losses, classes, random_bits
 from tf_labeldp.mechanisms.base import Frozen, RegressionMechanism, WithoutPriors
 from tf_labeldp.mechanisms.random_bits import Rng
 
+_UNITS = 1 << 53
+"""Units of probability 2^-53: draws compare 53 random bits with whole numbers of units."""
+_TOLERANCE = 1e-9
+"""Tolerance of the row sums of a table, and of its worst log-ratio above epsilon."""
 _PUBLIC_BINS = Assumption(
     "public-bins",
     "holder",
@@ -32,8 +38,79 @@ def nearest_index(values: Any, labels: Any) -> np.ndarray:
     return np.searchsorted(midpoints, np.asarray(labels, dtype=np.float64), side="left")
 
 
+@dataclasses.dataclass(frozen=True)
+class FiniteMechanism(WithoutPriors, Frozen, RegressionMechanism):
+    """A randomizer of numbers with finitely many inputs and outputs; a label is its nearest input.
+
+    Ratios of an output's probabilities determine epsilon; sensitivity plays no role.
+    """
+
+    inputs: Public[tuple[float, ...]]
+    outputs: Public[tuple[float, ...]]
+    receipts: Receipts = dataclasses.field(default=(), repr=False, compare=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._take_public("inputs", "outputs")
+        for name in ("inputs", "outputs"):
+            numbers = _validate.increasing_numbers(name, getattr(self, name))
+            self._set(**{name: tuple(numbers.tolist())})
+
+    @abc.abstractmethod
+    def _probability(self, row: np.ndarray, column: np.ndarray | int) -> np.ndarray:
+        """Returns P[output | input] for indices of inputs and outputs, broadcast."""
+
+    @abc.abstractmethod
+    def _draw(self, rows: np.ndarray, rng: Rng) -> np.ndarray:
+        """Returns the index of an output for the index of each input, (n,)."""
+
+    def label_range(self) -> tuple[float, float]:
+        """Returns the first and the last input."""
+        return self.inputs[0], self.inputs[-1]
+
+    def output_index(self, noisy_labels: Public[Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the index of each noisy label's nearest output, and whether it is one, (n,)."""
+        noisy = _validate.real_vector("noisy_labels", noisy_labels)
+        outputs = np.asarray(self.outputs)
+        place = nearest_index(outputs, noisy)
+        # A noisy label may have been cast to float32.
+        return place, np.abs(outputs[place] - noisy) <= 2.0**-23 * np.max(np.abs(outputs))
+
+    def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
+        """Returns ``P[output | input]`` of the draws, ``float64`` (k, m); ``prior`` is None."""
+        self._refuse_public(prior)
+        rows = np.arange(len(self.inputs))
+        return self._probability(rows[:, np.newaxis], np.arange(len(self.outputs)))
+
+    def likelihood(self, outputs: Public[Any], labels: Public[Any]) -> np.ndarray:
+        """Returns ``P[output | label]``, ``float64`` (m, k); zero for other numbers."""
+        place, is_output = self.output_index(outputs)
+        answer = self._probability(self._rows(labels), place[:, np.newaxis])
+        return np.where(is_output[:, np.newaxis], answer, 0.0)
+
+    def expected_loss(self, probabilities: Public[Any], loss: str = "squared_error") -> float:
+        """Returns ``E loss(noisy label, label)`` for labels with these probabilities of inputs."""
+        loss, inputs = bin_losses.checked_loss(loss), np.asarray(self.inputs)
+        prior = _validate.prior_rows("probabilities", probabilities, 1, inputs.size)[0]
+        total = 0.0
+        # A loop over outputs keeps the channel of many values out of memory.
+        for column, output in enumerate(self.outputs):
+            weights = prior * self._probability(np.arange(inputs.size), column)
+            used = weights > 0.0  # An impossible pair may have an infinite loss.
+            values = bin_losses.loss_values(loss, output, inputs[used])
+            total += float(np.dot(weights[used], values))
+        return total
+
+    def _rows(self, labels: Any) -> np.ndarray:
+        labels = _validate.numbers_in_range("labels", labels, *self.label_range())
+        return nearest_index(self.inputs, labels)
+
+    def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
+        return np.asarray(self.outputs)[self._draw(self._rows(labels), rng)]
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
-class RROnBins(WithoutPriors, Frozen, RegressionMechanism):
+class RROnBins(FiniteMechanism):
     """Maps a label to its bin and runs randomized response over the bins' outputs.
 
     ``optimal_bins`` finds the bins with the least expected loss; no epsilon-DP mechanism on these
@@ -61,17 +138,11 @@ class RROnBins(WithoutPriors, Frozen, RegressionMechanism):
         1.3258
     """
 
-    inputs: Public[tuple[float, ...]]
-    outputs: Public[tuple[float, ...]]
     bin_of_input: Public[tuple[int, ...]]
-    receipts: Receipts = dataclasses.field(default=(), repr=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._take_public("inputs", "outputs", "bin_of_input")
-        for name in ("inputs", "outputs"):
-            numbers = _validate.increasing_numbers(name, getattr(self, name))
-            self._set(**{name: tuple(numbers.tolist())})
+        self._take_public("bin_of_input")
         bins, (low, high) = np.asarray(self.bin_of_input), self.label_range()
         if bins.shape != (len(self.inputs),) or bins.dtype.kind not in "iu":
             raise ValueError(
@@ -99,58 +170,19 @@ class RROnBins(WithoutPriors, Frozen, RegressionMechanism):
         """The number of outputs, d."""
         return len(self.outputs)
 
-    def label_range(self) -> tuple[float, float]:
-        """Returns the first and the last input."""
-        return self.inputs[0], self.inputs[-1]
-
     def bin_of(self, labels: Private[Any]) -> np.ndarray:
         """Returns the bin index of each label (n,) in the range, ``int64``: not private."""
-        labels = _validate.numbers_in_range("labels", labels, *self.label_range())
-        return np.asarray(self.bin_of_input)[nearest_index(self.inputs, labels)]
+        return np.asarray(self.bin_of_input)[self._rows(labels)]
 
-    def output_index(self, noisy_labels: Public[Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the index of each noisy label's nearest output, and whether it is one, (n,)."""
-        noisy = _validate.real_vector("noisy_labels", noisy_labels)
-        outputs = np.asarray(self.outputs)
-        place = nearest_index(outputs, noisy)
-        # A noisy label may have been cast to float32.
-        return place, np.abs(outputs[place] - noisy) <= 2.0**-23 * np.max(np.abs(outputs))
-
-    def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
-        """Returns ``P[output | input]`` of the draws, ``float64`` (k, m); ``prior`` is None."""
-        self._refuse_public(prior)
-        return self._probability(
-            np.array(self.bin_of_input)[:, np.newaxis], np.arange(self.num_bins)
-        )
-
-    def likelihood(self, outputs: Public[Any], labels: Public[Any]) -> np.ndarray:
-        """Returns ``P[output | label]``, ``float64`` (m, k); zero for other numbers."""
-        place, is_output = self.output_index(outputs)
-        answer = self._probability(self.bin_of(labels), place[:, np.newaxis])
-        return np.where(is_output[:, np.newaxis], answer, 0.0)
-
-    def expected_loss(self, probabilities: Public[Any], loss: str = "squared_error") -> float:
-        """Returns ``E loss(noisy label, label)`` for labels with these probabilities of inputs."""
-        loss, inputs = bin_losses.checked_loss(loss), np.asarray(self.inputs)
-        prior = _validate.prior_rows("probabilities", probabilities, 1, inputs.size)[0]
-        bins, total = np.asarray(self.bin_of_input), 0.0
-        # A loop over outputs keeps the channel of many values out of memory.
-        for column, output in enumerate(self.outputs):
-            weights = prior * self._probability(bins, column)
-            used = weights > 0.0  # An impossible pair may have an infinite loss.
-            values = bin_losses.loss_values(loss, output, inputs[used])
-            total += float(np.dot(weights[used], values))
-        return total
-
-    def _probability(self, bins: np.ndarray, column: np.ndarray | int) -> np.ndarray:
+    def _probability(self, row: np.ndarray, column: np.ndarray | int) -> np.ndarray:
         shrink = math.exp(-self.epsilon)
         total = 1.0 + (self.num_bins - 1) * shrink
-        return np.where(bins == column, 1.0 / total, shrink / total)
+        own = np.asarray(self.bin_of_input)[row] == column
+        return np.where(own, 1.0 / total, shrink / total)
 
-    def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
-        bins = self.bin_of(labels)
-        drawn = classes.draw_ranks(bins, np.full(bins.shape, self.num_bins), self.epsilon, rng)
-        return np.asarray(self.outputs)[drawn]
+    def _draw(self, rows: np.ndarray, rng: Rng) -> np.ndarray:
+        true_bin = np.asarray(self.bin_of_input)[rows]
+        return classes.draw_ranks(true_bin, np.full(rows.shape, self.num_bins), self.epsilon, rng)
 
     def __repr__(self) -> str:
         low, high = self.label_range()
@@ -160,3 +192,97 @@ class RROnBins(WithoutPriors, Frozen, RegressionMechanism):
             f"RROnBins(epsilon={self.epsilon!r}, inputs=<{len(self.inputs)} in [{low:g}, {high:g}]>"
             f", outputs=<{self.num_bins}: {shown}{more}>)"
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class ChannelMechanism(FiniteMechanism):
+    """Draws the noisy label from a table: one row of probabilities for each possible label.
+
+    A label uses the row of its nearest input; ties go to the smaller input.
+
+    Guarantee:
+        (epsilon, 0)-DP for the replacement of one label; the constructor checks the table's worst
+        log-ratio against epsilon. The draws follow the table rounded to multiples of 2^-53, which
+        ``transition_matrix`` returns, such that the ratio of any two entries in a column is at most
+        e^epsilon.
+
+    Source: the channels of the linear program (2) in appendix A of ``ghazi2023``.
+
+    Attributes:
+        epsilon: finite and above zero.
+        inputs: possible labels, strictly increasing, (k,); the range is from first to last.
+        outputs: possible noisy labels, strictly increasing, (m,).
+        probabilities: k rows of m probabilities ``P[output | input]``; each row sums to one
+            (tolerance 1e-9).
+
+    Example:
+        >>> mechanism = ChannelMechanism(1.0, (0.0, 1.0), (-1.0, 2.0), ((0.6, 0.4), (0.4, 0.6)))
+        >>> mechanism.transition_matrix().round(4).tolist()
+        [[0.6, 0.4], [0.4, 0.6]]
+        >>> mechanism.randomize([0.0, 0.2, 1.0]).shape
+        (3,)
+    """
+
+    probabilities: Public[tuple[tuple[float, ...], ...]] = dataclasses.field(repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._take_public("probabilities")
+        table = np.asarray(self.probabilities, dtype=np.float64)
+        if table.shape != (len(self.inputs), len(self.outputs)):
+            shape = (len(self.inputs), len(self.outputs))
+            raise ValueError(f"probabilities must have shape {shape}, got {table.shape}.")
+        if not np.all(np.isfinite(table)) or table.min() < 0.0:
+            raise ValueError("probabilities must be finite and not negative.")
+        off = np.abs(table.sum(axis=1) - 1.0).max()
+        if off > _TOLERANCE:
+            raise ValueError(
+                f"probabilities must sum to one in every row, but a sum is off by {off:.3g}."
+            )
+        self._set(probabilities=tuple(map(tuple, table.tolist())))
+        _ = self._units  # This raises if the table is not epsilon-DP.
+
+    def _draw(self, rows: np.ndarray, rng: Rng) -> np.ndarray:
+        return random_bits.draw_columns(np.cumsum(self._units, axis=1), rows, rng)
+
+    def _probability(self, row: np.ndarray, column: np.ndarray | int) -> np.ndarray:
+        return self._units[row, column] / float(_UNITS)
+
+    @functools.cached_property
+    def _units(self) -> np.ndarray:
+        """The probabilities of the draws, in units, ``int64`` (k, m)."""
+        table = np.array(self.probabilities)
+        return _whole_units(table / table.sum(axis=1, keepdims=True), self.epsilon)
+
+
+def _whole_units(table: np.ndarray, epsilon: float) -> np.ndarray:
+    """Returns a channel (k, m) in whole units: rows sum to 2^53, ratios are at most e^epsilon."""
+    with np.errstate(divide="ignore"):
+        logs = np.log(table[:, table.max(axis=0) > 0.0])
+    worst = float(np.max(logs.max(axis=0) - logs.min(axis=0)))
+    refusal = ValueError(
+        f"the table is not epsilon-DP: the worst log-ratio of an output's probabilities is "
+        f"{worst:.12g}, but epsilon is {epsilon:.12g}. State the larger epsilon."
+    )
+    if worst > epsilon + _TOLERANCE:
+        raise refusal
+    # Entries are rounded up at the cost of the row's largest: a small entry rounded down would
+    # lower its column's largest entry by a multiple of its own loss, or be zero.
+    units = np.ceil(table * float(_UNITS)).astype(np.int64)
+    every = np.arange(table.shape[0])
+    units[every, np.argmax(units, axis=1)] += _UNITS - units.sum(axis=1)
+
+    # Rounding down by more than the errors of exp and a product keeps ratios within e^epsilon.
+    grown = np.exp(min(epsilon, 40.0)) * (1.0 - 2.0**-50)
+    least = units.min(axis=0)
+    most = np.maximum(np.minimum(np.floor(least * grown), float(_UNITS)).astype(np.int64), least)
+    cut = np.maximum(units - most, 0)
+    units -= cut
+    # The cut part goes to the row's other entries, up to the room of each. That can raise a least
+    # entry, but never lower it.
+    total = cut.sum(axis=1, keepdims=True)
+    room = np.minimum(most - units, total)
+    units += np.clip(total - (np.cumsum(room, axis=1) - room), 0, room)
+    if np.any(units.sum(axis=1) != _UNITS):
+        raise refusal
+    return units
