@@ -219,7 +219,7 @@ def test_the_noisy_labels_and_their_receipts():
     expected = 1.0 / (1.0 + math.expm1(1.0) * noisy.priors.probabilities.min(axis=1))
     np.testing.assert_allclose(lambdas(noisy), expected, rtol=1e-12)
     assert noisy.mechanism == ADAPTIVE.draw and isinstance(noisy.mechanism, PriorResampling)
-    assert noisy.bias_correction == ADAPTIVE.bias_correction
+    assert noisy.bias_correction == ADAPTIVE.bias_correction and noisy.remarks == ()
     counts, draw = noisy.receipts
     assert (counts.kind, counts.key) == ("release", "cluster-rr/distributions")
     assert (draw.kind, draw.key) == ("draw", "cluster-rr")
@@ -231,15 +231,28 @@ def test_the_noisy_labels_and_their_receipts():
 
 
 def test_a_fixed_lambda_is_charged_as_promised_whatever_was_released(vault):
-    mixed = np.random.default_rng(7).integers(0, K, N)
-    for arguments, reached in (({}, True), ({"labels": mixed, "insecure_seed": 7}, False)):
-        labels = vault(**arguments)
-        noisy = labels.randomize(FIXED, clusters=CLUSTERS)
-        # Pure clusters reach the threshold, where all of the promise is spent; mixed ones do not.
-        assert (noisy.priors.probabilities.min() == 0.05) == reached
-        assert noisy.receipts[1].charge.epsilon == FIXED.draw.epsilon
-        for statement in (labels.guarantee(), noisy.guarantee()):
-            assert statement.epsilon == pytest.approx(FIXED.epsilon, rel=1e-12)
+    """Before the draw; what the released distributions spared is a remark, and no promise."""
+    labels = vault()
+    noisy = labels.randomize(FIXED, clusters=CLUSTERS)
+    least = noisy.priors.probabilities.min()
+    assert least == 0.05  # clusters this pure reach the threshold: the promise is all spent
+    assert noisy.remarks == ()
+    assert noisy.receipts[1].charge.epsilon == FIXED.draw.epsilon
+    assert labels.guarantee().epsilon == pytest.approx(FIXED.epsilon, rel=1e-12)
+
+    labels = vault(labels=np.random.default_rng(7).integers(0, K, N), insecure_seed=7)
+    mixed = labels.randomize(FIXED, clusters=CLUSTERS)
+    least = mixed.priors.probabilities.min()
+    assert least > 0.05
+    for statement in (labels.guarantee(), mixed.guarantee()):
+        assert statement.epsilon == pytest.approx(FIXED.epsilon, rel=1e-12)
+    lost = 0.5 + math.log1p((0.1 / 0.9) / least)
+    assert lost < FIXED.epsilon - 0.1
+    (remark,) = mixed.remarks
+    assert f"the promise is epsilon={FIXED.epsilon:.6g}, made before the draw" in remark
+    assert f"this draw lost at most {lost:.6g}" in remark and "odometer" in remark
+    assert mixed.guarantee().remarks == (remark,) and labels.guarantee().remarks == ()
+    assert f"  remark: {remark}" in str(mixed.guarantee())
 
 
 def test_without_noise_on_distributions_no_histogram_is_released(vault):

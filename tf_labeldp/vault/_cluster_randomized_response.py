@@ -45,7 +45,8 @@ class ClusterRandomizedResponse(Randomizer):
         (epsilon, 0)-label-DP for the replacement of one label, counts and draw together, if the
         clusters do not depend on the labels; cluster sizes are public. The draw costs
         ``draw_epsilon``, or ``log(1 + (1 - lambda) / (lambda tau))``, and is charged before the
-        distributions are released. The counts cost 2 / sigma, not the 1 / sigma of Theorem 1: a
+        distributions are released; a remark in the statement has their smaller loss (a privacy
+        odometer, Rogers et al. 2016). The counts cost 2 / sigma, not the 1 / sigma of Theorem 1: a
         changed label moves two frequencies of its cluster, each with independent noise
         Laplace(sigma / n_c).
 
@@ -273,6 +274,7 @@ class ClusterRandomizedResponse(Randomizer):
             priors=priors,
             receipts=merge_receipts(receipts, noisy.receipts),
             bias_correction=self.bias_correction,
+            remarks=self._remarks(float(distributions[sizes > 0].min())),
         )
 
     @staticmethod
@@ -283,3 +285,15 @@ class ClusterRandomizedResponse(Randomizer):
             if same and math.isclose(stored.epsilon, draw.epsilon, rel_tol=1e-9):
                 return stored
         return draw
+
+    def _remarks(self, least: float) -> tuple[str, ...]:
+        """Returns a remark on this draw's loss if it is smaller than the promise."""
+        if self.resampling_probability is None or least <= self.threshold:
+            return ()
+        odds = (1.0 - self.resampling_probability) / self.resampling_probability
+        lost = self.distribution_epsilon + math.log1p(odds / least)
+        return (
+            f"the promise is epsilon={self.epsilon:.6g}, made before the draw; with the released "
+            f"distributions this draw lost at most {lost:.6g} (a privacy odometer, Rogers et al. "
+            "2016)",
+        )
