@@ -110,7 +110,9 @@ def test_extreme_noise(extreme):
         assert rows.min() >= tau and abs(rows.sum() - 1.0) <= 1e-12
 
 
-@pytest.mark.parametrize(("sigma", "resampled"), [(0.5, 0.2), (4.0, 0.9), (math.inf, 0.2)])
+@pytest.mark.parametrize(
+    ("sigma", "resampled"), [(0.5, 0.2), (4.0, 0.9), (4.0, 1.0), (math.inf, 0.2)]
+)
 @pytest.mark.holds("vault.ClusterRandomizedResponse")
 def test_the_promise_is_two_over_sigma_and_the_draw_at_the_threshold(sigma, resampled, vault):
     tau = 0.25 if math.isinf(sigma) else 0.05
@@ -266,6 +268,27 @@ def test_without_noise_on_distributions_no_histogram_is_released(vault):
     assert len(noisy.receipts) == 1 and noisy.priors.receipts == ()
 
 
+def test_lambda_of_one_costs_the_counts_alone(vault, chi_square_rejects):
+    mechanism = ClusterRandomizedResponse(K, 0.05, 4.0, 1.0, bias_correction=0.0)
+    assert mechanism.epsilon == 0.5 and mechanism.draw is None
+    labels = vault(0.5)
+    made = labels.randomize(mechanism, clusters=CLUSTERS)
+    assert labels.guarantee().epsilon == 0.5 == made.guarantee().epsilon
+    assert [one.key for one in made.receipts] == ["cluster-rr/distributions"]
+    assert not labels.has_draw("cluster-rr") and lambdas(made).tolist() == [1.0] * 5
+    again = labels.randomize(mechanism, clusters=CLUSTERS)
+    np.testing.assert_array_equal(made.values, again.values)
+    np.testing.assert_array_equal(made.indices, np.arange(N))
+    distributions = made.priors.probabilities
+    channel = mechanism.transition_matrix(distributions[0])
+    np.testing.assert_allclose(channel, np.tile(distributions[0], (K, 1)), atol=1e-15)
+    # Half of the labels were 0, half 1; the noisy ones are of the cluster, whatever the label.
+    plain = drawn(mechanism, np.arange(40_000) % 2, np.zeros(40_000, int))
+    counts = np.bincount(2 * plain.values + np.arange(40_000) % 2, minlength=2 * K)
+    expected = np.tile(plain.priors.probabilities[0], (2, 1))
+    assert not chi_square_rejects(counts.reshape(K, 2).T.copy(), expected)
+
+
 def test_the_vault_charges_both_parts_once(vault, tmp_path):
     labels = vault(2.0, store=tmp_path / "store")
     noisy = labels.randomize(ADAPTIVE, clusters=CLUSTERS)
@@ -412,13 +435,19 @@ def test_bad_settings(arguments, error, message):
 @pytest.mark.parametrize(
     ("resampled", "message"),
     [
-        (0.0, r"must be in \(0, 1\), got 0: at 0 all labels"),
-        (1.0, r"must be in \(0, 1\), got 1"),
+        (0.0, r"must be in \(0, 1\], got 0"),
+        (1.0, "bias_correction must be in .* got 1. At 1 the channel is singular"),
+        (5e-324, "must be finite and above zero"),
     ],
 )
 def test_bad_lambda(resampled, message):
     with pytest.raises(ValueError, match=message):
         ClusterRandomizedResponse(4, 0.1, 2.0, resampling_probability=resampled)
+
+
+def test_a_mechanism_that_uses_no_label_is_refused():
+    with pytest.raises(ValueError, match="use no label"):
+        ClusterRandomizedResponse(4, 0.25, math.inf, 1.0, bias_correction=0.0)
 
 
 def test_bad_constructors():

@@ -143,6 +143,28 @@ def test_pure_noise_has_an_epsilon_above_zero():
     assert 0.0 < mechanism_of(alpha=0.5).epsilon <= 1e-12
 
 
+def test_what_a_peer_learns():
+    mechanism = made(alpha=0.2, theta=0.1, size=100)
+    pure = mechanism.per_peer_guarantee()
+    assert pure.epsilon == pytest.approx(math.log(4.0), rel=1e-14) and pure.delta == 0.0
+    assert pure.epsilon >= math.log(4.0)
+    other = mechanism.per_peer_guarantee(pure=False)
+    assert other.epsilon == 0.0
+    assert other.delta == pytest.approx(0.006, rel=1e-14)  # the paper rounds up to 1 / s
+    assert "towards one other user of its cluster" in pure.unit
+    assert any("do not collude" in text for text in pure.assumptions)
+    # The view of a peer, enumerated: whom it asked, and the answer.
+    views = [
+        {
+            (j, y): (0.2 if y != (own if j == 0 else 0) else 0.8) / 100
+            for j in range(100)
+            for y in (0, 1)
+        }
+        for own in (0, 1)
+    ]
+    assert sum(max(views[0][v] - views[1][v], 0.0) for v in views[0]) == pytest.approx(0.006)
+
+
 BAD = {
     "flip": (dict(flip_probability=0.7), ValueError, r"flip_probability must be in \(0, 0.5\]"),
     "rate": (dict(subsampling_rate=1.5), ValueError, r"subsampling_rate must be in \(0, 1\]"),

@@ -11,6 +11,7 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import (
     Assumption,
+    PrivacyGuarantee,
     Private,
     Public,
     peer_to_peer_guarantee,
@@ -77,6 +78,12 @@ def checked_threshold(value: Any, num_classes: int) -> float:
     return _validate.number_in("threshold", value, f"[0, {1.0 / num_classes!r}]", hint)
 
 
+def checked_resampling_probability(value: Any) -> float:
+    """Returns lambda in (0, 1] as a float, or raises."""
+    hint = ": with 0 every true label would be released"
+    return _validate.number_in("resampling_probability", value, "(0, 1]", hint)
+
+
 def checked_bias_correction(value: Any) -> float:
     """Returns beta in [0, 1) as a float, or raises."""
     hint = ". At 1 the channel is singular: its outputs reveal nothing about the label"
@@ -116,9 +123,8 @@ class PriorResampling(FrozenClassification):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (probability := self.resampling_probability) is not None:
-            hint = ": with 0 every true label would be released"
-            probability = _validate.number_in("resampling_probability", probability, "(0, 1]", hint)
+        if self.resampling_probability is not None:
+            probability = checked_resampling_probability(self.resampling_probability)
             self._set(resampling_probability=probability)
         self._set(threshold=checked_threshold(self.threshold, self.num_classes))
 
@@ -240,8 +246,8 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
         the learner (``assumptions`` lists every assumption). The constructor checks that the stated
         epsilon holds for clusters of ``cluster_size`` users and all larger ones
         (``accounting.peer_to_peer_guarantee``: some seconds for 100,000 users). A peer sees one
-        noisy label of another user, for which the flips alone give ``log((1 - alpha) / alpha)``.
-        The flip probability is rounded up to a multiple of 2^-53, the reporting rate down; both can
+        noisy label of another user, which the cluster does not hide: ``per_peer_guarantee``. The
+        flip probability is rounded up to a multiple of 2^-53, the reporting rate down; both can
         only lower epsilon. Several releases compose by basic composition.
 
     Source: Algorithm 2 of ``esfandiari2022``, without clusters of one user, for which the flips
@@ -327,6 +333,31 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
         if size and not -1 <= int(reports.min()) <= int(reports.max()) <= 1:
             raise ValueError("reports must be 0, 1, or -1 for users who report nothing.")
         return reports
+
+    def per_peer_guarantee(self, *, pure: bool = True) -> PrivacyGuarantee:
+        """Returns the guarantee of a label towards one peer, who sees one message.
+
+        If ``pure``, epsilon is ``log((1 - alpha) / alpha)`` at delta zero; else epsilon is zero at
+        delta ``(1 - 2 alpha) / cluster_size``, since a peer asks a given user with probability at
+        most 1 / cluster_size. Both hold.
+        """
+        alpha, size = self.flip_probability, self.cluster_size
+        alone = peer_to_peer_guarantee(alpha, self.subsampling_rate, size, delta=0.0)
+        return PrivacyGuarantee(
+            epsilon=alone.epsilon if pure else 0.0,
+            delta=0.0 if pure else (1.0 - 2.0 * alpha) / size * (1.0 + 2.0**-50),
+            unit="the label of one training example, towards one other user of its cluster",
+            assumptions=(
+                Assumption(
+                    "one-message-seen",
+                    "users",
+                    "The other user sees only the noisy label asked for, from a user picked "
+                    f"uniformly at random in a cluster of at least {size} users, and not the "
+                    "reports.",
+                ),
+                Assumption("no-collusion", "users", "Users of a cluster do not collude."),
+            ),
+        )
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:

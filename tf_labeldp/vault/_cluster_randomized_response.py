@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Private, Public, PublicInput
+from tf_labeldp.accounting import Private, Public, PublicInput, Setting
 from tf_labeldp.accounting.receipts import merge_receipts
 from tf_labeldp.mechanisms import HistogramMechanism, Priors
 from tf_labeldp.mechanisms.base import Mechanism
 from tf_labeldp.mechanisms.clusters import (
     PriorResampling,
     checked_bias_correction,
+    checked_resampling_probability,
     checked_threshold,
     cluster_distributions,
 )
@@ -57,7 +59,8 @@ class ClusterRandomizedResponse(Randomizer):
         threshold: tau, the least entry of a distribution, in (0, 1/K].
         noise_scale: sigma, above zero. Infinity makes the distributions uniform, at no cost and
             without reading labels; it needs ``threshold=1/K``.
-        resampling_probability: lambda, in (0, 1), for every cluster.
+        resampling_probability: lambda, in (0, 1], for every cluster. With 1 the noisy labels are
+            drawn from the released distributions alone, at no further cost.
         draw_epsilon: the cost of the draw, instead of lambda: each cluster uses the smallest lambda
             that its released distribution allows. Give exactly one of the two.
         bias_correction: beta, in [0, 1), for the corrected loss; None uses lambda, which makes the
@@ -112,13 +115,18 @@ class ClusterRandomizedResponse(Randomizer):
         if resampled is None:
             draw = _validate.positive_finite("draw_epsilon", draw)
         else:
-            hint = ": at 0 all labels would be released, at 1 none would be used"
-            resampled = _validate.number_in("resampling_probability", resampled, "(0, 1)", hint)
+            resampled = checked_resampling_probability(resampled)
+            if beta is None:
+                checked_bias_correction(resampled)
         if beta is not None:
             beta = checked_bias_correction(beta)
         checked = (classes, tau, sigma, resampled, draw, beta)
         for field, value in zip(dataclasses.fields(self), checked, strict=True):
             object.__setattr__(self, field.name, value)
+        if self.draw is None and self.histogram is None:
+            raise ValueError(
+                "noise_scale=inf and resampling_probability=1 use no label. Lower one of them."
+            )
 
     @classmethod
     def uniform(cls, epsilon: float, num_classes: int) -> ClusterRandomizedResponse:
@@ -211,12 +219,15 @@ class ClusterRandomizedResponse(Randomizer):
         return HistogramMechanism(2.0 / self.noise_scale, self.num_classes, noise="laplace")
 
     @property
-    def draw(self) -> PriorResampling:
-        """The mechanism of the draw, at its largest cost."""
-        epsilon, probability = self.draw_epsilon, self.resampling_probability
-        if probability is not None:
-            epsilon = math.log1p((1.0 - probability) / probability / self.threshold)
-        return PriorResampling(epsilon, self.num_classes, probability, self.threshold)  # type: ignore[arg-type]
+    def draw(self) -> PriorResampling | None:
+        """The mechanism of the draw, at its largest cost; None if lambda is 1."""
+        if self.draw_epsilon is not None:
+            return PriorResampling(self.draw_epsilon, self.num_classes, None, self.threshold)
+        probability = self.resampling_probability or 1.0
+        if probability == 1.0:
+            return None
+        epsilon = math.log1p((1.0 - probability) / probability / self.threshold)
+        return PriorResampling(epsilon, self.num_classes, probability, self.threshold)
 
     @property
     def distribution_epsilon(self) -> float:
@@ -226,7 +237,16 @@ class ClusterRandomizedResponse(Randomizer):
     @property
     def epsilon(self) -> float:  # type: ignore[override]
         """The total cost, fixed before any label is read."""
-        return self.distribution_epsilon + self.draw.epsilon
+        return self.distribution_epsilon + (0.0 if self.draw is None else self.draw.epsilon)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns every constructor argument; ``noise_scale`` may be infinite."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def from_config(cls, config: Setting[dict[str, Any]]) -> ClusterRandomizedResponse:
+        """Returns the mechanism of a ``get_config``."""
+        return cls(**config)
 
     def transition_matrix(self, distribution: Public[Any]) -> np.ndarray:
         """Returns ``P[noisy label | label]``, (K, K), for a cluster with this distribution.
@@ -234,11 +254,11 @@ class ClusterRandomizedResponse(Randomizer):
         Raises:
             ValueError: not a distribution (K,), or an entry below the threshold.
         """
-        return self.draw.transition_matrix(distribution)
+        return (self.draw or self._sampler).transition_matrix(distribution)
 
     def parts(self, labels: Private[PrivateLabels]) -> list[Mechanism]:
         """Returns the mechanisms of the counts and of the draw, at its largest cost."""
-        return [self.draw] if self.histogram is None else [self.histogram, self.draw]
+        return [part for part in (self.histogram, self.draw) if part is not None]
 
     def draw_from(
         self, labels: Private[PrivateLabels], key: str | None, public: PublicInput[Any]
@@ -258,8 +278,9 @@ class ClusterRandomizedResponse(Randomizer):
         renumber = "Number clusters 0..C-1: np.unique(clusters, return_inverse=True)[1]."
         _validate.check_size("a table of clusters and classes", table, renumber)
         first = f"{key}/distributions"
-        names = [key] if self.histogram is None else [first, key]
-        self._reserve(labels, dict(zip(names, self.parts(labels), strict=True)), public.receipts)
+        parts = {first: self.histogram, key: self.draw}
+        draws = {name: part for name, part in parts.items() if part is not None}
+        self._reserve(labels, draws, public.receipts)
         sizes, receipts = np.bincount(clusters), public.receipts
         distributions = np.full((sizes.size, self.num_classes), 1.0 / self.num_classes)
         if self.histogram is not None:
@@ -268,6 +289,13 @@ class ClusterRandomizedResponse(Randomizer):
             distributions = cluster_distributions(counts.values, sizes, self.threshold)
             receipts = merge_receipts(receipts, counts.receipts)
         priors = Priors(distributions, clusters, receipts=receipts)
+        if self.draw is None:
+            # The seed is public, a digest of the released distributions, so runs repeat.
+            content = key.encode() + distributions.tobytes()
+            rng = np.random.default_rng(int.from_bytes(hashlib.sha256(content).digest(), "big"))
+            values = self._sampler.randomize(np.zeros_like(clusters), priors, rng=rng)
+            every = np.arange(len(labels))
+            return NoisyLabels(values, every, self._sampler, priors, receipts, self.bias_correction)
         noisy = labels.randomize(self._stored_or(self.draw, labels, key), priors=priors, key=key)
         return dataclasses.replace(
             noisy,
@@ -297,3 +325,8 @@ class ClusterRandomizedResponse(Randomizer):
             f"distributions this draw lost at most {lost:.6g} (a privacy odometer, Rogers et al. "
             "2016)",
         )
+
+    @property
+    def _sampler(self) -> PriorResampling:
+        """Draws from the distributions alone, which costs nothing at any epsilon."""
+        return PriorResampling(1.0, self.num_classes, 1.0, self.threshold)
