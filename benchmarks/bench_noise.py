@@ -51,7 +51,7 @@ def main() -> None:
     zeros = tf.zeros([args.weights])
     calls = {
         "version 0.1 (`urandom`, Box and Muller)": lambda: adding_before(zeros),
-        '`source="host"` (AES-256, quantiles)': lambda: adding_host(zeros),
+        '`source="host"` (AES-256, ziggurat)': lambda: adding_host(zeros),
         "of which the sampler": lambda: standard_normal(args.weights, None),
         '`source="device"` (ChaCha20, Box and Muller)': lambda: adding_device(zeros),
         "the same in one program of XLA": lambda: adding_jit(zeros),

@@ -144,7 +144,7 @@ def test_pure_noise_has_an_epsilon_above_zero():
 
 
 def test_what_a_peer_learns():
-    mechanism = made(alpha=0.2, theta=0.1, size=100)
+    mechanism = mechanism_of(alpha=0.2, theta=0.1, size=100)
     pure = mechanism.per_peer_guarantee()
     assert pure.epsilon == pytest.approx(math.log(4.0), rel=1e-14) and pure.delta == 0.0
     assert pure.epsilon >= math.log(4.0)

@@ -158,13 +158,23 @@ def test_standard_errors_and_intervals_are_true(metric):
     assert covered >= 0.95 - 4 * np.sqrt(0.95 * 0.05 / 400)
 
 
-def test_confusion_matrix():
+def test_confusion_matrix_and_calibration():
     found = vault(epsilon=4.0).evaluate(ROWS, "confusion_matrix", 4.0)
     exact = confusion_matrix(LABELS, ROWS.argmax(axis=1))
     assert np.abs(found.value - exact).max() < 12 * found.standard_error.max()
     codes = np.zeros(N, int)  # one class alone is predicted: the others are known to be empty
     never = vault().evaluate(codes, "confusion_matrix", 1.0)
     assert np.all(never.value[:, 1:] == 0.0) and np.all(never.standard_error[:, 1:] == 0.0)
+
+    for labels, predictions, sure in ((LABELS, ROWS, ROWS.max(axis=1)), (BINARY, SCORES, SCORES)):
+        found = vault(labels, epsilon=4.0).evaluate(predictions, "calibration", 4.0)
+        right = LABELS == ROWS.argmax(axis=1) if labels is LABELS else BINARY == 1
+        bins = np.minimum((10 * sure).astype(int), 9)
+        for at in np.unique(bins):
+            share = right[bins == at].mean()
+            assert abs(found.value[at] - share) < 12 * found.standard_error[at]
+            assert found.details["predicted"][at] == pytest.approx(sure[bins == at].mean())
+            assert found.details["examples"][at] == np.sum(bins == at)
 
 
 @pytest.mark.holds("vault.PrivateLabels.evaluate")

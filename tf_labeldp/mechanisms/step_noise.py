@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from scipy import special
 
 from tf_labeldp.mechanisms.random_bits import Rng, cipher_bytes
 
 _BLOCK = 1 << 16
 """Numbers per pass, which fit a core's cache."""
-_MAGNITUDE = (1 << 63) - 1
-"""All bits of a random word except the sign."""
+_LAYERS = 256
+_RIGHT, _AREA = 3.6541528853610088, 0.00492867323399
+"""Edge of the widest layer, and the area of each (Marsaglia and Tsang 2000, section 2)."""
+
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 _PER_BLOCK = 8
 """Normal numbers from the 64 bytes of a ChaCha20 block."""
@@ -30,20 +32,68 @@ def standard_normal(size: int, rng: Rng) -> np.ndarray:
     """Returns ``size`` standard normal numbers, ``float64``, drawn by the host.
 
     Guarantee:
-        The law is the Gaussian, up to the rounding of doubles: quantiles of uniform numbers with 64
-        bits, which reach 9.1 standard deviations. Without ``rng``, which makes a run repeatable,
-        the bits come from OpenSSL's AES-256 generator, which the operating system keys.
+        The law is the Gaussian, tails included, up to the rounding of doubles made of 53 bits. A
+        ziggurat draws it by rejection (Marsaglia and Tsang 2000, "The ziggurat method for
+        generating random variables"). Without ``rng``, which makes a run repeatable, the bits come
+        from OpenSSL's AES-256 generator, which the operating system keys.
     """
-    if rng is not None:
-        return rng.standard_normal(size)
+    return _ziggurat(size) if rng is None else rng.standard_normal(size)
+
+
+def _ziggurat(size: int) -> np.ndarray:
     normal = np.empty(size)
     for start in range(0, size, _BLOCK):
         part = normal[start : start + _BLOCK]
-        words = np.frombuffer(cipher_bytes(8 * part.size), np.int64)
-        # A quantile below the median keeps the precision of doubles near zero far into the tail.
-        special.ndtri(((words & _MAGNITUDE) + 0.5) * 2.0**-64, out=part)
-        np.copysign(part, words, out=part)
+        words = _words(part.size)
+        layer = (words & np.uint64(_LAYERS - 1)).astype(np.intp)
+        # The upper 53 bits are symmetric about zero.
+        np.multiply((words.view(np.int64) >> 11) + 0.5, _WIDTH.take(layer), out=part)
+        outside = np.flatnonzero(np.abs(part) >= _EDGE.take(layer + 1))
+        if outside.size:
+            part[outside] = _decided(part[outside], layer[outside])
     return normal
+
+
+def _decided(x: np.ndarray, layer: np.ndarray) -> np.ndarray:
+    """Accepts numbers outside the core of their layer, or replaces them."""
+    height = _HEIGHT[layer] + _uniform(x.size) * (_HEIGHT[layer + 1] - _HEIGHT[layer])
+    rejected = height >= np.exp(-0.5 * x * x)
+    tail = layer == 0
+    x[tail] = np.copysign(_tail(int(tail.sum())), x[tail])
+    rejected &= ~tail
+    x[rejected] = _ziggurat(int(rejected.sum()))
+    return x
+
+
+def _tail(size: int) -> np.ndarray:
+    """Returns numbers from the tail beyond ``_RIGHT`` (Marsaglia 1964)."""
+    beyond = -np.log(_uniform(size)) / _RIGHT
+    rejected = np.flatnonzero(-2.0 * np.log(_uniform(size)) <= beyond * beyond)
+    if rejected.size:
+        beyond[rejected] = _tail(rejected.size) - _RIGHT
+    return _RIGHT + beyond
+
+
+def _uniform(size: int) -> np.ndarray:
+    return ((_words(size) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def _words(size: int) -> np.ndarray:
+    return np.frombuffer(cipher_bytes(8 * size), np.uint64)
+
+
+def _edges() -> np.ndarray:
+    """Returns the edges of the layers, from the base, which has the tail, down to zero."""
+    edges = [_AREA / math.exp(-0.5 * _RIGHT**2), _RIGHT]
+    while len(edges) < _LAYERS:
+        height = _AREA / edges[-1] + math.exp(-0.5 * edges[-1] ** 2)
+        edges.append(math.sqrt(-2.0 * math.log(height)))
+    return np.array([*edges, 0.0])
+
+
+_EDGE = _edges()
+_WIDTH = _EDGE * 2.0**-52
+_HEIGHT = np.exp(-0.5 * _EDGE**2)
 
 
 class DeviceNormal:

@@ -28,7 +28,7 @@ from tf_labeldp.mechanisms.metrics import (
     class_values,
 )
 
-_AUC_BINS = 64
+_AUC_BINS, _CALIBRATION_BINS = 64, 10
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,12 +37,14 @@ class Evaluation:
 
     Attributes:
         metric: the name of the metric.
-        value: the estimate, a number or an array; unbiased except for ``"auc"``, which is a ratio.
-            It may lie outside the range of the metric.
+        value: the estimate, a number or an array; unbiased except for ``"auc"`` and
+            ``"calibration"``, which are ratios. It may lie outside the range of the metric.
         standard_error: one per value. A release's error covers the noise alone; on noisy labels it
             also covers the sample of examples.
         num_examples: the number of labels.
         receipts: the receipts of the cost.
+        details: for ``"calibration"`` the mean predicted probability per bin, ``"predicted"``, and
+            the number of examples per bin, ``"examples"``.
 
     Example:
         >>> found = Evaluation("accuracy", 0.9, 0.01, 5000)
@@ -55,6 +57,7 @@ class Evaluation:
     standard_error: Setting[Any]
     num_examples: int
     receipts: Receipts = ()
+    details: Setting[dict[str, np.ndarray]] = dataclasses.field(default_factory=dict)
 
     def interval(self, confidence: float = 0.95) -> tuple[Any, Any]:
         """Returns the ends of a confidence interval, which is exact or too wide.
@@ -258,4 +261,30 @@ def _auc(labels: Any, public: PublicInput[Any], epsilon: float, key: str | None)
     return Evaluation("auc", value, error, len(labels), receipts)
 
 
-_HISTOGRAM_METRICS = {"confusion_matrix": _confusion_matrix, "auc": _auc}
+def _calibration(
+    labels: Any, public: PublicInput[Any], epsilon: float, key: str | None
+) -> Evaluation:
+    num_classes, size = labels.kind.num_classes, len(labels)
+    rows = class_predictions("log_loss", public.value, num_classes)
+    predicted = np.full(size, 1) if num_classes == 2 else rows.argmax(axis=1)
+    confidence = rows[np.arange(size), predicted]
+    bins = np.minimum((confidence * _CALIBRATION_BINS).astype(np.int64), _CALIBRATION_BINS - 1)
+    shape = (_CALIBRATION_BINS, num_classes)
+    counts, sizes, noise, receipts = _release_counts(
+        labels, public, bins * num_classes + predicted, math.prod(shape), epsilon, key
+    )
+    right = np.diagonal(counts.reshape(*shape, num_classes), axis1=1, axis2=2).sum(axis=1)
+    filled = (sizes > 0).reshape(shape).sum(axis=1)
+    totals = sizes.reshape(shape).sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share, error = right / totals, noise * np.sqrt(filled) / totals
+        mean = np.bincount(bins, weights=confidence, minlength=_CALIBRATION_BINS) / totals
+    details = {"predicted": mean, "examples": totals}
+    return Evaluation("calibration", share, error, size, receipts, details)
+
+
+_HISTOGRAM_METRICS = {
+    "confusion_matrix": _confusion_matrix,
+    "auc": _auc,
+    "calibration": _calibration,
+}

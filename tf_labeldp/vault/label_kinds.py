@@ -261,7 +261,7 @@ class Classes(LabelKind):
 
     target_dtype = np.int64
     metrics = CLASS_METRICS
-    summaries = ("confusion_matrix", "auc")
+    summaries = ("confusion_matrix", "auc", "calibration")
 
     def __init__(self, classes: int | Sequence[Hashable]) -> None:
         number, names = classes, None

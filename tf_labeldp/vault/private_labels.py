@@ -456,9 +456,10 @@ class PrivateLabels:
                 two classes; class codes (n,) are enough for ``"accuracy"`` and
                 ``"confusion_matrix"``; numbers (n,); None for ``"mean"`` and ``"total"``.
             metric: for classes ``"accuracy"``, ``"log_loss"`` (at most 5 per example), ``"brier"``,
-                ``"confusion_matrix"`` (true classes in rows) or ``"auc"`` (of two classes); for
-                numbers ``"mse"``, ``"mae"``, ``"mean"`` or ``"total"``, these two of the labels
-                themselves.
+                ``"confusion_matrix"`` (true classes in rows), ``"auc"`` (of two classes) or
+                ``"calibration"`` (the share of right predictions, or of the second of two classes,
+                in ten bins of its probability); for numbers ``"mse"``, ``"mae"``, ``"mean"`` or
+                ``"total"``, these two of the labels themselves.
             epsilon: finite and above zero.
             key: a name for this release, as for ``randomize``.
 
