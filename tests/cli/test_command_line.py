@@ -111,7 +111,7 @@ def test_an_unexpected_error_shows_its_kind_alone(monkeypatch, capsys, shown):
         monkeypatch.setenv("TF_LABELDP_TRACEBACK", "1")
     assert main(["randomize", "labels.csv", *OPTIONS]) == 2
     lines = capsys.readouterr().err.splitlines()
-    start = "tf-labeldp randomize: error: unexpected RuntimeError; its text is kept back"
+    start = "tf-labeldp randomize: error: unexpected RuntimeError; its text is withheld"
     assert lines[-1].startswith(start) and "TF_LABELDP_TRACEBACK=1" in lines[-1]
     assert SECRET not in lines[-1]
     assert (len(lines) > 1) == (f"RuntimeError: cannot handle {SECRET}" in lines) == shown
@@ -164,11 +164,11 @@ def test_progress_that_cannot_be_written_is_no_failure(monkeypatch):
         os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # what is left in its buffer
 
 
-@pytest.mark.parametrize("low", ["-1E+3", "-.5", "-5.e-1", "-7"])
+@pytest.mark.parametrize("low", ["-.5", "-7"])
 def test_negative_numbers_are_no_options(low):
     output = ["--output", "noisy.csv"]
     assert main(["randomize", "labels.csv", *TASK, "--low", low, *output]) == 0
-    assert main(["randomize", "labels.csv", *TASK, f"--low={low}", *output, "--overwrite"]) == 0
+    assert main(["randomize", "labels.csv", *TASK, f"--low={low}e1", *output, "--overwrite"]) == 0
 
 
 RANDOMIZE = ("randomize", "labels.csv", *OPTIONS)
@@ -182,22 +182,19 @@ CLASSES = ["--task", "classification", "--column", "y", "--epsilon", "1", "--out
         (("randomise", "x.csv"), "invalid choice: 'randomise'"),
         (("demo", "--epoches", "3"), "unrecognized arguments: --epoches 3"),
         (("demo", "--epsilons"), "--epsilons: expected at least one argument"),
-        (("demo", "--epsilon", "1,2"), "1,2', several go with spaces between them"),
         *(
-            (("demo", "--epsilons", "1", text), f"a finite number above zero, got {text!r}")
-            for text in ("0", "-0.5", "nan", "inf", "1e999", "many", "")
+            (("demo", "--epsilons", "1", text), f"above zero and at most 1000, got {text!r}")
+            for text in ("0", "-0.5", "nan", "inf", "1e999", "1e300", "many", "1,2", "")
         ),
-        (("demo", "--epsilons", "1e300"), "epsilon must be at most 1000"),
-        (("demo", "--epochs", "0"), "--epochs: must be a whole number of at least 1, got '0'"),
-        (("demo", "--insecure-seed", "1.5"), "must be a whole number of at least 0, got '1.5'"),
+        (("demo", "--epochs", "0"), "--epochs: must be a whole number, at least 1, got '0'"),
+        (("demo", "--insecure-seed", "1.5"), "must be a whole number, at least 0, got '1.5'"),
         (("demo", "--data", "mnist"), "--data mnist needs --data-dir DIR"),
         (("recommend", "--epsilon", "1", "--kind", "table"), "are required: --examples"),
         ((*RANDOMIZE, "--low", "--clip"), "--low: expected one argument"),
-        ((*RANDOMIZE, "--high", "-1"), "--low must be below --high"),
-        ((*RANDOMIZE, "--epsilon", "1001"), "epsilon must be at most 1000"),
+        ((*RANDOMIZE, "--high", "-1"), "with LOW below HIGH"),
         (
             ("randomize", *CLASSES, "--classes", "yes", "no", "labels.csv"),
-            "required: input (before the options, as --classes and the like take all words",
+            "required: input",
         ),
     ],
 )
@@ -275,7 +272,7 @@ def test_output_that_is_a_file(capsys, tmp_path, below):
 def test_errors_load_no_tensorflow_and_show_no_traceback(tmp_path):
     code, errors, loaded = in_new_process("demo", "--data", "cats", "--data-dir", str(tmp_path))
     assert code == 2
-    assert "cats.npz is no data set" in errors and "Traceback" not in errors
+    assert "cats.npz cannot be read as a data set" in errors and "Traceback" not in errors
     assert not loaded & {"tensorflow", "keras"}
 
 

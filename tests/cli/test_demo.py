@@ -150,7 +150,7 @@ def test_noisy_labels_hold_each_example_once_and_the_draw_alone(demo):
 def test_a_folder_of_other_files_is_left_alone(tmp_path, capsys):
     (tmp_path / "results.json").write_text("years of work")
     assert main(["demo", "--output", str(tmp_path)]) == 2
-    assert "holds files that are not the demo's; give a new or empty folder" in (
+    assert "has files that no demo wrote; give a new or empty folder" in (
         capsys.readouterr().err
     )
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
@@ -176,8 +176,8 @@ def test_files_that_are_no_data_sets(tmp_path, capsys, content, reason):
         np.savez(tmp_path / "cats.npz", **{content: np.ones((3, 2))})
     assert main(["demo", "--data", "cats", "--data-dir", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert f"{tmp_path / 'cats.npz'} is no data set that can be read ({reason})" in error
-    assert "examples/demo_datasets.py writes one" in error
+    assert f"{tmp_path / 'cats.npz'} cannot be read as a data set ({reason})" in error
+    assert "write it with examples/demo_datasets.py" in error
 
 
 @pytest.mark.slow

@@ -187,7 +187,7 @@ def spoil(number, how):
         (2, "missing label", "of labels/part-2.parquet has no label in 1 of 170 rows"),
         (0, "missing id", "column 'id' of labels/part-0.csv has no id in 1 of 120 rows"),
         (2, "missing id", "column 'id' of labels/part-2.parquet has no id in 1 of 170 rows"),
-        (1, "text", "of labels/part-1.csv.gz holds something that is not a number in row 5"),
+        (1, "text", "of labels/part-1.csv.gz has a cell that is not a number in row 5"),
         (0, "no rows", "the input labels/part-0.csv has no rows below its header line"),
         (2, "type of id", "column 'id' has type string in labels/part-0.csv, but int64 in labels/"),
         (1, "column", "labels/part-1.csv.gz has no column 'id' for --id; its columns are 'key'"),
@@ -215,7 +215,7 @@ def test_a_run_that_was_killed_is_resumed(number, draws, killed, capsys):
     assert len(stored) == draws
 
     assert randomize(more=store) == 0
-    assert ("what they cost is counted once" in capsys.readouterr().err) == (draws > 0)
+    assert ("their cost is counted once" in capsys.readouterr().err) == (draws > 0)
     after = {path.name: path.read_bytes() for path in Path("store").glob("records/[0-9]*")}
     assert len(after) == 2 and stored.items() <= after.items()
     assert np.array_equal(values(), Ledger.of_store("store").records[1].values)
@@ -249,7 +249,7 @@ def test_files_that_changed_between_two_runs(folder, capsys, number):
         shown = capsys.readouterr().err
         assert reason in shown and shown.count("\n") == 1 and contents(folder) == before
     assert randomize("labels/part-[01]*", more=store) == 2
-    assert "the store store holds noisy labels of rows with other ids" in capsys.readouterr().err
+    assert "the store store has noisy labels of rows with other ids" in capsys.readouterr().err
 
 
 def test_an_output_folder_that_is_there(folder, capsys):
@@ -270,7 +270,7 @@ def test_an_output_folder_that_is_there(folder, capsys):
     capsys.readouterr()
     for output in ("public/noisy", "labels"):
         assert randomize(output=output, more=("--overwrite",)) == 2
-        assert "holds files that are not of an earlier run" in capsys.readouterr().err
+        assert "has files that no earlier run wrote" in capsys.readouterr().err
     assert contents(folder) == before
 
 
@@ -309,17 +309,17 @@ def test_a_failure_leaves_everything_as_it_was(folder, monkeypatch, capsys):
     [
         (("nothing-*.csv",), "public/n", (), "the input nothing-*.csv does not exist"),
         (("public",), "public/n", (), "the folder public has no file in it whose name ends in"),
-        (("labels", "labels/part-0.csv"), "public/n", (), "have the same name, by which the files"),
+        (("labels", "labels/part-0.csv"), "public/n", (), "have the same name, which names a file"),
         (("labels", "-"), "public/n", (), "is stdin, which can't be one of several files"),
         (("labels",), "no/n", (), "the folder of --output no/n does not exist; make no first"),
         (("labels",), "-", (), "--output - needs --statement FILE"),
         (("labels",), "public/n", ("--statement", "s"), "--statement is for --output -"),
         (("labels",), "-", ("--statement", "no/s"), "of --statement no/s does not exist"),
         (("labels",), "-", ("--statement", "labels/notes.txt"), "exists; give another --statement"),
-        (("labels",), "public/n", ("--store", "public/n/s"), "lies in the folder of --output"),
+        (("labels",), "public/n", ("--store", "public/n/s"), "is in the folder of --output"),
         (("labels",), "labels/part-0.csv", ("--overwrite",), "is the input itself"),
         (("labels",), "labels/notes.txt", (), "is a file; several inputs need a folder"),
-        (("labels",), "public/n", ("--jobs", "0"), "must be a whole number of at least 1"),
+        (("labels",), "public/n", ("--jobs", "0"), "must be a whole number, at least 1"),
     ],
 )
 def test_inputs_and_outputs_that_are_refused(folder, capsys, inputs, output, more, reason):

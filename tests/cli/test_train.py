@@ -124,11 +124,11 @@ def test_a_store_keeps_the_release(csv, capsys):
 
 def test_bad_input_is_one_line_and_writes_nothing(csv, capsys):
     for options, message in (
-        (("--label", "ill"), "say what the labels are"),
-        (("--label", "ill", "--classes", "no", "yes", "--low", "0"), "say what the labels are"),
-        (("--label", "days", "--low", "3"), "both --low and --high"),
-        (("--label", "ill", "--num-classes", "2"), "no whole numbers; give --classes"),
-        (("--label", "ill", "--low", "0", "--high", "1"), "no numbers"),
+        (("--label", "ill"), "one of the arguments --num-classes --classes --low is required"),
+        (("--label", "ill", "--classes", "no", "yes", "--low", "0"), "not allowed with argument"),
+        (("--label", "days", "--low", "3"), "expected --low LOW and --high HIGH"),
+        (("--label", "ill", "--num-classes", "2"), "not whole numbers; give --classes"),
+        (("--label", "ill", "--low", "0", "--high", "1"), "not numbers"),
         (("--label", "age", "--low", "0", "--high", "99"), "120 labels are missing"),
         (("--label", "sick", "--num-classes", "2"), "has 0 columns of this name"),
         ((*NAMES, "--drop", "name"), "--drop name"),
@@ -140,7 +140,7 @@ def test_bad_input_is_one_line_and_writes_nothing(csv, capsys):
             ("--label", "days", "--low", "-1", "--high", "9", "--loss", "poisson"),
             "--loss poisson needs labels of zero or more",
         ),
-        ((*NAMES, "--delta", "2"), "--delta must lie between"),
+        ((*NAMES, "--delta", "2"), "delta must be in [0, 1)"),
     ):
         assert command(csv, *options) == 2
         error = capsys.readouterr().err.strip().splitlines()[-1]
@@ -157,8 +157,8 @@ def test_bad_files(tmp_path, capsys):
         ("data.txt", "a,ill\n1,no\n", "not known by its name"),
         ("gone.csv", None, "cannot be read"),
         ("empty.csv", "a,ill\n", "no rows"),
-        ("ragged.csv", "a,ill\n1,no,secret\n", "no csv table that can be read"),
-        ("alone.csv", "id,days,ill\n1,2,no\n", "no columns of features"),
+        ("ragged.csv", "a,ill\n1,no,secret\n", "cannot be read as a csv table"),
+        ("alone.csv", "id,days,ill\n1,2,no\n", "no feature columns"),
     ):
         if content is not None:
             (tmp_path / name).write_text(content)
