@@ -150,9 +150,7 @@ def test_noisy_labels_hold_each_example_once_and_the_draw_alone(demo):
 def test_a_folder_of_other_files_is_left_alone(tmp_path, capsys):
     (tmp_path / "results.json").write_text("years of work")
     assert main(["demo", "--output", str(tmp_path)]) == 2
-    assert "has files that no demo wrote; give a new or empty folder" in (
-        capsys.readouterr().err
-    )
+    assert "has files that no demo wrote; give a new or empty folder" in (capsys.readouterr().err)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
         "results.json": "years of work"
     }
