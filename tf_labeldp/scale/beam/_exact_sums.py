@@ -20,7 +20,6 @@ import filelock
 import numpy as np
 from apache_beam.io.filesystem import BeamIOError
 from apache_beam.io.filesystems import FileSystems
-from apache_beam.metrics import Metrics
 from apache_beam.transforms.window import GlobalWindows
 
 from tf_labeldp import _validate
@@ -83,7 +82,7 @@ class ExactSums(beam.PTransform, abc.ABC):
             rows
             | "Sum" >> beam.ParDo(_Sum(self._summed))
             | "AddUp" >> beam.CombineGlobally(_added_up)
-            | "Keep" >> beam.ParDo(_Keep(self._key, self._release, self._sums))
+            | "Keep" >> beam.FlatMap(_keep, os.fspath(self._key.path), self._release, self._sums)
         )
 
     def result(self) -> NoisyStatistic:
@@ -262,7 +261,6 @@ class _Sum(beam.DoFn):
 
     def __init__(self, summed: Any) -> None:
         self._summed = summed
-        self._rows = Metrics.counter("tf_labeldp", "rows_summed")
 
     def start_bundle(self) -> None:
         self._waiting: list[Any] = []
@@ -282,29 +280,22 @@ class _Sum(beam.DoFn):
 
     def _add_up(self) -> None:
         if self._waiting:
-            sums = self._summed(self._waiting)
+            self._total = _added(self._total, self._summed(self._waiting))
             self._waiting = []
-            self._total = _added(self._total, sums)
-            self._rows.inc(int(sums["rows"]))
 
 
-class _Keep(beam.DoFn):
+def _keep(sums: Sums, key: str, release: str, path: str) -> Iterable[Any]:
     """Writes the sums to the private file, unless their noise was drawn.
 
     A worker without access to the ledger always writes them, and ``result`` deletes the file.
     """
-
-    def __init__(self, key: ReleaseKey, release: str, path: str) -> None:
-        self._key, self._release, self._path = os.fspath(key.path), release, path
-
-    def process(self, sums: Sums) -> Iterable[Any]:
-        if sums:
-            write = functools.partial(write_whole, self._path, npz(sums), private=True)
-            if os.path.exists(self._key):
-                ReleaseKey(self._key).unless_drawn(self._release, write)
-            else:
-                write()
-        return ()
+    if sums:
+        write = functools.partial(write_whole, path, npz(sums), private=True)
+        if os.path.exists(key):
+            ReleaseKey(key).unless_drawn(release, write)
+        else:
+            write()
+    return ()
 
 
 def _delete(path: str) -> None:

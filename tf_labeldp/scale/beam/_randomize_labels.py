@@ -9,7 +9,6 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-from apache_beam.metrics import Metrics
 from apache_beam.transforms.window import GlobalWindows
 
 from tf_labeldp.accounting import Private, Public, public_input
@@ -103,12 +102,12 @@ class RandomizeLabels(beam.PTransform):
             | "ByDigest" >> beam.GroupByKey()
             | "CountRepeats" >> beam.MapTuple(_count_repeats)
             | "AddUp" >> beam.CombineGlobally(_added_up)
-            | "Check" >> beam.ParDo(_Check(self._key, self._release, self._statement))
+            | "Check" >> beam.Map(_check, self._key, self._release, self._statement)
         )
         # Beam computes the side input first, so all ids and labels are checked before a row is out.
         published = {
             name: outputs.noisy
-            | f"Publish {name}" >> beam.ParDo(_Publish(), beam.pvalue.AsSingleton(checked))
+            | f"Publish {name}" >> beam.FlatMap(_publish, beam.pvalue.AsSingleton(checked))
             for name, outputs in drawn.items()
         }
         return published if isinstance(rows, Mapping) else published["rows"]
@@ -127,8 +126,6 @@ class _Draw(beam.DoFn):
     ) -> None:
         self._mechanism, self._key, self._release = mechanism, key, release
         self._priors, self._fields = priors, fields
-        self._rows = Metrics.counter("tf_labeldp", "rows_drawn")
-        self._batches = Metrics.distribution("tf_labeldp", "rows_in_a_batch")
 
     def setup(self) -> None:
         self._secret = self._key.secret
@@ -167,43 +164,26 @@ class _Draw(beam.DoFn):
             if len(part):
                 yield beam.pvalue.TaggedOutput("ids", (shard, (part.tobytes(), *facts)))
                 facts = _NOTHING
-        self._rows.inc(len(noisy))
-        self._batches.update(len(noisy))
         yield with_labels(noisy)
 
 
-class _Check(beam.DoFn):
+def _check(facts: _Facts, key: ReleaseKey, release: str, statement: str | None) -> int:
     """Refuses rows that must not be released together, and writes the statement."""
-
-    def __init__(self, key: ReleaseKey, release: str, statement: str | None) -> None:
-        self._key, self._release, self._statement = key, release, statement
-
-    def process(self, found: _Facts) -> Iterator[int]:
-        rows, repeated, too_many, fingerprint, texts, numbers = found
-        refuse_repeats(repeated, too_many, rows)
-        if texts and numbers:
-            raise TypeError(
-                "some ids are whole numbers and some are text, so one id may occur in both forms. "
-                "Nothing was released. Turn all ids into text."
-            )
-        self._key.bind_rows(self._release, rows, fingerprint)
-        if self._statement is not None:
-            write_whole(self._statement, self._key.statement(self._release, rows).encode())
-        yield rows
+    rows, repeated, too_many, fingerprint, texts, numbers = facts
+    refuse_repeats(repeated, too_many, rows)
+    if texts and numbers:
+        raise TypeError(
+            "some ids are whole numbers and some are text, so one id may occur in both forms. "
+            "Nothing was released. Turn all ids into text."
+        )
+    key.bind_rows(release, rows, fingerprint)
+    if statement is not None:
+        write_whole(statement, key.statement(release, rows).encode())
+    return rows
 
 
-class _Publish(beam.DoFn):
-    """Yields rows one by one, after all were checked."""
-
-    def __init__(self) -> None:
-        self._rows = Metrics.counter("tf_labeldp", "rows_published")
-
-    def process(self, rows: Any, checked: int) -> Iterator[Any]:
-        self._rows.inc(len(rows))
-        if isinstance(rows, list):
-            yield from rows
-        else:
-            yield rows
+def _publish(rows: Any, checked: int) -> Iterable[Any]:
+    return rows if isinstance(rows, list) else [rows]
 
 
 def _count_repeats(shard: int, parts: Iterable[tuple[bytes, int, bool, bool]]) -> _Facts:
