@@ -333,12 +333,9 @@ def output(folder):
 
 
 def test_an_audit_of_a_sound_file_and_of_one_that_claims_too_little(output, capsys, monkeypatch):
-    plot = output.parent / "audit.png"
-    words = ["audit", str(output), "--draws", "100000", "--seed", "1", "--plot", str(plot)]
-    assert main(words) == 0
+    assert main(["audit", str(output), "--draws", "100000", "--seed", "1"]) == 0
     shown = capsys.readouterr().out
     assert "RandomizedResponse(epsilon=1" in shown and "no contradiction" in shown
-    assert plot.stat().st_size > 5000
     monkeypatch.setattr(
         RandomizedResponse, "randomize", lambda self, labels, priors=None, *, rng=None: labels
     )

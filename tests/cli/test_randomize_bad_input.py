@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyarrow import csv, parquet
+from pyarrow import parquet
 
 from tf_labeldp.cli import main
 
@@ -59,7 +59,7 @@ def write(content, name="labels.csv"):
         ("", "the input labels.csv is empty; give a CSV file with a header line"),
         ("\n\n", "has no rows below its header line"),
         ("id,y", "has no rows below its header line; there is nothing to randomize"),
-        ("id,x\na,1\n", "has no column 'y' for --column; its columns are 'id', 'x'"),
+        (f"id,{SECRET}\na,1\n", "has no column 'y' for --column; check its header line"),
         ("id,y,y\na,1,1\n", "has more than one column 'y' for --column"),
         ("ID,row_id,y\na,b,1\n", "look like row ids, 'ID', 'row_id'; choose with --id"),
         (
@@ -68,9 +68,12 @@ def write(content, name="labels.csv"):
             "row 1); repair the column",
         ),
         (f'id,y\na,"{SECRET},0"\n', "not a number in row 2"),
-        ("id,y\na,\nb,1\nc,NA\nd,null\n", "column 'y' of labels.csv has no label in 3 of 4 rows"),
+        ("id,y\na,\nb,1\nc,NA\nd,null\n", "in 3 of 4 rows; fill them by a rule that"),
         ("y\n1\n\n2\n", "has no label in 1 of 3 rows"),
-        ("id,y\na,nan\nb,1\nc,inf\nd,-Infinity\ne,1e999\n", "4 of 5 labels are NaN or infinite"),
+        (
+            "id,y\na,nan\nb,1\nc,inf\nd,-Infinity\ne,1e999\n",
+            "4 of 5 labels are NaN or infinite; fill them by a rule that does not look at labels",
+        ),
         (
             f"id,y\na,-1\nb,100.5\nc,{SECRET}\n",
             "2 of 3 labels lie outside --low 0 to --high 100; widen the range, or give --clip",
@@ -83,9 +86,7 @@ def write(content, name="labels.csv"):
         (b"id,y\n\xff,1\n", "the input labels.csv is not UTF-8 text in row 2"),
         ("id,y\na,1\n".encode("utf-16"), "save UTF-16, as of Excel"),
         (gzip.compress(b"id,y\na,1\n"), "name a gzip archive .csv.gz"),
-        (f"1,{SECRET}\n2,60.5\n", "is there a header line?"),
         (f'id,y\n"{"x" * (50 << 20)},{SECRET}\n', "has a row longer than 16 MB; look for a quote"),
-        (f"{','.join(f'x{i}' for i in range(500))}\n", "'x18', 'x19' and 480 more"),
     ],
     ids=lambda value: None if len(value) > 99 else value,
 )
@@ -124,7 +125,7 @@ def test_unknown_class_names(refused):
         ({"y": [float("nan"), 1.0]}, REGRESSION, "1 of 2 labels are NaN or infinite"),
         ({"y": pa.array([2**64 - 1, 1], pa.uint64())}, CLASSES, "1 of 2 labels are not in 0..2"),
         ({"y": pa.array([], pa.float64())}, REGRESSION, "has no rows below its header line"),
-        ({"x": [1.0]}, REGRESSION, "has no column 'y' for --column; its columns are 'x'"),
+        ({"x": [1.0]}, REGRESSION, "has no column 'y' for --column"),
         ({"id": [[1]], "y": [1.0]}, REGRESSION, "an id column has a type or value that"),
         ({"id": [b"\xff"], "y": [1.0]}, REGRESSION, "name other columns with --id"),
         (
@@ -199,7 +200,7 @@ def test_needed_options(missing, capsys):
         (("--output", "half.csv"), "half.csv.privacy.json exists"),
         (("--output", "deep.csv"), "deep.csv.privacy.json exists"),
         (("--output", "folder.csv", "--overwrite"), "folder.csv is a folder"),
-        (("--id", "z"), "has no column 'z' for --id; its columns are 'id', 'y'"),
+        (("--id", "z"), "has no column 'z' for --id"),
         (("--id", "y"), "--id 'y' is the label column; copying it would publish the labels"),
         (("--id", "id", "--id", "id"), "--id names a column more than once"),
         (("--output-column", "id"), "would have the name of the id column, 'id'"),
@@ -275,21 +276,18 @@ MALFORMED = "has another form; give JSON {"
                 ("p.json", "3", MALFORMED),
                 ("p.json", "[" * 100_000, MALFORMED),
                 ("p.json", "[0.5, 0.5]", MALFORMED),
-                ("p.json", '{"values": [1, 2], "probabilities": [1]}', MALFORMED),
+                ("p.json", '{"values": [1, 2], "probabilities": [1]}', "must have shape (2,)"),
                 ("p.json", '{"values": [1, "x"], "probabilities": [0.5, 0.5]}', MALFORMED),
                 ("p.json", '{"values": [1, NaN], "probabilities": [0.5, 0.5]}', "must be finite"),
                 ("p.json", '{"values": [1, 1], "probabilities": [0.5, 0.5]}', "increasing"),
                 ("p.json", '{"values": [1, 200], "probabilities": [0.5, 0.5]}', "1 values outside"),
                 ("p.json", '{"values": [1, 2], "probabilities": [0.5, 0.6]}', "row 0 sums to 1.1"),
                 ("p.json", '{"values": [1, 2], "probabilities": [1.5, -0.5]}', "be negative"),
-                ("p.csv", "value,probability\n", MALFORMED),
-                ("p.csv", "value,probability\n1,0.5,2\n", MALFORMED),
+                ("p.csv", "value,probability\n1,1\n", MALFORMED),
             )
         ),
         (CLASSES, "p.json", "[0.5, 0.5]", "must have shape (3,)"),
-        (CLASSES, "p.json", '{"probabilities": 1}', "has another form; give JSON"),
-        (CLASSES, "p.csv", "class,probability\n0,1\n1,0\n3,0\n", "3 rows for 2 of the 3"),
-        (CLASSES, "p.csv", "class,probability\n0,1\n1,0\n1,0\n2,0\n", "4 rows for 3 of the 3"),
+        (CLASSES, "p.json", '{"probabilities": 1}', "must have shape (3,)"),
     ],
     ids=lambda value: None if value is None or len(value) > 99 else value,
 )
@@ -298,31 +296,6 @@ def test_bad_priors(refused, options, name, text, reason):
     if text is not None:
         write(text, name)
     assert reason in refused(*options, "--prior", name)
-
-
-@pytest.mark.parametrize("change", ["a row more", "a row less", "another label"])
-@pytest.mark.parametrize("name", ["labels.csv", "t.parquet"])
-def test_an_input_that_changes_while_it_is_read(folder, monkeypatch, capsys, name, change):
-    def make(ids):
-        if name == "labels.csv":
-            write("id,y\n" + "".join(f"{i},1\n" for i in ids))
-        else:
-            parquet.write_table(pa.table({"id": list(ids), "y": [1.0] * len(ids)}), name)
-
-    make("abc")
-    library = csv if name == "labels.csv" else parquet.ParquetFile
-    reader = "read_csv" if name == "labels.csv" else "read"
-    read = getattr(library, reader)
-
-    def read_and_change(*arguments):
-        found = read(*arguments)
-        make({"a row more": "abcd", "a row less": "ab", "another label": "abx"}[change])
-        return found
-
-    monkeypatch.setattr(library, reader, read_and_change)
-    assert main(["randomize", name, *REGRESSION, *COMMON]) == 2
-    assert f"the input {name} changed while it was read" in capsys.readouterr().err
-    assert sorted(path.name for path in folder.iterdir()) == [name]
 
 
 @pytest.mark.parametrize("output", ["noisy.csv", "noisy.csv.gz", "noisy.parquet"])
@@ -344,33 +317,17 @@ def test_a_full_disk(folder, output, capsys):
     assert contents(folder) == before
 
 
-@pytest.mark.parametrize("place", ["closed/t.csv", "closed/n.csv", "noisy.csv"])
-def test_folders_that_may_not_be_entered_or_written(refused, monkeypatch, place):
+@pytest.mark.parametrize("name", ["mkdir", "stat"])
+def test_a_folder_that_may_not_be_written(refused, monkeypatch, name):
     write(GOOD)
-    stat = os.stat
+    function = getattr(os, name)
 
-    def forbidden(path, *args, **options):
-        if "closed" in str(path):  # as for others than root
-            raise PermissionError(13, "Permission denied", str(path))
-        return stat(path, *args, **options)  # type: ignore[arg-type]
+    def forbidden(path, *arguments, **options):
+        if str(path).startswith(("closed", ".noisy")):  # as for others than root
+            raise PermissionError(13, "Permission denied")
+        return function(path, *arguments, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "stat", forbidden)
-        patch.setattr(Path, "stat", forbidden)  # which keeps an os.stat of its own in 3.10
-        if place == "noisy.csv":
-            patch.setattr(os, "mkdir", lambda path, *rest: forbidden("closed"))
-        if place == "closed/t.csv":
-            reason = refused(*REGRESSION, source=place)
-            assert f"the input {place} cannot be read (Permission denied)" in reason
-        else:
-            reason = refused(*REGRESSION, "--output", place)
-            assert f"cannot write --output {place} (Permission denied)" in reason
-
-
-@pytest.mark.parametrize("cell", ["", "nan"])
-def test_missing_labels_are_not_to_be_left_out(refused, cell):
-    """Leaving out rows by their label reveals something of it."""
-    write(f"id,y\na,1\nb,{cell}\n")
-    reason = refused(*REGRESSION)
-    assert "fill them by a rule that does not look at labels, or choose the rows to send" in reason
-    assert "leave" not in reason
+    output = "closed/n.csv" if name == "stat" else "noisy.csv"
+    monkeypatch.setattr(os, name, forbidden)
+    reason = refused(*REGRESSION, "--output", output)
+    assert f"cannot write --output {output} (Permission denied)" in reason

@@ -190,7 +190,7 @@ def spoil(number, how):
         (1, "text", "of labels/part-1.csv.gz has a cell that is not a number in row 5"),
         (0, "no rows", "the input labels/part-0.csv has no rows below its header line"),
         (2, "type of id", "column 'id' has type string in labels/part-0.csv, but int64 in labels/"),
-        (1, "column", "labels/part-1.csv.gz has no column 'id' for --id; its columns are 'key'"),
+        (1, "column", "labels/part-1.csv.gz has no column 'id' for --id"),
     ],
 )
 def test_one_bad_file_of_many_publishes_nothing(folder, capsys, number, how, reason):

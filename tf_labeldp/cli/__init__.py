@@ -274,7 +274,6 @@ def _add_audit(verbs: Any) -> None:
     add("--draws", type=_whole(1000), default=400_000, metavar="N",
         help="number of draws (default: 400000)")
     add("--seed", type=_whole(0), metavar="N", help="repeatable draws")
-    add("--plot", type=_path, metavar="FILE", help="plot of the bound and the claim")
 
 
 def _add_report(verbs: Any) -> None:
@@ -412,9 +411,9 @@ def _add_randomize(verbs: Any) -> None:
     add("--jobs", type=_whole(1), metavar="N",
         help="threads that read and write (default: one per processor)")
     add("--prior", type=_path, metavar="FILE",
-        help="public prior, made without these labels: JSON with values (regression) and "
-        "probabilities, or CSV with two columns. Regression then spends nothing on a histogram, "
-        "classification then uses RRWithPrior")
+        help="public prior, made without these labels: JSON with probabilities, in the order of "
+        "the classes, or with values and probabilities of numbers. Regression then spends nothing "
+        "on a histogram, classification then uses RRWithPrior")
     add("--id", action="append", metavar="NAME",
         help="column to copy, may be given several times (default: the column named id, row_id or "
         "row, else a column row with row numbers from 0). No other column is copied")

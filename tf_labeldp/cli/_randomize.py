@@ -10,7 +10,6 @@ Threads read and write files: Arrow releases Python's lock.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -230,7 +229,7 @@ def _id_columns(
             if table.columns.count(name) != 1:
                 problem = "more than one column" if name in table.columns else "no column"
                 raise CommandError(
-                    f"{table.path} has {problem} {name!r} for {option}; {_columns_of(table)}"
+                    f"{table.path} has {problem} {name!r} for {option}; check its header line"
                 )
             if option == "--id" and table.types[name] != first.types[name]:
                 raise CommandError(
@@ -254,18 +253,6 @@ def _id_columns(
             "another --output-column"
         )
     return ids
-
-
-def _columns_of(table: _tables.Table) -> str:
-    """Returns the names of the columns, unless they may be the labels of the first row."""
-    for name in table.columns:
-        with contextlib.suppress(ValueError):
-            float(name)
-            return (
-                f"its {len(table.columns)} columns are not shown, as some are named by numbers: is "
-                "there a header line?"
-            )
-    return f"its columns are {_listed(table.columns)}"
 
 
 def _listed(names: Sequence[str]) -> str:

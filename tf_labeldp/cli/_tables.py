@@ -143,27 +143,17 @@ class Table(abc.ABC):
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
-        self._version = self._stat()
 
     def read(self, label: str, kind: ColumnKind, ids: Sequence[str]) -> tuple[Any, Any]:
         """Returns the labels, a chunked array of the kind's type, and a table of the ids."""
-        found = self._read([label, *ids], kind)
-        if self._stat() != self._version:
-            raise CommandError(
-                f"the input {self.path} changed while it was read; run again once it is complete"
-            )
-        if not found.num_rows:
+        table = self._read([label, *ids], kind)
+        if not table.num_rows:
             raise no_rows(self.path)
-        return found.column(0), found.select(list(ids))
+        return table.column(0), table.select(list(ids))
 
     @abc.abstractmethod
     def _read(self, columns: list[str], kind: ColumnKind) -> Any:
         """Returns a table of these columns; the first one has the labels."""
-
-    def _stat(self) -> tuple[int, int, int]:
-        with self._explained():
-            found = os.stat(self.path)
-        return found.st_ino, found.st_size, found.st_mtime_ns
 
     @contextlib.contextmanager
     def _explained(
@@ -280,9 +270,6 @@ class StdinTable(CsvTable):
         with self._explained():
             self._text = sys.stdin.buffer.read()
         super().__init__(self.path)
-
-    def _stat(self) -> tuple[int, int, int]:
-        return 0, 0, 0
 
     def _stream(self) -> Any:
         return pa.input_stream(pa.py_buffer(self._text))

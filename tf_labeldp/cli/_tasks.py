@@ -8,12 +8,11 @@ from __future__ import annotations
 import abc
 import argparse
 import contextlib
-import csv
 import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -55,8 +54,6 @@ _KEY = "noisy-labels"
 """The name of the draw in the vault."""
 _OWN_KEYS = (_KEY, "label-randomizer")
 """Prefixes of the names of this command's draws."""
-_NUMBER_PRIOR = 'JSON {"values": [...], "probabilities": [...]}, or CSV with these two columns'
-_CLASS_PRIOR = 'JSON {"probabilities": [...]}, or CSV with the columns class and probability'
 
 
 class Draw(NamedTuple):
@@ -169,8 +166,8 @@ class Classification(Task):
         self.label_set = {"num_classes": self.num_classes}
         self.prior = None
         if args.prior is not None:
-            names = self.names or [str(code) for code in range(self.num_classes)]
-            self.prior = _read_class_prior(args.prior, names)
+            [probabilities] = _read_prior(args.prior, "probabilities")
+            self.prior = _normalized(args.prior, probabilities, self.num_classes)
 
     def encoded(self, column: Any) -> np.ndarray:
         outside = f"not in 0..{self.num_classes - 1}; raise --num-classes or renumber the classes"
@@ -241,7 +238,7 @@ class Regression(Task):
                     args.prior_epsilon,
                     args.max_values or LabelRandomizer.max_values,
                     bool(args.whole_numbers),
-                    **({} if args.prior is None else _read_number_prior(args)),
+                    **({} if args.prior is None else _number_prior(args)),
                 )
             else:
                 name = args.mechanism.title().replace("_", "") + "Mechanism"
@@ -289,10 +286,10 @@ class Regression(Task):
         }
 
 
-def _read_number_prior(args: argparse.Namespace) -> dict[str, Any]:
+def _number_prior(args: argparse.Namespace) -> dict[str, Any]:
     """Returns a prior's values, which increase, and their probabilities."""
-    values, column = _read_prior(args.prior, _NUMBER_PRIOR, numbers=True)
-    probabilities = _normalized(args.prior, column, len(column))
+    values, probabilities = _read_prior(args.prior, "values", "probabilities")
+    probabilities = _normalized(args.prior, probabilities, values.size)
     if outside := np.count_nonzero((values < args.low) | (values > args.high)):
         raise CommandError(
             f"--prior {args.prior} has {outside} values outside --low {args.low:g} to --high "
@@ -306,47 +303,22 @@ def _read_number_prior(args: argparse.Namespace) -> dict[str, Any]:
     return {"values": tuple(values[order].tolist()), "prior": tuple(probabilities[order].tolist())}
 
 
-def _read_class_prior(path: pathlib.Path, classes: Sequence[str]) -> np.ndarray:
-    names, probabilities = _read_prior(path, _CLASS_PRIOR, numbers=False)
-    if names is not None:
-        if sorted(names) != sorted(classes):
-            raise CommandError(
-                f"--prior {path} has {len(names)} rows for {len(set(names) & set(classes))} of the "
-                f"{len(classes)} classes; give each class one row"
-            )
-        probabilities = probabilities[[names.index(name) for name in classes]]
-    return _normalized(path, probabilities, len(classes))
-
-
 def _normalized(path: pathlib.Path, probabilities: np.ndarray, size: int) -> np.ndarray:
     with explained(ValueError):
         [row] = _validate.prior_rows(f"--prior {path}", probabilities, 1, size)
     return row / row.sum()
 
 
-def _read_prior(path: pathlib.Path, expected: str, *, numbers: bool) -> tuple[Any, np.ndarray]:
-    """Returns the values or names of a prior, and their probabilities.
-
-    Names are None in a JSON file, which has the classes in their order.
-    """
-    first: Any
+def _read_prior(path: pathlib.Path, *names: str) -> list[np.ndarray]:
+    """Returns arrays from a JSON file by their names; a list is the probabilities."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        if path.suffix.lower() == ".csv":
-            _, *rows = (row for row in csv.reader(text.splitlines()) if row)
-            pairs = ([cell.strip() for cell in row] for row in rows)
-            first, column = map(list, zip(*pairs, strict=True))
-        else:
-            content = json.loads(text)
-            content = content if isinstance(content, dict) else {"probabilities": content}
-            first, column = content["values"] if numbers else None, content["probabilities"]
-        if first is not None and len(first) != len(column):
-            raise ValueError
-        first = np.array(first, dtype=np.float64) if numbers else first
-        return first, np.array(list(column), dtype=np.float64)
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        content = {"probabilities": content} if isinstance(content, list) else content
+        return [np.array(content[name], dtype=np.float64, ndmin=1) for name in names]
     except OSError as error:
         raise CommandError(
             f"--prior {path} cannot be read ({error.strerror}); check the path"
         ) from None
-    except (ValueError, LookupError, TypeError, RecursionError, csv.Error):
-        raise CommandError(f"--prior {path} has another form; give {expected}") from None
+    except (ValueError, LookupError, TypeError, RecursionError):
+        expected = ", ".join(f'"{name}": [...]' for name in names)
+        raise CommandError(f"--prior {path} has another form; give JSON {{{expected}}}") from None

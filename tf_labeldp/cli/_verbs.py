@@ -29,9 +29,6 @@ def audit(args: argparse.Namespace) -> int:
             noisy.mechanism, public=noisy.priors, draws=args.draws, seed=args.seed
         )
     say(f"{noisy.mechanism}\n{result}")
-    if args.plot is not None:
-        result.plot(args.plot)
-        say(f"plot: {args.plot}")
     return int(result.refutes)
 
 
