@@ -13,10 +13,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.cli import main
-from tf_labeldp.vault import NoisyLabels, PrivateLabels
-from tf_labeldp.vault.ledger import Ledger
+from tf_labeldp.vault import NoisyLabels
 
 N = 300
 AMOUNTS = np.random.default_rng(8).integers(0, 53, N)
@@ -28,7 +26,7 @@ SEEDED = ("--insecure-seed", "3")
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """The current folder, with labels in three files, and a folder that is published."""
+    """The current folder, with labels in three files, and a folder to publish."""
     (tmp_path / "labels").mkdir()
     (tmp_path / "public").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -40,7 +38,6 @@ def folder(tmp_path, monkeypatch):
 
 
 def write(number, amounts, ids=None, name="id"):
-    """Writes one of the files."""
     path = Path("labels") / NAMES[number]
     ids = [f"id{BOUNDS[number] + i}" for i in range(len(amounts))] if ids is None else ids
     rows = ["" if i is None else i for i in ids]
@@ -57,7 +54,7 @@ def randomize(*inputs, output="public/noisy", more=()):
 
 
 def rows_of(path):
-    """Gives the rows of a file of the output, below its header line."""
+    """Returns the rows of an output file, without its header."""
     if path.suffix == ".parquet":
         columns = parquet.read_table(path).to_pydict()
         return [[i, f"{w!r}"] for i, w in zip(columns["id"], columns["weeks"], strict=True)]
@@ -87,7 +84,7 @@ def test_a_folder_becomes_a_folder_with_one_statement():
     assert list(stated["files"].items()) == list(zip(NAMES, [120, 10, 170], strict=True))
     assert stated["rows"] == stated["guarantee"]["num_units"] == N
     assert stated["epsilon"]["total"] == stated["guarantee"]["epsilon"] == 1.0
-    # One prior for all: the same draws as of the same rows in one file, from one or several files.
+    # One prior for all files: the draws are those of the same rows in one file.
     rows = "".join(f"id{i},{a}\n" for i, a in enumerate(AMOUNTS))
     Path("whole.csv").write_text(f"id,weeks\n{rows}")
     assert randomize("whole.csv", output="public/whole.csv", more=SEEDED) == 0
@@ -160,7 +157,7 @@ def test_ids_repeated_across_files_are_counted(capsys):
 
 
 def spoil(number, how):
-    """Makes one file bad."""
+    """Writes one of the files with an error."""
     low, high = BOUNDS[number], BOUNDS[number + 1]
     amounts, ids = AMOUNTS[low:high].astype(object), [f"id{i}" for i in range(low, high)]
     if how == "label":
@@ -201,32 +198,6 @@ def test_one_bad_file_of_many_publishes_nothing(folder, capsys, number, how, rea
     assert reason in shown and "secret" not in shown and shown.count("\n") == 1
     assert contents(folder) == before  # no output, and no store either: nothing was charged
     assert list(Path("public").iterdir()) == [] and not Path("store").exists()
-
-
-# Which of the writes of a run is not made, and how many draws are on disk by then.
-@pytest.mark.parametrize(("number", "draws"), [(1, 0), (9, 1), (14, 2), (16, 2), (18, 2), (21, 2)])
-def test_a_run_that_was_killed_is_resumed(number, draws, killed, capsys):
-    store = ("--store", "store", "--jobs", "1")
-    options = ["--epsilon", "1", "--output", "public/noisy", *store]
-    assert killed(number, "randomize", "labels", *REGRESSION, *options)
-    assert not Path("public/noisy").exists()
-    assert list(Path("public").glob(".noisy.*"))  # left behind by the kill
-    stored = {path.name: path.read_bytes() for path in Path("store").glob("records/[0-9]*")}
-    assert len(stored) == draws
-
-    assert randomize(more=store) == 0
-    assert ("their cost is counted once" in capsys.readouterr().err) == (draws > 0)
-    after = {path.name: path.read_bytes() for path in Path("store").glob("records/[0-9]*")}
-    assert len(after) == 2 and stored.items() <= after.items()
-    assert np.array_equal(values(), Ledger.of_store("store").records[1].values)
-    assert statement()["guarantee"]["epsilon"] == 1.0
-    vault = PrivateLabels(AMOUNTS, low=0, high=52, budget=PrivacyBudget(1.0), store="store")
-    assert vault.guarantee().epsilon == 1.0
-    assert [path.name for path in Path("public").iterdir()] == ["noisy"]
-    # Once more: the same files, byte for byte.
-    files = contents("public")
-    assert randomize(more=(*store, "--overwrite")) == 0
-    assert contents("public") == files
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -275,7 +246,7 @@ def test_an_output_folder_that_is_there(folder, capsys):
 
 
 def test_a_failure_leaves_everything_as_it_was(folder, monkeypatch, capsys):
-    """One of a thread that writes, and one of giving the folder its name."""
+    """One failure in a writing thread, and one while the folder gets its name."""
     sync, replace, calls = os.fsync, os.replace, []
 
     def full(file):
