@@ -131,7 +131,7 @@ def slow(monkeypatch):
 
 @pytest.mark.usefixtures("slow")
 def test_a_long_run_reports_its_progress(capsys):
-    """The later passes know the number of rows; an error is the last line."""
+    """Later passes show the number of rows; an error is the last line."""
     Path("labels.csv").write_text("id,y\n" + "7,1\n" * 10)
     assert main(["randomize", "labels.csv", *OPTIONS]) == 0
     assert capsys.readouterr().err.splitlines()[:6] == [
@@ -160,7 +160,7 @@ def test_progress_that_cannot_be_written_is_no_failure(monkeypatch):
         with contextlib.suppress(OSError):
             full.flush()
         monkeypatch.undo()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # what is left in its buffer
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # takes the rest of its buffer
 
 
 @pytest.mark.parametrize("low", ["-.5", "-7"])

@@ -93,7 +93,7 @@ KINDS: dict[str, Callable[[], NoisyLabels]] = {
     "ALIBI": lambda: vault("names").randomize(ALIBI(1.0, 4)),
     "peers": of_peers,
 }
-# One of each form of what is saved; their edits are those of all.
+# One kind of each form of saved labels.
 FORMS = ("names", "private priors", "clusters", "numbers", "rows", "ALIBI", "seeded")
 
 

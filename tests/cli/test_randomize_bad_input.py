@@ -1,4 +1,4 @@
-"""Bad input to `tf-labeldp randomize`: exit code 2, one line that says why, no label, no output."""
+"""Bad input to `tf-labeldp randomize`: exit code 2, a reason in one line, no label, no output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def refused(folder, capsys):
-    """Runs a command that must be refused, and gives the reason; nothing may change on disk."""
+    """Runs a command that must fail without a trace on the disk, and returns the reason."""
 
     def run(*options, source="labels.csv"):
         before = contents(folder)
@@ -300,7 +300,7 @@ def test_bad_priors(refused, options, name, text, reason):
 
 @pytest.mark.parametrize("output", ["noisy.csv", "noisy.csv.gz", "noisy.parquet"])
 def test_a_full_disk(folder, output, capsys):
-    """No file may grow past 20,000 bytes; what was there before stays as it was."""
+    """No file may grow past 20,000 bytes; an earlier output stays."""
     write("id,y\n" + "".join(f"{os.urandom(8).hex()},1\n" for _ in range(20_000)))
     Path(output).write_text("before")
     before = contents(folder)

@@ -1,4 +1,4 @@
-"""`NoisyLabels.load` reads what `tf-labeldp randomize` writes, and refuses what was edited."""
+"""`NoisyLabels.load` reads the output of `tf-labeldp randomize`, and refuses edits."""
 
 from __future__ import annotations
 
@@ -142,7 +142,6 @@ def test_the_table_and_its_statement_are_loaded(tables, task, suffix, prior):
 
 
 def test_remarks_and_seeds_are_loaded(tables):
-    """A statement is not safer for having been loaded."""
     seeded = NoisyLabels.load(tables.shared("amount", "csv", "--insecure-seed", "3")).guarantee()
     assert seeded.seeded and seeded.headline.startswith("NOT PRIVATE: seeded")
     pairs = NoisyLabels.load(tables.shared("code", "csv", "--id", "pair"))
@@ -199,7 +198,7 @@ def rewrite(table, values, kind, column):
     if table.suffix == ".parquet":
         parquet.write_table(content, table)
     else:
-        # Quotes everywhere: Arrow writes an empty text as nothing without them.
+        # Without quotes Arrow writes an empty text like a missing one.
         with pa.output_stream(str(table)) as file:
             csv.write_csv(content, file, csv.WriteOptions(quoting_style="all_valid"))
 

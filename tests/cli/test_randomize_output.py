@@ -1,4 +1,4 @@
-"""Two runs on one output, kills and failures: never a table without its own statement."""
+"""Concurrent runs, kills and failures leave no table without its own statement."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def command(*more, source="labels.csv", output="noisy.csv"):
 
 
 def contents():
-    """Gives what is there, hidden folders too, except for the input."""
+    """Returns all files and folders except for the input."""
     return {
         path.name: path.read_bytes() if path.is_file() else b""
         for path in sorted(Path().iterdir())
@@ -44,7 +44,7 @@ def contents():
 
 
 def rows_and_stated():
-    """Gives the rows of the table, and those in its statement."""
+    """Returns the number of rows of the table, and the number in its statement."""
     stated = json.loads(Path("noisy.csv.privacy.json").read_text())["rows"]
     return len(Path("noisy.csv").read_text().splitlines()) - 1, stated
 
@@ -89,7 +89,7 @@ def test_the_lock_of_a_killed_run_is_no_lock():
 
 
 def test_without_locks_the_files_of_others_are_left_alone(monkeypatch):
-    """There it is not known whether a hidden file was left behind or is being written."""
+    """Another run may be writing the hidden folder."""
 
     def no_locks(*arguments, **options):
         raise NotImplementedError
@@ -224,7 +224,7 @@ def test_bad_stdin(monkeypatch, capsys, text, reason):
 
 
 def test_a_pipe_between_processes():
-    """Nothing but rows goes to stdout; what cannot be written there is an error."""
+    """Only rows go to stdout; a stdout that cannot be written is an error."""
     words = command("--statement", "s.json", "--overwrite", source="-", output="-")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     for end, reason in (

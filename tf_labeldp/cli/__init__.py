@@ -38,7 +38,7 @@ _LOSSES = ("squared_error", "absolute_error", "poisson")
 _RR_ON_BINS = "rr_on_bins"
 _BASELINES = ("laplace", "discrete_laplace", "staircase", "discrete_staircase", "exponential")
 _HISTOGRAM = ("prior_epsilon", "max_values", "whole_numbers")
-# Options, whether the others allow them, and what they are for.
+# Options, the condition for each group, and the purpose that an error names.
 _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (
         ("high", "clip", "mechanism", "loss", *_HISTOGRAM),
@@ -312,7 +312,7 @@ def _add_verify(verbs: Any) -> None:
 def _add_forget(verbs: Any) -> None:
     add = _verb(
         verbs, "forget", "_verbs.run_forget",
-        help="erase what a store keeps of its labels, except for its ledger",
+        help="erase all traces of the labels in a store, except for its ledger",
         description="Erases the draws, the key and the salted digest of the labels in a store. "
         "The record of charges stays, for tf-labeldp report and for other stores of the project. "
         "No further draw of these labels is possible.",

@@ -41,7 +41,7 @@ def randomize(
 
     Guarantee:
         The noisy labels are (epsilon, delta)-DP for the replacement of one label, by ``mechanism``,
-        however often Spark recomputes a partition: a draw is a pseudorandom function of key,
+        also when Spark recomputes a partition: a draw is a pseudorandom function of key,
         release, mechanism, prior, id and label. It rests on AES-256 and BLAKE2b, on a secret key,
         and on unique ids that are stored in the table: a row with a new id
         (``monotonically_increasing_id``) gets a new draw. ``key.statement(release)`` has the

@@ -182,7 +182,7 @@ def _hashes(rows: np.ndarray) -> np.ndarray:
 
 def _keep(survey: Survey, path: str, design: str) -> None:
     if not survey[0]:
-        raise ValueError("the pipeline has no rows of features. Check what `read` reads.")
+        raise ValueError("the pipeline has no rows of features. Check the input of `read`.")
     arrays = {"num_rows": np.array(survey[0]), "sample": survey[2], "design": np.array(design)}
     write_whole(path, npz(arrays))
 
