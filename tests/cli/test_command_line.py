@@ -75,7 +75,7 @@ def test_a_name_that_the_terminal_cannot_show(folder, monkeypatch):
     shown = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, "ascii"))
     assert main(["randomize", "labels.csv", *OPTIONS[:-1], "é.csv"]) == 0
-    assert rb"wrote \xe9.csv (2 rows)" in shown.getvalue()
+    assert rb"wrote 2 rows to \xe9.csv, and" in shown.getvalue()
     assert (folder / "é.csv").exists()
 
 
@@ -96,7 +96,10 @@ def test_names_with_unprintable_characters_stay_in_their_line(capsys, name):
         f"tf-labeldp randomize: error: the input {shown} does not exist; check the path\n"
     )
     assert main(["randomize", "labels.csv", *OPTIONS[:-1], name]) == 0
-    assert f"wrote {shown} (2 rows) and {shown}.privacy.json" in capsys.readouterr().out
+    assert (
+        f"wrote 2 rows to {shown}, and their statement to {shown}.privacy.json"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("shown", [False, True])
@@ -232,10 +235,10 @@ import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 from tf_labeldp.cli import main
 def slow(file):
-    os.kill(os.getpid(), int(sys.argv[1]))
+    os.kill(os.getpid(), stop)
     time.sleep(60)
-os.fsync = slow
-sys.exit(main(sys.argv[2:]))
+os.fsync, stop = slow, int(sys.argv.pop(1))
+sys.exit(main())
 """
 
 
@@ -247,15 +250,6 @@ def test_a_stop_from_outside_leaves_nothing(folder, stop, in_process):
     word = {signal.SIGTERM: "ended by SIGTERM", signal.SIGINT: "stopped"}[stop]
     assert printed == f"\ntf-labeldp randomize: {word}\n"
     assert [path.name for path in folder.iterdir()] == ["labels.csv"]
-
-
-def test_a_handler_of_the_caller_stays(folder):
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        assert main(["randomize", "labels.csv", *OPTIONS]) == 0
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("below", ["", "folder"])

@@ -202,7 +202,6 @@ def test_needed_options(missing, capsys):
         (("--output", "folder.csv", "--overwrite"), "folder.csv is a folder"),
         (("--id", "z"), "has no column 'z' for --id"),
         (("--id", "y"), "--id 'y' is the label column; copying it would publish the labels"),
-        (("--id", "id", "--id", "id"), "--id names a column more than once"),
         (("--output-column", "id"), "would have the name of the id column, 'id'"),
         (("--store", "../taken.txt"), "taken.txt exists and is not a label store"),
         (("--store", "../taken.txt/store"), "the store ../taken.txt/store cannot be used"),

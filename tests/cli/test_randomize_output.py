@@ -195,7 +195,10 @@ def test_stdin_to_stdout(monkeypatch, capsys, store):
     from_stdin(monkeypatch, text)
     assert main(words) == 0
     shown = capsys.readouterr()
-    assert "label-DP" in shown.err and "wrote 20 rows to stdout and public/rows" in shown.err
+    assert (
+        "label-DP" in shown.err
+        and "wrote 20 rows to stdout, and their statement to public/rows" in shown.err
+    )
     Path("public/rows.csv").write_text(shown.out)
     assert len(NoisyLabels.load("public/rows.csv")) == 20
     assert main(command(*seeded)) == 0

@@ -13,9 +13,8 @@ import os
 import pathlib
 import signal
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from tf_labeldp._version import __version__
@@ -98,14 +97,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     # All errors of a verb begin with its name, those of the parser too.
     name = f"{parser.prog} {words[0]}" if words and words[0] in verbs.choices else parser.prog
+    if argv is None and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
     try:
-        with _ended_by_sigterm():
-            args = parser.parse_args(words)
-            if args.check:
-                args.check(args)
-            module, _, function = args.run.partition(".")
-            module = importlib.import_module(f"tf_labeldp.cli.{module}")
-            return int(getattr(module, function)(args))
+        args = parser.parse_args(words)
+        if args.check:
+            args.check(args)
+        module, _, function = args.run.partition(".")
+        module = importlib.import_module(f"tf_labeldp.cli.{module}")
+        return int(getattr(module, function)(args))
     except _console.UsageError as error:
         reason = f"{error}. See {name} --help."
     except _console.CommandError as error:
@@ -127,29 +127,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 2
 
 
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Turns SIGTERM into an exception, so that hidden files are removed.
-
-    A caller's own handler stays; only the main thread may set one.
-    """
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
-    ):
-        yield
-        return
-
-    def end(*unused: object) -> NoReturn:
-        # A second signal would stop the clean-up.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise _console.Terminated
-
-    signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _terminate(*unused: object) -> NoReturn:
+    # A second signal would stop the removal of hidden files.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _console.Terminated
 
 
 class _Parser(argparse.ArgumentParser):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import argparse
 import contextlib
 import dataclasses
@@ -55,13 +54,13 @@ def output_of(
     elif args.statement is not None:
         raise CommandError("--statement is for --output -; other outputs have a place for theirs")
     elif not several or is_table_name(path):
-        kind, statement, tables = FileOutput, path.with_name(path.name + STATEMENT_SUFFIX), [path]
+        kind, statement, tables = Output, path.with_name(path.name + STATEMENT_SUFFIX), [path]
     sources = [file for file in files if file != STREAM]
     return kind(path, statement, tables, schema, args.overwrite, sources)
 
 
 @dataclasses.dataclass
-class Output(abc.ABC):
+class Output:
     """Tables of one run: all of them with their statement, or nothing at all.
 
     Files are written to a hidden folder next to the output, under a lock that refuses a second run,
@@ -82,10 +81,6 @@ class Output(abc.ABC):
     def published(self) -> pathlib.Path:
         """The folder that may be published as a whole."""
         return self.statement.parent
-
-    @abc.abstractmethod
-    def written(self, rows: int) -> str:
-        """Returns the files in words that follow "wrote"."""
 
     @property
     def _targets(self) -> list[pathlib.Path]:
@@ -220,15 +215,7 @@ class Output(abc.ABC):
             ) from None
 
 
-class FileOutput(Output):
-    def written(self, rows: int) -> str:
-        return f"{self.path} ({rows:,} rows) and {self.statement.name}"
-
-
 class FolderOutput(Output):
-    def written(self, rows: int) -> str:
-        return f"{self.path} ({rows:,} rows in {len(self.tables):,} files) with {IN_FOLDER}"
-
     @property
     def _targets(self) -> list[pathlib.Path]:
         return [self.path]
@@ -251,9 +238,6 @@ class StreamOutput(Output):
     """CSV on stdout, after its statement is in a file: a reader can't give rows back."""
 
     option = "--statement"
-
-    def written(self, rows: int) -> str:
-        return f"{rows:,} rows to stdout and {self.statement}"
 
     def publish(self, statement: str, rows: Sequence[Iterable[Any]], jobs: int) -> None:
         super().publish(statement, (), jobs)

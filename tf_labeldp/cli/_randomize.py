@@ -200,8 +200,9 @@ def _report(
     if total := draw.facts.get("total"):
         words = f"{total['estimate']:.6g} (standard error {total['standard_error']:.2g})"
         say(f"total of the true labels, estimated from the noisy ones: {words}", error=to_stdout)
-    written = one_line(output.written(len(draw.noisy_labels)))
-    say(f"\nwrote {written}", error=to_stdout)
+    place = "stdout" if to_stdout else output.path
+    written = f"{len(draw.noisy_labels):,} rows to {place}, and their statement to"
+    say(one_line(f"wrote {written} {output.statement}"), error=to_stdout)
 
 
 def _check_separate(output: pathlib.Path, published: pathlib.Path, store: pathlib.Path) -> None:
@@ -220,9 +221,13 @@ def _id_columns(
 ) -> list[str]:
     """Returns the columns to copy, after checks; none means row numbers."""
     first = tables[0]
-    ids = args.id or [
-        name for name in first.columns if name.lower() in _AUTOMATIC and name != args.column
-    ]
+    automatic = [name for name in first.columns if name.lower() in _AUTOMATIC]
+    ids = list(dict.fromkeys(args.id or [name for name in automatic if name != args.column]))
+    if not args.id and len(ids) > 1:
+        raise CommandError(
+            f"{first.path} has several columns that look like row ids, {_listed(ids)}; choose "
+            "with --id"
+        )
     options = {args.column: "--column", **dict.fromkeys(ids, "--id")}
     for table in tables:
         for name, option in options.items():
@@ -239,13 +244,6 @@ def _id_columns(
     if args.column in ids:
         raise CommandError(
             f"--id {args.column!r} is the label column; copying it would publish the labels"
-        )
-    if len(set(ids)) < len(ids):
-        raise CommandError("--id names a column more than once; name each once")
-    if not args.id and len(ids) > 1:
-        raise CommandError(
-            f"{first.path} has several columns that look like row ids, {_listed(ids)}; choose "
-            "with --id"
         )
     if noisy_column in (ids or [_ROW_COLUMN]):
         raise CommandError(
