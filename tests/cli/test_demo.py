@@ -163,21 +163,6 @@ def write_adult(folder, n):
     np.savez(folder / "adult.npz", **splits, class_names=["<=50K", ">50K"])
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [(None, "FileNotFoundError"), (b"no data", "ValueError"), ("x_train", "KeyError")],
-)
-def test_files_that_are_no_data_sets(tmp_path, capsys, content, reason):
-    if isinstance(content, bytes):
-        (tmp_path / "cats.npz").write_bytes(content)
-    elif content is not None:
-        np.savez(tmp_path / "cats.npz", **{content: np.ones((3, 2))})
-    assert main(["demo", "--data", "cats", "--data-dir", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert f"{tmp_path / 'cats.npz'} cannot be read as a data set ({reason})" in error
-    assert "write it with examples/demo_datasets.py" in error
-
-
 @pytest.mark.slow
 def test_a_second_demo_on_adult_replaces_its_own_files_alone(tmp_path_factory, monkeypatch):
     data = tmp_path_factory.mktemp("data")

@@ -198,7 +198,7 @@ def test_other_settings_are_refused(folder, task, changes, capsys):
         capsys.readouterr()
         assert main(["randomize", "labels.csv", *task, *options, *change]) == 2
         shown = capsys.readouterr().err
-        assert "the store store holds draws of these labels made with other settings" in shown
+        assert "the store store has draws of these labels made with other settings" in shown
         assert shown.count("\n") == 1 and before == contents(folder)
 
 

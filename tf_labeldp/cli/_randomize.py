@@ -36,8 +36,6 @@ _ROWS = 1 << 18
 _ROW_COLUMN = "row"
 """The column of row numbers in an output without ids."""
 _AUTOMATIC = ("id", "row_id", _ROW_COLUMN)
-_MOST_NAMED = 20
-"""Columns that an error names at most, to fit a line."""
 _DIGEST_FILE = "ids-digest"
 _PATIENCE = 2.0
 """Seconds before the first line of progress."""
@@ -188,11 +186,9 @@ def _report(
             f"{ignored}, and their cost is counted once",
             error=True,
         )
-    kept = f"ids copied from {_listed(ids)}" if ids else f"row numbers in {_ROW_COLUMN!r}"
-    names = dict.fromkeys(name for table in tables for name in table.columns)
-    rest = [name for name in names if name not in (args.column, *ids)]
-    left = f", left out besides the labels {args.column!r}: {_listed(rest)}" if rest else ""
-    say(one_line(f"columns: {kept}{left}"), error=True)
+    copied = f"ids copied from {_listed(ids)}" if ids else f"row numbers in {_ROW_COLUMN!r}"
+    rest = len({name for table in tables for name in table.columns} - {args.column, *ids})
+    say(one_line(f"columns: {copied}; {rest} others and the labels are left out"), error=True)
     if most_rows is not None and most_rows > 1:
         say(f"warning: {_repeated(most_rows)}", error=True)
     to_stdout = args.output == _tables.STREAM  # stdout then has rows alone
@@ -254,9 +250,7 @@ def _id_columns(
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:_MOST_NAMED])
-    more = len(names) - _MOST_NAMED
-    return f"{shown} and {more} more" if more > 0 else shown
+    return ", ".join(map(repr, names))
 
 
 def _digest_of(ids: Any) -> str:

@@ -58,7 +58,7 @@ _OWN_KEYS = (_KEY, "label-randomizer")
 
 class Draw(NamedTuple):
     noisy_labels: NoisyLabels  # of all rows, in their order
-    facts: dict[str, Any]  # about the mechanism, for the statement; JSON can hold them
+    facts: dict[str, Any]  # about the mechanism, for the JSON of the statement
     stored: bool  # whether an earlier run drew some or all of it
 
 
@@ -75,9 +75,9 @@ class Task(abc.ABC):
     def encoded(self, column: Any) -> np.ndarray:
         """Returns labels for the vault, or raises an error that quotes none of them."""
 
-    @abc.abstractmethod
     def decoded(self, noisy: np.ndarray) -> Any:
         """Returns noisy labels as an Arrow array."""
+        return pa.array(noisy)
 
     @abc.abstractmethod
     def _draw(self, vault: PrivateLabels) -> tuple[NoisyLabels, dict[str, Any]]:
@@ -100,9 +100,8 @@ class Task(abc.ABC):
         before = [receipt for receipt in own if receipt.key.startswith(_OWN_KEYS)]
         if self.args.insecure_seed is not None and not all(receipt.seeded for receipt in before):
             raise CommandError(
-                f"the store {self.args.store} holds draws of these labels made without a seed, "
-                "which --insecure-seed does not change; leave --insecure-seed out, or give a "
-                "new --store"
+                f"the store {self.args.store} has draws of these labels made without a seed, which "
+                "--insecure-seed does not change; leave --insecure-seed out, or give a new --store"
             )
         try:
             noisy, facts = self._draw(vault)
@@ -123,20 +122,20 @@ class Task(abc.ABC):
         return Draw(noisy, facts, stored=any(receipt.id in earlier for receipt in noisy.receipts))
 
     def _split(self, mechanism: Mechanism, prior_epsilon: float = 0.0) -> dict[str, Any]:
-        """Returns the mechanism that drew, and the parts of epsilon, as JSON can hold them."""
+        """Returns the mechanism and the parts of epsilon for the statement."""
         parts = {"total": self.args.epsilon, "prior": prior_epsilon, "draw": mechanism.epsilon}
         return {"epsilon": parts, "mechanism": serialize(mechanism)}
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Turns errors of the vault and its store, which show no label, into the command's."""
+        """Turns errors of the vault and its store, which quote no label, into the command's."""
         store = self.args.store
         try:
             yield
         except (BudgetExceededError, DrawSettingsError):
             raise CommandError(
-                f"the store {store} holds draws of these labels made with other settings; give "
-                "those, or a new --store (publishing from both costs the sum of their epsilons)"
+                f"the store {store} has draws of these labels made with other settings; give those "
+                "settings, or a new --store (publishing from both costs the sum of their epsilons)"
             ) from None
         except CommandError:
             raise
@@ -184,7 +183,7 @@ class Classification(Task):
         return labels
 
     def decoded(self, noisy: np.ndarray) -> Any:
-        codes = pa.array(noisy)
+        codes = super().decoded(noisy)
         return pa.array(self.names, pa.string()).take(codes) if self.names else codes
 
     def _draw(self, vault: PrivateLabels) -> tuple[NoisyLabels, dict[str, Any]]:
@@ -256,9 +255,6 @@ class Regression(Task):
                 "widen the range, or give --clip to set them to its nearer end"
             )
         return labels
-
-    def decoded(self, noisy: np.ndarray) -> Any:
-        return pa.array(noisy)
 
     def _draw(self, vault: PrivateLabels) -> tuple[NoisyLabels, dict[str, Any]]:
         # Clipping is not mentioned: whether it was needed depends on the labels.
