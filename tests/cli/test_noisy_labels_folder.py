@@ -204,7 +204,7 @@ def test_the_kinds_cover_what_is_saved(saved):
 def test_an_edit_of_any_field_is_refused(saved, tmp_path, kind, unnoticed_edits):
     """The smallest change of each number, text, list and entry, at any depth."""
     folder = copied(saved(kind)[1], tmp_path)
-    assert unnoticed_edits(folder / JSON, lambda: NoisyLabels.load(folder), 120) == []
+    assert unnoticed_edits(folder / JSON, lambda: NoisyLabels.load(folder), 100) == []
 
 
 def other_arrays(arrays):

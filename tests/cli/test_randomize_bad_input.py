@@ -96,26 +96,6 @@ def test_bad_csv(refused, text, reason):
 
 
 @pytest.mark.parametrize(
-    ("cells", "reason"),
-    [
-        (("0", "1.0", "2"), "has a cell that is not a whole number in row 3"),
-        (("0", "9" * 30, "2"), "not a whole number in row 3"),
-        (("0", "-1", "3"), "2 of 3 labels are not in 0..2; raise --num-classes"),
-        (("0", "", "NULL"), "has no label in 2 of 3 rows"),
-    ],
-)
-def test_bad_classes(refused, cells, reason):
-    write("id,y\n" + "".join(f"{SECRET},{cell}\n" for cell in cells))
-    assert reason in refused(*CLASSES)
-
-
-def test_unknown_class_names(refused):
-    write(f"y\nyes\n{SECRET}\nYes\n\n")
-    options = ("--column", "y", "--task", "classification", "--classes", "yes", "no")
-    assert "3 of 4 labels are none of the 2 --classes" in refused(*options)
-
-
-@pytest.mark.parametrize(
     ("content", "options", "reason"),
     [
         ({"y": [SECRET]}, REGRESSION, "column 'y' of t.parquet has type string, expected a number"),
@@ -240,24 +220,27 @@ def test_bad_options(refused, options, reason):
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("labels", "options", "reason"),
     [
-        ((), "one of the arguments --num-classes --classes --low is required"),
-        (("--num-classes", "2", "--classes", "0", "1"), "not allowed with argument"),
-        (("--num-classes", "1"), "must be a whole number, at least 2"),
-        (("--num-classes", "1" + "0" * 30), "and at most 1,000,000,000"),
-        (("--classes", "a", "b", "a"), "got 3 names of which 2 differ"),
-        (("--num-classes", "2", "--loss", "poisson"), "--loss is for labels that are numbers"),
-        (("--num-classes", "2", "--output-column", "id"), "the name of the id column, 'id'"),
-        (
-            ("--num-classes", "4", "--draws", "keyed", "--store", "../s"),
-            "1 ids name more than one row",
-        ),
+        ("1 2", "", "one of the arguments --num-classes --classes --low is required"),
+        ("1 2", "--num-classes 2 --classes 0 1", "not allowed with argument"),
+        ("1 2", "--num-classes 1", "must be a whole number, at least 2"),
+        ("1 2", f"--num-classes 1{'0' * 30}", "and at most 1,000,000,000"),
+        ("1 2", "--classes a b a", "got 3 names of which 2 differ"),
+        ("1 2", "--num-classes 2 --loss poisson", "--loss is for labels that are numbers"),
+        ("1 2", "--num-classes 2 --output-column id", "the name of the id column, 'id'"),
+        ("1 2", "--num-classes 4 --draws keyed --store ../s", "1 ids name more than one row"),
+        ("0 1.0 2", "--num-classes 3", "has a cell that is not a whole number in row 3"),
+        (f"0 {'9' * 30}", "--num-classes 3", "not a whole number in row 3"),
+        ("0 -1 3", "--num-classes 3", "2 of 3 labels are not in 0..2; raise --num-classes"),
+        ("0 NULL NA", "--num-classes 3", "has no label in 2 of 3 rows"),
+        (f"yes {SECRET} Yes", "--classes yes no", "2 of 3 labels are none of the 2 --classes"),
     ],
 )
-def test_bad_options_of_classes(refused, options, reason):
-    write("id,y\na,1\na,2\n")
-    assert reason in refused("--column", "y", "--task", "classification", *options)
+def test_bad_classes(refused, labels, options, reason):
+    write("id,y\n" + "".join(f"{SECRET},{label}\n" for label in labels.split()))
+    words = ("--column", "y", "--task", "classification", *options.split())
+    assert reason in refused(*words)
 
 
 MALFORMED = "has another form; give JSON {"

@@ -214,26 +214,18 @@ def test_an_edited_or_damaged_table_is_refused(tables, tmp_path, task, suffix):
         values = parquet.read_table(table)[column].to_pylist()
     rewrite(table, values, kind, column)
     assert len(NoisyLabels.load(table)) == N  # another file of the same content is as good
-    other = next(i for i, value in enumerate(values) if value != values[0])
-    edits: dict[str, list[Any]] = {
-        "another value": [values[other], *values[1:]],
-        "two values swapped": [values[other], *values[1:other], values[0], *values[other + 1 :]],
-        "a row less": values[:-1],
-        "a row more": [*values, values[0]],
-        "another order": values[::-1],
-        "nothing in a cell": [None, *values[1:]],
-    }
-    for edit, edited in edits.items():
+    other = next(value for value in values if value != values[0])
+    edits: list[list[Any]] = [[other, *values[1:]], values[::-1], values[:-1], [*values, other]]
+    for edited in [*edits, [None, *values[1:]]]:
         rewrite(table, edited, kind, column)
         with pytest.raises(ReceiptError, match="damaged or edited"):
-            pytest.fail(f"{edit}: {NoisyLabels.load(table)}")
-    damages = [
+            NoisyLabels.load(table)
+    for damage in (
         lambda: table.write_bytes(whole[:-40]),
         lambda: table.write_bytes(b""),
         lambda: rewrite(table, ["1"] * N, pa.string(), "other"),
         lambda: rewrite(table, ["what"] * N, pa.string(), column),
-    ]
-    for damage in damages:
+    ):
         damage()
         with pytest.raises(ReceiptError, match="damaged or edited"):
             NoisyLabels.load(table)
@@ -247,7 +239,7 @@ def test_an_edited_or_damaged_table_is_refused(tables, tmp_path, task, suffix):
 def test_an_edit_of_any_field_is_refused(tables, tmp_path, task, options, unnoticed_edits):
     """The smallest change of each number, text, list and entry, at any depth."""
     table = tables.copy(tmp_path, task, "csv", *options)
-    assert unnoticed_edits(statement_path(table), lambda: NoisyLabels.load(table), 150) == []
+    assert unnoticed_edits(statement_path(table), lambda: NoisyLabels.load(table), 120) == []
 
 
 def test_statements_of_another_run_or_version_are_refused(tables, tmp_path):
