@@ -122,6 +122,14 @@ def test_a_store_keeps_the_release(csv, capsys):
     assert "error" in capsys.readouterr().err
 
 
+def test_an_output_that_cannot_be_made_costs_nothing(csv, capsys):
+    (csv.parent / "file").write_text("mine")
+    store = csv.parent / "private"
+    assert command(csv, *NAMES, "--store", str(store), output="file/out") == 2
+    assert "Not a directory" in capsys.readouterr().err
+    assert store.exists() and list(store.glob("records/[0-9]*")) == []
+
+
 def test_bad_input_is_one_line_and_writes_nothing(csv, capsys):
     for options, message in (
         (("--label", "ill"), "one of the arguments --num-classes --classes --low is required"),

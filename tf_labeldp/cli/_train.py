@@ -25,8 +25,12 @@ def run_train(args: argparse.Namespace) -> int:
     labels = _labels(table, args)
     load_tensorflow()
     features = _columns(table, args) if args.images is None else _images(table, args)
-    with explained(BudgetExceededError, LabelStoreError, TypeError, ValueError):
-        model = _fitted(features, labels, args)
+    delta = default_delta(labels.size) if args.delta is None else args.delta
+    with explained(BudgetExceededError, LabelStoreError, OSError, TypeError, ValueError):
+        vault = _vault(labels, args, delta)
+        # Before the release, which a model that cannot be saved would waste.
+        args.output.mkdir(parents=True, exist_ok=True)
+        model = _estimator(args, delta).fit(features, vault)
     path = args.output / "model.keras"
     text = "\n\n".join(
         [
@@ -36,7 +40,6 @@ def run_train(args: argparse.Namespace) -> int:
             f"The model: import tf_labeldp.keras_layers; keras.models.load_model({str(path)!r})",
         ]
     )
-    args.output.mkdir(parents=True, exist_ok=True)
     model.to_keras().save(path)
     statement = model.guarantee().to_json()
     (args.output / "privacy.json").write_text(f"{statement}\n", encoding="utf-8")
@@ -45,12 +48,9 @@ def run_train(args: argparse.Namespace) -> int:
     return 0
 
 
-def _fitted(features: Any, labels: np.ndarray, args: argparse.Namespace) -> Any:
-    from tf_labeldp.front_door import PrivateClassifier, PrivateRegressor
-
-    delta = default_delta(labels.size) if args.delta is None else args.delta
+def _vault(labels: np.ndarray, args: argparse.Namespace, delta: float) -> PrivateLabels:
     budget = PrivacyBudget(max(args.epsilon, args.evaluate or 0.0), delta)
-    vault = PrivateLabels(
+    return PrivateLabels(
         labels,
         args.num_classes,
         classes=args.classes,
@@ -61,11 +61,15 @@ def _fitted(features: Any, labels: np.ndarray, args: argparse.Namespace) -> Any:
         store=args.store,
         insecure_seed=args.insecure_seed,
     )
+
+
+def _estimator(args: argparse.Namespace, delta: float) -> Any:
+    from tf_labeldp.front_door import PrivateClassifier, PrivateRegressor
+
     options = {"budget_for_evaluation": args.evaluate, "key": "train"}
     if args.low is None:
-        return PrivateClassifier(args.epsilon, delta, **options).fit(features, vault)
-    options["loss"] = args.loss or "squared_error"
-    return PrivateRegressor(args.epsilon, delta, **options).fit(features, vault)
+        return PrivateClassifier(args.epsilon, delta, **options)
+    return PrivateRegressor(args.epsilon, delta, loss=args.loss or "squared_error", **options)
 
 
 def _read(path: pathlib.Path) -> Any:
