@@ -106,8 +106,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         module, _, function = args.run.partition(".")
         module = importlib.import_module(f"tf_labeldp.cli.{module}")
         return int(getattr(module, function)(args))
-    except _console.UsageError as error:
-        reason = f"{error}. See {name} --help."
     except _console.CommandError as error:
         reason = str(error)
     except _console.Terminated:
@@ -137,7 +135,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, like those of the verbs."""
 
     def error(self, message: str) -> NoReturn:
-        raise _console.UsageError(message)
+        raise _console.CommandError(f"{message}. See {self.prog} --help.")
 
 
 def _epsilon(text: str) -> float:

@@ -13,10 +13,6 @@ class CommandError(ValueError):
     """A command cannot be carried out; the message is one line and says what to do."""
 
 
-class UsageError(CommandError):
-    """The parser refused the command line; the help of the verb lists the options."""
-
-
 class Terminated(KeyboardInterrupt):
     """SIGTERM ended the process; cleaned up after like a stop by hand."""
 

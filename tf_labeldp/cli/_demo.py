@@ -34,9 +34,10 @@ _MARKER = ".tf-labeldp-demo"
 # What an earlier demo wrote, also one that was killed.
 _OWN_FILES = (
     "model_NOT-PRIVATE.keras",
-    "model_*_epsilon-*.keras",
+    *(f"model_{method.lower()}_epsilon-*.keras" for method in METHODS),
     "noisy_labels_lp-*st_epsilon-*/*noisy_labels.*",
-    "privacy.*",
+    "privacy.txt",
+    "privacy.json",
     "results.json",
     _PLOT_FILE,
 )
@@ -465,5 +466,5 @@ def _draw_channel(figure: Any, axes: Any, report: _Report) -> None:
     classes = "class" if k == 1 else "classes"
     axes.set_title(
         f"RRWithPrior at epsilon {epsilon:g}, under the model's prior\nfor one example: "
-        f"it answers among the {k} likeliest {classes}"
+        f"it draws among the {k} likeliest {classes}"
     )
