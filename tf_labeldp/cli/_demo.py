@@ -83,7 +83,7 @@ class Data(NamedTuple):
     class_names: tuple[str, ...]  # K names, in the order of the codes
 
 
-class Run(NamedTuple):
+class DemoRun(NamedTuple):
     """One trained model."""
 
     method: str
@@ -111,7 +111,7 @@ def run_demo(args: argparse.Namespace) -> int:
     )
     load_tensorflow()
     training = _Training(data, args.epochs, args.insecure_seed)
-    report = _Report(args.output, data, seeded=args.insecure_seed is not None)
+    report = DemoReport(args.output, data, seeded=args.insecure_seed is not None)
     runs: list[tuple[str, float | None]] = [("non-private", None)]
     runs += [(method, epsilon) for epsilon in sorted(set(args.epsilons)) for method in METHODS]
     with tqdm(runs, unit=" models", disable=None, leave=False) as bar:
@@ -184,6 +184,9 @@ class _Training:
     ) -> tuple[Any, PrivacyGuarantee, NoisyLabels | None]:
         import keras
 
+        from tf_labeldp.front_door import PrivateClassifier
+        from tf_labeldp.training import MultiStageTraining, make_private
+
         data, num_classes = self.data, len(self.data.class_names)
         if self.seed is not None:
             keras.utils.set_random_seed(self.seed)
@@ -201,55 +204,41 @@ class _Training:
         budget = PrivacyBudget(epsilon, delta)
         labels = PrivateLabels(data.y_train, num_classes, budget=budget, insecure_seed=self.seed)
         noisy_labels = None
+        guarantee: PrivacyGuarantee
         if method == "DP-SGD":
-            guarantee = self._noisy_steps(model, labels, epsilon)
+            # Its callbacks print, so they are left out.
+            private, batches, _ = make_private(
+                model,
+                epsilon=epsilon,
+                x=data.x_train,
+                labels=labels,
+                epochs=self.epochs,
+                batch_size=min(1024, max(2, len(labels) // _BATCHES)),
+                insecure_seed=self.seed,
+            )
+            private.fit(batches, epochs=self.epochs, verbose=0)
+            guarantee = private.guarantee()
         elif method == "PrivateClassifier":
-            from tf_labeldp.front_door import PrivateClassifier
-
             door = PrivateClassifier(epsilon).fit(data.x_train, labels)
             model, guarantee = door.to_keras(), door.guarantee()
         else:
-            fractions = _FRACTIONS if method == "LP-2ST" else (1.0,)
-            noisy_labels, guarantee = self._in_stages(model, labels, epsilon, fractions)
+            stages = MultiStageTraining(
+                data.x_train,
+                labels,
+                epsilon=epsilon,
+                fractions=_FRACTIONS if method == "LP-2ST" else (1.0,),
+                epochs_per_stage=self.epochs,
+                batch_size=self.batch_size,
+                temperature=0.5,
+                mixup_alpha=self.mixup_alpha,
+                seed=self.seed or 0,
+                verbose=0,
+            )
+            model.fit(
+                stages.dataset(), epochs=stages.epochs, callbacks=[stages], shuffle=False, verbose=0
+            )
+            noisy_labels, guarantee = stages.noisy_labels(), stages.guarantee()
         return model, guarantee.with_assumptions((_ALONE, _SETTINGS)), noisy_labels
-
-    def _in_stages(
-        self, model: Any, labels: PrivateLabels, epsilon: float, fractions: tuple[float, ...]
-    ) -> tuple[NoisyLabels, PrivacyGuarantee]:
-        from tf_labeldp.training import MultiStageTraining
-
-        stages = MultiStageTraining(
-            self.data.x_train,
-            labels,
-            epsilon=epsilon,
-            fractions=fractions,
-            epochs_per_stage=self.epochs,
-            batch_size=self.batch_size,
-            temperature=0.5,
-            mixup_alpha=self.mixup_alpha,
-            seed=self.seed or 0,
-            verbose=0,
-        )
-        model.fit(
-            stages.dataset(), epochs=stages.epochs, callbacks=[stages], shuffle=False, verbose=0
-        )
-        return stages.noisy_labels(), stages.guarantee()
-
-    def _noisy_steps(self, model: Any, labels: PrivateLabels, epsilon: float) -> PrivacyGuarantee:
-        from tf_labeldp.training import make_private
-
-        # Its callbacks print, so they are left out.
-        private, batches, _ = make_private(
-            model,
-            epsilon=epsilon,
-            x=self.data.x_train,
-            labels=labels,
-            epochs=self.epochs,
-            batch_size=min(1024, max(2, len(labels) // _BATCHES)),
-            insecure_seed=self.seed,
-        )
-        private.fit(batches, epochs=self.epochs, verbose=0)
-        return private.guarantee()
 
 
 def prepare(folder: pathlib.Path) -> None:
@@ -272,19 +261,19 @@ def prepare(folder: pathlib.Path) -> None:
         ) from error
 
 
-class _Report:
+class DemoReport:
     """Writes each result as it comes, so that a demo that is stopped leaves consistent files."""
 
     def __init__(self, folder: pathlib.Path, data: Data, *, seeded: bool) -> None:
         self.folder, self.data, self._seeded = folder, data, seeded
-        self.runs: list[Run] = []
+        self.runs: list[DemoRun] = []
         # Test accuracy of the constant answer: the most frequent class of the public test labels.
         self.baseline = float(np.bincount(data.y_test).max() / data.y_test.size)
         self.remarks = [_PUBLIC_TEST]
         if data.name in ("digits", "mnist"):
             self.remarks.append(_CHOSEN.format(data.name))
 
-    def add(self, method: str, epsilon: float | None, training: _Training) -> Run:
+    def add(self, method: str, epsilon: float | None, training: _Training) -> DemoRun:
         """Trains a model, and writes it with the statements and results so far."""
         start = time.monotonic()
         model, guarantee, noisy_labels = training.run(method, epsilon)
@@ -297,7 +286,7 @@ class _Report:
         folder = None if noisy_labels is None else f"noisy_labels_{name}"
         if noisy_labels is not None:
             noisy_labels.save(self.folder / f"{folder}")
-        run = Run(method, epsilon, file, guarantee, folder, logits, accuracy, seconds)
+        run = DemoRun(method, epsilon, file, guarantee, folder, logits, accuracy, seconds)
         self.runs.append(run)
         self._write()
         return run
@@ -400,7 +389,7 @@ class _Report:
         )
 
 
-def _plot(report: _Report) -> str:
+def _plot(report: DemoReport) -> str:
     try:
         # Without pyplot it draws with Agg, and needs no display.
         from matplotlib.figure import Figure
@@ -415,7 +404,7 @@ def _plot(report: _Report) -> str:
     return f"Plot: {path}"
 
 
-def _draw_accuracy(axes: Any, report: _Report) -> None:
+def _draw_accuracy(axes: Any, report: DemoReport) -> None:
     epsilons = report.epsilons
     [best] = report.accuracies("non-private")
     axes.axhline(best, color="black", linestyle="--", label="non-private (NOT PRIVATE)")
@@ -434,7 +423,7 @@ def _draw_accuracy(axes: Any, report: _Report) -> None:
     axes.legend(loc="best")
 
 
-def _draw_channel(figure: Any, axes: Any, report: _Report) -> None:
+def _draw_channel(figure: Any, axes: Any, report: DemoReport) -> None:
     """Draws the channel of RRWithPrior under a trained model's prior for one example."""
     names = report.data.class_names
     epsilon = report.epsilons[(len(report.epsilons) - 1) // 2]
