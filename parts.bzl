@@ -83,5 +83,5 @@ MOST_LINES = {
     "dossier": 784,
     "tf_privacy": 467,
     "scale": 1154,
-    "cli": 2434,
+    "cli": 2436,
 }

@@ -234,6 +234,7 @@ def test_a_pipe_between_processes():
         ("", None),
         (" > /dev/full", "cannot write --output - (No space left on device)"),
         (" >&-", "--output - needs stdout, which is closed"),
+        (" <&-", "the input - needs stdin, which is closed"),
     ):
         program = f'"{sys.executable}" -m tf_labeldp.cli {" ".join(words)} < labels.csv{end}'
         done = subprocess.run(

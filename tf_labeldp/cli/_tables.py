@@ -267,6 +267,8 @@ class StdinTable(CsvTable):
 
     def __init__(self) -> None:
         self.path = pathlib.Path("stdin")
+        if sys.stdin is None:
+            raise CommandError("the input - needs stdin, which is closed; give a file")
         with self._explained():
             self._text = sys.stdin.buffer.read()
         super().__init__(self.path)
