@@ -81,7 +81,7 @@ MOST_LINES = {
     "front_door": 734,
     "audit": 606,
     "dossier": 784,
-    "tf_privacy": 467,
+    "tf_privacy": 339,
     "scale": 1195,
     "cli": 2699,
 }

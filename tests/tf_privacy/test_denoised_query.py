@@ -1,4 +1,4 @@
-"""`DenoisedQuery`: what TF Privacy asks of a query, with the denoiser between noise and result."""
+"""`DenoisedQuery` meets the contract of a TF Privacy query, and denoises the noisy result."""
 
 from __future__ import annotations
 
@@ -152,11 +152,11 @@ def test_all_methods_of_the_contract_are_there(tfp: Any, problem: Problem) -> No
     assert methods <= set(vars(DenoisedQuery))
     inner = tfp.GaussianSumQuery(2.0, 0.0)
     query = problem.query(inner, NoOp())
-    one, two = clipped(query, problem)[:2]
-    merged = query.merge_sample_states(one, query.accumulate_preprocessed_record(one, two))
-    assert_same(
-        [m.numpy() for m in merged], [(2 * a + b).numpy() for a, b in zip(one, two, strict=True)]
-    )
+    first, second = clipped(query, problem)[:2]
+    added = query.accumulate_preprocessed_record(first, second)
+    merged = query.merge_sample_states(first, added)
+    expected = [(2 * a + b).numpy() for a, b in zip(first, second, strict=True)]
+    assert_same([part.numpy() for part in merged], expected)
     assert query.derive_metrics(query.initial_global_state()) == {}
 
 
@@ -179,5 +179,5 @@ def test_bad_arguments(
 
 def test_records_unlike_the_variables_are_refused(tfp: Any, problem: Problem) -> None:
     query = problem.query(tfp.GaussianSumQuery(2.0, 0.0), NoOp())
-    with pytest.raises(ValueError, match="the records have tensors of the shapes"):
+    with pytest.raises(ValueError, match="expected records with the shapes of the variables"):
         query.get_noised_result([tf.zeros([3]), tf.zeros([4, 3])], query.initial_global_state())
