@@ -81,19 +81,19 @@ def test_the_residual_is_that_of_the_matrix(case_of, flat, like_variables):
 def test_products_are_counted_as_they_are_taken(case_of, like_variables, monkeypatch):
     case = case_of("dense")
     target = like_variables(case, np.ones(case.operator().shape[0]))
-    taken = []
+    calls = []
     for name in ("matvec", "rmatvec"):
         product = getattr(GradientOperator, name)
 
         def counted(self, argument, product=product):
-            taken.append(None)
+            calls.append(None)
             return product(self, argument)
 
         monkeypatch.setattr(GradientOperator, name, counted)
     for limit, expected in ((3, 3), (8, 7), (9, 9)):
-        taken.clear()
+        calls.clear()
         result = project_onto_span(case.operator(), target, max_products=limit, tolerance=0.0)
-        assert int(result.num_products) == len(taken) == expected
+        assert int(result.num_products) == len(calls) == expected
 
 
 def test_a_target_of_zero(case_of, like_variables):

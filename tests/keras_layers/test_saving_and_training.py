@@ -92,8 +92,34 @@ def test_saved_model_with_mixup(tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert loaded.get_layer("mix").get_config() == model.get_layer("mix").get_config()
-    for seen in (model, loaded):
-        np.testing.assert_array_equal(seen.predict([FEATURES, WEIGHTS], verbose=0)[1], WEIGHTS)
+    for network in (model, loaded):
+        np.testing.assert_array_equal(network.predict([FEATURES, WEIGHTS], verbose=0)[1], WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        LabelWeightedLoss,
+        lambda **options: LabelWeightedLoss("mse", **options),
+        lambda **options: ForwardCorrectedLoss(MATRIX, **options),
+        lambda **options: ALIBILoss("laplace", 1.0, False, **options),
+    ],
+    ids=["weighted", "weighted_mse", "forward", "alibi"],
+)
+def test_sample_weights_reductions_and_batches_of_one(make):
+    y_pred = np.exp(FEATURES[:, :3])
+    y_pred /= y_pred.sum(axis=1, keepdims=True)
+    y_true = np.abs(WEIGHTS) / np.abs(WEIGHTS).sum(axis=1, keepdims=True)
+    sample_weight = np.linspace(0.0, 3.0, 12)
+    each = np.asarray(make(reduction=None)(y_true, y_pred))
+    for reduction, expected in {
+        "none": each * sample_weight,
+        "sum": (each * sample_weight).sum(),
+        "sum_over_batch_size": (each * sample_weight).mean(),
+    }.items():
+        found = make(reduction=reduction)(y_true, y_pred, sample_weight)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(make()(y_true[:1], y_pred[:1]), each[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("key", LOSSES)
