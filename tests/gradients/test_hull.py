@@ -21,7 +21,7 @@ EXACT = dict(relative_gap=1e-9, max_products=2_000)
 
 
 def exact_projection(matrix, target, hull, shape, mask=None):
-    """The nearest point of the hull, by SLSQP, and its Frank-Wolfe gap."""
+    """Returns the nearest point of the hull, by SLSQP, and its Frank-Wolfe gap."""
     n, labels = shape
     kept = np.repeat(np.ones(n) if mask is None else np.asarray(mask, float), labels)
     count = kept.sum() / labels
@@ -112,7 +112,7 @@ def test_converged_points_are_the_exact_projection(solver, hull, mask, dense, fl
 def test_the_gap_bounds_the_distance_to_the_exact_projection(
     solver, hull, start, dense, flat, like_variables
 ):
-    """|point - exact|^2 <= 2 gap, and the gap is no larger than it must be: it is the true one."""
+    """|point - exact|^2 <= 2 gap, and the gap is the exact Frank-Wolfe gap."""
     case, matrix = dense
     target = target_near(matrix, seed=2, noise=0.5)
     exact, reference_gap = exact_projection(matrix, target, hull, (5, 3))
@@ -226,8 +226,8 @@ def test_predictions_of_half_precision_start_inside_the_set(dense, like_variable
     np.testing.assert_allclose(result.coefficients.numpy().sum(), 1.0, rtol=1e-12)
 
 
-def test_curvature_of_the_last_step_is_taken_up(dense, like_variables):
-    """With it the first step follows the gradient; 0 and None mean that nothing is known."""
+def test_the_curvature_of_the_last_step_is_used(dense, like_variables):
+    """With it the first step follows the gradient; 0 and None mean that it is unknown."""
     case, matrix = dense
     largest = np.linalg.norm(matrix, 2) ** 2
 

@@ -54,7 +54,7 @@ def test_the_point_is_the_exact_projection(kind, mask, case_of, flat, like_varia
 def test_single_precision(case_of, flat, like_variables):
     case = case_of("conv", dtype="float32")
     matrix = case.matrix().astype(np.float64)
-    # Its rank is n (K - 1): what rounding adds to that is no direction of the span.
+    # The rank is n (K - 1); rounding adds no direction to the span.
     left, sizes, _ = np.linalg.svd(matrix, full_matrices=False)
     assert sizes[10] < 1e-5 * sizes[9]
     target = np.random.default_rng(1).normal(size=matrix.shape[0])

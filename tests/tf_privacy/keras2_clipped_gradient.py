@@ -1,4 +1,4 @@
-"""The clipped mean gradient of TF Privacy's `DPSequential`, in a process of its own with Keras 2.
+"""Computes the clipped mean gradient of TF Privacy's `DPSequential`, in a process with Keras 2.
 
     TF_USE_LEGACY_KERAS=1 python keras2_clipped_gradient.py IN.npz OUT.npz
 
