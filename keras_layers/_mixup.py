@@ -121,11 +121,11 @@ def _checked_pair(inputs: Any) -> tuple[Any, Any]:
             dtype = keras.backend.standardize_dtype(tensor.dtype)
             raise ValueError(
                 f"Mixup needs float tensors with a batch axis, got {name} of dtype {dtype} and "
-                f"shape {tuple(tensor.shape)}. Cast inputs to float, and one-hot class ids."
+                f"shape {tuple(tensor.shape)}. Cast inputs to float, and make class ids one-hot."
             )
     if len(y.shape) != 2:
         raise ValueError(
-            f"Mixup needs targets of shape (batch, K), got y of shape {tuple(y.shape)}. One-hot "
-            "class ids first; give a single regression target a last axis."
+            f"Mixup needs targets of shape (batch, K), got y of shape {tuple(y.shape)}. Make class "
+            "ids one-hot, and give a single regression target a last axis."
         )
     return x, y
