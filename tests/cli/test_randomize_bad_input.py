@@ -146,10 +146,12 @@ def test_damaged_files(refused, part):
         ("missing.csv", "the input missing.csv does not exist; check the path"),
         ("t.tsv", "the format of the input t.tsv is not known by its name; name it .csv, .csv.gz"),
         ("folder.csv", "the folder folder.csv has no file in it whose name ends in .csv, .csv.gz"),
+        ("pipe.csv", "pipe.csv is not a regular file, and it is read twice"),
     ],
 )
 def test_inputs_that_are_no_tables(refused, source, reason):
     Path("folder.csv").mkdir()
+    os.mkfifo("pipe.csv")
     write(GOOD, "t.tsv")
     assert reason in refused(*REGRESSION, source=source)
 

@@ -76,9 +76,7 @@ def test_a_run_that_was_killed_is_resumed(number, draws, killed, capsys):
     drawn = stored_draws()
     assert len(drawn) == draws
 
-    # A kill between two names leaves the statement, and then --overwrite is needed.
-    more = ["--overwrite"] * Path("public/noisy.csv.privacy.json").exists()
-    assert main(command("regression", *more)) == 0
+    assert main(command("regression")) == 0
     assert ("their cost is counted once" in capsys.readouterr().err) == (draws > 0)
     after = stored_draws()
     assert len(after) == 2 and after[:draws] == drawn

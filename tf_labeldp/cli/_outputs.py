@@ -90,7 +90,9 @@ class Output:
     def _may_replace(self, target: pathlib.Path) -> bool:
         if target.is_dir():
             raise CommandError(f"{target} is a folder; give another {self.option}")
-        return self.overwrite
+        # A killed run leaves a statement without its table.
+        alone = bool(self.tables) and not any(map(os.path.lexists, self.tables))
+        return self.overwrite or (alone and bool(_statement_in(target)))
 
     def __enter__(self) -> Output:
         """Checks that the output can be written, before anything is drawn."""

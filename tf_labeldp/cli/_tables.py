@@ -143,6 +143,11 @@ class Table(abc.ABC):
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
+        if path.exists() and not path.is_file():
+            raise CommandError(
+                f"the input {path} is not a regular file, and it is read twice; give the path of a "
+                "file, or - for stdin"
+            )
 
     def read(self, label: str, kind: ColumnKind, ids: Sequence[str]) -> tuple[Any, Any]:
         """Returns the labels, a chunked array of the kind's type, and a table of the ids."""
