@@ -204,7 +204,7 @@ def test_public_input_that_was_made_of_labels_is_counted():
         labels = vault()
         assert use(labels).guarantee().epsilon == labels.guarantee().epsilon == 2.5
         poor = vault(epsilon=1.0)
-        with pytest.raises(ldp.BudgetExceededError, match="which came along"):
+        with pytest.raises(ldp.BudgetExceededError, match="of an input"):
             use(poor)
         assert poor.guarantee().epsilon == 0.0
 

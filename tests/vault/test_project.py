@@ -363,7 +363,7 @@ def test_a_forgotten_store_can_be_asked_by_one_that_read_it_before(tmp_path):
     assert np.isclose(visits.guarantee().epsilon, 0.75)
 
 
-@pytest.mark.parametrize(("name", "value"), [("people", ""), ("actor", 5)])
-def test_people_and_actor_are_names(name, value):
-    with pytest.raises(TypeError, match=f"{name} must be a name"):
-        PrivateLabels([0, 1], 2, budget=PrivacyBudget(1.0), **{name: value})
+@pytest.mark.parametrize("people", ["", 5])
+def test_people_are_a_named_population(people):
+    with pytest.raises(TypeError, match="people must be the name of a population"):
+        PrivateLabels([0, 1], 2, budget=PrivacyBudget(1.0), people=people)

@@ -92,7 +92,7 @@ def unbudgeted(labels, store, **arguments):
 
 def test_the_store_keeps_the_budget(labels, make, store, filled):
     for epsilon, delta in ((1.0, 0.0), (1.5, 0.0), (2.0 + 1e-9, 0.0), (3.0, 0.0), (2.0, 1e-3)):
-        message = rf"keeps the budget epsilon=2, delta=0, and {PrivacyBudget(epsilon, delta)} was"
+        message = rf"keeps the budget epsilon=2, delta=0, got {PrivacyBudget(epsilon, delta)}"
         with pytest.raises(LabelStoreError, match=message):
             make(epsilon=epsilon, delta=delta, store=store)
     opened = unbudgeted(labels, store)
@@ -138,7 +138,6 @@ def test_the_history_says_who_raised_the_budget(labels, make, store):
     [
         (PrivacyBudget(1.9), "less", ValueError, r"can only be raised: it is epsilon=2, delta=0"),
         (PrivacyBudget(2.0), "the same", ValueError, "can only be raised"),
-        (PrivacyBudget(3.0), " ", TypeError, "reason must say why"),
     ],
 )
 def test_a_budget_that_is_not_raised_changes_nothing(
@@ -161,7 +160,7 @@ def test_a_delta_is_raised_alone_but_neither_goes_down_for_the_other(make, store
 
 
 def test_the_names_of_unnamed_draws_are_taken(make, response, store):
-    with pytest.raises(ValueError, match="key must not start with 'unnamed-'"):
+    with pytest.raises(ValueError, match="does not start with 'unnamed-'"):
         make(store=store).randomize(response(), key="unnamed-0")
 
 
