@@ -1,4 +1,4 @@
-"""Progress of long passes over rows, on stderr."""
+"""Progress reports of long passes over rows, on stderr."""
 
 from __future__ import annotations
 
@@ -10,27 +10,25 @@ from tqdm import tqdm
 
 _TERMINAL_SECONDS = 1.0
 _FILE_SECONDS = 10.0
-"""Seconds between two lines: a terminal's line is rewritten, a file's is not."""
+"""Seconds between two reports: a terminal rewrites its line, a file gets a new line."""
 
 
 class Progress(tqdm):
-    """Reports how far a long pass over ``total`` rows is, after ``delay`` seconds of silence.
-
-    A terminal gets one line that changes, a file a new line each time.
+    """Reports the progress of a long pass over ``total`` rows, after ``delay`` seconds.
 
     Example:
         >>> with Progress("Reading", total=200) as progress:
         ...     progress.advance(200)
     """
 
-    monitor_interval = 0  # no thread of its own
+    monitor_interval = 0  # tqdm starts no thread.
 
     def __init__(
         self, what: str, total: int | None = None, *, delay: float = 5.0, quiet: bool = False
     ) -> None:
         try:
             self._is_terminal = bool(sys.stderr.isatty())
-        except (AttributeError, ValueError):  # None, or closed
+        except (AttributeError, ValueError):  # There is no stderr, or it is closed.
             self._is_terminal, quiet = False, True
         self._has_ended = False
         super().__init__(
@@ -45,14 +43,14 @@ class Progress(tqdm):
             dynamic_ncols=True,
         )
         if not quiet:
-            self.last_print_t -= self.mininterval  # the delay alone decides on the first line
+            self.last_print_t -= self.mininterval  # The delay alone decides on the first report.
 
     def advance(self, rows: int) -> None:
-        """Counts rows."""
+        """Adds rows to the count."""
         self.update(rows)
 
     def end(self) -> None:
-        """Reports how long the pass took, if it reported anything before."""
+        """Reports the duration of the pass, if it has reported before."""
         self._has_ended = True
         self.close()
 
@@ -61,7 +59,7 @@ class Progress(tqdm):
 
     @property
     def format_dict(self) -> dict[str, Any]:
-        """The values that the line is made of."""
+        """The values in the line, for tqdm."""
         values: dict[str, Any] = super().format_dict
         seconds = max(values["elapsed"], 1e-9)
         rows = f"{self.n:,} rows in {seconds:.0f} s"
@@ -71,7 +69,7 @@ class Progress(tqdm):
         return {**values, "text": f"{self.desc}: {rows}"}
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Writes the line, over the one before where that is possible; failure is no error."""
+        """Writes the line; a terminal overwrites the last line, and errors are ignored."""
         with contextlib.suppress(OSError, ValueError):
             if self._is_terminal:
                 super().display(msg, pos)
@@ -80,6 +78,6 @@ class Progress(tqdm):
             self.fp.flush()
 
     def close(self) -> None:
-        """Ends the line."""
+        """Ends the line; errors are ignored."""
         with contextlib.suppress(OSError, ValueError):
             super().close()

@@ -94,7 +94,7 @@ def test_missing_files_are_refused(make, store, filled):
     for copy in copies.values():
         shutil.copytree(store, copy)
     (copies["draw"] / "records" / "000001").unlink()
-    with pytest.raises(LabelStoreError, match=r"lacks record 1, of 3\. .*forgotten"):
+    with pytest.raises(LabelStoreError, match=r"lacks record 1, of 3, and with it a charge"):
         make(epsilon=2.0, store=copies["draw"])
     (copies["fingerprint"] / "PRIVATE-fingerprint").unlink()
     with pytest.raises(LabelStoreError, match="PRIVATE-fingerprint is missing"):
@@ -120,7 +120,7 @@ def test_a_record_of_a_newer_version_is_refused(make, store, filled):
 def test_what_was_charged_last_is_missed_too(make, store, filled, lost):
     path = store / lost
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with pytest.raises(LabelStoreError, match=r"lacks record .*is a charge forgotten"):
+    with pytest.raises(LabelStoreError, match=r"lacks record .*with it a charge"):
         make(epsilon=2.0, store=store)
 
 

@@ -178,12 +178,10 @@ class Ledger:
 
     def keep(self, **content: Any) -> Record:
         """Writes a record with the fields of ``Record.of`` to the store, and returns it."""
-        record = Record.of(len(self.records), **content)
+        record = Record.of(number=len(self.records), **content)
         if self._store is None or self._store.read_only:
             return self._remember(record)
-        self._store.append(record)
-        # The record is read back, so that the next turn finds it after an interrupt here.
-        for written in self._store.new_records():
+        for written in self._store.append(record):
             self._remember(written)
         return record
 
@@ -308,7 +306,7 @@ class Ledger:
             raise BudgetExceededError(
                 f"{what} needs a delta above zero, at least {largest:g}, and the budget has none. "
                 f"Nothing was drawn. Set PrivacyBudget({budget.epsilon:g}, delta=...) below 1/n = "
-                f"{1 / max(1, self.label_set.size):.2g}, or use Laplace noise, which needs no delta."
+                f"{1 / max(1, self.label_set.size):.2g}, or use Laplace noise, which needs none."
             )
         before = self._composition.histories(self.label_set, rows)
         spent = max(self._composed(history).epsilon for history in before)
