@@ -1,4 +1,4 @@
-"""Progress reports of long passes over rows, on stderr."""
+"""Progress bars of long passes over rows, on stderr."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tqdm import tqdm
 
 _TERMINAL_SECONDS = 1.0
 _FILE_SECONDS = 10.0
-"""Seconds between two reports: a terminal rewrites its line, a file gets a new line."""
+"""Seconds between two reports: a terminal overwrites its line, a file grows."""
 
 
 class Progress(tqdm):
-    """Reports the progress of a long pass over ``total`` rows, after ``delay`` seconds.
+    """Shows the progress of a long pass over ``total`` rows, after ``delay`` seconds.
 
     Example:
         >>> with Progress("Reading", total=200) as progress:
@@ -27,10 +27,9 @@ class Progress(tqdm):
         self, what: str, total: int | None = None, *, delay: float = 5.0, quiet: bool = False
     ) -> None:
         try:
-            self._is_terminal = bool(sys.stderr.isatty())
+            is_terminal = sys.stderr.isatty()
         except (AttributeError, ValueError):  # There is no stderr, or it is closed.
-            self._is_terminal, quiet = False, True
-        self._has_ended = False
+            is_terminal, quiet = False, True
         super().__init__(
             desc=what,
             total=total,
@@ -38,8 +37,9 @@ class Progress(tqdm):
             file=sys.stderr,
             disable=quiet,
             miniters=1,
-            mininterval=_TERMINAL_SECONDS if self._is_terminal else _FILE_SECONDS,
-            bar_format="{text}",
+            mininterval=_TERMINAL_SECONDS if is_terminal else _FILE_SECONDS,
+            smoothing=0.0,
+            unit=" rows",
             dynamic_ncols=True,
         )
         if not quiet:
@@ -49,35 +49,12 @@ class Progress(tqdm):
         """Adds rows to the count."""
         self.update(rows)
 
-    def end(self) -> None:
-        """Reports the duration of the pass, if it has reported before."""
-        self._has_ended = True
-        self.close()
-
-    def __exit__(self, *exception: Any) -> None:
-        self.end()
-
-    @property
-    def format_dict(self) -> dict[str, Any]:
-        """The values in the line, for tqdm."""
-        values: dict[str, Any] = super().format_dict
-        seconds = max(values["elapsed"], 1e-9)
-        rows = f"{self.n:,} rows in {seconds:.0f} s"
-        if not self._has_ended:
-            total = f" of {self.total:,}" if self.total else ""
-            rows = f"{self.n:,}{total} rows, {self.n / seconds:,.0f} a second"
-        return {**values, "text": f"{self.desc}: {rows}"}
-
-    def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Writes the line; a terminal overwrites the last line, and errors are ignored."""
+    def display(self, *arguments: Any, **keywords: Any) -> None:
+        """Writes the line, without an error if stderr can't be written to."""
         with contextlib.suppress(OSError, ValueError):
-            if self._is_terminal:
-                super().display(msg, pos)
-                return
-            self.fp.write(f"{self}" if self._has_ended else f"{self}\n")
-            self.fp.flush()
+            super().display(*arguments, **keywords)
 
     def close(self) -> None:
-        """Ends the line; errors are ignored."""
+        """Ends the line, without an error if stderr can't be written to."""
         with contextlib.suppress(OSError, ValueError):
             super().close()

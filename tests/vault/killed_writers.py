@@ -1,7 +1,7 @@
-"""Writes one store after another, each in a process that is killed one step later than the last.
+"""Writes stores in processes that are killed, each one step later than the process before.
 
-Run by test_kill.py as ``python killed_writers.py FOLDER``. Process n is killed (SIGKILL) right
-before its n-th operation on files; the last one is not killed. Prints the number of processes.
+``test_kill.py`` runs ``python killed_writers.py FOLDER``. Process n is killed (SIGKILL) right
+before its n-th file operation; the last process is not killed. Prints the number of processes.
 """
 
 import os
@@ -23,7 +23,7 @@ def draw_all(folder):
     for key in ("a", "b"):
         part = np.arange(0, 100) if key == "a" else np.arange(100, 200)
         noisy = labels.randomize(RandomizedResponse(1.0, 5), part, key=key)
-        (folder / key).write_bytes(noisy.values.tobytes())  # it was released
+        (folder / key).write_bytes(noisy.values.tobytes())  # The draw was returned.
 
 
 def die_before_operation(number):
@@ -44,7 +44,7 @@ def die_before_operation(number):
 
 
 def main(root):
-    RandomizedResponse(1.0, 5).dp_event()  # loads the accountant once, before the forks
+    RandomizedResponse(1.0, 5).dp_event()  # This loads the accountant once, before the forks.
     for number in range(1, 200):
         folder = root / f"{number:03d}"
         folder.mkdir()
@@ -63,7 +63,7 @@ def main(root):
                 raise RuntimeError(f"process {number} failed")
             print(number)
             return
-    raise RuntimeError("no process came to its end")
+    raise RuntimeError("all processes were killed")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Stores and keys of version 0.2 are read with their spending, and brought to the present format.
+"""Stores and keys of version 0.2 keep their spending, and are brought to the present format.
 
-Version 0.2 (commit 9f9dc74) made ``of_0_2``: ``store``, of 60 labels with keyed draws, a histogram,
-steps, a raised budget, weights and two releases of an engine, of which one was not adopted yet;
-``forgotten``, a like store after ``tf-labeldp forget``; and ``keys/labels.key`` of an engine, with
-noisy labels and two histograms, of which one has lost its output. ``expected`` has what version
-0.2 stated and released.
+Version 0.2 (commit 9f9dc74) made ``of_0_2``: ``store``, with 60 labels, keyed draws, a histogram,
+steps, a raised budget, weights and two releases of an engine, one of them not adopted yet;
+``forgotten``, a similar store after ``tf-labeldp forget``; and ``keys/labels.key`` of an engine,
+with noisy labels and two histograms, one without its output. ``expected`` has the statements and
+releases of version 0.2.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OF_0_2 = pathlib.Path(__file__).parent / "of_0_2"
 LABELS = np.random.default_rng(2).integers(0, 3, 60)
 IDS = [f"p{i}" for i in range(60)]
 TIGHTER = 2e-4
-"""Losses are composed on a finer grid than in 0.2: epsilon is smaller by this share at most."""
+"""The largest relative decrease of epsilon: losses are composed on a finer grid than in 0.2."""
 EXPECTED = json.loads((OF_0_2 / "expected.json").read_text())
 HISTORY = EXPECTED["history"].replace(", which came along", " (of an input)")
 HISTOGRAM = HistogramMechanism(0.5, 3)
@@ -38,7 +38,7 @@ HISTOGRAM = HistogramMechanism(0.5, 3)
 
 @pytest.fixture
 def old(tmp_path):
-    """A copy of the folder, which a test may change."""
+    """A copy of the folder for one test."""
     return pathlib.Path(shutil.copytree(OF_0_2, tmp_path / "old"))
 
 
@@ -47,12 +47,16 @@ def opened(folder, **arguments):
     return PrivateLabels(LABELS, 3, store=folder / "store", **arguments)
 
 
+def ids(receipts):
+    return [receipt.id for receipt in receipts]
+
+
 def contents(folder):
     files = [path for path in folder.rglob("*") if path.is_file() and not path.name == ".lock"]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-def ask(vault):
+def draws_of(vault):
     counts = vault.release(HistogramMechanism(0.25, 3), key="counts")
     response = RandomizedResponse(0.5, 3)
     part = np.arange(20)[::-1]
@@ -67,14 +71,14 @@ def test_a_store_of_0_2_keeps_its_draws_and_spending(old, no_new_randomness):
     for _ in range(2):
         vault = opened(old)
     assert vault.guarantee().epsilon == pytest.approx(EXPECTED["epsilon"], rel=TIGHTER)
-    assert [one.id for one in vault.receipts] == EXPECTED["receipts"]
+    assert ids(vault.receipts) == EXPECTED["receipts"]
     assert str(vault.history()) == HISTORY
     assert vault.budget == ldp.PrivacyBudget(8.0, 1e-3)
     no_new_randomness()
     with np.load(old / "expected.npz") as expected:
-        for name, found in ask(vault).items():
+        for name, found in draws_of(vault).items():
             np.testing.assert_array_equal(found.values, expected[name])
-    noisy = ask(vault)["part"]
+    noisy = draws_of(vault)["part"]
     np.testing.assert_array_equal(noisy.indices, np.arange(20)[::-1])
     assert noisy.priors is not None and len(noisy.receipts) == 2
 
@@ -87,7 +91,7 @@ def test_it_is_brought_to_the_present_format(old):
     key = json.loads((old / "store" / "labels.key").read_text())
     assert set(key) == {"format", "secret", "checksum"}
     found = ReleaseKey(old / "store" / "labels.key")
-    assert found.guarantee().epsilon == 0.75  # the prior's receipt came along
+    assert found.guarantee().epsilon == 0.75  # with the receipt of the prior
     with pytest.raises(ValueError, match="drawn for 60 rows"):
         found.bind_rows("engine", 59, 12345)
     found.bind_rows("engine", 60, 12345)
@@ -102,7 +106,7 @@ def test_reading_it_without_labels_writes_nothing(old):
     assert contents(old) == before
 
 
-def test_with_other_labels_it_is_refused_and_left_as_it_was(old):
+def test_with_other_labels_it_is_refused_and_unchanged(old):
     before = contents(old)
     for labels, message in ((LABELS[::-1], "made for other labels"), (LABELS[1:], "num_labels")):
         with pytest.raises(LabelStoreError, match=message):
@@ -112,23 +116,25 @@ def test_with_other_labels_it_is_refused_and_left_as_it_was(old):
     assert contents(old) == before
 
 
-def test_a_ledger_that_read_it_goes_on_when_it_is_upgraded(old):
+def test_a_ledger_survives_the_upgrade_of_its_store(old):
     ledger = Ledger.of_store(old / "store")
     vault = opened(old)
     assert str(ledger.history()) == HISTORY
     vault.randomize(RandomizedResponse(0.25, 3), key="later")
-    assert [one.id for one in ledger.receipts()] == [one.id for one in vault.receipts]
+    assert [receipt.id for receipt in ledger.receipts()] == [
+        receipt.id for receipt in vault.receipts
+    ]
     assert str(ledger.history()) == str(vault.history())
 
 
-def test_it_knows_the_weights_of_0_2(old, monkeypatch):
+def test_it_recognizes_the_weights_of_0_2(old, monkeypatch):
     monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})
     opened(old)
     (receipts,) = _public_input._OF_WEIGHTS.values()
-    assert [one.id for one in receipts] == EXPECTED["receipts"][:2]
+    assert ids(receipts) == EXPECTED["receipts"][:2]
 
 
-def test_a_forgotten_store_of_0_2_keeps_its_account(old):
+def test_a_forgotten_store_of_0_2_keeps_its_receipts(old):
     path = old / "forgotten"
     before = str(Ledger.of_store(path).history())
     assert forget(path) == []
@@ -180,7 +186,7 @@ def counted(real):
 
 old, root = map(pathlib.Path, sys.argv[1:])
 labels, ids = np.random.default_rng(2).integers(0, 3, 60), [f"p{i}" for i in range(60)]
-shutil.copytree(old, root / "first")  # loads the accountant once, before the forks
+shutil.copytree(old, root / "first")  # This store loads the accountant once, before the forks.
 PrivateLabels(labels, 3, store=root / "first" / "store", draws="keyed", ids=ids).guarantee()
 for step in range(0, 1000, 4):
     folder, left = root / str(step), [step]
@@ -197,7 +203,7 @@ for step in range(0, 1000, 4):
 """
 
 
-def test_a_process_killed_while_it_upgrades_loses_and_repeats_nothing(old, tmp_path):
+def test_a_kill_during_the_upgrade_loses_and_repeats_nothing(old, tmp_path):
     root = tmp_path / "killed"
     root.mkdir()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -220,7 +226,7 @@ def flip(path, place):
 
 
 @pytest.mark.parametrize("name", ["draws/000001.npz", "charges/000001", "charges/000007"])
-def test_b9_a_flipped_charge_of_0_2_is_said_to_be_damaged(old, name):
+def test_b9_a_flipped_charge_of_0_2_is_damaged(old, name):
     path = old / "store" / name
     flip(path, path.stat().st_size // 2)
     for open_it in (lambda: opened(old), lambda: Ledger.of_store(old / "store")):
