@@ -73,7 +73,7 @@ class PureNoise(ldp.training.NoiseMechanism):
         return dp_accounting.SelfComposedDpEvent(step, steps)
 
 
-class MadeOf:
+class Origin:
     """The uses behind an artefact that its statement must count (sure) and may count (possible)."""
 
     def __init__(self, sure=frozenset()):
@@ -107,10 +107,10 @@ class Walk:
         self.account = Account()
         self.x = self.rng.normal(size=(N, D)).astype(np.float32)
         self.vaults: list[tuple[ldp.PrivateLabels, frozenset[int]]] = []
-        # Models with the same variables share a MadeOf.
-        self.noisy: list[tuple[Any, MadeOf]] = []
-        self.models: list[tuple[keras.Model, MadeOf]] = []
-        self.heads: list[tuple[Any, MadeOf]] = []
+        # Models with the same variables share a Origin.
+        self.noisy: list[tuple[Any, Origin]] = []
+        self.models: list[tuple[keras.Model, Origin]] = []
+        self.heads: list[tuple[Any, Origin]] = []
         self.of_files: list[keras.Model] = []
         self.uncovered: list[keras.Model] = []  # their optimizers took steps without receipts
         self.new_vault()
@@ -130,69 +130,69 @@ class Walk:
 
     def record(self, vault, examples, epsilon):
         """Records a use of a vault."""
-        made = self.account.use(id(vault[0]), examples, epsilon)
-        vault[1] |= made
-        return made
+        use = self.account.use(id(vault[0]), examples, epsilon)
+        vault[1] |= use
+        return use
 
     def plain(self):
         layers = [keras.Input((D,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(K)]
         return keras.Sequential(layers)
 
     def fresh_model(self):
-        self.models.append((self.plain(), MadeOf()))
+        self.models.append((self.plain(), Origin()))
 
     def randomize(self):
         vault, epsilon = self.pick(self.vaults), float(self.rng.uniform(0.1, 1.0))
         rows = self.rng.permutation(N)[: self.rng.integers(1, N + 1)]
         noisy = vault[0].randomize(ldp.RandomizedResponse(epsilon, K), rows)
-        self.noisy.append((noisy, MadeOf(self.record(vault, rows.tolist(), epsilon))))
+        self.noisy.append((noisy, Origin(self.record(vault, rows.tolist(), epsilon))))
 
     def randomize_with_priors(self):
         vault, other = self.pick(self.vaults), self.pick(self.vaults)
         epsilons = self.rng.uniform(0.1, 1.0, 2).tolist()
         histogram = ldp.mechanisms.HistogramMechanism(epsilons[0], K)
         counts = other[0].release(histogram, public_input=np.arange(N) % 2)
-        made = self.record(other, range(N), epsilons[0])
+        uses = self.record(other, range(N), epsilons[0])
         priors = counts.priors()
         noisy = vault[0].randomize(ldp.RRWithPrior(epsilons[1], K), priors=priors)
-        made |= self.record(vault, range(N), epsilons[1])
-        self.noisy += [(counts, MadeOf(made - {max(made)})), (noisy, MadeOf(made))]
+        self.noisy.append((counts, Origin(uses)))
+        self.noisy.append((noisy, Origin(uses | self.record(vault, range(N), epsilons[1]))))
 
     def copy_noisy(self):
-        noisy, made = self.pick(self.noisy) if self.noisy else (None, None)
+        noisy, origin = self.pick(self.noisy) if self.noisy else (None, None)
         if isinstance(noisy, ldp.NoisyLabels):
             folder = self.path("noisy")
             noisy.save(folder)
-            self.noisy.append((ldp.NoisyLabels.load(folder), made))
+            self.noisy.append((ldp.NoisyLabels.load(folder), origin))
 
     def fit_head(self):
         vault, epsilon = self.pick(self.vaults), float(self.rng.uniform(0.1, 1.0))
-        encoder, made = None, MadeOf()
+        encoder, origin = None, Origin()
         if self.rng.random() < 0.5:
-            encoder, made = self.pick(self.models)
+            encoder, origin = self.pick(self.models)
             if not np.any(np.ptp(encoder.predict(self.x, verbose=0), axis=0)):
                 return  # Heads refuse an encoder with constant features.
         head = ldp.PrivateRidge(epsilon, noise="laplace", encoder=encoder)
         head.fit(self.x, vault[0])
-        box = made.copy()
-        box.add(self.record(vault, range(N), epsilon))
+        of_head = origin.copy()
+        of_head.add(self.record(vault, range(N), epsilon))
         if encoder is not None:
             head.encoder = None  # The head is pickled and exported without its encoder.
-        self.heads.append((head, box))
+        self.heads.append((head, of_head))
 
     def copy_head(self):
         if self.heads:
-            head, made = self.pick(self.heads)
-            self.heads.append((pickle.loads(pickle.dumps(head)), made))
+            head, origin = self.pick(self.heads)
+            self.heads.append((pickle.loads(pickle.dumps(head)), origin))
 
     def export_head(self):
         if self.heads:
-            head, made = self.pick(self.heads)
+            head, origin = self.pick(self.heads)
             if head.n_features_in_ == D:
-                self.models.append((head.to_keras(), made.copy()))
+                self.models.append((head.to_keras(), origin.copy()))
 
     def fit_privately(self):
-        model, made = self.pick(self.models)
+        model, origin = self.pick(self.models)
         if not model.trainable_variables:
             return
         vault = self.pick(self.vaults)
@@ -202,16 +202,16 @@ class Walk:
             noise = PureNoise(float(self.rng.uniform(0.05, 0.5)))
             optimizer = ldp.LabelDPOptimizer(keras.optimizers.SGD(0.1), 1.0, noise=noise)
             private.compile(optimizer, loss=SPARSE, run_eagerly=True)
-            self.models.append((private, made))
+            self.models.append((private, origin))
         batches = ldp.data.poisson_batches(
             self.x, vault[0], sampling_probability=0.3, steps=int(self.rng.integers(1, 3))
         )
         private.fit(batches, epochs=1, verbose=0)
         epsilon = batches.steps * private.optimizer.noise_multiplier
-        made.add(self.record(vault, range(N), epsilon))
+        origin.add(self.record(vault, range(N), epsilon))
 
     def fit_in_stages(self):
-        model, made = self.pick(self.models)
+        model, origin = self.pick(self.models)
         if isinstance(model, ldp.LabelDPModel) or not model.trainable_variables:
             return
         vault, epsilon = self.pick(self.vaults), float(self.rng.uniform(0.1, 1.0))
@@ -232,20 +232,20 @@ class Walk:
         model.fit(stages.dataset(), epochs=2, callbacks=[stages], shuffle=False, verbose=0)
         noisy = stages.noisy_labels()
         for half in (noisy.indices[: N // 2], noisy.indices[N // 2 :]):
-            made.add(self.record(vault, half.tolist(), epsilon))
-        made.changed = False
-        self.noisy.append((noisy, made.copy()))  # The second stage took priors from the model.
+            origin.add(self.record(vault, half.tolist(), epsilon))
+        origin.changed = False
+        self.noisy.append((noisy, origin.copy()))  # The second stage took priors from the model.
 
     def fit_in_the_clear(self):
-        model, made = self.pick(self.models)
+        model, origin = self.pick(self.models)
         if isinstance(model, ldp.LabelDPModel) or not model.trainable_variables:
             return
         self.compile(model, SPARSE)
         model.fit(self.x, self.rng.integers(0, K, N), verbose=0)
-        made.possible |= self.account.use("in the clear", [0], math.inf)
-        made.changed = True
-        if not made.carried:
-            made.sure = frozenset()
+        origin.possible |= self.account.use("in the clear", [0], math.inf)
+        origin.changed = True
+        if not origin.carried:
+            origin.sure = frozenset()
         self.uncovered.append(model)
 
     def compile(self, model, loss):
@@ -254,27 +254,27 @@ class Walk:
         self.uncovered = [other for other in self.uncovered if other is not model]
 
     def declare(self):
-        model, made = self.pick(self.models)
+        model, origin = self.pick(self.models)
         epsilon = float(self.rng.uniform(0.1, 1.0)) if self.rng.random() < 0.5 else 0.0
         if math.isinf(ldp.guarantee(model).epsilon):
             ldp.declare(model, "a walk", epsilon=epsilon)
             assert math.isfinite(ldp.guarantee(model).epsilon)
             self.uncovered = [other for other in self.uncovered if not share(other, model)]
             claim = self.account.use(object(), [0], epsilon)
-            made.sure |= claim
+            origin.sure |= claim
             # The claim is about these weights, in any model.
-            for other, box in self.models:
-                if box is made or share(other, model):
-                    box.possible |= claim
-                    box.changed = box.changed and box is not made
+            for other, other_origin in self.models:
+                if other_origin is origin or share(other, model):
+                    other_origin.possible |= claim
+                    other_origin.changed = other_origin.changed and other_origin is not origin
 
     def fit_on_noisy_labels(self):
         if not self.noisy:
             return
-        noisy, made = self.pick(self.noisy)
+        noisy, origin = self.pick(self.noisy)
         if not isinstance(noisy, ldp.NoisyLabels) or not len(noisy):
             return
-        model, box = self.pick(self.models)
+        model, other_origin = self.pick(self.models)
         if isinstance(model, ldp.LabelDPModel) or not model.trainable_variables:
             return
         if model.output_shape[-1] != K:
@@ -285,63 +285,63 @@ class Walk:
         else:
             data = noisy.to_dataset(self.x).batch(8)
             model.fit(data, callbacks=[ldp.RecordReceipts(noisy)], verbose=0)
-        box.add(made.sure, made.possible)
-        box.changed = False
+        other_origin.add(origin.sure, origin.possible)
+        other_origin.changed = False
 
     def save_and_load(self):
-        model, made = self.pick(self.models)
+        model, origin = self.pick(self.models)
         path = self.path(".keras")
         model.save(path)
-        self.models.append((ldp.load_model(path), made.copy()))
+        self.models.append((ldp.load_model(path), origin.copy()))
 
     def save_and_load_with_keras(self):
-        model, made = self.pick(self.models)
+        model, origin = self.pick(self.models)
         path = self.path(".keras")
         model.save(path)
-        self.read(keras.models.load_model(path), made)
+        self.read(keras.models.load_model(path), origin)
 
     def load_weights(self):
-        model, made = self.pick(self.models)
+        model, origin = self.pick(self.models)
         path = self.path(".weights.h5")
         model.save_weights(path)
         other = self.twin(model)
         other.load_weights(path)
-        self.read(other, made)
+        self.read(other, origin)
 
     def checkpoint(self):
-        model, made = self.pick(self.models)
+        model, origin = self.pick(self.models)
         path = tf.train.Checkpoint(model=model).save(str(self.path("checkpoint")))
         other = self.twin(model)
         tf.train.Checkpoint(model=other).restore(path).expect_partial()
-        self.read(other, made)
+        self.read(other, origin)
 
-    def read(self, model, made):
+    def read(self, model, origin):
         """Adds a model that Keras has read from a file."""
-        self.models.append((model, made.of_copy()))
+        self.models.append((model, origin.of_copy()))
         self.of_files.append(model)
 
     def set_weights(self):
-        model, made = self.pick(self.models)
+        model, origin = self.pick(self.models)
         other = self.twin(model)
         other.set_weights(model.get_weights())
-        self.models.append((other, made.of_copy(sure=are_recognizable(model))))
+        self.models.append((other, origin.of_copy(sure=are_recognizable(model))))
 
     def one_layer(self):
-        model, made = self.pick(self.models)
+        model, origin = self.pick(self.models)
         other = self.twin(model)
         layers = [layer for layer in model.layers if layer.weights]
         twins = [layer for layer in other.layers if layer.weights]
         if layers:
             twins[-1].set_weights(layers[-1].get_weights())
-            self.models.append((other, made.of_copy(sure=are_recognizable(layers[-1]))))
+            self.models.append((other, origin.of_copy(sure=are_recognizable(layers[-1]))))
 
     def same_layers(self):
-        model, made = self.pick(self.models)
-        self.models.append((keras.Model(model.inputs, model.outputs), made))
+        model, origin = self.pick(self.models)
+        self.models.append((keras.Model(model.inputs, model.outputs), origin))
 
     def clone(self):
         model, _ = self.pick(self.models)
-        self.models.append((self.twin(model), MadeOf()))
+        self.models.append((self.twin(model), Origin()))
 
     def twin(self, model):
         """Returns a model of the same configuration with its own weights."""
@@ -356,18 +356,18 @@ class Walk:
         """Compares the statements of some artefacts, or of all."""
         artefacts: list[Any] = [*self.noisy, *self.models, *self.heads]
         chosen = self.rng.permutation(len(artefacts))[:number]
-        for artefact, made in [self.models[-1], *(artefacts[place] for place in chosen)]:
-            least = self.account.epsilon(made.sure) if made.sure else 0.0
+        for artefact, origin in [self.models[-1], *(artefacts[place] for place in chosen)]:
+            least = self.account.epsilon(origin.sure) if origin.sure else 0.0
             stated = ldp.guarantee(artefact).epsilon
             assert stated >= least * (1.0 - 1e-9), (artefact, stated, least)
             counted = {
-                number for number in made.possible if math.isfinite(self.account.uses[number][2])
+                number for number in origin.possible if math.isfinite(self.account.uses[number][2])
             }
             if math.isinf(stated):
                 # If a model was read with its optimizer, and another model then trained its layers,
                 # the steps of the optimizer are not covered.
                 read = any(artefact is model and model.optimizer for model in self.of_files)
-                assert made.possible - counted or read, artefact
+                assert origin.possible - counted or read, artefact
             else:
                 assert not any(artefact is model for model in self.uncovered)
                 # Composition rounds losses up, by less than 0.2 % of their sum.

@@ -40,11 +40,11 @@ def worst_log_ratio(epsilon, second_part=SECOND):
     """Returns the worst log-ratio over all pairs of data sets that differ in one label."""
     joint = {labels: joint_distribution(labels, epsilon, second_part) for labels in DATA_SETS}
     worst = 0.0
-    for one, other in itertools.permutations(DATA_SETS, 2):
-        if sum(a != b for a, b in zip(one, other, strict=True)) == 1:
+    for labels, other in itertools.permutations(DATA_SETS, 2):
+        if sum(a != b for a, b in zip(labels, other, strict=True)) == 1:
             with np.errstate(divide="ignore", invalid="ignore"):
-                ratio = np.log(joint[one]) - np.log(joint[other])
-            impossible = (joint[one] == 0) & (joint[other] == 0)
+                ratio = np.log(joint[labels]) - np.log(joint[other])
+            impossible = (joint[labels] == 0) & (joint[other] == 0)
             worst = max(worst, float(np.max(ratio[~impossible])))
     return worst
 

@@ -226,7 +226,7 @@ class TestLedgerWithoutLabels:
         key = ReleaseKey(store / "labels.key")
         key.register("engine", rr(1.0), num_rows=40)
         assert Ledger.of_store(store).remaining() == 1.5
-        assert [one.key for one in Ledger.of_store(store).receipts()][-1] == "engine"
+        assert Ledger.of_store(store).receipts()[-1].key == "engine"
         (store / "labels.key").unlink()
         assert Ledger.of_store(store).remaining() == 1.5
         with pytest.raises(FileExistsError, match="Restore the file"):
@@ -273,7 +273,10 @@ class TestForget:
         (store / "PRIVATE-files").write_text("digests")
         (store / "notes.txt").write_text("mine")
         before = Ledger.of_store(store)
-        history, receipts = str(before.history()), [one.to_json() for one in before.receipts()]
+        history, receipts = (
+            str(before.history()),
+            [receipt.to_json() for receipt in before.receipts()],
+        )
         assert forget(store, actor="officer") == ["notes.txt"]
         (store / "notes.txt").unlink()
         assert before.remaining() == 2.5
@@ -282,7 +285,7 @@ class TestForget:
         assert all(b"PK" not in path.read_bytes() for path in (store / "records").iterdir())
         after = Ledger.of_store(store)
         assert str(after.history()) == history
-        assert [one.to_json() for one in after.receipts()] == receipts
+        assert [receipt.to_json() for receipt in after.receipts()] == receipts
         assert (after.remaining(), after.budget) == (2.5, PrivacyBudget(4.0))
 
     def test_nothing_can_be_drawn_afterwards(self, tmp_path):

@@ -159,7 +159,7 @@ class Draws:
         made_of: Receipts,
     ) -> Record:
         ledger, charge = self._ledger, self.charge_of(mechanism, public_input)
-        came_along = ledger.check(rows, [(in_words(mechanism, charge), charge)], made_of)
+        inherited = ledger.check(rows, [(in_words(mechanism, charge), charge)], made_of)
         rng = None
         if self._seed is not None:
             # Each draw has its own stream, so that stored draws do not shift later ones.
@@ -187,7 +187,7 @@ class Draws:
                 "message is withheld: it may reveal labels. The draw was charged. Test the "
                 "mechanism on made-up labels."
             ) from None
-        for receipt in came_along:
+        for receipt in inherited:
             ledger.keep(receipt=receipt)
         values = compact(output) if kind == "draw" else np.asarray(output)
         use["output_digest"] = array_digest(values)

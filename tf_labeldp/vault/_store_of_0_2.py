@@ -126,16 +126,15 @@ def _records(path: pathlib.Path, header: dict[str, Any]) -> list[Record]:
             f"The store {path} lacks a draw, and with it a charge: it has draws {numbers} and "
             f"charges {charged}. Restore the folder from a backup."
         )
-    found = [_read(draws / f"{number:06d}.npz", charges / f"{number:06d}") for number in numbers]
-    notes = [
-        note for record in found if record.receipt for note in record.receipt.charge.assumptions
-    ]
+    records = [_read(draws / f"{number:06d}.npz", charges / f"{number:06d}") for number in numbers]
+    receipts = [record.receipt for record in records if record.receipt]
+    notes = [note for receipt in receipts for note in receipt.charge.assumptions]
     if any(note.startswith(_KEYED) for note in notes) and not (path / KEY_FILE).exists():
         raise LabelStoreError(
             f"{path / KEY_FILE} is missing, and with it the list of releases, so the spending is "
             "unknown. Restore the file from a backup."
         )
-    return found
+    return records
 
 
 def _read(path: pathlib.Path, charge: pathlib.Path) -> Record:

@@ -537,9 +537,9 @@ class PrivateLabels:
             "metrics_reported": metrics_reported,
             "sample_weights": sample_weights,
         }
-        came_along = public_input(made_of, indices, self._chosen_by).receipts
+        inherited = public_input(made_of, indices, self._chosen_by).receipts
         with self._ledger.turn():
-            for other in self._ledger.check(rows, [(what, charge)], came_along):
+            for other in self._ledger.check(rows, [(what, charge)], inherited):
                 self._ledger.keep(receipt=other)
             receipt = self._ledger.receipt(charge, what, "steps", key, rows, **flags)
             self._ledger.keep(receipt=receipt)

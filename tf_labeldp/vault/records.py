@@ -27,8 +27,8 @@ KEY_FILE = "labels.key"
 PUBLIC_INPUT = Assumption(
     "public-inputs",
     "holder",
-    "Priors, clusters, features, encoders and networks that were given for a use were made without "
-    "these labels, except for the uses counted here: an array does not record how it was made.",
+    "The priors, clusters, features, encoders and networks of these uses were made without these "
+    "labels, except for the uses counted here: an array does not record how it was made.",
 )
 
 

@@ -104,7 +104,7 @@ class LabelStore:
         self._label_set: str | None = None
 
     def exists(self) -> bool:
-        """Returns whether the folder holds a store."""
+        """Returns whether the folder has a store."""
         return (self.path / "header.json").exists()
 
     def check(self, labels: np.ndarray, kind: dict[str, Any], people: str | None) -> None:
