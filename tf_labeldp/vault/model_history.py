@@ -132,7 +132,7 @@ def counted_training(model: Any, receipts: Iterable[Receipt]) -> Iterator[None]:
 
 
 def counted_weights(layer: Any, receipts: Receipts, weights: Iterable[Any]) -> None:
-    """Records receipts for the present weights of a layer that no optimizer trained."""
+    """Records that the present values of these weights come from these receipts alone."""
     attach(layer, receipts, ())
     _cover_weights([layer])
     note_weights(weight_digests(weights), receipts)
