@@ -90,13 +90,13 @@ def filled(make, store, three_draws):
 def run_writers(tmp_path_factory):
     """Runs a script of this folder; returns its working folder and its output."""
 
-    def run(name):
+    def run(name, *arguments):
         if not hasattr(os, "fork"):
             pytest.skip("needs os.fork")
         root = tmp_path_factory.mktemp(name)
         script = pathlib.Path(__file__).with_name(f"{name}_writers.py")
         done = subprocess.run(
-            [sys.executable, os.fspath(script), os.fspath(root)],
+            [sys.executable, os.fspath(script), os.fspath(root), *arguments],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             capture_output=True,
             text=True,

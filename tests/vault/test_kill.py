@@ -16,7 +16,7 @@ PARTS = {"a": np.arange(0, 100), "b": np.arange(100, 200)}
 @pytest.fixture(scope="session")
 def killed(run_writers):
     """The folder with the stores of killed processes, which no test changes."""
-    root, output = run_writers("killed")
+    root, output = run_writers("killed", "draw")
     assert len(list(root.iterdir())) == int(output)
     return root
 

@@ -10,11 +10,8 @@ releases of version 0.2.
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -170,46 +167,8 @@ def test_a_statistic_of_0_2_is_never_drawn_again(old):
         key.draw_once("moved", HISTOGRAM, draw)
 
 
-_KILLED = """
-import os, pathlib, shutil, sys
-import numpy as np
-from tf_labeldp.scale import ReleaseKey
-from tf_labeldp.vault import PrivateLabels
-
-def counted(real):
-    def call(*args, **kwargs):
-        left[0] -= 1
-        if left[0] < 0:
-            os._exit(9)
-        return real(*args, **kwargs)
-    return call
-
-old, root = map(pathlib.Path, sys.argv[1:])
-labels, ids = np.random.default_rng(2).integers(0, 3, 60), [f"p{i}" for i in range(60)]
-shutil.copytree(old, root / "first")  # This store loads the accountant once, before the forks.
-PrivateLabels(labels, 3, store=root / "first" / "store", draws="keyed", ids=ids).guarantee()
-for step in range(0, 1000, 4):
-    folder, left = root / str(step), [step]
-    shutil.copytree(old, folder)
-    child = os.fork()
-    if child == 0:
-        for name in ("link", "replace", "fsync", "write", "unlink", "mkdir", "rmdir"):
-            setattr(os, name, counted(getattr(os, name)))
-        PrivateLabels(labels, 3, store=folder / "store", draws="keyed", ids=ids)
-        ReleaseKey(folder / "keys" / "labels.key").guarantee()
-        os._exit(0)
-    if os.waitpid(child, 0)[1] == 0:
-        break
-"""
-
-
-def test_a_kill_during_the_upgrade_loses_and_repeats_nothing(old, tmp_path):
-    root = tmp_path / "killed"
-    root.mkdir()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", _KILLED, os.fspath(old), os.fspath(root)]
-    subprocess.run(command, check=True, env=environment, timeout=120)
-    folders = list(root.iterdir())
+def test_a_kill_during_the_upgrade_loses_and_repeats_nothing(run_writers):
+    folders = list(run_writers("killed", "upgrade")[0].iterdir())
     assert len(folders) > 20
     for folder in folders:
         vault = opened(folder)

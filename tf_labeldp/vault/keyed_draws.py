@@ -6,6 +6,7 @@ are a pseudorandom function of a secret key and of everything that the draw depe
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -120,7 +121,7 @@ class ReleaseKey:
         self.secret: bytes = read_key(self.path)
         self._store = _store_of(self.path)
         self._is_open = False
-        self._releases: dict[str, _Release] = {}
+        self._releases: dict[str, _Release] = collections.defaultdict(_Release)
         self._ids: set[str] = set()
 
     def __reduce__(self) -> Any:
@@ -207,12 +208,12 @@ class ReleaseKey:
     def is_drawn(self, release: str) -> bool:
         """Returns whether the noise of a statistic was drawn, even if its output is lost."""
         with self._turn():
-            return self._releases.get(release, _Release()).is_drawn
+            return self._releases[release].is_drawn
 
     def unless_drawn(self, release: str, write: Setting[Callable[[], None]]) -> None:
         """Calls ``write`` for the exact sums of a statistic, unless its noise was drawn."""
         with self._turn():
-            if not self._releases.get(release, _Release()).is_drawn:
+            if not self._releases[release].is_drawn:
                 write()
 
     def draw_once(
@@ -237,7 +238,7 @@ class ReleaseKey:
                     self._write_charge(release, public, num_rows, arrays)
                 else:
                     self._write(release={"name": release}, arrays=arrays)
-            return self._releases[release].output.arrays  # type: ignore[union-attr]
+            return entry.output.arrays  # type: ignore[union-attr]
 
     def sums_of(self, release: str, folder: str | None) -> str:
         """Returns the file for the exact sums of a release, and records it for ``forget``."""
@@ -248,7 +249,7 @@ class ReleaseKey:
                 return os.fspath(own / f"{release}.npz")
             path = f"{folder.rstrip('/')}/{release}.{SUMS}.npz"
             path = path if "://" in path else os.path.abspath(path)
-            if self._releases.get(release, _Release()).sums != path:
+            if self._releases[release].sums != path:
                 self._write(release={"name": release, "sums": path})
             return path
 
@@ -311,7 +312,7 @@ class ReleaseKey:
                 self._ids.add(record.receipt.id)
             if (fields := record.release) is None:
                 continue
-            release = self._releases.setdefault(fields["name"], _Release())
+            release = self._releases[fields["name"]]
             if record.receipt is not None:
                 release.binding = fields["binding"]
                 release.receipts = merge_receipts(record.made_of, [record.receipt])
@@ -323,7 +324,7 @@ class ReleaseKey:
     def _checked(self, release: str, mechanism: Mechanism, priors: Any) -> _Release:
         if not isinstance(release, str) or not release or "/" in release:
             raise ValueError(f"release must be a name without '/', got {release!r}.")
-        entry = self._releases.get(release, _Release())
+        entry = self._releases[release]
         if entry.binding not in (None, _binding(mechanism, priors)):
             raise ValueError(
                 f"release {release!r} has another mechanism or prior, and the same random bits "
@@ -332,7 +333,7 @@ class ReleaseKey:
         return entry
 
     def _registered(self, release: str) -> _Release:
-        entry = self._releases.get(release, _Release())
+        entry = self._releases[release]
         if entry.binding is None:
             names = sorted(name for name, other in self._releases.items() if other.binding)
             raise KeyError(f"there is no release {release!r}; there are {names}.")
