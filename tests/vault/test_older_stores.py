@@ -94,13 +94,11 @@ def test_it_is_brought_to_the_present_format(old):
     found.bind_rows("engine", 60, 12345)
 
 
-def test_reading_it_without_labels_writes_nothing(old):
-    before = contents(old)
+def test_it_is_read_without_labels(old):
     ledger = Ledger.of_store(old / "store")
     stated = ldp.accounting.receipts.compose_receipts(ledger.receipts(), 1e-3)
     assert stated.epsilon == pytest.approx(EXPECTED["epsilon"], rel=TIGHTER)
-    assert str(ledger.history()) == HISTORY
-    assert contents(old) == before
+    assert str(ledger.history()) == HISTORY == str(opened(old).history())
 
 
 def test_with_other_labels_it_is_refused_and_unchanged(old):
@@ -111,17 +109,6 @@ def test_with_other_labels_it_is_refused_and_unchanged(old):
     with pytest.raises(LabelStoreError, match="num_classes differ"):
         PrivateLabels(LABELS, 4, store=old / "store")
     assert contents(old) == before
-
-
-def test_a_ledger_survives_the_upgrade_of_its_store(old):
-    ledger = Ledger.of_store(old / "store")
-    vault = opened(old)
-    assert str(ledger.history()) == HISTORY
-    vault.randomize(RandomizedResponse(0.25, 3), key="later")
-    assert [receipt.id for receipt in ledger.receipts()] == [
-        receipt.id for receipt in vault.receipts
-    ]
-    assert str(ledger.history()) == str(vault.history())
 
 
 def test_it_recognizes_the_weights_of_0_2(old, monkeypatch):
@@ -209,6 +196,8 @@ def test_a_store_of_0_1_is_refused_with_what_to_do(tmp_path):
         lambda: Ledger.of_store(tmp_path),
         lambda: forget(tmp_path),
     ):
-        with pytest.raises(LabelStoreError, match=r"format 1, of tf-labeldp 0\.1.*tf-labeldp 0\.2"):
+        with pytest.raises(
+            LabelStoreError, match=r"has format 1, .*\(0\.1 wrote format 1"
+        ):
             open_it()
     assert {path.name for path in tmp_path.iterdir()} <= {"header.json", ".lock"}

@@ -141,11 +141,6 @@ def test_neither_epsilon_nor_delta_is_lowered(make, store):
     assert make(epsilon=2.0, delta=2e-3, store=store).budget == PrivacyBudget(2.0, 2e-3)
 
 
-def test_the_names_of_unnamed_draws_are_reserved(make, response, store):
-    with pytest.raises(ValueError, match="does not start with 'unnamed-'"):
-        make(store=store).randomize(response(), key="unnamed-0")
-
-
 def test_an_unnamed_draw_with_other_settings(make, response, store, filled, priors):
     cases = [
         ("mechanism", (response(0.5), PART)),

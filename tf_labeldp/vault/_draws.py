@@ -88,11 +88,6 @@ class Draws:
     def record(
         self, mechanism: Mechanism, rows: np.ndarray, public: PublicInput[Any], key: str | None
     ) -> Record:
-        if key is not None and str(key).startswith(UNNAMED):
-            raise ValueError(
-                f"expected a key that does not start with {UNNAMED!r}, got {key!r}: such names are "
-                "for draws without a key. Choose another key."
-            )
         public_input = public.value
         digest = None if _has_own_digest(public_input) else public.digest
         if self._keyed_for(mechanism) is not None:

@@ -9,7 +9,6 @@ killed in between leaves a store of one format or the other.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import pathlib
 import shutil
@@ -96,18 +95,6 @@ def output_of_0_2(release: str, place: str) -> dict[str, np.ndarray]:
             f"release {release!r} was drawn, and its output, written to {place}, is gone. Noise is "
             "never drawn twice. Restore the file, or name a new release, which is charged too."
         ) from None
-
-
-def records_of_0_2(path: pathlib.Path) -> list[Record]:
-    """Returns the records of a store, with the releases of its key; writes nothing."""
-    header = read_json(path / "header.json")
-    content = None if "forgotten" in header else key_of_0_2(path / KEY_FILE)
-    releases = []
-    if content is not None:
-        releases = _releases(path / KEY_FILE, content, header["label_set"])
-    records = _records(path, header)
-    several = enumerate([*records, *_weights(path, records), *releases])
-    return [dataclasses.replace(record, number=number) for number, record in several]
 
 
 def _records(path: pathlib.Path, header: dict[str, Any]) -> list[Record]:

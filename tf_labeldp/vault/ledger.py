@@ -134,6 +134,7 @@ class Ledger:
     def of_store(cls, path: str | os.PathLike[str], *, alone: bool = False) -> Ledger:
         """Reads the ledger of a store without its labels; ``alone`` leaves its project out."""
         store = LabelStore(path, read_only=True)
+        store.upgrade()
         label_set, budget = store.look()
         project = Project(store.path) if store.in_project and not alone else None
         ledger = cls(label_set, budget, store, project)
@@ -310,10 +311,20 @@ class Ledger:
             )
         before = self._composition.histories(self.label_set, rows)
         spent = max(self._composed(history).epsilon for history in before)
+        advice = (
+            "Take fewer steps, a smaller epsilon, more noise or other examples, or give draws a "
+            "key and reuse them; remaining() returns the rest."
+        )
+        if not planned:
+            advice = (
+                "The receipts of an input count, unless both label sets have stores or people= "
+                "declares different populations. Raise the budget, or use an input that was made "
+                "without these labels."
+            )
         raise BudgetExceededError(
             f"{what} would be charged to examples that have spent epsilon={spent:g}: together "
             f"epsilon={after.epsilon:g} at delta={after.delta:g}, over the budget {budget}. "
-            f"Nothing was drawn. {_advice(planned)}"
+            f"Nothing was drawn. {advice}"
         )
 
     def remaining(self) -> float:
@@ -442,24 +453,6 @@ def _check_agrees(budget: PrivacyBudget | None, kept: PrivacyBudget, owner: str)
 
 def _covers(budget: PrivacyBudget, other: PrivacyBudget) -> bool:
     return budget.epsilon >= other.epsilon and budget.delta >= other.delta
-
-
-def _advice(planned: Sequence[tuple[str, Charge]]) -> str:
-    if not planned:
-        return (
-            "The receipts of an input count, unless both label sets have stores or people= "
-            "declares different populations. Raise the budget, or use an input that was made "
-            "without these labels."
-        )
-    if any(hasattr(charge.event, "count") for _, charge in planned):
-        return (
-            "Take fewer steps, or add more noise (accounting.calibrate_noise_multiplier computes "
-            "it for an epsilon); remaining() returns the rest."
-        )
-    return (
-        "Draw for other examples, use a smaller epsilon, or give draws a key and reuse them; "
-        "remaining() returns the rest."
-    )
 
 
 def _line_of(record: Record) -> Any:

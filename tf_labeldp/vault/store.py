@@ -38,7 +38,7 @@ import numpy as np
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyBudget, Receipt
 from tf_labeldp.accounting.receipts import LabelSet
-from tf_labeldp.vault._store_of_0_2 import OF_0_2, records_of_0_2, upgrade
+from tf_labeldp.vault._store_of_0_2 import OF_0_2, upgrade
 from tf_labeldp.vault.records import (
     FORMAT,
     KEY_FILE,
@@ -98,9 +98,6 @@ class LabelStore:
         self._digests: list[str] = []  # the name of the label set, then those of the read records
         self._receipts: list[Receipt | None] = []  # of the read records
         self._numbers: dict[str, int] = {}  # record numbers by receipt id
-        self._ids_of_0_2: set[str] = set()  # receipts that were read from a store of 0.2
-        self._lock: Any = None
-        self._lock_of = -1
         self._label_set: str | None = None
 
     def exists(self) -> bool:
@@ -255,36 +252,43 @@ class LabelStore:
 
         ``check`` may refuse the store before anything in it is changed.
         """
-        import filelock
-
         if self.read_only:  # Readers leave no trace, so they take no lock.
             yield
             return
         if self._label_set is None:
             self._make_folder()
         self._check_still_there()
-        if self._lock_of != os.getpid():  # After a fork the lock belongs to the parent.
-            folder = self.path.parent if self.in_project else self.path
-            self._lock = filelock.FileLock(folder / _LOCK, mode=0o600)
-            self._lock_of = os.getpid()
+        with self._lock() as is_alone:
+            if self._label_set is None and self.exists():
+                if check is not None:
+                    check()
+                self._finish_interrupted_writes(is_alone)
+            self._check_still_there()
+            yield
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[bool]:
+        folder = self.path.parent if self.in_project else self.path
+        lock = _lock_of(folder / _LOCK, os.getpid())
         try:
-            self._lock.acquire()
+            lock.acquire()
         except (NotImplementedError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
                 raise
         try:
-            if self._label_set is None and self.exists():
-                if check is not None:
-                    check()
-                self._finish_interrupted_writes()
-            self._check_still_there()
-            yield
+            yield lock.is_locked
         finally:
-            self._lock.release()
+            lock.release()
 
-    def _finish_interrupted_writes(self) -> None:
+    def upgrade(self) -> None:
+        """Brings an existing store of version 0.2 to the present format."""
+        if self.exists() and self.header()["format"] != FORMAT:
+            with self._lock():
+                upgrade(self)
+
+    def _finish_interrupted_writes(self, is_alone: bool) -> None:
         """Completes what a killed process began, and brings a store of 0.2 to this format."""
-        if self._lock.is_locked:  # No live process is writing these files.
+        if is_alone:  # No live process is writing these files.
             for name in ("header.json", _FINGERPRINT, KEY_FILE, f"{_RECORDS}/"):
                 folder, _, begins = name.rpartition("/")
                 for path in (self.path / folder).glob(f".{begins}*.tmp"):
@@ -298,8 +302,6 @@ class LabelStore:
     def new_records(self) -> list[Record]:
         """Returns the records since the last call; called within ``locked``."""
         header = self.header()
-        if header["format"] != FORMAT:  # Only readers see the format of 0.2.
-            return self._unread_of_0_2(records_of_0_2(self.path))
         # This file is read first: records may be ahead of it, after a kill or during a write.
         number, digest = self._read_last()
         self._digests = self._digests or [header["label_set"]]
@@ -313,19 +315,7 @@ class LabelStore:
             raise damaged(self.path / _LAST)
         if number < len(self._receipts) and not self.read_only:
             self._write_last(len(self._receipts), self._digests[-1])
-        if self._ids_of_0_2:  # Another process has upgraded the store since the last call.
-            records, self._ids_of_0_2 = self._unread_of_0_2(records), set()
         return records
-
-    def _unread_of_0_2(self, records: list[Record]) -> list[Record]:
-        """Returns all records in the first call, and later those with new charges."""
-        read = self._ids_of_0_2
-        self._ids_of_0_2 = read | {record.receipt.id for record in records if record.receipt}
-        return [
-            record
-            for record in records
-            if not read or (record.receipt and record.receipt.id not in read)
-        ]
 
     def _read_on(self, forgotten: bool) -> list[Record]:
         records = []
@@ -380,8 +370,7 @@ class LabelStore:
         try:
             fields = json.loads(text)
             if fields["format"] > FORMAT:
-                writer = f"written by tf-labeldp {fields.get('version')}; "
-                raise _unknown_format(path, fields["format"], writer)
+                raise _unknown_format(path, fields["format"])
             if not line.endswith(b"\n") or fields["number"] != number:
                 raise damaged(path)
             if digest.decode() != _digest(self._digests[-1].encode() + text):
@@ -483,14 +472,8 @@ class LabelStore:
         """Returns the header, or raises for a store of another format."""
         path = self.path / "header.json"
         header = read_json(path)
-        version = header.get("format")
-        if version == 1:
-            raise LabelStoreError(
-                f"The store {self.path} has format 1, of tf-labeldp 0.1, which this version does "
-                "not read. Use it with tf-labeldp 0.2; nothing was changed."
-            )
-        if version not in (2, FORMAT):
-            raise _unknown_format(f"The store {self.path}", version, "and ")
+        if header.get("format") not in (2, FORMAT):
+            raise _unknown_format(path, header.get("format"))
         check_seal(path, header, "it has the budget and the label set")
         return header
 
@@ -557,6 +540,14 @@ class Project:
         publish(self._path, sealed_json(content), replace=True)
 
 
+@functools.cache
+def _lock_of(path: pathlib.Path, process: int) -> Any:
+    # The stores of a project share a lock, which a turn may enter again; a fork has its own lock.
+    import filelock
+
+    return filelock.FileLock(path, mode=0o600)
+
+
 def _header_in(store: pathlib.Path) -> dict[str, Any]:
     path = store / "header.json"
     return read_json(path) if path.exists() else {}
@@ -591,8 +582,8 @@ def _check_not_forgotten(path: pathlib.Path, header: dict[str, Any]) -> None:
         )
 
 
-def _unknown_format(file: str, version: Any, writer: str) -> LabelStoreError:
+def _unknown_format(path: str | os.PathLike[str], version: Any) -> LabelStoreError:
     return LabelStoreError(
-        f"{file} has format {version}, {writer}tf-labeldp {__version__} reads formats 2 and "
-        f"{FORMAT}. Nothing was changed. Install the newer version."
+        f"{path} has format {version}, and tf-labeldp {__version__} reads formats 2 and {FORMAT}. "
+        "Nothing was changed. Use the version of tf-labeldp that wrote it (0.1 wrote format 1)."
     )
