@@ -83,25 +83,6 @@ def test_a_loaded_model_with_its_optimizer_is_recognized_by_its_weights(tmp_path
     assert math.isinf(stated(keras.models.load_model(tmp_path / "clear.keras")))
 
 
-def test_an_interrupted_training_is_covered_up_to_its_last_step():
-    class Interrupts(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 1:
-                raise KeyboardInterrupt
-
-    model, noisy = plain(), vault().randomize(RandomizedResponse(2.0, K))
-    model.compile("sgd", SPARSE)
-    with pytest.raises(KeyboardInterrupt):
-        model.fit(
-            noisy.to_dataset(X).batch(40),
-            callbacks=[ldp.RecordReceipts(noisy), Interrupts()],
-            verbose=0,
-        )
-    assert stated(model) == 2.0
-    model.fit(X, Y, verbose=0)
-    assert math.isinf(stated(model))
-
-
 def test_a_layers_own_weights_are_read():
     class Block(keras.layers.Layer):
         def __init__(self):

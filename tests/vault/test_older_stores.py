@@ -196,8 +196,6 @@ def test_a_store_of_0_1_is_refused_with_what_to_do(tmp_path):
         lambda: Ledger.of_store(tmp_path),
         lambda: forget(tmp_path),
     ):
-        with pytest.raises(
-            LabelStoreError, match=r"has format 1, .*\(0\.1 wrote format 1"
-        ):
+        with pytest.raises(LabelStoreError, match=r"has format 1, .*\(0\.1 wrote format 1"):
             open_it()
     assert {path.name for path in tmp_path.iterdir()} <= {"header.json", ".lock"}

@@ -138,7 +138,7 @@ class ReleaseKey:
         """Makes a key from the operating system's random bits, with its file and its ledger.
 
         Args:
-            path: the new file, in an existing folder.
+            path: the new file.
             people: the population that the labels come from, as for ``PrivateLabels``.
             labels: the ``label_set`` of a vault, if the key is for its labels.
 
@@ -147,8 +147,6 @@ class ReleaseKey:
                 label once more.
         """
         path = pathlib.Path(path).expanduser().absolute()
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"there is no folder {path.parent}. Create it first.")
         store = _store_of(path)
         with store.locked():
             if path.exists() or (store.exists() and store.has_key()):
@@ -489,13 +487,9 @@ class KeyedDraws:
         self._ids = checked_ids(np.arange(size) if ids is None else ids)
         if len(self._ids) != size:
             raise ValueError(f"there are {len(self._ids)} ids and {size} labels. Give each an id.")
-        key = secrets.token_bytes(32)
-
-        def digests(start: int, stop: int) -> np.ndarray:
-            return _encrypted(key, _id_blocks(self._ids[start:stop], key))
-
         if ids is not None:
-            refuse_repeats(*repeats_of(random_bits.in_blocks(digests, size, None)), size)
+            counts = pc.value_counts(self._ids).field("counts").to_numpy()
+            refuse_repeats(int(np.sum(counts > 1)), size - counts.size, size)
 
     def open(self, ledger: Any, store: LabelStore | None) -> None:
         """Reads or makes the key of a store; without a store the key is lost with the process."""
