@@ -184,18 +184,21 @@ def run_threads(number, draw):
         thread.join()
 
 
-def test_threads_do_not_overspend(make, response, slow_draws):
-    vault, drawn, refused = make(epsilon=1.0), [], []
+@pytest.mark.parametrize("stored", [False, True])
+def test_threads_do_not_overspend(make, response, slow_draws, store, stored):
+    several = [make(epsilon=1.0, store=store) for _ in range(8)] if stored else [make()] * 8
+    vaults, drawn, refused = iter(several), [], []
 
     def draw():
+        vault = next(vaults)
         try:
-            drawn.append(vault.randomize(response(0.5)))
+            drawn.append(vault.randomize(response(0.5), key=str(id(vault)) if stored else None))
         except BudgetExceededError:
             refused.append(1)
 
     run_threads(8, draw)
     assert (len(drawn), len(refused)) == (2, 6)
-    assert vault.guarantee().epsilon == 1.0
+    assert several[0].guarantee().epsilon == 1.0
 
 
 def test_threads_share_the_draw_of_one_name(make, response, slow_draws):
