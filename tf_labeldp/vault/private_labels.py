@@ -380,17 +380,16 @@ class PrivateLabels:
                 "ClusterRandomizedResponse clusters, HeadPriorRandomizer features, and "
                 "LabelRandomizer(values=..., prior=...) a public prior."
             )
-        value = inputs[needed] if needed else None
-        public = _with_receipts_of(value, source, indices, self._chosen_by)
+        public = _with_receipts_of(inputs.get(needed or ""), source, indices, self._chosen_by)
         if isinstance(mechanism, Randomizer):
-            if needed and value is None:
+            if needed and public.value is None:
                 raise ValueError(f"{name} needs {needed}=, and takes nothing else; got nothing.")
             if indices is not None:
                 raise ValueError(f"{name} draws for all examples; leave indices=None.")
             return mechanism.draw_from(self, key, public)
-        if needed == "priors" and value is not None:
+        if needed == "priors" and public.value is not None:
             public = public.with_value(Priors.of(public.value))
-        elif needed == "clusters" and value is not None:
+        elif needed == "clusters" and public.value is not None:
             assignments = getattr(public.value, "assignments", public.value)
             public = public.with_value(np.asarray(assignments))
         record = self._draws.record(mechanism, self._rows(indices), public, key)
@@ -668,7 +667,7 @@ class PrivateLabels:
         )
 
     __reduce_ex__ = __getitem__ = __iter__ = __array__ = _refuse  # type: ignore[assignment]
-    shape = property(_refuse)  # Keras asks for the shape first
+    shape = property(_refuse)  # Keras reads the shape first.
 
 
 def _with_receipts_of(value: Any, *others: Any) -> PublicInput[Any]:
