@@ -22,6 +22,7 @@ from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse, RRWith
 from tf_labeldp.scale import ReleaseKey
 from tf_labeldp.vault import LabelStoreError, PrivateLabels, forget
 from tf_labeldp.vault.ledger import Ledger
+from tf_labeldp.vault.records import sealed_json
 
 OF_0_2 = pathlib.Path(__file__).parent / "of_0_2"
 LABELS = np.random.default_rng(2).integers(0, 3, 60)
@@ -99,6 +100,19 @@ def test_it_is_read_without_labels(old):
     stated = ldp.accounting.receipts.compose_receipts(ledger.receipts(), 1e-3)
     assert stated.epsilon == pytest.approx(EXPECTED["epsilon"], rel=TIGHTER)
     assert str(ledger.history()) == HISTORY == str(opened(old).history())
+
+
+def test_a_new_store_of_its_project_upgrades_it(old):
+    """The turn of the new store holds the lock of the project already."""
+    header = json.loads((old / "store" / "header.json").read_text())
+    del header["digest"]
+    (old / "store" / "header.json").write_bytes(sealed_json({**header, "project": "0" * 32}))
+    stores = {"store": header["label_set"]}
+    (old / "project.json").write_bytes(sealed_json({"name": "0" * 32, "stores": stores}))
+    later = PrivateLabels([0, 1] * 20, 2, store=old / "later")
+    later.randomize(RandomizedResponse(0.5, 2))
+    assert later.budget == ldp.PrivacyBudget(8.0, 1e-3)
+    assert opened(old).guarantee().epsilon == later.guarantee().epsilon > EXPECTED["epsilon"] + 0.4
 
 
 def test_with_other_labels_it_is_refused_and_unchanged(old):
