@@ -69,7 +69,7 @@ MOST_LINES = {
     "accounting": 2861,
     "mechanisms": 4421,
     "estimation": 559,
-    "vault": 5366,
+    "vault": 5347,
     "features": 2330,
     "self_supervised": 548,
     "semi_supervised": 743,

@@ -185,11 +185,9 @@ class ReleaseKey:
                 self._write_charge(release, public, num_rows, {})
 
     def bind_rows(self, release: str, count: int, fingerprint: int) -> None:
-        """Binds a registered release to the rows of its first run.
+        """Binds a release to the rows of its first run; raises a ``ValueError`` for other rows.
 
-        Later it raises a ``ValueError`` for other rows, which would be drawn without a charge.
-        ``count`` is the number of rows, and ``fingerprint`` the sum of ``KeyedRows.fingerprint``
-        over all batches.
+        ``count`` and ``fingerprint`` are sums over all batches (``KeyedRows.fingerprint``).
         """
         rows = np.array([int(count), int(fingerprint) % 2**64], np.uint64)
         with self._turn():
@@ -220,10 +218,9 @@ class ReleaseKey:
         mechanism: Public[Mechanism],
         draw: Setting[Callable[[], tuple[int, dict[str, Any]]]],
     ) -> dict[str, np.ndarray]:
-        """Returns the arrays of a statistic from the ledger, or draws and records them.
+        """Returns the arrays of a statistic; the first call in any process draws and records them.
 
-        ``draw`` returns the number of rows, and the arrays; a single process calls it, once. Raises
-        a ``LabelStoreError`` if the noise was drawn and its output is lost.
+        ``draw`` returns the number of rows, and the arrays.
         """
         public = public_input(mechanism, None)
         with self._turn():
@@ -413,10 +410,7 @@ def randomize_batch(
 
 
 class KeyedRows:
-    """Rows of a release: their draws, and digests that engines compare.
-
-    ``of_text`` is whether the ids are texts.
-    """
+    """Rows of a release: their draws, digests for engines, and whether ids are texts (of_text)."""
 
     def __init__(
         self,
@@ -466,11 +460,8 @@ class KeyedRows:
         return _encrypted(self._id_key, self._names)
 
     def fingerprint(self) -> int:
-        """Returns a number of 64 bits whose sum over batches identifies the rows.
-
-        It reveals nothing without the key; with the key, like any draw, it confirms a guess.
-        """
-        # No word is drawn at this position.
+        """Returns a number of 64 bits whose sum over batches identifies the rows."""
+        # It reveals nothing without the key. No word is drawn at this position.
         last = self._state ^ np.array([1 << 63, 1 << 63], "<u8")
         return int(_encrypted(self._key, last)[:, 0].sum(dtype=np.uint64))
 

@@ -270,10 +270,9 @@ class Ledger:
         planned: Sequence[tuple[str, Charge]],
         made_of: Iterable[Receipt] = (),
     ) -> list[Receipt]:
-        """Raises if the budget does not allow planned uses of these examples.
+        """Raises if the budget does not allow planned uses; returns receipts to count with them.
 
-        Returns the receipts among ``made_of`` to count in addition: those that may be about any of
-        these labels, and are not counted yet.
+        These are receipts among ``made_of`` that may be about the labels, and are not counted yet.
         """
         inherited = self._not_counted(made_of, self.label_set)
         composition = self._composition

@@ -62,10 +62,7 @@ class Record:
     def of(
         cls, arrays: Mapping[str, Any] | None = None, indices: Any = None, **fields: Any
     ) -> Record:
-        """Returns a record of fields and arrays, without arrays that are None.
-
-        Rising ``indices`` are not stored: the receipt determines them.
-        """
+        """Returns a record without arrays that are None; rising indices are in its receipt."""
         kept = {name: array for name, array in (arrays or {}).items() if array is not None}
         record = cls(array_names=tuple(kept), load=lambda: kept, **fields)
         if indices is not None and not np.array_equal(record.indices, indices):
@@ -243,10 +240,7 @@ def publish(
 
 
 def give_name(temporary: pathlib.Path, target: pathlib.Path) -> None:
-    """Gives a finished file its name; unlike ``os.replace`` it fails if the name is taken.
-
-    The temporary name may remain.
-    """
+    """Gives a file its name, if that is free; the temporary name may remain."""
     try:
         os.link(temporary, target)
     except FileExistsError as error:

@@ -248,10 +248,7 @@ class LabelStore:
 
     @contextlib.contextmanager
     def locked(self, check: Callable[[], None] | None = None) -> Iterator[None]:
-        """Locks out other processes while this one reads, checks and writes.
-
-        ``check`` may refuse the store before anything in it is changed.
-        """
+        """Locks out other processes; ``check`` may refuse the store before any change in it."""
         if self.read_only:  # Readers leave no trace, so they take no lock.
             yield
             return
