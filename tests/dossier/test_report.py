@@ -183,6 +183,14 @@ class TestPage:
     def test_the_plot_has_a_label_in_words(self, page):
         assert 'aria-label="Epsilon spent over time: 0.5 of 5"' in page
 
+    def test_an_infinite_epsilon_is_not_cut_off_in_words(self, tmp_path):
+        vault(tmp_path / "s").randomize(rr(0.5))
+        found = report(tmp_path / "s")
+        found.content["label_sets"][0]["history"][-1]["epsilon_so_far"] = "inf"
+        found.save(tmp_path / "out")
+        page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+        assert 'aria-label="Epsilon spent over time: inf of 4"' in page
+
     def test_it_has_every_line_of_the_statement(self, tmp_path):
         """Including lines after the assumptions, and remarks that look like their title."""
         vault(tmp_path / "s").randomize(rr(0.5))

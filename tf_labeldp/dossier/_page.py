@@ -178,6 +178,7 @@ def _odometer(label_set: dict[str, Any], until: str) -> str:
     spent = [float(use["epsilon_so_far"]) for use in uses]
     spent.append(spent[-1])
     budget = label_set["budget"]["epsilon"]
+    words = f"Epsilon spent over time: {spent[-1]:.4g} of {budget:g}"
     height = 1.2 * max(budget, *(epsilon for epsilon in spent if math.isfinite(epsilon)), 0)
     spent = [min(epsilon, height) for epsilon in spent]
     figure = Figure(figsize=(8.0, 2.6), layout="constrained")
@@ -199,7 +200,6 @@ def _odometer(label_set: dict[str, Any], until: str) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue().partition("<svg")[2]
-    words = f"Epsilon spent over time: {spent[-1]:.4g} of {budget:g}"
     return f'<figure role="img" aria-label="{_text(words)}"><svg{svg}</figure>'
 
 

@@ -136,12 +136,20 @@ def report(
         "assumptions": {
             party: list(map(str, texts)) for party, texts in stated.assumptions_by_voucher().items()
         },
-        "published": [_as_json(file) for file in files],
-        "audits": [_audit_as_json(name, result) for name, result in results.items()],
+        "published": [_published(file) for file in files],
+        "audits": [
+            {
+                "of": name,
+                "found": str(result),
+                "refutes": getattr(result, "refutes", False),
+                **dataclasses.asdict(result),
+            }
+            for name, result in results.items()
+        ],
         "not_audited": skipped,
         "versions": _versions(receipts),
     }
-    return Report(content, stated)
+    return Report(_for_json(content), stated)
 
 
 def _stores_in(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -170,17 +178,8 @@ def _label_set(path: pathlib.Path, ledger: Ledger) -> dict[str, Any]:
         "forgotten": header.get("forgotten"),
         "budget": {"epsilon": ledger.budget.epsilon, "delta": ledger.budget.delta},
         "remaining": ledger.remaining(),
-        "spread": [
-            {"epsilon": _finite(epsilon), "examples": count} for epsilon, count in ledger.spread()
-        ],
-        "history": [
-            {
-                **use._asdict(),
-                "epsilon": _finite(use.epsilon),
-                "epsilon_so_far": _finite(use.epsilon_so_far),
-            }
-            for use in ledger.history()
-        ],
+        "spread": [{"epsilon": epsilon, "examples": n} for epsilon, n in ledger.spread()],
+        "history": [use._asdict() for use in ledger.history()],
         "releases": [_release(receipt) for receipt in own],
     }
 
@@ -195,7 +194,7 @@ def _release(receipt: Receipt) -> dict[str, Any]:
         "key": "" if receipt.key.startswith(UNNAMED) else receipt.key,
         "examples": receipt.num_examples,
         "unit": receipt.unit,
-        "epsilon": _finite(receipt.charge.epsilon),
+        "epsilon": receipt.charge.epsilon,
         "delta": receipt.charge.delta,
         "settings": str(receipt.charge.event),
         "flags": [name for name in _FLAGS if getattr(receipt, name)],
@@ -204,7 +203,7 @@ def _release(receipt: Receipt) -> dict[str, Any]:
     }
 
 
-def _as_json(file: Published) -> dict[str, Any]:
+def _published(file: Published) -> dict[str, Any]:
     stated = file.guarantee
     return {
         "path": pathlib.Path(file.path).name,
@@ -236,15 +235,6 @@ def _audit_draws(
             skipped[name] = str(error)
 
 
-def _audit_as_json(name: str, result: AuditResult | LabelInference) -> dict[str, Any]:
-    fields = {
-        key: _finite(value) if isinstance(value, float) else value
-        for key, value in dataclasses.asdict(result).items()
-    }
-    refutes = getattr(result, "refutes", False)
-    return {"of": name, "found": str(result), "refutes": refutes, **fields}
-
-
 def _versions(receipts: Iterable[Receipt]) -> dict[str, str]:
     found = {"python": platform.python_version(), "system": platform.platform()}
     for name in _LIBRARIES:
@@ -257,5 +247,10 @@ def _versions(receipts: Iterable[Receipt]) -> dict[str, str]:
     return {"tf-labeldp": __version__, "releases were made by": ", ".join(drawn_by), **found}
 
 
-def _finite(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
+def _for_json(value: Any) -> Any:
+    """Returns a value with lists for tuples and texts for infinities, which JSON lacks."""
+    if isinstance(value, dict):
+        return {name: _for_json(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_for_json(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,6 @@ from tf_labeldp.vault.noisy_labels import STATEMENT_SUFFIX
 from tf_labeldp.vault.records import compact, is_charged
 
 _STATEMENT_OF_MODEL = "privacy.json"
-_BLOCK = 1 << 20
 _LONGEST = 100
 """Characters of a mechanism that a line has room for."""
 
@@ -125,8 +124,7 @@ def verify_against(path: str | os.PathLike[str], ledgers: Sequence[Ledger]) -> P
 
 def _verify_noisy_labels(path: pathlib.Path, ledgers: Sequence[Ledger]) -> Published:
     statement = path.with_name(path.name + STATEMENT_SUFFIX)
-    names = sorted(path.iterdir()) if path.is_dir() else [path, statement]
-    digests = {file.name: _sha256(file) for file in names if file.is_file()}
+    digests = _digests(path.iterdir() if path.is_dir() else [path, statement])
     try:
         noisy = NoisyLabels.load(path)
     except FileNotFoundError:
@@ -153,23 +151,24 @@ def _are_drawn(noisy: NoisyLabels, ledgers: Sequence[Ledger]) -> bool:
 
     The digest in a receipt identifies a complete draw; other draws are looked up in the ledgers.
     """
-    drawn = {
-        receipt.id: receipt.output_digest for receipt in noisy.receipts if receipt.kind == "draw"
-    }
-    if array_digest(compact(noisy.values)) in drawn.values():
+    draws = [receipt for receipt in noisy.receipts if receipt.kind == "draw"]
+    if array_digest(compact(noisy.values)) in [receipt.output_digest for receipt in draws]:
         return True
     is_partial = isinstance(noisy.mechanism, PeerToPeerRandomizedResponse)
-    stored = {
-        record.receipt.id: record.values
+    stored = [
+        record.values
+        for receipt in draws
         for ledger in ledgers
         for record in ledger.records
-        if record.receipt is not None and record.receipt.id in drawn and record.values is not None
-    }
+        if record.receipt is not None
+        and record.receipt.id == receipt.id
+        and record.values is not None
+    ]
     # Only the store records who reported, until it is forgotten.
     if is_partial and not stored:
         return True
     rest = noisy.values
-    for values in (stored[name] for name in drawn if name in stored):
+    for values in stored:
         values = values[values >= 0] if is_partial else values
         if np.array_equal(rest[: len(values)], values):
             rest = rest[len(values) :]
@@ -177,10 +176,7 @@ def _are_drawn(noisy: NoisyLabels, ledgers: Sequence[Ledger]) -> bool:
 
 
 def _verify_model(place: pathlib.Path, model: pathlib.Path, ledgers: Sequence[Ledger]) -> Published:
-    files = (
-        [file for file in sorted(place.iterdir()) if file.is_file()] if place.is_dir() else [model]
-    )
-    digests = {file.name: _sha256(file) for file in files}
+    digests = _digests(place.iterdir() if place.is_dir() else [model])
     try:
         loaded = load_model(model, compile=False)
         receipts, stated = public_input(loaded).receipts, guarantee(loaded)
@@ -277,9 +273,9 @@ def _not_listed(report: pathlib.Path, found: Published) -> list[str]:
     ]
 
 
-def _sha256(path: pathlib.Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+def _digests(files: Iterable[pathlib.Path]) -> dict[str, str]:
+    return {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(files)
+        if file.is_file()
+    }
