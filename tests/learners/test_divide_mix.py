@@ -54,7 +54,8 @@ def test_the_channel_gives_the_posterior_of_the_noisy_label(noisy):
         labelled = Targets(np.arange(3), np.eye(3)[[label] * 3], np.ones(3), None)
         found = model.clean_probabilities(logits, np.zeros((3, 1)), labelled)
         joint = shares * channel[:, label]
-        np.testing.assert_allclose(found, joint[:, label] / joint.sum(axis=1), rtol=1e-5, atol=1e-12)
+        expected = joint[:, label] / joint.sum(axis=1)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-12)
 
 
 def test_the_channel_must_be_known(images, noisy):

@@ -90,7 +90,7 @@ def page(content: dict[str, Any]) -> str:
         f"<h1>{_text(title)}</h1>",
         f"<p>Made on {_when(content['made_at'])} UTC by {_text(content['made_by'])}.</p>",
         "<div class=promise>",
-        f"<b>{_text(headline)}</b><br>for one person, of all releases of {sets}.",
+        f"<b>{_text(headline)}</b><br>for one person, over all releases of {sets}.",
         *(f"<br>{_text(line.strip())}" for line in promise if not line.startswith(_ASSUMPTIONS)),
         "</div>",
         *_sets(content),

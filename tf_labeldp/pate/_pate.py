@@ -189,16 +189,7 @@ def _identity(teacher: Any) -> str:
 
 
 def logistic_teacher(features: Any, labels: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """Returns the votes of a logistic regression on the labelled rows of features.
-
-    Args:
-        features: numbers (n, d), or (n, ...), which are flattened.
-        labels: classes ``int64`` (n,), -1 for none.
-        queries: rows to vote on, (M,).
-
-    Returns:
-        Classes (M,).
-    """
+    """Returns the votes (M,) of a logistic regression on the labelled rows of features."""
     from sklearn.linear_model import LogisticRegression
 
     rows = np.flatnonzero(labels >= 0)

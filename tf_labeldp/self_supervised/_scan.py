@@ -56,9 +56,6 @@ class SCAN(Learner):
         64
     """
 
-    _PARTS = ("encoder", "weak", "strong")
-    _SETTINGS = ("num_clusters", "num_neighbours", "entropy_weight", "threshold")
-
     def __init__(
         self,
         encoder: Public[keras.Model],
@@ -133,7 +130,6 @@ class SCAN(Learner):
         epochs: int = 1,
         self_label_epochs: int = 0,
         seed: int = 0,
-        callbacks: Setting[Any] = None,
         **kwargs: Setting[Any],
     ) -> Any:
         """Finds the neighbours of all images, then trains both stages.
@@ -145,7 +141,6 @@ class SCAN(Learner):
             epochs: epochs of the first stage.
             self_label_epochs: epochs of self-labelling, which follows; 0 for none.
             seed: public seed of batch order and of the choice among neighbours.
-            callbacks: callbacks for ``keras.Model.fit``.
             **kwargs: further arguments of ``keras.Model.fit``.
 
         Returns:
@@ -180,7 +175,7 @@ class SCAN(Learner):
             for make, count in ((pairs, epochs), (singles, self_label_epochs)):
                 if count:
                     batches = Batches(make, [len(images)], [size], seed=seed)
-                    history = super().fit(batches, epochs=count, callbacks=callbacks, **kwargs)
+                    history = super().fit(batches, epochs=count, **kwargs)
         return history
 
     def clusters(self, images: Public[Any]) -> Clusters:

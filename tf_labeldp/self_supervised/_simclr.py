@@ -51,9 +51,6 @@ class SimCLR(Learner):
         (64, 144)
     """
 
-    _PARTS = ("network", "views")
-    _SETTINGS = ("projection_dim", "temperature")
-
     def __init__(
         self,
         network: Public[keras.Model],
@@ -117,7 +114,6 @@ class SimCLR(Learner):
         batch_size: int = 256,
         epochs: int = 1,
         seed: int = 0,
-        callbacks: Setting[Any] = None,
         **kwargs: Setting[Any],
     ) -> Any:
         """Trains the encoder on images.
@@ -127,7 +123,6 @@ class SimCLR(Learner):
             batch_size: at least 2; larger batches give the loss more images to compare.
             epochs: passes over the images.
             seed: public seed of the batch order.
-            callbacks: callbacks for ``keras.Model.fit``.
             **kwargs: further arguments of ``keras.Model.fit``.
 
         Returns:
@@ -141,4 +136,4 @@ class SimCLR(Learner):
         size = min(_validate.integer_at_least("batch_size", batch_size, 2), len(images))
         batches = Batches(lambda rows: (images[rows],), [len(images)], [size], seed=seed)
         with counted_training(self, public.receipts):
-            return super().fit(batches, epochs=epochs, callbacks=callbacks, **kwargs)
+            return super().fit(batches, epochs=epochs, **kwargs)

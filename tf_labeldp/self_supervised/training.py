@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,11 +17,9 @@ from tf_labeldp.vault.model_history import attach
 class Learner(keras.Model):
     """A model around the user's networks and views, with a configuration of its arguments.
 
-    A subclass lists its Keras objects in ``_PARTS`` and its other arguments in ``_SETTINGS``.
+    A subclass keeps each argument of its constructor in the attribute of the same name.
     """
 
-    _PARTS: tuple[str, ...] = ()
-    _SETTINGS: tuple[str, ...] = ()
     _checks_images = False
 
     def _set_views(self, weak: Any, strong: Any) -> None:
@@ -39,19 +38,16 @@ class Learner(keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
-        parts = {
-            key: keras.saving.serialize_keras_object(getattr(self, key)) for key in self._PARTS
-        }
-        return {"name": self.name, **parts, **{key: getattr(self, key) for key in self._SETTINGS}}
+        signature = inspect.signature(type(self).__init__).parameters
+        names = [name for name in signature if name not in ("self", "kwargs")]
+        serialize = keras.saving.serialize_keras_object
+        return {"name": self.name, **{name: serialize(getattr(self, name)) for name in names}}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         """Returns a model with this configuration."""
-        parts = {
-            key: keras.saving.deserialize_keras_object(config[key], custom_objects)
-            for key in cls._PARTS
-        }
-        return cls(**{**config, **parts})
+        deserialize = keras.saving.deserialize_keras_object
+        return cls(**{name: deserialize(part, custom_objects) for name, part in config.items()})
 
 
 class Batches(keras.utils.PyDataset):

@@ -10,10 +10,10 @@ from keras import ops
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
-from tf_labeldp.mechanisms import ClassificationMechanism, Priors
+from tf_labeldp.mechanisms import ClassificationMechanism
 from tf_labeldp.self_supervised.training import Batches, Learner
 from tf_labeldp.semi_supervised._fix_match import checked_network, sharpened
-from tf_labeldp.semi_supervised.targets import Targets, read_targets
+from tf_labeldp.semi_supervised.targets import Targets, class_shares, read_targets
 
 _SMALL = 1e-8
 
@@ -70,17 +70,6 @@ class DivideMix(Learner):
         4.0
     """
 
-    _PARTS = ("network", "weak", "strong")
-    _SETTINGS = (
-        "clean_threshold",
-        "temperature",
-        "mixup_alpha",
-        "unlabelled_weight",
-        "ramp_epochs",
-        "division",
-        "priors",
-    )
-
     def __init__(
         self,
         network: Public[keras.Model],
@@ -111,12 +100,7 @@ class DivideMix(Learner):
         self.second = keras.models.clone_model(network)
         self.num_classes = network.output_shape[-1]
         self._set_views(weak, strong)
-        rows = np.full((1, self.num_classes), 1.0 / self.num_classes)
-        if priors is not None:
-            shares = Priors.of(priors).probabilities
-            rows = _validate.prior_rows("priors", shares, 1, self.num_classes)
-        self.priors = None if priors is None else rows[0].tolist()
-        self._shares = rows[0].astype(np.float32)
+        self.priors = class_shares(priors, self.num_classes)
         self._channel = self.add_weight(
             shape=(self.num_classes, self.num_classes),
             initializer=keras.initializers.Identity(),
@@ -304,7 +288,8 @@ class DivideMix(Learner):
         labelled = ops.mean(keras.losses.categorical_crossentropy(targets[:size], shares[:size]))
         unlabelled = ops.mean(ops.square(targets[size:] - shares[size:]))
         mean = ops.mean(shares, axis=0)
-        priors = ops.convert_to_tensor(self._shares, mean.dtype)
+        priors = self.priors or [1.0 / self.num_classes] * self.num_classes
+        priors = ops.convert_to_tensor(priors, mean.dtype)
         divergence = ops.sum(priors * ops.log(priors / (mean + _SMALL) + _SMALL))
         return labelled + self.unlabelled_weight * self._ramp * unlabelled + divergence
 

@@ -10,9 +10,8 @@ from keras import ops
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
-from tf_labeldp.mechanisms import Priors
 from tf_labeldp.self_supervised.training import Batches, Learner, built_network
-from tf_labeldp.semi_supervised.targets import Targets, read_targets
+from tf_labeldp.semi_supervised.targets import Targets, class_shares, read_targets
 from tf_labeldp.vault.model_history import attach
 
 
@@ -67,16 +66,6 @@ class FixMatch(Learner):
         4.0
     """
 
-    _PARTS = ("network", "weak", "strong")
-    _SETTINGS = (
-        "threshold",
-        "unlabelled_weight",
-        "unlabelled_ratio",
-        "temperature",
-        "priors",
-        "from_logits",
-    )
-
     def __init__(
         self,
         network: Public[keras.Model],
@@ -106,11 +95,9 @@ class FixMatch(Learner):
         self.network = checked_network(network, self.from_logits)
         self.num_classes = network.output_shape[-1]
         self._set_views(weak, strong)
-        self.priors = None
+        self.priors = class_shares(priors, self.num_classes)
         if priors is not None:
-            shares = Priors.of(priors).probabilities
-            self.priors = _validate.prior_rows("priors", shares, 1, self.num_classes)[0].tolist()
-            self.seen = self.add_weight(
+            self.mean_prediction = self.add_weight(
                 shape=(self.num_classes,), initializer="ones", trainable=False, name="seen"
             )
         self.pseudo_labelled = keras.metrics.Mean(name="pseudo_labelled")
@@ -168,7 +155,6 @@ class FixMatch(Learner):
         sample_weight: Public[Any] = None,
         steps_per_epoch: int | None = None,
         seed: int = 0,
-        callbacks: Setting[Any] = None,
         **kwargs: Setting[Any],
     ) -> Any:
         """Trains on noisy labels and on all images.
@@ -185,7 +171,6 @@ class FixMatch(Learner):
             sample_weight: (n,), at least 0; an example with weight 0 is unlabelled.
             steps_per_epoch: None for one pass over the images.
             seed: public seed of the batch order.
-            callbacks: callbacks for ``keras.Model.fit``.
             **kwargs: further arguments of ``keras.Model.fit``.
 
         Returns:
@@ -198,8 +183,9 @@ class FixMatch(Learner):
         images = self._read_images(public.value[0])
         labelled = read_targets(y, public, len(images), self.num_classes, targets)
         size = _validate.integer_at_least("batch_size", batch_size or 64, 1)
-        kwargs.update(epochs=epochs, callbacks=callbacks)
-        return self.fit_targets(images, labelled, size, steps_per_epoch, seed, **kwargs)
+        return self.fit_targets(
+            images, labelled, size, steps_per_epoch, seed, epochs=epochs, **kwargs
+        )
 
     def fit_targets(
         self,
@@ -208,7 +194,6 @@ class FixMatch(Learner):
         size: int,
         steps: int | None,
         seed: int,
-        callbacks: Setting[Any] = None,
         **kwargs: Setting[Any],
     ) -> Any:
         """Trains as ``fit`` does, on targets that are not checked."""
@@ -229,14 +214,18 @@ class FixMatch(Learner):
             seed,
         )
         with labelled.training(self):
-            return super().fit(batches, callbacks=callbacks, **kwargs)
+            return super().fit(batches, **kwargs)
 
     def _pseudo_labels(self, outputs: Any) -> tuple[Any, Any]:
         """Returns targets for the strong views, and a mask of those above the threshold."""
         shares = ops.softmax(outputs) if self.from_logits else outputs
         if self.priors is not None:
-            self.seen.assign(0.99 * self.seen + 0.01 * ops.mean(shares, axis=0) * self.num_classes)
-            shares = shares * ops.convert_to_tensor(self.priors, shares.dtype) / self.seen
+            self.mean_prediction.assign(
+                0.99 * self.mean_prediction + 0.01 * ops.mean(shares, axis=0) * self.num_classes
+            )
+            shares = (
+                shares * ops.convert_to_tensor(self.priors, shares.dtype) / self.mean_prediction
+            )
             shares = shares / ops.sum(shares, axis=-1, keepdims=True)
         mask = ops.cast(ops.max(shares, axis=-1) >= self.threshold, shares.dtype)
         if self.temperature is None:

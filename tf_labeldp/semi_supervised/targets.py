@@ -11,6 +11,7 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import PublicInput, public_input
 from tf_labeldp.features import denoise_labels
+from tf_labeldp.mechanisms import Priors
 from tf_labeldp.vault import NoisyLabels
 from tf_labeldp.vault.model_history import attach, counted_training
 
@@ -46,6 +47,14 @@ class Targets:
             return counted_training(model, self.public.receipts)
         attach(model, self.public.receipts)
         return contextlib.nullcontext()
+
+
+def class_shares(priors: Any, num_classes: int) -> list[float] | None:
+    """Returns one prior of all examples as a list, as configurations have it; None for None."""
+    if priors is None:
+        return None
+    shares = Priors.of(priors).probabilities
+    return _validate.prior_rows("priors", shares, 1, num_classes)[0].tolist()
 
 
 def read_targets(
@@ -91,27 +100,18 @@ def read_targets(
     if array.ndim == 1:
         codes = _validate.class_indices("labels", array, num_classes)
         array = np.eye(num_classes, dtype=np.float32)[codes]
-    _check_rows(array, num_classes)
-    targets = array.astype(np.float32)
-    # Receipts of priors alone do not cover a draw.
-    is_counted = bool(label_input.receipts if noisy is None else noisy.receipts)
-    return Targets(rows, targets, weights, noisy, public, is_counted)
-
-
-def _check_rows(targets: np.ndarray, num_classes: int) -> None:
-    if targets.ndim != 2 or targets.shape[1] != num_classes:
-        raise ValueError(
-            f"targets must be classes (n,) or probabilities (n, {num_classes}), got shape "
-            f"{targets.shape}. The network has {num_classes} outputs."
-        )
-    if np.any(targets < 0) or np.any(np.abs(targets.sum(axis=1) - 1) > 1e-3):
+    if np.any(array < 0) or np.any(np.abs(array.sum(axis=1) - 1) > 1e-3):
         raise ValueError(
             "rows of targets must be probabilities that sum to one. For signed weights train a "
             "plain model with keras_layers.LabelWeightedLoss."
         )
-    missing = np.flatnonzero(targets.sum(axis=0) == 0)
-    if len(targets) < num_classes or missing.size:
+    missing = np.flatnonzero(array.sum(axis=0) == 0)
+    if len(array) < num_classes or missing.size:
         raise ValueError(
-            f"expected labelled examples of all {num_classes} classes, got {len(targets)} without "
+            f"expected labelled examples of all {num_classes} classes, got {len(array)} without "
             f"classes {missing.tolist()}. Use a weaker filter, or more labels."
         )
+    targets = array.astype(np.float32)
+    # Receipts of priors alone do not cover a draw.
+    is_counted = bool(label_input.receipts if noisy is None else noisy.receipts)
+    return Targets(rows, targets, weights, noisy, public, is_counted)
