@@ -50,7 +50,7 @@ def gaussian_bound(hits: int, others: int, draws: int, delta: float, level: floa
 def one_run_bound(
     right: np.ndarray, order: np.ndarray, delta: float, level: float
 ) -> tuple[float, int, int]:
-    """Returns epsilon, the number of guesses and that of right ones, from canaries of one run.
+    """Returns epsilon, the number of guesses and the number of right ones in one run.
 
     Args:
         right: (m,) whether the guess of each canary's label is right.

@@ -166,14 +166,14 @@ def _distinct(releases: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _odometer(label_set: dict[str, Any], until: str) -> str:
-    from matplotlib import dates
+    from matplotlib.dates import ConciseDateFormatter
     from matplotlib.figure import Figure
 
     uses = [use for use in label_set["history"] if use["time"]]
     if not uses:
         return ""
     texts = [*(use["time"] for use in uses), until]
-    times = [dates.date2num(datetime.datetime.fromisoformat(time)) for time in texts]
+    times = [datetime.datetime.fromisoformat(time) for time in texts]
     times[-1] = max(times)
     spent = [float(use["epsilon_so_far"]) for use in uses]
     spent.append(spent[-1])
@@ -185,17 +185,13 @@ def _odometer(label_set: dict[str, Any], until: str) -> str:
     axes = figure.subplots()
     axes.step([times[0], *times], [0.0, *spent], where="post", color="#1f77b4")
     axes.plot(times[:-1], spent[:-1], "o", color="#1f77b4")
-    margin = max(1e-3, (times[-1] - times[0]) / 30)
-    axes.set_xlim(times[0] - margin, times[-1] + margin)
     axes.axhline(budget, color="#c0392b", linestyle="--")
     corner = axes.get_yaxis_transform()
     axes.text(0.01, budget, "budget now", color="#c0392b", transform=corner, va="bottom")
     axes.set_ylim(0.0, height)
     axes.set_ylabel("epsilon so far")
-    locator = dates.AutoDateLocator()
-    axes.xaxis_date()
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+    locator = axes.xaxis.get_major_locator()
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
     axes.spines[["top", "right"]].set_visible(False)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})

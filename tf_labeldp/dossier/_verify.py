@@ -14,6 +14,7 @@ import numpy as np
 
 from tf_labeldp.accounting import PrivacyGuarantee, public_input
 from tf_labeldp.accounting.provenance import (
+    WEIGHTS_ASSUMED,
     array_digest,
     layers_of,
     own_weights,
@@ -205,43 +206,47 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, ledgers: Sequence[Le
 
 def _differs(stated: PrivacyGuarantee, written: dict[str, Any]) -> list[str]:
     found = PrivacyGuarantee.from_json(json.dumps(written))
+    problems = []
     figures = [(each.epsilon, each.delta, each.seeded) for each in (found, stated)]
-    if figures[0] == figures[1] and set(found.assumptions) <= set(stated.assumptions):
-        return []
-    return [
-        f"its statement is {found.headline}, but its receipts compose to {stated.headline}, or "
-        "the assumptions differ"
-    ]
+    if figures[0] != figures[1]:
+        problems.append(
+            f"its statement is {found.headline}, but its receipts compose to {stated.headline}"
+        )
+    # A head has no initial weights to vouch for; the file of its model does.
+    if {*found.assumptions, WEIGHTS_ASSUMED} != {*stated.assumptions, WEIGHTS_ASSUMED}:
+        problems.append("its statement and its receipts differ in their assumptions")
+    return problems
 
 
 def _unknown_layers(model: Any, ledgers: Sequence[Ledger]) -> tuple[list[str], list[str]]:
-    """Returns layers with receipts whose weights no ledger knows, and layers without receipts.
+    """Returns layers with receipts whose weights no ledger records, and layers without receipts.
 
     If no layer has receipts, the layers without them count as unknown. Constant weights, such as
     those of a head that is all noise, need no record.
     """
-    known = {digest for ledger in ledgers for digests, _ in ledger.weights() for digest in digests}
+    weights = [digests for ledger in ledgers for digests, _ in ledger.weights()]
+    recorded = {digest for digests in weights for digest in digests}
     unknown: list[str] = []
     public: list[str] = []
-    any_known = False
+    any_recorded = False
     for layer in layers_of(model):
         own = own_weights(layer)
         has_receipts = bool(own and public_input(layer).receipts)
-        if not known.issuperset(weight_digests(own)):
+        if not recorded.issuperset(weight_digests(own)):
             (unknown if has_receipts else public).append(layer.name)
         elif has_receipts:
-            any_known = True
-    return (unknown, public) if any_known or unknown else (public, [])
+            any_recorded = True
+    return (unknown, public) if any_recorded or unknown else (public, [])
 
 
 def _not_in(ledger: Receipts, receipts: Receipts) -> list[str]:
-    known = {receipt.id: receipt.to_json() for receipt in ledger}
+    json_by_id = {receipt.id: receipt.to_json() for receipt in ledger}
     charged = [receipt for receipt in receipts if is_charged(receipt)]
-    missing = [receipt for receipt in charged if receipt.id not in known]
+    missing = [receipt for receipt in charged if receipt.id not in json_by_id]
     changed = [
         receipt
         for receipt in charged
-        if known.get(receipt.id, receipt.to_json()) != receipt.to_json()
+        if json_by_id.get(receipt.id, receipt.to_json()) != receipt.to_json()
     ]
     return [
         *(f"the store has no receipt for {brief(receipt.what)}" for receipt in missing),

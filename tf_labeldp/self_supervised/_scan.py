@@ -85,7 +85,7 @@ class SCAN(Learner):
         self._note_parts(public)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Returns cluster probabilities (n, C), in training those of two views (2n, C)."""
+        """Returns cluster probabilities (n, C), for two views in training (2n, C)."""
         if not isinstance(inputs, dict):
             return self.head(self.encoder(inputs, training=training))
         if "neighbours" in inputs:

@@ -96,7 +96,7 @@ class Batches(keras.utils.PyDataset):
     def _shuffle(self) -> None:
         rng = np.random.default_rng((self._seed, self._epoch))
         self._orders = []
-        # Whole permutations: the numbers of uses of two rows differ by one at most.
+        # Whole permutations keep the uses of any two rows within one of each other.
         for count, size in self._streams:
             rows = self._steps * size
             passes = [rng.permutation(count) for _ in range(-(-rows // count))]

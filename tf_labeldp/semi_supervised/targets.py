@@ -50,7 +50,7 @@ class Targets:
 
 
 def class_shares(priors: Any, num_classes: int) -> list[float] | None:
-    """Returns one prior of all examples as a list, as configurations have it; None for None."""
+    """Returns the prior of all examples as a list for configurations; None for None."""
     if priors is None:
         return None
     shares = Priors.of(priors).probabilities
