@@ -173,7 +173,7 @@ def _odometer(label_set: dict[str, Any], until: str) -> str:
     if not uses:
         return ""
     texts = [*(use["time"] for use in uses), until]
-    times = [datetime.datetime.fromisoformat(time) for time in texts]
+    times: list[Any] = [datetime.datetime.fromisoformat(time) for time in texts]
     times[-1] = max(times)
     spent = [float(use["epsilon_so_far"]) for use in uses]
     spent.append(spent[-1])
