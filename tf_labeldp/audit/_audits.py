@@ -374,18 +374,15 @@ def _scores(name: str, scores: Any, rows: int, num_classes: int) -> np.ndarray:
 
 
 def _with_proxy(scores: Any, labels: Any, proxy: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    if np.ndim(proxy) != 2:
-        raise ValueError(f"proxy must have shape (n, K), got {np.shape(proxy)}.")
-    rows, num_classes = np.shape(proxy)
-    public = _validate.prior_rows("proxy", proxy, rows, num_classes)
+    num_classes = np.shape(scores)[-1]
+    true = _validate.class_indices("labels", labels, num_classes)
+    checked = _scores("scores", scores, true.size, num_classes)
+    public = _validate.prior_rows("proxy", proxy, true.size, num_classes)
     if public.min() <= 0.0:
         raise ValueError(
             f"proxy must be above zero everywhere, got {public.min():g}. Mix it with a uniform one."
         )
-    true = _validate.class_indices("labels", labels, num_classes)
-    if true.size != rows:
-        raise ValueError(f"expected one row of proxy per label, got {rows} and {true.size}.")
-    return true, _scores("scores", scores, rows, num_classes), public
+    return true, checked, np.broadcast_to(public, checked.shape)
 
 
 def _result_of_guesses(
