@@ -16,9 +16,9 @@ from tf_labeldp.audit._result import AuditResult, LabelInference
 from tf_labeldp.mechanisms import ClassificationMechanism, RegressionMechanism
 
 _MOST_OUTPUTS, _BINS = 2048, 256
-"""Outputs above the first count are put into bins of equal size, whose number is the second."""
+"""A column with more different outputs than the first is binned into the second, by quantiles."""
 _MOST_LABELS, _NUMBERS = 16, 5
-"""Number of labels that are compared: for classes at most the first, for a range the second."""
+"""Labels that are compared: at most the first of many classes, the second of a range."""
 Draw = Callable[[np.ndarray, np.random.Generator], Any]
 
 

@@ -45,15 +45,15 @@ _SPREAD: Columns = {
 }
 _HISTORY: Columns = {
     "when (UTC)": ("when", lambda row: _when(row["time"])),
-    "what": ("", lambda row: brief(row["what"]) + (f" ({row['key']})" if row["key"] else "")),
+    "use": ("", lambda row: brief(row["what"]) + (f" ({row['key']})" if row["key"] else "")),
     "examples": ("number", lambda row: f"{row['examples']:,}" if row["examples"] else ""),
     "epsilon": ("number", lambda row: _shown(row["epsilon"])),
     "so far": ("number", lambda row: _shown(row["epsilon_so_far"])),
-    "who": ("", lambda row: row["actor"]),
+    "user": ("", lambda row: row["actor"]),
 }
 _RELEASES: Columns = {
     "receipt": ("", lambda row: row["id"][:12]),
-    "what": ("", lambda row: brief(row["what"])),
+    "use": ("", lambda row: brief(row["what"])),
     "settings": ("", lambda row: row["settings"]),
     "flags": ("", lambda row: ", ".join(row["flags"])),
     "digest": ("digest", lambda row: row["output_digest"] or ""),

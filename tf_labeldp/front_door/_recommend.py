@@ -14,7 +14,7 @@ from tf_labeldp import _validate
 _LARGEST_MEASURED = {"images": 60_000, "table": 32_561, "numbers": 12_000}
 """Examples in the largest training set measured, by kind of features."""
 _FEW = 0.1
-"""Share of those examples below which a remark says that the tables do not reach."""
+"""With a smaller share of those examples, a remark names the epsilon to look up."""
 _REASONS = {
     "images": (
         "Images: features of small patches, smoothed over their nearest neighbours, and one noisy "
@@ -36,7 +36,7 @@ _REASONS = {
     ),
     "model": (
         "Your own model: it learns the probabilities of a head of one noisy release on label-free "
-        "features, and from epsilon 2.5 on from noisy labels, too.",
+        "features, and from epsilon 2.5 it also learns from noisy labels.",
         "A network trained on a head's probabilities beat the same network on noisy labels and "
         "DP-SGD at every epsilon measured.",
     ),
