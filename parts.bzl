@@ -79,7 +79,7 @@ MOST_LINES = {
     "training": 3974,
     "pate": 442,
     "front_door": 719,
-    "audit": 611,
+    "audit": 608,
     "dossier": 781,
     "tf_privacy": 467,
     "scale": 1195,

@@ -20,7 +20,7 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.2rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; }
 th, td { border-bottom: 1px solid var(--soft); padding: .3rem .6rem; text-align: left;
-  vertical-align: top; }
+  vertical-align: top; white-space: pre-line; }
 th, td.when { white-space: nowrap; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 td.digest { font-family: monospace; word-break: break-all; min-width: 16rem; }
