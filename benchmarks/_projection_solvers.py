@@ -227,7 +227,7 @@ def estimate_column_norms(
 
     For standard normal ``v`` the mean of ``(G^T v)^2`` is the squared norm of each column. So an
     estimate from m probes has a relative standard deviation of about ``1 / sqrt(2 m)``: 35 % with
-    4. That is enough for ``operator.scaled(min(1, C / norm))``, whose columns are clipped as the
+    4. That is enough for ``scales=min(1, C / norm)``, with which columns are clipped as the
     gradients in the target are: without it the hull of a confident model reaches out to the
     gradients of labels that nobody has, up to a hundred times longer.
     """

@@ -119,9 +119,14 @@ def operator_of(
     rng = np.random.default_rng(1)
     x = state.images[rng.choice(len(state.images), num_examples, replace=False)]
     variables = state.model.trainable_variables
-    operator = CountingOperator(lambda: -tf.nn.log_softmax(state.model(x)), variables)
+
+    def losses() -> tf.Tensor:
+        return -tf.nn.log_softmax(state.model(x))
+
+    operator = CountingOperator(losses, variables)
     if columns == "clipped":
-        operator = operator.scaled(tf.minimum(1.0, CLIP / estimate_column_norms(operator)))
+        scales = tf.minimum(1.0, CLIP / estimate_column_norms(operator))
+        operator = CountingOperator(losses, variables, scales=scales)
     return operator, tf.nn.softmax(state.model(x))
 
 

@@ -1,20 +1,20 @@
-"""Keras losses and layers for training on private labels.
+"""Keras losses and layers for training on noisy labels.
 
-They depend on Keras and NumPy alone. Importing this package registers every class with Keras: a
-saved ``.keras`` file then loads without ``custom_objects``.
+They depend on Keras and NumPy alone. Importing this package registers every class with Keras, so
+that a saved ``.keras`` file loads without ``custom_objects``.
 
 - Losses on noisy labels: ``LabelWeightedLoss`` (unbiased, from the signed weights of a channel's
   inverse), ``ForwardCorrectedLoss`` (the prediction passed through the channel) and ``ALIBILoss``
   (the posterior given a noisy one-hot row).
 - ``Mixup``, for batches of features and noisy labels.
-- The layers that ``to_keras()`` of a feature map or a head makes: fixed, label-free features, and
-  released models on them.
+- The layers in ``to_keras()`` of feature maps and heads: fixed, label-free features, and released
+  models on them.
 
-Their labels are private already, so they only post-process and spend no privacy budget. None of
-them makes a label private.
+They post-process labels that are already private, and spend no privacy budget. None of them makes a
+label private.
 """
 
-# The first two register layers with Keras.
+# Imported to register their layers with Keras.
 from . import _fixed_features as _fixed_features
 from . import _released_dense as _released_dense
 from ._alibi_loss import ALIBILoss

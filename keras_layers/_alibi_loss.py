@@ -23,8 +23,8 @@ class ALIBILoss(NoisyLabelLoss):
     ``softmax(y_pred) - q``, that of the negative log-likelihood of the noisy row.
 
     Do not stop early or select models by the value of the loss: it is near zero for any confident
-    prediction, right or wrong. As the model is its own prior, a confident one outweighs a noisy
-    label and then learns from itself (with Laplace noise where log-probabilities of two classes
+    prediction, right or wrong. The model is its own prior, so a confident model outweighs a noisy
+    label and then learns from itself (with Laplace noise, if the log-probabilities of two classes
     differ by more than ``2 / b``). Start from small weights with a small or warmed-up learning
     rate. For a fixed prior, train on ``tf_labeldp.estimation.posterior`` with cross-entropy.
 
@@ -35,17 +35,17 @@ class ALIBILoss(NoisyLabelLoss):
         noise: ``"laplace"`` or ``"gaussian"``.
         scale: ``mechanism.scale``: b for Laplace noise (``2 / epsilon``), the standard deviation
             for Gaussian noise; finite and above zero.
-        from_logits: whether ``y_pred`` holds logits (the default here, to avoid underflow).
+        from_logits: whether ``y_pred`` are logits (the default here, to avoid underflow).
         reduction, name: as in ``keras.losses.Loss``.
-        dtype: of the computation; half precision is raised to float32.
+        dtype: dtype of the computation; half precision becomes float32.
 
     Call arguments:
-        y_true: noisy one-hot labels (batch, K), of either sign, finite.
+        y_true: noisy one-hot labels (batch, K), finite, of either sign.
         y_pred: scores (batch, K), K at least 2; probabilities are normalised and clipped.
-        sample_weight: optional, (batch,) or (batch, 1).
+        sample_weight: None, (batch,) or (batch, 1).
 
     Raises:
-        ValueError: ``noise`` is unknown or ``scale`` out of range; on call, the inputs are not
+        ValueError: ``noise`` is unknown or ``scale`` is out of range; on call, the inputs are not
             both (batch, K).
 
     Example:
@@ -90,15 +90,15 @@ class ALIBILoss(NoisyLabelLoss):
         """Returns the unreduced loss (batch,)."""
         check_rows(y_true, y_pred, "Train on the rows that tf_labeldp.mechanisms.ALIBI releases.")
         if y_pred.shape[1] < 2:
-            raise ValueError("y_pred must hold scores of at least two classes, got one.")
+            raise ValueError("y_pred must have scores of at least two classes, got one.")
         log_prior = log_probabilities(upcast(y_pred), self.from_logits)
         y_true = ops.cast(y_true, log_prior.dtype)
         if self.noise == "laplace":
-            # |x| - |x - 1|, without the difference of two large numbers.
+            # |x| - |x - 1| without a difference of two large numbers.
             log_likelihood = (2.0 * ops.clip(y_true, 0.0, 1.0) - 1.0) / self.scale
         else:
             largest = ops.max(y_true, axis=-1, keepdims=True)
-            # Two divisions: the square may underflow.
+            # Two divisions, because the square may underflow.
             log_likelihood = (y_true - largest) / self.scale / self.scale
         posterior = ops.softmax(log_prior + log_likelihood, axis=-1)
         return -ops.sum(ops.stop_gradient(posterior) * log_prior, axis=-1)

@@ -1,6 +1,6 @@
 """Layers whose weights are set once and not trained: feature maps, and a table of clusters.
 
-``to_keras()`` of a feature map or a head makes them, and has checked their arguments.
+``to_keras()`` of a feature map or a head checks the arguments and makes the layer.
 """
 
 import functools
@@ -14,15 +14,12 @@ from keras import ops
 
 from ._released_dense import CarriesReceipts
 
+# A row whose product with a key exceeds this is the key itself, up to float32 rounding.
 _SAME = 1.0 - 1e-6
-"""A row whose product with a key is above this is taken for the key itself."""
 
 
 class FixedLayer(keras.layers.Layer):
-    """A layer that computes in float32 under any dtype policy, from weights that are not trained.
-
-    The arguments of the constructor are attributes of the same names.
-    """
+    """Computes in float32 under any dtype policy; constructor arguments are attributes."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "autocast": False, "trainable": False})
@@ -49,16 +46,16 @@ class FixedLayer(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class PatchFeatures(FixedLayer):
-    """Pooled two-sided responses of normalised patches, as ``PatchDictionary`` fits them.
+    """The features of a ``PatchDictionary``: pooled two-sided responses of normalised patches.
 
     Each patch ``p`` of ``patch_size`` x ``patch_size`` pixels (all channels together) is centred
     and divided by ``sqrt(var(p) + contrast_floor)``. With filters ``f_k`` and offsets ``b_k`` its
     responses are ``r_k = f_k . p - b_k``; ``max(0, r_k - threshold)`` and
     ``max(0, -r_k - threshold)`` are averaged over each of ``pooling`` x ``pooling`` cells.
 
-    Takes images (batch, height, width[, channels]) of any number dtype and of known size; returns
-    ``float32`` (batch, 2 * num_atoms * pooling**2): the cells, in each the positive sides of all
-    filters and then the negative ones. Set the weights by ``set_weights([filters, offsets])``.
+    Takes images (batch, height, width[, channels]) of any numeric dtype and of known size; returns
+    ``float32`` (batch, 2 * num_atoms * pooling**2), cell by cell: the positive sides of all
+    filters, then the negative sides. Set the weights by ``set_weights([filters, offsets])``.
 
     Source: Coates, Ng and Lee, "An analysis of single-layer networks in unsupervised feature
     learning" (2011).
@@ -88,7 +85,7 @@ class PatchFeatures(FixedLayer):
             _cell_means((int(size) - self.patch_size) // self.stride + 1, self.pooling)
             for size in input_shape[1:3]
         )
-        # (positions of the patch, cells)
+        # Shape (positions of the patch, cells).
         self._pool = np.kron(rows, columns).astype("float32")
         self._add_fixed("filters", (self.patch_size**2 * channels, self.num_atoms), None)
         self._add_fixed("offsets", (self.num_atoms,))
@@ -98,8 +95,8 @@ class PatchFeatures(FixedLayer):
         images = ops.cast(inputs, "float32")
         if len(images.shape) == 3:
             images = ops.expand_dims(images, -1)
-        # Not a convolution: the variance as E[p^2] - E[p]^2 would lose the digits of patches of
-        # low contrast in float32.
+        # With a convolution the variance would be E[p^2] - E[p]^2, which loses precision in float32
+        # for patches of low contrast.
         patches = ops.image.extract_patches(
             images,
             self.patch_size,
@@ -127,14 +124,14 @@ class PatchFeatures(FixedLayer):
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class FourierFeatures(FixedLayer):
-    """``[cos(x W), sin(x W)] / sqrt(D / 2)``: rows of unit norm whose products are a kernel.
+    """``[cos(x W), sin(x W)] / sqrt(D / 2)``: rows of unit norm whose products estimate a kernel.
 
     If the columns of ``W`` are drawn from a normal distribution of variance ``1 / bandwidth**2``,
     the product of two rows is an unbiased estimate of ``exp(-|x - y|^2 / (2 bandwidth^2))``. With a
-    ``linear_weight`` in (0, 1) the input, scaled to unit norm, is appended: the kernel is that
-    share of the cosine of the inputs' angle, and the rest of the above.
+    ``linear_weight`` w in (0, 1) the input, scaled to unit norm, is appended: the kernel becomes w
+    times the cosine of the inputs' angle plus ``1 - w`` times the above.
 
-    Takes (batch, p); returns ``float32`` (batch, D), where D is ``num_features``, which is even, or
+    Takes (batch, p); returns ``float32`` (batch, D) for an even ``num_features`` D, or
     (batch, D + p) with a linear part. Set the weights by ``set_weights([frequencies])``.
 
     Source: Rahimi and Recht, "Random features for large-scale kernel machines" (2007).
@@ -166,15 +163,15 @@ class FourierFeatures(FixedLayer):
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class NeighbourFeatures(CarriesReceipts, FixedLayer):
-    """Smooths features over their nearest neighbours, as ``NeighbourSmoothing`` fits them.
+    """Smooths features over their nearest neighbours, as a fitted ``NeighbourSmoothing`` does.
 
     For features ``x``, let ``k`` be ``(x * scale)[:num_key_features]`` scaled to unit norm. The
     neighbours are the ``num_neighbours`` rows of the table ``keys`` with the largest products with
-    ``k``, except rows equal to it. The result is
+    ``k``, except rows equal to ``k``. The result is
     ``strength * mean(smooth[neighbours]) + (1 - strength) * x``.
 
-    Takes and returns (batch, features). Set the weights by ``set_weights([scale, keys, smooth])``:
-    features of the examples of ``fit``, and part of a saved model, so they must be public.
+    Takes and returns (batch, features). Set the weights by ``set_weights([scale, keys, smooth])``.
+    They are features of the examples of ``fit`` and part of a saved model, so they must be public.
 
     Source: the fixed point of Zhou et al., "Learning with local and global consistency" (2004).
     """
@@ -216,12 +213,12 @@ class NeighbourFeatures(CarriesReceipts, FixedLayer):
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class NearestCentre(CarriesReceipts, FixedLayer):
-    """Gives each row the outputs of its nearest centre; of equally near centres, the first.
+    """Maps each row to the outputs of its nearest centre, the first one in a tie.
 
     Takes (batch, d); returns ``float32`` (batch, num_outputs). The ``centres`` (num_centres, d) and
-    the ``outputs`` (num_centres, num_outputs), such as a cluster's class probabilities, are weights
-    and part of the config, so that a copy computes the same. A saved model holds them: they must be
-    public or private already.
+    ``outputs`` (num_centres, num_outputs), such as the class probabilities of clusters, are weights
+    and part of the config, so that a copy computes the same. A saved model contains them, so they
+    must be public or already private.
 
     Source: the model of Algorithm 2 of ``tang2022``, with k-means for its clusters.
     """
@@ -234,8 +231,8 @@ class NearestCentre(CarriesReceipts, FixedLayer):
 
     def build(self, input_shape: Any) -> None:
         offset = self._centres.mean(axis=0)
-        # Scores are products with the centres, less half of their squares; both from the mean of
-        # the centres, so that a common offset costs no precision.
+        # A score is the product with a centre minus half its square. Both are relative to the mean
+        # of the centres, so that a common offset costs no precision.
         moved = (self._centres - offset).astype(np.float32)
         tables = {
             "offset": offset,

@@ -9,7 +9,7 @@ from keras import ops
 
 from ._noisy_label_loss import NoisyLabelLoss, log_probabilities, upcast
 
-# Stands for log 0: finite, so that gradients are, and lost against any log-probability.
+# Replaces log 0: finite, so that gradients are, and negligible next to any log-probability.
 _LOG_ZERO = -1e30
 
 
@@ -18,28 +18,28 @@ class ForwardCorrectedLoss(NoisyLabelLoss):
     """Cross-entropy between noisy labels and the prediction passed through the channel.
 
     ``loss_i = -log (p_i^T Q)[noisy_i]``, where ``Q[true, noisy]`` is the probability that the
-    mechanism answers ``noisy``. For an invertible Q the expected loss is smallest exactly where the
-    prediction ``p`` of the true label is the true posterior. Unlike ``LabelWeightedLoss`` it is
-    never negative; it agrees with the loss on true labels in its minimiser, not in its value.
+    mechanism releases ``noisy``. For an invertible Q the expected loss is smallest exactly where
+    the prediction ``p`` of the true label is the true posterior. Unlike ``LabelWeightedLoss`` it is
+    never negative; it has the minimiser of the loss on true labels, not its value.
 
-    From logits, ``log p^T Q`` does not underflow; it takes O(batch * num_inputs) memory for label
-    ids and O(batch * num_inputs * num_outputs) for one-hot or soft labels.
+    From logits, ``log p^T Q`` does not underflow and takes O(batch * num_inputs) memory for label
+    ids, O(batch * num_inputs * num_outputs) for one-hot or soft labels.
 
     Args:
-        transition_matrix: ``P[noisy | true]`` (num_inputs, num_outputs), finite, not negative, with
+        transition_matrix: ``P[noisy | true]`` (num_inputs, num_outputs), finite, nonnegative, with
             at least two columns and rows that sum to one within 1e-6, such as
             ``mechanism.transition_matrix()``.
-        from_logits: whether ``y_pred`` holds logits (recommended).
+        from_logits: whether ``y_pred`` are logits (recommended).
         reduction, name: as in ``keras.losses.Loss``.
-        dtype: of the computation; half precision is raised to float32.
+        dtype: dtype of the computation; half precision becomes float32.
 
     Call arguments:
-        y_true: noisy labels: ids (batch,) or (batch, 1), or one-hot or soft (batch, num_outputs);
-            the static shape decides. An id outside ``[0, num_outputs)`` gives a NaN loss. A label
-            that the channel never answers (a zero column) gives about 1e30 from logits, with
-            finite gradients.
+        y_true: noisy labels: ids (batch,) or (batch, 1), or one-hot or soft labels
+            (batch, num_outputs), by the static shape. An id outside ``[0, num_outputs)`` makes the
+            loss NaN. A label that the channel never releases (a zero column) makes it about 1e30
+            from logits, with finite gradients.
         y_pred: scores of the true labels (batch, num_inputs); probabilities are normalised.
-        sample_weight: optional, (batch,) or (batch, 1).
+        sample_weight: None, (batch,) or (batch, 1).
 
     Raises:
         ValueError: ``transition_matrix`` is not row-stochastic; on call, the shapes do not fit it.
@@ -97,7 +97,7 @@ class ForwardCorrectedLoss(NoisyLabelLoss):
         return ops.where(valid, losses, float("nan")) if label_ids else losses
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor, the matrix as nested lists."""
+        """Returns the constructor arguments, with the matrix as nested lists."""
         return {"transition_matrix": self.transition_matrix.tolist(), **super().get_config()}
 
 
@@ -115,13 +115,13 @@ def _checked_matrix(matrix: Any) -> np.ndarray:
     for row, values in enumerate(matrix):
         if not np.all((values >= 0) & np.isfinite(values)):
             raise ValueError(
-                f"transition_matrix must hold finite nonnegative probabilities, got row {row}: "
-                f"{values.tolist()}. A channel's inverse is for LabelWeightedLoss."
+                f"transition_matrix must have finite nonnegative entries, got row {row}: "
+                f"{values.tolist()}. Use LabelWeightedLoss for a channel's inverse."
             )
         if abs(sums[row] - 1.0) > 1e-6:
             raise ValueError(
-                f"each row of transition_matrix must sum to one, but row {row} sums to "
-                f"{sums[row]:.9g}. If the columns sum to one, transpose it."
+                f"each row of transition_matrix must sum to one, got {sums[row]:.9g} in row {row}. "
+                "If the columns sum to one, transpose it."
             )
     return matrix
 
@@ -130,11 +130,11 @@ def _check_shapes(y_true: Any, y_pred: Any, num_inputs: int, num_outputs: int) -
     true_shape, pred_shape = tuple(y_true.shape), tuple(y_pred.shape)
     if len(pred_shape) != 2 or pred_shape[1] != num_inputs:
         raise ValueError(
-            f"y_pred must have shape (batch, {num_inputs}), one score for each row of "
+            f"y_pred must have shape (batch, {num_inputs}), one score per row of "
             f"transition_matrix, got {pred_shape}. Give the model's last layer {num_inputs} units."
         )
     if len(true_shape) not in (1, 2) or true_shape[1:] not in ((), (1,), (num_outputs,)):
         raise ValueError(
-            "y_true must hold noisy labels, as ids (batch,) or (batch, 1) or one-hot "
-            f"(batch, {num_outputs}), one for each column of transition_matrix, got {true_shape}."
+            "y_true must be noisy labels: ids (batch,) or (batch, 1), or rows "
+            f"(batch, {num_outputs}), one entry per column of transition_matrix, got {true_shape}."
         )

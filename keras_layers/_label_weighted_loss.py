@@ -1,7 +1,6 @@
-"""One loss for every linear correction of noisy labels."""
+"""One loss for all linear corrections of noisy labels."""
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -28,31 +27,31 @@ class LabelWeightedLoss(NoisyLabelLoss):
     and the matrix-inverse loss differ in the weights alone; ``tf_labeldp.estimation.debiased``
     computes them. The loss is linear in the weights, so mixing them (``Mixup``) keeps it unbiased.
 
-    The loss is unbounded below: some weights are negative, so on examples that a model can memorise
-    cross-entropy tends to minus infinity as the logits grow; RRTop-k on k labels enlarges the
+    Some weights are negative, so the loss has no lower bound: if a model can memorise the examples,
+    cross-entropy tends to minus infinity as the logits grow. RRTop-k on k labels multiplies the
     Lipschitz constant by up to ``1 + 2 k / (e^epsilon - 1)``. Stop early, regularise, take a
     bounded ``base`` (such as ``"mse"`` on probabilities), or use ``ForwardCorrectedLoss``.
 
     Args:
         base: the loss to debias. ``"categorical_crossentropy"`` and
-            ``"sparse_categorical_crossentropy"`` (synonyms here) take O(K) time per example. Others
-            evaluate every class in O(batch * K^2) time and memory: the name of another Keras loss
-            or registered function, a ``keras.losses.Loss`` (its own reduction is ignored), or a
+            ``"sparse_categorical_crossentropy"`` (synonyms here) take O(K) time per example. Other
+            losses evaluate every class in O(batch * K^2) time and memory: the name of a Keras loss
+            or registered function, a ``keras.losses.Loss`` (its reduction is ignored), or a
             callable ``base(y_true, y_pred) -> (batch,)`` with one-hot ``y_true`` (batch, K), which
             must be registered with Keras to be saved with a model.
-        from_logits: whether ``y_pred`` holds logits. It is passed to a ``base`` given by name; an
-            instance or a callable decides for itself.
+        from_logits: whether ``y_pred`` are logits. It is passed to a ``base`` by name; an instance
+            or a callable has its own setting.
         reduction, name: as in ``keras.losses.Loss``.
-        dtype: of the computation; half precision is raised to float32.
+        dtype: dtype of the computation; half precision becomes float32.
 
     Call arguments:
         y_true: weights (batch, K), of either sign; rows need not sum to one.
-        y_pred: scores (batch, K), with K static.
-        sample_weight: optional, (batch,) or (batch, 1).
+        y_pred: scores (batch, K), with a static K.
+        sample_weight: None, (batch,) or (batch, 1).
 
     Raises:
-        ValueError: ``base`` is unknown, or takes no ``from_logits`` although it is set; on call,
-            the inputs are not both (batch, K) with the same static K.
+        ValueError: ``base`` is unknown or takes class ids; ``from_logits`` is set for a ``base``
+            without a name; on call, the inputs are not both (batch, K) with the same static K.
 
     Example:
         >>> import numpy as np
@@ -88,13 +87,13 @@ class LabelWeightedLoss(NoisyLabelLoss):
         y_pred = upcast(y_pred)
         if self._base_function is not None:
             return _loss_of_every_class(y_true, y_pred, self._base_function)
-        # Not ops.categorical_crossentropy: a fused kernel's gradient (softmax - target) takes for
-        # granted that the targets sum to one.
+        # The fused kernel of ops.categorical_crossentropy has the gradient softmax - target, which
+        # is right only for targets that sum to one.
         weights = ops.cast(y_true, y_pred.dtype)
         return -ops.sum(weights * log_probabilities(y_pred, self.from_logits), axis=-1)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor; a ``base`` that is no name is serialized."""
+        """Returns the constructor arguments; an object as ``base`` is serialized."""
         base = self.base
         if not isinstance(base, str):
             base = keras.saving.serialize_keras_object(base)
@@ -125,41 +124,26 @@ def _loss_of_every_class(weights: Any, y_pred: Any, base: Callable[[Any, Any], A
 
 
 def _base_function(base: Any, from_logits: bool) -> Callable[[Any, Any], Any] | None:
-    """Returns ``base`` as a function of one-hot targets; None for cross-entropy's closed form."""
+    """Returns ``base`` as a function of one-hot targets; None for cross-entropy."""
     if isinstance(base, str):
         if base in _CROSS_ENTROPIES:
             return None
-        base = _loss_by_name(base, from_logits)
+        loss = keras.saving.get_registered_object(base) or keras.losses.get(base)
+        options = {"from_logits": True} if from_logits else {}
+        kind = type(loss) if isinstance(loss, keras.losses.Loss) else loss
+        base = kind(**options) if isinstance(kind, type) else functools.partial(loss, **options)
     elif (
         isinstance(base, keras.losses.SparseCategoricalCrossentropy)
         or base is keras.losses.sparse_categorical_crossentropy
     ):
         raise ValueError(
-            f"base gets one-hot targets, and {base!r} expects integer ones. Pass "
+            f"base must take one-hot targets, got {base!r}, which takes class ids. Pass "
             'base="sparse_categorical_crossentropy" (with from_logits) instead.'
         )
     elif from_logits:
         raise ValueError(
-            f"from_logits=True is passed on to a base given by name alone, got {base!r}. Set "
-            "from_logits on the instance, or convert inside the callable."
+            f"from_logits=True needs a base by name, got {base!r}. Set from_logits on the "
+            "instance, or convert the scores in the callable."
         )
-    # A Loss instance is taken unreduced: `call`, not `__call__`.
+    # `call` of a loss does not reduce, unlike `__call__`.
     return base.call if isinstance(base, keras.losses.Loss) else base
-
-
-def _loss_by_name(name: str, from_logits: bool) -> Any:
-    try:
-        loss = keras.saving.get_registered_object(name) or keras.losses.get(name)
-    except ValueError as error:
-        raise ValueError(
-            f'unknown base loss "{name}". Give the name of a function or class in keras.losses, or '
-            "of one registered with Keras, or pass the callable."
-        ) from error
-    kind = type(loss) if isinstance(loss, keras.losses.Loss) else loss
-    if from_logits and "from_logits" not in inspect.signature(kind).parameters:
-        raise ValueError(
-            f'from_logits=True, but the base loss "{name}" takes no from_logits. Give it the '
-            "scores that it expects, or pass a callable base(y_true, y_pred) that converts them."
-        )
-    options = {"from_logits": True} if from_logits else {}
-    return kind(**options) if isinstance(kind, type) else functools.partial(loss, **options)

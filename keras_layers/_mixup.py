@@ -12,33 +12,33 @@ class Mixup(keras.layers.Layer):
     """Mixup of inputs and targets, with one ``lam ~ Beta(alpha, alpha)`` per batch.
 
     ``x' = lam * x + (1 - lam) * reversed(x)``, and the same for the targets: example i is paired
-    with example ``batch - 1 - i``, as in the authors' code for LP-MST: in a shuffled batch that is
-    as good as a random partner. Targets keep their precision under mixed precision; half-precision
-    tensors are mixed in float32.
+    with example ``batch - 1 - i``, as in the authors' code for LP-MST; in a shuffled batch that is
+    a random partner. Targets keep their precision under mixed precision; half-precision tensors
+    are mixed in float32.
 
     Guarantee:
         On labels that are already private (randomized labels, debiased weights) mixing is
-        post-processing; ``LabelWeightedLoss`` stays unbiased. On true labels it protects nothing,
-        and must not precede the per-example clipping of DP-SGD: one label would reach the gradients
-        of two examples and double the sensitivity.
+        post-processing; ``LabelWeightedLoss`` stays unbiased. On true labels mixing protects
+        nothing, and it must not precede the per-example clipping of DP-SGD: one label would affect
+        the gradients of two examples and double the sensitivity.
 
     Args:
-        alpha: finite number of at least zero; 0 is the identity. Larger values mix more.
+        alpha: finite and at least zero; 0 is the identity. Larger values mix more.
         seed: seed of the draws, or None. It is public and protects nothing.
         **kwargs: as in ``keras.layers.Layer``.
 
     Call arguments:
-        inputs: pair ``(x, y)`` of a nested structure of float tensors (batch, ...) and float
-            targets (batch, K): one-hot, soft, or signed weights.
-        training: mixes if true. In a ``tf.data`` map pass it:
+        inputs: a pair ``(x, y)``: a nested structure of float tensors (batch, ...), and float
+            targets (batch, K), one-hot, soft, or signed weights.
+        training: whether to mix. A ``tf.data`` map must pass it:
             ``dataset.map(lambda x, y: layer((x, y), training=True))``.
 
     Returns:
         The pair ``(x, y)``, mixed, with the structure, shapes and dtypes of the inputs.
 
     Raises:
-        ValueError: ``alpha`` is negative or not finite; on call, a tensor is not of a float dtype,
-            or ``y`` is not (batch, K).
+        ValueError: ``alpha`` is negative or not finite; on call, a tensor has no float dtype, or
+            ``y`` is not (batch, K).
 
     Example:
         >>> import numpy as np
@@ -90,7 +90,7 @@ def mixup(x: Any, y: Any, lam: Any) -> tuple[Any, Any]:
 
 
 def symmetric_beta(alpha: float, shape: tuple[int, ...] = (), seed: Any = None) -> Any:
-    """Returns float32 draws from Beta(alpha, alpha), exact and without rejection.
+    """Returns exact float32 draws from Beta(alpha, alpha), without rejection.
 
     With ``u``, ``v`` uniform and ``t = sqrt(u^(-1 / alpha) - 1) * cos(2 pi v)``,
     ``(1 + t / sqrt(1 + t^2)) / 2`` is Beta(alpha, alpha): Bailey, "Polar Generation of Random
@@ -98,10 +98,10 @@ def symmetric_beta(alpha: float, shape: tuple[int, ...] = (), seed: Any = None) 
     """
     uniforms = keras.random.uniform((2, *shape), dtype="float32", seed=seed)
     exponential = -ops.log1p(-uniforms[0])
-    # Past exponent 69 (1e30) the result is 0 or 1 in float32 anyway; capped, nothing overflows.
+    # From exponent 69 (1e30) on the result is 0 or 1 in float32; the cap avoids an overflow.
     squared_radius = ops.expm1(ops.minimum(exponential / alpha, 69.0))
     cosine = ops.cos(2.0 * math.pi * uniforms[1])
-    # With s = t / sqrt(1 + t^2): 1 - |s| = (1 - s^2) / (1 + |s|) keeps the digits near 0.
+    # With s = t / sqrt(1 + t^2), 1 - |s| = (1 - s^2) / (1 + |s|) stays precise near 0.
     one_minus_square = 1.0 / (1.0 + squared_radius * cosine**2)
     magnitude = ops.abs(cosine) * ops.sqrt(squared_radius * one_minus_square)
     lower = 0.5 * one_minus_square / (1.0 + ops.minimum(magnitude, 1.0))
@@ -112,7 +112,7 @@ def _checked_pair(inputs: Any) -> tuple[Any, Any]:
     if not isinstance(inputs, tuple | list) or len(inputs) != 2:
         raise ValueError(
             f"Mixup takes one pair (x, y) of inputs and targets, got a {type(inputs).__name__}. "
-            "Call layer((x, y), training=True), also in a tf.data map."
+            "Call layer((x, y), training=True)."
         )
     x, y = inputs
     named = [("x", tensor) for tensor in keras.tree.flatten(x)] + [("y", y)]
@@ -121,11 +121,11 @@ def _checked_pair(inputs: Any) -> tuple[Any, Any]:
             dtype = keras.backend.standardize_dtype(tensor.dtype)
             raise ValueError(
                 f"Mixup needs float tensors with a batch axis, got {name} of dtype {dtype} and "
-                f"shape {tuple(tensor.shape)}. Cast inputs to float, and one-hot class ids."
+                f"shape {tuple(tensor.shape)}. Cast inputs to float, and make class ids one-hot."
             )
     if len(y.shape) != 2:
         raise ValueError(
-            f"Mixup needs targets of shape (batch, K), got y of shape {tuple(y.shape)}. One-hot "
-            "class ids first; give a single regression target a last axis."
+            f"Mixup needs targets of shape (batch, K), got y of shape {tuple(y.shape)}. Make class "
+            "ids one-hot, and give a single regression target a last axis."
         )
     return x, y

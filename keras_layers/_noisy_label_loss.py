@@ -1,4 +1,4 @@
-"""The common part of the losses on noisy labels: precision, logarithms, shapes, configuration."""
+"""The base class of losses on noisy labels: precision, logarithms, shapes, configuration."""
 
 from typing import Any
 
@@ -26,12 +26,12 @@ class NoisyLabelLoss(keras.losses.Loss):
 
 
 def check_rows(y_true: Any, y_pred: Any, hint: str) -> None:
-    """Raises a ``ValueError`` unless both are (batch, K), with a K that is known."""
+    """Raises a ``ValueError`` unless both are (batch, K), with a static K."""
     true_shape, pred_shape = tuple(y_true.shape), tuple(y_pred.shape)
     if len(pred_shape) != 2 or pred_shape[1] is None:
         raise ValueError(
-            f"y_pred must have shape (batch, K), with K known when the model is built, got "
-            f"{pred_shape}. Flatten other axes into the batch."
+            f"y_pred must have shape (batch, K) with a static K, got {pred_shape}. Flatten other "
+            "axes into the batch."
         )
     if len(true_shape) != 2 or true_shape[1] not in (None, pred_shape[1]):
         raise ValueError(
@@ -40,14 +40,14 @@ def check_rows(y_true: Any, y_pred: Any, hint: str) -> None:
 
 
 def upcast(tensor: Any) -> Any:
-    """Returns the tensor in float32, or in float64 if it is."""
+    """Returns a float64 tensor unchanged, and any other in float32."""
     tensor = ops.convert_to_tensor(tensor)
     is_double = keras.backend.standardize_dtype(tensor.dtype) == "float64"
     return tensor if is_double else ops.cast(tensor, "float32")
 
 
 def log_probabilities(y_pred: Any, from_logits: bool) -> Any:
-    """Returns log-probabilities of logits, or of probabilities as Keras normalises and clips."""
+    """Returns log-probabilities of logits, or of probabilities, normalised and clipped as Keras."""
     if from_logits:
         return ops.log_softmax(y_pred, axis=-1)
     probabilities = y_pred / ops.sum(y_pred, axis=-1, keepdims=True)

@@ -9,17 +9,17 @@ from typing import Any
 import keras
 import numpy as np
 
+# The file name of a history in the assets of a ``.keras`` file.
 ASSET = "receipts.bin"
-"""The file of a history, in the assets of a ``.keras`` file."""
+# The name of receipts in files of weights.
 _RECEIPTS = "label_dp_receipts"
-"""The name of receipts in files of weights."""
 
 
 class CarriesReceipts:
-    """Keeps the receipts of the private labels behind the weights of a layer.
+    """Carries the receipts of the private labels that a layer's weights depend on.
 
-    They travel in ``.keras`` and ``.weights.h5`` files and in ``tf.train.Checkpoint``, not in the
-    config. Here they are plain bytes; ``tf_labeldp.guarantee`` reads them.
+    The receipts are bytes, saved in ``.keras`` and ``.weights.h5`` files and in
+    ``tf.train.Checkpoint``, not in the config. ``tf_labeldp.guarantee`` reads them.
     """
 
     label_dp_receipts: bytes = b""
@@ -39,27 +39,29 @@ class CarriesReceipts:
         content = values.pop(_RECEIPTS, None)
         if content is not None:
             self.read_receipts(np.asarray(content, np.uint8).tobytes())
-        if values or content is None:  # a model of layers has no weights of its own
+        # A model of layers has no own weights.
+        if values or content is None:
             super().load_own_variables(values)  # type: ignore[misc]
 
     def written_receipts(self) -> bytes:
         return self.label_dp_receipts
 
     def read_receipts(self, content: bytes, *, of_checkpoint: bool = False) -> None:
-        """Takes the receipts of a file; a checkpoint restores optimizers too."""
+        """Sets the receipts from a file; a checkpoint also restores optimizers."""
         del of_checkpoint
         self.label_dp_receipts = content
 
 
 def _in_checkpoints(layer: CarriesReceipts) -> Any:
     owner = weakref.ref(layer)
-    tf: Any = sys.modules["tensorflow"]  # the backend has loaded it
+    # The TensorFlow backend is loaded.
+    tf: Any = sys.modules["tensorflow"]
 
     class ReceiptsInCheckpoints(tf.train.experimental.PythonState):  # type: ignore[misc]
-        """Writes the receipts into ``tf.train.Checkpoint``, and reads them from there."""
+        """Saves the receipts in ``tf.train.Checkpoint``, and restores them."""
 
         def serialize(self) -> bytes:
-            """Returns the receipts; nothing for a SavedModel, which becomes no Keras model."""
+            """Returns the receipts, or nothing for a SavedModel, which is never a Keras model."""
             alive = owner()
             return alive.written_receipts() if tf.executing_eagerly() and alive is not None else b""
 
@@ -72,10 +74,10 @@ def _in_checkpoints(layer: CarriesReceipts) -> Any:
 
 
 class HistoryInFiles(keras.layers.Layer):
-    """Writes the history of the layer that it is an attribute of into ``.keras`` files.
+    """Saves the history of its owner, a layer with this layer as an attribute, in ``.keras`` files.
 
-    Keras saves layers that it finds in attributes, and loads files without looking for them. This
-    one has no weights, and is no part of the model. ``write`` returns the content of the file.
+    Keras saves layers that it finds in attributes, and loads files without them. This layer has no
+    weights and is not part of the model. ``write`` returns the content of the file.
     """
 
     history: Any
@@ -83,18 +85,19 @@ class HistoryInFiles(keras.layers.Layer):
 
     def __init__(self, history: Any, write: Callable[[], bytes]) -> None:
         super().__init__(name="label_dp_history", trainable=False)
-        self.__dict__.update(history=history, write=write, built=True)  # past Keras's tracking
+        # Avoids Keras's tracking of attributes.
+        self.__dict__.update(history=history, write=write, built=True)
 
     def save_assets(self, dir_path: str) -> None:
         (pathlib.Path(dir_path) / ASSET).write_bytes(self.write())
 
     def load_assets(self, dir_path: str) -> None:
-        """Reads nothing: ``tf_labeldp.load_model`` does."""
+        """Does nothing: ``tf_labeldp.load_model`` reads the file."""
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class ReleasedDense(CarriesReceipts, keras.layers.Dense):
-    """A ``keras.layers.Dense`` with the weights of a released head, and receipts in its files.
+    """A ``keras.layers.Dense`` with the weights of a released head, and its receipts.
 
-    A model that is built on it in another program still counts the budget of its labels.
+    A model that another program builds on it still counts the budget of these labels.
     """

@@ -1,7 +1,7 @@
 """Keras models trained on private labels: label differential privacy for TensorFlow.
 
-The parts and the names below are loaded on first use (PEP 562), so that importing the package
-loads neither TensorFlow nor Keras.
+Parts and names are loaded on first use (PEP 562), so that importing the package loads neither
+TensorFlow nor Keras.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
         select,
     )
 
-# The parts, in the order of the layers, and the names of each that are in `tf_labeldp` itself.
+# The parts, with the names of each part that are in `tf_labeldp` itself.
 _PARTS: dict[str, tuple[str, ...]] = {
     "accounting": ("BudgetExceededError", "PrivacyBudget", "PrivacyGuarantee"),
     "mechanisms": (
@@ -132,5 +132,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Lists the public names, loaded or not."""
+    """Lists the public names, also before they are loaded."""
     return sorted(__all__)

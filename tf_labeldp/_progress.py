@@ -1,4 +1,4 @@
-"""Progress of long passes over rows, on stderr."""
+"""Progress bars of long passes over rows, on stderr."""
 
 from __future__ import annotations
 
@@ -10,29 +10,26 @@ from tqdm import tqdm
 
 _TERMINAL_SECONDS = 1.0
 _FILE_SECONDS = 10.0
-"""Seconds between two lines: a terminal's line is rewritten, a file's is not."""
+"""Seconds between two reports: a terminal overwrites its line, a file grows."""
 
 
 class Progress(tqdm):
-    """Reports how far a long pass over ``total`` rows is, after ``delay`` seconds of silence.
-
-    A terminal gets one line that changes, a file a new line each time.
+    """Shows the progress of a long pass over ``total`` rows, after ``delay`` seconds.
 
     Example:
         >>> with Progress("Reading", total=200) as progress:
         ...     progress.advance(200)
     """
 
-    monitor_interval = 0  # no thread of its own
+    monitor_interval = 0  # tqdm starts no thread.
 
     def __init__(
         self, what: str, total: int | None = None, *, delay: float = 5.0, quiet: bool = False
     ) -> None:
         try:
-            self._is_terminal = bool(sys.stderr.isatty())
-        except (AttributeError, ValueError):  # None, or closed
-            self._is_terminal, quiet = False, True
-        self._has_ended = False
+            is_terminal = sys.stderr.isatty()
+        except (AttributeError, ValueError):  # There is no stderr, or it is closed.
+            is_terminal, quiet = False, True
         super().__init__(
             desc=what,
             total=total,
@@ -40,46 +37,24 @@ class Progress(tqdm):
             file=sys.stderr,
             disable=quiet,
             miniters=1,
-            mininterval=_TERMINAL_SECONDS if self._is_terminal else _FILE_SECONDS,
-            bar_format="{text}",
+            mininterval=_TERMINAL_SECONDS if is_terminal else _FILE_SECONDS,
+            smoothing=0.0,
+            unit=" rows",
             dynamic_ncols=True,
         )
         if not quiet:
-            self.last_print_t -= self.mininterval  # the delay alone decides on the first line
+            self.last_print_t -= self.mininterval  # The delay alone decides on the first report.
 
     def advance(self, rows: int) -> None:
-        """Counts rows."""
+        """Adds rows to the count."""
         self.update(rows)
 
-    def end(self) -> None:
-        """Reports how long the pass took, if it reported anything before."""
-        self._has_ended = True
-        self.close()
-
-    def __exit__(self, *exception: Any) -> None:
-        self.end()
-
-    @property
-    def format_dict(self) -> dict[str, Any]:
-        """The values that the line is made of."""
-        values: dict[str, Any] = super().format_dict
-        seconds = max(values["elapsed"], 1e-9)
-        rows = f"{self.n:,} rows in {seconds:.0f} s"
-        if not self._has_ended:
-            total = f" of {self.total:,}" if self.total else ""
-            rows = f"{self.n:,}{total} rows, {self.n / seconds:,.0f} a second"
-        return {**values, "text": f"{self.desc}: {rows}"}
-
-    def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Writes the line, over the one before where that is possible; failure is no error."""
+    def display(self, *arguments: Any, **keywords: Any) -> None:
+        """Writes the line, without an error if stderr can't be written to."""
         with contextlib.suppress(OSError, ValueError):
-            if self._is_terminal:
-                super().display(msg, pos)
-                return
-            self.fp.write(f"{self}" if self._has_ended else f"{self}\n")
-            self.fp.flush()
+            super().display(*arguments, **keywords)
 
     def close(self) -> None:
-        """Ends the line."""
+        """Ends the line, without an error if stderr can't be written to."""
         with contextlib.suppress(OSError, ValueError):
             super().close()

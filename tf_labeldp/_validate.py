@@ -1,7 +1,7 @@
 """Checks of arguments, one short function for each kind of value.
 
-Each takes the name of the argument for its message: what is expected, what came, what to do.
-Messages about labels give the number of wrong entries, and never a label.
+Each takes the name of the argument for its message. Messages about labels count the wrong entries,
+and never show a label.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from typing import Any
 import numpy as np
 
 PRIOR_SUM_TOLERANCE = 1e-4
-"""The sum of a prior may miss one by this: a float32 softmax of many classes stays within it."""
+"""Tolerance for the sum of a prior: a float32 softmax of many classes stays within it."""
 
 _LIBRARY = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_BY_A_RULE = "Leave these examples out, or fill them in, by a rule that does not look at labels."
 _MOST_BYTES = 8 << 30
-"""Bytes of one array of targets or of a channel; training copies targets at least once."""
+"""Largest array of targets, or channel, in bytes: training copies targets at least once."""
 
 
 def warn(message: str) -> None:
-    """Warns at the line of the user's code that led here."""
+    """Warns, and names the line in the user's code."""
     level, frame = 1, sys._getframe()
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY):
         level, frame = level + 1, frame.f_back  # type: ignore[assignment]
@@ -60,7 +59,7 @@ def number_in(name: str, value: Any, interval: str, hint: str = "") -> float:
 
 
 def integer_at_least(name: str, value: Any, minimum: int) -> int:
-    """Returns an integer of at least ``minimum`` as an int."""
+    """Returns an integer of at least ``minimum``."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be an integer, got {type(value).__name__}.")
     if int(value) < minimum:
@@ -69,14 +68,14 @@ def integer_at_least(name: str, value: Any, minimum: int) -> int:
 
 
 def boolean(name: str, value: Any) -> bool:
-    """Returns a bool, also of a NumPy one."""
+    """Returns a bool of Python or NumPy as Python's."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be True or False, got {type(value).__name__}.")
     return bool(value)
 
 
 def one_of(name: str, value: Any, words: Iterable[str]) -> str:
-    """Returns one of some words."""
+    """Returns a value that is one of the words."""
     if not isinstance(value, str) or value not in words:
         raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}.")
     return value
@@ -84,31 +83,24 @@ def one_of(name: str, value: Any, words: Iterable[str]) -> str:
 
 def number_range(low: Any, high: Any) -> tuple[float, float]:
     """Returns the ends of a range, finite and in order, as floats."""
-    ends = {"low": real_number("low", low), "high": real_number("high", high)}
-    for name, number in ends.items():
-        if not math.isfinite(number):
-            raise ValueError(f"{name} must be finite, got {number}.")
-    if not ends["low"] < ends["high"]:
+    low, high = real_number("low", low), real_number("high", high)
+    for name, end in (("low", low), ("high", high)):
+        if not math.isfinite(end):
+            raise ValueError(f"{name} must be finite, got {end}.")
+    if not low < high:
         raise ValueError(
-            f"low must be below high, got low={ends['low']:g}, high={ends['high']:g}. Both are "
-            "public, not taken from the labels."
+            f"low must be below high, got low={low:g}, high={high:g}. Both are public, and not "
+            "inferred from the labels."
         )
-    return ends["low"], ends["high"]
+    return low, high
 
 
 def real_vector(name: str, values: Any) -> np.ndarray:
-    """Returns a copy of numbers, infinities included, as ``float64`` (n,); messages show none."""
+    """Returns a copy of numbers, infinities included, as ``float64`` (n,)."""
     array = np.asarray(values)
-    if array.ndim == 0 and array.dtype == object:
-        raise TypeError(f"{name} must be an array or a list, got {type(values).__name__}.")
     if array.ndim != 1:
         raise ValueError(
             f"{name} must have shape (n,), got shape {array.shape}. Flatten a column with .ravel()."
-        )
-    missing = sum(value is None for value in array) if array.dtype == object else 0
-    if missing:
-        raise TypeError(
-            f"{name} must be numbers, but {missing} of {array.size} are None. {_BY_A_RULE}"
         )
     if array.dtype.kind not in "iuf":
         raise TypeError(
@@ -118,15 +110,16 @@ def real_vector(name: str, values: Any) -> np.ndarray:
     missing = int(np.count_nonzero(np.isnan(array)))
     if missing:
         raise ValueError(
-            f"{name} must be numbers, but {missing} of {array.size} are NaN. {_BY_A_RULE}"
+            f"{name} must be numbers, but {missing} of {array.size} are NaN. Leave these examples "
+            "out, or fill them in, by a rule that does not use labels."
         )
     return array
 
 
 def numbers_in_range(name: str, values: Any, low: float, high: float) -> np.ndarray:
-    """Returns a copy of numbers in [low, high] as ``float64`` (n,); messages show none.
+    """Returns a copy of numbers in [low, high] as ``float64`` (n,).
 
-    The ends of ``float32`` numbers are rounded as these are: 0.1 is larger there than as a double.
+    ``float32`` numbers may equal the rounded ends: 0.1 is larger as a ``float32``.
     """
     array = real_vector(name, values)
     if np.asarray(values).dtype == np.float32:
@@ -136,34 +129,31 @@ def numbers_in_range(name: str, values: Any, low: float, high: float) -> np.ndar
     if wrong:
         raise ValueError(
             f"{name} must lie in [{low:g}, {high:g}], but {wrong} of {array.size} do not. Widen "
-            "the range, or clip the labels to it: np.clip, or PrivateLabels(..., clip=True)."
+            "the range, or clip the labels: np.clip, or PrivateLabels(..., clip=True)."
         )
     return array
 
 
 def increasing_numbers(name: str, values: Any) -> np.ndarray:
     """Returns public numbers, finite and strictly increasing, as ``float64`` (k,)."""
-    array = np.asarray(values)
-    if array.ndim != 1 or array.size == 0:
-        raise ValueError(f"{name} must have shape (k,) with k at least 1, got {array.shape}.")
-    if array.dtype.kind not in "iuf":
-        raise TypeError(f"{name} must be numbers, got dtype {array.dtype}.")
-    array = array.astype(np.float64)
-    bad = int(np.count_nonzero(~np.isfinite(array)))
+    array = real_vector(name, values)
+    if not array.size:
+        raise ValueError(f"{name} must have at least one number, got none.")
+    bad = int(np.count_nonzero(np.isinf(array)))
     if bad:
-        raise ValueError(f"{name} must be finite, but {bad} of {array.size} are NaN or infinite.")
+        raise ValueError(f"{name} must be finite, but {bad} of {array.size} are infinite.")
     falls = np.flatnonzero(array[1:] <= array[:-1])
     if falls.size:
         first = int(falls[0])
         raise ValueError(
             f"{name} must be strictly increasing, but {array[first]:g} at place {first} is "
-            f"followed by {array[first + 1]:g}. Sort them and drop repeats: np.unique(values)."
+            f"followed by {array[first + 1]:g}. Sort them, and drop repeats: np.unique(values)."
         )
     return array
 
 
 def class_indices(name: str, labels: Any, num_classes: int) -> np.ndarray:
-    """Returns integer labels 0..num_classes-1 as ``int64`` (n,); messages show none."""
+    """Returns integer labels 0..num_classes-1 as ``int64`` (n,)."""
     array = np.asarray(labels)
     if array.ndim != 1:
         raise ValueError(
@@ -185,12 +175,12 @@ def class_indices(name: str, labels: Any, num_classes: int) -> np.ndarray:
 
 
 def keras_on_tensorflow(user: str) -> None:
-    """Raises if Keras has been loaded, and runs on another backend than TensorFlow."""
+    """Raises if Keras is loaded with another backend than TensorFlow."""
     keras = sys.modules.get("keras")
     backend = "tensorflow" if keras is None else keras.backend.backend()
     if backend != "tensorflow":
         raise RuntimeError(
-            f"{user} needs Keras's TensorFlow backend, and Keras runs on {backend!r} here. Set "
+            f"{user} needs Keras's TensorFlow backend, got {backend!r}. Set "
             "KERAS_BACKEND=tensorflow before Keras is imported, or use heads, noisy labels "
             "(PrivateLabels.randomize) or MultiStageTraining, which work on any backend."
         )
@@ -217,7 +207,7 @@ def group_vector(name: str, values: Any, size: int, letter: str = "C") -> np.nda
 
 
 def check_size(name: str, shape: tuple[int, int], instead: str) -> None:
-    """Raises if an array of doubles would not fit, before its memory is taken."""
+    """Raises if an array of doubles is too large, before its memory is allocated."""
     most = _MOST_BYTES
     if hasattr(os, "sysconf"):
         most = min(most, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
@@ -232,7 +222,7 @@ def check_size(name: str, shape: tuple[int, int], instead: str) -> None:
 def prior_rows(name: str, priors: Any, num_rows: int | None, num_classes: int) -> np.ndarray:
     """Returns priors (K,), one for all, or (n, K), one per label, as ``float64`` (1, K) or (n, K).
 
-    With ``num_rows=None`` there may be any number of rows.
+    ``num_rows=None`` allows any number of rows.
     """
     array = np.asarray(priors, dtype=np.float64)
     rows = np.atleast_2d(array)
@@ -243,23 +233,24 @@ def prior_rows(name: str, priors: Any, num_rows: int | None, num_classes: int) -
             f"{name} must have shape {expected}, got {array.shape}. Give one probability per class."
         )
     sums = rows.sum(axis=1)
-    # A NaN or an infinity anywhere in a row shows in its sum, so one pass finds both.
+    # The sum of a row shows a NaN or an infinity in it.
     bad = int(np.count_nonzero(~np.isfinite(sums)))
     if bad:
         raise ValueError(
-            f"{name} must be finite, but {bad} row(s) hold NaN or infinity: overflow in a model?"
+            f"{name} must be finite, but {bad} row(s) have NaN or infinity. Look for an overflow "
+            "in the model."
         )
     if rows.size and rows.min() < 0.0:
         bad = int(np.count_nonzero(rows.min(axis=1) < 0.0))
         raise ValueError(
-            f"{name} must not be negative, but {bad} row(s) are. If these are logits, pass them "
-            "through tf_labeldp.estimation.prior_from_logits first."
+            f"{name} must not be negative, but {bad} row(s) are. Apply "
+            "tf_labeldp.estimation.prior_from_logits to logits first."
         )
     off = np.flatnonzero(np.abs(sums - 1.0) > PRIOR_SUM_TOLERANCE)
     if off.size:
         raise ValueError(
             f"{name} must sum to one in every row (tolerance {PRIOR_SUM_TOLERANCE}), but "
             f"{off.size} row(s) do not: row {off[0]} sums to {sums[off[0]]:.6g}. "
-            "Normalise them, and replace a row of zeros by the uniform prior."
+            "Normalise them, and replace rows of zeros with the uniform prior."
         )
     return rows

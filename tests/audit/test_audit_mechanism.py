@@ -1,4 +1,4 @@
-"""Bounds of mechanisms: near epsilon from below, never above, and above where a defect is."""
+"""Bounds for mechanisms: just below epsilon, and above it where there is a defect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from tf_labeldp.training import GaussianNoise
 PRIOR = np.array([0.3, 0.27, 0.23, 0.2])
 PEAKED = np.array([0.5, 0.3, 0.15, 0.05])
 EPSILONS = (0.5, 2.0)
-SURE = 1.0 - 1e-6  # of tests that must not fail by chance
+# Confidence for tests that must not fail by chance.
+SURE = 1.0 - 1e-6
 
 
 def bins(epsilon: float) -> RROnBins:
@@ -44,7 +45,8 @@ CHANNELS = {
 def test_bounds_are_within_ten_percent_of_epsilon_and_below_it(name: str, epsilon: float) -> None:
     mechanism, public = CHANNELS[name](epsilon)
     found = audit.audit_mechanism(mechanism, public=public, seed=1)
-    least = 0.8 if name == "Laplace" else 0.9  # its labels are compared at bins of the outputs
+    # Outputs of Laplace are binned, which loses some of epsilon.
+    least = 0.8 if name == "Laplace" else 0.9
     assert least * epsilon < found.lower_bound <= epsilon
     assert found.claimed == epsilon and not found.refutes
     assert "no contradiction" in str(found)
@@ -68,7 +70,8 @@ def test_sound_mechanisms_pass_as_often_as_the_confidence_says() -> None:
         ).refutes
         for seed in range(200)
     )
-    assert 20 < above < 136  # 100 expected at most; binomial, 1e-7
+    # At most 100 are expected; the bounds are binomial at 1e-7.
+    assert 20 < above < 136
 
 
 def gaussian(noise: float, steps: int = 1):
@@ -98,13 +101,13 @@ def test_full_batch_dp_sgd_is_within_thirty_percent(epsilon: float, steps: int) 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_a_release_of_a_head_is_within_thirty_percent(epsilon: float) -> None:
-    """Each row has a direction of its own, so that its moment is a release of one label."""
+    """Each row has its own direction, so that its moment is a release of one label."""
     mechanism = LabelMomentMechanism(epsilon, 1e-5, num_classes=2)
 
     def draw(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         parts = np.array_split(labels.astype(int), max(1, labels.size // 500))
-        made = [mechanism.release(one, np.eye(one.size), rng=rng)[:, 0] for one in parts]
-        return np.concatenate(made)
+        moments = [mechanism.release(part, np.eye(part.size), rng=rng)[:, 0] for part in parts]
+        return np.concatenate(moments)
 
     found = audit.audit_mechanism(
         draw, [0, 1], claimed=epsilon, delta=1e-5, family="gaussian", draws=200_000, seed=3
@@ -153,7 +156,8 @@ def test_a_k_that_was_chosen_with_the_true_label_is_found() -> None:
     assert best < 4
 
     def draw(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        sizes = np.maximum(best, labels.astype(int) + 1)  # classes are in the order of the prior
+        # The prior sorts the classes.
+        sizes = np.maximum(best, labels.astype(int) + 1)
         keep = math.e / (math.e + sizes - 1.0)
         others = (labels.astype(int) + rng.integers(1, sizes)) % sizes
         return np.where(rng.random(labels.size) < keep, labels, others)
@@ -162,7 +166,8 @@ def test_a_k_that_was_chosen_with_the_true_label_is_found() -> None:
 
 
 def test_accounting_for_added_examples_is_found_where_labels_are_replaced() -> None:
-    noise = 2.0  # adding an example moves the sum by one clip, replacing its label by two
+    # Adding an example moves the sum by one clip, and replacing its label by two.
+    noise = 2.0
     claimed = dp_sgd_guarantee(2.0 * noise, 1.0, 1, 1e-5).epsilon
     found = audit.audit_mechanism(
         gaussian(noise), [0, 1], claimed=claimed, delta=1e-5, family="gaussian", confidence=SURE,
@@ -176,7 +181,7 @@ def test_bad_arguments() -> None:
     for arguments, error, match in (
         ({"draws": 10}, ValueError, "draws"),
         ({"confidence": 1.0}, ValueError, "confidence"),
-        ({"labels": [1, 1]}, ValueError, "two or more that differ"),
+        ({"labels": [1, 1]}, ValueError, "two or more different labels"),
         ({"family": "gaussian"}, ValueError, "needs delta above zero"),
         ({"delta": 1.0}, ValueError, "delta"),
     ):
@@ -184,7 +189,7 @@ def test_bad_arguments() -> None:
             audit.audit_mechanism(mechanism, **arguments)
     with pytest.raises(TypeError, match="Wrap a noisy statistic in a function"):
         audit.audit_mechanism(HistogramMechanism(1.0, 2))
-    with pytest.raises(ValueError, match="a draw for 200000 labels must return"):
+    with pytest.raises(ValueError, match="for 200000 labels"):
         audit.audit_mechanism(lambda labels, rng: 0.0, [0, 1])
 
 

@@ -1,4 +1,4 @@
-"""Bounds of training and of finished models: sound, tight where they can be, and not blind."""
+"""Bounds for training and for finished models: sound, tight where possible, and not blind."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from scipy import stats
 
 import tf_labeldp as ldp
 from tf_labeldp import audit
-from tf_labeldp.audit import _bounds
 from tf_labeldp.training import GaussianNoise
 
 N = 5000
-SURE = 0.999  # delta takes its part of the rest, so that more can't be had at 1e-6
+# Delta 1e-6 takes its share of the failure probability, so 0.999 is about the most.
+SURE = 0.999
 ZEROS = np.zeros(N, int)
 
 
@@ -29,10 +29,8 @@ def test_noisy_labels_are_within_their_epsilon_and_not_far_below(epsilon: float)
     def fit(labels: np.ndarray) -> np.ndarray:
         return np.eye(3)[vault(labels, epsilon).randomize(ldp.RandomizedResponse(epsilon, 3))]
 
-    many = 10 * N
-    found = audit.audit_training(
-        fit, np.zeros(many, int), 3, canaries=many, claimed=epsilon, seed=1
-    )
+    zeros = np.zeros(10 * N, int)
+    found = audit.audit_training(fit, zeros, 3, canaries=zeros.size, claimed=epsilon, seed=1)
     # The bound takes 2.5 standard deviations off some 30,000 guesses; four more are luck.
     assert 0.8 * epsilon < found.lower_bound <= epsilon
 
@@ -42,13 +40,13 @@ def test_multi_stage_training_and_heads_pass() -> None:
     x = rng.normal(size=(1500, 4)).astype("float32")
 
     def stages(labels: np.ndarray) -> np.ndarray:
-        made = ldp.MultiStageTraining(
+        training = ldp.MultiStageTraining(
             x, vault(labels, 1.0), epsilon=1.0, fractions=(0.5, 0.5), epochs_per_stage=2, verbose=0
         )
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(64, "relu"),
                                   keras.layers.Dense(3, "softmax")])  # fmt: skip
         model.compile("adam", "categorical_crossentropy")
-        model.fit(made.dataset(), epochs=made.epochs, callbacks=[made], verbose=0)
+        model.fit(training.dataset(), epochs=training.epochs, callbacks=[training], verbose=0)
         return model.predict(x, verbose=0)
 
     def head(labels: np.ndarray) -> np.ndarray:
@@ -61,7 +59,7 @@ def test_multi_stage_training_and_heads_pass() -> None:
 
 
 def noisy_gradient(noise: float):
-    """Scores of one full batch: each example has a weight of its own, so a clipped gradient too."""
+    """Scores of one full batch in which each example has its own weight and clipped gradient."""
 
     def fit(labels: np.ndarray) -> np.ndarray:
         signs = 2.0 * (labels[:, np.newaxis] == np.arange(3)) - 1.0
@@ -80,13 +78,13 @@ def test_dp_sgd_passes_and_a_tenth_of_its_noise_does_not() -> None:
     settings = {"canaries": N, "delta": 1e-6, "claimed": claimed, "seed": 4}
     sound = audit.audit_training(noisy_gradient(noise), ZEROS, 3, **settings)
     assert 0.2 * claimed < sound.lower_bound <= claimed
-    # Canaries of one run see less than the worst case: a tenth of the noise is found for certain.
+    # Canaries of one run show less than the worst case, but always show a tenth of the noise.
     weak = audit.audit_training(noisy_gradient(0.1 * noise), ZEROS, 3, confidence=SURE, **settings)
     assert weak.refutes
 
 
 def test_a_loss_that_leaks_a_label_is_found() -> None:
-    """A penalty on the true labels beside the clipped gradients, as a layer's ``add_loss`` adds."""
+    """A penalty on the true labels next to clipped gradients, as a layer's ``add_loss`` adds."""
     private = noisy_gradient(5.0)
 
     def fit(labels: np.ndarray) -> np.ndarray:
@@ -105,12 +103,12 @@ def test_training_in_the_clear_is_found_in_a_finished_model() -> None:
     labels = (proxy.cumsum(axis=1) < rng.random((N, 1))).sum(axis=1)
     channel = ldp.RandomizedResponse(2.0, 3)
     noisy = channel.randomize(labels, rng=rng)
-    # The most that anybody can say who has seen the noisy labels and the proxy.
+    # No attacker can infer more from the noisy labels and the proxy.
     posterior = np.log(channel.transition_matrix()[:, noisy].T * proxy)
     found = audit.audit_model(posterior, labels, proxy, claimed=2.0, seed=7)
     assert 1.2 < found.lower_bound <= 2.0
-    known = np.log(0.98 * np.eye(3)[labels] + 0.01)
-    assert audit.audit_model(known, labels, proxy, claimed=2.0, confidence=SURE, seed=7).refutes
+    true = np.log(0.98 * np.eye(3)[labels] + 0.01)
+    assert audit.audit_model(true, labels, proxy, claimed=2.0, confidence=SURE, seed=7).refutes
     assert audit.audit_model(np.log(proxy), labels, proxy, seed=7).lower_bound < 0.1
     inferred = audit.label_inference(posterior, labels, proxy)
     low, high = inferred.interval
@@ -118,44 +116,49 @@ def test_training_in_the_clear_is_found_in_a_finished_model() -> None:
     assert audit.label_inference(np.log(proxy), labels, proxy).advantage == 0.0
 
 
-def test_the_bound_of_one_run_is_that_of_the_theorem() -> None:
-    right, order = np.ones(100, bool), np.arange(100)
-    found, guesses, hits = _bounds.one_run_bound(right, order, 0.0, 0.05)
-    assert guesses == hits == 100
-    rate = 1.0 / (1.0 + math.exp(-found))
-    assert stats.binom.sf(99, 100, rate) == pytest.approx(0.05 / 7, rel=1e-3)
-    weaker = _bounds.one_run_bound(right, order, 1e-4, 0.05)[0]
-    assert 0.0 < weaker < found
-    # By hand: with four guesses, three of them right, and m = 10.
-    tail = stats.binom.sf(2, 4, 0.5)
-    masses = stats.binom.pmf([2, 1, 0], 4, 0.5).cumsum() / [1, 2, 3]
-    expected = tail + 2 * 10 * 0.001 * masses.max()
-    assert _bounds._p_value(10, 4, 3, 0.0, 0.001) == pytest.approx(expected)
+@pytest.mark.parametrize("delta", [0.0, 1e-4])
+@pytest.mark.parametrize("wrong", [100, 8])
+def test_the_bound_of_one_run_is_that_of_the_theorem(wrong: int, delta: float) -> None:
+    size = 400
+    signs = np.where(np.arange(size) % wrong == 0, -1.0, 1.0)[:, np.newaxis]
+    found = audit.audit_training(
+        lambda labels: signs * np.eye(3)[labels], ZEROS[:size], 3, canaries=size, delta=delta
+    )
+    hits, guesses = (int(found.attack.split()[word]) for word in (0, 2))
+    rate = 1.0 / (1.0 + math.exp(-found.lower_bound))
+    tail = stats.binom.sf(hits - 1, guesses, rate)
+    masses = stats.binom.pmf(np.arange(hits - 1, -1, -1), guesses, rate).cumsum()
+    expected = tail + 2 * size * delta * (masses / np.arange(1, hits + 1)).max()
+    assert expected == pytest.approx(0.05 / 7, rel=1e-3)
+    assert hits == sum(signs > 0) and guesses == size
 
 
-def test_bounds_of_one_run_hold_as_often_as_they_say() -> None:
+def test_bounds_of_one_run_fail_no_more_often_than_stated() -> None:
     rng = np.random.default_rng(8)
-    rate, size = math.e / (1.0 + math.e), 500
+    response = ldp.RandomizedResponse(1.0, 2)
     above = [
-        _bounds.one_run_bound(rng.random(size) < rate, np.arange(size), 0.0, 0.1)[0] > 1.0
-        for _ in range(400)
-    ]
+        audit.audit_training(
+            lambda labels: np.eye(2)[response.randomize(labels, rng=rng)],
+            ZEROS[:500], 2, canaries=500, claimed=1.0, confidence=0.9, seed=seed,
+        ).refutes
+        for seed in range(400)
+    ]  # fmt: skip
     assert np.mean(above) < 0.1 + 5.0 * math.sqrt(0.09 / 400)
 
 
 def test_bad_arguments() -> None:
     fit = lambda labels: np.eye(3)[labels]  # noqa: E731
     for arguments, match in (
-        ({"canaries": 0}, "canaries must be 1 to 5000"),
+        ({"canaries": 0}, "canaries must be in 1..5000"),
         ({"canaries": 10, "delta": 1.0}, "delta"),
         ({"canaries": 10, "confidence": 0.0}, "confidence"),
     ):
         with pytest.raises(ValueError, match=match):
             audit.audit_training(fit, ZEROS, 3, **arguments)
-    with pytest.raises(ValueError, match="scores of fit must be finite and of shape"):
+    with pytest.raises(ValueError, match="expected the scores of fit to be finite"):
         audit.audit_training(lambda labels: labels, ZEROS, 3, canaries=10)
     proxy = np.full((N, 3), 1 / 3)
-    with pytest.raises(ValueError, match="above zero for every class"):
+    with pytest.raises(ValueError, match="proxy must be above zero"):
         audit.audit_model(proxy, ZEROS, np.eye(3)[ZEROS])
-    with pytest.raises(ValueError, match="proxy has 5000 rows"):
+    with pytest.raises(ValueError, match=r"shape \(4999, 3\), got shape \(5000, 3\)"):
         audit.audit_model(proxy, ZEROS[1:], proxy)

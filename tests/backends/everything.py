@@ -1,4 +1,4 @@
-"""What this library gives on one Keras backend: arrays and statements, written into a folder.
+"""Writes the library's results on one Keras backend, arrays and statements, into a folder.
 
     KERAS_BACKEND=jax python everything.py FOLDER [FOLDER_OF_ANOTHER_BACKEND]
 
@@ -29,7 +29,8 @@ X = (CENTRES[Y] + 0.3 * RNG.normal(size=(N, 2))).astype(np.float32)
 IMAGES = (RNG.random((N, 8, 8, 1)) + Y[:, None, None, None] * (np.arange(8) / 8)[:, None]).astype(
     np.float32
 )
-INPUTS = {"patches": IMAGES, "neighbours": IMAGES.reshape(N, -1)}  # those that are not X
+# The inputs that differ from X.
+INPUTS = {"patches": IMAGES, "neighbours": IMAGES.reshape(N, -1)}
 LOGITS = keras.losses.CategoricalCrossentropy(from_logits=True)
 
 ARRAYS: dict[str, Any] = {}
@@ -41,17 +42,17 @@ def vault(epsilon: float = 9.0) -> ldp.PrivateLabels:
 
 
 def classifier(seed: int = 1, **settings: Any) -> keras.Model:
-    """Points (batch, 2) to logits, from the same weights on every backend."""
+    """Maps points (batch, 2) to logits, with the same weights on every backend."""
     layers = keras.layers
     model = keras.Sequential([keras.Input((2,)), layers.Dense(16, "relu"), layers.Dense(K)])
     rng = np.random.default_rng(seed)
-    model.set_weights([rng.normal(0.0, 0.5, one.shape) for one in model.weights])
+    model.set_weights([rng.normal(0.0, 0.5, weight.shape) for weight in model.weights])
     model.compile(**{"optimizer": keras.optimizers.Adam(0.02), "loss": LOGITS, **settings})
     return model
 
 
 def losses() -> None:
-    """One step of gradient descent each: values and gradients."""
+    """Takes one step of gradient descent with each loss."""
     labels = vault(99.0)
     rr = ldp.RandomizedResponse(1.5, K)
     noisy = labels.randomize(rr)
@@ -69,12 +70,12 @@ def losses() -> None:
         model = classifier(optimizer=keras.optimizers.SGD(0.1), loss=loss)
         history = model.fit(X, np.asarray(target), batch_size=N, shuffle=False, verbose=0)
         ARRAYS[f"{name} loss"] = history.history["loss"]
-        ARRAYS[f"{name} step"] = np.concatenate([one.ravel() for one in model.get_weights()])
+        ARRAYS[f"{name} step"] = np.concatenate([part.ravel() for part in model.get_weights()])
     STATEMENTS["labels"] = str(labels.guarantee())
 
 
 def mixup() -> None:
-    """Draws differ by backend; that both are mixed alike does not."""
+    """Checks that features and targets are mixed alike; the draws differ by backend."""
     one_hot = np.eye(K, dtype=np.float32)[Y]
     layer = Mixup(1.0, seed=0)
     x, y = map(keras.ops.convert_to_numpy, layer((X, one_hot), training=True))
@@ -85,7 +86,7 @@ def mixup() -> None:
 
 
 def heads_of(folder: Path) -> None:
-    """Reads the files of another backend, before this process has made weights like theirs."""
+    """Loads the files of another backend before this process makes the same weights."""
     expected = dict(np.load(folder / "arrays.npz"))
     statements = json.loads((folder / "statements.json").read_text())
     for path in folder.glob("*.keras"):
@@ -96,7 +97,7 @@ def heads_of(folder: Path) -> None:
 
 
 def heads(folder: Path) -> None:
-    """Heads on an encoder and on feature maps; as models; in files."""
+    """Fits heads on an encoder and on feature maps, and saves them as models."""
     encoder = keras.Sequential(classifier(2).layers[:1])
     labels = vault(99.0)
     fitted = {
@@ -129,7 +130,7 @@ def heads(folder: Path) -> None:
 
 
 def ledger() -> None:
-    """Training without receipts is noticed, and declared."""
+    """Trains without receipts, and declares it."""
     model = classifier(3)
     model.fit(X, np.eye(K)[Y], epochs=2, verbose=0)
     STATEMENTS["in the clear"] = str(ldp.guarantee(model))
@@ -144,7 +145,7 @@ def ledger() -> None:
 
 
 def plain_training(folder: Path) -> None:
-    """Plain Keras models on noisy labels; averages of an optimizer; copies; files; more epochs."""
+    """Trains plain Keras models on noisy labels, with averages, copies, files and more epochs."""
     labels = vault(99.0)
     noisy, more = [labels.randomize(ldp.RandomizedResponse(e, K)) for e in (2.0, 1.0)]
     for average in (False, True):
@@ -187,7 +188,8 @@ def stages(**settings: Any) -> Any:
 
 
 def multi_stage() -> None:
-    several = 1 if keras.backend.backend() == "torch" else 3  # as Keras has it
+    # Keras on PyTorch takes one step per execution.
+    several = 1 if keras.backend.backend() == "torch" else 3
     for name, alpha, together in (("plain", 0.0, 1), ("mixup", 0.3, several)):
         run, model = stages(mixup_alpha=alpha), classifier(steps_per_execution=together)
         model.fit(run.dataset(), epochs=run.epochs, callbacks=[run], shuffle=False, verbose=0)
@@ -209,7 +211,7 @@ def multi_stage() -> None:
             run.dataset(), epochs=run.epochs, callbacks=[run, Stop()], shuffle=False, verbose=0
         )
     except KeyboardInterrupt:
-        assert ldp.guarantee(model).epsilon == 3.0  # all steps so far are accounted for, none more
+        assert ldp.guarantee(model).epsilon == 3.0  # the receipts cover all steps so far
         model.fit(X, np.eye(K)[Y], verbose=0, batch_size=N)
         assert ldp.guarantee(model).epsilon == np.inf
 
@@ -224,7 +226,7 @@ def multi_stage() -> None:
 
 
 def refused() -> None:
-    """What needs TensorFlow says so before anything is drawn or charged."""
+    """Checks that code for TensorFlow alone raises before a draw or a charge."""
     labels = vault()
     model = classifier()
     for make in (

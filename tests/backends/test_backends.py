@@ -1,6 +1,6 @@
-"""The same on every Keras backend: losses, heads, files, the ledger, multi-stage training.
+"""Losses, heads, files, the ledger and multi-stage training agree on all Keras backends.
 
-Each has a process of its own, as a process has one backend. ``make test-torch`` installs PyTorch.
+Each backend needs its own process. ``make test-torch`` installs PyTorch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).with_name("everything.py")
 
 
 def run(backend: str, *folders: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Returns what the library gives on a backend: arrays, and statements."""
+    """Returns the arrays and statements of a backend."""
     folders[0].mkdir()
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *map(str, folders)],
@@ -40,12 +40,12 @@ def reference(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_all_is_as_with_tensorflow(backend, reference, tmp_path):
+def test_results_are_those_of_tensorflow(backend, reference, tmp_path):
     if find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed; `make test-torch` installs PyTorch")
     folder, expected, statements = reference
-    arrays, said = run(backend, tmp_path / backend, folder)
-    assert said == statements
+    arrays, found = run(backend, tmp_path / backend, folder)
+    assert found == statements
     assert arrays.keys() == expected.keys()
     for name, array in arrays.items():
         if array.dtype.kind == "i":  # draws

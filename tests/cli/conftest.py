@@ -1,7 +1,8 @@
-"""Commands in processes of their own, killed or not; edits of JSON."""
+"""Commands in new processes, killed or not; edits of JSON."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -9,14 +10,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-# Forks a process for each program that is asked for, which is faster than a new interpreter each.
-# What a first draw of classes and numbers loads is loaded by then.
+from tf_labeldp.accounting import ReceiptError
+
+# Forks a process per program, which is faster than a new interpreter: a first draw of classes and
+# of numbers has loaded all modules.
 FORKS = """
 import json, os, sys, traceback
 from tf_labeldp.cli import main
@@ -48,12 +49,11 @@ for line in sys.stdin:
             os._exit(code)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-InProcess = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture(scope="session")
 def in_process(tmp_path_factory):
-    """Runs a program in a process of its own, in the current folder: exit code, what it printed."""
+    """Runs a program in a new process in the current folder; returns exit code and output."""
     shown = tmp_path_factory.mktemp("processes") / "shown"
     with subprocess.Popen(
         [sys.executable, "-c", FORKS, str(shown.parent)],
@@ -73,7 +73,7 @@ def in_process(tmp_path_factory):
         server.stdin.close()  # type: ignore[union-attr]
 
 
-# Kills the process right before the n-th call that changes what is on disk for good.
+# Kills the process before the n-th call that changes the disk for good.
 KILLED = """
 import os, signal, sys
 from tf_labeldp.cli import main
@@ -94,7 +94,7 @@ sys.exit(main(sys.argv[2:]))
 
 @pytest.fixture
 def killed(in_process):
-    """Runs a command that is killed at its n-th write; whether there was one."""
+    """Runs a command that is killed at its n-th write; returns whether there was one."""
 
     def run(number, *command):
         code, printed = in_process(KILLED, str(number), *command)
@@ -104,37 +104,40 @@ def killed(in_process):
     return run
 
 
-Edits = Callable[[Any], Iterator[tuple[str, Any]]]
-
-
 @pytest.fixture
-def edits():
-    """Gives each small edit of what a JSON file holds: what it is, and the edited content."""
+def unnoticed_edits():
+    """Edits each value of a JSON file, and lists the edits that a loader does not refuse."""
 
-    def each_edit(content):
-        for path in places(content):
-            held = content
-            for step in path:
-                held = held[step]
-            for what, value in other_values(held):
-                yield f"{path}: {what}", with_value(content, path, value)
+    def run(path, load, fewest):
+        content, tried, unnoticed = json.loads(path.read_text(encoding="utf-8")), 0, []
+        for place in places(content):
+            value = content
+            for step in place:
+                value = value[step]
+            for edit, other in other_values(value):
+                tried += 1
+                path.write_text(json.dumps(with_value(content, place, other)))
+                with contextlib.suppress(ReceiptError):
+                    load()
+                    unnoticed.append(f"{place}: {edit}")
+        path.write_text(json.dumps(content))  # other blanks are no edit
+        load()
+        assert tried > fewest
+        return unnoticed
 
-    return each_edit
+    return run
 
 
 def places(content, path=()):
     """Yields the path to each value, of lists and objects too."""
     yield path
-    if isinstance(content, dict):
-        for name, value in content.items():
-            yield from places(value, (*path, name))
-    elif isinstance(content, list):
-        for number, value in enumerate(content):
-            yield from places(value, (*path, number))
+    if isinstance(content, dict | list):
+        for step in content if isinstance(content, dict) else range(len(content)):
+            yield from places(content[step], (*path, step))
 
 
 def other_values(value):
-    """Yields what differs from a value as little as can be."""
+    """Yields the smallest changes of a value, with their names."""
     if isinstance(value, dict):
         yield "an entry more", {**value, "more": None}
         for name in value:
@@ -143,30 +146,25 @@ def other_values(value):
         yield "an entry more", [*value, None]
         if value:
             yield "without the first", value[1:]
-            yield "the last one twice", [*value, value[-1]]
-        for i in range(len(value) - 1):
-            if value[i] != value[i + 1]:
-                yield f"{i} and {i + 1} swapped", [*value[:i], *value[i : i + 2][::-1],
-                                                   *value[i + 2 :]]  # fmt: skip
+        if value != value[::-1]:
+            yield "reversed", value[::-1]
     elif value is None:
         yield "zero", 0
         yield "a text", ""
-    elif isinstance(value, bool):
-        yield "the other", not value
-        yield "none", None
-    elif isinstance(value, int):
-        yield "one more", value + 1
-        yield "none", None
-    elif isinstance(value, float):
-        yield "the next number", math.nextafter(value, math.inf)
-        yield "none", None
     else:
-        yield "a letter more", f"{value} "
         yield "none", None
+        if isinstance(value, bool):
+            yield "the other", not value
+        elif isinstance(value, int):
+            yield "one more", value + 1
+        elif isinstance(value, float):
+            yield "the next number", math.nextafter(value, math.inf)
+        else:
+            yield "a letter more", f"{value} "
 
 
 def with_value(content, path, value):
-    """Gives a copy with another value at the end of a path."""
+    """Returns a copy with another value at the end of a path."""
     if not path:
         return value
     edited = copy.copy(content)

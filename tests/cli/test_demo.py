@@ -1,4 +1,4 @@
-"""The demo from end to end, small: what it prints and every file it leaves."""
+"""A small demo from end to end: its printed lines and its files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FILES = {
 
 
 def run_demo(*arguments):
-    """Runs `demo` with one epoch a stage and gives what it printed."""
+    """Runs `demo` with one epoch per stage, and returns its printed lines."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         assert main(["demo", "--epochs", "1", *map(str, arguments)]) == 0
@@ -46,7 +46,7 @@ def guarantee_of(fields):
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory):
-    """The output folder of a demo at epsilon 2, and what it printed."""
+    """The output folder and the printed lines of a demo at epsilon 2."""
     folder = tmp_path_factory.mktemp("demo") / "new" / "output"
     return folder, run_demo("--epsilons", 2, "--output", folder)
 
@@ -96,7 +96,7 @@ def test_each_model_has_its_statement(demo):
         assert guarantee.delta == (0.0 if name in DRAWN else 1e-5)
         assert 1.99 < guarantee.epsilon <= 2.0
         assert guarantee.is_private and guarantee.relation == "replace_label"
-        codes = {one.code for one in guarantee.assumptions}
+        codes = {note.code for note in guarantee.assumptions}
         assert {"only-model-published", "settings-not-tuned"} <= codes
         assert entry["note"] is None
         assert entry["model"] == f"model_{name}.keras"
@@ -109,7 +109,7 @@ def test_publishing_all_private_models_costs_the_sum(demo):
     together = guarantee_of(statements["all_private_models_together"])
     assert 7.98 < together.epsilon <= 8.0 and together.is_private
     assert together.delta == pytest.approx(2e-5)
-    assert "only-model-published" not in {one.code for one in together.assumptions}
+    assert "only-model-published" not in {note.code for note in together.assumptions}
     assert "2e-05)-label-DP" in printed
     text = (folder / "privacy.txt").read_text()
     assert text.count("(2, 0)-label-DP") == 2
@@ -132,7 +132,7 @@ def test_noisy_labels_hold_each_example_once_and_the_draw_alone(demo):
         assert noisy.shape == indices.shape
         assert noisy.min() >= 0 and noisy.max() <= 9
         agreement[name] = np.mean(noisy == true[indices])
-        # They load as what they were drawn as, at the price of their model's statement.
+        # They load with the guarantee of their model.
         loaded = NoisyLabels.load(saved)
         np.testing.assert_array_equal(loaded.values, noisy)
         np.testing.assert_array_equal(loaded.indices, indices)
@@ -141,7 +141,7 @@ def test_noisy_labels_hold_each_example_once_and_the_draw_alone(demo):
         assert (guarantee.epsilon, guarantee.delta, guarantee.is_private) == (2.0, 0.0, True)
         assert guarantee.num_units == true.size
         assert loaded.posterior().shape == loaded.debiased().shape == (true.size, 10)
-    # LP-1ST is randomized response over ten classes: six standard deviations on either side.
+    # LP-1ST is randomized response over ten classes, tested at six standard deviations.
     keep = math.exp(2) / (math.exp(2) + 9)
     assert abs(agreement[LP_1ST] - keep) < 6 * math.sqrt(keep * (1 - keep) / true.size)
     assert agreement[LP_2ST] < 0.9
@@ -150,34 +150,17 @@ def test_noisy_labels_hold_each_example_once_and_the_draw_alone(demo):
 def test_a_folder_of_other_files_is_left_alone(tmp_path, capsys):
     (tmp_path / "results.json").write_text("years of work")
     assert main(["demo", "--output", str(tmp_path)]) == 2
-    assert "holds files that are not the demo's; give a new or empty folder" in (
-        capsys.readouterr().err
-    )
+    assert "has files that no demo wrote; give a new or empty folder" in (capsys.readouterr().err)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
         "results.json": "years of work"
     }
 
 
 def write_adult(folder, n):
-    """Writes a table of n rows for training and two for the test, of two classes."""
+    """Writes n training rows and two test rows with two classes."""
     x, y = np.eye(4, dtype=np.float32)[np.arange(n + 2) % 4], np.arange(n + 2) % 2
     splits = {"x_train": x[2:], "y_train": y[2:], "x_test": x[:2], "y_test": y[:2]}
     np.savez(folder / "adult.npz", **splits, class_names=["<=50K", ">50K"])
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [(None, "FileNotFoundError"), (b"no data", "ValueError"), ("x_train", "KeyError")],
-)
-def test_files_that_are_no_data_sets(tmp_path, capsys, content, reason):
-    if isinstance(content, bytes):
-        (tmp_path / "cats.npz").write_bytes(content)
-    elif content is not None:
-        np.savez(tmp_path / "cats.npz", **{content: np.ones((3, 2))})
-    assert main(["demo", "--data", "cats", "--data-dir", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert f"{tmp_path / 'cats.npz'} is no data set that can be read ({reason})" in error
-    assert "examples/demo_datasets.py writes one" in error
 
 
 @pytest.mark.slow
@@ -208,22 +191,22 @@ def test_a_second_demo_on_adult_replaces_its_own_files_alone(tmp_path_factory, m
     assert noisy.guarantee().seeded and set(noisy.values.tolist()) <= {0, 1}
     assert "[7/9] LP-2ST, epsilon 2" in printed  # each epsilon once, rising
 
-    # Without matplotlib there is no plot, and what to install is said.
+    # Without matplotlib there is no plot, but a hint.
     assert "pip install 'tf-labeldp[plots]'" in printed
 
-    # Seeded: every statement says so.
+    # Every statement is marked as seeded.
     statements = json.loads((tmp_path / "privacy.json").read_text())
     private = [entry["guarantee"] for entry in statements["models"][1:]]
     for fields in (*private, statements["all_private_models_together"]):
         assert fields["seeded"] and not fields["private"]
-    told = (tmp_path / "privacy.txt").read_text()
-    assert told.count("NOT PRIVATE: seeded") == 9 and "settings were chosen" not in told
+    text = (tmp_path / "privacy.txt").read_text()
+    assert text.count("NOT PRIVATE: seeded") == 9 and "settings were chosen" not in text
     assert "NOT PRIVATE: seeded" in printed
 
 
 @pytest.mark.parametrize("name", ["notes.txt", ".noisy_labels.json.0123456789abcdef.tmp"])
 def test_noisy_labels_of_an_earlier_demo_are_no_longer_there(tmp_path, monkeypatch, name):
-    """No statement of today's demo covers them. Somebody's notes stay, in a folder of theirs too.
+    """The new statements do not cover them. Files of others stay.
 
     A demo that was killed while it wrote left the other file.
     """

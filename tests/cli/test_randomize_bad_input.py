@@ -1,4 +1,4 @@
-"""Bad input to `tf-labeldp randomize`: exit code 2, one line that says why, no label, no output."""
+"""Bad input to `tf-labeldp randomize`: exit code 2, a reason in one line, no label, no output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyarrow import csv, parquet
+from pyarrow import parquet
 
 from tf_labeldp.cli import main
 
@@ -29,7 +29,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def refused(folder, capsys):
-    """Runs a command that must be refused, and gives the reason; nothing may change on disk."""
+    """Runs a command that must fail without a trace on the disk, and returns the reason."""
 
     def run(*options, source="labels.csv"):
         before = contents(folder)
@@ -59,19 +59,21 @@ def write(content, name="labels.csv"):
         ("", "the input labels.csv is empty; give a CSV file with a header line"),
         ("\n\n", "has no rows below its header line"),
         ("id,y", "has no rows below its header line; there is nothing to randomize"),
-        ("id,x\na,1\n", "has no column 'y' for --column; its columns are 'id', 'x'"),
+        (f"id,{SECRET}\na,1\n", "has no column 'y' for --column; check its header line"),
         ("id,y,y\na,1,1\n", "has more than one column 'y' for --column"),
         ("ID,row_id,y\na,b,1\n", "look like row ids, 'ID', 'row_id'; choose with --id"),
         (
             f"id,y\na,1\nb,{SECRET}x\n",
-            "column 'y' of labels.csv holds something that is not a number in row 3 (the header is "
+            "column 'y' of labels.csv has a cell that is not a number in row 3 (the header is "
             "row 1); repair the column",
         ),
         (f'id,y\na,"{SECRET},0"\n', "not a number in row 2"),
-        ("id,y\na,\nb,1\nc,NA\nd,null\n", "column 'y' of labels.csv has no label in 3 of 4 rows"),
-        ("y\n1\n\n2\n\n", "has no label in 1 of 3 rows"),
-        ("y\n1\n\n\n", "has no label in 1 of 2 rows"),
-        ("id,y\na,nan\nb,1\nc,inf\nd,-Infinity\ne,1e999\n", "4 of 5 labels are NaN or infinite"),
+        ("id,y\na,\nb,1\nc,NA\nd,null\n", "in 3 of 4 rows; fill them by a rule that"),
+        ("y\n1\n\n2\n", "has no label in 1 of 3 rows"),
+        (
+            "id,y\na,nan\nb,1\nc,inf\nd,-Infinity\ne,1e999\n",
+            "4 of 5 labels are NaN or infinite; fill them by a rule that does not look at labels",
+        ),
         (
             f"id,y\na,-1\nb,100.5\nc,{SECRET}\n",
             "2 of 3 labels lie outside --low 0 to --high 100; widen the range, or give --clip",
@@ -84,35 +86,13 @@ def write(content, name="labels.csv"):
         (b"id,y\n\xff,1\n", "the input labels.csv is not UTF-8 text in row 2"),
         ("id,y\na,1\n".encode("utf-16"), "save UTF-16, as of Excel"),
         (gzip.compress(b"id,y\na,1\n"), "name a gzip archive .csv.gz"),
-        (f"1,{SECRET}\n2,60.5\n", "is there a header line?"),
         (f'id,y\n"{"x" * (50 << 20)},{SECRET}\n', "has a row longer than 16 MB; look for a quote"),
-        (f"{','.join(f'x{i}' for i in range(500))}\n", "'x18', 'x19' and 480 more"),
     ],
     ids=lambda value: None if len(value) > 99 else value,
 )
 def test_bad_csv(refused, text, reason):
     write(text)
     assert reason in refused(*REGRESSION)
-
-
-@pytest.mark.parametrize(
-    ("cells", "reason"),
-    [
-        (("0", "1.0", "2"), "holds something that is not a whole number in row 3"),
-        (("0", "9" * 30, "2"), "not a whole number in row 3"),
-        (("0", "-1", "3"), "2 of 3 labels are not in 0..2; raise --num-classes"),
-        (("0", "", "NULL"), "has no label in 2 of 3 rows"),
-    ],
-)
-def test_bad_classes(refused, cells, reason):
-    write("id,y\n" + "".join(f"{SECRET},{cell}\n" for cell in cells))
-    assert reason in refused(*CLASSES)
-
-
-def test_unknown_class_names(refused):
-    write(f"y\nyes\n{SECRET}\nYes\n\n\n")
-    options = ("--column", "y", "--task", "classification", "--classes", "yes", "no")
-    assert "3 of 4 labels are none of the 2 --classes" in refused(*options)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +105,8 @@ def test_unknown_class_names(refused):
         ({"y": [float("nan"), 1.0]}, REGRESSION, "1 of 2 labels are NaN or infinite"),
         ({"y": pa.array([2**64 - 1, 1], pa.uint64())}, CLASSES, "1 of 2 labels are not in 0..2"),
         ({"y": pa.array([], pa.float64())}, REGRESSION, "has no rows below its header line"),
-        ({"x": [1.0]}, REGRESSION, "has no column 'y' for --column; its columns are 'x'"),
-        ({"id": [[1]], "y": [1.0]}, REGRESSION, "an id column holds something that"),
+        ({"x": [1.0]}, REGRESSION, "has no column 'y' for --column"),
+        ({"id": [[1]], "y": [1.0]}, REGRESSION, "an id column has a type or value that"),
         ({"id": [b"\xff"], "y": [1.0]}, REGRESSION, "name other columns with --id"),
         (
             {"id": pa.array([1], pa.duration("s")), "y": [1]},
@@ -166,7 +146,7 @@ def test_damaged_files(refused, part):
         ("missing.csv", "the input missing.csv does not exist; check the path"),
         ("t.tsv", "the format of the input t.tsv is not known by its name; name it .csv, .csv.gz"),
         ("folder.csv", "the folder folder.csv has no file in it whose name ends in .csv, .csv.gz"),
-        ("pipe.csv", "is not a regular file, which it must be to be read twice"),
+        ("pipe.csv", "pipe.csv is not a regular file, and it is read twice"),
     ],
 )
 def test_inputs_that_are_no_tables(refused, source, reason):
@@ -176,21 +156,18 @@ def test_inputs_that_are_no_tables(refused, source, reason):
     assert reason in refused(*REGRESSION, source=source)
 
 
-NEEDED = ("--column", "--task", "--epsilon", "--output", "--low", "--high")
+NEEDED = ("--column", "--task", "--epsilon", "--output", "--low")
 
 
 @pytest.mark.parametrize("missing", NEEDED)
 def test_needed_options(missing, capsys):
     write(GOOD)
-    values = ("y", "regression", "1", "noisy.csv", "0", "100")
+    values = ("y", "regression", "1", "noisy.csv", "0")
     words = [text for pair in zip(NEEDED, values, strict=True) if pair[0] != missing
              for text in pair]  # fmt: skip
-    assert main(["randomize", "labels.csv", *words]) == 2
-    reason = (
-        f"--task regression needs {missing}, an end of the public range"
-        if missing in NEEDED[4:]
-        else f"the following arguments are required: {missing}"
-    )
+    assert main(["randomize", "labels.csv", "--high", "100", *words]) == 2
+    required = "--num-classes --classes --low is required"
+    reason = required if missing == "--low" else f"arguments are required: {missing}"
     assert reason in capsys.readouterr().err
 
 
@@ -205,30 +182,28 @@ def test_needed_options(missing, capsys):
         (("--output", "half.csv"), "half.csv.privacy.json exists"),
         (("--output", "deep.csv"), "deep.csv.privacy.json exists"),
         (("--output", "folder.csv", "--overwrite"), "folder.csv is a folder"),
-        (("--id", "z"), "has no column 'z' for --id; its columns are 'id', 'y'"),
+        (("--id", "z"), "has no column 'z' for --id"),
         (("--id", "y"), "--id 'y' is the label column; copying it would publish the labels"),
-        (("--id", "id", "--id", "id"), "--id names a column more than once"),
         (("--output-column", "id"), "would have the name of the id column, 'id'"),
         (("--store", "../taken.txt"), "taken.txt exists and is not a label store"),
         (("--store", "../taken.txt/store"), "the store ../taken.txt/store cannot be used"),
-        (("--insecure-seed", "-1"), "must be a whole number of at least 0"),
+        (("--insecure-seed", "-1"), "must be a whole number, at least 0"),
         (("--low", "nan"), "--low: must be a finite number, got 'nan'"),
-        (("--low", "100"), "--low must be below --high, got --low 100 --high 100"),
+        (("--low", "100"), "expected --low LOW and --high HIGH, with LOW below HIGH"),
         (("--low", "-1", "--loss", "poisson"), "--loss poisson needs labels of zero or more"),
         (("--prior-epsilon", "1"), "prior_epsilon=1 leaves nothing of epsilon=1"),
-        (("--max-values", "1"), "must be a whole number of at least 2"),
-        (("--num-classes", "3"), "--num-classes is for --task classification; leave it out"),
-        (("--classes", "a", "b"), "--classes is for --task classification"),
+        (("--max-values", "1"), "must be a whole number, at least 2"),
+        (("--num-classes", "3"), "--num-classes: not allowed with argument --low"),
         (("--mechanism", "laplace", "--loss", "poisson"), "--loss is for --mechanism rr_on_bins"),
         (("--mechanism", "laplace", "--prior", "p.json"), "--prior is for --mechanism rr_on_bins"),
         (("--prior", "p.json", "--prior-epsilon", "0.5"), "--prior-epsilon is for runs without"),
         (("--mechanism", "discrete_laplace", "--high", "9.5"), "high must be a whole number"),
-        (("--task", "classification"), "--low is for --task regression; leave it out"),
+        (("--task", "classification"), "--task regression goes with --low and --high"),
         (("--draws", "keyed"), "needs --store DIR"),
         (("--draws", "keyed", "--insecure-seed", "1"), "--insecure-seed is for --draws stored"),
         (
             ("--draws", "keyed", "--store", "../s", "--mechanism", "laplace"),
-            "takes --mechanism rr_on_bins, got laplace",
+            "--mechanism is for --draws stored",
         ),
         (
             ("--draws", "keyed", "--store", "../s", "--id", "id", "--id", "x"),
@@ -247,27 +222,30 @@ def test_bad_options(refused, options, reason):
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("labels", "options", "reason"),
     [
-        ((), "needs either --num-classes K, for labels 0..K-1, or --classes"),
-        (("--num-classes", "2", "--classes", "0", "1"), "got both"),
-        (("--num-classes", "1"), "must be a whole number of at least 2"),
-        (("--num-classes", "1" + "0" * 30), "--num-classes must be at most 1,000,000,000"),
-        (("--classes", "a", "b", "a"), "got 3 names of which 2 differ"),
-        (("--num-classes", "2", "--loss", "poisson"), "--loss is for --task regression"),
-        (("--num-classes", "2", "--output-column", "id"), "the name of the id column, 'id'"),
-        (
-            ("--num-classes", "4", "--draws", "keyed", "--store", "../s"),
-            "1 ids name more than one row",
-        ),
+        ("1 2", "", "one of the arguments --num-classes --classes --low is required"),
+        ("1 2", "--num-classes 2 --classes 0 1", "not allowed with argument"),
+        ("1 2", "--num-classes 1", "must be a whole number, at least 2"),
+        ("1 2", f"--num-classes 1{'0' * 30}", "and at most 1,000,000,000"),
+        ("1 2", "--classes a b a", "got 3 names of which 2 differ"),
+        ("1 2", "--num-classes 2 --loss poisson", "--loss is for labels that are numbers"),
+        ("1 2", "--num-classes 2 --output-column id", "the name of the id column, 'id'"),
+        ("1 2", "--num-classes 4 --draws keyed --store ../s", "1 ids name more than one row"),
+        ("0 1.0 2", "--num-classes 3", "has a cell that is not a whole number in row 3"),
+        (f"0 {'9' * 30}", "--num-classes 3", "not a whole number in row 3"),
+        ("0 -1 3", "--num-classes 3", "2 of 3 labels are not in 0..2; raise --num-classes"),
+        ("0 NULL NA", "--num-classes 3", "has no label in 2 of 3 rows"),
+        (f"yes {SECRET} Yes", "--classes yes no", "2 of 3 labels are none of the 2 --classes"),
     ],
 )
-def test_bad_options_of_classes(refused, options, reason):
-    write("id,y\na,1\na,2\n")
-    assert reason in refused("--column", "y", "--task", "classification", *options)
+def test_bad_classes(refused, labels, options, reason):
+    write("id,y\n" + "".join(f"{SECRET},{label}\n" for label in labels.split()))
+    words = ("--column", "y", "--task", "classification", *options.split())
+    assert reason in refused(*words)
 
 
-MALFORMED = "is not as expected; give JSON {"
+MALFORMED = "has another form; give JSON {"
 
 
 @pytest.mark.parametrize(
@@ -282,21 +260,18 @@ MALFORMED = "is not as expected; give JSON {"
                 ("p.json", "3", MALFORMED),
                 ("p.json", "[" * 100_000, MALFORMED),
                 ("p.json", "[0.5, 0.5]", MALFORMED),
-                ("p.json", '{"values": [1, 2], "probabilities": [1]}', MALFORMED),
+                ("p.json", '{"values": [1, 2], "probabilities": [1]}', "must have shape (2,)"),
                 ("p.json", '{"values": [1, "x"], "probabilities": [0.5, 0.5]}', MALFORMED),
                 ("p.json", '{"values": [1, NaN], "probabilities": [0.5, 0.5]}', "must be finite"),
                 ("p.json", '{"values": [1, 1], "probabilities": [0.5, 0.5]}', "increasing"),
                 ("p.json", '{"values": [1, 200], "probabilities": [0.5, 0.5]}', "1 values outside"),
                 ("p.json", '{"values": [1, 2], "probabilities": [0.5, 0.6]}', "row 0 sums to 1.1"),
                 ("p.json", '{"values": [1, 2], "probabilities": [1.5, -0.5]}', "be negative"),
-                ("p.csv", "value,probability\n", MALFORMED),
-                ("p.csv", "value,probability\n1,0.5,2\n", MALFORMED),
+                ("p.csv", "value,probability\n1,1\n", MALFORMED),
             )
         ),
         (CLASSES, "p.json", "[0.5, 0.5]", "must have shape (3,)"),
-        (CLASSES, "p.json", '{"probabilities": 1}', "is not as expected; give JSON"),
-        (CLASSES, "p.csv", "class,probability\n0,1\n1,0\n3,0\n", "3 rows for 2 of the 3"),
-        (CLASSES, "p.csv", "class,probability\n0,1\n1,0\n1,0\n2,0\n", "4 rows for 3 of the 3"),
+        (CLASSES, "p.json", '{"probabilities": 1}', "must have shape (3,)"),
     ],
     ids=lambda value: None if value is None or len(value) > 99 else value,
 )
@@ -307,34 +282,9 @@ def test_bad_priors(refused, options, name, text, reason):
     assert reason in refused(*options, "--prior", name)
 
 
-@pytest.mark.parametrize("change", ["a row more", "a row less", "another label"])
-@pytest.mark.parametrize("name", ["labels.csv", "t.parquet"])
-def test_an_input_that_changes_while_it_is_read(folder, monkeypatch, capsys, name, change):
-    def make(ids):
-        if name == "labels.csv":
-            write("id,y\n" + "".join(f"{i},1\n" for i in ids))
-        else:
-            parquet.write_table(pa.table({"id": list(ids), "y": [1.0] * len(ids)}), name)
-
-    make("abc")
-    library = csv if name == "labels.csv" else parquet.ParquetFile
-    reader = "read_csv" if name == "labels.csv" else "read"
-    read = getattr(library, reader)
-
-    def read_and_change(*arguments):
-        found = read(*arguments)
-        make({"a row more": "abcd", "a row less": "ab", "another label": "abx"}[change])
-        return found
-
-    monkeypatch.setattr(library, reader, read_and_change)
-    assert main(["randomize", name, *REGRESSION, *COMMON]) == 2
-    assert f"the input {name} changed while it was read" in capsys.readouterr().err
-    assert sorted(path.name for path in folder.iterdir()) == [name]
-
-
 @pytest.mark.parametrize("output", ["noisy.csv", "noisy.csv.gz", "noisy.parquet"])
 def test_a_full_disk(folder, output, capsys):
-    """No file may grow past 20,000 bytes; what was there before stays as it was."""
+    """No file may grow past 20,000 bytes; an earlier output stays."""
     write("id,y\n" + "".join(f"{os.urandom(8).hex()},1\n" for _ in range(20_000)))
     Path(output).write_text("before")
     before = contents(folder)
@@ -351,33 +301,17 @@ def test_a_full_disk(folder, output, capsys):
     assert contents(folder) == before
 
 
-@pytest.mark.parametrize("place", ["closed/t.csv", "closed/n.csv", "noisy.csv"])
-def test_folders_that_may_not_be_entered_or_written(refused, monkeypatch, place):
+@pytest.mark.parametrize("name", ["mkdir", "stat"])
+def test_a_folder_that_may_not_be_written(refused, monkeypatch, name):
     write(GOOD)
-    stat = os.stat
+    function = getattr(os, name)
 
-    def forbidden(path, *args, **options):
-        if "closed" in str(path):  # as for others than root
-            raise PermissionError(13, "Permission denied", str(path))
-        return stat(path, *args, **options)  # type: ignore[arg-type]
+    def forbidden(path, *arguments, **options):
+        if str(path).startswith(("closed", ".noisy")):  # as for others than root
+            raise PermissionError(13, "Permission denied")
+        return function(path, *arguments, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "stat", forbidden)
-        patch.setattr(Path, "stat", forbidden)  # which keeps an os.stat of its own in 3.10
-        if place == "noisy.csv":
-            patch.setattr(os, "mkdir", lambda path, *rest: forbidden("closed"))
-        if place == "closed/t.csv":
-            reason = refused(*REGRESSION, source=place)
-            assert f"the input {place} cannot be read (Permission denied)" in reason
-        else:
-            reason = refused(*REGRESSION, "--output", place)
-            assert f"cannot write --output {place} (Permission denied)" in reason
-
-
-@pytest.mark.parametrize("cell", ["", "nan"])
-def test_missing_labels_are_not_to_be_left_out(refused, cell):
-    """Leaving out rows by their label reveals something of it."""
-    write(f"id,y\na,1\nb,{cell}\n")
-    reason = refused(*REGRESSION)
-    assert "fill them by a rule that does not look at labels, or choose the rows to send" in reason
-    assert "leave" not in reason
+    output = "closed/n.csv" if name == "stat" else "noisy.csv"
+    monkeypatch.setattr(os, name, forbidden)
+    reason = refused(*REGRESSION, "--output", output)
+    assert f"cannot write --output {output} (Permission denied)" in reason

@@ -1,4 +1,4 @@
-"""`NoisyLabels.load` reads what `tf-labeldp randomize` writes, and refuses what was edited."""
+"""`NoisyLabels.load` reads the output of `tf-labeldp randomize`, and refuses edits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PRIORS = {
 
 
 class Tables:
-    """Tables that the command made of the same labels, each when it is first asked for."""
+    """Tables with noisy labels of the same true labels, drawn at their first use."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -53,7 +53,7 @@ class Tables:
             (folder / f"{task}.json").write_text(json.dumps(prior))
 
     def new(self, output, task, *options):
-        """Runs the command, which must succeed, and gives the path of its table."""
+        """Runs the command, and returns the path of its table."""
         common = ["--epsilon", str(EPSILON), "--output", str(output), "--quiet"]
         more = [str(self.folder / f"{task}.json") if word == "PRIOR" else word for word in options]
         labels = str(self.folder / "labels.parquet")
@@ -61,17 +61,17 @@ class Tables:
         return output
 
     def shared(self, task, suffix, *options):
-        """Gives the path of a table that all tests share, and so none may change."""
-        asked = (task, suffix, options)
-        if asked not in self._paths:
+        """Returns the path of a table that no test may change."""
+        case = (task, suffix, options)
+        if case not in self._paths:
             place = self.folder / str(len(self._paths))
             place.mkdir()
-            self._paths[asked] = self.new(place / f"noisy.{suffix}", task, *options)
-        return self._paths[asked]
+            self._paths[case] = self.new(place / f"noisy.{suffix}", task, *options)
+        return self._paths[case]
 
-    def copy(self, folder, *asked):
-        """Gives the path of a copy of a table and its statement, which a test may change."""
-        table = self.shared(*asked)
+    def copy(self, folder, *case):
+        """Returns the path of a copy of a table and its statement."""
+        table = self.shared(*case)
         shutil.copy(statement_path(table), folder)
         return Path(shutil.copy(table, folder))
 
@@ -90,7 +90,7 @@ def statement_of(table):
 
 
 def cells(table, column):
-    """Gives a column of a table as text, read without the library."""
+    """Reads a column of a table as text, without the library."""
     if table.suffix == ".parquet":
         return [str(cell) for cell in parquet.read_table(table)[column].to_pylist()]
     options = csv.ConvertOptions(column_types={column: pa.string()}, include_columns=[column])
@@ -118,13 +118,13 @@ def test_the_table_and_its_statement_are_loaded(tables, task, suffix, prior):
     assert guarantee == PrivacyGuarantee.from_json(json.dumps(statement["guarantee"]))
     assert str(guarantee).splitlines() == statement["statement"]
     assert (guarantee.epsilon, guarantee.delta, guarantee.num_units) == (EPSILON, 0.0, N)
-    assert [one.to_json() for one in noisy.receipts] == statement["receipts"]
-    assert [one.to_json() for one in noisy.assumptions] == statement["assumptions"]
+    assert [item.to_json() for item in noisy.receipts] == statement["receipts"]
+    assert [item.to_json() for item in noisy.assumptions] == statement["assumptions"]
     assert len(noisy.assumptions) == 4  # rows, settings, other draws, range or classes
-    # The histogram of numbers has a receipt of its own; a public prior has cost nothing.
+    # The histogram of numbers has its own receipt; a public prior costs nothing.
     private = task == "amount" and not prior
-    assert [one.kind for one in noisy.receipts] == ["release", "draw"][not private :]
-    spent = [one.charge.epsilon for one in noisy.receipts]
+    assert [item.kind for item in noisy.receipts] == ["release", "draw"][not private :]
+    spent = [item.charge.epsilon for item in noisy.receipts]
     assert spent == pytest.approx([statement["epsilon"]["prior"]] * private + [
         statement["epsilon"]["draw"]])  # fmt: skip
     assert math.fsum(spent) == pytest.approx(EPSILON, rel=1e-12)
@@ -136,22 +136,21 @@ def test_the_table_and_its_statement_are_loaded(tables, task, suffix, prior):
         assert isinstance(noisy.mechanism, RROnBins) and noisy.priors is not None
         assert list(noisy.mechanism.outputs) == statement["outputs"]
         assert np.asarray(noisy.priors.values).tolist() == statement["prior"]["values"]
-        # A private prior that was loaded is not free: labels drawn with it carry its receipt.
-        own = [one.id for one in noisy.receipts[:-1]]
-        assert [one.id for one in noisy.priors.receipts] == own
+        # Labels drawn with a loaded private prior carry its receipt.
+        own = [item.id for item in noisy.receipts[:-1]]
+        assert [item.id for item in noisy.priors.receipts] == own
 
 
 def test_remarks_and_seeds_are_loaded(tables):
-    """A statement is not safer for having been loaded."""
     seeded = NoisyLabels.load(tables.shared("amount", "csv", "--insecure-seed", "3")).guarantee()
     assert seeded.seeded and seeded.headline.startswith("NOT PRIVATE: seeded")
     pairs = NoisyLabels.load(tables.shared("code", "csv", "--id", "pair"))
     assert len(pairs.assumptions) == 5
-    assert "rows-per-id" in {one.code for one in pairs.guarantee().assumptions}
+    assert "rows-per-id" in {note.code for note in pairs.guarantee().assumptions}
 
 
 def test_receipts_are_those_of_the_vault_and_count_once(tables, tmp_path):
-    """What was loaded and what the vault of the same store says are one expense."""
+    """Loaded labels and the vault of the same store share their charges."""
     (tmp_path / "public").mkdir()
     store = str(tmp_path / "store")
     table = tables.new(tmp_path / "public" / "noisy.csv", "amount", "--store", store)
@@ -161,9 +160,9 @@ def test_receipts_are_those_of_the_vault_and_count_once(tables, tmp_path):
     np.testing.assert_array_equal(again.values, noisy.values)
     np.testing.assert_array_equal(again.posterior(), noisy.posterior())
     np.testing.assert_array_equal(again.debiased(), noisy.debiased())
-    assert [one.id for one in noisy.receipts] == [one.id for one in vault.receipts]
+    assert [item.id for item in noisy.receipts] == [item.id for item in vault.receipts]
     assert compose_receipts([*noisy.receipts, *vault.receipts]).epsilon == EPSILON
-    # Another draw of the same labels is another expense.
+    # Another draw of the same labels is another charge.
     other = NoisyLabels.load(tables.shared("amount", "csv"))
     together = compose_receipts([*noisy.receipts, *other.receipts])
     assert together.epsilon == pytest.approx(2 * EPSILON, rel=1e-12)
@@ -171,7 +170,7 @@ def test_receipts_are_those_of_the_vault_and_count_once(tables, tmp_path):
 
 @pytest.mark.parametrize("suffix", [*FORMATS, "CSV", "CSV.GZ", "Parquet"])
 def test_awkward_tables_load(tmp_path, suffix):
-    """Names that look like nothing, long ids, and a dot: Parquet readers take "a" for "a.b" too."""
+    """Names that look empty, long ids, and a dot: Parquet readers take "a" for "a.b" too."""
     names = ["NULL", "", "nan", "#N/A", "007", " space ", "cr\r\nlf", "\t", "-"]
     codes = np.arange(N) % len(names)
     labels, output = tmp_path / "labels.parquet", tmp_path / f"noisy.{suffix}"
@@ -180,7 +179,6 @@ def test_awkward_tables_load(tmp_path, suffix):
     options = [*CLASSES, "label", "--id", "y.z", "--output-column", "y", "--quiet"]
     command = ["randomize", str(labels), "--epsilon", "99", *options, "--output", str(output)]
     assert main([*command, "--classes", *names]) == 0
-    # Such a table is of the format that its suffix says.
     start = {"csv": b"y.z,", "csv.gz": b"\x1f\x8b", "parquet": b"PAR1"}[suffix.lower()]
     assert output.read_bytes().startswith(start)
     noisy = NoisyLabels.load(output)
@@ -200,7 +198,7 @@ def rewrite(table, values, kind, column):
     if table.suffix == ".parquet":
         parquet.write_table(content, table)
     else:
-        # Quotes everywhere: Arrow writes an empty text as nothing without them.
+        # Without quotes Arrow writes an empty text like a missing one.
         with pa.output_stream(str(table)) as file:
             csv.write_csv(content, file, csv.WriteOptions(quoting_style="all_valid"))
 
@@ -216,26 +214,18 @@ def test_an_edited_or_damaged_table_is_refused(tables, tmp_path, task, suffix):
         values = parquet.read_table(table)[column].to_pylist()
     rewrite(table, values, kind, column)
     assert len(NoisyLabels.load(table)) == N  # another file of the same content is as good
-    other = next(i for i, value in enumerate(values) if value != values[0])
-    edits: dict[str, list[Any]] = {
-        "another value": [values[other], *values[1:]],
-        "two values swapped": [values[other], *values[1:other], values[0], *values[other + 1 :]],
-        "a row less": values[:-1],
-        "a row more": [*values, values[0]],
-        "another order": values[::-1],
-        "nothing in a cell": [None, *values[1:]],
-    }
-    for edit, edited in edits.items():
+    other = next(value for value in values if value != values[0])
+    edits: list[list[Any]] = [[other, *values[1:]], values[::-1], values[:-1], [*values, other]]
+    for edited in [*edits, [None, *values[1:]]]:
         rewrite(table, edited, kind, column)
         with pytest.raises(ReceiptError, match="damaged or edited"):
-            pytest.fail(f"{edit}: {NoisyLabels.load(table)}")
-    damages = [
+            NoisyLabels.load(table)
+    for damage in (
         lambda: table.write_bytes(whole[:-40]),
         lambda: table.write_bytes(b""),
         lambda: rewrite(table, ["1"] * N, pa.string(), "other"),
         lambda: rewrite(table, ["what"] * N, pa.string(), column),
-    ]
-    for damage in damages:
+    ):
         damage()
         with pytest.raises(ReceiptError, match="damaged or edited"):
             NoisyLabels.load(table)
@@ -243,38 +233,20 @@ def test_an_edited_or_damaged_table_is_refused(tables, tmp_path, task, suffix):
 
 @pytest.mark.parametrize(
     ("task", "options"),
-    [
-        ("amount", ("--max-values", "8")),
-        ("name", ()),
-        ("code", ("--prior", "PRIOR")),
-        ("code", ("--insecure-seed", "1")),
-    ],
-    ids=["numbers", "names", "prior", "seeded"],
+    [("amount", ("--max-values", "8")), ("name", ()), ("code", ("--prior", "PRIOR"))],
+    ids=["numbers", "names", "prior"],
 )
-def test_an_edit_of_any_field_is_refused(tables, tmp_path, task, options, edits):
-    """The least change of each number, text, list and entry, in whatever depth."""
+def test_an_edit_of_any_field_is_refused(tables, tmp_path, task, options, unnoticed_edits):
+    """The smallest change of each number, text, list and entry, at any depth."""
     table = tables.copy(tmp_path, task, "csv", *options)
-    statement = statement_of(table)
-    tried, unnoticed = 0, []
-    for edit, edited in edits(statement):
-        tried += 1
-        statement_path(table).write_text(json.dumps(edited))
-        try:
-            NoisyLabels.load(table)
-        except ReceiptError:
-            continue
-        unnoticed.append(edit)
-    assert unnoticed == [] and tried > 150
-    statement_path(table).write_text(json.dumps(statement))  # other blanks are no edit
-    assert len(NoisyLabels.load(table)) == N
+    assert unnoticed_edits(statement_path(table), lambda: NoisyLabels.load(table), 120) == []
 
 
 def test_statements_of_another_run_or_version_are_refused(tables, tmp_path):
     table = tables.copy(tmp_path, "code", "csv")
     statement = statement_of(table)
-    old = {**statement, "made_by": "tf-labeldp 0.1.0 randomize"}  # which has no receipts
-    for name in ("format", "bias_correction", "remarks", "assumptions", "receipts", "digest"):
-        del old[name]
+    # Version 0.1.0 had no receipts.
+    old = {"made_by": "tf-labeldp 0.1.0 randomize", "guarantee": statement["guarantee"]}
     new = {**statement, "format": 2, "made_by": "tf-labeldp 9.9 randomize"}
     another = statement_of(tables.new(tmp_path / "second.csv", "code"))
     for content, message in (

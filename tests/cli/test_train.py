@@ -1,4 +1,4 @@
-"""``tf-labeldp train``: tables and images in, a model with its statement out."""
+"""``tf-labeldp train``: models with statements from tables and images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ILL = np.where(AGE + 20 * (JOB == "smith") > 60, "yes", "no")
 
 @pytest.fixture
 def csv(tmp_path):
-    """A table with ids, a number that is missing here and there, a text and labels."""
+    """A table with ids, numbers of which some are missing, texts and labels."""
     lines = ["id,age,job,ill,days"]
     for i in range(N):
         age = "" if i % 10 == 0 else f"{AGE[i]:.1f}"
@@ -46,17 +46,17 @@ NAMES = ("--label", "ill", "--classes", "no", "yes", "--drop", "id", "--drop", "
 
 def test_a_table_with_names_of_classes(csv, capsys):
     assert command(csv, *NAMES, "--evaluate", "1") == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     out = csv.parent / "out"
-    assert (out / "report.txt").read_text().strip() == said.strip()
-    assert "NOT PRIVATE: seeded" in said and "held out: accuracy" in said
+    assert (out / "report.txt").read_text().strip() == printed.strip()
+    assert "NOT PRIVATE: seeded" in printed and "held out: accuracy" in printed
     stated = json.loads((out / "privacy.json").read_text())
     assert stated["epsilon"] == pytest.approx(2.0) and stated["seeded"]
     model = keras.models.load_model(out / "model.keras")
     assert ldp.guarantee(model).epsilon == pytest.approx(2.0)
-    given = {"age": AGE.reshape(-1, 1), "job": JOB.astype(object).reshape(-1, 1)}
-    given["job"] = tf.constant(JOB.reshape(-1, 1))
-    predicted = model.predict(given, verbose=0).argmax(axis=1)
+    features = {"age": AGE.reshape(-1, 1), "job": JOB.astype(object).reshape(-1, 1)}
+    features["job"] = tf.constant(JOB.reshape(-1, 1))
+    predicted = model.predict(features, verbose=0).argmax(axis=1)
     assert np.mean(np.array(["no", "yes"])[predicted] == ILL) > 0.85
 
 
@@ -66,8 +66,8 @@ def test_a_column_of_any_name_costs_nothing_in_vain(csv, capsys):
     assert command(csv, *NAMES) == 0, capsys.readouterr().err
     with pytest.warns(UserWarning, match="price/unit"):  # Keras, of the input's other name
         model = keras.models.load_model(csv.parent / "out" / "model.keras")
-    given = {"price/unit": AGE.reshape(-1, 1), "what he does": tf.constant(JOB.reshape(-1, 1))}
-    predicted = model.predict(given, verbose=0).argmax(axis=1)
+    features = {"price/unit": AGE.reshape(-1, 1), "what he does": tf.constant(JOB.reshape(-1, 1))}
+    predicted = model.predict(features, verbose=0).argmax(axis=1)
     assert np.mean(np.array(["no", "yes"])[predicted] == ILL) > 0.85
 
 
@@ -80,8 +80,8 @@ def test_numbers_of_a_parquet_table(csv, capsys):
     assert "held out: mse" in capsys.readouterr().out
     model = keras.models.load_model(csv.parent / "out" / "model.keras")
     assert any("exponential" in str(layer.get_config()) for layer in model.layers)
-    given = {"age": AGE.reshape(-1, 1), "job": tf.constant(JOB.reshape(-1, 1))}
-    off = model.predict(given, verbose=0)[:, 0] - AGE / 3
+    features = {"age": AGE.reshape(-1, 1), "job": tf.constant(JOB.reshape(-1, 1))}
+    off = model.predict(features, verbose=0)[:, 0] - AGE / 3
     assert np.mean(off**2) < 0.3 * np.var(AGE / 3)
 
 
@@ -115,20 +115,28 @@ def test_a_store_keeps_the_release(csv, capsys):
         keras.models.load_model(csv.parent / name / "model.keras").get_weights()
         for name in ("first", "second")
     )
-    for one, other in zip(first, second, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    for weights, other in zip(first, second, strict=True):
+        np.testing.assert_allclose(weights, other, rtol=1e-4, atol=1e-5)
     words[words.index("--epsilon") + 1] = "2"
     assert main([*words, str(csv.parent / "third")]) == 2
     assert "error" in capsys.readouterr().err
 
 
+def test_an_output_that_cannot_be_made_costs_nothing(csv, capsys):
+    (csv.parent / "file").write_text("mine")
+    store = csv.parent / "private"
+    assert command(csv, *NAMES, "--store", str(store), output="file/out") == 2
+    assert "Not a directory" in capsys.readouterr().err
+    assert store.exists() and list(store.glob("records/[0-9]*")) == []
+
+
 def test_bad_input_is_one_line_and_writes_nothing(csv, capsys):
     for options, message in (
-        (("--label", "ill"), "say what the labels are"),
-        (("--label", "ill", "--classes", "no", "yes", "--low", "0"), "say what the labels are"),
-        (("--label", "days", "--low", "3"), "both --low and --high"),
-        (("--label", "ill", "--num-classes", "2"), "no whole numbers; give --classes"),
-        (("--label", "ill", "--low", "0", "--high", "1"), "no numbers"),
+        (("--label", "ill"), "one of the arguments --num-classes --classes --low is required"),
+        (("--label", "ill", "--classes", "no", "yes", "--low", "0"), "not allowed with argument"),
+        (("--label", "days", "--low", "3"), "expected --low LOW and --high HIGH"),
+        (("--label", "ill", "--num-classes", "2"), "not whole numbers; give --classes"),
+        (("--label", "ill", "--low", "0", "--high", "1"), "not numbers"),
         (("--label", "age", "--low", "0", "--high", "99"), "120 labels are missing"),
         (("--label", "sick", "--num-classes", "2"), "has 0 columns of this name"),
         ((*NAMES, "--drop", "name"), "--drop name"),
@@ -140,7 +148,7 @@ def test_bad_input_is_one_line_and_writes_nothing(csv, capsys):
             ("--label", "days", "--low", "-1", "--high", "9", "--loss", "poisson"),
             "--loss poisson needs labels of zero or more",
         ),
-        ((*NAMES, "--delta", "2"), "--delta must lie between"),
+        ((*NAMES, "--delta", "2"), "delta must be in [0, 1)"),
     ):
         assert command(csv, *options) == 2
         error = capsys.readouterr().err.strip().splitlines()[-1]
@@ -157,8 +165,8 @@ def test_bad_files(tmp_path, capsys):
         ("data.txt", "a,ill\n1,no\n", "not known by its name"),
         ("gone.csv", None, "cannot be read"),
         ("empty.csv", "a,ill\n", "no rows"),
-        ("ragged.csv", "a,ill\n1,no,secret\n", "no csv table that can be read"),
-        ("alone.csv", "id,days,ill\n1,2,no\n", "no columns of features"),
+        ("ragged.csv", "a,ill\n1,no,secret\n", "cannot be read as a csv table"),
+        ("alone.csv", "id,days,ill\n1,2,no\n", "no feature columns"),
     ):
         if content is not None:
             (tmp_path / name).write_text(content)
@@ -170,7 +178,7 @@ def test_bad_files(tmp_path, capsys):
 
 def test_nothing_of_tensorflow_is_on_stderr(csv):
     words = ["train", str(csv), *NAMES, "--epsilon", "2", "--output", str(csv.parent / "out")]
-    env = {name: one for name, one in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    env = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     command_line = [sys.executable, "-m", "tf_labeldp.cli", *words]
     done = subprocess.run(command_line, capture_output=True, text=True, env=env, check=True)
     assert done.stderr == "" and "label-DP" in done.stdout

@@ -289,4 +289,4 @@ def test_tables(tmp_path, monkeypatch, capsys):
         assert found and float(found[1]) > 0.7  # chance: 0.5
     assert len(stored_draws(folder)) == 2  # the model and its score
     page = (folder / "publish" / "report" / "report.html").read_text(encoding="utf-8")
-    assert "keeps to its statement" in page and "WRONG" not in page
+    assert "matches its statement" in page and "WRONG" not in page

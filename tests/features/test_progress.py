@@ -1,4 +1,4 @@
-"""The progress of a long pass: silent at first, a line that changes or a new one now and then."""
+"""The progress bar of a long pass: silent at first, then rare reports."""
 
 from __future__ import annotations
 
@@ -15,36 +15,31 @@ class Terminal(io.StringIO):
         return True
 
 
-def said(monkeypatch, errors, seconds, total=100, **how):
-    """Returns the lines printed for ten parts that take ``seconds`` together."""
+def reports(monkeypatch, stderr, seconds, total=100, **settings):
+    """Returns the reports for ten parts that take ``seconds`` together."""
     clock = [0.0]
     monkeypatch.setattr(tqdm.std, "time", lambda: clock[0])
-    monkeypatch.setattr(sys, "stderr", errors)
-    with Progress("Reading", total, **how) as progress:
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with Progress("Reading", total, **settings) as progress:
         for _ in range(10):
             clock[0] += seconds / 10
             progress.advance(10)
-    return "" if errors is None else errors.getvalue()
+    return [] if stderr is None else stderr.getvalue().split("\r")[1:]
 
 
-def test_a_file_gets_a_line_every_ten_seconds(monkeypatch):
-    assert said(monkeypatch, io.StringIO(), 30).splitlines() == [
-        "Reading: 20 of 100 rows, 3 a second",
-        "Reading: 60 of 100 rows, 3 a second",
-        "Reading: 100 of 100 rows, 3 a second",
-        "Reading: 100 rows in 30 s",
-    ]
-    assert "Reading: 20 rows, 3 a second" in said(monkeypatch, io.StringIO(), 30, total=None)
+def test_a_file_gets_a_report_every_ten_seconds(monkeypatch):
+    first, second, *_, last = reports(monkeypatch, io.StringIO(), 30)
+    assert first.startswith("Reading:  20%") and "20/100 [" in first and "60/100 [" in second
+    assert "100/100 [00:30<00:00,  3.33 rows/s]" in last and last.endswith("\n")
+    assert reports(monkeypatch, io.StringIO(), 30, total=None)[0].startswith("Reading: 20 rows [")
 
 
-def test_a_terminal_gets_one_line_that_changes(monkeypatch):
-    told = said(monkeypatch, Terminal(), 30).split("\r")[1:]
-    assert len(told) == 10 and told[0] == "Reading: 20 of 100 rows, 3 a second"
-    assert told[-1].strip() == "Reading: 100 rows in 30 s" and told[-1].endswith("\n")
+def test_a_terminal_gets_a_report_every_second(monkeypatch):
+    assert len(reports(monkeypatch, Terminal(), 30)) == 10
 
 
-def test_short_and_quiet_passes_say_nothing(monkeypatch):
-    assert said(monkeypatch, io.StringIO(), 4.9) == ""
-    assert said(monkeypatch, io.StringIO(), 30, quiet=True) == ""
-    assert said(monkeypatch, io.StringIO(), 4.9, delay=2.0) != ""
-    assert said(monkeypatch, None, 30) == ""
+def test_short_and_quiet_passes_are_silent(monkeypatch):
+    assert reports(monkeypatch, io.StringIO(), 4.9) == []
+    assert reports(monkeypatch, io.StringIO(), 30, quiet=True) == []
+    assert reports(monkeypatch, Terminal(), 4.9, delay=2.0) != []
+    assert reports(monkeypatch, None, 30) == []

@@ -28,7 +28,7 @@ def vault(labels=CIRCLE, epsilon=1.0, delta=1e-5, **arguments):
 
 
 def maps():
-    """Two feature maps: with the one a head can tell the circle, with the other it can't."""
+    """Two feature maps: a head can separate the circle with the second alone."""
     return [None, RandomFourierFeatures().fit(ROWS)]
 
 
@@ -45,7 +45,7 @@ def test_the_better_map_is_chosen_and_the_whole_costs_epsilon():
     assert found.best_estimator_.encoder is encoders[1]
     spent = labels.guarantee().epsilon
     assert 0.999 < spent <= 1.0 and found.guarantee().epsilon == pytest.approx(spent)
-    # Two Gaussian releases of which each has half of the precision: more than epsilon / 2.
+    # Each of two Gaussian releases has half the precision: more than epsilon / 2.
     assert 0.6 < found.epsilon_of_fit_ < 1.0
     assert [use.examples for use in labels.history()] == [3200, 3200, 800]
     assert np.mean(found.predict(ROWS) == CIRCLE) > 0.7
@@ -74,11 +74,11 @@ def test_numbers_and_pure_budgets():
 
 def test_front_doors_and_tables_can_be_searched():
     table = pd.DataFrame(ROWS).add_prefix("c")
-    given = {"encoder": [RandomFourierFeatures().fit(table)]}
-    found = ldp.PrivateSearchCV(ldp.PrivateClassifier(1.0), given, 1.0).fit(table, vault())
+    grid = {"encoder": [RandomFourierFeatures().fit(table)]}
+    found = ldp.PrivateSearchCV(ldp.PrivateClassifier(1.0), grid, 1.0).fit(table, vault())
     assert found.predict(table).shape == (N,)
     columns = {name: table[name].to_numpy() for name in table}
-    as_dict = ldp.PrivateSearchCV(ldp.PrivateClassifier(1.0), given, 1.0).fit(columns, vault())
+    as_dict = ldp.PrivateSearchCV(ldp.PrivateClassifier(1.0), grid, 1.0).fit(columns, vault())
     np.testing.assert_array_equal(as_dict.predict(columns), found.predict(table))
     assert clone(found).get_params()["epsilon"] == 1.0 and not hasattr(clone(found), "receipts_")
 
@@ -110,7 +110,7 @@ def test_an_interrupted_search_goes_on_with_its_stored_fits(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"grid": {"epsilon": [1.0, 2.0]}}, ValueError, "the grid has epsilon"),
+        ({"grid": {"epsilon": [1.0, 2.0]}}, ValueError, "param_grid has epsilon"),
         ({"grid": {"nothing": [1]}}, ValueError, "nothing"),
         ({"labels": CIRCLE}, TypeError, "must be a PrivateLabels, got ndarray"),
         ({"epsilon": 2.0}, BudgetExceededError, "over the budget"),

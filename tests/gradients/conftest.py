@@ -1,4 +1,4 @@
-"""Small models whose matrix of gradients can be formed, for the tests of products with it."""
+"""Small models whose matrix of gradients can be formed, for tests of products with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Case:
 
     @functools.cache  # noqa: B019 (cases live as long as the session)
     def matrix(self) -> np.ndarray:
-        """G (d, n K), column by column, each from a backward pass of its own."""
+        """Returns G (d, n K), with one backward pass per column."""
         columns = []
         with tf.GradientTape(persistent=True) as tape:
             losses = tf.reshape(self.losses(), [-1])
@@ -40,7 +40,7 @@ class Case:
 
 @functools.cache
 def make_case(kind: str, n: int = 5, labels: int = 3, dtype: str = "float64") -> Case:
-    """A model of this kind at fixed random weights."""
+    """Returns a model of this kind with fixed random weights."""
     keras.utils.set_random_seed(3)
     rng = np.random.default_rng(4)
     layers = keras.layers
@@ -100,13 +100,13 @@ def case_of() -> Callable[..., Case]:
 
 @pytest.fixture(scope="session")
 def flat() -> Callable[[list], np.ndarray]:
-    """Makes a list of tensors one vector."""
+    """Concatenates a list of tensors to a vector."""
     return lambda parts: np.concatenate([np.ravel(part) for part in parts])
 
 
 @pytest.fixture(scope="session")
 def like_variables() -> Callable[[Case, np.ndarray], list[tf.Tensor]]:
-    """Cuts a vector (d,) in tensors of the variables' shapes."""
+    """Splits a vector (d,) into tensors of the variables' shapes."""
 
     def cut(case: Case, vector: np.ndarray) -> list[tf.Tensor]:
         parts, start = [], 0

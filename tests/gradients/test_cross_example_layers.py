@@ -18,7 +18,7 @@ def model_with(*stack: Any, shape: tuple[int, ...] = (4, 3)) -> keras.Model:
 
 
 class Holder(layers.Layer):
-    """Holds layers where Keras's ``model.layers`` does not list them."""
+    """Keeps layers where ``model.layers`` does not list them."""
 
     def __init__(self, held: Any) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Holder(layers.Layer):
 
 
 class SyncBatchNormalization(layers.Layer):
-    """As in other packages."""
+    """Stands for the layer of another package."""
 
     def call(self, inputs: Any) -> Any:
         return inputs
@@ -64,7 +64,7 @@ def test_all_of_them_are_named_in_one_message_with_the_alternative():
         assert part in str(error.value)
 
 
-def test_models_that_keep_examples_apart_pass():
+def test_models_that_do_not_mix_examples_pass():
     model = model_with(
         layers.LayerNormalization(),
         layers.GroupNormalization(1),

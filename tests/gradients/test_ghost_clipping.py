@@ -12,7 +12,6 @@ from tf_labeldp.gradients.ghost_clipping import (
     LayerRecord,
     clipped_sums,
     make_plans,
-    map_chunks,
 )
 
 BATCH = 10
@@ -20,7 +19,7 @@ NO_BATCH = Batch(None, None, None, None)
 
 
 def records(group_size: int = 1) -> list[LayerRecord]:
-    """A dense layer over time whose gradients are large, a small one, a scale and a table."""
+    """Returns a dense layer over time with large gradients, a small one, a scale and a table."""
     rng = np.random.default_rng(1)
 
     def normal(*shape: int) -> tf.Tensor:
@@ -44,7 +43,7 @@ def records(group_size: int = 1) -> list[LayerRecord]:
 
 
 def expected(group_size: int, share: float = 0.5) -> tuple[list[np.ndarray], np.ndarray, float]:
-    """Clipped sums, norms and the clip that lets about ``share`` of the groups through."""
+    """Returns clipped sums, norms and the clip that ``share`` of the groups satisfies."""
     parts = [
         gradient.numpy().astype(np.float64)
         for record in records(group_size)
@@ -71,8 +70,8 @@ def test_memory_changes_nothing_but_the_plan(max_bytes: int, group_size: int):
     sums, norms, clip = expected(group_size)
     found, found_norms = sums_of(records(group_size), Clip(clip, group_size), max_bytes)
     np.testing.assert_allclose(found_norms, norms, rtol=1e-5)
-    for got, wanted in zip(flat(found), sums, strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * clip)
+    for got, part in zip(flat(found), sums, strict=True):
+        np.testing.assert_allclose(got, part, rtol=1e-5, atol=1e-5 * clip)
 
 
 def test_the_plan_follows_memory():
@@ -132,8 +131,8 @@ def test_privacy_a_group_without_a_finite_gradient_adds_exactly_zero(place, bad,
     found, norms = sums_of(broken, clip, max_bytes)
     assert not np.isfinite(norms[row])
     assert np.all(np.isfinite(np.delete(norms, row)))
-    wanted, _ = sums_of(without, clip, max_bytes)
-    for got, expected_part in zip(flat(found), flat(wanted), strict=True):
+    rest, _ = sums_of(without, clip, max_bytes)
+    for got, expected_part in zip(flat(found), flat(rest), strict=True):
         np.testing.assert_allclose(got, expected_part, rtol=1e-5, atol=1e-4)
 
 
@@ -149,21 +148,6 @@ def test_privacy_a_clip_that_is_no_number_does_not_turn_clipping_off():
     assert np.all(np.isnan(found))
 
 
-@pytest.mark.parametrize("rows", [1, 3, 9])
-def test_chunks_give_what_the_whole_gives(rows: int):
-    values = tf.constant(np.random.default_rng(0).normal(size=(7, 2)), tf.float32)
-    sizes: list[int] = []
-
-    def norms(chunk: tf.Tensor) -> tf.Tensor:
-        sizes.append(chunk.shape[0])
-        return tf.reduce_sum(tf.square(chunk), axis=1)
-
-    np.testing.assert_allclose(
-        map_chunks(norms, (values,), rows, rows), np.square(values).sum(axis=1), rtol=1e-6
-    )
-    assert max(sizes) <= rows
-
-
 # Norms without gradients, where a plain formula would get them wrong.
 
 
@@ -171,7 +155,7 @@ def test_an_index_that_comes_twice_counts_as_one_row():
     rule = LookupRule(3, 1)
     indices = tf.constant([[2, 0, 2]])
     gradients = tf.constant([[[1.0], [10.0], [2.0]]])
-    # (1 + 2)^2 + 10^2; taken apart they would be 1 + 4 + 100.
+    # (1 + 2)^2 + 10^2; separate rows would give 1 + 4 + 100.
     np.testing.assert_allclose(rule.squared_norms(Taps(indices, gradients, 1)), [109.0])
 
 

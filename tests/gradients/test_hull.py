@@ -1,4 +1,4 @@
-"""The projection onto hulls: what it promises whatever the solver, and what it refuses."""
+"""The projection onto hulls: its guarantees for every solver, and its errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXACT = dict(relative_gap=1e-9, max_products=2_000)
 
 
 def exact_projection(matrix, target, hull, shape, mask=None):
-    """The nearest point of the hull, by SLSQP, and its Frank-Wolfe gap."""
+    """Returns the nearest point of the hull, by SLSQP, and its Frank-Wolfe gap."""
     n, labels = shape
     kept = np.repeat(np.ones(n) if mask is None else np.asarray(mask, float), labels)
     count = kept.sum() / labels
@@ -104,7 +104,7 @@ def test_converged_points_are_the_exact_projection(solver, hull, mask, dense, fl
     ("solver", "hull", "start"),
     [
         ("conjugate", "joint", "predictions"),
-        ("conjugate", "per_example", "coefficients"),
+        ("conjugate", "per_example", "uniform"),
         (accelerated, "per_example", "uniform"),
         ("pgd", "joint", "uniform"),
     ],
@@ -112,17 +112,16 @@ def test_converged_points_are_the_exact_projection(solver, hull, mask, dense, fl
 def test_the_gap_bounds_the_distance_to_the_exact_projection(
     solver, hull, start, dense, flat, like_variables
 ):
-    """|point - exact|^2 <= 2 gap, and the gap is no larger than it must be: it is the true one."""
+    """|point - exact|^2 <= 2 gap, and the gap is the exact Frank-Wolfe gap."""
     case, matrix = dense
     target = target_near(matrix, seed=2, noise=0.5)
     exact, reference_gap = exact_projection(matrix, target, hull, (5, 3))
-    given = tf.one_hot([0, 1, 2, 0, 1], 3, dtype=tf.float64) / 5.0
     amount = dict(steps=4, step_size=0.01) if solver == "pgd" else {}
     result = project_onto_hull(
         case.operator(),
         like_variables(case, target),
         hull,
-        start=given if start == "coefficients" else start,
+        start=start,
         predictions=case.predictions,
         solver=solver,
         relative_gap=0.0,
@@ -180,12 +179,12 @@ def test_the_distance_to_the_target_never_rises(hull, dense, like_variables):
 )
 def test_products_are_counted_as_they_are_taken(solver, kwargs, dense, like_variables, monkeypatch):
     case, matrix = dense
-    taken = []
+    calls = []
     for name in ("matvec", "rmatvec"):
         product = getattr(GradientOperator, name)
 
         def counted(self, argument, product=product):
-            taken.append(None)
+            calls.append(None)
             return product(self, argument)
 
         monkeypatch.setattr(GradientOperator, name, counted)
@@ -197,11 +196,11 @@ def test_products_are_counted_as_they_are_taken(solver, kwargs, dense, like_vari
         relative_gap=0.0,
         **kwargs,
     )
-    assert int(result.num_products) == len(taken)
+    assert int(result.num_products) == len(calls)
     if solver == "pgd":
-        assert len(taken) == 2 * 3 + 2
+        assert len(calls) == 2 * 3 + 2
     else:
-        assert kwargs["max_products"] - 9 < len(taken) <= kwargs["max_products"]
+        assert kwargs["max_products"] - 9 < len(calls) <= kwargs["max_products"]
 
 
 def test_predictions_start_at_zero_for_cross_entropy(dense, flat):
@@ -227,8 +226,8 @@ def test_predictions_of_half_precision_start_inside_the_set(dense, like_variable
     np.testing.assert_allclose(result.coefficients.numpy().sum(), 1.0, rtol=1e-12)
 
 
-def test_curvature_of_the_last_step_is_taken_up(dense, like_variables):
-    """With it the first step follows the gradient; 0 and None mean that nothing is known."""
+def test_the_curvature_of_the_last_step_is_used(dense, like_variables):
+    """With it the first step follows the gradient; 0 and None mean that it is unknown."""
     case, matrix = dense
     largest = np.linalg.norm(matrix, 2) ** 2
 
@@ -311,10 +310,10 @@ TARGET = [tf.ones([1, 2])]
         ({"target": [tf.constant([[np.nan, 1.0]])]}, "target must be finite"),
         ({"hull": "span"}, "hull must be one of joint, per_example, got 'span'"),
         ({"solver": "lbfgs"}, "solver must be one of conjugate, pgd, got 'lbfgs'"),
-        ({"predictions": None}, "needs predictions=, the model's probabilities (n, K)"),
+        ({"predictions": None}, "expected predictions=, the model's probabilities (n, K)"),
         ({"max_products": 3}, "max_products must be at least 4, got 3"),
         ({"relative_gap": np.nan}, "relative_gap must be in [0, inf), got nan"),
-        ({"steps": 10}, "step_size and steps are for solver='pgd', got solver='conjugate'"),
+        ({"steps": 10}, "step_size and steps need solver='pgd', got solver='conjugate'"),
         ({"solver": "pgd", "step_size": 0.0}, "step_size must be finite and above zero"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
@@ -364,5 +363,5 @@ def test_padding_stays_at_zero(towards):
 
 
 def test_smoothing_towards_predictions_needs_them():
-    with pytest.raises(ValueError, match="needs predictions="):
+    with pytest.raises(ValueError, match="expected predictions="):
         smooth_coefficients(A, 0.75, "predictions")

@@ -30,8 +30,8 @@ def seed() -> None:
 
 
 def model(outputs: int, *more: Any) -> keras.Model:
-    """A small network whose gradients are large, and whose predictions are mostly sure."""
-    made = keras.Sequential(
+    """Returns a small network with large gradients and mostly confident predictions."""
+    network = keras.Sequential(
         [
             keras.Input((6, 6, 2)),
             layers.Conv2D(4, 3, activation="relu"),
@@ -41,9 +41,9 @@ def model(outputs: int, *more: Any) -> keras.Model:
             layers.Dense(outputs),
         ]
     )
-    for variable in made.trainable_variables:
+    for variable in network.trainable_variables:
         variable.assign(3.0 * variable)
-    return made
+    return network
 
 
 def batch(outputs: int) -> tuple[np.ndarray, np.ndarray]:
@@ -52,15 +52,15 @@ def batch(outputs: int) -> tuple[np.ndarray, np.ndarray]:
     return x, rng.integers(2, size=ROWS)
 
 
-def clipped(made: keras.Model, x: Any, y: Any, clip: float, **given: Any) -> ClippedSum:
-    speed = Speed(given.pop("method", "auto"), given.pop("max_bytes", 2**30))
-    weights = given.pop("weights", WEIGHTS)
+def clipped(network: keras.Model, x: Any, y: Any, clip: float, **options: Any) -> ClippedSum:
+    speed = Speed(options.pop("method", "auto"), options.pop("max_bytes", 2**30))
+    weights = options.pop("weights", WEIGHTS)
 
     def unused(y_true: Any, y_pred: Any) -> Any:
-        raise AssertionError("the gradients are those of cross-entropy, whatever the loss")
+        raise AssertionError("the gradients are those of cross-entropy for any loss")
 
-    return PerExampleClipping(made, speed).clipped_sum(
-        Batch(x, y, weights, unused), LabelDistanceClip(clip, **given)
+    return PerExampleClipping(network, speed).clipped_sum(
+        Batch(x, y, weights, unused), LabelDistanceClip(clip, **options)
     )
 
 
@@ -68,13 +68,13 @@ def flat(gradients: Any) -> np.ndarray:
     return np.concatenate([np.ravel(np.asarray(g, np.float64)) for g in gradients])
 
 
-def candidates(made: keras.Model, x: np.ndarray, coordinates: Any = None) -> np.ndarray:
+def candidates(network: keras.Model, x: np.ndarray, coordinates: Any = None) -> np.ndarray:
     """Gradients (B, K, weights) of Keras's cross-entropy, example by example, label by label."""
-    outputs = made.output_shape[-1]
+    outputs = network.output_shape[-1]
     found = []
     for row in x:
         with tf.GradientTape(persistent=True) as tape:
-            logits = made(row[np.newaxis])
+            logits = network(row[np.newaxis])
             losses = [
                 keras.losses.BinaryCrossentropy(from_logits=True)(
                     np.array([[k]], np.float32), logits
@@ -85,14 +85,14 @@ def candidates(made: keras.Model, x: np.ndarray, coordinates: Any = None) -> np.
                 )
                 for k in range(2)
             ]
-        values = [v.value for v in made.trainable_variables]
+        values = [v.value for v in network.trainable_variables]
         gradients = [tape.gradient(loss, values) for loss in losses]
         if coordinates is not None:
             gradients = [
-                [c.forward(g[tf.newaxis])[0] for g, c in zip(one, coordinates, strict=True)]
-                for one in gradients
+                [c.forward(g[tf.newaxis])[0] for g, c in zip(parts, coordinates, strict=True)]
+                for parts in gradients
             ]
-        found.append([flat(one) for one in gradients])
+        found.append([flat(parts) for parts in gradients])
     return np.array(found)
 
 
@@ -106,7 +106,7 @@ def diameter(vectors: np.ndarray) -> float:
 
 
 def best_clip(vectors: np.ndarray, distance: float) -> float:
-    """The largest clip, by bisection of the distance itself."""
+    """Returns the largest clip, by bisection of the distance."""
     low, high = 0.0, LONGEST_CLIP * distance
     if diameter(shortened(vectors, high)) <= distance:
         return high
@@ -127,35 +127,37 @@ CASES = [
 
 @pytest.mark.parametrize(("outputs", "clip", "method"), CASES)
 def test_sums_are_those_of_a_loop_over_examples_and_labels(outputs, clip, method):
-    made, (x, y) = model(outputs), batch(outputs)
-    wanted = np.zeros(made.count_params())
+    network, (x, y) = model(outputs), batch(outputs)
+    expected = np.zeros(network.count_params())
     norms, distances = [], []
-    for vectors, weight, label in zip(candidates(made, x), WEIGHTS, y, strict=True):
-        norms.append(diameter(vectors))  # of the margin's gradient, which no label enters
+    for vectors, weight, label in zip(candidates(network, x), WEIGHTS, y, strict=True):
+        norms.append(diameter(vectors))  # of the margin's gradient, which needs no label
         vectors = weight * vectors
         kept = shortened(vectors, best_clip(vectors, 2 * clip))
-        wanted += kept[label]
+        expected += kept[label]
         distances.append(diameter(kept))
-    found = clipped(made, x, y, clip, method=method)
-    np.testing.assert_allclose(flat(found.gradients), wanted, rtol=2e-4, atol=2e-5 * clip)
+    found = clipped(network, x, y, clip, method=method)
+    np.testing.assert_allclose(flat(found.gradients), expected, rtol=2e-4, atol=2e-5 * clip)
     np.testing.assert_allclose(found.norms, norms, rtol=1e-4, atol=1e-6)
-    # The distance is used up, and not just half of it.
+    # The whole distance is used, not half of it.
     assert max(distances) == pytest.approx(2 * clip) or clip > 1
 
 
 def test_memory_changes_no_result():
-    made, (x, y) = model(2), batch(2)
-    wanted = flat(clipped(made, x, y, 1.0).gradients)
+    network, (x, y) = model(2), batch(2)
+    expected = flat(clipped(network, x, y, 1.0).gradients)
     for max_bytes in (4_000, 30_000):
-        found = tf.function(lambda m=max_bytes: clipped(made, x, y, 1.0, max_bytes=m).gradients)()
-        np.testing.assert_allclose(flat(found), wanted, rtol=1e-4, atol=1e-5)
+        found = tf.function(
+            lambda m=max_bytes: clipped(network, x, y, 1.0, max_bytes=m).gradients
+        )()
+        np.testing.assert_allclose(flat(found), expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="max_bytes=100 is too small for layer"):
-        clipped(made, x, y, 1.0, max_bytes=100)
+        clipped(network, x, y, 1.0, max_bytes=100)
 
 
 @pytest.mark.parametrize("method", ["ghost", "vectorized"])
 def test_gradients_in_coordinates_are_clipped_there(method):
-    made, (x, y) = model(2), batch(2)
+    network, (x, y) = model(2), batch(2)
     rng = np.random.default_rng(1)
 
     def side(n: int) -> tf.Tensor:
@@ -163,28 +165,28 @@ def test_gradients_in_coordinates_are_clipped_there(method):
 
     coordinates = [
         Coordinates(side(np.prod(v.shape[:-1])) if len(v.shape) > 1 else None, side(v.shape[-1]))
-        for v in made.trainable_variables
+        for v in network.trainable_variables
     ]
-    wanted = 0.0
-    for vectors, label in zip(candidates(made, x, coordinates), y, strict=True):
-        wanted += shortened(vectors, best_clip(vectors, 2.0))[label]
+    expected = 0.0
+    for vectors, label in zip(candidates(network, x, coordinates), y, strict=True):
+        expected += shortened(vectors, best_clip(vectors, 2.0))[label]
     ones = np.ones(ROWS, np.float32)
-    found = clipped(made, x, y, 1.0, method=method, coordinates=coordinates, weights=ones)
-    np.testing.assert_allclose(flat(found.gradients), wanted, rtol=2e-4, atol=2e-5)
+    found = clipped(network, x, y, 1.0, method=method, coordinates=coordinates, weights=ones)
+    np.testing.assert_allclose(flat(found.gradients), expected, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize(("outputs", "clip", "method"), CASES)
 @pytest.mark.holds("gradients.LabelDistanceClip")
 def test_one_replaced_label_moves_the_sum_by_the_distance_at_most(outputs, clip, method):
-    """From both sides: it is kept, and used."""
-    made, (x, y) = model(outputs, layers.Dropout(0.3)), batch(outputs)
+    """Tests the bound from both sides."""
+    network, (x, y) = model(outputs, layers.Dropout(0.3)), batch(outputs)
     sums = []
     for label in range(2):
         keras.utils.set_random_seed(7)  # the same dropout
-        generator = made.layers[3].seed_generator
+        generator = network.layers[3].seed_generator
         generator.state.assign(np.array([1, 2], generator.state.dtype))
         labels = np.where(np.arange(ROWS) == 3, label, y)
-        sums.append(flat(clipped(made, x, labels, clip, method=method).gradients))
+        sums.append(flat(clipped(network, x, labels, clip, method=method).gradients))
     assert diameter(np.array(sums)) <= 2 * clip * (1 + 1e-5)
     if clip < 1:  # only the bound of norms is left of the distance
         assert diameter(np.array(sums)) > 2 * clip * LONGEST_CLIP * (1 - 1e-5)
@@ -205,31 +207,29 @@ def test_lengths_are_those_of_the_closed_form():
     assert np.any(longest > 1.3) and np.any(longest == 1.0)
 
 
-def test_an_example_whose_label_is_none_or_that_is_not_finite_adds_nothing():
-    made, (x, y) = model(2), batch(2)
+def test_examples_with_another_label_or_infinite_features_add_nothing():
+    network, (x, y) = model(2), batch(2)
     ones = np.ones(ROWS, np.float32)
     without = ones.copy()
     without[[1, 5, 7]] = 0.0
-    wanted = flat(clipped(made, x, y, 1.0, weights=without).gradients)
+    expected = flat(clipped(network, x, y, 1.0, weights=without).gradients)
     y = np.eye(2, dtype=np.float32)[y]
     y[1], y[5] = (0.5, 0.5), 0.0
     x[7] = np.nan
     for method in ("ghost", "vectorized"):
-        found = clipped(made, x, y, 1.0, weights=ones, method=method)
-        np.testing.assert_allclose(flat(found.gradients), wanted, rtol=1e-4, atol=1e-6)
+        found = clipped(network, x, y, 1.0, weights=ones, method=method)
+        np.testing.assert_allclose(flat(found.gradients), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_labels_come_as_codes_or_one_hot_rows():
-    made, (x, codes) = model(2), batch(2)
-    wanted = flat(clipped(made, x, codes, 1.0).gradients)
+    network, (x, codes) = model(2), batch(2)
+    expected = flat(clipped(network, x, codes, 1.0).gradients)
     for y in (codes[:, None], codes.astype(np.float32), np.eye(2)[codes]):
         check_labels(y, 2)
-        np.testing.assert_array_equal(flat(clipped(made, x, y, 1.0).gradients), wanted)
+        np.testing.assert_array_equal(flat(clipped(network, x, y, 1.0).gradients), expected)
     check_labels(codes[:, None], 1)
     for wrong, outputs in ((codes + 1, 2), (codes + 0.5, 1), (np.full((3, 2), 0.5), 2)):
-        with pytest.raises(
-            ValueError, match="one class for each example, and some labels are none"
-        ):
+        with pytest.raises(ValueError, match=r"needs labels 0 or 1, .*some are neither"):
             check_labels(wrong, outputs)
 
 
@@ -250,15 +250,15 @@ def test_other_losses_are_refused(loss):
         check_two_classes(model(2), loss)
 
 
-def test_outputs_have_to_be_logits_of_two_classes():
+def test_outputs_must_be_logits_of_two_classes():
     sparse = LOSSES.SparseCategoricalCrossentropy(from_logits=True)
     binary = LOSSES.BinaryCrossentropy(from_logits=True)
     check_two_classes(model(2), LOSSES.CategoricalCrossentropy(from_logits=True))
     check_two_classes(model(2), sparse)
     check_two_classes(model(1), binary)
     sequence = keras.Sequential([keras.Input((4, 5)), layers.Dense(2)])
-    for made, loss in ((model(1), sparse), (model(2), binary), (sequence, sparse)):
+    for network, loss in ((model(1), sparse), (model(2), binary), (sequence, sparse)):
         with pytest.raises(ValueError, match=r"expected a model that returns .* logit"):
-            check_two_classes(made, loss)
-    with pytest.raises(ValueError, match=r"two classes: .*got shape \(None, 3\).*'norm' for more"):
+            check_two_classes(network, loss)
+    with pytest.raises(ValueError, match=r"two classes: .*got shape \(None, 3\).*'norm'"):
         check_two_classes(model(3), sparse)

@@ -1,4 +1,4 @@
-"""No loss lets one example's label into another example's row, whatever shapes it is given."""
+"""For all shapes, a label affects the loss of its own example alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAPES = (((B,), (B, 1)), ((B,), (B, B)), ((B, 1), (B,)), ((B, B), (B, B, 1)), (
 
 
 def forms(name: str) -> list[Any]:
-    """Gives the loss as a function, by name, and as an object."""
+    """Returns the loss as a function, a name and an object."""
     title = CLASSES.get(name, "".join(part.title() for part in name.split("_")))
     return [getattr(keras.losses, name), name, getattr(keras.losses, title)()]
 
@@ -33,7 +33,7 @@ def forms(name: str) -> list[Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_label_changes_its_own_row_alone(name: str) -> None:
     rng = np.random.default_rng(0)
-    seen = 0
+    accepted = 0
     for loss, (y_shape, p_shape) in itertools.product(forms(name), SHAPES):
         y = rng.uniform(0.2, 0.8, y_shape).astype("f")
         p = rng.uniform(0.2, 0.8, p_shape).astype("f")
@@ -44,14 +44,14 @@ def test_a_label_changes_its_own_row_alone(name: str) -> None:
             before, after = function(y, p).numpy(), function(other, p).numpy()
         except (ValueError, TypeError):  # refused: nothing is trained
             continue
-        seen += 1
+        accepted += 1
         assert before.shape == (B,)
         np.testing.assert_array_equal(before[1:], after[1:])
-    assert seen >= 3
+    assert accepted >= 3
 
 
 class Centred:
-    """A loss of the user's own: it wraps one of Keras, and mixes the labels of a batch."""
+    """A custom loss that wraps a Keras loss and mixes the labels of a batch."""
 
     def __init__(self) -> None:
         self.fn = keras.losses.mean_squared_error

@@ -50,8 +50,8 @@ def test_all_kinds_of_products_are_equal_in_a_program(
         return tf.while_loop(lambda i, *_: i < 2, step, (0, v, tf.zeros_like(u)))[1:]
 
     (parts, product), (other_parts, other_product) = map(both, ("double_backward", "forward"))
-    for one, other in ((flat(parts), flat(other_parts)), (product, other_product)):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4 * np.abs(one).max())
+    for first, second in ((flat(parts), flat(other_parts)), (product, other_product)):
+        np.testing.assert_allclose(first, second, rtol=1e-3, atol=1e-4 * np.abs(first).max())
 
 
 def test_loops_in_a_model_need_double_backward(case_of, like_variables, flat):
@@ -62,7 +62,7 @@ def test_loops_in_a_model_need_double_backward(case_of, like_variables, flat):
         lambda products: case.operator(products=products).rmatvec(like_variables(case, v))
     )
     np.testing.assert_allclose(np.ravel(product("double_backward")), v @ matrix, atol=1e-4)
-    with pytest.raises(ValueError, match=r"forward mode cannot pass.*products='double_backward'"):
+    with pytest.raises(ValueError, match=r"forward mode fails.*products='double_backward'"):
         product("forward")
 
 
@@ -110,13 +110,10 @@ def test_scales_are_factors_on_the_columns(shape, products, case_of, flat, like_
     scales = np.random.default_rng(0).uniform(0.5, 2.0, shape)
     matrix = case.matrix() * np.broadcast_to(scales, (5, 3)).ravel()
     u, v = np.ones((5, 3)), np.ones(matrix.shape[0])
-    given = case.operator(scales=scales, products=products)
-    later = case.operator(products=products).scaled(scales)
-    twice = later.scaled(2.0)
-    for operator, factor in ((given, 1.0), (later, 1.0), (twice, 2.0)):
-        np.testing.assert_allclose(flat(operator.matvec(u)), factor * matrix.sum(1), atol=1e-10)
-        product = operator.rmatvec(like_variables(case, v))
-        np.testing.assert_allclose(np.ravel(product), factor * matrix.sum(0), atol=1e-10)
+    operator = case.operator(scales=scales, products=products)
+    np.testing.assert_allclose(flat(operator.matvec(u)), matrix.sum(1), atol=1e-10)
+    product = operator.rmatvec(like_variables(case, v))
+    np.testing.assert_allclose(np.ravel(product), matrix.sum(0), atol=1e-10)
 
 
 W = tf.Variable([[1.0, 2.0]])
@@ -141,5 +138,5 @@ def test_losses_for_a_batch_of_unknown_size_are_refused():
     def product(x):
         return GradientOperator(lambda: x @ W, [W]).matvec(tf.ones([1, 2]))
 
-    with pytest.raises(ValueError, match="pad them, and give a mask"):
+    with pytest.raises(ValueError, match="Pad batches to one size, and give a mask"):
         product(tf.ones([2, 1]))

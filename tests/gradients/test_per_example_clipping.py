@@ -40,7 +40,7 @@ def residual() -> keras.Model:
 
 
 def channels_first(moved: bool = False) -> keras.Model:
-    """Convolves along the last axes; ``moved`` gives the same function with channels last."""
+    """Convolves along the last axes; ``moved`` is the same function with channels last."""
     data_format, axis = ("channels_last", -1) if moved else ("channels_first", 1)
     stack = [
         layers.Conv2D(3, 2, data_format=data_format, activation="relu"),
@@ -75,7 +75,7 @@ def frozen() -> keras.Model:
 
 
 def adapted(first: Any) -> keras.Model:
-    """Low-rank adapters in all layers that have them, but one."""
+    """Adds low-rank adapters to all layers except the last."""
     model = keras.Sequential([*first, layers.Dense(4, "gelu"), layers.Dense(4, "relu")])
     model.add(layers.Flatten())
     model.add(layers.Dense(CLASSES, use_bias=False))
@@ -88,18 +88,18 @@ def adapted(first: Any) -> keras.Model:
 
 
 def encoder() -> keras.Model:
-    """A frozen encoder of layers that both methods know, within the model."""
+    """Returns a model with a frozen encoder of layers that both methods support."""
     inner = residual()
     inner.trainable = False
     inputs = keras.Input((5,))
     return keras.Model(inputs, layers.Dense(CLASSES)(layers.Dense(3, "relu")(inner(inputs))))
 
 
-# Models that both methods know.
+# Models that both methods support.
 GHOST: dict[str, Callable[[], keras.Model]] = {
     "dense": lambda: image_model(layers.Dense(4, "relu"), shape=(5,)),
     "dense over time": lambda: image_model(layers.Dense(4, "sigmoid"), shape=(7, 5)),
-    # Norms of so few positions are taken without gradients.
+    # Norms over few positions are computed without gradients.
     "dense over a short time": lambda: image_model(layers.Dense(9, "tanh"), shape=(3, 20)),
     "Conv2D of few positions": lambda: image_model(layers.Conv2D(8, 3), shape=(4, 4, 8)),
     "no bias": lambda: image_model(layers.Conv2D(3, 3, use_bias=False, activation="elu")),
@@ -166,7 +166,7 @@ GHOST: dict[str, Callable[[], keras.Model]] = {
 
 
 class Subclass(keras.Model):
-    """Any code: no rule knows it. Has no ``training`` argument, and a weight that it never uses."""
+    """Has no rule and no ``training`` argument, and a weight that it never uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ def subclassed() -> keras.Model:
     return model
 
 
-# Models that only the vectorized method knows.
+# Models that only the vectorized method supports.
 OTHER: dict[str, Callable[[], keras.Model]] = {
     "GRU": lambda: keras.Sequential([keras.Input((5, 2)), layers.GRU(3), layers.Dense(CLASSES)]),
     "attention": lambda: (
@@ -203,7 +203,7 @@ OTHER: dict[str, Callable[[], keras.Model]] = {
     ),
     "subclass": subclassed,
 }
-# What the vectorized method does is the same for every layer that the ghost method knows, too.
+# The vectorized method treats all layers alike, so a few of the ghost models suffice.
 FEW = ("Conv2D", "Embedding", "residual")
 VECTORIZED = ("Conv2D", "residual", "attention", "groups and Lambda", "shared layer", "subclass")
 CASES = [
@@ -218,7 +218,7 @@ CASES = [
 
 
 def problem(name: str, seed: int = 0) -> tuple[keras.Model, np.ndarray, np.ndarray]:
-    """A model, features and labels."""
+    """Returns a model, features and labels."""
     keras.utils.set_random_seed(seed)
     model = {**GHOST, **OTHER}[name]()
     rng = np.random.default_rng(seed)
@@ -231,7 +231,7 @@ def problem(name: str, seed: int = 0) -> tuple[keras.Model, np.ndarray, np.ndarr
 
 @functools.cache
 def runs_channels_first() -> bool:
-    """Whether convolutions with channels first run uncompiled: on CPUs, in oneDNN alone."""
+    """Returns whether this CPU has kernels for channels-first convolutions (oneDNN)."""
     try:
         tf.nn.conv2d(tf.zeros((1, 1, 2, 2)), tf.zeros((1, 1, 1, 1)), 1, "VALID", "NCHW")
     except tf.errors.UnimplementedError:
@@ -244,7 +244,7 @@ def is_channels_first(model: keras.Model) -> bool:
 
 
 def runnable(model: keras.Model) -> keras.Model:
-    """The model, or one of the same function and weights that every CPU runs uncompiled."""
+    """Returns the model, or its channels-last equivalent, which every CPU runs uncompiled."""
     if not is_channels_first(model):
         return model
     same = channels_first(moved=True)
@@ -253,14 +253,14 @@ def runnable(model: keras.Model) -> keras.Model:
 
 
 def in_graph(model: keras.Model, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles by XLA, which has all convolutions, where TensorFlow has no kernels."""
+    """Compiles with XLA, which has all convolutions, if TensorFlow lacks the kernels."""
     return tf.function(step, jit_compile=is_channels_first(model) and not runs_channels_first())
 
 
 def loop(
     model: keras.Model, x: np.ndarray, y: np.ndarray, weights: np.ndarray, group_size: int = 1
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Gradients of the groups (N, ...) by variable, and their norms, one example after another."""
+    """Returns the gradients (N, ...) of groups and their norms, by a loop over examples."""
     model = runnable(model)
     variables = model.trainable_variables
     sources = [variable.value for variable in variables]
@@ -376,7 +376,7 @@ IN_COORDINATES = (
 
 
 def random_coordinates(shape: tuple[int, ...], rng: Any) -> Coordinates:
-    """Maps that are no rotations: of long sides and of vectors only a diagonal."""
+    """Returns maps that are not rotations, diagonal for long sides and vectors."""
 
     def side(n: int) -> tf.Tensor:
         small = n <= 1000 and len(shape) > 1
@@ -386,36 +386,36 @@ def random_coordinates(shape: tuple[int, ...], rng: Any) -> Coordinates:
     return Coordinates(side(rows) if len(shape) > 1 else None, side(shape[-1]))
 
 
-def mapped(groups: np.ndarray, one: Coordinates) -> np.ndarray:
-    """The gradients (N, ...) in the coordinates, with each axis written out."""
+def mapped(groups: np.ndarray, sides: Coordinates) -> np.ndarray:
+    """Returns the gradients (N, ...) in coordinates, with each axis written out."""
     found = groups.reshape(len(groups), -1, groups.shape[-1])
-    for side, sums in ((one.left, "ij,njk->nik"), (one.right, "kl,njk->njl")):
+    for side, sums in ((sides.left, "ij,njk->nik"), (sides.right, "kl,njk->njl")):
         if side is not None and len(side.shape) == 2:
             found = np.einsum(sums, side.numpy().astype(np.float64), found)
         elif side is not None:
-            found = found * (side.numpy()[:, None] if side is one.left else side.numpy())
+            found = found * (side.numpy()[:, None] if side is sides.left else side.numpy())
     return found.reshape(groups.shape)
 
 
 def check_coordinates(
     name: str, method: str, max_bytes: int, group_size: int = 1, tables: bool = False
 ) -> None:
-    """Compares with a loop; ``tables`` says whether the rows of embeddings stay as they are."""
+    """Compares with a loop; ``tables`` leaves the rows of embeddings as they are."""
     model, x, y = problem(name)
     rng = np.random.default_rng(3)
-    given = [random_coordinates(tuple(v.shape), rng) for v in model.trainable_variables]
+    coordinates = [random_coordinates(tuple(v.shape), rng) for v in model.trainable_variables]
     for place, variable in enumerate(model.trainable_variables):
         if tables and "embeddings" in variable.path:
-            given[place] = Coordinates(None, given[place].right)
+            coordinates[place] = Coordinates(None, coordinates[place].right)
     weights = np.array([1, 1, 0, 0.5, 1, 1], np.float32)
     groups, _ = loop(model, x, y, weights, group_size)
-    groups = [mapped(part, one) for part, one in zip(groups, given, strict=True)]
+    groups = [mapped(part, side) for part, side in zip(groups, coordinates, strict=True)]
     norms = np.sqrt(
         sum(np.square(part.reshape(ROWS // group_size, -1)).sum(axis=1) for part in groups)
     )
     clip = float(np.median(norms))
     clipper = PerExampleClipping(model, Speed(method, max_bytes))
-    bound = Clip(clip, group_size, coordinates=given)
+    bound = Clip(clip, group_size, coordinates=coordinates)
     result = in_graph(model, lambda: clipper.clipped_sum(Batch(x, y, weights, LOSS), bound))()
     np.testing.assert_allclose(result.norms, norms, rtol=2e-5, atol=1e-5 * clip)
     factors = np.minimum(1.0, clip / np.maximum(norms, 1e-30))
@@ -464,8 +464,8 @@ def test_vectorized_gradients_are_clipped_in_coordinates(name: str, max_bytes: i
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2, 3)])
 def test_the_way_back_is_the_transposed_map(shape: tuple[int, ...]):
     rng = np.random.default_rng(0)
-    one = random_coordinates(shape, rng) if shape else Coordinates(None, tf.constant([2.0]))
+    sides = random_coordinates(shape, rng) if shape else Coordinates(None, tf.constant([2.0]))
     there, back = (tf.constant(rng.normal(size=shape), tf.float32) for _ in range(2))
-    product = tf.reduce_sum(one.forward(there[tf.newaxis])[0] * back)
-    np.testing.assert_allclose(product, tf.reduce_sum(there * one.back(back)), rtol=1e-4)
+    product = tf.reduce_sum(sides.forward(there[tf.newaxis])[0] * back)
+    np.testing.assert_allclose(product, tf.reduce_sum(there * sides.back(back)), rtol=1e-4)
     np.testing.assert_array_equal(Coordinates().back(there), there)

@@ -1,4 +1,4 @@
-"""What the clipped sum promises, line by line, and the errors that keep the promise."""
+"""The guarantee of the clipped sum, line by line, and the errors that protect it."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def batch(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
     return x, rng.integers(CLASSES, size=rows)
 
 
-def clipped(model: keras.Model, method: str, x: Any, y: Any, **given: Any) -> ClippedSum:
-    weights, loss = given.pop("weights", np.ones(len(x))), given.pop("loss", LOSS)
-    clip = Clip(**{"l2_norm_clip": 0.1, **given})
+def clipped(model: keras.Model, method: str, x: Any, y: Any, **options: Any) -> ClippedSum:
+    weights, loss = options.pop("weights", np.ones(len(x))), options.pop("loss", LOSS)
+    clip = Clip(**{"l2_norm_clip": 0.1, **options})
     return PerExampleClipping(model, Speed(method)).clipped_sum(Batch(x, y, weights, loss), clip)
 
 
@@ -75,7 +75,7 @@ def test_privacy_one_group_adds_at_most_the_clip(method: str, clip: float):
         result = step(tf.constant(x[row : row + 2]), tf.constant(y[row : row + 2]), weights)
         size, norm = np.linalg.norm(flat(result)), float(result.norms[0])
         assert size <= clip * (1 + 1e-6)
-        # ... and no less than that where there is more to clip.
+        # It is no less where there is more to clip.
         assert size == pytest.approx(min(clip, norm), rel=1e-5)
 
 
@@ -135,7 +135,7 @@ def test_privacy_no_layer_mixes_examples():
     assert results[0].norms[0] != results[1].norms[0]
     np.testing.assert_allclose(results[0].norms[1:], results[1].norms[1:], rtol=1e-5)
     plain = [model(features).numpy()[1:] for features in (x, changed)]
-    assert not np.allclose(*plain)  # on a whole batch it would have mixed them
+    assert not np.allclose(*plain)  # a pass over the whole batch would mix them
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ class Penalized(layers.Layer):
 
 def test_state_that_training_updates_is_refused():
     x, y = batch()
-    with pytest.raises(ValueError, match=r"updates state of its own.*counting.*Freeze"):
+    with pytest.raises(ValueError, match=r"updates its own state.*counting.*Freeze"):
         clipped(cnn(Counting()), "auto", x, y)
 
 
@@ -275,20 +275,20 @@ def test_a_loss_that_a_layer_adds_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"weights": np.ones(ROWS - 1)}, "same fixed number of rows"),
         ({"group_size": 3}, r"8 rows cannot be cut into groups of 3"),
         ({"group_size": 0}, "group_size must be at least 1"),
         ({"l2_norm_clip": 0.0}, "l2_norm_clip must be finite and above zero"),
         ({"l2_norm_clip": np.nan}, "l2_norm_clip must be finite and above zero"),
-        ({"loss": lambda y, p: tf.reduce_mean(p)}, "losses must be per example"),
+        ({"loss": lambda y, p: tf.reduce_mean(p)}, "expected one loss per example"),
     ],
 )
-def test_bad_input_says_what_to_do(given: dict[str, Any], message: str):
+def test_bad_input_is_refused(options: dict[str, Any], message: str):
     x, y = batch()
     with pytest.raises(ValueError, match=message):
-        clipped(cnn(), "auto", x, y, **given)
+        clipped(cnn(), "auto", x, y, **options)
 
 
 def test_a_batch_of_unknown_size_is_refused():

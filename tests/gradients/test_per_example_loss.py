@@ -1,4 +1,4 @@
-"""One number an example, from anything that Keras takes as a loss."""
+"""One number per example, from any loss that Keras takes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_privacy_an_examples_loss_is_computed_from_its_own_row(loss: Any):
     np.testing.assert_allclose(first[1:], second[1:], rtol=1e-6)
     whole = loss.call if isinstance(loss, keras.losses.Loss) else loss
     first, second = (np.array(whole(LABELS, tf.constant(p))) for p in (LOGITS, changed))
-    assert not np.allclose(first[1:], second[1:])  # given the whole batch, it would mix
+    assert not np.allclose(first[1:], second[1:])  # on the whole batch, it would mix
 
 
 def test_privacy_an_axis_over_the_batch_is_refused():
@@ -101,7 +101,7 @@ def test_privacy_an_axis_over_the_batch_is_refused():
 
 
 @pytest.mark.parametrize("loss", [None, keras.losses.MeanSquaredError], ids=["None", "class"])
-def test_what_is_no_loss_is_refused(loss: Any):
+def test_an_object_that_is_not_a_loss_is_refused(loss: Any):
     with pytest.raises(TypeError, match=r"must be a keras.losses.Loss, its name or a function"):
         per_example_loss(loss)
 

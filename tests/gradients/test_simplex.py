@@ -53,7 +53,7 @@ def test_single_precision_keeps_the_sum_with_many_entries_and_far_values():
     np.testing.assert_allclose(p, exact, atol=1e-5)
 
 
-def test_nan_stays_where_it_is():
+def test_rows_of_nan_stay_nan():
     p = project_onto_simplex([[np.nan, 1.0], [0.0, 1.0]]).numpy()
     assert np.all(np.isnan(p[0]))
     np.testing.assert_array_equal(p[1], [0.0, 1.0])
@@ -78,9 +78,9 @@ def test_sets_keep_their_sums_and_padding_at_zero(hull, values, bits):
 
 
 @pytest.mark.parametrize("hull", ["joint", "per_example"])
-def test_the_lowest_vertex_is_the_lowest_of_all(hull):
+def test_the_lowest_vertex_has_the_smallest_product(hull):
     gradient = np.random.default_rng(0).normal(size=(3, 2))
-    gradient[1, 0] = -50.0  # the lowest of all, but padding
+    gradient[1, 0] = -50.0  # the smallest entry, but padding
     feasible = CoefficientSet.of(hull, [1, 0, 1], 3, tf.float64)
     vertex = feasible.lowest_vertex(tf.constant(gradient)).numpy()
     if hull == "joint":

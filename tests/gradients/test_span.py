@@ -54,7 +54,7 @@ def test_the_point_is_the_exact_projection(kind, mask, case_of, flat, like_varia
 def test_single_precision(case_of, flat, like_variables):
     case = case_of("conv", dtype="float32")
     matrix = case.matrix().astype(np.float64)
-    # Its rank is n (K - 1): what rounding adds to that is no direction of the span.
+    # The rank is n (K - 1); rounding adds no direction to the span.
     left, sizes, _ = np.linalg.svd(matrix, full_matrices=False)
     assert sizes[10] < 1e-5 * sizes[9]
     target = np.random.default_rng(1).normal(size=matrix.shape[0])
@@ -81,19 +81,19 @@ def test_the_residual_is_that_of_the_matrix(case_of, flat, like_variables):
 def test_products_are_counted_as_they_are_taken(case_of, like_variables, monkeypatch):
     case = case_of("dense")
     target = like_variables(case, np.ones(case.operator().shape[0]))
-    taken = []
+    calls = []
     for name in ("matvec", "rmatvec"):
         product = getattr(GradientOperator, name)
 
         def counted(self, argument, product=product):
-            taken.append(None)
+            calls.append(None)
             return product(self, argument)
 
         monkeypatch.setattr(GradientOperator, name, counted)
     for limit, expected in ((3, 3), (8, 7), (9, 9)):
-        taken.clear()
+        calls.clear()
         result = project_onto_span(case.operator(), target, max_products=limit, tolerance=0.0)
-        assert int(result.num_products) == len(taken) == expected
+        assert int(result.num_products) == len(calls) == expected
 
 
 def test_a_target_of_zero(case_of, like_variables):

@@ -103,7 +103,7 @@ def test_a_vault_without_room_for_the_encoder_refuses_before_a_release():
         assert all(receipt.kind != "release" for receipt in other.receipts)
     tiny, model = vault(1.0), network()
     train(model, vault())
-    with pytest.raises(BudgetExceededError, match="history that comes with a model counts"):
+    with pytest.raises(BudgetExceededError, match="receipts of an input count"):
         PrivateRidge(0.5, 1e-3, encoder=model).fit(X, tiny)
     assert tiny.guarantee().epsilon == 0.0
 

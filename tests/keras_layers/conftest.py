@@ -1,4 +1,4 @@
-"""What the tests of the Keras losses and layers share."""
+"""Fixtures of the tests of Keras losses and layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def channel_of(epsilon, num_classes, labels=None):
-    """`Q[true, noisy]` of RRTop-k on `labels`; of plain RR without them."""
+    """Returns `Q[true, noisy]` of RRTop-k on `labels`, by default all (plain RR)."""
     labels = range(num_classes) if labels is None else labels
     k = len(labels)
     p = 1.0 / (np.exp(epsilon) + k - 1.0)

@@ -106,21 +106,13 @@ def test_a_label_out_of_range_gives_nan(label, from_logits, channel):
     assert np.isnan(values[1])
 
 
-def test_sample_weight_and_reductions(channel):
-    q, sample_weight = channel(1.0, 3), np.array([1.0, 0.0, 3.0, 2.0])
-    each = ForwardCorrectedLoss(q, True, reduction=None)(LABELS, LOGITS).numpy() * sample_weight
-    for reduction, expected in {"sum": each.sum(), "sum_over_batch_size": each.mean()}.items():
-        loss = ForwardCorrectedLoss(q, True, reduction=reduction)
-        np.testing.assert_allclose(loss(LABELS, LOGITS, sample_weight), expected, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("matrix", "message"),
     [
         ([[1.0], [1.0]], r"at least two columns.*\(2, 1\)"),
         ([[1.0, 0.0], [float("nan"), 1.0]], r"finite nonnegative.*row 1: \[nan, 1.0\]"),
         ([[1.5, -0.5], [-0.5, 1.5]], r"row 0: \[1.5, -0.5\].*LabelWeightedLoss"),
-        ([[0.5, 0.5], [0.5, 0.50001]], r"sum to one.*row 1 sums to 1.00001.*transpose"),
+        ([[0.5, 0.5], [0.5, 0.50001]], r"sum to one, got 1.00001 in row 1.*transpose"),
     ],
 )
 def test_matrix_errors(matrix, message):
@@ -136,7 +128,7 @@ def test_rows_within_the_tolerance_pass():
     ("y_true", "y_pred", "message"),
     [
         (LABELS, np.zeros((4, 4)), r"y_pred must have shape \(batch, 3\).*\(4, 4\).*3 units"),
-        (np.zeros((4, 3)), LOGITS, r"y_true must hold noisy labels.*\(batch, 4\).*\(4, 3\)"),
+        (np.zeros((4, 3)), LOGITS, r"y_true must be noisy labels.*\(batch, 4\).*\(4, 3\)"),
     ],
 )
 def test_call_errors(y_true, y_pred, message):

@@ -1,4 +1,4 @@
-"""Every class: serialization, saved models, and a few training steps."""
+"""Serialization, saved models, reductions and half precision of every class."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import keras
 import numpy as np
 import pytest
 
-import tf_labeldp.keras_layers as keras_layers
 from tf_labeldp.keras_layers import ALIBILoss, ForwardCorrectedLoss, LabelWeightedLoss, Mixup
 
 MATRIX = [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]]
@@ -92,22 +91,39 @@ def test_saved_model_with_mixup(tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert loaded.get_layer("mix").get_config() == model.get_layer("mix").get_config()
-    for seen in (model, loaded):
-        np.testing.assert_array_equal(seen.predict([FEATURES, WEIGHTS], verbose=0)[1], WEIGHTS)
+    for network in (model, loaded):
+        np.testing.assert_array_equal(network.predict([FEATURES, WEIGHTS], verbose=0)[1], WEIGHTS)
 
 
-@pytest.mark.parametrize("key", LOSSES)
-def test_fit(key):
-    model = model_for(key)
-    history = model.fit(FEATURES, targets_for(key), epochs=5, batch_size=5, verbose=0)
-    losses = history.history["loss"]
-    assert np.all(np.isfinite(losses))
-    assert losses[-1] < losses[0]
+@pytest.mark.parametrize(
+    "make",
+    [
+        LabelWeightedLoss,
+        lambda **options: LabelWeightedLoss("mse", **options),
+        lambda **options: ForwardCorrectedLoss(MATRIX, **options),
+        lambda **options: ALIBILoss("laplace", 1.0, False, **options),
+    ],
+    ids=["weighted", "weighted_mse", "forward", "alibi"],
+)
+def test_sample_weights_reductions_and_batches_of_one(make):
+    y_pred = np.exp(FEATURES[:, :3])
+    y_pred /= y_pred.sum(axis=1, keepdims=True)
+    y_true = np.abs(WEIGHTS) / np.abs(WEIGHTS).sum(axis=1, keepdims=True)
+    sample_weight = np.linspace(0.0, 3.0, 12)
+    each = np.asarray(make(reduction=None)(y_true, y_pred))
+    for reduction, expected in {
+        "none": each * sample_weight,
+        "sum": (each * sample_weight).sum(),
+        "sum_over_batch_size": (each * sample_weight).mean(),
+    }.items():
+        found = make(reduction=reduction)(y_true, y_pred, sample_weight)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(make()(y_true[:1], y_pred[:1]), each[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("loss", ["weighted", "forward"])
 def test_half_precision_outputs(loss, mixed_precision):
-    """Logits straight from a half-precision layer, far out of its comfortable range."""
+    """Logits of a half-precision layer may be far out of its precise range."""
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
     instance = (
         LabelWeightedLoss(from_logits=True)
@@ -117,13 +133,3 @@ def test_half_precision_outputs(loss, mixed_precision):
     model.compile(keras.optimizers.SGD(1e-3), loss=instance)
     history = model.fit(1e3 * FEATURES, targets_for(loss), epochs=2, verbose=0)
     assert np.all(np.isfinite(history.history["loss"]))
-
-
-def test_table_of_contents():
-    """Every exported name resolves and is documented; every class is registered with Keras."""
-    assert keras_layers.__all__ == sorted(keras_layers.__all__)
-    for name in keras_layers.__all__:
-        member = getattr(keras_layers, name)
-        assert member.__doc__
-        if isinstance(member, type):
-            assert keras.saving.get_registered_name(member) == f"tf_labeldp>{name}"

@@ -1,4 +1,4 @@
-"""LabelWeightedLoss is unbiased, exactly: the sum over the channel is the loss on the true label.
+"""LabelWeightedLoss is exactly unbiased: its mean over the channel is the loss on the true label.
 
 Ghazi et al. (2021), equation 7, equation 17 and Lemma 18; Ghazi et al. (2024), appendix D.1.
 """
@@ -18,12 +18,12 @@ K = 6
 
 
 def base_name(base):
-    """A test id that is the same in every process: no memory address."""
+    """Returns a test id without a memory address."""
     return base if isinstance(base, str) else getattr(base, "__name__", type(base).__name__)
 
 
 def poly_loss(y_true, y_pred):
-    """A custom base: poly-1 cross-entropy (Leng et al. 2022), nonlinear in the prediction."""
+    """Poly-1 cross-entropy (Leng et al. 2022), nonlinear in the prediction."""
     p = keras.ops.sum(y_true * y_pred, axis=-1)
     return 1.0 - p - keras.ops.log(p)
 
@@ -39,7 +39,7 @@ BASES = [
 
 
 def base_values(base, predictions):
-    """`(batch, K)`: the base's own loss of every prediction on every class."""
+    """Returns the base loss of every prediction for every class, `(batch, K)`."""
     if base == "sparse_categorical_crossentropy":
         base = "categorical_crossentropy"
     function = keras.losses.get(base) if isinstance(base, str) else base
@@ -57,7 +57,7 @@ def weighted(base, weights, predictions):
 
 
 def expectation(base, probabilities, weights_of_output, predictions):
-    """`sum_z P[z] loss(w(z), prediction)`, `(batch,)`."""
+    """Returns `sum_z P[z] loss(w(z), prediction)`, `(batch,)`."""
     return sum(
         probability * weighted(base, weights, predictions)
         for probability, weights in zip(probabilities, weights_of_output, strict=True)
@@ -85,7 +85,7 @@ def test_weights_of_a_nearby_epsilon_are_biased(base, channel, predictions):
 
 
 def debiased_top_k(epsilon, labels):
-    """Rows of equation 17's coefficients for every label, `(K, K)`."""
+    """Returns the coefficients of equation 17 for every label, `(K, K)`."""
     p = 1.0 / (np.exp(epsilon) + len(labels) - 1.0)
     in_top_k = np.isin(np.arange(K), labels).astype(float)
     return (np.eye(K) - p * in_top_k) / (1.0 - len(labels) * p)
@@ -143,7 +143,7 @@ def test_equation_7_on_gradients(channel):
 
 @pytest.mark.parametrize("base", ["categorical_crossentropy", "mse"])
 def test_gradient_is_the_weighted_sum_of_gradients(base, predictions):
-    """For any weights: negative, and rows that do not sum to one."""
+    """Weights may be negative, and rows need not sum to one."""
     weights = np.random.default_rng(2).normal(size=predictions.shape)
     loss = LabelWeightedLoss(base, reduction="sum", dtype="float64")
     expected = sum(

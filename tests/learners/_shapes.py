@@ -16,10 +16,10 @@ def shapes(size, seed=0, channels=1, side=12):
     return np.clip(images + noise, 0, 1).astype(np.float32), classes
 
 
-def network(width=NUM_CLASSES, channels=1, side=12, activation=None):
+def network(width=NUM_CLASSES, channels=1, side=12, activation=None, seed=0):
     import keras
 
-    keras.utils.set_random_seed(0)
+    keras.utils.set_random_seed(seed)
     return keras.Sequential(
         [
             keras.Input((side, side, channels)),

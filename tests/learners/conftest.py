@@ -1,4 +1,4 @@
-"""What the tests of the learners share."""
+"""Images and noisy labels for the tests of learners."""
 
 import pytest
 from _shapes import NUM_CLASSES, shapes

@@ -1,4 +1,4 @@
-"""The learners on other backends, in a process of their own; `make test-torch` installs PyTorch."""
+"""The learners on other backends, in their own process; `make test-torch` installs PyTorch."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ for model in (fix, mix):
     assert score > 0.9, (model.name, score)
     model.save("model.keras")
     loaded = keras.models.load_model("model.keras")
-    outputs = [one.predict(images, verbose=0) for one in (loaded, model)]
+    outputs = [each.predict(images, verbose=0) for each in (loaded, model)]
     assert np.allclose(*outputs, atol=1e-5)
     assert ldp.guarantee(loaded).epsilon == 4.0
 """

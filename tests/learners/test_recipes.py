@@ -1,4 +1,4 @@
-"""The papers' recipes and ours, as they stand, on colour images of 32 x 32."""
+"""The recipes of the papers and our own, on colour images of 32 x 32."""
 
 import math
 
@@ -22,7 +22,7 @@ VIEWS = {"weak": weak_views(shift=0.03), "strong": keras.layers.GaussianNoise(0.
 
 @pytest.fixture(scope="session")
 def colours():
-    """The bars of the other tests, enlarged, each in a colour of its own."""
+    """The bars of the other tests, enlarged, each in its own colour."""
     (x, y), (x_test, y_test) = ((_enlarged(*shapes(n, seed=s))) for n, s in ((360, 0), (150, 1)))
     return x, y, x_test, y_test
 
@@ -70,8 +70,8 @@ def aug_descent(x, y):
 
 def pate(x, y):
     rows = PatchDictionary(num_atoms=10, patch_size=5).fit_transform(x)
-    made = PATE(EPSILON, DELTA, num_teachers=30, num_queries=40)
-    return fix_match(x, made.answer(rows, vault(y)), steps_per_epoch=20)
+    answers = PATE(EPSILON, DELTA, num_teachers=30, num_queries=40).answer(rows, vault(y))
+    return fix_match(x, answers, steps_per_epoch=20)
 
 
 def scan(x, y):
@@ -96,12 +96,12 @@ def encoder_and_head(x, y):
 
 def bootstrapped(x, y):
     patches = PatchDictionary(num_atoms=10, patch_size=5).fit(x)
-    made = keras.Sequential(
+    net = keras.Sequential(
         [*network(32, CHANNELS, SIDE, "relu").layers, keras.layers.Dense(NUM_CLASSES)]
     )
-    made.build((None, SIDE, SIDE, CHANNELS))
+    net.build((None, SIDE, SIDE, CHANNELS))
     options = {"epochs": 3, "batch_size": 20, "views": VIEWS["weak"], "verbose": 0}
-    return BootstrappedHead(EPSILON, DELTA, made, encoder=patches, **options).fit(x, vault(y))
+    return BootstrappedHead(EPSILON, DELTA, net, encoder=patches, **options).fit(x, vault(y))
 
 
 @pytest.mark.slow
@@ -119,12 +119,12 @@ def bootstrapped(x, y):
     ],
     ids="LDP-SSL DenoiseSSL AugDescent PATE-FM NoiseCluster Algorithm-4 SimCLR ours".split(),
 )
-def test_it_learns_and_states_what_it_cost(recipe, colours):
+def test_a_recipe_learns_and_states_its_cost(recipe, colours):
     x, y, x_test, y_test = colours
     model = recipe(x, y)
     quiet = {"verbose": 0} if isinstance(model, keras.Model) else {}
-    made = model.predict(x_test, **quiet)
-    found = (made.argmax(axis=1) if made.ndim == 2 else made) == y_test
+    outputs = model.predict(x_test, **quiet)
+    right = (outputs.argmax(axis=1) if outputs.ndim == 2 else outputs) == y_test
     chance = 1.0 / NUM_CLASSES
-    assert found.mean() > chance + 5 * math.sqrt(chance * (1 - chance) / len(found))
+    assert right.mean() > chance + 5 * math.sqrt(chance * (1 - chance) / len(right))
     assert ldp.guarantee(model).epsilon == pytest.approx(EPSILON, rel=1e-3)

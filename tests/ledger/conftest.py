@@ -1,4 +1,4 @@
-"""What the tests of the ledger share."""
+"""Each test starts from fixed weights, without the trainings of other tests."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from tf_labeldp.heads import label_source
 
 
 @pytest.fixture(autouse=True)
-def apart(monkeypatch):
-    """Each test starts from fixed weights, and knows nothing of what other tests trained."""
+def isolated(monkeypatch):
     keras.utils.set_random_seed(0)
     monkeypatch.setattr(label_source, "_FITS", label_source._Fits())
     monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})

@@ -1,4 +1,4 @@
-"""What the tests of the ledger share: a small problem, and short ways to train on it."""
+"""A small problem for the tests of the ledger, with short ways to train on it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def plain():
 
 
 def private(model=None, noise=None, **arguments):
-    """A compiled LabelDPModel around a model, or a fresh one."""
-    made = ldp.LabelDPModel.from_model(plain() if model is None else model)
+    """Returns a compiled LabelDPModel around a model, or around a fresh one."""
+    private_model = ldp.LabelDPModel.from_model(plain() if model is None else model)
     multiplier = NOISE if noise is None else None
     optimizer = ldp.LabelDPOptimizer(
         keras.optimizers.SGD(0.1), 1.0, multiplier, noise=noise, **arguments
     )
-    made.compile(optimizer, loss=SPARSE, run_eagerly=True)
-    return made
+    private_model.compile(optimizer, loss=SPARSE, run_eagerly=True)
+    return private_model
 
 
 def batches(labels, **arguments):
@@ -72,6 +72,15 @@ def in_the_clear(model=None):
     return model
 
 
+def stated(artefact):
+    return ldp.guarantee(artefact).epsilon
+
+
+def codes(artefact):
+    """Returns the codes of the assumptions in a statement."""
+    return {note.code for note in ldp.guarantee(artefact).assumptions}
+
+
 def steps_epsilon(steps, delta=DELTA):
-    """The epsilon of some steps of DP-SGD here."""
+    """Returns the epsilon of DP-SGD steps with these settings."""
     return ldp.accounting.dp_sgd_guarantee(NOISE, Q, steps, delta).epsilon

@@ -1,4 +1,4 @@
-"""Training that hid from statements: each case was stated too small, or not at all, once."""
+"""Training that earlier statements missed, or understated."""
 
 from __future__ import annotations
 
@@ -9,15 +9,24 @@ import math
 import keras
 import numpy as np
 import pytest
-from ledger_cases import DENSE, D, K, X, Y, dp_sgd, in_the_clear, plain, private, vault
+from ledger_cases import (
+    DENSE,
+    D,
+    K,
+    X,
+    Y,
+    codes,
+    dp_sgd,
+    in_the_clear,
+    plain,
+    private,
+    stated,
+    vault,
+)
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import PublicInput
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
-
-
-def stated(artefact):
-    return ldp.guarantee(artefact).epsilon
 
 
 def draw(epsilon=1.0):
@@ -53,15 +62,15 @@ def clear(model):
 @pytest.mark.parametrize("how", ["model", "layers"])
 def test_a_frozen_model_shows_its_steps(how):
     model = in_the_clear()
-    for one in [model] if how == "model" else model.layers:
-        one.trainable = False
+    for layer in [model] if how == "model" else model.layers:
+        layer.trainable = False
     assert math.isinf(stated(model))
     top = compiled(keras.Sequential([keras.Input((D,)), model, keras.layers.Dense(K)]))
     ldp.fit(top, X, draw(), verbose=0)
     assert math.isinf(stated(top))
-    made = ldp.LabelDPModel.from_model(model)
+    wrapped = ldp.LabelDPModel.from_model(model)
     model.trainable = True
-    assert math.isinf(stated(model)) and math.isinf(stated(made))
+    assert math.isinf(stated(model)) and math.isinf(stated(wrapped))
 
 
 def test_a_frozen_model_of_a_counted_training_is_counted():
@@ -105,7 +114,7 @@ def test_steps_that_were_not_taken_are_not_covered(together):
         steps_per_execution=4 if together == "executed" else 1,
     )
     noisy = draw()
-    data = noisy.to_dataset(X, "posterior").batch(40)  # three batches, of four in an execution
+    data = noisy.to_dataset(X, "posterior").batch(40)  # three batches; an execution takes four
     with pytest.raises(KeyboardInterrupt):
         model.fit(data, callbacks=[ldp.RecordReceipts(noisy), StopsAtTheEnd()], verbose=0)
     clear(model)
@@ -135,10 +144,10 @@ def test_a_model_of_one_weight_shows_its_training(tmp_path):
 
 def test_a_bare_array_is_a_named_assumption():
     noisy = draw()
-    assert "public-inputs" in {one.code for one in ldp.guarantee(noisy.values).assumptions}
-    held = np.empty(1, object)
-    held[0] = noisy
-    for container in (held, collections.deque([noisy])):
+    assert "public-inputs" in codes(noisy.values)
+    objects = np.empty(1, object)
+    objects[0] = noisy
+    for container in (objects, collections.deque([noisy])):
         assert stated(container) == 1.0
 
 
@@ -156,7 +165,7 @@ def weighed(y_true, y_pred, prior=None):
 
 
 @pytest.mark.parametrize("way", ["loss object", "partial", "lambda layer", "attribute"])
-def test_what_a_model_has_of_the_users_is_looked_at(way):
+def test_objects_of_the_user_inside_a_model_are_read(way):
     prior = vault().release(HistogramMechanism(5.0, K)).priors()
     if way == "lambda layer":
         middle = keras.layers.Lambda(functools.partial(lambda x, prior: x, prior=prior))

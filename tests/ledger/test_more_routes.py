@@ -1,4 +1,4 @@
-"""Natural uses in which a ledger may lose sight of receipts, or of training in the clear."""
+"""Natural uses in which receipts, or training in the clear, may be missed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,23 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ledger_cases import DELTA, SPARSE, D, K, N, X, Y, dp_sgd, multi_stage, plain, private, vault
+from ledger_cases import (
+    DELTA,
+    SPARSE,
+    D,
+    K,
+    N,
+    X,
+    Y,
+    codes,
+    dp_sgd,
+    in_the_clear,
+    multi_stage,
+    plain,
+    private,
+    stated,
+    vault,
+)
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
@@ -29,22 +45,8 @@ from tf_labeldp.mechanisms import (
 )
 
 
-def fitted_in_the_clear(epochs=1, model=None):
-    model = plain() if model is None else model
-    model.compile(keras.optimizers.SGD(0.1), SPARSE)
-    model.fit(X, Y, epochs=epochs, verbose=0)
-    return model
-
-
-def stated(artefact):
-    return ldp.guarantee(artefact).epsilon
-
-
-# Training that no receipt covers: what the object itself shows.
-
-
 def test_a_model_whose_optimizer_took_uncovered_steps_promises_nothing():
-    model = fitted_in_the_clear()
+    model = in_the_clear()
     assert math.isinf(stated(model))
     text = str(ldp.guarantee(model))
     assert f"took {-(-N // 32)} steps that no receipt covers" in text
@@ -57,7 +59,7 @@ def test_weights_that_changed_since_the_last_counted_training_promise_nothing():
         model, _ = multi_stage(vault())
         assert stated(model) == 2.0
         if change == "by hand":
-            model.set_weights([0.5 * one for one in model.get_weights()])
+            model.set_weights([0.5 * weight for weight in model.get_weights()])
         else:
             model.compile("sgd", SPARSE)
             model.fit(X, Y, verbose=0)
@@ -68,8 +70,8 @@ def test_weights_that_changed_since_the_last_counted_training_promise_nothing():
         assert math.isinf(stated(keras.Model(model.inputs, layer.output)))
 
 
-def test_a_loaded_model_with_its_optimizer_is_known_by_its_weights(tmp_path):
-    """The steps of its file are covered where its weights are those of a counted training."""
+def test_a_loaded_model_with_its_optimizer_is_recognized_by_its_weights(tmp_path):
+    """Receipts cover the steps in its file if its weights come from a counted training."""
     model, _ = multi_stage(vault())
     model.save(tmp_path / "model.keras")
     for load in (keras.models.load_model, ldp.load_model):
@@ -77,30 +79,11 @@ def test_a_loaded_model_with_its_optimizer_is_known_by_its_weights(tmp_path):
         assert int(loaded.optimizer.iterations) > 0 and stated(loaded) == 2.0
         loaded.optimizer.apply([tf.ones_like(w) for w in loaded.trainable_weights])
         assert math.isinf(stated(loaded))
-    fitted_in_the_clear().save(tmp_path / "clear.keras")
+    in_the_clear().save(tmp_path / "clear.keras")
     assert math.isinf(stated(keras.models.load_model(tmp_path / "clear.keras")))
 
 
-def test_an_interrupted_training_is_covered_up_to_its_last_step():
-    class Interrupts(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 1:
-                raise KeyboardInterrupt
-
-    model, noisy = plain(), vault().randomize(RandomizedResponse(2.0, K))
-    model.compile("sgd", SPARSE)
-    with pytest.raises(KeyboardInterrupt):
-        model.fit(
-            noisy.to_dataset(X).batch(40),
-            callbacks=[ldp.RecordReceipts(noisy), Interrupts()],
-            verbose=0,
-        )
-    assert stated(model) == 2.0
-    model.fit(X, Y, verbose=0)
-    assert math.isinf(stated(model))
-
-
-def test_weights_that_a_layer_has_beside_its_layers_are_seen():
+def test_a_layers_own_weights_are_read():
     class Block(keras.layers.Layer):
         def __init__(self):
             super().__init__()
@@ -116,14 +99,14 @@ def test_weights_that_a_layer_has_beside_its_layers_are_seen():
     def model():
         return keras.Sequential([keras.Input((D,)), Block()])
 
-    assert math.isinf(stated(fitted_in_the_clear(model=model())))
+    assert math.isinf(stated(in_the_clear(model=model())))
     trained, _ = multi_stage(vault(), model=model())
     copy = model()
     copy.set_weights(trained.get_weights())
     assert stated(copy) == 2.0
 
 
-def test_averages_of_weights_at_the_end_of_stages_are_known():
+def test_averages_of_weights_at_the_end_of_stages_are_recognized():
     model = plain()
     stages = ldp.MultiStageTraining(
         X, vault(), epsilon=2.0, fractions=(1.0,), epochs_per_stage=1, batch_size=40, verbose=0
@@ -139,9 +122,6 @@ def test_averages_of_weights_at_the_end_of_stages_are_known():
     assert stated(copy) == 2.0
 
 
-# Encoders in wrappers.
-
-
 class Attribute:
     """An encoder in an attribute, in a container."""
 
@@ -153,12 +133,12 @@ class Attribute:
 
 
 WRAPPED = {
-    "partial": lambda one: functools.partial(lambda model, x: model(x), one),
+    "partial": lambda encoder: functools.partial(lambda model, x: model(x), encoder),
     "attribute": Attribute,
-    "method": lambda one: Attribute(one).transform,
-    "transformer": lambda one: FunctionTransformer(Attribute(one).transform).fit(X),
-    "pipeline": lambda one: make_pipeline(
-        FunctionTransformer(Attribute(one).transform), StandardScaler()
+    "method": lambda encoder: Attribute(encoder).transform,
+    "transformer": lambda encoder: FunctionTransformer(Attribute(encoder).transform).fit(X),
+    "pipeline": lambda encoder: make_pipeline(
+        FunctionTransformer(Attribute(encoder).transform), StandardScaler()
     ).fit(X),
     "public input": ldp.accounting.public_input,
 }
@@ -166,7 +146,7 @@ WRAPPED = {
 
 @pytest.mark.filterwarnings("ignore:the release is indistinguishable")
 @pytest.mark.parametrize("how", WRAPPED)
-def test_an_encoder_is_seen_in_its_wrapper(how):
+def test_an_encoder_is_found_in_its_wrapper(how):
     model, _ = multi_stage(vault())
     encoder = keras.Model(model.inputs, model.layers[0].output)
     head = PrivateRidge(0.5, noise="laplace", encoder=WRAPPED[how](encoder))
@@ -174,25 +154,17 @@ def test_an_encoder_is_seen_in_its_wrapper(how):
     assert head.guarantee().epsilon == pytest.approx(2.5)
 
 
-def test_what_has_no_end_is_refused():
-    class Endless:
-        words = "of a class"
-
-        def __init__(self):
-            self.objects = [object() for _ in range(100_001)]
-
+def test_an_encoder_with_too_many_objects_is_refused():
+    encoder = functools.partial(print, [object() for _ in range(100_001)])
     with pytest.raises(ValueError, match="at most 100,000 objects"):
-        PrivateRidge(0.5, encoder=Endless()).fit(X, vault())
-
-
-# What carries receipts into a vault.
+        PrivateRidge(0.5, encoder=encoder).fit(X, vault())
 
 
 def carrying(epsilon=2.0):
     return vault().randomize(RandomizedResponse(epsilon, K))
 
 
-def test_public_input_that_was_made_of_labels_is_counted():
+def test_receipts_of_a_public_input_are_counted():
     noisy = carrying()
     clusters = Clusters(np.arange(N) % 2, 2, encoder=noisy)
     statistic = vault().release(HistogramMechanism(2.0, K))
@@ -204,7 +176,7 @@ def test_public_input_that_was_made_of_labels_is_counted():
         labels = vault()
         assert use(labels).guarantee().epsilon == labels.guarantee().epsilon == 2.5
         poor = vault(epsilon=1.0)
-        with pytest.raises(ldp.BudgetExceededError, match="which came along"):
+        with pytest.raises(ldp.BudgetExceededError, match="of an input"):
             use(poor)
         assert poor.guarantee().epsilon == 0.0
 
@@ -232,21 +204,18 @@ def test_priors_of_a_transform_are_counted():
     assert transform.guarantee().epsilon == 3.0
 
 
-def test_what_came_along_is_added_up_as_the_statement_adds_it_up():
-    """Disjoint draws of another label set cost their largest, in the budget too."""
+def test_inherited_receipts_compose_as_in_the_statement():
+    """Disjoint draws of another label set cost their maximum, in the budget too."""
     other = vault()
     parts = [
         other.randomize(RandomizedResponse(1.0, K), part) for part in np.split(np.arange(N), 4)
     ]
     labels = vault(epsilon=4.0)
-    labels.adopt([one for part in parts for one in part.receipts])
+    labels.adopt([receipt for part in parts for receipt in part.receipts])
     assert labels.guarantee().epsilon == 1.0 and labels.remaining() == 3.0
     labels.randomize(RandomizedResponse(3.0, K))
     with pytest.raises(ldp.BudgetExceededError):
         labels.randomize(RandomizedResponse(0.1, K))
-
-
-# Mechanisms of others.
 
 
 def sampled(channel, labels):
@@ -255,7 +224,7 @@ def sampled(channel, labels):
 
 
 class Parity(RandomizedResponse):
-    """Tells whether the class is even, and is epsilon-DP; but its uses add up as two classes'."""
+    """Reveals the parity of the class: epsilon-DP, but its uses compose as those of two classes."""
 
     def transition_matrix(self, prior=None):
         even = np.arange(self.num_classes) % 2
@@ -268,7 +237,7 @@ class Parity(RandomizedResponse):
 
 
 class TooGood(Parity):
-    """Its event says that next to nothing is lost."""
+    """Claims an event with almost no loss."""
 
     def dp_event(self):
         return gaussian_event(1e4)
@@ -291,7 +260,7 @@ def test_a_derived_mechanism_does_not_inherit_an_event():
 
 
 class Table(ClassificationMechanism):
-    """Draws by a table, which its arguments hold."""
+    """Draws from a channel in its arguments."""
 
     def __init__(self, epsilon, num_classes, table=None):
         self.epsilon, self.num_classes = epsilon, num_classes
@@ -321,7 +290,7 @@ class OfPriors(Table):
         return sampled(self.table, labels)
 
 
-def test_mechanisms_of_others_take_clusters_priors_and_arrays():
+def test_plug_ins_take_clusters_priors_and_arrays():
     even = np.full((K, K), 1.0 / K)
     assert vault().randomize(Table(1.0, K, even)).guarantee().epsilon == 1.0
     assert vault().randomize(OfClusters(1.0, K), clusters=Y).guarantee().epsilon == 1.0
@@ -340,7 +309,7 @@ class CountsInTheClear(HistogramMechanism):
         return np.bincount(labels, minlength=K).astype(float)
 
 
-def test_what_could_only_be_checked_with_public_input_is_checked_with_it():
+def test_plug_ins_are_checked_with_their_public_input():
     two = ldp.PrivateLabels(Y % 2, 2, budget=ldp.PrivacyBudget(9.0))
     with pytest.raises(ValueError, match="violates its epsilon"):
         two.randomize(PeersInTheClear(1.4, 0.2, 0.5, 5))
@@ -355,7 +324,7 @@ class Exits(Table):
         return sampled(self.table, labels)
 
 
-def test_a_mechanism_that_ends_the_process_is_charged_and_says_nothing():
+def test_a_mechanism_that_exits_is_charged_and_its_message_withheld():
     labels = vault()
     with pytest.raises(RuntimeError, match="The draw was charged") as caught:
         labels.randomize(Exits(1.0, K))
@@ -363,20 +332,17 @@ def test_a_mechanism_that_ends_the_process_is_charged_and_says_nothing():
     assert caught.value.__context__ is None and caught.value.__cause__ is None
 
 
-# Plain models in other processes.
-
-
-def test_a_store_knows_the_weights_of_plain_models(tmp_path, monkeypatch):
+def test_a_store_recognizes_the_weights_of_plain_models(tmp_path, monkeypatch):
     store = tmp_path / "store"
     labels = vault(store=store)
     model, _ = multi_stage(labels)
     model.save(tmp_path / "model.keras")
     known = labels.guarantee()
     del labels
-    monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})  # as in another process
+    monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})  # Another process has no weights.
     loaded = keras.models.load_model(tmp_path / "model.keras", compile=False)
     assert stated(loaded) == 0.0
-    assert "initial-weights" in {one.code for one in ldp.guarantee(loaded).assumptions}
+    assert "initial-weights" in codes(loaded)
     again = ldp.PrivateLabels(Y, K, store=store)
     assert stated(loaded) == known.epsilon == 2.0
     assert dp_sgd(private(loaded), again).guarantee().epsilon > 2.0
@@ -401,7 +367,7 @@ def test_b9_removed_or_damaged_records_of_weights_are_refused(tmp_path):
     ldp.PrivateLabels(Y, K, store=tmp_path / "store")
 
 
-def test_a_statement_needs_no_store_that_is_gone(tmp_path):
+def test_a_statement_needs_no_store(tmp_path):
     labels = vault(store=tmp_path / "store")
     model, _ = multi_stage(labels)
     shutil.rmtree(tmp_path / "store")
@@ -410,11 +376,8 @@ def test_a_statement_needs_no_store_that_is_gone(tmp_path):
     assert math.isinf(stated(model)) and stated(plain()) == 0.0
 
 
-# What shows training, and what does not.
-
-
-class OfItsOwn(keras.optimizers.SGD):
-    """Takes steps without asking its base class, and can't be hashed."""
+class OwnSteps(keras.optimizers.SGD):
+    """Takes steps without its base class, and can't be hashed."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -429,15 +392,15 @@ class OfItsOwn(keras.optimizers.SGD):
         self._iterations.assign_add(1)
 
 
-def test_an_optimizer_that_does_all_itself_is_seen():
+def test_steps_of_a_users_optimizer_are_detected():
     model = plain()
-    model.compile(OfItsOwn(), SPARSE)
+    model.compile(OwnSteps(), SPARSE)
     model.fit(X, Y, verbose=0)
     assert math.isinf(stated(model))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_short_floats_are_known_by_their_values(dtype):
+def test_short_floats_are_recognized_by_their_values(dtype):
     def short():
         layers = [keras.layers.Dense(5, dtype=dtype), keras.layers.Dense(K, dtype=dtype)]
         return keras.Sequential([keras.Input((D,)), *layers])
@@ -448,7 +411,7 @@ def test_short_floats_are_known_by_their_values(dtype):
 
 
 class Large(ldp.mechanisms.RegressionMechanism):
-    """Any of 2,000 numbers, or the true one where its table says so."""
+    """A random number out of 2,000, or the true label if its table is set there."""
 
     def __init__(self, epsilon, table=None):
         self.epsilon = epsilon
@@ -470,7 +433,7 @@ def test_a_large_table_that_changes_is_checked_again():
     numbers = np.random.default_rng(0).integers(0, 2000, N).astype(float)
     labels = ldp.PrivateLabels(numbers, low=0, high=1999, budget=ldp.PrivacyBudget(9.0))
     labels.randomize(Large(1.0))
-    spoilt = np.zeros(2000)
-    spoilt[10:1990] = 1.0  # in the part that NumPy does not show
+    revealing = np.zeros(2000)
+    revealing[10:1990] = 1.0  # NumPy's repr does not show this part.
     with pytest.raises(ValueError, match="Large violates its epsilon"):
-        labels.randomize(Large(1.0, spoilt))
+        labels.randomize(Large(1.0, revealing))

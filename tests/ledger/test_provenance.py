@@ -1,4 +1,4 @@
-"""Statements of 0.2 that forgot what public inputs were made of; each test fails on 0.2."""
+"""Statements of 0.2 that missed receipts of public inputs; each test fails on 0.2."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from ledger_cases import K, N, X, Y, dp_sgd, in_the_clear, multi_stage, plain, private, vault
+from ledger_cases import (
+    K,
+    N,
+    X,
+    Y,
+    dp_sgd,
+    in_the_clear,
+    multi_stage,
+    plain,
+    private,
+    stated,
+    vault,
+)
 
 import tf_labeldp as ldp
 from tf_labeldp.features.clusters import Clusters
@@ -22,10 +34,6 @@ from tf_labeldp.semi_supervised import DivideMix, FixMatch
 pytestmark = pytest.mark.filterwarnings("ignore:the release is indistinguishable")
 IMAGES = np.random.default_rng(0).random((N, 4, 4, 1), dtype=np.float32)
 DENSE = keras.losses.CategoricalCrossentropy(from_logits=True)
-
-
-def stated(artefact):
-    return ldp.guarantee(artefact).epsilon
 
 
 def image_network():
@@ -44,9 +52,6 @@ def fit_learner(model, noisy, **arguments):
     return model
 
 
-# B1. Learners.
-
-
 @pytest.mark.parametrize("kind", [FixMatch, DivideMix])
 def test_b1_priors_of_a_learner_are_counted_also_in_its_file(kind, tmp_path):
     priors = vault().release(HistogramMechanism(5.0, K)).priors()
@@ -58,15 +63,12 @@ def test_b1_priors_of_a_learner_are_counted_also_in_its_file(kind, tmp_path):
     assert stated(ldp.load_model(tmp_path / "learner.keras")) == 6.0
 
 
-def test_b1_clusters_of_an_encoder_that_met_labels_are_counted():
+def test_b1_clusters_of_a_private_encoder_are_counted():
     encoder, _ = multi_stage(vault(), epsilon=8.0)
-    clusters = Clusters(Y, K, encoder=encoder)  # which keep most noisy labels of each class
+    clusters = Clusters(Y, K, encoder=encoder)  # Each class keeps most of its noisy labels.
     noisy = vault().randomize(RandomizedResponse(5.0, K))
     model = fit_learner(learner(FixMatch), noisy, clusters=clusters)
     assert stated(model) == pytest.approx(13.0)
-
-
-# B2. A network that heads teach.
 
 
 def bootstrapped(network, labels, **arguments):
@@ -75,45 +77,46 @@ def bootstrapped(network, labels, **arguments):
 
 
 @pytest.mark.parametrize("where", ["encoder", "network"])
-def test_b2_what_a_bootstrapped_head_is_given_is_counted(where):
-    met, _ = multi_stage(vault(), epsilon=8.0)
-    given = {"encoder": met} if where == "encoder" else {}
+def test_b2_the_inputs_of_a_bootstrapped_head_are_counted(where):
+    def fitted(labels):
+        trained, _ = multi_stage(vault(), epsilon=8.0)
+        if where == "encoder":
+            return bootstrapped(plain(), labels, encoder=trained)
+        return bootstrapped(trained, labels)
+
     labels = vault(20.0, 1e-5)
-    head = bootstrapped(met if where == "network" else plain(), labels, **given)
+    head = fitted(labels)
     assert head.guarantee(1e-5).epsilon > 8.5 and labels.guarantee().epsilon > 8.5
     assert stated(head.to_keras()) == pytest.approx(head.guarantee().epsilon)
     poor = vault(1.0, 1e-5)
-    again, _ = multi_stage(vault(), epsilon=8.0)
     with pytest.raises(ldp.BudgetExceededError):
-        bootstrapped(again if where == "network" else plain(), poor, **{**given})
+        fitted(poor)
     assert poor.guarantee().epsilon == 0.0
 
 
 @pytest.mark.parametrize("way", ["head", "door"])
 def test_b2_an_encoder_trained_in_the_clear_promises_nothing(way):
-    """Given whole it shows its steps; a model of its layers is a printed assumption."""
+    """The whole model shows its steps; a model of its layers is a named assumption."""
     whole = in_the_clear()
     part = keras.Model(whole.inputs, whole.layers[0].output)
     for encoder, is_whole in ((whole, True), (part, False)):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             if way == "head":
-                made = bootstrapped(plain(), vault(2.0, 1e-5), encoder=encoder)
+                estimator = bootstrapped(plain(), vault(2.0, 1e-5), encoder=encoder)
             else:
                 door = ldp.PrivateClassifier(
                     1.0, 1e-5, num_classes=K, model=plain(), epochs=1, encoder=encoder
                 )
-                made = door.fit(X, Y)
-        assert any("Nothing is promised" in str(one.message) for one in caught) == is_whole
-        statement = made.guarantee()
+                estimator = door.fit(X, Y)
+        messages = [str(warning.message) for warning in caught]
+        assert any("Nothing is promised" in message for message in messages) == is_whole
+        statement = estimator.guarantee()
         assert math.isinf(statement.epsilon) == is_whole
-        assert is_whole or "public-inputs" in {one.code for one in statement.assumptions}
+        assert is_whole or "public-inputs" in {note.code for note in statement.assumptions}
 
 
-# B3. PATE.
-
-
-def test_b3_a_teacher_whose_network_met_labels_is_counted():
+def test_b3_a_teacher_with_a_private_network_is_counted():
     network = image_network()
     noisy = vault().randomize(RandomizedResponse(3.0, K))
     network.compile("sgd", DENSE)
@@ -133,7 +136,7 @@ def other(features, labels, queries):
     return np.ones(len(queries), int)
 
 
-def test_b3_a_stored_answer_is_of_its_teacher(tmp_path):
+def test_b3_a_stored_answer_needs_its_teacher(tmp_path):
     def answered(teacher):
         labels = vault(5.0, 1e-5, store=tmp_path / "store")
         pate = PATE(1.0, 1e-5, num_teachers=4, num_queries=5, teacher=teacher, key="pate")
@@ -143,9 +146,6 @@ def test_b3_a_stored_answer_is_of_its_teacher(tmp_path):
     np.testing.assert_array_equal(answered(constant).values, first.values)
     with pytest.raises(ldp.LabelStoreError, match="public input"):
         answered(other)
-
-
-# B4. The front door on arrays.
 
 
 @pytest.mark.parametrize("option", ["evaluation", "model"])
@@ -175,9 +175,6 @@ def test_b4_a_grid_search_over_the_front_door_states_the_sum():
     assert search.best_estimator_.guarantee(1e-5).epsilon > 2.0 * once.guarantee(1e-5).epsilon
 
 
-# B5. Bins of a released histogram.
-
-
 def bins(epsilon=1.0, spent=5.0):
     grid = tuple(np.linspace(0.0, 10.0, 11).tolist())
     labels = ldp.PrivateLabels(
@@ -196,8 +193,8 @@ def test_b5_keyed_draws_count_the_bins(tmp_path):
     assert keyed.randomize(mechanism).guarantee().epsilon == 6.0
 
 
-def test_b5_a_mechanism_in_json_keeps_what_its_bins_cost():
-    """TFX hands mechanisms to its workers so."""
+def test_b5_a_mechanism_in_json_keeps_the_receipts_of_its_bins():
+    """TFX passes mechanisms to its workers as JSON."""
     from tf_labeldp.mechanisms.base import deserialize, serialize
 
     mechanism = bins()
@@ -206,10 +203,7 @@ def test_b5_a_mechanism_in_json_keeps_what_its_bins_cost():
     assert ldp.accounting.public_input(read).receipts[0].id == mechanism.receipts[0].id
 
 
-# What a path carries.
-
-
-def test_features_of_private_training_are_counted_where_they_say_so():
+def test_features_with_receipts_are_counted():
     model = dp_sgd(private(), vault())
     features = ldp.accounting.PublicInput(
         model.predict(X, verbose=0), ldp.accounting.public_input(model).receipts
@@ -223,4 +217,4 @@ def test_receipts_in_a_list_are_counted():
     prior = ldp.accounting.PublicInput(np.full(K, 1.0 / K), list(noisy.receipts))
     labels = vault(2.0)
     drawn = labels.randomize(ldp.RRWithPrior(1.0, K), priors=prior)
-    assert [one.guarantee().epsilon for one in (drawn, labels)] == [2.0, 2.0]
+    assert drawn.guarantee().epsilon == labels.guarantee().epsilon == 2.0

@@ -402,7 +402,7 @@ def test_other_settings_under_the_same_key_are_refused(change, vault):
 def test_a_part_of_the_examples_and_other_public_inputs_are_refused(vault):
     labels = vault()
     for clusters in (CLUSTERS, None):
-        with pytest.raises(ValueError, match=r"needs clusters=.* got .*priors"):
+        with pytest.raises(ValueError, match="takes no priors"):
             labels.randomize(ADAPTIVE, clusters=clusters, priors=np.full((N, K), 1 / K))
     with pytest.raises(ValueError, match="draws for all examples; leave indices=None"):
         labels.randomize(ADAPTIVE, np.arange(10), clusters=CLUSTERS)

@@ -1,4 +1,4 @@
-"""Apache Beam: no row is drawn twice, whatever the engine runs again; what is refused, and when."""
+"""Apache Beam: retries never draw a row twice, and bad rows are refused before any output."""
 
 from __future__ import annotations
 
@@ -46,20 +46,18 @@ def key(tmp_path):
 
 
 def collected(rows, folder, runner=None, transform=None, **options):
-    """Runs a transform on elements, and returns what comes out."""
+    """Runs a transform on elements, and returns its output."""
     out = folder / "out"
     pipeline = beam.Pipeline(runner or FnApiRunner(), options=PipelineOptions(**options))
     with pipeline:
-        made = pipeline | beam.Create(rows) | transform
-        _ = made | beam.Map(repr) | beam.io.WriteToText(str(out))
+        released = pipeline | beam.Create(rows) | transform
+        _ = released | beam.Map(repr) | beam.io.WriteToText(str(out))
     texts = [text for path in folder.glob("out*") for text in path.read_text().splitlines()]
-    metrics = pipeline.result.metrics().query()["counters"]
-    counters = {one.key.metric.name: one.committed for one in metrics}
-    return [eval(text, {"array": np.array}) for text in texts], counters
+    return [eval(text, {"array": np.array}) for text in texts]
 
 
 def expected(key, pairs, release="a"):
-    """The draws of the stateless core, whatever the engine did."""
+    """Returns the draws of the stateless core."""
     ids, labels = zip(*pairs, strict=True)
     drawn = randomize_batch(pa.array(ids), np.array(labels), MECHANISM, key.secret, release)
     return dict(zip(ids, drawn.tolist(), strict=True))
@@ -67,7 +65,7 @@ def expected(key, pairs, release="a"):
 
 @pytest.fixture
 def spied(monkeypatch, tmp_path):
-    """Writes down every single draw; returns a reader of (id, value) pairs.
+    """Logs every draw; returns a reader of (id, value) pairs.
 
     A worker is lost at the call after each file `lose-N` that it finds, after its draws.
     """
@@ -94,21 +92,20 @@ def spied(monkeypatch, tmp_path):
 @pytest.mark.holds("scale.RandomizeLabels")
 def test_bundles_that_run_three_times_draw_each_row_once(key, tmp_path, spied, monkeypatch):
     monkeypatch.setattr(_randomize_labels, "_BATCH_ROWS", 97)
-    _, counters = collected(
-        PAIRS, tmp_path, FnApiRunner(bundle_repeat=2), RandomizeLabels(MECHANISM, key, "a")
-    )
+    transform = RandomizeLabels(MECHANISM, key, "a")
+    released = collected(PAIRS, tmp_path, FnApiRunner(bundle_repeat=2), transform)
     draws = spied()
     assert len(draws) >= 3 * len(PAIRS)
     assert len(set(draws)) == len(PAIRS)  # one value for each row
     assert set(draws) == set(expected(key, PAIRS).items())
-    assert counters["rows_drawn"] == counters["rows_published"] == len(PAIRS)
+    assert len(released) == len(PAIRS) and dict(released) == expected(key, PAIRS)
 
 
 def test_lost_workers_and_retries_draw_each_row_once(key, tmp_path, spied):
     for attempt in range(3):  # the runner gives up after the fourth
         (tmp_path / f"lose-{attempt}").touch()
     transform = RandomizeLabels(MECHANISM, key, "a")
-    found, _ = collected(
+    found = collected(
         PAIRS, tmp_path, "BundleBasedDirectRunner", transform, direct_runner_bundle_retry=True
     )
     draws = spied()
@@ -122,13 +119,13 @@ def test_lost_workers_and_retries_draw_each_row_once(key, tmp_path, spied):
 def test_splits_of_bundles_change_nothing(key, tmp_path, monkeypatch, batch_rows):
     monkeypatch.setattr(_randomize_labels, "_BATCH_ROWS", batch_rows)
     pairs = [(f"row {i}", i % 3) for i in range(600)]
-    found, _ = collected(pairs, tmp_path, transform=RandomizeLabels(MECHANISM, key, "a"))
+    found = collected(pairs, tmp_path, transform=RandomizeLabels(MECHANISM, key, "a"))
     assert dict(found) == expected(key, pairs)
 
 
 def test_rows_that_changed_between_two_runs_are_refused(key, tmp_path):
     collected(PAIRS, tmp_path, transform=RandomizeLabels(MECHANISM, key, "a"))
-    found, _ = collected(PAIRS[::-1], tmp_path, transform=RandomizeLabels(MECHANISM, key, "a"))
+    found = collected(PAIRS[::-1], tmp_path, transform=RandomizeLabels(MECHANISM, key, "a"))
     assert dict(found) == expected(key, PAIRS)
     corrected = [(PAIRS[0][0], (PAIRS[0][1] + 1) % 3), *PAIRS[1:]]
     for rows in (corrected, PAIRS[1:], [*PAIRS, (10**6, 0)]):
@@ -184,14 +181,14 @@ def test_all_kinds_of_rows_have_the_same_draws(key, tmp_path):
 
         class Both(beam.PTransform):
             def expand(self, rows, kind=kind):
-                one = RandomizeLabels(MECHANISM, key, "a", id="name", label="y")
-                return rows | one | beam.FlatMap(lambda row: read(kind, row))
+                randomize = RandomizeLabels(MECHANISM, key, "a", id="name", label="y")
+                return rows | randomize | beam.FlatMap(lambda row: read(kind, row))
 
-        found, _ = collected(rows, folder, transform=Both())
+        found = collected(rows, folder, transform=Both())
         assert dict(found) == expected(key, pairs), kind
 
 
-def test_the_statement_is_beside_the_output(key, tmp_path):
+def test_the_statement_is_next_to_the_output(key, tmp_path):
     path = tmp_path / "noisy.privacy.json"
     transform = RandomizeLabels(MECHANISM, key, "a", statement=str(path))
     collected(PAIRS, tmp_path, transform=transform)
@@ -208,19 +205,19 @@ class OfTwoSplits(beam.PTransform):
 
     def expand(self, rows):
         halves = rows | beam.Partition(lambda row, n: int(row[1] == 0), 2)
-        made = {"train": halves[0], "eval": halves[1]} | self._transform
-        return [made["train"], made["eval"]] | beam.Flatten()
+        splits = {"train": halves[0], "eval": halves[1]} | self._transform
+        return [splits["train"], splits["eval"]] | beam.Flatten()
 
 
 def test_splits_are_one_release(key, tmp_path):
     transform = OfTwoSplits(RandomizeLabels(MECHANISM, key, "a"))
-    found, _ = collected(PAIRS, tmp_path, transform=transform)
+    found = collected(PAIRS, tmp_path, transform=transform)
     assert dict(found) == expected(key, PAIRS)
 
 
 @pytest.mark.parametrize("within", [True, False])
 def test_repeated_ids_are_refused_with_their_number(key, tmp_path, monkeypatch, within):
-    monkeypatch.setattr(_randomize_labels, "_BATCH_ROWS", 100)  # copies fall into other batches
+    monkeypatch.setattr(_randomize_labels, "_BATCH_ROWS", 100)  # copies are in other batches
     copies = [(7, 2), (7, 0), (900, 1)]
     transform = RandomizeLabels(MECHANISM, key, "a", statement=str(tmp_path / "s.json"))
     transform = transform if within else OfTwoSplits(transform)
@@ -265,7 +262,7 @@ def summed(elements, transform, runner=None):
 
 @pytest.fixture
 def no_noise(monkeypatch):
-    """Releases the exact sums, to hold them against those of one machine."""
+    """Releases the exact sums, for a comparison with one machine."""
     monkeypatch.setattr(HistogramMechanism, "add_noise", lambda self, counts: counts)
 
 
@@ -310,7 +307,7 @@ MOSTLY_NOISE = HistogramMechanism(0.01, num_classes=3)
 
 
 def sums_in(folder):
-    """Returns the files below a folder that have exact sums, whatever they are called."""
+    """Returns the files below a folder that have exact sums, under any name."""
     found = []
     for path in folder.rglob("*.npz"):
         with np.load(path) as content:
@@ -319,7 +316,7 @@ def sums_in(folder):
 
 
 def keys_release(folder):
-    """Returns the released values, from a process that knows the files alone."""
+    """Returns the released values, from the files alone."""
     counts = PrivateHistogram(MOSTLY_NOISE, ReleaseKey(folder / "labels.key"), "counts")
     if not counts.is_released:
         summed([0, 1, 2] * 50, counts)
@@ -327,9 +324,9 @@ def keys_release(folder):
 
 
 def test_b6_a_release_whose_output_was_moved_is_not_drawn_again(key, tmp_path):
-    """Whatever single file is moved: the same values come out, or an error."""
+    """After any file was moved, the same values come out, or an error."""
     first = keys_release(tmp_path)
-    for path in [one for one in tmp_path.rglob("*") if one.is_file() and one != key.path]:
+    for path in [file for file in tmp_path.rglob("*") if file.is_file() and file != key.path]:
         moved = path.with_name("moved")
         path.rename(moved)
         try:
@@ -356,11 +353,11 @@ def test_b7_a_second_pipeline_leaves_no_exact_sums(key, tmp_path, elsewhere):
     folder = tmp_path / "sums" if elsewhere else None
     if elsewhere:
         folder.mkdir()
-    one, other = (PrivateHistogram(MOSTLY_NOISE, key, "counts", folder=folder) for _ in range(2))
+    first, other = (PrivateHistogram(MOSTLY_NOISE, key, "counts", folder=folder) for _ in range(2))
     late = beam.Pipeline(FnApiRunner())
     _ = late | beam.Create([0, 1, 2] * 50) | other
-    summed([0, 1, 2] * 50, one)
-    values = one.result().values
+    summed([0, 1, 2] * 50, first)
+    values = first.result().values
     late.run().wait_until_finish()
     assert sums_in(tmp_path) == []
     np.testing.assert_array_equal(other.result().values, values)
@@ -428,7 +425,7 @@ def test_b7_processes_that_race_for_a_result_all_return_the_same(key, tmp_path):
     summed([0, 1, 2] * 50, counts)
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         found = pool.map(result_of, [key.path] * 4)
-    assert all(one == found[0] for one in found)
+    assert all(values == found[0] for values in found)
     assert key.guarantee().epsilon == 0.01 and sums_in(tmp_path) == []
 
 
@@ -456,9 +453,9 @@ def test_moments_are_those_of_one_machine(key, monkeypatch, kind):
     cuts = np.array_split(np.arange(999), 7)
     summed([(rows[cut], labels[cut]) for cut in cuts], batches, FnApiRunner(bundle_repeat=1))
     alone = mechanism.release(labels, rows)
-    for one in (single, batches):
-        np.testing.assert_array_equal(one.result().values, alone)
-        np.testing.assert_allclose(one.gram(), rows.T @ rows, atol=1e-3)
+    for moments in (single, batches):
+        np.testing.assert_array_equal(moments.result().values, alone)
+        np.testing.assert_allclose(moments.gram(), rows.T @ rows, atol=1e-3)
     np.testing.assert_array_equal(single.gram(), batches.gram())
 
 

@@ -1,4 +1,4 @@
-"""Without an engine the library works, and its error names the extra that installs it."""
+"""The library works without an engine, and an error names the engine's extra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keyed draws: their law, what they depend on, and the file that lists what they cost."""
+"""Keyed draws: their channel, their inputs, and the ledger with their charges."""
 
 from __future__ import annotations
 
@@ -76,18 +76,18 @@ def test_order_batches_and_types_change_nothing(texts):
 
 
 @given(st.lists(st.text(max_size=24), max_size=9), st.integers(0, 3))
-def test_texts_have_blocks_of_their_own(texts, skipped):
+def test_each_text_has_its_own_block(texts, skipped):
     def block(text):
         name = text.encode()
         if len(name) < 16:
             return name.ljust(15, b"\0") + bytes([len(name)])
-        made = hashlib.blake2b(name, key=bytes(32), digest_size=15, person=b"labeldp-text")
-        return made.digest() + b"\x10"
+        digest = hashlib.blake2b(name, key=bytes(32), digest_size=15, person=b"labeldp-text")
+        return digest.digest() + b"\x10"
 
     whole = pa.array(texts, pa.string())
     for ids in (whole, whole[skipped:], pa.chunked_array([whole[:2], whole[2:]])):
         blocks = keyed_draws._text_blocks(ids, bytes(32))
-        assert [one.tobytes() for one in blocks] == [block(text) for text in ids.to_pylist()]
+        assert [row.tobytes() for row in blocks] == [block(text) for text in ids.to_pylist()]
     assert len(set(map(block, texts))) == len(set(texts))
 
 
@@ -141,8 +141,8 @@ def test_words_are_a_cbc_mac_of_id_label_and_place():
     def aes(block):
         return Cipher(algorithms.AES(rows._key), modes.ECB()).encryptor().update(block)
 
-    def xor(one, other):
-        return bytes(a ^ b for a, b in zip(one, other, strict=True))
+    def xor(block, other):
+        return bytes(a ^ b for a, b in zip(block, other, strict=True))
 
     words = keyed_draws._KeyedWords(rows._state, rows._key)
     drawn = [words.integers(0, 1 << 53, 2) for _ in range(4)]
@@ -173,7 +173,7 @@ def test_priors_by_row_are_part_of_the_row(mechanism):
 
 
 def test_other_mechanisms_are_refused():
-    with pytest.raises(TypeError, match="keyed draws are made by"):
+    with pytest.raises(TypeError, match="keyed draws need"):
         draw([1], [0.5], LaplaceMechanism(1.0, low=0.0, high=1.0))
 
 
@@ -249,7 +249,7 @@ def test_a_vault_draws_by_its_key(tmp_path):
     again = randomize_batch(["p9", "p3"], labels[[9, 3]], CASES[0][0], key.secret, "vault/b")
     np.testing.assert_array_equal(some, again)
     first.release(HistogramMechanism(0.5, num_classes=4), key="counts")
-    # A release of an engine is in the ledger of the vault, and uses up its budget.
+    # A release of an engine is in the vault's ledger, and spends its budget.
     key.register("engine", RandomizedResponse(1.0, 4))
     assert first.guarantee().epsilon == 3.5
     reopened = vault(labels, tmp_path / "s", ids=ids)
@@ -263,10 +263,10 @@ def test_a_vault_draws_by_its_key(tmp_path):
     assert plain.guarantee().epsilon == 5.5
 
 
-def test_a_vault_without_a_store_has_a_key_of_its_own():
+def test_a_vault_without_a_store_has_its_own_key():
     mechanism, labels = RandomizedResponse(0.1, 4), np.zeros(400, int)
-    one, other = (vault(labels, None, budget=PrivacyBudget(9.0)) for _ in range(2))
-    first, second = one.randomize(mechanism), one.randomize(mechanism)
+    keyed, other = (vault(labels, None, budget=PrivacyBudget(9.0)) for _ in range(2))
+    first, second = keyed.randomize(mechanism), keyed.randomize(mechanism)
     assert np.any(first.values != second.values)
     assert np.any(first.values != other.randomize(mechanism).values)
 
@@ -286,7 +286,7 @@ def test_a_vault_refuses_what_it_cannot_key(tmp_path):
     with pytest.raises(ValueError, match="draws must be"):
         PrivateLabels([0, 1], 2, budget=budget, draws="fresh")
     numbers = PrivateLabels([0.0, 1.0], low=0, high=1, budget=budget, draws="keyed")
-    with pytest.raises(TypeError, match="keyed draws are made by"):
+    with pytest.raises(TypeError, match="keyed draws need"):
         numbers.randomize(LaplaceMechanism(1.0, low=0.0, high=1.0))
     assert numbers.guarantee().epsilon == 0.0
 
@@ -297,21 +297,21 @@ def test_a_vault_draws_rows_in_blocks(tmp_path, monkeypatch, by_group):
     priors = Priors(table, np.array([4, 0, 1, 3, 3])) if by_group else table
     mechanism, y = RRWithPrior(1.0, 4), [0, 1, 2, 3, 3]
     budget = PrivacyBudget(2.0)
-    made = vault(y, tmp_path / "store", budget=budget)
-    whole = made.randomize(mechanism, priors=priors, key="a").values
+    keyed = vault(y, tmp_path / "store", budget=budget)
+    whole = keyed.randomize(mechanism, priors=priors, key="a").values
     monkeypatch.setattr(random_bits, "_BLOCK_ROWS", 2)
     secret = ReleaseKey(tmp_path / "store" / "labels.key").secret
     np.testing.assert_array_equal(
         whole, randomize_batch(range(5), y, mechanism, secret, "vault/a", priors)
     )
-    one = vault(y, tmp_path / "one", budget=budget)
-    drawn = one.randomize(mechanism, priors=priors, key="a").values
-    secret = ReleaseKey(tmp_path / "one" / "labels.key").secret
+    other = vault(y, tmp_path / "other", budget=budget)
+    drawn = other.randomize(mechanism, priors=priors, key="a").values
+    secret = ReleaseKey(tmp_path / "other" / "labels.key").secret
     np.testing.assert_array_equal(
         drawn, randomize_batch(range(5), y, mechanism, secret, "vault/a", priors)
     )
     with pytest.raises(ValueError, match="priors must have shape"):
-        one.randomize(mechanism, priors=np.full((7, 4), 0.25), key="b")
+        other.randomize(mechanism, priors=np.full((7, 4), 0.25), key="b")
     with pytest.raises(ValueError, match="1 ids name more than one row"):
         vault(y, None, ids=[3, 1, 2, 4, 3], budget=budget)
 
@@ -363,7 +363,7 @@ def test_b9_a_release_that_was_removed_by_hand_is_missed(tmp_path, in_a_store):
     for name in ("first", "second"):
         key.register(name, RandomizedResponse(1.0, 3))
     assert b"first" not in path.read_bytes()
-    for record in [one for one in tmp_path.rglob("*") if one.is_file() and one != path]:
+    for record in [file for file in tmp_path.rglob("*") if file.is_file() and file != path]:
         whole = record.read_bytes()
         if b"first" not in whole and b"second" not in whole:
             continue
@@ -413,7 +413,7 @@ def test_a_key_that_is_none_is_refused(key):
 
 
 def test_what_priors_cost_is_kept_once_and_what_they_cost_others_not(tmp_path):
-    """The ledger of a key has the charges that may be of its labels, each in one record."""
+    """The ledger has each charge that may concern the key's labels once."""
     key = ReleaseKey.create(tmp_path / "labels.key", people="north")
     for people in ("south", "north"):
         budget = PrivacyBudget(1.0)

@@ -1,4 +1,4 @@
-"""Apache Spark: the draws of the stateless core, however often a partition is computed."""
+"""Apache Spark: recomputed partitions have the draws of the stateless core."""
 
 from __future__ import annotations
 

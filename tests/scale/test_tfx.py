@@ -1,4 +1,4 @@
-"""The pipeline of `examples/09_tfx_pipeline.py` from end to end, and what the component refuses."""
+"""The pipeline of `examples/09_tfx_pipeline.py` from end to end, and refusals of the component."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def write_split(folder, pairs):
 
 
 def randomized(folder, splits, release):
-    """Runs the executor by itself, and returns the folder of the noisy Examples."""
+    """Runs the executor alone, and returns the folder of the noisy Examples."""
     path = folder / "labels.key"
     key = ReleaseKey(path) if path.exists() else ReleaseKey.create(path)
     examples, noisy = standard_artifacts.Examples(), standard_artifacts.Examples()

@@ -15,7 +15,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        pytest.skip(f"no {' and no '.join(missing)}; `make test-tf-privacy` installs them apart")
+        pytest.skip(f"no {' and no '.join(missing)}; `make test-tf-privacy` installs them")
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def per_example(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
 def clipped_mean(
     model: keras.Model, x: np.ndarray, y: np.ndarray, clip: float, method: str = "auto"
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Our mean of clipped gradients, and the norms before clipping."""
+    """Returns our mean of clipped gradients, and the norms before clipping."""
     batch = Batch(tf.constant(x), tf.constant(y), tf.ones([BATCH]), per_example)
     result = PerExampleClipping(model, Speed(method)).clipped_sum(batch, Clip(clip))
     return [part.numpy() / BATCH for part in result.gradients], result.norms.numpy()
@@ -54,7 +54,7 @@ def clipped_mean(
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """One batch, a clip that half of its gradients exceed, and what TF Privacy makes of it."""
+    """One batch, a clip that half of its gradients exceed, and TF Privacy's clipped mean."""
     folder = tmp_path_factory.mktemp("keras2")
     rng = np.random.default_rng(0)
     x = rng.normal(size=(BATCH, 14, 14, 2)).astype(np.float32)
@@ -72,9 +72,9 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> dict:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    made = np.load(folder / "out.npz")
-    assert str(made["keras"]).startswith("tf_keras")
-    theirs = [made[f"g{i}"] for i in range(len(weights))]
+    saved = np.load(folder / "out.npz")
+    assert str(saved["keras"]).startswith("tf_keras")
+    theirs = [saved[f"g{i}"] for i in range(len(weights))]
     return {"model": model, "x": x, "y": y, "clip": clip, "norms": norms, "theirs": theirs}
 
 
@@ -89,6 +89,6 @@ def test_our_clipped_gradient_is_that_of_dp_sequential(case: dict, method: str) 
 
 
 @pytest.mark.parametrize("factor", [0.99, 1.01])
-def test_another_clip_is_told_apart(case: dict, factor: float) -> None:
+def test_another_clip_gives_another_gradient(case: dict, factor: float) -> None:
     ours, _ = clipped_mean(case["model"], case["x"], case["y"], factor * case["clip"])
     assert largest_difference(ours, case["theirs"]) > 10 * TOLERANCE

@@ -1,4 +1,4 @@
-"""`DenoisedQuery`: what TF Privacy asks of a query, with the denoiser between noise and result."""
+"""`DenoisedQuery` meets the contract of a TF Privacy query, and denoises the noisy result."""
 
 from __future__ import annotations
 
@@ -78,20 +78,14 @@ def assert_same(ours: list[np.ndarray], theirs: list[np.ndarray]) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_without_a_denoiser_it_is_the_query_inside(tfp: Any, problem: Problem) -> None:
-    inner = tfp.GaussianSumQuery(l2_norm_clip=2.0, stddev=0.0)
-    expected, _, _ = run(inner, problem)
-    found, _, _ = run(problem.query(inner, NoOp()), problem)
-    assert_same(found, expected)
-    unclipped, _, _ = run(tfp.NoPrivacySumQuery(), problem)
-    assert np.abs(unclipped[0] - expected[0]).max() > 0.1  # records are clipped
-
-
 def test_the_denoiser_gets_the_mean_and_the_result_is_a_sum(tfp: Any, problem: Problem) -> None:
     inner = tfp.GaussianSumQuery(l2_norm_clip=2.0, stddev=0.0)
     expected, _, _ = run(inner, problem)
-    found, state, _ = run(problem.query(inner, Counting()), problem)
-    assert_same(found, [part + NUM_RECORDS for part in expected])
+    unclipped, _, _ = run(tfp.NoPrivacySumQuery(), problem)
+    assert np.abs(unclipped[0] - expected[0]).max() > 0.1  # records are clipped
+    assert_same(run(problem.query(inner, NoOp()), problem)[0], expected)
+    result, state, _ = run(problem.query(inner, Counting()), problem)
+    assert_same(result, [part + NUM_RECORDS for part in expected])
     assert int(state.denoiser) == 1
     _, state, _ = run(problem.query(inner, Counting()), problem, state)
     assert int(state.denoiser) == 2
@@ -139,24 +133,19 @@ def test_the_event_is_that_of_the_query_inside(tfp: Any, problem: Problem) -> No
     assert float(event.noise_multiplier) == 4.0
 
 
-def test_it_counts_as_a_sum_query_of_tf_privacy(tfp: Any, problem: Problem) -> None:
-    query = problem.query(tfp.GaussianSumQuery(2.0, 0.0), Counting())
+def test_it_meets_the_contract_of_a_sum_query(tfp: Any, problem: Problem) -> None:
+    methods = {name for name in vars(tfp.DPQuery) if not name.startswith("_")}
+    assert methods <= set(vars(DenoisedQuery))
+    query = problem.query(tfp.GaussianSumQuery(2.0, 0.0), NoOp())
     assert isinstance(query, tfp.DPQuery) and isinstance(query, tfp.SumAggregationDPQuery)
     sums, _, _ = run(query, problem)
     means, _, _ = run(tfp.NormalizedQuery(query, denominator=10.0), problem)
     assert_same(means, [part / 10.0 for part in sums])
-
-
-def test_all_methods_of_the_contract_are_there(tfp: Any, problem: Problem) -> None:
-    methods = {name for name in vars(tfp.DPQuery) if not name.startswith("_")}
-    assert methods <= set(vars(DenoisedQuery))
-    inner = tfp.GaussianSumQuery(2.0, 0.0)
-    query = problem.query(inner, NoOp())
-    one, two = clipped(query, problem)[:2]
-    merged = query.merge_sample_states(one, query.accumulate_preprocessed_record(one, two))
-    assert_same(
-        [m.numpy() for m in merged], [(2 * a + b).numpy() for a, b in zip(one, two, strict=True)]
-    )
+    first, second = clipped(query, problem)[:2]
+    added = query.accumulate_preprocessed_record(first, second)
+    merged = query.merge_sample_states(first, added)
+    expected = [(2 * a + b).numpy() for a, b in zip(first, second, strict=True)]
+    assert_same([part.numpy() for part in merged], expected)
     assert query.derive_metrics(query.initial_global_state()) == {}
 
 
@@ -179,5 +168,5 @@ def test_bad_arguments(
 
 def test_records_unlike_the_variables_are_refused(tfp: Any, problem: Problem) -> None:
     query = problem.query(tfp.GaussianSumQuery(2.0, 0.0), NoOp())
-    with pytest.raises(ValueError, match="the records have tensors of the shapes"):
+    with pytest.raises(ValueError, match="expected records with the shapes of the variables"):
         query.get_noised_result([tf.zeros([3]), tf.zeros([4, 3])], query.initial_global_state())

@@ -1,4 +1,4 @@
-"""The examples in docstrings that are skipped where TF Privacy is missing do run."""
+"""The docstring examples that need TF Privacy run where it is installed."""
 
 from __future__ import annotations
 

@@ -1,122 +1,81 @@
-"""`QueryNoise`: the noise is the query's, and nothing is promised that does not hold."""
+"""`QueryNoise`: the query's own noise and event, and true statements in a `LabelDPModel`."""
 
 from __future__ import annotations
 
-import itertools
-import math
+from pathlib import Path
 from typing import Any
 
 import dp_accounting
+import keras
 import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+import tf_labeldp as ldp
+from tf_labeldp.data import poisson_batches
 from tf_labeldp.tf_privacy import QueryNoise
+from tf_labeldp.training import GaussianNoise, LabelDPModel, LabelDPOptimizer
 
 pytestmark = pytest.mark.tf_privacy
 
 SHAPES = [(2, 3), (4,), ()]
-ZEROS = [np.zeros(shape, np.float32) for shape in SHAPES]
-TREES = ["TreeResidualSumQuery", "TreeCumulativeSumQuery"]
+CLIP, STDDEV = 0.5, 2.0
+ARRAY = np.arange(200) % 2
 
 
 @pytest.fixture(autouse=True)
 def no_global_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process that has set no seed: other tests may have."""
+    """Other tests may have set a seed."""
     monkeypatch.setattr(context.context(), "_seed", None)
 
 
-def tree(tfp: Any, kind: str = TREES[0], clip: float = 1.0, **options: Any) -> Any:
-    specs = [tf.TensorSpec(shape) for shape in SHAPES]
-    return getattr(tfp, kind).build_l2_gaussian_query(
-        clip, options.pop("noise_multiplier", 4.0), specs, **options
-    )
+@pytest.fixture
+def noise(tfp: Any) -> QueryNoise:
+    return QueryNoise(tfp.GaussianSumQuery(l2_norm_clip=CLIP, stddev=STDDEV))
 
 
-def flat(parts: Any) -> np.ndarray:
-    return np.concatenate([np.ravel(part) for part in parts])
-
-
-def steps_of(noise: QueryNoise, count: int, sums: Any = ZEROS) -> np.ndarray:
+def noisy_steps(noise: QueryNoise, count: int, value: float = 0.0) -> np.ndarray:
     """Noisy sums of some steps of one compiled function."""
-    step = tf.function(
-        lambda: noise.add_noise([tf.constant(part) for part in sums], noise.l2_norm_clip, ())[0]
-    )
-    return np.stack([flat(step()) for _ in range(count)])
+    sums = [tf.fill(shape, value) for shape in SHAPES]
+    step = tf.function(lambda: noise.add_noise(sums, CLIP, ())[0])
+    return np.stack([np.concatenate([np.ravel(part) for part in step()]) for _ in range(count)])
 
 
-def test_gaussian_noise_has_the_standard_deviation_of_the_query(tfp: Any) -> None:
-    noise = QueryNoise(tfp.GaussianSumQuery(l2_norm_clip=0.5, stddev=2.0))
+def test_gaussian_noise_has_the_standard_deviation_of_the_query(noise: QueryNoise) -> None:
     assert noise.noise_multiplier == 4.0
-    drawn = steps_of(noise, 400)
+    drawn = noisy_steps(noise, 400)
     assert len(np.unique(drawn)) > 0.99 * drawn.size  # each step has its own
-    squares, size = np.sum((drawn / 2.0) ** 2), drawn.size
+    squares, size = np.sum((drawn / STDDEV) ** 2), drawn.size
     low, high = scipy.stats.chi2.ppf([1e-9, 1 - 1e-9], size)
     assert low < squares < high
     assert not low < squares * 1.3**2 < high  # noise of another size is rejected
 
 
-@pytest.mark.parametrize(("kind", "efficient"), [(TREES[0], True), (TREES[1], False)])
-@pytest.mark.holds("tf_privacy.QueryNoise")
-def test_tree_noise_is_that_of_the_residual_query(tfp: Any, kind: str, efficient: bool) -> None:
-    noise = QueryNoise(tree(tfp, kind, noise_seed=7, use_efficient=efficient))
-    drawn = steps_of(noise, 11)
-    query = tree(tfp, noise_seed=7, use_efficient=efficient)
-    state, expected = query.initial_global_state(), []
-    for _ in range(11):
-        result, state, _ = query.get_noised_result([tf.constant(z) for z in ZEROS], state)
-        expected.append(flat(result))
-    np.testing.assert_allclose(drawn, expected, rtol=0, atol=1e-5)
-    assert np.abs(drawn[1:] - drawn[:-1]).min() > 1e-5
+def test_noise_is_added_to_the_sum(noise: QueryNoise) -> None:
+    drawn = noisy_steps(noise, 3, 1000.0)
+    assert 0.0 < np.abs(drawn - 1000.0).max() < 8 * STDDEV
 
 
-def test_noise_is_added_to_the_sum(tfp: Any) -> None:
-    sums = [np.full(shape, 1000.0, np.float32) for shape in SHAPES]
-    noise = QueryNoise(tree(tfp, noise_seed=3))
-    other = QueryNoise(tree(tfp, noise_seed=3))
-    np.testing.assert_allclose(steps_of(noise, 3, sums) - 1000.0, steps_of(other, 3), atol=1e-3)
-
-
-def test_a_tree_is_not_seeded_from_the_clock(tfp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tf, "timestamp", lambda: tf.constant(1.5e9, tf.float64))
-    first, second = (steps_of(QueryNoise(tree(tfp)), 1) for _ in range(2))
-    assert np.abs(first - second).min() > 1e-6
-    clock = [flat(tree(tfp).get_noised_result(ZEROS, tree(tfp).initial_global_state())[0])] * 2
-    np.testing.assert_array_equal(*clock)  # the query alone would be
-
-
-def test_a_statement_of_seeded_noise_says_so(tfp: Any) -> None:
-    assert QueryNoise(tree(tfp, noise_seed=1)).seeded
-    assert QueryNoise(tree(tfp, noise_seed=1)).single_pass_guarantee(1e-5, steps=3).seeded
-    assert not QueryNoise(tree(tfp)).seeded
-    gaussian = QueryNoise(tfp.GaussianSumQuery(1.0, 1.0))
-    assert not gaussian.seeded
+def test_noise_that_was_seeded_once_stays_seeded(
+    noise: QueryNoise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not noise.seeded
     tf.random.set_seed(5)
-    assert gaussian.seeded
-    assert not QueryNoise(tree(tfp)).seeded  # a tree does not look at it
-
-
-def test_noise_that_was_seeded_once_stays_seeded(tfp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    noise = QueryNoise(tfp.GaussianSumQuery(1.0, 1.0))
-    tf.random.set_seed(5)
-    steps_of(noise, 1)
+    assert noise.seeded
+    noisy_steps(noise, 1)
     monkeypatch.setattr(context.context(), "_seed", None)
     assert noise.seeded
 
 
-def test_statements_say_whose_random_numbers_they_are(tfp: Any) -> None:
-    [text] = QueryNoise(tfp.GaussianSumQuery(1.0, 1.0)).assumptions()
+def test_statements_name_the_random_numbers(noise: QueryNoise) -> None:
+    [text] = noise.assumptions()
     assert "TensorFlow" in text and "not the operating system's" in text
-    [text] = QueryNoise(tree(tfp)).assumptions()
-    assert "TensorFlow" in text and "not a cryptographic" in text and "106 bits" in text
-    assert "noise_seed" in QueryNoise(tree(tfp, noise_seed=1)).assumptions()[0]
 
 
 @pytest.mark.holds("tf_privacy.QueryNoise")
-def test_a_gaussian_query_has_the_event_of_dp_sgd(tfp: Any) -> None:
-    noise = QueryNoise(tfp.GaussianSumQuery(l2_norm_clip=0.5, stddev=2.0))
+def test_a_gaussian_query_has_the_event_of_dp_sgd(noise: QueryNoise) -> None:
     accountant = dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
     by_hand = dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
     accountant.compose(noise.dp_event(0.01, 50))
@@ -125,132 +84,80 @@ def test_a_gaussian_query_has_the_event_of_dp_sgd(tfp: Any) -> None:
     assert accountant.get_epsilon(1e-5) == pytest.approx(by_hand.get_epsilon(1e-5), rel=1e-6)
 
 
-def test_no_steps_of_a_tree_have_an_event(tfp: Any) -> None:
-    for kind, (probability, steps) in itertools.product(TREES, ((0.01, 50), (1.0, 1))):
-        assert QueryNoise(tree(tfp, kind)).dp_event(probability, steps) is None
-
-
-@pytest.mark.parametrize("steps", [1, 3, 1024])
-def test_a_single_pass_agrees_with_dp_accounting(tfp: Any, steps: int) -> None:
-    # Its relation replaces a record by zero, which moves a sum by C; replacement by 2 C.
-    accountant = dp_accounting.rdp.RdpAccountant(
-        orders=np.linspace(1.05, 200.0, 4000),
-        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
-    )
-    accountant.compose(dp_accounting.SingleEpochTreeAggregationDpEvent(30.0 / 2.0, steps))
-    upper = accountant.get_epsilon(1e-5)
-    guarantee = QueryNoise(tree(tfp, noise_multiplier=30.0)).single_pass_guarantee(
-        1e-5, steps=steps
-    )
-    # Renyi DP is an upper bound: for a Gaussian at this delta less than a quarter too large.
-    assert 0.8 * upper < guarantee.epsilon < upper
-    assert guarantee.relation == "replace_label" and guarantee.delta == 1e-5
-
-
-@pytest.mark.parametrize(
-    ("steps", "efficient"), [(1, True), (3, False), (7, True), (8, False), (13, True)]
-)
-@pytest.mark.holds("tf_privacy.QueryNoise.single_pass_guarantee")
-def test_a_single_pass_promises_no_more_than_the_covariance_of_the_noise(
-    tfp: Any, efficient: bool, steps: int
-) -> None:
-    # The sums after each step have noise L z, where z is that of the nodes. One example moves them
-    # by the column a of its step, times 2 C: a Gaussian mechanism of squared sensitivity
-    # a' (L L')^-1 a, which may not exceed the number of nodes m that the statement counts.
-    from tensorflow_privacy.privacy.dp_query import tree_aggregation
-
-    width = 2 * steps
-    kind = "EfficientTreeAggregator" if efficient else "TreeAggregator"
-
-    class OneHot(tree_aggregation.ValueGenerator):
-        def initialize(self) -> Any:
-            return tf.constant(0)
-
-        def next(self, state: Any) -> Any:
-            return tf.one_hot(state, width), state + 1
-
-    aggregator = getattr(tree_aggregation, kind)(OneHot())
-    state, rows = aggregator.init_state(), []
-    for _ in range(steps):
-        row, state = aggregator.get_cumsum_and_update(state)
-        rows.append(row.numpy().astype(np.float64))
-    noise = np.stack(rows)
-    moved = np.tril(np.ones((steps, steps)))
-    squared = np.diag(moved.T @ np.linalg.solve(noise @ noise.T, moved)).max()
-    promised = QueryNoise(tree(tfp)).single_pass_guarantee(1e-5, steps=steps).epsilon
-    nodes = math.ceil(math.log2(steps + 1))
-    assert squared <= nodes * (1 + 1e-5)
-    assert promised == pytest.approx(epsilon_of(2.0 * math.sqrt(nodes) / 4.0))
-    if steps > 1:  # one node alone would promise too much
-        assert squared > 1.2 and epsilon_of(2.0 / 4.0) < epsilon_of(2.0 * math.sqrt(squared) / 4.0)
-
-
-def epsilon_of(distance: float) -> float:
-    """Epsilon at delta 1e-5 of a Gaussian moved by this many standard deviations."""
-    from scipy.optimize import brentq
-
-    def excess(epsilon: float) -> float:
-        a, b = epsilon / distance - distance / 2, epsilon / distance + distance / 2
-        return scipy.stats.norm.sf(a) - math.exp(epsilon) * scipy.stats.norm.sf(b) - 1e-5
-
-    return brentq(excess, 1e-6, 50.0, xtol=1e-12)
-
-
-def test_a_single_pass_counts_the_steps_that_were_taken(tfp: Any) -> None:
-    noise = QueryNoise(tree(tfp))
-    assert noise.single_pass_guarantee(1e-5).epsilon == 0.0
-    steps_of(noise, 5)
-    taken = noise.single_pass_guarantee(1e-5)
-    assert taken.epsilon == noise.single_pass_guarantee(1e-5, steps=5).epsilon > 0.0
-    assert "two of the 5 steps" in taken.assumptions[0]
-    with pytest.raises(ValueError, match=r"steps=4, but noise has been added to 5 steps"):
-        noise.single_pass_guarantee(1e-5, steps=4)
-    with pytest.raises(ValueError, match=r"accounted step by step"):
-        QueryNoise(tfp.GaussianSumQuery(1.0, 1.0)).single_pass_guarantee(1e-5)
-
-
-@pytest.mark.parametrize("kind", ["GaussianSumQuery", *TREES])
-def test_the_configuration_makes_the_same_noise(tfp: Any, kind: str) -> None:
-    if kind == "GaussianSumQuery":
-        noise = QueryNoise(tfp.GaussianSumQuery(0.3, 0.7))
-    else:
-        options = {"noise_multiplier": 0.7, "noise_seed": 2, "use_efficient": False}
-        noise = QueryNoise(tree(tfp, kind, clip=0.3, **options))
-    again = QueryNoise.from_config(noise.get_config())
-    assert again.get_config() == noise.get_config()
-    assert again.noise_multiplier == noise.noise_multiplier
-    assert type(again.query) is type(noise.query)
-    if kind != "GaussianSumQuery":
-        np.testing.assert_array_equal(steps_of(again, 3), steps_of(noise, 3))
-
-
-def test_another_clip_than_the_optimizers_is_refused(tfp: Any) -> None:
-    noise = QueryNoise(tfp.GaussianSumQuery(1.0, 4.0))
-    with pytest.raises(ValueError, match=r"l2_norm_clip=1\.1, the query is for 1\."):
-        noise.add_noise([tf.zeros([2])], 1.1, ())
-
-
-def test_a_tree_for_other_variables_is_refused(tfp: Any) -> None:
-    with pytest.raises(ValueError, match=r"record_specs"):
-        QueryNoise(tree(tfp)).add_noise([tf.zeros([2])], 1.0, ())
-
-
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda tfp: tfp.GaussianSumQuery(1.0, 0.0), ValueError, "noise multiplier"),
-        (lambda tfp: tree(tfp, noise_multiplier=0.0), ValueError, "noise multiplier"),
+        (lambda tfp: tfp.GaussianSumQuery(1.0, 0.0), ValueError, "stddev"),
         (lambda tfp: tfp.NoPrivacySumQuery(), TypeError, "got NoPrivacySumQuery"),
         (
-            lambda tfp: tfp.TreeResidualSumQuery([], lambda: [], lambda *a: a, 1.0),
+            lambda tfp: tfp.TreeResidualSumQuery.build_l2_gaussian_query(
+                1.0, 4.0, [tf.TensorSpec([3])]
+            ),
             TypeError,
-            "build_l2_gaussian_query",
+            "got TreeResidualSumQuery",
         ),
     ],
-    ids=["no-noise", "no-tree-noise", "no-privacy", "unknown-noise"],
+    ids=["no-noise", "no-privacy", "tree"],
 )
-def test_a_query_that_promises_nothing_is_refused(
+def test_a_query_without_an_event_is_refused(
     tfp: Any, make: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         QueryNoise(make(tfp))
+
+
+def private_model(noise: Any) -> LabelDPModel:
+    inputs = keras.Input((3,))
+    model = LabelDPModel(inputs, keras.layers.Dense(2)(inputs))
+    optimizer = LabelDPOptimizer(keras.optimizers.SGD(0.1), CLIP, noise=noise)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss=loss)
+    return model
+
+
+def batches(labels: Any) -> Any:
+    x = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
+    return poisson_batches(x, labels, sampling_probability=0.1, steps=4)
+
+
+def test_training_with_a_gaussian_query_is_stated_as_dp_sgd(noise: QueryNoise) -> None:
+    stated = []
+    for mechanism in (noise, GaussianNoise(STDDEV / CLIP)):
+        labels = ldp.PrivateLabels(ARRAY, 2, budget=ldp.PrivacyBudget(5.0, 1e-4))
+        model = private_model(mechanism)
+        before = model.get_weights()
+        model.fit(batches(labels), epochs=2, verbose=0)
+        assert np.abs(model.get_weights()[0] - before[0]).min() > 0.0
+        stated.append(model.guarantee())
+        assert labels.guarantee().epsilon == pytest.approx(stated[-1].epsilon, rel=1e-3)
+    query, own = stated
+    assert 0.0 < query.epsilon == pytest.approx(own.epsilon, rel=1e-6)
+    assert query.is_private
+    assert any("TensorFlow" in text for text in query.assumptions)
+
+
+def test_training_with_a_seeded_query_is_not_private(noise: QueryNoise) -> None:
+    model = private_model(noise)
+    tf.random.set_seed(1)
+    model.fit(batches(ARRAY), verbose=0)
+    assert not model.guarantee(1e-4).is_private
+
+
+def test_a_saved_model_has_the_query_but_no_noise(noise: QueryNoise, tmp_path: Path) -> None:
+    model = private_model(noise)
+    model.fit(batches(ARRAY), verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.noise.get_config() == noise.get_config()
+    assert loaded.optimizer.noise.noise_multiplier == noise.noise_multiplier
+    shapes = {tuple(variable.shape) for variable in loaded.optimizer.variables}
+    assert shapes <= {()}  # counters and rates: nothing of the shape of a gradient
+    loaded.fit(batches(ARRAY), verbose=0)
+
+
+def test_another_clip_stops_the_training(tfp: Any) -> None:
+    model = private_model(QueryNoise(tfp.GaussianSumQuery(2.0 * CLIP, STDDEV)))
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=r"l2_norm_clip=0\.5, the query is for 1\. Make both"):
+        model.fit(batches(ARRAY), verbose=0)
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])

@@ -124,7 +124,7 @@ def test_users_and_soft_labels_are_refused() -> None:
     soft = np.full((N, K), 1.0 / K, np.float32)
     model = private_model(loss=keras.losses.CategoricalCrossentropy(from_logits=True))
     for data in ((features(), soft), (batches(soft), None)):
-        with pytest.raises(ValueError, match="some labels are none"):
+        with pytest.raises(ValueError, match="some are neither"):
             model.fit(*data, verbose=0)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the vault share."""
+"""Fixtures of the vault's tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def labels():
 
 @pytest.fixture
 def make(labels):
-    """Makes a vault of 200 labels of 5 classes; keywords replace the arguments."""
+    """Makes a vault of 200 labels of 5 classes; keywords replace its arguments."""
 
     def vault(epsilon=1.0, delta=0.0, **arguments):
         arguments = {"labels": labels, "num_classes": 5, **arguments}
@@ -41,7 +41,7 @@ def response():
 
 @pytest.fixture
 def no_new_randomness(monkeypatch):
-    """From its call on, any use of the operating system's random bits is an error."""
+    """A call makes any later use of the operating system's random bits an error."""
 
     def forbid():
         def refuse(size):
@@ -66,17 +66,17 @@ def priors():
 
 @pytest.fixture
 def three_draws(response, priors):
-    """Asks a vault for three draws: epsilon 1 and 0.5 on the first 80 labels, 1.5 on the rest."""
+    """Draws from a vault: epsilon 1 and 0.5 on the first 80 labels, 1.5 on the rest."""
     part, rest = np.arange(0, 80), np.arange(80, 200)
 
-    def ask(vault):
+    def draw(vault):
         return [
             vault.randomize(response(1.0), part),
             vault.randomize(RRWithPrior(1.5, 5), rest, priors[rest], key="stage-2"),
             vault.randomize(RRTopK(0.5, 5, 2), part[::-1], priors[0]),
         ]
 
-    return ask
+    return draw
 
 
 @pytest.fixture
@@ -88,15 +88,15 @@ def filled(make, store, three_draws):
 
 @pytest.fixture(scope="session")
 def run_writers(tmp_path_factory):
-    """Runs a script beside the tests on a folder of its own; returns the folder and its output."""
+    """Runs a script of this folder; returns its working folder and its output."""
 
-    def run(name):
+    def run(name, *arguments):
         if not hasattr(os, "fork"):
             pytest.skip("needs os.fork")
         root = tmp_path_factory.mktemp(name)
         script = pathlib.Path(__file__).with_name(f"{name}_writers.py")
         done = subprocess.run(
-            [sys.executable, os.fspath(script), os.fspath(root)],
+            [sys.executable, os.fspath(script), os.fspath(root), *arguments],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             capture_output=True,
             text=True,

@@ -1,29 +1,60 @@
-"""Writes one store after another, each in a process that is killed one step later than the last.
+"""Runs a scenario in processes that are killed, each some steps later than the process before.
 
-Run by test_kill.py as ``python killed_writers.py FOLDER``. Process n is killed (SIGKILL) right
-before its n-th operation on files; the last one is not killed. Prints the number of processes.
+The tests run ``python killed_writers.py FOLDER SCENARIO``. Each process has its own folder and is
+killed (SIGKILL) right before a file operation; the last process is not killed. Prints the number of
+processes.
 """
 
 import os
 import pathlib
+import shutil
 import signal
 import sys
+import tempfile
 
 import numpy as np
 
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.mechanisms import RandomizedResponse
-from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.scale import ReleaseKey
+from tf_labeldp.vault import PrivateLabels, forget
 
-OPERATIONS = ("mkdir", "chmod", "open", "fsync", "link", "unlink", "close")
+OPERATIONS = "mkdir chmod open write fsync link replace unlink rmdir close".split()
 
 
-def draw_all(folder):
+def nothing(folder):
+    pass
+
+
+def draw_twice(folder):
     labels = PrivateLabels(np.arange(200) % 5, 5, budget=PrivacyBudget(1.0), store=folder / "store")
     for key in ("a", "b"):
         part = np.arange(0, 100) if key == "a" else np.arange(100, 200)
         noisy = labels.randomize(RandomizedResponse(1.0, 5), part, key=key)
-        (folder / key).write_bytes(noisy.values.tobytes())  # it was released
+        (folder / key).write_bytes(noisy.values.tobytes())  # The draw was returned.
+
+
+def copy_of_0_2(folder):
+    shutil.copytree(pathlib.Path(__file__).parent / "of_0_2", folder, dirs_exist_ok=True)
+
+
+def upgrade(folder):
+    labels, ids = np.random.default_rng(2).integers(0, 3, 60), [f"p{i}" for i in range(60)]
+    PrivateLabels(labels, 3, store=folder / "store", draws="keyed", ids=ids)
+    ReleaseKey(folder / "keys" / "labels.key").guarantee()
+
+
+def draw_once(folder):
+    labels = PrivateLabels([0, 1] * 20, 2, budget=PrivacyBudget(3.0), store=folder / "store")
+    labels.randomize(RandomizedResponse(0.5, 2))
+
+
+# For each scenario: its preparation, the work of the killed processes, and the step between them.
+SCENARIOS = {
+    "draw": (nothing, draw_twice, 1),
+    "upgrade": (copy_of_0_2, upgrade, 8),
+    "forget": (draw_once, lambda folder: forget(folder / "store"), 2),
+}
 
 
 def die_before_operation(number):
@@ -43,17 +74,22 @@ def die_before_operation(number):
         setattr(os, name, watched(getattr(os, name)))
 
 
-def main(root):
-    RandomizedResponse(1.0, 5).dp_event()  # loads the accountant once, before the forks
-    for number in range(1, 200):
+def main(root, scenario):
+    prepare, work, step = SCENARIOS[scenario]
+    with tempfile.TemporaryDirectory() as folder:
+        # This loads the accountant once, before the forks.
+        prepare(pathlib.Path(folder))
+        work(pathlib.Path(folder))
+    for number in range(1, 500):
         folder = root / f"{number:03d}"
         folder.mkdir()
+        prepare(folder)
         child = os.fork()
         if child == 0:
             status = 1
             try:
-                die_before_operation(number)
-                draw_all(folder)
+                die_before_operation(number * step)
+                work(folder)
                 status = 0
             finally:
                 os._exit(status)
@@ -63,8 +99,8 @@ def main(root):
                 raise RuntimeError(f"process {number} failed")
             print(number)
             return
-    raise RuntimeError("no process came to its end")
+    raise RuntimeError("all processes were killed")
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    main(pathlib.Path(sys.argv[1]), sys.argv[2])

@@ -1,7 +1,7 @@
-"""Lets several processes draw from one store at the same time, and prints what each was given.
+"""Lets several processes draw from one store at the same time.
 
-Run by test_processes.py as ``python shared_writers.py FOLDER``. Half of the processes are forks
-with the vault of their parent, half open the store themselves. Prints a line of JSON a process.
+``test_processes.py`` runs ``python shared_writers.py FOLDER``. Half of the processes are forks
+with the vault of their parent, half open the store themselves. Each writes a JSON file.
 """
 
 import json
@@ -38,7 +38,7 @@ def main(root):
     budget, store = PrivacyBudget(1.0), root / "store"
     parent = PrivateLabels(LABELS, 5, budget=budget, store=store)
     parent.randomize(RandomizedResponse(0.25, 5), key="shared")
-    alone = PrivateLabels(LABELS, 5, budget=budget)
+    unstored = PrivateLabels(LABELS, 5, budget=budget)
     start = time.time() + 1.0
     children = []
     for number in range(PROCESSES):
@@ -48,19 +48,16 @@ def main(root):
             continue
         status = 1
         try:
-            found = {}
-            if number % 2:
-                vault = parent
-            else:
-                vault = PrivateLabels(LABELS, 5, store=store)
+            results = {}
+            vault = parent if number % 2 else PrivateLabels(LABELS, 5, store=store)
             try:
-                alone.randomize(RandomizedResponse(0.25, 5))
+                unstored.randomize(RandomizedResponse(0.25, 5))
             except RuntimeError as error:
-                found["alone"] = str(error)
+                results["unstored"] = str(error)
             time.sleep(max(0.0, start - time.time()))
-            found |= draw_until_refused(vault, f"p{number}")
-            found["epsilon"] = vault.guarantee().epsilon
-            (root / f"{number}.json").write_text(json.dumps(found))
+            results |= draw_until_refused(vault, f"p{number}")
+            results["epsilon"] = vault.guarantee().epsilon
+            (root / f"{number}.json").write_text(json.dumps(results))
             status = 0
         finally:
             os._exit(status)

@@ -1,4 +1,4 @@
-"""What draws cost: parallel over examples, sequential on one, refused before drawing."""
+"""Costs compose in parallel over examples and in sequence on one; refusals come before draws."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_disjoint_examples_compose_in_parallel(make, response):
 
 def test_the_same_examples_compose_in_sequence(make, response):
     vault = make(epsilon=1.0)
-    for uses in range(1, 11):  # ten times 0.1 is within 1.0, whatever floats say
+    for uses in range(1, 11):  # Rounding must not refuse the tenth use.
         vault.randomize(response(0.1))
         assert vault.guarantee().epsilon == pytest.approx(0.1 * uses, abs=1e-12)
     with pytest.raises(BudgetExceededError):
@@ -90,7 +90,7 @@ def test_a_delta_buys_more_uses(make, response):
     assert expected.assumptions[0] in stated.assumptions
 
 
-def test_a_named_draw_is_given_again_for_nothing(make, response, no_new_randomness):
+def test_a_named_draw_is_returned_again_without_a_charge(make, response, no_new_randomness):
     vault = make(epsilon=1.0)
     first = vault.randomize(response(1.0), key="stage-1")
     assert vault.has_draw("stage-1") and not vault.has_draw("stage-2")
@@ -102,22 +102,22 @@ def test_a_named_draw_is_given_again_for_nothing(make, response, no_new_randomne
 
 def test_unnamed_draws_are_new_each_time(make, response):
     vault = make(epsilon=2.0)
-    one, other = vault.randomize(response(1.0)), vault.randomize(response(1.0))
-    assert np.any(one.values != other.values)  # equal with probability below 0.3^200
+    first, second = vault.randomize(response(1.0)), vault.randomize(response(1.0))
+    assert np.any(first.values != second.values)  # They are equal with probability below 0.3^200.
     assert vault.guarantee().epsilon == 2.0
 
 
 def test_indices_in_any_form(make, labels, response):
     mask = labels == labels[0]
     chosen = np.flatnonzero(mask)
-    huge = response(60.0)  # the noise is gone, so that the examples can be told
+    huge = response(60.0)  # Without noise the values identify the examples.
     for form in (mask, chosen, chosen.tolist(), chosen.astype("uint16"), chosen[::-1]):
         vault = make(epsilon=60.0)
         noisy = vault.randomize(huge, form)
         np.testing.assert_array_equal(noisy.values, labels[np.asarray(form)])
-        wanted = np.flatnonzero(form) if form is mask else np.asarray(form)
-        np.testing.assert_array_equal(noisy.indices, wanted)
-        rest = vault.randomize(huge, ~mask)  # these have cost nothing
+        expected = np.flatnonzero(form) if form is mask else np.asarray(form)
+        np.testing.assert_array_equal(noisy.indices, expected)
+        rest = vault.randomize(huge, ~mask)  # The others have cost nothing.
         assert rest.values.size == 200 - chosen.size
     assert make().randomize(huge, []).values.shape == (0,)
     np.testing.assert_array_equal(make(epsilon=60.0).randomize(huge).values, labels)
@@ -142,8 +142,6 @@ def test_bad_indices(make, response, indices, message):
 
 
 def test_other_mechanisms_are_refused(make, response):
-    from tf_labeldp.mechanisms import RandomizedResponse
-
     with pytest.raises(ValueError, match="mechanism has num_classes=4, the labels have 5"):
         make().randomize(RandomizedResponse(1.0, 4))
     with pytest.raises(TypeError, match=r"must be a tf_labeldp mechanism.*, got float"):
@@ -162,7 +160,7 @@ def test_priors_follow_the_indices(make, labels):
 
 @pytest.fixture
 def slow_draws(monkeypatch, response):
-    """Draws that give other threads time to come between the check and the charge."""
+    """Slow draws, which other threads could overtake between check and charge."""
     mechanism = type(response())
 
     def slowly(self, *arguments, draw=mechanism.randomize, **keywords):
@@ -172,44 +170,46 @@ def slow_draws(monkeypatch, response):
     monkeypatch.setattr(mechanism, "randomize", slowly)
 
 
-def test_threads_do_not_overspend(make, response, slow_draws):
-    vault, start = make(epsilon=1.0), threading.Barrier(8)
-    drawn, refused = [], []
+def run_threads(number, draw):
+    start = threading.Barrier(number)
+
+    def run():
+        start.wait()
+        draw()
+
+    threads = [threading.Thread(target=run) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_threads_do_not_overspend(make, response, slow_draws, store, stored):
+    several = [make(epsilon=1.0, store=store) for _ in range(8)] if stored else [make()] * 8
+    vaults, drawn, refused = iter(several), [], []
 
     def draw():
-        start.wait()
+        vault = next(vaults)
         try:
-            drawn.append(vault.randomize(response(0.5)))
+            drawn.append(vault.randomize(response(0.5), key=str(id(vault)) if stored else None))
         except BudgetExceededError:
             refused.append(1)
 
-    threads = [threading.Thread(target=draw) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(8, draw)
     assert (len(drawn), len(refused)) == (2, 6)
-    assert vault.guarantee().epsilon == 1.0
+    assert several[0].guarantee().epsilon == 1.0
 
 
-def test_threads_that_ask_for_one_name_share_one_draw(make, response, slow_draws):
-    vault, start, drawn = make(epsilon=1.0), threading.Barrier(6), []
-
-    def draw():
-        start.wait()
-        drawn.append(vault.randomize(response(1.0), key="shared").values)
-
-    threads = [threading.Thread(target=draw) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def test_threads_share_the_draw_of_one_name(make, response, slow_draws):
+    vault, drawn = make(epsilon=1.0), []
+    run_threads(6, lambda: drawn.append(vault.randomize(response(1.0), key="shared").values))
     assert len(drawn) == 6
-    assert all(np.array_equal(one, drawn[0]) for one in drawn)
+    assert all(np.array_equal(values, drawn[0]) for values in drawn)
 
 
 @pytest.mark.parametrize(("asked", "unit"), [(None, "row"), ("user", "user")])
-def test_the_unit_of_a_charge_is_that_of_the_labels_if_none_is_asked_for(asked, unit):
+def test_the_unit_of_a_charge_is_by_default_that_of_the_labels(asked, unit):
     rows = PrivateLabels(np.zeros((9, 2), int), num_labels=2, budget=PrivacyBudget(2.0))
     receipt = rows.charge(Charge.of(RandomizedResponse(1.0, 2)), what="a use", unit=asked)
     assert receipt.unit == unit

@@ -9,7 +9,7 @@ from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse, RRWithPrior
 from tf_labeldp.vault import PrivateLabels
 
-HUGE = 60.0  # epsilon at which the noise is gone
+HUGE = 60.0  # an epsilon without noise
 
 KINDS = {
     "strings": ["cat", "dog", "eel"],
@@ -21,7 +21,7 @@ KINDS = {
 
 
 class Tensor:
-    """Stands in for a tensor of any framework: all that is used is ``numpy()``."""
+    """A tensor of any framework, of which the vault uses only ``numpy()``."""
 
     def __init__(self, values):
         self._values = np.asarray(values)
@@ -49,10 +49,10 @@ def test_classes_of_any_kind(kind):
     np.testing.assert_array_equal(noisy, codes)
     decoded = vault.decode(noisy)
     again = vault_of(labels, classes=classes).randomize(RandomizedResponse(HUGE, len(classes)))
-    assert vault.decode(again).tolist() == decoded.tolist()  # noisy labels as they are
+    assert vault.decode(again).tolist() == decoded.tolist()  # from NoisyLabels
     assert decoded.shape == (30,)
     assert decoded.tolist() == labels
-    assert [type(one) for one in decoded.tolist()] == [type(one) for one in labels]
+    assert [type(value) for value in decoded.tolist()] == [type(value) for value in labels]
 
 
 @pytest.mark.parametrize("kind", ["strings", "booleans"])
@@ -62,10 +62,10 @@ def test_classes_of_numpy_arrays_and_tensors(kind):
     array = np.asarray(classes)[codes]
     for labels in (array, array.astype(object), Tensor(array), tuple(array.tolist())):
         np.testing.assert_array_equal(noiseless(vault_of(labels, classes=classes)), codes)
-    # Classes given as an array are Python values, so that repr and stores do not depend on NumPy.
-    given = vault_of(array, classes=np.asarray(classes))
-    assert given.classes == tuple(classes)
-    assert {type(one) for one in given.classes} == {type(classes[0])}
+    # Python values keep repr and stores independent of NumPy.
+    vault = vault_of(array, classes=np.asarray(classes))
+    assert vault.classes == tuple(classes)
+    assert {type(value) for value in vault.classes} == {type(classes[0])}
 
 
 def test_codes_without_classes():
@@ -102,7 +102,7 @@ def test_contradictory_arguments():
             PrivateLabels([], **{"budget": PrivacyBudget(1.0), **arguments})
 
 
-def test_decode_refuses_what_is_no_code():
+def test_decode_refuses_other_values():
     vault = vault_of(["a"], classes=["a", "b"])
     with pytest.raises(ValueError, match=r"codes must lie in 0..1"):
         vault.decode([2])
@@ -121,7 +121,7 @@ def test_a_seed_repeats_the_run(make, response):
     drawn = [[vault.randomize(response()).values for _ in range(3)] for vault in runs]
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert np.any(np.array(drawn[0]) != np.array(drawn[2]))
-    assert np.any(drawn[0][0] != drawn[0][1])  # each draw has a stream of its own
+    assert np.any(drawn[0][0] != drawn[0][1])  # Each draw has its own stream.
 
 
 def test_stored_draws_do_not_shift_later_seeded_ones(make, response, tmp_path):
@@ -138,14 +138,14 @@ def test_a_seeded_run_is_stated_as_not_private(make, response, tmp_path):
     vault = make(epsilon=2.0, store=tmp_path / "s", insecure_seed=3)
     assert not vault.guarantee().seeded
     noisy = vault.randomize(response())
-    # Also after opening the store without the seed: that draw stays what it is.
+    # The draw stays seeded when the store is opened without the seed.
     opened = make(epsilon=2.0, store=tmp_path / "s")
     read = opened.randomize(response())
     for artefact in (vault, noisy, opened, read):
         stated = artefact.guarantee()
         assert stated.seeded and not stated.is_private
         assert "NOT PRIVATE: seeded" in str(stated)
-        assert "secure-random-bits" not in {one.code for one in stated.assumptions}
+        assert "secure-random-bits" not in {note.code for note in stated.assumptions}
 
 
 def test_an_unseeded_run_names_its_assumptions(make, response):
@@ -154,22 +154,22 @@ def test_an_unseeded_run_names_its_assumptions(make, response):
     for stated in (vault.guarantee(), noisy.guarantee()):
         assert stated.is_private and stated.relation == "replace_label"
         assert "the label of one training example" in str(stated)
-        codes = {one.code for one in stated.assumptions}
+        codes = {note.code for note in stated.assumptions}
         assert codes == {"public-features", "all-uses-counted", "secure-random-bits"}
         assert all(f"[{text.code}] {text}" in str(stated) for text in stated.assumptions)
 
 
 def test_priors_of_unknown_origin_are_an_assumption(make, response):
-    """An array does not say how it was made; priors that were released from here do."""
-    text = "Priors, clusters, features, encoders and networks that were given for a use were made "
+    """An array does not record how it was made; released priors do."""
+    text = "priors, clusters, features, encoders and networks of these uses were made without "
     vault = make(epsilon=3.0)
     assert text not in str(vault.randomize(response(0.5)).guarantee())
     released = vault.release(HistogramMechanism(0.5, 5)).priors()
-    released_draw = vault.randomize(RRWithPrior(0.5, 5), priors=released)
+    known = vault.randomize(RRWithPrior(0.5, 5), priors=released)
     assert text not in str(vault.guarantee())
-    assert released_draw.guarantee().epsilon == 1.0 and vault.guarantee().epsilon == 1.5
-    given = vault.randomize(RRWithPrior(0.5, 5), priors=np.asarray(released))
-    assert text in str(given.guarantee()) and given.guarantee().epsilon == 0.5
+    assert known.guarantee().epsilon == 1.0 and vault.guarantee().epsilon == 1.5
+    unknown = vault.randomize(RRWithPrior(0.5, 5), priors=np.asarray(released))
+    assert text in str(unknown.guarantee()) and unknown.guarantee().epsilon == 0.5
     assert text in str(vault.guarantee()) and vault.guarantee().epsilon == 2.0
 
 

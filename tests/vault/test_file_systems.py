@@ -23,12 +23,8 @@ def no_hard_links(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_hard_links")
-def test_draws_are_stored_and_read_again(tmp_path):
-    mechanism = ldp.RandomizedResponse(1.0, 3)
-    budget = ldp.PrivacyBudget(epsilon=1.0)
-    y = np.arange(30) % 3
-    noisy = ldp.PrivateLabels(y, 3, budget=budget, store=tmp_path / "s").randomize(mechanism)
-    again = ldp.PrivateLabels(y, 3, budget=budget, store=tmp_path / "s").randomize(mechanism)
+def test_draws_are_stored_and_read_again(make, response, store):
+    noisy, again = (make(store=store).randomize(response()) for _ in range(2))
     np.testing.assert_array_equal(noisy.values, again.values)
 
 
@@ -50,21 +46,21 @@ def no_locks(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_locks")
-def test_two_writers_without_locks_do_not_both_hand_out(make, response, store, monkeypatch):
-    """The slower one finds the record taken: it hands out nothing, and is charged nothing."""
-    one, other = make(epsilon=1.0, store=store), make(epsilon=1.0, store=store)
+def test_two_writers_without_locks_do_not_both_return(make, response, store, monkeypatch):
+    """The slower writer finds the record: it returns nothing, and is charged nothing."""
+    faster, other = make(epsilon=1.0, store=store), make(epsilon=1.0, store=store)
     begun, kept, draw = [], [], ldp.RandomizedResponse.randomize
 
     def be_overtaken(self, *arguments, **keywords):
         if not begun:
             begun.append(True)
-            kept.append(one.randomize(response(1.0), key="a"))
+            kept.append(faster.randomize(response(1.0), key="a"))
         return draw(self, *arguments, **keywords)
 
     monkeypatch.setattr(ldp.RandomizedResponse, "randomize", be_overtaken)
     with pytest.raises(LabelStoreError, match=r"Another process has written record 0.*Nothing was"):
         other.randomize(response(1.0), key="b")
     assert len(list((store / "records").iterdir())) == 1
-    assert other.guarantee().epsilon == 1.0 and not other.has_draw("b")  # it sees the one of `one`
+    assert other.guarantee().epsilon == 1.0 and not other.has_draw("b")
     again = make(epsilon=1.0, store=store).randomize(response(1.0), key="a")
     np.testing.assert_array_equal(again.values, kept[0].values)

@@ -1,4 +1,4 @@
-"""A process killed at any step of making a store and drawing: nothing spent twice, nothing lost."""
+"""A process killed at any step of making a store and drawing loses nothing, and pays once."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ PARTS = {"a": np.arange(0, 100), "b": np.arange(100, 200)}
 
 @pytest.fixture(scope="session")
 def killed(run_writers):
-    """The folder of what killed processes left behind, which no test changes."""
-    root, output = run_writers("killed")
+    """The folder with the stores of killed processes, which no test changes."""
+    root, output = run_writers("killed", "draw")
     assert len(list(root.iterdir())) == int(output)
     return root
 
 
 @pytest.fixture
 def folders(killed, tmp_path):
-    """One folder a killed process, in the order of the steps; the last process was not killed."""
+    """A copy of each process's folder, in the order of the steps; the last was not killed."""
     return sorted(pathlib.Path(shutil.copytree(killed, tmp_path / "killed")).iterdir())
 
 
@@ -32,43 +32,43 @@ def open_vault(make):
     return lambda folder: make(labels=np.arange(200) % 5, epsilon=1.0, store=folder / "store")
 
 
-def handed_out(folder, key):
+def returned(folder, key):
     path = folder / key
     return np.frombuffer(path.read_bytes(), np.int64) if path.exists() else None
 
 
 def test_every_step_is_tried(folders, open_vault):
-    """Before and after each link, so the states between are all there."""
+    """The kills before and after each link leave all states in between."""
     states = set()
     for folder in folders:
         store = folder / "store"
         temporary = any(path.suffix == ".tmp" for path in store.rglob("*"))
         vault = open_vault(folder)
         states.update(
-            (key, vault.has_draw(key), handed_out(folder, key) is not None, temporary)
+            (key, vault.has_draw(key), returned(folder, key) is not None, temporary)
             for key in PARTS
         )
     for key in PARTS:
-        assert (key, False, False, True) in states  # the temporary file was there, the draw not
-        assert (key, True, False, True) in states  # linked, the temporary file still there
-        assert (key, True, False, False) in states  # stored, not yet returned
+        assert (key, False, False, True) in states  # a temporary file, no draw
+        assert (key, True, False, True) in states  # linked, with its temporary file
+        assert (key, True, False, False) in states  # stored, not returned
         assert (key, True, True, False) in states
-    assert len(folders) > 20  # pathlib of Python 3.10 hides some of its operations
+    assert len(folders) > 20  # Python 3.10's pathlib hides some operations.
 
 
-def test_nothing_handed_out_is_lost(folders, open_vault, response, no_new_randomness):
+def test_no_returned_draw_is_lost(folders, open_vault, response, no_new_randomness):
     vaults = [open_vault(folder) for folder in folders]
     no_new_randomness()
     for folder, vault in zip(folders, vaults, strict=True):
         for key, part in PARTS.items():
-            given = handed_out(folder, key)
-            if given is not None:
-                np.testing.assert_array_equal(vault.randomize(response(1.0), part, key=key), given)
+            first = returned(folder, key)
+            if first is not None:
+                np.testing.assert_array_equal(vault.randomize(response(1.0), part, key=key), first)
         assert not (vault.has_draw("b") and not vault.has_draw("a"))
-    assert handed_out(folders[-1], "b") is not None
+    assert returned(folders[-1], "b") is not None
 
 
-def test_what_is_stored_is_charged_and_what_is_not_is_free(folders, open_vault, response):
+def test_stored_draws_are_charged_and_others_are_free(folders, open_vault, response):
     for folder in folders:
         vault = open_vault(folder)
         stored = {key for key in PARTS if vault.has_draw(key)}
@@ -79,8 +79,7 @@ def test_what_is_stored_is_charged_and_what_is_not_is_free(folders, open_vault, 
                     vault.randomize(response(1e-3), part[:1], key="more")
 
 
-def test_the_run_goes_on_and_is_charged_once(folders, open_vault, response):
-    """Each part ends with one draw, the same ever after."""
+def test_the_run_continues_and_is_charged_once(folders, open_vault, response):
     for folder in folders:
         vault = open_vault(folder)
         drawn = {key: vault.randomize(response(1.0), part, key=key) for key, part in PARTS.items()}
@@ -100,7 +99,7 @@ def test_half_written_temporary_files_break_nothing(make, response, tmp_path):
     drawn = make(store=store).randomize(response(1.0))
     (store / "records" / ".000001.0123456789abcdef.tmp").write_bytes(b"cut")
     np.testing.assert_array_equal(make(store=store).randomize(response(1.0)), drawn)
-    # And are removed when the store is opened; not those of the command line's own files.
+    # Opening the store removes them, except temporary files of the command line.
     (store / ".labels.key.0123456789abcdef.tmp").write_bytes(b"cut")
     other = store / ".ids-digest.0123456789abcdef.tmp"
     other.write_bytes(b"cut")

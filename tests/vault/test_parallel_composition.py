@@ -1,4 +1,4 @@
-"""Observation 4 of ``ghazi2021``, by the joint distribution of all outputs."""
+"""Observation 4 of ``ghazi2021``, from the joint distribution of all outputs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ DATA_SETS = list(itertools.product(range(K), repeat=4))
 
 
 def learned_prior(first_outputs):
-    """A prior of the second stage that the noisy labels of the first decide."""
+    """Returns a prior for the second stage from the noisy labels of the first."""
     weights = 1.0 + 4.0 * np.bincount(first_outputs, minlength=K)
     return weights / weights.sum()
 
 
 def joint_distribution(labels, epsilon, second_part=SECOND):
-    """P[all four outputs], as an array (K, K, K, K)."""
+    """Returns P[all four outputs] as an array (K, K, K, K)."""
     stage_1 = RandomizedResponse(epsilon, K).transition_matrix()
     stage_2 = RRWithPrior(epsilon, K)
     joint = np.empty((K,) * 4)
@@ -37,14 +37,14 @@ def joint_distribution(labels, epsilon, second_part=SECOND):
 
 
 def worst_log_ratio(epsilon, second_part=SECOND):
-    """Over all pairs of data sets that differ in one label."""
+    """Returns the worst log-ratio over all pairs of data sets that differ in one label."""
     joint = {labels: joint_distribution(labels, epsilon, second_part) for labels in DATA_SETS}
     worst = 0.0
-    for one, other in itertools.permutations(DATA_SETS, 2):
-        if sum(a != b for a, b in zip(one, other, strict=True)) == 1:
+    for labels, other in itertools.permutations(DATA_SETS, 2):
+        if sum(a != b for a, b in zip(labels, other, strict=True)) == 1:
             with np.errstate(divide="ignore", invalid="ignore"):
-                ratio = np.log(joint[one]) - np.log(joint[other])
-            impossible = (joint[one] == 0) & (joint[other] == 0)
+                ratio = np.log(joint[labels]) - np.log(joint[other])
+            impossible = (joint[labels] == 0) & (joint[other] == 0)
             worst = max(worst, float(np.max(ratio[~impossible])))
     return worst
 
@@ -64,7 +64,7 @@ def test_observation_4_stages_on_disjoint_parts_are_epsilon_dp_together():
 
 
 @pytest.mark.holds("vault.PrivateLabels")
-def test_the_vault_states_what_the_joint_distribution_has():
+def test_the_statement_bounds_the_joint_distribution():
     epsilon = 1.0
     for second_part, stated in ((SECOND, epsilon), (FIRST, 2 * epsilon)):
         vault = PrivateLabels([0, 1, 2, 0], K, budget=PrivacyBudget(2.0))
@@ -93,13 +93,13 @@ def test_the_vault_draws_the_joint_distribution():
         if np.any(counts[expected == 0]):
             return True
         cells = expected > 0
-        # Cells of few counts are put together, as the approximation needs.
+        # The approximation needs cells with at least ten counts, so small cells are merged.
         small = cells & (expected < 10)
-        seen = np.append(counts[cells & ~small], counts[small].sum())
-        hoped = np.append(expected[cells & ~small], expected[small].sum())
-        seen, hoped = seen[hoped > 0], hoped[hoped > 0]
-        statistic = np.sum((seen - hoped) ** 2 / hoped)
-        return bool(statistic > stats.chi2.isf(1e-6, seen.size - 1))
+        observed = np.append(counts[cells & ~small], counts[small].sum())
+        mean = np.append(expected[cells & ~small], expected[small].sum())
+        observed, mean = observed[mean > 0], mean[mean > 0]
+        statistic = np.sum((observed - mean) ** 2 / mean)
+        return bool(statistic > stats.chi2.isf(1e-6, observed.size - 1))
 
     assert not rejected(labels)
     assert rejected((0, 1, 2, 1))

@@ -1,14 +1,11 @@
-"""Stores of a project share one budget, and forgotten stores keep their account."""
+"""Stores of a project share one budget, and forgotten stores keep their receipts."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
 import shutil
-import subprocess
-import sys
 
-import numpy as np
 import pytest
 
 from tf_labeldp import BudgetExceededError, PrivacyBudget, PrivateLabels, RandomizedResponse
@@ -26,6 +23,10 @@ def rr(epsilon):
     return RandomizedResponse(epsilon, 2)
 
 
+def stored(path, epsilon=3.0, **more):
+    return PrivateLabels(VISITS, 2, budget=PrivacyBudget(epsilon), store=path, **more)
+
+
 def in_project(folder, name, labels, epsilon=2.0, **more):
     budget = None if epsilon is None else PrivacyBudget(epsilon)
     store = folder / "study" / name
@@ -33,7 +34,7 @@ def in_project(folder, name, labels, epsilon=2.0, **more):
 
 
 class TestBudget:
-    def test_what_one_store_spends_counts_in_all(self, tmp_path):
+    def test_the_spending_of_one_store_counts_in_all(self, tmp_path):
         visits, drugs = in_project(tmp_path, "visits", VISITS), in_project(tmp_path, "drugs", DRUGS)
         visits.randomize(rr(1.25))
         assert (visits.remaining(), drugs.remaining()) == (0.75, 0.75)
@@ -46,14 +47,14 @@ class TestBudget:
 
     def test_three_stores_count_each_release_once(self, tmp_path):
         several = [in_project(tmp_path, name, VISITS) for name in "abc"]
-        for one in several * 2:
-            one.randomize(rr(0.25))
-            for other in several:  # each reads what the others have copied from each other
+        for vault in several * 2:
+            vault.randomize(rr(0.25))
+            for other in several:  # Each store reads charges that others copied from each other.
                 other.remaining()
-        assert [one.guarantee().epsilon for one in several] == [1.5] * 3
-        assert [len(one.receipts) for one in several] == [6] * 3
+        assert [vault.guarantee().epsilon for vault in several] == [1.5] * 3
+        assert [len(vault.receipts) for vault in several] == [6] * 3
 
-    def test_a_store_that_comes_later_takes_the_budget_and_the_past(self, tmp_path):
+    def test_a_later_store_takes_over_the_budget_and_the_spending(self, tmp_path):
         in_project(tmp_path, "visits", VISITS).randomize(rr(1.5))
         later = in_project(tmp_path, "drugs", DRUGS, epsilon=None)
         assert later.budget == PrivacyBudget(2.0) and later.remaining() == 0.5
@@ -63,23 +64,24 @@ class TestBudget:
         drugs = PrivateLabels(DRUGS, 2, store=tmp_path / "study" / "drugs")
         drugs.randomize(rr(0.5))
         assert visits.remaining() == 1.5
-        apart = PrivateLabels(
-            DRUGS, 2, budget=PrivacyBudget(1.0), store=tmp_path / "study" / "apart", project=False
-        )
-        apart.randomize(rr(0.5))
+        stored(tmp_path / "study" / "separate", 1.0, project=False).randomize(rr(0.5))
         assert visits.remaining() == 1.5
 
     def test_commands_join_it(self, tmp_path, capsys):
         visits = in_project(tmp_path, "visits", VISITS)
         (tmp_path / "t.csv").write_text("y\n" + "0\n1\n" * 20)
-        asked = ["randomize", str(tmp_path / "t.csv"), "--column", "y", "--task", "classification"]
-        asked += ["--num-classes", "2", "--store", str(tmp_path / "study" / "drugs"), "--output"]
         (tmp_path / "out").mkdir()
-        assert main([*asked, str(tmp_path / "out" / "a.csv"), "--epsilon", "1.5"]) == 0
+
+        def command(store, output, epsilon):
+            arguments = ["--column", "y", "--task", "classification", "--num-classes", "2"]
+            arguments += ["--store", str(tmp_path / "study" / store), "--epsilon", epsilon]
+            arguments += ["--output", str(tmp_path / "out" / output)]
+            return main(["randomize", str(tmp_path / "t.csv"), *arguments])
+
+        assert command("drugs", "a.csv", "1.5") == 0
         assert visits.remaining() == 0.5
         visits.randomize(rr(0.5))
-        asked[asked.index(str(tmp_path / "study" / "drugs"))] = str(tmp_path / "study" / "more")
-        assert main([*asked, str(tmp_path / "out" / "b.csv"), "--epsilon", "1"]) == 2
+        assert command("more", "b.csv", "1") == 2
         assert "over the budget epsilon=2" in capsys.readouterr().err
         assert not (tmp_path / "out" / "b.csv").exists()
 
@@ -105,7 +107,7 @@ class TestBudget:
         oslo.randomize(rr(2.0))
         assert (oslo.remaining(), rome.remaining()) == (0.0, 2.0)
 
-    def test_what_engines_draw_counts_in_the_others(self, tmp_path):
+    def test_releases_of_engines_count_in_the_others(self, tmp_path):
         in_project(tmp_path, "visits", VISITS, draws="keyed")
         drugs = in_project(tmp_path, "drugs", DRUGS)
         key = ReleaseKey(tmp_path / "study" / "visits" / "labels.key")
@@ -124,7 +126,7 @@ class TestBudget:
         assert visits.guarantee().epsilon == pytest.approx(both)
         assert steps.epsilon < both < 2 * steps.epsilon
 
-    def test_processes_at_once_do_not_pass_the_budget(self, tmp_path):
+    def test_concurrent_processes_do_not_pass_the_budget(self, tmp_path):
         for name in "abcd":
             in_project(tmp_path, name, VISITS)
         context = multiprocessing.get_context("spawn")
@@ -145,7 +147,7 @@ def _draw_until_refused(folder, name):
 
 
 class TestFolder:
-    def test_a_store_keeps_that_it_is_in_a_project(self, tmp_path):
+    def test_a_store_remembers_its_project(self, tmp_path):
         in_project(tmp_path, "visits", VISITS).randomize(rr(1.0))
         drugs = in_project(tmp_path, "drugs", DRUGS)
         again = PrivateLabels(VISITS, 2, store=tmp_path / "study" / "visits")
@@ -153,49 +155,39 @@ class TestFolder:
         assert drugs.remaining() == 0.5
 
     @pytest.mark.parametrize("first", [True, False])
-    def test_what_a_store_is_in_can_not_change(self, tmp_path, first):
-        budget, store = PrivacyBudget(1.0), tmp_path / "study" / "a"
-        PrivateLabels(VISITS, 2, budget=budget, store=store, project=first)
+    def test_a_store_never_enters_or_leaves_a_project(self, tmp_path, first):
+        stored(tmp_path / "study" / "a", project=first)
         with pytest.raises(LabelStoreError, match="project"):
-            PrivateLabels(VISITS, 2, budget=budget, store=store, project=not first)
+            stored(tmp_path / "study" / "a", project=not first)
 
-    def test_a_missing_store_is_missed(self, tmp_path):
+    def test_a_missing_store_is_detected(self, tmp_path):
         visits, drugs = in_project(tmp_path, "visits", VISITS), in_project(tmp_path, "drugs", DRUGS)
         drugs.randomize(rr(1.0))
         shutil.rmtree(tmp_path / "study" / "drugs")
-        with pytest.raises(LabelStoreError, match="lacks its store 'drugs'"):
-            visits.randomize(rr(0.1))
-        with pytest.raises(LabelStoreError, match="lacks its store 'drugs'"):
-            Ledger.of_store(tmp_path / "study" / "visits")
-
-    def test_a_new_store_in_place_of_one_is_refused(self, tmp_path):
-        in_project(tmp_path, "visits", VISITS).randomize(rr(2.0))
-        shutil.rmtree(tmp_path / "study" / "visits")
-        with pytest.raises(LabelStoreError, match="lacks its store 'visits'"):
-            in_project(tmp_path, "visits", VISITS)
-
-    def test_a_store_that_was_moved_out_is_refused(self, tmp_path):
-        in_project(tmp_path, "visits", VISITS)
-        (tmp_path / "study" / "visits").rename(tmp_path / "visits")
-        for open_it in (
-            lambda: PrivateLabels(VISITS, 2, store=tmp_path / "visits"),
-            lambda: Ledger.of_store(tmp_path / "visits"),
+        for use in (
+            lambda: visits.randomize(rr(0.1)),
+            lambda: Ledger.of_store(tmp_path / "study" / "visits"),
+            lambda: in_project(tmp_path, "drugs", DRUGS),
         ):
-            with pytest.raises(LabelStoreError, match=r"project\.json is missing"):
+            with pytest.raises(LabelStoreError, match="lacks its store 'drugs'"):
+                use()
+
+    @pytest.mark.parametrize(
+        ("to", "message"), [(".", r"project\.json is missing"), ("other", "another project")]
+    )
+    def test_a_store_that_was_moved_is_refused(self, tmp_path, to, message):
+        in_project(tmp_path, "visits", VISITS)
+        stored(tmp_path / "other" / "a", project=True)
+        moved = (tmp_path / "study" / "visits").rename(tmp_path / to / "visits")
+        for open_it in (
+            lambda: PrivateLabels(VISITS, 2, store=moved),
+            lambda: Ledger.of_store(moved),
+        ):
+            with pytest.raises(LabelStoreError, match=message):
                 open_it()
         assert not (tmp_path / "project.json").exists()
 
-    def test_a_store_of_another_project_is_refused(self, tmp_path):
-        in_project(tmp_path, "visits", VISITS)
-        other = tmp_path / "other"
-        PrivateLabels(DRUGS, 2, budget=PrivacyBudget(1.0), store=other / "a", project=True)
-        (tmp_path / "study" / "visits").rename(other / "visits")
-        with pytest.raises(LabelStoreError, match="another project"):
-            PrivateLabels(VISITS, 2, store=other / "visits")
-        with pytest.raises(LabelStoreError, match="another project"):
-            Ledger.of_store(other / "visits")
-
-    def test_a_list_of_stores_that_is_gone_or_edited_is_missed(self, tmp_path):
+    def test_a_missing_or_edited_list_of_stores_is_detected(self, tmp_path):
         visits = in_project(tmp_path, "visits", VISITS)
         path = tmp_path / "study" / "project.json"
         content = json.loads(path.read_text())
@@ -212,8 +204,8 @@ class TestFolder:
 
 
 class TestLedgerWithoutLabels:
-    def test_it_says_what_the_vault_says_and_writes_nothing(self, tmp_path):
-        labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / "s")
+    def test_it_agrees_with_the_vault_and_writes_nothing(self, tmp_path):
+        labels = stored(tmp_path / "s")
         labels.randomize(rr(0.5))
         labels.randomize(rr(1.0), indices=[0, 1, 2])
         before = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("*")}
@@ -225,14 +217,14 @@ class TestLedgerWithoutLabels:
         labels.randomize(rr(0.25))
         assert ledger.remaining() == 1.25
 
-    def test_engines_count_also_when_their_key_is_lost(self, tmp_path):
+    def test_releases_of_engines_count_when_their_key_is_lost(self, tmp_path):
         store = tmp_path / "s"
-        labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=store, draws="keyed")
+        labels = stored(store, draws="keyed")
         labels.randomize(rr(0.5))
         key = ReleaseKey(store / "labels.key")
         key.register("engine", rr(1.0), num_rows=40)
         assert Ledger.of_store(store).remaining() == 1.5
-        assert [one.key for one in Ledger.of_store(store).receipts()][-1] == "engine"
+        assert Ledger.of_store(store).receipts()[-1].key == "engine"
         (store / "labels.key").unlink()
         assert Ledger.of_store(store).remaining() == 1.5
         with pytest.raises(FileExistsError, match="Restore the file"):
@@ -240,7 +232,7 @@ class TestLedgerWithoutLabels:
 
     def test_a_key_of_other_labels_is_refused(self, tmp_path):
         for name in ("s", "other"):
-            PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / name)
+            stored(tmp_path / name)
             ReleaseKey.create(tmp_path / name / "labels.key").register("a", rr(0.5))
         shutil.copy(tmp_path / "other" / "labels.key", tmp_path / "s" / "labels.key")
         for open_it in (
@@ -251,16 +243,17 @@ class TestLedgerWithoutLabels:
                 open_it()
 
     def test_a_record_whose_number_was_not_written_counts(self, tmp_path):
-        labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / "s")
+        labels = stored(tmp_path / "s")
         before = (tmp_path / "s" / "last-record").read_bytes()
         labels.randomize(rr(0.5))
-        (tmp_path / "s" / "last-record").write_bytes(before)  # as a killed process leaves it
+        # A killed process leaves such a file.
+        (tmp_path / "s" / "last-record").write_bytes(before)
         assert Ledger.of_store(tmp_path / "s").remaining() == 2.5
         assert (tmp_path / "s" / "last-record").read_bytes() == before
 
     @pytest.mark.parametrize("name", ["records/000000", "records/000001", "header.json"])
-    def test_what_is_missing_is_missed(self, tmp_path, name):
-        labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / "s")
+    def test_a_missing_file_is_detected(self, tmp_path, name):
+        labels = stored(tmp_path / "s")
         labels.randomize(rr(0.5))
         labels.randomize(rr(0.5))
         (tmp_path / "s" / name).unlink()
@@ -269,29 +262,30 @@ class TestLedgerWithoutLabels:
 
 
 class TestForget:
-    def test_only_the_account_is_left(self, tmp_path):
+    def test_only_the_receipts_are_left(self, tmp_path):
         store = tmp_path / "s"
-        labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=store, draws="keyed")
+        labels = stored(store, draws="keyed")
         labels.randomize(rr(0.5), key="kept")
         ReleaseKey(store / "labels.key").register("engine", rr(1.0), num_rows=40)
         labels.raise_budget(PrivacyBudget(4.0), reason="approved")
         (store / "PRIVATE-files").write_text("digests")
         (store / "notes.txt").write_text("mine")
         before = Ledger.of_store(store)
-        history, receipts = str(before.history()), [one.to_json() for one in before.receipts()]
+        history, receipts = str(before.history()), before.receipts()
         assert forget(store, actor="officer") == ["notes.txt"]
         (store / "notes.txt").unlink()
-        assert before.remaining() == 2.5  # of those who had read it
+        assert before.remaining() == 2.5
         names = {path.name for path in store.iterdir()}
         assert names <= {"header.json", "records", "last-record", ".lock"}
         assert all(b"PK" not in path.read_bytes() for path in (store / "records").iterdir())
         after = Ledger.of_store(store)
         assert str(after.history()) == history
-        assert [one.to_json() for one in after.receipts()] == receipts
+        for new, old in zip(after.receipts(), receipts, strict=True):
+            assert new.to_json() == old.to_json()
         assert (after.remaining(), after.budget) == (2.5, PrivacyBudget(4.0))
 
-    def test_nothing_can_be_drawn_after_it(self, tmp_path):
-        labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / "s")
+    def test_nothing_can_be_drawn_afterwards(self, tmp_path):
+        labels = stored(tmp_path / "s")
         labels.randomize(rr(0.5), key="a")
         forget(tmp_path / "s", actor="officer")
         for use in (
@@ -303,16 +297,18 @@ class TestForget:
             with pytest.raises(LabelStoreError, match=r"forgotten on .* by officer"):
                 use()
 
-    def test_in_a_project_it_goes_on_counting(self, tmp_path):
+    @pytest.mark.parametrize("reads", [False, True])
+    def test_in_a_project_its_receipts_still_count(self, tmp_path, reads):
         visits, drugs = in_project(tmp_path, "visits", VISITS), in_project(tmp_path, "drugs", DRUGS)
-        drugs.randomize(rr(1.0))
+        drugs.randomize(rr(0.5))
+        assert not reads or visits.remaining() == 1.5
+        drugs.randomize(rr(0.5))
         forget(tmp_path / "study" / "drugs")
         assert visits.remaining() == 1.0
-        later = in_project(tmp_path, "later", DRUGS, epsilon=None)
-        assert later.remaining() == 1.0
+        assert in_project(tmp_path, "later", DRUGS, epsilon=None).remaining() == 1.0
 
-    def test_an_edited_account_is_refused(self, tmp_path):
-        labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / "s")
+    def test_edited_receipts_are_refused(self, tmp_path):
+        labels = stored(tmp_path / "s")
         labels.randomize(rr(0.5))
         forget(tmp_path / "s")
         path = tmp_path / "s" / "records" / "000000"
@@ -320,50 +316,19 @@ class TestForget:
         with pytest.raises(LabelStoreError, match="000000 is damaged"):
             Ledger.of_store(tmp_path / "s")
 
-    @pytest.mark.parametrize("step", [0, 1, 3, 5])
-    def test_a_killed_process_leaves_it_whole_or_forgotten(self, tmp_path, step):
-        store = tmp_path / "s"
-        labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=store)
-        labels.randomize(rr(0.5))
-        done = subprocess.run([sys.executable, "-c", _KILLED, str(store), str(step)], check=False)
-        assert done.returncode == 9
-        assert Ledger.of_store(store).remaining() == 2.5
-        forget(store)
-        kept = {"header.json", "records", "last-record", ".lock"}
-        assert {path.name for path in store.iterdir()} <= kept
-        assert b"PK" not in (store / "records" / "000000").read_bytes()
-        assert Ledger.of_store(store).remaining() == 2.5
+    def test_a_killed_process_leaves_it_whole_or_forgotten(self, run_writers):
+        folders = list(run_writers("killed", "forget")[0].iterdir())
+        assert len(folders) > 10
+        for store in (folder / "store" for folder in folders):
+            assert Ledger.of_store(store).remaining() == 2.5
+            forget(store)
+            kept = {"header.json", "records", "last-record", ".lock"}
+            assert {path.name for path in store.iterdir()} <= kept
+            assert b"PK" not in (store / "records" / "000000").read_bytes()
+            assert Ledger.of_store(store).remaining() == 2.5
 
 
-_KILLED = """
-import os, pathlib, shutil, sys
-from tf_labeldp.vault import store, forget
-left = [int(sys.argv[2])]
-def counted(real):
-    def call(*args, **kwargs):
-        if left[0] == 0:
-            os._exit(9)
-        left[0] -= 1
-        return real(*args, **kwargs)
-    return call
-store.publish = counted(store.publish)
-shutil.rmtree = counted(shutil.rmtree)
-pathlib.Path.unlink = counted(pathlib.Path.unlink)
-forget(sys.argv[1])
-"""
-
-
-def test_a_forgotten_store_can_be_asked_by_one_that_read_it_before(tmp_path):
-    visits, drugs = in_project(tmp_path, "visits", VISITS), in_project(tmp_path, "drugs", DRUGS)
-    drugs.randomize(rr(0.5))
-    assert visits.remaining() == 1.5
-    drugs.randomize(rr(0.25))
-    forget(tmp_path / "study" / "drugs")
-    assert visits.remaining() == 1.25
-    assert np.isclose(visits.guarantee().epsilon, 0.75)
-
-
-@pytest.mark.parametrize(("name", "value"), [("people", ""), ("actor", 5)])
-def test_people_and_actor_are_names(name, value):
-    with pytest.raises(TypeError, match=f"{name} must be a name"):
-        PrivateLabels([0, 1], 2, budget=PrivacyBudget(1.0), **{name: value})
+@pytest.mark.parametrize("people", ["", 5])
+def test_people_are_a_named_population(people):
+    with pytest.raises(TypeError, match="people must be the name of a population"):
+        PrivateLabels([0, 1], 2, budget=PrivacyBudget(1.0), people=people)

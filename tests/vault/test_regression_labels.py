@@ -1,4 +1,4 @@
-"""The vault with numbers in a range: labels, errors, releases and the store."""
+"""The vault with numbers in a range: arguments, errors, releases and stores."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_labels_outside_the_range():
     vault = make([1.0, 1e9, -np.inf], clip=True)
     sure = RROnBins(50.0, (0.0, 200.0, 400.0), (0.0, 400.0), (0, 0, 1))
     big = PrivateLabels([1.0, 1e9, -np.inf], low=0, high=400, clip=True, budget=PrivacyBudget(50.0))
-    assert big.randomize(sure).values.tolist() == [0.0, 400.0, 0.0]  # e^-50: no flip in three draws
+    assert big.randomize(sure).values.tolist() == [0.0, 400.0, 0.0]  # A flip has probability e^-50.
     assert len(vault) == 3
 
 
@@ -81,7 +81,7 @@ def test_labels_outside_the_range():
         ([[SECRET]], {}, ValueError, r"shape \(1, 1\)"),
         ([str(SECRET)], {}, TypeError, "labels must be numbers, got dtype <U"),
         ([True, False], {}, TypeError, "labels must be numbers, got dtype bool"),
-        ([SECRET, None], {}, TypeError, "1 of 2 are None"),
+        ([SECRET, None], {}, TypeError, "labels must be numbers, got dtype object"),
         (np.ma.array([1.0, SECRET], mask=[0, 1]), {}, ValueError, "labels are masked"),
     ],
 )
@@ -116,7 +116,7 @@ def test_mechanisms_of_another_kind_or_range():
     assert vault.guarantee().epsilon == classes.guarantee().epsilon == 0.0
 
 
-def test_a_release_is_charged_to_every_example_it_is_made_of():
+def test_a_release_is_charged_to_its_examples():
     vault = make(epsilon=1.0)
     noisy = vault.release(counts(0.7), indices=np.arange(100))
     assert noisy.values.shape == (3,) and vault.guarantee().epsilon == 0.7
@@ -130,7 +130,7 @@ def test_a_release_is_charged_to_every_example_it_is_made_of():
 
 
 def test_release_of_the_right_examples():
-    """At epsilon 700 the noise is zero (with probability 1 - 1e-150): exact counts come out."""
+    """At epsilon 700 the noise is zero with probability 1 - 1e-150, and the counts are exact."""
     vault = make([0.0, 0.0, 90.0, 400.0], epsilon=2000.0)
     assert vault.release(counts(700.0)).values.tolist() == [2, 1, 1]
     by_group = vault.release(counts(700.0), indices=[3, 0], public_input=[1, 0])
@@ -138,7 +138,14 @@ def test_release_of_the_right_examples():
     assert by_group.groups.tolist() == [1, 0]
 
 
-def test_the_store_gives_the_same_draws_again(tmp_path, monkeypatch):
+def test_a_histogram_by_groups_makes_a_prior_for_each_label():
+    vault, groups = make([0.0, 0.0, 90.0, 400.0], epsilon=700.0), np.array([0, 0, 1, 1])
+    priors = vault.release(counts(700.0), public_input=groups).priors()
+    np.testing.assert_allclose(priors.probabilities, [[1, 0, 0], [0, 0.5, 0.5]], atol=1e-12)
+    np.testing.assert_array_equal(np.asarray(priors), priors.probabilities[groups])
+
+
+def test_the_store_returns_the_same_draws(tmp_path, monkeypatch):
     first = make(epsilon=2.0, store=tmp_path / "store")
     draw = first.randomize(bins(1.0), key="draw")
     histogram = first.release(counts(1.0), public_input=np.arange(300) % 2, key="histogram")
@@ -154,7 +161,7 @@ def test_the_store_gives_the_same_draws_again(tmp_path, monkeypatch):
     np.testing.assert_array_equal(found.values, histogram.values)
     assert found.values.dtype == histogram.values.dtype
     np.testing.assert_array_equal(found.priors(), histogram.priors())
-    assert [one.id for one in found.receipts] == [one.id for one in histogram.receipts]
+    assert found.receipts[0].id == histogram.receipts[0].id
     assert again.mechanism("draw") == bins(1.0) and again.mechanism("histogram") == counts(1.0)
     with pytest.raises(KeyError, match="there is no draw 'other'; there are"):
         again.mechanism("other")
@@ -162,7 +169,7 @@ def test_the_store_gives_the_same_draws_again(tmp_path, monkeypatch):
         again.release(counts(0.9), key="histogram")
 
 
-def test_an_unnamed_release_again_needs_the_same_groups(tmp_path):
+def test_an_unnamed_stored_release_needs_the_same_groups(tmp_path):
     groups = np.arange(300) % 2
     make(store=tmp_path / "s").release(counts(), public_input=groups)
     with pytest.raises(LabelStoreError, match="other priors or public input"):
@@ -187,8 +194,8 @@ def test_the_store_of_other_numbers_or_another_range_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
-def test_a_failing_mechanism_reveals_nothing_about_the_labels(kind):
-    """Every shipped mechanism does the same, errors included, on two sets of other labels."""
+def test_errors_of_mechanisms_do_not_depend_on_the_labels(kind):
+    """Every mechanism of the library gives the same shapes and errors on two label sets."""
     outcomes = []
     for labels in ([0, 1, 4, 9], [9, 9, 9, 9]):
         if kind == "classes":
@@ -196,7 +203,7 @@ def test_a_failing_mechanism_reveals_nothing_about_the_labels(kind):
         else:
             labels = np.array(labels) / 1.7
             vault = PrivateLabels(labels, low=0, high=9, budget=PrivacyBudget(1e6))
-        seen = []
+        results = []
         for mechanism in (
             *(HistogramMechanism(1.0, num_classes=k) for k in (2, 9, 10, 11)),
             HistogramMechanism(1.0, values=(0.0, 3.0)),
@@ -212,18 +219,18 @@ def test_a_failing_mechanism_reveals_nothing_about_the_labels(kind):
             DiscreteStaircaseMechanism(1.0, 0, 9),
             ChannelMechanism(1.0, np.arange(10.0), (-9.0, 18.0), np.full((10, 2), 0.5)),
         ):
-            for ask in (vault.randomize, vault.release):
+            for use in (vault.randomize, vault.release):
                 try:
-                    seen.append(np.shape(ask(mechanism)))
+                    results.append(np.shape(use(mechanism)))
                 except (TypeError, ValueError) as error:
-                    seen.append(str(error))
-        outcomes.append(seen)
+                    results.append(str(error))
+        outcomes.append(results)
     assert outcomes[0] == outcomes[1]
     assert sum(isinstance(outcome, tuple) for outcome in outcomes[0]) >= 2
 
 
 class Fragile(RegressionMechanism):
-    """A plug-in that fails on some labels."""
+    """A user's mechanism that fails on one label."""
 
     def __init__(self, epsilon, failure="raises", trouble=SECRET):
         self.epsilon, self.failure, self.trouble = epsilon, failure, trouble
@@ -261,15 +268,15 @@ def test_an_error_that_depends_on_the_labels_is_charged_and_not_shown(tmp_path, 
         assert (receipt.kind, receipt.output_digest, receipt.key) == ("failed", None, "lost")
         assert charged.history()[0].what.endswith(", which failed")
         assert not charged.has_draw("lost")
-    assert (store / "records" / "000000").read_bytes().endswith(b"}\n")  # no array follows
-    with pytest.raises(RuntimeError, match="charged"):  # nothing was kept, so it looks again
+    assert (store / "records" / "000000").read_bytes().endswith(b"}\n")  # without arrays
+    with pytest.raises(RuntimeError, match="charged"):  # No draw was kept, so it is drawn again.
         vault.randomize(fragile, key="lost")
     assert vault.guarantee().epsilon == 0.5
     assert make([1.0, 2.0]).randomize(fragile).values.tolist() == [0.0, 0.0]
 
 
 def interrupt(monkeypatch, *, first):
-    """Interrupts the next charge, before it is made or right after."""
+    """Interrupts the next charge, before or right after it is counted."""
 
     def interrupted(self, *arguments, add=Histories.add):
         if not first:
@@ -280,27 +287,23 @@ def interrupt(monkeypatch, *, first):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_draw_that_is_interrupted_is_charged_before_it_can_be_asked_for(monkeypatch, first):
-    vault = make(epsilon=2.0)
+@pytest.mark.parametrize("stored", [True, False])
+def test_an_interrupted_draw_is_charged_before_it_can_be_returned(
+    monkeypatch, tmp_path, first, stored
+):
+    arguments = {"epsilon": 2.0, "store": tmp_path / "store" if stored else None}
+    vault, mechanism = make(**arguments), LaplaceMechanism(1.0, 0.0, 400.0)
     with monkeypatch.context() as patch:
         interrupt(patch, first=first)
         with pytest.raises(KeyboardInterrupt):
-            vault.randomize(LaplaceMechanism(1.0, 0.0, 400.0), key="draw")
+            vault.randomize(mechanism, key="draw")
     assert not vault.has_draw("draw")
-    assert vault.remaining() == (2.0 if first else 1.0)
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_a_draw_that_is_interrupted_once_it_is_stored_is_charged(monkeypatch, tmp_path, first):
-    vault = make(epsilon=2.0, store=tmp_path / "store")
-    with monkeypatch.context() as patch:
-        interrupt(patch, first=first)
-        with pytest.raises(KeyboardInterrupt):
-            vault.randomize(LaplaceMechanism(1.0, 0.0, 400.0), key="draw")
-    assert not vault.has_draw("draw")
-    again = make(epsilon=2.0, store=tmp_path / "store")
+    if not stored:
+        assert vault.remaining() == (2.0 if first else 1.0)
+        return
+    again = make(**arguments)
     assert again.has_draw("draw") and again.guarantee().epsilon == 1.0
-    again.randomize(LaplaceMechanism(1.0, 0.0, 400.0), key="draw")
+    again.randomize(mechanism, key="draw")
     assert again.guarantee().epsilon == 1.0
 
 
@@ -310,7 +313,7 @@ def test_float32_labels_at_the_ends_of_the_range():
     assert noisy.min() >= 0.1 and noisy.max() <= 0.7
     with pytest.raises(ValueError, match=r"1 of 2 do not"):
         make(np.float32([0.1, 0.70001]), low=0.1, high=0.7)
-    # As float32, 0.7 is below the double and 1.1 above it: both labels miss the range by a bit.
+    # As float32, 0.7 is below the double and 1.1 above it, so both labels miss the range slightly.
     vault = make(np.float32([0.7, 1.1]), low=0.7, high=1.1)
     assert float(np.float32(0.7)) < 0.7 and float(np.float32(1.1)) > 1.1
     assert vault.randomize(LaplaceMechanism(1.0, 0.7, 1.1)).values.shape == (2,)

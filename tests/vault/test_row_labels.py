@@ -1,4 +1,4 @@
-"""Rows of several binary labels: labels are drawn separately, the row is the unit."""
+"""Rows of several binary labels: each label has its own draw, and the unit is the whole row."""
 
 from __future__ import annotations
 
@@ -47,24 +47,23 @@ def test_a_row_is_charged_for_each_of_its_labels():
         vault.randomize(response(1e-6), [7])
 
 
-def test_the_event_of_a_row_is_that_of_all_its_draws():
-    """A delta composes the labels of one row like as many uses of one label."""
-    one = make(np.zeros((1000, 40), int), 60.0, 1e-4, num_labels=40)
-    one.randomize(response(0.1))
+def test_the_draws_of_a_row_compose_with_a_delta():
+    vault = make(np.zeros((1000, 40), int), 60.0, 1e-4, num_labels=40)
+    vault.randomize(response(0.1))
     composed = compose_charges([Charge.of(response(0.1))] * 40, 1e-4).epsilon
-    assert one.guarantee().epsilon == pytest.approx(composed, rel=1e-9)
+    assert vault.guarantee().epsilon == pytest.approx(composed, rel=1e-9)
     assert 0.1 < composed < 0.7 * 40 * 0.1
 
 
 @pytest.mark.parametrize("kind", [list, lambda rows: rows.astype(bool)])
-def test_rows_come_out_in_place(kind):
+def test_rows_keep_their_order(kind):
     noisy = make(kind(ROWS), epsilon=180.0).randomize(response(60.0), [5, 2, 99])
     assert noisy.values.dtype == np.int64
-    np.testing.assert_array_equal(noisy.values, ROWS[[5, 2, 99]])  # at 60 the noise is gone
+    np.testing.assert_array_equal(noisy.values, ROWS[[5, 2, 99]])  # There is no noise at 60.
     np.testing.assert_array_equal(noisy.indices, [5, 2, 99])
 
 
-def test_each_label_is_drawn_independently_by_the_channel():
+def test_labels_of_a_row_are_drawn_independently_by_the_channel():
     from scipy import stats
 
     rows = np.tile([[0, 1, 1]], (20_000, 1))
@@ -74,13 +73,13 @@ def test_each_label_is_drawn_independently_by_the_channel():
     for column in flipped.T:
         assert stats.binomtest(int(column.sum()), 20_000, rate).pvalue > 1e-6
         assert stats.binomtest(int(column.sum()), 20_000, 1.1 * rate).pvalue < 1e-6
-    for one, other in ((0, 1), (0, 2), (1, 2)):
-        together = int(np.sum(flipped[:, one] & flipped[:, other]))
+    for first, second in ((0, 1), (0, 2), (1, 2)):
+        together = int(np.sum(flipped[:, first] & flipped[:, second]))
         assert stats.binomtest(together, 20_000, rate**2).pvalue > 1e-6
         assert stats.binomtest(together, 20_000, rate).pvalue < 1e-6
 
 
-def test_targets_are_those_of_each_label():
+def test_each_label_has_its_targets():
     noisy = make().randomize(response(1.0))
     matrix = response(1.0).transition_matrix()
     for prior in (None, 0.2, np.array([0.1, 0.5, 0.9]), np.full(ROWS.shape, 0.3)):
@@ -94,18 +93,8 @@ def test_targets_are_those_of_each_label():
     np.testing.assert_allclose(np.concatenate([y for _, y in batches]), noisy.posterior(), 1e-6)
 
 
-def test_the_store_gives_rows_again(tmp_path, monkeypatch):
+def test_the_store_returns_the_same_rows(tmp_path, no_new_randomness):
     first = make(store=tmp_path / "s").randomize(response(), key="a")
-
-    def refuse(size):
-        raise AssertionError("random bits were drawn")
-
-    again = PrivateLabels(ROWS, num_labels=L, store=tmp_path / "s")
-    monkeypatch.setattr("os.urandom", refuse)
-    found = again.randomize(response(), key="a")
-    np.testing.assert_array_equal(found.values, first.values)
-    assert found.values.dtype == np.int64 and again.guarantee().epsilon == 3.0
-    monkeypatch.undo()
     other = ROWS.copy()
     other[7, 1] ^= 1
     for rows, length, message in (
@@ -114,6 +103,11 @@ def test_the_store_gives_rows_again(tmp_path, monkeypatch):
     ):
         with pytest.raises(LabelStoreError, match=message):
             PrivateLabels(rows, num_labels=length, store=tmp_path / "s")
+    again = PrivateLabels(ROWS, num_labels=L, store=tmp_path / "s")
+    no_new_randomness()
+    found = again.randomize(response(), key="a")
+    np.testing.assert_array_equal(found.values, first.values)
+    assert found.values.dtype == np.int64 and again.guarantee().epsilon == 3.0
 
 
 @pytest.mark.parametrize(
@@ -125,7 +119,7 @@ def test_the_store_gives_rows_again(tmp_path, monkeypatch):
         ClusterRandomizedResponse.for_epsilon(1.0, 2),
         LabelRandomizer(1.0),
     ],
-    ids=lambda one: type(one).__name__,
+    ids=lambda mechanism: type(mechanism).__name__,
 )
 def test_other_mechanisms_are_refused(mechanism):
     vault = make()

@@ -1,4 +1,4 @@
-"""Nothing that the vault shows, says or raises holds a label."""
+"""No text, error or output of the vault shows a label."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_logging(vault, caplog):
         lambda vault: list(reversed(vault)),
         lambda vault: np.sum(vault),
         lambda vault: pickle.dumps(vault, protocol=0),
-        lambda vault: vault.shape,  # what Keras's fit asks for first
+        lambda vault: vault.shape,  # Keras's fit reads it first.
     ],
 )
 def test_no_way_out(vault, leak):
@@ -57,7 +57,7 @@ def test_no_way_out(vault, leak):
     assert str(SECRET) not in "".join(traceback.format_exception(caught.value))
 
 
-def test_the_inner_holder_refuses_too(vault):
+def test_the_sealed_labels_refuse_too(vault):
     for leak in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match="true labels cannot be pickled or copied"):
             leak(vault._sealed)
@@ -73,16 +73,16 @@ def test_the_vault_has_no_dictionary(vault):
         vault.labels = 1
 
 
-def test_public_attributes_hold_no_label(vault):
+def test_public_attributes_show_no_label(vault):
     vault.randomize(RRTopK(1.0, SECRET + 1, 1), priors=np.eye(1, SECRET + 1)[0])
     for name in dir(vault):
-        if not name.startswith("_") and name != "shape":  # which raises: see above
+        if not name.startswith("_") and name != "shape":
             value = getattr(vault, name)
             if name not in ("num_classes", "classes"):
                 assert str(SECRET) not in repr(value), name
 
 
-def test_what_goes_with_a_draw_holds_no_label(vault):
+def test_texts_of_a_draw_show_no_label(vault):
     first = np.eye(1, SECRET + 1)[0]
     noisy = vault.randomize(RRTopK(0.5, SECRET + 1, 1), priors=first)
     shown = [repr(noisy), str(noisy.guarantee()), noisy.guarantee().to_json()]
@@ -90,7 +90,7 @@ def test_what_goes_with_a_draw_holds_no_label(vault):
     shown += [json.dumps(receipt.to_json()) for receipt in vault.receipts]
     for text in shown:
         assert str(SECRET) not in text.replace(str(SECRET + 1), "")
-    assert not np.any(noisy.values)  # the channel keeps the label to itself
+    assert not np.any(noisy.values)  # This channel reveals nothing.
 
 
 def test_no_warning_or_output(vault, capfd, recwarn):
@@ -130,7 +130,7 @@ def test_errors_of_draws_do_not_show_labels(vault):
         assert str(SECRET) not in text
 
 
-def test_the_callers_array_is_not_the_vaults(make, labels, response):
+def test_the_vault_copies_the_labels(make, labels, response):
     expected = labels.copy()
     vault = make(epsilon=60.0)
     labels[:] = 0
@@ -163,7 +163,7 @@ def test_a_released_array_is_a_copy(make):
     np.testing.assert_array_equal(vault.release(HistogramMechanism(1.0, 5), key="a"), expected)
 
 
-def test_a_mask_or_indices_changed_later_change_nothing(make, response):
+def test_indices_that_change_later_change_nothing(make, response):
     vault, indices = make(epsilon=1.0), np.arange(100)
     vault.randomize(response(1.0), indices, key="a")
     indices[:] = 150

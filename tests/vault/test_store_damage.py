@@ -1,4 +1,4 @@
-"""Stores that are damaged, incomplete or no stores at all are refused with a clear error."""
+"""Damaged and incomplete stores, and other folders, are refused with a clear error."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
 
 def edit(path):
-    """Writes other noisy labels into a draw, in a file that is whole."""
-    said, _, content = path.read_bytes().partition(b"\n")
+    """Writes other noisy labels into a draw, in a valid file."""
+    line, _, content = path.read_bytes().partition(b"\n")
     with np.load(io.BytesIO(content)) as kept:
         arrays = dict(kept)
     arrays["values"] = arrays["values"][::-1]
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
-    path.write_bytes(said + b"\n" + buffer.getvalue())
+    path.write_bytes(line + b"\n" + buffer.getvalue())
 
 
 def rewrite(path, change, before=None):
-    """Changes what a record says; its digest is as it was, or that after another digest."""
+    """Changes the fields of a record; ``before`` is the digest that its new digest covers."""
     line, _, arrays = path.read_bytes().partition(b"\n")
     digest, _, text = line.partition(b" ")
-    said = json.loads(text)
-    change(said)
-    text = json.dumps(said).encode()
+    fields = json.loads(text)
+    change(fields)
+    text = json.dumps(fields).encode()
     if before is not None:
         digest = hashlib.sha256(before + text).hexdigest().encode()
     path.write_bytes(digest + b" " + text + b"\n" + arrays)
 
 
 def test_a_damaged_draw_is_refused_byte_by_byte(make, store, filled, three_draws):
-    """Any flipped byte is found, or it changes nothing that was drawn or charged."""
+    """A flipped byte is detected, or it changes no draw and no charge."""
     path = store / "records" / "000001"
     whole, refused = path.read_bytes(), 0
     stated = filled[0].guarantee()
@@ -94,7 +94,7 @@ def test_missing_files_are_refused(make, store, filled):
     for copy in copies.values():
         shutil.copytree(store, copy)
     (copies["draw"] / "records" / "000001").unlink()
-    with pytest.raises(LabelStoreError, match=r"lacks record 1, of 3\. .*forgotten"):
+    with pytest.raises(LabelStoreError, match=r"lacks record 1, of 3, and with it a charge"):
         make(epsilon=2.0, store=copies["draw"])
     (copies["fingerprint"] / "PRIVATE-fingerprint").unlink()
     with pytest.raises(LabelStoreError, match="PRIVATE-fingerprint is missing"):
@@ -111,24 +111,24 @@ def test_missing_files_are_refused(make, store, filled):
 def test_a_record_of_a_newer_version_is_refused(make, store, filled):
     change = {"format": 4, "version": "9.1"}
     rewrite(store / "records" / "000001", lambda meta: meta.update(change))
-    message = r"000001 has format 4, written by tf-labeldp 9\.1; .*Install the newer version"
+    message = r"000001 has format 4, .*Use the version of tf-labeldp that wrote it"
     with pytest.raises(LabelStoreError, match=message):
         make(epsilon=2.0, store=store)
 
 
 @pytest.mark.parametrize("lost", ["records/000002", "records"])
-def test_what_was_charged_last_is_missed_too(make, store, filled, lost):
+def test_a_missing_last_charge_is_detected(make, store, filled, lost):
     path = store / lost
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with pytest.raises(LabelStoreError, match=r"lacks record .*is a charge forgotten"):
+    with pytest.raises(LabelStoreError, match=r"lacks record .*with it a charge"):
         make(epsilon=2.0, store=store)
 
 
-def test_a_draw_that_was_not_yet_handed_out_is_taken_up(make, store, filled):
+def test_a_stored_draw_that_was_not_returned_counts(make, store, filled):
     last = store / "last-record"
     content = last.read_bytes()
     digest = (store / "records" / "000001").read_text("latin-1").split(" ")[0]
-    last.write_text(f"{2:010d} {digest}\n")  # as a kill right after the record's file leaves it
+    last.write_text(f"{2:010d} {digest}\n")  # A kill right after the link leaves this.
     assert make(epsilon=2.0, store=store).guarantee().epsilon == 1.5
     assert last.read_bytes() == content
 
@@ -140,7 +140,7 @@ def cheaper_mechanism(meta):
 def cheaper_receipt(meta):
     receipt = Receipt.from_json(meta["receipt"])
     charge = dataclasses.replace(receipt.charge, epsilon=receipt.charge.epsilon / 10)
-    meta["receipt"] = dataclasses.replace(receipt, charge=charge).to_json()  # with its own digest
+    meta["receipt"] = dataclasses.replace(receipt, charge=charge).to_json()  # a new digest
 
 
 def fewer_examples(meta):
@@ -153,14 +153,14 @@ def no_receipt(meta):
 
 
 @pytest.mark.parametrize("cheat", [cheaper_mechanism, cheaper_receipt, fewer_examples, no_receipt])
-def test_a_draw_that_claims_to_have_cost_less_is_refused(make, store, filled, cheat):
+def test_a_draw_with_a_lowered_cost_is_refused(make, store, filled, cheat):
     path = store / "records" / "000001"
     rewrite(path, cheat)
     with pytest.raises(LabelStoreError, match="000001 is damaged"):
         make(epsilon=2.0, store=store)
 
 
-def test_a_record_that_was_sealed_again_is_missed_by_the_next(make, store, filled):
+def test_the_next_record_detects_a_record_with_a_new_digest(make, store, filled):
     before = (store / "records" / "000000").read_bytes().split(b" ")[0]
     rewrite(store / "records" / "000001", cheaper_receipt, before)
     with pytest.raises(LabelStoreError, match="000002 is damaged"):
@@ -174,7 +174,7 @@ def test_a_record_that_was_sealed_again_is_missed_by_the_next(make, store, fille
 @pytest.mark.parametrize(
     "change",
     [{"budget": [9.0, 0.0]}, {"people": "others"}, {"label_set": "0" * 32}, {"digest": None}],
-    ids=lambda one: next(iter(one)),
+    ids=lambda change: next(iter(change)),
 )
 def test_a_header_that_was_edited_is_refused(make, labels, store, filled, change):
     path = store / "header.json"
@@ -184,7 +184,7 @@ def test_a_header_that_was_edited_is_refused(make, labels, store, filled, change
 
 
 @pytest.mark.parametrize("how", ["removed", "moved", "made again"])
-def test_a_store_that_is_gone_while_it_is_open_is_not_written_to(make, response, store, how):
+def test_a_store_that_vanished_while_open_is_not_written_to(make, response, store, how):
     vault = make(epsilon=2.0, store=store)
     vault.randomize(response(0.5))
     if how == "moved":
@@ -201,14 +201,14 @@ def test_a_store_that_is_gone_while_it_is_open_is_not_written_to(make, response,
         assert not store.exists()
 
 
-def test_damage_that_comes_while_a_vault_is_open_is_refused(make, response, store, filled):
+def test_damage_to_an_open_store_is_detected(make, response, store, filled):
     vault, last = filled[0], store / "records" / "000003"
     make(epsilon=2.0, store=store).randomize(response(0.5), np.arange(80), key="another's")
     whole = last.read_bytes()
     edit(last)
-    for ask in (vault.guarantee, vault.remaining, lambda: vault.randomize(response(0.1), [90])):
+    for use in (vault.guarantee, vault.remaining, lambda: vault.randomize(response(0.1), [90])):
         with pytest.raises(LabelStoreError, match="000003 is damaged"):
-            ask()
+            use()
     assert len(list((store / "records").iterdir())) == 4
     last.write_bytes(whole)
     assert vault.guarantee().epsilon == 2.0
@@ -223,7 +223,7 @@ def test_a_folder_that_is_no_store(make, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_full_disk_hands_out_and_charges_nothing(make, response, store, monkeypatch):
+def test_a_full_disk_returns_and_charges_nothing(make, response, store, monkeypatch):
     vault = make(epsilon=1.0, store=store)
 
     def full(descriptor):

@@ -1,4 +1,4 @@
-"""Audits: of a mechanism by draws, of training by canaries, of a model without retraining."""
+"""Audits of mechanisms by draws, of training by canaries, and of finished models."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tf_labeldp.audit._result import AuditResult, LabelInference
 from tf_labeldp.mechanisms import ClassificationMechanism, RegressionMechanism
 
 _MOST_OUTPUTS, _BINS = 2048, 256
-"""Outputs above the first count are put into bins of equal counts, as many as the second."""
+"""A column with more different outputs than the first is binned into the second, by quantiles."""
 _MOST_LABELS, _NUMBERS = 16, 5
-"""Labels that are compared: of many classes, and of a range."""
+"""Labels that are compared: at most the first of many classes, the second of a range."""
 Draw = Callable[[np.ndarray, np.random.Generator], Any]
 
 
@@ -34,31 +34,32 @@ def audit_mechanism(
     confidence: float = 0.95,
     seed: int | None = None,
 ) -> AuditResult:
-    """Bounds the epsilon of a mechanism from below, by draws for the labels that differ most.
+    """Bounds a mechanism's epsilon from below, by draws for the two labels that differ most.
 
     Half of the draws choose two labels and a set of outputs that is likely for the first and
-    unlikely for the second; the other half bound its two probabilities (Clopper-Pearson; Jagielski,
-    Ullman and Oprea 2020). With ``family="gaussian"`` the set is a half line, and the counts bound
-    the distance of two Gaussians, which gives epsilon at the small deltas that counts can't reach
-    (Nasr et al. 2023): right where the noise is Gaussian, whatever its size.
+    unlikely for the second; the other half bound the set's two probabilities (Clopper-Pearson;
+    Jagielski, Ullman and Oprea 2020). With ``family="gaussian"`` the set is a half line, and the
+    counts bound the distance of two Gaussians, which gives epsilon at the small deltas that counts
+    can't reach (Nasr et al. 2023). This is valid for Gaussian noise of any size.
 
     Args:
-        mechanism: of classes or numbers; or a function ``draw(labels, rng)`` that returns, for
-            labels (n,), the outputs of n independent runs: numbers (n,) or rows (n, d).
-        labels: the labels to compare, two or more; None for the mechanism's classes (16 of them, if
-            there are more), or five numbers of its range.
-        public: the prior of a mechanism that draws with one: (K,), or rows (n, K) or ``Priors``, of
-            which the most even row, which reveals most, is used.
-        claimed: epsilon of the claim; None for the mechanism's own.
-        delta: of the claim, in [0, 1); None for the mechanism's own, or 0.
-        draws: how many in all, at least 1,000. Bounds tighten with their square root.
+        mechanism: a mechanism of classes or numbers; or a function ``draw(labels, rng)`` that
+            returns, for labels (n,), the outputs of n independent runs: numbers (n,) or rows
+            (n, d).
+        labels: labels to compare, two or more. None compares the mechanism's classes (16 of them,
+            if there are more) or five numbers of its range.
+        public: prior for a mechanism that draws with one: (K,), or rows (n, K) or ``Priors``, whose
+            most even row is used, because it reveals most.
+        claimed: claimed epsilon; None takes the mechanism's.
+        delta: in [0, 1); None takes the mechanism's, or 0.
+        draws: number of draws in total, at least 1,000. Bounds tighten with its square root.
         family: ``"gaussian"``, or None.
-        confidence: in (0, 1), of the bound.
-        seed: of the draws; None for fresh ones.
+        confidence: confidence of the bound, in (0, 1).
+        seed: seed of the draws; None for fresh ones.
 
     Raises:
-        TypeError: not a mechanism of single labels, nor a function.
-        ValueError: arguments out of range; outputs that are not one for each label.
+        TypeError: neither a mechanism of single labels nor a function.
+        ValueError: arguments out of range, or not one output per label.
 
     Example:
         >>> from tf_labeldp.mechanisms import RandomizedResponse
@@ -80,13 +81,16 @@ def audit_mechanism(
         draw = mechanism
     else:
         raise TypeError(
-            "audit_mechanism takes a mechanism of single labels, or a function draw(labels, rng), "
-            f"got {type(mechanism).__name__}. Wrap a noisy statistic in a function that returns, "
-            "for each label, the statistic of data with this label in one place."
+            "expected a mechanism of single labels or a function draw(labels, rng), got "
+            f"{type(mechanism).__name__}. Wrap a noisy statistic in a function that returns, for "
+            "each label, the statistic of data with this label in one place."
         )
     values = np.unique(np.asarray([] if labels is None else labels))
     if values.size < 2:
-        raise ValueError(f"labels must be two or more that differ, got {values.tolist()}.")
+        raise ValueError(
+            f"expected two or more different labels to compare, got {values.tolist()}. Name them "
+            "with labels=."
+        )
     delta = _validate.number_in("delta", 0.0 if delta is None else delta, "[0, 1)")
     rng = np.random.default_rng(seed)
     first = draws // 2 // values.size
@@ -96,7 +100,7 @@ def audit_mechanism(
     else:
         _validate.one_of("family", family, ("gaussian",))
         if not delta:
-            raise ValueError("family='gaussian' needs delta above zero: Gaussian noise has one.")
+            raise ValueError("family='gaussian' needs delta above zero, got 0. Set delta=.")
         low, high, event, split = _half_line(drawn.reshape(values.size, first, -1))
     second = draws // 4
     chosen = np.repeat(values[[low, high]], second)
@@ -105,7 +109,7 @@ def audit_mechanism(
     lower_bound = float(bound(*inside.tolist(), second, delta, 1.0 - confidence))
     attack = (
         f"{second:,} draws each for labels {values[low]} and {values[high]}, distinguished by a "
-        "set of outputs that was chosen on other draws"
+        "set of outputs chosen on other draws"
     )
     return AuditResult(lower_bound, confidence, claimed, delta, attack)
 
@@ -123,22 +127,23 @@ def audit_training(
 ) -> AuditResult:
     """Bounds the epsilon of training from below, by many canaries in one run.
 
-    Each canary is an example whose label is one of two classes, by a fair coin that training does
-    not know. The auditor guesses the coins that the scores are surest about (Steinke, Nasr and
-    Jagielski 2023, "Privacy auditing with one (1) training run", Theorem 5.2; the coin chooses
-    between two labels here, where it includes or leaves out an example there).
+    A canary is an example whose label is one of two classes, chosen by a fair coin that training
+    does not see. The auditor guesses the coins with the most decisive scores (Steinke, Nasr and
+    Jagielski 2023, "Privacy auditing with one (1) training run", Theorem 5.2; their coin includes
+    or leaves out an example, and ours chooses between two labels).
 
     Args:
-        fit: ``fit(labels)`` trains on labels (n,), and returns scores (n, K) of the classes of each
-            example, such as a model's log-probabilities.
-        labels: classes (n,), ``int``, of which canaries get others; they may be made up.
+        fit: ``fit(labels)`` trains on labels (n,) and returns scores (n, K) of each example's
+            classes, such as a model's log-probabilities.
+        labels: classes (n,), ``int``; those of the canaries are replaced. They may be made up.
         num_classes: K.
-        canaries: their number, from 1 to n. They should be alone: examples whose features reveal
-            little of their label, in a model that can remember them.
-        claimed: epsilon of the claim.
-        delta: of the claim, in [0, 1).
-        confidence: in (0, 1), of the bound.
-        seed: of canaries and coins; None for fresh ones. It must not be that of the training.
+        canaries: number of canaries, from 1 to n. Good canaries are isolated: their features reveal
+            little about their labels, and the model can memorize them.
+        claimed: claimed epsilon.
+        delta: in [0, 1).
+        confidence: confidence of the bound, in (0, 1).
+        seed: seed of canaries and coins; None for fresh ones. It must differ from the seed of
+            training.
 
     Raises:
         ValueError: arguments out of range, scores of another shape or not finite.
@@ -156,7 +161,7 @@ def audit_training(
     _validate.number_in("confidence", confidence, "(0, 1)")
     delta = _validate.number_in("delta", delta, "[0, 1)")
     if not 1 <= canaries <= trained.size:
-        raise ValueError(f"canaries must be 1 to {trained.size}, the examples, got {canaries}.")
+        raise ValueError(f"canaries must be in 1..{trained.size} (examples), got {canaries}.")
     rng = np.random.default_rng(seed)
     chosen = rng.choice(trained.size, canaries, replace=False)
     pairs = np.stack([rng.integers(num_classes, size=canaries)] * 2, axis=1)
@@ -167,7 +172,9 @@ def audit_training(
     trained[chosen] = pairs[rows, coins]
     scores = _scores("the scores of fit", fit(trained), trained.size, num_classes)[chosen]
     difference = scores[rows, pairs[:, 1]] - scores[rows, pairs[:, 0]]
-    return _of_guesses(difference, coins, rng, claimed, delta, confidence, "canaries of one run")
+    return _result_of_guesses(
+        difference, coins, rng, claimed, delta, confidence, "canaries of one run"
+    )
 
 
 def audit_model(
@@ -182,23 +189,22 @@ def audit_model(
 ) -> AuditResult:
     """Bounds the epsilon of a finished model from below, without training it again.
 
-    A second label of each example is drawn from a public proxy of its distribution. The auditor
-    guesses which of the two the model was trained on. The model's memory alone distinguishes them
-    if labels do come from the proxy ("Observational auditing of label privacy", 2025, arXiv
-    2511.14084; the bound is that of ``audit_training``). If they do not, the bound may be too high:
-    take a proxy that never saw these labels, such as a model of other examples.
+    A second label of each example is drawn from a public proxy of the label distribution. The
+    auditor guesses which of the two the model was trained on. If labels do come from the proxy,
+    only the model's memory distinguishes them ("Observational auditing of label privacy", 2025,
+    arXiv 2511.14084; the bound is that of ``audit_training``). If they do not, the bound may be too
+    high: use a proxy that never saw these labels, such as a model trained on other examples.
 
-    The result is made of true labels, and is not private itself: keep it, or publish it as a use
-    of the labels that no statement counts.
+    The result depends on true labels without noise. Keep it secret: no statement covers it.
 
     Args:
-        scores: (n, K): the model's log-probabilities or other scores of the training examples.
-        labels: the classes (n,), ``int``, that it was trained on.
-        proxy: (n, K): public probabilities of the classes of each example, above zero.
-        claimed: epsilon of the claim.
-        delta: of the claim, in [0, 1).
-        confidence: in (0, 1), of the bound.
-        seed: of the second labels; None for fresh ones.
+        scores: the model's scores (n, K) of its training examples, such as log-probabilities.
+        labels: classes (n,), ``int``, that the model was trained on.
+        proxy: public class probabilities (n, K) of each example, above zero.
+        claimed: claimed epsilon.
+        delta: in [0, 1).
+        confidence: confidence of the bound, in (0, 1).
+        seed: seed of the second labels; None for fresh ones.
 
     Raises:
         ValueError: arguments out of range, or shapes that differ.
@@ -217,8 +223,6 @@ def audit_model(
     draws = (public.cumsum(axis=1) < rng.random((trained.size, 1))).sum(axis=1)
     draws = np.minimum(draws, public.shape[1] - 1)
     differ = np.flatnonzero(draws != trained)
-    if not differ.size:
-        raise ValueError("every label is that of the proxy, so nothing distinguishes them.")
     rows = np.arange(differ.size)
     coins = rng.integers(2, size=differ.size)
     pairs = np.stack([trained[differ], draws[differ]], axis=1)
@@ -226,24 +230,24 @@ def audit_model(
     gain = (scores - np.log(public))[differ]
     difference = gain[rows, pairs[:, 1]] - gain[rows, pairs[:, 0]]
     attack = "labels against others of the proxy"
-    return _of_guesses(difference, coins, rng, claimed, delta, confidence, attack)
+    return _result_of_guesses(difference, coins, rng, claimed, delta, confidence, attack)
 
 
 def label_inference(
     scores: Setting[Any], labels: Private[Any], proxy: Setting[Any], *, confidence: float = 0.95
 ) -> LabelInference:
-    """Returns the advantage of guessing labels with a model over features alone.
+    """Measures how much better a model guesses labels than features alone.
 
-    Good predictions are no leak: the measure is the advantage over the best guess without the
+    Good predictions are no leak, so the measure is the advantage over the best guess without the
     labels (Wu et al. 2023, "Does label differential privacy prevent label inference attacks?";
     Busa-Fekete et al. 2021, "Population level privacy leakage in binary classification with label
-    noise"). As in ``audit_model`` the result is made of true labels.
+    noise"). The result depends on true labels without noise, as with ``audit_model``.
 
     Args:
-        scores: (n, K): the model's, of the training examples.
-        labels: the classes (n,), ``int``, that it was trained on.
-        proxy: (n, K): public probabilities, above zero, that never saw these labels.
-        confidence: in (0, 1), of the interval, by the normal law.
+        scores: the model's scores (n, K) of its training examples.
+        labels: classes (n,), ``int``, that the model was trained on.
+        proxy: public probabilities (n, K), above zero, from a model that never saw these labels.
+        confidence: confidence of the interval, in (0, 1), by the normal approximation.
 
     Raises:
         ValueError: shapes that differ, or arguments out of range.
@@ -261,15 +265,12 @@ def label_inference(
     true, scores, public = _with_proxy(scores, labels, proxy)
     with_model, without = scores.argmax(axis=1) == true, public.argmax(axis=1) == true
     difference = with_model.astype(float) - without
-    error = difference.std(ddof=1) / math.sqrt(true.size) if true.size > 1 else math.inf
-    reach = float(stats.norm.ppf(0.5 + 0.5 * confidence)) * float(error)
+    error = difference.std(ddof=1) / math.sqrt(true.size)
+    reach = float(stats.norm.ppf(0.5 + 0.5 * confidence) * error)
     advantage = float(difference.mean())
+    interval = (advantage - reach, advantage + reach)
     return LabelInference(
-        float(with_model.mean()),
-        float(without.mean()),
-        advantage,
-        (advantage - reach, advantage + reach),
-        confidence,
+        float(with_model.mean()), float(without.mean()), advantage, interval, confidence
     )
 
 
@@ -292,68 +293,69 @@ def _drawn(draw: Draw, labels: np.ndarray, rng: np.random.Generator) -> np.ndarr
     outputs = np.asarray(draw(labels, rng), dtype=np.float64)
     if outputs.ndim not in (1, 2) or len(outputs) != labels.size:
         raise ValueError(
-            f"a draw for {labels.size} labels must return ({labels.size},) or ({labels.size}, d), "
-            f"got shape {outputs.shape}."
+            f"expected outputs of shape ({labels.size},) or ({labels.size}, d) for {labels.size} "
+            f"labels, got {outputs.shape}. Return one independent run per label."
         )
     return outputs.reshape(labels.size, -1)
 
 
 def _best_event(drawn: np.ndarray, delta: float) -> tuple[int, int, np.ndarray, Callable[..., Any]]:
-    """Returns two labels, the codes of a set of outputs, and the function from outputs to codes.
+    """Returns two labels, a set of codes, and the function from outputs to codes.
 
-    Args:
-        drawn: outputs (L, m, d) for each of L labels.
-        delta: of the claim.
+    ``drawn`` has outputs (L, m, d) of L labels; the set is a mask over codes.
     """
     number, size, width = drawn.shape
     split = _codes(drawn.reshape(-1, width))
     codes = split(drawn.reshape(-1, width)).reshape(number, size)
-    kinds = int(codes.max()) + 2  # the last is for outputs that come later
+    # The last code is for outputs that appear in later draws alone.
+    kinds = int(codes.max()) + 2
     counts = np.stack([np.bincount(row, minlength=kinds) for row in codes])
     best: tuple[float, int, int, np.ndarray] = (-1.0, 0, 1, np.zeros(kinds, bool))
     for low, high in itertools.permutations(range(number), 2):
         order = np.argsort(-(counts[low] + 0.5) / (counts[high] + 0.5), kind="stable")
         hits, others = counts[low][order].cumsum(), counts[high][order].cumsum()
         bounds = _bounds.event_bound(hits, others, size, delta, 0.05)
-        at = int(np.argmax(bounds))
-        if bounds[at] > best[0]:
+        last = int(np.argmax(bounds))
+        if bounds[last] > best[0]:
             event = np.zeros(kinds, bool)
-            event[order[: at + 1]] = True
+            event[order[: last + 1]] = True
             event[-1] = False
-            best = (float(bounds[at]), low, high, event)
+            best = (float(bounds[last]), low, high, event)
     return best[1], best[2], best[3], split
 
 
 def _codes(outputs: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the function that numbers outputs (n, d): one by one if few, else by bins."""
+    """Returns the function from outputs (n, d) to codes (n,); many outputs share codes by bins."""
     edges = []
     for column in outputs.T:
-        known = np.unique(column)
-        if known.size <= _MOST_OUTPUTS:
-            edges.append(0.5 * (known[1:] + known[:-1]))
+        values = np.unique(column)
+        if values.size <= _MOST_OUTPUTS:
+            edges.append(0.5 * (values[1:] + values[:-1]))
         else:
-            share = max(2, round(_BINS ** (1.0 / outputs.shape[1])))
-            edges.append(np.unique(np.quantile(column, np.arange(1, share) / share)))
-    cells = lambda rows: np.stack(  # noqa: E731
-        [np.searchsorted(e, column) for e, column in zip(edges, rows.T, strict=True)], axis=1
-    )
-    known = np.unique(cells(outputs), axis=0)
-    places = {row.tobytes(): place for place, row in enumerate(known)}
+            bins = max(2, round(_BINS ** (1.0 / outputs.shape[1])))
+            edges.append(np.unique(np.quantile(column, np.arange(1, bins) / bins)))
+
+    def cells(rows: np.ndarray) -> np.ndarray:
+        columns = zip(edges, rows.T, strict=True)
+        return np.stack([np.searchsorted(edge, column) for edge, column in columns], axis=1)
+
+    cells_found = np.unique(cells(outputs), axis=0)
+    code_of = {cell.tobytes(): code for code, cell in enumerate(cells_found)}
 
     def split(rows: np.ndarray) -> np.ndarray:
-        found, inverse = np.unique(cells(rows), axis=0, return_inverse=True)
-        numbers = np.array([places.get(row.tobytes(), len(known)) for row in found])
-        return numbers[inverse.ravel()]
+        unique, inverse = np.unique(cells(rows), axis=0, return_inverse=True)
+        codes = np.array([code_of.get(cell.tobytes(), len(cells_found)) for cell in unique])
+        return codes[inverse.ravel()]
 
     return split
 
 
 def _half_line(drawn: np.ndarray) -> tuple[int, int, np.ndarray, Callable[..., Any]]:
-    """Returns the labels of the most distant means, and the half line on one's side."""
+    """Returns the labels with the most distant means, and the half line of the first."""
     if drawn.shape[2] != 1:
         raise ValueError(
-            f"family='gaussian' takes one number for each label, got {drawn.shape[2]}. Project "
-            "the statistic on the direction that the label moves it along."
+            f"family='gaussian' needs one number per label, got {drawn.shape[2]}. Project the "
+            "statistic on the direction in which the label moves it."
         )
     means = drawn[:, :, 0].mean(axis=1)
     low, high = int(np.argmax(means)), int(np.argmin(means))
@@ -365,25 +367,25 @@ def _scores(name: str, scores: Any, rows: int, num_classes: int) -> np.ndarray:
     found = np.asarray(scores, dtype=np.float64)
     if found.shape != (rows, num_classes) or not np.all(np.isfinite(found)):
         raise ValueError(
-            f"{name} must be finite and of shape ({rows}, {num_classes}), got shape {found.shape}."
+            f"expected {name} to be finite and of shape ({rows}, {num_classes}), got shape "
+            f"{found.shape}. Score each class of each example."
         )
     return found
 
 
 def _with_proxy(scores: Any, labels: Any, proxy: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    if np.ndim(proxy) != 2:
-        raise ValueError(f"proxy must be of shape (n, K), got {np.shape(proxy)}.")
-    rows, num_classes = np.shape(proxy)
-    public = _validate.prior_rows("proxy", proxy, rows, num_classes)
-    if public.min() <= 0.0:
-        raise ValueError("proxy must be above zero for every class; mix it with a uniform one.")
+    num_classes = np.shape(scores)[-1]
     true = _validate.class_indices("labels", labels, num_classes)
-    if true.size != rows:
-        raise ValueError(f"proxy has {rows} rows, and there are {true.size} labels.")
-    return true, _scores("scores", scores, rows, num_classes), public
+    checked = _scores("scores", scores, true.size, num_classes)
+    public = _validate.prior_rows("proxy", proxy, true.size, num_classes)
+    if public.min() <= 0.0:
+        raise ValueError(
+            f"proxy must be above zero everywhere, got {public.min():g}. Mix it with a uniform one."
+        )
+    return true, checked, np.broadcast_to(public, checked.shape)
 
 
-def _of_guesses(
+def _result_of_guesses(
     difference: np.ndarray,
     coins: np.ndarray,
     rng: np.random.Generator,
@@ -394,7 +396,7 @@ def _of_guesses(
 ) -> AuditResult:
     """Returns the result of guessing coins by the signs of differences, the largest first."""
     guess = np.where(difference == 0.0, rng.integers(2, size=coins.size), difference > 0.0)
-    surest = np.argsort(-np.abs(difference), kind="stable")
-    bound, guesses, hits = _bounds.one_run_bound(guess == coins, surest, delta, 1.0 - confidence)
+    order = np.argsort(-np.abs(difference), kind="stable")
+    bound, guesses, hits = _bounds.one_run_bound(guess == coins, order, delta, 1.0 - confidence)
     words = f"{hits:,} of {guesses:,} guesses right, of {coins.size:,} {attack}"
     return AuditResult(bound, confidence, claimed, delta, words)

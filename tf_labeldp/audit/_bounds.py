@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from counts of an attacker's right guesses."""
+"""Lower bounds on epsilon from an attacker's counts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from tf_labeldp.accounting.gaussian import gaussian_epsilon
 
 _SHARES = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01)
-"""Of the canaries, surest first, that are guessed; the confidence is split among these."""
+"""Shares of canaries to guess, the most decisive first; the confidence is split among them."""
 _LARGEST = 50.0
-"""No bound is above this: it would protect nothing anyway."""
+"""Largest bound: an epsilon above it protects nothing."""
 
 
 def clopper_pearson(hits: Any, draws: int, level: float) -> tuple[Any, Any]:
-    """Returns bounds of a probability, each passed with probability ``level`` at most."""
+    """Returns lower and upper bounds on a probability; each fails with at most ``level``."""
     from scipy import stats
 
     hits = np.asarray(hits, np.float64)
@@ -27,9 +27,9 @@ def clopper_pearson(hits: Any, draws: int, level: float) -> tuple[Any, Any]:
 
 
 def event_bound(hits: Any, others: Any, draws: int, delta: float, level: float) -> Any:
-    """Returns epsilon of an event that came ``hits`` times for one label, ``others`` for another.
+    """Returns epsilon of an event with ``hits`` under one label and ``others`` under another.
 
-    ``P(S) <= e^epsilon Q(S) + delta``, with a Clopper-Pearson bound for either side.
+    By ``P(S) <= e^epsilon Q(S) + delta``, with a Clopper-Pearson bound on either probability.
     """
     low, _ = clopper_pearson(hits, draws, level / 2.0)
     _, high = clopper_pearson(others, draws, level / 2.0)
@@ -38,7 +38,7 @@ def event_bound(hits: Any, others: Any, draws: int, delta: float, level: float) 
 
 
 def gaussian_bound(hits: int, others: int, draws: int, delta: float, level: float) -> float:
-    """Returns epsilon of the least Gaussian noise that explains the counts of a half line."""
+    """Returns epsilon for the largest Gaussian noise that explains the counts of a half line."""
     from scipy import stats
 
     low, _ = clopper_pearson(hits, draws, level / 2.0)
@@ -48,27 +48,27 @@ def gaussian_bound(hits: int, others: int, draws: int, delta: float, level: floa
 
 
 def one_run_bound(
-    right: np.ndarray, surest: np.ndarray, delta: float, level: float
+    right: np.ndarray, order: np.ndarray, delta: float, level: float
 ) -> tuple[float, int, int]:
-    """Returns epsilon, guesses and right ones, from canaries of one run (``level`` in all).
+    """Returns epsilon, the number of guesses and the number of right ones in one run.
 
     Args:
-        right: (m,) whether each canary's label would be guessed right.
-        surest: (m,) the order in which they are guessed, surest first.
-        delta: of the bound.
-        level: the probability of a bound that is too high, at most.
+        right: (m,) whether the guess of each canary's label is right.
+        order: (m,) canaries, the most decisive guess first.
+        delta: in [0, 1).
+        level: largest probability of a bound that is too high.
     """
     size = len(right)
     best = (0.0, size, int(right.sum()))
     for share in _SHARES:
         guesses = max(1, int(share * size))
-        hits = int(right[surest[:guesses]].sum())
-        found = _one_share(size, guesses, hits, delta, level / len(_SHARES))
-        best = max(best, (found, guesses, hits))
+        hits = int(right[order[:guesses]].sum())
+        bound = _bound_of_share(size, guesses, hits, delta, level / len(_SHARES))
+        best = max(best, (bound, guesses, hits))
     return best
 
 
-def _one_share(size: int, guesses: int, hits: int, delta: float, level: float) -> float:
+def _bound_of_share(size: int, guesses: int, hits: int, delta: float, level: float) -> float:
     from scipy import optimize
 
     def beyond(epsilon: float) -> float:
@@ -84,8 +84,8 @@ def _one_share(size: int, guesses: int, hits: int, delta: float, level: float) -
 def _p_value(size: int, guesses: int, hits: int, epsilon: float, delta: float) -> float:
     """Bounds the probability of ``hits`` right guesses (Steinke et al. 2023, Theorem 5.2).
 
-    The number is dominated by a binomial one of ``e^epsilon / (1 + e^epsilon)``, except for a part
-    that delta allows: ``2 m delta`` times the largest mean mass just below ``hits``.
+    A binomial number with rate ``e^epsilon / (1 + e^epsilon)`` dominates it, except for what delta
+    allows: ``2 m delta`` times the largest mean mass just below ``hits``.
     """
     from scipy import stats
 

@@ -11,17 +11,17 @@ class AuditResult:
     """A lower bound on epsilon; print it.
 
     Attributes:
-        lower_bound: epsilon is at least this, unless the audit was unlucky.
-        confidence: the probability, at least, that a sound mechanism's bound is below its epsilon.
-        claimed: the epsilon that is claimed; None if none was named.
-        delta: of the bound.
-        attack: the attack, in words.
+        lower_bound: epsilon is at least this, at the given confidence.
+        confidence: least probability that the bound of a sound mechanism is below its epsilon.
+        claimed: claimed epsilon; None for no claim.
+        delta: delta of the claim and of the bound.
+        attack: the attack in words.
 
     Example:
         >>> print(AuditResult(1.2, 0.95, 1.0, 0.0, "1,000 draws"))
         epsilon is at least 1.2, with 0.95 confidence
           by: 1,000 draws
-          claimed: 1: the claim is FALSE, or is of something else than was audited
+          claimed: 1: the claim is FALSE, or covers something else than the audit
     """
 
     lower_bound: float
@@ -32,7 +32,7 @@ class AuditResult:
 
     @property
     def refutes(self) -> bool:
-        """Whether the bound is above the claim: then something is wrong."""
+        """Whether the bound exceeds the claim."""
         return self.claimed is not None and self.lower_bound > self.claimed
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class AuditResult:
         lines = [f"{found}confidence", f"  by: {self.attack}"]
         if self.claimed is not None:
             verdict = (
-                "the claim is FALSE, or is of something else than was audited"
+                "the claim is FALSE, or covers something else than the audit"
                 if self.refutes
                 else "no contradiction; an audit can't show that a claim is true"
             )
@@ -49,7 +49,7 @@ class AuditResult:
         return "\n".join(lines)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Writes a picture of the bound and the claim; needs matplotlib."""
+        """Writes an image of the bound and the claim; needs matplotlib."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(6.0, 1.8), layout="constrained")
@@ -66,14 +66,14 @@ class AuditResult:
 
 @dataclasses.dataclass(frozen=True)
 class LabelInference:
-    """How well labels are guessed with a model, and without it; print it.
+    """The accuracy of guessing labels with a model and without it; print it.
 
     Attributes:
-        accuracy: share of labels that are guessed right with the model.
-        baseline: share that public features alone give.
-        advantage: the first less the second.
-        interval: of the advantage.
-        confidence: of the interval.
+        accuracy: share of labels guessed right with the model.
+        baseline: share guessed right from public features alone.
+        advantage: ``accuracy - baseline``.
+        interval: confidence interval of the advantage.
+        confidence: confidence of the interval.
 
     Example:
         >>> LabelInference(0.9, 0.6, 0.3, (0.2, 0.4), 0.95).advantage

@@ -1,6 +1,6 @@
-"""The command line, ``tf-labeldp VERB``: its verbs, their options, and how a command ends.
+"""The command line, ``tf-labeldp VERB``: its verbs, their options and exit codes.
 
-Nothing heavy is loaded here: the module of a verb is loaded once its options are checked.
+A verb's module is loaded once its options are checked, so that ``--help`` loads nothing heavy.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ import importlib
 import math
 import os
 import pathlib
-import re
 import signal
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from tf_labeldp._version import __version__
@@ -30,17 +28,30 @@ An error is one line, the last one on stderr, and exit code 2; other lines on st
 and remarks. Of an unexpected error only the kind is shown, since its text may quote a label; with
 {_TRACEBACK}=1 in the environment all of it is shown, for the label holder's eyes alone.
 """
-_SMALL_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _LARGEST_EPSILON = 1000.0
-"""e to this power is more than a double holds, and a label is as good as published."""
+"""e to this power overflows a double; such an epsilon protects nothing."""
 _MOST_CLASSES = 10**9
-"""Draws of more than 2^53 classes would not end."""
+"""Draws among more than 2^53 classes would not end."""
 
 _LOSSES = ("squared_error", "absolute_error", "poisson")
 _RR_ON_BINS = "rr_on_bins"
 _BASELINES = ("laplace", "discrete_laplace", "staircase", "discrete_staircase", "exponential")
-_GRID_ONLY = ("prior_epsilon", "max_values", "whole_numbers")
-_REGRESSION_ONLY = ("low", "high", "clip", "mechanism", "loss", *_GRID_ONLY)
+_HISTOGRAM = ("prior_epsilon", "max_values", "whole_numbers")
+# Options, the condition for each group, and the purpose that an error names.
+_RULES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (
+        ("high", "clip", "mechanism", "loss", *_HISTOGRAM),
+        lambda args: args.low is not None,
+        "labels that are numbers",
+    ),
+    (
+        ("loss", "prior", *_HISTOGRAM),
+        lambda args: getattr(args, "mechanism", None) in (None, _RR_ON_BINS),
+        f"--mechanism {_RR_ON_BINS}",
+    ),
+    (_HISTOGRAM, lambda args: args.prior is None, "runs without --prior"),
+    (("insecure_seed", "mechanism"), lambda args: args.draws == "stored", "--draws stored"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,19 +94,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         _add_forget,
     ):
         add_verb(verbs)
-    words = _joined(sys.argv[1:] if argv is None else argv)
-    # The verb is known before the arguments are parsed: all errors begin with the same name.
+    words = sys.argv[1:] if argv is None else argv
+    # All errors of a verb begin with its name, those of the parser too.
     name = f"{parser.prog} {words[0]}" if words and words[0] in verbs.choices else parser.prog
+    if argv is None and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
     try:
-        with _ended_by_sigterm():
-            args = parser.parse_args(words)
-            if args.check:
-                args.check(args)
-            module, _, function = args.run.partition(".")
-            module = importlib.import_module(f"tf_labeldp.cli.{module}")
-            return int(getattr(module, function)(args))
-    except _console.UsageError as error:
-        reason = f"{error}. See {name} --help."
+        args = parser.parse_args(words)
+        if args.check:
+            args.check(args)
+        module, _, function = args.run.partition(".")
+        module = importlib.import_module(f"tf_labeldp.cli.{module}")
+        return int(getattr(module, function)(args))
     except _console.CommandError as error:
         reason = str(error)
     except _console.Terminated:
@@ -106,8 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         reason = (
-            f"unexpected {type(error).__name__}; its text is kept back, since it may quote a label "
-            f"(with {_TRACEBACK}=1 in the environment it is shown)"
+            f"unexpected {type(error).__name__}; its text is withheld, since it may quote a label "
+            f"(set {_TRACEBACK}=1 in the environment to see it)"
         )
         if os.environ.get(_TRACEBACK) == "1":
             _console.say(traceback.format_exc(), error=True)
@@ -115,68 +125,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 2
 
 
-def _joined(words: Sequence[str]) -> list[str]:
-    """Returns the command line with ``--low -1e3`` as one word: argparse takes it for an option."""
-    joined: list[str] = []
-    for word in words:
-        if joined and joined[-1] in ("--low", "--high") and _SMALL_NUMBER.fullmatch(word):
-            joined[-1] += f"={word}"
-        else:
-            joined.append(word)
-    return joined
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Turns SIGTERM into an exception, so that hidden files are removed; a caller's handler stays.
-
-    Only the main thread may set handlers.
-    """
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
-    ):
-        yield
-        return
-
-    def end(*unused: object) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one is enough; cleaning up takes no time
-        raise _console.Terminated
-
-    signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _terminate(*unused: object) -> NoReturn:
+    # A second signal would stop the removal of hidden files.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _console.Terminated
 
 
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, like those of the verbs."""
 
-    def __init__(self, **settings: Any) -> None:
-        if sys.version_info >= (3, 14):
-            settings["suggest_on_error"] = True
-        super().__init__(**settings)
-
     def error(self, message: str) -> NoReturn:
-        if re.search("required: (?!-)", message):
-            # An option that takes several words may have taken it.
-            message += " (before the options, as --classes and the like take all words after them)"
-        raise _console.UsageError(message)
+        raise _console.CommandError(f"{message}. See {self.prog} --help.")
 
 
 def _epsilon(text: str) -> float:
     with contextlib.suppress(ValueError):
         if 0.0 < float(text) <= _LARGEST_EPSILON:
             return float(text)
-        if _LARGEST_EPSILON < float(text) < math.inf:
-            raise argparse.ArgumentTypeError(
-                f"epsilon must be at most {_LARGEST_EPSILON:g}, got {text!r}, which protects "
-                "nothing; little is protected above about 10"
-            )
-    several = ", several go with spaces between them" if "," in text else ""
     raise argparse.ArgumentTypeError(
-        f"epsilon must be a finite number above zero, got {text!r}{several}"
+        f"epsilon must be above zero and at most {_LARGEST_EPSILON:g}, got {text!r}"
     )
 
 
@@ -187,14 +154,14 @@ def _number(text: str) -> float:
     raise argparse.ArgumentTypeError(f"must be a finite number, got {text!r}")
 
 
-def _at_least(minimum: int) -> Callable[[str], int]:
+def _whole(minimum: int, maximum: float = math.inf) -> Callable[[str], int]:
+    words = f"at least {minimum}" + (f" and at most {maximum:,}" if maximum < math.inf else "")
+
     def whole(text: str) -> int:
         with contextlib.suppress(ValueError):
-            if int(text) >= minimum:
+            if minimum <= int(text) <= maximum:
                 return int(text)
-        raise argparse.ArgumentTypeError(
-            f"must be a whole number of at least {minimum}, got {text!r}"
-        )
+        raise argparse.ArgumentTypeError(f"must be a whole number, {words}, got {text!r}")
 
     return whole
 
@@ -203,12 +170,61 @@ def _path(text: str) -> pathlib.Path:
     return pathlib.Path(text).expanduser()
 
 
+def _check_labels(args: argparse.Namespace) -> None:
+    """Checks the options of the labels, before any file is read."""
+    for names, allowed, purpose in _RULES:
+        for name in names:
+            if getattr(args, name, None) is not None and not allowed(args):
+                option = name.replace("_", "-")
+                raise _console.CommandError(f"--{option} is for {purpose}; leave it out")
+    if args.classes and len(set(args.classes)) < max(2, len(args.classes)):
+        raise _console.CommandError(
+            "--classes must name at least two classes, each once, got "
+            f"{len(args.classes)} names of which {len(set(args.classes))} differ"
+        )
+    if args.low is None:
+        return
+    if args.high is None or args.low >= args.high:
+        raise _console.CommandError(
+            "expected --low LOW and --high HIGH, with LOW below HIGH; give the smallest and the "
+            "largest possible label, not those of the table, which would reveal labels"
+        )
+    if args.loss == "poisson" and args.low < 0.0:
+        raise _console.CommandError(
+            f"--loss poisson needs labels of zero or more, got --low {args.low:g}; use another "
+            "loss or range"
+        )
+
+
+def _check_train(args: argparse.Namespace) -> None:
+    _check_labels(args)
+    if (args.images is None) != (args.file is None):
+        raise _console.CommandError("--images DIR and --file NAME go together: give both or none")
+
+
+def _check_randomize(args: argparse.Namespace) -> None:
+    if (args.task == "regression") != (args.low is not None):
+        raise _console.CommandError(
+            "--task regression goes with --low and --high, --task classification with "
+            "--num-classes or --classes"
+        )
+    _check_labels(args)
+    if args.draws == "keyed":
+        if args.store is None:
+            raise _console.CommandError("--draws keyed needs --store DIR, where its key is kept")
+        if len(args.id or ()) > 1:
+            raise _console.CommandError(
+                f"--draws keyed takes one --id, got {len(args.id)}; name the column that "
+                "identifies the rows"
+            )
+
+
 # fmt: off
 def _verb(verbs: Any, name: str, run: str, check: Any = None, **texts: str) -> Any:
-    """Adds a verb, whose function ``run`` has a module of its own; returns what adds options."""
+    """Adds a verb with its function ``run``, ``MODULE.NAME``, and returns its parser."""
     parser = verbs.add_parser(name, **texts)
     parser.set_defaults(run=run, check=check)
-    return parser.add_argument
+    return parser
 
 
 def _add_recommend(verbs: Any) -> None:
@@ -217,26 +233,26 @@ def _add_recommend(verbs: Any) -> None:
         help="print the method that was best at this epsilon",
         description="Prints the choice of PrivateClassifier for data of this kind, its reason and "
         "the measurements behind it, before any label is read.",
-    )
+    ).add_argument
     add("--epsilon", required=True, type=_epsilon, help="privacy parameter")
-    add("--examples", required=True, type=_at_least(1), metavar="N", help="number of labels")
+    add("--examples", required=True, type=_whole(1), metavar="N", help="number of labels")
     add("--kind", required=True, choices=("images", "table", "numbers"),
-        help="of the features: images, a table of columns, or rows of numbers of one meaning, such "
-        "as embeddings")
+        help="kind of features: images, a table of columns, or rows of numbers with one meaning, "
+        "such as embeddings")
 
 
 def _add_audit(verbs: Any) -> None:
     add = _verb(
         verbs, "audit", "_verbs.audit",
         help="bound the epsilon of the mechanism of noisy labels from below",
-        description="Draws from the mechanism that an output of tf-labeldp randomize names, on "
-        "made-up labels, and prints a lower bound on its epsilon. The exit code is 1 if that is "
-        "above its claim.",
-    )
+        description="Draws from the mechanism in the statement of a randomized table, on synthetic "
+        "labels, and prints a lower bound on its epsilon. The exit code is 1 if the bound is above "
+        "the claim.",
+    ).add_argument
     add("output", type=_path, help="output of tf-labeldp randomize, with its statement")
-    add("--draws", type=_at_least(1000), default=400_000, metavar="N", help="default: 400000")
-    add("--seed", type=_at_least(0), metavar="N", help="repeatable draws")
-    add("--plot", type=_path, metavar="FILE", help="picture of the bound and the claim")
+    add("--draws", type=_whole(1000), default=400_000, metavar="N",
+        help="number of draws (default: 400000)")
+    add("--seed", type=_whole(0), metavar="N", help="repeatable draws")
 
 
 def _add_report(verbs: Any) -> None:
@@ -247,7 +263,7 @@ def _add_report(verbs: Any) -> None:
         "report.json: releases, spending over time, the rest of the budget, assumptions by who "
         "must vouch for them, published files with their digests, audits and versions. The exit "
         "code is 1 if a file or an audit contradicts its claim.",
-    )
+    ).add_argument
     add("store", type=_path, metavar="FOLDER",
         help="folder of a store, or of several, which are then reported together")
     add("--published", type=_path, nargs="+", default=(), metavar="FILE",
@@ -261,9 +277,9 @@ def _add_verify(verbs: Any) -> None:
     add = _verb(
         verbs, "verify", "_verbs.run_verify",
         help="compare a published file with its statement",
-        description="Checks that noisy labels or a model are as they were written, and that their "
-        "receipts add up to their statement. The exit code is 1 if something is wrong.",
-    )
+        description="Checks that noisy labels or a model are unchanged, and that their receipts "
+        "add up to their statement. The exit code is 1 if a check fails.",
+    ).add_argument
     add("file", type=_path, metavar="FILE",
         help="output of tf-labeldp randomize or train, folder of noisy labels, or .keras file")
     add("--store", type=_path, metavar="DIR",
@@ -275,40 +291,42 @@ def _add_verify(verbs: Any) -> None:
 def _add_forget(verbs: Any) -> None:
     add = _verb(
         verbs, "forget", "_verbs.run_forget",
-        help="erase the labels' traces in a store, and keep its account",
+        help="erase all traces of the labels in a store, except for its ledger",
         description="Erases the draws, the key and the salted digest of the labels in a store. "
-        "The account stays, for tf-labeldp report and for the other stores of a project. "
-        "Nothing can be drawn of these labels any more.",
-    )
+        "The record of charges stays, for tf-labeldp report and for other stores of the project. "
+        "No further draw of these labels is possible.",
+    ).add_argument
     add("store", type=_path, metavar="FOLDER", help="folder of the store")
-    add("--yes", action="store_true", help="needed: it can't be undone")
+    add("--yes", action="store_true", help="required: this can't be undone")
 
 
 def _add_train(verbs: Any) -> None:
-    add = _verb(
+    parser = _verb(
         verbs, "train", "_train.run_train", check=_check_train,
-        help="train a model on private labels, chosen for the data",
-        description="Trains the choice of PrivateClassifier or PrivateRegressor for a table, or "
-        "for images and a table of their labels, and writes a folder: model.keras, its statement "
-        "privacy.json, and report.txt. All three may be published.",
+        help="train a model on private labels",
+        description="Trains PrivateClassifier or PrivateRegressor on a table, or on images and a "
+        "table of their labels, and writes a folder: model.keras, its statement privacy.json, and "
+        "report.txt. All three may be published.",
         epilog="Every column but --label and --drop is a public feature. Classes and range must be "
         "chosen without looking at the labels. Each run without --store spends again.",
     )
+    parser.set_defaults(draws="stored", prior=None)
+    add = parser.add_argument
     add("input", type=_path, help="table: .csv, .csv.gz or .parquet")
     add("--label", required=True, metavar="NAME", help="column of the labels")
     add("--delta", type=_number, help="privacy parameter (default: 1e-5, or 0.1 over the number of "
         "rows if that is less)")
-    _add_labels(add)
+    _add_labels(parser)
     add("--loss", choices=("squared_error", "poisson"),
-        help="of numbers: poisson is for counts (default: squared_error)")
+        help="loss for numbers; poisson is for counts (default: squared_error)")
     add("--drop", action="append", default=[], metavar="NAME",
         help="column to leave out, such as ids; may be given several times")
     add("--images", type=_path, metavar="DIR",
-        help="folder of images, which are then the features")
+        help="folder of images; the images are then the features")
     add("--file", metavar="NAME", help="column of the table with the names of the images")
     add("--evaluate", type=_epsilon, metavar="EPSILON",
-        help="hold a tenth of the rows out, and release how good the model is on them, at this "
-        "epsilon; their labels train nothing, so that the larger epsilon is that of the whole")
+        help="hold out a tenth of the rows, and release the model's quality on them at this "
+        "epsilon; training does not use their labels, so the larger epsilon covers both")
     add("--output", type=_path, default=pathlib.Path("trained"), metavar="DIR",
         help="new folder for the results (default: trained)")
 
@@ -318,22 +336,22 @@ def _add_demo(verbs: Any) -> None:
         verbs, "demo", "_demo.run_demo",
         help="train with and without label privacy and compare",
         description="Trains a small Keras model without privacy (NOT PRIVATE, for comparison), "
-        "with LP-1ST (randomized response), LP-2ST (two stages, RRWithPrior), DP-SGD and the "
-        "choice of PrivateClassifier at several epsilon, prints a table, and writes a plot, "
+        "with LP-1ST (randomized response), LP-2ST (two stages, RRWithPrior), DP-SGD and "
+        "PrivateClassifier at several values of epsilon, prints a table, and writes a plot, "
         "privacy statements, noisy labels and models to a folder. Files of an earlier demo in that "
         "folder are replaced; other files are left untouched.",
-    )
+    ).add_argument
     add("--data", default="digits", metavar="NAME",
-        help="digits (comes with scikit-learn; default), or the name of a file DIR/NAME.npz, which "
-        "examples/demo_datasets.py writes for adult, mnist, fashion_mnist and TFDS")
+        help="digits (comes with scikit-learn; default), or the name of a file DIR/NAME.npz; "
+        "examples/demo_datasets.py writes adult, mnist, fashion_mnist and TFDS data sets")
     add("--data-dir", type=_path, default=os.environ.get("LABELDP_DATA_DIR") or None,
         metavar="DIR",
         help="folder of the file (default: the environment variable LABELDP_DATA_DIR)")
     add("--epsilons", type=_epsilon, nargs="+", default=[1.0, 2.0, 4.0], metavar="EPSILON",
         help="privacy parameters (default: 1 2 4)")
-    add("--epochs", type=_at_least(1), metavar="N",
+    add("--epochs", type=_whole(1), metavar="N",
         help="epochs per stage; LP-2ST has two stages (default: 15 for digits, 3 for others)")
-    add("--insecure-seed", type=_at_least(0), metavar="N",
+    add("--insecure-seed", type=_whole(0), metavar="N",
         help="repeatable random numbers; the statements are then 'NOT PRIVATE: seeded' (default: "
         "the operating system's secure generator)")
     add("--output", type=_path, default=pathlib.Path("demo-output"), metavar="DIR",
@@ -341,167 +359,83 @@ def _add_demo(verbs: Any) -> None:
 
 
 def _add_randomize(verbs: Any) -> None:
-    add = _verb(
+    parser = _verb(
         verbs, "randomize", "_randomize.run_randomize", check=_check_randomize,
         help="draw noisy labels for CSV or Parquet tables",
         description="Draws one noisy label for each label of CSV or Parquet tables, and writes "
         "them with the row ids, without the labels, next to a privacy statement, "
         "OUTPUT.privacy.json; tf_labeldp.NoisyLabels.load(OUTPUT) reads both. Both files may be "
         "published; the statement names the time of the draw and its actor (LABELDP_ACTOR, or the "
-        "name of the login). The input, the store and the errors of this command are for the label "
-        "holder alone. Several files are one table, with one prior and one statement: all are "
-        "checked before anything is drawn, and the folder of the output appears as a whole.",
+        "login name). The input, the store and the errors of this command are for the label holder "
+        "alone. Several files are one table, with one prior and one statement: all are checked "
+        "before anything is drawn, and the output folder appears complete.",
         epilog="The rows keep their order, and the id columns are copied: neither may depend on "
         "the labels. Range, classes and settings must be chosen without looking at the labels. "
-        "Each run without --store draws, and spends, again; publishing the outputs of several "
-        "costs the sum of their epsilons. The form of errors: see tf-labeldp --help.",
+        "Each run without --store draws, and spends, again; publishing the outputs of several runs "
+        "costs the sum of their epsilons. tf-labeldp --help explains errors.",
     )
+    add = parser.add_argument
     add("input", type=_path, nargs="+",
-        help="table with the labels: .csv, .csv.gz or .parquet; several files, a folder of them or "
-        "a pattern such as 'labels/*.csv', whose rows are in the order of the files' names; or - "
-        "for CSV from stdin. Goes first, since --classes takes all words after it")
+        help="table with the labels: .csv, .csv.gz or .parquet; several files, a folder or a "
+        "pattern such as 'labels/*.csv', with rows in the order of the file names; or - for CSV "
+        "from stdin. Goes first, since --classes takes all words after it")
     add("--column", required=True, metavar="NAME", help="column of the labels")
     add("--task", required=True, choices=("regression", "classification"))
     add("--output", required=True, type=_path,
-        help="new table: .csv, .csv.gz or .parquet; for several inputs also a new folder, with a "
-        "table for each file; or - for CSV to stdout")
+        help="new table: .csv, .csv.gz or .parquet; for several inputs also a new folder, with one "
+        "table per file; or - for CSV to stdout")
     add("--statement", type=_path, metavar="FILE",
-        help="where the statement goes with --output -; rows.csv.privacy.json if the rows will be "
-        "in rows.csv")
-    add("--jobs", type=_at_least(1), metavar="N",
-        help="threads that read and write (default: one for each processor)")
+        help="file for the statement with --output -; rows.csv.privacy.json if the rows will be in "
+        "rows.csv")
+    add("--jobs", type=_whole(1), metavar="N",
+        help="threads that read and write (default: one per processor)")
     add("--prior", type=_path, metavar="FILE",
-        help="public prior, made without these labels: JSON with values (regression) and "
-        "probabilities, or CSV with two columns. Regression then spends nothing on a histogram, "
-        "classification then uses RRWithPrior")
+        help="public prior, made without these labels: JSON with probabilities, in the order of "
+        "the classes, or with values and probabilities of numbers. Regression then spends nothing "
+        "on a histogram, classification then uses RRWithPrior")
     add("--id", action="append", metavar="NAME",
         help="column to copy, may be given several times (default: the column named id, row_id or "
-        "row, else row numbers from 0 in a column row). No other column is copied")
+        "row, else a column row with row numbers from 0). No other column is copied")
     add("--output-column", metavar="NAME", help="name of the noisy labels (default: --column)")
     add("--draws", choices=("stored", "keyed"), default="stored",
-        help="keyed: by a secret key, labels.key in the --store, and the id of the row, so that "
-        "Beam or Spark can make the same draws; stored: by the operating system's generator "
-        "(default)")
+        help="keyed: by a secret key, labels.key in --store, and the row id, so that Beam and "
+        "Spark can repeat the draws; stored: by the operating system's generator (default)")
     add("--overwrite", action="store_true", help="replace an existing output")
     add("--quiet", action="store_true", help="print errors alone: no progress, no remarks")
-    _add_labels(add)
+    _add_labels(parser)
     add("--mechanism", choices=(_RR_ON_BINS, *_BASELINES),
-        help=f"of numbers; default: {_RR_ON_BINS}, randomized response on the bins with the least "
-        "expected loss; the others are for comparison")
+        help=f"mechanism for numbers (default: {_RR_ON_BINS}, randomized response on the bins with "
+        "the least expected loss; the others are for comparison)")
     add("--loss", choices=_LOSSES,
-        help=f"of numbers, for which the bins are best (default: {_LOSSES[0]})")
+        help=f"loss for numbers that the bins minimize (default: {_LOSSES[0]})")
     add("--prior-epsilon", type=_epsilon, metavar="EPSILON",
         help="part of --epsilon for the private histogram of numbers (default: chosen by the "
         "number of labels)")
-    add("--max-values", type=_at_least(2), metavar="N",
-        help="most values that numbers are rounded to for the histogram (default: 64)")
+    add("--max-values", type=_whole(2), metavar="N",
+        help="largest number of values in the histogram (default: 64)")
     add("--whole-numbers", action="store_true", default=None,
         help="the numbers are counts or other whole numbers, so no bin ends between them")
 
 
-def _add_labels(add: Any) -> None:
-    add("--num-classes", type=_at_least(2), metavar="K", help="labels are whole numbers 0..K-1")
-    add("--classes", nargs="+", metavar="NAME",
-        help="labels are names: those of all classes, which are public")
-    add("--low", type=_number, help="labels are numbers: the smallest one, which is public")
-    add("--high", type=_number, help="the largest number, which is public")
+def _add_labels(parser: Any) -> None:
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--num-classes", type=_whole(2, _MOST_CLASSES), metavar="K",
+        help="labels are whole numbers 0..K-1")
+    kind.add_argument("--classes", nargs="+", metavar="NAME",
+        help="labels are names; give those of all classes, which are public")
+    kind.add_argument("--low", type=_number,
+        help="labels are numbers; give the smallest possible one, which is public (--low=-1e3 for "
+        "a negative number with an exponent)")
+    add = parser.add_argument
+    add("--high", type=_number, help="the largest possible number, which is public")
     add("--clip", action="store_true", default=None,
         help="set numbers outside the range to its nearer end instead of refusing them")
     add("--epsilon", required=True, type=_epsilon, help="privacy parameter of the output")
     add("--store", type=_path, metavar="DIR",
-        help="folder that keeps the draws: a run that was stopped, started again with it, goes on "
-        "with the same draws and spends nothing twice. It stays with the labels, so it must not be "
-        "in the folder of the output, nor the other way round")
-    add("--insecure-seed", type=_at_least(0), metavar="N",
+        help="folder that stores the draws: a run that was killed, started again with the same "
+        "store, resumes with its draws and spends nothing twice. The store stays with the labels, "
+        "so it must not be in the folder of the output, nor contain it")
+    add("--insecure-seed", type=_whole(0), metavar="N",
         help="repeatable draws; the statement is then 'NOT PRIVATE: seeded' (default: the "
         "operating system's secure generator)")
 # fmt: on
-
-
-def _check_train(args: argparse.Namespace) -> None:
-    numbers = args.low is not None or args.high is not None
-    if (args.num_classes is not None) + (args.classes is not None) + numbers != 1:
-        raise _console.CommandError(
-            "say what the labels are, by one of --num-classes K, --classes NAME ..., and --low "
-            "with --high; it is public, and not taken from the labels"
-        )
-    if numbers and (args.low is None or args.high is None or args.low >= args.high):
-        raise _console.CommandError("numbers need both --low and --high, the first below the other")
-    for name in ("clip", "loss"):
-        if getattr(args, name) and not numbers:
-            raise _console.CommandError(f"--{name} is for labels that are numbers; leave it out")
-    _check_poisson(args)
-    if (args.images is None) != (args.file is None):
-        raise _console.CommandError("--images DIR and --file NAME go together: give both or none")
-    if args.delta is not None and not 0.0 < args.delta < 1.0:
-        raise _console.CommandError(f"--delta must lie between 0 and 1, got {args.delta:g}")
-
-
-def _check_randomize(args: argparse.Namespace) -> None:
-    if args.draws == "keyed":
-        _refuse(args, ("insecure_seed",), "is for --draws stored")
-        if args.store is None:
-            raise _console.CommandError("--draws keyed needs --store DIR, where its key is kept")
-        if args.mechanism not in (None, _RR_ON_BINS):
-            raise _console.CommandError(
-                f"--draws keyed takes --mechanism {_RR_ON_BINS}, got {args.mechanism}"
-            )
-        if len(args.id or ()) > 1:
-            raise _console.CommandError(
-                f"--draws keyed takes one --id, got {len(args.id)}; name the column that "
-                "identifies the rows"
-            )
-    (_check_regression if args.task == "regression" else _check_classification)(args)
-
-
-def _check_regression(args: argparse.Namespace) -> None:
-    _refuse(args, ("num_classes", "classes"), "is for --task classification")
-    for name in ("low", "high"):
-        if getattr(args, name) is None:
-            raise _console.CommandError(
-                f"--task regression needs --{name}, an end of the public range of the labels; it "
-                "is not taken from the labels, since that would reveal the one at the end"
-            )
-    if args.low >= args.high:
-        raise _console.CommandError(
-            f"--low must be below --high, got --low {args.low:g} --high {args.high:g}; they are "
-            "the smallest and the largest label"
-        )
-    if args.mechanism not in (None, _RR_ON_BINS):
-        _refuse(args, ("loss", *_GRID_ONLY, "prior"), f"is for --mechanism {_RR_ON_BINS}")
-    _check_poisson(args)
-    if args.prior is not None:
-        _refuse(args, _GRID_ONLY, "is for runs without --prior")
-
-
-def _check_classification(args: argparse.Namespace) -> None:
-    _refuse(args, _REGRESSION_ONLY, "is for --task regression")
-    if (args.classes is None) == (args.num_classes is None):
-        raise _console.CommandError(
-            "--task classification needs either --num-classes K, for labels 0..K-1, or --classes, "
-            f"the names of all classes; got {'neither' if args.classes is None else 'both'}"
-        )
-    if args.num_classes is not None and args.num_classes > _MOST_CLASSES:
-        raise _console.CommandError(
-            f"--num-classes must be at most {_MOST_CLASSES:,}, got {args.num_classes:,}; are these "
-            "labels numbers, for --task regression?"
-        )
-    if args.classes and (len(set(args.classes)) < max(2, len(args.classes))):
-        raise _console.CommandError(
-            "--classes must name at least two classes, each once, got "
-            f"{len(args.classes)} names of which {len(set(args.classes))} differ"
-        )
-
-
-def _check_poisson(args: argparse.Namespace) -> None:
-    if args.loss == "poisson" and args.low < 0.0:
-        raise _console.CommandError(
-            f"--loss poisson needs labels of zero or more, got --low {args.low:g}; take another "
-            "loss or range"
-        )
-
-
-def _refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:
-    for name in names:
-        if getattr(args, name) is not None:
-            raise _console.CommandError(f"--{name.replace('_', '-')} {reason}; leave it out")

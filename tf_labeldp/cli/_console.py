@@ -1,4 +1,4 @@
-"""The errors of all verbs, and their lines for people."""
+"""The errors of all verbs, and lines for people."""
 
 from __future__ import annotations
 
@@ -10,20 +10,16 @@ from typing import IO
 
 
 class CommandError(ValueError):
-    """A command cannot be carried out as asked; the message is one line and gives the remedy."""
-
-
-class UsageError(CommandError):
-    """A command line that the command does not take; its help lists those that it takes."""
+    """A command cannot be carried out; the message is one line and says what to do."""
 
 
 class Terminated(KeyboardInterrupt):
-    """The process was asked to end (SIGTERM); cleaned up after like a stop by hand."""
+    """SIGTERM ended the process; cleaned up after like a stop by hand."""
 
 
 @contextlib.contextmanager
 def explained(*kinds: type[Exception]) -> Iterator[None]:
-    """Turns errors of the library that show no label into errors of the command, of one line."""
+    """Turns errors of the library that quote no label into errors of the command, in one line."""
     try:
         yield
     except kinds as error:
@@ -31,24 +27,24 @@ def explained(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def say(text: str, *, error: bool = False) -> None:
-    """Prints to stdout, or to stderr, if anybody listens there.
+    """Prints to stdout or stderr; characters that the encoding lacks are escaped.
 
     A reader that went away, a full disk behind ``>`` and a closed stream are no failures of the
-    command, whose files are complete. Characters that the stream's encoding lacks come as escapes.
+    command: its files are complete.
     """
     stream = sys.stderr if error else sys.stdout
-    if stream is None:  # the process was started with this stream closed
+    if stream is None:  # The process was started with this stream closed.
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
         stream.flush()
-    except (OSError, ValueError):  # ValueError: closed meanwhile
+    except (OSError, ValueError):  # ValueError is that of a closed stream.
         drop_rest(stream)
 
 
 def drop_rest(stream: IO[str]) -> None:
-    """Drops the rest of a stream's buffer: it would fail once more, at the process's end."""
+    """Drops the rest of a stream's buffer, which would fail once more when the process ends."""
     with contextlib.suppress(OSError, ValueError):
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, stream.fileno())
@@ -56,26 +52,24 @@ def drop_rest(stream: IO[str]) -> None:
 
 
 def one_line(text: str) -> str:
-    """Returns text with line ends and other unprintable characters, as of a path, as escapes."""
+    """Returns text, such as a path, with line ends and unprintable characters escaped."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def load_tensorflow() -> None:
-    """Loads TensorFlow without its first lines, unless ``TF_CPP_MIN_LOG_LEVEL`` is set.
-
-    They are written by other libraries, to the file descriptor.
-    """
+    """Loads TensorFlow without its start-up lines, unless ``TF_CPP_MIN_LOG_LEVEL`` is set."""
     if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
         return
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    # C++ libraries write to the file descriptor.
     with contextlib.suppress(OSError), open(os.devnull, "wb") as nothing:
-        kept = os.dup(2)
+        stderr = os.dup(2)
         try:
             os.dup2(nothing.fileno(), 2)
             import tensorflow as tf
 
-            tf.constant(0)  # looks for devices
+            tf.constant(0)  # The first tensor makes TensorFlow look for devices.
             tf.get_logger().setLevel("ERROR")
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr, 2)
+            os.close(stderr)

@@ -31,13 +31,11 @@ METHODS = {
 }
 _PLOT_FILE = "accuracy_and_channel.png"
 _MARKER = ".tf-labeldp-demo"
+# What an earlier demo wrote, also one that was killed.
 _OWN_FILES = (
     "model_NOT-PRIVATE.keras",
-    "model_lp-*st_epsilon-*.keras",
-    "model_dp-sgd_epsilon-*.keras",
-    "model_privateclassifier_epsilon-*.keras",
-    "noisy_labels_lp-*st_epsilon-*/noisy_labels.*",
-    "noisy_labels_lp-*st_epsilon-*/.noisy_labels.*.tmp",  # of a demo that was killed
+    *(f"model_{method.lower()}_epsilon-*.keras" for method in METHODS),
+    "noisy_labels_lp-*st_epsilon-*/*noisy_labels.*",
     "privacy.txt",
     "privacy.json",
     "results.json",
@@ -60,29 +58,46 @@ _TOGETHER = (
 _SETTINGS = Assumption(
     "settings-not-tuned", "trainer", "The training settings were not tuned on these labels."
 )
+# The demo makes several models from the same labels, so each statement needs it.
 _ALONE = Assumption(
     "only-model-published",
     "trainer",
     "This model and its noisy labels alone are published, of all that was made from these labels.",
 )
-"""The demo makes several models from the same labels."""
 _FRACTIONS = (0.6, 0.4)
-"""Of the examples, for the two stages of LP-2ST."""
+"""Shares of the examples for the two stages of LP-2ST."""
 _BATCHES = 4
-"""Of DP-SGD in an epoch, about."""
+"""Batches per epoch of DP-SGD, about: large batches need less noise."""
 _MOST_NAMED_CLASSES, _MOST_LETTERS_IN_A_ROW = 12, 40
-"""More would not be readable as ticks of the plot, or not without turning them."""
+"""More class names would overlap in the plot, or overlap unless they are turned."""
 
 
 class Data(NamedTuple):
-    """A classification task; all labels but those of training are public."""
+    """A classification task; all labels except for those of training are public."""
 
     name: str
     x_train: np.ndarray  # float32 (n, ...)
-    y_train: np.ndarray  # int64 (n,), in 0..K-1; sensitive
+    y_train: np.ndarray  # int64 (n,), in 0..K-1; private
     x_test: np.ndarray  # float32 (m, ...)
     y_test: np.ndarray  # int64 (m,)
     class_names: tuple[str, ...]  # K names, in the order of the codes
+
+
+class DemoRun(NamedTuple):
+    """One trained model."""
+
+    method: str
+    epsilon: float | None  # None for the model that is not private
+    file: str
+    guarantee: PrivacyGuarantee
+    noisy_labels: str | None  # their folder
+    logits: np.ndarray  # of the test examples
+    test_accuracy: float
+    seconds: float
+
+    @property
+    def note(self) -> str | None:
+        return _NOT_PRIVATE if self.epsilon is None else None
 
 
 def run_demo(args: argparse.Namespace) -> int:
@@ -103,14 +118,10 @@ def run_demo(args: argparse.Namespace) -> int:
         for number, (method, epsilon) in enumerate(bar, 1):
             title = f"[{number}/{len(runs)}] {title_of(method, epsilon)}"
             bar.set_description(title)
-            start = time.monotonic()
-            model, guarantee, noisy_labels = training.run(method, epsilon)
-            logits = np.asarray(model.predict(data.x_test, batch_size=1024, verbose=0))
-            seconds = time.monotonic() - start
-            accuracy = report.add(method, epsilon, model, guarantee, noisy_labels, logits, seconds)
-            words = f"test accuracy {100 * accuracy:.1f} % ({seconds:.0f} s)"
+            run = report.add(method, epsilon, training)
+            words = f"test accuracy {100 * run.test_accuracy:.1f} % ({run.seconds:.0f} s)"
             bar.write(f"{title}: {words}", file=sys.stdout)
-    plot = _draw(report)
+    plot = _plot(report)
     say(f"\n{report.table()}\n\n{report.summary()}\n{plot}")
     return 0
 
@@ -119,15 +130,13 @@ def title_of(method: str, epsilon: float | None) -> str:
     return f"{method} (NOT PRIVATE)" if epsilon is None else f"{method}, epsilon {epsilon:g}"
 
 
-def load_data(name: str, folder: pathlib.Path | None = None) -> Data:
-    """Returns scikit-learn's digits, or the data set in ``folder/name.npz``.
-
-    The split of the digits, 1,437 for training and 360 for the test, does not look at labels.
-    """
+def load_data(name: str, folder: pathlib.Path | None) -> Data:
+    """Returns scikit-learn's digits, or the data set in ``folder/name.npz``."""
     if name == "digits":
         from sklearn.datasets import load_digits
 
         x, y = load_digits(return_X_y=True)
+        # The split must not depend on labels.
         order = np.random.default_rng(0).permutation(len(y))
         x, y = (x[order] / 16.0).astype(np.float32), y[order].astype(np.int64)
         return Data(name, x[360:], y[360:], x[:360], y[:360], tuple("0123456789"))
@@ -142,8 +151,8 @@ def load_data(name: str, folder: pathlib.Path | None = None) -> Data:
             x_train, y_train, x_test, y_test, names = (file[field] for field in Data._fields[1:])
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise CommandError(
-            f"{path} is no data set that can be read ({type(error).__name__}); in the source, "
-            "examples/demo_datasets.py writes one"
+            f"{path} cannot be read as a data set ({type(error).__name__}); write it with "
+            "examples/demo_datasets.py of the source"
         ) from None
     return Data(name, x_train, y_train, x_test, y_test, tuple(names.tolist()))
 
@@ -175,6 +184,9 @@ class _Training:
     ) -> tuple[Any, PrivacyGuarantee, NoisyLabels | None]:
         import keras
 
+        from tf_labeldp.front_door import PrivateClassifier
+        from tf_labeldp.training import MultiStageTraining, make_private
+
         data, num_classes = self.data, len(self.data.class_names)
         if self.seed is not None:
             keras.utils.set_random_seed(self.seed)
@@ -184,7 +196,7 @@ class _Training:
             loss=keras.losses.CategoricalCrossentropy(from_logits=True),
         )
         if epsilon is None:
-            # The only place where true training labels are used; its result is marked NOT PRIVATE.
+            # No other model is trained on true labels; this one is marked NOT PRIVATE.
             targets = np.eye(num_classes, dtype=np.float32)[data.y_train]
             model.fit(data.x_train, targets, self.batch_size, self.epochs, verbose=0)
             return model, PrivacyGuarantee(epsilon=math.inf), None
@@ -192,72 +204,55 @@ class _Training:
         budget = PrivacyBudget(epsilon, delta)
         labels = PrivateLabels(data.y_train, num_classes, budget=budget, insecure_seed=self.seed)
         noisy_labels = None
+        guarantee: PrivacyGuarantee
         if method == "DP-SGD":
-            guarantee = self._noisy_steps(model, labels, epsilon)
+            # Its callbacks print, so they are left out.
+            private, batches, _ = make_private(
+                model,
+                epsilon=epsilon,
+                x=data.x_train,
+                labels=labels,
+                epochs=self.epochs,
+                batch_size=min(1024, max(2, len(labels) // _BATCHES)),
+                insecure_seed=self.seed,
+            )
+            private.fit(batches, epochs=self.epochs, verbose=0)
+            guarantee = private.guarantee()
         elif method == "PrivateClassifier":
-            from tf_labeldp.front_door import PrivateClassifier
-
             door = PrivateClassifier(epsilon).fit(data.x_train, labels)
             model, guarantee = door.to_keras(), door.guarantee()
         else:
-            fractions = _FRACTIONS if method == "LP-2ST" else (1.0,)
-            noisy_labels, guarantee = self._in_stages(model, labels, epsilon, fractions)
+            stages = MultiStageTraining(
+                data.x_train,
+                labels,
+                epsilon=epsilon,
+                fractions=_FRACTIONS if method == "LP-2ST" else (1.0,),
+                epochs_per_stage=self.epochs,
+                batch_size=self.batch_size,
+                temperature=0.5,
+                mixup_alpha=self.mixup_alpha,
+                seed=self.seed or 0,
+                verbose=0,
+            )
+            model.fit(
+                stages.dataset(), epochs=stages.epochs, callbacks=[stages], shuffle=False, verbose=0
+            )
+            noisy_labels, guarantee = stages.noisy_labels(), stages.guarantee()
         return model, guarantee.with_assumptions((_ALONE, _SETTINGS)), noisy_labels
-
-    def _in_stages(
-        self, model: Any, labels: PrivateLabels, epsilon: float, fractions: tuple[float, ...]
-    ) -> tuple[NoisyLabels, PrivacyGuarantee]:
-        from tf_labeldp.training import MultiStageTraining
-
-        stages = MultiStageTraining(
-            self.data.x_train,
-            labels,
-            epsilon=epsilon,
-            fractions=fractions,
-            epochs_per_stage=self.epochs,
-            batch_size=self.batch_size,
-            temperature=0.5,
-            mixup_alpha=self.mixup_alpha,
-            seed=self.seed or 0,
-            verbose=0,
-        )
-        model.fit(
-            stages.dataset(), epochs=stages.epochs, callbacks=[stages], shuffle=False, verbose=0
-        )
-        return stages.noisy_labels(), stages.guarantee()
-
-    def _noisy_steps(self, model: Any, labels: PrivateLabels, epsilon: float) -> PrivacyGuarantee:
-        from tf_labeldp.training import make_private
-
-        private, batches, _ = make_private(  # its callbacks print
-            model,
-            epsilon=epsilon,
-            x=self.data.x_train,
-            labels=labels,
-            epochs=self.epochs,
-            batch_size=min(1024, max(2, len(labels) // _BATCHES)),
-            insecure_seed=self.seed,
-        )
-        private.fit(batches, epochs=self.epochs, verbose=0)
-        return private.guarantee()
 
 
 def prepare(folder: pathlib.Path) -> None:
-    """Makes the folder, or removes the files of an earlier demo from it.
-
-    Raises:
-        CommandError: nothing can be written there, or it has other files than a demo's.
-    """
+    """Creates the folder, or removes the files of an earlier demo from it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()) and not (folder / _MARKER).exists():
             raise CommandError(
-                f"--output {folder} holds files that are not the demo's; give a new or empty folder"
+                f"--output {folder} has files that no demo wrote; give a new or empty folder"
             )
         for path in (path for pattern in _OWN_FILES for path in folder.glob(pattern)):
             path.unlink()
         for path in folder.glob("noisy_labels_lp-*st_epsilon-*"):
-            with contextlib.suppress(OSError):  # other files are in it
+            with contextlib.suppress(OSError):  # It still has files of others.
                 path.rmdir()
         (folder / _MARKER).write_text("Files of `tf-labeldp demo`, which replaces them.\n")
     except OSError as error:
@@ -271,66 +266,48 @@ class DemoReport:
 
     def __init__(self, folder: pathlib.Path, data: Data, *, seeded: bool) -> None:
         self.folder, self.data, self._seeded = folder, data, seeded
-        # Test accuracy of always answering the most frequent class of the public test labels.
+        self.runs: list[DemoRun] = []
+        # Test accuracy of the constant answer: the most frequent class of the public test labels.
         self.baseline = float(np.bincount(data.y_test).max() / data.y_test.size)
-        self.logits: dict[tuple[str, float | None], np.ndarray] = {}  # of the test examples
-        self.guarantees: list[PrivacyGuarantee] = []  # of the private models
-        self._runs: list[dict[str, Any]] = []
-        self._models: list[dict[str, Any]] = []
-        self._texts: list[str] = []
         self.remarks = [_PUBLIC_TEST]
         if data.name in ("digits", "mnist"):
             self.remarks.append(_CHOSEN.format(data.name))
 
-    def add(
-        self,
-        method: str,
-        epsilon: float | None,
-        model: Any,
-        guarantee: PrivacyGuarantee,
-        noisy_labels: NoisyLabels | None,
-        logits: np.ndarray,
-        seconds: float,
-    ) -> float:
-        """Writes a result and the statements of all results so far; returns its test accuracy."""
-        private = epsilon is not None
-        name = f"{method.lower()}_epsilon-{epsilon!r}".removesuffix(".0")
-        file = f"model_{name if private else 'NOT-PRIVATE'}.keras"
-        model.save(self.folder / file)
-        if noisy_labels is not None:
-            noisy_labels.save(self.folder / f"noisy_labels_{name}")
+    def add(self, method: str, epsilon: float | None, training: _Training) -> DemoRun:
+        """Trains a model, and writes it with the statements and results so far."""
+        start = time.monotonic()
+        model, guarantee, noisy_labels = training.run(method, epsilon)
+        logits = np.asarray(model.predict(self.data.x_test, batch_size=1024, verbose=0))
+        seconds = round(time.monotonic() - start, 2)
         accuracy = float(np.mean(logits.argmax(axis=1) == self.data.y_test))
-        self.logits[method, epsilon] = logits
-        self.guarantees += [guarantee] if private else []
-        statement = str(guarantee) if private else _NOT_PRIVATE
-        self._texts.append(f"{file}: {title_of(method, epsilon)}\n{statement}")
-        self._models.append(
-            {
-                "model": file,
-                "noisy_labels": None if noisy_labels is None else f"noisy_labels_{name}",
-                "method": method,
-                "note": None if private else _NOT_PRIVATE,
-                "guarantee": json.loads(guarantee.to_json()),
-            }
-        )
-        self._runs.append(
-            {
-                "method": method,
-                "epsilon": epsilon,
-                "private": guarantee.is_private,
-                "test_accuracy": accuracy,
-                "seconds": round(seconds, 2),
-                "model": file,
-            }
-        )
+        name = f"{method.lower()}_epsilon-{epsilon!r}".removesuffix(".0")
+        file = f"model_{'NOT-PRIVATE' if epsilon is None else name}.keras"
+        model.save(self.folder / file)
+        folder = None if noisy_labels is None else f"noisy_labels_{name}"
+        if noisy_labels is not None:
+            noisy_labels.save(self.folder / f"{folder}")
+        run = DemoRun(method, epsilon, file, guarantee, folder, logits, accuracy, seconds)
+        self.runs.append(run)
         self._write()
-        return accuracy
+        return run
 
     def _write(self) -> None:
         together = self.together()
-        parts = [*self._texts, f"{_TOGETHER}:\n{together}", *self.remarks]
+        texts = [
+            f"{run.file}: {title_of(run.method, run.epsilon)}\n{run.note or run.guarantee}"
+            for run in self.runs
+        ]
         privacy = {
-            "models": self._models,
+            "models": [
+                {
+                    "model": run.file,
+                    "noisy_labels": run.noisy_labels,
+                    "method": run.method,
+                    "note": run.note,
+                    "guarantee": json.loads(run.guarantee.to_json()),
+                }
+                for run in self.runs
+            ],
             "all_private_models_together": json.loads(together.to_json()),
             "remarks": self.remarks,
         }
@@ -341,10 +318,20 @@ class DemoReport:
             "num_classes": len(self.data.class_names),
             "most_frequent_class_accuracy": self.baseline,
             "seeded": self._seeded,
-            "runs": self._runs,
+            "runs": [
+                {
+                    "method": run.method,
+                    "epsilon": run.epsilon,
+                    "private": run.guarantee.is_private,
+                    "test_accuracy": run.test_accuracy,
+                    "seconds": run.seconds,
+                    "model": run.file,
+                }
+                for run in self.runs
+            ],
         }
         for name, text in (
-            ("privacy.txt", "\n\n".join(parts)),
+            ("privacy.txt", "\n\n".join([*texts, f"{_TOGETHER}:\n{together}", *self.remarks])),
             ("privacy.json", json.dumps(privacy, indent=2)),
             ("results.json", json.dumps(figures, indent=2)),
         ):
@@ -352,20 +339,19 @@ class DemoReport:
 
     @property
     def epsilons(self) -> list[float]:
-        """The epsilons with results, rising."""
-        return list(dict.fromkeys(epsilon for _, epsilon in self.logits if epsilon is not None))
+        """The epsilons with results, in increasing order."""
+        return list(dict.fromkeys(run.epsilon for run in self.runs if run.epsilon is not None))
 
     def accuracies(self, method: str) -> list[float]:
-        """Test accuracies of a method in percent, in the order of ``epsilons``."""
-        return [100 * run["test_accuracy"] for run in self._runs if run["method"] == method]
+        """Returns a method's test accuracies in percent, in the order of ``epsilons``."""
+        return [100 * run.test_accuracy for run in self.runs if run.method == method]
 
     def together(self) -> PrivacyGuarantee:
-        assumptions = dict.fromkeys(
-            note for stated in self.guarantees for note in stated.assumptions
-        )
+        private = [run.guarantee for run in self.runs if run.epsilon is not None]
+        assumptions = dict.fromkeys(note for stated in private for note in stated.assumptions)
         return PrivacyGuarantee(
-            epsilon=math.fsum(stated.epsilon for stated in self.guarantees),
-            delta=math.fsum(stated.delta for stated in self.guarantees),
+            epsilon=math.fsum(stated.epsilon for stated in private),
+            delta=math.fsum(stated.delta for stated in private),
             assumptions=tuple(note for note in assumptions if note != _ALONE),
             seeded=self._seeded,
         )
@@ -384,7 +370,7 @@ class DemoReport:
         return "\n".join(lines)
 
     def summary(self) -> str:
-        [share] = (accuracy / 100 for accuracy in self.accuracies("non-private"))
+        share, last = self.runs[0].test_accuracy, self.runs[-1]
         spread = 196 * math.sqrt(share * (1 - share) / self.data.y_test.size)
         notes = (
             f"One run of each, so small differences mean nothing: the {self.data.y_test.size:,} "
@@ -395,7 +381,7 @@ class DemoReport:
         return "\n".join(
             [
                 textwrap.fill(notes, 100),
-                f"\nPrivacy of {title_of(*list(self.logits)[-1])}:\n{self.guarantees[-1]}\n",
+                f"\nPrivacy of {title_of(last.method, last.epsilon)}:\n{last.guarantee}\n",
                 textwrap.fill(f"{_TOGETHER} {together}", 100),
                 f"\nIn {self.folder}: every statement (privacy.txt, privacy.json), results.json,",
                 "noisy_labels_*/, model_*.keras (model_NOT-PRIVATE.keras saw the true labels).",
@@ -403,9 +389,10 @@ class DemoReport:
         )
 
 
-def _draw(report: DemoReport) -> str:
+def _plot(report: DemoReport) -> str:
     try:
-        from matplotlib.figure import Figure  # draws with Agg, needs no display
+        # Without pyplot it draws with Agg, and needs no display.
+        from matplotlib.figure import Figure
     except ImportError:
         return "No plot: it needs matplotlib, pip install 'tf-labeldp[plots]'."
     figure = Figure(figsize=(12.5, 5.2), layout="constrained", dpi=120)
@@ -424,9 +411,8 @@ def _draw_accuracy(axes: Any, report: DemoReport) -> None:
     for (method, words), marker in zip(METHODS.items(), "so^D", strict=True):
         label = f"{method}: {words}"
         axes.plot(epsilons, report.accuracies(method), marker=marker, label=label)
-    axes.axhline(
-        100 * report.baseline, color="gray", linestyle=":", label="most frequent class (chance)"
-    )
+    chance = "most frequent class (chance)"
+    axes.axhline(100 * report.baseline, color="gray", linestyle=":", label=chance)
     axes.set_xscale("log", base=2)
     axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
     axes.set_xlabel("epsilon of label-DP (smaller is more private)")
@@ -438,11 +424,12 @@ def _draw_accuracy(axes: Any, report: DemoReport) -> None:
 
 
 def _draw_channel(figure: Any, axes: Any, report: DemoReport) -> None:
-    """Draws the channel of RRWithPrior under the prior that a trained model has for one example."""
+    """Draws the channel of RRWithPrior under a trained model's prior for one example."""
     names = report.data.class_names
     epsilon = report.epsilons[(len(report.epsilons) - 1) // 2]
     mechanism = RRWithPrior(epsilon, len(names))
-    priors = prior_from_logits(report.logits["LP-2ST", epsilon][:1000])
+    [run] = (run for run in report.runs if (run.method, run.epsilon) == ("LP-2ST", epsilon))
+    priors = prior_from_logits(run.logits[:1000])
     sizes = mechanism.optimal_k(priors)
     # An example on which the model hesitates between a few classes shows the mechanism best.
     example = int(np.argmin(np.abs(sizes - min(3, len(names)))))
@@ -455,13 +442,10 @@ def _draw_channel(figure: Any, axes: Any, report: DemoReport) -> None:
     crowded = len("".join(names)) > _MOST_LETTERS_IN_A_ROW
     axes.set_xticks(ticks, shown, rotation=40 if crowded else 0)
     axes.set_yticks(ticks, shown)
-    if few:
-        for (row, column), value in np.ndenumerate(matrix):
-            if value > 0.0:
-                color = "white" if value > 0.5 else "black"
-                axes.text(
-                    column, row, f"{value:.2f}", ha="center", va="center", color=color, fontsize=8
-                )
+    for (row, column), value in np.ndenumerate(matrix):
+        if few and value > 0.0:
+            color, center = "white" if value > 0.5 else "black", {"ha": "center", "va": "center"}
+            axes.text(column, row, f"{value:.2f}", color=color, fontsize=8, **center)
     axes.set_xlabel(
         "noisy label, which training sees\n\nA row has the probability of each noisy label for one "
         "true label. LP-2ST draws\namong the classes that its first stage finds likely; rows "
@@ -471,5 +455,5 @@ def _draw_channel(figure: Any, axes: Any, report: DemoReport) -> None:
     classes = "class" if k == 1 else "classes"
     axes.set_title(
         f"RRWithPrior at epsilon {epsilon:g}, under the model's prior\nfor one example: "
-        f"it answers among the {k} likeliest {classes}"
+        f"it draws among the {k} likeliest {classes}"
     )

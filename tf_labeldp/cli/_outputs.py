@@ -1,12 +1,12 @@
-"""The output of ``tf-labeldp randomize``: tables with their statement, whole or not at all."""
+"""The output of ``tf-labeldp randomize``: tables with their statement, complete or not at all."""
 
 from __future__ import annotations
 
-import abc
 import argparse
 import contextlib
 import dataclasses
 import errno
+import glob
 import itertools
 import json
 import os
@@ -30,7 +30,10 @@ from tf_labeldp.vault.noisy_labels import IN_FOLDER, STATEMENT_SUFFIX
 from tf_labeldp.vault.records import give_name
 
 MADE_BY = "tf-labeldp"
-"""The beginning of the entry ``made_by`` of a statement."""
+"""The start of a statement's entry ``made_by``."""
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+"""Errors of file systems without locks."""
+_HEX = "[0-9a-f]" * 16
 
 
 def output_of(
@@ -45,27 +48,24 @@ def output_of(
                 "--output - needs --statement FILE, as the statement can't go to stdout too; name "
                 "it like the file that the rows will be in, with .privacy.json at its end"
             )
+        if sys.stdout is None or sys.stdout.closed:
+            raise CommandError("--output - needs stdout, which is closed; give a file")
         kind, statement, tables = StreamOutput, args.statement, []
     elif args.statement is not None:
         raise CommandError("--statement is for --output -; other outputs have a place for theirs")
     elif not several or is_table_name(path):
-        kind, statement, tables = FileOutput, path.with_name(path.name + STATEMENT_SUFFIX), [path]
+        kind, statement, tables = Output, path.with_name(path.name + STATEMENT_SUFFIX), [path]
     sources = [file for file in files if file != STREAM]
     return kind(path, statement, tables, schema, args.overwrite, sources)
 
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-"""Errors of file systems without locks."""
-
-
 @dataclasses.dataclass
-class Output(abc.ABC):
+class Output:
     """Tables of one run: all of them with their statement, or nothing at all.
 
-    Everything is written to a hidden folder next to the output, under a lock that refuses a second
-    run, and gets its name once it is complete: the statement before the table, so that a table
-    always has its statement. An earlier output is moved away first, the table before the statement:
-    a kill leaves no table under the statement of another run.
+    Files are written to a hidden folder next to the output, under a lock that refuses a second run,
+    and renamed once complete. The statement comes before the table, and an earlier table leaves
+    before its statement: after a kill, no table is under the statement of another run.
     """
 
     path: pathlib.Path  # as the command line names it
@@ -73,7 +73,7 @@ class Output(abc.ABC):
     tables: list[pathlib.Path]
     schema: Any  # of the tables
     overwrite: bool  # whether an earlier output may be replaced
-    sources: Sequence[pathlib.Path]  # none of which may be the output
+    sources: Sequence[pathlib.Path]  # which the output must not replace
 
     option = "--output"
 
@@ -82,21 +82,20 @@ class Output(abc.ABC):
         """The folder that may be published as a whole."""
         return self.statement.parent
 
-    @abc.abstractmethod
-    def written(self, rows: int) -> str:
-        """Returns the files in words that follow "wrote"."""
-
     @property
     def _targets(self) -> list[pathlib.Path]:
-        """What gets a name, in this order."""
+        """What is renamed, in this order."""
         return [self.statement, *self.tables]
 
-    @abc.abstractmethod
     def _may_replace(self, target: pathlib.Path) -> bool:
-        """Returns whether this run may put its own file in the place of one that is there."""
+        if target.is_dir():
+            raise CommandError(f"{target} is a folder; give another {self.option}")
+        # A killed run leaves a statement without its table.
+        alone = bool(self.tables) and not any(map(os.path.lexists, self.tables))
+        return self.overwrite or (alone and bool(_statement_in(target)))
 
     def __enter__(self) -> Output:
-        """Finds out whether the output can be written."""
+        """Checks that the output can be written, before anything is drawn."""
         place = self._targets[-1]
         self._hidden = f".{place.name}."
         self._folder = place.with_name(f"{self._hidden}{secrets.token_hex(8)}.tmp")
@@ -110,14 +109,15 @@ class Output(abc.ABC):
                 ) from None
             if any(self.path.exists() and self.path.samefile(file) for file in self.sources):
                 raise CommandError(f"--output {self.path} is the input itself; give another path")
-            locked = self._take_lock(undo)
+            locked = self._lock(undo)
             for target in reversed(self._targets):
                 if os.path.lexists(target) and not self._may_replace(target):
                     raise CommandError(
                         f"{target} exists; give another {self.option}, or --overwrite to replace it"
                     )
-            if locked:  # without a lock they may be those of a run that is at work
-                self._remove_leftovers()
+            if locked:  # Without a lock another run may be writing these folders.
+                for folder in place.parent.glob(f"{glob.escape(self._hidden)}{_HEX}.tmp"):
+                    shutil.rmtree(folder, ignore_errors=True)
             os.mkdir(self._folder)
             undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
             for kind in formats:
@@ -129,83 +129,72 @@ class Output(abc.ABC):
         self._undo.close()
 
     def publish(self, statement: str, rows: Sequence[Iterable[Any]], jobs: int) -> None:
-        """Writes the rows of all files of the input, which come in parts, and their statement."""
+        """Writes the statement, and the rows of each input file, which come in batches."""
         if len(rows) != len(self.tables):
             rows = [itertools.chain.from_iterable(rows)]
         with self._explained():
             staged = self._staged(self.statement)
             staged.parent.mkdir(exist_ok=True)
             with ThreadPoolExecutor(jobs) as pool:
-                # One table is written by the main thread, which a signal stops at once.
+                # The main thread, which a signal stops at once, writes a single table.
                 run = pool.map if len(self.tables) > 1 else map
                 list(run(self._write_table, self.tables, rows))
             staged.write_text(statement, encoding="utf-8")
             _sync(staged)
-            self._give_names()
+            self._rename()
 
-    def _write_table(self, path: pathlib.Path, parts: Iterable[Any]) -> None:
+    def _write_table(self, path: pathlib.Path, batches: Iterable[Any]) -> None:
         staged, kind = self._staged(path), format_of(path, self.option)
         with (
             pa.output_stream(str(staged), compression="gzip" if kind == "csv.gz" else None) as file,
             contextlib.closing(_writer(file, kind, self.schema)) as writer,
         ):
-            for part in parts:
-                writer.write_table(part)
+            for batch in batches:
+                writer.write_table(batch)
         _sync(staged)
 
     def _staged(self, path: pathlib.Path) -> pathlib.Path:
-        """Returns the place of a file in the hidden folder."""
         return self._folder / path.relative_to(self._folder.parent)
 
-    def _give_names(self) -> None:
-        """Gives all their names, or leaves everything as it was."""
-        moved: list[tuple[pathlib.Path, pathlib.Path]] = []
-        new = {target: os.stat(self._staged(target)) for target in self._targets}
+    def _rename(self) -> None:
+        """Gives all files their names, or leaves everything as it was."""
+        old: list[tuple[pathlib.Path, pathlib.Path]] = []
+        new: list[pathlib.Path] = []
         try:
             for target in reversed(self._targets):
                 if os.path.lexists(target) and self._may_replace(target):
-                    moved.append((target, self._folder / f"old-{len(moved)}"))
-                    os.replace(*moved[-1])
+                    old.append((target, self._folder / f"old-{len(old)}"))
+                    os.replace(*old[-1])
             for target in self._targets:
                 give_name(self._staged(target), target)
+                new.append(target)
         except BaseException:
-            for target, staged in new.items():
+            for target in new:
+                target.unlink()
+            for target, moved in reversed(old):
                 with contextlib.suppress(OSError):
-                    if os.path.samestat(os.lstat(target), staged):
-                        target.unlink()
-            for target, old in reversed(moved):  # the table comes last
-                with contextlib.suppress(OSError):
-                    give_name(old, target)
+                    give_name(moved, target)
             raise
 
-    def _take_lock(self, undo: contextlib.ExitStack) -> bool:
-        """Returns whether the lock is held now; False where the system has no such locks."""
+    def _lock(self, undo: contextlib.ExitStack) -> bool:
+        """Returns whether the output is locked; some file systems have no locks."""
         path = self._folder.with_name(f"{self._hidden}lock")
         lock = filelock.FileLock(path)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            raise CommandError(
+                f"another run is writing {self.option} {self.path} at this moment; wait for it, or "
+                f"give another {self.option}"
+            ) from None
+        except (NotImplementedError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+                raise
+            return False
         undo.callback(lock.release)
-        while not lock.is_locked:
-            try:
-                lock.acquire(timeout=0)
-            except filelock.Timeout:
-                raise CommandError(
-                    f"another run is writing {self.option} {self.path} at this moment; wait for "
-                    f"it, or give another {self.option}"
-                ) from None
-            except (NotImplementedError, OSError) as error:
-                if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
-                    raise
-                return False
-            if not path.exists():  # a run that ended in between removed it
-                lock.release()
-        # Before it is released: nobody else can have the lock on this file by then.
+        # The file goes before the lock: then no other run has locked it.
         undo.callback(path.unlink, missing_ok=True)
         return True
-
-    def _remove_leftovers(self) -> None:
-        name = re.compile(re.escape(self._hidden) + r"[0-9a-f]{16}(-old)?(-statement)?\.tmp")
-        for path in self._folder.parent.iterdir():
-            if name.fullmatch(path.name):
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -213,7 +202,8 @@ class Output(abc.ABC):
             yield
         except FileExistsError as error:
             raise CommandError(
-                f"{error.filename} has come into being meanwhile; give another {self.option}"
+                f"{error.filename} was created by another program in the meantime; give another "
+                f"{self.option}"
             ) from None
         except OSError as error:
             reason = f" ({os.strerror(error.errno)})" if error.errno else ""
@@ -222,27 +212,12 @@ class Output(abc.ABC):
             ) from None
         except pa.ArrowException:
             raise CommandError(
-                f"an id column holds something that {self.path} cannot; name other columns with "
-                "--id, or give a .parquet --output"
+                f"an id column has a type or value that {self.path} cannot store; name other "
+                "columns with --id, or give a .parquet --output"
             ) from None
 
 
-class FileOutput(Output):
-    def written(self, rows: int) -> str:
-        return f"{self.path} ({rows:,} rows) and {self.statement.name}"
-
-    def _may_replace(self, target: pathlib.Path) -> bool:
-        if target.is_dir():
-            raise CommandError(f"{target} is a folder; give another --output")
-        # A statement without its table is that of a killed run.
-        alone = target == self.statement and not os.path.lexists(self.path)
-        return self.overwrite or (alone and bool(_statement_in(target)))
-
-
 class FolderOutput(Output):
-    def written(self, rows: int) -> str:
-        return f"{self.path} ({rows:,} rows in {len(self.tables):,} files) with {IN_FOLDER}"
-
     @property
     def _targets(self) -> list[pathlib.Path]:
         return [self.path]
@@ -256,34 +231,27 @@ class FolderOutput(Output):
         names = {path.name for path in target.iterdir()}
         if not names <= {IN_FOLDER, *_statement_in(self.statement).get("files", {})}:
             raise CommandError(
-                f"--output {target} holds files that are not of an earlier run; give another "
-                "--output"
+                f"--output {target} has files that no earlier run wrote; give another --output"
             )
         return self.overwrite or not names
 
 
 class StreamOutput(Output):
-    """CSV on stdout, after its statement is in a file: rows that were read can't be taken back."""
+    """CSV on stdout, after its statement is in a file: a reader can't give rows back."""
 
     option = "--statement"
-
-    def written(self, rows: int) -> str:
-        return f"{rows:,} rows to stdout and {self.statement}"
 
     def publish(self, statement: str, rows: Sequence[Iterable[Any]], jobs: int) -> None:
         super().publish(statement, (), jobs)
         with self._explained():
             try:
                 writer = CsvWriter(sys.stdout.buffer, self.schema)
-                for part in itertools.chain.from_iterable(rows):
-                    writer.write_table(part)
+                for batch in itertools.chain.from_iterable(rows):
+                    writer.write_table(batch)
                 sys.stdout.buffer.flush()
             except OSError:
                 drop_rest(sys.stdout)
                 raise
-
-    def _may_replace(self, target: pathlib.Path) -> bool:
-        return self.overwrite and target.is_file()
 
 
 def _writer(file: Any, kind: str, schema: Any) -> Any:
@@ -291,50 +259,41 @@ def _writer(file: Any, kind: str, schema: Any) -> Any:
 
 
 class CsvWriter:
-    """Comma-separated values in UTF-8; unlike Arrow's, quotes only the cells that need it."""
+    """Arrow's CSV, without quotes in batches whose cells need none."""
 
     def __init__(self, file: Any, schema: Any) -> None:
         for kind in schema.types:
-            _check_text(kind)
+            # Refused before the draw: bytes may be no text, and a duration would lose its unit.
+            if re.search("binary|duration", str(kind)):
+                raise pa.ArrowNotImplementedError(f"{kind} has no text")
+            pa.nulls(0, kind).cast(pa.string())
         self._file = file
-        self._file.write(_lines([pa.array([name]) for name in schema.names]))
+        self.write_table(pa.table([[name] for name in schema.names], schema.names))
 
     def write_table(self, table: Any) -> None:
-        self._file.write(_lines([column.cast(pa.string()) for column in table.columns]))
+        cells = [
+            column if types.is_primitive(column.type) else column.cast(pa.string())
+            for column in table.columns
+        ]
+        texts = [column for column in cells if types.is_string(column.type)]
+        # Without quotes an empty text would look like a missing cell.
+        plain = all(pc.min(pc.binary_length(column)).as_py() != 0 for column in texts)
+        try:
+            lines = _csv_lines(cells, "none" if plain else "needed")
+        except pa.ArrowInvalid:  # a cell with a comma, a quote or a line end
+            lines = _csv_lines(cells, "needed")
+        self._file.write(lines)
 
     def close(self) -> None:
-        """Leaves the file to its opener."""
+        """Leaves the file open for the caller."""
 
 
-def _check_text(kind: Any) -> None:
-    """Raises an Arrow error for a type without a text of its own, before anything is drawn.
-
-    Bytes may be no text, which would be found out too late; a duration would lose its unit.
-    """
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    if "binary" in str(kind) or types.is_duration(kind):
-        raise pa.ArrowNotImplementedError(f"{kind} has no text")
-    pa.nulls(0, kind).cast(pa.string())  # raises for lists and the like
-
-
-def _lines(cells: Sequence[Any]) -> Any:
-    if all(pc.min(pc.binary_length(column)).as_py() for column in cells):
-        with contextlib.suppress(pa.ArrowInvalid):  # a cell needs quotes
-            plain = pa.BufferOutputStream()
-            options = csv.WriteOptions(include_header=False, quoting_style="none")
-            table = pa.table(list(cells), [str(place) for place in range(len(cells))])
-            csv.write_csv(table, plain, options)
-            return plain.getvalue()
-    lines = pc.binary_join_element_wise(*map(_quoted, cells), ",")
-    return "".join(f"{line}\n" for line in lines.to_pylist()).encode()
-
-
-def _quoted(text: Any) -> Any:
-    """Returns texts as CSV cells: quoted where needed; null as nothing, "" as quotes."""
-    special = pc.match_substring_regex(text, '^$|[",\r\n]')
-    doubled = pc.binary_join_element_wise('"', pc.replace_substring(text, '"', '""'), '"', "")
-    return pc.if_else(special, doubled, text).fill_null("")
+def _csv_lines(cells: Sequence[Any], quoting_style: str) -> Any:
+    lines = pa.BufferOutputStream()
+    table = pa.table(list(cells), [str(column) for column in range(len(cells))])
+    options = csv.WriteOptions(include_header=False, quoting_style=quoting_style)
+    csv.write_csv(table, lines, options)
+    return lines.getvalue()
 
 
 def _statement_in(path: pathlib.Path) -> dict[str, Any]:

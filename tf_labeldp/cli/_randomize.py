@@ -1,16 +1,15 @@
 """``tf-labeldp randomize``: tables of labels in, tables of noisy labels out.
 
-All files of the input are read, and checked, before anything is drawn: one vault holds their
-labels. What is written or printed depends on a true label through the draw alone, except for the
-errors that stop a run: they count cells, and are for the label holder.
+Every input file is read and checked before anything is drawn: one vault holds all labels. Output
+depends on a true label only through the draw. An error that stops a run counts cells, and is for
+the label holder alone.
 
-Files are read and written by threads: Arrow works outside of Python's lock.
+Threads read and write files: Arrow releases Python's lock.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -18,7 +17,7 @@ import os
 import pathlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -33,15 +32,13 @@ from tf_labeldp.vault.noisy_labels import sealed, table_arrays
 from tf_labeldp.vault.records import publish
 
 _ROWS = 1 << 18
-"""Rows that are written at once."""
+"""Rows per batch: some tens of megabytes of text."""
 _ROW_COLUMN = "row"
-"""The column of row numbers, where there are no ids."""
+"""The column of row numbers in an output without ids."""
 _AUTOMATIC = ("id", "row_id", _ROW_COLUMN)
-_MOST_NAMED = 20
-"""Columns that an error lists by name, at most: they should fit a line."""
 _DIGEST_FILE = "ids-digest"
 _PATIENCE = 2.0
-"""Seconds until the first line of progress."""
+"""Seconds before the first line of progress."""
 
 
 def run_randomize(args: argparse.Namespace) -> int:
@@ -51,22 +48,23 @@ def run_randomize(args: argparse.Namespace) -> int:
         tables = list(pool.map(_tables.open_table, files))
     noisy_column = args.column if args.output_column is None else args.output_column
     ids = _id_columns(tables, args, noisy_column)
-    task = _tasks.task_of(args)
+    regression = args.task == "regression"
+    task = _tasks.Regression(args) if regression else _tasks.Classification(args)
     columns = [(name, tables[0].types[name]) for name in ids] or [(_ROW_COLUMN, pa.int64())]
-    columns.append((noisy_column, task.output_type))
-    schema = pa.schema(columns)  # without metadata of the input's schema
+    schema = pa.schema([*columns, (noisy_column, task.output_type)])
     target = _outputs.output_of(args, files, several, schema)
     if args.store is not None:
-        _check_apart(args.output, target.published, args.store)
-    pass_over = functools.partial(Progress, delay=_PATIENCE, quiet=args.quiet)
+        _check_separate(args.output, target.published, args.store)
+    progress_of = functools.partial(Progress, delay=_PATIENCE, quiet=args.quiet)
     with target as output:
-        with pass_over("reading labels") as progress, ThreadPoolExecutor(jobs) as pool:
+        with progress_of("reading labels") as progress, ThreadPoolExecutor(jobs) as pool:
             settings = {"task": task, "ids": ids, "several": several, "progress": progress}
-            read = functools.partial(_read, **settings)
-            parts, shards = zip(*pool.map(read, tables), strict=True)
+            parts, shards = zip(
+                *pool.map(functools.partial(_read, **settings), tables), strict=True
+            )
         labels = np.concatenate(parts)
         del parts
-        with pass_over("drawing noisy labels") as progress, task.explained():
+        with progress_of("drawing noisy labels") as progress, task.explained():
             keyed = ids and args.draws == "keyed"
             keys = pa.concat_tables([shard.ids for shard in shards]).column(0) if keyed else None
             if args.store is not None:
@@ -74,14 +72,14 @@ def run_randomize(args: argparse.Namespace) -> int:
             vault = task.vault(labels, keys)
             del labels
             draw = task.draw(vault)
-            del vault  # the labels are not needed any more
+            del vault  # It has the labels, which take memory.
             if args.store is not None:
                 _keep_ids(args.store, shards)
             progress.advance(len(draw.noisy_labels))
         most_rows = _most_rows_of_one_id([shard.ids for shard in shards])
         listed = {shard.name: shard.size for shard in shards} if several else None
         statement = _statement(schema.names, draw, most_rows, listed)
-        with pass_over("writing", len(draw.noisy_labels)) as progress:
+        with progress_of("writing", len(draw.noisy_labels)) as progress:
             noisy = draw.noisy_labels.values
             rows = _output_rows(shards, task, schema, noisy, progress)
             output.publish(statement, rows, jobs)
@@ -90,21 +88,13 @@ def run_randomize(args: argparse.Namespace) -> int:
     return 0
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Shard:
-    """One file without its labels.
-
-    Attributes:
-        name: of the file.
-        size: number of rows.
-        ids: the columns of ids, an Arrow table; without columns for row numbers.
-        digest: of the ids and their names; empty unless there is a store.
-    """
+class _Shard(NamedTuple):
+    """One file without its labels."""
 
     name: str
-    size: int
-    ids: Any
-    digest: str
+    size: int  # number of rows
+    ids: Any  # an Arrow table, without columns for row numbers
+    digest: str  # of the ids and their column names; empty without a store
 
 
 def _read(
@@ -123,21 +113,20 @@ def _read(
             f"column {ids[0]!r} of {table.path} has no id in {missing} of {rows} rows; give each "
             "row one, which identifies it among several files"
         )
-    encoded = task.encoded(labels)
-    if problem := task.check(encoded):
-        raise CommandError(f"column {args.column!r} of {table.path}: {problem}")
+    try:
+        encoded = task.encoded(labels)
+    except CommandError as error:
+        raise CommandError(f"column {args.column!r} of {table.path}: {error}") from None
     digest = "" if args.store is None else _digest_of(columns)
     progress.advance(rows)
     return encoded, _Shard(table.path.name, rows, columns, digest)
 
 
 def _count_missing(column: Any) -> int:
-    """Returns the number of ids that are null, or an empty text."""
-    texts = column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
-    empty = 0
-    if pa.types.is_string(texts.type):
-        empty = pc.sum(pc.equal(pc.binary_length(texts), 0)).as_py() or 0
-    return int(texts.null_count + empty)
+    """Returns the number of ids that are null or an empty text."""
+    texts = (_texts_of(chunk) for chunk in column.chunks)
+    empty = sum(pc.sum(pc.equal(pc.binary_length(text), 0)).as_py() or 0 for text in texts)
+    return int(column.null_count + empty)
 
 
 def _output_rows(
@@ -157,7 +146,7 @@ def _output_rows(
 def _statement(
     names: Sequence[str], draw: _tasks.Draw, most_rows: int | None, files: dict[str, int] | None
 ) -> str:
-    """Returns the content of the statement's file: public, like the table itself."""
+    """Returns the content of the statement's file, which is public like the table itself."""
     noisy = draw.noisy_labels
     if most_rows is not None and most_rows > 1:
         note = Assumption("rows-per-id", "holder", _repeated(most_rows))
@@ -166,7 +155,7 @@ def _statement(
         **noisy.statement(),
         "made_by": f"{_outputs.MADE_BY} {__version__} randomize",
         "rows": len(noisy),
-        **({} if files is None else {"files": files}),  # with their rows, in order
+        **({} if files is None else {"files": files}),
         "id_columns": list(names[:-1]),
         "most_rows_of_one_id": most_rows,
         "noisy_label_column": names[-1],
@@ -194,52 +183,54 @@ def _report(
         ignored = "" if args.insecure_seed is None else ", and --insecure-seed was ignored"
         say(
             f"the store {one_line(str(args.store))} had draws of these labels: they were used"
-            f"{ignored}, and what they cost is counted once",
+            f"{ignored}, and their cost is counted once",
             error=True,
         )
-    kept = f"ids copied from {_listed(ids)}" if ids else f"row numbers in {_ROW_COLUMN!r}"
-    names = dict.fromkeys(name for table in tables for name in table.columns)
-    rest = [name for name in names if name not in (args.column, *ids)]
-    left = f", left out besides the labels {args.column!r}: {_listed(rest)}" if rest else ""
-    say(one_line(f"columns: {kept}{left}"), error=True)
+    copied = f"ids copied from {_listed(ids)}" if ids else f"row numbers in {_ROW_COLUMN!r}"
+    rest = len({name for table in tables for name in table.columns} - {args.column, *ids})
+    say(one_line(f"columns: {copied}; {rest} others and the labels are left out"), error=True)
     if most_rows is not None and most_rows > 1:
         say(f"warning: {_repeated(most_rows)}", error=True)
-    to_stdout = args.output == _tables.STREAM  # which then has nothing but rows
+    to_stdout = args.output == _tables.STREAM  # stdout then has rows alone
     say(str(draw.noisy_labels.guarantee()), error=to_stdout)
     if total := draw.facts.get("total"):
         words = f"{total['estimate']:.6g} (standard error {total['standard_error']:.2g})"
         say(f"total of the true labels, estimated from the noisy ones: {words}", error=to_stdout)
-    written = f"wrote {output.written(len(draw.noisy_labels))}"
-    say(f"\n{one_line(written)}", error=to_stdout)
+    place = "stdout" if to_stdout else output.path
+    written = f"{len(draw.noisy_labels):,} rows to {place}, and their statement to"
+    say(one_line(f"wrote {written} {output.statement}"), error=to_stdout)
 
 
-def _check_apart(output: pathlib.Path, published: pathlib.Path, store: pathlib.Path) -> None:
+def _check_separate(output: pathlib.Path, published: pathlib.Path, store: pathlib.Path) -> None:
     """Raises if publishing the folder of the output would publish the store with it."""
     folder, kept = (pathlib.Path(os.path.realpath(path)) for path in (published, store))
     if folder == kept or folder in kept.parents or kept in folder.parents:
-        where = "lies in" if folder in kept.parents else "has in it"
+        where = "is" if folder == kept else "is in" if folder in kept.parents else "contains"
         raise CommandError(
-            f"the store {store} {where if folder != kept else 'is'} the folder of --output "
-            f"{output}, which may be published; the store stays with the labels: give separate "
-            "folders"
+            f"the store {store} {where} the folder of --output {output}, which may be published; "
+            "the store stays with the labels: give separate folders"
         )
 
 
 def _id_columns(
     tables: Sequence[_tables.Table], args: argparse.Namespace, noisy_column: str
 ) -> list[str]:
-    """Returns the columns to copy, after checking them and the label column; may be empty."""
+    """Returns the columns to copy, after checks; none means row numbers."""
     first = tables[0]
-    ids = args.id or [
-        name for name in first.columns if name.lower() in _AUTOMATIC and name != args.column
-    ]
+    automatic = [name for name in first.columns if name.lower() in _AUTOMATIC]
+    ids = list(dict.fromkeys(args.id or [name for name in automatic if name != args.column]))
+    if not args.id and len(ids) > 1:
+        raise CommandError(
+            f"{first.path} has several columns that look like row ids, {_listed(ids)}; choose "
+            "with --id"
+        )
     options = {args.column: "--column", **dict.fromkeys(ids, "--id")}
     for table in tables:
         for name, option in options.items():
             if table.columns.count(name) != 1:
                 problem = "more than one column" if name in table.columns else "no column"
                 raise CommandError(
-                    f"{table.path} has {problem} {name!r} for {option}; {_columns_of(table)}"
+                    f"{table.path} has {problem} {name!r} for {option}; check its header line"
                 )
             if option == "--id" and table.types[name] != first.types[name]:
                 raise CommandError(
@@ -250,13 +241,6 @@ def _id_columns(
         raise CommandError(
             f"--id {args.column!r} is the label column; copying it would publish the labels"
         )
-    if len(set(ids)) < len(ids):
-        raise CommandError("--id names a column more than once; name each once")
-    if not args.id and len(ids) > 1:
-        raise CommandError(
-            f"{first.path} has several columns that look like row ids, {_listed(ids)}; choose "
-            "with --id"
-        )
     if noisy_column in (ids or [_ROW_COLUMN]):
         raise CommandError(
             f"the noisy labels would have the name of the id column, {noisy_column!r}; give "
@@ -265,35 +249,18 @@ def _id_columns(
     return ids
 
 
-def _columns_of(table: _tables.Table) -> str:
-    """Returns the names of all columns, unless they may be the cells of the first row."""
-    for name in table.columns:
-        with contextlib.suppress(ValueError):
-            float(name)
-            return (
-                f"its {len(table.columns)} columns are not shown, as some are named by numbers: is "
-                "there a header line?"
-            )
-    return f"its columns are {_listed(table.columns)}"
-
-
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:_MOST_NAMED])
-    more = len(names) - _MOST_NAMED
-    return f"{shown} and {more} more" if more > 0 else shown
+    return ", ".join(map(repr, names))
 
 
 def _digest_of(ids: Any) -> str:
-    """Returns a digest of all ids and the names of their columns.
-
-    Texts and lengths have separate digests, so that chunks make no difference.
-    """
+    """Returns a digest of all ids and their column names, the same for any chunks."""
     digests = [(hashlib.sha256(), hashlib.sha256()) for _ in ids.column_names]
     for batch in ids.to_batches(_ROWS):
         for column, (of_texts, of_lengths) in zip(batch.columns, digests, strict=True):
             texts = _texts_of(column)
             lengths = pc.binary_length(texts).fill_null(-1).to_numpy(zero_copy_only=False)
-            texts = texts.fill_null(b"")  # Arrow may keep any bytes under a null
+            texts = texts.fill_null(b"")  # Arrow may store any bytes under a null.
             _, offsets, content = texts.buffers()
             bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
             of_texts.update(np.frombuffer(content or b"", np.uint8)[bounds[0] : bounds[-1]].data)
@@ -305,10 +272,7 @@ def _digest_of(ids: Any) -> str:
 
 
 def _most_rows_of_one_id(tables: Sequence[Any]) -> int | None:
-    """Returns the largest number of rows with the same id.
-
-    None without a single id column: which of several names a person is not known.
-    """
+    """Returns the largest number of rows with the same id; None unless ids are one column."""
     if tables[0].num_columns != 1:
         return None
     batches = [batch.column(0) for table in tables for batch in table.to_batches(_ROWS)]
@@ -317,34 +281,31 @@ def _most_rows_of_one_id(tables: Sequence[Any]) -> int | None:
 
 
 def _texts_of(column: Any) -> Any:
-    """Returns an Arrow array as the bytes of its texts, ``large_binary``."""
+    """Returns an Arrow array as text in bytes, ``large_binary``."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     try:
         return column.cast(pa.string()).cast(pa.large_binary())
-    except pa.ArrowException:  # bytes that are no text, or a type without one, such as a list
+    except pa.ArrowException:  # bytes that are no text, or a type without text, such as a list
         return pa.array([repr(value).encode() for value in column.to_pylist()], pa.large_binary())
 
 
 def _check_ids(store: pathlib.Path, shards: Sequence[_Shard]) -> None:
     path = store / _DIGEST_FILE
-    known = path.read_text().split("\n") if path.exists() else []
+    stored = path.read_text().split("\n") if path.exists() else []
     found = [shard.digest for shard in shards]
-    if known and known != found:
-        names = [shard.name for shard, a, b in zip(shards, known, found, strict=False) if a != b]
-        where = f" in {_listed(names)}" if len(known) == len(found) > 1 else ""
+    if stored and stored != found:
+        names = [shard.name for shard, a, b in zip(shards, stored, found, strict=False) if a != b]
+        where = f" in {_listed(names)}" if len(stored) == len(found) > 1 else ""
         raise CommandError(
-            f"the store {store} holds noisy labels of rows with other ids (another name, value or "
+            f"the store {store} has noisy labels of rows with other ids (another name, value or "
             f"order){where}; give the input and --id of the first run, or a new --store "
             "(publishing from both costs the sum of their epsilons)"
         )
 
 
 def _keep_ids(store: pathlib.Path, shards: Sequence[_Shard]) -> None:
-    """Records the ids, or raises if the store has others.
-
-    Comes before anything is published, so that the store knows of every table.
-    """
+    """Records the ids before anything is published, or raises if the store has others."""
     try:
         publish(store / _DIGEST_FILE, "\n".join(shard.digest for shard in shards).encode())
     except FileExistsError:

@@ -1,8 +1,7 @@
-"""Tables of labels in CSV and Parquet files.
+"""Input tables of labels, in CSV and Parquet files.
 
-Several files are one table, whose rows are in the order of the files' names. Errors name columns
-and rows and count cells, but show none: Arrow's own messages quote the text that could not be
-converted, so none of them is passed on.
+Several files are one table, whose rows are in the order of the file names. Errors name columns and
+rows and count cells, but quote none. Arrow's messages quote cells, so none of them is passed on.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ import itertools
 import os
 import pathlib
 import re
-import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -27,34 +25,28 @@ from tf_labeldp.cli._console import CommandError
 
 class ColumnKind(NamedTuple):
     words: str
-    arrow_type: Any  # that the labels are read as
-    remedy: str  # for a column of other cells
-    suits: tuple[Callable[[Any], bool], ...]  # tests of a Parquet column's type; one must pass
+    arrow_type: Any  # of the labels after reading
+    remedy: str  # for a column with other cells
+    types: tuple[str, ...]  # prefixes of the Parquet types that are accepted
 
 
 NUMBER = ColumnKind(
     "a number",
     pa.float64(),
-    "repair the column, or give the --column that holds the labels",
-    (types.is_integer, types.is_floating, types.is_decimal),
+    "repair the column, or give the --column that has the labels",
+    ("int", "uint", "float", "double", "halffloat", "decimal"),
 )
 CLASS = ColumnKind(
     "a whole number",
     pa.int64(),
     "classes are numbered 0, 1, ..., without a decimal point; give --classes for names",
-    (types.is_integer,),
+    ("int", "uint"),
 )
 NAME = ColumnKind(
     "a class name",
     pa.string(),
-    "give the --column that holds the labels",
-    (
-        types.is_string,
-        types.is_large_string,
-        lambda kind: str(kind) == "string_view",  # before 16, Arrow has no such type
-        types.is_integer,
-        types.is_boolean,
-    ),
+    "give the --column that has the labels",
+    ("string", "large_string", "int", "uint", "bool"),
 )
 
 FILL = (
@@ -66,11 +58,12 @@ SUFFIXES = {".csv": "csv", ".csv.gz": "csv.gz", ".parquet": "parquet"}
 STREAM = pathlib.Path("-")
 """Stands for stdin or stdout."""
 _MISSING = ["", "NA", "N/A", "NULL", "null", "None"]
-"""Cells of a CSV column of numbers that are missing values."""
+"""Missing values in a CSV column of numbers."""
 _BLOCK_BYTES = 16 << 20
-"""Bytes of a CSV file that are parsed at a time; a row must fit."""
+"""Bytes of a CSV file parsed at a time; Arrow refuses a longer row."""
 _NO_ROWS = "the input {path} has no rows below its header line; there is nothing to randomize"
-_MEANINGS = {
+# By a pattern of Arrow's message; the first match counts.
+_CSV_ERRORS = {
     "Empty CSV file or block": _NO_ROWS,
     "Empty CSV file": "the input {path} is empty; give a CSV file with a header line",
     "straddling object": "the input {path} has a row longer than 16 MB; look for a quote that is "
@@ -80,16 +73,15 @@ _MEANINGS = {
     "UTF-16 or gzip": "the input {path} is not UTF-8 text; save UTF-16, as of Excel and "
     "PowerShell, as UTF-8, and name a gzip archive .csv.gz",
     "(?i)utf-?8": "the input {path} is not UTF-8 text{row}; convert it to UTF-8",
-    "conversion error": "column {label!r} of {path} holds something that is not {kind.words}{row}; "
+    "conversion error": "column {label!r} of {path} has a cell that is not {kind.words}{row}; "
     "{kind.remedy}",
     "": "the input {path} cannot be read as CSV{row}; check that it has a header line and commas "
     "between the cells",
 }
-"""Of messages of Arrow's CSV reader, by a pattern of theirs; the first that matches counts."""
 
 
 def format_of(path: pathlib.Path, option: str) -> str:
-    """Returns ``"csv"``, ``"csv.gz"`` or ``"parquet"`` by the end of the name, or raises."""
+    """Returns ``"csv"``, ``"csv.gz"`` or ``"parquet"`` by the suffix, or raises."""
     for suffix, name in SUFFIXES.items():
         if path.name.lower().endswith(suffix):
             return name
@@ -103,18 +95,16 @@ def is_table_name(path: pathlib.Path) -> bool:
 
 
 def find_files(inputs: Sequence[pathlib.Path]) -> tuple[list[pathlib.Path], bool]:
-    """Returns the files that are named, lie in a folder or match a pattern, by their names.
+    """Returns the files that the inputs name, contain or match, sorted by name.
 
-    The second value is False for one file, or stdin, that is named itself.
+    The second value is False for a single file named by itself, and for stdin.
     """
     files: list[pathlib.Path] = []
     for path in inputs:
         if path == STREAM and len(inputs) > 1:
             raise CommandError("the input - is stdin, which can't be one of several files")
-        pattern = os.path.join(glob.escape(str(path)), "*") if os.path.isdir(path) else str(path)
-        found = [pathlib.Path(name) for name in glob.glob(pattern, recursive=True)]
         if os.path.isdir(path):
-            found = list(filter(is_table_name, found))
+            found = list(filter(is_table_name, path.glob("[!.]*")))
             if not found:
                 raise CommandError(
                     f"the folder {path} has no file in it whose name ends in "
@@ -122,13 +112,15 @@ def find_files(inputs: Sequence[pathlib.Path]) -> tuple[list[pathlib.Path], bool
                 )
         elif os.path.lexists(path):
             found = [path]
-        files += found or [path]
+        else:
+            found = [pathlib.Path(name) for name in glob.glob(str(path), recursive=True)] or [path]
+        files += found
     files.sort(key=lambda file: file.name)
     for file, other in itertools.pairwise(files):
         if file.name == other.name:
             raise CommandError(
-                f"the inputs {file} and {other} have the same name, by which the files of the "
-                "output are called; give each once, under a name of its own"
+                f"the inputs {file} and {other} have the same name, which names a file of the "
+                "output; give each file once, under its own name"
             )
     return files, files != list(inputs) or len(files) > 1
 
@@ -144,45 +136,29 @@ def no_rows(path: pathlib.Path) -> CommandError:
 
 
 class Table(abc.ABC):
-    """A file with named ``columns``, in the order of the file, whose ids have Arrow ``types``."""
+    """A file with named ``columns`` in the file's order; ids have the Arrow ``types``."""
 
     columns: list[str]
     types: dict[str, Any]
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
-        self._version = self._stat()
+        if path.exists() and not path.is_file():
+            raise CommandError(
+                f"the input {path} is not a regular file, and it is read twice; give the path of a "
+                "file, or - for stdin"
+            )
 
     def read(self, label: str, kind: ColumnKind, ids: Sequence[str]) -> tuple[Any, Any]:
         """Returns the labels, a chunked array of the kind's type, and a table of the ids."""
-        found = self._read([label, *ids], kind)
-        if self._stat() != self._version:
-            raise CommandError(
-                f"the input {self.path} changed while it was read; run again once it is complete"
-            )
-        if not found.num_rows:
+        table = self._read([label, *ids], kind)
+        if not table.num_rows:
             raise no_rows(self.path)
-        return found.column(0), found.select(list(ids))
+        return table.column(0), table.select(list(ids))
 
     @abc.abstractmethod
     def _read(self, columns: list[str], kind: ColumnKind) -> Any:
         """Returns a table of these columns; the first one has the labels."""
-
-    def _explanation(
-        self, message: str, columns: Sequence[str], kind: ColumnKind | None
-    ) -> CommandError:
-        """Returns the meaning of Arrow's message, without the cell that it quotes."""
-        return _unreadable(self.path)
-
-    def _stat(self) -> tuple[int, int, int]:
-        with self._explained():
-            found = os.stat(self.path)
-        if not stat.S_ISREG(found.st_mode):
-            raise CommandError(
-                f"the input {self.path} is not a regular file, which it must be to be read twice; "
-                "give the path of a file, or - for stdin"
-            )
-        return found.st_ino, found.st_size, found.st_mtime_ns
 
     @contextlib.contextmanager
     def _explained(
@@ -190,15 +166,26 @@ class Table(abc.ABC):
     ) -> Iterator[None]:
         try:
             yield
+        except (FileNotFoundError, NotADirectoryError):
+            raise CommandError(f"the input {self.path} does not exist; check the path") from None
         except (pa.ArrowException, UnicodeDecodeError) as error:
-            raise self._explanation(str(error), columns, kind) from None
+            raise self._arrow_error(str(error), columns, kind) from None
         except OSError as error:
-            raise _unreadable(self.path, error) from None
+            raise self._unreadable(error.errno) from None
+
+    def _arrow_error(
+        self, message: str, columns: Sequence[str], kind: ColumnKind | None
+    ) -> CommandError:
+        return self._unreadable(None)
+
+    def _unreadable(self, code: int | None) -> CommandError:
+        reason = os.strerror(code) if code else "damaged, or not what its name says"
+        return CommandError(
+            f"the input {self.path} cannot be read ({reason}); copy or make it again"
+        )
 
 
 class ParquetTable(Table):
-    """An Apache Parquet file; ids keep their types."""
-
     def __init__(self, path: pathlib.Path) -> None:
         super().__init__(path)
         with self._explained():
@@ -210,39 +197,35 @@ class ParquetTable(Table):
         label = columns[0]
         found = self.types[label]
         plain = found.value_type if kind is NAME and types.is_dictionary(found) else found
-        if not any(suits(plain) for suits in kind.suits):
+        if not str(plain).startswith(kind.types):
             raise CommandError(
                 f"column {label!r} of {self.path} has type {found}, expected {kind.words}; "
                 f"{kind.remedy}"
             )
         with self._explained(), parquet.ParquetFile(str(self.path)) as file:
-            table = file.read(columns).select(columns)  # "a" may bring "a.b" along
-            # Unsafe: an unsigned number above 2^63 turns negative, and is refused as such.
+            # The reader takes "a" for "a.b" too.
+            table = file.read(columns).select(columns)
+            # Unsafe: an unsigned number above 2^63 turns negative, and is then out of range.
             labels = table.column(0).cast(kind.arrow_type, safe=False)
         return table.set_column(0, label, labels)
 
 
 class CsvTable(Table):
-    """Comma-separated values with a header line, UTF-8; ids are kept as the text they are."""
+    """Comma-separated values with a header line, in UTF-8. Ids are kept as the text they are."""
 
     def __init__(self, path: pathlib.Path) -> None:
         super().__init__(path)
         with self._explained(), self._stream() as stream:
             if stream.read(2) in (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b"):
                 raise pa.ArrowInvalid("UTF-16 or gzip")
-        self._ignore_empty_lines = True
+        self.columns = []
         with self._explained(), csv.open_csv(self._stream(), *self._options()) as reader:
             self.columns = list(reader.schema.names)
         self.types = dict.fromkeys(self.columns, pa.string())
-        # In a single column an empty line is an empty cell; only the last one is no row.
-        self._ignore_empty_lines = len(self.columns) > 1
 
     def _read(self, columns: list[str], kind: ColumnKind) -> Any:
         with self._explained(columns, kind):
-            table = csv.read_csv(self._stream(), *self._options(columns, kind))
-            if not self._ignore_empty_lines and self._ends_with_an_empty_line():
-                table = table.slice(0, max(table.num_rows - 1, 0))
-        return table
+            return csv.read_csv(self._stream(), *self._options(columns, kind))
 
     def _options(
         self, columns: Sequence[str] = (), kind: ColumnKind | None = None, use_threads: bool = True
@@ -250,9 +233,11 @@ class CsvTable(Table):
         column_types = dict.fromkeys(columns, pa.string())
         if kind is not None:
             column_types[columns[0]] = kind.arrow_type
+        # An empty line in a table of one column is a missing label: skipped, it would shift rows.
+        ignore_empty_lines = len(self.columns) != 1
         return (
             csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=use_threads),
-            csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=self._ignore_empty_lines),
+            csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=ignore_empty_lines),
             csv.ConvertOptions(
                 include_columns=list(columns), column_types=column_types, null_values=_MISSING
             ),
@@ -262,24 +247,18 @@ class CsvTable(Table):
         is_gzip = self.path.name.lower().endswith(".gz")
         return pa.input_stream(str(self.path), compression="gzip" if is_gzip else None)
 
-    def _ends_with_an_empty_line(self) -> bool:
-        end = b""
-        with self._stream() as stream:
-            while block := stream.read(_BLOCK_BYTES):
-                end = (end + block)[-3:]
-        return re.search(rb"\n\r?\n\Z", end) is not None
-
-    def _explanation(
+    def _arrow_error(
         self, message: str, columns: Sequence[str], kind: ColumnKind | None
     ) -> CommandError:
-        pattern = next(pattern for pattern in _MEANINGS if re.search(pattern, message))
-        numbers = re.search(pattern, message).groups()  # type: ignore[union-attr]
-        row = self._row_of_error(columns, kind) if "{row}" in _MEANINGS[pattern] else ""
+        """Returns the meaning of Arrow's message, without the cell that it quotes."""
+        matches = ((re.search(pattern, message), text) for pattern, text in _CSV_ERRORS.items())
+        match, text = next((match, text) for match, text in matches if match)
+        row = self._row_of_error(columns, kind) if "{row}" in text else ""
         facts = {"path": self.path, "row": row, "label": next(iter(columns), ""), "kind": kind}
-        return CommandError(_MEANINGS[pattern].format(*numbers, **facts))
+        return CommandError(text.format(*match.groups(), **facts))
 
     def _row_of_error(self, columns: Sequence[str], kind: ColumnKind | None) -> str:
-        """Returns the place where reading stops, in words; only the serial reader counts rows."""
+        """Returns where reading stops, in words; Arrow counts rows only without threads."""
         try:
             csv.read_csv(self._stream(), *self._options(columns, kind, use_threads=False))
         except Exception as error:
@@ -289,24 +268,15 @@ class CsvTable(Table):
 
 
 class StdinTable(CsvTable):
-    """The CSV text of stdin, kept in memory: it never lies on a disk."""
+    """CSV text from stdin, kept in memory: true labels are not written to a disk."""
 
     def __init__(self) -> None:
         self.path = pathlib.Path("stdin")
+        if sys.stdin is None:
+            raise CommandError("the input - needs stdin, which is closed; give a file")
         with self._explained():
             self._text = sys.stdin.buffer.read()
         super().__init__(self.path)
 
-    def _stat(self) -> tuple[int, int, int]:
-        return 0, 0, 0
-
     def _stream(self) -> Any:
         return pa.input_stream(pa.py_buffer(self._text))
-
-
-def _unreadable(path: pathlib.Path, error: OSError | None = None) -> CommandError:
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return CommandError(f"the input {path} does not exist; check the path")
-    code = error.errno if error else None
-    reason = os.strerror(code) if code else "damaged, or not what its name says"
-    return CommandError(f"the input {path} cannot be read ({reason}); copy or make it again")

@@ -1,6 +1,6 @@
-"""The draw of ``tf-labeldp randomize``: noisy classes or noisy numbers, once for each store.
+"""The draw of ``tf-labeldp randomize``: noisy classes or noisy numbers, once per store.
 
-A task knows how labels are read and checked, which mechanism draws, and the facts of the statement.
+A task reads and checks labels, chooses the mechanism, and states the facts of the draw.
 """
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ from __future__ import annotations
 import abc
 import argparse
 import contextlib
-import csv
 import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -30,6 +29,7 @@ from tf_labeldp.vault import LabelRandomizer, LabelStoreError, NoisyLabels, Priv
 from tf_labeldp.vault.records import DrawSettingsError
 from tf_labeldp.vault.store import budget_for_store
 
+# The assumptions of a table's statement, in addition to those of its vault.
 _ASSUMPTIONS = (
     Assumption(
         "public-rows",
@@ -44,7 +44,6 @@ _ASSUMPTIONS = (
         "labels.",
     ),
 )
-"""Of a table's statement, in addition to those of its vault."""
 _ALONE = Assumption(
     "only-release",
     "holder",
@@ -52,48 +51,39 @@ _ALONE = Assumption(
     "labels: the epsilons of separate draws add up.",
 )
 _KEY = "noisy-labels"
-"""Names the draw in the vault."""
+"""The name of the draw in the vault."""
 _OWN_KEYS = (_KEY, "label-randomizer")
-"""How the names of the command's own draws begin."""
-_NUMBER_PRIOR = 'JSON {"values": [...], "probabilities": [...]}, or CSV with these two columns'
-_CLASS_PRIOR = 'JSON {"probabilities": [...]}, or CSV with the columns class and probability'
+"""Prefixes of the names of this command's draws."""
 
 
 class Draw(NamedTuple):
     noisy_labels: NoisyLabels  # of all rows, in their order
-    facts: dict[str, Any]  # of the mechanism, for the statement, as JSON can hold them
-    stored: bool  # whether some or all of it was drawn by an earlier run, and now read
+    facts: dict[str, Any]  # about the mechanism, for the JSON of the statement
+    stored: bool  # whether an earlier run drew some or all of it
 
 
 class Task(abc.ABC):
-    kind: ClassVar[_tables.ColumnKind]
-    output_type: ClassVar[Any]  # the Arrow type of the column of noisy labels
-    assumption: ClassVar[Assumption]  # of the statement, for labels of this kind
+    kind: _tables.ColumnKind
+    output_type: Any  # the Arrow type of the column of noisy labels
+    label_set: dict[str, Any]  # the arguments of the vault that describe the labels
+    assumption: ClassVar[Assumption]
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
 
-    @property
     @abc.abstractmethod
-    def label_set(self) -> dict[str, Any]:
-        """The arguments of the vault that describe the labels."""
+    def encoded(self, column: Any) -> np.ndarray:
+        """Returns labels for the vault, or raises an error that quotes none of them."""
 
-    @abc.abstractmethod
-    def check(self, labels: np.ndarray) -> str | None:
-        """Returns the problem of the labels, in words that show none of them, or None."""
+    def decoded(self, noisy: np.ndarray) -> Any:
+        """Returns noisy labels as an Arrow array."""
+        return pa.array(noisy)
 
     @abc.abstractmethod
     def _draw(self, vault: PrivateLabels) -> tuple[NoisyLabels, dict[str, Any]]:
         """Returns noisy labels and the facts of the statement."""
 
-    def encoded(self, column: Any) -> np.ndarray:
-        return column.to_numpy()
-
-    def decoded(self, noisy: np.ndarray) -> Any:
-        return pa.array(noisy)
-
     def vault(self, labels: np.ndarray, ids: Any) -> PrivateLabels:
-        """Returns the vault of the labels, which it copies; ids as ``PrivateLabels`` takes them."""
         args = self.args
         return PrivateLabels(
             labels,
@@ -110,9 +100,8 @@ class Task(abc.ABC):
         before = [receipt for receipt in own if receipt.key.startswith(_OWN_KEYS)]
         if self.args.insecure_seed is not None and not all(receipt.seeded for receipt in before):
             raise CommandError(
-                f"the store {self.args.store} holds draws of these labels made without a seed, "
-                "which --insecure-seed does not change; leave --insecure-seed out, or give a "
-                "new --store"
+                f"the store {self.args.store} has draws of these labels made without a seed, which "
+                "--insecure-seed does not change; leave --insecure-seed out, or give a new --store"
             )
         try:
             noisy, facts = self._draw(vault)
@@ -133,20 +122,20 @@ class Task(abc.ABC):
         return Draw(noisy, facts, stored=any(receipt.id in earlier for receipt in noisy.receipts))
 
     def _split(self, mechanism: Mechanism, prior_epsilon: float = 0.0) -> dict[str, Any]:
-        """Returns the mechanism that drew, and the parts of epsilon, as JSON can hold them."""
+        """Returns the mechanism and the parts of epsilon for the statement."""
         parts = {"total": self.args.epsilon, "prior": prior_epsilon, "draw": mechanism.epsilon}
         return {"epsilon": parts, "mechanism": serialize(mechanism)}
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Turns errors of the vault and its store, which show no label, into the command's."""
+        """Turns errors of the vault and its store, which quote no label, into the command's."""
         store = self.args.store
         try:
             yield
         except (BudgetExceededError, DrawSettingsError):
             raise CommandError(
-                f"the store {store} holds draws of these labels made with other settings; give "
-                "those, or a new --store (publishing from both costs the sum of their epsilons)"
+                f"the store {store} has draws of these labels made with other settings; give those "
+                "settings, or a new --store (publishing from both costs the sum of their epsilons)"
             ) from None
         except CommandError:
             raise
@@ -160,8 +149,6 @@ class Task(abc.ABC):
 
 
 class Classification(Task):
-    kind = _tables.CLASS
-    output_type = pa.int64()
     assumption = Assumption(
         "labels-in-range",
         "holder",
@@ -171,27 +158,37 @@ class Classification(Task):
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args)
         self.names: list[str] | None = args.classes  # in the order of their codes
-        self.num_classes = len(args.classes) if args.classes else args.num_classes
+        self.kind = _tables.NAME if self.names else _tables.CLASS
+        self.output_type = pa.string() if self.names else pa.int64()
+        self.num_classes = len(self.names) if self.names else args.num_classes
+        # Codes, not names: ten million texts would not fit into memory.
+        self.label_set = {"num_classes": self.num_classes}
         self.prior = None
         if args.prior is not None:
-            names = self.names or [str(code) for code in range(self.num_classes)]
-            self.prior = _read_class_prior(args.prior, names)
+            [probabilities] = _read_prior(args.prior, "probabilities")
+            self.prior = _normalized(args.prior, probabilities, self.num_classes)
 
-    @property
-    def label_set(self) -> dict[str, Any]:
-        """Codes, not names: ten million texts would not fit, and the codes are the same labels."""
-        return {"num_classes": self.num_classes}
+    def encoded(self, column: Any) -> np.ndarray:
+        outside = f"not in 0..{self.num_classes - 1}; raise --num-classes or renumber the classes"
+        if self.names:
+            outside = (
+                f"none of the {self.num_classes} --classes; add what is missing or check the "
+                "spelling"
+            )
+            column = pc.index_in(column, value_set=pa.array(self.names, pa.string()))
+            column = column.fill_null(-1).cast(pa.int64())
+        labels: np.ndarray = column.to_numpy()
+        if wrong := np.count_nonzero((labels < 0) | (labels >= self.num_classes)):
+            raise CommandError(f"{wrong} of {labels.size} labels are {outside}")
+        return labels
 
-    def check(self, labels: np.ndarray) -> str | None:
-        wrong = int(np.count_nonzero((labels < 0) | (labels >= self.num_classes)))
-        return f"{wrong} of {labels.size} labels are {self._outside()}" if wrong else None
-
-    def _outside(self) -> str:
-        return f"not in 0..{self.num_classes - 1}; raise --num-classes or renumber the classes"
+    def decoded(self, noisy: np.ndarray) -> Any:
+        codes = super().decoded(noisy)
+        return pa.array(self.names, pa.string()).take(codes) if self.names else codes
 
     def _draw(self, vault: PrivateLabels) -> tuple[NoisyLabels, dict[str, Any]]:
         mechanism: mechanisms.ClassificationMechanism
-        outputs: str | list[Any] = "all"  # by name only where some are left out
+        outputs: str | list[Any] = "all"  # a list only where the prior excludes some
         prior = None
         if self.prior is None:
             mechanism = mechanisms.RandomizedResponse(self.args.epsilon, self.num_classes)
@@ -202,8 +199,8 @@ class Classification(Task):
             if possible.size < self.num_classes:
                 outputs = self.decoded(possible).to_pylist()
             prior = {"source": "public", "probabilities": self.prior.tolist()}
-        # Class names and prior are no part of the mechanism. With others the stored draw is not
-        # found under its key, and a new one would pass the budget.
+        # Class names and prior are no part of the mechanism, so the key has them: with others the
+        # stored draw is not found, and a new one would exceed the budget.
         names = None if self.names is None else tuple(self.names)
         text = repr((names, None if self.prior is None else self.prior.tolist()))
         key = f"{_KEY}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -215,24 +212,6 @@ class Classification(Task):
             "outputs": outputs,
             "prior": prior,
         }
-
-
-class NamedClassification(Classification):
-    kind = _tables.NAME
-    output_type = pa.string()
-
-    def encoded(self, column: Any) -> np.ndarray:
-        """Returns ``int64`` codes, -1 for an unknown name."""
-        codes = pc.index_in(column, value_set=pa.array(self.names, pa.string()))
-        return codes.fill_null(-1).cast(pa.int64()).to_numpy()
-
-    def decoded(self, noisy: np.ndarray) -> Any:
-        return pa.array(self.names, pa.string()).take(pa.array(noisy))
-
-    def _outside(self) -> str:
-        return (
-            f"none of the {self.num_classes} --classes; add what is missing or check the spelling"
-        )
 
 
 class Regression(Task):
@@ -248,42 +227,37 @@ class Regression(Task):
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args)
-        self.randomizer: Any  # on the best bins, or a mechanism for comparison
-        if args.mechanism in (None, "rr_on_bins"):
-            public = {} if args.prior is None else _read_number_prior(args)
-            with explained(ValueError):
+        self.label_set = {"low": args.low, "high": args.high, "clip": bool(args.clip)}
+        self.randomizer: Any  # a LabelRandomizer, or a mechanism for comparison
+        with explained(ValueError):
+            if args.mechanism in (None, "rr_on_bins"):
                 self.randomizer = LabelRandomizer(
                     args.epsilon,
                     args.loss or "squared_error",
                     args.prior_epsilon,
                     args.max_values or LabelRandomizer.max_values,
                     bool(args.whole_numbers),
-                    **public,
+                    **({} if args.prior is None else _number_prior(args)),
                 )
-        else:
-            mechanism = getattr(mechanisms, args.mechanism.title().replace("_", "") + "Mechanism")
-            with explained(ValueError):
-                self.randomizer = mechanism(args.epsilon, args.low, args.high)
+            else:
+                name = args.mechanism.title().replace("_", "") + "Mechanism"
+                self.randomizer = getattr(mechanisms, name)(args.epsilon, args.low, args.high)
 
-    @property
-    def label_set(self) -> dict[str, Any]:
-        return {"low": self.args.low, "high": self.args.high, "clip": bool(self.args.clip)}
-
-    def check(self, labels: np.ndarray) -> str | None:
+    def encoded(self, column: Any) -> np.ndarray:
+        labels: np.ndarray = column.to_numpy()
         low, high = self.args.low, self.args.high
-        bad = int(np.count_nonzero(~np.isfinite(labels)))
-        if bad:
-            return f"{bad} of {labels.size} labels are NaN or infinite; {_tables.FILL}"
-        outside = int(np.count_nonzero((labels < low) | (labels > high)))
+        if bad := np.count_nonzero(~np.isfinite(labels)):
+            raise CommandError(f"{bad} of {labels.size} labels are NaN or infinite; {_tables.FILL}")
+        outside = np.count_nonzero((labels < low) | (labels > high))
         if outside and not self.args.clip:
-            return (
+            raise CommandError(
                 f"{outside} of {labels.size} labels lie outside --low {low:g} to --high {high:g}; "
                 "widen the range, or give --clip to set them to its nearer end"
             )
-        return None
+        return labels
 
     def _draw(self, vault: PrivateLabels) -> tuple[NoisyLabels, dict[str, Any]]:
-        # No word of clipping: whether it was needed depends on the labels.
+        # Clipping is not mentioned: whether it was needed depends on the labels.
         args, randomizer = self.args, self.randomizer
         facts = {"task": "regression", "label_range": [args.low, args.high], "classes": None}
         if not isinstance(randomizer, LabelRandomizer):
@@ -308,41 +282,21 @@ class Regression(Task):
         }
 
 
-def task_of(args: argparse.Namespace) -> Task:
-    if args.task == "regression":
-        return Regression(args)
-    return NamedClassification(args) if args.classes else Classification(args)
-
-
-def _read_number_prior(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the values, rising, and the probabilities of a prior over numbers in a range."""
-    values, column = _read_prior(args.prior, _NUMBER_PRIOR, "values")
-    probabilities = _normalized(args.prior, column, len(column))
-    outside = int(np.count_nonzero((values < args.low) | (values > args.high)))
-    if outside:
+def _number_prior(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns a prior's values, which increase, and their probabilities."""
+    values, probabilities = _read_prior(args.prior, "values", "probabilities")
+    probabilities = _normalized(args.prior, probabilities, values.size)
+    if outside := np.count_nonzero((values < args.low) | (values > args.high)):
         raise CommandError(
             f"--prior {args.prior} has {outside} values outside --low {args.low:g} to --high "
             f"{args.high:g}; leave them out or widen the range"
         )
-    # The mechanism must know the whole range; an end that the prior lacks has no weight in it.
+    # The mechanism must know the whole range, so an end missing from the prior gets no weight.
     ends = np.setdiff1d([args.low, args.high], values)
     values = np.concatenate([values, ends])
     probabilities = np.concatenate([probabilities, np.zeros(ends.size)])
     order = np.argsort(values, kind="stable")
     return {"values": tuple(values[order].tolist()), "prior": tuple(probabilities[order].tolist())}
-
-
-def _read_class_prior(path: pathlib.Path, classes: Sequence[str]) -> np.ndarray:
-    """Returns the probabilities of a prior over classes, in their order."""
-    names, probabilities = _read_prior(path, _CLASS_PRIOR, None)
-    if names is not None:
-        if sorted(names) != sorted(classes):
-            raise CommandError(
-                f"--prior {path} has {len(names)} rows for {len(set(names) & set(classes))} of the "
-                f"{len(classes)} classes; give each class one row"
-            )
-        probabilities = probabilities[[names.index(name) for name in classes]]
-    return _normalized(path, probabilities, len(classes))
 
 
 def _normalized(path: pathlib.Path, probabilities: np.ndarray, size: int) -> np.ndarray:
@@ -351,31 +305,16 @@ def _normalized(path: pathlib.Path, probabilities: np.ndarray, size: int) -> np.
     return row / row.sum()
 
 
-def _read_prior(path: pathlib.Path, expected: str, key: str | None) -> tuple[Any, np.ndarray]:
-    """Returns the first column of a prior and its probabilities, from a JSON or CSV file.
-
-    The first column is numbers under ``key``, or names: None in a JSON file, which has none.
-    """
-    first: Any
+def _read_prior(path: pathlib.Path, *names: str) -> list[np.ndarray]:
+    """Returns arrays from a JSON file by their names; a list is the probabilities."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        if path.suffix.lower() == ".csv":
-            _, *rows = (row for row in csv.reader(text.splitlines()) if row)
-            pairs = ([cell.strip() for cell in row] for row in rows)
-            first, column = map(list, zip(*pairs, strict=True))
-        else:
-            content = json.loads(text)
-            content = content if isinstance(content, dict) else {"probabilities": content}
-            first, column = content[key] if key else None, content["probabilities"]
-        probabilities = np.array([float(cell) for cell in column])
-        if key:
-            first = np.array([float(cell) for cell in first])
-        if first is not None and len(first) != probabilities.size:
-            raise ValueError
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        content = {"probabilities": content} if isinstance(content, list) else content
+        return [np.array(content[name], dtype=np.float64, ndmin=1) for name in names]
     except OSError as error:
         raise CommandError(
             f"--prior {path} cannot be read ({error.strerror}); check the path"
         ) from None
-    except (ValueError, LookupError, TypeError, OverflowError, RecursionError, csv.Error):
-        raise CommandError(f"--prior {path} is not as expected; give {expected}") from None
-    return first, probabilities
+    except (ValueError, LookupError, TypeError, RecursionError):
+        expected = ", ".join(f'"{name}": [...]' for name in names)
+        raise CommandError(f"--prior {path} has another form; give JSON {{{expected}}}") from None

@@ -1,4 +1,4 @@
-"""``tf-labeldp train``: a table, or images and a table of their labels, in; a Keras model out."""
+"""``tf-labeldp train``: a Keras model from a table, or from images and a table of their labels."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ from tf_labeldp.vault.store import budget_for_store
 
 def run_train(args: argparse.Namespace) -> int:
     if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
-        raise CommandError(f"--output {args.output} is there and not empty; give a new folder")
+        raise CommandError(f"--output {args.output} exists and is not empty; give a new folder")
     table = _read(args.input)
-    labels = _labels(_column(table, args.label, "--label"), args)
+    labels = _labels(table, args)
     load_tensorflow()
     features = _columns(table, args) if args.images is None else _images(table, args)
-    with explained(BudgetExceededError, LabelStoreError, TypeError, ValueError):
-        model = _fitted(features, labels, args)
+    delta = default_delta(labels.size) if args.delta is None else args.delta
+    with explained(BudgetExceededError, LabelStoreError, OSError, TypeError, ValueError):
+        vault = _vault(labels, args, delta)
+        # Before the release, which a model that cannot be saved would waste.
+        args.output.mkdir(parents=True, exist_ok=True)
+        model = _estimator(args, delta).fit(features, vault)
     path = args.output / "model.keras"
     text = "\n\n".join(
         [
             str(model.choice_),
-            *([f"On a tenth of the rows, held out: {model.evaluation_}"] if args.evaluate else ()),
+            *([f"On a tenth of the rows, held out: {model.evaluation_}"] if args.evaluate else []),
             str(model.guarantee()),
             f"The model: import tf_labeldp.keras_layers; keras.models.load_model({str(path)!r})",
         ]
     )
-    args.output.mkdir(parents=True, exist_ok=True)
     model.to_keras().save(path)
     statement = model.guarantee().to_json()
     (args.output / "privacy.json").write_text(f"{statement}\n", encoding="utf-8")
@@ -45,38 +48,39 @@ def run_train(args: argparse.Namespace) -> int:
     return 0
 
 
-def _fitted(features: Any, labels: np.ndarray, args: argparse.Namespace) -> Any:
-    from tf_labeldp.front_door import PrivateClassifier, PrivateRegressor
-
-    delta = default_delta(labels.size) if args.delta is None else args.delta
-    kind: dict[str, Any] = {"num_classes": args.num_classes, "classes": args.classes}
-    if args.low is not None:
-        kind = {"low": args.low, "high": args.high, "clip": bool(args.clip)}
+def _vault(labels: np.ndarray, args: argparse.Namespace, delta: float) -> PrivateLabels:
     budget = PrivacyBudget(max(args.epsilon, args.evaluate or 0.0), delta)
-    vault = PrivateLabels(
+    return PrivateLabels(
         labels,
-        **kind,
+        args.num_classes,
+        classes=args.classes,
+        low=args.low,
+        high=args.high,
+        clip=bool(args.clip),
         budget=budget_for_store(args.store, budget),
         store=args.store,
         insecure_seed=args.insecure_seed,
     )
+
+
+def _estimator(args: argparse.Namespace, delta: float) -> Any:
+    from tf_labeldp.front_door import PrivateClassifier, PrivateRegressor
+
     options = {"budget_for_evaluation": args.evaluate, "key": "train"}
     if args.low is None:
-        return PrivateClassifier(args.epsilon, delta, **options).fit(features, vault)
-    options["loss"] = args.loss or "squared_error"
-    return PrivateRegressor(args.epsilon, delta, **options).fit(features, vault)
+        return PrivateClassifier(args.epsilon, delta, **options)
+    return PrivateRegressor(args.epsilon, delta, loss=args.loss or "squared_error", **options)
 
 
 def _read(path: pathlib.Path) -> Any:
-    """Returns a table; Arrow's own messages quote cells, and are kept back."""
     kind = _tables.format_of(path, "the input")
     try:
         table = parquet.read_table(path) if kind == "parquet" else csv.read_csv(path)
     except OSError as error:
         raise CommandError(f"the input {path} cannot be read ({error.strerror})") from None
-    except pa.ArrowException:
+    except pa.ArrowException:  # Its message quotes cells.
         raise CommandError(
-            f"the input {path} is no {kind} table that can be read; check that each row has a cell "
+            f"the input {path} cannot be read as a {kind} table; check that each row has a cell "
             "for each column of the header"
         ) from None
     if not table.num_rows:
@@ -88,12 +92,13 @@ def _column(table: Any, name: str, option: str) -> Any:
     if table.column_names.count(name) != 1:
         raise CommandError(
             f"{option} {name}: the table has {table.column_names.count(name)} columns of this "
-            f"name; it has {', '.join(table.column_names[:20])}"
+            f"name; its columns are {', '.join(table.column_names[:20])}"
         )
     return table.column(name).combine_chunks()
 
 
-def _labels(column: Any, args: argparse.Namespace) -> np.ndarray:
+def _labels(table: Any, args: argparse.Namespace) -> np.ndarray:
+    column = _column(table, args.label, "--label")
     if column.null_count:
         raise CommandError(f"{column.null_count} labels are missing; {_tables.FILL}")
     kind = pa.string() if args.classes else pa.int64() if args.num_classes else pa.float64()
@@ -101,7 +106,7 @@ def _labels(column: Any, args: argparse.Namespace) -> np.ndarray:
         return column.cast(kind).to_numpy(zero_copy_only=False)
     except pa.ArrowException:
         raise CommandError(
-            f"--label {args.label}: some cells are no "
+            f"--label {args.label}: some cells are not "
             + ("whole numbers; give --classes for names" if args.num_classes else "numbers")
         ) from None
 
@@ -122,11 +127,11 @@ def _columns(table: Any, args: argparse.Namespace) -> dict[str, np.ndarray]:
             features[name] = np.asarray(column.to_pylist(), dtype=object)
         else:
             raise CommandError(
-                f"the column {name} has the type {column.type}; a feature is a number or a text. "
-                f"Turn it into one, or leave it out: --drop {name}"
+                f"the column {name} has type {column.type}, expected numbers or text; convert it, "
+                f"or leave it out: --drop {name}"
             )
     if not features:
-        raise CommandError("the table has no columns of features in addition to the labels")
+        raise CommandError("the table has no feature columns; leave out less with --drop")
     return features
 
 
@@ -141,11 +146,11 @@ def _images(table: Any, args: argparse.Namespace) -> np.ndarray:
         except OSError as error:
             raise CommandError(f"the image {path} cannot be read ({error.strerror})") from None
         except tf.errors.InvalidArgumentError:
-            raise CommandError(f"{path} is no image in PNG, JPEG, GIF or BMP") from None
+            raise CommandError(f"{path} is no image; expected PNG, JPEG, GIF or BMP") from None
         if images and image.shape != images[0].shape:
             raise CommandError(
-                f"the image {path} has shape {image.shape}, the first one {images[0].shape}; bring "
-                "all to one size and kind first"
+                f"the image {path} has shape {image.shape}, the first one {images[0].shape}; "
+                "convert all to one size and number of channels"
             )
         images.append(image)
     return np.stack(images)

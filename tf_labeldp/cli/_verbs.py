@@ -1,4 +1,4 @@
-"""The short verbs: about mechanisms before a release, and about stores and files after it."""
+"""The short verbs: advice before a release, and checks of stores and files after it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ def audit(args: argparse.Namespace) -> int:
         raise CommandError(
             f"{args.output} is no output of tf-labeldp randomize ({error})"
         ) from None
-    options = {"public": noisy.priors, "draws": args.draws, "seed": args.seed}
     with explained(TypeError):
-        found = audit_mechanism(noisy.mechanism, **options)
-    say(f"{noisy.mechanism}\n{found}")
-    if args.plot is not None:
-        found.plot(args.plot)
-        say(f"plot: {args.plot}")
-    return int(found.refutes)
+        result = audit_mechanism(
+            noisy.mechanism, public=noisy.priors, draws=args.draws, seed=args.seed
+        )
+    say(f"{noisy.mechanism}\n{result}")
+    return int(result.refutes)
 
 
 def run_report(args: argparse.Namespace) -> int:
@@ -42,15 +40,15 @@ def run_report(args: argparse.Namespace) -> int:
         load_tensorflow()
     try:
         with explained(LabelStoreError, OSError, ValueError):
-            found = report(args.store, published=args.published, audit=args.audit)
-            found.save(args.output)
+            result = report(args.store, published=args.published, audit=args.audit)
+            result.save(args.output)
     except ModuleNotFoundError as error:
         raise CommandError(
             f"the plot of a report needs {error.name}: pip install 'tf-labeldp[plots]'"
         ) from None
-    say(f"{found}\n\nreport: {args.output / 'report.html'}")
-    wrong = any(file["problems"] for file in found.content["published"])
-    return int(wrong or any(audit["refutes"] for audit in found.content["audits"]))
+    say(f"{result}\n\nreport: {args.output / 'report.html'}")
+    wrong = any(file["problems"] for file in result.content["published"])
+    return int(wrong or any(audit["refutes"] for audit in result.content["audits"]))
 
 
 def run_verify(args: argparse.Namespace) -> int:
@@ -59,9 +57,9 @@ def run_verify(args: argparse.Namespace) -> int:
 
     load_tensorflow()
     with explained(LabelStoreError, OSError, ValueError):
-        found = verify(args.file, store=args.store, report=args.report)
-    say(str(found))
-    return int(bool(found.problems))
+        result = verify(args.file, store=args.store, report=args.report)
+    say(str(result))
+    return int(bool(result.problems))
 
 
 def run_forget(args: argparse.Namespace) -> int:
@@ -70,12 +68,12 @@ def run_forget(args: argparse.Namespace) -> int:
     if not args.yes:
         raise CommandError(
             f"this erases the draws, the key and the digest of the labels in {args.store} for "
-            "good, and nothing can be drawn of these labels any more; confirm with --yes"
+            "good, and no further draw of these labels is possible; confirm with --yes"
         )
     with explained(LabelStoreError):
         left = forget(args.store)
     say(
-        f"{args.store}: forgotten. The account is kept: tf-labeldp report {args.store}\n"
+        f"{args.store}: forgotten. The record of charges stays: tf-labeldp report {args.store}\n"
         "Backups of the folder and published files are not touched."
         + (f"\nOther files are still there: {', '.join(left)}" if left else "")
     )

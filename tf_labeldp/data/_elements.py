@@ -140,7 +140,7 @@ def read_labels(
         blocks.append(block)
         if verbose:
             progress.advance(block[0].size)
-    progress.end()
+    progress.close()
     if not blocks:
         raise ValueError(
             "the dataset is empty: it has no labels to randomize. Check its files and filters."

@@ -1,4 +1,4 @@
-"""The report of a label set, or of all label sets of a folder: their releases and their cost."""
+"""The report of a label set, or of all label sets in a folder: releases and their cost."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Report:
     """The releases of one or more label sets; print it, or ``save`` it as a page and as JSON.
 
     Attributes:
-        content: all of it, as JSON can hold it.
-        statement: the promise for one person with an example in each label set.
+        content: all of it, ready for JSON.
+        statement: the promise to one person with an example in each label set.
 
     Example:
         >>> Report({"label_sets": [], "published": [], "audits": []}, PrivacyGuarantee(1.0))
@@ -50,7 +50,7 @@ class Report:
         Needs matplotlib (``pip install 'tf-labeldp[plots]'``).
 
         Args:
-            folder: is made if it is not there; an earlier report in it is replaced.
+            folder: folder to write to. It is created if needed, and an earlier report is replaced.
         """
         from tf_labeldp.dossier._page import page
 
@@ -87,21 +87,21 @@ def report(
     audits: Mapping[str, AuditResult | LabelInference] | None = None,
     audit: bool = False,
 ) -> Report:
-    """Reports what has left a label set, when, by whom and at what epsilon.
+    """Lists every release of a label set: when, by whom and at what epsilon.
 
-    It reads the store and needs no labels; nothing is charged or written there. What engines drew
-    with the key in the store counts, and so do the other stores of a project. It knows nothing of
-    vaults without a store, and of stores that were removed.
+    It reads the store and needs no labels; it charges and writes nothing there. Draws of engines
+    with the store's key count, and so do the other stores of a project. Vaults without a store and
+    removed stores are left out.
 
     Args:
-        folder: of a store, or one with several stores in it, whose label sets add up as those of
-            the same people unless ``people`` differ.
+        folder: folder of a store, or of several stores, whose label sets add up as those of the
+            same people unless ``people`` differ.
         published: files to list, each compared with its statement and the stores (``verify``).
-        audits: results to list, by the name of the audited thing.
+        audits: audit results to list, by name.
         audit: whether to audit each mechanism that drew noisy labels, too (some seconds each).
 
     Raises:
-        LabelStoreError: there is no store, or one is damaged or lacks a part of its account.
+        LabelStoreError: there is no store, or one is damaged or lacks a part of its ledger.
         FileNotFoundError, ValueError: a file that can't be read.
 
     Example:
@@ -121,12 +121,11 @@ def report(
     budgets = [ledger.budget for ledger in ledgers.values()]
     stated = compose_receipts(receipts, max(budget.delta for budget in budgets))
     files = [verify_against(file, list(ledgers.values())) for file in published]
-    found = dict(audits or {})
+    results = dict(audits or {})
     skipped: dict[str, str] = {}
     if audit:
-        _audit_draws(
-            [record for ledger in ledgers.values() for record in ledger.records], found, skipped
-        )
+        records = (record for ledger in ledgers.values() for record in ledger.records)
+        _audit_draws(records, results, skipped)
     content = {
         "format": 1,
         "made_by": f"tf-labeldp {__version__}",
@@ -137,23 +136,32 @@ def report(
         "assumptions": {
             party: list(map(str, texts)) for party, texts in stated.assumptions_by_voucher().items()
         },
-        "published": [_as_json(file) for file in files],
-        "audits": [_audit_as_json(name, result) for name, result in found.items()],
+        "published": [_published(file) for file in files],
+        "audits": [
+            {
+                "of": name,
+                "found": str(result),
+                "refutes": getattr(result, "refutes", False),
+                **dataclasses.asdict(result),
+            }
+            for name, result in results.items()
+        ],
         "not_audited": skipped,
         "versions": _versions(receipts),
     }
-    return Report(content, stated)
+    return Report(_for_json(content), stated)
 
 
 def _stores_in(folder: pathlib.Path) -> list[pathlib.Path]:
     several = sorted(path.parent for path in folder.glob("*/header.json"))
-    found = [path for path in several if "budget" in LabelStore(path).header()]  # of labels
-    if not found:
+    # The ledger of a key has a header without a budget.
+    stores = [path for path in several if "budget" in LabelStore(path).header()]
+    if not stores:
         raise LabelStoreError(
-            f"There is no label store in {folder} (no header.json there, nor one folder below). "
-            "Give the folder that PrivateLabels(..., store=) or --store named."
+            f"expected a label store in {folder}, got no header.json there or one folder below. "
+            "Give the folder of PrivateLabels(..., store=) or --store."
         )
-    return found
+    return stores
 
 
 def _label_set(path: pathlib.Path, ledger: Ledger) -> dict[str, Any]:
@@ -170,17 +178,8 @@ def _label_set(path: pathlib.Path, ledger: Ledger) -> dict[str, Any]:
         "forgotten": header.get("forgotten"),
         "budget": {"epsilon": ledger.budget.epsilon, "delta": ledger.budget.delta},
         "remaining": ledger.remaining(),
-        "spread": [
-            {"epsilon": _finite(epsilon), "examples": count} for epsilon, count in ledger.spread()
-        ],
-        "history": [
-            {
-                **use._asdict(),
-                "epsilon": _finite(use.epsilon),
-                "epsilon_so_far": _finite(use.epsilon_so_far),
-            }
-            for use in ledger.history()
-        ],
+        "spread": [{"epsilon": epsilon, "examples": n} for epsilon, n in ledger.spread()],
+        "history": [use._asdict() for use in ledger.history()],
         "releases": [_release(receipt) for receipt in own],
     }
 
@@ -195,7 +194,7 @@ def _release(receipt: Receipt) -> dict[str, Any]:
         "key": "" if receipt.key.startswith(UNNAMED) else receipt.key,
         "examples": receipt.num_examples,
         "unit": receipt.unit,
-        "epsilon": _finite(receipt.charge.epsilon),
+        "epsilon": receipt.charge.epsilon,
         "delta": receipt.charge.delta,
         "settings": str(receipt.charge.event),
         "flags": [name for name in _FLAGS if getattr(receipt, name)],
@@ -204,7 +203,7 @@ def _release(receipt: Receipt) -> dict[str, Any]:
     }
 
 
-def _as_json(file: Published) -> dict[str, Any]:
+def _published(file: Published) -> dict[str, Any]:
     stated = file.guarantee
     return {
         "path": pathlib.Path(file.path).name,
@@ -219,7 +218,7 @@ def _as_json(file: Published) -> dict[str, Any]:
 
 def _audit_draws(
     records: Iterable[Record],
-    found: dict[str, AuditResult | LabelInference],
+    results: dict[str, AuditResult | LabelInference],
     skipped: dict[str, str],
 ) -> None:
     for record in records:
@@ -227,21 +226,13 @@ def _audit_draws(
             continue
         mechanism = deserialize(record.mechanism)
         name = brief(repr(mechanism))
-        if name in found or name in skipped:
+        if name in results or name in skipped:
             continue
+        # Mechanisms of rows of labels can't be audited, nor those whose priors were erased.
         try:
-            found[name] = audit_mechanism(mechanism, public=record.priors)
-        except (TypeError, ValueError) as error:  # priors that were erased, rows of labels
+            results[name] = audit_mechanism(mechanism, public=record.priors)
+        except (TypeError, ValueError) as error:
             skipped[name] = str(error)
-
-
-def _audit_as_json(name: str, result: AuditResult | LabelInference) -> dict[str, Any]:
-    fields = dataclasses.asdict(result)
-    fields = {
-        key: _finite(value) if isinstance(value, float) else value for key, value in fields.items()
-    }
-    refutes = getattr(result, "refutes", False)
-    return {"of": name, "found": str(result), "refutes": refutes, **fields}
 
 
 def _versions(receipts: Iterable[Receipt]) -> dict[str, str]:
@@ -249,11 +240,17 @@ def _versions(receipts: Iterable[Receipt]) -> dict[str, str]:
     for name in _LIBRARIES:
         try:
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:  # TensorFlow has several packages
+        # TensorFlow has several package names.
+        except metadata.PackageNotFoundError:
             continue
     drawn_by = sorted({receipt.version for receipt in receipts})
     return {"tf-labeldp": __version__, "releases were made by": ", ".join(drawn_by), **found}
 
 
-def _finite(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
+def _for_json(value: Any) -> Any:
+    """Returns a value with lists for tuples and texts for infinities, which JSON lacks."""
+    if isinstance(value, dict):
+        return {name: _for_json(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_for_json(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

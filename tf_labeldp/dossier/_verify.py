@@ -1,4 +1,4 @@
-"""Compares a published file with its own statement, and with the store that it came from."""
+"""Compares a published file with its own statement and with the store that paid for it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tf_labeldp.accounting import PrivacyGuarantee, public_input
 from tf_labeldp.accounting.provenance import (
+    WEIGHTS_ASSUMED,
     array_digest,
     layers_of,
     own_weights,
@@ -27,28 +28,27 @@ from tf_labeldp.vault.noisy_labels import STATEMENT_SUFFIX
 from tf_labeldp.vault.records import compact, is_charged
 
 _STATEMENT_OF_MODEL = "privacy.json"
-_BLOCK = 1 << 20
 _LONGEST = 100
-"""Characters of a mechanism in a line."""
+"""Characters of a mechanism that a line has room for."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """A published file, its content, and whether it keeps to its statement; print it.
+    """A published file, its content, and its agreement with its statement; print it.
 
     Attributes:
-        path: of the file or folder.
-        contains: its content, in words.
-        sha256: of each file, by name.
-        guarantee: the statement that its receipts add up to; None where they can't be read.
-        receipts: of all that it was made of.
-        problems: in sentences; empty if none was found.
+        path: path of the file or folder.
+        contains: content in words.
+        sha256: digest of each file, by name.
+        guarantee: statement of its receipts; None if they can't be read.
+        receipts: receipts of everything that the file depends on.
+        problems: sentences; empty if no problem was found.
 
     Example:
         >>> print(Published("noisy", "3 noisy labels", {}, PrivacyGuarantee(1.0), (), ()))
         noisy: 3 noisy labels
           (1, 0)-label-DP
-          keeps to its statement
+          matches its statement
     """
 
     path: str
@@ -72,18 +72,18 @@ def verify(
     store: str | os.PathLike[str] | None = None,
     report: str | os.PathLike[str] | None = None,
 ) -> Published:
-    """Compares a published file with its own statement, and with the store that it came from.
+    """Compares a published file with its own statement and with the store that paid for it.
 
-    By itself a file can only contradict itself: a forged file may have a forged statement. With the
-    ``store`` of the label holder its receipts must be those of the ledger, its noisy labels those
-    of a draw there, and the weights of layers with receipts those that were recorded when they were
+    Alone, a file can only contradict itself, and a forger can forge its statement too. With the
+    ``store`` of the label holder, its receipts must be in the ledger, its noisy labels must match a
+    draw there, and layers with receipts must have weights that the ledger recorded when they were
     trained or exported. A layer without receipts is public by assumption, and is named. With a
-    ``report`` its digests must be those that are listed there.
+    ``report``, its digests must be listed there.
 
     Args:
         path: noisy labels (a folder of ``NoisyLabels.save``, or an output of ``tf-labeldp
             randomize``), a ``.keras`` file, or the folder of ``tf-labeldp train``.
-        store: folder of the store that paid for it; or None.
+        store: folder of the store that paid for the file; or None.
         report: ``report.json`` of ``tf-labeldp report``; or None.
 
     Raises:
@@ -108,10 +108,10 @@ def verify(
 
 
 def verify_against(path: str | os.PathLike[str], ledgers: Sequence[Ledger]) -> Published:
-    """Returns the result of ``verify``, given the ledgers of stores that paid together; or none."""
+    """Returns the result of ``verify`` against the ledgers of the stores that paid together."""
     place = pathlib.Path(path).expanduser()
     if not place.exists():
-        raise FileNotFoundError(f"there is no {place}. Give the path of a published file.")
+        raise FileNotFoundError(f"expected a published file, got no file {place}. Check the path.")
     model = place / "model.keras" if (place / "model.keras").exists() else place
     if model.suffix == ".keras":
         found = _verify_model(place, model, ledgers)
@@ -125,13 +125,12 @@ def verify_against(path: str | os.PathLike[str], ledgers: Sequence[Ledger]) -> P
 
 def _verify_noisy_labels(path: pathlib.Path, ledgers: Sequence[Ledger]) -> Published:
     statement = path.with_name(path.name + STATEMENT_SUFFIX)
-    names = sorted(path.iterdir()) if path.is_dir() else [path, statement]
-    digests = {file.name: _sha256(file) for file in names if file.is_file()}
+    digests = _digests(path.iterdir() if path.is_dir() else [path, statement])
     try:
         noisy = NoisyLabels.load(path)
     except FileNotFoundError:
         raise ValueError(
-            f"{path} is neither noisy labels with their statement nor a .keras file. Give the "
+            f"expected noisy labels with their statement or a .keras file, got {path}. Give the "
             "output of NoisyLabels.save, tf-labeldp randomize or tf-labeldp train."
         ) from None
     except ValueError as error:
@@ -141,56 +140,54 @@ def _verify_noisy_labels(path: pathlib.Path, ledgers: Sequence[Ledger]) -> Publi
     for text in path.glob("*.json") if path.is_dir() else [statement]:
         problems += _differs(stated, json.loads(text.read_text(encoding="utf-8"))["guarantee"])
     if not any(receipt.kind == "draw" for receipt in noisy.receipts):
-        problems.append("it carries no receipt of a draw: nothing shows that the labels are noisy")
+        problems.append("it has no receipt of a draw, so nothing shows that its labels are noisy")
     elif not _are_drawn(noisy, ledgers):
-        problems.append("its noisy labels are not those that its receipt was written for")
+        problems.append("its noisy labels differ from those of its receipt")
     contains = f"{len(noisy):,} noisy labels by {brief(repr(noisy.mechanism))}"
     return Published(str(path), contains, digests, stated, noisy.receipts, tuple(problems))
 
 
 def _are_drawn(noisy: NoisyLabels, ledgers: Sequence[Ledger]) -> bool:
-    """Returns whether these are the noisy labels of a draw, or of several one after another.
+    """Returns whether these are the noisy labels of one draw, or of several in a row.
 
-    A digest is enough for one draw whose labels are all there; others are found in the ledgers.
+    The digest in a receipt identifies a complete draw; other draws are looked up in the ledgers.
     """
-    drawn = {
-        receipt.id: receipt.output_digest for receipt in noisy.receipts if receipt.kind == "draw"
-    }
-    if array_digest(compact(noisy.values)) in drawn.values():
+    draws = [receipt for receipt in noisy.receipts if receipt.kind == "draw"]
+    if array_digest(compact(noisy.values)) in [receipt.output_digest for receipt in draws]:
         return True
-    reports = isinstance(noisy.mechanism, PeerToPeerRandomizedResponse)  # not of all
-    kept = {
-        record.receipt.id: record.values
+    is_partial = isinstance(noisy.mechanism, PeerToPeerRandomizedResponse)
+    stored = [
+        record.values
+        for receipt in draws
         for ledger in ledgers
         for record in ledger.records
-        if record.receipt is not None and record.receipt.id in drawn and record.values is not None
-    }
-    if reports and not kept:  # the store, unless it was forgotten, alone records who reported
+        if record.receipt is not None
+        and record.receipt.id == receipt.id
+        and record.values is not None
+    ]
+    # Only the store records who reported, until it is forgotten.
+    if is_partial and not stored:
         return True
     rest = noisy.values
-    for values in (kept[name] for name in drawn if name in kept):
-        values = values[values >= 0] if reports else values
+    for values in stored:
+        values = values[values >= 0] if is_partial else values
         if np.array_equal(rest[: len(values)], values):
             rest = rest[len(values) :]
-    return bool(kept) and not len(rest)
+    return bool(stored) and not len(rest)
 
 
 def _verify_model(place: pathlib.Path, model: pathlib.Path, ledgers: Sequence[Ledger]) -> Published:
-    files = (
-        [file for file in sorted(place.iterdir()) if file.is_file()] if place.is_dir() else [model]
-    )
-    digests = {file.name: _sha256(file) for file in files}
+    digests = _digests(place.iterdir() if place.is_dir() else [model])
     try:
         loaded = load_model(model, compile=False)
         receipts, stated = public_input(loaded).receipts, guarantee(loaded)
-    except Exception as error:  # each layer and each format has errors of its own
+    # Layers and file formats raise errors of any type.
+    except Exception as error:
         problem = f"the model can't be read ({type(error).__name__}: {error})"
         return Published(str(place), "a Keras model", digests, None, (), (problem,))
     problems = []
     if not receipts:
-        problems.append(
-            "the model carries no receipts: nothing here shows which labels it was made of"
-        )
+        problems.append("the model has no receipts, so nothing shows which labels it depends on")
     problems += [
         str(receipt.charge.assumptions[0]) for receipt in receipts if receipt.kind == "unknown"
     ]
@@ -201,7 +198,7 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, ledgers: Sequence[Le
     if ledgers and receipts:
         unknown, public = _unknown_layers(loaded, ledgers)
         if unknown:
-            problems.append(f"the store does not know the weights of {', '.join(unknown)}")
+            problems.append(f"the store has no record of the weights of {', '.join(unknown)}")
         if public:
             contains += f", public by assumption in {', '.join(public)}"
     return Published(str(place), contains, digests, stated, receipts, tuple(problems))
@@ -209,50 +206,52 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, ledgers: Sequence[Le
 
 def _differs(stated: PrivacyGuarantee, written: dict[str, Any]) -> list[str]:
     found = PrivacyGuarantee.from_json(json.dumps(written))
-    if (found.epsilon, found.delta, found.seeded) == (
-        stated.epsilon,
-        stated.delta,
-        stated.seeded,
-    ) and set(found.assumptions) <= set(stated.assumptions):
-        return []
-    return [
-        f"its statement is {found.headline}, and its receipts add up to {stated.headline}; or "
-        "the assumptions differ"
-    ]
+    problems = []
+    figures = [(each.epsilon, each.delta, each.seeded) for each in (found, stated)]
+    if figures[0] != figures[1]:
+        problems.append(
+            f"its statement is {found.headline}, but its receipts compose to {stated.headline}"
+        )
+    # A head has no initial weights to vouch for; the file of its model does.
+    if {*found.assumptions, WEIGHTS_ASSUMED} != {*stated.assumptions, WEIGHTS_ASSUMED}:
+        problems.append("its statement and its receipts differ in their assumptions")
+    return problems
 
 
 def _unknown_layers(model: Any, ledgers: Sequence[Ledger]) -> tuple[list[str], list[str]]:
-    """Returns the layers with receipts whose weights no ledger knows, and those without receipts.
+    """Returns layers with receipts whose weights no ledger records, and layers without receipts.
 
-    Where no layer with receipts is known, none is public. Constant weights, as of a head that is
-    all noise, need not be known.
+    If no layer has receipts, the layers without them count as unknown. Constant weights, such as
+    those of a head that is all noise, need no record.
     """
-    known = {digest for ledger in ledgers for digests, _ in ledger.weights() for digest in digests}
+    weights = [digests for ledger in ledgers for digests, _ in ledger.weights()]
+    recorded = {digest for digests in weights for digest in digests}
     unknown: list[str] = []
     public: list[str] = []
-    any_known = False
+    any_recorded = False
     for layer in layers_of(model):
         own = own_weights(layer)
         has_receipts = bool(own and public_input(layer).receipts)
-        if not known.issuperset(weight_digests(own)):
+        if not recorded.issuperset(weight_digests(own)):
             (unknown if has_receipts else public).append(layer.name)
         elif has_receipts:
-            any_known = True
-    return (unknown, public) if any_known or unknown else (public, [])
+            any_recorded = True
+    return (unknown, public) if any_recorded or unknown else (public, [])
 
 
 def _not_in(ledger: Receipts, receipts: Receipts) -> list[str]:
-    known = {receipt.id: receipt.to_json() for receipt in ledger}
-    receipts = tuple(receipt for receipt in receipts if is_charged(receipt))
-    missing = [brief(receipt.what) for receipt in receipts if receipt.id not in known]
+    json_by_id = {receipt.id: receipt.to_json() for receipt in ledger}
+    charged = [receipt for receipt in receipts if is_charged(receipt)]
+    missing = [receipt for receipt in charged if receipt.id not in json_by_id]
     changed = [
         receipt
-        for receipt in receipts
-        if known.get(receipt.id, receipt.to_json()) != receipt.to_json()
+        for receipt in charged
+        if json_by_id.get(receipt.id, receipt.to_json()) != receipt.to_json()
     ]
-    other = [brief(receipt.what) for receipt in changed]
-    found = [f"the store knows nothing of its receipt for {what}" for what in missing]
-    return found + [f"the store has another receipt than its own for {what}" for what in other]
+    return [
+        *(f"the store has no receipt for {brief(receipt.what)}" for receipt in missing),
+        *(f"the store has a different receipt for {brief(receipt.what)}" for receipt in changed),
+    ]
 
 
 def brief(text: str) -> str:
@@ -260,7 +259,7 @@ def brief(text: str) -> str:
 
 
 def verdict(problems: Sequence[str]) -> str:
-    return f"WRONG: {'; '.join(problems)}" if problems else "keeps to its statement"
+    return f"WRONG: {'; '.join(problems)}" if problems else "matches its statement"
 
 
 def _not_listed(report: pathlib.Path, found: Published) -> list[str]:
@@ -269,19 +268,19 @@ def _not_listed(report: pathlib.Path, found: Published) -> list[str]:
         digests = {digest for file in listed for digest in file["sha256"].values()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(
-            f"{report} is no report.json of tf-labeldp report ({type(error).__name__}). Give the "
-            "file as it was written."
+            f"expected the report.json of tf-labeldp report, got {report} "
+            f"({type(error).__name__}). Give the unchanged file."
         ) from None
     return [
-        f"the report lists no file with the content of {name}"
+        f"the report does not list the content of {name}"
         for name, digest in found.sha256.items()
         if digest not in digests
     ]
 
 
-def _sha256(path: pathlib.Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+def _digests(files: Iterable[pathlib.Path]) -> dict[str, str]:
+    return {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(files)
+        if file.is_file()
+    }

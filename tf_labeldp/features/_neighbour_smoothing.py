@@ -333,7 +333,7 @@ def listed_neighbours(queries: np.ndarray, rows: np.ndarray, num: int, seed: int
             places = places[~done]
             wanted *= 8
         progress.advance(len(order[start : start + _BLOCK]))
-    progress.end()
+    progress.close()
     missing = np.flatnonzero(found[:, 0] < 0)
     if missing.size:
         found[missing] = nearest_neighbours(queries[missing], rows, num)
@@ -365,7 +365,7 @@ def nearest_neighbours(queries: np.ndarray, rows: np.ndarray, num: int) -> np.nd
         chosen = _largest(np.take_along_axis(products, places, axis=1), num)
         found[start : start + _QUERIES] = np.take_along_axis(places, chosen, axis=1)
         progress.advance(len(products))
-    progress.end()
+    progress.close()
     return np.minimum(found, size - 1)  # if all rows are equal, any row is right
 
 

@@ -1,4 +1,4 @@
-"""The front door: one call for a model of private labels, chosen from public facts alone."""
+"""The front door: one call fits a model on private labels, chosen from public facts alone."""
 
 from tf_labeldp.front_door._estimators import PrivateClassifier, PrivateRegressor
 from tf_labeldp.front_door._recommend import recommend

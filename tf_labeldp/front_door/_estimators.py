@@ -1,4 +1,4 @@
-"""Estimators that choose features and head themselves, from public facts."""
+"""Estimators that choose features and a head from public facts."""
 
 from __future__ import annotations
 
@@ -34,45 +34,46 @@ from tf_labeldp.mechanisms import MetricMechanism
 from tf_labeldp.vault import PrivateLabels
 
 _Self = TypeVar("_Self", bound="_FrontDoor")
-_ALIKE = 20.0
-"""Columns whose standard deviations differ by less, from the median up, have one unit."""
+_SAME_UNIT = 20.0
+"""Columns have one unit if the largest standard deviation is below this many medians."""
 _FEWEST = 100
-"""Examples from which neighbours are looked for."""
+"""Fewest examples among which neighbours are searched."""
 _SMALL_IMAGE = 16
-"""Images with a side below have small patches."""
+"""Pixels: images with a shorter side get small patches."""
 _HELD_OUT = 0.1
-"""Of the examples, for an evaluation."""
-_ROUNDS = (0.3, 0.7)
-"""Of the squared precision, for images: what a network learns of them makes better features."""
-_ONE = np.float32(1e-12)
+"""Share of the examples that an evaluation holds out."""
+_IMAGE_SHARES = (0.3, 0.7)
+"""Shares of the squared precision: the second release uses features that the network learnt."""
+_LEAST_NORM = np.float32(1e-12)
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class Beside(FeatureMap):
-    """Features of several fitted maps side by side, each centred and scaled to unit norm."""
+class SideBySide(FeatureMap):
+    """Features of several fitted maps, each centred and scaled to unit norm."""
 
     maps: tuple[Any, ...] = ()
 
-    def fit(self, inputs: Any, labels: Any = None) -> Beside:
-        """Learns the means of the maps' features; labels are not looked at."""
+    def fit(self, inputs: Any, labels: Any = None) -> SideBySide:
+        """Learns the means of the maps' features; ignores labels."""
         del labels
-        self._means = [np.asarray(one.transform(inputs)).mean(axis=0) for one in self.maps]
+        self._means = [np.asarray(map_.transform(inputs)).mean(axis=0) for map_ in self.maps]
         self.n_features_out_ = sum(mean.size for mean in self._means)
         return self
 
     def transform(self, inputs: Any) -> np.ndarray:
         """Returns ``float32`` ``(n, n_features_out_)``."""
         parts = []
-        for one, mean in zip(self.maps, self._means, strict=True):
-            rows = np.asarray(one.transform(inputs), np.float32) - mean.astype(np.float32)
-            parts.append(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), _ONE))
+        for map_, mean in zip(self.maps, self._means, strict=True):
+            rows = np.asarray(map_.transform(inputs), np.float32) - mean.astype(np.float32)
+            norms = np.linalg.norm(rows, axis=1, keepdims=True)
+            parts.append(rows / np.maximum(norms, _LEAST_NORM))
         return np.concatenate(parts, axis=1)
 
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from rows of numbers to the features."""
         import keras
 
-        models = [one.to_keras() for one in self.maps]
+        models = [map_.to_keras() for map_ in self.maps]
         inputs = keras.Input(models[0].input_shape[1:], name="rows")
         parts = []
         for model, mean in zip(models, self._means, strict=True):
@@ -82,8 +83,6 @@ class Beside(FeatureMap):
 
 
 class _FrontDoor(Head):
-    """Chooses an encoder from public inputs, and fits a head of one release on it."""
-
     epsilon: float
     delta: float | None
     encoder: Any
@@ -93,14 +92,14 @@ class _FrontDoor(Head):
     model: Public[Any] = None
 
     def fit(self: _Self, features: Public[Any], labels: Private[Any]) -> _Self:
-        """Chooses from the features alone, releases the moments of the labels once, and fits.
+        """Chooses an encoder from the features, releases label moments once, and fits a head.
 
         Args:
-            features: public: images (n, h, w) or (n, h, w, c); a data frame or another table, in
-                which texts are categories and numbers may be missing; rows of numbers (n, d), such
+            features: public: images (n, h, w) or (n, h, w, c); a data frame or another table, whose
+                texts are categories and whose numbers may be missing; rows of numbers (n, d), such
                 as embeddings; a sparse matrix.
             labels: a ``PrivateLabels``, which charges the release to its budget; or an array (n,),
-                of which a vault with the budget (epsilon, delta) is made.
+                which gets a vault with the budget (epsilon, delta).
 
         Returns:
             The estimator itself.
@@ -108,55 +107,53 @@ class _FrontDoor(Head):
         Raises:
             BudgetExceededError: a vault's budget does not allow the release; nothing was released.
             TypeError: features or labels of a wrong kind.
-            RuntimeError: an array of labels in a process that another one started (``n_jobs``).
-            ValueError: features not finite, labels outside of the classes or the range, arguments
-                out of range. Nothing was released.
+            RuntimeError: an array of labels in a worker process (``n_jobs``).
+            ValueError: features not finite, labels outside the classes or the range, arguments out
+                of range. Nothing was released.
 
         Warns:
-            UserWarning: these rows were fitted on before, as an array of labels.
+            UserWarning: an earlier fit of this process used these rows with an array of labels.
         """
         public = public_input(features, self.encoder, self.model)
-        features = public.value[0]
+        features = all_features = public.value[0]
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         size = len(labels)
-        if not size:
-            raise ValueError("there are no labels; give at least one.")
         kind = kind_of(features)
-        first = next(iter(table_columns(features).values())) if kind == "table" else features
-        rows = np.shape(first)[0]
-        if rows != size:
+        rows = next(iter(table_columns(features).values())) if kind == "table" else features
+        if np.shape(rows)[0] != size:
             raise ValueError(
-                f"there are {rows} rows of features and {size} labels; give one label per row, in "
-                "the same order."
+                f"expected one label per row of features, got {np.shape(rows)[0]} rows and {size} "
+                "labels. Give both in the same order."
             )
         delta = self._delta(labels, size)
         choice = recommend(epsilon, size, kind, own_model=self.model is not None)
         price = self.budget_for_evaluation
-        seed, held_out, given = self.insecure_seed, None, features
+        seed, held_out = self.insecure_seed, None
         is_array = not isinstance(labels, PrivateLabels)
         makes_vault = is_array and (price is not None or self.model is not None)
         if makes_vault:
             refuse_worker_processes()
-            came_along = compose_receipts(public.receipts, delta).epsilon
-            spent = came_along if math.isfinite(came_along) else 0.0
+            cost_of_inputs = compose_receipts(public.receipts, delta).epsilon
+            spent = cost_of_inputs if math.isfinite(cost_of_inputs) else 0.0
             budget = PrivacyBudget(max(epsilon, price or 0.0) + spent, delta)
-            kind_of_labels = kind_arguments(self)
-            labels = PrivateLabels(labels, **kind_of_labels, budget=budget, insecure_seed=seed)
+            label_kind = kind_arguments(self)
+            labels = PrivateLabels(labels, **label_kind, budget=budget, insecure_seed=seed)
             seed = None
         if price is not None:
             train, held_out = labels.split(_HELD_OUT)
             metric = labels.kind.metrics[0]
-            stored = None if self.key is None else f"{self.key}/evaluation"
-            if stored is None or not labels.has_draw(stored):
+            evaluation_key = None if self.key is None else f"{self.key}/evaluation"
+            if evaluation_key is None or not labels.has_draw(evaluation_key):
                 arguments = labels.kind.mechanism_arguments()
                 held_out.check_budget(MetricMechanism(price, metric, **arguments))
-            apart, features = (rows_of(features, part.indices) for part in (held_out, train))
+            held_out_features = rows_of(features, held_out.indices)
+            features = rows_of(features, train.indices)
             labels, size = train, len(train)
         encoder = self.encoder
         if encoder is None:
             encoder = make_encoder(features, kind, size)
         elif self.model is None:
-            reason = "The encoder that was given, and one noisy release for a linear head."
+            reason = "Your encoder, and one noisy release for a linear head."
             choice = dataclasses.replace(choice, reason=reason)
         head = self._head(epsilon, delta, encoder, kind, seed)
         head.fit(public.with_value(features), labels)
@@ -166,15 +163,15 @@ class _FrontDoor(Head):
         self.n_features_in_ = getattr(head, "n_features_in_", math.prod(np.shape(features)[1:]))
         self._remember_columns(head._known_columns())
         if held_out is not None and price is not None:
-            predictions = predictions_for_metrics(self, apart)
-            self.evaluation_ = held_out.evaluate(predictions, metric, price, key=stored)
+            predictions = predictions_for_metrics(self, held_out_features)
+            self.evaluation_ = held_out.evaluate(predictions, metric, price, key=evaluation_key)
             self.receipts_ = merge_receipts(self.receipts_, self.evaluation_.receipts)
         if makes_vault:
-            own = [one for one in self.receipts_ if one.labels == labels.label_set]
-            digests = raw_digests(given)
-            rows_known = None if digests is None else digests[:, np.newaxis]
-            counted = with_other_fits(tuple(own), rows_known, self._family_of_clones())
-            others = [one for one in self.receipts_ if one not in own]
+            own = tuple(receipt for receipt in self.receipts_ if receipt.labels == labels.label_set)
+            others = [receipt for receipt in self.receipts_ if receipt not in own]
+            digests = raw_digests(all_features)
+            digests = None if digests is None else digests[:, np.newaxis]
+            counted = with_other_fits(own, digests, self._family_of_clones())
             self.receipts_ = merge_receipts(others, counted)
         return self
 
@@ -186,11 +183,11 @@ class _FrontDoor(Head):
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from the inputs of ``fit`` to predictions, with its receipts.
 
-        Of a table it takes a dict of columns (m, 1) by name. ``import tf_labeldp.keras_layers``
-        before loading its file.
+        The model of a table takes a dict of columns (m, 1) by name. Import
+        ``tf_labeldp.keras_layers`` before you load its file.
 
         Raises:
-            TypeError: an encoder that has no Keras model, or sparse inputs.
+            TypeError: an encoder without a Keras model, or sparse inputs.
         """
         self._check_fitted()
         return self.head_.to_keras()
@@ -203,17 +200,16 @@ class _FrontDoor(Head):
         return default_delta(size)
 
     def _head(self, epsilon: float, delta: float, encoder: Any, kind: str, seed: int | None) -> Any:
-        """Returns the head, not fitted; ``seed`` is its ``insecure_seed``."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class PrivateClassifier(_FrontDoor):
-    """The classifier that was best in our measurements for data of this kind, in one call.
+    """Classifies with the features and the head that did best in our benchmarks, in one call.
 
-    What is chosen, features and head, depends on public facts alone: what the features are, how
-    many examples there are, and epsilon. ``choice_`` says what it was and why. It is a scikit-learn
-    estimator: ``clone``, pipelines and pickles work, and data frames keep their columns' names.
+    The choice depends on public facts alone: the kind of features, the number of examples, and
+    epsilon. ``choice_`` records it with its reasons. The class is a scikit-learn estimator:
+    ``clone``, pipelines and pickles work, and data frames keep their column names.
 
     Guarantee:
         (epsilon, delta)-label-DP for the replacement of one label, by one release; the rest is
@@ -222,26 +218,25 @@ class PrivateClassifier(_FrontDoor):
 
     Args:
         epsilon: finite and above zero.
-        delta: in (0, 1), below 1/n for n labels; None for that of the vault's budget, or, for an
-            array of labels, for the smaller of 1e-5 and 0.1/n.
+        delta: in (0, 1), below 1/n for n labels. None takes the vault's, or for an array of labels
+            the smaller of 1e-5 and 0.1/n.
         num_classes: K, for labels 0..K-1. Leave it out for a vault, which knows its labels.
-        classes: the class values in the order of their codes, for other labels; public.
-        budget_for_evaluation: epsilon of one release of the accuracy, ``evaluation_``, on a tenth
-            of the examples, which are then held out of the fit. It is of other labels than those
-            of the fit, so that the statement is that of the larger epsilon. None for none.
-        model: a built Keras model of your own, from arrays to logits (n, K), to be trained in
-            place: the heads teach it (``heads.BootstrappedHead``). None for a head alone.
-        epochs: of the training of ``model``; few examples need many.
-        encoder: what makes features of raw inputs, in place of the one that would be chosen: a
-            fitted feature map, a Keras model, a callable.
-        key: the name of the release in a vault.
+        classes: public class values in the order of their codes, if they are not 0..K-1.
+        budget_for_evaluation: epsilon to release the accuracy, ``evaluation_``, on a tenth of the
+            examples, which the fit leaves out. Fit and evaluation use different labels, so the
+            statement has the larger epsilon. None skips the evaluation.
+        model: your own built Keras model from arrays to logits (n, K), trained in place on a head's
+            probabilities (``heads.BootstrappedHead``). None fits a head alone.
+        epochs: passes over the examples when ``model`` is trained; few examples need many.
+        encoder: replaces the chosen features: a fitted feature map, a Keras model, or a callable.
+        key: name of the release in a vault.
         insecure_seed: makes the fit repeatable, and the statement "not private: seeded".
 
     Attributes:
-        choice_: what was chosen, why, and the measured rows that it rests on; print it.
-        head_: the fitted head, a ``PrivateLogisticRegression``, a ``PrivateRidge``, or with
+        choice_: the choice, its reasons, and the benchmark rows behind it; print it.
+        head_: the fitted head: a ``PrivateLogisticRegression``, a ``PrivateRidge``, or with
             ``model`` a ``BootstrappedHead``.
-        evaluation_: with ``budget_for_evaluation``; print it.
+        evaluation_: the noisy accuracy, with ``budget_for_evaluation``; print it.
         classes_: class values (K,).
 
     Example:
@@ -272,9 +267,9 @@ class PrivateClassifier(_FrontDoor):
 
     def _head(self, epsilon: float, delta: float, encoder: Any, kind: str, seed: int | None) -> Any:
         if self.model is not None:
-            return _taught(self, epsilon, delta, encoder, kind)
-        made = PrivateRidge if kind == "table" else PrivateLogisticRegression
-        return made(
+            return _bootstrapped(self, epsilon, delta, encoder, kind)
+        head = PrivateRidge if kind == "table" else PrivateLogisticRegression
+        return head(
             epsilon,
             delta,
             num_classes=self.num_classes,
@@ -287,22 +282,22 @@ class PrivateClassifier(_FrontDoor):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class PrivateRegressor(_FrontDoor):
-    """The same as ``PrivateClassifier`` for labels that are numbers.
+    """Regresses numbers as ``PrivateClassifier`` classifies: one call, chosen from public facts.
 
     Guarantee:
         That of ``PrivateClassifier``.
 
     Args:
         epsilon: finite and above zero.
-        delta: as for ``PrivateClassifier``, like ``encoder``, ``key`` and ``insecure_seed``; and
-            ``budget_for_evaluation``, which is for the mean squared error here.
-        low: the smallest label, public. Leave it out for a vault, which knows its labels.
-        high: the largest label, public.
-        loss: ``"squared_error"``, or ``"poisson"`` for counts, which features mostly multiply: in
-            our measurements it also had the smaller squared error there, and the truer total.
+        delta: as for ``PrivateClassifier``, like ``encoder``, ``key``, ``insecure_seed`` and
+            ``budget_for_evaluation``, which pays for the mean squared error.
+        low: smallest label, public. Leave it out for a vault, which knows its labels.
+        high: largest label, public.
+        loss: ``"squared_error"``, or ``"poisson"`` for counts, on which features mostly act as
+            factors: in our benchmarks it had the smaller squared error and the better total there.
 
     Attributes:
-        choice_: what was chosen and why; its measured rows are those of classes.
+        choice_: the choice and its reasons; its benchmark rows are for classes.
         head_: the fitted ``PrivateRidge``, or ``PrivatePoissonRegression``.
 
     Example:
@@ -354,13 +349,13 @@ def rows_of(features: Any, indices: np.ndarray) -> Any:
     return _safe_indexing(features, indices)
 
 
-def _taught(
+def _bootstrapped(
     door: PrivateClassifier, epsilon: float, delta: float, encoder: Any, kind: str
 ) -> BootstrappedHead:
     if kind == "table":
         raise TypeError(
-            "model= takes arrays, and these features are a table. Turn it into an array, or train "
-            "the model with make_private."
+            "model= needs features in an array, got a table. Turn it into an array, or train the "
+            "model with make_private."
         )
     from tf_labeldp.self_supervised import weak_views
 
@@ -370,7 +365,7 @@ def _taught(
         delta,
         door.model,
         encoder=encoder,
-        shares=_ROUNDS if is_image else (1.0,),
+        shares=_IMAGE_SHARES if is_image else (1.0,),
         epochs=door.epochs,
         views=weak_views(shift=0.07) if is_image else None,
         key="private-classifier" if door.key is None else door.key,
@@ -379,11 +374,11 @@ def _taught(
 
 
 def kind_of(features: Any) -> str:
-    """Returns the kind of public features, one of ``recommend``'s."""
+    """Returns ``"images"``, ``"table"`` or ``"numbers"``, the kinds of ``recommend``."""
     if is_dataset(features):
         raise TypeError(
-            "features are a tf.data.Dataset, and the choice needs to read them more than once. "
-            "Give arrays or a table; the heads (PrivateLogisticRegression) take data sets."
+            "expected arrays or a table, which can be read more than once, got a tf.data.Dataset. "
+            "Give an array, or fit a head (PrivateLogisticRegression), which takes data sets."
         )
     if column_names(features) is not None:
         return "table"
@@ -392,7 +387,7 @@ def kind_of(features: Any) -> str:
     array = np.asarray(features)
     if array.ndim < 2:
         raise ValueError(
-            f"features must have a row for each example, got shape {array.shape}. Turn one column "
+            f"expected one row of features per example, got shape {array.shape}. Turn one column "
             "into rows with .reshape(-1, 1)."
         )
     if array.ndim > 2:
@@ -401,9 +396,9 @@ def kind_of(features: Any) -> str:
 
 
 def make_encoder(features: Any, kind: str, size: int) -> Any:
-    """Returns an encoder that was fitted on public features; None for features as they are."""
+    """Returns an encoder fitted on public features; None for sparse rows, which stay sparse."""
     if hasattr(features, "tocsr"):
-        return None  # dense features of it might not fit
+        return None
     if kind == "images":
         small = min(np.shape(features)[1:3]) < _SMALL_IMAGE
         patches = PatchDictionary(50, 3) if small else PatchDictionary()
@@ -414,6 +409,6 @@ def make_encoder(features: Any, kind: str, size: int) -> Any:
         return fourier
     deviations = np.asarray(features, np.float64).std(axis=0)
     deviations = deviations[deviations > 0.0]
-    alike = deviations.size and deviations.max() < _ALIKE * np.median(deviations)
-    smooth = NeighbourSmoothing(None if alike else fourier).fit(features)
-    return Beside((fourier, smooth)).fit(features)
+    same_unit = deviations.size and deviations.max() < _SAME_UNIT * np.median(deviations)
+    smooth = NeighbourSmoothing(None if same_unit else fourier).fit(features)
+    return SideBySide((fourier, smooth)).fit(features)

@@ -1,4 +1,4 @@
-"""Which method at which epsilon, by what was measured; without a label."""
+"""The choice of a method by public facts, with the benchmark rows behind it."""
 
 from __future__ import annotations
 
@@ -11,52 +11,50 @@ from typing import Any
 
 from tf_labeldp import _validate
 
-KINDS = ("images", "table", "numbers")
-"""Kinds of features: images (n, h, w) or (n, h, w, c); tables of named columns or with texts; and
-rows of numbers of one meaning, such as pixels, embeddings or measurements."""
 _LARGEST_MEASURED = {"images": 60_000, "table": 32_561, "numbers": 12_000}
+"""Examples in the largest training set measured, by kind of features."""
 _FEW = 0.1
-"""Fewer examples than this part of those measured, times epsilon, are outside of the tables."""
+"""With a smaller share of those examples, a remark names the epsilon to look up."""
 _REASONS = {
     "images": (
         "Images: features of small patches, smoothed over their nearest neighbours, and one noisy "
         "release for a logistic regression.",
         "Up to epsilon 2 no method that trains in minutes was better on the image sets measured; "
-        "above, a network on noisy labels (MultiStageTraining) may be.",
+        "above 2, a network on noisy labels (MultiStageTraining) may be better.",
     ),
     "table": (
         "A table: random Fourier features of its columns, and one noisy release for a ridge "
         "regression.",
-        "It was ahead of networks on noisy labels up to epsilon 1 on Adult, where smoothing over "
-        "neighbours loses a point.",
+        "On Adult it beat networks on noisy labels up to epsilon 1, and smoothing over neighbours "
+        "loses a point there.",
     ),
     "numbers": (
-        "Rows of numbers: random Fourier features beside the rows smoothed over their nearest "
-        "neighbours, and one noisy release for a linear head.",
-        "Smoothing gains where neighbours share labels and loses where they do not, and without a "
-        "label nobody knows which: both together were near the better one on the sets measured.",
+        "Rows of numbers: random Fourier features, the rows smoothed over their nearest "
+        "neighbours, and one noisy release for a linear head on both.",
+        "Smoothing gains where neighbours share labels and loses elsewhere, which can't be checked "
+        "without labels: both together came close to the better one on the sets measured.",
     ),
     "model": (
-        "A model of your own: a head of one noisy release on label-free features teaches it its "
-        "probabilities, and from epsilon 2.5 on noisy labels teach it, too.",
-        "A network that a head taught was ahead of the same one on noisy labels at every epsilon "
-        "measured, and of DP-SGD.",
+        "Your own model: it learns the probabilities of a head of one noisy release on label-free "
+        "features, and from epsilon 2.5 it also learns from noisy labels.",
+        "A network trained on a head's probabilities beat the same network on noisy labels and "
+        "DP-SGD at every epsilon measured.",
     ),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What was chosen, why, and the measured rows that it rests on; ``str`` has all of it.
+    """A method, its reasons, and the benchmark rows behind it; print it.
 
     Attributes:
-        kind: of the features: ``"images"``, ``"table"`` or ``"numbers"``.
-        epsilon: that the rows are for.
+        kind: kind of the features: ``"images"``, ``"table"`` or ``"numbers"``.
+        epsilon: epsilon that was asked for.
         reason: two sentences.
-        rows: tuples (data set, method, figure), the best first in each data set: test accuracy in
-            percent at the measured epsilon that is nearest.
-        measured_at: this epsilon.
-        remarks: where the tables do not reach.
+        rows: tuples (data set, method, test accuracy in percent) at ``measured_at``, the best
+            first in each data set.
+        measured_at: measured epsilon nearest to ``epsilon``.
+        remarks: sentences on where the tables do not reach.
     """
 
     kind: str
@@ -75,14 +73,15 @@ class Choice:
 
 
 def recommend(epsilon: float, num_examples: int, kind: str, *, own_model: bool = False) -> Choice:
-    """Returns what ``PrivateClassifier`` would choose, and what was measured, before any label.
+    """Returns the choice that ``PrivateClassifier`` would make; it needs no labels.
 
     Args:
         epsilon: finite and above zero.
         num_examples: n.
-        kind: of the features: ``"images"`` (n, h, w) or (n, h, w, c); ``"table"``, named columns or
-            columns with texts; or ``"numbers"``, rows of numbers of one meaning, such as pixels,
-            embeddings or measurements.
+        kind: kind of the features: ``"images"`` (n, h, w) or (n, h, w, c); ``"table"``, with named
+            columns or columns of texts; or ``"numbers"``, rows of numbers with one meaning, such as
+            pixels, embeddings or measurements.
+        own_model: whether to train a model of your own, as ``PrivateClassifier(model=)`` does.
 
     Returns:
         The choice; print it.
@@ -96,46 +95,36 @@ def recommend(epsilon: float, num_examples: int, kind: str, *, own_model: bool =
     """
     epsilon = _validate.positive_finite("epsilon", epsilon)
     num_examples = _validate.integer_at_least("num_examples", num_examples, 1)
-    kind = _validate.one_of("kind", kind, KINDS)
-    told = "model" if _validate.boolean("own_model", own_model) else kind
-    table = _measured()[told]
+    kind = _validate.one_of("kind", kind, tuple(_LARGEST_MEASURED))
+    method = "model" if own_model else kind
+    table = _measured()[method]
     levels = [float(level) for level in table["epsilons"]]
-    nearest = min(range(len(levels)), key=lambda at: abs(math.log(levels[at] / epsilon)))
+    nearest = min(range(len(levels)), key=lambda level: abs(math.log(levels[level] / epsilon)))
     rows = []
-    for data, method, *cells in table["rows"]:
+    for data, name, *cells in table["rows"]:
         if cells[nearest]:
-            rows.append((data, method, cells[nearest]))
+            rows.append((data, name, cells[nearest]))
     order = list(dict.fromkeys(row[0] for row in rows))
     rows.sort(key=lambda row: (order.index(row[0]), -float(row[2].split()[0])))
-    return Choice(
-        kind,
-        epsilon,
-        " ".join(_REASONS[told]),
-        tuple(rows),
-        levels[nearest],
-        _remarks(epsilon, num_examples, kind, levels),
-    )
-
-
-def _remarks(epsilon: float, num_examples: int, kind: str, levels: list[float]) -> tuple[str, ...]:
-    found = []
+    remarks = []
     if not levels[0] / 2.0 <= epsilon <= 2.0 * levels[-1]:
-        found.append(
+        remarks.append(
             f"The tables reach from epsilon {levels[0]:g} to {levels[-1]:g}, not to {epsilon:g}."
         )
-    # One release's noise is that of n epsilon: half the examples cost what half of epsilon does.
     measured = _LARGEST_MEASURED[kind]
     if num_examples < _FEW * measured:
-        alike = epsilon * num_examples / measured
-        found.append(
-            f"They are of up to {measured:,} examples: with {num_examples:,}, expect about what "
-            f"they have at epsilon {alike:.2g}."
+        # Half the examples cost as much accuracy as half the epsilon: noise scales with 1/(n eps).
+        equivalent = epsilon * num_examples / measured
+        remarks.append(
+            f"The tables are for up to {measured:,} examples. With {num_examples:,}, expect the "
+            f"accuracy shown at epsilon {equivalent:.2g}."
         )
-    return tuple(found)
+    reason = " ".join(_REASONS[method])
+    return Choice(kind, epsilon, reason, tuple(rows), levels[nearest], tuple(remarks))
 
 
 @functools.cache
 def _measured() -> dict[str, Any]:
-    """Returns the measured accuracies, which ``benchmarks/report.py`` writes."""
+    """Returns the accuracies that ``benchmarks/report.py`` writes."""
     path = importlib.resources.files("tf_labeldp.front_door") / "measured.json"
     return json.loads(path.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
-"""The per-example gradients of one layer, from its inputs and the gradient of its outputs.
+"""Per-example gradients of one layer, from its inputs and the gradient of its outputs.
 
-A rule forms the gradient of a group of contiguous rows (a group of one is an example), or only its
-norm (Goodfellow 2015, "Efficient per-example gradient computations"; Li et al. 2022, section 4).
-``rule_of`` registers the layers that have one: exact types, as a subclass may do anything.
+A rule computes the gradient of each group of contiguous rows (a group of one is an example), or
+only its norm (Goodfellow 2015, "Efficient per-example gradient computations"; Li et al. 2022,
+section 4). ``rule_of`` registers a rule for exact layer classes: a subclass may compute anything.
 """
 
 from __future__ import annotations
@@ -21,23 +21,19 @@ import tensorflow as tf
 from tf_labeldp.gradients.clip import Coordinates, by_row, in_coordinates, zero_where
 
 FLOAT_BYTES = 4
-_EPSILON = 2.0**-52  # of float64
+_FLOAT64_EPSILON = 2.0**-52
 
 
 @dataclasses.dataclass(frozen=True)
 class Taps:
-    """The tensors of one layer in one backward pass: the batch first, the channels last.
+    """The tensors of one layer in one backward pass: the batch first, the channels last."""
 
-    Attributes:
-        inputs: (B, ...), ``float32`` (integers for embeddings).
-        output_gradients: (B, ...), ``float32``; the weight of each row is in them.
-        group_size: contiguous rows whose gradients are summed.
-        coordinates: of the gradient of each weight; None for the weights' own.
-    """
-
+    # (B, ...), float32, or integers for embeddings.
     inputs: tf.Tensor
+    # (B, ...), float32, already multiplied by the weight of each row.
     output_gradients: tf.Tensor
     group_size: int = 1
+    # One for each weight; None leaves the gradients as they are.
     coordinates: list[Coordinates] | None = None
 
     @property
@@ -46,39 +42,35 @@ class Taps:
 
     @property
     def positions(self) -> int | None:
-        """Number of positions in a group; None where it is known in the step only."""
+        """The number of positions in a group; None if only the step knows it."""
         sizes = self.output_gradients.shape[1:-1]
         return math.prod(sizes) * self.group_size if sizes.is_fully_defined() else None
 
 
 class Rule(abc.ABC):
-    """How the gradient of one layer's weights follows from its inputs and output gradients."""
+    """Computes the gradients of one layer's weights from its inputs and output gradients."""
 
     @property
     @abc.abstractmethod
-    def num_weights(self) -> int:
-        """Number of entries of the gradient of all weights."""
+    def num_weights(self) -> int: ...
 
     @abc.abstractmethod
     def plain_gradients(self, taps: Taps) -> list[tf.Tensor]:
-        """Returns the gradient of each group for each weight, (groups, *weight shape)."""
+        """Returns one tensor (groups, *weight shape) for each weight."""
 
     def gradients(self, taps: Taps) -> list[tf.Tensor]:
         return in_coordinates(taps.coordinates, self.plain_gradients(taps))
 
     def norm_bytes(self, taps: Taps) -> int | None:
-        """Returns the working memory of ``squared_norms`` per group; None without that method."""
+        """Returns the memory of ``squared_norms`` per group; None if the rule lacks it."""
         return None
 
     def squared_norms(self, taps: Taps) -> tf.Tensor:
         """Returns the squared norms (groups,) of ``gradients`` without forming them."""
-        raise NotImplementedError(f"{type(self).__name__} has to form its gradients.")
+        raise NotImplementedError
 
     def sum(self, taps: Taps, coefficients: tf.Tensor | None = None) -> list[tf.Tensor]:
-        """Returns the sum of the gradients of all rows, times coefficients (B,).
-
-        A coefficient of zero drops its row, even NaN.
-        """
+        """Returns the sum of all rows' gradients times coefficients (B,); zero drops even NaN."""
         inputs, gradients = taps.inputs, taps.output_gradients
         if coefficients is not None:
             dropped = coefficients == 0
@@ -90,16 +82,11 @@ class Rule(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class ScaleRule(Rule):
-    """Normalisation layers: an entry-wise scale and offset of inputs that are normalised already.
+    """The trained scale and offset of a normalisation layer; the inputs are normalised already."""
 
-    Attributes:
-        shape: of scale and offset: the sizes of ``axes``.
-        axes: of the inputs, ascending and above 0, that scale and offset run along.
-        has_scale: whether a scale is trained.
-        has_offset: whether an offset is trained.
-    """
-
+    # The sizes of ``axes``.
     shape: tuple[int, ...]
+    # The input axes of scale and offset, ascending and above 0.
     axes: tuple[int, ...]
     has_scale: bool
     has_offset: bool
@@ -122,7 +109,7 @@ class ScaleRule(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class LookupRule(Rule):
-    """Embeddings: the row of each index gets the output gradient; inputs are integer indices."""
+    """An embedding: the output gradient of each index is added to its row of the table."""
 
     num_rows: int
     width: int
@@ -134,7 +121,7 @@ class LookupRule(Rule):
     def plain_gradients(self, taps: Taps) -> list[tf.Tensor]:
         groups = taps.groups
         indices = tf.cast(tf.reshape(taps.inputs, (groups, -1)), tf.int64)
-        # A negative index is dropped by the segment sum, as it has no row.
+        # Indices without a row become -1, which the segment sum drops.
         slots = tf.range(groups, dtype=tf.int64)[:, tf.newaxis] * self.num_rows + indices
         slots = tf.where((indices >= 0) & (indices < self.num_rows), slots, -1)
         rows = self._rows(taps.output_gradients, slots, groups * self.num_rows)
@@ -150,7 +137,7 @@ class LookupRule(Rule):
         groups = taps.groups
         indices = tf.cast(tf.reshape(taps.inputs, (groups, -1)), tf.int64)
         products = tf.reshape(taps.output_gradients, (groups, -1, self.width))
-        # Equal indices of a group add up before the norm: sorted, they are neighbours.
+        # The gradients of equal indices add up before the norm; sorting makes them neighbours.
         order = tf.argsort(indices, axis=1)
         indices = tf.gather(indices, order, batch_dims=1)
         products = tf.gather(products, order, batch_dims=1)
@@ -170,24 +157,18 @@ class LookupRule(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The receptive field of a convolution; one entry per spatial axis.
-
-    Attributes:
-        size: of the kernel.
-        strides: between outputs.
-        dilations: between the kernel's entries.
-        padding: zeros (before, after) the input.
-    """
+    """The kernel size, strides, dilations and padding of a convolution, per spatial axis."""
 
     size: tuple[int, ...]
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
+    # Zeros (before, after) the input.
     padding: tuple[tuple[int, int], ...]
 
     def views(self, inputs: tf.Tensor, out_size: Sequence[int]) -> list[tf.Tensor]:
         """Returns the inputs of each kernel entry: prod(size) tensors (B, *out_size, C).
 
-        Shifted views instead of patches: nothing prod(size) times the input is ever stored.
+        Patches would take prod(size) times the memory of the input; shifted views take none.
         """
         padded = inputs
         if any(before or after for before, after in self.padding):
@@ -205,18 +186,16 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class ProductRule(Rule):
-    """Dense layers and convolutions: sums over positions of input times output gradient.
+    """Trained kernel and bias of a dense layer or a convolution.
 
-    Attributes:
-        kernel_shape: (*window, inputs, outputs).
-        has_kernel: whether the kernel is trained.
-        has_bias: whether a bias is trained.
-        window: of a convolution; None for a dense layer.
+    The gradient of the kernel is the sum over positions of input times output gradient.
     """
 
+    # (*window, inputs, outputs)
     kernel_shape: tuple[int, ...]
     has_kernel: bool
     has_bias: bool
+    # None for a dense layer.
     window: Window | None = None
 
     @property
@@ -229,7 +208,7 @@ class ProductRule(Rule):
         return kernel + (self.num_outputs if self.has_bias else 0)
 
     def _factors(self, taps: Taps) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns views (N, positions, in) and output gradients (N, positions, out) by group."""
+        """Returns views (groups, positions, in) and gradients (groups, positions, out)."""
 
         def by_group(values: tf.Tensor) -> tf.Tensor:
             return tf.reshape(values, (taps.groups, -1, values.shape[-1]))
@@ -250,7 +229,8 @@ class ProductRule(Rule):
         return gradients
 
     def _kernel_gradients(self, views: list[tf.Tensor], products: tf.Tensor) -> tf.Tensor:
-        if self.kernel_shape[-2] == 1:  # one product instead of many thin ones
+        if self.kernel_shape[-2] == 1:
+            # One product instead of many thin ones.
             return tf.matmul(tf.stack([view[..., 0] for view in views], axis=1), products)
         return tf.stack([tf.matmul(v, products, transpose_a=True) for v in views], axis=1)
 
@@ -259,14 +239,15 @@ class ProductRule(Rule):
             return None
         # Two Gram matrices in double precision.
         needed = 4 * FLOAT_BYTES * taps.positions**2 if taps.positions > 1 else 2 * FLOAT_BYTES
-        if taps.coordinates is not None:  # and both factors, before and after
+        if taps.coordinates is not None:
+            # Both factors, before and after the map.
             fan_in = math.prod(self.kernel_shape[:-1])
             needed += 4 * FLOAT_BYTES * taps.positions * (fan_in + self.num_outputs)
         return needed
 
     def squared_norms(self, taps: Taps) -> tf.Tensor:
         if taps.coordinates is not None:
-            return tf.add_n([rule.squared_norms(part) for rule, part in self._changed(taps)])
+            return tf.add_n([rule.squared_norms(part) for rule, part in self._mapped(taps)])
         views, products = self._factors(taps)
         bias = tf.reduce_sum(tf.square(tf.reduce_sum(products, axis=1)), axis=-1)
         bias = tf.cast(bias, tf.float32)
@@ -277,48 +258,43 @@ class ProductRule(Rule):
         product_squares = tf.reduce_sum(tf.square(products), axis=-1)
         if products.shape[1] == 1:
             return total + tf.squeeze(squares * product_squares, 1)
-        # In double precision: where positions cancel, rounding could hide what is left of the norm,
-        # and the example would be clipped too little. What remains of that error, which grows with
-        # the length of the dot products, is added.
+        # Where positions cancel, rounding in single precision could hide most of the norm, and the
+        # example would be clipped too little. The rounding error in double precision, which grows
+        # with the length of the dot products, is added.
         wide = tf.cast(products, tf.float64)
         gram = tf.matmul(wide, wide, transpose_b=True)
-        doubled = [tf.cast(view, tf.float64) for view in views]
-        gram *= sum(tf.matmul(view, view, transpose_b=True) for view in doubled)
+        wide_views = [tf.cast(view, tf.float64) for view in views]
+        gram *= sum(tf.matmul(view, view, transpose_b=True) for view in wide_views)
         terms = sum(view.shape[-1] for view in views) + sum(products.shape[1:])
         longest = tf.reduce_sum(tf.sqrt(tf.cast(squares * product_squares, tf.float64)), axis=-1)
-        exact = tf.reduce_sum(gram, axis=(1, 2)) + terms * _EPSILON * tf.square(longest)
+        exact = tf.reduce_sum(gram, axis=(1, 2)) + terms * _FLOAT64_EPSILON * tf.square(longest)
         return total + tf.cast(tf.maximum(exact, 0.0), tf.float32)
 
-    def _changed(self, taps: Taps) -> list[tuple[ProductRule, Taps]]:
-        """Returns dense layers without coordinates whose squared norms add up to the same.
+    def _mapped(self, taps: Taps) -> list[tuple[ProductRule, Taps]]:
+        """Returns dense rules of kernel and bias: their squared norms add up to the mapped one.
 
-        One is for the kernel and one for the bias: ``A (a g^T) B`` is ``(A a) (B^T g)^T``, at each
-        position.
+        At each position ``A (a g^T) B`` is ``(A a) (B^T g)^T``.
         """
-        found, coordinates = [], list(taps.coordinates or ())
+        rules, coordinates = [], list(taps.coordinates or ())
         shape = math.prod(self.kernel_shape[:-1]), self.num_outputs
-        # Where positions may cancel, single precision would round more than is left of the norm.
-        wide = tf.float32 if taps.positions == 1 else tf.float64
-        inputs, gradients = (tf.cast(part, wide) for part in (taps.inputs, taps.output_gradients))
+        # Where positions may cancel, rounding in single precision could exceed the norm.
+        dtype = tf.float32 if taps.positions == 1 else tf.float64
+        inputs, gradients = (tf.cast(part, dtype) for part in (taps.inputs, taps.output_gradients))
         if self.has_kernel:
             if self.window is not None:
                 inputs = tf.concat(self.window.views(inputs, gradients.shape[1:-1]), -1)
-            of_kernel = coordinates.pop(0)
-            mapped = of_kernel.of_inputs(inputs), of_kernel.of_outputs(gradients)
-            found.append((ProductRule(shape, True, False), Taps(*mapped, taps.group_size)))
+            side = coordinates.pop(0)
+            mapped = side.of_inputs(inputs), side.of_outputs(gradients)
+            rules.append((ProductRule(shape, True, False), Taps(*mapped, taps.group_size)))
         if self.has_bias:
             mapped = inputs, coordinates.pop(0).of_outputs(gradients)
-            found.append((ProductRule(shape, False, True), Taps(*mapped, taps.group_size)))
-        return found
+            rules.append((ProductRule(shape, False, True), Taps(*mapped, taps.group_size)))
+        return rules
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupedRule(ProductRule):
-    """Grouped convolutions: each group of channels has its own inputs and outputs.
-
-    Attributes:
-        channel_groups: number of contiguous parts, of the same size, of inputs and outputs.
-    """
+    """A grouped convolution: inputs and outputs have this number of contiguous, equal parts."""
 
     channel_groups: int = 1
 
@@ -337,7 +313,7 @@ class GroupedRule(ProductRule):
 
 @dataclasses.dataclass(frozen=True)
 class DepthwiseRule(GroupedRule):
-    """Depthwise convolutions: each channel has its own kernel, (*window, channels, multiplier)."""
+    """A depthwise convolution; its kernel is (*window, channels, multiplier)."""
 
     @property
     def num_outputs(self) -> int:
@@ -348,24 +324,21 @@ class DepthwiseRule(GroupedRule):
 
 
 class NoRuleError(ValueError):
-    """No rules give the per-example gradients of a model, for the reason in the message."""
+    """The reason why a model has no rules for its per-example gradients."""
 
 
+# The inputs and output gradients of a rule.
 Factors = tuple[tf.Tensor, tf.Tensor]
-"""The inputs and output gradients that a rule takes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerRule:
-    """Trained weights of a layer, and their rule.
-
-    ``factors`` maps the layer's inputs, outputs and output gradients to those of the rule, which
-    gives the gradients of ``variables``, in this order.
-    """
+    """A rule for the gradients of ``variables``, in this order."""
 
     layer: keras.Layer
     rule: Rule
     variables: tuple[Any, ...]
+    # Maps the layer's inputs, outputs and output gradients to the rule's factors.
     factors: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Factors]
 
 
@@ -374,9 +347,9 @@ _MAKERS: dict[type, Callable[[Any, _Shape], list[LayerRule] | None]] = {}
 
 
 def rule_of(*kinds: type) -> Callable[[Any], Any]:
-    """Registers a function from layers of these classes, and their input shapes, to rules.
+    """Registers a function that returns the rules of a layer, given the layer and its input shape.
 
-    It returns None for a layer that is used in a way without a rule.
+    The function returns None for a use of the layer that has no rule.
     """
 
     def register(make: Any) -> Any:
@@ -387,11 +360,11 @@ def rule_of(*kinds: type) -> Callable[[Any], Any]:
 
 
 def layer_rules(layer: Any, input_shape: _Shape) -> list[LayerRule]:
-    """Returns the rules of a layer of a functional model, none if the layer trains nothing."""
+    """Returns the rules of a layer in a functional model; none if the layer trains nothing."""
     kind = type(layer)
     name = f"layer {layer.name!r} ({kind.__name__})"
     if kind is keras.layers.BatchNormalization and not layer.trainable:
-        return []  # frozen, it uses its moving averages
+        return []
     if kind not in _PLAIN and kind not in _MAKERS:
         raise NoRuleError(f"{name} has no rule for its per-example gradients")
     axis = getattr(layer, "axis", None)
@@ -411,7 +384,7 @@ def layer_rules(layer: Any, input_shape: _Shape) -> list[LayerRule]:
 
 
 _ACTIVATIONS = keras.activations
-# From the output of an activation and the gradient by it to the gradient by its input.
+# Map the output of an activation and its gradient to the gradient of the activation's input.
 _SLOPES: dict[Any, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     _ACTIVATIONS.linear: lambda out, grad: grad,
     _ACTIVATIONS.relu: lambda out, grad: tf.raw_ops.ReluGrad(gradients=grad, features=out),
@@ -425,14 +398,14 @@ _SLOPES: dict[Any, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
         out * (grad - tf.reduce_sum(out * grad, axis=-1, keepdims=True))
     ),
 }
-# Their slope does not follow from their output: the layer's output before them is recomputed.
+# The output does not determine the slope of these: the layer's output before them is recomputed.
 _OTHER_ACTIVATIONS = {
     getattr(_ACTIVATIONS, name)
     for name in """
     gelu hard_sigmoid leaky_relu log_softmax mish silu softplus softsign
     """.split()
 }
-# Layers without weights that work on each example alone.
+# Layers without weights that process each example alone.
 _PLAIN = {
     getattr(keras.layers, name)
     for name in """
@@ -513,7 +486,8 @@ def _kernel_and_bias(
     kernel = layer._kernel if pair else layer.kernel
     bias = (layer.bias,) if layer.use_bias else ()
     if _identities([kernel, *bias, *pair]) != _identities(layer.variables) or (pair and window):
-        return None  # quantized weights, or adapters of a convolution
+        # Quantized weights, or adapters of a convolution.
+        return None
     before_activation = None
     if layer.activation in _OTHER_ACTIVATIONS:
         config = {**layer.get_config(), "activation": None, "dtype": "float32", "trainable": True}
@@ -556,8 +530,8 @@ def _adapted(
 ) -> list[LayerRule]:
     """Returns the rules of low-rank adapters, which add ``scale * apply(inputs, a) @ b``.
 
-    Each of the two is a layer by itself: the output gradients of ``a``, whose rule is ``down``, are
-    those of the layer times ``b``, and the inputs of ``b`` are the outputs of ``a``.
+    Each adapter is a layer: the output gradients of ``a``, whose rule is ``down``, are those of the
+    adapted layer times ``b``, and the inputs of ``b`` are the outputs of ``a``.
     """
     a, b = pair
     scale = getattr(layer, "lora_alpha", layer.lora_rank) / layer.lora_rank
@@ -580,7 +554,7 @@ def _adapted(
 
 
 def _window(layer: Any, input_shape: _Shape) -> Window | None:
-    """Returns the window of a convolution, None if the sizes of its inputs are not fixed."""
+    """Returns the window of a convolution; None if the sizes of its inputs are not fixed."""
     first = layer.data_format == "channels_first"
     sizes = input_shape[2:] if first else input_shape[1:-1]
     size, strides = tuple(layer.kernel_size), tuple(layer.strides)
@@ -600,7 +574,7 @@ def _window(layer: Any, input_shape: _Shape) -> Window | None:
 
 
 def _as_rounded(layer: Any, inputs: tf.Tensor) -> tf.Tensor:
-    """Returns inputs in ``float32``, rounded as the layer rounds them."""
+    """Returns inputs in ``float32``, rounded to the layer's precision."""
     return tf.cast(tf.cast(inputs, layer.compute_dtype), tf.float32)
 
 

@@ -14,7 +14,7 @@ from tf_labeldp.gradients.hull import mask_column
 
 
 class SpanProjection(NamedTuple):
-    """The result of ``project_onto_span``, whose docstring describes it."""
+    """The result of ``project_onto_span``, which documents the fields."""
 
     point: list[tf.Tensor]
     coefficients: tf.Tensor
@@ -31,26 +31,26 @@ def project_onto_span(
     tolerance: float = 1e-2,
     mask: Setting[Any] = None,
 ) -> SpanProjection:
-    """Returns the point ``G u`` nearest to ``target``, for coefficients of any sign and sum.
+    """Projects a noisy gradient onto the span of per-example, per-label gradients.
 
-    The denoiser Self-Span of ``ghazi2024``, Table 1. By conjugate gradients on the normal equations
-    (CGLS, Bjorck 1996, section 7.4), two products per step, never forming G. The distance to the
-    exact projection falls with every step.
+    This is the denoiser Self-Span of ``ghazi2024``, Table 1, by conjugate gradients on the normal
+    equations (CGLS, Bjorck 1996, section 7.4), in two products per step, without forming G. The
+    distance to the exact projection falls with every step.
 
     Guarantee:
         Post-processing of ``target``: sees no labels.
 
     Args:
         operator: G.
-        target: list of tensors, like the operator's variables; the noisy gradient.
-        max_products: integer of at least 3.
-        tolerance: stop once ``residual`` is at most this; at least 0.
-        mask: (n,), zero for examples that are padding: their gradients do not count. None: all do.
+        target: the noisy gradient, a list of tensors like the operator's variables.
+        max_products: the largest number of products, at least 3.
+        tolerance: stops once ``residual`` is at most this; at least 0.
+        mask: (n,), zero for padding, whose gradients are left out; None if there is no padding.
 
     Returns:
         A named tuple of
-        point: list of tensors, like the variables: ``G coefficients``;
-        coefficients: float (n, K);
+        point: ``G coefficients``, a list of tensors like the variables;
+        coefficients: float (n, K), of any sign and sum;
         residual: scalar ``|G^T (target - point)| / |G^T target|``, zero at the exact projection;
         num_products: int32 scalar, the number of products with G or its transpose;
         converged: boolean scalar, whether ``residual`` is at most ``tolerance``.
@@ -58,7 +58,7 @@ def project_onto_span(
     Raises:
         TypeError: ``max_products`` is not an integer.
         ValueError: ``target`` does not fit the variables or is not finite (in eager mode),
-            ``max_products`` is below 3, or ``tolerance`` negative.
+            ``max_products`` is below 3, or ``tolerance`` is negative.
 
     Example:
         >>> import tensorflow as tf
@@ -82,10 +82,10 @@ def project_onto_span(
 
     first = slope(vector)
     scale = dot(first, first)
-    wanted = tf.cast(tolerance, dtype) ** 2 * scale
+    goal = tf.cast(tolerance, dtype) ** 2 * scale
 
     def unfinished(products: Any, *others: Any) -> Any:
-        return (products + 2 <= max_products) & (others[-1] > wanted)
+        return (products + 2 <= max_products) & (others[-1] > goal)
 
     def step(
         products: Any, coefficients: Any, image: Any, direction: Any, size: Any
@@ -95,18 +95,18 @@ def project_onto_span(
         coefficients += length * direction
         image += length * change
         downhill = slope(vector - image)
-        following = dot(downhill, downhill)
-        direction = downhill + tf.math.divide_no_nan(following, size) * direction
-        return products + 2, coefficients, image, direction, following
+        next_size = dot(downhill, downhill)
+        direction = downhill + tf.math.divide_no_nan(next_size, size) * direction
+        return products + 2, coefficients, image, direction, next_size
 
-    nothing = tf.zeros([rows, labels], dtype), tf.zeros_like(vector)
+    zeros = tf.zeros([rows, labels], dtype), tf.zeros_like(vector)
     products, coefficients, image, _, size = tf.while_loop(
-        unfinished, step, (tf.constant(1), *nothing, first, scale)
+        unfinished, step, (tf.constant(1), *zeros, first, scale)
     )
     return SpanProjection(
         point=unflatten(image, shapes),
         coefficients=coefficients,
         residual=tf.sqrt(tf.math.divide_no_nan(size, scale)),
         num_products=products,
-        converged=size <= wanted,
+        converged=size <= goal,
     )

@@ -1,4 +1,4 @@
-"""The batch of one step, the bound on one label's share in its sum, and the memory it may take."""
+"""The batch of one step, the bound on each gradient in its sum, and the choice of method."""
 
 from __future__ import annotations
 
@@ -13,56 +13,51 @@ from tf_labeldp import _validate
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
-    """The rows of one step.
+    """The rows of one step."""
 
-    Attributes:
-        x: features: a tensor (B, ...), or a list or dictionary of them.
-        y: labels (B, ...), or a structure of them that ``loss`` takes.
-        weights: (B,), multiplied onto the losses before clipping; zero for padding.
-        loss: ``(y_true, y_pred) -> (B,)``.
-        loss_scale: multiplied onto the losses and divided out of the gradients, for ``float16``.
-    """
-
+    # Features: a tensor (B, ...), or a list or dictionary of tensors.
     x: Any
+    # Labels (B, ...), or a structure of them that ``loss`` takes.
     y: Any
+    # (B,), factors of the losses before clipping; zero for padding.
     weights: Any
+    # (y_true, y_pred) -> (B,)
     loss: Callable[[Any, Any], tf.Tensor]
+    # A factor of the losses that is divided out of the gradients, for float16.
     loss_scale: float = 1.0
 
     def unscaled(self, gradients: Sequence[Any]) -> list[tf.Tensor]:
-        """Returns gradients of a clip's objective in ``float32``, without the scale."""
+        """Returns gradients in ``float32``, divided by ``loss_scale``."""
         return [tf.cast(tf.convert_to_tensor(g), tf.float32) / self.loss_scale for g in gradients]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Coordinates:
-    """A linear map of the gradient of one weight: ``A M B``, with the gradient as a matrix M.
+    """A linear map ``A M B`` of one weight's gradient, as a matrix M.
 
-    All axes of the weight but the last are the rows of M. A vector is one row, without A.
-
-    Attributes:
-        left: A, or its diagonal; None for the identity.
-        right: B, or its diagonal; None for the identity.
+    All axes of the weight except the last are the rows of M. A vector is one row, without A.
     """
 
+    # A, or its diagonal; None for the identity.
     left: tf.Tensor | None = None
+    # B, or its diagonal; None for the identity.
     right: tf.Tensor | None = None
 
     def forward(self, gradients: tf.Tensor) -> tf.Tensor:
-        """Returns ``A M B`` of each of the gradients (N, *weight shape)."""
+        """Returns ``A M B`` for each of the gradients (N, *weight shape)."""
         return _mapped(gradients, self.left, self.right)
 
     def back(self, gradient: tf.Tensor) -> tf.Tensor:
-        """Returns ``A^T Y B^T``: the step of the weight for a step Y in these coordinates."""
+        """Returns ``A^T Y B^T``, the weight's step for a step Y in these coordinates."""
         left, right = (transposed(side) for side in (self.left, self.right))
         return _mapped(gradient[tf.newaxis], left, right)[0]
 
     def of_inputs(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns ``A a`` of each input a (..., rows) of a linear layer."""
+        """Returns ``A a`` for each input a (..., rows) of a linear layer."""
         return _times(inputs, transposed(self.left))
 
     def of_outputs(self, gradients: tf.Tensor) -> tf.Tensor:
-        """Returns ``B^T g`` of each output gradient g (..., columns) of a linear layer."""
+        """Returns ``B^T g`` for each output gradient g (..., columns) of a linear layer."""
         return _times(gradients, self.right)
 
 
@@ -70,7 +65,8 @@ def _mapped(gradients: tf.Tensor, left: Any, right: Any) -> tf.Tensor:
     shape = gradients.shape
     columns = shape[-1] if shape.rank > 1 else 1
     mapped = _times(tf.reshape(gradients, (shape[0], -1, columns)), right)
-    if left is not None:  # one large product, instead of one for each gradient
+    if left is not None:
+        # One large product instead of one for each gradient.
         turned = _times(tf.transpose(mapped, (0, 2, 1)), transposed(left))
         mapped = tf.transpose(turned, (0, 2, 1))
     return tf.reshape(mapped, shape)
@@ -91,22 +87,18 @@ def transposed(side: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Clip:
-    """Bounds the norm of each gradient in a sum: the sensitivity is set here.
+    """Bounds the norm of each gradient in a sum, and so sets the sensitivity.
 
-    A clip names the scalar whose gradient is taken, and the coefficient of each gradient in the
-    sum, which a subclass may choose otherwise.
-
-    Attributes:
-        l2_norm_clip: the bound C, a number or a scalar tensor.
-        group_size: contiguous rows that are clipped as one: the gradient of a group is that of its
-            weighted losses' sum, divided by its number of rows with weight (or 1).
-        coordinates: one for each of ``model.trainable_variables``, in which norms are taken:
-            clipped sums and norms are those of the mapped gradients. Must not depend on labels.
-            None for the weights themselves.
+    A subclass may differentiate another scalar, or choose other coefficients.
     """
 
+    # The bound C, a number or a scalar tensor.
     l2_norm_clip: Any
+    # Contiguous rows that are clipped as one: a group's gradient is that of the sum of its weighted
+    # losses, divided by its number of rows with weight (or 1).
     group_size: int = 1
+    # One for each of model.trainable_variables: norms and clipped sums are those of the mapped
+    # gradients. Must not depend on labels. None leaves the gradients as they are.
     coordinates: Sequence[Coordinates] | None = None
 
     def __post_init__(self) -> None:
@@ -121,28 +113,25 @@ class Clip:
         losses, rows = batch.loss(batch.y, outputs), batch.weights.shape[0]
         if tuple(losses.shape) != (rows,):
             raise ValueError(
-                f"losses must be per example: expected shape ({rows},), got {tuple(losses.shape)}. "
+                f"expected one loss per example, shape ({rows},), got {tuple(losses.shape)}. "
                 "Do not sum or average over examples."
             )
         return tf.reduce_sum(tf.cast(losses, tf.float32) * batch.weights) * batch.loss_scale
 
     def coefficients(self, norms: tf.Tensor, batch: Batch, outputs: Any) -> tf.Tensor:
-        """Returns min(1, C / norm) for each norm, and zero for those that are not finite."""
+        """Returns min(1, C / norm) for each finite norm, and zero for the others."""
         coefficients = self.l2_norm_clip / tf.maximum(norms, self.l2_norm_clip)
         return tf.where(tf.math.is_finite(norms), coefficients, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """How per-example gradients are computed; changes time and memory, never the result.
+    """How to compute per-example gradients: changes time and memory, never the result."""
 
-    Attributes:
-        method: "ghost", "vectorized", or "auto" for the first where the model allows it.
-        max_bytes: memory for per-example gradients and the like, in addition to that of an ordinary
-            training step; batches that need more are processed in chunks.
-    """
-
+    # "ghost", "vectorized", or "auto" for "ghost" if the model allows it.
     method: str = "auto"
+    # Memory of per-example gradients in addition to an ordinary training step, in bytes. Batches
+    # that need more are processed in chunks.
     max_bytes: int = 2**30
 
     def __post_init__(self) -> None:
@@ -150,21 +139,21 @@ class Speed:
         _validate.integer_at_least("max_bytes", self.max_bytes, 1)
 
 
+# The clipped sum for each trainable variable, the norms before clipping, and the model's outputs.
 Sums = tuple[list[tf.Tensor], tf.Tensor, Any]
-"""The clipped sum for each trainable variable, the norms before clipping, the model's outputs."""
 
 
 def in_coordinates(
     coordinates: Sequence[Coordinates] | None, gradients: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Returns gradients (N, *weight shape) in these coordinates; None leaves them."""
+    """Returns gradients (N, *weight shape) in coordinates; None leaves them unchanged."""
     if coordinates is None:
         return list(gradients)
     return [side.forward(part) for side, part in zip(coordinates, gradients, strict=True)]
 
 
 def weighted_sum(coefficients: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
-    """Returns the sum over the first axis; rows with coefficient zero count nothing, even NaN."""
+    """Returns the weighted sum over the first axis; a coefficient of zero drops even NaN."""
     return tf.tensordot(coefficients, zero_where(coefficients == 0, gradients), 1)
 
 
@@ -174,7 +163,7 @@ def zero_where(rows: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 
 
 def by_row(rows: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Returns ``rows`` (B,) with axes of one, so that it broadcasts over ``values`` (B, ...)."""
+    """Returns ``rows`` (B,) with axes of size one, to broadcast over ``values`` (B, ...)."""
     return tf.reshape(rows, (rows.shape[0], *(1,) * (values.shape.rank - 1)))
 
 
@@ -189,6 +178,7 @@ def in_chunks(values: tf.Tensor, rows: int) -> tf.Tensor:
     """Returns ``values`` (B, ...) as (chunks, rows, ...); zeros fill the last chunk."""
     num_chunks = -(-values.shape[0] // rows)
     padding = [(0, num_chunks * rows - values.shape[0]), *[(0, 0)] * (values.shape.rank - 1)]
-    shape = tf.concat([[num_chunks, rows], tf.shape(values)[1:]], 0)  # some known in a step only
+    # Some sizes are known only in the step.
+    shape = tf.concat([[num_chunks, rows], tf.shape(values)[1:]], 0)
     chunks = tf.reshape(tf.pad(values, padding), shape)
     return tf.ensure_shape(chunks, (num_chunks, rows, *values.shape[1:]))

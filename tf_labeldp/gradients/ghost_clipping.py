@@ -1,10 +1,10 @@
-"""Clipped sums of models whose layers all have rules, after one backward pass for the batch.
+"""Clipped sums in one backward pass per batch, for models whose layers all have rules.
 
 Book-keeping (Bu et al. 2023, "Differentially private optimization on large foundation models at
-almost no cost", algorithm 1): the inputs and output gradients of the layers give the norms first
-and then, scaled, the clipped sum. A layer's gradients are formed and kept for the sum where that
-is cheaper than their Gram matrices (Bu et al. 2022, "Scalable and efficient training of large
-convolutional neural networks with differential privacy") and where memory allows it.
+almost no cost", algorithm 1): the inputs and output gradients of the layers give the norms and
+then, scaled, the clipped sum. The gradients of a layer are formed and kept for the sum if that is
+cheaper than Gram matrices (Bu et al. 2022, "Scalable and efficient training of large convolutional
+neural networks with differential privacy") and if memory allows it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tf_labeldp.gradients.clip import Batch, Clip, Sums, in_chunks, squared_norm
 
 
 class LayerRecord(NamedTuple):
-    """The name of a layer, its rule, and its tensors of one backward pass."""
+    """A layer's rule and tensors in one backward pass."""
 
     name: str
     rule: Rule
@@ -37,37 +37,39 @@ class LayerRecord(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How one layer is handled."""
+    """The way to compute one layer's norms and sum."""
 
-    # Form all gradients once, and use them for the norms and for the sum.
+    # Forms all gradients once, for the norms and for the sum.
     keep: bool
-    # Compute norms without gradients, in chunks of this number of groups.
+    # Computes norms without gradients.
     ghost: bool
+    # The number of groups per chunk.
     chunk: int
 
 
 def make_plans(records: Sequence[LayerRecord], max_bytes: int) -> list[Plan]:
-    """Decides for each layer, so that its kept gradients and working memory fit ``max_bytes``."""
+    """Returns a plan for each layer; kept gradients and working memory fit ``max_bytes``."""
     plans: dict[int, Plan] = {}
-    wanted: list[tuple[int, int]] = []
+    candidates: list[tuple[int, int]] = []
     work: dict[int, tuple[bool, int]] = {}
     for place, (name, rule, taps) in enumerate(records):
-        copies = 1 if taps.coordinates is None else 3  # before, after and in between
+        # In coordinates: before and after the map, and in between.
+        copies = 1 if taps.coordinates is None else 3
         formed = FLOAT_BYTES * rule.num_weights * copies
         ghost = rule.norm_bytes(taps)
         if ghost is not None and ghost < formed:
             work[place] = (True, ghost)
         else:
             work[place] = (False, formed)
-            wanted.append((formed * taps.groups, place))
+            candidates.append((formed * taps.groups, place))
         if work[place][1] > max_bytes:
             raise ValueError(
                 f"max_bytes={max_bytes} is too small for layer {name!r}: the norm of one gradient "
                 f"needs {work[place][1]} bytes. Raise max_bytes to at least that."
             )
     left = max_bytes
-    for needed, place in sorted(wanted):
-        # The kept gradients leave room for one group of any layer that is processed in chunks.
+    for needed, place in sorted(candidates):
+        # Kept gradients leave room for one group of any layer that is processed in chunks.
         reserve = max((size for other, (_, size) in work.items() if other != place), default=0)
         if needed + reserve <= left:
             left -= needed
@@ -81,9 +83,9 @@ def make_plans(records: Sequence[LayerRecord], max_bytes: int) -> list[Plan]:
 def clipped_sums(
     records: Sequence[LayerRecord], coefficients_of: Callable[[tf.Tensor], Any], max_bytes: int
 ) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
-    """Returns each layer's sum of group gradients times coefficients, and the norms (groups,).
+    """Returns each layer's sum of gradients times coefficients, and the norms (groups,).
 
-    ``coefficients_of`` gives the coefficients (groups,) for the norms, as ``Clip.coefficients``.
+    ``coefficients_of`` maps the norms to coefficients (groups,).
     """
     plans = make_plans(records, max_bytes)
     kept = [
@@ -109,39 +111,25 @@ def _norms_in_chunks(record: LayerRecord, plan: Plan) -> tf.Tensor:
     """Returns the squared norms (groups,) of a layer, ``plan.chunk`` groups at a time."""
     _, rule, taps = record
 
-    def squares(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
-        chunk = dataclasses.replace(taps, inputs=inputs, output_gradients=gradients)
+    def squares(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        chunk = dataclasses.replace(taps, inputs=tensors[0], output_gradients=tensors[1])
         return rule.squared_norms(chunk) if plan.ghost else squared_norms(rule.gradients(chunk))
 
-    rows = plan.chunk * taps.group_size
-    return map_chunks(squares, (taps.inputs, taps.output_gradients), rows, plan.chunk)
-
-
-def map_chunks(
-    function: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor], rows: int, results: int
-) -> tf.Tensor:
-    """Applies ``function`` to ``rows`` rows at a time, one chunk after the other.
-
-    It returns ``results`` numbers for each chunk.
-    """
-    batch = tensors[0].shape[0]
-    if rows >= batch:
-        return function(*tensors)
+    tensors = [taps.inputs, taps.output_gradients]
+    if plan.chunk >= taps.groups:
+        return squares(tensors)
+    # Parallel chunks would need the memory of the whole batch.
     mapped = tf.map_fn(
-        lambda chunk: function(*chunk),
-        [in_chunks(tensor, rows) for tensor in tensors],
-        fn_output_signature=tf.TensorSpec((results,), tf.float32),
-        parallel_iterations=1,  # in parallel, the chunks would need the memory of all
+        squares,
+        [in_chunks(tensor, plan.chunk * taps.group_size) for tensor in tensors],
+        fn_output_signature=tf.TensorSpec((plan.chunk,), tf.float32),
+        parallel_iterations=1,
     )
-    return tf.reshape(mapped, (-1,))[: batch * results // rows]
+    return tf.reshape(mapped, (-1,))[: taps.groups]
 
 
 class GhostClipping:
-    """Clips a functional or sequential model of layers that all have rules.
-
-    Raises:
-        NoRuleError: a layer, or the way in which the model uses it, has no rule.
-    """
+    """Clips a functional or sequential model; raises ``NoRuleError`` if a layer lacks a rule."""
 
     def __init__(self, model: keras.Model) -> None:
         inputs, output = unfolded(model)
@@ -159,19 +147,19 @@ class GhostClipping:
         covered = [id(variable) for rule in self._layers for variable in rule.variables]
         if len(set(covered)) < len(covered):
             raise NoRuleError("it uses trained weights in more than one place")
-        # Shares the layers of the model, which itself stays as it is.
+        # Shares the layers of the model and leaves it unchanged.
         self._taps = keras.Model(inputs, {"inputs": befores, "outputs": afters, "model": output})
 
     def sums(self, batch: Batch, clip: Clip, max_bytes: int) -> Sums:
-        """Returns the clipped sum for the trainable variables, the norms and the outputs."""
+        """Returns the clipped sum for each trainable variable, the norms and the outputs."""
         variables = self._model.trainable_variables
         with tf.GradientTape() as tape:
-            # A variable that was created frozen is not watched by itself.
+            # The tape does not watch a variable that was created frozen.
             tape.watch([variable.value for variable in variables])
             tapped = self._taps(batch.x, training=True)
             outputs = tapped["model"]
-            # Keras computes the loss of probabilities from the logits that they refer to, past the
-            # tensors that are differentiated by here; a copy does not refer to them.
+            # Keras computes a loss of probabilities from the logits they refer to, which would
+            # bypass the tensors of this gradient; a copy has no such reference.
             objective = clip.objective(batch, tf.nest.map_structure(tf.identity, outputs))
         gradients = tape.gradient(objective, tapped["outputs"], unconnected_gradients="zero")
 
@@ -204,10 +192,7 @@ _ENTRYWISE = ("Add", "Cast", "Divide", "Maximum", "Minimum", "Multiply", "NotEqu
 
 
 def layer_outputs(model: keras.Model) -> keras.Model | None:
-    """Returns a model that gives the output of every layer; None where these are out of reach.
-
-    ``output_names`` has the names of the layers.
-    """
+    """Returns a model of every layer's output, named by layer; None if it cannot be made."""
     try:
         inputs, output = unfolded(model)
     except NoRuleError:
@@ -221,7 +206,7 @@ def layer_outputs(model: keras.Model) -> keras.Model | None:
 
 
 def layer_not_compiled(model: keras.Model) -> str | None:
-    """Returns the layer that XLA can't compile, by itself and on zeros; None if none is found."""
+    """Returns the first layer that XLA can't compile alone on zeros; None if there is none."""
     try:
         _, output = unfolded(model)
     except NoRuleError:
@@ -253,9 +238,9 @@ def _forward_and_backward(node: Any, inputs: list[tf.Tensor]) -> Any:
 
 
 def unfolded(model: keras.Model) -> tuple[Any, Any]:
-    """Returns symbolic inputs (as the model takes them) and output, free of nested models.
+    """Returns the model's symbolic inputs and output, without nested models.
 
-    Layers are called once more, on symbolic tensors, where they are inside a nested model.
+    Layers inside a nested model are called once more, on symbolic tensors.
     """
     _check_kind(model)
     structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
@@ -268,9 +253,9 @@ def unfolded(model: keras.Model) -> tuple[Any, Any]:
 
 
 def _is_entrywise(node: Any) -> bool:
-    """Returns whether a node is arithmetic of tensors of one shape, as in ``x + y``.
+    """Returns whether a node is arithmetic on tensors of one shape, such as ``x + y``.
 
-    Masks of embeddings (``ids != 0``) and changes of precision are such nodes, too.
+    Masks of embeddings (``ids != 0``) and casts are also such nodes.
     """
     kind = type(node.operation)
     shapes = {tuple(tensor.shape) for tensor in (*node.input_tensors, *node.output_tensors)}
@@ -282,7 +267,7 @@ def _replay(model: keras.Model, inputs: list[Any]) -> Any:
     replayed = {id(old): new for old, new in zip(model.inputs, inputs, strict=True)}
     for node in _nodes(model.outputs):
         if all(id(output) in replayed for output in node.output_tensors):
-            continue  # an input
+            continue
         operation = node.operation
         arguments, options = node.arguments.fill_in(replayed)
         if not isinstance(operation, keras.Model):
@@ -298,14 +283,14 @@ def _replay(model: keras.Model, inputs: list[Any]) -> Any:
 
 def _check_kind(model: keras.Model) -> None:
     if not getattr(model, "inputs", None) or len(model.outputs) != 1:
-        raise NoRuleError(f"{model.name!r} is no functional or sequential model with one output")
+        raise NoRuleError(f"{model.name!r} is not a functional or sequential one-output model")
     functional = type(keras.Model(model.inputs, model.outputs))
     if type(model).call not in (functional.call, keras.Sequential.call):
-        raise NoRuleError(f"the class of {model.name!r} has a call() of its own")
+        raise NoRuleError(f"the class of {model.name!r} overrides call()")
 
 
 def _nodes(outputs: list[Any]) -> list[Any]:
-    """Returns the nodes that lead to symbolic tensors, each after those that it needs."""
+    """Returns the nodes behind symbolic tensors in topological order."""
     done: dict[int, Any] = {}
     pending = [(tensor, False) for tensor in outputs]
     while pending:

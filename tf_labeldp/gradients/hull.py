@@ -1,7 +1,7 @@
 """Projections of a noisy gradient onto a convex hull of per-example, per-label gradients.
 
-In this order: the set of coefficients that a hull stands for, the problem, its two solvers, and the
-front door, ``project_onto_hull``. A projection stops where ``HullProblem.is_solved`` is true.
+The file defines the coefficients of a hull, the problem, two solvers, and ``project_onto_hull``. A
+projection stops where ``HullProblem.is_solved`` is true.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _PGD_STEP_SIZE, _PGD_STEPS = 0.02, 200
 
 
 def project_onto_simplex(values: Any, total: Any = 1.0) -> tf.Tensor:
-    """Returns the nearest rows (..., m) with entries of at least 0 that sum to ``total`` (..., 1).
+    """Returns the nearest nonnegative rows (..., m) that sum to ``total`` (..., 1), by sorting.
 
-    By sorting: Wang and Carreira-Perpinan (2013), "Projection onto the probability simplex".
+    Source: Wang and Carreira-Perpinan (2013), "Projection onto the probability simplex".
     """
     values = tf.convert_to_tensor(values)
     total = tf.cast(tf.convert_to_tensor(total, dtype_hint=values.dtype), values.dtype)
-    # Neither the shift nor the floor moves the answer; sums run over numbers of its size.
+    # The shift and the floor do not change the projection, and keep the sums precise.
     values -= tf.reduce_max(values, axis=-1, keepdims=True)
     values = tf.maximum(values, -2.0 * total)
     ordered = tf.sort(values, axis=-1, direction="DESCENDING")
@@ -39,7 +39,8 @@ def project_onto_simplex(values: Any, total: Any = 1.0) -> tf.Tensor:
     support = tf.reduce_sum(
         tf.cast(ordered * tf.cast(counts, values.dtype) > excess, tf.int32), axis=-1, keepdims=True
     )
-    support = tf.maximum(support, 1)  # of all-NaN rows, which stay NaN
+    # Rows of NaN have no support, and stay NaN.
+    support = tf.maximum(support, 1)
     threshold = tf.gather(excess, support - 1, axis=-1, batch_dims=values.shape.rank - 1)
     return tf.maximum(values - threshold / tf.cast(support, values.dtype), 0.0)
 
@@ -52,57 +53,59 @@ def mask_column(mask: Any, num_rows: int, dtype: tf.DType) -> tf.Tensor:
 
 
 class CoefficientSet(NamedTuple):
-    """Coefficients (n, K) of a hull: at least 0, with fixed sums, and 0 in rows that are padding.
+    """The coefficients (n, K) of a hull: nonnegative, with fixed sums, and 0 in rows of padding.
 
-    All together sum to one (``"joint"``), or those of each of m examples to 1 / m.
+    For ``"joint"`` all coefficients sum to one; otherwise each of m rows sums to 1 / m.
     """
 
     hull: str
-    mask: tf.Tensor  # float (n, 1), 1 for examples and 0 for padding
-    row_total: tf.Tensor  # 1 / m
+    # float (n, 1), 1 for examples and 0 for padding
+    mask: tf.Tensor
+    # 1 / m
+    row_total: tf.Tensor
 
     @classmethod
     def of(cls, hull: str, mask: Any, num_rows: int, dtype: tf.DType) -> CoefficientSet:
-        """Returns the set for n rows, of which those with a ``mask`` of 0 do not count."""
+        """Returns the set for n rows; rows with a ``mask`` of 0 are padding."""
         column = mask_column(mask, num_rows, dtype)
         return cls(hull, column, 1.0 / tf.maximum(tf.reduce_sum(column), 1.0))
 
     @property
     def total(self) -> Any:
-        """Sum of the entries that are projected together."""
+        """The fixed sum."""
         return 1.0 if self.hull == "joint" else self.row_total
 
     def grouped(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns values (n, K) in one row for each fixed sum."""
+        """Returns values (n, K) with one row per fixed sum."""
         return tf.reshape(values, [1, -1]) if self.hull == "joint" else values
 
     def project(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns the nearest coefficients (n, K) to ``values``."""
-        # Padding goes where no entry of the answer can be: more than the total below the largest.
+        """Returns the coefficients (n, K) nearest to ``values``."""
+        # Entries more than the total below the largest are projected to zero, as padding must be.
         largest = tf.reduce_max(tf.where(self.mask > 0, values, values.dtype.min))
         rows = self.grouped(tf.where(self.mask > 0, values, largest - 2.0))
         return self.mask * tf.reshape(project_onto_simplex(rows, self.total), tf.shape(values))
 
     def fill(self, probabilities: tf.Tensor) -> tf.Tensor:
-        """Returns coefficients with each example's row proportional to its probabilities."""
+        """Returns coefficients in proportion to the probabilities in each row."""
         return self.mask * self.row_total * probabilities
 
     def lowest_vertex(self, gradient: tf.Tensor) -> tf.Tensor:
-        """Returns the vertex (n, K) of the set whose inner product with ``gradient`` is least."""
+        """Returns the vertex (n, K) with the smallest inner product with ``gradient``."""
         rows = self.grouped(tf.where(self.mask > 0, gradient, gradient.dtype.max))
         best = tf.one_hot(tf.argmin(rows, axis=1), rows.shape[1], dtype=gradient.dtype)
         return self.mask * self.total * tf.reshape(best, gradient.shape)
 
     def centred(self, coefficients: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
-        """Returns the gradient less its mean over the coefficients, for each fixed sum.
+        """Returns the gradient minus its mean under the coefficients, for each fixed sum.
 
-        Moves within the set do not see the mean, which would swamp small slopes by its rounding.
+        The mean has no effect on moves within the set, and its rounding would hide small slopes.
         """
         products = self.grouped(coefficients * gradient)
         return gradient - tf.reduce_sum(products, axis=1, keepdims=True) / self.total
 
     def gap(self, coefficients: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
-        """Returns the Frank-Wolfe gap: the most that ``<gradient, .>`` can fall within the set."""
+        """Returns the Frank-Wolfe gap, the largest decrease of ``<gradient, .>`` in the set."""
         return tf.reduce_sum((coefficients - self.lowest_vertex(gradient)) * gradient)
 
 
@@ -124,24 +127,13 @@ def smooth_coefficients(
     return smoothing * coefficients + (1.0 - smoothing) * other
 
 
-def _starting_coefficients(
-    start: Any, predictions: Any, operator: GradientOperator, feasible: CoefficientSet
-) -> tf.Tensor:
-    shape, dtype = operator.coefficients_shape, operator.dtype
-    if isinstance(start, str):
-        _validate.one_of("start", start, STARTS)
-        start = feasible.fill(_probabilities(start, predictions, shape, dtype))
-    # Probabilities of half precision miss their sum of one by more than the gap may.
-    return feasible.project(tf.ensure_shape(tf.cast(start, dtype), shape))
-
-
 def _probabilities(kind: str, predictions: Any, shape: Any, dtype: tf.DType) -> tf.Tensor:
     """Returns uniform probabilities (n, K) of the labels, or the model's."""
     if kind == "uniform":
         return tf.fill(shape, tf.constant(1.0 / shape[1], dtype))
     if predictions is None:
         raise ValueError(
-            "'predictions' needs predictions=, the model's probabilities (n, K) of the labels."
+            "expected predictions=, the model's probabilities (n, K) of the labels, got None."
         )
     return tf.ensure_shape(tf.cast(predictions, dtype), shape)
 
@@ -150,18 +142,21 @@ def _probabilities(kind: str, predictions: Any, shape: Any, dtype: tf.DType) -> 
 
 
 class Point(NamedTuple):
-    """Coefficients with two linear maps of them, so that combinations of points cost no product."""
+    """Coefficients with their image and slope, so that combinations of points need no product."""
 
-    coefficients: tf.Tensor  # (n, K), ``a``
-    image: tf.Tensor  # (d,), ``G a``
-    slope: tf.Tensor  # (n, K), ``G^T (G a - target)`` up to constants (see ``centred``)
+    # (n, K), a
+    coefficients: tf.Tensor
+    # (d,), G a
+    image: tf.Tensor
+    # (n, K), G^T (G a - target), up to the constants that ``centred`` removes
+    slope: tf.Tensor
 
     def towards(self, other: Point, step: tf.Tensor) -> Point:
         """Returns ``self + step (other - self)``."""
         return Point(*(a + step * (b - a) for a, b in zip(self, other, strict=True)))
 
     def best_step(self, other: Point) -> tf.Tensor:
-        """Returns the step towards ``other``, of any size from 0, at which f is least."""
+        """Returns the nonnegative step towards ``other`` that minimises f."""
         descent = -dot(self.slope, other.coefficients - self.coefficients)
         change = other.image - self.image
         return tf.maximum(tf.math.divide_no_nan(descent, dot(change, change)), 0.0)
@@ -170,13 +165,17 @@ class Point(NamedTuple):
 class HullProblem(NamedTuple):
     """The problem of a solver: minimise ``f(a) = 1/2 |G a - target|^2`` over a set."""
 
-    operator: GradientOperator  # G
-    target: tf.Tensor  # (d,)
+    # G
+    operator: GradientOperator
+    # (d,)
+    target: tf.Tensor
     feasible: CoefficientSet
     relative_gap: tf.Tensor
     max_products: int
-    curvature: tf.Tensor  # that the solver returned at the last training step; 0: unknown
-    starts_at_zero: bool = False  # whether ``G a`` is zero for the first coefficients
+    # The solver's result in the last training step; 0 if there is none.
+    curvature: tf.Tensor
+    # Whether G a is zero at the first coefficients.
+    starts_at_zero: bool = False
 
     def image(self, coefficients: tf.Tensor) -> tf.Tensor:
         """Returns ``G a`` (d,): one product."""
@@ -193,7 +192,7 @@ class HullProblem(NamedTuple):
         return self.centred(Point(coefficients, image, self.slope(image)))
 
     def first(self, start: tf.Tensor) -> tuple[Point, int]:
-        """Returns the point to begin with, and the number of products that it took."""
+        """Returns the first point, and the number of products it took."""
         if not self.starts_at_zero:
             return self.point(start), 2
         image = tf.zeros_like(self.target)
@@ -204,7 +203,7 @@ class HullProblem(NamedTuple):
         return point._replace(slope=self.feasible.centred(point.coefficients, point.slope))
 
     def gap(self, point: Point) -> tf.Tensor:
-        """Returns the Frank-Wolfe gap at a point, which bounds how far f can still fall."""
+        """Returns the Frank-Wolfe gap, which bounds how far f is above its minimum."""
         return tf.maximum(self.feasible.gap(point.coefficients, point.slope), 0.0)
 
     def is_solved(self, point: Point) -> tf.Tensor:
@@ -214,26 +213,26 @@ class HullProblem(NamedTuple):
 
 # The solvers.
 
-# The last point, the number of products taken, and a curvature to begin the next step with.
+# The last point, the number of products, and the curvature for the next training step.
 Solution = tuple[Point, Any, Any]
 Solver = Callable[[HullProblem, tf.Tensor], Solution]
 
 
 def solve_conjugate(problem: HullProblem, start: tf.Tensor) -> Solution:
-    """Projects by conjugate directions, as far as they stay in the set (Polyak 1969).
+    """Projects by conjugate directions within the set (Polyak 1969).
 
-    Each step goes towards ``Proj(a + d + b s)``, as far as f falls and the set allows: ``d`` is the
+    Each step minimises f towards ``Proj(a + d + b s)``, as far as the set allows: ``d`` is the
     projected gradient step of Barzilai and Borwein (1988), ``s`` the previous step, and ``b`` makes
-    the two conjugate. f never rises, and while no coefficient reaches zero these are conjugate
-    gradients. Without a known curvature, the first step goes towards a vertex.
+    them conjugate. f never rises, and the method is conjugate gradients while no coefficient
+    reaches zero. Without a curvature, the first step goes towards a vertex.
     """
     feasible, dtype = problem.feasible, start.dtype
-    first, taken = problem.first(start)
+    first, first_products = problem.first(start)
 
     def unfinished(products: Any, point: Point, _: Point, __: Any, length: Any) -> Any:
-        # After a step of no length there is no way down at this precision.
-        may_go_on = (products + 2 <= problem.max_products) & (length > 0)
-        return may_go_on & ~problem.is_solved(point)
+        # After a step of length zero, f cannot fall at this precision.
+        can_fall = (products + 2 <= problem.max_products) & (length > 0)
+        return can_fall & ~problem.is_solved(point)
 
     def goal(point: Point, last: Point, scale: tf.Tensor) -> tf.Tensor:
         here = point.coefficients
@@ -251,7 +250,7 @@ def solve_conjugate(problem: HullProblem, start: tf.Tensor) -> Solution:
             lambda: feasible.lowest_vertex(point.slope),
         )
         trial = problem.point(target)
-        # As far as the set allows: until the first entry would be negative, but at least to trial.
+        # The set allows a step until the first entry would be negative, and always up to trial.
         fall = point.coefficients - trial.coefficients
         room = tf.math.divide_no_nan(point.coefficients, fall)
         longest = tf.reduce_min(tf.where(fall > 0, room, fall.dtype.max))
@@ -264,19 +263,19 @@ def solve_conjugate(problem: HullProblem, start: tf.Tensor) -> Solution:
         )
         return products + 2, ahead, last, tf.where(measured > 0, measured, scale), length
 
-    one = tf.ones([], dtype)
-    nothing = Point(*(tf.zeros_like(part) for part in first))
-    scale = tf.math.divide_no_nan(one, problem.curvature)
+    unit = tf.ones([], dtype)
+    no_step = Point(*(tf.zeros_like(part) for part in first))
+    scale = tf.math.divide_no_nan(unit, problem.curvature)
     products, point, _, scale, _ = tf.while_loop(
-        unfinished, step, (tf.constant(taken), first, nothing, scale, one)
+        unfinished, step, (tf.constant(first_products), first, no_step, scale, unit)
     )
-    return point, products, tf.math.divide_no_nan(one, scale)
+    return point, products, tf.math.divide_no_nan(unit, scale)
 
 
 def solve_pgd(problem: HullProblem, start: tf.Tensor, *, step_size: float, steps: int) -> Solution:
     """Projects by a fixed number of steps ``a <- Proj(a - 2 step_size G^T (G a - target))``.
 
-    ``ghazi2024``, section 3.2. Two products per step, and two for the last point's certificate.
+    ``ghazi2024``, section 3.2. Takes two products per step, and two for the gap at the last point.
     """
 
     def step(done: Any, coefficients: tf.Tensor) -> tuple[Any, tf.Tensor]:
@@ -289,13 +288,13 @@ def solve_pgd(problem: HullProblem, start: tf.Tensor, *, step_size: float, steps
 
 
 def checked_solver(solver: Any, step_size: float | None, steps: int | None) -> Solver:
-    """Returns the function of a solver's name, or raises if an argument is wrong."""
+    """Returns the solver function for a name, after a check of the arguments."""
     if not callable(solver):
         _validate.one_of("solver", solver, SOLVERS)
     if solver != "pgd":
         if (step_size, steps) != (None, None):
             raise ValueError(
-                f"step_size and steps are for solver='pgd', got solver={solver!r}. Leave them out."
+                f"step_size and steps need solver='pgd', got solver={solver!r}. Leave them out."
             )
         return solver if callable(solver) else solve_conjugate
     step_size = _PGD_STEP_SIZE if step_size is None else step_size
@@ -307,11 +306,8 @@ def checked_solver(solver: Any, step_size: float | None, steps: int | None) -> S
     )
 
 
-# The front door.
-
-
 class HullProjection(NamedTuple):
-    """The result of ``project_onto_hull``, whose docstring describes it."""
+    """The result of ``project_onto_hull``, which documents the fields."""
 
     point: list[tf.Tensor]
     coefficients: tf.Tensor
@@ -327,7 +323,7 @@ def project_onto_hull(
     target: Setting[Sequence[Any]],
     hull: str = "per_example",
     *,
-    start: Setting[Any] = "predictions",
+    start: str = "predictions",
     predictions: Setting[Any] = None,
     zero_at_predictions: bool = False,
     solver: str | Solver = "conjugate",
@@ -338,56 +334,57 @@ def project_onto_hull(
     step_size: float | None = None,
     steps: int | None = None,
 ) -> HullProjection:
-    """Returns the point of a convex hull of gradients that is nearest to ``target``, or near it.
+    """Projects a noisy gradient onto a convex hull of per-example, per-label gradients.
 
-    Minimises ``1/2 |G a - target|^2`` over coefficients ``a`` (n, K) of at least 0 (``ghazi2024``,
-    sections 3.1 and 3.2), never forming G, in two products per step. Works in a ``tf.function``.
+    Minimises ``1/2 |G a - target|^2`` over nonnegative coefficients ``a`` (n, K) (``ghazi2024``,
+    sections 3.1 and 3.2), in two products per step, without forming G. Works in a ``tf.function``.
 
     Guarantee:
         Post-processing of ``target``: sees no labels.
 
     Args:
         operator: G.
-        target: list of tensors, like the operator's variables; the noisy gradient.
+        target: the noisy gradient, a list of tensors like the operator's variables.
         hull: ``"per_example"``: the coefficients of each of n examples sum to 1 / n, so the set
             contains the mean gradient of the examples for any labels, and little else.
-            ``"joint"``: all of them sum to 1, the paper's set.
-        start: ``"predictions"`` begins at the model's predictions, which is point 0 for
-            cross-entropy and no ``scales``; ``"uniform"`` with equal coefficients for all labels,
-            as the paper; or coefficients (n, K), which are first projected onto the set.
-        predictions: float (n, K), the model's probabilities of the labels, for this start.
-        zero_at_predictions: whether this start is known to be point 0, which saves a product.
-        solver: ``"conjugate"``: projected conjugate gradients. ``"pgd"``: the paper's fixed number
-            of plain steps. Or a callable ``(problem, start) -> (point, num_products, curvature)``:
-            ``problem.point(a)`` evaluates coefficients (n, K) in two products,
-            ``problem.first(start)`` in one if possible, and counts them, ``problem.feasible`` is
-            their set, ``problem.is_solved(point)`` the criterion to stop, and
+            ``"joint"``: all coefficients together sum to 1, as in the paper.
+        start: ``"predictions"`` starts at the model's predictions, which is point 0 for
+            cross-entropy without ``scales``; ``"uniform"`` with equal coefficients for all labels,
+            as in the paper.
+        predictions: the model's probabilities of the labels, float (n, K); ``"predictions"`` needs
+            them.
+        zero_at_predictions: whether ``"predictions"`` starts at point 0, which saves a product.
+        solver: ``"conjugate"`` for projected conjugate gradients, ``"pgd"`` for the paper's fixed
+            number of plain steps, or a callable ``(problem, start) -> (point, num_products,
+            curvature)``. ``problem.point(a)`` evaluates coefficients (n, K) in two products;
+            ``problem.first(start)`` does so in one if possible, and returns their number;
+            ``problem.feasible`` is the set, ``problem.is_solved(point)`` the criterion to stop, and
             ``problem.max_products`` the limit.
-        relative_gap: stop once ``gap <= relative_gap |point|^2 / 2``; at least 0.
-        max_products: largest number of products, at least 4.
-        curvature: that of the last training step's result, for a better first step; None or 0 if
-            unknown. Not used by ``"pgd"``.
-        mask: (n,), zero for examples that are padding: they get no coefficients. None: all count.
-        step_size: of ``"pgd"`` alone, above 0; None: 0.02.
-        steps: of ``"pgd"``, which has no other criterion to stop; None: 200.
+        relative_gap: stops once ``gap <= relative_gap |point|^2 / 2``; at least 0.
+        max_products: the largest number of products, at least 4.
+        curvature: ``curvature`` of the last training step's result, for a better first step; None
+            or 0 if there is none. ``"pgd"`` ignores it.
+        mask: (n,), zero for padding, which gets no coefficients; None if there is no padding.
+        step_size: step size of ``"pgd"``, above 0; None: 0.02.
+        steps: number of steps of ``"pgd"``, its only criterion to stop; None: 200.
 
     Returns:
         A named tuple of
-        point: list of tensors, like the variables: ``G coefficients``;
+        point: ``G coefficients``, a list of tensors like the variables;
         coefficients: float (n, K);
-        gap: scalar, the Frank-Wolfe gap of ``1/2 |G a - target|^2``: a certificate, as
+        gap: scalar, the Frank-Wolfe gap of ``1/2 |G a - target|^2``, a certificate:
         ``|point - exact projection|^2 <= 2 gap``;
         relative_gap: scalar ``gap / (1/2 |point|^2)``, whose root bounds
         ``|point - exact projection| / |point|``;
         num_products: int32 scalar, the number of products with G or its transpose;
-        converged: boolean scalar, whether the gap is at most the ``relative_gap`` of the argument;
+        converged: boolean scalar, whether the gap reached the argument ``relative_gap``;
         curvature: scalar for the projection of the next training step.
 
     Raises:
-        TypeError: a number of the wrong type.
-        ValueError: an unknown word; no ``predictions`` to start from; a target that does not fit
-            the variables or is not finite (in eager mode); numbers out of range; ``step_size`` or
-            ``steps`` without ``solver="pgd"``.
+        TypeError: a number has the wrong type.
+        ValueError: a name is unknown; ``predictions`` are missing; ``target`` does not fit the
+            variables or is not finite (in eager mode); a number is out of range; ``step_size`` or
+            ``steps`` is set without ``solver="pgd"``.
 
     Example:
         >>> import tensorflow as tf
@@ -402,10 +399,11 @@ def project_onto_hull(
         [[0.0, 0.5], [0.0, 0.5]]
     """
     _validate.one_of("hull", hull, HULLS)
+    _validate.one_of("start", start, STARTS)
     solve = checked_solver(solver, step_size, steps)
     relative_gap = _validate.number_in("relative_gap", relative_gap, "[0, inf)")
-    dtype = operator.dtype
-    feasible = CoefficientSet.of(hull, mask, operator.coefficients_shape[0], dtype)
+    shape, dtype = operator.coefficients_shape, operator.dtype
+    feasible = CoefficientSet.of(hull, mask, shape[0], dtype)
     problem = HullProblem(
         operator,
         flat_target(target, operator),
@@ -413,9 +411,10 @@ def project_onto_hull(
         relative_gap=tf.cast(relative_gap, dtype),
         max_products=_validate.integer_at_least("max_products", max_products, 4),
         curvature=tf.cast(0.0 if curvature is None else curvature, dtype),
-        starts_at_zero=zero_at_predictions and isinstance(start, str) and start == "predictions",
+        starts_at_zero=zero_at_predictions and start == "predictions",
     )
-    first = _starting_coefficients(start, predictions, operator, feasible)
+    # Half-precision probabilities miss their sum of one by more than the gap allows.
+    first = feasible.project(feasible.fill(_probabilities(start, predictions, shape, dtype)))
     point, num_products, curvature = solve(problem, first)
     gap = problem.gap(point)
     scale = 0.5 * dot(point.image, point.image)

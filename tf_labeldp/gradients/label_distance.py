@@ -1,8 +1,8 @@
-"""Clips by the distance between the gradients that an example has for either of two labels.
+"""Clips by the distance between an example's gradients for its two possible labels.
 
-With the margin ``m`` of an example's logits (the only logit, or the second less the first) and
-``v`` the gradient of m, the gradient of cross-entropy is ``sigmoid(m) v`` for the first class and
-``-sigmoid(-m) v`` for the second. So v, which needs no label, gives both.
+Let ``m`` be the margin of an example's logits (the only logit, or the second minus the first), and
+``v`` its gradient, which needs no label. The gradient of cross-entropy is ``sigmoid(m) v`` for the
+first class and ``-sigmoid(-m) v`` for the second.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ def check_two_classes(model: keras.Model, loss: Any) -> None:
     if not one_logit and not is_plain_cross_entropy(loss, "categorical"):
         raise ValueError(
             "clipping='label_distance' needs plain cross-entropy of logits, got loss "
-            f"{name_of(loss)!r}. Use keras.losses.BinaryCrossentropy(from_logits=True) with one "
-            "logit, SparseCategoricalCrossentropy or CategoricalCrossentropy likewise with two, or "
+            f"{name_of(loss)!r}. Use keras.losses.BinaryCrossentropy(from_logits=True) for one "
+            "logit, SparseCategoricalCrossentropy or CategoricalCrossentropy for two, or "
             "clipping='norm'."
         )
     if not isinstance(shape, tuple) or shape[1:] != ((1,) if one_logit else (2,)):
         raise ValueError(
             "clipping='label_distance' is for two classes: expected a model that returns "
             f"{'one logit, (B, 1),' if one_logit else 'two logits, (B, 2),'} for the loss "
-            f"{name_of(loss)!r}, got shape {shape}. Use clipping='norm' for more classes or other "
-            "outputs."
+            f"{name_of(loss)!r}, got shape {shape}. Use clipping='norm'."
         )
 
 
@@ -41,25 +40,25 @@ def check_labels(labels: Any, outputs: int) -> None:
     """Raises a ``ValueError`` unless each label is a class code 0 or 1, or a one-hot row."""
     if not bool(tf.reduce_all(tf.reduce_any(_one_hot(tf.constant(labels), outputs) > 0.0, axis=1))):
         raise ValueError(
-            "clipping='label_distance' takes one class for each example, and some labels are none: "
-            "expected 0 or 1, or one-hot rows of two. Use clipping='norm' for soft labels."
+            "clipping='label_distance' needs labels 0 or 1, or one-hot rows of two, and some are "
+            "neither. Use clipping='norm' for soft labels."
         )
 
 
 class LabelDistanceClip(Clip):
-    """Bounds the distance between an example's gradients for its two labels by 2 C.
+    """Bounds the distance between an example's gradients for its two labels by ``2 l2_norm_clip``.
 
-    For groups of one, and for models and losses that ``check_two_classes`` allows.
+    Needs groups of one example, and a model and loss that ``check_two_classes`` accepts.
 
     Guarantee:
-        Each example is clipped to the largest norm with which its gradients for the two labels are
-        at most ``D = 2 * l2_norm_clip`` apart, or to ``LONGEST_CLIP * D`` if that is less. That
-        norm depends on no label. Examples whose label is neither class, and examples with anything
-        that is not finite, add exactly zero.
+        Each example is clipped to the largest norm at which its gradients for the two labels differ
+        by at most ``D = 2 * l2_norm_clip``, or to ``LONGEST_CLIP * D`` if that is less. This norm
+        depends on no label. An example adds exactly zero if its label is neither class, or if any
+        of its numbers is not finite.
     """
 
     def objective(self, batch: Batch, outputs: Any) -> tf.Tensor:
-        """Returns the sum of the margins, whose gradients need no label."""
+        """Returns the sum of the margins; their gradients need no label."""
         return tf.reduce_sum(_margins(outputs)) * batch.loss_scale
 
     def coefficients(self, norms: tf.Tensor, batch: Batch, outputs: Any) -> tf.Tensor:
@@ -70,7 +69,7 @@ class LabelDistanceClip(Clip):
         lengths = tf.abs(factors) * norms[:, tf.newaxis]
         finite = tf.reduce_all(tf.math.is_finite(lengths), axis=1, keepdims=True)
         lengths = tf.where(finite, lengths, 0.0)
-        # The two gradients point in opposite directions, so the lengths left of them add up.
+        # The gradients point in opposite directions, so their distance is the sum of their lengths.
         distance = 2.0 * self.l2_norm_clip
         shorter = tf.reduce_min(lengths, axis=1, keepdims=True)
         longest = tf.maximum(0.5 * distance, distance - shorter)
@@ -85,9 +84,9 @@ def _margins(logits: tf.Tensor) -> tf.Tensor:
 
 
 def _one_hot(y: tf.Tensor, outputs: int) -> tf.Tensor:
-    """Returns labels, codes (B,) or (B, 1) or one-hot rows (B, 2), as one-hot rows (B, 2).
+    """Converts labels, codes (B,) or (B, 1) or one-hot rows (B, 2), to one-hot rows (B, 2).
 
-    A label that is none of these becomes zeros, so that its example adds nothing.
+    Any other label becomes zeros, so that its example adds nothing.
     """
     if outputs == 2 and y.shape.rank == 2 and y.shape[1] == 2:
         rows = tf.cast(y, tf.float32)

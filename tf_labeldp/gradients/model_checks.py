@@ -1,4 +1,4 @@
-"""The models and losses that clipping allows: no layer mixes examples, losses are per example."""
+"""Checks of models and losses: no layer may mix examples, and losses must be per example."""
 
 from __future__ import annotations
 
@@ -9,37 +9,36 @@ import keras
 import tensorflow as tf
 
 _GROUP = "use LayerNormalization or GroupNormalization"
-# By the names of a layer's base classes, so that relatives from other packages are found too.
+# By the name of a base class, to include layers of other packages.
 _MIXING = {
     "BatchNormalization": _GROUP,
     "SyncBatchNormalization": _GROUP,
     "BatchRenormalization": _GROUP,
-    "MixUp": "use tf_labeldp.keras_layers.Mixup on the data, before labels are private",
+    "MixUp": "mix noisy labels in plain training, with tf_labeldp.keras_layers.Mixup",
     "CutMix": "augment each image by itself, for instance with RandomCrop",
     "SpectralNormalization": "bound the weights with a kernel_constraint",
 }
 
 
 def check_layers(model: keras.Model) -> None:
-    """Raises if the model mixes examples, has losses of its own, or has nothing to train.
+    """Raises a ``ValueError`` if the model mixes examples, adds losses, or has nothing to train.
 
     Clipping bounds the effect of one label on a step only if no layer uses statistics of the batch,
-    and if the clipped loss is the only one (weight regularizers are fine: no label enters them).
-
-    The error names all layers that mix examples, each with a replacement.
+    and if no loss but the clipped one depends on labels (weight regularizers do not).
     """
     layers = all_layers(model)
     problems = []
     for layer in layers:
         families = [kind.__name__ for kind in type(layer).__mro__ if kind.__name__ in _MIXING]
+        # A frozen BatchNormalization uses its moving averages, not the batch.
         frozen = families == ["BatchNormalization"] and not layer.trainable
-        if families and not frozen:  # a frozen one uses its moving averages, not the batch
+        if families and not frozen:
             problems.append(f"{layer.name!r} ({type(layer).__name__}): {_MIXING[families[0]]}")
     if problems:
         raise ValueError(
-            "these layers mix the examples of a batch, so that clipping one example's gradient "
-            "does not bound the effect of its label: " + "; ".join(problems) + ". A "
-            "BatchNormalization may stay if it is frozen (trainable=False)."
+            "these layers mix the examples of a batch, so clipping one example's gradient does not "
+            "bound the effect of its label: " + "; ".join(problems) + ". A BatchNormalization may "
+            "stay if it is frozen (trainable=False)."
         )
     regularized = [
         layer.name
@@ -49,8 +48,8 @@ def check_layers(model: keras.Model) -> None:
     ]
     if regularized:
         raise ValueError(
-            f"layers {regularized} have activity regularizers, whose loss would not be clipped. "
-            "Use kernel_regularizer, or add the term to the per-example loss."
+            f"layers {regularized} have activity regularizers, whose loss is not clipped. Use "
+            "kernel_regularizer, or add the term to the per-example loss."
         )
     weight_losses = sum(v.regularizer is not None for v in model.trainable_variables)
     if len(model.losses) > weight_losses:
@@ -62,22 +61,22 @@ def check_layers(model: keras.Model) -> None:
 
 
 def added_loss(model: keras.Model) -> ValueError:
-    """Returns the error for a model that adds losses while it is called."""
+    """Returns the error for a model whose layers call ``add_loss``."""
     return ValueError(
-        f"model {model.name!r} has losses from add_loss, which would be trained on outside of the "
-        "clipped loss. Add the term to the per-example loss."
+        f"model {model.name!r} has losses from add_loss, which are not clipped. Add the term to "
+        "the per-example loss."
     )
 
 
 def all_layers(model: keras.Model) -> list[Any]:
-    """Returns the model and every layer inside it, each once, from outside in."""
+    """Returns the model and all layers inside it, each once, outer layers first."""
     return parts_of(model, keras.Layer)
 
 
 def parts_of(model: keras.Model, kind: type) -> list[Any]:
-    """Returns all objects of a kind that the model or its layers refer to, each once.
+    """Returns all instances of a class in the attributes of the model and its layers, each once.
 
-    Keras lists the layers of models only; those of wrappers and custom layers are attributes.
+    ``model.layers`` leaves out the layers of wrappers and custom layers.
     """
     found: list[Any] = []
     visited: set[int] = set()
@@ -99,9 +98,9 @@ def parts_of(model: keras.Model, kind: type) -> list[Any]:
     return found
 
 
-# Functions that compare row by row, where labels and outputs have the same rank: without, they
-# broadcast the label of one example against the output of another. Any other loss, such as Circle,
-# might look at the whole batch.
+# These compare row by row if labels and outputs have the same rank; otherwise they broadcast the
+# label of one example against the output of another. Other losses, such as Circle, may use the
+# whole batch.
 _ROW_BY_ROW = [
     getattr(keras.losses, name)
     for name in """
@@ -116,7 +115,7 @@ _OF_ROWS = [
     keras.losses.categorical_crossentropy,
     keras.losses.categorical_focal_crossentropy,
 ]
-# They take probabilities without from_logits=True.
+# These take probabilities unless from_logits=True.
 _OF_PROBABILITIES = [
     _OF_CODES,
     *_OF_ROWS,
@@ -126,21 +125,18 @@ _OF_PROBABILITIES = [
 
 
 def loss_object(loss: Any) -> Any:
-    """Returns a loss of Keras for its name or configuration, and any other as it is."""
+    """Returns the Keras loss for a name or configuration, and any other object unchanged."""
     return keras.losses.get(loss) if isinstance(loss, (str, dict)) else loss
 
 
 def name_of(loss: Any) -> str:
-    """Returns the name of a loss, for messages."""
+    """Returns the name of a loss for messages."""
     loss = loss_object(loss)
     return str(getattr(loss, "name", None) or getattr(loss, "__name__", type(loss).__name__))
 
 
 def _function_of(loss: Any) -> Any:
-    """Returns the function that a loss of Keras, or a subclass of one, wraps.
-
-    Other objects with an attribute ``fn`` may do more than to call it.
-    """
+    """Returns the function of a Keras loss; other objects with ``fn`` may do more than call it."""
     loss = loss_object(loss)
     return getattr(loss, "fn", loss) if isinstance(loss, keras.losses.Loss) else loss
 
@@ -152,26 +148,26 @@ def _is_row_by_row(loss: Any) -> bool:
 
 
 def takes_rows(loss: Any) -> bool:
-    """Returns whether a loss of Keras takes labels as one-hot rows."""
+    """Returns whether a Keras loss takes labels as one-hot rows."""
     return _function_of(loss) in _OF_ROWS
 
 
 def takes_codes(loss: Any) -> bool:
-    """Returns whether a loss is Keras's cross-entropy of class codes, without one to ignore."""
+    """Returns whether a loss is Keras's cross-entropy of class codes, without ``ignore_class``."""
     ignored = getattr(loss_object(loss), "ignore_class", None)
     return ignored is None and _function_of(loss) is _OF_CODES
 
 
 def is_plain_cross_entropy(loss: Any, kind: str) -> bool:
-    """Returns whether a loss is Keras's ``"binary"`` or ``"categorical"`` one of logits, no more.
+    """Returns whether a loss is Keras's plain cross-entropy of logits.
 
-    "Categorical" covers labels as codes and as one-hot rows.
+    ``kind`` is "binary", or "categorical" for labels as codes or one-hot rows.
     """
     loss = loss_object(loss)
-    kinds: tuple[Any, ...] = (keras.losses.BinaryCrossentropy,)
+    classes: tuple[Any, ...] = (keras.losses.BinaryCrossentropy,)
     if kind == "categorical":
-        kinds = (keras.losses.CategoricalCrossentropy, keras.losses.SparseCategoricalCrossentropy)
-    if type(loss) not in kinds:
+        classes = (keras.losses.CategoricalCrossentropy, keras.losses.SparseCategoricalCrossentropy)
+    if type(loss) not in classes:
         return False
     config = loss.get_config()
     special = config.get("label_smoothing") or config.get("ignore_class") is not None
@@ -179,27 +175,26 @@ def is_plain_cross_entropy(loss: Any, kind: str) -> bool:
 
 
 def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
-    """Returns a callable ``(y_true, y_pred) -> (B,)`` from any loss that Keras takes.
+    """Returns a callable ``(y_true, y_pred) -> (B,)`` for any loss that Keras takes.
 
-    The reduction of a ``keras.losses.Loss`` is left out: gradients are clipped example by example
-    and divided by the expected batch size later. Losses with more axes (one number per time step,
-    say) are averaged over them. The callable raises a ``ValueError`` for a loss over the batch.
+    The reduction of a ``keras.losses.Loss`` is ignored: gradients are clipped per example and
+    later divided by the expected batch size. A loss with more axes, such as one number per time
+    step, is averaged over them. The callable raises a ``ValueError`` for a loss over the batch.
     """
     found = loss_object(loss)
     is_keras = isinstance(found, keras.losses.Loss)
     if not is_keras and (isinstance(found, type) or not callable(found)):
-        came = f"the class {found.__name__}" if isinstance(found, type) else repr(found)
         raise TypeError(
             "the loss must be a keras.losses.Loss, its name or a function of y_true and y_pred, "
-            f"got {came}. Give keras.losses.SparseCategoricalCrossentropy(from_logits=True), say."
+            f"got {found!r}. Give an object, such as keras.losses.CategoricalCrossentropy()."
         )
     function = found.call if is_keras else found
     dtype = found.dtype if is_keras else None
-    # The configuration of some losses, such as CosineSimilarity, lacks their axis.
+    # The configuration of some losses, such as CosineSimilarity, lacks the axis.
     options = {**found.get_config(), **getattr(found, "_fn_kwargs", {})} if is_keras else {}
     axis = options.get("axis", -1)
     row_by_row = _is_row_by_row(found) and axis == -1
-    # These have one axis less than outputs, and are looked up.
+    # Class codes have one axis less than outputs.
     is_sparse = _function_of(found) is _OF_CODES
 
     def batch_losses(y_true: Any, y_pred: Any) -> tf.Tensor:
@@ -217,17 +212,17 @@ def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
         return batch_losses(y_true, y_pred)[0]
 
     def losses_of(y_true: Any, y_pred: Any) -> tf.Tensor:
-        # With dtype as in Loss.__call__, which reduces afterwards.
+        # The dtype is that of Loss.__call__.
         y_true, y_pred = tf.nest.map_structure(
             lambda values: keras.ops.convert_to_tensor(values, dtype=dtype), (y_true, y_pred)
         )
         if isinstance(loss, str) and tf.is_tensor(y_true) and tf.is_tensor(y_pred):
-            # As Keras does for losses by name: labels (B,) for outputs (B, 1).
+            # For a loss by name, Keras allows labels (B,) with outputs (B, 1).
             if y_pred.shape.rank == y_true.shape.rank + 1 and y_pred.shape[-1] == 1:
                 y_true = y_true[..., tf.newaxis]
         ranks = {part.shape.rank for part in tf.nest.flatten((y_true, y_pred))}
-        together = row_by_row and (is_sparse or len(ranks) == 1)
-        if together or tf.nest.flatten(y_pred)[0].shape[0] == 1:
+        is_batched = row_by_row and (is_sparse or len(ranks) == 1)
+        if is_batched or tf.nest.flatten(y_pred)[0].shape[0] == 1:
             return batch_losses(y_true, y_pred)
         return tf.vectorized_map(row_loss, (y_true, y_pred), warn=False)
 
@@ -237,7 +232,7 @@ def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
 def check_outputs(model: keras.Model, loss: Any) -> None:
     """Raises a ``ValueError`` for a loss of probabilities on a model that ends in logits.
 
-    Only a last layer of Keras's own ``Dense`` is checked.
+    Checks only models that end in Keras's ``Dense``.
     """
     outputs = getattr(model, "outputs", None) or [None]
     last: Any = getattr(getattr(outputs[0], "_keras_history", None), "operation", None)
@@ -253,10 +248,9 @@ def check_outputs(model: keras.Model, loss: Any) -> None:
 
 
 def check_labels_fit(model: keras.Model, loss: Any, labels: Any) -> None:
-    """Raises a ``ValueError`` where one of Keras's losses can't take labels of these shapes.
+    """Raises a ``ValueError`` if a Keras loss can't take labels of these shapes.
 
-    The loss is traced, so that no label is read. Other losses are not checked.
-    ``labels`` is the ``tf.TensorSpec`` of a batch.
+    ``labels`` is the ``tf.TensorSpec`` of a batch: the loss is traced, and no label is read.
     """
     if not _is_row_by_row(loss):
         return
@@ -266,12 +260,12 @@ def check_labels_fit(model: keras.Model, loss: Any, labels: Any) -> None:
     try:
         tf.function(per_example_loss(loss)).get_concrete_function(labels, outputs)
     except (TypeError, ValueError) as error:
-        came, returned = (
+        label_shapes, output_shapes = (
             " and ".join(f"(n{''.join(f', {size}' for size in spec.shape[1:])})" for spec in group)
             for group in (tf.nest.flatten(labels), specs)
         )
         raise ValueError(
-            f"the loss {name_of(loss)!r} can't take labels of shape {came} with a model that "
-            f"returns {returned}. Class codes (n) need SparseCategoricalCrossentropy, one-hot rows "
-            "CategoricalCrossentropy, and several outputs a loss of your own."
+            f"the loss {name_of(loss)!r} can't take labels of shape {label_shapes} with a model "
+            f"that returns {output_shapes}. Class codes (n) need SparseCategoricalCrossentropy, "
+            "one-hot rows CategoricalCrossentropy, and several outputs your own loss."
         ) from error

@@ -14,45 +14,43 @@ from tf_labeldp.gradients.ghost_clipping import GhostClipping, layer_outputs
 from tf_labeldp.gradients.model_checks import all_layers, check_layers
 from tf_labeldp.gradients.vectorized_clipping import VectorizedClipping
 
-_FLOAT16_LOSS_SCALE = 256.0  # entries from 2e-10 to 255 survive; above, the example adds zero
+# Gradient entries from 2e-10 to 255 survive in float16; an example with larger ones adds zero.
+_FLOAT16_LOSS_SCALE = 256.0
 
 
 class ClippedSum(NamedTuple):
     """The result of ``PerExampleClipping.clipped_sum``."""
 
-    # The clipped sum, float32, for each of ``model.trainable_variables``.
+    # The clipped sum for each of model.trainable_variables, float32.
     gradients: list[tf.Tensor]
-    # L2 norms (B / group_size,) before clipping. They depend on labels: not to be released.
+    # L2 norms (B / group_size,) before clipping. They depend on labels and must not be released.
     norms: tf.Tensor
-    # The model's outputs (B, ...), in training mode.
+    # The model's outputs (B, ...) in training mode.
     outputs: tf.Tensor
-    # Whether the output of each layer is finite, by its name; depends on features and weights
-    # alone. Layers are only checked where the model's outputs are not all finite.
+    # Whether each layer's output is finite, by name; depends on features and weights alone. Layers
+    # are evaluated only if the model's outputs are not finite.
     finite: dict[str, tf.Tensor]
 
 
 class PerExampleClipping:
-    """Computes the sum over examples of gradients clipped to an L2 norm.
+    """Sums per-example gradients, each clipped to an L2 norm.
 
     Two methods give the same result. "ghost" needs one backward pass for the whole batch and forms
-    per-example gradients layer by layer only where that is cheapest; it is for functional and
-    sequential models of common layers (Dense, Conv1D to 3D with groups or without, depthwise
-    convolutions, Embedding, LayerNormalization, GroupNormalization and layers without weights).
-    "vectorized" sends each example through the model alone, so that no layer can mix examples, and
-    works for any model.
+    per-example gradients only in layers where that is cheapest. It supports functional and
+    sequential models of common layers (Dense, Conv1D to Conv3D, grouped and depthwise convolutions,
+    Embedding, LayerNormalization, GroupNormalization, and layers without weights). "vectorized"
+    supports any model: each example passes through it alone, so no layer can mix examples.
 
     Guarantee:
         Replacing one example, features or label, moves the sum by at most ``2 * l2_norm_clip`` in
         L2 norm, for any model, loss and weights: every group adds at most ``l2_norm_clip``. With
-        ``LabelDistanceClip`` that holds for a replaced label alone, and for cross-entropy of two
-        classes: an example adds up to ``2 * LONGEST_CLIP * l2_norm_clip`` then.
+        ``LabelDistanceClip`` this is true for a replaced label alone, and for cross-entropy of two
+        classes; an example then adds at most ``2 * LONGEST_CLIP * l2_norm_clip``.
         A group whose gradient is not finite adds exactly zero.
         No layer mixes examples: each group's contribution depends on its own rows alone.
-        All this is up to the rounding of ``float32``; on GPUs that round the factors of products
-        to TensorFloat-32, turn that off:
+        All bounds are up to ``float32`` rounding. GPUs that round factors to TensorFloat-32 need
         ``tf.config.experimental.enable_tensor_float_32_execution(False)``.
 
-    The method of ``speed`` must be able to handle the built model, or a ``ValueError`` is raised.
     Sources: Abadi et al. 2016, "Deep learning with differential privacy", algorithm 1; Bu et al.
     2023, "Differentially private optimization on large foundation models at almost no cost",
     algorithm 1.
@@ -64,22 +62,22 @@ class PerExampleClipping:
         self._trained: tuple[Any, ...] | None = None
         self._chosen: GhostClipping | VectorizedClipping = VectorizedClipping(model)
         self._probe: keras.Model | None = None
-        check_layers(model)
 
     @property
     def method(self) -> str:
-        """The method in use for the model as it is now: "ghost" or "vectorized"."""
+        """The method for the model in its present state: "ghost" or "vectorized"."""
         self._prepare()
         return "ghost" if isinstance(self._chosen, GhostClipping) else "vectorized"
 
     @tf.autograph.experimental.do_not_convert
     def clipped_sum(self, batch: Batch, clip: Clip) -> ClippedSum:
-        """Returns the sum of the clipped gradients of a batch, with norms and outputs.
+        """Returns the sum of a batch's clipped gradients, with norms and outputs.
 
         Raises:
-            ValueError: the number of rows is not fixed or not a multiple of ``clip.group_size``,
-                the loss is not per example, not even one group fits into memory, or the model
-                updates state of its own (other than random seeds) while training.
+            ValueError: the model is not built, or the method of ``speed`` does not support it; the
+                number of rows is not fixed or not a multiple of ``clip.group_size``; the loss is
+                not per example; one group exceeds the memory; or the model updates its own state
+                (other than random seeds) in training.
         """
         batch = _checked(batch, clip.group_size)
         self._prepare()
@@ -89,18 +87,20 @@ class PerExampleClipping:
         return ClippedSum(gradients, norms, outputs, self._finite_layers(batch.x, outputs))
 
     def _prepare(self) -> None:
-        """Checks the model and chooses its method, again if other variables are trained now."""
+        """Checks the model and chooses its method, again if the trained variables changed."""
         model = self._model
         if not model.built:
             raise ValueError(f"model {model.name!r} is not built. Call it on a batch of features.")
         trained = (
             *((id(layer), layer.trainable) for layer in all_layers(model)),
-            *map(id, model.trainable_variables),  # other ones after `enable_lora`
+            # `enable_lora` changes them.
+            *map(id, model.trainable_variables),
         )
         if trained == self._trained:
             return
         check_layers(model)
-        with tf.init_scope():  # the choice outlives the graph in which it is first asked for
+        # The choice outlives the graph in which it is made.
+        with tf.init_scope():
             self._chosen = self._choose()
             self._probe = layer_outputs(model)
         self._trained = trained
@@ -118,7 +118,6 @@ class PerExampleClipping:
         return VectorizedClipping(self._model)
 
     def _finite_layers(self, x: Any, outputs: Any) -> dict[str, tf.Tensor]:
-        """Returns whether each layer's output is finite; computes them only where needed."""
         whole = tf.reduce_all([_is_finite(output) for output in tf.nest.flatten(outputs)])
         probe = self._probe
         if probe is None:
@@ -148,7 +147,8 @@ def _checked(batch: Batch, group_size: int) -> Batch:
     x, y, weights = tf.nest.map_structure(
         lambda part: tf.ensure_shape(part, (rows, *part.shape[1:])), (x, y, weights)
     )
-    if group_size > 1:  # means over the rows of a group that have weight
+    if group_size > 1:
+        # Means over the rows with weight in each group.
         grouped = tf.reshape(weights, (-1, group_size))
         counts = tf.math.count_nonzero(grouped, axis=1, keepdims=True, dtype=tf.float32)
         weights = tf.reshape(grouped / tf.maximum(counts, 1.0), (-1,))

@@ -1,4 +1,4 @@
-"""Clipped sums of any model: each example goes through it alone, many at a time."""
+"""Clipped sums for any model: each example passes through it alone, many in parallel."""
 
 from __future__ import annotations
 
@@ -24,28 +24,26 @@ from tf_labeldp.gradients.clip import (
 )
 from tf_labeldp.gradients.model_checks import added_loss, parts_of
 
-_ONE_BY_ONE = (
-    "the examples of model {name!r} are processed one after the other, which is slow: vectorized, "
-)
+_ONE_BY_ONE = "the examples of model {name!r} are processed one by one, which is slow: "
 _BROADCASTS = (
-    "its matrix products run into a bug of TensorFlow's oneDNN kernels "
-    "(https://github.com/tensorflow/tensorflow/issues/117700). Set the environment variable "
-    "TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported to avoid that."
+    "vectorized matrix products hit a bug in TensorFlow's oneDNN kernels "
+    "(https://github.com/tensorflow/tensorflow/issues/117700). To avoid it, set the environment "
+    "variable TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported."
 )
 _NO_KERNELS = (
-    "TensorFlow has no kernels on this CPU for the gradients of its grouped or channels-first "
+    "TensorFlow lacks kernels on this CPU for vectorized gradients of grouped or channels-first "
     "convolutions. method='ghost' has rules for them; its error names the layer without one."
 )
 
 
 class VectorizedClipping:
-    """Clips any built model; no layer can mix examples, as each is alone in its pass."""
+    """Clips any built model; each example has its own pass, so no layer can mix examples."""
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
 
     def sums(self, batch: Batch, clip: Clip, max_bytes: int) -> Sums:
-        """Returns the clipped sum, the norms and the outputs, as many rows at a time as fit."""
+        """Returns the clipped sum, the norms and the outputs, in chunks that fit the memory."""
         model, group_size, num_rows = self._model, clip.group_size, batch.weights.shape[0]
         values = [tf.convert_to_tensor(variable.value) for variable in model.trainable_variables]
         states = [generator.state for generator in parts_of(model, keras.random.SeedGenerator)]
@@ -53,7 +51,7 @@ class VectorizedClipping:
         def example(row: Any) -> tuple[list[tf.Tensor], Any]:
             return self._example(batch, clip, row, values, states)
 
-        # Each example has random numbers (dropout) of its own.
+        # Each example has its own random numbers, as for dropout.
         rows = (batch.x, batch.y, batch.weights, row_seeds(states, num_rows))
         trace = Trace.of(example, rows)
         if trace.one_by_one:
@@ -86,7 +84,7 @@ class VectorizedClipping:
     def _example(
         self, batch: Batch, clip: Clip, row: Any, values: list[tf.Tensor], states: list[Any]
     ) -> tuple[list[tf.Tensor], Any]:
-        """Returns the gradient of one example's objective by each weight, and the output."""
+        """Returns the gradient of one example's objective for each weight, and the output."""
         model = self._model
         x, y, weight = tf.nest.map_structure(lambda part: part[tf.newaxis], row[:3])
         single = dataclasses.replace(batch, x=x, y=y, weights=weight)
@@ -94,7 +92,7 @@ class VectorizedClipping:
         mapping += [*zip(states, row[3], strict=True)]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
-            # Nothing that the model would write to its own variables gets out of this scope.
+            # The model's writes to its variables stay in this scope.
             with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
                 outputs = model(x, training=True)
             objective = clip.objective(single, outputs)
@@ -108,16 +106,16 @@ class VectorizedClipping:
         ]
         if written:
             raise ValueError(
-                f"model {model.name!r} updates state of its own while training: {written}. Such "
-                "state carries examples into the steps of others. Freeze these layers or leave "
-                "them out (a stateful RNN: stateful=False)."
+                f"model {model.name!r} updates its own state in training: {written}. Such state "
+                "carries examples into later steps. Freeze these layers or leave them out (for a "
+                "stateful RNN: stateful=False)."
             )
         gradients = tape.gradient(objective, values, unconnected_gradients="zero")
         return batch.unscaled(gradients), tf.nest.map_structure(lambda out: out[0], outputs)
 
 
 def row_seeds(states: list[Any], batch: int) -> list[tf.Tensor]:
-    """Returns states of the random generators (B, 2) for each example, and moves them on."""
+    """Returns a state (B, 2) of each random generator per example, and advances the generators."""
     seeds = []
     for state in states:
         value = tf.convert_to_tensor(state.value)
@@ -129,14 +127,14 @@ def row_seeds(states: list[Any], batch: int) -> list[tf.Tensor]:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """Properties of the graph of one example."""
+    """The properties of one example's graph."""
 
-    # Of all tensors of the forward and backward pass: more than is ever held at once, and less
-    # where a loop runs inside (an RNN).
+    # The size of all tensors in the forward and backward pass: more than memory holds at once, and
+    # less if the model has a loop (an RNN).
     num_bytes: int
-    # Why TensorFlow cannot vectorize it; empty if it can.
+    # The reason why TensorFlow cannot vectorize the graph; empty if it can.
     one_by_one: str
-    # Of the results.
+    # The structure of the results.
     signature: Any
 
     @classmethod
@@ -153,13 +151,12 @@ class Trace:
             parts = [tensor.name in of_example for tensor in operation.inputs]
             if any(parts):
                 of_example |= {tensor.name for tensor in operation.outputs}
-                # One factor with a leading axis that the other has not, once both are stacked.
+                # Stacked over examples, only one factor has the leading axis.
                 if operation.type.startswith("BatchMatMul"):
                     left, right = (tensor.shape[:-2] for tensor in operation.inputs)
                     broadcasts |= not all(parts) or left != right
             if operation.type in ("PartitionedCall", "StatefulPartitionedCall"):
-                # Keras lets XLA compile the convolutions that have no kernels; vectorizing drops
-                # that.
+                # Keras lets XLA compile convolutions without kernels; vectorization does not.
                 if operation.node_def.attr["_XlaMustCompile"].b and not _on_gpu():
                     volumes = any(tensor.shape.rank == 5 for tensor in operation.inputs)
                     lacks_kernels |= volumes or not _has_grouped_kernels()
@@ -187,7 +184,7 @@ class Trace:
 def _has_broadcast_bug() -> bool:
     """Returns whether matrix products that broadcast over a batch of one corrupt memory.
 
-    They do in oneDNN's kernels of TensorFlow 2.16 to 2.21, on CPUs
+    oneDNN's CPU kernels in TensorFlow 2.16 to 2.21 have this bug
     (https://github.com/tensorflow/tensorflow/issues/117700).
     """
     return os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0" and not _on_gpu()
@@ -199,9 +196,9 @@ def _on_gpu() -> bool:
 
 @functools.cache
 def _has_grouped_kernels() -> bool:
-    """Returns whether gradients of grouped convolutions run uncompiled: on CPUs, in oneDNN alone.
+    """Returns whether this CPU has kernels for gradients of grouped convolutions.
 
-    TensorFlow decides by the kind of CPU, so it is asked by a convolution of two groups.
+    Only oneDNN has them, and TensorFlow enables oneDNN by the CPU's model, so this tries one.
     """
     with tf.init_scope(), tf.device("CPU"):
         try:
@@ -218,7 +215,7 @@ def _has_grouped_kernels() -> bool:
 
 
 def _sums_in_chunks(clipped: Callable[[Any], Sums], rows: Any, chunk: int, group_size: int) -> Sums:
-    """Adds up ``clipped`` over chunks of rows, one after the other; zeros fill the last chunk."""
+    """Adds up ``clipped`` over chunks of rows in sequence; zeros fill the last chunk."""
     batch = rows[2].shape[0]
     num_chunks = -(-batch // chunk)
     chunks = tf.nest.map_structure(lambda part: in_chunks(part, chunk), rows)

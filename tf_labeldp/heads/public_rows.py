@@ -214,7 +214,7 @@ class PublicRows:
         for rows in self._source.blocks(see):
             yield rows
             progress.advance(rows.shape[0])
-        progress.end()
+        progress.close()
 
 
 class RowSample:

@@ -1,7 +1,6 @@
-"""PATE: answers of teachers on shards of the private labels.
+"""PATE: noisy votes of teachers that are trained on shards of the private labels.
 
-Where privacy is decided: ``ConfidentGNMax`` sets the sensitivity and adds the noise;
-``PATE.answer`` makes one release from the vault.
+``ConfidentGNMax`` sets the sensitivity and adds the noise; ``PATE.answer`` makes one release.
 """
 
 from tf_labeldp.pate._confident_gnmax import ConfidentGNMax

@@ -1,4 +1,4 @@
-"""Confident-GNMax: noisy answers from the votes of teachers."""
+"""Confident-GNMax: noisy answers by the votes of teachers."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from tf_labeldp.accounting.events import DpEvent
 
 _STEPS = 1 << 28
-"""Of the grid on which the noise is drawn, in one vote."""
+"""Steps per vote of the grid on which noise is drawn."""
 NO_ANSWER = -1
 
 
 @dataclasses.dataclass(frozen=True)
 class ConfidentGNMax(Frozen, AggregateMechanism):
-    """Answers queries by the votes of teachers, where enough of them agree.
+    """Answers queries by the votes of teachers, where enough teachers agree.
 
-    A query is answered if its largest count, with noise, reaches the threshold; its answer is the
-    class of the largest count, with other noise on every count. After ``max_answers`` answers no
-    further query is looked at.
+    A query is answered if its largest count plus noise reaches the threshold. Its answer is the
+    class with the largest count after separate noise on every count. Queries after ``max_answers``
+    answers are skipped.
 
     Guarantee:
-        All answers together, with which queries have one, are (epsilon, delta)-DP for the
+        All answers, together with the set of answered queries, are (epsilon, delta)-DP for the
         replacement of one label. One label is in the shard of one teacher, whose vote on each query
         may change: the largest count moves by 1 at most, the counts by sqrt(2) in L2. At most
         ``num_queries`` checks and ``max_answers`` answers compose, adaptively, like one Gaussian
-        release: ``1 / sigma^2 = num_queries / sigma_1^2 + 2 max_answers / sigma_2^2``. The price is
-        that of these numbers, which are fixed before any label is looked at; it does not depend on
-        the votes. Assumes that each teacher depends on the labels of its own shard alone.
+        release: ``1 / sigma^2 = num_queries / sigma_1^2 + 2 max_answers / sigma_2^2``. These
+        numbers fix the price before any label is read; it does not depend on the votes. Assumes
+        that each teacher depends on the labels of its own shard alone.
 
-    Source: Algorithm 4 of ``tang2022`` (Papernot et al., 2018). The published code accounts by the
-    votes themselves, and what it states is neither a bound nor safe to publish.
+    Source: Algorithm 4 of ``tang2022`` (Papernot et al., 2018). The published code computes the
+    price from the votes, which is neither a bound nor safe to publish.
 
     Attributes:
         epsilon: finite and above zero.
@@ -50,8 +50,8 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
         delta: in (0, 1), below 1/n for n labels.
         num_queries: M, at least 1.
         max_answers: L, in 1..M.
-        threshold: of the largest count, in votes; None answers every query, without checks.
-        check_share: in (0, 1), of the privacy that the checks use.
+        threshold: least noisy largest count, in votes; None answers every query without checks.
+        check_share: share of the privacy for the checks, in (0, 1).
 
     Example:
         >>> mechanism = ConfidentGNMax(
@@ -80,17 +80,18 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
         )
         if self.max_answers > queries:
             raise ValueError(
-                f"max_answers={self.max_answers} is more than num_queries={queries}. Ask more "
-                "queries, or for fewer answers."
+                f"max_answers must be at most num_queries={queries}, got {self.max_answers}. Ask "
+                "more queries, or for fewer answers."
             )
         if self.threshold is not None:
             self._set(threshold=_validate.positive_finite("threshold", self.threshold))
         elif self.max_answers < queries:
             raise ValueError(
-                f"without a threshold every query is answered, so max_answers must be num_queries="
-                f"{queries}, got {self.max_answers}. Give a threshold, or ask fewer queries."
+                f"max_answers must be num_queries={queries} without a threshold, got "
+                f"{self.max_answers}. Set threshold=, or ask fewer queries."
             )
-        self._scale(self._answer_sensitivity)  # raises where the grid is too coarse or too fine
+        # Raises an error if the grid is too coarse or too fine.
+        self._scale(self._answer_sensitivity)
 
     def dp_event(self) -> DpEvent:
         """Returns the event of all checks and answers: one Gaussian release."""
@@ -98,17 +99,17 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
 
     @property
     def check_stddev(self) -> float:
-        """sigma_1, the standard deviation of the noise of a check, in votes."""
+        """sigma_1, the standard deviation of a check's noise, in votes."""
         return gaussian_sigma(self.epsilon, self.delta, self._check_sensitivity)
 
     @property
     def answer_stddev(self) -> float:
-        """sigma_2, the standard deviation of the noise on each count of an answer, in votes."""
+        """sigma_2, the standard deviation of the noise per count of an answer, in votes."""
         return gaussian_sigma(self.epsilon, self.delta, self._answer_sensitivity)
 
     @property
     def _check_sensitivity(self) -> float:
-        """That of one release with the noise of a check and the price of all there is."""
+        """The sensitivity for which one release has a check's noise and the whole price."""
         return math.sqrt(self.num_queries / self.check_share)
 
     @property
@@ -117,7 +118,8 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
         return math.sqrt(2.0 * self.max_answers / share)
 
     def _scale(self, sensitivity: float) -> float:
-        entries = self.num_queries * (self.num_classes + 1)  # all noise, for the grid's precision
+        # The precision of the grid depends on the number of noise draws.
+        entries = self.num_queries * (self.num_classes + 1)
         return gaussian_scale(self.epsilon, self.delta, _STEPS * sensitivity, entries)
 
     def release(
@@ -127,12 +129,12 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
         *,
         rng: np.random.Generator | None = None,
     ) -> np.ndarray:
-        """Returns the answers, ``int64`` (M,); -1 where there is none.
+        """Returns the answers, ``int64`` (M,); -1 for none.
 
         Args:
             labels: classes (n,).
             public_input: an object whose ``votes(labels)`` trains the teachers and returns the
-                class that each one votes for, integers (teachers, M).
+                class that each teacher votes for, integers (teachers, M).
             rng: a generator for repeatable (not private) runs.
         """
         votes = np.asarray(public_input.votes(labels))
@@ -150,13 +152,13 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
         return np.where(answered, answers, NO_ANSWER)
 
     def _counts(self, votes: np.ndarray) -> np.ndarray:
-        """Returns the votes for each class, (M, K); each teacher has exactly one for each query."""
+        """Returns votes per class (M, K); each teacher has exactly one vote per query."""
         queries = self.num_queries
         valid = votes.ndim == 2 and votes.shape[1] == queries and votes.dtype.kind in "iu"
         if not valid or votes.min(initial=0) < 0 or votes.max(initial=0) >= self.num_classes:
             raise ValueError(
-                f"votes must be integers (teachers, {queries}) in 0..{self.num_classes - 1}, one "
-                "vote of each teacher for each query."
+                f"votes must be integers (teachers, {queries}) in 0..{self.num_classes - 1}. "
+                "Return one vote per teacher and query."
             )
         cells = votes + self.num_classes * np.arange(queries)
         counts = np.bincount(cells.ravel(), minlength=queries * self.num_classes)

@@ -1,4 +1,4 @@
-"""PATE for private labels: teachers on shards of the labels answer for some of the examples."""
+"""PATE for private labels: teachers on shards of the labels vote on some of the examples."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Teacher = Callable[[Any, np.ndarray, np.ndarray], np.ndarray]
 
 
 class PATE:
-    """Noisy labels of some examples, from the votes of teachers on disjoint shards of the labels.
+    """Draws noisy labels of some examples by the votes of teachers on shards of the labels.
 
-    The labels are dealt to the teachers at random, by a public seed. Each teacher learns from its
-    shard and votes on the queries, which are examples of the same set; ``ConfidentGNMax`` answers.
-    A student then learns from the answers: ``FixMatch(network).fit(images, answers)``.
+    A public seed deals the labels to the teachers. Each teacher learns from its shard and votes on
+    the queries, which are examples of the same set; ``ConfidentGNMax`` answers. A student then
+    learns from the answers: ``FixMatch(network).fit(images, answers)``.
 
     Guarantee:
         That of ``ConfidentGNMax``: the answers are (epsilon, delta)-DP for the replacement of one
-        label, charged to the vault before a teacher is trained. They are drawn and stored once.
-        Teachers, votes and losses stay inside and are never returned, shown or saved; a teacher
-        of your own must keep to that, and must depend on nothing but what it is given.
+        label. They are charged to the vault before a teacher is trained, and drawn and stored once.
+        Teachers, votes and losses stay inside: they are never returned, shown or saved. Your own
+        teacher must keep them inside too, and must depend on nothing but its arguments.
 
     Source: Algorithm 5 of ``tang2022`` (PATE-FM of Malek et al., 2021), whose teachers are trained
     by FixMatch: ``fix_match_teacher``. The default teacher is a logistic regression on features.
@@ -38,16 +38,16 @@ class PATE:
     Args:
         epsilon: finite and above zero.
         delta: in (0, 1), below 1/n for n labels.
-        num_teachers: T, at least 2, at most one for each label.
-        num_queries: M; examples that are asked about, drawn by the seed.
+        num_teachers: T, at least 2, at most the number of labels.
+        num_queries: M, number of examples that teachers vote on, drawn by the seed.
         max_answers: L, at most M; None for M.
-        threshold: in (0, 1), the share of the teachers that must agree, up to the noise; None
-            answers every query.
-        teacher: ``teacher(features, labels, queries)`` with the features of all examples, their
-            classes ``int64`` (n,), -1 outside of the shard, and the rows that are asked about;
-            it returns classes (M,). None for a logistic regression.
-        seed: of the shards and the queries, public.
-        key: the name of the release in a vault.
+        threshold: share of teachers that must agree, up to the noise, in (0, 1); None answers every
+            query.
+        teacher: ``teacher(features, labels, queries)``, given the features of all examples, their
+            classes ``int64`` (n,) with -1 outside the shard, and the rows of the queries; it
+            returns classes (M,). None for a logistic regression.
+        seed: public seed of the shards and the queries.
+        key: name of the release in a vault.
 
     Example:
         >>> import tf_labeldp as ldp
@@ -82,41 +82,42 @@ class PATE:
             "max_answers": num_queries if max_answers is None else max_answers,
             "threshold": None if threshold is None else threshold * self.num_teachers,
         }
-        ConfidentGNMax(num_classes=2, **self._settings)  # raises for what is out of range
+        # Checks the ranges early; the number of classes is known when labels are.
+        ConfidentGNMax(num_classes=2, **self._settings)
         self.teacher = logistic_teacher if teacher is None else teacher
         self.seed = seed
         self.key = key
 
     def answer(self, features: Public[Any], labels: Private[PrivateLabels]) -> NoisyLabels:
-        """Trains the teachers, and returns the answers.
+        """Trains the teachers and returns the answers.
 
         Args:
-            features: of all examples, what the teacher takes: numbers (n, ...).
+            features: features of all examples for the teacher, numbers (n, ...).
             labels: a vault of classes, with a budget for (epsilon, delta).
 
         Returns:
-            The answers as noisy labels of the examples that have one (``indices``).
+            The answers as noisy labels of the answered examples (``indices``).
 
         Raises:
             BudgetExceededError: the budget does not allow the answers; nothing was released.
             TypeError: labels that are not in a vault.
-            ValueError: fewer labels than teachers or queries, or features of another number.
+            ValueError: fewer labels than teachers or queries, or another number of features.
         """
         if not isinstance(labels, PrivateLabels):
             raise TypeError(
                 f"labels must be a PrivateLabels, got {type(labels).__name__}. Put them into a "
-                "vault, which charges the answers and stores them."
+                "vault, which charges and stores the answers."
             )
         size = len(labels)
-        asked = self._settings["num_queries"]
-        if size < max(self.num_teachers, asked):
+        num_queries = self._settings["num_queries"]
+        if size < max(self.num_teachers, num_queries):
             raise ValueError(
-                f"there are {size} labels for {self.num_teachers} teachers and {asked} queries; a "
-                "teacher needs a label at least. Use fewer of them."
+                f"expected a label per teacher and per query, got {size} labels for "
+                f"{self.num_teachers} teachers and {num_queries} queries. Use fewer of them."
             )
         public = public_input(features, self.teacher)
         features, teacher = public.value
-        teachers = _Teachers(features, teacher, self.num_teachers, asked, size, self.seed)
+        teachers = _Teachers(features, teacher, self.num_teachers, num_queries, size, self.seed)
         mechanism = ConfidentGNMax(num_classes=labels.num_classes, **self._settings)
         released = labels.release(mechanism, public_input=public.with_value(teachers), key=self.key)
         answered = np.flatnonzero(released.values != NO_ANSWER)
@@ -130,77 +131,71 @@ class PATE:
 
 
 class _Teachers:
-    """What the mechanism asks for votes: all that is public of the teachers."""
+    """The public part of the teachers, which the mechanism asks for votes."""
 
     def __init__(
-        self, features: Any, teacher: Teacher, count: int, asked: int, size: int, seed: int
+        self, features: Any, teacher: Teacher, count: int, num_queries: int, size: int, seed: int
     ) -> None:
         self._features = np.asarray(features)
         if len(self._features) != size:
             raise ValueError(
-                f"there are {len(self._features)} rows of features and {size} labels. Give the "
-                "features of all examples, in the order of the labels."
+                f"expected one row of features per label, got {len(self._features)} rows and "
+                f"{size} labels. Give the features of all examples, in the order of the labels."
             )
         self._teacher = teacher
         rng = np.random.default_rng(seed)
         self._shard_of = rng.permutation(size) % count
         self._count = count
-        self.queries = np.sort(rng.choice(size, asked, replace=False))
+        self.queries = np.sort(rng.choice(size, num_queries, replace=False))
 
     def votes(self, labels: np.ndarray) -> np.ndarray:
         """Returns the class that each teacher votes for, (teachers, queries)."""
-        found = []
+        votes = []
         for number in range(self._count):
-            own = np.where(self._shard_of == number, labels, NO_ANSWER)
-            found.append(np.asarray(self._teacher(self._features, own, self.queries)))
-        return np.stack(found)
+            shard = np.where(self._shard_of == number, labels, NO_ANSWER)
+            votes.append(np.asarray(self._teacher(self._features, shard, self.queries)))
+        return np.stack(votes)
 
     def digest(self) -> str:
-        """Returns what a stored release is known by: features, shards, queries and teacher."""
-        made_of = np.frombuffer(_in_words(self._teacher).encode(), np.uint8)
-        return array_digest(self._features, self._shard_of, self.queries, made_of)
+        """Returns the digest that a stored release is bound to."""
+        teacher = np.frombuffer(_identity(self._teacher).encode(), np.uint8)
+        return array_digest(self._features, self._shard_of, self.queries, teacher)
 
     def matches(self, digest: str) -> bool:
         before_0_3 = array_digest(self._features, self._shard_of, self.queries)
         return digest in (self.digest(), before_0_3)
 
 
-def _setting_in_words(value: Any) -> str:
-    """Returns what tells a setting of a learner from others, in this process and the next."""
-    if hasattr(value, "get_config"):  # a layer, whose name depends on how many were made before
+def _setting_identity(value: Any) -> str:
+    # The name of a Keras layer counts the layers of its process, so it is left out.
+    if hasattr(value, "get_config"):
         config = {name: part for name, part in value.get_config().items() if name != "name"}
         return f"{type(value).__qualname__} {config}"
-    return _in_words(value) if callable(value) else repr(value)
+    return _identity(value) if callable(value) else repr(value)
 
 
-def _in_words(teacher: Any) -> str:
-    """Returns what tells a teacher from others: its ``describe()``, or its name and source."""
+def _identity(teacher: Any) -> str:
+    """Returns a text that is equal for the same teacher in any process."""
     if hasattr(teacher, "describe"):
         return str(teacher.describe())
     named = teacher if hasattr(teacher, "__qualname__") else type(teacher)
     source = ""
-    with contextlib.suppress(OSError, TypeError):  # of an interactive session, or built in
-        source = inspect.getsource(named)
+    # An edit of the library's teacher must not cost its stored answers. Built-in functions and
+    # those of interactive sessions have no source.
+    if named is not logistic_teacher:
+        with contextlib.suppress(OSError, TypeError):
+            source = inspect.getsource(named)
     return f"{named.__module__}.{named.__qualname__} {source}"
 
 
 def logistic_teacher(features: Any, labels: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """Returns the votes of a logistic regression on the labelled rows of features.
-
-    Args:
-        features: numbers (n, d), or (n, ...), which are flattened.
-        labels: classes ``int64`` (n,), -1 for rows without.
-        queries: rows that are asked about, (M,).
-
-    Returns:
-        Classes (M,).
-    """
+    """Returns the votes (M,) of a logistic regression on the labelled rows of features."""
     from sklearn.linear_model import LogisticRegression
 
     rows = np.flatnonzero(labels >= 0)
-    known = np.unique(labels[rows])
-    if len(known) == 1:
-        return np.full(len(queries), known[0])
+    classes = np.unique(labels[rows])
+    if len(classes) == 1:
+        return np.full(len(queries), classes[0])
     flat = FeatureRows(features, flatten=True)
     model = LogisticRegression(max_iter=200).fit(flat.take(rows), labels[rows])
     return model.predict(flat.take(queries))
@@ -214,14 +209,14 @@ def fix_match_teacher(
     batch_size: int = 32,
     **settings: Public[Any],
 ) -> Teacher:
-    """Returns a teacher that is a network trained by FixMatch, as PATE-FM has them.
+    """Returns a teacher that trains a network by FixMatch, as in PATE-FM.
 
     Args:
         network: a built Keras model from images to logits (n, K); each teacher starts from its
             weights.
-        epochs: of ``steps_per_epoch`` steps each.
-        steps_per_epoch: of each epoch.
-        batch_size: of the labelled stream.
+        epochs: epochs of ``steps_per_epoch`` steps each.
+        steps_per_epoch: steps per epoch.
+        batch_size: size of the labelled batch.
         **settings: further arguments of ``FixMatch``.
 
     Example:
@@ -236,7 +231,7 @@ def fix_match_teacher(
 
 
 class _FixMatchTeacher:
-    """A teacher that starts from the weights that a network has now."""
+    """A teacher that starts from the network's weights at construction."""
 
     def __init__(
         self, network: Any, epochs: int, steps: int, batch_size: int, settings: dict[str, Any]
@@ -259,7 +254,7 @@ class _FixMatchTeacher:
         model = FixMatch(own, **self._settings)
         loss = keras.losses.CategoricalCrossentropy(from_logits=model.from_logits)
         model.compile(keras.optimizers.Adam(1e-3), loss)
-        # A shard may lack a class, which `fit` would refuse, and so reveal.
+        # A shard may lack a class, which the error of `fit` would reveal.
         rows = np.flatnonzero(labels >= 0)
         targets = np.eye(model.num_classes, dtype=np.float32)[labels[rows]]
         shard = Targets(rows, targets, np.ones(len(rows), np.float32), None)
@@ -267,5 +262,7 @@ class _FixMatchTeacher:
         return model.predict(np.asarray(features)[queries], verbose=0).argmax(axis=1)
 
     def describe(self) -> str:
-        settings = sorted((name, _setting_in_words(one)) for name, one in self._settings.items())
+        settings = sorted(
+            (name, _setting_identity(value)) for name, value in self._settings.items()
+        )
         return f"{self._network.to_json()} {array_digest(*self._start)} {self._training} {settings}"

@@ -1,6 +1,6 @@
-"""Past one machine: noisy labels by keyed draws, and the engines that draw them.
+"""More than one machine: noisy labels by keyed draws on distributed engines.
 
-A row's draw is a function of a secret key and the row, so that engines may recompute at will.
+A draw is a function of a secret key and the row, so engines may recompute it.
 ``tf_labeldp.scale.beam``, ``.tfx`` and ``.spark`` are optional extras; ``docs/scale.md`` compares
 them.
 """

@@ -1,4 +1,4 @@
-"""Apache Spark: noisy labels in a data frame, by the same keyed draws as everywhere.
+"""Apache Spark: noisy labels in a data frame, by keyed draws.
 
 Install it with ``pip install 'tf-labeldp[spark]'`` and a Java runtime (17 or newer).
 """
@@ -34,24 +34,24 @@ def randomize(
     label: str = "label",
     priors: Public[Any] = None,
 ) -> Any:
-    """Returns a data frame with noisy labels in place of the labels, through ``mapInArrow``.
+    """Returns a data frame with noisy labels in place of the labels, by ``mapInArrow``.
 
-    The rows are read twice: here, to find repeated ids, labels out of range and rows that differ
+    The rows are read twice: here, to refuse repeated ids, labels out of range and rows that differ
     from an earlier run of the release, and when the returned frame is used.
 
     Guarantee:
         The noisy labels are (epsilon, delta)-DP for the replacement of one label, by ``mechanism``,
-        however often Spark computes a partition again: a draw is a pseudorandom function of key,
-        release, mechanism, prior, id and label. It rests on AES-256 and BLAKE2b, on the key staying
-        secret, and on ids that name one row each and are stored in the table: a row that gets
-        another id (``monotonically_increasing_id``) gets another draw. ``key.statement(release)``
-        has the statement.
+        also when Spark recomputes a partition: a draw is a pseudorandom function of key,
+        release, mechanism, prior, id and label. It rests on AES-256 and BLAKE2b, on a secret key,
+        and on unique ids that are stored in the table: a row with a new id
+        (``monotonically_increasing_id``) gets a new draw. ``key.statement(release)`` has the
+        statement.
 
     Args:
         df: a ``pyspark.sql.DataFrame``.
         mechanism, release, priors: as for ``beam.RandomizeLabels``.
-        key: likewise; workers read the file by its path, and this process writes to the ledger.
-        id: the column that names a row: whole numbers or text.
+        key: likewise, but this process writes to the ledger.
+        id: the column that identifies a row: whole numbers or text.
         label: the column with the label.
 
     Raises:
@@ -87,7 +87,7 @@ def randomize(
         return KeyedRows(batch.column(id), labels, mechanism, secret, release, priors)
 
     def check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:  # raises for labels and ids that the core refuses
+        for batch in batches:
             rows = keyed(batch)
             facts = {"rows": [len(rows.randomize())], "fingerprint": [str(rows.fingerprint())]}
             yield pa.RecordBatch.from_pydict(facts)

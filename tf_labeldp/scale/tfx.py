@@ -38,7 +38,7 @@ _FILE = "noisy.privacy.json"
 
 
 class PrivacyStatement(types.artifact.Artifact):
-    """A folder with ``noisy.privacy.json``: the statement of noisy Examples, and their receipts.
+    """A folder with ``noisy.privacy.json``: the statement and receipts of noisy Examples.
 
     Example:
         >>> PrivacyStatement.TYPE_NAME
@@ -61,7 +61,7 @@ class _Spec(types.ComponentSpec):
 
 
 class _Executor(base_beam_executor.BaseBeamExecutor):
-    """Randomizes all splits in one Beam pipeline: one release, and ids unique across splits."""
+    """Randomizes all splits in one Beam pipeline, as one release with unique ids."""
 
     def Do(
         self,
@@ -76,8 +76,8 @@ class _Executor(base_beam_executor.BaseBeamExecutor):
         payload = examples_utils.get_payload_format(examples)
         if payload != example_gen_pb2.PayloadFormat.FORMAT_TF_EXAMPLE:
             raise ValueError(
-                "LabelRandomizer takes FORMAT_TF_EXAMPLE, got Examples in the payload format "
-                f"{example_gen_pb2.PayloadFormat.Name(payload)}. Let ExampleGen write it."
+                "LabelRandomizer expected Examples in the payload format FORMAT_TF_EXAMPLE, got "
+                f"{example_gen_pb2.PayloadFormat.Name(payload)}. Configure ExampleGen."
             )
         splits = artifact_utils.decode_split_names(examples.split_names)
         mechanism: Any = deserialize(json.loads(exec_properties["mechanism"]))
@@ -105,23 +105,23 @@ class _Executor(base_beam_executor.BaseBeamExecutor):
 
 
 class LabelRandomizer(base_beam_component.BaseBeamComponent):
-    """Replaces the labels of Examples by noisy ones; all splits are one release.
+    """Replaces the labels of Examples by noisy labels; all splits are one release.
 
     Guarantee:
-        ``noisy_examples`` are (epsilon, delta)-DP for the replacement of one label, as those of
-        ``beam.RandomizeLabels``: a step that the orchestrator or the runner repeats has the same
-        draws. The input has the true labels: its artifacts, and all that has read them, statistics
-        included, are as private as the labels.
+        ``noisy_examples`` are (epsilon, delta)-DP for the replacement of one label, as for
+        ``beam.RandomizeLabels``: a repeated step has the same draws. The input has the true labels:
+        its artifacts, and everything computed from them, statistics included, are as private as the
+        labels.
 
     Args:
         examples: a channel of ``tf.train.Example``s, as ExampleGen writes them.
         mechanism, release, priors: as for ``beam.RandomizeLabels``.
-        key: the path of the key file, which the workers read; create it once, outside of the
-            pipeline, with ``ReleaseKey.create``.
-        id: the feature that names a row: one whole number or text each.
+        key: the path of the key file, which the workers read. Create it once, outside the pipeline,
+            with ``ReleaseKey.create``.
+        id: the feature that identifies a row: one whole number or text.
         label: the feature with the label.
 
-    Outputs: ``noisy_examples``, with the same splits, and ``statement``, a ``PrivacyStatement``.
+    Outputs ``noisy_examples``, with the same splits, and ``statement``, a ``PrivacyStatement``.
 
     Example:
         >>> from tfx import v1
@@ -153,7 +153,8 @@ class LabelRandomizer(base_beam_component.BaseBeamComponent):
         public = public_input(mechanism, priors)
         mechanism, priors = public.value
         described = serialize(checked_mechanism(mechanism, LabelMechanism))
-        if public.receipts:  # those of the priors travel with the mechanism
+        # The spec has no field for receipts of the priors, so the mechanism carries them.
+        if public.receipts:
             described["receipts"] = [receipt.to_json() for receipt in public.receipts]
         super().__init__(
             spec=_Spec(

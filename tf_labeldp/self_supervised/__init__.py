@@ -1,4 +1,4 @@
-"""Encoders and clusters that no label has touched; Keras on any backend."""
+"""Encoders and clusters that need no labels; any Keras backend."""
 
 from tf_labeldp.self_supervised._scan import SCAN
 from tf_labeldp.self_supervised._simclr import SimCLR

@@ -1,4 +1,4 @@
-"""SCAN: clusters of images that follow their classes, without a label."""
+"""SCAN: clusters of images that follow their classes, found without labels."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from tf_labeldp.vault.model_history import counted_training
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class SCAN(Learner):
-    """Clusters images by a network that gives an image and its neighbours the same cluster.
+    """Clusters images with a network that gives an image and its neighbours the same cluster.
 
-    First the network learns to put each image where its nearest neighbours, by the features of an
-    encoder, are, while all clusters stay in use. Then it learns from the images that it is sure of
-    (self-labelling). ``clusters(images)`` goes into ``NoiseCluster``, ``denoise_labels``,
-    ``FixMatch.fit(clusters=)`` and ``ClusterRandomizedResponse``.
+    The first stage puts each image into the cluster of its nearest neighbours, by the features of
+    an encoder, and keeps all clusters in use. The second stage (self-labelling) trains on the
+    clusters of confident images. ``clusters(images)`` goes into ``NoiseCluster``,
+    ``denoise_labels``, ``FixMatch.fit(clusters=)`` and ``ClusterRandomizedResponse``.
 
     Guarantee:
-        No label is looked at, so nothing is charged. The images are public; receipts of the encoder
-        are carried on.
+        Training uses no labels, so nothing is charged. The images are public; receipts of the
+        encoder are passed on.
 
     Source: Van Gansbeke et al. (2020), which ``tang2022`` uses for Algorithms 1, 2 and 7: 20
-    neighbours, entropy weight 5, self-labelling at 0.99; Adam with a rate of 1e-4.
+    neighbours, entropy weight 5, self-labelling at 0.99; Adam with a learning rate of 1e-4.
 
     Args:
         encoder: a built Keras model from images to features (n, d), for example
-            ``SimCLR.encoder()``. It is trained further, so give a copy
-            (``keras.models.clone_model`` and ``set_weights``) if it is needed as it is.
+            ``SimCLR.encoder()``. Training changes it, so pass a copy
+            (``keras.models.clone_model`` and ``set_weights``) to keep the original.
         num_clusters: C, at least 2; usually the number of classes.
-        num_neighbours: of each image, at least 1.
-        entropy_weight: of the entropy of the mean assignment, at least 0.
-        threshold: of self-labelling, in (0, 1).
-        weak: layers that make weak views; None for ``self_supervised.weak_views()``.
-        strong: layers that make strong views; None for ``self_supervised.strong_views()``.
+        num_neighbours: neighbours per image, at least 1.
+        entropy_weight: weight of the mean assignment's entropy, at least 0.
+        threshold: probability from which self-labelling uses an image, in (0, 1).
+        weak: layers for weak views; None for ``self_supervised.weak_views()``.
+        strong: layers for strong views; None for ``self_supervised.strong_views()``.
 
     Raises:
-        ValueError: arguments out of range, or an encoder of other outputs.
+        ValueError: arguments out of range, or an encoder without outputs (n, d).
 
     Example:
         >>> images = np.random.default_rng(0).random((64, 8, 8, 1), dtype=np.float32)
@@ -55,9 +55,6 @@ class SCAN(Learner):
         >>> len(model.clusters(images))
         64
     """
-
-    _PARTS = ("encoder", "weak", "strong")
-    _SETTINGS = ("num_clusters", "num_neighbours", "entropy_weight", "threshold")
 
     def __init__(
         self,
@@ -88,7 +85,7 @@ class SCAN(Learner):
         self._note_parts(public)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Returns the probabilities of the clusters, (n, C); in training those of two views."""
+        """Returns cluster probabilities (n, C), for two views in training (2n, C)."""
         if not isinstance(inputs, dict):
             return self.head(self.encoder(inputs, training=training))
         if "neighbours" in inputs:
@@ -108,7 +105,7 @@ class SCAN(Learner):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Any:
-        """Returns SCAN's loss, or that of self-labelling for batches without neighbours."""
+        """Returns SCAN's loss; for batches without neighbours, the loss of self-labelling."""
         first, second = ops.split(y_pred, 2)
         small = 1e-8
         if "neighbours" in x:
@@ -118,7 +115,7 @@ class SCAN(Learner):
             return -ops.mean(ops.log(agreement + small)) - self.entropy_weight * entropy
         targets = ops.one_hot(ops.argmax(first, axis=-1), self.num_clusters)
         sure = ops.cast(ops.max(first, axis=-1) > self.threshold, first.dtype)
-        # Each cluster counts the same: weights are the inverse of its share among the sure.
+        # Clusters have equal weight, so an image has the inverse of its cluster's confident share.
         counts = ops.sum(targets * sure[:, None], axis=0)
         weights = ops.stop_gradient(sure * ops.sum(targets / (counts + small), axis=-1))
         wrong = keras.losses.categorical_crossentropy(ops.stop_gradient(targets), second)
@@ -133,33 +130,31 @@ class SCAN(Learner):
         epochs: int = 1,
         self_label_epochs: int = 0,
         seed: int = 0,
-        callbacks: Setting[Any] = None,
         **kwargs: Setting[Any],
     ) -> Any:
-        """Finds the neighbours of all images, and trains in both stages.
+        """Finds the neighbours of all images, then trains both stages.
 
         Args:
-            x: floating-point numbers (n, height, width, channels) in [0, 1], more than
-                ``num_neighbours``. There is no ``y``.
+            x: images (n, height, width, channels), floats in [0, 1], more than ``num_neighbours``.
+                There is no ``y``.
             batch_size: at least 2.
-            epochs: of the first stage.
-            self_label_epochs: of self-labelling, which follows; 0 for none.
-            seed: of the orders and of which neighbour is taken; public.
-            callbacks: as of ``keras.Model.fit``.
+            epochs: epochs of the first stage.
+            self_label_epochs: epochs of self-labelling, which follows; 0 for none.
+            seed: public seed of batch order and of the choice among neighbours.
             **kwargs: further arguments of ``keras.Model.fit``.
 
         Returns:
             The ``History`` of the last stage.
 
         Raises:
-            ValueError: images that can't be used, or too few of them.
+            ValueError: images of another shape or range, or too few of them.
         """
         public = public_input(x)
         images = self._read_images(public.value)
         if len(images) <= self.num_neighbours:
             raise ValueError(
-                f"there are {len(images)} images, and each needs {self.num_neighbours} neighbours. "
-                "Give more images, or a smaller num_neighbours."
+                f"expected more than num_neighbours={self.num_neighbours} images, got "
+                f"{len(images)}. Give more images, or a smaller num_neighbours."
             )
         size = min(_validate.integer_at_least("batch_size", batch_size, 2), len(images))
         rows = self.encoder.predict(images, batch_size=512, verbose=0)
@@ -168,26 +163,26 @@ class SCAN(Learner):
         near = nearest_neighbours(rows, rows, self.num_neighbours)
         rng = np.random.default_rng(seed)
 
-        def pairs(chosen: np.ndarray) -> Any:
-            one = rng.integers(self.num_neighbours, size=len(chosen))
-            return ({"images": images[chosen], "neighbours": images[near[chosen, one]]},)
+        def pairs(batch: np.ndarray) -> Any:
+            column = rng.integers(self.num_neighbours, size=len(batch))
+            return ({"images": images[batch], "neighbours": images[near[batch, column]]},)
 
-        def alone(chosen: np.ndarray) -> Any:
-            return ({"images": images[chosen]},)
+        def singles(batch: np.ndarray) -> Any:
+            return ({"images": images[batch]},)
 
         history = None
         with counted_training(self, public.receipts):
-            for make, count in ((pairs, epochs), (alone, self_label_epochs)):
+            for make, count in ((pairs, epochs), (singles, self_label_epochs)):
                 if count:
                     batches = Batches(make, [len(images)], [size], seed=seed)
-                    history = super().fit(batches, epochs=count, callbacks=callbacks, **kwargs)
+                    history = super().fit(batches, epochs=count, **kwargs)
         return history
 
     def clusters(self, images: Public[Any]) -> Clusters:
-        """Returns the likeliest cluster of each image, as ``find_clusters`` does.
+        """Returns the most likely cluster of each image, as ``find_clusters`` does.
 
-        New images get theirs by ``assign``: the outputs are compared with the unit vectors, the
-        nearest of which is the likeliest cluster.
+        ``assign`` of the result does the same for new images: the nearest unit vector to an output
+        is its most likely cluster.
         """
         public = public_input(images, self)
         images = np.asarray(public.value[0])

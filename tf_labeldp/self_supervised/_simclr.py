@@ -1,4 +1,4 @@
-"""SimCLR: an encoder from images alone."""
+"""SimCLR: an encoder trained on images alone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from tf_labeldp.vault.model_history import counted_training
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class SimCLR(Learner):
-    """Trains an encoder to tell two views of the same image from views of others.
+    """Trains an encoder to match two views of one image among views of other images.
 
-    ``encoder()`` is then what makes features: for ``find_clusters``, heads, ``SCAN``, or as a warm
-    start of any model.
+    ``encoder()`` then makes features for ``find_clusters``, heads and ``SCAN``, or is a warm start
+    for any model.
 
     Guarantee:
-        No label is looked at, so nothing is charged and nothing is assumed. The images are public.
+        Training uses no labels, so nothing is charged and nothing is assumed. The images are
+        public.
 
     Source: Chen et al. (2020), with the NT-Xent loss; the encoder of the experiments with
     self-supervised learning in ``ghazi2021`` (section 4), ``ghazi2024`` (section 5.3) and
@@ -30,12 +31,12 @@ class SimCLR(Learner):
 
     Args:
         network: a built Keras model from images to features (n, d).
-        views: layers that make a random view; None for ``self_supervised.strong_views()``.
-        projection_dim: width of the projection that the loss is computed on.
-        temperature: of the loss, above zero.
+        views: layers for random views; None for ``self_supervised.strong_views()``.
+        projection_dim: width of the projection that the loss compares.
+        temperature: temperature of the loss, above zero.
 
     Raises:
-        ValueError: arguments out of range, or a network of other outputs.
+        ValueError: arguments out of range, or a network without outputs (n, d).
 
     Example:
         >>> import numpy as np
@@ -49,9 +50,6 @@ class SimCLR(Learner):
         >>> model.encoder().predict(images, verbose=0).shape
         (64, 144)
     """
-
-    _PARTS = ("network", "views")
-    _SETTINGS = ("projection_dim", "temperature")
 
     def __init__(
         self,
@@ -81,11 +79,11 @@ class SimCLR(Learner):
         self._note_parts(public)
 
     def encoder(self) -> keras.Model:
-        """Returns the encoder, from images to features (n, d); it shares the weights."""
+        """Returns the encoder from images to features (n, d), which shares its weights."""
         return self.network
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Returns features; in training the projections of two views of each image, (2n, p)."""
+        """Returns features (n, d); in training, projections (2n, p) of two views per image."""
         if not training:
             return self.network(inputs, training=False)
         views = [self.views(inputs, training=True) for _ in range(2)]
@@ -100,8 +98,8 @@ class SimCLR(Learner):
         training: bool = True,
     ) -> Any:
         """Returns the NT-Xent loss of the projections."""
-        made = y_pred if training else self(x, training=True)
-        rows = ops.normalize(made, axis=-1)
+        projections = y_pred if training else self(x, training=True)
+        rows = ops.normalize(projections, axis=-1)
         size = ops.shape(rows)[0]
         scores = rows @ ops.transpose(rows) / self.temperature - 1e9 * ops.eye(size)
         partner = ops.roll(ops.arange(size), size // 2)
@@ -116,28 +114,26 @@ class SimCLR(Learner):
         batch_size: int = 256,
         epochs: int = 1,
         seed: int = 0,
-        callbacks: Setting[Any] = None,
         **kwargs: Setting[Any],
     ) -> Any:
         """Trains the encoder on images.
 
         Args:
-            x: floating-point numbers (n, height, width, channels) in [0, 1]. There is no ``y``.
-            batch_size: at least 2; larger ones give the loss more images to tell apart.
+            x: images (n, height, width, channels), floats in [0, 1]. There is no ``y``.
+            batch_size: at least 2; larger batches give the loss more images to compare.
             epochs: passes over the images.
-            seed: of the orders, public.
-            callbacks: as of ``keras.Model.fit``.
+            seed: public seed of the batch order.
             **kwargs: further arguments of ``keras.Model.fit``.
 
         Returns:
-            The ``History``, as of ``keras.Model.fit``.
+            The ``History`` of ``keras.Model.fit``.
 
         Raises:
-            ValueError: images that can't be used.
+            ValueError: images of another shape or range.
         """
         public = public_input(x)
         images = self._read_images(public.value)
         size = min(_validate.integer_at_least("batch_size", batch_size, 2), len(images))
         batches = Batches(lambda rows: (images[rows],), [len(images)], [size], seed=seed)
         with counted_training(self, public.receipts):
-            return super().fit(batches, epochs=epochs, callbacks=callbacks, **kwargs)
+            return super().fit(batches, epochs=epochs, **kwargs)

@@ -1,4 +1,4 @@
-"""Random views of images, from Keras's own layers; any backend."""
+"""Random views of images by Keras layers; any backend."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tf_labeldp import _validate
 
 
 def weak_views(*, shift: float = 0.125, flip: bool = False) -> keras.Sequential:
-    """Returns layers that shift images a little and, if asked, mirror them.
+    """Returns layers that shift images a little and optionally mirror them.
 
     Args:
-        shift: in [0, 1): the largest shift, as a share of the height and of the width.
-        flip: whether a mirrored image has the same class: true for photographs and clothes, false
-            for digits and letters.
+        shift: largest shift as a share of height and width, in [0, 1).
+        flip: whether a mirrored image keeps its class: true for photographs and clothes, false for
+            digits and letters.
 
     Example:
         >>> weak_views(flip=True)(np.zeros((2, 28, 28, 1)), training=True).shape
@@ -31,18 +31,18 @@ def weak_views(*, shift: float = 0.125, flip: bool = False) -> keras.Sequential:
 def strong_views(
     *, shift: float = 0.125, flip: bool = False, strength: float = 0.3
 ) -> keras.Sequential:
-    """Returns layers that shift, turn, stretch, shade and partly cover images.
+    """Returns layers that shift, rotate, zoom, shade and partly erase images.
 
-    The paper's strong view, two operations of RandAugment and a square that is cut out, is
+    The paper's strong view, two operations of RandAugment and an erased square, is
     ``keras.Sequential([weak_views(flip=True), keras.layers.RandAugment((0, 1)),
-    keras.layers.RandomErasing(value_range=(0, 1))])``, from Keras 3.9 on; it costs many times more
-    on a CPU. Before 3.9 nothing is covered.
+    keras.layers.RandomErasing(value_range=(0, 1))])`` with Keras 3.9; it is many times slower on a
+    CPU. Nothing is erased before Keras 3.9.
 
     Args:
         shift: as for ``weak_views``.
         flip: as for ``weak_views``.
-        strength: in (0, 1), of brightness, contrast and zoom; turns are up to a sixth of it of a
-            full turn.
+        strength: strength of brightness, contrast and zoom, in (0, 1); rotations reach
+            ``strength / 6`` of a full turn.
 
     Example:
         >>> strong_views()(np.zeros((2, 32, 32, 3)), training=True).shape
@@ -56,7 +56,8 @@ def strong_views(
         keras.layers.RandomBrightness(strength, value_range=(0.0, 1.0)),
         keras.layers.RandomContrast(strength, value_range=(0.0, 1.0)),
     ]
-    if hasattr(keras.layers, "RandomErasing"):  # since Keras 3.9
+    # Keras has RandomErasing since 3.9.
+    if hasattr(keras.layers, "RandomErasing"):
         layers.append(keras.layers.RandomErasing(value_range=(0.0, 1.0)))
     return keras.Sequential(layers, name="strong_views")
 
@@ -66,18 +67,17 @@ def checked_images(images: Any) -> np.ndarray:
     array = np.asarray(images)
     if array.ndim != 4:
         raise ValueError(
-            f"images must have shape (n, height, width, channels), got {array.shape}. Add the axis "
-            "of grey images with images[..., None]."
+            f"images must have shape (n, height, width, channels), got {array.shape}. Add the "
+            "channel of grey images with images[..., None]."
         )
     if array.dtype.kind not in "f" or not array.size:
         raise ValueError(
-            f"images must be floating-point numbers in [0, 1], got {array.dtype}. Divide bytes by "
-            "255."
+            f"images must be floats in [0, 1], got {array.dtype}. Divide bytes by 255."
         )
     low, high = float(array.min()), float(array.max())
     if not (low >= 0.0 and high <= 1.0):
         raise ValueError(
             f"images must be in [0, 1], got values in [{low:g}, {high:g}]. Divide by the largest "
-            "value, or give views= of your own that take these values."
+            "value, or give your own views= for these values."
         )
     return array.astype(np.float32, copy=False)

@@ -1,7 +1,8 @@
-"""What every learner here shares: how its parts are saved, and its batches."""
+"""The base class of learners and their batches."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,17 +15,15 @@ from tf_labeldp.vault.model_history import attach
 
 
 class Learner(keras.Model):
-    """A model around parts of the user's, with a configuration that lists its arguments.
+    """A model around the user's networks and views, with a configuration of its arguments.
 
-    A subclass names its Keras parts in ``_PARTS`` and its other arguments in ``_SETTINGS``.
+    A subclass keeps each argument of its constructor in the attribute of the same name.
     """
 
-    _PARTS: tuple[str, ...] = ()
-    _SETTINGS: tuple[str, ...] = ()
     _checks_images = False
 
     def _set_views(self, weak: Any, strong: Any) -> None:
-        """Sets weak and strong views, ours for None: these take images in [0, 1] alone."""
+        """Sets weak and strong views; our own views, for None, need images in [0, 1]."""
         self._checks_images = weak is None or strong is None
         self.weak = weak_views() if weak is None else weak
         self.strong = strong_views() if strong is None else strong
@@ -39,30 +38,27 @@ class Learner(keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
-        parts = {
-            key: keras.saving.serialize_keras_object(getattr(self, key)) for key in self._PARTS
-        }
-        return {"name": self.name, **parts, **{key: getattr(self, key) for key in self._SETTINGS}}
+        signature = inspect.signature(type(self).__init__).parameters
+        names = [name for name in signature if name not in ("self", "kwargs")]
+        serialize = keras.saving.serialize_keras_object
+        return {"name": self.name, **{name: serialize(getattr(self, name)) for name in names}}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Returns a model of this configuration."""
-        made = {
-            key: keras.saving.deserialize_keras_object(config[key], custom_objects)
-            for key in cls._PARTS
-        }
-        return cls(**{**config, **made})
+        """Returns a model with this configuration."""
+        deserialize = keras.saving.deserialize_keras_object
+        return cls(**{name: deserialize(part, custom_objects) for name, part in config.items()})
 
 
 class Batches(keras.utils.PyDataset):
-    """Shuffled batches of the rows of arrays, all of one size.
+    """Shuffled batches of equal size from one or more streams of rows.
 
     Args:
-        make: from the rows of a batch to the batch.
-        counts: how many rows each stream has.
-        sizes: of the batch of each stream.
-        steps: batches in an epoch; None for one pass over the last stream.
-        seed: of the orders, public.
+        make: function from the rows of each stream to a batch.
+        counts: number of rows in each stream.
+        sizes: rows of each stream per batch.
+        steps: batches per epoch; None for one pass over the last stream.
+        seed: public seed of the orders.
     """
 
     def __init__(
@@ -81,7 +77,7 @@ class Batches(keras.utils.PyDataset):
         self._shuffle()
 
     def __len__(self) -> int:
-        """Returns the number of batches in an epoch."""
+        """Returns the number of batches per epoch."""
         return self._steps
 
     def __getitem__(self, step: int) -> Any:
@@ -100,18 +96,19 @@ class Batches(keras.utils.PyDataset):
     def _shuffle(self) -> None:
         rng = np.random.default_rng((self._seed, self._epoch))
         self._orders = []
-        for count, size in self._streams:  # each row as often as the others, give or take one
-            wanted = self._steps * size
-            passes = [rng.permutation(count) for _ in range(-(-wanted // count))]
-            self._orders.append(np.concatenate(passes)[:wanted])
+        # Whole permutations keep the uses of any two rows within one of each other.
+        for count, size in self._streams:
+            rows = self._steps * size
+            passes = [rng.permutation(count) for _ in range(-(-rows // count))]
+            self._orders.append(np.concatenate(passes)[:rows])
 
 
-def built_network(network: Any, what: str) -> keras.Model:
+def built_network(network: Any, name: str) -> keras.Model:
     """Returns a built Keras model with outputs (n, width), or raises."""
     shape = getattr(network, "output_shape", None) if getattr(network, "built", False) else None
     if not isinstance(network, keras.Model) or not isinstance(shape, tuple) or len(shape) != 2:
         raise ValueError(
-            f"{what} must be a built Keras model with outputs of shape (n, width), got "
+            f"{name} must be a built Keras model with outputs (n, width), got "
             f"{type(network).__name__} with outputs {shape}. Begin it with keras.Input; end an "
             "encoder with a pooling or dense layer."
         )

@@ -1,4 +1,4 @@
-"""DivideMix with AugDescent: two networks tell each other which noisy labels to believe."""
+"""DivideMix with AugDescent: two networks that select clean labels for each other."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from keras import ops
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
-from tf_labeldp.mechanisms import ClassificationMechanism, Priors
+from tf_labeldp.mechanisms import ClassificationMechanism
 from tf_labeldp.self_supervised.training import Batches, Learner
 from tf_labeldp.semi_supervised._fix_match import checked_network, sharpened
-from tf_labeldp.semi_supervised.targets import Targets, read_targets
+from tf_labeldp.semi_supervised.targets import Targets, class_shares, read_targets
 
 _SMALL = 1e-8
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class DivideMix(Learner):
-    """Trains two networks on noisy labels, each on those that the other believes.
+    """Trains two networks on noisy labels, each on the labels that the other finds clean.
 
-    After a warm-up on all noisy labels, every epoch begins with the probability, by the other
-    network, that each noisy label is the true one. Those above ``clean_threshold`` are labelled
-    examples, whose targets are refined by the network's own guess; the rest are unlabelled, with
-    targets guessed by both networks. Guesses are made on weak views, and mixed-up strong views are
-    trained on (AugDescent). The model's outputs are the mean probabilities of both networks.
+    After a warm-up on all noisy labels, each epoch starts with the probability, by the other
+    network, that a noisy label is the true one. Images above ``clean_threshold`` are labelled, with
+    targets refined by the network's own prediction; the others are unlabelled, with targets
+    predicted by both networks. Predictions use weak views, and training uses strong views after
+    mixup (AugDescent). The model returns the mean probabilities of both networks.
 
     Guarantee:
         Post-processing of noisy labels: training spends no budget, and the model carries their
@@ -34,27 +34,26 @@ class DivideMix(Learner):
         until it is declared.
 
     Source: DivideMix (Li et al., 2020) with the views of AugDescent (Nishi et al., 2021), which is
-    LDP-AugDescent, Algorithm 6 of ``tang2022``. The papers find the probabilities with a mixture of
-    two Gaussians on the losses (``division="mixture"``); with ``division="channel"``, which needs a
-    known mechanism, they come from Bayes' rule: the share of the noisy label that its own class
-    explains, under the network's probabilities and the mechanism's channel. The channel also
-    corrects the loss of the warm-up then.
+    LDP-AugDescent, Algorithm 6 of ``tang2022``. The papers fit a mixture of two Gaussians to the
+    losses (``division="mixture"``). For a known mechanism, ``division="channel"`` uses Bayes' rule
+    with the network's probabilities and the mechanism's channel; the channel then also corrects the
+    loss of the warm-up.
 
     Args:
-        network: a built Keras model from images to K logits; both networks have its layers, the
-            second one with fresh weights.
-        weak: layers that make weak views; None for ``self_supervised.weak_views()``.
-        strong: layers that make strong views; None for ``self_supervised.strong_views()``.
-        clean_threshold: in (0, 1).
-        temperature: that sharpens guesses, above zero.
-        mixup_alpha: of the Beta distribution, above zero.
-        unlabelled_weight: of the unlabelled loss, reached after ``ramp_epochs``; at least 0.
-        ramp_epochs: at least 0.
+        network: a built Keras model from images to K logits; both networks have its layers, and the
+            second one starts from fresh weights.
+        weak: layers for weak views; None for ``self_supervised.weak_views()``.
+        strong: layers for strong views; None for ``self_supervised.strong_views()``.
+        clean_threshold: probability above which a noisy label is clean, in (0, 1).
+        temperature: temperature that sharpens predicted targets, above zero.
+        mixup_alpha: parameter of the Beta distribution, above zero.
+        unlabelled_weight: weight of the unlabelled loss after ``ramp_epochs``, at least 0.
+        ramp_epochs: epochs in which this weight grows from 0; at least 0.
         division: ``"mixture"`` or ``"channel"``.
-        priors: shares of the classes (K,), which the mean prediction is held to; None for uniform.
+        priors: class shares (K,), which the mean prediction is pulled to; None for uniform.
 
     Raises:
-        ValueError: arguments out of range, or a network of other outputs.
+        ValueError: arguments out of range, or a network without K logits.
 
     Example:
         >>> import tf_labeldp as ldp
@@ -70,17 +69,6 @@ class DivideMix(Learner):
         >>> ldp.guarantee(model).epsilon
         4.0
     """
-
-    _PARTS = ("network", "weak", "strong")
-    _SETTINGS = (
-        "clean_threshold",
-        "temperature",
-        "mixup_alpha",
-        "unlabelled_weight",
-        "ramp_epochs",
-        "division",
-        "priors",
-    )
 
     def __init__(
         self,
@@ -112,12 +100,7 @@ class DivideMix(Learner):
         self.second = keras.models.clone_model(network)
         self.num_classes = network.output_shape[-1]
         self._set_views(weak, strong)
-        rows = np.full((1, self.num_classes), 1.0 / self.num_classes)
-        if priors is not None:
-            shares = Priors.of(priors).probabilities
-            rows = _validate.prior_rows("priors", shares, 1, self.num_classes)
-        self.priors = None if priors is None else rows[0].tolist()
-        self._shares = rows[0].astype(np.float32)
+        self.priors = class_shares(priors, self.num_classes)
         self._channel = self.add_weight(
             shape=(self.num_classes, self.num_classes),
             initializer=keras.initializers.Identity(),
@@ -131,8 +114,11 @@ class DivideMix(Learner):
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the mean probabilities of both networks; in training, what the loss needs."""
         if not isinstance(inputs, dict):
-            return (self._guess(self.network, inputs) + self._guess(self.second, inputs)) / 2.0
-        if "images" in inputs:  # of the warm-up
+            return (
+                self._predicted(self.network, inputs) + self._predicted(self.second, inputs)
+            ) / 2.0
+        is_warmup = "images" in inputs
+        if is_warmup:
             views = self.weak(inputs["images"], training=True)
             return [net(views, training=training) for net in (self.network, self.second)]
         return [
@@ -152,13 +138,13 @@ class DivideMix(Learner):
         if not isinstance(y_pred, list):
             return ops.mean(keras.losses.categorical_crossentropy(y, y_pred))
         if not isinstance(y_pred[0], tuple):
-            corrected = [ops.softmax(made) @ self._channel for made in y_pred]
-            losses = [keras.losses.categorical_crossentropy(y, made) for made in corrected]
+            noisy = [ops.softmax(logits) @ self._channel for logits in y_pred]
+            losses = [keras.losses.categorical_crossentropy(y, shares) for shares in noisy]
             return ops.mean(losses[0]) + ops.mean(losses[1])
-        return sum(self._mixed_loss(*made) for made in y_pred)
+        return sum(self._mixed_loss(*mixed) for mixed in y_pred)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """Returns the metrics; in training those of the first network, on the targets it has."""
+        """Returns the metrics; in training, the first network's on its own targets."""
         if isinstance(y_pred, list):
             y_pred = y_pred[0]
             if isinstance(y_pred, tuple):
@@ -179,33 +165,32 @@ class DivideMix(Learner):
         callbacks: Setting[Any] = None,
         **kwargs: Setting[Any],
     ) -> Any:
-        """Warms both networks up on all noisy labels, then divides and trains.
+        """Warms both networks up on all noisy labels, then divides the labels before every epoch.
 
         Args:
-            x: images, floating-point numbers (n, height, width, channels) in [0, 1].
+            x: images (n, height, width, channels), floats in [0, 1].
             y: ``NoisyLabels`` of these images, or an array of classes (n,), which has no receipt.
-            batch_size: of the labelled stream, and of the unlabelled one; None for 64.
-            epochs: with the warm-up, at least ``warmup_epochs``.
+            batch_size: size of the labelled batch and of the unlabelled batch; None for 64.
+            epochs: total epochs with the warm-up, at least ``warmup_epochs``.
             warmup_epochs: at least 0.
             steps_per_epoch: None for one pass over the images.
-            seed: of the orders, public.
-            callbacks: as of ``keras.Model.fit``.
+            seed: public seed of the batch order.
+            callbacks: callbacks for ``keras.Model.fit``.
             **kwargs: further arguments of ``keras.Model.fit``.
 
         Returns:
             The ``History`` of all epochs.
 
         Raises:
-            ValueError: images or labels that can't be used; ``division="channel"`` without a known
-                mechanism.
+            ValueError: images or labels of another shape or range; ``division="channel"`` without a
+                known mechanism.
         """
         public = public_input(x, None, None)
         images = self._read_images(public.value[0])
         labelled = read_targets(y, public, len(images), self.num_classes, "values")
         size = _validate.integer_at_least("batch_size", batch_size or 64, 1)
         warmup = min(_validate.integer_at_least("warmup_epochs", warmup_epochs, 0), epochs)
-        if self.division == "channel":
-            self._channel.assign(self._known_channel(labelled))
+        channel = self._known_channel(labelled) if self.division == "channel" else None
 
         def warm(rows: np.ndarray) -> Any:
             return {"images": images[labelled.rows[rows]]}, labelled.targets[rows]
@@ -214,42 +199,44 @@ class DivideMix(Learner):
         divided = _Divided(self, images, labelled, size, steps_per_epoch, seed, warmup)
         history: dict[str, list[Any]] = {}
         with labelled.training(self):
+            # The channel is a weight: set before, it would be a change without receipts.
+            if channel is not None:
+                self._channel.assign(channel)
             for batches, first, last in ((warm_batches, 0, warmup), (divided, warmup, epochs)):
                 if first < last:
-                    own = []
-                    if batches is divided:  # Keras takes a batch before it calls any callback
+                    dividing = []
+                    if batches is divided:
+                        # Keras takes a batch before it calls any callback.
                         divided.divide(first)
-                        own = [keras.callbacks.LambdaCallback(on_epoch_end=divided.next)]
-                    made = super().fit(
+                        dividing = [keras.callbacks.LambdaCallback(on_epoch_end=divided.next)]
+                    stage = super().fit(
                         batches,
                         epochs=last,
                         initial_epoch=first,
-                        callbacks=[*own, *(callbacks or ())],
+                        callbacks=[*dividing, *(callbacks or ())],
                         **kwargs,
                     )
-                    for name, values in made.history.items():
+                    for name, values in stage.history.items():
                         history.setdefault(name, []).extend(values)
-        made.history, made.epoch = history, list(range(epochs))
-        return made
+        stage.history, stage.epoch = history, list(range(epochs))
+        return stage
 
     def clean_probabilities(
         self, network: Public[Any], images: Public[Any], labelled: Public[Targets]
     ) -> np.ndarray:
-        """Returns how likely each noisy label is the true one, by a network, (m,)."""
-        outputs = np.concatenate(
-            [
-                ops.convert_to_numpy(self._guess(network, images[labelled.rows[at : at + 1024]]))
-                for at in range(0, len(labelled.rows), 1024)
-            ]
+        """Returns the probability (m,), by a network, that each noisy label is the true one."""
+        blocks = np.split(labelled.rows, range(1024, len(labelled.rows), 1024))
+        shares = np.concatenate(
+            [ops.convert_to_numpy(self._predicted(network, images[rows])) for rows in blocks]
         ).astype(np.float64)
-        own = np.arange(len(outputs)), labelled.classes
+        noisy = np.arange(len(shares)), labelled.classes
         if self.division == "channel":
-            channel = keras.ops.convert_to_numpy(self._channel).astype(np.float64)
-            kept = outputs[own] * channel[labelled.classes, labelled.classes]
-            return kept / np.maximum((outputs @ channel)[own], _SMALL)
+            channel = ops.convert_to_numpy(self._channel).astype(np.float64)
+            kept = shares[noisy] * channel[labelled.classes, labelled.classes]
+            return kept / np.maximum((shares @ channel)[noisy], _SMALL)
         from sklearn.mixture import GaussianMixture
 
-        losses = -np.log(np.maximum(outputs[own], _SMALL))[:, np.newaxis]
+        losses = -np.log(np.maximum(shares[noisy], _SMALL))[:, np.newaxis]
         losses = (losses - losses.min()) / max(float(np.ptp(losses)), _SMALL)
         mixture = GaussianMixture(2, max_iter=10, tol=1e-2, reg_covar=5e-4, random_state=0)
         lower = mixture.fit(losses).means_.argmin()
@@ -259,50 +246,52 @@ class DivideMix(Learner):
         mechanism = getattr(labelled.noisy, "mechanism", None)
         if not isinstance(mechanism, ClassificationMechanism) or mechanism.uses_priors:
             raise ValueError(
-                "division='channel' needs noisy labels of a mechanism with one known channel, such "
-                "as RandomizedResponse. Use division='mixture' for others."
+                "division='channel' needs NoisyLabels of a mechanism with one channel, such as "
+                f"RandomizedResponse, got {mechanism}. Use division='mixture'."
             )
         return mechanism.transition_matrix()
 
     @staticmethod
-    def _guess(network: Any, images: Any) -> Any:
+    def _predicted(network: Any, images: Any) -> Any:
         return ops.softmax(network(images, training=False))
 
-    def _mixed(self, network: Any, images: Any, targets: Any, believed: Any, free: Any) -> Any:
-        """Returns outputs, mixed targets, and how many rows are of labelled images."""
+    def _mixed(self, network: Any, images: Any, targets: Any, clean: Any, unlabelled: Any) -> Any:
+        """Returns logits, mixed targets, and the number of rows that begin as labelled images."""
 
-        def guesses(nets: Any, some: Any) -> Any:
-            views = [self.weak(some, training=True) for _ in range(2)]
-            made = [self._guess(net, view) for net in nets for view in views]
-            return sum(made) / float(len(made))
+        def mean_prediction(networks: Any, images: Any) -> Any:
+            views = [self.weak(images, training=True) for _ in range(2)]
+            shares = [self._predicted(net, view) for net in networks for view in views]
+            return sum(shares) / float(len(shares))
 
-        believed = believed[:, None]
-        refined = believed * targets + (1.0 - believed) * guesses([network], images)
-        refined = ops.stop_gradient(sharpened(refined, self.temperature))
-        guessed = sharpened(guesses([self.network, self.second], free), self.temperature)
-        guessed = ops.stop_gradient(guessed)
-        inputs = [self.strong(part, training=True) for part in (images, images, free, free)]
-        inputs, wanted = (
-            ops.concatenate(parts) for parts in (inputs, [refined, refined, guessed, guessed])
+        clean = clean[:, None]
+        refined = clean * targets + (1.0 - clean) * mean_prediction([network], images)
+        predicted = mean_prediction([self.network, self.second], unlabelled)
+        refined, predicted = (
+            ops.stop_gradient(sharpened(shares, self.temperature))
+            for shares in (refined, predicted)
         )
+        sources = (images, images, unlabelled, unlabelled)
+        inputs = ops.concatenate([self.strong(source, training=True) for source in sources])
+        mixed = ops.concatenate([refined, refined, predicted, predicted])
         size = ops.shape(inputs)[0]
         share = keras.random.beta((), self.mixup_alpha, self.mixup_alpha, seed=self.seed_generator)
         share = ops.maximum(share, 1.0 - share)
         partner = keras.random.shuffle(ops.arange(size), seed=self.seed_generator)
-        inputs, wanted = (
+        inputs, mixed = (
             share * part + (1.0 - share) * ops.take(part, partner, axis=0)
-            for part in (inputs, wanted)
+            for part in (inputs, mixed)
         )
-        return network(inputs, training=True), wanted, 2 * ops.shape(images)[0]
+        return network(inputs, training=True), mixed, 2 * ops.shape(images)[0]
 
-    def _mixed_loss(self, outputs: Any, wanted: Any, size: Any) -> Any:
-        shares = ops.softmax(outputs)
-        loss = ops.mean(keras.losses.categorical_crossentropy(wanted[:size], shares[:size]))
-        apart = ops.mean(ops.square(wanted[size:] - shares[size:]))
+    def _mixed_loss(self, logits: Any, targets: Any, size: Any) -> Any:
+        shares = ops.softmax(logits)
+        labelled = ops.mean(keras.losses.categorical_crossentropy(targets[:size], shares[:size]))
+        unlabelled = ops.mean(ops.square(targets[size:] - shares[size:]))
         mean = ops.mean(shares, axis=0)
-        expected = ops.convert_to_tensor(self._shares, mean.dtype)
-        away = ops.sum(expected * ops.log(expected / (mean + _SMALL) + _SMALL))
-        return loss + self.unlabelled_weight * self._ramp * apart + away
+        priors = self.priors or [1.0 / self.num_classes] * self.num_classes
+        priors = ops.convert_to_tensor(priors, mean.dtype)
+        divergence = ops.sum(priors * ops.log(priors / (mean + _SMALL) + _SMALL))
+        return labelled + self.unlabelled_weight * self._ramp * unlabelled + divergence
 
 
 class _Divided(Batches):
@@ -319,39 +308,42 @@ class _Divided(Batches):
         self._model, self._images, self._labelled = model, images, labelled
         self._warmup = warmup
         count = len(labelled.rows)
+        # By network: rows of clean labels, the other rows, the probability of each label.
         self._sides: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         super().__init__(self._batch, [count] * 4, [size] * 4, steps, seed)
 
     def next(self, epoch: int, logs: Any = None) -> None:
-        """Logs the share of the labels that was believed, and divides for the next epoch."""
+        """Logs the share of clean labels as ``believed``, and divides for the next epoch."""
         if logs is not None:
-            shares = [len(clean) / len(believed) for clean, _, believed in self._sides.values()]
+            shares = [
+                len(clean) / len(probability) for clean, _, probability in self._sides.values()
+            ]
             logs["believed"] = float(np.mean(shares))
         self.divide(epoch + 1)
 
     def divide(self, epoch: int) -> None:
-        """Lets each network say which labels the other one is to believe."""
+        """Divides the labels for each network by the probabilities of the other one."""
         model = self._model
         ramp = (epoch - self._warmup) / max(1, model.ramp_epochs)
         model._ramp.assign(min(1.0, max(0.0, ramp)))
         for name, other in (("first", model.second), ("second", model.network)):
-            believed = model.clean_probabilities(other, self._images, self._labelled)
-            clean = np.flatnonzero(believed > model.clean_threshold)
-            rest = np.flatnonzero(believed <= model.clean_threshold)
-            everything = np.arange(len(believed))
+            probability = model.clean_probabilities(other, self._images, self._labelled)
+            clean = np.flatnonzero(probability > model.clean_threshold)
+            rest = np.flatnonzero(probability <= model.clean_threshold)
+            everything = np.arange(len(probability))
             clean = clean if clean.size else everything
             rest = rest if rest.size else everything
-            self._sides[name] = (clean, rest, believed.astype(np.float32))
+            self._sides[name] = (clean, rest, probability.astype(np.float32))
 
     def _batch(self, *orders: np.ndarray) -> Any:
         batch = {}
         for number, name in enumerate(("first", "second")):
-            clean, rest, believed = self._sides[name]
-            chosen = clean[orders[2 * number] % len(clean)]
-            free = rest[orders[2 * number + 1] % len(rest)]
+            clean, rest, probability = self._sides[name]
+            labelled = clean[orders[2 * number] % len(clean)]
+            unlabelled = rest[orders[2 * number + 1] % len(rest)]
             rows = self._labelled.rows
-            batch[f"{name}_x"] = self._images[rows[chosen]]
-            batch[f"{name}_y"] = self._labelled.targets[chosen]
-            batch[f"{name}_w"] = believed[chosen]
-            batch[f"{name}_u"] = self._images[rows[free]]
+            batch[f"{name}_x"] = self._images[rows[labelled]]
+            batch[f"{name}_y"] = self._labelled.targets[labelled]
+            batch[f"{name}_w"] = probability[labelled]
+            batch[f"{name}_u"] = self._images[rows[unlabelled]]
         return (batch,)

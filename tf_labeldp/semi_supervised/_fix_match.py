@@ -10,20 +10,19 @@ from keras import ops
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
-from tf_labeldp.mechanisms import Priors
 from tf_labeldp.self_supervised.training import Batches, Learner, built_network
-from tf_labeldp.semi_supervised.targets import Targets, read_targets
+from tf_labeldp.semi_supervised.targets import Targets, class_shares, read_targets
 from tf_labeldp.vault.model_history import attach
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class FixMatch(Learner):
-    """Trains a classifier on noisy labels and, by pseudo-labels, on all images.
+    """Trains a classifier on noisy labels and, with pseudo-labels, on all images.
 
-    Each step takes a batch of images with noisy labels and a larger batch of images without. On the
-    first the compiled loss is computed on weak views. Of the second, an image whose weak view gets
-    a class with probability ``threshold`` or more is given that class, and its strong view is
-    trained on it. The model is used like its network: ``predict``, ``evaluate``, ``save``.
+    Each step takes a batch of images with noisy labels and a larger batch without labels. The
+    labelled batch gets the compiled loss on weak views. An unlabelled image whose weak view gets a
+    class with probability ``threshold`` or more trains its strong view on that class. The model is
+    used like its network: ``predict``, ``evaluate``, ``save``.
 
     Guarantee:
         Post-processing of noisy labels: training spends no budget, and the model carries their
@@ -37,15 +36,15 @@ class FixMatch(Learner):
 
     Args:
         network: a built Keras model from images (n, height, width, channels) to K outputs.
-        weak: layers that make weak views; None for ``self_supervised.weak_views()``.
-        strong: layers that make strong views; None for ``self_supervised.strong_views()``.
-        threshold: in (0, 1).
-        unlabelled_weight: of the pseudo-labels' loss, at least 0.
-        unlabelled_ratio: unlabelled images for each labelled one in a step, at least 1.
-        temperature: None for hard pseudo-labels; above zero for soft ones, sharpened by it.
-        priors: shares of the classes (K,), for example ``released.priors()`` of a histogram: the
-            pseudo-labels are aligned with them (ReMixMatch). None for no alignment.
-        from_logits: whether the network's outputs are logits, not probabilities.
+        weak: layers for weak views; None for ``self_supervised.weak_views()``.
+        strong: layers for strong views; None for ``self_supervised.strong_views()``.
+        threshold: least probability of a pseudo-label, in (0, 1).
+        unlabelled_weight: weight of the pseudo-labels' loss, at least 0.
+        unlabelled_ratio: unlabelled images per labelled image in a step, at least 1.
+        temperature: temperature of soft pseudo-labels, above zero; None for hard ones.
+        priors: class shares (K,), for example ``released.priors()`` of a histogram, to which
+            pseudo-labels are aligned (ReMixMatch). None for no alignment.
+        from_logits: whether the network returns logits, not probabilities.
 
     Raises:
         ValueError: arguments out of range, or a network whose last activation contradicts
@@ -66,16 +65,6 @@ class FixMatch(Learner):
         >>> ldp.guarantee(model).epsilon
         4.0
     """
-
-    _PARTS = ("network", "weak", "strong")
-    _SETTINGS = (
-        "threshold",
-        "unlabelled_weight",
-        "unlabelled_ratio",
-        "temperature",
-        "priors",
-        "from_logits",
-    )
 
     def __init__(
         self,
@@ -106,18 +95,16 @@ class FixMatch(Learner):
         self.network = checked_network(network, self.from_logits)
         self.num_classes = network.output_shape[-1]
         self._set_views(weak, strong)
-        self.priors = None
+        self.priors = class_shares(priors, self.num_classes)
         if priors is not None:
-            shares = Priors.of(priors).probabilities
-            self.priors = _validate.prior_rows("priors", shares, 1, self.num_classes)[0].tolist()
-            self.seen = self.add_weight(
+            self.mean_prediction = self.add_weight(
                 shape=(self.num_classes,), initializer="ones", trainable=False, name="seen"
             )
         self.pseudo_labelled = keras.metrics.Mean(name="pseudo_labelled")
         self._note_parts(public)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Returns the network's outputs; of a batch of both streams, those of all views."""
+        """Returns the network's outputs; for a training batch, what the loss needs."""
         if not isinstance(inputs, dict):
             return self.network(inputs, training=training)
         labelled, unlabelled = inputs["labelled"], inputs["unlabelled"]
@@ -141,20 +128,20 @@ class FixMatch(Learner):
         training: bool = True,
     ) -> Any:
         """Returns the compiled loss of the noisy labels plus that of the pseudo-labels."""
-        made = y_pred if isinstance(y_pred, dict) else {"labelled": y_pred}
-        loss = super().compute_loss(x, y, made["labelled"], sample_weight, training)
-        if "mask" not in made:
+        outputs = y_pred if isinstance(y_pred, dict) else {"labelled": y_pred}
+        loss = super().compute_loss(x, y, outputs["labelled"], sample_weight, training)
+        if "mask" not in outputs:
             return loss
-        wrong = keras.losses.categorical_crossentropy(
-            made["targets"], made["strong"], from_logits=self.from_logits
+        losses = keras.losses.categorical_crossentropy(
+            outputs["targets"], outputs["strong"], from_logits=self.from_logits
         )
-        self.pseudo_labelled.update_state(made["mask"])
-        return loss + self.unlabelled_weight * ops.mean(made["mask"] * wrong)
+        self.pseudo_labelled.update_state(outputs["mask"])
+        return loss + self.unlabelled_weight * ops.mean(outputs["mask"] * losses)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """Returns the metrics, those of the compiled ones on the noisy labels."""
-        made = y_pred["labelled"] if isinstance(y_pred, dict) else y_pred
-        return super().compute_metrics(x, y, made, sample_weight)
+        """Returns the metrics, the compiled ones on the noisy labels."""
+        outputs = y_pred["labelled"] if isinstance(y_pred, dict) else y_pred
+        return super().compute_metrics(x, y, outputs, sample_weight)
 
     def fit(  # type: ignore[override]
         self,
@@ -168,38 +155,37 @@ class FixMatch(Learner):
         sample_weight: Public[Any] = None,
         steps_per_epoch: int | None = None,
         seed: int = 0,
-        callbacks: Setting[Any] = None,
         **kwargs: Setting[Any],
     ) -> Any:
         """Trains on noisy labels and on all images.
 
         Args:
-            x: all images, floating-point numbers (n, height, width, channels) in [0, 1].
-            y: ``NoisyLabels`` of these images; or an array of classes (n,), -1 without a label, or
-                of probabilities (n, K), which carries no receipt.
-            batch_size: of the labelled stream; None for 64.
-            epochs: passes over the unlabelled stream.
+            x: all images (n, height, width, channels), floats in [0, 1].
+            y: ``NoisyLabels`` of these images; or an array without a receipt, of classes (n,), -1
+                for none, or of probabilities (n, K).
+            batch_size: size of the labelled batch; None for 64.
+            epochs: passes over all images.
             targets: ``"values"`` or ``"posterior"`` of the noisy labels.
-            clusters: ``find_clusters`` of the images, or the cluster of each (n,): only the noisy
-                labels that agree with their cluster are used (DenoiseSSL).
-            sample_weight: (n,), at least 0; an example of weight 0 is unlabelled.
+            clusters: ``find_clusters`` of the images, or clusters (n,): training uses only noisy
+                labels that agree with their cluster (DenoiseSSL).
+            sample_weight: (n,), at least 0; an example with weight 0 is unlabelled.
             steps_per_epoch: None for one pass over the images.
-            seed: of the orders, public.
-            callbacks: as of ``keras.Model.fit``.
+            seed: public seed of the batch order.
             **kwargs: further arguments of ``keras.Model.fit``.
 
         Returns:
-            The ``History``, as of ``keras.Model.fit``.
+            The ``History`` of ``keras.Model.fit``.
 
         Raises:
-            ValueError: images or labels that can't be used, or fewer labels than classes.
+            ValueError: images or labels of another shape or range, or a class without labels.
         """
         public = public_input(x, clusters, sample_weight)
         images = self._read_images(public.value[0])
         labelled = read_targets(y, public, len(images), self.num_classes, targets)
         size = _validate.integer_at_least("batch_size", batch_size or 64, 1)
-        kwargs.update(epochs=epochs, callbacks=callbacks)
-        return self.fit_targets(images, labelled, size, steps_per_epoch, seed, **kwargs)
+        return self.fit_targets(
+            images, labelled, size, steps_per_epoch, seed, epochs=epochs, **kwargs
+        )
 
     def fit_targets(
         self,
@@ -208,18 +194,17 @@ class FixMatch(Learner):
         size: int,
         steps: int | None,
         seed: int,
-        callbacks: Setting[Any] = None,
         **kwargs: Setting[Any],
     ) -> Any:
-        """Trains as ``fit`` does, on targets that need no check."""
+        """Trains as ``fit`` does, on targets that are not checked."""
         public = public_input(images, labelled)
         images, labelled = public.value
         if public.receipts:
             attach(self, public.receipts)
 
-        def batch(some: np.ndarray, free: np.ndarray) -> Any:
-            inputs = {"labelled": images[labelled.rows[some]], "unlabelled": images[free]}
-            return inputs, labelled.targets[some], labelled.weights[some]
+        def batch(chosen: np.ndarray, unlabelled: np.ndarray) -> Any:
+            inputs = {"labelled": images[labelled.rows[chosen]], "unlabelled": images[unlabelled]}
+            return inputs, labelled.targets[chosen], labelled.weights[chosen]
 
         batches = Batches(
             batch,
@@ -229,14 +214,18 @@ class FixMatch(Learner):
             seed,
         )
         with labelled.training(self):
-            return super().fit(batches, callbacks=callbacks, **kwargs)
+            return super().fit(batches, **kwargs)
 
     def _pseudo_labels(self, outputs: Any) -> tuple[Any, Any]:
-        """Returns targets for the strong views, and which of them are sure enough."""
+        """Returns targets for the strong views, and a mask of those above the threshold."""
         shares = ops.softmax(outputs) if self.from_logits else outputs
         if self.priors is not None:
-            self.seen.assign(0.99 * self.seen + 0.01 * ops.mean(shares, axis=0) * self.num_classes)
-            shares = shares * ops.convert_to_tensor(self.priors, shares.dtype) / self.seen
+            self.mean_prediction.assign(
+                0.99 * self.mean_prediction + 0.01 * ops.mean(shares, axis=0) * self.num_classes
+            )
+            shares = (
+                shares * ops.convert_to_tensor(self.priors, shares.dtype) / self.mean_prediction
+            )
             shares = shares / ops.sum(shares, axis=-1, keepdims=True)
         mask = ops.cast(ops.max(shares, axis=-1) >= self.threshold, shares.dtype)
         if self.temperature is None:
@@ -256,7 +245,7 @@ def checked_network(network: Any, from_logits: bool) -> keras.Model:
     last = getattr(getattr(network.layers[-1], "activation", None), "__name__", None)
     if (last == "softmax") == from_logits:
         raise ValueError(
-            f"the network ends with the activation {last}, and from_logits={from_logits}. Say "
+            f"from_logits={from_logits} contradicts the network's last activation {last}. Set "
             f"from_logits={not from_logits}, or change the last layer."
         )
     return network

@@ -1,4 +1,4 @@
-"""Noisy labels, read as a learner takes them."""
+"""Noisy labels as targets of a learner."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import PublicInput, public_input
 from tf_labeldp.features import denoise_labels
+from tf_labeldp.mechanisms import Priors
 from tf_labeldp.vault import NoisyLabels
 from tf_labeldp.vault.model_history import attach, counted_training
 
 
 @dataclasses.dataclass(frozen=True)
 class Targets:
-    """Noisy labels as a learner takes them.
+    """Noisy labels as targets of a learner.
 
     Attributes:
-        rows: of the labelled examples, ``int64`` (m,).
-        targets: probabilities of the classes, ``float32`` (m, K).
+        rows: labelled examples, ``int64`` (m,).
+        targets: class probabilities, ``float32`` (m, K).
         weights: ``float32`` (m,).
-        noisy: the noisy labels themselves; None where an array was given.
-        public: the noisy labels and all else that was given, with the receipts.
+        noisy: the ``NoisyLabels``; None for an array.
+        public: the noisy labels and all other public inputs, with their receipts.
         is_counted: whether the labels carry receipts.
     """
 
@@ -37,28 +38,36 @@ class Targets:
 
     @property
     def classes(self) -> np.ndarray:
-        """The likeliest class of each target."""
+        """The most likely class of each target."""
         return self.targets.argmax(axis=1)
 
     def training(self, model: Any) -> Any:
-        """Returns the context to train in: labels without a receipt leave the steps unknown."""
+        """Returns a context for training; without receipts of labels its steps stay unknown."""
         if self.is_counted:
             return counted_training(model, self.public.receipts)
         attach(model, self.public.receipts)
         return contextlib.nullcontext()
 
 
+def class_shares(priors: Any, num_classes: int) -> list[float] | None:
+    """Returns the prior of all examples as a list for configurations; None for None."""
+    if priors is None:
+        return None
+    shares = Priors.of(priors).probabilities
+    return _validate.prior_rows("priors", shares, 1, num_classes)[0].tolist()
+
+
 def read_targets(
     labels: Any, public: PublicInput[Any], num_rows: int, num_classes: int, kind: str
 ) -> Targets:
-    """Returns the labelled examples, their targets and weights; raises for what can't be used.
+    """Returns the labelled examples, their targets and weights.
 
     ``public`` has the images, the clusters and the sample weights.
     """
     _validate.one_of("targets", kind, ("values", "posterior"))
     _, clusters, sample_weight = public.value
-    given = public_input(labels)
-    labels, public = given.value, public_input(given, public)
+    label_input = public_input(labels)
+    labels, public = label_input.value, public_input(label_input, public)
     noisy = labels if isinstance(labels, NoisyLabels) else None
     rows = np.arange(num_rows) if noisy is None else noisy.indices
     array = np.asarray(labels)
@@ -66,14 +75,14 @@ def read_targets(
         array = noisy.posterior()
     if array.shape[:1] != rows.shape or rows.max(initial=-1) >= num_rows:
         raise ValueError(
-            f"there are {num_rows} images and labels of shape {array.shape}. Give one label for "
-            "each image, -1 for an image without, or the NoisyLabels of these images."
+            f"expected one label per image, got {num_rows} images and labels of shape "
+            f"{array.shape}. Use -1 for an image without, or the NoisyLabels of these images."
         )
     if clusters is not None:
         if array.ndim != 1 or len(rows) != num_rows:
             raise ValueError(
-                "clusters filter noisy classes, one for each image; these are other targets. Use "
-                "targets='values' and labels for all images."
+                f"clusters= needs one noisy class per image, got targets of shape {array.shape}. "
+                "Use targets='values' and labels for all images."
             )
         kept = denoise_labels(array, clusters, num_classes).labelled
         rows, array = rows[kept], array[kept]
@@ -82,8 +91,8 @@ def read_targets(
         weights = np.asarray(sample_weight, np.float32)
         if weights.shape != (num_rows,) or not np.all(np.isfinite(weights)) or weights.min() < 0:
             raise ValueError(
-                f"sample_weight must have shape ({num_rows},), one finite number of at least 0 for "
-                f"each image, got shape {weights.shape}."
+                f"sample_weight must have shape ({num_rows},) and finite numbers of at least 0, "
+                f"got shape {weights.shape}. Give one weight per image."
             )
     weights = weights[rows]
     used = (weights > 0) & (array >= 0 if array.ndim == 1 else True)
@@ -91,28 +100,18 @@ def read_targets(
     if array.ndim == 1:
         codes = _validate.class_indices("labels", array, num_classes)
         array = np.eye(num_classes, dtype=np.float32)[codes]
-    _check_rows(array, num_classes)
+    if np.any(array < 0) or np.any(np.abs(array.sum(axis=1) - 1) > 1e-3):
+        raise ValueError(
+            "rows of targets must be probabilities that sum to one. For signed weights train a "
+            "plain model with keras_layers.LabelWeightedLoss."
+        )
+    missing = np.flatnonzero(array.sum(axis=0) == 0)
+    if len(array) < num_classes or missing.size:
+        raise ValueError(
+            f"expected labelled examples of all {num_classes} classes, got {len(array)} without "
+            f"classes {missing.tolist()}. Use a weaker filter, or more labels."
+        )
     targets = array.astype(np.float32)
-    # Receipts of the priors alone are none of the draw.
-    is_counted = bool(given.receipts if noisy is None else noisy.receipts)
+    # Receipts of priors alone do not cover a draw.
+    is_counted = bool(label_input.receipts if noisy is None else noisy.receipts)
     return Targets(rows, targets, weights, noisy, public, is_counted)
-
-
-def _check_rows(targets: np.ndarray, num_classes: int) -> None:
-    if targets.ndim != 2 or targets.shape[1] != num_classes:
-        raise ValueError(
-            f"targets must be classes (n,) or probabilities (n, {num_classes}), got shape "
-            f"{targets.shape}. The network has {num_classes} outputs."
-        )
-    if np.any(targets < 0) or np.any(np.abs(targets.sum(axis=1) - 1) > 1e-3):
-        raise ValueError(
-            "rows of targets must be probabilities that sum to one. For signed weights use "
-            "keras_layers.LabelWeightedLoss in a plain training."
-        )
-    missing = np.flatnonzero(targets.sum(axis=0) == 0)
-    if len(targets) < num_classes or missing.size:
-        raise ValueError(
-            f"{len(targets)} labelled examples are left, with none of the classes "
-            f"{missing.tolist()}. A learner needs at least one of each of the {num_classes} "
-            "classes: use a weaker filter, or more labels."
-        )

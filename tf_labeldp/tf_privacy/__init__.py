@@ -1,6 +1,6 @@
-"""A bridge to TF Privacy: its queries as noise here, denoisers as queries there.
+"""A bridge to TF Privacy: its Gaussian query as noise here, denoisers as queries there.
 
-The package ``tensorflow-privacy`` is needed when these are used, not when this part is imported.
+The package ``tensorflow-privacy`` is imported at the first use.
 """
 
 from tf_labeldp.tf_privacy._denoised_query import DenoisedQuery

@@ -1,4 +1,4 @@
-"""The vault of the true labels, and its outputs; loads no TensorFlow."""
+"""The vault of the true labels and its outputs, without TensorFlow."""
 
 from tf_labeldp.vault._cluster_randomized_response import ClusterRandomizedResponse
 from tf_labeldp.vault._label_randomizer import LabelRandomizer

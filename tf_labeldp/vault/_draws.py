@@ -1,6 +1,6 @@
-"""The one place where mechanisms meet the true labels: each draw is charged, recorded and kept.
+"""The only place where mechanisms read the true labels: each draw is charged and recorded.
 
-A mechanism of another library is checked on made-up labels before it reads a true one, and its
+A mechanism of another library is checked on made-up labels before it reads a true label, and its
 errors on true labels are withheld: an error that depends on the labels is an output too.
 """
 
@@ -40,7 +40,7 @@ from tf_labeldp.vault.noisy_labels import NoisyLabels
 from tf_labeldp.vault.records import PUBLIC_INPUT, DrawSettingsError, Record, compact
 
 _CHECKED: dict[tuple[type, str], str] = {}
-"""Mechanisms of others that have passed ``check_mechanism`` in this process, with their channel."""
+"""Channels of other libraries' mechanisms that passed ``check_mechanism`` in this process."""
 
 
 class Sealed:
@@ -65,9 +65,9 @@ class Sealed:
 
 
 class Draws:
-    """The draws and releases of one vault, each made once and found again by its name.
+    """The draws and releases of one vault: each is drawn once, and later found by its name.
 
-    A ``seed`` makes them repeatable; None takes secure random bits, or those of keyed draws.
+    A ``seed`` makes draws repeatable; None takes secure random bits, or those of keyed draws.
     """
 
     def __init__(
@@ -88,13 +88,8 @@ class Draws:
     def record(
         self, mechanism: Mechanism, rows: np.ndarray, public: PublicInput[Any], key: str | None
     ) -> Record:
-        if key is not None and str(key).startswith(UNNAMED):
-            raise ValueError(
-                f"key must not start with {UNNAMED!r}, which names draws without a key, got "
-                f"{key!r}."
-            )
         public_input = public.value
-        digest = None if _is_read_once(public_input) else public.digest
+        digest = None if _has_own_digest(public_input) else public.digest
         if self._keyed_for(mechanism) is not None:
             check_keyed(mechanism)
         if not is_of_this_library(mechanism):
@@ -103,12 +98,14 @@ class Draws:
             name = self.next_name() if key is None else str(key)
             record = self._ledger.draws.get(name)
             if record is None:
-                made_of = public.receipts
-                record = self._new_record(name, mechanism, rows, public_input, digest, made_of)
+                receipts = public.receipts
+                record = self._new_record(name, mechanism, rows, public_input, digest, receipts)
             else:
+                # A retrained model never gives exactly the same priors, so a named draw ignores
+                # them.
                 is_compared = key is None or isinstance(mechanism, AggregateMechanism)
-                same = not is_compared or _is_same_input(record, public_input, digest)
-                _check_same(record, mechanism, rows, same)
+                same_input = not is_compared or _is_same_input(record, public_input, digest)
+                _check_same(record, mechanism, rows, same_input)
             self._unnamed += key is None
         return record
 
@@ -130,20 +127,21 @@ class Draws:
         return dataclasses.replace(charge, assumptions=tuple(notes))
 
     def _keyed_for(self, mechanism: Mechanism) -> KeyedDraws | None:
-        """Returns the keyed draws of a vault that has them; statistics are never keyed."""
+        # Statistics are never keyed.
         return self._keyed if isinstance(mechanism, LabelMechanism) else None
 
     def _check_foreign(self, mechanism: Mechanism, rows: np.ndarray, public_input: Any) -> None:
-        state = {  # NumPy shortens the repr of arrays
+        # NumPy shortens the repr of arrays, so their digests stand for them.
+        state = {
             name: array_digest(value) if isinstance(value, np.ndarray) else value
             for name, value in vars(mechanism).items()
         }
-        this = type(mechanism), repr((settings(mechanism), state))
-        if this not in _CHECKED or _CHECKED[this] != _channel_digest(mechanism):
+        identity = type(mechanism), repr((settings(mechanism), state))
+        if identity not in _CHECKED or _CHECKED[identity] != _channel_digest(mechanism):
             is_statistic = isinstance(mechanism, AggregateMechanism)
             check_mechanism(mechanism, public_input=public_input if is_statistic else None)
-            _CHECKED[this] = _channel_digest(mechanism)
-        # A wrong public input shows before a true label is read.
+            _CHECKED[identity] = _channel_digest(mechanism)
+        # Made-up labels show a wrong public input before a true label is read.
         self._apply(mechanism, self._kind.any_labels(rows.size), public_input, None)
 
     def _new_record(
@@ -156,10 +154,10 @@ class Draws:
         made_of: Receipts,
     ) -> Record:
         ledger, charge = self._ledger, self.charge_of(mechanism, public_input)
-        came_along = ledger.check(rows, [(in_words(mechanism, charge), charge)], made_of)
+        inherited = ledger.check(rows, [(in_words(mechanism, charge), charge)], made_of)
         rng = None
         if self._seed is not None:
-            # One stream per draw: a run that reads stored draws does not shift the later ones.
+            # Each draw has its own stream, so that stored draws do not shift later ones.
             rng = np.random.default_rng([self._seed, len(ledger.records)])
         kind = "draw" if isinstance(mechanism, LabelMechanism) else "release"
         use: dict[str, Any] = {"key": name, "rows": rows, "seeded": rng is not None}
@@ -173,16 +171,18 @@ class Draws:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and not error.args:
                 raise
-        if output is None:  # outside of `except`: an error raised there would carry the caught one
-            if is_of_this_library(mechanism):  # raises errors that no label causes
+        # An error raised inside `except` would carry the caught error, which may reveal labels.
+        if output is None:
+            if is_of_this_library(mechanism):
+                # Errors that do not depend on the labels are raised here, without a charge.
                 self._apply(mechanism, self._kind.any_labels(rows.size), public_input, rng)
             ledger.keep(receipt=ledger.receipt(charge, repr(mechanism), "failed", **use))
             raise RuntimeError(
                 f"{type(mechanism).__name__} failed on these labels, and would not on others. Its "
-                "message is withheld: it may reveal labels. The draw was charged. Check the "
-                "mechanism on labels of your own making."
+                "message is withheld: it may reveal labels. The draw was charged. Test the "
+                "mechanism on made-up labels."
             ) from None
-        for receipt in came_along:
+        for receipt in inherited:
             ledger.keep(receipt=receipt)
         values = compact(output) if kind == "draw" else np.asarray(output)
         use["output_digest"] = array_digest(values)
@@ -193,7 +193,7 @@ class Draws:
         return ledger.keep(
             receipt=ledger.receipt(charge, repr(mechanism), kind, **use),
             mechanism=serialize(mechanism),
-            public_digest=public_input.digest() if _is_read_once(public_input) else digest,
+            public_digest=public_input.digest() if _has_own_digest(public_input) else digest,
             made_of=made_of,
             indices=rows,
             arrays={"values": values, **priors},
@@ -221,14 +221,15 @@ def noisy_labels(
     names: tuple[Hashable, ...] | None,
     among: np.ndarray | None = None,
 ) -> NoisyLabels:
-    """Returns the noisy labels of a record; ``names`` are the values of the classes.
+    """Returns the noisy labels of a record; ``names`` are the class values.
 
-    ``among`` are the examples that indices count from, rising; None for all.
+    ``among`` are the examples of a part of the vault, rising, from which indices count.
     """
     values, indices = np.asarray(record.values), record.indices
     if among is not None:
         indices = np.searchsorted(among, indices)
-    if isinstance(mechanism, PeerToPeerRandomizedResponse):  # others report nothing
+    if isinstance(mechanism, PeerToPeerRandomizedResponse):
+        # A negative value stands for a peer that does not report.
         values, indices = values[values >= 0], indices[values >= 0]
     priors = None
     if record.priors is not None:
@@ -244,7 +245,7 @@ def in_words(mechanism: Mechanism, charge: Charge) -> str:
 def _check_same(record: Record, mechanism: Mechanism, rows: np.ndarray, same_input: bool) -> None:
     stored, indices = deserialize(record.mechanism or {}), record.indices
     agrees = {
-        # Read back first: a stored draw may lack arguments that were added since.
+        # A stored mechanism may lack arguments that were added since: it gets their defaults.
         "mechanism": settings(stored) == settings(mechanism),
         "indices": np.array_equal(indices, rows),
         "priors or public input": same_input,
@@ -254,25 +255,23 @@ def _check_same(record: Record, mechanism: Mechanism, rows: np.ndarray, same_inp
         raise DrawSettingsError(
             f"draw {record.key!r} exists and was made with other {' and '.join(differing)} "
             f"(stored: {stored!r}, {indices.size} examples; asked: {mechanism!r}, {rows.size} "
-            "examples). Ask with the settings of the stored draw, or give the new draw a key of "
-            "its own."
+            "examples). Use the settings of the stored draw, or give the new draw a key of its own."
         )
 
 
 def _channel_digest(mechanism: Mechanism) -> str:
-    """Returns a digest of the channel that a mechanism of classes has now."""
     if not isinstance(mechanism, ClassificationMechanism) or mechanism.uses_priors:
         return ""
     return array_digest(np.asarray(mechanism.transition_matrix()))
 
 
-def _is_read_once(public_input: Any) -> bool:
-    """Returns whether the mechanism must read this before it is asked for its digest."""
+def _has_own_digest(public_input: Any) -> bool:
+    # Such an input is streamed: its digest is known once the mechanism has read it.
     return hasattr(public_input, "matches")
 
 
 def _is_same_input(record: Record, public_input: Any, digest: str | None) -> bool:
     stored = record.public_digest
-    if _is_read_once(public_input):
+    if _has_own_digest(public_input):
         return stored is not None and bool(public_input.matches(stored))
     return stored == digest

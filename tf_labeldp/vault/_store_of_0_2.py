@@ -1,15 +1,14 @@
-"""Stores and key files of version 0.2, which are brought to the present format when opened.
+"""Stores and key files of version 0.2: opening them brings them to the present format.
 
-A store of format 2 had ``draws/000000.npz`` with a digest in ``charges/000000`` for each record, a
-file ``weights``, and a key file with the releases of engines. The records are written in the new
-format first, then the header is replaced, and the rest of the old format is removed: a process
-that is killed in between leaves a store of one format or the other.
+A store of format 2 has ``draws/000000.npz`` with a digest in ``charges/000000`` for each record, a
+file ``weights``, and a key file that lists the releases of engines. The upgrade writes the records
+in the new format, replaces the header, and removes the old files, in this order: a process that is
+killed in between leaves a store of one format or the other.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import pathlib
 import shutil
@@ -37,9 +36,9 @@ from tf_labeldp.vault.records import (
 )
 
 OF_0_2 = ("draws", "charges", "weights", "ledger.json")
-"""Files and folders of stores of version 0.2 in place of records."""
+"""Files and folders that version 0.2 had in place of records."""
 _KEYED = "AES-256 and BLAKE2b, with a secret key of 256 bits, are pseudorandom"
-"""Begins an assumption of keyed draws."""
+"""The beginning of the assumption that marks keyed draws in receipts of 0.2."""
 _ARRAYS = ("values", "priors", "groups")
 
 
@@ -48,11 +47,11 @@ def upgrade(store: Any) -> None:
     path, header = store.path, store.header()
     if header["format"] != FORMAT:
         records = _records(path, header)
-        shutil.rmtree(path / "records", ignore_errors=True)  # of an upgrade that was killed
+        shutil.rmtree(path / "records", ignore_errors=True)  # An upgrade may have been killed.
         writer = type(store)(path)
         writer.begin(header["label_set"])
         for record in (*records, *_weights(path, records)):
-            writer.append_next(record)
+            writer.append(record)
         publish(path / "header.json", sealed_json({**header, "format": FORMAT}), replace=True)
     for old in (path / name for name in OF_0_2):
         with contextlib.suppress(FileNotFoundError):
@@ -61,7 +60,7 @@ def upgrade(store: Any) -> None:
 
 
 def import_key(store: Any, path: pathlib.Path) -> None:
-    """Moves the releases that a key file of 0.2 lists to the records, and leaves the secret."""
+    """Moves the list of releases from a key file of 0.2 to the records; the secret stays."""
     content = key_of_0_2(path)
     if content is None:
         return
@@ -73,45 +72,33 @@ def import_key(store: Any, path: pathlib.Path) -> None:
     }
     for record in releases:
         if record.release is None or record.receipt is None or record.receipt.id not in known:
-            writer.append_next(record)
+            writer.append(record)
     write_key(path, secret=read_key(path), replace=True)
 
 
 def key_of_0_2(path: pathlib.Path) -> dict[str, Any] | None:
-    """Returns the content of a key file of 0.2; None if there is none, or one of this version."""
+    """Returns the content of a key file of 0.2; None without one, or for the present format."""
     if not path.exists():
         return None
-    read_key(path)  # raises for a file that is no key
+    read_key(path)  # This raises for a damaged file.
     content: dict[str, Any] = json.loads(path.read_bytes())
     return content if content["format"] == 1 else None
 
 
 def output_of_0_2(release: str, place: str) -> dict[str, np.ndarray]:
+    """Returns the arrays of a statistic that version 0.2 wrote next to its key file."""
     try:
         with np.load(place, allow_pickle=False) as kept:
             return dict(kept)
     except FileNotFoundError:
         raise LabelStoreError(
-            f"release {release!r} was drawn, and its output was written to {place}, which is gone. "
-            "Its noise is never drawn a second time. Restore that file, or name a new release, "
-            "which is charged on top."
+            f"release {release!r} was drawn, and its output, written to {place}, is gone. Noise is "
+            "never drawn twice. Restore the file, or name a new release, which is charged too."
         ) from None
 
 
-def records_of_0_2(path: pathlib.Path) -> list[Record]:
-    """Returns the records of a store, with the releases of its key; writes nothing."""
-    header = read_json(path / "header.json")
-    content = None if "forgotten" in header else key_of_0_2(path / KEY_FILE)
-    releases = []
-    if content is not None:
-        releases = _releases(path / KEY_FILE, content, header["label_set"])
-    records = _records(path, header)
-    several = enumerate([*records, *_weights(path, records), *releases])
-    return [dataclasses.replace(record, number=number) for number, record in several]
-
-
 def _records(path: pathlib.Path, header: dict[str, Any]) -> list[Record]:
-    """Returns the records of ``draws``, or of the account of a store that was forgotten."""
+    """Returns the records of ``draws``, or of the ledger of a forgotten store."""
     if "forgotten" in header:
         kept = read_json(path / "ledger.json")
         if not kept.get("digest") == json_digest(kept) == header["forgotten"].get("ledger"):
@@ -120,22 +107,21 @@ def _records(path: pathlib.Path, header: dict[str, Any]) -> list[Record]:
     draws, charges = path / "draws", path / "charges"
     charged = sorted(int(file.name) for file in charges.glob("[0-9]*"))
     numbers = sorted(int(file.stem) for file in draws.glob("[0-9]*.npz"))
-    # The last may lack its charge: its process was killed before its output left.
+    # The last draw lacks its charge if its process was killed before the draw was returned.
     if numbers != list(range(len(numbers))) or charged not in (numbers, numbers[:-1]):
         raise LabelStoreError(
-            f"The store {path} lacks a draw: found draws {numbers}, charges {charged}. A missing "
-            "draw is a charge forgotten, so it is refused. Restore the folder from a backup."
+            f"The store {path} lacks a draw, and with it a charge: it has draws {numbers} and "
+            f"charges {charged}. Restore the folder from a backup."
         )
-    found = [_read(draws / f"{number:06d}.npz", charges / f"{number:06d}") for number in numbers]
-    notes = [
-        note for record in found if record.receipt for note in record.receipt.charge.assumptions
-    ]
+    records = [_read(draws / f"{number:06d}.npz", charges / f"{number:06d}") for number in numbers]
+    receipts = [record.receipt for record in records if record.receipt]
+    notes = [note for receipt in receipts for note in receipt.charge.assumptions]
     if any(note.startswith(_KEYED) for note in notes) and not (path / KEY_FILE).exists():
         raise LabelStoreError(
-            f"{path / KEY_FILE} is missing: it lists the draws of engines, so the spending "
-            "is not known. Restore the file from a backup."
+            f"{path / KEY_FILE} is missing, and with it the list of releases, so the spending is "
+            "unknown. Restore the file from a backup."
         )
-    return found
+    return records
 
 
 def _read(path: pathlib.Path, charge: pathlib.Path) -> Record:
@@ -144,17 +130,11 @@ def _read(path: pathlib.Path, charge: pathlib.Path) -> Record:
             arrays = {name: content[name] for name in content.files if name != "meta"}
             fields = json.loads(content["meta"].tobytes().decode())
         digest = fields.pop("digest")
-        if fields["format"] == 1:
-            raise LabelStoreError(
-                f"{path} is a draw of tf-labeldp 0.1, which is not read any more. Use the store "
-                "with tf-labeldp 0.2; nothing was changed."
-            )
         if digest != content_digest(fields, arrays) or path.name != f"{fields['number']:06d}.npz":
-            raise ValueError("the digest is of other content")
+            raise damaged(path)
         record = _record(fields, arrays)
-    except LabelStoreError:
-        raise
-    except Exception as error:  # zipfile, json and numpy each have their own errors
+    except Exception as error:
+        # Damaged files raise errors of zipfile, json and NumPy.
         raise damaged(path) from error
     if charge.exists() and charge.read_bytes() != digest.encode():
         raise damaged(charge)
@@ -165,9 +145,9 @@ def _record(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> Record:
     receipt, budget = fields["receipt"], fields["budget"]
     names = ("reason", "time", "actor", "mechanism", "public_digest")
     return Record.of(
-        fields["number"],
         {name: arrays.get(name) for name in _ARRAYS},
         arrays.get("indices") if "values" in arrays else None,
+        number=fields["number"],
         receipt=None if receipt is None else Receipt.from_json(receipt),
         budget=None if budget is None else PrivacyBudget(*budget),
         made_of=tuple(Receipt.from_json(receipt) for receipt in fields["made_of"]),
@@ -176,43 +156,43 @@ def _record(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> Record:
 
 
 def _weights(path: pathlib.Path, records: list[Record]) -> Iterator[Record]:
-    """Yields the lines of the file ``weights``, which name receipts of records by their ids."""
+    """Yields the lines of the file ``weights``, which name receipts by their ids."""
     if not (path / "weights").exists():
         return
     known = {record.receipt.id: record.receipt for record in records if record.receipt}
     for line in (path / "weights").read_bytes().split(b"\n"):
         try:
             content = json.loads(line)
-        except ValueError:  # not written whole, by a process that was killed
+        except ValueError:  # A killed process may leave a line that is not whole.
             continue
         try:
             receipts = tuple(
                 known[name] if isinstance(name, str) else Receipt.from_json(name)
                 for name in content["receipts"]
             )
-            yield Record(0, made_of=receipts, weights=tuple(content["weights"]))
+            yield Record(made_of=receipts, weights=tuple(content["weights"]))
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(path / "weights") from error
 
 
 def _releases(path: pathlib.Path, content: dict[str, Any], label_set: str) -> list[Record]:
-    """Returns the releases that a key file lists, with where the output of statistics is."""
+    """Returns the releases in a key file, with the paths of the outputs of statistics."""
     labels = LabelSet(**content["labels"])
     if labels.name != label_set:
         raise LabelStoreError(
-            f"{path} is the key of other labels than those of the store. Restore the file that was "
-            "there; a draw by another key would be a second one."
+            f"{path} is the key of other labels than the store's. Restore the original file: "
+            "another key would draw every label a second time."
         )
-    found: list[Record] = []
+    records: list[Record] = []
     for name, release in content["releases"].items():
         *made_of, own = (Receipt.from_json(receipt) for receipt in release["receipts"])
-        found += [Record(0, receipt=other) for other in made_of if may_count(labels, other)]
+        records += [Record(receipt=other) for other in made_of if may_count(labels, other)]
         arrays: dict[str, Any] = {}
         fields = {"name": name, "binding": release["binding"]}
-        if own.kind == "release":  # its noise was drawn right after it was listed
+        if own.kind == "release":  # Version 0.2 listed a statistic right before its draw.
             fields["output"] = str(path.with_name(f"{path.name}.{name}.npz"))
         elif "rows" in release:
             count, fingerprint = release["rows"]
             arrays = {"bound": np.array([count, int(fingerprint, 16)], np.uint64)}
-        found.append(Record.of(0, arrays, receipt=own, made_of=tuple(made_of), release=fields))
-    return found
+        records.append(Record.of(arrays, receipt=own, made_of=tuple(made_of), release=fields))
+    return records

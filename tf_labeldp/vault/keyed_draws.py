@@ -1,11 +1,12 @@
 """Keyed draws: noisy labels as a function of their rows, and the key with its ledger.
 
-An engine that runs a step again must get the same draw, on any machine. So the random bits of a row
-are a pseudorandom function of a secret key and of all that the draw depends on.
+An engine that repeats a step must get the same draw, on any machine. So the random bits of a row
+are a pseudorandom function of a secret key and of everything that the draw depends on.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -59,7 +60,7 @@ from tf_labeldp.vault.records import (
 from tf_labeldp.vault.store import SUMS, LabelStore
 
 _LEDGER = ".ledger"
-"""Ends the name of the folder for the ledger of a key without a vault."""
+"""The suffix of the folder for the ledger of a key without a vault."""
 _KEYED = (RandomizedResponse, RRTopK, RRWithPrior, InformativeRR, RROnBins)
 KEYED_ASSUMPTIONS = (
     Assumption(
@@ -78,12 +79,12 @@ KEYED_ASSUMPTIONS = (
 
 @dataclasses.dataclass
 class _Release:
-    binding: str | None = None  # digest of mechanism and prior; None before it is registered
-    receipts: Receipts = ()  # its own comes last
-    rows: Record | None = None  # with the number and the fingerprint of its rows
-    output: Record | None = None  # with the noisy statistic
-    place: str | None = None  # where version 0.2 wrote that
-    sums: str | None = None  # where exact sums wait for their noise
+    binding: str | None = None  # digest of mechanism and prior; None before registration
+    receipts: Receipts = ()  # the receipt of the release comes last
+    rows: Record | None = None  # number and fingerprint of its rows
+    output: Record | None = None  # the noisy statistic
+    place: str | None = None  # file of the statistic in version 0.2
+    sums: str | None = None  # file of exact sums that wait for their noise
 
     @property
     def is_drawn(self) -> bool:
@@ -91,18 +92,20 @@ class _Release:
 
 
 class ReleaseKey:
-    """A secret key for draws, and the ledger of its releases and their cost.
+    """A secret key for draws, with the ledger of its releases and their cost.
 
     Guarantee:
-        All that left under this key is ``guarantee()``-label-DP together: its releases add up. A
-        name is bound to one mechanism and one prior, so that the same bits never meet two of them.
-        The file has mode 600 and holds the secret alone: keep it with the labels, and never with
-        published files. With it the noise can be undone; without it nothing is drawn again. The
-        releases are in the ledger of the vault in whose store the file is, or in a folder
-        ``<file>.ledger``, which is kept with the file.
+        All outputs of this key together are ``guarantee()``-label-DP: the costs of its releases add
+        up. Each release name is bound to one mechanism and one prior, so that no random bits are
+        used with two of them.
+
+    The file has mode 600 and contains nothing but the secret: keep it with the labels, and never
+    with published files. With the key the noise can be removed; without it nothing can be drawn
+    again. The releases are recorded in the store that contains the file, or in a folder
+    ``<file>.ledger`` next to it.
 
     Args:
-        path: of a key file; ``ReleaseKey.create`` makes one.
+        path: a key file; ``ReleaseKey.create`` makes one.
 
     Example:
         >>> import os, tempfile
@@ -118,11 +121,11 @@ class ReleaseKey:
         self.secret: bytes = read_key(self.path)
         self._store = _store_of(self.path)
         self._is_open = False
-        self._releases: dict[str, _Release] = {}
+        self._releases: dict[str, _Release] = collections.defaultdict(_Release)
         self._ids: set[str] = set()
 
     def __reduce__(self) -> Any:
-        """Pickles the path alone: workers read the file."""
+        """Pickles the path: workers read the file."""
         return ReleaseKey, (os.fspath(self.path),)
 
     def __repr__(self) -> str:
@@ -132,30 +135,28 @@ class ReleaseKey:
     def create(
         cls, path: str | os.PathLike[str], *, people: str | None = None, labels: Setting[Any] = None
     ) -> ReleaseKey:
-        """Makes a key from the operating system's random bits, its file and its ledger.
+        """Makes a key from the operating system's random bits, with its file and its ledger.
 
         Args:
-            path: of the new file; its folder must be there.
-            people: the population that the labels are of, as for ``PrivateLabels``.
-            labels: a vault's ``label_set``, where the key is for the labels of a vault.
+            path: the new file.
+            people: the population that the labels come from, as for ``PrivateLabels``.
+            labels: the ``label_set`` of a vault, if the key is for its labels.
 
         Raises:
-            FileExistsError: there is a file, or the ledger of one that was lost. A new key would
-                draw, and charge, every label once more.
+            FileExistsError: the file or its ledger exists. A new key would draw, and charge, every
+                label once more.
         """
         path = pathlib.Path(path).expanduser().absolute()
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"there is no folder {path.parent}. Make it first.")
         store = _store_of(path)
         with store.locked():
             if path.exists() or (store.exists() and store.has_key()):
                 raise FileExistsError(
-                    f"there is a key {path}, or the ledger of one in {store.path}. Restore the "
-                    "file if it was lost, or give another path."
+                    f"there is a key {path}, or its ledger in {store.path}. Restore the file if it "
+                    "was lost, or give another path."
                 )
             if store.path.name == path.name + _LEDGER:
                 labels = labels or LabelSet.new(0, people, stored=True)
-                (store.path / "header.json").unlink(missing_ok=True)  # of a call that was killed
+                (store.path / "header.json").unlink(missing_ok=True)  # A killed call may leave it.
                 store.create(labels, stored=labels.stored)
             elif labels is not None and labels.name != store.label_set().name:
                 raise LabelStoreError(
@@ -165,7 +166,7 @@ class ReleaseKey:
         return cls(path)
 
     def check(self, release: str, mechanism: Public[Mechanism], priors: Public[Any] = None) -> None:
-        """Raises if another mechanism or prior has the name."""
+        """Raises a ``ValueError`` if the name is bound to another mechanism or prior."""
         with self._turn():
             self._checked(release, *public_input(mechanism, priors).value)
 
@@ -177,40 +178,38 @@ class ReleaseKey:
         *,
         num_rows: int = 0,
     ) -> None:
-        """Lists a release and its charge, before anything of it is drawn; once for each name."""
+        """Records a release and its charge before the first draw; does nothing the second time."""
         public = public_input(mechanism, priors)
         with self._turn():
             if self._checked(release, *public.value).binding is None:
                 self._write_charge(release, public, num_rows, {})
 
     def bind_rows(self, release: str, count: int, fingerprint: int) -> None:
-        """Ties a registered release to its rows at its first run, which records the draw.
+        """Binds a release to the rows of its first run; raises a ``ValueError`` for other rows.
 
-        Later it raises a ``ValueError`` for other rows: they would be drawn again at no charge.
-        ``count`` and ``fingerprint`` are the number of rows, and the sum of
-        ``KeyedRows.fingerprint``, over all batches.
+        ``count`` and ``fingerprint`` are sums over all batches (``KeyedRows.fingerprint``).
         """
         rows = np.array([int(count), int(fingerprint) % 2**64], np.uint64)
         with self._turn():
-            known = self._registered(release).rows
-            if known is None:
+            first_run = self._registered(release).rows
+            if first_run is None:
                 self._write(release={"name": release}, arrays={"bound": rows})
-            elif not np.array_equal(known.arrays["bound"], rows):
+            elif not np.array_equal(first_run.arrays["bound"], rows):
                 raise ValueError(
-                    f"release {release!r} was drawn for {known.arrays['bound'][0]} rows, and now "
-                    f"there are {rows[0]}, or some have another label or prior. Give the rows of "
-                    "the first run, or name a new release, which is charged on top."
+                    f"release {release!r} was drawn for {first_run.arrays['bound'][0]} rows, and "
+                    f"now there are {rows[0]}, or some have another label or prior. Give the rows "
+                    "of the first run, or name a new release, which is charged too."
                 )
 
     def is_drawn(self, release: str) -> bool:
-        """Returns whether the noise of a statistic was drawn, even if its output is gone."""
+        """Returns whether the noise of a statistic was drawn, even if its output is lost."""
         with self._turn():
-            return self._releases.get(release, _Release()).is_drawn
+            return self._releases[release].is_drawn
 
     def unless_drawn(self, release: str, write: Setting[Callable[[], None]]) -> None:
-        """Writes the exact sums of a statistic, unless its noise was drawn already."""
+        """Calls ``write`` for the exact sums of a statistic, unless its noise was drawn."""
         with self._turn():
-            if not self._releases.get(release, _Release()).is_drawn:
+            if not self._releases[release].is_drawn:
                 write()
 
     def draw_once(
@@ -219,26 +218,25 @@ class ReleaseKey:
         mechanism: Public[Mechanism],
         draw: Setting[Callable[[], tuple[int, dict[str, Any]]]],
     ) -> dict[str, np.ndarray]:
-        """Returns the arrays of a statistic: from the ledger, or drawn and written there.
+        """Returns the arrays of a statistic; the first call in any process draws and records them.
 
-        ``draw`` returns the number of rows, and the arrays; one process calls it, once. Raises a
-        ``LabelStoreError`` if the noise was drawn and its output is gone.
+        ``draw`` returns the number of rows, and the arrays.
         """
         public = public_input(mechanism, None)
         with self._turn():
-            known = self._checked(release, *public.value)
-            if known.output is None and known.place is not None:
-                self._write(release={"name": release}, arrays=output_of_0_2(release, known.place))
-            elif known.output is None:
+            entry = self._checked(release, *public.value)
+            if entry.output is None and entry.place is not None:
+                self._write(release={"name": release}, arrays=output_of_0_2(release, entry.place))
+            elif entry.output is None:
                 num_rows, arrays = draw()
-                if known.binding is None:
+                if entry.binding is None:
                     self._write_charge(release, public, num_rows, arrays)
                 else:
                     self._write(release={"name": release}, arrays=arrays)
-            return self._releases[release].output.arrays  # type: ignore[union-attr]
+            return entry.output.arrays  # type: ignore[union-attr]
 
     def sums_of(self, release: str, folder: str | None) -> str:
-        """Returns where the exact sums of a release wait, and notes it for ``forget``."""
+        """Returns the file for the exact sums of a release, and records it for ``forget``."""
         own = self._store.path / SUMS
         with self._turn():
             own.mkdir(mode=0o700, exist_ok=True)
@@ -246,33 +244,27 @@ class ReleaseKey:
                 return os.fspath(own / f"{release}.npz")
             path = f"{folder.rstrip('/')}/{release}.{SUMS}.npz"
             path = path if "://" in path else os.path.abspath(path)
-            if self._releases.get(release, _Release()).sums != path:
+            if self._releases[release].sums != path:
                 self._write(release={"name": release, "sums": path})
             return path
 
     def lock_of(self, release: str) -> Any:
-        """Returns the lock for the process that runs the pipeline of a release."""
+        """Returns the lock of the process that runs the pipeline of a release."""
         path = self._store.path / SUMS / f"{release}.lock"
         return filelock.FileLock(path, timeout=0, mode=0o600, thread_local=False)
 
-    @property
-    def label_set(self) -> LabelSet:
-        """The name of these labels in receipts."""
-        with self._turn():
-            return self._store.label_set()
-
     def receipts(self, release: str | None = None) -> Receipts:
-        """Returns the receipts of a release, or of all."""
+        """Returns the receipts of a release, or of all releases."""
         with self._turn():
-            several = self._releases.values() if release is None else [self._registered(release)]
-            return merge_receipts(*(each.receipts for each in several))
+            entries = self._releases.values() if release is None else [self._registered(release)]
+            return merge_receipts(*(entry.receipts for entry in entries))
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of all releases together."""
         return compose_receipts(self.receipts(), delta)
 
     def statement(self, release: str, num_rows: int | None = None) -> str:
-        """Returns the statement of one release with its receipts, as JSON; it may be published."""
+        """Returns the statement of one release with its receipts, as JSON to publish."""
         receipts = self.receipts(release)
         if num_rows is not None:
             labels = dataclasses.replace(receipts[-1].labels, size=num_rows)
@@ -289,13 +281,13 @@ class ReleaseKey:
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """Lets one process at a time read the ledger, and add to it."""
+        """Lets one process at a time read the ledger and add to it."""
         store = self._store
         of_0_2 = None if self._is_open or store.exists() else key_of_0_2(self.path)
         if not store.exists() and of_0_2 is None:
             raise LabelStoreError(
-                f"the ledger {store.path} of the key {self.path} is missing: its releases are not "
-                "known. Restore the folder from a backup."
+                f"the ledger {store.path} of the key {self.path} is missing, so its releases are "
+                "unknown. Restore the folder from a backup."
             )
         with store.locked():
             if not store.exists() and of_0_2 is not None:
@@ -315,7 +307,7 @@ class ReleaseKey:
                 self._ids.add(record.receipt.id)
             if (fields := record.release) is None:
                 continue
-            release = self._releases.setdefault(fields["name"], _Release())
+            release = self._releases[fields["name"]]
             if record.receipt is not None:
                 release.binding = fields["binding"]
                 release.receipts = merge_receipts(record.made_of, [record.receipt])
@@ -327,25 +319,25 @@ class ReleaseKey:
     def _checked(self, release: str, mechanism: Mechanism, priors: Any) -> _Release:
         if not isinstance(release, str) or not release or "/" in release:
             raise ValueError(f"release must be a name without '/', got {release!r}.")
-        known = self._releases.get(release, _Release())
-        if known.binding not in (None, _binding(mechanism, priors)):
+        entry = self._releases[release]
+        if entry.binding not in (None, _binding(mechanism, priors)):
             raise ValueError(
-                f"release {release!r} has another mechanism or prior, and the same bits would "
-                "reveal labels. Name a new release, which is charged on top."
+                f"release {release!r} has another mechanism or prior, and the same random bits "
+                "would reveal labels. Name a new release, which is charged too."
             )
-        return known
+        return entry
 
     def _registered(self, release: str) -> _Release:
-        known = self._releases.get(release)
-        if known is None or known.binding is None:
-            names = sorted(name for name, each in self._releases.items() if each.binding)
+        entry = self._releases[release]
+        if entry.binding is None:
+            names = sorted(name for name, other in self._releases.items() if other.binding)
             raise KeyError(f"there is no release {release!r}; there are {names}.")
-        return known
+        return entry
 
     def _write_charge(
         self, release: str, public: PublicInput[Any], num_rows: int, arrays: dict[str, Any]
     ) -> None:
-        """Writes the charge of a release, with its output where that is a statistic."""
+        """Records the charge of a release; ``arrays`` are the output of a statistic."""
         (mechanism, priors), made_of = public.value, public.receipts
         charge = Charge.of(mechanism)
         is_draw = isinstance(mechanism, LabelMechanism)
@@ -369,7 +361,7 @@ class ReleaseKey:
         self._write(receipt=receipt, made_of=made_of, release=fields, arrays=arrays)
 
     def _write(self, **content: Any) -> None:
-        self._remember(self._store.append_next(Record.of(0, **content)))
+        self._remember(self._store.append(Record.of(**content)))
 
 
 def _store_of(path: pathlib.Path) -> LabelStore:
@@ -386,27 +378,28 @@ def randomize_batch(
     release: str,
     priors: Public[Any] = None,
 ) -> np.ndarray:
-    """Returns noisy labels of some rows: the same for a row in any batch.
+    """Returns noisy labels of some rows; a row has the same noisy label in any batch.
 
     Guarantee:
-        As ``mechanism.randomize``, for draws of a pseudorandom function: AES-256 in a CBC-MAC over
-        id, label and the row's own prior, under a key that BLAKE2b makes of ``key``, release,
-        mechanism and common prior. Ids must be unique in all batches of a release, and a name must
-        stand for one mechanism and prior; ``ReleaseKey`` and the engines see to it.
+        As ``mechanism.randomize``, with the bits of a pseudorandom function: AES-256 in a CBC-MAC
+        over the id, the label and the prior of a row, under a key that BLAKE2b derives from
+        ``key``, release, mechanism and common prior. Assumes that ids are unique in all batches of
+        a release, and that a release name stands for one mechanism and prior; ``ReleaseKey`` and
+        the engines check both.
 
     Args:
-        ids: (n,) whole numbers or texts, an Arrow or NumPy array or a list, none missing.
-        labels: (n,) as the mechanism takes them.
+        ids: whole numbers or texts (n,), as an Arrow or NumPy array or a list, none missing.
+        labels: labels (n,) of the mechanism.
         mechanism: ``RandomizedResponse``, ``RRTopK``, ``RRWithPrior``, ``InformativeRR`` or
             ``RROnBins``.
-        key: the secret, 32 bytes; of ``ReleaseKey.secret``.
+        key: the secret of 32 bytes, ``ReleaseKey.secret``.
         release: the name of the release.
-        priors: public probabilities for mechanisms that take them: (K,) for all rows, (n, K), or
+        priors: public probabilities for mechanisms that use priors: (K,) for all rows, (n, K), or
             ``mechanisms.Priors``.
 
     Example:
         >>> mechanism = RandomizedResponse(epsilon=1.0, num_classes=3)
-        >>> key = bytes(32)  # for this example: a key is secret and random
+        >>> key = bytes(32)  # for this example; a real key is secret and random
         >>> randomize_batch([5, 8, 2], [0, 1, 2], mechanism, key, "first").tolist()
         [0, 1, 0]
         >>> randomize_batch([2, 5], [2, 0], mechanism, key, "first").tolist()
@@ -417,7 +410,7 @@ def randomize_batch(
 
 
 class KeyedRows:
-    """Rows of a release: their draws, and what engines compare; ``of_text``: ids are texts."""
+    """Rows of a release: their draws, digests for engines, and whether ids are texts (of_text)."""
 
     def __init__(
         self,
@@ -447,7 +440,8 @@ class KeyedRows:
         self._priors = None if priors is None else Priors.of(priors)
         bound = json.dumps([release, _binding(mechanism, priors), self.of_text]).encode()
         self._key = _subkey(key, b"labeldp-draw", hashlib.sha256(bound).digest())
-        codes = np.zeros((len(values), 2), "<u8")  # 0.0 for -0.0; 1 and 1.0 are one label
+        # As doubles, 1 and 1.0 are the same label; adding zero makes 0.0 of -0.0.
+        codes = np.zeros((len(values), 2), "<u8")
         codes[:, 0] = (self._labels.astype("<f8") + 0.0).view("<u8")
         state = _encrypted(self._key, _encrypted(self._key, self._names) ^ codes)
         if _is_by_row(self._priors):
@@ -458,7 +452,7 @@ class KeyedRows:
         """Returns the noisy labels (n,)."""
         try:
             return self._drawn(slice(None))
-        except _Uneven:  # some rows need more words than others: each by itself
+        except _Uneven:  # Some rows need more words than others, so each is drawn alone.
             return np.concatenate([self._drawn(slice(i, i + 1)) for i in range(len(self._labels))])
 
     def id_digests(self) -> np.ndarray:
@@ -466,11 +460,9 @@ class KeyedRows:
         return _encrypted(self._id_key, self._names)
 
     def fingerprint(self) -> int:
-        """Returns a number of 64 bits, whose sum over batches differs for other rows.
-
-        It reveals nothing without the key; with it, as any draw, whether a guess is right.
-        """
-        last = self._state ^ np.array([1 << 63, 1 << 63], "<u8")  # a place that no word is drawn at
+        """Returns a number of 64 bits whose sum over batches identifies the rows."""
+        # It reveals nothing without the key. No word is drawn at this position.
+        last = self._state ^ np.array([1 << 63, 1 << 63], "<u8")
         return int(_encrypted(self._key, last)[:, 0].sum(dtype=np.uint64))
 
     def _drawn(self, part: slice) -> np.ndarray:
@@ -480,38 +472,33 @@ class KeyedRows:
 
 
 class KeyedDraws:
-    """The keyed draws of one vault: the names of its rows, and its key."""
+    """The keyed draws of one vault: the ids of its rows, and its key."""
 
     def __init__(self, ids: Any, size: int) -> None:
         self._ids = checked_ids(np.arange(size) if ids is None else ids)
         if len(self._ids) != size:
-            raise ValueError(
-                f"there are {len(self._ids)} ids and {size} labels. Give each row one."
-            )
-        key = secrets.token_bytes(32)
-
-        def digests(start: int, stop: int) -> np.ndarray:
-            return _encrypted(key, _id_blocks(self._ids[start:stop], key))
-
+            raise ValueError(f"there are {len(self._ids)} ids and {size} labels. Give each an id.")
         if ids is not None:
-            refuse_repeats(*repeats_of(random_bits.in_blocks(digests, size, None)), size)
+            counts = pc.value_counts(self._ids).field("counts").to_numpy()
+            refuse_repeats(int(np.sum(counts > 1)), size - counts.size, size)
 
     def open(self, ledger: Any, store: LabelStore | None) -> None:
-        """Reads the key of a store, or makes one; without a store it is this process's."""
+        """Reads or makes the key of a store; without a store the key is lost with the process."""
         if store is None:
             self._secret = secrets.token_bytes(32)
             return
         path = store.path / KEY_FILE
         with ledger.turn():
-            is_old = path.exists() or store.has_key()  # a lost key is an error
-            self._secret = read_key(path) if is_old else write_key(path)
+            # A new key in place of a lost one would draw every label a second time.
+            has_key = path.exists() or store.has_key()
+            self._secret = read_key(path) if has_key else write_key(path)
             store.bind_key(self._secret)
 
     def randomize(
         self, mechanism: Any, labels: np.ndarray, rows: np.ndarray, priors: Any, name: str
     ) -> np.ndarray:
-        """Returns the noisy labels of some rows, for a draw of this name."""
-        # Names of engines' releases have no "/": no bits are shared with them.
+        """Returns the noisy labels of some rows for a named draw."""
+        # Names of engines' releases have no "/", so no random bits are shared with them.
         release, of_all = f"vault/{name}", None if priors is None else Priors.of(priors)
         if _is_by_row(of_all):
             _checked_groups(of_all, len(rows))
@@ -526,34 +513,34 @@ class KeyedDraws:
 
 
 class _Uneven(Exception):
-    """A mechanism asked for the words of some rows of several."""
+    """A mechanism drew words for a part of the rows."""
 
 
 def check_keyed(mechanism: Mechanism) -> None:
-    """Raises if draws of a mechanism can't be keyed."""
+    """Raises if a mechanism has no keyed draws."""
     if type(mechanism) not in _KEYED:
         raise TypeError(
-            f"keyed draws are made by {', '.join(kind.__name__ for kind in _KEYED)}, got "
-            f"{type(mechanism).__name__}. Use PrivateLabels with stored draws for others."
+            f"keyed draws need {', '.join(kind.__name__ for kind in _KEYED)}, got "
+            f"{type(mechanism).__name__}. For others use PrivateLabels with stored draws."
         )
 
 
 class _KeyedWords(np.random.Generator):
-    """Gives mechanisms the words of their rows in place of random ones, and nothing else."""
+    """Gives mechanisms the pseudorandom words of their rows, and no other random numbers."""
 
     def __init__(self, state: np.ndarray, key: bytes) -> None:
-        super().__init__(np.random.PCG64(0))  # never drawn from
+        super().__init__(np.random.PCG64(0))  # This generator is never used.
         self._state, self._key, self._used = state, key, 0
 
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("_") and name != "integers":
-            raise TypeError(f"keyed draws have words, no {name}; this mechanism can't be keyed.")
+            raise TypeError(f"keyed draws have integers, and no {name}. Use stored draws.")
         return super().__getattribute__(name)
 
     def integers(  # type: ignore[override]
         self, low: Any, high: Any = None, size: Any = None, **kind: Any
     ) -> Any:
-        """Returns the next word of each row, uniform below a power of two."""
+        """Returns the next word of each row, pseudorandom below a power of two."""
         bits = int(high).bit_length() - 1
         if low != 0 or high != 1 << bits or size not in (0, len(self._state)):
             raise _Uneven
@@ -605,16 +592,16 @@ def _checked_groups(priors: Priors, size: int) -> np.ndarray | None:
 
 
 def _binding(mechanism: Mechanism, priors: Any) -> str:
-    """Returns a digest of a mechanism and of the prior that is common to all rows."""
+    """Returns a digest of a mechanism and of the common prior."""
     prior: Any = None if priors is None else Priors.of(priors)
-    if prior is not None:  # priors by row come in with the row, as its label does
+    if prior is not None:  # The prior of a row enters with its label.
         prior = "by row" if _is_by_row(prior) else prior.probabilities.tolist()
     content = json.dumps([settings(mechanism), prior], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def repeats_of(digests: np.ndarray) -> tuple[int, int]:
-    """Returns how many digests (n, 2) come more than once, and how many rows are too many."""
+    """Returns the number of repeated digests (n, 2), and the number of surplus rows."""
     ordered = digests[np.lexsort((digests[:, 1], digests[:, 0]))]
     is_copy = (ordered[1:] == ordered[:-1]).all(axis=1)
     is_first = is_copy & ~np.concatenate([[False], is_copy])[:-1]
@@ -622,16 +609,16 @@ def repeats_of(digests: np.ndarray) -> tuple[int, int]:
 
 
 def refuse_repeats(repeated: int, too_many: int, rows: int) -> None:
-    """Raises if some ids name several rows, of all rows of a release or a vault."""
+    """Raises if ids are repeated among the rows of a release or a vault."""
     if repeated:
         raise ValueError(
             f"{repeated} ids name more than one row ({too_many} rows too many of {rows}), so rows "
-            "would share their noise. Nothing came out; give each row an id of its own."
+            "would share their noise. Nothing was returned; give each row its own id."
         )
 
 
 def checked_ids(ids: Any) -> Any:
-    """Returns ids as an Arrow array of whole numbers or texts, or raises for others."""
+    """Returns ids as an Arrow array of whole numbers or texts, or raises."""
     try:
         array = ids if isinstance(ids, (pa.Array, pa.ChunkedArray)) else pa.array(ids)
     except (pa.ArrowInvalid, pa.ArrowTypeError):
@@ -641,7 +628,7 @@ def checked_ids(ids: Any) -> Any:
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if array.null_count:
-        raise ValueError(f"{array.null_count} of {len(array)} ids are missing. Give each row one.")
+        raise ValueError(f"{array.null_count} of {len(array)} ids are missing. Give each an id.")
     if not (_are_texts(array) or pa.types.is_integer(array.type) or not len(array)):
         raise TypeError(
             f"ids must be whole numbers or text, got {array.type}. Turn them into text."
@@ -660,14 +647,14 @@ def _id_blocks(ids: Any, key: bytes) -> np.ndarray:
     if len(ids):
         numbers = ids.to_numpy(zero_copy_only=False)
         blocks[:, 0] = numbers.astype("<u8" if numbers.dtype.kind == "u" else "<i8").view("<u8")
-        blocks[:, 1] = numbers < 0  # the same for a number of any width
+        blocks[:, 1] = numbers < 0  # A number has the same block in any width.
     return blocks
 
 
 def _text_blocks(texts: Any, key: bytes) -> np.ndarray:
-    """Returns texts of up to 15 bytes as they are, and longer ones by a digest.
+    """Returns blocks of texts, with a digest in place of texts above 15 bytes.
 
-    The last byte is the length, so that no two texts share a block; or 16 for a digest.
+    The last byte is the length, or 16 for a digest, so that no two texts share a block.
     """
     texts = texts.cast(pa.large_binary())
     texts = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
@@ -675,11 +662,11 @@ def _text_blocks(texts: Any, key: bytes) -> np.ndarray:
     _, offsets, content = texts.buffers()
     starts = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts)]
     padded = (b"" if content is None else content.to_pybytes()) + bytes(16)
-    words = np.ndarray(len(padded) - 7, "<u8", padded, strides=(1,))  # from each byte on
-    first = np.array([(1 << 8 * size) - 1 for size in range(9)], "<u8")  # bytes of a word
+    words = np.ndarray(len(padded) - 7, "<u8", padded, strides=(1,))  # one from each byte on
+    masks = np.array([(1 << 8 * size) - 1 for size in range(9)], "<u8")  # of the first bytes
     blocks = np.stack([words[starts], words[starts + 8]], 1)
-    blocks[:, 0] &= first[np.minimum(lengths, 8)]
-    blocks[:, 1] &= first[np.clip(lengths - 8, 0, 7)]
+    blocks[:, 0] &= masks[np.minimum(lengths, 8)]
+    blocks[:, 1] &= masks[np.clip(lengths - 8, 0, 7)]
     blocks[:, 1] |= np.minimum(lengths, 16).astype("<u8") << np.uint64(56)
     digest = functools.partial(hashlib.blake2b, key=key, digest_size=15, person=b"labeldp-text")
     for row in np.flatnonzero(lengths > 15):

@@ -1,8 +1,8 @@
-"""The receipts of Keras models: attached when a training is counted, and read from files.
+"""The receipts of Keras models: counted trainings attach them, and files carry them.
 
-A layer carries a ``History``: the receipts of what it was made of, and digests of its weights when
-the last counted training ended. ``accounting.public_input`` reads it; here it is written. Digests
-of final weights also go to the ledgers of the vaults that paid, so that copies are known elsewhere.
+A layer carries a ``History``: receipts, and digests of its weights at the end of the last counted
+training. ``accounting.public_input`` reads it; this file writes it. The ledgers of charged vaults
+record digests of final weights too, so that copies of the weights are recognized.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ from tf_labeldp.accounting.receipts import (
 from tf_labeldp.vault.records import PUBLIC_INPUT, LabelStoreError
 
 _KERAS_CLASSES = ("keras_layers", "training", "self_supervised", "semi_supervised")
-"""The parts that register the classes which files of models name."""
+"""The parts that register the Keras classes in model files."""
 LEDGERS: dict[str, Callable[[Sequence[bytes], Receipts], None]] = {}
-"""Functions that keep weights in the stores of vaults, by the name of the label set."""
+"""Functions that record weights in the stores of vaults, by the name of the label set."""
 
 
 def attach(model: Any, receipts: Iterable[Receipt], layers: Iterable[Any] | None = None) -> None:
-    """Adds receipts to a model, and to these layers or all trainable ones."""
-    # An encoder is usually a new model over layers of a trained one, so the layers count.
+    """Adds receipts to a model, and to these layers or all trainable layers."""
+    # An encoder is usually a new model over layers of a trained model, so layers carry receipts.
     added = tuple(receipts)
     trainable = [layer for layer in layers_of(model) if layer.trainable_weights]
     chosen = trainable if layers is None else layers
-    merged: dict[int, Receipts] = {}  # layers of one model mostly share a tuple
+    merged: dict[int, Receipts] = {}  # The layers of a model mostly share a tuple.
     for layer in {id(part): part for part in (model, *chosen)}.values():
         history = history_of(layer)
         if history is None:
@@ -74,19 +74,19 @@ def attach(model: Any, receipts: Iterable[Receipt], layers: Iterable[Any] | None
 
 
 def attach_from_file(model: Any, receipts: Receipts, places: Iterable[int] | None) -> None:
-    """Adds receipts of a file to layers of a model by their places; None for all of them."""
+    """Adds receipts from a file to the layers at these places; None adds them to all layers."""
     layers = layers_of(model)
     chosen = (
         layers if places is None else [layers[place] for place in places if place < len(layers)]
     )
     for layer in {id(part): part for part in (model, *chosen)}.values():
-        earlier = (history_of(layer) or History()).receipts
-        _set_history(layer, History(merge_receipts(earlier, receipts)))
+        _set_history(layer, History(merge_receipts(_receipts_of(layer), receipts)))
 
 
 def begin_training(model: Any, receipts: Iterable[Receipt] = ()) -> list[bytes]:
-    """Adds receipts to a model whose training begins; returns digests of its weights."""
-    earlier = public_input(model).receipts  # with the evidence of training without receipts
+    """Adds receipts to a model before its training; returns digests of its weights."""
+    # These include a receipt of unknown cost for training without receipts.
+    earlier = public_input(model).receipts
     attach(model, merge_receipts(earlier, receipts))
     for layer in layers_of(model):
         if (history := history_of(layer)) is not None:
@@ -98,34 +98,31 @@ def begin_training(model: Any, receipts: Iterable[Receipt] = ()) -> list[bytes]:
 
 
 def end_training(model: Any, before: Iterable[bytes]) -> None:
-    """Notes the final weights of a training, here and in the ledgers of the vaults that paid."""
+    """Records the final weights of a training, here and in the ledgers of charged vaults."""
     keras: Any = sys.modules["keras"]
     if keras.backend.backend() == "jax":
-        # Keras leaves weights and their averages (`use_ema`) one buffer, which `predict` frees.
+        # Weights and their averages (`use_ema`) share a buffer here, which `predict` would free.
         model.set_weights(model.get_weights())
     cover_steps(model.optimizer)
-    by_layer = _digests_by_layer(layers_of(model))
-    digests = [digest for own in by_layer.values() for digest in own]
-    attach(model, merge_receipts(*map(known_of, digests)))  # of weights that a callback has set
-    _cover_weights(by_layer)
-    changed = sorted(set(digests).difference(before))
-    note_weights(changed, (history_of(model) or History()).receipts)
+    attach(model, known_of_weights(model))  # A callback may have set other weights.
+    digests = _cover_weights(layers_of(model))
+    note_weights(sorted(set(digests).difference(before)), _receipts_of(model))
 
 
 def known_of_weights(model: Any) -> Receipts:
-    """Returns the receipts of the values that the weights of a model have now."""
+    """Returns the receipts of the present values of a model's weights."""
     return merge_receipts(*map(known_of, weight_digests(model.weights)))
 
 
 def note_epoch(model: Any, before: Iterable[bytes]) -> None:
-    """Notes the weights at the end of an epoch in this process: they may be read from a file."""
+    """Records the weights after an epoch for this process, which may load them from a file."""
     changed = set(weight_digests(model.weights)).difference(before)
-    note_digests(changed, (history_of(model) or History()).receipts)
+    note_digests(changed, _receipts_of(model))
 
 
 @contextlib.contextmanager
 def counted_training(model: Any, receipts: Iterable[Receipt]) -> Iterator[None]:
-    """Counts the training inside as made of these receipts, in addition to those of the model."""
+    """Adds receipts to a model, and counts the training in this context."""
     before = begin_training(model, receipts)
     cover_steps(model.optimizer, math.inf)
     try:
@@ -135,37 +132,42 @@ def counted_training(model: Any, receipts: Iterable[Receipt]) -> Iterator[None]:
 
 
 def counted_weights(layer: Any, receipts: Receipts, weights: Iterable[Any]) -> None:
-    """Notes that these weights of a layer, as they are now, were made of these receipts alone."""
+    """Records that the present values of these weights come from these receipts alone."""
     attach(layer, receipts, ())
-    _cover_weights(_digests_by_layer([layer]))
+    _cover_weights([layer])
     note_weights(weight_digests(weights), receipts)
 
 
 def cover_steps(optimizer: Any, steps: float | None = None) -> None:
-    """Notes that receipts cover this many steps of an optimizer; None for all so far."""
+    """Records the number of optimizer steps that receipts cover; None covers all so far."""
     if optimizer is not None:
         inner = inner_optimizer(optimizer)
         if steps is None:
             steps = int(value_of(inner.iterations)) if inner.built else 0
-        inner.__dict__[COVERED] = steps  # past Keras's tracking of attributes
+        inner.__dict__[COVERED] = steps  # Keras does not track this attribute.
 
 
 def note_weights(digests: Sequence[bytes], receipts: Receipts) -> None:
-    """Notes the receipts of weights, here and in the stores of vaults that paid for some."""
+    """Records the receipts of weights, here and in the stores of charged vaults."""
     note_digests(digests, receipts)
     for name in {receipt.labels.name for receipt in receipts if digests} & set(LEDGERS):
-        with contextlib.suppress(OSError, LabelStoreError):  # gone, or not to be written to
+        with contextlib.suppress(OSError, LabelStoreError):  # The store is gone, or forgotten.
             LEDGERS[name](digests, receipts)
 
 
-def _digests_by_layer(layers: Iterable[Any]) -> dict[Any, list[bytes]]:
-    return {layer: weight_digests(own_weights(layer)) for layer in layers}
+def _receipts_of(layer: Any) -> Receipts:
+    return (history_of(layer) or History()).receipts
 
 
-def _cover_weights(digests: Mapping[Any, Iterable[bytes]]) -> None:
-    for layer, own in digests.items():
+def _cover_weights(layers: Iterable[Any]) -> list[bytes]:
+    """Marks the present weights of layers as covered by their receipts; returns all digests."""
+    digests = []
+    for layer in layers:
+        own = weight_digests(own_weights(layer))
+        digests += own
         if (history := history_of(layer)) is not None:
             _set_history(layer, dataclasses.replace(history, digests=frozenset(own)))
+    return digests
 
 
 def _set_history(layer: Any, history: History) -> None:
@@ -181,7 +183,7 @@ def _set_history(layer: Any, history: History) -> None:
         steps = None if covered is None else int(covered)
         return f"{name}\n".encode() + dataclasses.replace(history, steps=steps).to_bytes()
 
-    layer.__dict__[HISTORY] = HistoryInFiles(history, write)  # past Keras's tracking
+    layer.__dict__[HISTORY] = HistoryInFiles(history, write)  # Keras does not track this.
 
 
 def declare(
@@ -192,17 +194,17 @@ def declare(
     delta: float = 0.0,
     made_of: Public[Iterable[Any]] = (),
 ) -> PrivacyGuarantee:
-    """Declares the history of a model where its receipts do not record it.
+    """Declares the part of a model's history that its receipts do not record.
 
-    Statements print the declaration as its author's claim. It covers the unknown past, and no
-    training without receipts that follows.
+    Statements print the declaration as its author's claim. It covers the unknown past, and no later
+    training without receipts.
 
     Args:
-        artefact: a Keras model or layer; else a ``TypeError``.
+        artefact: a Keras model or layer.
         because: the reason, in a sentence: ``"trained on public labels of ImageNet"``.
         epsilon: the cost of its training to the private labels; 0 if it used none of them.
-        delta: likewise.
-        made_of: noisy labels, heads or models that it was trained on, whose receipts it then has.
+        delta: the delta of this cost.
+        made_of: noisy labels, heads or models that it was trained on; their receipts are added.
 
     Returns:
         The statement of the artefact, with the claim.
@@ -213,11 +215,6 @@ def declare(
         >>> declare(model, because="these labels are public").epsilon
         0.0
     """
-    if not isinstance(because, str) or not because.strip():
-        raise TypeError(
-            "because must give the reason in a sentence, which the statement will print: "
-            "because='trained on public labels'."
-        )
     public = public_input(artefact)
     artefact = public.value
     if not hasattr(artefact, "trainable_weights"):
@@ -229,28 +226,26 @@ def declare(
     claim = declared_receipt(unknown, because.strip(), epsilon, delta)
     parts = made_of if isinstance(made_of, PublicInput) else tuple(made_of)
     attach(artefact, merge_receipts(public.receipts, [claim], public_input(parts).receipts))
-    by_layer = _digests_by_layer(layers_of(artefact))
-    _cover_weights(by_layer)
+    digests = _cover_weights(layers_of(artefact))
     cover_steps(getattr(artefact, "optimizer", None))
-    digests = [digest for own in by_layer.values() for digest in own]
     note_weights(digests, public_input(artefact).receipts)
     return guarantee(artefact)
 
 
 def guarantee(artefact: Public[Any], delta: float | None = None) -> PrivacyGuarantee:
-    """Returns the statement of anything that was made of private labels.
+    """Returns the statement of a model, or of another output of private labels.
 
     Guarantee:
-        The composition of its receipts (``accounting.compose_receipts``). A Keras model with
-        evidence of training that no receipt covers gets no promise; an unknown one, an assumption.
+        The composition of its receipts (``accounting.compose_receipts``). A Keras model that shows
+        training without receipts gets no promise; a model without a known history, an assumption.
 
     Args:
         artefact: noisy labels, a head, a Keras model or layer; or the path of a ``.keras`` file
             that Keras loads without ``custom_objects``.
-        delta: of the statement; None for the largest of the budgets that paid.
+        delta: the delta of the statement; None takes the largest of the charged budgets.
 
     Raises:
-        ReceiptError: the receipts were damaged, or written by a newer version.
+        ReceiptError: the receipts are damaged, or a newer version wrote them.
 
     Example:
         >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
@@ -259,23 +254,23 @@ def guarantee(artefact: Public[Any], delta: float | None = None) -> PrivacyGuara
         0.5
     """
     if isinstance(artefact, (str, os.PathLike)):
-        artefact = load_model(artefact)  # with the optimizer, which has evidence of training
+        artefact = load_model(artefact)  # The optimizer comes along: it shows training.
     receipts = public_input(artefact).receipts
     stated = compose_receipts(receipts, delta)
     if hasattr(artefact, "trainable_weights"):
         return stated.with_assumptions([WEIGHTS_ASSUMED])
-    # Of an array, or of anything else without receipts, nothing is known.
+    # An array has no history.
     return stated if receipts else stated.with_assumptions([PUBLIC_INPUT])
 
 
 def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
-    """Returns the Keras model of a ``.keras`` file, with the receipts in the file.
+    """Loads the Keras model of a ``.keras`` file, with its receipts.
 
-    Keras's own ``load_model`` reads the same file without them, and takes the same arguments.
+    It takes the arguments of ``keras.models.load_model``, which loads the file without receipts.
 
     Raises:
-        FileNotFoundError, ValueError: as of ``keras.models.load_model``.
-        ReceiptError: the receipts were damaged, or written by a newer version.
+        FileNotFoundError, ValueError: as from ``keras.models.load_model``.
+        ReceiptError: the receipts are damaged, or a newer version wrote them.
 
     Example:
         >>> import keras, os, tempfile
@@ -294,15 +289,14 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
     model = keras.models.load_model(path, **settings)
     histories = _histories_in(path)
     _match_by_name(model, histories)
-    # A file that was written within a training has the receipts of the weights as they are there.
-    under_way = [
+    # A file that was written during a training covers the weights in the file.
+    _cover_weights(
         layer for layer in layers_of(model) if (h := history_of(layer)) and h.digests is None
-    ]
-    _cover_weights(_digests_by_layer(under_way))
-    of_model = histories.get(model.name)
-    if of_model is not None and of_model.steps is not None:
-        cover_steps(getattr(model, "optimizer", None), of_model.steps)
-    for layer in layers_of(model):  # so that copies are known
+    )
+    steps = histories.get(model.name, History()).steps
+    if steps is not None:
+        cover_steps(getattr(model, "optimizer", None), steps)
+    for layer in layers_of(model):  # Copies of these weights are recognized.
         if (history := history_of(layer)) is not None:
             note_digests(history.digests or (), history.receipts)
     return model
@@ -318,23 +312,22 @@ def _histories_in(path: pathlib.Path) -> dict[str, History]:
         for member in content.namelist():
             if not (member.startswith("assets/") and member.endswith(f"/{HISTORY}/{ASSET}")):
                 continue
-            name, _, found = content.read(member).partition(b"\n")
+            name, _, history = content.read(member).partition(b"\n")
             layer = name.decode()
             try:
-                read = History.from_bytes(found)
-                histories[layer] = _both(histories.get(layer, read), read)
+                new = History.from_bytes(history)
             except ReceiptError as error:
                 raise ReceiptError(f"{path}: {error}") from error
+            # Several layers may share a name: their histories are merged.
+            old = histories.get(layer, new)
+            both = old.digests is not None and new.digests is not None
+            histories[layer] = History(
+                merge_receipts(old.receipts, new.receipts),
+                (old.digests | new.digests) if both else None,  # type: ignore[operator]
+                True,
+                old.steps if new.steps is None else new.steps,
+            )
     return histories
-
-
-def _both(first: History, second: History) -> History:
-    """Returns the history of layers of one name, which files do not distinguish."""
-    digests = None
-    if first.digests is not None and second.digests is not None:
-        digests = first.digests | second.digests
-    steps = first.steps if second.steps is None else second.steps
-    return History(merge_receipts(first.receipts, second.receipts), digests, True, steps)
 
 
 def _match_by_name(model: Any, histories: Mapping[str, History]) -> None:
@@ -342,9 +335,8 @@ def _match_by_name(model: Any, histories: Mapping[str, History]) -> None:
     for layer in layers_of(model):
         by_name.setdefault(layer.name, []).append(layer)
     for name, history in histories.items():
-        # Of a layer that has another name now: all may be made of it.
+        # Without a layer of this name, any layer may have this history.
         for layer in by_name.get(name, layers_of(model)):
-            earlier = (history_of(layer) or History()).receipts
             digests = history.digests if name in by_name else None
-            receipts = merge_receipts(earlier, history.receipts)
+            receipts = merge_receipts(_receipts_of(layer), history.receipts)
             _set_history(layer, dataclasses.replace(history, receipts=receipts, digests=digests))

@@ -1,7 +1,4 @@
-"""The vault: true labels go in, outputs of mechanisms come out, each use leaves a receipt.
-
-``ledger.py`` charges each use against the budget; ``_draws.py`` draws.
-"""
+"""The vault of the true labels: every output is randomized, charged to a budget and recorded."""
 
 from __future__ import annotations
 
@@ -42,15 +39,15 @@ class Randomizer(abc.ABC):
     """Draws noisy labels by several releases; ``PrivateLabels.randomize`` takes it.
 
     Guarantee:
-        Each release is charged to the vault, and the noisy labels carry all their receipts;
-        together they cost ``epsilon``. It refuses before the first one if they do not all fit.
+        Each release is charged to the vault, and the noisy labels carry all receipts; together the
+        releases cost ``epsilon``. If the budget does not allow all of them, none is drawn.
     """
 
     public_input: ClassVar[str | None] = None
-    """The public input that it needs: ``"clusters"``, ``"features"`` or None."""
+    """The public input that the randomizer needs: ``"clusters"``, ``"features"`` or None."""
 
     epsilon: float
-    """Of all releases together, promised before the first one."""
+    """The cost of all releases together, known before the first one."""
 
     @abc.abstractmethod
     def draw_from(
@@ -58,13 +55,13 @@ class Randomizer(abc.ABC):
     ) -> NoisyLabels:
         """Returns noisy labels of all examples of a vault; ``PrivateLabels.randomize`` calls it.
 
-        ``key`` names the draws; None for a name that is always the same. ``public`` is the value
-        that ``public_input`` names, with the receipts of the randomizer.
+        ``key`` names the draws; None stands for a fixed name. ``public`` is the value that
+        ``public_input`` names, with the receipts of the randomizer.
         """
 
     @abc.abstractmethod
     def parts(self, labels: PrivateLabels) -> list[Mechanism]:
-        """Returns mechanisms at the price of the releases from a vault."""
+        """Returns mechanisms that cost what the releases from a vault cost."""
 
     @staticmethod
     def _reserve(
@@ -80,11 +77,11 @@ class Randomizer(abc.ABC):
 
 
 class PrivateLabels:
-    """The only holder of the true labels of a training set.
+    """The true labels of a training set, with a privacy budget.
 
     Labels are released in three ways: ``randomize`` draws noisy labels, ``release`` a noisy
-    statistic, and training takes noisy steps, for which it is charged. Each use leaves a receipt
-    here, in the store, and in its output.
+    statistic, and training charges the vault for noisy steps. Each use adds a receipt to the vault,
+    to its store and to the output.
 
     Guarantee:
         At any time all outputs together are ``guarantee()``-label-DP, for the replacement of one
@@ -94,44 +91,45 @@ class PrivateLabels:
         before anything is drawn.
 
     The process and its store folder are trusted; outputs may be published with the features. No
-    label is shown elsewhere, not in ``repr`` nor in an error. A store has a salted digest of the
-    labels, which is not differentially private: keep it with the labels. Processes share a vault
-    through its store; without one, a forked process is refused.
+    ``repr`` and no error shows a label. A store contains a salted digest of the labels, which is
+    not differentially private: keep it with the labels. Processes share a vault through its store;
+    without a store, a forked process is refused.
 
     Args:
         labels: the true labels, shape (n,): integers 0..K-1, any hashable values with ``classes``,
             or numbers with ``low`` and ``high`` (regression); or rows (n, L) of zeros and ones with
             ``num_labels``. An array, list, tensor or column of a data frame; copied.
-        num_classes: K, at least 2; may be left out where ``classes`` is given.
+        num_classes: K, at least 2; ``classes`` makes it optional.
         budget: the most that may be spent on one label. A store keeps it: leave it out later.
         classes: the class values, in the order of their codes 0..K-1. Public knowledge: inferring
-            them from the labels would reveal rare ones.
+            them from the labels would reveal rare classes.
         low: the smallest label of a regression task; public knowledge, like ``high``.
         high: the largest label of a regression task.
-        clip: for regression, whether labels outside the range are set to its nearer end.
+        clip: whether regression labels outside the range are set to its nearer end.
         num_labels: L, for several binary labels per example; the unit of privacy is the whole row.
-        people: the name of the population of the labels. Costs of several vaults add up, since they
-            may hold labels of the same people, unless these names differ.
-        store: folder that keeps every use. Opened again with the same labels it returns the same
-            draws and charges nothing for them. Without one, a second run spends again.
+        people: the population that the labels come from. The costs of several vaults add up, since
+            they may contain labels of the same people, unless their populations differ.
+        store: a folder that records every use. Opened again with the same labels, it returns the
+            same draws without a charge. Without a store, a second run spends again.
         project: whether the folder around the store is a project, whose stores share the budget of
-            the first one: each use counts in all of them, unless ``people`` differ. None for the
-            choice that the store keeps; for a new store, whether there is a project in the folder.
-        draws: the source of the random bits of noisy labels. ``"stored"``: the operating system,
-            once; ``"keyed"``: a secret key and the row, so that ``scale`` can repeat the draw on
-            engines. The key is ``labels.key`` in the store, a ``scale.ReleaseKey``, whose releases
-            count here. Takes the mechanisms of ``scale.randomize_batch``.
-        ids: for keyed draws, the name of each row (n,): whole numbers or texts, each once. None for
-            the row numbers.
-        actor: named in receipts, which are published; None for the environment
-            variable ``LABELDP_ACTOR``, or the name of the login.
-        insecure_seed: makes the draws repeatable; the statement then says "not private: seeded".
+            the first one: each use counts in all of them, unless ``people`` differ. None keeps the
+            choice of an existing store; a new store joins the project of its folder, if any.
+        draws: the source of the random bits of noisy labels. ``"stored"`` draws once, with the
+            operating system's random bits. ``"keyed"`` derives them from a secret key and the row,
+            so that the engines of ``scale`` repeat the draw. The key is ``labels.key`` in the
+            store, a ``scale.ReleaseKey`` whose releases count here. Keyed draws take the mechanisms
+            of ``scale.randomize_batch``.
+        ids: a unique id for each row (n,), for keyed draws: whole numbers or texts. None takes the
+            row numbers.
+        actor: the author of receipts, which are published; None takes the environment variable
+            ``LABELDP_ACTOR``, or the login.
+        insecure_seed: makes draws repeatable; the statement then reads "not private: seeded".
 
     Raises:
-        TypeError: the labels are not integers and neither classes nor a range are given.
+        TypeError: the labels are not integers, and neither ``classes`` nor a range is given.
         ValueError: labels outside the classes or the range, wrong shape, no budget, or
             contradictory arguments.
-        LabelStoreError: a store of other labels, settings or budget, a damaged one, or none.
+        LabelStoreError: the store is damaged, or has other labels, settings or another budget.
 
     Example:
         >>> from tf_labeldp import PrivacyBudget, RandomizedResponse
@@ -180,35 +178,35 @@ class PrivateLabels:
                 f"budget must be a PrivacyBudget, got {type(budget).__name__}. Write "
                 "budget=PrivacyBudget(epsilon=1.0)."
             )
-        for name, text in (("people", people), ("actor", actor)):
-            if text is not None and (not isinstance(text, str) or not text):
-                raise TypeError(f"{name} must be a name, a str, got {text!r}.")
+        if people is not None and not (isinstance(people, str) and people):
+            raise TypeError(f"people must be the name of a population, got {people!r}.")
         if insecure_seed is not None:
             insecure_seed = _validate.integer_at_least("insecure_seed", insecure_seed, 0)
         _validate.one_of("draws", draws, ("stored", "keyed"))
         if project and store is None:
             raise ValueError(
-                "project=True needs a store, in the project's folder: store='study/visits'."
+                "project=True needs a store in the folder of the project, got none. Write "
+                "store='study/visits'."
             )
-        not_taken = (num_labels, insecure_seed) if draws == "keyed" else (ids,)
-        if any(argument is not None for argument in not_taken):
-            raise ValueError(
-                'draws="keyed" takes no num_labels and no insecure_seed, draws="stored" no ids.'
-            )
+        if draws == "stored" and ids is not None:
+            raise ValueError("ids= is for keyed draws. Add draws='keyed', or leave ids out.")
+        if draws == "keyed" and (num_labels, insecure_seed) != (None, None):
+            raise ValueError("Keyed draws take neither num_labels nor insecure_seed. Leave it out.")
         self._kind = label_kind(num_classes, classes, low, high, num_labels, clip=clip)
         self._sealed = Sealed(self._kind.encode(labels))
         self._store = None if store is None else LabelStore(store, in_project=project)
-        names = public_input(ids)
-        keyed = KeyedDraws(names.value, len(self._sealed)) if draws == "keyed" else None
+        row_ids = public_input(ids)
+        keyed = KeyedDraws(row_ids.value, len(self._sealed)) if draws == "keyed" else None
         self._ledger = Ledger.of_labels(
             self._sealed.open(), self._kind, people, budget, self._store, actor
         )
         if keyed is not None:
             keyed.open(self._ledger, self._store)
         self._draws = Draws(self._sealed, self._kind, self._ledger, insecure_seed, keyed)
-        self._chosen_by: PublicInput[Any] = PublicInput(None)  # of a part
-        self._among: np.ndarray | None = None  # of a part: its examples, int64 (m,) rising
-        self.adopt(names.receipts)
+        # A part of a split has the receipts of its choice, and its examples, int64 (m,) rising.
+        self._chosen_by: PublicInput[Any] = PublicInput(None)
+        self._among: np.ndarray | None = None
+        self.adopt(row_ids.receipts)
 
     @property
     def kind(self) -> LabelKind:
@@ -217,7 +215,7 @@ class PrivateLabels:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes K; raises a ``ValueError`` for numbers and rows of labels."""
+        """The number of classes K; raises a ``ValueError`` for numbers and rows of labels."""
         return self._classes.num_classes
 
     @property
@@ -229,14 +227,14 @@ class PrivateLabels:
     def _classes(self) -> Classes:
         if not isinstance(self._kind, Classes):
             raise ValueError(
-                f"these labels are {self._kind.describe()} and have no classes. Make PrivateLabels "
+                f"These labels are {self._kind.describe()} and have no classes. Make PrivateLabels "
                 "with num_classes for one class per example."
             )
         return self._kind
 
     @property
     def label_range(self) -> tuple[float, float] | None:
-        """The smallest and the largest label of a regression task; None for other labels."""
+        """The smallest and the largest label of a regression task, or None."""
         return self._kind.label_range
 
     @property
@@ -257,12 +255,12 @@ class PrivateLabels:
 
     @property
     def label_set(self) -> LabelSet:
-        """The name of these labels in receipts."""
+        """The name of these labels in receipts, with their number."""
         return self._ledger.label_set
 
     @property
     def receipts(self) -> Receipts:
-        """The receipts of all uses, and those that came with models to the vault."""
+        """The receipts of all uses, and those of models that the vault adopted."""
         return self._ledger.receipts()
 
     @property
@@ -272,23 +270,26 @@ class PrivateLabels:
 
     @property
     def indices(self) -> np.ndarray:
-        """The examples of the whole vault that are here, ``int64`` (n,): all, except for a part."""
+        """The rows of these examples in the whole vault, ``int64`` (n,)."""
         return self._rows(None).copy()
 
     def __len__(self) -> int:
         return len(self._sealed) if self._among is None else self._among.size
 
     def split(self, held_out: Public[Any], *, seed: int = 0) -> tuple[PrivateLabels, PrivateLabels]:
-        """Returns the vault of the other examples and that of ``held_out``, such as for evaluation.
+        """Splits the examples in two parts, such as for training and for evaluation.
 
-        Both belong to this vault: a use of a part is charged here to its examples alone, so that
-        uses of the two compose in parallel, and ``guarantee()`` of either is that of the whole. A
-        part numbers its own examples from 0: their features are ``x[part.indices]``.
+        Both parts share the ledger of this vault. A use of one part is charged to its examples
+        alone, so that uses of the two parts compose in parallel. ``guarantee()`` is that of the
+        whole vault. Each part numbers its examples from 0: their features are ``x[part.indices]``.
 
         Args:
-            held_out: the share of the examples in the second part, in (0, 1), chosen at random; or
-                these examples: integers (m,) or a boolean mask (n,). No part may be empty.
-            seed: of the random choice; public.
+            held_out: the share of the second part, in (0, 1), chosen at random; or its examples,
+                integers (m,) or a boolean mask (n,). Neither part may be empty.
+            seed: the public seed of the random choice.
+
+        Returns:
+            The vault of the other examples, and the vault of the held-out examples.
 
         Example:
             >>> from tf_labeldp import PrivacyBudget
@@ -308,8 +309,8 @@ class PrivateLabels:
         second[_checked_rows(held_out, n)] = True
         if not 0 < second.sum() < n:
             raise ValueError(
-                f"both parts need examples; of {n} labels {second.sum()} are held out. Hold out "
-                "more, or fewer."
+                f"expected examples in both parts, got {second.sum()} held out of {n}. Change "
+                "held_out."
             )
         self.adopt(public.receipts)
         chosen = public_input(self._chosen_by, public).with_value(None)
@@ -340,61 +341,57 @@ class PrivateLabels:
         """Draws noisy labels, charges them, and stores them before it returns them.
 
         Args:
-            mechanism: for labels of this vault's kind: a mechanism for its classes or its range,
-                ``ALIBI``, ``LabelRandomizer``, ``ClusterRandomizedResponse``,
+            mechanism: a mechanism for the classes or the range of the vault, ``ALIBI``,
+                ``LabelRandomizer``, ``ClusterRandomizedResponse``,
                 ``PeerToPeerRandomizedResponse``, ``heads.HeadPriorRandomizer``. Rows of labels take
                 ``RandomizedResponse(epsilon, num_classes=2)`` for each label, charged L times.
             indices: the examples to draw for: integers (m,), each at most once, or a boolean mask
                 (n,). None draws for all.
             priors: probabilities (K,) or (m, K), in the order of ``indices``, or
-                ``mechanisms.Priors``, for mechanisms that take them.
+                ``mechanisms.Priors``, for mechanisms that use priors.
             clusters: the cluster of each example, integers (m,) or the result of ``find_clusters``,
-                for mechanisms that take them.
-            features: public features, for mechanisms that take them.
-            key: a name for this draw. Asking again for a name returns the stored draw and charges
-                nothing, for any priors. Without a name the draws of a run are numbered, and a store
-                answers them in that order.
+                for mechanisms that use clusters.
+            features: public features, for mechanisms that use features.
+            key: a name for this draw. A second call with this name returns the stored draw, without
+                a charge and whatever the priors. Draws without a name are numbered, and a store
+                returns them in that order.
 
         Warns:
-            UserWarning: the budget's delta is not below 1/n; of ``release`` and ``charge`` too.
+            UserWarning: the budget's delta is not below 1/n; ``release`` and ``charge`` warn too.
 
         Raises:
             BudgetExceededError: the draw would take an example past the budget; nothing was drawn.
             LabelStoreError: the stored draw of this name has other settings.
             RuntimeError: this process was forked, and the vault has no store; or a mechanism of
                 another library failed on the labels, and was charged.
-            TypeError, ValueError: a mechanism for other labels, or one that breaks its claims; bad
-                indices, public input or key. Nothing was charged.
+            TypeError, ValueError: the mechanism is for other labels or breaks its claims, or the
+                indices, the public input or the key are wrong. Nothing was charged.
         """
-        several = {"priors": priors, "clusters": clusters, "features": features}
-        given = {name: value for name, value in several.items() if value is not None}
-        made_by = public_input(mechanism)
-        mechanism = made_by.value
-        is_randomizer = isinstance(mechanism, Randomizer)
-        if not is_randomizer:
+        source = public_input(mechanism)
+        mechanism = source.value
+        if not isinstance(mechanism, Randomizer):
             self._kind.check(checked_mechanism(mechanism, LabelMechanism))
-        name, wanted = type(mechanism).__name__, mechanism.public_input
-        if is_randomizer and wanted is not None and set(given) != {wanted}:
+        name, needed = type(mechanism).__name__, mechanism.public_input
+        inputs = {"priors": priors, "clusters": clusters, "features": features}
+        extra = [kind for kind, value in inputs.items() if value is not None and kind != needed]
+        if extra:
             raise ValueError(
-                f"{name} needs {wanted}=, and takes nothing else; got "
-                f"{' and '.join(sorted(given)) or 'nothing'}."
-            )
-        for other in sorted(set(given) - {wanted}):
-            raise ValueError(
-                f"{name} takes no {other}; leave them out. RRWithPrior takes priors, "
+                f"{name} takes no {extra[0]}; leave them out. RRWithPrior takes priors, "
                 "ClusterRandomizedResponse clusters, HeadPriorRandomizer features, and "
                 "LabelRandomizer(values=..., prior=...) a public prior."
             )
-        public = _with_receipts_of(given.get(wanted or ""), made_by, indices, self._chosen_by)
+        public = _with_receipts_of(inputs.get(needed or ""), source, indices, self._chosen_by)
         if isinstance(mechanism, Randomizer):
+            if needed and public.value is None:
+                raise ValueError(f"{name} needs {needed}=, and takes nothing else; got nothing.")
             if indices is not None:
                 raise ValueError(f"{name} draws for all examples; leave indices=None.")
             return mechanism.draw_from(self, key, public)
-        if wanted == "priors" and public.value is not None:
+        if needed == "priors" and public.value is not None:
             public = public.with_value(Priors.of(public.value))
-        elif wanted == "clusters" and public.value is not None:
-            found = getattr(public.value, "assignments", public.value)
-            public = public.with_value(np.asarray(found))
+        elif needed == "clusters" and public.value is not None:
+            assignments = getattr(public.value, "assignments", public.value)
+            public = public.with_value(np.asarray(assignments))
         record = self._draws.record(mechanism, self._rows(indices), public, key)
         return noisy_labels(record, mechanism, self._kind.names, self._among)
 
@@ -410,15 +407,16 @@ class PrivateLabels:
 
         Args:
             mechanism: for example ``mechanisms.HistogramMechanism``.
-            indices: the examples that it covers, as for ``randomize``; each is charged.
-            public_input: for mechanisms that take it, in the order of ``indices``: group numbers
-                (m,) or the result of ``find_clusters``, features (m, d). An object with
-                ``digest()`` and ``matches(digest)`` is identified by these. A stored release is
-                returned only for its own public input.
+            indices: the examples of the statistic, as for ``randomize``; each is charged.
+            public_input: group numbers (m,), the result of ``find_clusters``, or features (m, d),
+                in the order of ``indices``, for mechanisms that use them. Objects with ``digest()``
+                and ``matches(digest)`` are compared by these. A stored release is returned for the
+                same public input only.
             key: a name for this release, as for ``randomize``.
 
         Raises:
-            Errors as of ``randomize``.
+            BudgetExceededError, LabelStoreError, RuntimeError, TypeError, ValueError: as from
+                ``randomize``.
 
         Example:
             >>> from tf_labeldp.accounting import PrivacyBudget
@@ -440,39 +438,38 @@ class PrivateLabels:
     def evaluate(
         self, predictions: Public[Any], metric: str, epsilon: float, *, key: str | None = None
     ) -> Evaluation:
-        """Returns a noisy metric of predictions on these labels, by one release of its own.
+        """Releases a noisy metric of predictions on these labels.
 
         Guarantee:
             Epsilon-DP for the replacement of one label, charged to the vault: noise of the exact
-            sensitivity on a sum (``mechanisms.MetricMechanism``), or on the numbers of labels of
-            each class in groups by prediction (``mechanisms.HistogramMechanism``). Assumes that the
-            predictions are public.
+            sensitivity on a sum (``mechanisms.MetricMechanism``), or on class counts in groups by
+            prediction (``mechanisms.HistogramMechanism``). Assumes that the predictions are public.
 
-        Evaluate on examples that the model was not trained on (``split``): on others it looks
-        better than it is, and its labels are charged for both.
+        Evaluate on examples that the model was not trained on (``split``): on training examples it
+        looks better than it is, and their labels are charged twice.
 
         Args:
-            predictions: in the order of the labels: probabilities (n, K), or (n,) of the second of
-                two classes; class codes (n,) are enough for ``"accuracy"`` and
+            predictions: in the order of the labels: probabilities (n, K); probabilities (n,) of the
+                second of two classes; class codes (n,) for ``"accuracy"`` and
                 ``"confusion_matrix"``; numbers (n,); None for ``"mean"`` and ``"total"``.
             metric: for classes ``"accuracy"``, ``"log_loss"`` (at most 5 per example), ``"brier"``,
                 ``"confusion_matrix"`` (true classes in rows), ``"auc"`` (of two classes) or
                 ``"calibration"`` (the share of right predictions, or of the second of two classes,
-                in ten bins of its probability); for numbers ``"mse"``, ``"mae"``, ``"mean"`` or
-                ``"total"``, these two of the labels themselves.
-            epsilon: finite and above zero.
+                in ten bins of its probability); for numbers ``"mse"`` or ``"mae"``, or ``"mean"``
+                or ``"total"`` of the labels themselves.
+            epsilon: the cost, finite and above zero.
             key: a name for this release, as for ``randomize``.
 
         Raises:
             BudgetExceededError: an example would pass the budget; nothing was released.
-            TypeError: rows of labels.
-            ValueError: another metric, or unsuitable predictions; nothing was charged.
+            TypeError: the labels are rows.
+            ValueError: an unknown metric, or unsuitable predictions; nothing was charged.
 
         Example:
             >>> from tf_labeldp import PrivacyBudget
             >>> labels = PrivateLabels([0, 1] * 500, num_classes=2, budget=PrivacyBudget(1.0))
-            >>> found = labels.evaluate(np.array([0, 1] * 500), "accuracy", epsilon=0.5)
-            >>> abs(found.value - 1.0) < 10 * found.standard_error, found.guarantee().epsilon
+            >>> score = labels.evaluate(np.array([0, 1] * 500), "accuracy", epsilon=0.5)
+            >>> abs(score.value - 1.0) < 10 * score.standard_error, score.guarantee().epsilon
             (True, 0.5)
         """
         return evaluate_by_release(self, predictions, metric, epsilon, key)
@@ -491,24 +488,27 @@ class PrivateLabels:
         metrics_reported: bool = False,
         sample_weights: bool = False,
     ) -> Receipt:
-        """Charges a use of the labels whose output does not pass through the vault: noisy steps.
+        """Charges a use of the labels outside the vault, such as noisy training steps.
 
-        Call it before the use, once for each, as ``LabelDPModel.fit`` does before every epoch. The
-        receipt belongs to every output of the use, next to those of ``made_of``.
+        Call it before each use, as ``LabelDPModel.fit`` does before every epoch. Attach the receipt
+        and those of ``made_of`` to every output of the use.
 
         Args:
-            charge: of the use: ``accounting.dp_sgd_charge(...)``, or an ``accounting.Charge`` of
-                your own.
-            what: the use in words, for the history.
+            charge: the cost: ``accounting.dp_sgd_charge(...)``, or your own ``accounting.Charge``.
+            what: a description for the history.
             key: a name for the history.
             indices: the examples, as for ``randomize``.
-            made_of: other inputs of the use, such as the model and its features, whose receipts
-                count in the budget too.
-            unit: of privacy, ``"label"``, ``"row"`` or ``"user"``; None for that of the labels.
+            made_of: the public inputs of the use, such as the model and its features; their
+                receipts count in the budget too.
+            unit: the unit of privacy, ``"label"``, ``"row"`` or ``"user"``; None takes that of the
+                labels.
             num_units: the number of users.
             seeded: whether the noise can be repeated.
             metrics_reported: whether loss or metrics on true labels are shown.
-            sample_weights: whether examples are weighted.
+            sample_weights: whether examples have weights.
+
+        Returns:
+            The receipt of the use.
 
         Raises:
             BudgetExceededError: an example would pass the budget; nothing was charged.
@@ -523,8 +523,8 @@ class PrivateLabels:
         """
         if not isinstance(charge, Charge):
             raise TypeError(
-                f"charge must be an accounting.Charge, got {type(charge).__name__}. "
-                "accounting.dp_sgd_charge makes one for steps of DP-SGD."
+                f"charge must be an accounting.Charge, got {type(charge).__name__}. For DP-SGD "
+                "steps use accounting.dp_sgd_charge."
             )
         if unit is not None:
             _validate.one_of("unit", unit, UNITS)
@@ -536,22 +536,22 @@ class PrivateLabels:
             "metrics_reported": metrics_reported,
             "sample_weights": sample_weights,
         }
-        came_along = public_input(made_of, indices, self._chosen_by).receipts
+        inherited = public_input(made_of, indices, self._chosen_by).receipts
         with self._ledger.turn():
-            for other in self._ledger.check(rows, [(what, charge)], came_along):
+            for other in self._ledger.check(rows, [(what, charge)], inherited):
                 self._ledger.keep(receipt=other)
             receipt = self._ledger.receipt(charge, what, "steps", key, rows, **flags)
             self._ledger.keep(receipt=receipt)
         return receipt
 
     def adopt(self, receipts: Iterable[Receipt]) -> None:
-        """Counts receipts that came with a model or priors, if they may be of these labels.
+        """Counts the receipts of a model or of priors that may be about these labels.
 
-        They may, unless both label sets have stores, or ``people`` declares that they are of
-        different people. ``LabelDPModel.fit``, ``MultiStageTraining`` and heads call it.
+        They may be, unless both label sets have stores, or ``people`` declares different
+        populations. ``LabelDPModel.fit``, ``MultiStageTraining`` and heads call it.
 
         Raises:
-            BudgetExceededError: together they pass the budget; nothing was counted.
+            BudgetExceededError: the receipts would pass the budget; none was counted.
         """
         with self._ledger.turn():
             for receipt in self._ledger.check(self._rows(None), [], receipts):
@@ -565,10 +565,10 @@ class PrivateLabels:
         indices: Public[Any] = None,
         receipts: Iterable[Receipt] = (),
     ) -> None:
-        """Raises a ``BudgetExceededError`` if these uses would pass the budget; draws nothing.
+        """Raises a ``BudgetExceededError`` if uses would pass the budget; draws nothing.
 
-        ``mechanism`` is one, or several, for ``randomize``, ``release`` or ``charge``;
-        ``receipts`` are those of the public inputs of the use.
+        ``mechanism`` is an argument of ``randomize``, ``release`` or ``charge``, or a list of such
+        arguments; ``receipts`` are those of the public inputs of the uses.
         """
         public = public_input(mechanism, indices)
         planned, rows = self._planned(public.value[0]), self._rows(public.value[1])
@@ -576,15 +576,15 @@ class PrivateLabels:
             self._ledger.check(rows, planned, merge_receipts(receipts, public.receipts))
 
     def has_draw(self, key: str | None) -> bool:
-        """Returns whether a draw of this name has been made (and so costs nothing to ask for).
+        """Returns whether a draw of this name is recorded, and so costs nothing.
 
-        None is the name of the next draw without a key, which a store may hold.
+        None stands for the next draw without a key, which a store may have recorded.
         """
         with self._ledger.turn():
             return (self._draws.next_name() if key is None else key) in self._ledger.draws
 
     def mechanism(self, key: str) -> Mechanism:
-        """Returns the mechanism of a draw that has been made; a ``KeyError`` if there is none."""
+        """Returns the mechanism of a recorded draw; raises a ``KeyError`` if there is none."""
         if not self.has_draw(key):
             raise KeyError(f"there is no draw {key!r}; there are {sorted(self._ledger.draws)}.")
         return deserialize(self._ledger.draws[key].mechanism or {})
@@ -599,8 +599,8 @@ class PrivateLabels:
         ``model.guarantee()`` and ``noisy.guarantee()`` are the statements of one output.
 
         Args:
-            after: mechanisms to count one use of as well, on all examples; nothing is charged.
-            delta: of the statement; None for the budget's.
+            after: mechanisms to add, with one use of all examples each; nothing is charged.
+            delta: the delta of the statement; None takes the budget's.
         """
         public = public_input(after)
         planned = [
@@ -608,14 +608,14 @@ class PrivateLabels:
             for what, charge in self._planned(public.value)
         ]
         stated = self._ledger.guarantee(merge_receipts(public.receipts, planned), delta)
-        if stated.num_units is None:  # of a vault without uses
+        if stated.num_units is None:  # There are no receipts.
             stated = dataclasses.replace(stated, num_units=len(self._sealed) or None)
         return stated
 
     def history(self) -> UseHistory:
-        """Returns the uses so far in order; like uses that follow each other are one line.
+        """Returns the uses so far in order; equal steps in a row share a line.
 
-        It prints as a table. Each use has ``time`` (UTC), ``what``, ``examples`` (their number),
+        It prints as a table. Each use has ``time`` (UTC), ``what``, ``examples`` (a number),
         ``epsilon``, ``epsilon_so_far``, ``actor`` and ``key``.
 
         Example:
@@ -628,23 +628,21 @@ class PrivateLabels:
         return self._ledger.history()
 
     def remaining(self) -> float:
-        """Returns the largest epsilon that one more pure use of all labels may have."""
+        """Returns the largest epsilon of one more pure-DP use of all labels."""
         return self._ledger.remaining()
 
     def raise_budget(self, budget: PrivacyBudget, *, reason: str) -> None:
         """Raises the budget; the store keeps it, and the history shows it with its reason.
 
         Args:
-            budget: at least the old one in epsilon and delta, or a ``ValueError`` is raised.
+            budget: at least the old budget in epsilon and delta, or a ``ValueError`` is raised.
             reason: a sentence for the history.
         """
-        if not isinstance(reason, str) or not reason.strip():
-            raise TypeError("reason must say why the budget is raised, in a sentence.")
         self._ledger.raise_budget(budget, reason.strip())
 
-    def _planned(self, several: Any) -> list[tuple[str, Charge]]:
+    def _planned(self, uses: Any) -> list[tuple[str, Charge]]:
         planned = []
-        for use in several if isinstance(several, Sequence) else [several]:
+        for use in uses if isinstance(uses, Sequence) else [uses]:
             if isinstance(use, Charge):
                 planned.append(("the use", use))
             elif isinstance(use, Randomizer):
@@ -655,7 +653,7 @@ class PrivateLabels:
         return planned
 
     def __repr__(self) -> str:
-        """Returns sizes and budget, never a label."""
+        """Describes sizes and budget, and no label."""
         return (
             f"PrivateLabels(n={len(self)}, {self._kind}, "
             f"budget={self._ledger.budget!r}, draws={len(self._ledger.draws)})"
@@ -664,12 +662,12 @@ class PrivateLabels:
     def _refuse(self, *unused: Any, **also_unused: Any) -> NoReturn:
         raise TypeError(
             "PrivateLabels does not give out true labels: it cannot be pickled, copied, indexed, "
-            "iterated, turned into an array or given to model.fit. Call randomize(mechanism) for "
+            "iterated, turned into an array or passed to model.fit. Call randomize(mechanism) for "
             "noisy labels, or train with PrivateClassifier, a head or LabelDPModel."
         )
 
     __reduce_ex__ = __getitem__ = __iter__ = __array__ = _refuse  # type: ignore[assignment]
-    shape = property(_refuse)  # Keras asks for the shape first
+    shape = property(_refuse)  # Keras reads the shape first.
 
 
 def _with_receipts_of(value: Any, *others: Any) -> PublicInput[Any]:
@@ -677,7 +675,7 @@ def _with_receipts_of(value: Any, *others: Any) -> PublicInput[Any]:
 
 
 def _checked_rows(indices: Any, n: int) -> np.ndarray:
-    """Returns the places in 0..n-1 that indices or a mask name, ``int64`` (m,), or raises."""
+    """Returns indices or a boolean mask as distinct rows in 0..n-1, ``int64`` (m,), or raises."""
     rows = np.asarray(indices)
     if rows.dtype == bool and rows.shape == (n,):
         return np.flatnonzero(rows)
@@ -693,17 +691,14 @@ def _checked_rows(indices: Any, n: int) -> np.ndarray:
         )
     if np.unique(rows).size != rows.size:
         raise ValueError(
-            "indices name an example more than once. A label is drawn once per draw; call "
-            "randomize again for a second draw, which is charged again."
+            "indices name an example more than once. Name each example once; a second call of "
+            "randomize draws, and charges, again."
         )
     return rows
 
 
 def labels_for_training(vault: PrivateLabels) -> np.ndarray:
-    """Returns the true labels for a training step that has charged the vault; not for users.
-
-    Only ``LabelDPModel.fit`` may call it, after the charge, through ``data.poisson_batches``.
-    """
+    """Returns the true labels, for ``LabelDPModel.fit`` alone, after it has charged the vault."""
     with vault._ledger.turn():
         labels = vault._sealed.open(vault._among).view()
     labels.flags.writeable = False

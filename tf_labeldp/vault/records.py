@@ -23,17 +23,17 @@ from tf_labeldp.accounting.receipts import LabelSet, Receipts, merge_receipts
 
 FORMAT = 3
 KEY_FILE = "labels.key"
-"""Of keyed draws."""
+"""The file of the secret key of keyed draws."""
 PUBLIC_INPUT = Assumption(
     "public-inputs",
     "holder",
-    "Priors, clusters, features, encoders and networks that were given for a use were made without "
-    "these labels, except for the uses counted here: an array does not record how it was made.",
+    "The priors, clusters, features, encoders and networks of these uses were made without these "
+    "labels, except for the uses counted here: an array does not record how it was made.",
 )
 
 
 class LabelStoreError(RuntimeError):
-    """A label store was refused: of other labels or settings, damaged, or of another version."""
+    """A label store was refused: it has other labels or settings, or is damaged."""
 
 
 class DrawSettingsError(LabelStoreError):
@@ -44,34 +44,27 @@ class DrawSettingsError(LabelStoreError):
 class Record:
     """One entry of a ledger: a charge with its output, a fact about a release, or a budget."""
 
-    number: int  # place in the sequence, from 0
+    number: int = 0  # place in the ledger
     receipt: Receipt | None = None  # the charge
-    budget: PrivacyBudget | None = None  # from here on; the next three are of that change
+    budget: PrivacyBudget | None = None  # a new budget, with its reason, time and actor
     reason: str = ""
     time: str = ""
     actor: str = ""
-    mechanism: dict[str, Any] | None = None  # as `mechanisms.serialize` describes it
-    public_digest: str | None = None  # of the priors, or of the public input
-    made_of: tuple[Receipt, ...] = ()  # of the priors, or of the weights
-    release: dict[str, Any] | None = None  # of an engine: `name`, and `binding` at registration
-    weights: tuple[str, ...] = ()  # digests of those of a model that was made of `made_of`
+    mechanism: dict[str, Any] | None = None  # from `mechanisms.serialize`
+    public_digest: str | None = None  # digest of the public input
+    made_of: tuple[Receipt, ...] = ()  # receipts of the public input, or of the weights
+    release: dict[str, Any] | None = None  # an engine's: `name`, and `binding` at registration
+    weights: tuple[str, ...] = ()  # digests of a model's weights
     array_names: tuple[str, ...] = ()
-    load: Callable[[], dict[str, np.ndarray]] = dict  # reads the arrays, until they are forgotten
+    load: Callable[[], dict[str, np.ndarray]] = dict  # reads the arrays; none if forgotten
 
     @classmethod
     def of(
-        cls,
-        number: int,
-        arrays: Mapping[str, Any] | None = None,
-        indices: Any = None,
-        **fields: Any,
+        cls, arrays: Mapping[str, Any] | None = None, indices: Any = None, **fields: Any
     ) -> Record:
-        """Returns a record with those of these arrays that are not None.
-
-        ``indices`` are stored only where they do not rise: else the receipt determines them.
-        """
+        """Returns a record without arrays that are None; rising indices are in its receipt."""
         kept = {name: array for name, array in (arrays or {}).items() if array is not None}
-        record = cls(number, array_names=tuple(kept), load=lambda: kept, **fields)
+        record = cls(array_names=tuple(kept), load=lambda: kept, **fields)
         if indices is not None and not np.array_equal(record.indices, indices):
             kept["indices"] = indices.astype(np.min_scalar_type(indices.max(initial=0)))
             record = dataclasses.replace(record, array_names=tuple(kept))
@@ -84,12 +77,12 @@ class Record:
 
     @property
     def receipts(self) -> Receipts:
-        """The receipts of the output: the charge, and those of what it was made of."""
+        """The receipts of the output: those of its public input, and its charge."""
         return merge_receipts(self.made_of, () if self.receipt is None else (self.receipt,))
 
     @property
     def key(self) -> str | None:
-        """The name of the draw; None if it can't be asked for again."""
+        """The name of a draw that the vault returns again, or None."""
         is_draw = self.release is None and "values" in self.array_names
         return self.receipt.key if is_draw and self.receipt is not None else None
 
@@ -104,34 +97,34 @@ class Record:
 
     @property
     def values(self) -> np.ndarray | None:
-        """The output; None for steps and for a draw that failed."""
+        """The output; None for steps and for a failed draw."""
         return self.arrays.get("values")
 
     @property
     def priors(self) -> np.ndarray | None:
-        """The priors of the draw, (K,), (m, K) or (C, K); or None."""
+        """The priors of the draw, (K,), (m, K) or (C, K), or None."""
         return self.arrays.get("priors")
 
 
 def is_charged(receipt: Receipt) -> bool:
-    """Returns whether the cost of a use is known, and not zero."""
+    """Returns whether the cost of a use is known and above zero."""
     return receipt.kind != "unknown" and type(receipt.charge.event).__name__ != "NoOpDpEvent"
 
 
 def may_count(labels: LabelSet, receipt: Receipt) -> bool:
-    """Returns whether a receipt costs something that may be of these labels."""
+    """Returns whether a receipt has a cost that these labels may have to bear."""
     return is_charged(receipt) and labels.may_be(receipt.labels)
 
 
 def content_digest(fields: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
-    """Returns a digest of fields that JSON can hold and of named arrays."""
+    """Returns a digest of JSON fields and named arrays."""
     names = sorted(arrays)
     text = json.dumps([fields, names], sort_keys=True).encode()
     return array_digest(*(arrays[name] for name in names), np.frombuffer(text, np.uint8))
 
 
 def compact(noisy: np.ndarray) -> np.ndarray:
-    """Returns noisy labels in the dtype in which they are stored: integers in the smallest."""
+    """Returns noisy labels in the dtype of stores: integers in the smallest one."""
     if noisy.dtype.kind not in "iu" or not noisy.size:
         return noisy
     return noisy.astype(np.result_type(*map(np.min_scalar_type, (noisy.min(), noisy.max()))))
@@ -146,13 +139,13 @@ def npz(arrays: Mapping[str, np.ndarray], *, compressed: bool = False) -> bytes:
 
 
 def from_npz(content: bytes) -> dict[str, np.ndarray]:
-    """Returns the arrays of such bytes; objects are refused."""
+    """Returns the arrays of an ``.npz`` file; objects are refused."""
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         return dict(arrays)
 
 
 def write_key(path: pathlib.Path, *, replace: bool = False, secret: bytes | None = None) -> bytes:
-    """Writes a key file, and returns its secret: this one, or random bits of the system."""
+    """Writes a key file and returns its secret; None draws 256 random bits."""
     secret = secrets.token_bytes(32) if secret is None else secret
     publish(path, _key_content(secret), replace=replace)
     return secret
@@ -166,16 +159,16 @@ def read_key(path: pathlib.Path) -> bytes:
         secret = bytes.fromhex(fields["secret"])
         of_0_2 = fields["format"] == 1 and "releases" in fields and "checksum" not in fields
         if len(secret) != 32 or not (of_0_2 or content == _key_content(secret)):
-            raise ValueError("the checksum is of another secret")
+            raise ValueError("another secret has this checksum")
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"there is no key file {path}. Restore it: a new key, ReleaseKey.create(path), draws "
-            "every label once more and is charged again."
+            f"there is no key file {path}. Restore it: a new key, ReleaseKey.create(path), draws, "
+            "and charges, every label once more."
         ) from None
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} is no key file, or it is damaged: {type(error).__name__}. Restore a copy of "
-            "it as it was written."
+            f"{path} is no key file, or it is damaged ({type(error).__name__}). Restore it from a "
+            "backup."
         ) from None
     return secret
 
@@ -186,10 +179,10 @@ def _key_content(secret: bytes) -> bytes:
 
 
 def damaged(path: str | os.PathLike[str]) -> LabelStoreError:
-    """Returns the error of a damaged file of a store."""
+    """Returns the error for a damaged file of a store."""
     return LabelStoreError(
-        f"{path} is damaged. A draw that cannot be read is still a charge, so the store is refused "
-        "rather than drawn again. Restore the folder from a backup."
+        f"{path} is damaged. A draw that cannot be read is still a charge, so nothing is drawn "
+        "again. Restore the folder from a backup."
     )
 
 
@@ -205,12 +198,12 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def sealed_json(content: dict[str, Any]) -> bytes:
-    """Returns the bytes of a JSON file with a digest of its own content."""
+    """Returns the bytes of a JSON file with a digest of its content."""
     return json.dumps({**content, "digest": json_digest(content)}, indent=2).encode()
 
 
 def check_seal(path: pathlib.Path, content: dict[str, Any], role: str) -> None:
-    """Raises unless the digest in the content of a JSON file is that of its other fields."""
+    """Raises unless the digest in a JSON file fits its other fields."""
     if content.get("digest") != json_digest(content):
         raise LabelStoreError(
             f"{path} was edited or is damaged: {role}. Restore the file from a backup."
@@ -226,7 +219,7 @@ def json_digest(content: dict[str, Any]) -> str:
 def publish(
     target: pathlib.Path, content: bytes, *, replace: bool = False, mode: int = 0o600
 ) -> None:
-    """Writes a file atomically and durably; an existing one is replaced only if asked to."""
+    """Writes a file atomically and durably; replaces an existing file only with ``replace``."""
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
@@ -238,7 +231,7 @@ def publish(
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-    with contextlib.suppress(OSError):  # directories cannot be synced on every platform
+    with contextlib.suppress(OSError):  # Some platforms can't sync directories.
         directory = os.open(target.parent, os.O_RDONLY)
         try:
             os.fsync(directory)
@@ -247,21 +240,19 @@ def publish(
 
 
 def give_name(temporary: pathlib.Path, target: pathlib.Path) -> None:
-    """Gives a finished file its name; fails where the name is taken, unlike ``os.replace``.
-
-    The temporary name may still be there afterwards.
-    """
+    """Gives a file its name, if that is free; the temporary name may remain."""
     try:
         os.link(temporary, target)
     except FileExistsError as error:
         raise FileExistsError(error.errno, error.strerror, str(target)) from None
-    except OSError:  # a file system without hard links, where writers at once go unnoticed
+    except OSError:
+        # Without hard links, two processes that write at the same time are not detected.
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
         os.replace(temporary, target)
 
 
 def fingerprint_of(labels: np.ndarray, salt: str) -> str:
-    """Returns a keyed digest of the true labels, which is for their holder alone."""
-    data = np.ascontiguousarray(labels)  # int64 codes or rows, or float64 numbers
+    """Returns a salted digest of the true labels, for their holder alone."""
+    data = np.ascontiguousarray(labels)
     return hashlib.blake2b(data.data, key=bytes.fromhex(salt)[:64]).hexdigest()

@@ -5,24 +5,22 @@ Layout of a store::
     header.json            format, label set, people, budget, number of labels, classes or range
     PRIVATE-fingerprint    salted digest of the true labels; for the label holder alone
     records/000000         one file per record: its digest, its fields, and its arrays
-    last-record            the number of records, and the digest of the last one
+    last-record            the number of records, and the digest of the last record
     labels.key             the secret of keyed draws, and nothing else
     private-sums/          exact sums that wait for their noise
-    networks/, stages/     of learners, for a run that resumes
+    networks/, stages/     files of learners, for a run that resumes
 
-A record is published by one atomic link, before its output leaves: a process that is killed leaves
-all of it, charged, or nothing. The digest of a record covers that of the record before it, and
-``last-record`` covers the last one, so that a record that was removed or replaced is missed.
-Processes that share a store hold a lock from reading new records to writing their own. A whole
-folder that was set back to an earlier copy cannot be distinguished from that copy: do not restore a
-backup over a newer folder. A ``ReleaseKey`` without a vault has a store of its own, without labels,
-fingerprint and budget.
+One atomic link publishes a record before its output is returned: a process that is killed leaves a
+whole, charged record, or nothing. The digest of a record covers the digest of the record before it,
+and ``last-record`` covers the last record, so that a removed or replaced record is detected.
+Processes that share a store lock it from reading new records to writing their own. A folder that
+was set back to an earlier copy cannot be detected: do not restore a backup over a newer folder. A
+``ReleaseKey`` without a vault has its own store, without labels, fingerprint and budget.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import functools
 import hashlib
@@ -40,7 +38,7 @@ import numpy as np
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyBudget, Receipt
 from tf_labeldp.accounting.receipts import LabelSet
-from tf_labeldp.vault._store_of_0_2 import OF_0_2, records_of_0_2, upgrade
+from tf_labeldp.vault._store_of_0_2 import OF_0_2, upgrade
 from tf_labeldp.vault.records import (
     FORMAT,
     KEY_FILE,
@@ -58,25 +56,25 @@ from tf_labeldp.vault.records import (
 )
 
 SUMS = "private-sums"
-"""Folder of exact sums that wait for their noise."""
+"""The folder of exact sums that wait for their noise."""
 _FINGERPRINT = "PRIVATE-fingerprint"
 _LOCK = ".lock"
 _RECORDS, _LAST = "records", "last-record"
 _PROJECT = "project.json"
 _PLAIN_FIELDS = ("reason", "time", "actor", "mechanism", "public_digest", "release")
-"""Of a record, which JSON holds as they are."""
+"""Fields of a record that JSON stores unchanged."""
 _ERASED = ("PRIVATE-*", f"{KEY_FILE}*", "ids-digest", SUMS, "networks", "stages", ".*.tmp", *OF_0_2)
-"""Erased by ``forget``, with the arrays of all records; other files are left untouched."""
+"""Files that ``forget`` erases, with the arrays of all records; others are left untouched."""
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
-"""Names of the files that ``publish`` writes first; a killed process may leave one behind."""
+"""Names of the temporary files of ``publish``; a killed process may leave one behind."""
 _NO_LOCKS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS)
-"""Of a file system without locks, or that is read only: ``publish`` still sees collisions."""
+"""Errors of a file system without locks, or a read-only one: ``publish`` detects collisions."""
 
 
 def budget_for_store(
     path: str | os.PathLike[str] | None, budget: PrivacyBudget
 ) -> PrivacyBudget | None:
-    """Returns the budget to open a store with: None where it, or its project, keeps one already."""
+    """Returns the budget argument for a vault: None where its store or project keeps a budget."""
     if path is None:
         return budget
     store = LabelStore(path)
@@ -84,7 +82,7 @@ def budget_for_store(
 
 
 class LabelStore:
-    """Reads and writes one store folder; ``in_project`` shares a budget with those around it."""
+    """Reads and writes one store folder; ``in_project`` shares a budget with its neighbours."""
 
     def __init__(
         self,
@@ -97,20 +95,17 @@ class LabelStore:
         self.read_only = read_only
         self._records = os.fspath(self.path / _RECORDS)
         self._asked_in_project = in_project
-        self._digests: list[str] = []  # the name of the label set, then one for each record read
-        self._receipts: list[Receipt | None] = []  # of each record read
-        self._numbers: dict[str, int] = {}  # of the record of each receipt
-        self._ids_of_0_2: set[str] = set()  # of receipts that were read from a store of 0.2
-        self._lock: Any = None
-        self._lock_of = -1
+        self._digests: list[str] = []  # the name of the label set, then those of the read records
+        self._receipts: list[Receipt | None] = []  # of the read records
+        self._numbers: dict[str, int] = {}  # record numbers by receipt id
         self._label_set: str | None = None
 
     def exists(self) -> bool:
-        """Returns whether the folder holds a store."""
+        """Returns whether the folder has a store."""
         return (self.path / "header.json").exists()
 
     def check(self, labels: np.ndarray, kind: dict[str, Any], people: str | None) -> None:
-        """Raises unless the store is of these labels and settings; changes nothing."""
+        """Raises unless the store was made for these labels and settings; changes nothing."""
         header = self.header()
         _check_not_forgotten(self.path, header)
         wanted = {"num_labels": len(labels), **kind, **({"people": people} if people else {})}
@@ -118,16 +113,17 @@ class LabelStore:
         names = sorted({*wanted, *(set(header) - others)})
         differing = [name for name in names if header.get(name) != wanted.get(name)]
         if differing:
-            there, now = ({name: of.get(name) for name in differing} for of in (header, wanted))
+            old, new = ({name: of.get(name) for name in differing} for of in (header, wanted))
             raise LabelStoreError(
                 f"The store {self.path} was made with other settings: {', '.join(differing)} "
-                f"differ ({there} there, {now} now). Open it with its settings, or give a new path."
+                f"differ (expected {old}, got {new}). Open it with those settings, or give a new "
+                "path."
             )
         path = self.path / _FINGERPRINT
         if not path.exists():
             raise LabelStoreError(
-                f"{path} is missing, so the labels can't be compared with those of the store. "
-                "Restore it from a backup, or start a new store."
+                f"{path} is missing, so the labels can't be compared with the store's. Restore it "
+                "from a backup, or start a new store."
             )
         stored = read_json(path)
         salt, digest = str(stored.get("salt")), str(stored.get("digest"))
@@ -135,7 +131,7 @@ class LabelStore:
             raise damaged(path)
         if digest != fingerprint_of(labels, salt):
             raise LabelStoreError(
-                f"The store {self.path} was made for other labels (or in another order). Give the "
+                f"The store {self.path} was made for other labels (or another order). Give the "
                 "labels it was made for, or a new path."
             )
 
@@ -150,7 +146,7 @@ class LabelStore:
         self.create(label_set, budget=[budget.epsilon, budget.delta], **settings)
 
     def create(self, label_set: LabelSet, **settings: Any) -> None:
-        """Makes an empty store of a label set, in a folder that is there."""
+        """Makes an empty store of a label set, in an existing folder."""
         header = {
             "format": FORMAT,
             "label_set": label_set.name,
@@ -163,7 +159,7 @@ class LabelStore:
             publish(self.path / "header.json", sealed_json(header))
         except FileExistsError:
             raise LabelStoreError(
-                f"Another process is making the store {self.path} at this moment. Open it again."
+                f"Another process is making the store {self.path} now. Open it again."
             ) from None
 
     def begin(self, label_set: str) -> None:
@@ -173,7 +169,7 @@ class LabelStore:
         self._digests = [label_set]
 
     def look(self) -> tuple[LabelSet, PrivacyBudget]:
-        """Returns the label set and the budget of a store; raises where there is none."""
+        """Returns the label set and the budget of a store; raises if there is none."""
         if not self.exists():
             raise LabelStoreError(
                 f"There is no label store in {self.path} (no header.json). Give the folder of "
@@ -182,13 +178,13 @@ class LabelStore:
         header = self.header()
         if "budget" not in header:
             raise LabelStoreError(
-                f"{self.path} is the ledger of a key without a vault, which has no budget. Ask "
-                "scale.ReleaseKey(path).guarantee() for its statement."
+                f"{self.path} is the ledger of a key without a vault, which has no budget. "
+                "scale.ReleaseKey(path).guarantee() returns its statement."
             )
         return self.label_set(), PrivacyBudget(*header["budget"])
 
     def label_set(self) -> LabelSet:
-        """Returns the label set; from here on no other store may take the place of this one."""
+        """Returns the label set; from now on a store that replaces this one is refused."""
         header = self.header()
         self._label_set = header["label_set"]
         name, size, people = header["label_set"], header["num_labels"], header["people"]
@@ -200,49 +196,50 @@ class LabelStore:
         if not self.exists():
             asked = self._asked_in_project
             return (self.path.parent / _PROJECT).exists() if asked is None else asked
-        found = self.header().get("project") is not None
-        if self._asked_in_project not in (None, found):
+        is_member = self.header().get("project") is not None
+        if self._asked_in_project not in (None, is_member):
             raise LabelStoreError(
-                f"The store {self.path} was made {'in' if found else 'outside'} a project. Leave "
-                "project= out, or give a new path."
+                f"The store {self.path} was made {'in' if is_member else 'outside'} a project. "
+                "Leave project= out, or give a new path."
             )
-        return found
+        return is_member
 
     def forget(self, elsewhere: Sequence[str], time: str, actor: str) -> list[str]:
-        """Erases everything except the account, and ``elsewhere``; called within ``locked``.
+        """Erases everything except receipts, and files ``elsewhere``; called within ``locked``.
 
-        A process that is killed in between leaves the store whole, or forgotten: a second call ends
-        what the first one began. Returns the other files, and places that could not be erased.
+        A process that is killed here leaves the store whole or forgotten, and a second call
+        completes the first. Returns the other files, and places that could not be erased.
         """
         if "forgotten" not in self.header():
             self._replace_header(forgotten={"time": time, "actor": actor})
-        for path in (path for pattern in _ERASED for path in self.path.glob(pattern)):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+        for pattern in _ERASED:
+            for path in self.path.glob(pattern):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
         for path in (self.path / _RECORDS).iterdir():
             fields, _, arrays = path.read_bytes().partition(b"\n")
             if _TEMPORARY.fullmatch(path.name):
                 path.unlink()
             elif arrays:
                 publish(path, fields + b"\n", replace=True)
-        left = [place for place in elsewhere if "://" in place]
-        for place in set(elsewhere) - set(left):
+        remote = [place for place in elsewhere if "://" in place]
+        for place in set(elsewhere) - set(remote):
             pathlib.Path(place).unlink(missing_ok=True)
         kept = ("header.json", _RECORDS, _LAST, _LOCK)
-        return left + sorted(path.name for path in self.path.iterdir() if path.name not in kept)
+        return remote + sorted(path.name for path in self.path.iterdir() if path.name not in kept)
 
     def bind_key(self, secret: bytes) -> None:
-        """Makes this the key of the store, for good; raises if it has another one."""
+        """Binds the store to this key for good; raises if it is bound to another key."""
         digest = hashlib.sha256(b"labeldp-key" + secret).hexdigest()
         bound = self.header().get("key")
         if bound is None:
             self._replace_header(key=digest)
         elif bound != digest:
             raise LabelStoreError(
-                f"the key of {self.path} is that of other labels, or a new one. Restore the file "
-                "that was there; a draw by another key would be a second one."
+                f"the key of {self.path} is new, or the key of other labels. Restore the original "
+                "file: another key would draw every label a second time."
             )
 
     def has_key(self) -> bool:
@@ -251,40 +248,44 @@ class LabelStore:
 
     @contextlib.contextmanager
     def locked(self, check: Callable[[], None] | None = None) -> Iterator[None]:
-        """Keeps other processes out; reading, checking and writing together are one turn.
-
-        ``check`` raises for a store that is not to be opened, before anything in it is changed.
-        """
-        import filelock
-
-        if self.read_only:  # leaves no trace
+        """Locks out other processes; ``check`` may refuse the store before any change in it."""
+        if self.read_only:  # Readers leave no trace, so they take no lock.
             yield
             return
         if self._label_set is None:
             self._make_folder()
         self._check_still_there()
-        if self._lock_of != os.getpid():  # a lock that came through a fork is its parent's
-            folder = self.path.parent if self.in_project else self.path
-            self._lock = filelock.FileLock(folder / _LOCK, mode=0o600)
-            self._lock_of = os.getpid()
+        with self._lock() as is_alone:
+            if self._label_set is None and self.exists():
+                if check is not None:
+                    check()
+                self._finish_interrupted_writes(is_alone)
+            self._check_still_there()
+            yield
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[bool]:
+        folder = self.path.parent if self.in_project else self.path
+        lock = _lock_of(folder / _LOCK, os.getpid())
         try:
-            self._lock.acquire()
+            lock.acquire()
         except (NotImplementedError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
                 raise
         try:
-            if self._label_set is None and self.exists():
-                if check is not None:
-                    check()
-                self._take_up()
-            self._check_still_there()
-            yield
+            yield lock.is_locked
         finally:
-            self._lock.release()
+            lock.release()
 
-    def _take_up(self) -> None:
-        """Ends the writes of a killed process, and brings a store of version 0.2 to this format."""
-        if self._lock.is_locked:  # no process is writing these: a killed one left them
+    def upgrade(self) -> None:
+        """Brings an existing store of version 0.2 to the present format."""
+        if self.exists() and self.header()["format"] != FORMAT:
+            with self._lock():
+                upgrade(self)
+
+    def _finish_interrupted_writes(self, is_alone: bool) -> None:
+        """Completes what a killed process began, and brings a store of 0.2 to this format."""
+        if is_alone:  # No live process is writing these files.
             for name in ("header.json", _FINGERPRINT, KEY_FILE, f"{_RECORDS}/"):
                 folder, _, begins = name.rpartition("/")
                 for path in (self.path / folder).glob(f".{begins}*.tmp"):
@@ -298,53 +299,40 @@ class LabelStore:
     def new_records(self) -> list[Record]:
         """Returns the records since the last call; called within ``locked``."""
         header = self.header()
-        if header["format"] != FORMAT:  # of 0.2, and read only
-            return self._unread_of_0_2(records_of_0_2(self.path))
-        # Read first: it may lag behind the records, whose writer may have been killed, or goes on.
+        # This file is read first: records may be ahead of it, after a kill or during a write.
         number, digest = self._read_last()
         self._digests = self._digests or [header["label_set"]]
-        found = self._read_on("forgotten" in header)
+        records = self._read_on("forgotten" in header)
         if number > len(self._receipts):
             raise LabelStoreError(
-                f"The store {self.path} lacks record {len(self._receipts)}, of {number}. A missing "
-                "record is a charge forgotten, so it is refused. Restore the folder from a backup."
+                f"The store {self.path} lacks record {len(self._receipts)}, of {number}, and with "
+                "it a charge. Restore the folder from a backup."
             )
         if number and self._digests[number] != digest:
             raise damaged(self.path / _LAST)
         if number < len(self._receipts) and not self.read_only:
             self._write_last(len(self._receipts), self._digests[-1])
-        if self._ids_of_0_2:  # it was brought to this format since
-            found, self._ids_of_0_2 = self._unread_of_0_2(found), set()
-        return found
-
-    def _unread_of_0_2(self, records: list[Record]) -> list[Record]:
-        """Returns all records at first, and later those of new charges alone."""
-        read = self._ids_of_0_2
-        self._ids_of_0_2 = read | {record.receipt.id for record in records if record.receipt}
-        return [
-            record
-            for record in records
-            if not read or (record.receipt and record.receipt.id not in read)
-        ]
+        return records
 
     def _read_on(self, forgotten: bool) -> list[Record]:
-        found = []
+        records = []
         while (record := self._read_record(len(self._receipts), forgotten)) is not None:
             self._receipts.append(record.receipt)
             if record.receipt is not None:
                 self._numbers.setdefault(record.receipt.id, record.number)
-            found.append(record)
-        return found
+            records.append(record)
+        return records
 
-    def append(self, record: Record) -> None:
-        """Writes a record so that it is on disk, whole, before this returns."""
+    def append(self, record: Record) -> list[Record]:
+        """Writes a record to disk after those that were read, and returns it as it is read."""
+        number = len(self._receipts)
         arrays = {name: record.arrays[name] for name in record.array_names}
         content = npz(arrays, compressed="indices" in arrays) if arrays else b""
         budget = record.budget
         fields = {
             "format": FORMAT,
             "version": __version__,
-            "number": record.number,
+            "number": number,
             **{name: getattr(record, name) for name in _PLAIN_FIELDS if getattr(record, name)},
             "receipt": None if record.receipt is None else record.receipt.to_json(),
             "budget": None if budget is None else [budget.epsilon, budget.delta],
@@ -357,23 +345,20 @@ class LabelStore:
         )
         digest = _digest(f"{self._digests[-1]}{text}".encode())
         try:
-            path = self.path / _RECORDS / f"{record.number:06d}"
+            path = self.path / _RECORDS / f"{number:06d}"
             publish(path, f"{digest} {text}\n".encode() + content)
         except FileExistsError:
             raise LabelStoreError(
-                f"Another process has written record {record.number} to the store {self.path} "
-                "since this one read it. Nothing was returned here. Open the store again."
+                f"Another process has written record {number} to the store {self.path} since this "
+                "process read it. Nothing was returned here. Open the store again."
             ) from None
-        self._write_last(record.number + 1, digest)
-
-    def append_next(self, record: Record) -> list[Record]:
-        """Writes a record in the place after those that were read, and returns it as it is read."""
-        self.append(dataclasses.replace(record, number=len(self._receipts)))
+        self._write_last(number + 1, digest)
         return self._read_on(False)
 
     def _read_record(self, number: int, forgotten: bool) -> Record | None:
         """Returns a record, whose arrays are read at their first use; None if there is none."""
-        path = f"{self._records}/{number:06d}"  # as text: this is read for each record
+        # Every turn looks for a next record, and pathlib would take most of its time.
+        path = f"{self._records}/{number:06d}"
         try:
             line, content = _read_parts(path)
         except FileNotFoundError:
@@ -382,15 +367,14 @@ class LabelStore:
         try:
             fields = json.loads(text)
             if fields["format"] > FORMAT:
-                writer = f"written by tf-labeldp {fields.get('version')}; "
-                raise _unknown_format(path, fields["format"], writer)
+                raise _unknown_format(path, fields["format"])
             if not line.endswith(b"\n") or fields["number"] != number:
-                raise ValueError("a record of another place")
+                raise damaged(path)
             if digest.decode() != _digest(self._digests[-1].encode() + text):
-                raise ValueError("the digest is of other content")
+                raise damaged(path)
             expected, *names = fields.get("arrays") or [""]
             if not (forgotten and not content) and _digest(content) != expected:
-                raise ValueError("the arrays are other ones")
+                raise damaged(path)
             receipt, budget = fields.get("receipt"), fields.get("budget")
             self._digests.append(digest.decode())
             return Record(
@@ -405,21 +389,22 @@ class LabelStore:
             )
         except LabelStoreError:
             raise
-        except Exception as error:  # of json, and of fields of a wrong type
+        except Exception as error:
+            # Damaged fields raise errors of many types.
             raise damaged(path) from error
 
     def _shortened(self, receipts: Sequence[Receipt]) -> list[Any]:
-        """Returns receipts as JSON can hold them; those of records by ranges of their numbers."""
-        found: list[Any] = []
+        """Returns receipts for JSON, with ranges of record numbers for receipts of records."""
+        parts: list[Any] = []
         for receipt in receipts:
             number = self._numbers.get(receipt.id)
             if number is None:
-                found.append(receipt.to_json())
-            elif found and isinstance(found[-1], list) and found[-1][1] == number:
-                found[-1][1] += 1
+                parts.append(receipt.to_json())
+            elif parts and isinstance(parts[-1], list) and parts[-1][1] == number:
+                parts[-1][1] += 1
             else:
-                found.append([number, number + 1])
-        return found
+                parts.append([number, number + 1])
+        return parts
 
     def _lengthened(self, shortened: list[Any]) -> tuple[Receipt, ...]:
         receipts: list[Receipt | None] = []
@@ -427,11 +412,11 @@ class LabelStore:
             is_range = isinstance(part, list)
             receipts += self._receipts[slice(*part)] if is_range else [Receipt.from_json(part)]
         if None in receipts:
-            raise ValueError("receipts of a record that has none")
+            raise ValueError("a range includes a record without a receipt")
         return tuple(receipts)  # type: ignore[arg-type]
 
     def _write_last(self, count: int, digest: str) -> None:
-        """Writes the number of records, in place: if it is lost, the records show it."""
+        """Writes the number of records in place: if the write is lost, the records replace it."""
         descriptor = os.open(self.path / _LAST, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             os.write(descriptor, f"{count:010d} {digest:>64}\n".encode())
@@ -444,7 +429,7 @@ class LabelStore:
             content = path.read_bytes()
             number, digest = content.decode().split()
             if content != f"{int(number):010d} {digest:>64}\n".encode():
-                raise ValueError("written otherwise")
+                raise damaged(path)
         except (OSError, ValueError) as error:
             raise damaged(path) from error
         return int(number), digest
@@ -456,21 +441,21 @@ class LabelStore:
         _check_not_forgotten(self.path, header)
         if header.get("label_set") != self._label_set:
             raise LabelStoreError(
-                f"The store {self.path} was moved, removed or replaced since it was opened. Its "
+                f"The store {self.path} was moved, removed or replaced since it was opened, and "
                 "charges would be lost. Put it back, or make another PrivateLabels."
             )
 
     def _make_folder(self) -> None:
-        """Makes the folder; refuses one with files that are not a store's."""
+        """Makes the folder, or raises if it has other files than a store's."""
         if self.exists():
             return
         if not self.path.exists():
-            with contextlib.suppress(FileExistsError):  # another process was faster
+            with contextlib.suppress(FileExistsError):  # Another process was faster.
                 self.path.mkdir(parents=True)
-                with contextlib.suppress(OSError):  # not every file system knows modes
+                with contextlib.suppress(OSError):  # Some file systems have no modes.
                     self.path.chmod(0o700)
         names = {p.name for p in self.path.iterdir()} if self.path.is_dir() else {"a file"}
-        # An interrupted creation leaves these and temporary files: the header comes last.
+        # An interrupted creation leaves these and temporary files: the header is written last.
         leftovers = {_RECORDS, _LAST, _FINGERPRINT, _LOCK, "draws", "charges"}
         names = {name for name in names if not _TEMPORARY.fullmatch(name)}
         has_records = any(any(self.path.glob(f"{folder}/[0-9]*")) for folder in (_RECORDS, "draws"))
@@ -484,14 +469,8 @@ class LabelStore:
         """Returns the header, or raises for a store of another format."""
         path = self.path / "header.json"
         header = read_json(path)
-        found = header.get("format")
-        if found == 1:
-            raise LabelStoreError(
-                f"The store {self.path} has format 1, of tf-labeldp 0.1, which is not read any "
-                "more. Use it with tf-labeldp 0.2; nothing was changed."
-            )
-        if found not in (2, FORMAT):
-            raise _unknown_format(f"The store {self.path}", found, "and ")
+        if header.get("format") not in (2, FORMAT):
+            raise _unknown_format(path, header.get("format"))
         check_seal(path, header, "it has the budget and the label set")
         return header
 
@@ -501,10 +480,10 @@ class LabelStore:
 
 
 class Project:
-    """The stores in one folder that share one budget, since one person may be in several.
+    """The stores in one folder that share one budget, since a person may be in several of them.
 
-    ``project.json`` lists them, so that a missing one is noticed; the header of each has its random
-    name, so that a moved one is refused. One lock, that of the folder, gives them turns.
+    ``project.json`` lists the stores, so that a missing store is detected; the header of each store
+    has the random name of the project, so that a moved store is refused. All share one lock.
     """
 
     def __init__(self, store: pathlib.Path) -> None:
@@ -517,33 +496,33 @@ class Project:
         if not self._path.exists():
             raise LabelStoreError(
                 f"The store {store} belongs to a project, and {self._path} is missing, so the "
-                "spending of its other stores is not known. Put the store back into its "
-                "project's folder, or restore the file from a backup."
+                "spending of other stores is unknown. Put the store back into the folder of its "
+                "project, or restore the file from a backup."
             )
         self.name: str = self._read()["name"]
         if header.get("project", self.name) != self.name:
             raise LabelStoreError(
-                f"The store {store} belongs to another project than that of {self._path}. Put it "
-                "back into the folder of its project."
+                f"The store {store} belongs to another project than {self._path}. Put it back into "
+                "the folder of its project."
             )
 
     def other_stores(self) -> list[pathlib.Path]:
         """Returns the folders of the other stores, or raises if one is missing."""
-        found = []
+        paths = []
         for folder, label_set in self._read()["stores"].items():
             path = self._store.parent / folder
             if _header_in(path).get("label_set") != label_set:
                 raise LabelStoreError(
-                    f"The project {self._path.parent} lacks its store {folder!r}: its spending "
-                    "would be forgotten. Restore the folder from a backup. (To erase its "
-                    "labels and keep its account: tf-labeldp forget.)"
+                    f"The project {self._path.parent} lacks its store {folder!r}, and with it "
+                    "charges. Restore the folder from a backup. (tf-labeldp forget erases labels "
+                    "and keeps charges.)"
                 )
             if path != self._store:
-                found.append(path)
-        return found
+                paths.append(path)
+        return paths
 
     def join(self, label_set: str) -> None:
-        """Writes a store of this project into the project's file."""
+        """Adds the store to the list of the project."""
         content = self._read()
         if content["stores"].get(self._store.name) != label_set:
             content["stores"][self._store.name] = label_set
@@ -558,6 +537,14 @@ class Project:
         publish(self._path, sealed_json(content), replace=True)
 
 
+@functools.cache
+def _lock_of(path: pathlib.Path, process: int) -> Any:
+    # The stores of a project share a lock, which a turn may enter again; a fork has its own lock.
+    import filelock
+
+    return filelock.FileLock(path, mode=0o600)
+
+
 def _header_in(store: pathlib.Path) -> dict[str, Any]:
     path = store / "header.json"
     return read_json(path) if path.exists() else {}
@@ -569,7 +556,7 @@ def _read_parts(path: str) -> tuple[bytes, bytes]:
 
 
 def _read_arrays(path: str, expected: str) -> dict[str, np.ndarray]:
-    """Returns the arrays of a record; a store that was forgotten has none."""
+    """Returns the arrays of a record; a forgotten store has none."""
     try:
         content = _read_parts(path)[1]
     except OSError as error:
@@ -587,13 +574,13 @@ def _check_not_forgotten(path: pathlib.Path, header: dict[str, Any]) -> None:
     if (forgotten := header.get("forgotten")) is not None:
         raise LabelStoreError(
             f"The store {path} was forgotten on {forgotten['time']} by {forgotten['actor']}: its "
-            "draws and keys are erased, so nothing can be drawn of these labels any more. "
-            "tf-labeldp report shows their spending."
+            "draws and keys are erased, so nothing can be drawn any more. tf-labeldp report shows "
+            "the spending."
         )
 
 
-def _unknown_format(file: str, found: Any, writer: str) -> LabelStoreError:
+def _unknown_format(path: str | os.PathLike[str], version: Any) -> LabelStoreError:
     return LabelStoreError(
-        f"{file} has format {found}, {writer}tf-labeldp {__version__} reads formats 2 and "
-        f"{FORMAT}. Nothing was changed. Install the newer version."
+        f"{path} has format {version}, and tf-labeldp {__version__} reads formats 2 and {FORMAT}. "
+        "Nothing was changed. Use the version of tf-labeldp that wrote it (0.1 wrote format 1)."
     )

@@ -1,9 +1,9 @@
-"""One noisy statistic of distributed labels: exact sums in the pipeline, noise once after it.
+"""A noisy statistic of distributed labels: exact sums in the pipeline, noise once after it.
 
-An engine may run any step again, and noise that is drawn again is a second release. So the pipeline
-adds up whole numbers, which are the same in any order and at any retry, and leaves them in a
-private file; ``result`` draws the noise in the process that started the pipeline, writes the noisy
-statistic to the ledger together with its charge, and deletes the file.
+An engine may repeat any step, and repeated noise is a second release. So the pipeline adds up whole
+numbers, which are the same in any order and after any retry, and writes them to a private file.
+``result`` draws the noise in the process that started the pipeline, writes the noisy statistic to
+the ledger together with its charge, and deletes the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import filelock
 import numpy as np
 from apache_beam.io.filesystem import BeamIOError
 from apache_beam.io.filesystems import FileSystems
-from apache_beam.metrics import Metrics
 from apache_beam.transforms.window import GlobalWindows
 
 from tf_labeldp import _validate
@@ -34,17 +33,17 @@ from tf_labeldp.vault.noisy_labels import NoisyStatistic
 from tf_labeldp.vault.records import from_npz, npz
 
 Sums = dict[str, Any]
-"""Exact sums by name: arrays, and the number of rows."""
+"""Exact sums by name, one of which is the number of rows, ``rows``."""
 
 _RUNNING: dict[str, Any] = {}
-"""Locks of the releases whose pipelines this process runs, by the file with their sums."""
+"""Locks of the releases whose pipelines this process runs, by their file of sums."""
 _BATCH_ROWS = 4096
 _GRAM_BITS = 20
-"""Parts of ``max_norm``, as a power of two: products of two over a batch stay below 2^53."""
+"""The grid has 2^20 steps per ``max_norm``: products over a batch stay below 2^53."""
 
 
 class ExactSums(beam.PTransform, abc.ABC):
-    """Sums over private labels that leave a pipeline with noise alone; see ``PrivateHistogram``."""
+    """Sums of private labels that a pipeline releases only with noise."""
 
     def __init__(
         self, mechanism: Public[AggregateMechanism], key: ReleaseKey, release: str, folder: Any
@@ -58,52 +57,52 @@ class ExactSums(beam.PTransform, abc.ABC):
 
     @abc.abstractmethod
     def _summed(self, rows: list[Any]) -> Sums:
-        """Returns the exact sums of some elements, the number of rows among them."""
+        """Returns the exact sums of some elements."""
 
     @abc.abstractmethod
     def _with_noise(self, sums: Sums) -> tuple[np.ndarray, Sums]:
-        """Returns the release, and public sums to keep with it; called once."""
+        """Returns the release, and public sums to store with it; called once."""
 
     def expand(self, rows: Private[Any]) -> Any:
-        """Leaves the sums of the rows in the private file; the output is empty."""
+        """Writes the sums of the rows to the private file; the output is empty."""
         if self.is_released:
             raise ValueError(
                 f"release {self._release!r} was drawn already, and a second draw is another charge."
-                " Take it from result(), or name another release."
+                " Call result(), or name another release."
             )
         if self._sums not in _RUNNING:
-            with contextlib.suppress(filelock.Timeout):  # another process runs such a pipeline now
+            # Another process may be running a pipeline of this release.
+            with contextlib.suppress(filelock.Timeout):
                 lock = self._key.lock_of(self._release)
                 lock.acquire()
                 _RUNNING[self._sums] = lock
-                _delete(self._sums)  # of a process that was killed
+                # A killed process may have left its sums.
+                _delete(self._sums)
         return (
             rows
             | "Sum" >> beam.ParDo(_Sum(self._summed))
-            | "AddUp" >> beam.CombineGlobally(_AddUp())
-            | "Keep" >> beam.ParDo(_Keep(self._key, self._release, self._sums))
+            | "AddUp" >> beam.CombineGlobally(_added_up)
+            | "Keep" >> beam.FlatMap(_keep, os.fspath(self._key.path), self._release, self._sums)
         )
 
     def result(self) -> NoisyStatistic:
-        """Returns the noisy statistic: draws its noise at the first call, after the pipeline ended.
+        """Returns the noisy statistic. The first call, after the pipeline ended, draws its noise.
 
-        The key's ledger keeps it: later calls, of other processes too, return the same.
+        The ledger stores it: later calls, also in other processes, return the same values.
 
         Raises:
             FileNotFoundError: the pipeline has not ended, or found no rows.
-            LabelStoreError: it was drawn by version 0.2, whose file with it is gone.
+            LabelStoreError: version 0.2 drew the statistic, and its file is gone.
         """
         values, receipts = self._release_once()["values"], self._key.receipts(self._release)
         return NoisyStatistic(values, self.mechanism, receipts=receipts)
 
     @property
     def is_released(self) -> bool:
-        """Whether the noise was drawn, by this process or another one."""
+        """Whether this or another process has drawn the noise."""
         return self._key.is_drawn(self._release)
 
     def _release_once(self) -> Sums:
-        """Returns the release and the public sums, drawn now or before."""
-
         def draw() -> tuple[int, Sums]:
             sums = _read(self._sums)
             values, public = self._with_noise(sums)
@@ -121,22 +120,20 @@ class PrivateHistogram(ExactSums):
 
     Guarantee:
         ``result()`` is (epsilon, delta)-DP for the replacement of one label, by ``mechanism``: the
-        counts are exact whatever the order, the splits and the retries, and the noise is drawn once
-        after the pipeline, from the operating system's random bits, and recorded before it leaves.
-        The exact counts are deleted then; those of a killed process are deleted by the next
-        pipeline of the release, and by ``tf-labeldp forget``. Assumes that the engine counts each
-        label exactly once.
+        counts are exact for any order, splits and retries. The noise is drawn once, after the
+        pipeline, from the operating system's random bits, and recorded before it is returned. Then
+        the exact counts are deleted; the next pipeline of the release, and ``tf-labeldp forget``,
+        delete those of a killed process. Assumes that the engine counts each label exactly once.
 
     Args:
         mechanism: a ``HistogramMechanism``.
-        key: its ledger lists the release and its charge.
-        release: the name of the release in it.
-        folder: where the exact counts wait for their noise: a private folder that the workers
-            write and this process reads, of any file system that Beam knows. None for
-            ``private-sums`` in the key's ledger.
-        num_groups: G, for elements (group, label) with public groups 0..G-1; None for labels.
+        key: a key whose ledger records the release and its charge.
+        release: the name of the release in the ledger.
+        folder: a private folder for the exact counts, which the workers write and this process
+            reads, on any file system that Beam knows. None for ``private-sums`` in the ledger.
+        num_groups: G, if the elements are pairs (group, label) with public groups 0..G-1.
 
-    The elements are labels, or arrays (m,) of labels, which is faster; with groups, pairs of these.
+    The elements are labels, or arrays (m,) of labels, which are faster; with groups, pairs of them.
 
     Example:
         >>> import os, tempfile
@@ -187,22 +184,22 @@ class PrivateHistogram(ExactSums):
 class PrivateMoments(ExactSums):
     """Releases the moments ``X^T Y`` of rows and labels with noise, once, for a linear head.
 
-    The public Gram matrix ``X^T X`` comes with them. Both are added up as whole steps of a grid, so
-    that they are exact in any order.
+    Also computes the public Gram matrix ``X^T X``. Both are sums of whole steps of a grid, and so
+    exact in any order.
 
     Guarantee:
         ``result()`` is (epsilon, delta)-DP for the replacement of one label, by
         ``LabelMomentMechanism``, as for ``PrivateHistogram``: exact sums, noise once after the
-        pipeline. The features and their number are public, and so is the Gram matrix; another
-        number of rows than ``num_rows`` is refused.
+        pipeline. The features, the number of rows and the Gram matrix are public; any number of
+        rows except for ``num_rows`` is refused.
 
     Args:
         mechanism: a ``LabelMomentMechanism``; its ``max_norm`` bounds the rows.
         key, release, folder: as for ``PrivateHistogram``.
-        num_rows: n, public: it sets the grid.
+        num_rows: n, public; sets the grid.
 
-    The elements are pairs of a row of features (d,) and its label, or of rows (m, d) and their
-    labels (m,), which is faster.
+    The elements are pairs of a row of features (d,) and its label, or pairs of rows (m, d) and
+    their labels (m,), which are faster.
 
     Example:
         >>> import os, tempfile
@@ -231,7 +228,7 @@ class PrivateMoments(ExactSums):
         self._steps = 2.0**bits / self.mechanism.max_norm
 
     def gram(self) -> np.ndarray:
-        """Returns ``X^T X`` of all rows, ``float64`` (d, d), after ``result``'s rules; public."""
+        """Returns the public ``X^T X`` of all rows, ``float64`` (d, d); draws like ``result``."""
         return self._release_once()["gram"] / self._steps**2
 
     def _summed(self, rows: list[Any]) -> Sums:
@@ -252,12 +249,11 @@ class PrivateMoments(ExactSums):
     def _with_noise(self, sums: Sums) -> tuple[np.ndarray, Sums]:
         if (found := int(sums["rows"])) != self._num_rows:
             raise ValueError(
-                f"expected num_rows={self._num_rows} rows in the pipeline, found {found}. Count "
-                "the rows first, as their number sets the grid; nothing was released."
+                f"expected num_rows={self._num_rows} rows in the pipeline, found {found}. Nothing "
+                "was released. Count the rows first: their number sets the grid."
             )
-        return self.mechanism.add_noise(sums["moments"], sums["totals"], self._num_rows), {
-            "gram": sums["gram"]
-        }
+        noisy = self.mechanism.add_noise(sums["moments"], sums["totals"], self._num_rows)
+        return noisy, {"gram": sums["gram"]}
 
 
 class _Sum(beam.DoFn):
@@ -265,7 +261,6 @@ class _Sum(beam.DoFn):
 
     def __init__(self, summed: Any) -> None:
         self._summed = summed
-        self._rows = Metrics.counter("tf_labeldp", "rows_summed")
 
     def start_bundle(self) -> None:
         self._waiting: list[Any] = []
@@ -285,43 +280,22 @@ class _Sum(beam.DoFn):
 
     def _add_up(self) -> None:
         if self._waiting:
-            sums = self._summed(self._waiting)
+            self._total = _added(self._total, self._summed(self._waiting))
             self._waiting = []
-            self._total = _added(self._total, sums)
-            self._rows.inc(int(sums["rows"]))
 
 
-class _AddUp(beam.CombineFn):
-    def create_accumulator(self) -> Sums:
-        return {}
-
-    def add_input(self, accumulator: Sums, sums: Sums) -> Sums:
-        return _added(accumulator, sums)
-
-    def merge_accumulators(self, accumulators: Iterable[Sums]) -> Sums:
-        return functools.reduce(_added, accumulators, {})
-
-    def extract_output(self, accumulator: Sums) -> Sums:
-        return accumulator
-
-
-class _Keep(beam.DoFn):
+def _keep(sums: Sums, key: str, release: str, path: str) -> Iterable[Any]:
     """Writes the sums to the private file, unless their noise was drawn.
 
-    A worker that does not see the key's ledger can't know that; ``result`` deletes its file.
+    A worker without access to the ledger always writes them, and ``result`` deletes the file.
     """
-
-    def __init__(self, key: ReleaseKey, release: str, path: str) -> None:
-        self._key, self._release, self._path = os.fspath(key.path), release, path
-
-    def process(self, sums: Sums) -> Iterable[Any]:
-        if sums:
-            write = functools.partial(write_whole, self._path, npz(sums), private=True)
-            if os.path.exists(self._key):
-                ReleaseKey(self._key).unless_drawn(self._release, write)
-            else:
-                write()
-        return ()
+    if sums:
+        write = functools.partial(write_whole, path, npz(sums), private=True)
+        if os.path.exists(key):
+            ReleaseKey(key).unless_drawn(release, write)
+        else:
+            write()
+    return ()
 
 
 def _delete(path: str) -> None:
@@ -332,11 +306,15 @@ def _delete(path: str) -> None:
 def _read(path: str) -> Sums:
     if not FileSystems.exists(path):
         raise FileNotFoundError(
-            f"there are no sums in {path}: the pipeline has not ended, or it found no rows. Run it "
-            "and wait until it has finished, before result()."
+            f"there are no sums in {path}: the pipeline has not ended, or it found no rows. Call "
+            "result() after the pipeline has finished."
         )
     with FileSystems.open(path) as file:
         return from_npz(file.read())
+
+
+def _added_up(sums: Iterable[Sums]) -> Sums:
+    return functools.reduce(_added, sums, {})
 
 
 def _added(total: Sums, more: Sums) -> Sums:
@@ -346,5 +324,4 @@ def _added(total: Sums, more: Sums) -> Sums:
 
 
 def _joined(parts: Any) -> np.ndarray:
-    """Returns single values, or arrays of them, as one array."""
     return np.concatenate([np.atleast_1d(part) for part in parts])

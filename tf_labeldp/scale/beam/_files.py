@@ -1,4 +1,4 @@
-"""Files of a pipeline: whole under their name, and the private ones for this user alone."""
+"""Files of a pipeline, written atomically; other users cannot read the private ones."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from tf_labeldp.vault.records import publish
 
 
 def write_whole(path: str, content: bytes, *, private: bool = False) -> None:
-    """Writes a file of any file system that Beam knows, over an older one.
+    """Writes or replaces a file on any file system that Beam knows; retries may write it at once.
 
-    A retry may write it again, at the same time too. A private file has mode 600; elsewhere than on
-    a local or mounted disk, the folder's own rules protect it.
+    A private file has mode 600 on a local or mounted disk; elsewhere the folder's rules protect it.
     """
     if "://" in path:
         with FileSystems.create(path, mime_type="application/octet-stream") as file:

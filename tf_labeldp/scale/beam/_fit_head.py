@@ -1,4 +1,4 @@
-"""``FitPrivateHead``: a linear head on rows that no single machine reads."""
+"""``FitPrivateHead``: a linear head on distributed rows."""
 
 from __future__ import annotations
 
@@ -26,32 +26,34 @@ from tf_labeldp.vault.label_kinds import label_kind
 from tf_labeldp.vault.records import npz
 
 Survey = tuple[int, np.ndarray, np.ndarray]
-"""A number of rows, and hashes and features of a sample of them."""
+"""A number of rows, and a sample of them: hashes and features."""
 
 _SAMPLE_BYTES = 1 << 28
+"""Bytes of the sample, which one worker has in memory."""
 _LEAST_SAMPLE = 1 << 13
+"""Rows of the sample, at least, where rows are wide."""
 _BATCH_ROWS = 4096
 
 
 class FitPrivateHead:
     """Fits a linear head in two passes of a pipeline: a survey of the rows, then their moments.
 
-    The survey counts the rows and samples them, by a public hash of the features; the head's mean
-    and directions come from that sample. The second pass is ``PrivateMoments``, whose noise is
-    drawn once, after it; the rest of the fit is as on one machine.
+    The survey counts the rows and samples them by a public hash of the features; the sample gives
+    the head's mean and directions. The second pass is ``PrivateMoments``, which draws its noise
+    once, after the pipeline. The rest of the fit is as on one machine.
 
     Guarantee:
         The fitted head is (epsilon, delta)-DP for the replacement of one label, by the one release
         of ``LabelMomentMechanism``, as for ``heads.PrivateRidge`` and ``PrivateMoments``. The
-        features and the number of rows are public, and so is the survey, which stays in ``folder``
-        (by default that of the key file).
+        features, the number of rows and the survey are public. The survey stays in ``folder`` (by
+        default the folder of the key file).
 
     Args:
-        head: a ``PrivateRidge`` or ``PrivateLogisticRegression``, without encoder: encode in the
-            pipeline. Its ``epsilon`` and ``delta`` are those of the release.
+        head: a ``PrivateRidge`` or ``PrivateLogisticRegression`` without encoder; encode in the
+            pipeline. The release has the head's ``epsilon`` and ``delta``.
         key, release: as for ``PrivateHistogram``.
         folder: likewise, for exact sums and the survey. An interrupted fit of the same release
-            continues from there, and reads no rows twice.
+            resumes from the folder, and reads no rows twice.
 
     Example:
         >>> import os, tempfile
@@ -75,20 +77,20 @@ class FitPrivateHead:
     ) -> None:
         if not isinstance(head, OneReleaseHead) or head.encoder is not None:
             raise TypeError(
-                "head must be a PrivateRidge or another head of one release, without encoder, got "
-                f"{head!r}. Encode the features in the pipeline, before they come here."
+                "expected a PrivateRidge or another head with one release, without encoder, got "
+                f"{head!r}. Encode the features in the pipeline."
             )
         self._head, self._key, self._release = head, key, release
         self._folder = folder
 
     def fit(self, read: Private[Callable[[Any], Any]], **pipeline: Setting[Any]) -> OneReleaseHead:
-        """Runs both passes, and returns the head, fitted.
+        """Runs both passes, and returns the fitted head.
 
         Args:
             read: takes a pipeline and returns a PCollection of pairs: a row of features (d,) and
-                its label, or rows (m, d) and their labels (m,). It is called twice, and must read
-                the same rows.
-            **pipeline: for ``beam.Pipeline``: ``runner``, ``options``.
+                its label, or rows (m, d) and their labels (m,). Called twice; must read the same
+                rows both times.
+            **pipeline: arguments of ``beam.Pipeline``: ``runner``, ``options``.
 
         Raises:
             ValueError: no rows, features not finite, labels out of range, or another number of rows
@@ -99,7 +101,7 @@ class FitPrivateHead:
         kind = label_kind(**kind_arguments(head))
         source: Any = _Source(kind, head._mechanism(kind))
         design = f"center={head.center} intercept={head.intercept} spread={head.spread}"
-        # A release belongs to one design, and so to its survey.
+        # The survey depends on the features alone, so an earlier one of the same design will do.
         if not FileSystems.exists(path):
             with beam.Pipeline(**pipeline) as first:
                 _ = (
@@ -110,7 +112,8 @@ class FitPrivateHead:
                 )
         rows, num_rows = _surveyed(path, design, head)
         head._design(rows, source)
-        rows.scan()  # of the sample; the Gram matrix of all rows comes below
+        # Scans the sample; the Gram matrix of all rows replaces its own below.
+        rows.scan()
         mechanism = with_max_l1(source.mechanism, float(rows.gram.shape[0]) ** 0.5)
         moments = PrivateMoments(mechanism, self._key, self._release, num_rows, folder=self._folder)
         if not moments.is_released:
@@ -133,7 +136,7 @@ class _Source(NamedTuple):
 
 
 class _Survey(beam.DoFn):
-    """Counts rows, and samples those whose features have the smallest hashes."""
+    """Counts rows, and samples the rows with the smallest hashes of features."""
 
     def start_bundle(self) -> None:
         self._found: list[Survey] = []
@@ -142,8 +145,8 @@ class _Survey(beam.DoFn):
         rows = np.atleast_2d(np.asarray(pair[0], dtype=np.float64))
         if np.any(checked_norms(rows, 0) == 0.0):
             raise ValueError(
-                "a row of features is all zero: it has no direction to scale to unit norm. Leave "
-                "such rows out, or add a constant feature."
+                "a row of features is all zero, and cannot be scaled to unit norm. Leave such rows "
+                "out, or add a constant feature."
             )
         self._found.append((len(rows), _hashes(rows), rows.astype(np.float32)))
         if len(self._found) >= _BATCH_ROWS:
@@ -161,7 +164,9 @@ def _merged(found: Iterable[Survey]) -> Survey:
     counts, hashes, rows = zip(*parts, strict=True)
     widths = {part.shape[1] for part in rows}
     if len(widths) > 1:
-        raise ValueError(f"rows of features have {sorted(widths)} columns. Give all the same.")
+        raise ValueError(
+            f"expected rows with one number of features, got {sorted(widths)}. Repair the rows."
+        )
     hashed, width = np.concatenate(hashes), rows[0].shape[1]
     kept = np.argsort(hashed, kind="stable")[: max(_LEAST_SAMPLE, _SAMPLE_BYTES // (4 * width))]
     return sum(counts), hashed[kept], np.concatenate(rows)[kept]
@@ -177,17 +182,18 @@ def _hashes(rows: np.ndarray) -> np.ndarray:
 
 def _keep(survey: Survey, path: str, design: str) -> None:
     if not survey[0]:
-        raise ValueError("the pipeline has no rows of features. Check what `read` reads.")
+        raise ValueError("the pipeline has no rows of features. Check the input of `read`.")
     arrays = {"num_rows": np.array(survey[0]), "sample": survey[2], "design": np.array(design)}
     write_whole(path, npz(arrays))
 
 
 def _surveyed(path: str, design: str, head: OneReleaseHead) -> tuple[PublicRows, int]:
     with FileSystems.open(path) as file, np.load(io.BytesIO(file.read())) as survey:
-        num_rows, sample, known = int(survey["num_rows"]), survey["sample"], str(survey["design"])
-    if known != design:
+        num_rows, sample = int(survey["num_rows"]), survey["sample"]
+        surveyed = str(survey["design"])
+    if surveyed != design:
         raise ValueError(
-            f"{path} is of a head with {known}, got a head with {design}. Name another release."
+            f"{path} is for a head with {surveyed}, got a head with {design}. Name another release."
         )
     rows = PublicRows(FeatureRows(sample), head.max_bytes, head._sample_rows)
     rows.survey()
@@ -196,7 +202,7 @@ def _surveyed(path: str, design: str, head: OneReleaseHead) -> tuple[PublicRows,
 
 
 def _scaled(pair: Any, scaling: Scaling, kind: LabelKind) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rows of unit norm and codes of labels."""
+    """Returns rows scaled to unit norm, and encoded labels."""
     rows = np.asarray(pair[0], dtype=np.float64)
     labels = pair[1] if rows.ndim == 2 else [pair[1]]
     return scaling.rows(np.atleast_2d(rows)), kind.encode(labels)

@@ -9,7 +9,6 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-from apache_beam.metrics import Metrics
 from apache_beam.transforms.window import GlobalWindows
 
 from tf_labeldp.accounting import Private, Public, public_input
@@ -19,10 +18,10 @@ from tf_labeldp.vault.keyed_draws import KeyedRows, ReleaseKey, refuse_repeats, 
 
 _BATCH_ROWS = 1 << 14
 _SHARDS = 64
-"""Parts of the digests of ids, each of which is searched for repeats by itself."""
+"""Shards of the digests of ids; repeats are in the same shard."""
 _NOTHING = (0, False, False)
 _Facts = tuple[int, int, int, int, bool, bool]
-"""Rows, repeated ids, rows too many, fingerprint; whether there are text ids, and numbers."""
+"""Rows, repeated ids, rows too many, fingerprint; whether some ids are text, some numbers."""
 
 
 class RandomizeLabels(beam.PTransform):
@@ -30,27 +29,27 @@ class RandomizeLabels(beam.PTransform):
 
     The elements are pairs (id, label), dicts, Arrow record batches or tables, or
     ``tf.train.Example``s (messages or bytes); the output has the same elements with noisy labels.
-    Arrow batches are the fastest by far. A dict of PCollections, such as splits, is one release of
-    all of them, and gives a dict.
+    Arrow batches are the fastest by far. A dict of PCollections, such as splits, is one release,
+    and returns a dict.
 
     Guarantee:
         The noisy labels are (epsilon, delta)-DP for the replacement of one label, by ``mechanism``,
-        however often the engine runs a step, and however it splits and orders the rows: a draw is a
-        pseudorandom function of key, release, mechanism, prior, id and label. It rests on AES-256
-        and BLAKE2b, on the key staying secret, and on unique ids. Refused before any row comes out:
-        ids that repeat, in one PCollection or across several, with their number; labels out of
-        range; rows that are not those of an earlier run of the release.
+        for any repeated steps, splits and orders of the rows: a draw is a pseudorandom function of
+        key, release, mechanism, prior, id and label. It rests on AES-256 and BLAKE2b, on a secret
+        key, and on unique ids. Before any row comes out, these are refused: repeated ids, in one
+        PCollection or across several, with their number; labels out of range; rows that differ from
+        an earlier run of the release.
 
     Args:
         mechanism: ``RandomizedResponse`` or another mechanism for single labels.
-        key: its ledger lists the release and its charge. Workers read the file by its path, and one
-            of them writes to the ledger.
+        key: a key whose ledger records the release and its charge. Workers read the file by its
+            path, and one worker writes to the ledger.
         release: the name of the release, which is bound to this mechanism and prior.
-        id: the field that names a row: whole numbers or text, of dicts, Arrow and Examples.
-        label: the field with the label, in the same.
-        priors: public probabilities (K,) for mechanisms that take them.
+        id: the field that identifies a row, whole numbers or text, in dicts, Arrow and Examples.
+        label: the field with the label.
+        priors: public probabilities (K,) for mechanisms that use them.
         statement: path of a JSON file for the privacy statement and its receipts, next to the
-            output; it is there before the first row comes out.
+            output; written before the first row comes out.
 
     Example:
         >>> import os, tempfile
@@ -84,13 +83,13 @@ class RandomizeLabels(beam.PTransform):
         key.register(release, made_by, priors)
 
     def expand(self, rows: Private[Any]) -> Any:
-        """Returns the rows with noisy labels, of the same kind as they came."""
+        """Returns the rows with noisy labels, in the form of the input."""
         parts = rows if isinstance(rows, Mapping) else {"rows": rows}
         for name, part in parts.items():
             if not part.windowing.is_default():
                 raise ValueError(
                     f"RandomizeLabels takes PCollections without windows, got {part.windowing} in "
-                    f"{name!r}: each id is compared with all others. Use a batch pipeline."
+                    f"{name!r}. Use a batch pipeline: each id is compared with all others."
                 )
         draw = _Draw(self._mechanism, self._key, self._release, self._priors, self._fields)
         drawn = {
@@ -103,19 +102,19 @@ class RandomizeLabels(beam.PTransform):
             | "ByDigest" >> beam.GroupByKey()
             | "CountRepeats" >> beam.MapTuple(_count_repeats)
             | "AddUp" >> beam.CombineGlobally(_added_up)
-            | "Check" >> beam.ParDo(_Check(self._key, self._release, self._statement))
+            | "Check" >> beam.Map(_check, self._key, self._release, self._statement)
         )
-        # The side input holds the rows back until all ids and labels have been checked.
+        # Beam computes the side input first, so all ids and labels are checked before a row is out.
         published = {
             name: outputs.noisy
-            | f"Publish {name}" >> beam.ParDo(_Publish(), beam.pvalue.AsSingleton(checked))
+            | f"Publish {name}" >> beam.FlatMap(_publish, beam.pvalue.AsSingleton(checked))
             for name, outputs in drawn.items()
         }
         return published if isinstance(rows, Mapping) else published["rows"]
 
 
 class _Draw(beam.DoFn):
-    """Draws batches of rows, and yields digests of their ids too."""
+    """Draws batches of rows; also yields digests of their ids."""
 
     def __init__(
         self,
@@ -127,8 +126,6 @@ class _Draw(beam.DoFn):
     ) -> None:
         self._mechanism, self._key, self._release = mechanism, key, release
         self._priors, self._fields = priors, fields
-        self._rows = Metrics.counter("tf_labeldp", "rows_drawn")
-        self._batches = Metrics.distribution("tf_labeldp", "rows_in_a_batch")
 
     def setup(self) -> None:
         self._secret = self._key.secret
@@ -155,11 +152,11 @@ class _Draw(beam.DoFn):
                     yield GlobalWindows.windowed_value(output)
 
     def _drawn(self, rows: Any) -> Iterator[Any]:
-        """Yields rows with noisy labels, and the digests of their ids by shard."""
         ids, labels, with_labels = _opened(rows, *self._fields)
         batch = KeyedRows(ids, labels, self._mechanism, self._secret, self._release, self._priors)
         noisy, digests = batch.randomize(), batch.id_digests()
-        facts = (batch.fingerprint(), batch.of_text, not batch.of_text)  # once, with some shard
+        # One shard of the batch carries the facts, so that they count once.
+        facts = (batch.fingerprint(), batch.of_text, not batch.of_text)
         shards = digests[:, 0] % np.uint64(_SHARDS)
         order = np.argsort(shards, kind="stable")
         ends = np.cumsum(np.bincount(shards.astype(np.int64), minlength=_SHARDS))
@@ -167,43 +164,26 @@ class _Draw(beam.DoFn):
             if len(part):
                 yield beam.pvalue.TaggedOutput("ids", (shard, (part.tobytes(), *facts)))
                 facts = _NOTHING
-        self._rows.inc(len(noisy))
-        self._batches.update(len(noisy))
         yield with_labels(noisy)
 
 
-class _Check(beam.DoFn):
-    """Refuses rows that may not come out together, and writes the statement."""
-
-    def __init__(self, key: ReleaseKey, release: str, statement: str | None) -> None:
-        self._key, self._release, self._statement = key, release, statement
-
-    def process(self, found: _Facts) -> Iterator[int]:
-        rows, repeated, too_many, fingerprint, texts, numbers = found
-        refuse_repeats(repeated, too_many, rows)
-        if texts and numbers:
-            raise TypeError(
-                "some ids are whole numbers and some are text, so one id may come in both forms. "
-                "Nothing came out; turn all of them into text."
-            )
-        self._key.bind_rows(self._release, rows, fingerprint)
-        if self._statement is not None:
-            write_whole(self._statement, self._key.statement(self._release, rows).encode())
-        yield rows
+def _check(facts: _Facts, key: ReleaseKey, release: str, statement: str | None) -> int:
+    """Refuses rows that must not be released together, and writes the statement."""
+    rows, repeated, too_many, fingerprint, texts, numbers = facts
+    refuse_repeats(repeated, too_many, rows)
+    if texts and numbers:
+        raise TypeError(
+            "some ids are whole numbers and some are text, so one id may occur in both forms. "
+            "Nothing was released. Turn all ids into text."
+        )
+    key.bind_rows(release, rows, fingerprint)
+    if statement is not None:
+        write_whole(statement, key.statement(release, rows).encode())
+    return rows
 
 
-class _Publish(beam.DoFn):
-    """Yields rows one by one, once all have been checked."""
-
-    def __init__(self) -> None:
-        self._rows = Metrics.counter("tf_labeldp", "rows_published")
-
-    def process(self, rows: Any, checked: int) -> Iterator[Any]:
-        self._rows.inc(len(rows))
-        if isinstance(rows, list):
-            yield from rows
-        else:
-            yield rows
+def _publish(rows: Any, checked: int) -> Iterable[Any]:
+    return rows if isinstance(rows, list) else [rows]
 
 
 def _count_repeats(shard: int, parts: Iterable[tuple[bytes, int, bool, bool]]) -> _Facts:
@@ -220,7 +200,7 @@ def _added_up(several: Iterable[_Facts]) -> _Facts:
 
 
 def _opened(rows: Any, id: str, label: str) -> tuple[Any, Any, Callable[[np.ndarray], Any]]:
-    """Returns ids, labels, and a function that puts noisy labels into a batch of any kind."""
+    """Returns ids, labels, and a function from noisy labels to the batch with them."""
     if isinstance(rows, (pa.RecordBatch, pa.Table)):
         _check_fields((id, label), rows.schema.names)
         column = rows.column(id)
@@ -241,7 +221,7 @@ def _opened(rows: Any, id: str, label: str) -> tuple[Any, Any, Callable[[np.ndar
         for row in rows:
             _check_fields((id, label), row)
         pairs = [(row[id], row[label]) for row in rows]
-        replace = functools.partial(_with_field, label)
+        replace = lambda row, value: {**row, label: value}  # noqa: E731
     elif isinstance(first, bytes) or type(first).__name__ == "Example":
         parsed = [_parsed(row) for row in rows]
         pairs = [(_value(example, id), _value(example, label)) for example in parsed]
@@ -249,15 +229,15 @@ def _opened(rows: Any, id: str, label: str) -> tuple[Any, Any, Callable[[np.ndar
     else:
         raise TypeError(
             "elements must be pairs (id, label), dicts, Arrow batches or tf.train.Examples, got "
-            f"{type(first).__name__}. Bring them into one of these forms with beam.Map."
+            f"{type(first).__name__}. Convert them with beam.Map."
         )
     ids, labels = zip(*pairs, strict=True)
     try:
         columns = pa.array(ids), np.asarray(labels)
     except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError):
         raise TypeError(
-            f"ids must be all whole numbers or all text, and labels of one kind, but in {len(ids)} "
-            "rows that came together they are mixed. Turn the ids into text with beam.Map."
+            "expected ids that are all whole numbers or all text, and labels of one type, got both "
+            f"in a batch of {len(ids)} rows. Turn the ids into text with beam.Map."
         ) from None
     return *columns, lambda noisy: list(map(replace, rows, noisy.tolist()))
 
@@ -268,10 +248,6 @@ def _check_fields(names: Iterable[str], present: Iterable[str]) -> None:
             f"rows have no field {' and no '.join(map(repr, missing))}; they have "
             f"{', '.join(map(repr, present))}. Name the fields with id= and label=."
         )
-
-
-def _with_field(label: str, row: Mapping[str, Any], value: float) -> dict[str, Any]:
-    return {**row, label: value}
 
 
 def _parsed(row: Any) -> Any:
@@ -287,8 +263,8 @@ def _value(example: Any, name: str) -> Any:
     values: Any = getattr(features[name], kind).value if kind else ()
     if len(values) != 1:
         raise ValueError(
-            f"feature {name!r} must have one value in each Example, got {len(values)}. Leave out "
-            "rows without, by a rule that does not look at labels."
+            f"feature {name!r} must have one value in each Example, got {len(values)}. Fill it, or "
+            "leave rows out, by a rule that does not look at labels."
         )
     return values[0].decode() if isinstance(values[0], bytes) else values[0]
 

@@ -1,0 +1,158 @@
+"""The contract of learners: configuration, receipts, files and bad input."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+from _shapes import NUM_CLASSES, network, shapes
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting import PublicInput
+from tf_labeldp.mechanisms import Priors
+from tf_labeldp.self_supervised import SCAN, SimCLR
+from tf_labeldp.semi_supervised import DivideMix, FixMatch
+
+IMAGES, CLASSES = shapes(60)
+# Each learner with settings other than the defaults, and the options of a short fit.
+MEMBERS = {
+    SimCLR: ({"projection_dim": 4, "temperature": 0.5}, {"batch_size": 20}),
+    SCAN: (
+        {"num_clusters": 3, "num_neighbours": 4, "entropy_weight": 2.0, "threshold": 0.5},
+        {"batch_size": 20, "self_label_epochs": 1},
+    ),
+    FixMatch: (
+        {
+            "threshold": 0.6,
+            "unlabelled_weight": 0.5,
+            "unlabelled_ratio": 2,
+            "temperature": 0.5,
+            "priors": [0.5, 0.25, 0.25],
+            "from_logits": False,
+        },
+        {"batch_size": 20},
+    ),
+    DivideMix: (
+        {
+            "clean_threshold": 0.4,
+            "temperature": 0.6,
+            "mixup_alpha": 2.0,
+            "unlabelled_weight": 5.0,
+            "ramp_epochs": 3,
+            "division": "channel",
+            "priors": [0.5, 0.25, 0.25],
+        },
+        {"batch_size": 20, "epochs": 2},
+    ),
+}
+LABELLED = (FixMatch, DivideMix)
+SEEDS = itertools.count(1)
+
+
+def parts(learner):
+    """The Keras objects of a learner, by argument, with weights that no other test has trained."""
+    views = ["views"] if learner is SimCLR else ["weak", "strong"]
+    net = network(activation="softmax" if learner is FixMatch else None, seed=next(SEEDS))
+    name = "encoder" if learner is SCAN else "network"
+    return {name: net, **{view: keras.layers.GaussianNoise(0.1) for view in views}}
+
+
+def compiled(model):
+    model.compile("sgd", "categorical_crossentropy" if isinstance(model, FixMatch) else None)
+    return model
+
+
+@pytest.mark.parametrize("learner", MEMBERS)
+@pytest.mark.holds(
+    "self_supervised.SCAN",
+    "self_supervised.SimCLR",
+    "semi_supervised.DivideMix",
+    "semi_supervised.FixMatch",
+)
+def test_receipts_of_labels_and_public_inputs_are_in_the_statement_and_the_file(learner, tmp_path):
+    """Every input carries its own epsilon, a power of two, and the statement has their sum."""
+    vault = ldp.PrivateLabels(CLASSES, NUM_CLASSES, budget=ldp.PrivacyBudget(9.0))
+    spent = []
+
+    def drawn():
+        spent.append(2.0 ** (1 - len(spent)))
+        return vault.randomize(ldp.RandomizedResponse(spent[-1], NUM_CLASSES))
+
+    def public(value):
+        return PublicInput(value, drawn().receipts)
+
+    settings, options = MEMBERS[learner]
+    inputs = [drawn()] if learner in LABELLED else []
+    if "priors" in settings:
+        settings = {**settings, "priors": public(settings["priors"])}
+    arguments = {name: public(part) for name, part in parts(learner).items()}
+    model = compiled(learner(**arguments, **settings))
+    model.fit(public(IMAGES), *inputs, **options, verbose=0)
+    assert ldp.guarantee(model).epsilon == pytest.approx(sum(spent))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert ldp.guarantee(loaded).epsilon == pytest.approx(sum(spent))
+    np.testing.assert_array_equal(loaded(IMAGES), model(IMAGES))
+
+
+@pytest.mark.parametrize("learner", MEMBERS)
+def test_the_configuration_lists_every_argument(learner):
+    settings, _ = MEMBERS[learner]
+    config = learner(**parts(learner), **settings).get_config()
+    assert {name: config[name] for name in settings} == settings
+    again = learner.from_config(config).get_config()
+    assert again == config and set(config) == {"name", *settings, *parts(learner)}
+
+
+@pytest.mark.parametrize("learner", LABELLED)
+def test_labels_without_a_receipt_promise_nothing(learner):
+    settings = {} if learner is DivideMix else {"from_logits": False}
+    model = compiled(learner(**parts(learner), **settings))
+    model.fit(IMAGES, CLASSES, 20, verbose=0)
+    assert ldp.guarantee(model).epsilon == np.inf
+
+
+GROUPED = Priors(np.full((2, 3), 1 / 3), groups=np.array([0, 1, 1]))
+
+
+@pytest.mark.parametrize(
+    "learner, change, match",
+    [
+        (SimCLR, {"network": keras.Sequential([keras.layers.Dense(2)])}, "built Keras model"),
+        (SimCLR, {"temperature": 0.0}, "temperature"),
+        (SCAN, {"encoder": None}, "built Keras model"),
+        (SCAN, {"num_clusters": 1}, "num_clusters"),
+        (SCAN, {"threshold": 1.0}, "threshold"),
+        (FixMatch, {"network": None}, "built Keras model"),
+        (FixMatch, {"threshold": 1.0}, "threshold"),
+        (FixMatch, {"unlabelled_ratio": 0}, "unlabelled_ratio"),
+        (FixMatch, {"from_logits": True}, "from_logits=True contradicts"),
+        (FixMatch, {"priors": [0.5, 0.5]}, "priors"),
+        (FixMatch, {"priors": GROUPED}, "priors"),
+        (DivideMix, {"clean_threshold": 0.0}, "clean_threshold"),
+        (DivideMix, {"division": "guess"}, "division"),
+        (DivideMix, {"network": network(activation="softmax")}, "from_logits=True contradicts"),
+        (DivideMix, {"priors": [0.5, 0.5]}, "priors"),
+        (DivideMix, {"priors": GROUPED}, "priors"),
+    ],
+)
+def test_bad_settings(learner, change, match):
+    with pytest.raises(ValueError, match=match):
+        learner(**{**parts(learner), **MEMBERS[learner][0], **change})
+
+
+@pytest.mark.parametrize("learner", MEMBERS)
+@pytest.mark.parametrize(
+    "images, match",
+    [
+        (IMAGES[..., 0], "images must have shape"),
+        (np.full((40, 12, 12, 1), 255, np.uint8), "255"),
+        (IMAGES * 255, r"images must be in \[0, 1\]"),
+    ],
+)
+def test_bad_images(learner, images, match):
+    name, net = next(iter(parts(learner).items()))
+    model = compiled(learner(**{name: net}, **MEMBERS[learner][0]))
+    with pytest.raises(ValueError, match=match):
+        model.fit(images, *([CLASSES] if learner in LABELLED else []))
+    assert model.optimizer.iterations == 0
