@@ -28,7 +28,7 @@ class LabelDistanceDpEvent(DpEvent):
     An example adds ``a`` to the sum of a batch, and ``b`` if its label is replaced. Clipping
     ensures ``|a| <= longest * D``, the same for ``|b|``, and ``|a - b| <= D``. For orders above
     one, the worst pair is ``longest * D`` and ``-(1 - longest) * D`` on a line
-    (docs/accounting.md). The next step may have the pair with its roles exchanged, so an order
+    (docs/theory.md). The next step may have the pair with its roles exchanged, so an order
     below one takes the divergence of its inverse with the roles exchanged.
 
     Attributes:

@@ -80,7 +80,7 @@ def dp_sgd_event(
     """Returns the event of DP-SGD, with the arguments of ``dp_sgd_guarantee``.
 
     For one step, an accountant under ``REPLACE_ONE`` compares ``(1 - q) N(0) + q N(1)`` and
-    ``(1 - q) N(0) + q N(-1)``, the worst pair (docs/accounting.md). Without sampling it is the
+    ``(1 - q) N(0) + q N(-1)``, the worst pair (docs/theory.md). Without sampling it is the
     worst for either clipping. ``added_delta`` is the distance between each step's noise and exact
     Gaussian noise.
     """

@@ -1,6 +1,6 @@
 """The guarantee of peer-to-peer randomized response: numeric and tight.
 
-Names follow docs/accounting.md, which proves the four facts used here: one tail, blocks of t,
+Names follow docs/theory.md, which proves the four facts used here: one tail, blocks of t,
 smaller cores, larger clusters.
 """
 
@@ -60,7 +60,7 @@ def peer_to_peer_guarantee(
         (and below 1e-25).
 
     Source: Algorithm 2 of ``esfandiari2022``, with a tighter bound than its Lemma 9; Hoeffding
-    1956, Theorem 4, for larger clusters. The proof is in docs/accounting.md.
+    1956, Theorem 4, for larger clusters. The proof is in docs/theory.md.
 
     Args:
         flip_probability: alpha, the probability of flipping a user's own label, in (0, 0.5].

@@ -45,7 +45,7 @@ class HeadPriorRandomizer(Randomizer):
 
     Use it at epsilon 3 and above: the value of the release, an aggregate of all labels, saturates
     early, and the value of the draw grows like e^epsilon. By default the head gets 90 % of epsilon
-    below 2.5, and 15 % from there on; fewer labels need more (``docs/heads.md`` has measurements).
+    below 2.5, and 15 % from there on; fewer labels need more (``docs/theory.md`` has measurements).
 
     Guarantee:
         Head, priors and noisy labels together are (epsilon, delta)-label-DP for the replacement of

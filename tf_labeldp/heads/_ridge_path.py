@@ -1,4 +1,4 @@
-"""Fits from one noisy release of moments: spectrum, penalties, sharpness; see ``docs/heads.md``.
+"""Fits from one noisy release of moments: spectrum, penalties, sharpness; see ``docs/theory.md``.
 
 ``A = V diag(l) V^T`` is the Gram matrix of the public rows, ``z = V^T B~`` the release in its
 eigenvectors, with noise variance ``q_j`` in row j. Every fit is ``W = V diag(f) z`` for a filter

@@ -458,7 +458,7 @@ class PrivateRidge(OneReleaseHead):
     budget is spent.
 
     Source: "sufficient statistics perturbation" (Vu and Slavkovic 2009), with the Gram matrix
-    public. ``docs/heads.md`` derives the risk estimate, the prior and the spread.
+    public. ``docs/theory.md`` derives the risk estimate, the prior and the spread.
 
     Args:
         epsilon: finite and above zero.
