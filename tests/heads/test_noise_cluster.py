@@ -122,9 +122,7 @@ def model_says_the_same(one, model, rows, folder):
 
 
 def test_the_keras_model_says_what_the_head_says(tmp_path):
-    clusters = find_clusters(X, 40).merge_small(20)
-    assert clusters.num_clusters < 40 == len(clusters.centres)
-    one = head(num_clusters=None, clusters=clusters).fit(X, Y)
+    one = head(num_clusters=None, clusters=find_clusters(X, 40)).fit(X, Y)
     rows = np.concatenate([X, 4.0 * RNG.normal(size=(2000, 5)).astype(np.float32)])
     model_says_the_same(one, one.to_keras(), rows, tmp_path)
 

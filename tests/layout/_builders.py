@@ -223,7 +223,7 @@ def _(put):
 @builds("features.denoise_labels")
 def _(put):
     noisy, clusters = put("noisy_labels", Y), put("clusters", GROUPS)
-    return features.denoise_labels(noisy, clusters, K, put("mechanism", RR))
+    return features.denoise_labels(noisy, clusters, K)
 
 
 # heads
