@@ -32,7 +32,6 @@ _PROBE_ENTRIES, _MOST_PROBES = 256, 16
 
 class LikelihoodHead(OneReleaseHead):
     _sample_rows = None
-    _penalties = ("auto",)
 
     def _maximise(
         self,

@@ -214,25 +214,21 @@ def _check_same_priors(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TeacherLabels:
-    """Targets from ``teacher_labels``, and their examples.
+    """Targets from ``teacher_labels``.
 
     Attributes:
-        indices: the kept examples, ascending, ``int64`` (m,).
-        targets: ``float32`` (m, K), rows that sum to one.
-        share: m / n, the kept share.
+        targets: ``float32`` (n, K), rows that sum to one.
         receipts: the receipts of the probabilities.
 
     Example:
-        >>> taught = TeacherLabels(np.array([1]), np.array([[0.0, 1.0]], np.float32), share=0.5)
-        >>> batches = taught.batches(np.zeros((2, 4, 4, 1), np.float32), batch_size=8, views=3)
+        >>> taught = TeacherLabels(np.array([[0.0, 1.0], [0.5, 0.5]], np.float32))
+        >>> batches = taught.batches(np.zeros((2, 4, 4, 1), np.float32), batch_size=8)
         >>> x, y = batches[0]
         >>> len(batches), x.shape, y.shape
-        (1, (3, 4, 4, 1), (3, 2))
+        (1, (2, 4, 4, 1), (2, 2))
     """
 
-    indices: np.ndarray
     targets: np.ndarray
-    share: float
     receipts: Receipts = ()
 
     def batches(
@@ -241,38 +237,32 @@ class TeacherLabels:
         batch_size: int,
         *,
         augment: Public[Callable[..., Any] | None] = None,
-        views: int = 1,
         seed: int = 0,
     ) -> Any:
         """Returns batches for ``model.fit``, in a new order each epoch.
 
-        Every epoch shows each example in ``views`` new augmentations, all in one batch and with the
-        same target, so that the model learns to give them the same prediction.
-
         Args:
-            inputs: array (n, ...) of all n examples, kept or not.
-            batch_size: examples per batch, each with ``views`` rows.
+            inputs: array (n, ...), in the order of the probabilities.
+            batch_size: examples per batch.
             augment: changes a batch of inputs at random but not its shape and classes, for example
                 a ``keras.Sequential`` of preprocessing layers; None for no augmentation. A Keras
                 layer is called with ``training=True``.
-            views: augmentations per example and step, at least 1.
             seed: draws the order; public.
 
         Returns:
-            A ``keras.utils.PyDataset`` of ``ceil(m / batch_size)`` batches ``(inputs, targets)``.
+            A ``keras.utils.PyDataset`` of ``ceil(n / batch_size)`` batches ``(inputs, targets)``.
 
         Raises:
-            ValueError: sizes are no positive integers, or there are too few inputs.
+            ValueError: sizes are no positive integers, or there is another number of inputs.
         """
         batch_size = _validate.integer_at_least("batch_size", batch_size, 1)
-        views = _validate.integer_at_least("views", views, 1)
         public = public_input(self, inputs, augment)
         _, inputs, augment = public.value
         inputs = np.asarray(inputs)
-        if self.indices.size and len(inputs) <= self.indices[-1]:
+        if len(inputs) != len(self.targets):
             raise ValueError(
-                f"expected more than {int(self.indices[-1])} inputs, got {len(inputs)}. Give the "
-                "inputs of all examples, in the order of the probabilities."
+                f"expected {len(self.targets)} inputs, one per row of probabilities, got "
+                f"{len(inputs)}. Give them in the same order."
             )
         rng = np.random.default_rng(_validate.integer_at_least("seed", seed, 0))
         import keras
@@ -280,13 +270,12 @@ class TeacherLabels:
         if isinstance(augment, keras.layers.Layer):
             augment = functools.partial(augment, training=True)
 
-        def load(places: np.ndarray) -> tuple[Any, np.ndarray]:
-            places = np.repeat(places, views)
-            x = inputs[self.indices[places]]
+        def load(rows: np.ndarray) -> tuple[Any, np.ndarray]:
+            x = inputs[rows]
             x = x if augment is None else keras.ops.convert_to_numpy(augment(x))
-            return x, self.targets[places]
+            return x, self.targets[rows]
 
-        batches = _shuffled_batches()(load, self.indices.size, batch_size, rng)
+        batches = _shuffled_batches()(load, len(inputs), batch_size, rng)
         batches.receipts = public.receipts
         return batches
 
@@ -314,41 +303,26 @@ def _shuffled_batches() -> type:
     return ShuffledBatches
 
 
-def teacher_labels(
-    probabilities: Public[Any],
-    *,
-    confidence: float = 0.0,
-    least_share: float = 0.1,
-    hard: bool = False,
-) -> TeacherLabels:
-    """Returns targets for a student model, from the confident predictions of a head.
+def teacher_labels(probabilities: Public[Any]) -> TeacherLabels:
+    """Returns targets for a student model, from the predictions of a head.
 
     Train a student if it can use the inputs better than the head (for example, because a mirrored
     image shows the same thing), or to ship a small model; it has no more information on the labels
-    than the head. A threshold drops examples near the borders between classes, so it helps (as does
-    ``hard``) only where the head is often wrong there.
+    than the head.
 
     Guarantee:
         Post-processing of the probabilities; nothing is charged.
 
     Args:
         probabilities: the head's probabilities for the public inputs, (n, K); rows sum to one.
-        confidence: in [0, 1), the lowest maximum probability at which an example is kept.
-        least_share: in [0, 1), the share of each predicted class that is always kept (rounded up,
-            the most confident examples), so that no class is lost.
-        hard: whether targets are one-hot instead of the probabilities.
 
     Raises:
-        ValueError: rows are no probabilities, or arguments are out of range.
+        ValueError: rows are no probabilities.
 
     Example:
-        >>> taught = teacher_labels([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7]], confidence=0.8)
-        >>> taught.indices.tolist(), taught.targets.argmax(axis=1).tolist(), round(taught.share, 2)
-        ([0, 2], [0, 1], 0.67)
+        >>> teacher_labels([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7]]).targets.argmax(axis=1).tolist()
+        [0, 0, 1]
     """
-    confidence = _validate.number_in("confidence", confidence, "[0, 1)")
-    least_share = _validate.number_in("least_share", least_share, "[0, 1)")
-    hard = _validate.boolean("hard", hard)
     public = public_input(probabilities)
     shape = np.shape(public.value)
     if len(shape) != 2 or shape[1] < 2:
@@ -356,13 +330,4 @@ def teacher_labels(
             f"probabilities must have shape (n, K), got {shape}. Pass a head's predict_proba."
         )
     rows = _validate.prior_rows("probabilities", public.value, None, shape[1])
-    classes, surest = rows.argmax(axis=1), rows.max(axis=1)
-    kept = surest >= confidence
-    for number in np.unique(classes):
-        members = np.flatnonzero(classes == number)
-        fewest = int(np.ceil(least_share * members.size))
-        kept[members[np.argsort(-surest[members], kind="stable")[:fewest]]] = True
-    indices = np.flatnonzero(kept)
-    targets = np.eye(rows.shape[1])[classes[indices]] if hard else rows[indices]
-    share = indices.size / max(1, rows.shape[0])
-    return TeacherLabels(indices, targets.astype(np.float32), share, public.receipts)
+    return TeacherLabels(rows.astype(np.float32), public.receipts)
