@@ -148,22 +148,6 @@ def test_frozen_layers_have_learnt_nothing():
     assert_states(head(model).fit(X, vault()), receipts)
 
 
-@pytest.mark.parametrize(
-    "encoder_of", [lambda one: one.to_keras(), lambda one: one.predict_proba], ids=["keras", "call"]
-)
-def test_a_head_is_a_model_that_has_seen_labels(encoder_of):
-    labels = vault()
-    one = PrivateRidge(30.0, 1e-3).fit(X, labels)
-    encoder = encoder_of(one)
-    other = vault(80.0)
-    elsewhere = head(encoder).fit(X, other)
-    assert_states(elsewhere, one.receipts_)
-    assert elsewhere.guarantee() == other.guarantee()
-    again = head(encoder).fit(X, labels)
-    assert again.guarantee().epsilon > 30.0  # of both
-    assert again.guarantee() == labels.guarantee()
-
-
 @pytest.mark.parametrize("told", [{"num_classes": 2}, {"num_labels": 1}])
 def test_a_head_of_labels_in_no_vault_is_counted_by_all(told):
     given = Y if "num_classes" in told else Y[:, np.newaxis]
