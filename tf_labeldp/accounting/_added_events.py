@@ -16,7 +16,10 @@ _FARTHEST = 9.0
 
 @dataclasses.dataclass(frozen=True)
 class AddedDeltaDpEvent(DpEvent):
-    """An unbounded loss with probability ``delta``, in [0, 1], and no loss otherwise."""
+    """An unbounded loss with probability ``delta``, in [0, 1], and no loss otherwise.
+
+    Receipts of 0.2 have it for steps whose noise was within a known delta of Gaussian noise.
+    """
 
     delta: float
 
