@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Private, Public, PublicInput, Setting, public_input
+from tf_labeldp.accounting import Private, Public, PublicInput, public_input
 from tf_labeldp.accounting.receipts import Receipts
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads.one_release_head import OneReleaseHead
@@ -29,9 +29,6 @@ _DRAW_PAYS = 2.5
 """The epsilon from which noisy labels help more than a larger release."""
 _OTHER_PRIORS = 0.01
 """Share of noisy labels that rounding on another machine may move out of their top-k set."""
-_OF_THE_HEAD: tuple[str, ...] = ("num_classes", "classes", "encoder", "penalty", "spread", "center")
-_OF_THE_HEAD += ("intercept", "noise", "max_bytes")
-"""Arguments that go to the head unchanged."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,15 +59,9 @@ class HeadPriorRandomizer(Randomizer):
         delta: the delta of the head's release, in (0, 1), below 1/n; 0 with ``noise="laplace"``.
         head_share: the part of epsilon for the head, between 0 and 1; None for the default above.
         head: the class of the head, ``PrivateLogisticRegression`` or ``PrivateRidge``.
-        num_classes: an argument of the head, like all that follow except ``draw``.
-        classes: the class values; a vault knows both.
         encoder: maps raw inputs to features; None if the inputs are features.
         penalty: ``"auto"``, or another penalty of ``head``.
-        spread: whether to spend the release over the principal directions of the features.
-        center: whether to subtract the mean of the features.
-        intercept: whether to add a constant column.
         noise: ``"gaussian"``, or ``"laplace"`` for a pure guarantee.
-        max_bytes: the most memory for matrices and samples of rows.
         draw: the class of the draw: ``RRWithPrior``, whose noisy labels are right most often, or
             ``mechanisms.InformativeRR``, whose posteriors have the lower log-loss.
 
@@ -97,15 +88,9 @@ class HeadPriorRandomizer(Randomizer):
     head_share: float | None = None
     head: type[OneReleaseHead] = PrivateLogisticRegression
     _: dataclasses.KW_ONLY
-    num_classes: int | None = None
-    classes: Setting[Any] = None
     encoder: Public[Any] = None
     penalty: str | float = "auto"
-    spread: bool = True
-    center: bool = True
-    intercept: bool = True
     noise: str = "gaussian"
-    max_bytes: float = 8e9
     draw: type[PriorMechanism] = RRWithPrior
 
     def __post_init__(self) -> None:
@@ -182,8 +167,8 @@ class HeadPriorRandomizer(Randomizer):
         return noisy
 
     def _new_head(self, key: str | None) -> OneReleaseHead:
-        arguments = {name: getattr(self, name) for name in _OF_THE_HEAD}
-        return self.head(self.split()[0], self.delta, key=key, **arguments)
+        options = {"encoder": self.encoder, "penalty": self.penalty, "noise": self.noise}
+        return self.head(self.split()[0], self.delta, key=key, **options)
 
     def _check_budget(self, draw: PriorMechanism, labels: PrivateLabels, key: str) -> None:
         head = f"{key}/head"
