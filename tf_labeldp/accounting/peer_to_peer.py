@@ -103,7 +103,7 @@ def peer_to_peer_assumptions(
         f"probability {subsampling_rate:.6g}) and sends the learner nothing else."
     )
     messages = (
-        "Each message between users is seen by the one who asked, and is "
+        "Each message between users reaches only the user who asked for it, and is "
         f"({_alone(flip_probability):.6g}, 0)-label-DP towards that user; this statement does not "
         "cover it."
     )

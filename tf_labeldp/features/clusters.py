@@ -38,8 +38,8 @@ class Clusters:
     Attributes:
         assignments: the cluster of each example, ``int64`` (n,) in 0..C-1.
         num_clusters: C.
-        centres: their centres in (encoded) feature space, ``float64`` (C, d); None if only the
-            assignments are known.
+        centres: the centre of each cluster in (encoded) feature space, ``float64`` (C, d); None if
+            only the assignments are known.
         encoder: maps inputs to features; None if the inputs are features.
         feature_names: column names in ``find_clusters``, if any; ``assign`` refuses others.
         receipts: the receipts of features and encoder.
