@@ -189,7 +189,7 @@ def trained_encoder():
 
 
 @pytest.mark.parametrize("route", ["model", "method"])
-def test_receipts_of_the_encoder_are_charged_and_stated(member, route, monkeypatch):
+def test_receipts_of_the_encoder_are_charged_and_stated(member, route):
     encoder, receipts = trained_encoder()
     argument = encoder if route == "model" else encoder.predict
     labels = member.vault(6.0)
