@@ -27,9 +27,9 @@ from tf_labeldp.accounting.peer_to_peer import _Core as Core
 RATES = [(0.1, 1.0), (0.25, 1 / 3), (0.01, 0.5)]
 
 
-def peer_to_peer_delta(epsilon, alpha, theta, size, *, sizes="at_least"):
+def peer_to_peer_delta(epsilon, alpha, theta, size):
     """The bound of delta that epsilon is found by: the inverse of ``peer_to_peer_guarantee``."""
-    cluster = _Cluster(alpha, theta, size, sizes == "at_least", _LEAST_DELTA)
+    cluster = _Cluster(alpha, theta, size, _LEAST_DELTA)
     ends = max(cluster.bound((ones, ones), epsilon) for ones in (0, size - 1))
     return max([ends, *cluster.above(ends, epsilon).values()])
 
@@ -71,11 +71,24 @@ def enumerated_delta(epsilon, size, alpha, theta):
     )
 
 
-def summed_deltas(epsilon, size, alpha, theta):
+def more_reports(size, theta):
+    """P[N > j] for j = 0, 1, ... in a cluster of this size."""
+    return stats.binom.sf(np.arange(size), size, theta)
+
+
+def most_reports(size, theta):
+    """Hoeffding's bound of P[N > j] for j = 0, 1, ... in clusters of this size and all larger."""
+    mean = theta * size
+    j = np.arange(math.ceil(mean + 12.0 * math.sqrt(mean) + 40.0))
+    bound = np.where(j >= mean, stats.poisson.sf(j, mean), stats.binom.sf(j, size, theta))
+    between = np.flatnonzero((j > max(mean - 1.0, 0.0)) & (j < mean))
+    bound[between] = bound[between - 1]
+    return bound
+
+
+def summed_deltas(epsilon, size, alpha, theta, tails=most_reports):
     """Delta for each number of ones among the others (size,), summed over all t, k and M."""
     counts = np.arange(size + 1)
-    weights = stats.binom.pmf(counts, size, theta)
-    deltas = np.zeros(size)
     signed = []
     for ones in range(size):
         q = np.convolve(
@@ -85,20 +98,23 @@ def summed_deltas(epsilon, size, alpha, theta):
         less, more = np.append(q, 0.0), np.append(0.0, q)
         grown = math.exp(epsilon)
         signed.append((alpha - grown * (1 - alpha)) * less + (1 - alpha - grown * alpha) * more)
-    for t in counts[weights > 1e-22]:
+    above = tails(size, theta)
+    given_reports = np.zeros((above.size + 1, size))
+    for t in range(1, above.size + 1):
         chances = stats.binom.pmf(np.arange(t + 1)[:, np.newaxis], t, counts / size)
-        deltas += weights[t] * np.maximum(chances @ np.array(signed).T, 0.0).sum(axis=0)
-    return deltas
+        given_reports[t] = np.maximum(chances @ np.array(signed).T, 0.0).sum(axis=0)
+    return above @ np.diff(given_reports, axis=0)
 
 
 @pytest.mark.parametrize(("alpha", "theta"), RATES)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.holds("accounting.peer_to_peer_guarantee")
-def test_delta_is_the_enumerated_one(size, alpha, theta):
+def test_delta_is_never_below_the_enumerated_one(size, alpha, theta):
     for epsilon in (1e-9, 0.2, 0.7):
         exact = enumerated_delta(epsilon, size, alpha, theta)
-        ours = peer_to_peer_delta(epsilon, alpha, theta, size, sizes="exactly")
-        assert exact <= ours <= exact * (1 + 1e-9) + 1e-11
+        summed = summed_deltas(epsilon, size, alpha, theta, more_reports).max()
+        assert summed == pytest.approx(exact, rel=1e-9, abs=1e-15)
+        assert exact <= peer_to_peer_delta(epsilon, alpha, theta, size)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +122,9 @@ def test_delta_is_the_enumerated_one(size, alpha, theta):
 )
 @pytest.mark.holds("accounting.peer_to_peer_guarantee")
 def test_epsilon_is_the_least_that_holds(size, alpha, theta, delta):
-    epsilon = peer_to_peer_guarantee(alpha, theta, size, delta, sizes="exactly").epsilon
-    assert enumerated_delta(epsilon, size, alpha, theta) <= delta
-    assert enumerated_delta(epsilon * (1 - 1e-7), size, alpha, theta) > delta
+    epsilon = peer_to_peer_guarantee(alpha, theta, size, delta).epsilon
+    assert summed_deltas(epsilon, size, alpha, theta).max() <= delta
+    assert summed_deltas(epsilon * (1 - 1e-4), size, alpha, theta).max() > delta
 
 
 CLUSTERS = [
@@ -116,14 +132,15 @@ CLUSTERS = [
     (0.25, 0.3, 80, 0.2),
     (0.02, 0.05, 150, 0.5),
     (0.4, 1.0, 100, 0.1),
+    (0.1, 1e-3, 10, 1.0),  # a mean of 0.01 reports: each number counts with its own delta
 ]
 
 
 @pytest.mark.parametrize(("alpha", "theta", "size", "epsilon"), CLUSTERS)
 def test_delta_of_a_larger_cluster_is_the_summed_one(alpha, theta, size, epsilon):
     exact = summed_deltas(epsilon, size, alpha, theta).max()
-    ours = peer_to_peer_delta(epsilon, alpha, theta, size, sizes="exactly")
-    assert exact * (1 - 1e-9) <= ours <= exact * (1 + 1e-8)
+    ours = peer_to_peer_delta(epsilon, alpha, theta, size)
+    assert exact * (1 - 1e-9) <= ours <= exact * (1 + 1e-3)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -136,18 +153,21 @@ def test_delta_of_a_larger_cluster_is_the_summed_one(alpha, theta, size, epsilon
 def test_delta_is_never_below_and_hardly_above(alpha, theta, size, part):
     epsilon = part * math.log((1 - alpha) / alpha)
     exact = summed_deltas(epsilon, size, alpha, theta).max()
-    ours = peer_to_peer_delta(epsilon, alpha, theta, size, sizes="exactly")
+    ours = peer_to_peer_delta(epsilon, alpha, theta, size)
     assert exact * (1 - 1e-9) - 1e-15 <= ours <= exact * (1 + 1e-3) + 1e-11
 
 
 def test_no_composition_is_left_out():
     """The worst is not always a cluster of one label: here it is in between."""
-    deltas = summed_deltas(0.00584, 200, 0.49, 1.0)
+    deltas = summed_deltas(0.00584, 200, 0.49, 1.0, more_reports)
     assert deltas.argmax() == 187
     assert deltas.max() > 1.003 * max(deltas[0], deltas[-1])
-    ours = peer_to_peer_delta(0.00584, 0.49, 1.0, 200, sizes="exactly")
-    assert deltas.max() * (1 - 1e-9) <= ours <= deltas.max() * (1 + 1e-7)
-    epsilon = peer_to_peer_guarantee(0.49, 1.0, 200, 1e-6, sizes="exactly").epsilon
+    deltas = summed_deltas(0.00584, 200, 0.49, 1.0)
+    cluster = _Cluster(0.49, 1.0, 200, _LEAST_DELTA)
+    ends = max(cluster.bound((ones, ones), 0.00584) for ones in (0, 199))
+    ours = max(cluster.above(ends, 0.00584).values())
+    assert deltas.max() * (1 - 1e-9) <= ours <= deltas.max() * 1.02
+    epsilon = peer_to_peer_guarantee(0.49, 1.0, 200, 1e-6).epsilon
     assert summed_deltas(epsilon, 200, 0.49, 1.0).max() <= 1e-6
 
 
@@ -155,15 +175,15 @@ def test_a_range_of_compositions_is_bounded_by_its_core():
     size, alpha, epsilon = 60, 0.2, 0.3
     deltas = summed_deltas(epsilon, size, alpha, 0.5)
     for low, high in [(0, 5), (3, 3), (10, 30), (0, 59), (50, 59)]:
-        bound = _Cluster(alpha, 0.5, size, False, 1e-20).bound((low, high), epsilon)
+        bound = _Cluster(alpha, 0.5, size, 1e-20).bound((low, high), epsilon)
         assert bound >= deltas[low : high + 1].max() * (1 - 1e-9)
 
 
 def test_what_could_not_be_split_counts_with_its_bound(monkeypatch):
-    exact = peer_to_peer_delta(0.03, 0.45, 1.0, 201, sizes="exactly")
+    exact = peer_to_peer_delta(0.03, 0.45, 1.0, 201)
     monkeypatch.setattr("tf_labeldp.accounting.peer_to_peer._SMALL", 0)
     monkeypatch.setattr("tf_labeldp.accounting.peer_to_peer._MOST_SPLITS", 8)
-    cluster = _Cluster(0.45, 1.0, 201, False, 1e-20)
+    cluster = _Cluster(0.45, 1.0, 201, 1e-20)
     found = cluster.above(exact, 0.03)
     assert found and max(found.values()) > exact
     assert list(found.values()) == sorted(found.values(), reverse=True)
@@ -174,14 +194,14 @@ def test_at_least_holds_for_all_larger_clusters(alpha, theta):
     for epsilon in (0.05, 0.3, 1.0):
         stated = peer_to_peer_delta(epsilon, alpha, theta, 12)
         for size in (12, 13, 14, 17, 24, 40):
-            exact = summed_deltas(epsilon, size, alpha, theta).max()
+            exact = summed_deltas(epsilon, size, alpha, theta, more_reports).max()
             assert exact <= stated * (1 + 1e-9) + 1e-20
 
 
 def test_hoeffding_bounds_of_the_number_of_reports():
     """P[N > j] of every larger cluster is below the one used, at every edge."""
     for theta, size in ((1.0, 10), (0.3, 40), (0.05, 7)):
-        core = Core(0.2, theta, size, True, 1e-9, 0, size - 1)
+        core = Core(0.2, theta, size, 1e-9, 0, size - 1)
         edges, above, beyond = core.reports
         for larger in (size, size + 1, size + 5, 10 * size, 10_000):
             exact = stats.binom.sf(edges, larger, theta * size / larger)
@@ -189,13 +209,13 @@ def test_hoeffding_bounds_of_the_number_of_reports():
             assert exact[-1] <= beyond + 1e-13
 
 
-@pytest.mark.parametrize(("theta", "larger"), [(0.5, True), (1.0, False)])
-def test_errors_of_incomplete_beta_functions_are_covered(monkeypatch, theta, larger):
+@pytest.mark.parametrize("theta", [0.5, 1.0])
+def test_errors_of_incomplete_beta_functions_are_covered(monkeypatch, theta):
     """SciPy 1.11 is off by 2e-15 a user; here it always comes out below."""
     module, epsilon = "tf_labeldp.accounting.peer_to_peer.", 0.7
 
     def bound():
-        return Core(1e-3, theta, 20_000, larger, 1e-12, 0, 19_999).delta(epsilon)
+        return Core(1e-3, theta, 20_000, 1e-12, 0, 19_999).delta(epsilon)
 
     with monkeypatch.context() as exact:
         exact.setattr(module + "_ROUNDING", 0.0)
@@ -207,13 +227,6 @@ def test_errors_of_incomplete_beta_functions_are_covered(monkeypatch, theta, lar
         monkeypatch.setattr(special, name, low)
     assert honest > 1e-20
     assert bound() >= honest
-
-
-def test_few_reports_of_small_clusters_are_told_apart():
-    """With a mean of 0.01 reports, each number of them counts with its own delta."""
-    exact = summed_deltas(1.0, 10, 0.1, 1e-3).max()
-    for sizes, looser in (("exactly", 1.01), ("at_least", 10.0)):
-        assert exact <= peer_to_peer_delta(1.0, 0.1, 1e-3, 10, sizes=sizes) <= looser * exact
 
 
 def test_statements_at_the_ends():
@@ -231,20 +244,9 @@ def test_statements_at_the_ends():
     assert peer_to_peer_guarantee(1e-12, 1.0, 2, 1e-3).epsilon <= math.log(1e12)
 
 
-def test_several_sizes_count_with_the_worst():
-    one = [peer_to_peer_guarantee(0.1, 0.5, n, 1e-5, sizes="exactly") for n in (30, 40)]
-    both = peer_to_peer_guarantee(0.1, 0.5, np.array([40, 30, 40]), 1e-5, sizes="exactly")
-    assert both.epsilon == max(guarantee.epsilon for guarantee in one)
-    assert "one of the 2 sizes given, of 30 to 40 users" in both.assumptions[1]
-    least = peer_to_peer_guarantee(0.1, 0.5, [40, 30], 1e-5)
-    assert least == peer_to_peer_guarantee(0.1, 0.5, 30, 1e-5)
-    assert least.epsilon >= both.epsilon
-    assert "exactly 30 users" in one[0].assumptions[1]
-
-
 def test_fifty_thousand_users_take_seconds():
     began = time.process_time()
-    guarantee = peer_to_peer_guarantee(0.1, 1.0, 50_000, 1e-10, sizes="exactly")
+    guarantee = peer_to_peer_guarantee(0.1, 1.0, 50_000, 1e-10)
     assert time.process_time() - began < 30.0
     # The normal approximation of shift over noise, with delta's quantile.
     variance = 50_000 * (0.09 + 0.09)
@@ -279,8 +281,7 @@ BAD = {
     "flip-large": (dict(flip_probability=0.6), ValueError, r"must be in \(0, 0.5\], got 0.6"),
     "rate-zero": (dict(subsampling_rate=0.0), ValueError, r"subsampling_rate must be in \(0, 1"),
     "size-one": (dict(cluster_size=1), ValueError, "must be at least 2, got 1: a user alone"),
-    "sizes-float": (dict(cluster_size=np.ones(2)), TypeError, "cluster_size must be an integer"),
-    "sizes-one": (dict(cluster_size=[5, 1]), ValueError, "Merge small clusters"),
+    "size-several": (dict(cluster_size=[5, 6]), TypeError, "cluster_size must be an integer"),
 }
 
 
@@ -293,8 +294,6 @@ def test_bad_arguments(case):
 
 
 def test_other_bad_arguments():
-    with pytest.raises(ValueError, match=r"sizes must be one of at_least, exactly, got 'all'"):
-        peer_to_peer_guarantee(0.1, 0.5, 100, 1e-5, sizes="all")
     with pytest.raises(ValueError, match=r"delta must be in \[0, 1\), got 1\."):
         peer_to_peer_guarantee(0.1, 0.5, 100, 1.0)
 
@@ -309,7 +308,7 @@ def test_approximate_event_without_delta_is_the_pure_one():
 
 @pytest.mark.parametrize("least_delta", [1e-2, 1e-12])
 def test_what_is_left_out_of_the_flips_is_what_the_bound_of_delta_adds(least_delta):
-    core = Core(0.3, 0.5, 4001, False, least_delta, ones=2000, zeros=2000)
+    core = Core(0.3, 0.5, 4001, least_delta, ones=2000, zeros=2000)
     fewest, kept = _binomial(core.ones, 0.3, core._log_tail)
     law = stats.binom(core.ones, 0.3)
     outside = law.cdf(fewest - 1) + law.sf(fewest + kept.size - 1)

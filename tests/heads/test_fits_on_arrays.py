@@ -61,7 +61,7 @@ def test_a_second_fit_on_the_same_rows_states_both():
     assert third.guarantee().epsilon == of(1.0, 2.0, 0.5) > second.guarantee().epsilon
     for one in (first, second, third):
         said = str(one.guarantee())
-        assert "An array of labels has no vault: other uses of these labels than the fits" in said
+        assert "An array of labels has no vault: the fits of this process that are counted" in said
     assert second.guarantee() == compose_receipts(second.receipts_)
     assert second.guarantee(delta=1e-3).epsilon < second.guarantee().epsilon
     read = pickle.loads(pickle.dumps(second))

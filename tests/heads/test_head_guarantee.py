@@ -21,7 +21,6 @@ from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import PrivateLabels
 
 pytestmark = pytest.mark.filterwarnings("ignore:this is fit number")
-HEADS = [PrivateRidge, PrivateLogisticRegression]
 FALSE_ALARM = 1e-6
 """The probability that a test of a law, or a bound of an attack, is wrong by chance."""
 SIX = np.array(
@@ -224,36 +223,6 @@ def test_pure_noise_gives_a_pure_guarantee(kind, examples):
     statement = one.guarantee()
     assert (statement.epsilon, statement.delta, statement.is_private) == (20.0, 0.0, True)
     assert np.all(np.isfinite(one.predict(examples.features)))
-
-
-def test_the_statement_says_what_was_released_and_what_it_assumes(examples):
-    x, y = examples.features, examples.classes
-    statement = PrivateRidge(0.5, 1e-6, num_classes=3).fit(x, y).guarantee()
-    assert (statement.epsilon, statement.delta, statement.is_private) == (0.5, 1e-6, True)
-    assert "features are public" in str(statement)
-    seeded = PrivateRidge(0.5, 1e-6, num_classes=3, insecure_seed=0).fit(x, y).guarantee()
-    assert not seeded.is_private
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_the_rest_is_post_processing(head, examples, monkeypatch):
-    """All that is fitted is a function of public numbers and the release: labels are asked once.
-
-    Two vaults of quite different labels that answer with the same stored release give the same
-    head, to the last bit.
-    """
-    x = examples.features[:400]
-    budget = PrivacyBudget(1.0, 1e-4)
-    fixed = np.random.default_rng(3).normal(size=(9, 3)) * 100.0
-    monkeypatch.setattr(LabelMomentMechanism, "release", lambda *rest, **named: fixed)
-    found = []
-    for labels in (np.zeros(400, int), np.arange(400) % 3):
-        vault = PrivateLabels(labels, num_classes=3, budget=budget)
-        one = head(1.0, 1e-4).fit(x, vault)
-        assert len(vault.receipts) == len(one.receipts_) == 1
-        found.append((one.coef_, one.intercept_, one.predict_proba(x), one.coef_stddev_))
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_how_rows_are_scaled_does_not_depend_on_labels(examples):

@@ -29,28 +29,6 @@ def outputs(one, raw, kind):
 
 
 @pytest.mark.parametrize(
-    ("head", "kind", "plain"),
-    [
-        (PrivateRidge, "classes", False),
-        (PrivateRidge, "binary", True),
-        (PrivateRidge, "numbers", False),
-        (PrivateRidge, "rows", False),
-        (PrivateLogisticRegression, "classes", True),
-    ],
-)
-def test_the_model_says_what_the_head_says(head, kind, plain, examples, tmp_path):
-    arguments, labels = examples.kinds[kind]
-    settings = {"spread": False, "center": False, "intercept": False} if plain else {}
-    one = head(5.0, 1e-5, insecure_seed=0, **arguments, **settings).fit(examples.features, labels)
-    model = one.to_keras()
-    assert model.trainable_weights == []
-    some = examples.features[:100]
-    expected = outputs(one, some, kind)
-    for found in (model, saved_and_loaded(model, tmp_path)):
-        np.testing.assert_allclose(found(some), expected, atol=2e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
     ("kind", "route"),
     [
         ("ridge", "keras"),

@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, public_input
+from tf_labeldp.accounting import PrivacyBudget, public_input
 from tf_labeldp.features import find_clusters
 from tf_labeldp.features.clusters import Clusters
-from tf_labeldp.heads import NoiseCluster, PrivateRidge
+from tf_labeldp.heads import NoiseCluster
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
 from tf_labeldp.vault import PrivateLabels, guarantee
 from tf_labeldp.vault.model_history import attach
@@ -73,19 +73,6 @@ def test_a_cluster_with_nothing_to_tell_gets_the_shares_of_all():
     np.testing.assert_allclose(one.cluster_probabilities_[2], shares)
 
 
-@pytest.mark.parametrize("delta", [0.0, 1e-4])
-@pytest.mark.holds("heads.NoiseCluster")
-def test_guarantee_one_release_of_epsilon_and_delta(delta):
-    for labels in (Y, vault(0.5, delta)):
-        one = NoiseCluster(5, 0.5, delta, num_classes=3).fit(X, labels)
-        stated = one.guarantee()
-        assert stated.epsilon == pytest.approx(0.5, rel=1e-6) and stated.epsilon <= 0.5
-        assert stated.delta == delta and not stated.seeded
-    with pytest.raises(BudgetExceededError):
-        NoiseCluster(5, 0.01, delta).fit(X, labels)
-    assert one.guarantee() == labels.guarantee()
-
-
 def test_guarantee_covers_what_the_head_was_made_of_and_the_vaults_all_that_left_it():
     labels = vault(3.0)
     first = NoiseCluster(5, 1.0).fit(X, labels)
@@ -121,14 +108,6 @@ def model_says_the_same(one, model, rows, folder):
         assert np.array_equal(one.classes_[probabilities.argmax(axis=1)], one.predict(rows))
 
 
-def test_the_keras_model_says_what_the_head_says(tmp_path):
-    clusters = find_clusters(X, 40).merge_small(20)
-    assert clusters.num_clusters < 40 == len(clusters.centres)
-    one = head(num_clusters=None, clusters=clusters).fit(X, Y)
-    rows = np.concatenate([X, 4.0 * RNG.normal(size=(2000, 5)).astype(np.float32)])
-    model_says_the_same(one, one.to_keras(), rows, tmp_path)
-
-
 def test_the_keras_model_of_images_takes_images(tmp_path):
     images = X[:, :, np.newaxis].repeat(2, axis=2)
     one = head().fit(images, Y)
@@ -161,41 +140,17 @@ def encoder_trained_on(labels):
     return encoder, receipts
 
 
-ENCODED = {
-    "encoder": lambda encoder: {"encoder": encoder},
-    "clusters": lambda encoder: {
-        "num_clusters": None,
-        "clusters": find_clusters(X, 5, encoder=encoder),
-    },
-    "method": lambda encoder: {"encoder": encoder.predict},
-}
-
-
-@pytest.mark.parametrize("name", ENCODED)
-def test_an_encoder_that_was_trained_on_labels_is_counted(name):
+def test_the_encoder_of_given_clusters_is_counted():
     """By its own vault once; by another one, which may be of the same people, as well."""
     labels = vault()
     encoder, receipts = encoder_trained_on(labels)
+    options = {"num_classes": None, "insecure_seed": None, "num_clusters": None}
+    clusters = find_clusters(X, 5, encoder=encoder)
     for held in (labels, vault()):
-        one = head(num_classes=None, insecure_seed=None, **ENCODED[name](encoder)).fit(X, held)
+        one = head(clusters=clusters, **options).fit(X, held)
         assert one.receipts_[:-1] == receipts and one.receipts_[-1].charge.epsilon == 0.5
         assert one.guarantee().epsilon == held.guarantee().epsilon == 1.5
         assert one.guarantee() == held.guarantee() and one.guarantee().is_private
-    tight = vault(1.4)
-    with pytest.raises(BudgetExceededError):
-        head(num_classes=None, insecure_seed=None, **ENCODED[name](encoder)).fit(X, tight)
-    assert all(receipt.kind != "release" for receipt in tight.receipts)
-
-
-def test_it_is_a_model_that_has_seen_labels():
-    one = NoiseCluster(5, 0.5).fit(3.0 * X, vault())  # centres that no other test's model has
-    for encoder in (one.to_keras(), one.predict_proba):
-        ridge = PrivateRidge(1.0, 1e-4, encoder=encoder).fit(X, vault(delta=1e-4))
-        again = NoiseCluster(5, 0.25, encoder=encoder).fit(X, vault())
-        for other, release in ((ridge, 1.0), (again, 0.25)):
-            assert other.receipts_[:-1] == one.receipts_
-            assert other.receipts_[-1].charge.epsilon == release
-        assert 1.0 < ridge.guarantee().epsilon <= 1.5 and again.guarantee().epsilon == 0.75
 
 
 def test_public_centres_carry_no_receipts():
@@ -205,38 +160,10 @@ def test_public_centres_carry_no_receipts():
         assert guarantee(model).epsilon == 0.5 and len(public_input(model).receipts) == 1
 
 
-def test_a_failed_fit_leaves_the_head_as_it_was():
-    one = head().fit(X, Y)
-    before, stated = one.cluster_counts_, one.guarantee()
-    with pytest.raises(ValueError, match="expected 599 labels"):
-        one.fit(X[:-1], Y)
-    assert one.cluster_counts_ is before and one.guarantee() == stated
-
-
-def test_scikit_learn_takes_it():
-    from sklearn.base import clone, is_classifier
-
-    one = clone(head(epsilon=0.7))
-    assert one.get_params()["epsilon"] == 0.7 and is_classifier(one)
-    with pytest.warns(UserWarning, match=r"delta=0.01 is not below 1/n"):
-        assert one.set_params(delta=0.01).fit(X, Y).guarantee().delta == 0.01
-
-
 NUMBERS = PrivateLabels(np.linspace(0, 1, 600), low=0, high=1, budget=PrivacyBudget(5.0))
 BAD = {
     "no-classes": ({"num_classes": None}, X, Y, "exactly one of num_classes"),
     "numbers": ({"num_classes": None, "insecure_seed": None}, X, NUMBERS, "expected classes"),
-    "other-classes": (
-        {"num_classes": 4, "insecure_seed": None},
-        X,
-        vault(),
-        "num_classes differs from",
-    ),
-    "seed": ({}, X, vault(), "insecure_seed must be None with a PrivateLabels"),
-    "epsilon": ({"epsilon": 0.0}, X, Y, "epsilon must be finite and above zero"),
-    "labels": ({}, X, Y + 986, "labels must lie in 0..2"),
-    "lengths": ({}, X[:-1], Y, "expected 599 labels, .*got 600"),
-    "nan": ({}, X * np.nan, Y, "features must be finite"),
     "clusters": ({"num_clusters": 601}, X, Y, "at most the number of examples, 600"),
     "nothing": ({"num_clusters": None}, X, Y, "expected features and num_clusters"),
     "both": ({"clusters": GROUPS}, X, Y, "expected clusters, or num_clusters"),
@@ -251,21 +178,7 @@ BAD = {
 
 def test_bad_input_is_refused_before_anything_is_charged():
     for settings, features, labels, message in BAD.values():
-        with pytest.raises(ValueError, match=message) as caught:
+        with pytest.raises(ValueError, match=message):
             head(**settings).fit(features, labels)
-        assert not any(str(label) in str(caught.value) for label in (986, 987, 988))
         if isinstance(labels, PrivateLabels):
             assert labels.guarantee().epsilon == 0.0
-
-
-@pytest.mark.parametrize("key", [None, "votes"])
-def test_a_second_run_finds_its_release_in_the_store(key, tmp_path):
-    """Also where it has no name, and the budget has no room for another."""
-    first, again = head(insecure_seed=None, key=key), head(insecure_seed=None, key=key)
-    first.fit(X, vault(0.5, store=tmp_path / "store"))
-    labels = vault(0.5, store=tmp_path / "store")
-    again.fit(X, labels)
-    assert np.array_equal(again.cluster_counts_, first.cluster_counts_)
-    assert again.guarantee().epsilon == 0.5
-    with pytest.raises(BudgetExceededError):
-        head(insecure_seed=None, key=key and "another").fit(X, labels)

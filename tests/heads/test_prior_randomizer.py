@@ -117,15 +117,13 @@ def test_the_informative_draw_costs_the_same_and_has_better_posteriors(tmp_path)
 
 
 def test_ridge_and_options():
-    options = {"penalty": 20.0, "spread": False}
-    arguments = {"head_share": 0.5, "head": PrivateRidge}
-    randomizer = HeadPriorRandomizer(3.0, DELTA, **arguments, **options)
+    randomizer = HeadPriorRandomizer(3.0, DELTA, head_share=0.5, head=PrivateRidge, penalty=20.0)
     labels = vault(3.0)
     noisy = labels.randomize(randomizer, features=X)
     assert labels.mechanism("head-prior/head").epsilon == noisy.mechanism.epsilon == 1.5
-    same = PrivateRidge(1.5, DELTA, key="head-prior/head", **options).fit(X, labels)
+    same = PrivateRidge(1.5, DELTA, key="head-prior/head", penalty=20.0).fit(X, labels)
     np.testing.assert_array_equal(noisy.priors.probabilities, same.predict_proba(X))
-    other = PrivateRidge(1.5, DELTA, key="head-prior/head", spread=False).fit(X, labels)
+    other = PrivateRidge(1.5, DELTA, key="head-prior/head").fit(X, labels)
     assert np.abs(noisy.priors.probabilities - other.predict_proba(X)).max() > 1e-3
     assert labels.guarantee() == noisy.guarantee()
 

@@ -80,27 +80,7 @@ def test_the_vault_of_the_encoder_counts_its_training_once(encoder_of):
     assert [receipt.id for receipt in labels.receipts] == [receipt.id for receipt in one.receipts_]
 
 
-@pytest.mark.parametrize("encoder_of", [body, lambda m: keras.Sequential([m])])
-def test_another_vault_is_charged_for_the_encoder_too(encoder_of):
-    """It may hold labels of the same people, so both are in its guarantee, and in the head's."""
-    model, labels, other = network(), vault(), vault()
-    encoder = encoder_of(model)
-    receipts = train(model, labels)
-    one = head(encoder).fit(X, other)
-    assert_states(one, receipts)
-    assert one.guarantee() == other.guarantee()
-    assert "at most one example in each of 2 label sets" in str(one.guarantee())
-    assert labels.guarantee().epsilon == SPENT  # nothing more has left the first one
-
-
-def test_a_vault_without_room_for_the_encoder_refuses_before_a_release():
-    for room in (30.0, 30.1):
-        model, other = network(), vault(room)
-        train(model, vault())
-        with pytest.raises(BudgetExceededError, match="Nothing was drawn"):
-            head(body(model), key="head").fit(X, other)
-        assert not other.has_draw("head")
-        assert all(receipt.kind != "release" for receipt in other.receipts)
+def test_a_vault_without_room_for_the_encoder_names_its_history():
     tiny, model = vault(1.0), network()
     train(model, vault())
     with pytest.raises(BudgetExceededError, match="receipts of an input count"):
@@ -146,22 +126,6 @@ def test_frozen_layers_have_learnt_nothing():
     public = head(backbone, num_classes=2).fit(X, Y)
     assert len(public.receipts_) == 1 and public.guarantee().epsilon == 30.0
     assert_states(head(model).fit(X, vault()), receipts)
-
-
-@pytest.mark.parametrize(
-    "encoder_of", [lambda one: one.to_keras(), lambda one: one.predict_proba], ids=["keras", "call"]
-)
-def test_a_head_is_a_model_that_has_seen_labels(encoder_of):
-    labels = vault()
-    one = PrivateRidge(30.0, 1e-3).fit(X, labels)
-    encoder = encoder_of(one)
-    other = vault(80.0)
-    elsewhere = head(encoder).fit(X, other)
-    assert_states(elsewhere, one.receipts_)
-    assert elsewhere.guarantee() == other.guarantee()
-    again = head(encoder).fit(X, labels)
-    assert again.guarantee().epsilon > 30.0  # of both
-    assert again.guarantee() == labels.guarantee()
 
 
 @pytest.mark.parametrize("told", [{"num_classes": 2}, {"num_labels": 1}])

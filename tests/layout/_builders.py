@@ -223,7 +223,7 @@ def _(put):
 @builds("features.denoise_labels")
 def _(put):
     noisy, clusters = put("noisy_labels", Y), put("clusters", GROUPS)
-    return features.denoise_labels(noisy, clusters, K, put("mechanism", RR))
+    return features.denoise_labels(noisy, clusters, K)
 
 
 # heads
@@ -274,13 +274,12 @@ def _(put):
 @builds("heads.BootstrappedHead")
 def _(put):
     head = heads.BootstrappedHead(
-        4.0,
+        2.0,
         DELTA / 2,
         put("network", dense()),
         encoder=put("encoder", same),
         views=put("views", same),
         shares=(1.0,),
-        draw_share=0.0,
         epochs=1,
         verbose=0,
     )

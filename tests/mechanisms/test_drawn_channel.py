@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from tf_labeldp.accounting import Charge
 from tf_labeldp.mechanisms import classes, random_bits
 
 RANGE = 1 << 53
@@ -41,6 +42,20 @@ def test_drawn_channel_is_never_less_private_than_stated(epsilon, k):
     if exact > 100:
         too_small = threshold - 2 - int(exact * Fraction(8, 1 << 52))
         assert largest_ratio(k, too_small) > upper
+
+
+@pytest.mark.parametrize("epsilon", [1e-9, 1e-6, 1.0])
+def test_the_most_classes_are_drawn_and_priced_as_stated(epsilon):
+    """With more, rounding would cost more than epsilon; from 2^53 on a draw would not end."""
+    most = int(min(1e9, epsilon * 2.0**49))
+    mechanism = classes.RandomizedResponse(epsilon, most)
+    assert mechanism.randomize([0, 1]).max() < most
+    threshold = int(random_bits.flip_threshold(epsilon, np.array([most]))[0])
+    assert largest_ratio(most, threshold) <= power_of_e(epsilon)[0]
+    assert Charge.of_event(mechanism.dp_event(), 0.0).epsilon >= epsilon
+    for number in (most + 1, 10**16):
+        with pytest.raises(ValueError, match=f"num_classes must be at most {most:,} at epsilon="):
+            classes.RandomizedResponse(epsilon, number)
 
 
 def test_a_set_of_one_never_flips_and_a_larger_one_always_can():

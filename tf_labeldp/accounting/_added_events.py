@@ -16,7 +16,10 @@ _FARTHEST = 9.0
 
 @dataclasses.dataclass(frozen=True)
 class AddedDeltaDpEvent(DpEvent):
-    """An unbounded loss with probability ``delta``, in [0, 1], and no loss otherwise."""
+    """An unbounded loss with probability ``delta``, in [0, 1], and no loss otherwise.
+
+    Receipts of 0.2 have it for steps whose noise was within a known delta of Gaussian noise.
+    """
 
     delta: float
 
@@ -28,7 +31,7 @@ class LabelDistanceDpEvent(DpEvent):
     An example adds ``a`` to the sum of a batch, and ``b`` if its label is replaced. Clipping
     ensures ``|a| <= longest * D``, the same for ``|b|``, and ``|a - b| <= D``. For orders above
     one, the worst pair is ``longest * D`` and ``-(1 - longest) * D`` on a line
-    (docs/accounting.md). The next step may have the pair with its roles exchanged, so an order
+    (docs/theory.md). The next step may have the pair with its roles exchanged, so an order
     below one takes the divergence of its inverse with the roles exchanged.
 
     Attributes:

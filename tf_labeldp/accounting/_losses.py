@@ -2,7 +2,7 @@
 
 ``dp_accounting`` computes the loss of one use. This file composes equal uses in blocks, and blocks
 in larger blocks; the grid grows with the spread of the loss. Blocks are cached, so one more use
-recomposes only a few. docs/accounting.md proves that all rounding is upwards.
+recomposes only a few. docs/theory.md proves that all rounding is upwards.
 
 This file corrects or extends ``dp_accounting`` 0.6.0 in five places:
 
@@ -276,11 +276,11 @@ def _merged(counted: dict[DpEvent, int]) -> dict[DpEvent, int]:
 
 
 def _response_epsilon(event: dp_accounting.RandomizedResponseDpEvent) -> float:
-    """Returns the worst log-ratio of randomized response, at least the resolution of a double."""
-    noise = event.noise_parameter
+    """Returns the worst log-ratio of randomized response, plus the rounding errors of its noise."""
+    noise, num_buckets = event.noise_parameter, event.num_buckets
     if noise == 0.0:
         return math.inf
-    return max(math.log1p(event.num_buckets * (1.0 - noise) / noise), 2.0**-52)
+    return math.log1p(num_buckets * (1.0 - noise) / noise) + num_buckets * 2.0**-51
 
 
 def _gaussian_noise(event: Any) -> tuple[float, float] | None:

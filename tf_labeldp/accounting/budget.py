@@ -7,6 +7,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from tf_labeldp import _validate
@@ -175,7 +176,7 @@ def compose_counted(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
     spent_delta = math.fsum(charge.delta * count for charge, count in charges)
     finite = all(math.isfinite(charge.epsilon) for charge, _ in charges)
     basic = math.inf
-    if spent_delta <= delta * (1.0 + _ROUNDING):
+    if finite and spent_delta <= delta * (1.0 + _ROUNDING):
         basic = _exact_sum((charge.epsilon, count) for charge, count in charges)
     # An event with a count composes several uses in one charge.
     several = sum(count for _, count in charges) > 1 or hasattr(charges[0][0].event, "count")
@@ -207,16 +208,8 @@ def _tight_epsilon(charges: CountedCharges, delta: float) -> float:
 
 
 def _exact_sum(counted: Iterable[tuple[float, int]]) -> float:
-    """Returns the correctly rounded sum of numbers, each times its count.
-
-    A double times a power of two is exact, and ``fsum`` rounds once.
-    """
-    return math.fsum(
-        value * 2.0**bit
-        for value, count in counted
-        for bit in range(count.bit_length())
-        if count >> bit & 1
-    )
+    """Returns the correctly rounded sum of finite numbers, each times its count."""
+    return float(sum(Fraction(float(value)) * count for value, count in counted))
 
 
 def group_privacy(guarantee: PrivacyGuarantee, group_size: int) -> PrivacyGuarantee:

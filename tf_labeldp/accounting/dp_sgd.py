@@ -45,7 +45,7 @@ def dp_sgd_guarantee(
         use the batch's features (Self-Span, Self-Conv).
 
     Source: DP-SGD, Abadi et al. 2016; ``ghazi2024``, Algorithm 1 and section 3.4 (under
-    ``add_or_remove``); privacy loss distributions, Doroshenko et al. 2022; docs/accounting.md
+    ``add_or_remove``); privacy loss distributions, Doroshenko et al. 2022; docs/theory.md
     proves the worst pair of gradients for either ``clipping``.
 
     Args:

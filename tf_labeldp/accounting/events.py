@@ -71,22 +71,17 @@ def gaussian_event(noise_ratio: float) -> DpEvent:
 
 
 def dp_sgd_event(
-    noise_multiplier: float,
-    sampling_probability: float,
-    steps: int,
-    clipping: str = "norm",
-    added_delta: float = 0.0,
+    noise_multiplier: float, sampling_probability: float, steps: int, clipping: str = "norm"
 ) -> DpEvent:
     """Returns the event of DP-SGD, with the arguments of ``dp_sgd_guarantee``.
 
     For one step, an accountant under ``REPLACE_ONE`` compares ``(1 - q) N(0) + q N(1)`` and
-    ``(1 - q) N(0) + q N(-1)``, the worst pair (docs/accounting.md). Without sampling it is the
-    worst for either clipping. ``added_delta`` is the distance between each step's noise and exact
-    Gaussian noise.
+    ``(1 - q) N(0) + q N(-1)``, the worst pair (docs/theory.md). Without sampling it is the
+    worst for either clipping.
     """
     import dp_accounting
 
-    from tf_labeldp.accounting._added_events import AddedDeltaDpEvent, LabelDistanceDpEvent
+    from tf_labeldp.accounting._added_events import LabelDistanceDpEvent
 
     noise = _validate.positive_finite("noise_multiplier", noise_multiplier)
     probability = _validate.number_in(
@@ -102,8 +97,6 @@ def dp_sgd_event(
         step = LabelDistanceDpEvent(probability, noise, LONGEST_CLIP)
     elif probability < 1.0:
         step = dp_accounting.PoissonSampledDpEvent(probability, step)
-    if added_delta > 0.0:
-        step = dp_accounting.ComposedDpEvent((step, AddedDeltaDpEvent(added_delta)))
     return dp_accounting.SelfComposedDpEvent(step, steps)
 
 

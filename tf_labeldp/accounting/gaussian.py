@@ -23,8 +23,8 @@ _NARROW = 1e-3
 def gaussian_sigma(epsilon: float, delta: float, l2_sensitivity: float) -> float:
     """Returns the least standard deviation of Gaussian noise that is (epsilon, delta)-DP.
 
-    It is never below the exact root and exceeds it by less than one part in 1e9. The relation is
-    the one of the L2 sensitivity: here, replacement of one label.
+    It is never below the exact root and exceeds it by less than one part in 1e9. The L2 sensitivity
+    sets the relation: here, replacement of one label.
     """
     epsilon = _validate.positive_finite("epsilon", epsilon)
     target = math.log(positive_delta(delta))

@@ -1,6 +1,6 @@
 """The guarantee of peer-to-peer randomized response: numeric and tight.
 
-Names follow docs/accounting.md, which proves the four facts used here: one tail, blocks of t,
+Names follow docs/theory.md, which proves the four facts used here: one tail, blocks of t,
 smaller cores, larger clusters.
 """
 
@@ -10,12 +10,10 @@ import dataclasses
 import functools
 import heapq
 import math
-from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting._annotations import Setting
 from tf_labeldp.accounting._guarantee import Assumption, PrivacyGuarantee
 
 _SLACK = 1e-10
@@ -43,12 +41,7 @@ _Range = tuple[int, int]
 
 
 def peer_to_peer_guarantee(
-    flip_probability: float,
-    subsampling_rate: float,
-    cluster_size: Setting[Any],
-    delta: float,
-    *,
-    sizes: str = "at_least",
+    flip_probability: float, subsampling_rate: float, cluster_size: int, delta: float
 ) -> PrivacyGuarantee:
     """Returns the guarantee of the reports of peer-to-peer randomized response.
 
@@ -60,18 +53,15 @@ def peer_to_peer_guarantee(
         (and below 1e-25).
 
     Source: Algorithm 2 of ``esfandiari2022``, with a tighter bound than its Lemma 9; Hoeffding
-    1956, Theorem 4, for larger clusters. The proof is in docs/accounting.md.
+    1956, Theorem 4, for larger clusters. The proof is in docs/theory.md.
 
     Args:
         flip_probability: alpha, the probability of flipping a user's own label, in (0, 0.5].
         subsampling_rate: theta, the probability that a user reports, in (0, 1].
-        cluster_size: number of users in a cluster, at least 2; or an array of several sizes.
-            Public knowledge. Up to 100,000 users take some seconds, longer for alpha close to 0.5.
+        cluster_size: the least number of users in a cluster, at least 2; the guarantee is for all
+            larger clusters too. Public knowledge. Up to 100,000 users take some seconds, longer for
+            alpha close to 0.5.
         delta: in [0, 1).
-        sizes: ``"at_least"`` for clusters of this size (the least of several) and all larger ones;
-            ``"exactly"`` for clusters of exactly these sizes, of which the worst counts. That is
-            tighter: by up to a fifth in clusters of tens of users, by less than one part in a
-            hundred from 1,000 on.
 
     Example:
         >>> guarantee = peer_to_peer_guarantee(
@@ -83,38 +73,26 @@ def peer_to_peer_guarantee(
     alpha = _validate.positive_finite("flip_probability", flip_probability)
     theta = _validate.number_in("subsampling_rate", subsampling_rate, "(0, 1]")
     delta = _validate.number_in("delta", delta, "[0, 1)")
-    larger = _validate.one_of("sizes", sizes, ("at_least", "exactly")) == "at_least"
     if alpha > 0.5:
         raise ValueError(
             f"flip_probability must be in (0, 0.5], got {alpha:g}. At 0.5 labels are pure noise."
         )
-    found = np.unique(np.asarray(cluster_size)).tolist()
-    several = [_validate.integer_at_least("cluster_size", size, 1) for size in found]
-    least, most = several[0], several[-1]
-    if least == 1:
+    size = _validate.integer_at_least("cluster_size", cluster_size, 1)
+    if size == 1:
         raise ValueError(
             "cluster_size must be at least 2, got 1: a user alone has no peers. Merge small "
             "clusters first."
         )
-    if larger:
-        several, users = [least], None
-    elif least == most:
-        users = f"exactly {least} users"
-    else:
-        users = f"one of the {len(several)} sizes given, of {least} to {most} users"
-    return PrivacyGuarantee(
-        epsilon=max(_epsilon(alpha, theta, size, delta, larger) for size in several),
-        delta=delta,
-        assumptions=peer_to_peer_assumptions(alpha, theta, least, users),
-    )
+    notes = peer_to_peer_assumptions(alpha, theta, size)
+    return PrivacyGuarantee(_epsilon(alpha, theta, size, delta), delta, assumptions=notes)
 
 
 def peer_to_peer_assumptions(
-    flip_probability: float, subsampling_rate: float, cluster_size: int, users: str | None = None
+    flip_probability: float, subsampling_rate: float, cluster_size: int
 ) -> tuple[Assumption, ...]:
-    """Returns the assumptions on the reports; ``users`` replaces "at least ``cluster_size``"."""
+    """Returns the assumptions on the reports."""
     clusters = "The features are public, and the clusters were made from them without labels."
-    sizes = f"Every cluster has {users or f'at least {cluster_size} users'}."
+    sizes = f"Every cluster has at least {cluster_size} users."
     reports = (
         "The learner sees the reports alone, neither the messages between users nor which users "
         "exchanged them."
@@ -125,7 +103,7 @@ def peer_to_peer_assumptions(
         f"probability {subsampling_rate:.6g}) and sends the learner nothing else."
     )
     messages = (
-        "Each message between users is seen by the one who asked, and is "
+        "Each message between users reaches only the user who asked for it, and is "
         f"({_alone(flip_probability):.6g}, 0)-label-DP towards that user; this statement does not "
         "cover it."
     )
@@ -141,9 +119,9 @@ def peer_to_peer_assumptions(
 class _Cluster:
     """Bounds of delta for all compositions of one cluster."""
 
-    def __init__(self, alpha: float, theta: float, size: int, larger: bool, least: float) -> None:
+    def __init__(self, alpha: float, theta: float, size: int, least_delta: float) -> None:
         self.size = size
-        self._core = functools.partial(_Core, alpha, theta, size, larger, least)
+        self._core = functools.partial(_Core, alpha, theta, size, least_delta)
         self._cores: dict[_Range, _Core] = {}
 
     def bound(self, ones: _Range, epsilon: float) -> float:
@@ -173,11 +151,11 @@ class _Cluster:
 
 
 @functools.lru_cache(maxsize=256)
-def _epsilon(alpha: float, theta: float, size: int, delta: float, larger: bool) -> float:
+def _epsilon(alpha: float, theta: float, size: int, delta: float) -> float:
     most = _alone(alpha)
     if delta < _LEAST_DELTA or most == 0.0 or most > _MOST_EPSILON:
         return most
-    cluster = _Cluster(alpha, theta, size, larger, delta)
+    cluster = _Cluster(alpha, theta, size, delta)
     epsilon = 0.0
     for ones in ((0, 0), (size - 1, size - 1)):
         epsilon = _least_epsilon(cluster, ones, delta, epsilon, most)
@@ -227,7 +205,6 @@ class _Core:
     alpha: float
     theta: float
     n: int  # users in the whole cluster
-    larger: bool  # whether bounds cover larger clusters too
     least_delta: float  # smallest relevant delta
     ones: int  # users in the core with label 1, without the target
     zeros: int
@@ -242,25 +219,19 @@ class _Core:
         from scipy import special
 
         mean = self.theta * self.size
-        deviation = math.sqrt(mean if self.larger else mean * max(1.0 - mean / self.n, 0.0))
-        width = _reach(mean if self.larger else deviation**2, self._log_tail)
+        deviation = math.sqrt(mean)
         blocks = min(max(_ELEMENTS // self.noisy_ones[0].size, _BLOCKS[0]), _BLOCKS[1])
         top = math.sqrt(-2.0 * math.log(self.least_delta)) + 1.0
         grid = np.linspace(max(mean - 4.0 * deviation, 0.0), mean + top * deviation, blocks)
-        last = np.ceil(mean + width)
+        last = np.ceil(mean + _reach(mean, self._log_tail))
         few = np.arange(min(_SINGLE, last))
         edges = np.unique(np.concatenate([few, np.rint(grid), [last]]))
-        if self.larger:
-            # Between mean - 1 and mean the only known bound is that of P[N > 0], which decreases.
-            edges = edges[(edges <= max(mean - 1.0, 0.0)) | (edges >= mean)]
-        else:
-            edges = np.unique(np.minimum(edges, self.n))
-        # This is P[N > edge], or its bound for all larger clusters.
+        # Between mean - 1 and mean the only known bound is that of P[N > 0], which decreases.
+        edges = edges[(edges <= max(mean - 1.0, 0.0)) | (edges >= mean)]
+        # Both are bounds of P[N > edge] for this cluster and all larger ones.
         inside = np.minimum(edges, self.n - 1.0)
-        above = special.betainc(inside + 1.0, self.n - inside, min(mean / self.n, 1.0))
-        above = np.where(edges >= self.n, 0.0, above)
-        if self.larger:
-            above = np.where(edges >= mean, special.pdtrc(edges, mean), above)
+        below_mean = special.betainc(inside + 1.0, self.n - inside, min(mean / self.n, 1.0))
+        above = np.where(edges >= mean, special.pdtrc(edges, mean), below_mean)
         return edges, np.append(1.0, above[:-1]), float(above[-1])
 
     @property

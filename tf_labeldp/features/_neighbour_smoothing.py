@@ -66,7 +66,7 @@ class NeighbourSmoothing(FeatureMap):
     graph to the same fixed point; here features are smoothed, before a private release.
 
     The gain depends on whether neighbours share labels: large on MNIST and Fashion-MNIST, a small
-    loss on the table Adult (``docs/heads.md``).
+    loss on the table Adult (``docs/theory.md``).
 
     Up to 100,000 examples all pairs are compared: 20 seconds on one core for 60,000. For more, with
     ``pip install 'tf-labeldp[neighbours]'`` (faiss-cpu), lists of similar rows are searched: this

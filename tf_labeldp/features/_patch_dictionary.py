@@ -22,6 +22,8 @@ _BLOCK_BYTES = 2**21
 """Bytes of a block's responses; they fit into the cache of a core between the steps."""
 _SHARE = 512
 """Images per task of a thread."""
+_PATCHES = 200_000
+"""The most patches that ``fit`` samples."""
 _CLUSTER_ROWS = 16_384
 """Patches compared with the atoms at a time."""
 
@@ -50,12 +52,10 @@ class PatchDictionary(FeatureMap):
         num_atoms: number of directions per patch size.
         patch_size: the side of a patch in pixels, or a tuple of sides for several scales.
         pooling: number of grid cells per side.
-        stride: pixels between neighbouring patches.
         threshold: subtracted from the responses, whose standard deviation is about one; at least 0.
         whitening: added to the eigenvalues of the patch covariance (one on average).
         contrast: added to a patch's variance, in units of the mean patch variance; flat patches
             stay flat.
-        max_patches: the most patches that ``fit`` samples.
         seed: draws the sample and the initial directions; public.
 
     Attributes:
@@ -79,11 +79,9 @@ class PatchDictionary(FeatureMap):
     num_atoms: int = 100
     patch_size: int | tuple[int, ...] = 7
     pooling: int = 3
-    stride: int = 1
     threshold: float = 0.25
     whitening: float = 0.1
     contrast: float = 0.005
-    max_patches: int = 200_000
     seed: int | None = 0
 
     def fit(self: _Self, images: Public[Any], labels: Setting[Any] = None) -> _Self:
@@ -104,9 +102,7 @@ class PatchDictionary(FeatureMap):
         public = public_input(images)
         array, self.receipts_ = _checked_images(public.value), public.receipts
         size = array.shape[1:3]
-        self._pools = tuple(
-            _pooling_matrix(size, side, self.stride, self.pooling) for side in sides
-        )
+        self._pools = tuple(_pooling_matrix(size, side, self.pooling) for side in sides)
         self.image_shape_ = tuple(array.shape[1:])
         rng = np.random.default_rng(self.seed)
         with threadpool_limits(1, user_api="blas"):  # small products do not pay for more threads
@@ -141,7 +137,7 @@ class PatchDictionary(FeatureMap):
             part = slice(start, start + _SHARE)
             for scale, (filters, pool) in enumerate(zip(self.filters_, self._pools, strict=True)):
                 out = features[part, scale]
-                _fill(four[part], filters, pool, self.stride, float(self.threshold), out)
+                _fill(four[part], filters, pool, float(self.threshold), out)
 
         has_affinity = hasattr(os, "sched_getaffinity")
         cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
@@ -174,7 +170,6 @@ class PatchDictionary(FeatureMap):
                 self.num_atoms,
                 filters.patch_size,
                 pooling=self.pooling,
-                stride=self.stride,
                 threshold=float(self.threshold),
                 contrast_floor=filters.contrast_floor,
                 name=f"patches_{filters.patch_size}",
@@ -187,7 +182,7 @@ class PatchDictionary(FeatureMap):
 
     def _learn_filters(self, images: np.ndarray, side: int, rng: np.random.Generator) -> Filters:
         four = images if images.ndim == 4 else images[..., np.newaxis]
-        patches = _sample_patches(four, side, self.max_patches, rng)
+        patches = _sample_patches(four, side, rng)
         patches -= patches.mean(axis=1, keepdims=True)
         variance = np.einsum("ij,ij->i", patches, patches) / patches.shape[1]
         mean_variance = float(variance.mean(dtype=np.float64))
@@ -211,7 +206,7 @@ class PatchDictionary(FeatureMap):
         )
 
     def _checked_sides(self) -> tuple[int, ...]:
-        for name in ("num_atoms", "pooling", "stride", "max_patches"):
+        for name in ("num_atoms", "pooling"):
             _validate.integer_at_least(name, getattr(self, name), 1)
         for name in ("whitening", "contrast"):
             _validate.positive_finite(name, getattr(self, name))
@@ -251,14 +246,14 @@ class Filters:
     contrast_floor: float
 
 
-def _pooling_matrix(size: tuple[int, ...], side: int, stride: int, cells: int) -> np.ndarray:
+def _pooling_matrix(size: tuple[int, ...], side: int, cells: int) -> np.ndarray:
     """Returns ``float32`` (patch positions, cells^2), whose columns average over grid cells."""
-    rows, columns = ((length - side) // stride + 1 for length in size)
+    rows, columns = (length - side + 1 for length in size)
     if min(rows, columns) < cells:
         raise ValueError(
             f"expected at least {cells} x {cells} patches of {side} x {side} pixels, got "
             f"{max(rows, 0)} x {max(columns, 0)} from images of {size[0]} x {size[1]}. Use a "
-            "smaller patch_size, stride or pooling."
+            "smaller patch_size or pooling."
         )
     averages = []
     for places in (rows, columns):
@@ -270,12 +265,7 @@ def _pooling_matrix(size: tuple[int, ...], side: int, stride: int, cells: int) -
 
 
 def _fill(
-    images: np.ndarray,
-    filters: Filters,
-    pool: np.ndarray,
-    stride: int,
-    threshold: float,
-    out: np.ndarray,
+    images: np.ndarray, filters: Filters, pool: np.ndarray, threshold: float, out: np.ndarray
 ) -> None:
     """Fills ``out`` (n, cells, 2, num_atoms), some images at a time."""
     positions, cells = pool.shape
@@ -297,7 +287,7 @@ def _fill(
         responses, above = (
             buffer[: num_atoms * used].reshape(num_atoms, used) for buffer in buffers[1:]
         )
-        _normalised_patches(part, filters, stride, patches)
+        _normalised_patches(part, filters, patches)
         np.matmul(transposed, patches, out=responses)
         np.maximum(responses, high, out=above)
         below = np.minimum(responses, low, out=responses)
@@ -308,35 +298,28 @@ def _fill(
             out[start : start + len(part), :, side] = pooled.transpose(1, 2, 0)
 
 
-def _normalised_patches(images: np.ndarray, filters: Filters, stride: int, out: np.ndarray) -> None:
+def _normalised_patches(images: np.ndarray, filters: Filters, out: np.ndarray) -> None:
     """Fills ``out`` (patch pixels, images * positions) with patches divided by their contrast."""
     side = filters.patch_size
     n, height, width, channels = images.shape
-    rows, columns = (height - side) // stride + 1, (width - side) // stride + 1
+    rows, columns = height - side + 1, width - side + 1
     x = images.astype(np.float32)
     x -= x.mean(axis=(1, 2, 3), keepdims=True)  # large numbers would lose digits below
     patches = out.reshape(side, side, channels, n, rows, columns)
     for i in range(side):
         for j in range(side):
-            window = x[
-                :,
-                i : i + stride * (rows - 1) + 1 : stride,
-                j : j + stride * (columns - 1) + 1 : stride,
-            ]
-            patches[i, j] = window.transpose(3, 0, 1, 2)
+            patches[i, j] = x[:, i : i + rows, j : j + columns].transpose(3, 0, 1, 2)
     out -= out.mean(axis=0)
     # E[p^2] - E[p]^2, in one pass, would lose a patch of low contrast to rounding.
     variance = np.einsum("ij,ij->j", out, out) / np.float32(len(out))
     out /= np.sqrt(variance + np.float32(filters.contrast_floor))
 
 
-def _sample_patches(
-    images: np.ndarray, side: int, max_patches: int, rng: np.random.Generator
-) -> np.ndarray:
+def _sample_patches(images: np.ndarray, side: int, rng: np.random.Generator) -> np.ndarray:
     """Returns random patches, ``float32`` (m, side^2 * channels), at most all."""
     n, height, width, channels = images.shape
     rows, columns = height - side + 1, width - side + 1
-    size = min(max_patches, n * rows * columns)
+    size = min(_PATCHES, n * rows * columns)
     length = side * side * channels
     image = rng.integers(n, size=size)
     top, left = rng.integers(rows, size=size), rng.integers(columns, size=size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ from tf_labeldp.accounting import Public, public_input
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts
 from tf_labeldp.features.reader import FeatureRows
-from tf_labeldp.mechanisms import RandomizedResponse
-from tf_labeldp.mechanisms.base import checked_mechanism
 
 _MINI_BATCHES_ABOVE = 100_000
 """The most examples for full k-means; beyond it, mini-batches."""
@@ -22,6 +19,8 @@ _ITERATIONS = 100
 """The most rounds of k-means."""
 _MOST_CLUSTERS = 1 << 31
 """The most clusters: larger numbers are hashes or ids."""
+_SMALL = 50
+"""Examples below which the prior of a cluster is mostly noise at epsilon 1."""
 _BLOCK_CELLS = 1 << 23
 """Distances in memory at a time."""
 _THREADS = 2
@@ -39,9 +38,8 @@ class Clusters:
     Attributes:
         assignments: the cluster of each example, ``int64`` (n,) in 0..C-1.
         num_clusters: C.
-        centres: centres in (encoded) feature space, ``float64`` (P, d); P = C, or more after
-            ``merge_small``. None if only the assignments are known.
-        cluster_of_centre: the cluster of each centre, ``int64`` (P,); None without centres.
+        centres: the centre of each cluster in (encoded) feature space, ``float64`` (C, d); None if
+            only the assignments are known.
         encoder: maps inputs to features; None if the inputs are features.
         feature_names: column names in ``find_clusters``, if any; ``assign`` refuses others.
         receipts: the receipts of features and encoder.
@@ -49,16 +47,15 @@ class Clusters:
     Example:
         >>> features = np.array([[0.0], [0.2], [5.0], [5.1], [9.0]])
         >>> clusters = find_clusters(features, 3)
-        >>> print(clusters.merge_small(2))
-        2 clusters of 5 examples: sizes 2 to 3, median 2.5; 0 empty, 2 below 50
-        >>> clusters.merge_small(2).assign([[8.0]]) == clusters.merge_small(2).assign([[5.0]])
+        >>> print(clusters)
+        3 clusters of 5 examples: sizes 1 to 2, median 2; 0 empty, 3 below 50
+        >>> clusters.assign([[8.0]]) == clusters.assignments[4]
         array([ True])
     """
 
     assignments: np.ndarray
     num_clusters: int
     centres: np.ndarray | None = None
-    cluster_of_centre: np.ndarray | None = None
     encoder: Any = None
     feature_names: tuple[str, ...] | None = None
     receipts: Receipts = ()
@@ -118,7 +115,7 @@ class Clusters:
             ValueError: the clusters have no centres, or the features are not finite or have other
                 columns.
         """
-        if self.centres is None or self.cluster_of_centre is None:
+        if self.centres is None:
             raise ValueError(
                 "assigning new examples needs centres, and these clusters have none. Use "
                 "find_clusters, or assign the examples where the clusters come from."
@@ -129,63 +126,18 @@ class Clusters:
                 f"expected {self.centres.shape[1]} features, as in the centres, got "
                 f"{rows.shape[1]}. Give the same kind of inputs as to find_clusters."
             )
-        return self.cluster_of_centre[_nearest(rows, self.centres)]
+        return _nearest(rows, self.centres)
 
-    def merge_small(self, minimum_size: int) -> Clusters:
-        """Returns clusters with at least ``minimum_size`` examples each.
-
-        A smaller cluster joins, as a whole, the large cluster with the nearest centre; the kept
-        clusters are renumbered in order. A histogram adds noise of about ``3 / (epsilon m)`` to
-        each class share in a cluster of m examples: small clusters have priors of mostly noise.
-
-        Args:
-            minimum_size: at least 1; public.
-
-        Raises:
-            ValueError: no cluster is large enough, or the clusters have no centres.
-        """
-        sizes = self.sizes
-        large = sizes >= minimum_size
-        if large.all():
-            return self
-        if not large.any():
-            raise ValueError(
-                f"expected a cluster of minimum_size={minimum_size} examples, got at most "
-                f"{int(sizes.max())}. Use a smaller minimum_size, or fewer clusters."
-            )
-        if self.centres is None or self.cluster_of_centre is None:
-            raise ValueError(
-                "merging clusters needs centres, and these clusters have none. Use "
-                "find_clusters, or merge the assignments where they come from."
-            )
-        new_number = np.cumsum(large) - 1
-        from_large = large[self.cluster_of_centre]
-        owners = self.cluster_of_centre[from_large]
-        small = np.flatnonzero(~from_large)
-        nearest = _nearest(self.centres[small], self.centres[from_large])
-        squares = (self.centres[small] - self.centres[from_large][nearest]) ** 2
-        # If a small cluster has several centres, the least distance decides.
-        order = np.lexsort((squares.sum(axis=1), self.cluster_of_centre[small]))
-        merged, first = np.unique(self.cluster_of_centre[small][order], return_index=True)
-        new_number[merged] = new_number[owners[nearest[order][first]]]
-        return dataclasses.replace(
-            self,
-            assignments=_frozen(new_number[self.assignments]),
-            num_clusters=int(large.sum()),
-            cluster_of_centre=_frozen(new_number[self.cluster_of_centre]),
-        )
-
-    def summary(self, below: int = 50) -> str:
-        """Returns a line on the sizes, with the number of clusters below ``below`` examples."""
+    def summary(self) -> str:
+        """Returns a line on the sizes of the clusters."""
         sizes = self.sizes
         return (
             f"{self.num_clusters:,} clusters of {len(self):,} examples: sizes {sizes.min():,} to "
             f"{sizes.max():,}, median {np.median(sizes):,g}; {int((sizes == 0).sum()):,} empty, "
-            f"{int((sizes < below).sum()):,} below {below:,}"
+            f"{int((sizes < _SMALL).sum()):,} below {_SMALL}"
         )
 
-    def __str__(self) -> str:
-        return self.summary()
+    __str__ = summary
 
     def __repr__(self) -> str:
         return f"<Clusters: {self.summary()}>"
@@ -236,7 +188,6 @@ def find_clusters(
         _frozen(_nearest(rows, centres)),
         num_clusters,
         _frozen(centres),
-        _frozen(np.arange(num_clusters)),
         bare(encoder),
         read.columns,
         receipts,
@@ -310,15 +261,12 @@ class DenoisedLabels:
         unlabelled: the other examples, ascending, ``int64`` (n - m,).
         cluster_classes: the class of each cluster, ``int64`` (C,); 0 for an empty cluster.
         kept_fraction: m / n.
-        mechanism: the randomized response that drew the labels, or None.
-        cluster_accuracy: as in ``denoise_labels``, or None.
         receipts: the receipts of noisy labels and clusters.
 
     Example:
-        >>> mechanism = RandomizedResponse(epsilon=1.0, num_classes=2)
-        >>> denoised = denoise_labels([0, 0, 1, 1, 1], [0, 0, 0, 1, 1], 2, mechanism)
-        >>> round(denoised.expected_purity(0.9), 4)
-        0.9607
+        >>> denoised = denoise_labels([0, 0, 1, 1, 1], [0, 0, 0, 1, 1], num_classes=2)
+        >>> denoised.labelled.tolist(), denoised.kept_fraction
+        ([0, 1, 3, 4], 0.8)
     """
 
     labelled: np.ndarray
@@ -326,74 +274,13 @@ class DenoisedLabels:
     unlabelled: np.ndarray
     cluster_classes: np.ndarray
     kept_fraction: float
-    mechanism: RandomizedResponse | None = None
-    cluster_accuracy: float | None = None
     receipts: Receipts = ()
-
-    def expected_purity(self, cluster_accuracy: float | None = None) -> float:
-        """Returns the share of kept labels that are true, by equation 8 of ``tang2022``.
-
-        The share is ``e^eps / (e^eps + (1 - a) / a)`` for randomized response, if the class of the
-        cluster is true for a share ``a`` of the examples, with errors that are independent of the
-        noise and the same for all classes.
-
-        Args:
-            cluster_accuracy: a in [0, 1]; None for the value in ``denoise_labels``, and without it
-                for ``estimated_cluster_accuracy()``.
-        """
-        a = self._accuracy(cluster_accuracy)
-        kept, other, _ = self._channel()
-        return a / (a + (1.0 - a) * other / kept) if a > 0.0 else 0.0
-
-    def expected_kept_fraction(self, cluster_accuracy: float | None = None) -> float:
-        """Returns the expected share of examples that keep their label.
-
-        The share is ``a p + (1 - a) (1 - p) / (K - 1)`` under the assumptions of
-        ``expected_purity``, where p is the probability that randomized response keeps a label.
-
-        Args:
-            cluster_accuracy: as in ``expected_purity``.
-        """
-        kept, other, _ = self._channel()
-        a = self._accuracy(cluster_accuracy)
-        return a * kept + (1.0 - a) * other
-
-    def estimated_cluster_accuracy(self) -> float:
-        """Returns an estimate of ``a``, in [0, 1], from the kept fraction.
-
-        It is unbiased if the noise can't outvote the class of any cluster. Small clusters agree
-        with their own noise, which makes the estimate too high.
-
-        Guarantee:
-            Post-processing of noisy labels; nothing is charged.
-        """
-        _, other, gap = self._channel()
-        return min(max((self.kept_fraction - other) / gap, 0.0), 1.0)
-
-    def _accuracy(self, cluster_accuracy: float | None) -> float:
-        if cluster_accuracy is not None:
-            return _checked_accuracy(cluster_accuracy)
-        accuracy = self.cluster_accuracy
-        return self.estimated_cluster_accuracy() if accuracy is None else accuracy
-
-    def _channel(self) -> tuple[float, float, float]:
-        """Returns P[y | y], P[z | y] for another class z, and their exact difference."""
-        if self.mechanism is None:
-            raise ValueError(
-                "expected the mechanism of the noisy labels, got None. Give denoise_labels the "
-                "RandomizedResponse that drew them as mechanism=."
-            )
-        shrink = math.exp(-self.mechanism.epsilon)
-        kept = 1.0 / (1.0 + (self.mechanism.num_classes - 1) * shrink)
-        return kept, kept * shrink, -kept * math.expm1(-self.mechanism.epsilon)
 
 
 def denoise_labels(
     noisy_labels: Public[Any],
     clusters: Public[Any],
     num_classes: int,
-    mechanism: Public[RandomizedResponse | None] = None,
-    cluster_accuracy: float | None = None,
 ) -> DenoisedLabels:
     """Returns the noisy labels that agree with the majority of their cluster.
 
@@ -412,18 +299,9 @@ def denoise_labels(
             keeps the true class the likeliest.
         clusters: ``Clusters``, or integers (n,): the cluster of each example.
         num_classes: K, at least 2.
-        mechanism: the ``RandomizedResponse`` that drew the labels; None if you do not need the
-            expected shares.
-        cluster_accuracy: in [0, 1], the share of examples whose cluster has their true class, if
-            you know it.
-
-    Returns:
-        ``DenoisedLabels``: the examples that keep their label (``labelled``, with ``labels``), the
-        other examples (``unlabelled``), ``cluster_classes``, ``kept_fraction``; with the mechanism
-        also ``expected_purity()``, ``expected_kept_fraction()``, ``estimated_cluster_accuracy()``.
 
     Raises:
-        TypeError: labels or clusters are not integers, or the mechanism is of another class.
+        TypeError: labels or clusters are not integers.
         ValueError: sizes differ, or arguments are out of range.
 
     Example:
@@ -432,17 +310,9 @@ def denoise_labels(
         ([2, 1], [2])
     """
     num_classes = _validate.integer_at_least("num_classes", num_classes, 2)
-    public = public_input(noisy_labels, clusters, mechanism)
-    noisy_labels, clusters, mechanism = public.value
+    public = public_input(noisy_labels, clusters)
+    noisy_labels, clusters = public.value
     noisy = _validate.class_indices("noisy_labels", noisy_labels, num_classes)
-    if mechanism is not None:
-        number = checked_mechanism(mechanism, RandomizedResponse).num_classes
-        if number != num_classes:
-            raise ValueError(
-                f"expected num_classes={number}, as in the mechanism, got {num_classes}. Give the "
-                "mechanism that drew the labels."
-            )
-    accuracy = None if cluster_accuracy is None else _checked_accuracy(cluster_accuracy)
     found = checked_clusters(clusters)
     if len(found) != noisy.size:
         raise ValueError(
@@ -460,11 +330,5 @@ def denoise_labels(
         np.flatnonzero(~agrees),
         classes,
         labelled.size / noisy.size,
-        mechanism,
-        accuracy,
         public.receipts,
     )
-
-
-def _checked_accuracy(value: Any) -> float:
-    return 1.0 if value == 1 else _validate.number_in("cluster_accuracy", value, "[0, 1)")

@@ -1,7 +1,7 @@
 """Models from one private release of the labels; loads neither TensorFlow nor Keras.
 
 Privacy rests on two places: ``OneReleaseHead.fit`` (linear heads) and ``NoiseCluster.fit`` set the
-sensitivity and make the one release; ``LabelMomentMechanism.release`` or
+sensitivity and make the only release; ``LabelMomentMechanism.release`` or
 ``HistogramMechanism.release`` adds the noise.
 """
 

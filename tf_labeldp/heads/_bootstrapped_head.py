@@ -28,6 +28,8 @@ from tf_labeldp.vault.records import npz, publish
 _Self = TypeVar("_Self", bound="BootstrappedHead")
 _MARGIN = 1e-5
 """Share of epsilon that stays unspent, because the ledger also counts the rounding of releases."""
+_DRAW_SHARE = 0.85
+"""Share of epsilon for noisy labels, from ``_DRAW_PAYS`` on."""
 _ROWS = 512
 """Rows per prediction of the network."""
 _LEAST = 1e-12
@@ -41,7 +43,9 @@ class BootstrappedHead(Head):
     A ``PrivateLogisticRegression`` on label-free features makes the first release. The network
     learns its probabilities on random views of all inputs. The next head is fitted on the network's
     last hidden layer and the label-free features; the network then learns the sum of the heads'
-    log-probabilities, and so on. The result is the network.
+    log-probabilities, and so on. From epsilon 2.5 on, 85 % of it draws noisy labels last, by
+    ``InformativeRR`` with the network's probabilities as priors, and the network learns their
+    posteriors. The result is the network.
 
     Guarantee:
         (epsilon, delta)-label-DP for the replacement of one label, whatever the number of releases.
@@ -63,9 +67,6 @@ class BootstrappedHead(Head):
             model or a callable; for images the best is
             ``NeighbourSmoothing(PatchDictionary().fit(x)).fit(x)``. None for flattened inputs.
         shares: shares of the squared precision, one per release of a head; they sum to one.
-        draw_share: in [0, 1), the part of epsilon for noisy labels. ``InformativeRR`` draws them
-            last with the network's probabilities as priors, and the network then learns their
-            posteriors. None for 0 below epsilon 2.5, and 0.85 from there on.
         epochs: epochs of training after each release.
         batch_size: examples per training step.
         learning_rate: the peak learning rate of AdamW; a cosine lowers it in every round.
@@ -103,7 +104,6 @@ class BootstrappedHead(Head):
     _: dataclasses.KW_ONLY
     encoder: Public[Any] = None
     shares: tuple[float, ...] = (0.3, 0.7)
-    draw_share: float | None = None
     epochs: int = 5
     batch_size: int = 256
     learning_rate: float = 2e-3
@@ -191,8 +191,6 @@ class BootstrappedHead(Head):
             )
         _validate.positive_finite("epsilon", self.epsilon)
         shares = [_validate.positive_finite("shares", share) for share in self.shares]
-        if self.draw_share is not None:
-            _validate.number_in("draw_share", self.draw_share, "[0, 1)")
         if not math.isclose(sum(shares), 1.0, abs_tol=1e-9):
             raise ValueError(
                 f"shares must be one number per release and sum to one, got {self.shares}."
@@ -252,10 +250,7 @@ class BootstrappedHead(Head):
             publish(stored, npz(weights), replace=True)
 
     def _for_draw(self) -> float:
-        share = self.draw_share
-        if share is None:
-            share = 0.85 if self.epsilon >= _DRAW_PAYS else 0.0
-        return share * self.epsilon
+        return _DRAW_SHARE * self.epsilon if self.epsilon >= _DRAW_PAYS else 0.0
 
     def _draw(self, labels: PrivateLabels) -> InformativeRR:
         return InformativeRR(self._for_draw(), labels.num_classes)

@@ -1,7 +1,7 @@
 """``PrivateLogisticRegression``: its fit and its penalty, from one noisy release of moments.
 
 Labels enter the likelihood through ``B = X^T Y`` alone, so the one release serves every Newton
-step. ``docs/heads.md`` derives the penalties, the choice of their multiple, and the sharpness.
+step. ``docs/theory.md`` derives the penalties, the choice of their multiple, and the sharpness.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ _PROBE_ENTRIES, _MOST_PROBES = 256, 16
 
 class LikelihoodHead(OneReleaseHead):
     _sample_rows = None
-    _penalties = ("auto",)
 
     def _maximise(
         self,
@@ -78,7 +77,7 @@ class PrivateLogisticRegression(LikelihoodHead):
         As for ``PrivateRidge``: the head, with all its attributes and predictions, is
         (epsilon, delta)-DP for the replacement of one label, by one release.
 
-    Source: ``docs/heads.md`` derives the penalty, its choice and the spread.
+    Source: ``docs/theory.md`` derives the penalty, its choice and the spread.
 
     Args:
         epsilon: finite and above zero.

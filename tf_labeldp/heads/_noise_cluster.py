@@ -173,7 +173,7 @@ class NoiseCluster(Head):
         """
         self._check_fitted()
         clusters = self.clusters_
-        if clusters.centres is None or clusters.cluster_of_centre is None:
+        if clusters.centres is None:
             raise ValueError(
                 "the export needs centres, and the head was fitted with bare assignments. Fit it "
                 "with features, or with clusters from find_clusters."
@@ -190,8 +190,7 @@ class NoiseCluster(Head):
             rows = keras.layers.Reshape((width,), dtype="float32", name="flat")(inputs)
         else:
             inputs, rows = with_encoder(encoder, width)
-        outputs = self.cluster_probabilities_[clusters.cluster_of_centre]
-        layer = NearestCentre(clusters.centres, outputs, name="head")
+        layer = NearestCentre(clusters.centres, self.cluster_probabilities_, name="head")
         model = keras_model(inputs, layer(rows), "noise_cluster")
         receipts = merge_receipts(self.receipts_, public.receipts)
         note_release(layer, receipts, [layer.outputs])  # the centres are public

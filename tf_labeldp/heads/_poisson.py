@@ -26,7 +26,7 @@ class PrivatePoissonRegression(LikelihoodHead):
         As for ``PrivateRidge``: the head, with all its attributes and predictions, is
         (epsilon, delta)-DP for the replacement of one label, by one release.
 
-    Source: ``docs/heads.md`` derives the penalty and its choice.
+    Source: ``docs/theory.md`` derives the penalty and its choice.
 
     Args:
         epsilon: finite and above zero.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Private, Public, PublicInput, Setting, public_input
+from tf_labeldp.accounting import Private, Public, PublicInput, public_input
 from tf_labeldp.accounting.receipts import Receipts
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads.one_release_head import OneReleaseHead
@@ -29,9 +29,6 @@ _DRAW_PAYS = 2.5
 """The epsilon from which noisy labels help more than a larger release."""
 _OTHER_PRIORS = 0.01
 """Share of noisy labels that rounding on another machine may move out of their top-k set."""
-_OF_THE_HEAD: tuple[str, ...] = ("num_classes", "classes", "encoder", "penalty", "spread", "center")
-_OF_THE_HEAD += ("intercept", "noise", "max_bytes")
-"""Arguments that go to the head unchanged."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +42,7 @@ class HeadPriorRandomizer(Randomizer):
 
     Use it at epsilon 3 and above: the value of the release, an aggregate of all labels, saturates
     early, and the value of the draw grows like e^epsilon. By default the head gets 90 % of epsilon
-    below 2.5, and 15 % from there on; fewer labels need more (``docs/heads.md`` has measurements).
+    below 2.5, and 15 % from there on; fewer labels need more (``docs/theory.md`` has measurements).
 
     Guarantee:
         Head, priors and noisy labels together are (epsilon, delta)-label-DP for the replacement of
@@ -62,15 +59,9 @@ class HeadPriorRandomizer(Randomizer):
         delta: the delta of the head's release, in (0, 1), below 1/n; 0 with ``noise="laplace"``.
         head_share: the part of epsilon for the head, between 0 and 1; None for the default above.
         head: the class of the head, ``PrivateLogisticRegression`` or ``PrivateRidge``.
-        num_classes: an argument of the head, like all that follow except ``draw``.
-        classes: the class values; a vault knows both.
         encoder: maps raw inputs to features; None if the inputs are features.
         penalty: ``"auto"``, or another penalty of ``head``.
-        spread: whether to spend the release over the principal directions of the features.
-        center: whether to subtract the mean of the features.
-        intercept: whether to add a constant column.
         noise: ``"gaussian"``, or ``"laplace"`` for a pure guarantee.
-        max_bytes: the most memory for matrices and samples of rows.
         draw: the class of the draw: ``RRWithPrior``, whose noisy labels are right most often, or
             ``mechanisms.InformativeRR``, whose posteriors have the lower log-loss.
 
@@ -97,15 +88,9 @@ class HeadPriorRandomizer(Randomizer):
     head_share: float | None = None
     head: type[OneReleaseHead] = PrivateLogisticRegression
     _: dataclasses.KW_ONLY
-    num_classes: int | None = None
-    classes: Setting[Any] = None
     encoder: Public[Any] = None
     penalty: str | float = "auto"
-    spread: bool = True
-    center: bool = True
-    intercept: bool = True
     noise: str = "gaussian"
-    max_bytes: float = 8e9
     draw: type[PriorMechanism] = RRWithPrior
 
     def __post_init__(self) -> None:
@@ -182,8 +167,8 @@ class HeadPriorRandomizer(Randomizer):
         return noisy
 
     def _new_head(self, key: str | None) -> OneReleaseHead:
-        arguments = {name: getattr(self, name) for name in _OF_THE_HEAD}
-        return self.head(self.split()[0], self.delta, key=key, **arguments)
+        options = {"encoder": self.encoder, "penalty": self.penalty, "noise": self.noise}
+        return self.head(self.split()[0], self.delta, key=key, **options)
 
     def _check_budget(self, draw: PriorMechanism, labels: PrivateLabels, key: str) -> None:
         head = f"{key}/head"
@@ -214,25 +199,21 @@ def _check_same_priors(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TeacherLabels:
-    """Targets from ``teacher_labels``, and their examples.
+    """Targets from ``teacher_labels``.
 
     Attributes:
-        indices: the kept examples, ascending, ``int64`` (m,).
-        targets: ``float32`` (m, K), rows that sum to one.
-        share: m / n, the kept share.
+        targets: ``float32`` (n, K), rows that sum to one.
         receipts: the receipts of the probabilities.
 
     Example:
-        >>> taught = TeacherLabels(np.array([1]), np.array([[0.0, 1.0]], np.float32), share=0.5)
-        >>> batches = taught.batches(np.zeros((2, 4, 4, 1), np.float32), batch_size=8, views=3)
+        >>> taught = TeacherLabels(np.array([[0.0, 1.0], [0.5, 0.5]], np.float32))
+        >>> batches = taught.batches(np.zeros((2, 4, 4, 1), np.float32), batch_size=8)
         >>> x, y = batches[0]
         >>> len(batches), x.shape, y.shape
-        (1, (3, 4, 4, 1), (3, 2))
+        (1, (2, 4, 4, 1), (2, 2))
     """
 
-    indices: np.ndarray
     targets: np.ndarray
-    share: float
     receipts: Receipts = ()
 
     def batches(
@@ -241,38 +222,32 @@ class TeacherLabels:
         batch_size: int,
         *,
         augment: Public[Callable[..., Any] | None] = None,
-        views: int = 1,
         seed: int = 0,
     ) -> Any:
         """Returns batches for ``model.fit``, in a new order each epoch.
 
-        Every epoch shows each example in ``views`` new augmentations, all in one batch and with the
-        same target, so that the model learns to give them the same prediction.
-
         Args:
-            inputs: array (n, ...) of all n examples, kept or not.
-            batch_size: examples per batch, each with ``views`` rows.
+            inputs: array (n, ...), in the order of the probabilities.
+            batch_size: examples per batch.
             augment: changes a batch of inputs at random but not its shape and classes, for example
                 a ``keras.Sequential`` of preprocessing layers; None for no augmentation. A Keras
                 layer is called with ``training=True``.
-            views: augmentations per example and step, at least 1.
             seed: draws the order; public.
 
         Returns:
-            A ``keras.utils.PyDataset`` of ``ceil(m / batch_size)`` batches ``(inputs, targets)``.
+            A ``keras.utils.PyDataset`` of ``ceil(n / batch_size)`` batches ``(inputs, targets)``.
 
         Raises:
-            ValueError: sizes are no positive integers, or there are too few inputs.
+            ValueError: sizes are no positive integers, or there is another number of inputs.
         """
         batch_size = _validate.integer_at_least("batch_size", batch_size, 1)
-        views = _validate.integer_at_least("views", views, 1)
         public = public_input(self, inputs, augment)
         _, inputs, augment = public.value
         inputs = np.asarray(inputs)
-        if self.indices.size and len(inputs) <= self.indices[-1]:
+        if len(inputs) != len(self.targets):
             raise ValueError(
-                f"expected more than {int(self.indices[-1])} inputs, got {len(inputs)}. Give the "
-                "inputs of all examples, in the order of the probabilities."
+                f"expected {len(self.targets)} inputs, one per row of probabilities, got "
+                f"{len(inputs)}. Give them in the same order."
             )
         rng = np.random.default_rng(_validate.integer_at_least("seed", seed, 0))
         import keras
@@ -280,13 +255,12 @@ class TeacherLabels:
         if isinstance(augment, keras.layers.Layer):
             augment = functools.partial(augment, training=True)
 
-        def load(places: np.ndarray) -> tuple[Any, np.ndarray]:
-            places = np.repeat(places, views)
-            x = inputs[self.indices[places]]
+        def load(rows: np.ndarray) -> tuple[Any, np.ndarray]:
+            x = inputs[rows]
             x = x if augment is None else keras.ops.convert_to_numpy(augment(x))
-            return x, self.targets[places]
+            return x, self.targets[rows]
 
-        batches = _shuffled_batches()(load, self.indices.size, batch_size, rng)
+        batches = _shuffled_batches()(load, len(inputs), batch_size, rng)
         batches.receipts = public.receipts
         return batches
 
@@ -314,41 +288,26 @@ def _shuffled_batches() -> type:
     return ShuffledBatches
 
 
-def teacher_labels(
-    probabilities: Public[Any],
-    *,
-    confidence: float = 0.0,
-    least_share: float = 0.1,
-    hard: bool = False,
-) -> TeacherLabels:
-    """Returns targets for a student model, from the confident predictions of a head.
+def teacher_labels(probabilities: Public[Any]) -> TeacherLabels:
+    """Returns targets for a student model, from the predictions of a head.
 
     Train a student if it can use the inputs better than the head (for example, because a mirrored
     image shows the same thing), or to ship a small model; it has no more information on the labels
-    than the head. A threshold drops examples near the borders between classes, so it helps (as does
-    ``hard``) only where the head is often wrong there.
+    than the head.
 
     Guarantee:
         Post-processing of the probabilities; nothing is charged.
 
     Args:
         probabilities: the head's probabilities for the public inputs, (n, K); rows sum to one.
-        confidence: in [0, 1), the lowest maximum probability at which an example is kept.
-        least_share: in [0, 1), the share of each predicted class that is always kept (rounded up,
-            the most confident examples), so that no class is lost.
-        hard: whether targets are one-hot instead of the probabilities.
 
     Raises:
-        ValueError: rows are no probabilities, or arguments are out of range.
+        ValueError: rows are no probabilities.
 
     Example:
-        >>> taught = teacher_labels([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7]], confidence=0.8)
-        >>> taught.indices.tolist(), taught.targets.argmax(axis=1).tolist(), round(taught.share, 2)
-        ([0, 2], [0, 1], 0.67)
+        >>> teacher_labels([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7]]).targets.argmax(axis=1).tolist()
+        [0, 0, 1]
     """
-    confidence = _validate.number_in("confidence", confidence, "[0, 1)")
-    least_share = _validate.number_in("least_share", least_share, "[0, 1)")
-    hard = _validate.boolean("hard", hard)
     public = public_input(probabilities)
     shape = np.shape(public.value)
     if len(shape) != 2 or shape[1] < 2:
@@ -356,13 +315,4 @@ def teacher_labels(
             f"probabilities must have shape (n, K), got {shape}. Pass a head's predict_proba."
         )
     rows = _validate.prior_rows("probabilities", public.value, None, shape[1])
-    classes, surest = rows.argmax(axis=1), rows.max(axis=1)
-    kept = surest >= confidence
-    for number in np.unique(classes):
-        members = np.flatnonzero(classes == number)
-        fewest = int(np.ceil(least_share * members.size))
-        kept[members[np.argsort(-surest[members], kind="stable")[:fewest]]] = True
-    indices = np.flatnonzero(kept)
-    targets = np.eye(rows.shape[1])[classes[indices]] if hard else rows[indices]
-    share = indices.size / max(1, rows.shape[0])
-    return TeacherLabels(indices, targets.astype(np.float32), share, public.receipts)
+    return TeacherLabels(rows.astype(np.float32), public.receipts)

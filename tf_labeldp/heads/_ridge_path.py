@@ -1,4 +1,4 @@
-"""Fits from one noisy release of moments: spectrum, penalties, sharpness; see ``docs/heads.md``.
+"""Fits from one noisy release of moments: spectrum, penalties, sharpness; see ``docs/theory.md``.
 
 ``A = V diag(l) V^T`` is the Gram matrix of the public rows, ``z = V^T B~`` the release in its
 eigenvectors, with noise variance ``q_j`` in row j. Every fit is ``W = V diag(f) z`` for a filter
@@ -12,10 +12,6 @@ import math
 
 import numpy as np
 
-_POINTS = 121
-"""Penalties on a path: about thirteen per factor of ten."""
-_GUARD = 1.0 / 3.0
-"""Standard deviations added to an estimated risk, so that no small penalty wins by luck."""
 _RANK = 1e-12
 """An eigenvalue below this fraction of the largest is zero up to rounding."""
 _LARGEST_SHARPNESS = 1e3
@@ -144,30 +140,6 @@ def ridge_filter(spectrum: Spectrum, penalty: float) -> np.ndarray:
     """Returns ``1 / (l + penalty)``, zero where l is zero up to rounding."""
     values = spectrum.values
     return np.where(values > _RANK * values[-1], 1.0 / (values + penalty), 0.0)
-
-
-def risk_path(spectrum: Spectrum) -> tuple[np.ndarray, np.ndarray]:
-    """Returns ascending penalties and the unbiased risk of each, both (121,)."""
-    top = _top(spectrum)
-    high = 1e3 * max(top, math.sqrt(float(spectrum.noise.sum())))
-    penalties = np.geomspace(1e-6 * top, high, _POINTS)
-    return penalties, np.array([spectrum.risk(ridge_filter(spectrum, p)) for p in penalties])
-
-
-def least_risk(spectrum: Spectrum, penalties: np.ndarray) -> float:
-    """Returns the best penalty on the path, refined between its neighbours."""
-    from scipy import optimize
-
-    def guarded(log_penalty: float) -> float:
-        filter_ = ridge_filter(spectrum, math.exp(log_penalty))
-        return spectrum.risk(filter_) + _GUARD * spectrum.risk_stddev(filter_)
-
-    logs = np.log(penalties)
-    risks = np.array([guarded(value) for value in logs])
-    best = int(np.argmin(risks))
-    bounds = (logs[max(best - 1, 0)], logs[min(best + 1, logs.size - 1)])
-    found = optimize.minimize_scalar(guarded, bounds=bounds, method="bounded")
-    return math.exp(found.x) if found.fun < risks[best] else float(penalties[best])
 
 
 def prior_variances(spectrum: Spectrum, label_variance: float) -> tuple[float, float]:

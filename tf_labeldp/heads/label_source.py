@@ -28,8 +28,8 @@ from tf_labeldp.vault.noisy_labels import NoisyStatistic
 _BY_THIS_PROCESS = Assumption(
     "array-of-labels",
     "holder",
-    "An array of labels has no vault: other uses of these labels than the fits of this process "
-    "that are counted here were none, or are added to this statement.",
+    "An array of labels has no vault: the fits of this process that are counted here are the only "
+    "uses of these labels, or all others are added to this statement.",
 )
 _KIND = ("num_classes", "classes", "low", "high", "num_labels")
 """The arguments of a head that describe the labels."""
@@ -98,7 +98,7 @@ def refuse_worker_processes() -> None:
 
 
 def with_other_fits(receipts: Receipts, rows: np.ndarray | None, family: object) -> Receipts:
-    """Returns the receipts of a fit on an array, with those of earlier fits on its rows."""
+    """Returns the receipts of a fit on an array and of earlier fits on its rows."""
     own = []
     for receipt in receipts:
         notes = tuple(dict.fromkeys((*receipt.charge.assumptions, _BY_THIS_PROCESS)))

@@ -141,7 +141,6 @@ class OneReleaseHead(Head):
     insecure_seed: int | None = None
 
     _sample_rows: ClassVar[int | None] = 8192
-    _penalties: ClassVar[tuple[str, ...]]  # named penalties
     _link: ClassVar[str] = "linear"  # Keras activation of the scores, for labels that are numbers
     _has_prior = True  # whether the fit uses a prior, before or after the spread
 
@@ -303,10 +302,9 @@ class OneReleaseHead(Head):
     def _survey(self, inputs: FeatureRows, labels: Any) -> tuple[PublicRows, LabelSource]:
         if not isinstance(self.penalty, str):
             _validate.positive_finite("penalty", self.penalty)
-        elif self.penalty not in self._penalties:
-            words = ", ".join(map(repr, self._penalties))
+        elif self.penalty != "auto":
             raise ValueError(
-                f"penalty must be {words} or a number above zero, got {self.penalty!r}."
+                f"penalty must be 'auto' or a number above zero, got {self.penalty!r}."
             )
         _validate.positive_finite("max_bytes", self.max_bytes)
         # Reading features takes time, so labels in an array or a vault are checked first.
@@ -458,7 +456,7 @@ class PrivateRidge(OneReleaseHead):
     budget is spent.
 
     Source: "sufficient statistics perturbation" (Vu and Slavkovic 2009), with the Gram matrix
-    public. ``docs/heads.md`` derives the risk estimate, the prior and the spread.
+    public. ``docs/theory.md`` derives the risk estimate, the prior and the spread.
 
     Args:
         epsilon: finite and above zero.
@@ -471,9 +469,9 @@ class PrivateRidge(OneReleaseHead):
             then protected.
         encoder: a fitted feature map, a Keras model, or a callable from raw inputs to (m, d);
             ``fit``, ``predict`` and ``to_keras`` then take raw inputs. None for features.
-        penalty: ``"auto"``, which is ``"bayes"``: a normal prior whose variances maximise the
-            likelihood of the release; ``"risk"`` for the ridge penalty with the least unbiased
-            risk; or a ridge penalty, in units of the Gram matrix of unit rows (whose trace is n).
+        penalty: ``"auto"`` for a normal prior whose variances maximise the likelihood of the
+            release; or a ridge penalty, in units of the Gram matrix of unit rows (whose trace is
+            n).
         spread: whether to divide the release between the principal directions by water-filling,
             from the features, epsilon and n alone; directions below the noise get no share. The
             fit assumes equal prior variances after or before the spread, as the release suggests.
@@ -492,10 +490,9 @@ class PrivateRidge(OneReleaseHead):
         coef_stddev_: standard errors (d,) of the coefficients in each row of ``coef_``, due to the
             noise of the release alone and for the chosen penalty.
         num_directions_: the number of directions with a share of the release.
-        penalty_: the ridge penalty; None for ``"bayes"``.
-        prior_: for ``"bayes"``, the chosen standard deviations of coefficients and residuals.
+        penalty_: the ridge penalty; None for ``"auto"``.
+        prior_: for ``"auto"``, the chosen standard deviations of coefficients and residuals.
         risk_: the unbiased estimate of the squared error on the training set, minus a constant.
-        risk_path_: the ridge penalties and their risks, each (121,).
         sharpness_: the factor on the scores in the softmax; for classes.
         noise_stddev_: the standard deviation of the noise on each moment.
         signal_to_noise_: the ratio of signal energy to noise energy, estimated from the release;
@@ -518,17 +515,14 @@ class PrivateRidge(OneReleaseHead):
         1.0 1e-05
     """
 
-    _penalties = ("auto", "bayes", "risk")
-
     @property
     def _has_prior(self) -> bool:  # type: ignore[override]
-        return self.penalty in ("auto", "bayes")
+        return self.penalty == "auto"
 
     def _choose(
         self, problem: _ridge_path.Problem, rows: PublicRows, prior: tuple[float, float]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         spectrum = problem.spectrum
-        self.risk_path_ = _ridge_path.risk_path(spectrum)
         self.prior_: dict[str, float] | None = None
         self.penalty_: float | None = None
         if self._has_prior:
@@ -536,9 +530,7 @@ class PrivateRidge(OneReleaseHead):
             self.prior_ = {"coefficient_stddev": t, "residual_stddev": s}
             filter_ = _ridge_path.bayes_filter(spectrum, *prior)
         else:
-            is_risk = self.penalty == "risk"
-            least = _ridge_path.least_risk(spectrum, self.risk_path_[0]) if is_risk else 0.0
-            self.penalty_ = least if is_risk else float(self.penalty)
+            self.penalty_ = float(self.penalty)
             filter_ = _ridge_path.ridge_filter(spectrum, self.penalty_)
         self.risk_ = spectrum.risk(filter_)
         weights, last = problem.solve(filter_)

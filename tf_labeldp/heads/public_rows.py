@@ -1,6 +1,6 @@
 """Public features as rows of unit norm: their scaling, and passes over them in bounded memory.
 
-The sensitivity of a release rests on the unit norm, which ``Scaling.rows`` sets. ``docs/heads.md``
+The sensitivity of a release rests on the unit norm, which ``Scaling.rows`` sets. ``docs/theory.md``
 derives the spread over directions (``spread_shares``).
 """
 

@@ -28,6 +28,9 @@ _CHUNK_CELLS = 1 << 20
 """Cells of rows per chunk, which bounds the working memory."""
 _TIE = 1.0 - 1e-9
 """Share of the largest information that counts as a tie, so that rounding decides no choice."""
+_MOST_CLASSES, _RESOLUTION = 1e9, 2.0**49
+"""The most classes, and the most per unit of epsilon: with more, rounding to 53-bit probabilities
+costs more than epsilon."""
 
 
 class SetResponse(FrozenClassification):
@@ -35,6 +38,15 @@ class SetResponse(FrozenClassification):
 
     rest_as_one: ClassVar[bool] = False
     """Whether labels outside the set answer like its least likely class, or else uniformly."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most = int(min(_MOST_CLASSES, _RESOLUTION * self.epsilon))
+        if self.num_classes > most:
+            raise ValueError(
+                f"num_classes must be at most {most:,} at epsilon={self.epsilon:g}, got "
+                f"{self.num_classes:,}. Merge rare classes."
+            )
 
     @abc.abstractmethod
     def set_sizes(self, priors: Public[np.ndarray]) -> np.ndarray:

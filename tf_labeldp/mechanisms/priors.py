@@ -80,18 +80,14 @@ class Priors:
         """Returns the groups as ``int64`` (n,), or None; raises if they don't fit."""
         if self.groups is None:
             return None
-        groups, count = np.asarray(self.groups), np.atleast_2d(self.probabilities).shape[0]
-        if groups.shape != (size,) or groups.dtype.kind not in "iu":
+        groups = _validate.group_vector("the groups of priors", self.groups, size)
+        count = np.atleast_2d(self.probabilities).shape[0]
+        if size and groups.max() >= count:
             raise ValueError(
-                f"the groups of priors must be integers of shape ({size},), one per label, got "
-                f"dtype {groups.dtype} and shape {groups.shape}."
+                f"the groups of priors must lie in 0..{count - 1}, the rows of the priors, got "
+                f"{groups.max()}."
             )
-        if size and not 0 <= int(groups.min()) <= int(groups.max()) < count:
-            raise ValueError(
-                f"the groups of priors must lie in 0..{count - 1}, the rows of the priors, "
-                f"got values from {int(groups.min())} to {int(groups.max())}."
-            )
-        return groups.astype(np.int64)
+        return groups
 
 
 @dataclasses.dataclass(frozen=True)

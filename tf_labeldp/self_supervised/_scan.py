@@ -188,5 +188,4 @@ class SCAN(Learner):
         images = np.asarray(public.value[0])
         corners = np.eye(self.num_clusters)
         chosen = self.predict(images, batch_size=512, verbose=0).argmax(axis=1).astype(np.int64)
-        numbers = np.arange(self.num_clusters)
-        return Clusters(chosen, self.num_clusters, corners, numbers, self, receipts=public.receipts)
+        return Clusters(chosen, self.num_clusters, corners, self, receipts=public.receipts)
