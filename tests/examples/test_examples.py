@@ -1,4 +1,4 @@
-"""The scripts that a user would copy run as they are."""
+"""The example scripts run unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def stored_draws(folder):
-    """Returns the records of an example's store that have noisy labels or a statistic."""
+    """Returns the records of noisy labels and statistics in the store of an example."""
     records = (folder / "private" / "label-store" / "records").iterdir()
     contents = {path.name: path.read_bytes() for path in records}
     return {name: content for name, content in contents.items() if b'"values"' in content}
@@ -35,7 +35,7 @@ def stored_draws(folder):
 @pytest.mark.parametrize(
     ("name", "epsilon", "accuracy", "epochs"),
     [
-        # Randomized response alone has about 85 %, clusters had 87 % at first; chance is 10 %.
+        # Randomized response has about 85 %, clusters about 87 %; chance is 10 %.
         ("01_multi_stage", 2, 60, "epochs_per_stage=10"),
         ("04_clusters", 1, 70, "epochs=15"),
     ],
@@ -50,7 +50,7 @@ def test_draws_of_classes(tmp_path, monkeypatch, capsys, name, epsilon, accuracy
     guarantee = PrivacyGuarantee.from_json((folder / "publish" / "privacy.json").read_text())
     assert guarantee.epsilon == epsilon and guarantee.is_private
     assert keras.models.load_model(folder / "publish" / "model.keras").output_shape == (None, 10)
-    # Again with the same folder: the stored draws are used, nothing is spent again.
+    # A second run in the same folder uses the stored draws and spends nothing.
     draws = stored_draws(folder)
     assert len(draws) == 2
     source = script.read_text(encoding="utf-8")
@@ -68,7 +68,7 @@ def test_one_release(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [str(script), str(folder)])
 
     def run():
-        """Gives the accuracies that are printed."""
+        """Returns the printed accuracies."""
         runpy.run_path(str(script), run_name="__main__")
         printed = capsys.readouterr().out
         assert "(1, 1e-05)-label-DP" in printed
@@ -86,7 +86,7 @@ def test_one_release(tmp_path, monkeypatch, capsys):
     ]
     assert keras.models.load_model(folder / "publish" / "model.keras").output_shape == (None, 10)
 
-    # Again with the same folder: the stored release is used, nothing is spent again.
+    # A second run in the same folder uses the stored release and spends nothing.
     releases = stored_draws(folder)
     assert len(releases) == 1
     assert run() == first
@@ -94,8 +94,6 @@ def test_one_release(tmp_path, monkeypatch, capsys):
 
 
 TWO_PARTY = EXAMPLES / "02_two_party_regression.py"
-
-
 MESSAGE = ("noisy_labels.csv", "noisy_labels.csv.privacy.json")
 
 
@@ -105,12 +103,12 @@ def run_two_party(monkeypatch, *arguments):
 
 
 def command_of_the_docstring(folder, low, high):
-    """Gives the arguments of the command line that the script's docstring shows."""
+    """Returns the arguments of the command line in the script's docstring."""
     docstring = ast.get_docstring(ast.parse(TWO_PARTY.read_text()))
     assert docstring is not None
     (command,) = re.findall(r"tf-labeldp (randomize .*?)\n\n", docstring, re.DOTALL)
-    given = {"FOLDER": str(folder), "LOW": str(low), "HIGH": str(high)}
-    text = re.sub("FOLDER|LOW|HIGH", lambda found: given[found[0]], command)
+    values = {"FOLDER": str(folder), "LOW": str(low), "HIGH": str(high)}
+    text = re.sub("FOLDER|LOW|HIGH", lambda found: values[found[0]], command)
     return shlex.split(text.replace("\\\n", " "))
 
 
@@ -131,7 +129,8 @@ def test_semi_supervised(tmp_path, monkeypatch, capsys):
 def test_pate(tmp_path, monkeypatch, capsys):
     script = EXAMPLES / "08_pate.py"
     monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "output")])
-    for _ in range(2):  # the second run reads the stored answers
+    # The second run reads the stored answers.
+    for _ in range(2):
         runpy.run_path(str(script), run_name="__main__")
         printed = capsys.readouterr().out
         assert "(1, 1e-05)-label-DP" in printed
@@ -157,7 +156,7 @@ def test_two_party_regression(tmp_path, monkeypatch, capsys, way):
         else:
             assert main([*command_of_the_docstring(folder, low, high), "--overwrite"]) == 0
 
-    # The message: ids, noisy labels and the statement, nothing else.
+    # The message has ids, noisy labels and the statement, nothing else.
     send()
     sent = {path.name: path.read_text() for path in (folder / "message").iterdir()}
     assert sorted(sent) == sorted(MESSAGE)
@@ -168,17 +167,18 @@ def test_two_party_regression(tmp_path, monkeypatch, capsys, way):
     statement = json.loads(sent[MESSAGE[1]])["guarantee"]
     guarantee = PrivacyGuarantee.from_json(json.dumps(statement))
     assert guarantee.epsilon == 2.0 and guarantee.is_private
-    if way == "command line":  # whose statement has what the docstring says
+    if way == "command line":
         noisy = NoisyLabels.load(folder / "message" / MESSAGE[0])
         np.testing.assert_array_equal(noisy.values, table[:, 1])
         assert noisy.guarantee().epsilon == 2.0 and noisy.guarantee().is_private
         assert noisy.posterior().shape == noisy.debiased().shape == table[:, 1].shape
 
-    # A second run sends the same draws: nothing is spent again.
+    # A second run sends the same draws and spends nothing.
     send()
     assert sent == {path.name: path.read_text() for path in (folder / "message").iterdir()}
+    # The command line sends the same kind of message.
     if way == "command line":
-        return  # what the features party gets is of the same form
+        return
 
     # The features party needs the message and its own folder alone.
     shutil.rmtree(private)
@@ -199,14 +199,14 @@ def test_two_party_regression(tmp_path, monkeypatch, capsys, way):
     assert float(error) < 1.5 * float(constant)
     public = folder / "features-party"
 
-    # Each row was trained with the noisy label of its own id.
+    # Each row was trained with the noisy label of its id.
     with np.load(public / "features.npz") as features:
         noisy_of = dict(table.tolist())
         id_of = {x.tobytes(): i for x, i in zip(features["x"], features["ids"], strict=True)}
     ((x, y),) = fitted
     assert y.tolist() == [noisy_of[id_of[row.tobytes()]] for row in x]
 
-    # The model carries on the receipts of the message, and names that its targets were joined.
+    # The model carries the receipts of the message, and names the assumption of the join.
     published = PrivacyGuarantee.from_json((public / "privacy.json").read_text())
     assert published.epsilon == guarantee.epsilon and published.delta == guarantee.delta
     assert set(guarantee.assumptions) < set(published.assumptions)
@@ -218,7 +218,7 @@ def test_two_party_regression(tmp_path, monkeypatch, capsys, way):
 
 
 def test_both_ways_of_the_labels_party_share_their_draws(tmp_path, monkeypatch):
-    """Run after each other by mistake they send the same labels, since the store is the same."""
+    """Running both by mistake sends the same labels, because the store is the same."""
     monkeypatch.delenv("LABELDP_DATA_DIR", raising=False)
     run_two_party(monkeypatch, "prepare", str(tmp_path))
     run_two_party(monkeypatch, "labels-party", str(tmp_path))
@@ -230,7 +230,7 @@ def test_both_ways_of_the_labels_party_share_their_draws(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("arguments", [(), ("all",), ("all", "folder")])
-def test_two_parties_are_processes_of_their_own(monkeypatch, arguments):
+def test_each_party_runs_in_a_separate_process(monkeypatch, arguments):
     commands: list[list[str]] = []
 
     def run(command, check):
@@ -281,12 +281,14 @@ def test_tables(tmp_path, monkeypatch, capsys):
     script = EXAMPLES / "10_tables.py"
     folder = tmp_path / "output"
     monkeypatch.setattr(sys, "argv", [str(script), str(folder)])
-    for _ in range(2):  # the second time reads what is stored
+    # The second run reads the stored release.
+    for _ in range(2):
         runpy.run_path(str(script), run_name="__main__")
         printed = capsys.readouterr().out
         assert "(1, 1e-06)-label-DP" in printed
         found = re.search(r"^accuracy (0\.\d+) ±", printed, re.M)
         assert found and float(found[1]) > 0.7  # chance: 0.5
-    assert len(stored_draws(folder)) == 2  # the model and its score
+    # The model and its score.
+    assert len(stored_draws(folder)) == 2
     page = (folder / "publish" / "report" / "report.html").read_text(encoding="utf-8")
     assert "keeps to its statement" in page and "WRONG" not in page

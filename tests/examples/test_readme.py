@@ -1,4 +1,4 @@
-"""The code blocks of the README and of all pages run as they are written."""
+"""The code blocks of the README and of all pages run unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_labeldp.vault import NoisyLabels, guarantee
 README = Path(__file__).parents[2] / "README.md"
 GUIDE = README.parent / "docs" / "guide.md"
 BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```", re.M | re.S)
-# Each by itself, with words that it prints; the blocks of engines need those.
+# Pages that run by themselves, with words that they print. Blocks of engines are left out.
 ALONE = {
     "privacy.md": ["quoted 0.73, at least 1.4", "NOT PRIVATE: seeded", "True\nTrue\n"],
     "report.md": ["2.0", "\nTrue\n"],
@@ -31,8 +31,8 @@ ALONE = {
 # Accuracies that a page prints by name, of 2,000 fresh noisy labels at epsilon 1: their standard
 # errors are 0.5 / (2 p - 1) / sqrt(2000) = 0.024 and sqrt(p (1 - p)) / (2 p - 1) / sqrt(2000) =
 # 0.021 with p = e / (1 + e) = 0.731. Any threshold on the ages is right for 0.487 to 0.513 of the
-# labels, and one between 0.3 and 0.7 on the bills for 0.999. Seven standard errors, and these. The
-# lower bound of an audit is 0.967 with a standard deviation of 0.011.
+# labels, and a threshold between 0.3 and 0.7 on the bills for 0.999. The limits add seven standard
+# errors. The lower bound of an audit is 0.967 with a standard deviation of 0.011.
 NUMBERS = {
     "privacy.md": {"age": (0.31, 0.69), "bill": (0.84, 1.16)},
     "report.md": {"epsilon is at least": (0.89, 1.05)},
@@ -42,15 +42,19 @@ OF_ENGINES = "with beam.Pipeline"
 
 def test_the_python_blocks_run(tmp_path, monkeypatch, capsys):
     pages = "".join(page.read_text(encoding="utf-8") for page in (README, GUIDE))
-    assert pages.count("epochs_per_stage=10") == 1
-    pages = pages.replace("epochs_per_stage=10", "epochs_per_stage=2")  # for the time it takes
-    assert pages.count("epochs=120") == 1
-    pages = pages.replace("epochs=120", "epochs=2")
+    # Fewer epochs save time.
+    for epochs, fewer in (
+        ("epochs_per_stage=10", "epochs_per_stage=2"),
+        ("epochs=120", "epochs=2"),
+    ):
+        assert pages.count(epochs) == 1
+        pages = pages.replace(epochs, fewer)
     blocks = re.findall(r"^```python\n(.*?)^```", pages, re.M | re.S)
     assert len(blocks) == 11
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    for block in blocks:  # they go on from one another
+    # Later blocks use the names of earlier ones.
+    for block in blocks:
         exec(compile(block, str(README), "exec"), names)
     shown = capsys.readouterr().out
     assert "A table: random Fourier features" in shown and (tmp_path / "model.keras").exists()
@@ -58,14 +62,16 @@ def test_the_python_blocks_run(tmp_path, monkeypatch, capsys):
     # The head on digits: 0.950 with a standard deviation of 0.006 in 40 fits.
     assert 0.9 < float(re.findall(r"^(0\.\d+)$", shown, re.M)[-1]) < 1.0
     assert "(1, 1e-05)-label-DP" in shown and "(3, 0)-label-DP" in shown
-    assert shown.count("(1, 0)-label-DP") == 2  # the message of amounts, and clusters
-    for file in ("digits.keras", "network.keras"):  # with the receipts of what they were trained on
+    # The noisy amounts and the clusters.
+    assert shown.count("(1, 0)-label-DP") == 2
+    for file in ("digits.keras", "network.keras"):
         assert guarantee(tmp_path / file).is_private
     assert "The labels of this fit are those of this draw." in shown
-    spent = float(re.findall(r"^\((3\.9\d+), 0\.0001\)-label-DP", shown, re.M)[-1])  # DP-SGD
+    # DP-SGD spends just below its target.
+    spent = float(re.findall(r"^\((3\.9\d+), 0\.0001\)-label-DP", shown, re.M)[-1])
     assert 3.9 < spent <= 4.0
-    for made in ("labels", "amounts", "stages", "head", "noisy", "private_model"):
-        assert names[made].guarantee().is_private  # type: ignore[attr-defined]
+    for name in ("labels", "amounts", "stages", "head", "noisy", "private_model"):
+        assert names[name].guarantee().is_private  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -89,12 +95,11 @@ def test_every_page_with_code_is_run():
     assert with_code == {README.name, GUIDE.name, *ALONE}
 
 
-def test_pictures_say_in_words_what_they_show():
+def test_pictures_have_alternative_texts():
     pages = [path for folder in ("", "docs/", "benchmarks/")
              for path in README.parent.glob(f"{folder}*.md")]  # fmt: skip
-    pictures = [
-        one for page in pages for one in re.findall(r"!\[(.*?)\]\((.*?)\)", page.read_text("utf-8"))
-    ]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    pictures = re.findall(r"!\[(.*?)\]\((.*?)\)", text)
     assert len(pictures) >= 10
     assert [target for words, target in pictures if len(words) < 15] == []
 
@@ -109,25 +114,29 @@ def test_the_labels_partys_command_runs(tmp_path, monkeypatch, capsys):
     assert main(commands[0].split()) == 0
     assert len(Path("noisy.csv").read_text(encoding="utf-8").splitlines()) == 1001
     (loads,) = re.findall(r"`ldp\.(NoisyLabels\.load\(.*?\))`", text)
-    noisy = eval(loads, {"NoisyLabels": NoisyLabels})  # reads what the command wrote
+    noisy = eval(loads, {"NoisyLabels": NoisyLabels})
     assert len(noisy) == 1000 and noisy.guarantee().epsilon == 1.0
     assert Path("noisy.csv.privacy.json").exists()
     assert "(1, 0)-label-DP" in capsys.readouterr().out
 
 
-def test_the_readme_is_short():
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 135
-
-
-def test_the_commands_exist():
+def test_the_readme_is_short_and_names_what_exists():
     text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 135
     targets = set(re.findall(r"^([a-z-]+):", README.with_name("Makefile").read_text(), re.M))
     named = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.M))
-    assert {"demo", "test"} <= named
-    assert named - targets == set()
+    assert {"demo", "test"} <= named <= targets
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
+    assert links and [link for link in links if not (README.parent / link).exists()] == []
 
 
-def test_local_links_lead_somewhere():
-    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README.read_text(encoding="utf-8"))
-    assert links
-    assert [link for link in links if not (README.parent / link).exists()] == []
+def test_the_commands_of_the_pages_exist(capsys):
+    pages = [README, *README.parent.glob("docs/*.md")]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages).replace("\\\n", " ")
+    commands = re.findall(r"(?:^|`)tf-labeldp ([a-z]+)((?:[^`#\n]|\n--)*)", text, re.M)
+    assert {verb for verb, _ in commands} >= {"demo", "train", "randomize", "report", "verify"}
+    for verb, arguments in commands:
+        with pytest.raises(SystemExit, match="0"):
+            main([verb, "--help"])
+        options = capsys.readouterr().out
+        assert [name for name in re.findall(r"--[a-z-]+", arguments) if name not in options] == []

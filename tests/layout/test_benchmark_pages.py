@@ -1,4 +1,4 @@
-"""The pages of the benchmarks say what the files of results hold."""
+"""The tables of the benchmark pages come from the files of results."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture
 def benchmarks(monkeypatch):
-    """Makes the helpers of the benchmarks importable; returns a function that imports one."""
+    """Returns a function that imports a helper of the benchmarks."""
     monkeypatch.syspath_prepend(str(FOLDER))
     yield importlib.import_module
     for name in ("report", "_results"):
         sys.modules.pop(name, None)
 
 
-def test_tables_are_those_of_the_results_and_the_guide_is_short(benchmarks):
+def test_tables_have_the_results_and_the_overview_is_short(benchmarks):
     for page in ("README.md", "REFERENCE.md"):
         text = (FOLDER / page).read_text(encoding="utf-8")
         assert "<!-- table" in text
-        assert benchmarks("report").filled(text) == text, "run benchmarks/report.py"
+        assert benchmarks("report").filled(text) == text, "run python benchmarks/report.py"
     assert len((FOLDER / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
