@@ -81,8 +81,8 @@ def test_damaged_adult_files_are_refused(adult_folder):
     text = demo_datasets.read_file(adult_folder / "adult", "adult.data").decode()
     packed.unlink()
     for old, new, reason in (
-        (">50K", "rich", "a number or a label"),
-        ("20,", "old,", "a number or a label"),
+        (">50K", "rich", "malformed number or label"),
+        ("20,", "old,", "malformed number or label"),
         (", Divorced", "", "15 columns"),
     ):
         packed.with_suffix("").write_text(text.replace(old, new, 1))
