@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2] / "examples"))
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 from demo_datasets import (  # noqa: F401
     FASHION_CLASSES,

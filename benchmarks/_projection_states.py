@@ -1,4 +1,4 @@
-"""Training states of a CNN on MNIST, and the gradients that a step of DP-SGD would see there."""
+"""Training states of a CNN on MNIST, and the gradients of a step of DP-SGD at each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class State(NamedTuple):
 
 
 def training_states(l2_norm_clip: float, wanted: tuple[str, ...] = STATES) -> list[State]:
-    """Trains in the clear, without privacy, and returns the model at the states, in order."""
+    """Trains without privacy, and returns the model at the states, in order."""
     data = _datasets.load("mnist", DATA_DIR)
     batch = np.random.default_rng(0).choice(len(data.y_train), BATCH_SIZE, replace=False)
     keras.utils.set_random_seed(0)

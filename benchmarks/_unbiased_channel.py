@@ -1,6 +1,6 @@
-"""The best channel among the private ones whose noisy label is right on average.
+"""The best private channel whose noisy labels are unbiased.
 
-A plug-in: a table of probabilities, which ``mechanisms.ChannelMechanism`` checks and draws.
+A plug-in: a table of probabilities, which ``mechanisms.ChannelMechanism`` checks and draws from.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from tf_labeldp.mechanisms import ChannelMechanism, _losses
 _MAX_VALUES = 64
 _GRID = 101
 _FEW_VALUES = 32
-"""Up to here the grid is refined twice: that takes about a second more, at 64 values fifteen."""
+"""Up to here the grid is refined twice, for about a second more (at 64 values fifteen)."""
 _SLACK = 1e-6
-"""Relative: outputs reach this much further than they must, or the program has no interior."""
+"""Relative. Outputs extend by this beyond the minimum, so that the program has an interior."""
 _EPSILON_SLACKS = (1e-7, 1e-4, 1e-2, 0.1)
-"""Relative: the program is solved for a smaller epsilon, so that repairs keep to the stated one.
+"""Relative. The program is solved for a smaller epsilon, so that repairs keep the stated epsilon.
 
-The first nearly always does. At epsilon below 0.01, or above 15 with priors at one point, the
-tolerances of the solver can be larger than that, and the next one is tried.
+The first nearly always suffices. At epsilon below 0.01, or above 15 with priors at one point, the
+solver's tolerances can exceed it, and the next is tried.
 """
 _MAX_EPSILON = 20.0
-"""Above, the smallest entries of the program drown in the solver's tolerances."""
+"""Above, the smallest entries of the program vanish in the solver's tolerances."""
 
 
 def unbiased_channel(
@@ -38,29 +38,28 @@ def unbiased_channel(
 ) -> ChannelMechanism:
     """Returns the channel of least expected loss with E[output | label = v] = v for every value v.
 
-    It solves the linear program (2) of ``ghazi2023`` (appendix A) with one more equation for each
-    value, as section 6 proposes, on a grid of outputs that is refined where mass was put: up to 32
-    values within 0.1 % of the loss on a grid of 1,600 outputs (measured with 3 and 5 values,
-    epsilon 0.1 to 10), above 32 within about 0.3 %. 32 values take 2 s, 64 take 2 to 15 s. Where
-    the solver's tolerances do not allow for the optimum, as may be below epsilon 0.01, a channel
-    near it is returned, at worst the randomized response on two outputs described below. A model
-    that is trained with squared error on unbiased labels learns what it would from the true ones;
-    the price is variance.
+    It solves the linear program (2) of ``ghazi2023`` (appendix A) with an additional equation per
+    value, as section 6 proposes, on a grid of outputs that is refined around the outputs in use: up
+    to 32 values within 0.1 % of the loss on a grid of 1,600 outputs (measured with 3 and 5 values,
+    epsilon 0.1 to 10), above 32 within about 0.3 %. 32 values take 2 s, 64 take 2 to 15 s. If the
+    solver's tolerances rule the optimum out, as may happen below epsilon 0.01, the result is a
+    channel near it, at worst the randomized response on two outputs described below. With squared
+    error, a model learns the same from unbiased labels as from the true ones, with more variance.
 
-    Outputs must reach beyond the labels. For outputs in [lo, hi], ``output - lo`` is not negative,
+    Outputs must extend beyond the labels. For outputs in [lo, hi], ``output - lo`` is not negative,
     so epsilon-DP gives ``high - lo <= e^epsilon (low - lo)`` for its means at the ends of the
     labels: ``lo <= low - (high - low) / (e^epsilon - 1)``, and likewise for hi. These two are
     enough: randomized response on {lo, hi} with ``P[hi | v] = (v - lo) / (hi - lo)`` is private and
     unbiased. So the width is ``(high - low) / tanh(epsilon / 2)`` at least.
 
-    At that width there is no other channel, and its variance is that of two outputs even at a large
+    At that width there is no other channel, with the variance of two outputs even at a large
     epsilon. The default range extends by ``(high - low) / (e^(epsilon / 2) - 1)`` beyond either
     end: up to eight times more gained under 1 % with uniform and geometric priors, up to 7 % with
-    sparse ones at epsilon above 5 (3 to 30 values, epsilon 0.1 to 10). Above epsilon 20 the channel
-    for 20 is returned, which errs in one draw in 10^7.
+    sparse priors at epsilon above 5 (3 to 30 values, epsilon 0.1 to 10). Above epsilon 20 the
+    result is the channel for 20, which errs in one draw in 10^7.
 
     Guarantee:
-        That of ``ChannelMechanism``, which checks the result: the solver is not trusted.
+        The guarantee of ``ChannelMechanism``, which checks the result: the solver is not trusted.
 
     Args:
         values: the possible labels, finite, strictly increasing, (k,), k at most 64.
@@ -70,8 +69,8 @@ def unbiased_channel(
         output_range: the range of the outputs; None for the default.
 
     Raises:
-        ValueError: too many values, a prior that is none, or a range in which no unbiased channel
-            is; the message has the smallest one that works.
+        ValueError: too many values, a malformed prior, or a range without an unbiased channel; the
+            message has the smallest range that works.
 
     Example:
         >>> channel = unbiased_channel([0.0, 1.0], [0.5, 0.5], 1.0, "squared_error")
@@ -102,14 +101,15 @@ def unbiased_channel(
             return ChannelMechanism(
                 epsilon, tuple(values), tuple(outputs), tuple(map(tuple, table))
             )
-        except (_NotSolved, ValueError):  # infeasible, or repaired into a channel that is refused
+        # Infeasible, or repaired into a channel that is refused.
+        except (_NotSolved, ValueError):
             continue
     if not np.all(np.isfinite(_losses.loss_values(loss, np.array(least)[:, np.newaxis], values))):
         raise ValueError(
             "the linear program for an unbiased channel was not solved. Widen output_range, and "
             f"check that the loss is finite for outputs in [{chosen[0]:g}, {chosen[1]:g}]."
         )
-    # Randomized response on the two ends that are needed at least: private and unbiased, always.
+    # Randomized response on the ends of the smallest range is always private and unbiased.
     up = (values - least[0]) / (least[1] - least[0])
     return ChannelMechanism(
         epsilon, tuple(values), least, tuple(map(tuple, np.stack([1.0 - up, up], axis=1)))
@@ -145,7 +145,7 @@ def _optimum(
 def _ranges(
     values: np.ndarray, epsilon: float, loss: _losses.Loss, wanted: tuple[float, float] | None
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Returns the smallest range of outputs that works, and the one to use."""
+    """Returns the smallest range of outputs that works, and the range to use."""
     low, high = float(values[0]), float(values[-1])
     must = (high - low) / math.expm1(epsilon) * (1.0 + _SLACK)
     least = (low - must, high + must)
@@ -182,10 +182,9 @@ def _distinct(
     prior: np.ndarray,
     ends: tuple[float, float],
 ) -> np.ndarray:
-    """Returns the outputs of a grid in the range, apart from each other, of finite loss."""
+    """Returns the distinct outputs of a grid in the range, of finite loss."""
     outputs = np.unique(np.clip(grid, *ends))
-    apart = np.diff(outputs, prepend=-np.inf) > 1e-9 * (ends[1] - ends[0])
-    outputs = outputs[apart]
+    outputs = outputs[np.diff(outputs, prepend=-np.inf) > 1e-9 * (ends[1] - ends[0])]
     possible = values[prior > 0.0]
     finite = np.isfinite(_losses.loss_values(loss, outputs[:, np.newaxis], possible))
     return outputs[np.all(finite, axis=1)]
@@ -211,7 +210,8 @@ def _solve(
     cost[possible] = prior[possible, np.newaxis] * _losses.loss_values(
         loss, outputs, values[possible, np.newaxis]
     )
-    cost -= prior[:, np.newaxis] * np.min(cost.sum(axis=0))  # rows sum to one: moves all alike
+    # Rows sum to one, so this shifts the loss of all tables alike.
+    cost -= prior[:, np.newaxis] * np.min(cost.sum(axis=0))
     cost /= np.max(np.abs(cost.sum(axis=0))) or 1.0
     place, aim = _scaled(outputs, outputs), _scaled(values, outputs)
     row_of = sparse.kron(sparse.identity(k), np.ones((1, m)))
@@ -241,13 +241,14 @@ def _solve(
 
 
 def _repaired(table: np.ndarray, outputs: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Returns the table with exact row sums and means: what is missing goes to two outputs."""
+    """Returns the table with exact row sums and means; two outputs take the differences."""
     place, aim = _scaled(outputs, outputs), _scaled(values, outputs)
     weight = table.min(axis=0)
     below = int(np.argmax(np.where(outputs <= values[0], weight, -1.0)))
     above = int(np.argmax(np.where(outputs >= values[-1], weight, -1.0)))
     table = table.copy()
-    for _ in range(2):  # the second time for the rounding of the first
+    # The second pass corrects the rounding of the first.
+    for _ in range(2):
         mass = 1.0 - table.sum(axis=1)
         moment = aim - table @ place
         up = (moment - mass * place[below]) / (place[above] - place[below])
@@ -257,6 +258,6 @@ def _repaired(table: np.ndarray, outputs: np.ndarray, values: np.ndarray) -> np.
 
 
 def _scaled(numbers: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-    """Returns numbers on the scale on which the outputs go from -1 to 1."""
+    """Returns numbers on a scale where the outputs range from -1 to 1."""
     middle, half = 0.5 * (outputs[0] + outputs[-1]), 0.5 * (outputs[-1] - outputs[0])
     return (numbers - middle) / half

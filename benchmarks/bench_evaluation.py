@@ -1,12 +1,12 @@
-"""What private evaluation costs in width, and how often the best of ten models is chosen.
+"""The width of private evaluations, and how often the best of ten models is chosen.
 
     python benchmarks/bench_evaluation.py
 
-Ten models of each data set are fitted in the clear on 300 to 10,000 examples; 10,000 others are
-held out. Of the accuracy (numbers: the mean squared error, as a part of the variance) the table has
-the half width of a 95 % interval, and what share of 1,000 intervals holds the truth; then how often
-``select`` chooses the best, and what it loses to it on average. Labels of these data
-sets are public; draws are seeded.
+Ten models of each data set are fitted without privacy on 300 to 10,000 examples; 10,000 others are
+held out. For the accuracy (numbers: the mean squared error, as a part of the variance) the table
+has the half width of a 95 % interval, and the share of 1,000 intervals that contain the truth; then
+how often ``select`` chooses the best model, and how much its choice is worse on average. Labels of
+these data sets are public; draws are seeded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HALF = 10_000
 
 
 def data() -> Iterator[tuple[str, np.ndarray, np.ndarray, dict[str, float]]]:
-    """Gives name, standardised rows, labels and what they are, as arguments of a mechanism."""
+    """Yields name, rows, labels and their kind, as arguments of a mechanism."""
     folder = os.environ.get("LABELDP_DATA_DIR", "../shared/data")
     order = np.random.default_rng(0)
     for name in ("mnist", "adult"):

@@ -1,11 +1,11 @@
 """Learning from structure and noisy labels: accuracy at equal epsilon, each training in minutes.
 
-One small CNN for all methods, and about as many images through it in each training, ten passes
-over 60,000 (``--passes``): a few thousandths of the papers' steps, so the order of methods that
-have not converged says little. Epsilon is for the replacement of one label, delta = 1/n (0 for RR,
-LP-2ST and what is made of RR). Settings were chosen on Fashion-MNIST. Labels of these data sets are
-public; draws are seeded so that the table can be made again, and protect nobody. Every training is
-a line of a JSON file, so a benchmark that is stopped goes on where it was.
+All methods train one small CNN on about as many images, ten passes over 60,000 (``--passes``): a
+few thousandths of the papers' steps, so the order of methods that have not converged means little.
+Epsilon is for the replacement of one label, delta = 1/n (0 for RR, LP-2ST and the learners on RR).
+Settings were chosen on Fashion-MNIST. Labels of these data sets are public; draws are seeded, so
+that the table is reproducible, and protect nobody. Every training is a line of a JSON file, so a
+stopped benchmark resumes.
 
     python benchmarks/bench_learners.py
     python benchmarks/bench_learners.py --encoders 10 30 60 --data fashion_mnist
@@ -43,7 +43,7 @@ from tf_labeldp.semi_supervised import DivideMix, FixMatch
 EPSILONS = (0.2, 1.0, 4.0)
 OURS = ("smooth head", "bootstrapped head", "bootstrapped head, large")
 OURS_AT = (0.1, 1.0, 2.0, 50.0)
-"""Of the second table; at 50 the labels are as good as true."""
+"""Epsilons of the second table; at 50 the noisy labels are practically the true ones."""
 BATCH, RATIO, RATE = 128, 2, 1e-3
 CLUSTERS, SIMCLR_MINUTES, SCAN_EPOCHS = 100, 10, 2
 TEACHERS, QUERIES = 250, 1000
@@ -51,7 +51,7 @@ SHARES, WARM_PASSES = (0.3, 0.7), 0.5
 
 
 class Data:
-    """A data set, with all that is made of its images without labels."""
+    """A data set, with label-free features of its images, computed on first use."""
 
     def __init__(self, name: str, folder: str, made: pathlib.Path) -> None:
         self.name, self.made = name, made
@@ -75,10 +75,10 @@ class Data:
 
     @functools.cached_property
     def clusters(self) -> Any:
-        """Clusters of patch features; they find the classes better than SCAN does in 10 minutes."""
+        """Clusters of patch features, which fit the classes better than SCAN after 10 minutes."""
         return find_clusters(self.x, CLUSTERS, encoder=self.patches)
 
-    @functools.cache  # noqa: B019 - one object a data set, as long as the process
+    @functools.cache  # noqa: B019 - one object per data set, as long as the process
     def features(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns features of training and test images."""
         if kind == "smooth":
@@ -89,7 +89,7 @@ class Data:
         return tuple(model.predict(x, batch_size=512, verbose=0) for x in (self.x, self.x_test))
 
     def encoder(self, *minutes: float) -> keras.Model:
-        """Returns SimCLR's encoder after the last of these minutes; each is kept in a file."""
+        """Returns SimCLR's encoder after the last of these minutes; a file keeps each."""
         files = [self.made / f"{self.name}_simclr_{one:g}.keras" for one in minutes]
         if not all(file.exists() for file in files):
             self.made.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def network(shape: tuple[int, ...], num_classes: int | None, large: bool = False
 
     def block(x: Any, width: int, size: int = 3, strides: int = 1) -> Any:
         convolution = layers.Conv2D(width, size, strides=strides, padding="same")
-        # Labels that are mostly noise move the statistics of a normalisation more than its weights.
+        # Very noisy labels change the statistics of a normalisation more than its weights.
         normalised = large or num_classes is None
         x = layers.BatchNormalization()(convolution(x)) if normalised else convolution(x)
         return layers.ReLU()(x)
@@ -242,7 +242,7 @@ def ldp_ssl(data: Data, epsilon: float, seed: int, passes: int) -> Any:
 
 
 def ldp_ssl_corrected(data: Data, epsilon: float, seed: int, passes: int) -> Any:
-    """The same with a loss that knows the channel, and pseudo-labels aligned with equal shares."""
+    """The same with a loss that corrects for the channel, and pseudo-labels of equal shares."""
     noisy = data.noisy(epsilon, seed)
     channel = noisy.mechanism.transition_matrix()
     loss = ldp.keras_layers.ForwardCorrectedLoss(channel, from_logits=True)
@@ -422,35 +422,32 @@ def main() -> None:
     parser.add_argument("--made", type=pathlib.Path, default=pathlib.Path("bench_learners_made"))
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("learners.jsonl"))
     args = parser.parse_args()
-    warnings.filterwarnings("ignore", "delta")  # 1/n, for all to compare
+    # All methods have delta 1/n, to compare them.
+    warnings.filterwarnings("ignore", "delta")
     if args.encoders:
         with _results.recorded(__file__, f"encoders_{args.data[0]}"):
             print(encoders(Data(args.data[0], args.data_dir, args.made), args.encoders))
         return
-    done = {(r["data"], r["method"], r["epsilon"], r["seed"]) for r in _results.runs(args.results)}
     for name in args.data:
         data: Data | None = None
-        for seed in args.seeds:
-            for method in args.methods:
-                for epsilon in args.epsilons:
-                    if (name, method, epsilon, seed) in done:
-                        continue
-                    data = data or Data(name, args.data_dir, args.made)
-                    keras.utils.set_random_seed(seed)
-                    start = time.perf_counter()
-                    found = accuracy(data, METHODS[method](data, epsilon, seed, args.passes))
-                    run = {
-                        "data": name,
-                        "method": method,
-                        "epsilon": epsilon,
-                        "seed": seed,
-                        "accuracy": found,
-                        "seconds": round(time.perf_counter() - start, 1),
-                        "passes": args.passes,
-                    }
-                    _results.add_run(args.results, run)
-                    print(run, flush=True)
-                    keras.backend.clear_session()
+        jobs = [
+            {"data": name, "method": method, "epsilon": epsilon, "seed": seed}
+            for seed in args.seeds
+            for method in args.methods
+            for epsilon in args.epsilons
+        ]
+        for job in _results.missing(args.results, jobs):
+            data = data or Data(name, args.data_dir, args.made)
+            keras.utils.set_random_seed(job["seed"])
+            start = time.perf_counter()
+            predicted = METHODS[job["method"]](data, job["epsilon"], job["seed"], args.passes)
+            found = {
+                "accuracy": accuracy(data, predicted),
+                "seconds": round(time.perf_counter() - start, 1),
+                "passes": args.passes,
+            }
+            _results.add_run(args.results, {**job, **found})
+            keras.backend.clear_session()
     with _results.recorded(__file__, "accuracy", "ours"):
         runs = _results.runs(args.results)
         print(table(runs, args.data, METHODS, EPSILONS))

@@ -6,9 +6,9 @@ same on features smoothed over their neighbours (``smooth ...``), a CNN taught b
 on labels of randomized response (``RR``) and of two-stage training (``LP-2ST``).
 
 Epsilon is for the replacement of one label, delta = 1/n (0 for RR and LP-2ST). Labels of these data
-sets are public; draws are seeded so that the table can be made again, and protect nobody. Seeds
-are of the noise; the features are the same for all. Every figure is a line in a JSON file, so a
-benchmark that is stopped goes on where it was.
+sets are public; draws are seeded, so that the table is reproducible, and protect nobody. The seeds
+change the noise alone; all have the same features. Every figure is a line in a JSON file, so a
+stopped benchmark resumes.
 
     python benchmarks/bench_one_release.py
     python benchmarks/bench_one_release.py --data adult --methods ridge logistic
@@ -40,13 +40,14 @@ DEEP_METHODS = ("teacher", "head + draw", "RR", "LP-2ST")
 
 
 class Features:
-    """The features of a data set's training and test examples, made when first asked for."""
+    """The features of a data set's training and test examples, computed on first use."""
 
     def __init__(self, name: str, folder: str) -> None:
         self.name = name
         self.data = _datasets.load(name, folder)
         self._inputs: tuple[Any, Any] = (self.data.x_train, self.data.x_test)
-        if name == "adult":  # the columns as they are, not the numbers that networks need
+        # The raw columns, in place of the encoded ones for networks.
+        if name == "adult":
             path = pathlib.Path(folder) / name
             self._inputs = tuple(read_adult(path, part)[0] for part in ("data", "test"))
         self._made: dict[bool, tuple[np.ndarray, np.ndarray]] = {}
@@ -73,7 +74,7 @@ class Features:
     def read(self, smooth: bool, epsilon: float) -> Any:
         """Returns public rows and labels for a release: the same for all heads and seeds.
 
-        The head's own steps, taken apart so that the public part is not repeated for each seed.
+        Calls the head's own steps one by one, so that seeds share the public part.
         """
         if self._read.get(smooth, (None, None))[0] != epsilon:
             y = self.data.y_train
@@ -87,7 +88,7 @@ class Features:
 def head_results(
     features: Features, method: str, epsilon: float, seeds: list[int]
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields (seed, log-probabilities on the test set); the public passes are made once."""
+    """Yields (seed, log-probabilities on the test set); all seeds share the public passes."""
     data, n = features.data, len(features.data.y_train)
     smooth = method.startswith("smooth")
     rows, source = features.read(smooth, epsilon)
@@ -95,10 +96,12 @@ def head_results(
     for seed in seeds:
         moments = mechanism.release(data.y_train, rows, rng=np.random.default_rng(seed))
         head = HEADS[method.split()[-1]](epsilon, 1.0 / n, num_classes=data.num_classes)
-        copied = copy.copy(rows)  # a fit overwrites its matrices
+        # A fit overwrites its matrices.
+        copied = copy.copy(rows)
         copied.gram, copied.sample = rows.gram.copy(order="F"), rows.sample.copy()
         head._finish(copied, moments, mechanism, source)
-        head.receipts_ = ()  # the noise is seeded: nothing is stated
+        # The noise is seeded, so no statement is needed.
+        head.receipts_ = ()
         yield seed, np.log(np.maximum(head.predict_proba(features.get(smooth)[1]), 1e-12))
 
 
@@ -126,7 +129,8 @@ def main() -> None:
         "--results", type=pathlib.Path, default=pathlib.Path("bench_one_release.jsonl")
     )
     args = parser.parse_args()
-    warnings.filterwarnings("ignore", "delta")  # 1/n, for all to compare
+    # All methods have delta 1/n, to compare them.
+    warnings.filterwarnings("ignore", "delta")
 
     results = _results.runs(args.results)
     done = {report.key(result) for result in results}
@@ -155,7 +159,6 @@ def main() -> None:
                     }
                     results.append(result)
                     _results.add_run(args.results, result)
-                    print(result, flush=True)
                     start = time.perf_counter()
     with _results.recorded(__file__, "accuracy"):
         print(report.table(results, args.data))

@@ -1,9 +1,9 @@
 """Regression on labels made noisy by RR-on-Bins and by others (``ghazi2023``, section 4).
 
-Claim amounts (beMTPL97) and claim counts (pg15training) take the place of the paper's Criteo and
-census data: the network, the epsilons and the measures are those of its appendix E.1. Every
-finished cell is a line in a JSON file, so a benchmark that is stopped goes on where it was, and two
-processes can share the work; the tables and plots are made from that file.
+Claim amounts (beMTPL97) and claim counts (pg15training) replace the paper's Criteo and census data;
+the network, the epsilons and the measures are those of its appendix E.1. Every finished cell is a
+line in a JSON file, the source of tables and plots, so a stopped benchmark resumes, and two
+processes can share the work.
 
     python benchmarks/bench_regression.py --part 0/2 &
     python benchmarks/bench_regression.py --part 1/2
@@ -29,12 +29,13 @@ from _regression_network import Trainer
 from _regression_report import CONSTANT, NON_PRIVATE, plot_joint_density, report
 
 EPSILONS = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
-# (batch size, epochs), chosen with --tune: for Laplace noise at epsilon 6, as in the paper, and
-# without noise; on splits of other seeds. For pg15training (512, 20) is as good, and slower.
+# (batch size, epochs), chosen with --tune on splits of other seeds, for Laplace noise at epsilon 6,
+# as in the paper, and without noise. For pg15training (512, 20) is as good, and slower.
 SETTINGS = {"beMTPL97": (256, 5), "pg15training": (256, 10)}
 TUNING_SEEDS = (100, 101, 102)
 TUNING_EPSILON = 6.0
-DENSITY_EPSILON = 3.0  # of Figure 2
+DENSITY_EPSILON = 3.0
+"""That of Figure 2."""
 
 
 def measure(
@@ -74,17 +75,11 @@ def new_trainer(data: InsuranceData, batch_size: int, epochs: int) -> Trainer:
 
 
 def run(data: InsuranceData, jobs: list[dict[str, Any]], output: pathlib.Path) -> None:
-    """Runs these cells and appends each to the file as it is finished."""
+    """Runs these cells and appends each to the file."""
     trainer = new_trainer(data, *SETTINGS[data.name])
-    for i, job in enumerate(jobs, start=1):
+    for job in jobs:
         result = measure(data, trainer, job["method"], job["epsilon"], job["seed"])
         _results.add_run(output, result)
-        print(
-            f"[{i}/{len(jobs)}] {data.name} {job['method']}, epsilon {job['epsilon']}, seed "
-            f"{job['seed']}: mechanism {result['mechanism_error']:.5g}, test "
-            f"{result['test_error']:.5g}, {result['seconds']:.1f} s",
-            flush=True,
-        )
 
 
 def tune(data: InsuranceData) -> None:
@@ -118,7 +113,7 @@ def tune(data: InsuranceData) -> None:
 def missing_jobs(
     args: argparse.Namespace, datasets: dict[str, InsuranceData], results: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Returns the cells that are not in the file yet, this process's part of them."""
+    """Returns this process's part of the cells that are not in the file."""
     jobs = [
         {"data": name, "method": method, "epsilon": epsilon, "seed": seed}
         for seed in range(args.seeds)
@@ -132,7 +127,7 @@ def missing_jobs(
 
 
 def read(output: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns the finished cells; a line that was cut off is none, nor one of other settings."""
+    """Returns the finished cells of the present settings."""
     return [
         result
         for result in _results.runs(output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -41,3 +42,10 @@ def test_printed_tables_are_recorded_with_the_command(benchmarks, monkeypatch, t
     assert tables["b"]["rows"] == [["3"]] and tables["b"]["command"] == "--seeds 2"
     with pytest.raises(ValueError, match="0 tables were printed"), results.recorded("x", "a"):
         print("no table")
+
+
+def test_scripts_find_the_loaders_of_the_examples():
+    """In a new process, which has only the folder of the script on its path."""
+    command = [sys.executable, "-c", "import _datasets; print(_datasets.load('digits').name)"]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)
+    assert done.stdout == "digits\n", done.stderr
