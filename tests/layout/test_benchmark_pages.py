@@ -49,3 +49,12 @@ def test_scripts_find_the_loaders_of_the_examples():
     command = [sys.executable, "-c", "import _datasets; print(_datasets.load('digits').name)"]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)
     assert done.stdout == "digits\n", done.stderr
+
+
+def test_a_stopped_benchmark_resumes(benchmarks, tmp_path):
+    results, path = benchmarks("_results"), tmp_path / "runs.jsonl"
+    jobs = [{"seed": seed, "settings": {"clip": 1.0}} for seed in range(2)]
+    assert results.missing(path, jobs) == jobs
+    results.add_run(path, {**jobs[0], "accuracy": 90.0})
+    path.write_text(path.read_text(encoding="utf-8") + '{"seed": 1, "sett', encoding="utf-8")
+    assert results.missing(path, jobs) == jobs[1:]
