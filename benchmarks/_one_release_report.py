@@ -47,11 +47,6 @@ METHODS = (
 )
 
 
-def key(result: dict) -> tuple:
-    """Returns the key of a result."""
-    return tuple(result[name] for name in ("data", "method", "epsilon", "seed"))
-
-
 def scores(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Returns accuracy and mean confidence in percent, log-loss, and the AUC of two classes."""
     from scipy import special

@@ -19,12 +19,6 @@ COLOURS = {
 }
 
 
-def key(result: dict) -> tuple:
-    """Returns the key of a case."""
-    names = ("state", "num_examples", "columns", "hull", "solver", "start", "noise_multiplier")
-    return tuple(result[name] for name in (*names, "seed"))
-
-
 def select(results: list[dict], **wanted: object) -> list[dict]:
     """Returns the results with these values."""
     return [result for result in results if wanted.items() <= result.items()]

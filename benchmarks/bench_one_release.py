@@ -132,13 +132,13 @@ def main() -> None:
     # All methods have delta 1/n, to compare them.
     warnings.filterwarnings("ignore", "delta")
 
-    results = _results.runs(args.results)
-    done = {report.key(result) for result in results}
     for name in args.data:
         features: Features | None = None
         for epsilon in args.epsilons:
             for method in args.methods:
-                seeds = [s for s in range(args.seeds) if (name, method, epsilon, s) not in done]
+                job = {"data": name, "method": method, "epsilon": epsilon}
+                jobs = [{**job, "seed": seed} for seed in range(args.seeds)]
+                seeds = [each["seed"] for each in _results.missing(args.results, jobs)]
                 if not seeds:
                     continue
                 if features is None:
@@ -149,19 +149,13 @@ def main() -> None:
                 else:
                     found = ((seed, deep_result(features, method, epsilon, seed)) for seed in seeds)
                 for seed, logits in found:
-                    result = {
-                        "data": name,
-                        "method": method,
-                        "epsilon": epsilon,
-                        "seed": seed,
-                        "seconds": round(time.perf_counter() - start, 1),
-                        **report.scores(logits, features.data.y_test),
-                    }
-                    results.append(result)
-                    _results.add_run(args.results, result)
+                    seconds = round(time.perf_counter() - start, 1)
+                    scores = report.scores(logits, features.data.y_test)
+                    run = {**job, "seed": seed, "seconds": seconds, **scores}
+                    _results.add_run(args.results, run)
                     start = time.perf_counter()
     with _results.recorded(__file__, "accuracy"):
-        print(report.table(results, args.data))
+        print(report.table(_results.runs(args.results), args.data))
 
 
 if __name__ == "__main__":

@@ -233,10 +233,8 @@ def main() -> None:
         with _results.recorded(__file__, "times"):
             times.main()
         return
-    results = _results.runs(arguments.results)
-    done = {report.key(result) for result in results}
     chosen = [case for case in cases(arguments.quick) if case["columns"] in arguments.columns]
-    wanted = [case for case in chosen if report.key(case) not in done]
+    wanted = _results.missing(arguments.results, chosen)
     if wanted:
         states = {s.name: s for s in training_states(CLIP)}
         operator: tuple[Any, Any] = (None, None)
@@ -250,8 +248,8 @@ def main() -> None:
             if hull not in curvatures:
                 curvatures[hull] = earlier_curvature(state, hull, *operator[1])
             for result in run(case, state, *operator[1], curvatures[hull]):
-                results.append(result)
                 _results.add_run(arguments.results, result)
+    results = _results.runs(arguments.results)
     with _results.recorded(__file__, "products_needed", "direction_error"):
         report.print_tables(results)
     if arguments.plot:

@@ -56,14 +56,9 @@ def measure(
         trainer.fit(rows, noisy.labels, seed)
         predicted = trainer.predict(test_rows)
     return {
-        "data": data.name,
-        "method": method,
-        "epsilon": epsilon,
-        "seed": seed,
         "mechanism_error": float(np.mean(np.square(noisy.labels - labels))),
         "test_error": float(np.mean(np.square(predicted - test_labels))),
         "details": noisy.details,
-        "settings": (trainer.batch_size, trainer.epochs),
         "seconds": time.perf_counter() - start,
     }
 
@@ -72,14 +67,6 @@ def new_trainer(data: InsuranceData, batch_size: int, epochs: int) -> Trainer:
     """Returns the network of one data set."""
     num_train = len(split(len(data), 0)[0])
     return Trainer(data, num_train, batch_size=batch_size, epochs=epochs)
-
-
-def run(data: InsuranceData, jobs: list[dict[str, Any]], output: pathlib.Path) -> None:
-    """Runs these cells and appends each to the file."""
-    trainer = new_trainer(data, *SETTINGS[data.name])
-    for job in jobs:
-        result = measure(data, trainer, job["method"], job["epsilon"], job["seed"])
-        _results.add_run(output, result)
 
 
 def tune(data: InsuranceData) -> None:
@@ -110,20 +97,26 @@ def tune(data: InsuranceData) -> None:
             )
 
 
-def missing_jobs(
-    args: argparse.Namespace, datasets: dict[str, InsuranceData], results: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Returns this process's part of the cells that are not in the file."""
+def run(data: InsuranceData, args: argparse.Namespace) -> None:
+    """Runs this process's part of the missing cells."""
+    settings = list(SETTINGS[data.name])
     jobs = [
-        {"data": name, "method": method, "epsilon": epsilon, "seed": seed}
+        {
+            "data": data.name,
+            "method": method,
+            "epsilon": epsilon,
+            "seed": seed,
+            "settings": settings,
+        }
         for seed in range(args.seeds)
-        for name, data in datasets.items()
         for epsilon in (None, *args.epsilons)
         for method in ((CONSTANT, NON_PRIVATE) if epsilon is None else methods(data.counts))
     ]
     part, parts = args.part
-    done = {_key(result) for result in results}
-    return [job for job in jobs[part::parts] if _key(job) not in done]
+    trainer = new_trainer(data, *settings)
+    for job in _results.missing(args.output, jobs[part::parts]):
+        errors = measure(data, trainer, job["method"], job["epsilon"], job["seed"])
+        _results.add_run(args.output, {**job, **errors})
 
 
 def read(output: pathlib.Path) -> list[dict[str, Any]]:
@@ -133,10 +126,6 @@ def read(output: pathlib.Path) -> list[dict[str, Any]]:
         for result in _results.runs(output)
         if tuple(result["settings"]) == SETTINGS[result["data"]]
     ]
-
-
-def _key(job: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(job[name] for name in ("data", "method", "epsilon", "seed"))
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -174,9 +163,8 @@ def main() -> None:
             tune(data)
         return
     if not args.report_only:
-        jobs = missing_jobs(args, datasets, read(args.output))
-        for name, data in datasets.items():
-            run(data, [job for job in jobs if job["data"] == name], args.output)
+        for data in datasets.values():
+            run(data, args)
 
     results = read(args.output)
     args.plots.mkdir(parents=True, exist_ok=True)

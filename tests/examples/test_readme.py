@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import textwrap
 from pathlib import Path
 
 import pytest
 
+import tf_labeldp
 from tf_labeldp.cli import main
 from tf_labeldp.vault import NoisyLabels, guarantee
 
-README = Path(__file__).parents[2] / "README.md"
-GUIDE = README.parent / "docs" / "guide.md"
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8")
+    for folder in ("", "docs", "benchmarks")
+    for page in sorted((ROOT / folder).glob("*.md"))
+    if page.name not in ("CHANGELOG.md", "coverage.md")
+}
 BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```", re.M | re.S)
 # Pages that run by themselves, with words that they print. Blocks of engines are left out.
 ALONE = {
@@ -41,7 +48,7 @@ OF_ENGINES = "with beam.Pipeline"
 
 
 def test_the_python_blocks_run(tmp_path, monkeypatch, capsys):
-    pages = "".join(page.read_text(encoding="utf-8") for page in (README, GUIDE))
+    pages = PAGES["README.md"] + PAGES["docs/guide.md"]
     # Fewer epochs save time.
     for epochs, fewer in (
         ("epochs_per_stage=10", "epochs_per_stage=2"),
@@ -55,7 +62,7 @@ def test_the_python_blocks_run(tmp_path, monkeypatch, capsys):
     names: dict[str, object] = {}
     # Later blocks use the names of earlier ones.
     for block in blocks:
-        exec(compile(block, str(README), "exec"), names)
+        exec(compile(block, "README.md and guide.md", "exec"), names)
     shown = capsys.readouterr().out
     assert "A table: random Fourier features" in shown and (tmp_path / "model.keras").exists()
     assert "(2, 0)-label-DP" in shown and "RROnBins(epsilon=" in shown
@@ -79,7 +86,7 @@ def test_the_blocks_of_a_page_run(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "private").mkdir()
     names: dict[str, object] = {"__name__": "page"}
-    text = GUIDE.with_name(name).read_text(encoding="utf-8")
+    text = PAGES[f"docs/{name}"]
     for _, block in BLOCK.findall(text):
         if OF_ENGINES not in block:
             exec(compile(textwrap.dedent(block), name, "exec"), names)
@@ -96,22 +103,18 @@ def test_the_blocks_of_a_page_run(name, tmp_path, monkeypatch, capsys):
 
 
 def test_every_page_with_code_is_run():
-    pages = [*README.parent.glob("*.md"), *README.parent.glob("docs/*.md")]
-    with_code = {page.name for page in pages if BLOCK.search(page.read_text(encoding="utf-8"))}
-    assert with_code == {README.name, GUIDE.name, *ALONE}
+    with_code = {page.rpartition("/")[2] for page, text in PAGES.items() if BLOCK.search(text)}
+    assert with_code == {"README.md", "guide.md", *ALONE}
 
 
 def test_pictures_have_alternative_texts():
-    pages = [path for folder in ("", "docs/", "benchmarks/")
-             for path in README.parent.glob(f"{folder}*.md")]  # fmt: skip
-    text = "".join(page.read_text(encoding="utf-8") for page in pages)
-    pictures = re.findall(r"!\[(.*?)\]\((.*?)\)", text)
+    pictures = re.findall(r"!\[(.*?)\]\((.*?)\)", "".join(PAGES.values()))
     assert len(pictures) >= 10
     assert [target for words, target in pictures if len(words) < 15] == []
 
 
 def test_the_labels_partys_command_runs(tmp_path, monkeypatch, capsys):
-    text = GUIDE.read_text(encoding="utf-8").replace("\\\n", " ")
+    text = PAGES["docs/guide.md"].replace("\\\n", " ")
     commands = re.findall(r"^tf-labeldp (randomize .*)$", text, re.M)
     assert len(commands) == 1
     monkeypatch.chdir(tmp_path)
@@ -126,19 +129,29 @@ def test_the_labels_partys_command_runs(tmp_path, monkeypatch, capsys):
     assert "(1, 0)-label-DP" in capsys.readouterr().out
 
 
-def test_the_readme_is_short_and_names_what_exists():
-    text = README.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 135
-    targets = set(re.findall(r"^([a-z-]+):", README.with_name("Makefile").read_text(), re.M))
-    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.M))
-    assert {"demo", "test"} <= named <= targets
+def test_the_readme_is_short():
+    assert len(PAGES["README.md"].splitlines()) <= 135
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_names_what_exists(page):
+    text = PAGES[page]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.M))
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.M)) <= targets
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
-    assert links and [link for link in links if not (README.parent / link).exists()] == []
+    generated = {"coverage.md"}
+    missing = {link for link in links if not ((ROOT / page).parent / link).exists()}
+    assert missing <= generated
+    files = re.findall(r"`([a-z0-9_/]+\.py)`", text)
+    folders = [ROOT, *(ROOT / name for name in ("tf_labeldp", "benchmarks", "examples"))]
+    assert [file for file in files if not any((folder / file).exists() for folder in folders)] == []
+    for name in re.findall(r"\bldp\.(\w+(?:\.\w+)*)", text):
+        operator.attrgetter(name)(tf_labeldp)
 
 
 def test_the_commands_of_the_pages_exist(capsys):
-    pages = [README, *README.parent.glob("docs/*.md")]
-    text = "".join(page.read_text(encoding="utf-8") for page in pages).replace("\\\n", " ")
+    text = "".join(PAGES.values()).replace("\\\n", " ")
     commands = re.findall(r"(?:^|`)tf-labeldp ([a-z]+)((?:[^`#\n]|\n--)*)", text, re.M)
     assert {verb for verb, _ in commands} >= {"demo", "train", "randomize", "report", "verify"}
     for verb, arguments in commands:
