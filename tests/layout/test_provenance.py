@@ -18,6 +18,7 @@ from _builders import BUILDERS, IMAGES, Put, X, Y, labels_of, learner, private_m
 from _entry_points import Argument, arguments, arguments_of_engines, kind_of
 
 import tf_labeldp as ldp
+from tf_labeldp import features
 from tf_labeldp.accounting import (
     Assumption,
     Charge,
@@ -29,7 +30,7 @@ from tf_labeldp.accounting import (
 )
 
 ARGUMENTS = arguments()
-PUBLIC = [one for one in ARGUMENTS if one.kind == "public" and one.can_be_stated]
+PUBLIC = [each for each in ARGUMENTS if each.kind == "public" and each.can_be_stated]
 MARK = Assumption("other", "nobody", "The mark of the receipt that this test looks for.")
 
 
@@ -89,7 +90,7 @@ def repeatable_and_eager() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("part", sorted({one.place.partition(".")[0] for one in PUBLIC}))
+@pytest.mark.parametrize("part", sorted({each.place.partition(".")[0] for each in PUBLIC}))
 def test_receipts_of_a_public_input_arrive(part: str) -> None:
     lost = []
     for argument in PUBLIC:
@@ -105,45 +106,20 @@ def test_receipts_of_a_public_input_arrive(part: str) -> None:
 def test_every_argument_has_a_kind() -> None:
     """A wide type, such as Any, an array, a function or a Keras class, needs an annotation."""
     engines = arguments_of_engines()
-    places = {one.place.rpartition(".")[0] for one in engines if one.kind == "public"}
+    places = {each.place.rpartition(".")[0] for each in engines if each.kind == "public"}
     # The draws and releases of Beam, Spark and TFX.
     assert len(places) == 5, places
-    assert [one for one in (*ARGUMENTS, *engines) if one.kind is None] == []
+    assert [each for each in (*ARGUMENTS, *engines) if each.kind is None] == []
 
 
 def test_every_builder_is_used() -> None:
-    used = {one.place for one in PUBLIC} | {one.place.rpartition(".")[0] for one in PUBLIC}
-    assert set(BUILDERS) <= used
+    places = {each.place for each in PUBLIC}
+    assert set(BUILDERS) <= places | {place.rpartition(".")[0] for place in places}
 
 
 def test_introspection_finds_the_arguments() -> None:
     assert len(ARGUMENTS) >= 1242
     assert len(PUBLIC) >= 137
-
-
-# Results in several steps, whose receipts a builder cannot follow.
-
-
-def smoothed(x: Any) -> Any:
-    return ldp.features.NeighbourSmoothing(num_neighbours=2).fit(x).to_keras()
-
-
-def unsmoothed(x: Any) -> Any:
-    return ldp.features.NeighbourSmoothing(num_neighbours=2, strength=0.0).fit(x).to_keras()
-
-
-def fourier(x: Any) -> Any:
-    return ldp.features.RandomFourierFeatures(8).fit(x).to_keras()
-
-
-def encoded(x: Any) -> Any:
-    encoder = ldp.features.RandomFourierFeatures(8).fit(x)
-    return ldp.PrivateRidge(1.0, 1e-4, encoder=encoder).fit(X, labels_of())
-
-
-def clustered(x: Any) -> Any:
-    clusters = ldp.features.find_clusters(x, 8).merge_small(4)
-    return ldp.heads.NoiseCluster(None, 1.0, clusters=clusters).fit(X, labels_of())
 
 
 def trained_on_batches(x: Any) -> Any:
@@ -155,20 +131,41 @@ def trained_on_batches(x: Any) -> Any:
 
 def selected(x: Any) -> Any:
     labels = labels_of()
-    predictions = public_input(x).with_value([Y, 1 - Y])
-    ldp.select(predictions, labels, epsilon=0.5)
+    ldp.select(public_input(x).with_value([Y, 1 - Y]), labels, epsilon=0.5)
     return labels
 
 
+# Results that take several steps, which a builder does not follow.
+ROUTES = {
+    "smoothing": lambda x: features.NeighbourSmoothing(num_neighbours=2).fit(x).to_keras(),
+    "no smoothing": lambda x: (
+        features.NeighbourSmoothing(num_neighbours=2, strength=0.0).fit(x).to_keras()
+    ),
+    "Fourier features": lambda x: features.RandomFourierFeatures(8).fit(x).to_keras(),
+    "an encoder": lambda x: ldp.PrivateRidge(
+        1.0, 1e-4, encoder=features.RandomFourierFeatures(8).fit(x)
+    ).fit(X, labels_of()),
+    "clusters": lambda x: ldp.heads.NoiseCluster(
+        None, 1.0, clusters=features.find_clusters(x, 8).merge_small(4)
+    ).fit(X, labels_of()),
+    "batches": trained_on_batches,
+    "a selection": selected,
+}
+
+
 @pytest.mark.filterwarnings("ignore")
-def test_receipts_arrive_through_several_steps() -> None:
+@pytest.mark.parametrize("route", ROUTES)
+def test_receipts_arrive_through_several_steps(route: str) -> None:
     receipt = an_earlier_use()
     # Other rows, since equal weights would be recognized by their digests.
     others = X[::-1] + np.arange(4, dtype=np.float32)
-    for make in (smoothed, unsmoothed, fourier, encoded, clustered, trained_on_batches, selected):
-        assert arrives(receipt, make(PublicInput(X, (receipt,)))), make
-        assert not arrives(receipt, make(others)), make
-    patches = ldp.features.PatchDictionary(4, 3, pooling=1).fit(PublicInput(IMAGES, (receipt,)))
+    assert arrives(receipt, ROUTES[route](PublicInput(X, (receipt,))))
+    assert not arrives(receipt, ROUTES[route](others))
+
+
+def test_exported_patches_keep_receipts() -> None:
+    receipt = an_earlier_use()
+    patches = features.PatchDictionary(4, 3, pooling=1).fit(PublicInput(IMAGES, (receipt,)))
     assert arrives(receipt, patches.to_keras())
 
 
