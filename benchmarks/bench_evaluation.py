@@ -38,12 +38,14 @@ def data() -> Iterator[tuple[str, np.ndarray, np.ndarray, dict[str, float]]]:
         rows = found.x_train[chosen].reshape(2 * HALF, -1)
         yield name, rows, found.y_train[chosen], {"num_classes": found.num_classes}
     for name in ("pg15training", "beMTPL97"):
-        one = load(name, folder)
-        chosen = order.permutation(len(one))[: 2 * HALF]
-        wide = [np.eye(size)[one.codes[chosen, i]] for i, size in enumerate(one.vocabulary_sizes)]
+        claims = load(name, folder)
+        chosen = order.permutation(len(claims))[: 2 * HALF]
+        wide = [
+            np.eye(size)[claims.codes[chosen, i]] for i, size in enumerate(claims.vocabulary_sizes)
+        ]
         small = [part for part in wide if part.shape[1] < 50]
-        rows = np.concatenate([one.numbers[chosen], *small], axis=1)
-        yield name, rows, one.labels[chosen], {"low": one.low, "high": one.high}
+        rows = np.concatenate([claims.numbers[chosen], *small], axis=1)
+        yield name, rows, claims.labels[chosen], {"low": claims.low, "high": claims.high}
 
 
 def main() -> None:
@@ -64,7 +66,7 @@ def main() -> None:
         for epsilon in EPSILONS:
             mechanism = MetricMechanism(epsilon, metric, **kind)  # type: ignore[arg-type]
             unit = mechanism.sensitivity / mechanism.steps / len(held_out)
-            exact = np.array([mechanism.exact_steps(held_out, one) for one in candidates]) * unit
+            exact = np.array([mechanism.exact_steps(held_out, each) for each in candidates]) * unit
             scale = 1.0 if metric == "accuracy" else float(np.var(held_out))
             error = mechanism.noise_stddev(len(held_out))
             half_width = np.log(20.0) / np.sqrt(2.0) * error

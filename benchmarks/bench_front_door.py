@@ -89,10 +89,10 @@ def regression() -> None:
             print(name, epsilon, errors[at], flush=True)
         for splits in (_SPLITS[name], 5):
             found = errors[:, :splits]
-            cells = [f"{one.mean():.4f} ± {one.std(ddof=1):.4f}" for one in found]
+            cells = [f"{row.mean():.4f} ± {row.std(ddof=1):.4f}" for row in found]
             lines.append([name, f"{splits}", *cells])
         with _results.recorded(__file__, f"regression_{name}"):
-            columns = ["data", "splits", *(f"ε {one:g}" for one in EPSILONS)]
+            columns = ["data", "splits", *(f"ε {epsilon:g}" for epsilon in EPSILONS)]
             print(_results.markdown(columns, lines))
 
 
@@ -119,7 +119,7 @@ def against() -> None:
         for epsilon in EPSILONS:
             values = {m: v for (m, at), v in found.items() if at == epsilon}
             own = values.pop(chosen)
-            best = max(values, key=lambda one: values[one])
+            best = max(values, key=values.__getitem__)
             lines.append([name, f"{epsilon:g}", f"{own:.1f}", f"{best}: {values[best]:.1f}"])
             lines[-1].append(f"{own - values[best]:+.1f}")
     for name, kind in _KIND.items():
@@ -129,14 +129,14 @@ def against() -> None:
         table = table_of(f"regression/test_error_{kind}")
         for epsilon in EPSILONS:
             own = ours[name, epsilon]
-            row = next(one for one in table["rows"] if float(one[0]) == epsilon)
+            row = next(row for row in table["rows"] if float(row[0]) == epsilon)
             values = {
                 method: float(cell.split()[0])
                 for method, cell in zip(table["columns"][1:], row[1:], strict=True)
                 # Methods with a star know the distribution of the labels.
                 if "*" not in method
             }
-            best = min(values, key=lambda one: values[one])
+            best = min(values, key=values.__getitem__)
             lines.append([name, f"{epsilon:g}", f"{own:.4f}", f"{best}: {values[best]:.4f}"])
             lines[-1].append(f"{100.0 * (own / values[best] - 1.0):+.1f} %")
     with _results.recorded(__file__, "against"):
@@ -160,14 +160,14 @@ def _cells(name: str, wanted: Any, at: int) -> dict[tuple[str, float], float]:
 def _bootstrapped(name: str) -> dict[tuple[str, float], float]:
     """Returns the accuracies of the small network that heads teach, which trains in 10 minutes."""
     runs = [
-        one
-        for one in _results.runs(_results.FOLDER / "learners.jsonl")
-        if (one["data"], one["method"], one["passes"]) == (name, "bootstrapped head", 6)
+        run
+        for run in _results.runs(_results.FOLDER / "learners.jsonl")
+        if (run["data"], run["method"], run["passes"]) == (name, "bootstrapped head", 6)
     ]
-    levels = {one["epsilon"] for one in runs}
+    levels = {run["epsilon"] for run in runs}
     return {
         ("bootstrapped head", level): float(
-            np.mean([one["accuracy"] for one in runs if one["epsilon"] == level])
+            np.mean([run["accuracy"] for run in runs if run["epsilon"] == level])
         )
         for level in levels
     }
@@ -193,7 +193,7 @@ def rows_of_numbers() -> None:
             rows.append([name, method, *cells])
             print(rows[-1], flush=True)
     with _results.recorded(__file__, "accuracy"):
-        columns = ["data", "method", *(f"ε {one:g}" for one in EPSILONS)]
+        columns = ["data", "method", *(f"ε {epsilon:g}" for epsilon in EPSILONS)]
         print(_results.markdown(columns, rows))
 
 

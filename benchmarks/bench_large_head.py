@@ -107,14 +107,14 @@ def compare_heads(args: argparse.Namespace) -> None:
     rows = [
         [
             name,
-            f"{one['wall']:.0f}",
-            f"{one['processor']:.0f}",
-            f"{args.rows / one['processor']:,.0f}",
-            f"{one['peak']:.2f}",
-            f"{one['directions']:.0f}",
-            f"{100 * one['accuracy']:.1f}",
+            f"{fit['wall']:.0f}",
+            f"{fit['processor']:.0f}",
+            f"{args.rows / fit['processor']:,.0f}",
+            f"{fit['peak']:.2f}",
+            f"{fit['directions']:.0f}",
+            f"{100 * fit['accuracy']:.1f}",
         ]
-        for name, one in found.items()
+        for name, fit in found.items()
     ]
     if args.against:
         old, new = found.values()
@@ -164,7 +164,8 @@ def time_smoothing(sizes: list[int]) -> None:
         )
         all_pairs = (time.process_time() - begun) * size / len(asked)
         shared = [
-            np.isin(one, other).mean() for one, other in zip(expected, found[asked], strict=True)
+            np.isin(exact, listed).mean()
+            for exact, listed in zip(expected, found[asked], strict=True)
         ]
         figures = [f"{all_pairs:.0f}", f"{lists:.0f}", f"{all_pairs / lists:.1f}"]
         figures += [f"{100 * np.mean(shared):.1f}", f"{processor:.0f}", f"{wall:.0f}"]
