@@ -40,9 +40,8 @@ def data() -> Iterator[tuple[str, np.ndarray, np.ndarray, dict[str, float]]]:
     for name in ("pg15training", "beMTPL97"):
         claims = load(name, folder)
         chosen = order.permutation(len(claims))[: 2 * HALF]
-        wide = [
-            np.eye(size)[claims.codes[chosen, i]] for i, size in enumerate(claims.vocabulary_sizes)
-        ]
+        codes, sizes = claims.codes[chosen].T, claims.vocabulary_sizes
+        wide = [np.eye(size)[column] for column, size in zip(codes, sizes, strict=True)]
         small = [part for part in wide if part.shape[1] < 50]
         rows = np.concatenate([claims.numbers[chosen], *small], axis=1)
         yield name, rows, claims.labels[chosen], {"low": claims.low, "high": claims.high}

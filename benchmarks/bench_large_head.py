@@ -163,10 +163,8 @@ def time_smoothing(sizes: list[int]) -> None:
             smoothing._keys[asked], smoothing._keys, smoothing.num_neighbours
         )
         all_pairs = (time.process_time() - begun) * size / len(asked)
-        shared = [
-            np.isin(exact, listed).mean()
-            for exact, listed in zip(expected, found[asked], strict=True)
-        ]
+        pairs = zip(expected, found[asked], strict=True)
+        shared = [np.isin(exact, listed).mean() for exact, listed in pairs]
         figures = [f"{all_pairs:.0f}", f"{lists:.0f}", f"{all_pairs / lists:.1f}"]
         figures += [f"{100 * np.mean(shared):.1f}", f"{processor:.0f}", f"{wall:.0f}"]
         rows.append([f"{size:,}", *figures])
