@@ -9,10 +9,10 @@ from __future__ import annotations
 import csv
 import dataclasses
 import gzip
-import pathlib
 from collections.abc import Mapping
 
 import numpy as np
+from _datasets import FOLDER
 
 RARE = 5
 """Rows. Categories with fewer share one code (ghazi2023, E.1)."""
@@ -85,10 +85,10 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def load(name: str, data_dir: str | pathlib.Path) -> InsuranceData:
-    """Returns one of the data sets from ``insurance/`` in this folder."""
+def load(name: str) -> InsuranceData:
+    """Returns one of the data sets."""
     columns = COLUMNS[name]
-    rows = _read(pathlib.Path(data_dir) / "insurance" / f"{name}.csv.gz")
+    rows = _read(name)
     labels = rows[columns.label].astype(np.float64)
     # Like the conversions of the paper, the existence of a claim is public.
     if columns.only_claims:
@@ -114,9 +114,9 @@ def load(name: str, data_dir: str | pathlib.Path) -> InsuranceData:
     )
 
 
-def column(name: str, column: str, data_dir: str | pathlib.Path) -> np.ndarray:
+def column(name: str, column: str) -> np.ndarray:
     """Returns a column of numbers of all rows of a data set."""
-    return _read(pathlib.Path(data_dir) / "insurance" / f"{name}.csv.gz")[column].astype(np.float64)
+    return _read(name)[column].astype(np.float64)
 
 
 def split(num_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -126,8 +126,9 @@ def split(num_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return order[:num_train], order[num_train:]
 
 
-def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """Returns the columns of a CSV file, as text."""
+def _read(name: str) -> dict[str, np.ndarray]:
+    """Returns the columns of a data set's CSV file, as text."""
+    path = FOLDER / "insurance" / f"{name}.csv.gz"
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         header, *rows = csv.reader(file)
     return {

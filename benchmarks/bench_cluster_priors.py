@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import os
 import pathlib
 import time
 import warnings
@@ -54,8 +53,8 @@ METHODS = (
 class Problem:
     """A data set with its clusterings, computed on first use."""
 
-    def __init__(self, name: str, folder: str) -> None:
-        self.data = _datasets.load(name, folder)
+    def __init__(self, name: str) -> None:
+        self.data = _datasets.load(name)
         self._clusters: dict[str, Any] = {}
 
     def clusters(self, kind: str) -> Any:
@@ -159,7 +158,6 @@ def main() -> None:
     """Runs what is missing and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", nargs="*", default=["fashion_mnist", "mnist"])
-    parser.add_argument("--data-dir", default=os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -177,7 +175,7 @@ def main() -> None:
         ]
         problem: Problem | None = None
         for job in _results.missing(path, jobs):
-            problem = problem or Problem(name, options.data_dir)
+            problem = problem or Problem(name)
             accuracy = problem.run(job["method"], job["epsilon"], job["seed"])
             _results.add_run(path, {**job, "accuracy": accuracy})
             keras.backend.clear_session()

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import os
 import pathlib
 import time
 import warnings
@@ -48,9 +47,9 @@ BATCH, PASSES, RATE = 1024, 5, 4.0
 class Problem:
     """A data set with its clusterings, computed on first use."""
 
-    def __init__(self, name: str, folder: str) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        data = _datasets.load("mnist" if name == "mnist-binary" else name, folder)
+        data = _datasets.load("mnist" if name == "mnist-binary" else name)
         self.x = data.x_train.reshape(len(data.x_train), -1).astype(np.float32)
         self.x_test = data.x_test.reshape(len(data.x_test), -1).astype(np.float32)
         self.y, self.y_test = data.y_train, data.y_test
@@ -218,7 +217,6 @@ def main() -> None:
     every = list(dict.fromkeys((*PRIVATE, *BINARY)))
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", nargs="*", default=["mnist", "fashion_mnist", "mnist-binary"])
-    parser.add_argument("--data-dir", default=os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
     parser.add_argument("--methods", nargs="+", default=every, choices=every)
     parser.add_argument("--seeds", type=int, default=3)
     numbers = list(CLUSTER_NUMBERS)
@@ -233,7 +231,7 @@ def main() -> None:
         problem: Problem | None = None
         every_job = jobs(name, options.methods, options.seeds, options.numbers)
         for job in _results.missing(path, every_job):
-            problem = problem or Problem(name, options.data_dir)
+            problem = problem or Problem(name)
             accuracy = problem.run(job["method"], job["epsilon"], job["clusters"], job["seed"])
             _results.add_run(path, {**job, "accuracy": accuracy})
     results = _results.runs(path)

@@ -140,7 +140,7 @@ def report() -> None:
 
 def main() -> None:
     """Measures what is missing, and prints."""
-    data = load("pg15training", os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
+    data = load("pg15training")
     num_train = len(split(len(data), 0)[0])
     for loss in LOSSES:
         trainer = Trainer(data, num_train, loss=loss, **SETTINGS)

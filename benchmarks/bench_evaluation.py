@@ -11,7 +11,6 @@ these data sets are public; draws are seeded.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
 
@@ -30,15 +29,14 @@ HALF = 10_000
 
 def data() -> Iterator[tuple[str, np.ndarray, np.ndarray, dict[str, float]]]:
     """Yields name, rows, labels and their kind, as arguments of a mechanism."""
-    folder = os.environ.get("LABELDP_DATA_DIR", "../shared/data")
     order = np.random.default_rng(0)
     for name in ("mnist", "adult"):
-        found = _datasets.load(name, folder)
+        found = _datasets.load(name)
         chosen = order.permutation(len(found.x_train))[: 2 * HALF]
         rows = found.x_train[chosen].reshape(2 * HALF, -1)
         yield name, rows, found.y_train[chosen], {"num_classes": found.num_classes}
     for name in ("pg15training", "beMTPL97"):
-        claims = load(name, folder)
+        claims = load(name)
         chosen = order.permutation(len(claims))[: 2 * HALF]
         codes, sizes = claims.codes[chosen].T, claims.vocabulary_sizes
         wide = [np.eye(size)[column] for column, size in zip(codes, sizes, strict=True)]

@@ -37,13 +37,13 @@ import argparse
 import csv
 import gzip
 import json
-import os
 import pathlib
 import time
 import warnings
 
 import _results
 import numpy as np
+from _datasets import FOLDER
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
@@ -199,7 +199,7 @@ def main() -> None:
     arguments = parser.parse_args()
     # All methods have delta 1/n, to compare them.
     warnings.filterwarnings("ignore", "delta")
-    folder = pathlib.Path(os.environ.get("LABELDP_DATA_DIR", "../shared/data")) / arguments.data
+    folder = FOLDER / arguments.data
     if not folder.is_dir():
         raise SystemExit(f"no folder {folder}; set LABELDP_DATA_DIR to the folder of the data sets")
 

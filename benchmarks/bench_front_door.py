@@ -13,7 +13,6 @@ seeded, so that the table is reproducible, and protect nobody. For images and ta
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -39,9 +38,8 @@ def data() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(0)
     digits = datasets.load_digits()
     yield "digits", digits.data, digits.target
-    folder = os.environ.get("LABELDP_DATA_DIR", "../shared/data")
     for name in ("mnist", "fashion_mnist"):
-        found = _datasets.load(name, folder)
+        found = _datasets.load(name)
         chosen = rng.permutation(len(found.y_train))[:ROWS]
         yield f"{name}, pixels", found.x_train[chosen].reshape(ROWS, -1), found.y_train[chosen]
     rows = rng.normal(size=(ROWS, 50))
@@ -70,10 +68,9 @@ def model(method: str, rows: np.ndarray, epsilon: float, classes: int, seed: int
 
 def regression() -> None:
     """Prints errors of ``PrivateRegressor``, on the splits of the regression tables and on five."""
-    folder = os.environ.get("LABELDP_DATA_DIR", "../shared/data")
     for name in sys.argv[2:] or COLUMNS:
         lines = []
-        data = load(name, folder)
+        data = load(name)
         table = columns_of(data)
         unit = 1.0 if data.counts else 1e6
         errors = np.zeros((len(EPSILONS), max(5, _SPLITS[name])))

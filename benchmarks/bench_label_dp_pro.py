@@ -20,7 +20,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import os
 import pathlib
 import time
 import warnings
@@ -257,7 +256,7 @@ def main() -> None:
     changes = {name: number_or_word(value) for name, _, value in pairs}
     every_setting = {method: settings_of(method, changes) for method in options.methods}
     for data_name in options.data:
-        raw = _datasets.load(data_name, os.environ["LABELDP_DATA_DIR"])
+        raw = _datasets.load(data_name)
         runs = itertools.product(options.seeds, options.epsilons, options.methods)
         jobs = [
             {

@@ -129,7 +129,7 @@ def moved_images(rows: int) -> np.ndarray:
     """Returns images of Fashion-MNIST as rows (n, 784), shifted in different ways."""
     import _datasets
 
-    images = _datasets.load("fashion_mnist", os.environ["LABELDP_DATA_DIR"]).x_train
+    images = _datasets.load("fashion_mnist").x_train
     images = np.rint(images.reshape(-1, 28, 28) * (255.0 / images.max())).astype(np.uint8)
     moves = sorted(np.ndindex(5, 5), key=lambda move: (abs(move[0] - 2) + abs(move[1] - 2), move))
     parts = [np.roll(images, (down - 2, right - 2), axis=(1, 2)) for down, right in moves]
@@ -183,7 +183,7 @@ def compare_accuracy(seeds: int) -> None:
 
     rows, epsilons = [], (0.1, 1.0)
     for name in ("mnist", "fashion_mnist"):
-        data = _datasets.load(name, os.environ["LABELDP_DATA_DIR"])
+        data = _datasets.load(name)
         patches = PatchDictionary().fit(data.x_train)
         train, test = patches.transform(data.x_train), patches.transform(data.x_test)
         for search, pairs in (("all pairs", np.inf), ("lists", 0.0)):

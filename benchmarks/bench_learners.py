@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 import pathlib
 import time
 import warnings
@@ -53,9 +52,9 @@ SHARES, WARM_PASSES = (0.3, 0.7), 0.5
 class Data:
     """A data set, with label-free features of its images, computed on first use."""
 
-    def __init__(self, name: str, folder: str, encoders: pathlib.Path) -> None:
+    def __init__(self, name: str, encoders: pathlib.Path) -> None:
         self.name, self.encoders = name, encoders
-        data = _datasets.load(name, folder)
+        data = _datasets.load(name)
         self.x, self.y = data.x_train.astype("float32"), data.y_train
         self.x_test, self.y_test = data.x_test.astype("float32"), data.y_test
         self.num_classes = data.num_classes
@@ -414,7 +413,6 @@ def main() -> None:
     """Runs what is missing, prints and records the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", nargs="+", default=["fashion_mnist", "mnist"])
-    parser.add_argument("--data-dir", default=os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
@@ -427,7 +425,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", "delta")
     if args.encoders:
         with _results.recorded(__file__, f"encoders_{args.data[0]}"):
-            print(encoders(Data(args.data[0], args.data_dir, args.made), args.encoders))
+            print(encoders(Data(args.data[0], args.made), args.encoders))
         return
     for name in args.data:
         data: Data | None = None
@@ -438,7 +436,7 @@ def main() -> None:
             for epsilon in args.epsilons
         ]
         for job in _results.missing(args.results, jobs):
-            data = data or Data(name, args.data_dir, args.made)
+            data = data or Data(name, args.made)
             keras.utils.set_random_seed(job["seed"])
             start = time.perf_counter()
             predicted = METHODS[job["method"]](data, job["epsilon"], job["seed"], args.passes)

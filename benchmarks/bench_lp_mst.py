@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import pathlib
 import time
 
@@ -158,7 +157,6 @@ def main() -> None:
     """Runs what is missing, prints and records the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", nargs="+", default=["fashion_mnist", "mnist"])
-    parser.add_argument("--data-dir", default=os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
     parser.add_argument(
         "--variants", nargs="+", default=["profile", "no-mixup"], choices=list(VARIANTS)
     )
@@ -177,7 +175,7 @@ def main() -> None:
             for method in VARIANTS[v].methods
             for epsilon in ([None] if method == "non-private" else args.epsilons)
         ]
-        data = _datasets.load_idx_images(name, args.data_dir)
+        data = _datasets.load(name)
         for job in _results.missing(args.results, jobs):
             _results.add_run(args.results, run(data, job, args))
     with _results.recorded(__file__, "accuracy"):

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import os
 import pathlib
 import time
 import warnings
@@ -42,13 +41,13 @@ DEEP_METHODS = ("teacher", "head + draw", "RR", "LP-2ST")
 class Features:
     """The features of a data set's training and test examples, computed on first use."""
 
-    def __init__(self, name: str, folder: str) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.data = _datasets.load(name, folder)
+        self.data = _datasets.load(name)
         self._inputs: tuple[Any, Any] = (self.data.x_train, self.data.x_test)
         # The raw columns, in place of the encoded ones for networks.
         if name == "adult":
-            path = pathlib.Path(folder) / name
+            path = _datasets.FOLDER / name
             self._inputs = tuple(read_adult(path, part)[0] for part in ("data", "test"))
         self._made: dict[bool, tuple[np.ndarray, np.ndarray]] = {}
         self._read: dict[bool, tuple[float, Any]] = {}
@@ -121,7 +120,6 @@ def main() -> None:
     """Runs what is missing, prints and records the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", nargs="+", default=["mnist", "fashion_mnist", "adult"])
-    parser.add_argument("--data-dir", default=os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
     parser.add_argument("--methods", nargs="+", default=[*HEAD_METHODS, *DEEP_METHODS])
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(report.EPSILONS))
     parser.add_argument("--seeds", type=int, default=5)
@@ -142,7 +140,7 @@ def main() -> None:
                 if not seeds:
                     continue
                 if features is None:
-                    features = Features(name, args.data_dir)
+                    features = Features(name)
                 start = time.perf_counter()
                 if method in HEAD_METHODS:
                     found = head_results(features, method, epsilon, seeds)

@@ -140,7 +140,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     here = pathlib.Path(__file__).parent
     parser.add_argument("--data", nargs="+", default=list(COLUMNS), choices=list(COLUMNS))
-    parser.add_argument("--data-dir", default=os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--part", type=_part, default=(0, 1), help="i/n: this process's share")
@@ -157,7 +156,7 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(args.threads)
     tf.config.threading.set_inter_op_parallelism_threads(args.threads)
 
-    datasets = {name: load(name, args.data_dir) for name in args.data}
+    datasets = {name: load(name) for name in args.data}
     if args.tune:
         for data in datasets.values():
             tune(data)

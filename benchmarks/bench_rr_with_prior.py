@@ -111,7 +111,7 @@ def posteriors() -> None:
     columns += ("RRWithPrior", "InformativeRR")
     print(_results.markdown(columns, ()), flush=True)
     for name in DATA:
-        features = Features(name, os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
+        features = Features(name)
         labels, rows = features.data.y_train, features.get(smooth=True)[0]
         for epsilon, share in SPLITS:
             whole, priors = (head(rows, labels, part) for part in (epsilon, share * epsilon))

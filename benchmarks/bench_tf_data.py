@@ -12,32 +12,25 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import time
-from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-REPOSITORY = Path(__file__).resolve().parents[1]
 
-import _results  # noqa: E402
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
-from _datasets import DatasetError, load  # noqa: E402
+import _results
+import numpy as np
+import tensorflow as tf
+from _datasets import load
 
-from tf_labeldp.data import randomize_labels  # noqa: E402
-from tf_labeldp.mechanisms import RandomizedResponse  # noqa: E402
+from tf_labeldp.data import randomize_labels
+from tf_labeldp.mechanisms import RandomizedResponse
 
 BATCH = 256
 SHUFFLE = 10_000
-DEFAULT_DATA = REPOSITORY.parent / "shared" / "data"
 
 
 def load_images(limit: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns images (n, 28, 28) uint8 and labels (n,) int64."""
-    try:
-        data = load("fashion_mnist", os.environ.get("LABELDP_DATA_DIR") or DEFAULT_DATA)
-    except DatasetError as error:
-        sys.exit(f"bench_tf_data: {error} Set LABELDP_DATA_DIR.")
+    data = load("fashion_mnist")
     images = np.round(data.x_train[:limit, :, :, 0] * 255).astype(np.uint8)
     return images, data.y_train[:limit]
 

@@ -11,7 +11,6 @@ insurance data confirm them.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -55,9 +54,8 @@ def made_up(size: int) -> Iterator[Labels]:
 
 def real() -> Iterator[Labels]:
     """Yields amounts of claims: for all policies, mostly zero, and for claims alone."""
-    folder = os.environ.get("LABELDP_DATA_DIR", "../shared/data")
     for file, name, high in REAL:
-        values = column(file, name, folder)
+        values = column(file, name)
         yield Labels(f"{file}, {name}", values.clip(0.0, high), high)
         if name == "amount":
             claims = values[values > 0.0].clip(0.0, 4158.3)
