@@ -31,6 +31,19 @@ def stored_draws(folder):
     return {name: content for name, content in contents.items() if b'"values"' in content}
 
 
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Returns a function that runs a script and returns its output."""
+
+    def run_script(name, *arguments):
+        script = str(EXAMPLES / name)
+        monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+        runpy.run_path(script, run_name="__main__")
+        return capsys.readouterr().out
+
+    return run_script
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "epsilon", "accuracy", "epochs"),
@@ -40,11 +53,9 @@ def stored_draws(folder):
         ("04_clusters", 1, 70, "epochs=15"),
     ],
 )
-def test_draws_of_classes(tmp_path, monkeypatch, capsys, name, epsilon, accuracy, epochs):
+def test_draws_of_classes(tmp_path, run, capsys, name, epsilon, accuracy, epochs):
     script, folder = EXAMPLES / f"{name}.py", tmp_path / "output"
-    monkeypatch.setattr(sys, "argv", [str(script), str(folder)])
-    runpy.run_path(str(script), run_name="__main__")
-    printed = capsys.readouterr().out
+    printed = run(f"{name}.py", folder)
     assert f"({epsilon}, 0)-label-DP" in printed
     assert float(printed.rpartition("test accuracy: ")[2].partition("%")[0]) > accuracy
     guarantee = PrivacyGuarantee.from_json((folder / "publish" / "privacy.json").read_text())
@@ -62,20 +73,16 @@ def test_draws_of_classes(tmp_path, monkeypatch, capsys, name, epsilon, accuracy
 
 
 @pytest.mark.slow
-def test_one_release(tmp_path, monkeypatch, capsys):
-    script = EXAMPLES / "05_one_release.py"
+def test_one_release(tmp_path, run):
     folder = tmp_path / "output"
-    monkeypatch.setattr(sys, "argv", [str(script), str(folder)])
 
-    def run():
-        """Returns the printed accuracies."""
-        runpy.run_path(str(script), run_name="__main__")
-        printed = capsys.readouterr().out
+    def accuracies():
+        printed = run("05_one_release.py", folder)
         assert "(1, 1e-05)-label-DP" in printed
         found = re.findall(r"^test accuracy(.*): (\S+)%$", printed, re.MULTILINE)
         return {name.strip(): float(number) for name, number in found}
 
-    first = run()
+    first = accuracies()
     assert first[""] > 80  # 95 to 96 % in twelve runs; chance is 10 %
     assert first["of the saved model"] == pytest.approx(first[""], abs=0.3)
     guarantee = PrivacyGuarantee.from_json((folder / "publish" / "privacy.json").read_text())
@@ -89,17 +96,12 @@ def test_one_release(tmp_path, monkeypatch, capsys):
     # A second run in the same folder uses the stored release and spends nothing.
     releases = stored_draws(folder)
     assert len(releases) == 1
-    assert run() == first
+    assert accuracies() == first
     assert stored_draws(folder) == releases
 
 
 TWO_PARTY = EXAMPLES / "02_two_party_regression.py"
 MESSAGE = ("noisy_labels.csv", "noisy_labels.csv.privacy.json")
-
-
-def run_two_party(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", [str(TWO_PARTY), *arguments])
-    runpy.run_path(str(TWO_PARTY), run_name="__main__")
 
 
 def command_of_the_docstring(folder, low, high):
@@ -113,11 +115,8 @@ def command_of_the_docstring(folder, low, high):
 
 
 @pytest.mark.slow
-def test_semi_supervised(tmp_path, monkeypatch, capsys):
-    script = EXAMPLES / "07_semi_supervised.py"
-    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "output")])
-    runpy.run_path(str(script), run_name="__main__")
-    printed = capsys.readouterr().out
+def test_semi_supervised(tmp_path, run):
+    printed = run("07_semi_supervised.py", tmp_path / "output")
     assert "(3, 0)-label-DP" in printed
     # Plain training on these noisy labels has about 91 %.
     assert float(re.findall(r"test accuracy: (.*)%", printed)[0]) > 92
@@ -126,13 +125,10 @@ def test_semi_supervised(tmp_path, monkeypatch, capsys):
     assert keras.models.load_model(publish / "model.keras").output_shape == (None, 10)
 
 
-def test_pate(tmp_path, monkeypatch, capsys):
-    script = EXAMPLES / "08_pate.py"
-    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "output")])
+def test_pate(tmp_path, run):
     # The second run reads the stored answers.
     for _ in range(2):
-        runpy.run_path(str(script), run_name="__main__")
-        printed = capsys.readouterr().out
+        printed = run("08_pate.py", tmp_path / "output")
         assert "(1, 1e-05)-label-DP" in printed
         # Of 400 queries about 310 pass the threshold, with a standard deviation below 10.
         assert 250 <= int(re.findall(r"(\d+) answers", printed)[0]) <= 300
@@ -142,17 +138,17 @@ def test_pate(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["script", "command line"])
-def test_two_party_regression(tmp_path, monkeypatch, capsys, way):
+def test_two_party_regression(tmp_path, monkeypatch, run, way):
     monkeypatch.delenv("LABELDP_DATA_DIR", raising=False)  # the data of scikit-learn
     monkeypatch.chdir(tmp_path)
     folder, private = tmp_path / "out", tmp_path / "out" / "labels-party"
-    run_two_party(monkeypatch, "prepare", str(folder))
+    run(TWO_PARTY, "prepare", folder)
     true_labels = np.loadtxt(private / "labels.csv", delimiter=",", skiprows=1)
     low, high = json.loads((private / "range.json").read_text())
 
     def send():
         if way == "script":
-            run_two_party(monkeypatch, "labels-party", str(folder))
+            run(TWO_PARTY, "labels-party", folder)
         else:
             assert main([*command_of_the_docstring(folder, low, high), "--overwrite"]) == 0
 
@@ -182,7 +178,6 @@ def test_two_party_regression(tmp_path, monkeypatch, capsys, way):
 
     # The features party needs the message and its own folder alone.
     shutil.rmtree(private)
-    capsys.readouterr()
     fitted: list[tuple[np.ndarray, np.ndarray]] = []
     fit = keras.Sequential.fit
 
@@ -191,8 +186,7 @@ def test_two_party_regression(tmp_path, monkeypatch, capsys, way):
         return fit(model, x, y, **options)
 
     monkeypatch.setattr(keras.Sequential, "fit", spying_fit)
-    run_two_party(monkeypatch, "features-party", str(folder))
-    printed = capsys.readouterr().out
+    printed = run(TWO_PARTY, "features-party", folder)
     assert f"{len(true_labels)} rows have features and a noisy label" in printed
     assert "(2, 0)-label-DP" in printed
     error, constant = re.search(r"test MSE: (\S+) .*: (\S+)\)", printed).groups()  # type: ignore[union-attr]
@@ -217,11 +211,11 @@ def test_two_party_regression(tmp_path, monkeypatch, capsys, way):
     assert keras.models.load_model(public / "model.keras").output_shape == (None, 1)
 
 
-def test_both_ways_of_the_labels_party_share_their_draws(tmp_path, monkeypatch):
+def test_both_ways_of_the_labels_party_share_their_draws(tmp_path, monkeypatch, run):
     """Running both by mistake sends the same labels, because the store is the same."""
     monkeypatch.delenv("LABELDP_DATA_DIR", raising=False)
-    run_two_party(monkeypatch, "prepare", str(tmp_path))
-    run_two_party(monkeypatch, "labels-party", str(tmp_path))
+    run(TWO_PARTY, "prepare", tmp_path)
+    run(TWO_PARTY, "labels-party", tmp_path)
     first = np.loadtxt(tmp_path / "message" / MESSAGE[0], delimiter=",", skiprows=1)
     command = command_of_the_docstring(tmp_path, 25, 346)
     assert main([*command, "--overwrite"]) == 0
@@ -230,21 +224,21 @@ def test_both_ways_of_the_labels_party_share_their_draws(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("arguments", [(), ("all", "folder")])
-def test_each_party_runs_in_a_separate_process(monkeypatch, arguments):
+def test_each_party_runs_in_a_separate_process(monkeypatch, run, arguments):
     commands: list[list[str]] = []
     codes = [0, 0, 0, 2]
 
-    def run(command, check):
+    def run_process(command, check):
         commands.append(command)
         return subprocess.CompletedProcess(command, codes[len(commands) - 1])
 
-    monkeypatch.setattr(subprocess, "run", run)
-    run_two_party(monkeypatch, *arguments)
+    monkeypatch.setattr(subprocess, "run", run_process)
+    run(TWO_PARTY, *arguments)
     steps = ("prepare", "labels-party", "features-party")
     folder = "folder" if arguments else "two-party-output"
     assert commands == [[sys.executable, str(TWO_PARTY), step, folder] for step in steps]
     with pytest.raises(SystemExit, match="prepare failed"):
-        run_two_party(monkeypatch, *arguments)
+        run(TWO_PARTY, *arguments)
     assert len(commands) == 4
 
 
@@ -256,23 +250,20 @@ def test_each_party_runs_in_a_separate_process(monkeypatch, arguments):
         (("features-party", "none"), "run the steps before this one first: "),
     ],
 )
-def test_two_party_bad_command_lines(tmp_path, monkeypatch, capsys, arguments, reason):
+def test_two_party_bad_command_lines(tmp_path, monkeypatch, capsys, run, arguments, reason):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
-        run_two_party(monkeypatch, *arguments)
+        run(TWO_PARTY, *arguments)
     assert reason in capsys.readouterr().err.rpartition("\n02_")[2]
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_tables(tmp_path, monkeypatch, capsys):
-    script = EXAMPLES / "10_tables.py"
+def test_tables(tmp_path, run):
     folder = tmp_path / "output"
-    monkeypatch.setattr(sys, "argv", [str(script), str(folder)])
     # The second run reads the stored release.
     for _ in range(2):
-        runpy.run_path(str(script), run_name="__main__")
-        printed = capsys.readouterr().out
+        printed = run("10_tables.py", folder)
         assert "(1, 1e-06)-label-DP" in printed
         found = re.search(r"^accuracy (0\.\d+) ±", printed, re.M)
         assert found and float(found[1]) > 0.7  # chance: 0.5
