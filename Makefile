@@ -1,4 +1,4 @@
-# Every target makes what it needs: Python 3.10-3.13 and make are enough.
+# Each target installs what it needs: Python 3.10-3.13, make and a package index are enough.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,16 +11,16 @@ BEAM_VENV := .venv-beam
 SPARK_VENV := .venv-spark
 TFX_VENV := .venv-tfx
 TORCH_VENV := .venv-torch
-# Its CPU build is enough, where an index has one: make test-torch TORCH=torch==2.13.0+cpu
+# PyTorch's CPU build is enough, if the index has it: make test-torch TORCH=torch==2.13.0+cpu
 TORCH ?= torch
-# TFX 1.16 needs Python 3.10 (or 3.9, which is too old for us).
+# TFX 1.16 needs Python 3.10 (or 3.9, which this package does not support).
 TFX_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.10.*/bin/python) $(shell command -v python3.10))
 BAZEL ?= bazel
 BAZEL_TESTS ?= //:test_accounting //:test_mechanisms //:test_estimation
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-# Real data sets, for the tests and benchmarks that want them; unset where there are none.
+# The folder of real data sets, for the tests and benchmarks that need them; unset if it is missing.
 LABELDP_DATA_DIR ?= ../shared/data
 override LABELDP_DATA_DIR := $(abspath $(wildcard $(LABELDP_DATA_DIR)))
 ifneq ($(LABELDP_DATA_DIR),)
@@ -40,17 +40,17 @@ test: $(VENV)/.test
 test-slow: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n 2 -m slow
 
-# TensorFlow leaves oneDNN off on some CPUs, where it then has fewer kernels of convolutions: all
-# per-example gradients, and what else trains models with convolutions.
+# TensorFlow disables oneDNN on some CPUs, and then has fewer kernels for convolutions. These tests
+# cover all per-example gradients, and the other training of models with convolutions.
 test-without-onednn: $(VENV)/.test
 	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m pytest -q -n 2 tests/gradients \
 	  tests/training/test_make_private.py tests/heads/test_bootstrapped_head.py
 
-# Against TF Privacy and Keras 2, in an environment of their own.
+# TF Privacy needs Keras 2, hence a separate environment.
 test-tf-privacy: $(TFP_STAMP)
 	$(TFP_BIN)/python -m pytest -q -m tf_privacy
 
-# Each engine of tf_labeldp.scale in an environment of its own.
+# The engines of tf_labeldp.scale have conflicting dependencies, hence separate environments.
 test-beam: $(BEAM_VENV)/.installed
 	$(BEAM_VENV)/bin/python -m pytest -q tests/scale/test_beam.py
 
@@ -62,20 +62,20 @@ test-spark: $(SPARK_VENV)/.installed
 test-tfx: $(TFX_VENV)/.installed
 	$(TFX_VENV)/bin/python -m pytest -q tests/scale/test_tfx.py
 
-# Another backend of Keras. JAX is tested by `make test` and `make test-slow`.
+# Keras on PyTorch. `make test` and `make test-slow` cover JAX.
 test-torch: $(TORCH_VENV)/.installed
 	$(TORCH_VENV)/bin/python -m pytest -q -m "slow or not slow" -k torch tests/backends tests/learners/test_backends.py
 
-# The site of these pages and of the docstrings: build/site/docs/index.html, without a network.
+# Builds the site of pages and docstrings, build/site/docs/index.html; reading it needs no network.
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -E -W --keep-going -q -c docs . build/site
 
-# 200 changes of single places in the privacy core, each of which a fast test should see; an hour or
-# two. Not a part of .ci/run.
+# Changes 200 single places of the privacy core, each of which a fast test should detect. Takes an
+# hour or two, so .ci/run leaves it out.
 mutants: $(VENV)/.test $(VENV)/.mutants
 	$(BIN)/python tests/mutants.py
 
-# Phrases that read as translated.
+# Phrases that read as translated, in prose.
 BANNED_WORDS := anew|so many|as a rule|none of ours|whoever|handed out|held against|but for
 
 lint: $(VENV)/.lint
@@ -90,12 +90,12 @@ bench: $(VENV)/.test
 	  echo "== $$script"; $(BIN)/python $$script; \
 	done
 
-# The wheel is built from the source archive, so that both are complete and nothing stale is in.
+# Builds the wheel from the source archive, so that both are complete and contain nothing stale.
 wheel: $(VENV)/.test
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 
-# The wheel with its dependencies in an empty environment, used from another folder.
+# Tries the wheel in an empty environment, from another folder.
 wheel-test: wheel
 	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
 	$(PYTHON) -m venv "$$tmp/venv"; \
@@ -104,7 +104,7 @@ wheel-test: wheel
 	cd "$$tmp" && venv/bin/python -I "$$smoke" "$$tmp/venv" && venv/bin/tf-labeldp --help >/dev/null
 	@echo "wheel-test: the wheel works in an empty environment"
 
-# Bazel's Python rules take the `python3` of the PATH: the one that has the dependencies.
+# Bazel's Python rules use the `python3` of the PATH, so the PATH starts with the environment.
 bazel:
 	@command -v $(BAZEL) >/dev/null || { echo "make bazel: there is no '$(BAZEL)' on the PATH." \
 	  "On Debian or Ubuntu: apt-get install bazel-bootstrap bazel-rules-java bazel-platforms" >&2; exit 1; }
@@ -113,7 +113,7 @@ bazel:
 	PATH=$(abspath $(BIN)):$$PATH $(BAZEL) build --config=debian //...
 	PATH=$(abspath $(BIN)):$$PATH $(BAZEL) test --config=debian $(BAZEL_TESTS)
 
-# Everything that is made here, except demo-output/: those are a person's results.
+# Removes all outputs except demo-output/, which has a user's results.
 clean:
 	rm -rf $(VENV) $(TFP_VENV) $(BEAM_VENV) $(SPARK_VENV) $(TFX_VENV) $(TORCH_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -126,9 +126,8 @@ $(EXTRAS): $(VENV)/.%: pyproject.toml setup.py | $(BIN)/python
 	$(BIN)/python -m pip install -q -e '.[$*]'
 	@touch $@
 
-# What tensorflow-privacy asks for would replace TensorFlow and numpy by old versions; the three
-# packages beside it are what its queries and models do need. Keras 2 comes in the version of
-# TensorFlow.
+# The dependencies of tensorflow-privacy would replace TensorFlow and numpy by old versions, so only
+# the three that its queries and models need are installed. Keras 2 has to match TensorFlow's version.
 $(TFP_STAMP): pyproject.toml setup.py
 	$(PYTHON) -m venv $(TFP_VENV)
 	$(TFP_BIN)/python -m pip install -q --upgrade pip
@@ -145,7 +144,7 @@ $(BEAM_VENV)/.installed $(SPARK_VENV)/.installed: .venv-%/.installed: pyproject.
 	.venv-$*/bin/python -m pip install -q -e '.[$*,test]'
 	@touch $@
 
-# Its 260 packages take pip's resolver more than an hour, and uv's some seconds.
+# TFX has 260 dependencies: pip resolves them in more than an hour, uv in seconds.
 $(TFX_VENV)/.installed: pyproject.toml setup.py
 	@test -n "$(TFX_PYTHON)" || { echo "make test-tfx: there is no Python 3.10, which TFX needs." \
 	  "Name one: make test-tfx TFX_PYTHON=/path/to/python3.10" >&2; exit 1; }

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 PENALTY = 1.0
-"""Scikit-learn's default, as in the paper: ``||w||^2 / 2`` beside the sum of the losses."""
+"""Scikit-learn's default, as in the paper: ``||w||^2 / 2`` is added to the sum of the losses."""
 
 
 def fit_scores(
@@ -18,10 +18,10 @@ def fit_scores(
 
     Args:
         features: ``float32`` (n, d).
-        targets: (n, K) weights of the losses of the classes; rows sum to one, entries may be
+        targets: (n, K), the weights of the class losses; rows sum to one, entries may be
             negative (the loss stays convex: ``lse(s) - w.s``).
         test_features: ``float32`` (m, d).
-        steps: the most iterations; the paper's solver stops at 100 too.
+        steps: the largest number of iterations; the paper's solver stops at 100 too.
     """
     rows = np.hstack([features, np.ones((len(features), 1), np.float32)])
     moments = (rows.T @ targets.astype(np.float32)).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Two public insurance data sets as regression problems: public features, a private label each.
+"""Two public insurance data sets as regression problems, with public features and a private label.
 
 ``beMTPL97``: the amount of a motor liability claim; ``pg15training``: the number of material damage
 claims of a policy. Both come from the R package CASdatasets.
@@ -9,13 +9,15 @@ from __future__ import annotations
 import csv
 import dataclasses
 import gzip
-import pathlib
 from collections.abc import Mapping
 
 import numpy as np
+from _datasets import FOLDER
 
-RARE = 5  # a category with fewer rows than this shares one item with the others (ghazi2023, E.1)
-PERCENTILE = 95  # amounts are clipped here (ghazi2023, section 4.1)
+RARE = 5
+"""Rows. Categories with fewer share one code (ghazi2023, E.1)."""
+PERCENTILE = 95
+"""Amounts are clipped at this percentile (ghazi2023, section 4.1)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,15 +25,15 @@ class InsuranceData:
     """Features and labels of one data set, before a split.
 
     Attributes:
-        name: of the file.
+        name: the name of the file.
         codes: categories as integers below their column's vocabulary size, ``int32`` (n, c).
-        vocabulary_sizes: of the c columns.
+        vocabulary_sizes: the sizes of the c columns.
         numbers: standardised numeric columns, ``float32`` (n, m).
         labels: true labels, ``float64`` (n,), clipped to the range.
         low: the smallest label, public.
         high: the largest label, public.
         counts: whether labels are integers.
-        unit: what a label counts, in words.
+        unit: the unit of a label, in words.
     """
 
     name: str
@@ -51,7 +53,7 @@ class InsuranceData:
 
 @dataclasses.dataclass(frozen=True)
 class _Columns:
-    """Which columns of a file are used, and how; all others are left out."""
+    """The columns of a file that are used, by their use."""
 
     label: str
     categories: tuple[str, ...]
@@ -60,9 +62,9 @@ class _Columns:
     unit: str
 
 
-# beMTPL97: `claim`, `nclaims` and `average` (amount / nclaims) are made from the same claims as the
+# beMTPL97: `claim`, `nclaims` and `average` (amount / nclaims) come from the same claims as the
 # label, so a party without labels does not have them either. pg15training: `Indtppd` is the cost of
-# the claims that the label counts, `Numtpbi` and `Indtpbi` are the bodily injuries beside them.
+# the claims that the label counts, `Numtpbi` and `Indtpbi` are their bodily injuries.
 COLUMNS = {
     "beMTPL97": _Columns(
         label="amount",
@@ -83,17 +85,19 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def load(name: str, data_dir: str | pathlib.Path) -> InsuranceData:
-    """Returns one of the data sets from ``insurance/`` in this folder."""
+def load(name: str) -> InsuranceData:
+    """Returns one of the data sets."""
     columns = COLUMNS[name]
-    rows = _read(pathlib.Path(data_dir) / "insurance" / f"{name}.csv.gz")
+    rows = _read(name)
     labels = rows[columns.label].astype(np.float64)
-    if columns.only_claims:  # like the conversions of the paper: that there was a claim is public
+    # Like the conversions of the paper, the existence of a claim is public.
+    if columns.only_claims:
         rows = {column: values[labels > 0] for column, values in rows.items()}
         labels = labels[labels > 0]
         high = float(np.percentile(labels, PERCENTILE))
     else:
-        high = float(labels.max())  # the range 0..7 is in the data set's description
+        # The description of the data set has the range 0..7.
+        high = float(labels.max())
     codes, sizes = _encode({column: rows[column] for column in columns.categories})
     numbers = np.stack([rows[column].astype(np.float64) for column in columns.numbers], axis=1)
     numbers = (numbers - numbers.mean(axis=0)) / numbers.std(axis=0)
@@ -110,9 +114,9 @@ def load(name: str, data_dir: str | pathlib.Path) -> InsuranceData:
     )
 
 
-def column(name: str, column: str, data_dir: str | pathlib.Path) -> np.ndarray:
+def column(name: str, column: str) -> np.ndarray:
     """Returns a column of numbers of all rows of a data set."""
-    return _read(pathlib.Path(data_dir) / "insurance" / f"{name}.csv.gz")[column].astype(np.float64)
+    return _read(name)[column].astype(np.float64)
 
 
 def split(num_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -122,8 +126,9 @@ def split(num_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return order[:num_train], order[num_train:]
 
 
-def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """Returns the columns of a CSV file, as text."""
+def _read(name: str) -> dict[str, np.ndarray]:
+    """Returns the columns of a data set's CSV file, as text."""
+    path = FOLDER / "insurance" / f"{name}.csv.gz"
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         header, *rows = csv.reader(file)
     return {

@@ -21,8 +21,8 @@ def stages_logits(
 ) -> np.ndarray:
     """Trains on randomized labels (LP-2ST, or plain randomized response); returns test logits.
 
-    The CNN of ``ghazi2024``, Table 10(a), for images, a perceptron of 64 units for tables; the
-    first stage of two has 60 % of the labels; no mixup and no filter, which did best in
+    Images have the CNN of ``ghazi2024``, Table 10(a), tables a perceptron of 64 units. The first
+    of two stages has 60 % of the labels. Neither mixup nor filter, which did best in
     ``bench_lp_mst.py``.
     """
     keras.utils.set_random_seed(seed)
@@ -50,8 +50,8 @@ def targets(
 ) -> np.ndarray:
     """Returns soft targets (n, K) for a student.
 
-    Those of a head with the whole epsilon; or with ``draw`` the posteriors of labels that are drawn
-    by RRWithPrior with the head's probabilities, at ``HeadPriorRandomizer``'s split of epsilon.
+    They are the probabilities of a head with the whole epsilon; or with ``draw`` the posteriors of
+    labels from RRWithPrior with a head's priors, at ``HeadPriorRandomizer``'s split of epsilon.
     """
     delta = 1.0 / len(data.y_train)
     labels = _vault(data, ldp.PrivacyBudget(epsilon, delta), seed)
@@ -64,8 +64,8 @@ def targets(
 def student_logits(data: _datasets.ClassificationData, soft: np.ndarray, seed: int) -> np.ndarray:
     """Trains a student on soft targets of all training examples; returns test logits.
 
-    A CNN of two strided convolutions (16 and 32 channels) and 64 units for images, shifted by up to
-    a pixel and, of clothes, mirrored; a perceptron of 64 units for tables. 8 epochs, Adam with a
+    Images have a CNN of two strided convolutions (16 and 32 channels) and 64 units, with shifts of
+    up to a pixel and mirrored clothes; tables a perceptron of 64 units. 8 epochs, Adam with a
     cosine schedule.
     """
     keras.utils.set_random_seed(seed)
@@ -92,7 +92,7 @@ def student_logits(data: _datasets.ClassificationData, soft: np.ndarray, seed: i
 
 
 class _Augment:
-    """Shifts images by up to ``SHIFT`` pixels, and mirrors half of them if asked to."""
+    """Shifts images by up to ``SHIFT`` pixels, and mirrors half of them with ``flip``."""
 
     def __init__(self, rng: np.random.Generator, flip: bool) -> None:
         self._rng, self._flip = rng, flip
@@ -124,5 +124,5 @@ def _student_cnn(num_classes: int) -> keras.Model:
 
 
 def _vault(data: _datasets.ClassificationData, budget: Any, seed: int) -> ldp.PrivateLabels:
-    # Seeded, so that the table can be made again; such draws protect nobody.
+    # Seeded, so that the table is reproducible; such draws protect nobody.
     return ldp.PrivateLabels(data.y_train, data.num_classes, budget=budget, insecure_seed=seed)

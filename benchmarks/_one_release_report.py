@@ -1,13 +1,13 @@
-"""Figures and table of ``bench_one_release.py``, with the papers' figures beside them."""
+"""Figures and table of ``bench_one_release.py``, next to the papers' figures."""
 
 from __future__ import annotations
 
 import numpy as np
 
 EPSILONS = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-# ghazi2024, Tables 5(a) and 14: DP-SGD and LabelDP-Pro are counted for adding or removing an
-# example, which is about half of the epsilon for the replacement of a label. ghazi2021, Table 4,
-# is counted for replacement, and its network is a larger one.
+# ghazi2024, Tables 5(a) and 14: DP-SGD and LabelDP-Pro are accounted for adding or removing an
+# example, about half the epsilon of replacing a label. ghazi2021, Table 4, is accounted for
+# replacement, with a larger network.
 PAPERS = {
     "mnist": {
         "DP-SGD (ghazi2024, add/remove)": {
@@ -47,11 +47,6 @@ METHODS = (
 )
 
 
-def key(result: dict) -> tuple:
-    """Returns what tells results apart."""
-    return tuple(result[name] for name in ("data", "method", "epsilon", "seed"))
-
-
 def scores(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Returns accuracy and mean confidence in percent, log-loss, and the AUC of two classes."""
     from scipy import special
@@ -70,7 +65,7 @@ def scores(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 
 def table(results: list[dict], names: list[str]) -> str:
-    """Returns Markdown: mean, standard deviation over seeds, and their number where it is not 5."""
+    """Returns Markdown: mean, standard deviation over seeds, and their number unless it is 5."""
     head = " | ".join(f"ε {epsilon:g}" for epsilon in EPSILONS)
     rows = [f"| data | method | {head} |", "|---" * (2 + len(EPSILONS)) + "|"]
     for name in names:

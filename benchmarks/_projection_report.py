@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from _projection_solvers import NOISE_SHARE
 
-MAX_PRODUCTS = 30  # the default; with ``StopAtNoise`` one goes to measure the noise
+MAX_PRODUCTS = 30
+"""The default; ``StopAtNoise`` uses one of them to measure the noise."""
 PROBES = {"clipped": 4, "plain": 0}
 DEFAULT = {"solver": "conjugate", "hull": "per_example", "start": "predictions"}
 COLOURS = {
@@ -18,19 +19,13 @@ COLOURS = {
 }
 
 
-def key(result: dict) -> tuple:
-    """Returns what tells cases apart."""
-    names = ("state", "num_examples", "columns", "hull", "solver", "start", "noise_multiplier")
-    return tuple(result[name] for name in (*names, "seed"))
-
-
 def select(results: list[dict], **wanted: object) -> list[dict]:
     """Returns the results with these values."""
-    return [r for r in results if all(r[name] == value for name, value in wanted.items())]
+    return [result for result in results if wanted.items() <= result.items()]
 
 
 def stopped(result: dict, *, at_noise: bool = False) -> dict:
-    """Returns the point at which the default's rule, or that of ``StopAtNoise``, stops."""
+    """Returns the point at which the default or ``StopAtNoise`` stops."""
     curve = [point for point in result["curve"] if point["products"] <= MAX_PRODUCTS - at_noise]
     enough = NOISE_SHARE * result["noise_gap"] if at_noise else 0.0
     for point in curve:
@@ -104,7 +99,7 @@ def _at(result: dict, products: int) -> dict:
 
 
 def plot(results: list[dict], path: pathlib.Path) -> None:
-    """Draws direction error and gap against products, a column a state, 256 examples."""
+    """Draws direction error and gap against products, a column per state, 256 examples."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -142,7 +137,8 @@ def plot(results: list[dict], path: pathlib.Path) -> None:
                 end = stopped(result)
                 axis.plot([end["products"]], [value(end)], "k*", markersize=10)
             axis.set(xscale="log", yscale="log", xlim=(1.5, 500), xlabel="products", ylabel=what)
-            if what == "relative gap":  # at the first points, which are near zero, it is huge
+            # The gap is huge at the first points, which are near zero.
+            if what == "relative gap":
                 axis.set_ylim(top=1e4)
             axis.set_title(f"{state}, noise {multiplier:g}, {columns} columns", fontsize=9)
     handles = [plt.Line2D([], [], color=c, label=s) for s, c in COLOURS.items()]

@@ -1,7 +1,7 @@
-"""Plug-ins of projections that lost: two more solvers, a stop at the noise, norms of columns.
+"""Plug-ins for projections that lost: two more solvers, a stop at the noise, norms of columns.
 
-A solver is what ``project_onto_hull(solver=...)`` takes: a callable ``(problem, start)`` that
-returns ``(point, num_products, curvature)``.
+A solver for ``project_onto_hull(solver=...)`` is a callable ``(problem, start)`` that returns
+``(point, num_products, curvature)``.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from tf_labeldp.gradients.hull import project_onto_simplex, solve_conjugate
 from tf_labeldp.training import AltConv, VertexLosses
 
 NOISE_SHARE = 0.3
-"""Of the gap that noise alone makes; measured in ``bench_projection.py``."""
-
-_GROWTH = 1.1  # above the curvature met: the largest one is a little larger
-_DECAY = 0.97  # a step, so that one direction of high curvature does not rule for ever
-_JOINT_BATCH = 8  # vertices a round: a round of one would spend half of the products on slopes
+"""Share of the gap of pure noise; measured in ``bench_projection.py``."""
+_GROWTH = 1.1
+"""Factor above the curvature of a step, since the largest curvature is a little larger."""
+_DECAY = 0.97
+"""Per step, so that one direction of high curvature does not set the step size for ever."""
+_JOINT_BATCH = 8
+"""Vertices per round: a round of one vertex would spend half of the products on slopes."""
 _CORRECTION_STEPS = 60
 
 
 def accelerated(problem: Any, start: tf.Tensor) -> tuple[Any, Any, Any]:
     """Projects by Nesterov's method with adaptive restart (O'Donoghue and Candes 2015).
 
-    Each step takes one product with G and one with its transpose, at the new point. All else comes
-    from them, as f is quadratic: the slope at extrapolated points, the curvature along the step,
-    and the best point between the last one and the new one, so that f never rises. The curvature
-    of the steps takes the place of a power iteration, which would cost products of its own: the
-    step size is one over the largest one met, and a step along which it turns out too long is
-    followed by a restart. If no curvature is known, the first step goes towards a vertex.
+    Each step takes one product with G and one with its transpose, at the new point. Since f is
+    quadratic, these give the slope at extrapolated points, the curvature along the step, and the
+    best point between the last and the new one, so that f never rises. The curvature of the steps
+    replaces a power iteration, which would cost further products: the step size is one over the
+    largest curvature so far, and a restart follows a step that turns out too long. If no curvature
+    is known, the first step goes towards a vertex.
     """
     feasible = problem.feasible
     first = problem.point(start)
@@ -50,9 +52,9 @@ def accelerated(problem: Any, start: tf.Tensor) -> tuple[Any, Any, Any]:
         )
         trial = problem.point(target)
         moved, change = target - probe.coefficients, trial.image - probe.image
-        met = tf.math.divide_no_nan(dot(change, change), dot(moved, moved))
-        too_long = met > bound
-        bound = tf.where(too_long, _GROWTH * met, tf.maximum(_DECAY * bound, met))
+        curvature = tf.math.divide_no_nan(dot(change, change), dot(moved, moved))
+        too_long = curvature > bound
+        bound = tf.where(too_long, _GROWTH * curvature, tf.maximum(_DECAY * bound, curvature))
         length = tf.minimum(point.best_step(trial), 1.0)
         ahead = problem.centred(point.towards(trial, length))
 
@@ -73,11 +75,11 @@ def accelerated(problem: Any, start: tf.Tensor) -> tuple[Any, Any, Any]:
 def frank_wolfe(problem: Any, start: tf.Tensor) -> tuple[Any, Any, Any]:
     """Projects onto the hull of ever more vertices (Lacoste-Julien and Jaggi 2015, Algorithm 3).
 
-    A round takes the slope (one product), adds the vertices that are lowest along it, and finds
-    the best mixture of all so far by accelerated projected gradient on their inner products. With
-    the per-example hulls a vertex is the best label of every example, one product; with the joint
-    hull it is one label of one example, and the best of up to 8 examples are added, a product
-    each. Memory: at most ``max_products`` vertices of d + n K numbers.
+    A round takes the slope (one product), adds the lowest vertices along it, and finds the best
+    mixture of all vertices by accelerated projected gradient on their inner products. With the
+    per-example hulls a vertex is the best label of every example, one product. With the joint hull
+    it is one label of one example, and a round adds the best of up to 8 examples, a product each.
+    Memory: at most ``max_products`` vertices of d + n K numbers.
     """
     feasible = problem.feasible
     batch = 1
@@ -127,7 +129,7 @@ def frank_wolfe(problem: Any, start: tf.Tensor) -> tuple[Any, Any, Any]:
 def lowest_vertices(feasible: Any, gradient: tf.Tensor, count: int) -> tf.Tensor:
     """Returns vertices (count, n, K) of a set with low inner products, the least first.
 
-    More than one only of the joint hull: those of different examples.
+    The joint hull alone returns more than one vertex, of different examples.
     """
     if feasible.hull == "per_example":
         return feasible.lowest_vertex(gradient)[tf.newaxis]
@@ -135,7 +137,7 @@ def lowest_vertices(feasible: Any, gradient: tf.Tensor, count: int) -> tf.Tensor
     lowest = tf.where(feasible.mask[:, 0] > 0, tf.reduce_min(gradient, axis=1), gradient.dtype.max)
     rows = tf.math.top_k(-lowest, count).indices
     chosen = tf.one_hot(rows, gradient.shape[0], dtype=gradient.dtype)
-    # With fewer examples than count, padding would come next: again the best one instead.
+    # With fewer examples than count, the best vertex repeats in place of padding.
     padded = tf.gather(feasible.mask[:, 0], rows)[:, tf.newaxis]
     chosen = tf.where(padded > 0, chosen, chosen[:1])
     return chosen[:, :, tf.newaxis] * best
@@ -144,13 +146,13 @@ def lowest_vertices(feasible: Any, gradient: tf.Tensor, count: int) -> tf.Tensor
 def _best_mixture(
     gram: tf.Tensor, correlation: tf.Tensor, start: tf.Tensor, used: tf.Tensor
 ) -> tf.Tensor:
-    """Returns weights (v,) of at least 0 and sum 1 that make the mixture nearest to the target.
+    """Returns the weights (v,), at least 0 with sum 1, of the mixture nearest to the target.
 
     Args:
         gram: inner products (v, v) of the vertices' images.
         correlation: their inner products (v,) with the target.
-        start: weights to begin with.
-        used: boolean (v,), which vertices there are.
+        start: the first weights.
+        used: boolean (v,), the vertices so far.
     """
     bound = tf.reduce_max(tf.reduce_sum(tf.abs(gram), axis=1))
     far = start.dtype.max / 4.0
@@ -178,12 +180,12 @@ SOLVERS = {"accelerated": accelerated, "frank_wolfe": frank_wolfe}
 class StopAtNoise:
     """A solver that also stops once the gap is as small as noise alone makes it.
 
-    From there on a better fit is mostly a fit to the noise. The gap is measured by one product
-    with fixed random numbers.
+    From there on a better fit mostly fits the noise. One product with fixed random numbers
+    measures the gap.
 
     Args:
-        stddev: of the noise in each coordinate of the target.
-        solver: which one stops there.
+        stddev: the standard deviation of the noise in each coordinate of the target.
+        solver: the solver that stops.
     """
 
     def __init__(self, stddev: Any, solver: Callable[..., Any] = solve_conjugate) -> None:
@@ -191,7 +193,7 @@ class StopAtNoise:
 
     def noise_gap(self, problem: Any, start: tf.Tensor) -> tf.Tensor:
         """Returns the gap at which it stops."""
-        # Not private: it stands in for the noise, and protects nothing. So it may be fixed.
+        # This noise protects nothing, it measures the gap alone: the seed may be fixed.
         noise = tf.random.stateless_normal(problem.target.shape, [0, 0], dtype=start.dtype)
         slope = problem.slope(noise + problem.target)  # G^T noise
         share = NOISE_SHARE * tf.cast(self.stddev, start.dtype)
@@ -211,7 +213,7 @@ class StopAtNoise:
 
 
 class AltConvStoppingAtNoise(AltConv):
-    """``AltConv`` whose projections stop at the noise of the step."""
+    """An ``AltConv`` whose projections stop at the noise of the step."""
 
     def denoise(self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any) -> Any:
         """Returns the denoised gradients, the next state and the report."""
@@ -227,8 +229,8 @@ def estimate_column_norms(
 
     For standard normal ``v`` the mean of ``(G^T v)^2`` is the squared norm of each column. So an
     estimate from m probes has a relative standard deviation of about ``1 / sqrt(2 m)``: 35 % with
-    4. That is enough for ``scales=min(1, C / norm)``, with which columns are clipped as the
-    gradients in the target are: without it the hull of a confident model reaches out to the
+    4. That is enough for ``scales=min(1, C / norm)``, which clips the columns like the
+    gradients in the target. Without the scaling the hull of a confident model extends to the
     gradients of labels that nobody has, up to a hundred times longer.
     """
     size = operator.shape[0]

@@ -1,9 +1,7 @@
-"""Training states of a CNN on MNIST, and the gradients that a step of DP-SGD would see there."""
+"""Training states of a CNN on MNIST, and the gradients of a step of DP-SGD at each."""
 
 from __future__ import annotations
 
-import os
-import pathlib
 from typing import NamedTuple
 
 import _datasets
@@ -12,9 +10,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-DATA_DIR = os.environ.get(
-    "LABELDP_DATA_DIR", str(pathlib.Path(__file__).parents[2] / "shared" / "data")
-)
 STATES = ("initialisation", "one epoch", "90 % accuracy")
 BATCH_SIZE = 1024
 
@@ -30,8 +25,8 @@ class State(NamedTuple):
 
 
 def training_states(l2_norm_clip: float, wanted: tuple[str, ...] = STATES) -> list[State]:
-    """Trains in the clear, without privacy, and returns the model at the states, in order."""
-    data = _datasets.load("mnist", DATA_DIR)
+    """Trains without privacy, and returns the model at the states, in order."""
+    data = _datasets.load("mnist")
     batch = np.random.default_rng(0).choice(len(data.y_train), BATCH_SIZE, replace=False)
     keras.utils.set_random_seed(0)
     model = _models.small_cnn((28, 28, 1), 10)

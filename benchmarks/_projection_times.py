@@ -1,4 +1,4 @@
-"""Times of products with the matrix of gradients, by ways, weights, classes and examples."""
+"""Times of products with the matrix of gradients, by method, weights, classes and examples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cnn(width: int, num_classes: int) -> keras.Model:
 
 
 def milliseconds(width: int, num_classes: int, num_examples: int) -> list[float]:
-    """Returns times of a forward pass, of products of all kinds, and of a projection of 20."""
+    """Returns the times of a forward pass, of each kind of product, and of a projection with 20."""
     model = cnn(width, num_classes)
     shape = (num_examples, 28, 28, 1)
     x = tf.constant(np.random.default_rng(0).random(shape, dtype=np.float32))

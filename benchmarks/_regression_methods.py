@@ -1,4 +1,4 @@
-"""The ways from true to noisy labels that ``bench_regression.py`` compares, all epsilon-DP."""
+"""The mechanisms that ``bench_regression.py`` compares, all epsilon-DP."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from tf_labeldp import mechanisms
 from tf_labeldp.estimation.priors import rounding_grid
 from tf_labeldp.mechanisms._bins import nearest_index
 
-MAX_VALUES = 64  # of amounts told apart: steps of 1.6 % of the range, and a cheap prior
-UNBIASED_VALUES = 32  # the time of its linear program grows with the third power
+MAX_VALUES = 64
+"""Values of amounts: steps of 1.6 % of the range, and a cheap prior."""
+UNBIASED_VALUES = 32
+"""Fewer, since the time of the linear program grows with their third power."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """What one method made of the training labels.
+    """Noisy training labels of one method.
 
     Attributes:
-        labels: ``float64`` (n,), what the network is trained on.
-        details: what a table or a reader may want to know of the mechanism, for JSON.
+        labels: ``float64`` (n,), the targets of the network.
+        details: settings of the mechanism, for JSON.
     """
 
     labels: np.ndarray
@@ -38,7 +40,7 @@ class Method:
     """A row of the table.
 
     Attributes:
-        draw: makes noisy labels from (data, training rows, epsilon, seed).
+        draw: returns noisy labels for (data, training rows, epsilon, seed).
         role: "ours"; "baseline", one of the paper's; "extra", beyond the paper.
     """
 
@@ -71,9 +73,9 @@ def methods(counts: bool) -> dict[str, Method]:
 
 
 def vault(data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int) -> ldp.PrivateLabels:
-    """Returns the training labels, sealed.
+    """Returns the training labels in a vault.
 
-    Seeded, so that the table can be made again; such draws protect nobody.
+    Seeded, so that the table is reproducible; such draws protect nobody.
     """
     budget = ldp.PrivacyBudget(epsilon)
     return ldp.PrivateLabels(
@@ -107,7 +109,7 @@ def _rr_on_bins(
 def _rr_on_bins_known_prior(
     data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int
 ) -> Drawn:
-    """As if the distribution of the training labels were public: a bound, not a method."""
+    """Treats the distribution of the training labels as public: a bound, not a method."""
     values = rounding_grid(data.low, data.high, MAX_VALUES, whole_numbers=data.counts)
     counts = np.bincount(nearest_index(values, data.labels[rows]), minlength=len(values))
     prior = tuple((counts / len(rows)).tolist())
@@ -123,7 +125,7 @@ def _laplace_posterior(
     epsilon: float,
     seed: int,
 ) -> Drawn:
-    """A fair baseline: like ours, it knows a private prior and pays for it."""
+    """A fair baseline, which like RR-on-Bins pays for a private prior."""
     labels = vault(data, rows, epsilon, seed)
     priors, prior_epsilon = _private_prior(data, labels, epsilon, MAX_VALUES)
     mechanism = kind(epsilon - prior_epsilon, low=data.low, high=data.high)
@@ -132,7 +134,7 @@ def _laplace_posterior(
 
 
 def _unbiased(data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int) -> Drawn:
-    """The mean of a noisy label is the true one, if the label is on the grid."""
+    """Noisy labels whose mean is the true label, if that is on the grid."""
     labels = vault(data, rows, epsilon, seed)
     priors, prior_epsilon = _private_prior(data, labels, epsilon, UNBIASED_VALUES)
     mechanism = unbiased_channel(priors.values, priors.probabilities, epsilon - prior_epsilon)
@@ -143,7 +145,7 @@ def _unbiased(data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int) 
 def _private_prior(
     data: InsuranceData, labels: ldp.PrivateLabels, epsilon: float, max_values: int
 ) -> tuple[mechanisms.Priors, float]:
-    """Returns a prior over values, and what it cost: all as RR-on-Bins does it."""
+    """Returns the prior of RR-on-Bins over values, and its epsilon."""
     randomizer = ldp.LabelRandomizer(epsilon, max_values=max_values, whole_numbers=data.counts)
     values, prior_epsilon = randomizer.split(len(labels), *labels.label_range)
     histogram = mechanisms.HistogramMechanism(prior_epsilon, values=tuple(values.tolist()))

@@ -1,4 +1,4 @@
-"""The network of ``ghazi2023``, appendix E.1, built once a data set and trained many times."""
+"""The network of ``ghazi2023``, appendix E.1, built once per data set and trained many times."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ LEARNING_RATE = 1e-3
 class Trainer:
     """Trains the same network from the same weights on one set of noisy labels after another.
 
-    Labels are scaled by public constants alone, the range: to mean 0 and variance 1 if they were
-    uniform in it. For the Poisson loss they are not scaled, and the network gives logarithms.
+    The public range scales the labels, to mean 0 and variance 1 if they were uniform in it. For the
+    Poisson loss they are not scaled, and the network returns logarithms.
 
     Args:
         data: features and range.
         num_train: size of the training sets.
-        batch_size: examples a step; the last, smaller batch of an epoch is left out.
+        batch_size: examples per step; the last, smaller batch of an epoch is left out.
         epochs: passes over the training set.
-        loss: of the training, "squared_error" or "poisson".
+        loss: "squared_error" or "poisson".
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class Trainer:
 
 
 def build(data: InsuranceData) -> keras.Model:
-    """Returns embeddings beside the numbers, then dense 128-64-1.
+    """Returns embeddings next to the numbers, then dense 128-64-1.
 
-    One table holds the embeddings of all columns, each from a row of its own on.
+    One table has the embeddings of all columns, one after the other.
     """
     codes = keras.Input((len(data.vocabulary_sizes),), dtype="int32")
     numbers = keras.Input((data.numbers.shape[1],))

@@ -40,7 +40,7 @@ def report(results: Results, data: InsuranceData, epsilons: Sequence[float]) -> 
 
 
 def _unit(data: InsuranceData) -> float:
-    """Returns what squared errors are divided by to be readable."""
+    """Returns the divisor that makes squared errors readable."""
     return 1.0 if data.counts else 1e6
 
 
@@ -74,11 +74,12 @@ def _cell(values: Iterable[float], unit: float) -> str:
 
 
 def _plus_minus(error: float, digits: int) -> str:
-    return "" if np.isnan(error) else f" ± {error:.{digits}f}"  # one seed has no error
+    # A single seed has no error.
+    return "" if np.isnan(error) else f" ± {error:.{digits}f}"
 
 
 def _table(results: Results, data: InsuranceData, epsilons: Sequence[float], measure: str) -> str:
-    """Returns mean ± standard error over the seeds: a row an epsilon, a column a method."""
+    """Returns mean ± standard error over the seeds: a row per epsilon, a column per method."""
     names = [name for name in methods(data.counts) if any(r["method"] == name for r in results)]
     rows = ["| epsilon | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for epsilon in epsilons:
@@ -89,13 +90,14 @@ def _table(results: Results, data: InsuranceData, epsilons: Sequence[float], mea
     rows.append("")
     for name in (NON_PRIVATE, CONSTANT):
         values = _values(results, name, None, measure).values()
-        if any(values):  # non-private labels have no mechanism error
+        # Non-private labels have no mechanism error.
+        if any(values):
             rows.append(f"- {name}, from the true training labels: {_cell(values, _unit(data))}")
     return "\n".join(rows)
 
 
 def _bins_table(results: Results, epsilons: Sequence[float]) -> str:
-    """Returns the bins that RR-on-Bins chose with the first seed, and d with every seed."""
+    """Returns the bins of RR-on-Bins with the first seed, and d with every seed."""
     rows = [
         "| epsilon | of it for the prior | k | d, by seed | bins, first seed |",
         "|---" * 5 + "|",
@@ -136,7 +138,7 @@ def _check(
             seeds = sorted(ours.keys() & theirs.keys())
             if not seeds:
                 continue
-            # The same seed is the same split and the same first weights, so seeds pair up.
+            # The same seed has the same split and first weights, so seeds are paired.
             mean, error = _mean_and_error((theirs[s] - ours[s]) / _unit(data) for s in seeds)
             holds = mean >= 0 or mean >= -3 * error
             verdict = "holds" if holds else "FALLS SHORT"
@@ -164,7 +166,8 @@ def plot_joint_density(data: InsuranceData, epsilon: float, seed: int, path: pat
         noisy = methods(data.counts)[name].draw(data, rows, epsilon, seed)
         counts, _, _ = np.histogram2d(labels, noisy.labels, bins=(edges, edges))
         density = gaussian_filter(counts, 2, mode="nearest")
-        density = np.maximum(density / density.max(), levels[0])  # the logarithm of 0 is not drawn
+        # The plot has no logarithm of 0.
+        density = np.maximum(density / density.max(), levels[0])
         drawn = axis.contourf(
             centres, centres, density.T, levels=levels, cmap="viridis",
             norm=colors.LogNorm(levels[0], 1.0),

@@ -1,6 +1,6 @@
-"""Results of the benchmarks: one JSON file a script under `results/`, with command and commit.
+"""Results of the benchmarks: one JSON file per script in `results/`, with command and commit.
 
-`report.py` makes the tables and plots of the pages from these files.
+`report.py` writes the tables and plots of the pages from these files.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import json
 import pathlib
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 FOLDER = pathlib.Path(__file__).parent / "results"
 
 
 def commit() -> str:
-    """Returns the commit that is checked out, with a plus sign if files differ from it."""
+    """Returns the current commit, with a plus sign if files differ from it."""
     run = ["git", "-C", str(FOLDER.parent), "describe", "--always", "--dirty=+", "--abbrev=7"]
     return subprocess.run(run, capture_output=True, text=True, check=False).stdout.strip()
 
@@ -31,25 +31,25 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 @contextlib.contextmanager
 def recorded(script: str, *names: str) -> Iterator[None]:
-    """Puts the Markdown tables that are printed within into the results of a script.
+    """Copies the Markdown tables that a block prints into the results of a script.
 
     Args:
         script: `__file__` of the benchmark.
-        names: of the tables, in the order in which they are printed.
+        names: names of the tables, in the order of printing.
     """
-    seen = _Tee(sys.stdout)
-    with contextlib.redirect_stdout(seen):
+    printed = _Tee(sys.stdout)
+    with contextlib.redirect_stdout(printed):
         yield
     tables: list[list[list[str]]] = []
     inside = False
-    for line in seen.getvalue().splitlines():
+    for line in printed.getvalue().splitlines():
         if line.startswith("|"):
             if not inside:
                 tables.append([])
             tables[-1].append([cell.strip() for cell in line.strip()[1:-1].split("|")])
         inside = line.startswith("|")
     if len(tables) != len(names):
-        raise ValueError(f"{len(tables)} tables were printed, and {len(names)} names are given.")
+        raise ValueError(f"{len(tables)} tables were printed, but {len(names)} names were passed.")
     path = FOLDER / f"{pathlib.Path(script).stem.removeprefix('bench_')}.json"
     results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"tables": {}}
     for name, (columns, _, *rows) in zip(names, tables, strict=True):
@@ -64,13 +64,14 @@ def recorded(script: str, *names: str) -> Iterator[None]:
 
 
 def add_run(path: pathlib.Path, figures: dict[str, Any]) -> None:
-    """Appends one run to a file, a JSON object a line; several processes may share the file."""
-    with path.open("a", encoding="utf-8") as file:  # one short write a line
+    """Appends a run to a file of JSON lines, and prints it; processes may share the file."""
+    with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({**figures, "commit": commit()}) + "\n")
+    print(figures, flush=True)
 
 
 def runs(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns the runs of a file, if there is one; a line that a kill cut off is left out."""
+    """Returns the runs of a file, if it exists, without a line that a kill cut off."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         with contextlib.suppress(json.JSONDecodeError):
@@ -78,8 +79,14 @@ def runs(path: pathlib.Path) -> list[dict[str, Any]]:
     return found
 
 
+def missing(path: pathlib.Path, jobs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the jobs without a run in a file; a run has all items of its job."""
+    done = runs(path)
+    return [job for job in jobs if not any(job.items() <= run.items() for run in done)]
+
+
 class _Tee(io.StringIO):
-    """Keeps what is written, and writes it to another stream at once."""
+    """Keeps the text, and writes it to another stream at once."""
 
     def __init__(self, other: Any) -> None:
         super().__init__()
@@ -94,7 +101,7 @@ class _Tee(io.StringIO):
 
 
 def _with_a_row_a_line(results: dict[str, Any]) -> str:
-    """Returns results as JSON in which a changed figure is a changed line."""
+    """Returns results as JSON in which a changed row is a changed line."""
     tables = []
     for name, table in results["tables"].items():
         rows = ",\n".join(f"        {json.dumps(row, ensure_ascii=False)}" for row in table["rows"])

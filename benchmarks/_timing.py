@@ -1,4 +1,4 @@
-"""Time and memory of a call, as the benchmarks of single functions take them."""
+"""Time and memory of a call, for the benchmarks of single functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def best_seconds(call: Callable[[], object], repeats: int = 3) -> float:
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """Returns the most memory held at once beyond what was there before, the result included."""
+    """Returns the peak memory of a call, its result included."""
     tracemalloc.start()
     try:
         call()

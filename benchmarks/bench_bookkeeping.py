@@ -1,8 +1,8 @@
-"""Processor time of one more use of a vault that has spent a budget in many uses before.
+"""Processor time of a use of a vault after many earlier uses.
 
-After n receipts a draw, a release and the charge of an epoch are timed, each with the budget check
-and the statement of the vault, with a store and without, at delta zero and above; medians of five.
-So is opening the store again.
+Times a draw, a release and the charge of an epoch after n receipts, each with the budget check and
+the statement of the vault, with and without a store, at delta zero and above; medians of five. Also
+times opening the store again.
 
     python benchmarks/bench_bookkeeping.py
     python benchmarks/bench_bookkeeping.py --receipts 10 100

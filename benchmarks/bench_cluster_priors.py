@@ -5,11 +5,11 @@
 images), and draw labels by RRWithPrior with it; the histogram costs ``min(epsilon / 2, 0.1)`` of
 epsilon. ``soft`` trains on the posteriors of the drawn labels instead of the labels. ``alibi``
 draws noisy one-hot labels and trains with ``ALIBILoss``. The CNN is that of ``ghazi2024``, Table
-10(a); Adam, 5 epochs (a stage). Epsilon is for the replacement of one label (delta = 1/n for
+10(a); Adam, 5 epochs (per stage). Epsilon is for the replacement of one label (delta = 1/n for
 ``alibi gaussian``, else 0).
 
-Labels of these data sets are public; draws are seeded so that the table can be made again, and
-protect nobody. Every run is a line in a JSON file, so a benchmark that is stopped goes on.
+Labels of these data sets are public; draws are seeded, so that the table is reproducible, and
+protect nobody. Every run is a line in a JSON file, so a stopped benchmark resumes.
 
     python benchmarks/bench_cluster_priors.py --data fashion_mnist
     python benchmarks/bench_cluster_priors.py --data mnist --methods RR "alibi laplace"
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import os
 import pathlib
 import time
 import warnings
@@ -52,10 +51,10 @@ METHODS = (
 
 
 class Problem:
-    """A data set with its clusterings, made when first asked for."""
+    """A data set with its clusterings, computed on first use."""
 
-    def __init__(self, name: str, folder: str) -> None:
-        self.data = _datasets.load(name, folder)
+    def __init__(self, name: str) -> None:
+        self.data = _datasets.load(name)
         self._clusters: dict[str, Any] = {}
 
     def clusters(self, kind: str) -> Any:
@@ -122,7 +121,7 @@ class Problem:
 
 
 def trained_encoder(images: np.ndarray, size: int = 32) -> keras.Model:
-    """Returns the encoder (n, 28, 28, 1) -> (n, size) of an autoencoder; no label is used."""
+    """Returns the encoder (n, 28, 28, 1) -> (n, size) of an autoencoder, without labels."""
     keras.utils.set_random_seed(0)
     layers = keras.layers
     inputs = keras.Input(images.shape[1:])
@@ -159,36 +158,29 @@ def main() -> None:
     """Runs what is missing and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", nargs="*", default=["fashion_mnist", "mnist"])
-    parser.add_argument("--data-dir", default=os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--results", type=pathlib.Path, default="cluster_priors.jsonl")
     options = parser.parse_args()
-    warnings.filterwarnings("ignore", "delta")  # 1/n, for all to compare
+    # All methods have delta 1/n, to compare them.
+    warnings.filterwarnings("ignore", "delta")
     path = options.results
-    results = _results.runs(path)
-    keys = ("data", "method", "epsilon", "seed")
-    done = {tuple(line[key] for key in keys) for line in results}
     for name in options.data:
-        todo = [
-            (name, method, epsilon, seed)
+        jobs = [
+            {"data": name, "method": method, "epsilon": epsilon, "seed": seed}
             for seed in options.seeds
             for epsilon in options.epsilons
             for method in options.methods
-            if (name, method, epsilon, seed) not in done
         ]
-        problem = Problem(name, options.data_dir) if todo else None
-        for i, job in enumerate(todo, start=1):
-            begun = time.perf_counter()
-            accuracy = problem.run(*job[1:])  # type: ignore[union-attr]
-            results.append({**dict(zip(keys, job, strict=True)), "accuracy": accuracy})
-            _results.add_run(path, results[-1])
-            seconds = time.perf_counter() - begun
-            print(f"[{i}/{len(todo)}] {job} {accuracy:.2f} ({seconds:.0f} s)", flush=True)
+        problem: Problem | None = None
+        for job in _results.missing(path, jobs):
+            problem = problem or Problem(name)
+            accuracy = problem.run(job["method"], job["epsilon"], job["seed"])
+            _results.add_run(path, {**job, "accuracy": accuracy})
             keras.backend.clear_session()
     with _results.recorded(__file__, "accuracy"):
-        print_table(results)
+        print_table(_results.runs(path))
 
 
 if __name__ == "__main__":

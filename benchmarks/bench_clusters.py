@@ -1,14 +1,14 @@
 """ClusterRR, uniform RR and DP-SGD with logistic regression (``esfandiari2022``, Figures 1 and 2).
 
-Multinomial logistic regression on raw pixels, k-means clusters of the unlabelled training set, and
-epsilon as it is truly charged: for the replacement of one label, with 2/sigma for the noisy cluster
+Multinomial logistic regression on raw pixels and k-means clusters of the unlabelled training set.
+Epsilon is the true charge: for the replacement of one label, with 2/sigma for the noisy cluster
 distributions; DP-SGD under replacement too (delta = 1/n). ``cluster`` is the paper's ClusterRR
 (labels are resampled, beta = 0), ``cluster soft`` trains on the posterior of the true label given
-the noisy one and the released distribution, ``LP-2ST`` is that of ``ghazi2021`` with the same
-logistic regression. On ``mnist-binary`` the labels say whether the digit is a 5.
+the noisy label and the released distribution, ``LP-2ST`` is that of ``ghazi2021`` with the same
+logistic regression. On ``mnist-binary`` the labels mark the digit 5.
 
-Labels of these data sets are public; draws are seeded so that the table can be made again, and
-protect nobody. Every fit is a line in a JSON file, so a benchmark that is stopped goes on.
+Labels of these data sets are public; draws are seeded, so that the table is reproducible, and
+protect nobody. Every fit is a line in a JSON file, so a stopped benchmark resumes.
 
     python benchmarks/bench_clusters.py
 """
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import os
 import pathlib
 import time
 import warnings
@@ -46,11 +45,11 @@ BATCH, PASSES, RATE = 1024, 5, 4.0
 
 
 class Problem:
-    """A data set with its clusterings, made when first asked for."""
+    """A data set with its clusterings, computed on first use."""
 
-    def __init__(self, name: str, folder: str) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        data = _datasets.load("mnist" if name == "mnist-binary" else name, folder)
+        data = _datasets.load("mnist" if name == "mnist-binary" else name)
         self.x = data.x_train.reshape(len(data.x_train), -1).astype(np.float32)
         self.x_test = data.x_test.reshape(len(data.x_test), -1).astype(np.float32)
         self.y, self.y_test = data.y_train, data.y_test
@@ -154,7 +153,7 @@ class Problem:
 
 
 def jobs(name: str, methods: list[str], seeds: int, numbers: list[int]) -> Iterator[dict[str, Any]]:
-    """Yields what there is to run on a data set."""
+    """Yields the runs on a data set."""
 
     def job(method: str, epsilon: float | None, number: int, seed: int) -> dict[str, Any]:
         values = (name, method, epsilon, number, seed)
@@ -218,34 +217,24 @@ def main() -> None:
     every = list(dict.fromkeys((*PRIVATE, *BINARY)))
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", nargs="*", default=["mnist", "fashion_mnist", "mnist-binary"])
-    parser.add_argument("--data-dir", default=os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
     parser.add_argument("--methods", nargs="+", default=every, choices=every)
     parser.add_argument("--seeds", type=int, default=3)
     numbers = list(CLUSTER_NUMBERS)
     parser.add_argument("--numbers", nargs="*", type=int, default=numbers, help="of clusters")
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("clusters.jsonl"))
     options = parser.parse_args()
-    warnings.filterwarnings("ignore", "delta")  # 1/n, as in the paper
+    # Delta is 1/n, as in the paper.
+    warnings.filterwarnings("ignore", "delta")
 
     path = options.results
-    results = _results.runs(path)
-    keys = ("data", "method", "epsilon", "clusters", "seed")
-    done = {tuple(line[key] for key in keys) for line in results}
     for name in options.data:
-        todo = [
-            job for job in jobs(name, options.methods, options.seeds, options.numbers)
-            if tuple(job.values()) not in done
-        ]  # fmt: skip
-        if not todo:
-            continue
-        problem = Problem(name, options.data_dir)
-        for i, job in enumerate(todo, start=1):
-            begun = time.perf_counter()
+        problem: Problem | None = None
+        every_job = jobs(name, options.methods, options.seeds, options.numbers)
+        for job in _results.missing(path, every_job):
+            problem = problem or Problem(name)
             accuracy = problem.run(job["method"], job["epsilon"], job["clusters"], job["seed"])
-            results.append({**job, "accuracy": accuracy})
-            _results.add_run(path, results[-1])
-            seconds = time.perf_counter() - begun
-            print(f"[{i}/{len(todo)}] {job} {accuracy:.2f} ({seconds:.0f} s)", flush=True)
+            _results.add_run(path, {**job, "accuracy": accuracy})
+    results = _results.runs(path)
     names = dict.fromkeys(line["data"].replace("-", "_") for line in results)
     with _results.recorded(__file__, *names, "numbers"):
         print_tables(results)

@@ -1,13 +1,12 @@
-"""Which loss for counts: of the bins, of the training, or classes (``ghazi2023``, E.3 and G).
+"""Losses for counts: squared or Poisson, for bins and training (``ghazi2023``, E.3 and G).
 
     python benchmarks/bench_count_losses.py
 
 The number of claims of a policy (pg15training, 0 to 7), the network and settings of
-``bench_regression.py``, trained by the squared error or by the Poisson loss of a log-rate. Noisy
-labels are those of RR-on-Bins for either loss, the same debiased, and those of RRWithPrior, for
-which counts are classes; all with the same private prior. ``PrivateRegressor`` has no noisy labels,
-but one release, at delta 1e-6. A finished cell is a line in a file, and a benchmark that is stopped
-goes on where it was.
+``bench_regression.py``, trained by the squared error or by the Poisson loss of a log-rate. The
+noisy labels come from RR-on-Bins for either loss, plain and debiased, and from RRWithPrior with
+counts as classes; all with the same private prior. ``PrivateRegressor`` has no noisy labels, but
+one release, at delta 1e-6. Every finished cell is a line in a file, so a stopped benchmark resumes.
 """
 
 from __future__ import annotations
@@ -27,11 +26,12 @@ from tf_labeldp.mechanisms import HistogramMechanism
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 LOSSES = ("squared_error", "poisson")
-SETTINGS = {"batch_size": 256, "epochs": 10}  # of bench_regression.py
-SEEDS, DOOR_SEEDS = 10, 5  # splits and draws
-LEAST_RATE = (
-    1e-3  # a network of the squared error may predict less, of which there is no Poisson loss
-)
+SETTINGS = {"batch_size": 256, "epochs": 10}
+"""Those of bench_regression.py."""
+SEEDS, DOOR_SEEDS = 10, 5
+"""Numbers of splits and draws."""
+LEAST_RATE = 1e-3
+"""A network of the squared error may predict zero or less, which has no Poisson loss."""
 FILE = _results.FOLDER / "count_losses.jsonl"
 WAYS = {
     "RR-on-Bins": ("squared_error", False),
@@ -46,19 +46,19 @@ TRUE, MEAN = "true labels", "their mean"
 def noisy_labels(
     data: InsuranceData, rows: np.ndarray, way: str, epsilon: float, seed: int
 ) -> np.ndarray:
-    """Returns what the network is trained on; seeded, so that it can be made again."""
+    """Returns the training targets, seeded, so that they are reproducible."""
     labels, budget = data.labels[rows], ldp.PrivacyBudget(epsilon)
-    given = {"budget": budget, "insecure_seed": seed}
+    settings = {"budget": budget, "insecure_seed": seed}
     if way == CLASSES:
         number = int(data.high) + 1
-        vault = ldp.PrivateLabels(labels.astype(int), number, **given)
+        vault = ldp.PrivateLabels(labels.astype(int), number, **settings)
         randomizer = ldp.LabelRandomizer(epsilon, whole_numbers=True)
         _, for_prior = randomizer.split(len(rows), data.low, data.high)
         priors = vault.release(HistogramMechanism(for_prior, num_classes=number)).priors()
         mechanism = ldp.RRWithPrior(epsilon - for_prior, number)
         return vault.randomize(mechanism, priors=priors).values.astype(float)
     loss, debiased = WAYS[way]
-    vault = ldp.PrivateLabels(labels, low=data.low, high=data.high, **given)
+    vault = ldp.PrivateLabels(labels, low=data.low, high=data.high, **settings)
     noisy = vault.randomize(ldp.LabelRandomizer(epsilon, loss=loss, whole_numbers=True))
     return noisy.debiased() if debiased else noisy.values
 
@@ -66,7 +66,7 @@ def noisy_labels(
 def one_release(
     data: InsuranceData, rows: np.ndarray, others: np.ndarray, loss: str, epsilon: float, seed: int
 ) -> np.ndarray:
-    """Returns predictions of the front door, for columns as a data frame has them."""
+    """Returns predictions of the front door from a table of columns."""
     columns = {f"category {i}": codes.astype(str) for i, codes in enumerate(data.codes.T)}
     columns |= {f"number {i}": numbers for i, numbers in enumerate(data.numbers.T)}
     model = ldp.PrivateRegressor(
@@ -81,20 +81,20 @@ def measure(trainer: Trainer, way: str, epsilon: float | None, seed: int) -> dic
     data = trainer.data
     rows, test_rows = split(len(data), seed)
     labels, truth = data.labels[rows], data.labels[test_rows]
-    made = (
-        labels if epsilon is None or way == DOOR else noisy_labels(data, rows, way, epsilon, seed)
-    )
+    targets = labels
+    if epsilon is not None and way != DOOR:
+        targets = noisy_labels(data, rows, way, epsilon, seed)
     if way == MEAN:
         predicted = np.full(len(test_rows), labels.mean())
     elif way == DOOR:
         loss = "poisson" if trainer.is_poisson else "squared_error"
         predicted = one_release(data, rows, test_rows, loss, epsilon or 0.0, seed)
     else:
-        trainer.fit(rows, made, seed)
+        trainer.fit(rows, targets, seed)
         predicted = trainer.predict(test_rows)
     rates = np.maximum(predicted, LEAST_RATE)
     return {
-        "mechanism": float(np.mean(np.square(made - labels))),
+        "mechanism": float(np.mean(np.square(targets - labels))),
         "squared": float(np.mean(np.square(predicted - truth))),
         "poisson": float(np.mean(rates - truth * np.log(rates))),
         "total": float(predicted.sum() / truth.sum() - 1.0),
@@ -112,7 +112,8 @@ def report() -> None:
         values = np.array([run[figure] for run in found.get(key, {}).values()])
         if not values.size:
             return ""
-        if figure == "poisson":  # of the same split
+        # Relative to true labels in the same split.
+        if figure == "poisson":
             least = np.array([best[seed]["poisson"] for seed in found[key]])
             values = values / least - 1.0
         if figure in ("poisson", "total"):
@@ -139,21 +140,19 @@ def report() -> None:
 
 def main() -> None:
     """Measures what is missing, and prints."""
-    data = load("pg15training", os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
-    done = {(r["way"], r["loss"], r["epsilon"], r["seed"]) for r in _results.runs(FILE)}
+    data = load("pg15training")
     num_train = len(split(len(data), 0)[0])
     for loss in LOSSES:
         trainer = Trainer(data, num_train, loss=loss, **SETTINGS)
         cells = [(TRUE, None), *((way, e) for e in EPSILONS for way in (*WAYS, CLASSES, DOOR))]
-        for way, epsilon in [*cells, *([(MEAN, None)] if loss == LOSSES[0] else [])]:
-            for seed in range(DOOR_SEEDS if way == DOOR else SEEDS):
-                if (way, loss, epsilon, seed) in done:
-                    continue
-                figures = measure(trainer, way, epsilon, seed)
-                _results.add_run(
-                    FILE, {"way": way, "loss": loss, "epsilon": epsilon, "seed": seed, **figures}
-                )
-                print(way, loss, epsilon, seed, figures, flush=True)
+        jobs = [
+            {"way": way, "loss": loss, "epsilon": epsilon, "seed": seed}
+            for way, epsilon in [*cells, *([(MEAN, None)] if loss == LOSSES[0] else [])]
+            for seed in range(DOOR_SEEDS if way == DOOR else SEEDS)
+        ]
+        for job in _results.missing(FILE, jobs):
+            figures = measure(trainer, job["way"], job["epsilon"], job["seed"])
+            _results.add_run(FILE, {**job, **figures})
     with _results.recorded(__file__, "training", "classes"):
         report()
 

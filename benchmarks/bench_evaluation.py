@@ -1,17 +1,16 @@
-"""What private evaluation costs in width, and how often the best of ten models is chosen.
+"""The width of private evaluations, and how often the best of ten models is chosen.
 
     python benchmarks/bench_evaluation.py
 
-Ten models of each data set are fitted in the clear on 300 to 10,000 examples; 10,000 others are
-held out. Of the accuracy (numbers: the mean squared error, as a part of the variance) the table has
-the half width of a 95 % interval, and what share of 1,000 intervals holds the truth; then how often
-``select`` chooses the best, and what it loses to it on average. Labels of these data
-sets are public; draws are seeded.
+Ten models of each data set are fitted without privacy on 300 to 10,000 examples; 10,000 others are
+held out. For the accuracy (numbers: the mean squared error, as a part of the variance) the table
+has the half width of a 95 % interval, and the share of 1,000 intervals that contain the truth; then
+how often ``select`` chooses the best model, and how much its choice is worse on average. Labels of
+these data sets are public; draws are seeded.
 """
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
 
@@ -29,21 +28,21 @@ HALF = 10_000
 
 
 def data() -> Iterator[tuple[str, np.ndarray, np.ndarray, dict[str, float]]]:
-    """Gives name, standardised rows, labels and what they are, as arguments of a mechanism."""
-    folder = os.environ.get("LABELDP_DATA_DIR", "../shared/data")
+    """Yields name, rows, labels and their kind, as arguments of a mechanism."""
     order = np.random.default_rng(0)
     for name in ("mnist", "adult"):
-        found = _datasets.load(name, folder)
+        found = _datasets.load(name)
         chosen = order.permutation(len(found.x_train))[: 2 * HALF]
         rows = found.x_train[chosen].reshape(2 * HALF, -1)
         yield name, rows, found.y_train[chosen], {"num_classes": found.num_classes}
     for name in ("pg15training", "beMTPL97"):
-        one = load(name, folder)
-        chosen = order.permutation(len(one))[: 2 * HALF]
-        wide = [np.eye(size)[one.codes[chosen, i]] for i, size in enumerate(one.vocabulary_sizes)]
+        claims = load(name)
+        chosen = order.permutation(len(claims))[: 2 * HALF]
+        codes, sizes = claims.codes[chosen].T, claims.vocabulary_sizes
+        wide = [np.eye(size)[column] for column, size in zip(codes, sizes, strict=True)]
         small = [part for part in wide if part.shape[1] < 50]
-        rows = np.concatenate([one.numbers[chosen], *small], axis=1)
-        yield name, rows, one.labels[chosen], {"low": one.low, "high": one.high}
+        rows = np.concatenate([claims.numbers[chosen], *small], axis=1)
+        yield name, rows, claims.labels[chosen], {"low": claims.low, "high": claims.high}
 
 
 def main() -> None:
@@ -64,7 +63,7 @@ def main() -> None:
         for epsilon in EPSILONS:
             mechanism = MetricMechanism(epsilon, metric, **kind)  # type: ignore[arg-type]
             unit = mechanism.sensitivity / mechanism.steps / len(held_out)
-            exact = np.array([mechanism.exact_steps(held_out, one) for one in candidates]) * unit
+            exact = np.array([mechanism.exact_steps(held_out, each) for each in candidates]) * unit
             scale = 1.0 if metric == "accuracy" else float(np.var(held_out))
             error = mechanism.noise_stddev(len(held_out))
             half_width = np.log(20.0) / np.sqrt(2.0) * error

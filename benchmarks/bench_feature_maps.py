@@ -6,29 +6,29 @@
     python benchmarks/bench_feature_maps.py --data adult --sensitivity --head both
     python benchmarks/bench_feature_maps.py --data mnist --spread --head both
 
-With ``--spread``: heads with and without a spread over directions, on pixels and on small maps.
-Without ``--sensitivity``: the default map. With it: one argument changed at a time, and then two
-ways to choose among these variants without looking at test labels:
+``--spread`` compares heads with and without a spread over directions, on pixels and on small maps.
+Without ``--sensitivity`` the table has the default map. With it, one argument changes at a time,
+and two rules choose among these variants without test labels:
 
-- *by the estimate of a release*: in brackets stands the head's own estimate of its loss on the
-  training set (PrivateRidge: squared error per label less a constant; PrivateLogisticRegression:
-  log-loss), which is made of the release and the features. A choice by it is free of test labels,
-  but not of budget: each variant needs a release of its own. Releasing k of them together for one
-  epsilon takes sqrt(k) times the noise in each, about what each has at epsilon / sqrt(k). What is
-  printed is the choice at no extra cost, so the most that this could bring;
-- *by another data set* (``--proxy``, the file that ``--save`` wrote for it): the variant that is
-  best there, where labels are public. No private label is used, so this costs nothing.
+- *by the estimate of a release*: in brackets is the head's estimate of its loss on the training set
+  (PrivateRidge: squared error per label less a constant; PrivateLogisticRegression: log-loss), from
+  the release and the features. A choice by it needs no test labels, but budget: each variant needs
+  its own release. Releasing k variants together for one epsilon takes sqrt(k) times the noise in
+  each, about that of epsilon / sqrt(k). The table has the choice at no extra cost, which bounds the
+  gain;
+- *by another data set* (``--proxy``, the file that ``--save`` wrote for it): the best variant
+  there, where labels are public. This reads no private label, so it costs nothing.
 
 Over 29 variants, with PrivateRidge on 20,000 images and the noise of 60,000, the rank correlation
 with accuracy at epsilon 0.05 / 0.2 / 1 was, for the estimate of one release, 0.35 / 0.56 / 0.69 on
 Fashion-MNIST and 0.37 / 0.45 / 0.75 on MNIST; for the accuracy on the other of the two data sets
 0.57 / 0.27 / 0.22. The best variants were 0.3 to 0.9 percent above the default, and halving epsilon
-costs more than that, so that a budget is better spent on one release of the default, or of several
-scales together, than on a choice.
+costs more, so spend a budget on one release of the default, or of several scales together, rather
+than on a choice.
 
-The labels of these data sets are public, and accuracies here are measured on their test sets. For
-labels that are private no choice may be made in that way. Epsilon is for the replacement of one
-label, delta = 1/n; ± is the standard deviation over releases.
+The labels of these data sets are public, and the accuracies are those on their test sets. Private
+labels allow no such choice. Epsilon is for the replacement of one label, delta = 1/n; ± is the
+standard deviation over releases.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ import argparse
 import csv
 import gzip
 import json
-import os
 import pathlib
 import time
 import warnings
 
 import _results
 import numpy as np
+from _datasets import FOLDER
 from scipy import stats
+from sklearn.metrics import roc_auc_score
 
 from tf_labeldp import PrivacyBudget, PrivateLabels
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
@@ -108,18 +109,8 @@ def read_adult(folder: pathlib.Path, part: str) -> tuple[dict[str, np.ndarray], 
     return table, np.array([label.startswith(">50K") for label in labels]).astype(np.int64)
 
 
-def area_under_curve(scores: np.ndarray, labels: np.ndarray) -> float:
-    ranks = stats.rankdata(scores)
-    positive = labels == 1
-    p = int(positive.sum())
-    return float((ranks[positive].sum() - p * (p + 1) / 2) / (p * (len(labels) - p)))
-
-
 class Results:
-    """Accuracy in percent and estimate of each (head, epsilon), variants by releases.
-
-    Rows are printed as they come.
-    """
+    """Accuracy in percent and estimate by (head, epsilon), as variants by releases."""
 
     def __init__(self, heads: list[str], epsilons: list[float], seeds: int) -> None:
         self.heads, self.epsilons, self.seeds = heads, epsilons, seeds
@@ -138,7 +129,7 @@ class Results:
             for epsilon in self.epsilons:
                 accuracies, estimates, areas = [], [], []
                 for seed in range(self.seeds):
-                    # A vault for each fit: nobody publishes all of them, so they do not add up.
+                    # A vault per fit: nobody publishes all fits, so they do not add up.
                     budget = PrivacyBudget(epsilon, 1.0 / n)
                     labels = PrivateLabels(y_train, num_classes, budget=budget, insecure_seed=seed)
                     fitted = HEADS[head](epsilon, 1.0 / n, **settings).fit(train, labels)
@@ -146,7 +137,7 @@ class Results:
                     estimates.append(fitted.risk_ / (n if head == "ridge" else 1))
                     if num_classes == 2:
                         scores = fitted.decision_function(test)
-                        areas.append(100.0 * area_under_curve(scores, y_test))
+                        areas.append(100.0 * roc_auc_score(y_test, scores))
                 self.accuracies[f"{head} {epsilon:g}"].append(accuracies)
                 self.estimates[f"{head} {epsilon:g}"].append(estimates)
                 cell = f"{np.mean(accuracies):.1f} ± {np.std(accuracies):.1f}"
@@ -155,13 +146,13 @@ class Results:
             print(f"| {name}, {seconds} | {head} | " + " | ".join(cells) + " |", flush=True)
 
     def print_choices(self, proxy: dict | None) -> None:
-        """What choosing would bring over the default, the first variant, and lose to the best."""
+        """Prints the gain of each choice over the default, and its loss against the best."""
         print("\n| head, ε | choice by | rank correlation with accuracy | chosen | gain | loss |")
         print("|---" * 6 + "|")
         for key, table in self.accuracies.items():
             accuracies = np.mean(table, axis=1)
             estimates = np.array(self.estimates[key])
-            # One release a variant decides; then its accuracy over all releases is taken.
+            # One release per variant decides; the accuracy is the mean over all releases.
             correlations = [stats.spearmanr(-column, accuracies)[0] for column in estimates.T]
             self._print_choice(
                 key, "estimate", np.mean(correlations), estimates.argmin(axis=0), accuracies
@@ -202,14 +193,15 @@ def main() -> None:
     parser.add_argument("--head", default="ridge", choices=["ridge", "logistic", "both"])
     parser.add_argument("--sensitivity", action="store_true", help="change one argument at a time")
     parser.add_argument("--spread", action="store_true", help="compare rules for the spread")
-    parser.add_argument("--examples", type=int, help="use the first of the training set alone")
+    parser.add_argument("--examples", type=int, help="number of training examples to use")
     parser.add_argument("--save", type=pathlib.Path, help="write the figures to this file")
     parser.add_argument("--proxy", type=pathlib.Path, help="figures of another data set")
     arguments = parser.parse_args()
-    warnings.filterwarnings("ignore", "delta")  # 1/n, for all to compare
-    folder = pathlib.Path(os.environ.get("LABELDP_DATA_DIR", "../shared/data")) / arguments.data
+    # All methods have delta 1/n, to compare them.
+    warnings.filterwarnings("ignore", "delta")
+    folder = FOLDER / arguments.data
     if not folder.is_dir():
-        raise SystemExit(f"no folder {folder}; set LABELDP_DATA_DIR to where the data sets are")
+        raise SystemExit(f"no folder {folder}; set LABELDP_DATA_DIR to the folder of the data sets")
 
     if arguments.data == "adult":
         (x_train, y_train), (x_test, y_test) = (read_adult(folder, p) for p in ("data", "test"))

@@ -1,19 +1,18 @@
-"""What the front door chooses, against its parts and against all else that was measured.
+"""The choice of the front door, against its parts and against all other methods.
 
-    python benchmarks/bench_front_door.py rows        # of numbers: against its parts
+    python benchmarks/bench_front_door.py rows        # rows of numbers, against its parts
     python benchmarks/bench_front_door.py regression  # PrivateRegressor on insurance data
-    python benchmarks/bench_front_door.py against     # others, from the result files
+    python benchmarks/bench_front_door.py against     # other methods, from the result files
 
 Rows of numbers: test accuracy on a fifth of the rows, mean of two seeds of the noise. "as they
-are" and "smoothed" are logistic regressions; "Fourier" is ridge. The rule was made on digits, MNIST
-and the linear labels; the others confirm it. Labels of these data sets are public; draws are seeded
-so that the table can be made again, and protect nobody. Images and tables have their figures in
+are" and "smoothed" are logistic regressions; "Fourier" is ridge. The rule was chosen on digits,
+MNIST and the linear labels; the others confirm it. Labels of these data sets are public; draws are
+seeded, so that the table is reproducible, and protect nobody. For images and tables see
 ``bench_one_release.py``. Regression: mean squared error on the splits of ``bench_regression.py``.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -35,13 +34,12 @@ METHODS = ("PrivateClassifier", "as they are", "Fourier", "smoothed")
 
 
 def data() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Gives name, rows and classes of each data set."""
+    """Yields name, rows and classes of each data set."""
     rng = np.random.default_rng(0)
     digits = datasets.load_digits()
     yield "digits", digits.data, digits.target
-    folder = os.environ.get("LABELDP_DATA_DIR", "../shared/data")
     for name in ("mnist", "fashion_mnist"):
-        found = _datasets.load(name, folder)
+        found = _datasets.load(name)
         chosen = rng.permutation(len(found.y_train))[:ROWS]
         yield f"{name}, pixels", found.x_train[chosen].reshape(ROWS, -1), found.y_train[chosen]
     rows = rng.normal(size=(ROWS, 50))
@@ -57,23 +55,22 @@ def data() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
 
 
 def model(method: str, rows: np.ndarray, epsilon: float, classes: int, seed: int) -> Any:
-    """Returns an estimator that is not fitted."""
-    told = {"num_classes": classes, "insecure_seed": seed}
+    """Returns an unfitted estimator."""
+    options = {"num_classes": classes, "insecure_seed": seed}
     if method == "PrivateClassifier":
-        return ldp.PrivateClassifier(epsilon, 1.0 / len(rows), **told)
+        return ldp.PrivateClassifier(epsilon, 1.0 / len(rows), **options)
     if method == "Fourier":
         encoder = RandomFourierFeatures().fit(rows)
-        return ldp.PrivateRidge(epsilon, 1.0 / len(rows), encoder=encoder, **told)
+        return ldp.PrivateRidge(epsilon, 1.0 / len(rows), encoder=encoder, **options)
     smooth = NeighbourSmoothing().fit(rows) if method == "smoothed" else None
-    return ldp.PrivateLogisticRegression(epsilon, 1.0 / len(rows), encoder=smooth, **told)
+    return ldp.PrivateLogisticRegression(epsilon, 1.0 / len(rows), encoder=smooth, **options)
 
 
 def regression() -> None:
     """Prints errors of ``PrivateRegressor``, on the splits of the regression tables and on five."""
-    folder = os.environ.get("LABELDP_DATA_DIR", "../shared/data")
     for name in sys.argv[2:] or COLUMNS:
         lines = []
-        data = load(name, folder)
+        data = load(name)
         table = columns_of(data)
         unit = 1.0 if data.counts else 1e6
         errors = np.zeros((len(EPSILONS), max(5, _SPLITS[name])))
@@ -83,16 +80,16 @@ def regression() -> None:
                 door = ldp.PrivateRegressor(
                     epsilon, 0.1 / len(data), low=data.low, high=data.high, insecure_seed=seed
                 )
-                door.fit({key: one[rows] for key, one in table.items()}, data.labels[rows])
-                given = door.predict({key: one[test] for key, one in table.items()})
-                errors[at, seed] = np.mean(np.square(given - data.labels[test])) / unit
+                door.fit({key: cells[rows] for key, cells in table.items()}, data.labels[rows])
+                predicted = door.predict({key: cells[test] for key, cells in table.items()})
+                errors[at, seed] = np.mean(np.square(predicted - data.labels[test])) / unit
             print(name, epsilon, errors[at], flush=True)
         for splits in (_SPLITS[name], 5):
             found = errors[:, :splits]
-            cells = [f"{one.mean():.4f} ± {one.std(ddof=1):.4f}" for one in found]
+            cells = [f"{row.mean():.4f} ± {row.std(ddof=1):.4f}" for row in found]
             lines.append([name, f"{splits}", *cells])
         with _results.recorded(__file__, f"regression_{name}"):
-            columns = ["data", "splits", *(f"ε {one:g}" for one in EPSILONS)]
+            columns = ["data", "splits", *(f"ε {epsilon:g}" for epsilon in EPSILONS)]
             print(_results.markdown(columns, lines))
 
 
@@ -105,11 +102,11 @@ def columns_of(data: InsuranceData) -> dict[str, np.ndarray]:
 _CHOSEN = {"mnist": "smooth logistic", "fashion_mnist": "smooth logistic", "adult": "ridge"}
 _KIND = {"beMTPL97": "amounts", "pg15training": "counts"}
 _SPLITS = {"beMTPL97": 10, "pg15training": 3}
-"""Of which the regression tables are."""
+"""Numbers of splits in the regression tables."""
 
 
 def against() -> None:
-    """Prints the front door's choice beside the best other method of the result files."""
+    """Prints the front door's choice next to the best other method of the result files."""
     lines = []
     for name, chosen in _CHOSEN.items():
         found = _cells("one_release/accuracy", lambda row, name=name: row[0] == name, 1)
@@ -119,7 +116,7 @@ def against() -> None:
         for epsilon in EPSILONS:
             values = {m: v for (m, at), v in found.items() if at == epsilon}
             own = values.pop(chosen)
-            best = max(values, key=lambda one: values[one])
+            best = max(values, key=values.__getitem__)
             lines.append([name, f"{epsilon:g}", f"{own:.1f}", f"{best}: {values[best]:.1f}"])
             lines[-1].append(f"{own - values[best]:+.1f}")
     for name, kind in _KIND.items():
@@ -129,13 +126,14 @@ def against() -> None:
         table = table_of(f"regression/test_error_{kind}")
         for epsilon in EPSILONS:
             own = ours[name, epsilon]
-            row = next(one for one in table["rows"] if float(one[0]) == epsilon)
+            row = next(row for row in table["rows"] if float(row[0]) == epsilon)
             values = {
                 method: float(cell.split()[0])
                 for method, cell in zip(table["columns"][1:], row[1:], strict=True)
-                if "*" not in method  # knows the prior of the labels
+                # Methods with a star know the distribution of the labels.
+                if "*" not in method
             }
-            best = min(values, key=lambda one: values[one])
+            best = min(values, key=values.__getitem__)
             lines.append([name, f"{epsilon:g}", f"{own:.4f}", f"{best}: {values[best]:.4f}"])
             lines[-1].append(f"{100.0 * (own / values[best] - 1.0):+.1f} %")
     with _results.recorded(__file__, "against"):
@@ -144,7 +142,7 @@ def against() -> None:
 
 
 def _cells(name: str, wanted: Any, at: int) -> dict[tuple[str, float], float]:
-    """Returns the figures of a table by method and epsilon; those of papers are left out."""
+    """Returns the figures of a table by method and epsilon, without those of papers."""
     table = table_of(name)
     found = {}
     for row in filter(wanted, table["rows"]):
@@ -157,23 +155,23 @@ def _cells(name: str, wanted: Any, at: int) -> dict[tuple[str, float], float]:
 
 
 def _bootstrapped(name: str) -> dict[tuple[str, float], float]:
-    """Returns the small network that heads teach, which trains in 10 minutes."""
+    """Returns the accuracies of the small network that heads teach, which trains in 10 minutes."""
     runs = [
-        one
-        for one in _results.runs(_results.FOLDER / "learners.jsonl")
-        if (one["data"], one["method"], one["passes"]) == (name, "bootstrapped head", 6)
+        run
+        for run in _results.runs(_results.FOLDER / "learners.jsonl")
+        if (run["data"], run["method"], run["passes"]) == (name, "bootstrapped head", 6)
     ]
-    levels = {one["epsilon"] for one in runs}
+    levels = {run["epsilon"] for run in runs}
     return {
         ("bootstrapped head", level): float(
-            np.mean([one["accuracy"] for one in runs if one["epsilon"] == level])
+            np.mean([run["accuracy"] for run in runs if run["epsilon"] == level])
         )
         for level in levels
     }
 
 
 def rows_of_numbers() -> None:
-    """Prints what is chosen for rows of numbers, and its parts."""
+    """Prints the choice for rows of numbers, and its parts."""
     rows = []
     for name, x, y in data():
         order = np.random.default_rng(1).permutation(len(x))
@@ -192,12 +190,12 @@ def rows_of_numbers() -> None:
             rows.append([name, method, *cells])
             print(rows[-1], flush=True)
     with _results.recorded(__file__, "accuracy"):
-        columns = ["data", "method", *(f"ε {one:g}" for one in EPSILONS)]
+        columns = ["data", "method", *(f"ε {epsilon:g}" for epsilon in EPSILONS)]
         print(_results.markdown(columns, rows))
 
 
 def main() -> None:
-    """Prints the table that is asked for."""
+    """Prints one table."""
     warnings.filterwarnings("ignore")
     tables = {"rows": rows_of_numbers, "regression": regression, "against": against}
     tables[sys.argv[1] if sys.argv[1:] else "rows"]()

@@ -3,13 +3,13 @@
 The CNN is that of Table 10(a). Batches are Poisson samples of 1,024 of 60,000 images on average;
 delta is 1/n, as in the paper. ``--relation add_or_remove`` sets the noise as the paper's accounting
 does, ``replace_label`` by the definition of label DP; each line has the epsilon under both. Every
-finished run is a line in a JSON file, so a benchmark that is stopped goes on where it was.
+finished run is a line in a JSON file, so a stopped benchmark resumes.
 
     python benchmarks/bench_label_dp_pro.py --data mnist --methods dp-sgd gauss-newton
     python benchmarks/bench_label_dp_pro.py --data adult --set clipping=label_distance
     python benchmarks/bench_label_dp_pro.py --table
 
-Of two classes (Adult, a perceptron of 32 units) the table has the AUC, of others the accuracy.
+For two classes (Adult, a perceptron of 32 units) the table has the AUC, otherwise the accuracy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import os
 import pathlib
 import time
 import warnings
@@ -56,8 +55,8 @@ INNER_OPTIMIZERS = {
     "sgd": keras.optimizers.SGD,
     "adam": functools.partial(keras.optimizers.Adam, beta_2=0.99),
 }
-# Method: learning rate (falls linearly to zero), clip, epochs, and what is special to it. With more
-# noise smaller steps are better, with little noise large steps diverge: under replacement
+# The learning rate falls linearly to zero. With more noise smaller steps are better, with little
+# noise large steps diverge: under replacement
 # "gauss-newton" has 8 times the root of epsilon (``--set learning_rate=2.5`` at 0.1).
 SETTINGS: dict[str, dict[str, Any]] = {
     "rr": {"learning_rate": 0.1, "epochs": 5},
@@ -79,7 +78,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 OF_TRAINING = {"learning_rate", "epochs", "standardize", "flatten"}
 OF_DP_SGD = OF_TRAINING | {"clip", "clipping", "optimizer"}
-AMPLIFICATION = "unearned_amplification"  # of denoisers that reveal the batch
+AMPLIFICATION = "unearned_amplification"
+"""For denoisers that reveal the batch."""
 PARTS = {
     "gauss-newton": GaussNewton,
     "labeldp-pro": functools.partial(AltConv, **ALT),
@@ -100,12 +100,12 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--set", nargs="*", default=[], help="settings to change: name=value")
     parser.add_argument("--results", type=pathlib.Path, default="label_dp_pro.jsonl")
-    parser.add_argument("--table", action="store_true", help="only print what the file holds")
+    parser.add_argument("--table", action="store_true", help="only print the runs of the file")
     return parser.parse_args()
 
 
 def settings_of(method: str, changes: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a method with the changes; exits at one that it would not use."""
+    """Returns the settings of a method with the changes; exits at an unknown setting."""
     known = OF_TRAINING if method.startswith("rr") else OF_DP_SGD
     if method in PARTS:
         part = PARTS[method]()
@@ -154,7 +154,7 @@ def flattened(data: _datasets.ClassificationData) -> _datasets.ClassificationDat
 def train_privately(
     data: _datasets.ClassificationData, run: dict[str, Any], settings: dict[str, Any]
 ) -> tuple[keras.Model, dict[str, float]]:
-    """Trains by DP-SGD with or without denoiser; returns the model and what it cost."""
+    """Trains by DP-SGD with or without denoiser; returns the model and its cost."""
     n, method = len(data.x_train), run["method"]
     q, delta = BATCH / n, 1.0 / n
     steps = max(1, round(settings["epochs"] / q))
@@ -193,7 +193,8 @@ def train_privately(
     model.fit(batches, epochs=steps // a_pass, verbose=0)
     cost = functools.partial(dp_sgd_guarantee, noise, probability, uses, delta)
     spent = {"replace_label": cost(clipping=clipping).epsilon}
-    if clipping == "norm":  # the other is for replaced labels alone
+    # The other clipping is for replaced labels alone.
+    if clipping == "norm":
         spent["add_or_remove"] = cost(relation="add_or_remove").epsilon
     return model, {"noise_multiplier": noise, **spent}
 
@@ -226,7 +227,7 @@ def number_or_word(text: str) -> Any:
 
 
 def print_table(lines: list[dict[str, Any]]) -> None:
-    """Prints mean and standard deviation over seeds of what the file holds."""
+    """Prints mean and standard deviation over the seeds of the file."""
     cells = collections.defaultdict(list)
     for line in lines:
         settings = ",".join(f"{k}={v}" for k, v in line["settings"].items())
@@ -235,7 +236,7 @@ def print_table(lines: list[dict[str, Any]]) -> None:
     print("| data | relation | method | epsilon | under replacement | accuracy (AUC) | seeds |")
     print("|---|---|---|---|---|---|---|")
     for (data, relation, method, settings, epsilon), found in sorted(cells.items()):
-        accuracy = np.array([one[0] for one in found])
+        accuracy = np.array([run[0] for run in found])
         print(
             f"| {data} | {relation} | {method} ({settings}) | {epsilon:g} | {found[0][1]:.3g} | "
             f"{accuracy.mean():.1f} +- {accuracy.std():.1f} | {len(found)} |"
@@ -243,29 +244,34 @@ def print_table(lines: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Makes the runs that the file does not have yet."""
+    """Runs what is missing, or prints the table."""
     options = arguments()
     if options.table:
         with _results.recorded(__file__, "runs"):
             print_table(_results.runs(options.results))
         return
-    warnings.filterwarnings("ignore", "delta")  # 1/n, as in the paper
+    # Delta is 1/n, as in the paper.
+    warnings.filterwarnings("ignore", "delta")
     pairs = (change.partition("=") for change in options.set)
     changes = {name: number_or_word(value) for name, _, value in pairs}
     every_setting = {method: settings_of(method, changes) for method in options.methods}
-    names = ("data", "method", "epsilon", "seed", "relation", "settings")
-    done = [tuple(str(line[name]) for name in names) for line in _results.runs(options.results)]
     for data_name in options.data:
-        raw = _datasets.load(data_name, os.environ["LABELDP_DATA_DIR"])
-        for seed, epsilon, method in itertools.product(
-            options.seeds, options.epsilons, options.methods
-        ):
-            settings = every_setting[method]
-            values = (data_name, method, epsilon, seed, options.relation, settings)
-            run = dict(zip(names, values, strict=True))
-            if tuple(str(value) for value in values) in done:
-                continue
-            keras.utils.set_random_seed(seed)
+        raw = _datasets.load(data_name)
+        runs = itertools.product(options.seeds, options.epsilons, options.methods)
+        jobs = [
+            {
+                "data": data_name,
+                "method": method,
+                "epsilon": epsilon,
+                "seed": seed,
+                "relation": options.relation,
+                "settings": every_setting[method],
+            }
+            for seed, epsilon, method in runs
+        ]
+        for run in _results.missing(options.results, jobs):
+            method, settings = run["method"], run["settings"]
+            keras.utils.set_random_seed(run["seed"])
             begun = time.perf_counter()
             train = train_on_noisy_labels if method.startswith("rr") else train_privately
             used = standardized(raw) if settings.get("standardize") else raw
@@ -278,7 +284,6 @@ def main() -> None:
             if raw.num_classes == 2:
                 line["auc"] = 100.0 * roc_auc_score(raw.y_test, scores[:, 1] - scores[:, 0])
             _results.add_run(options.results, line)
-            print(f"{data_name} {method} {epsilon:g} seed {seed}: {accuracy:.2f} ({took:.0f} s)")
             tf.keras.backend.clear_session()
 
 

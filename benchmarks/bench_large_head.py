@@ -1,15 +1,15 @@
 """Time and memory of heads and of smoothing on many rows: 1,000,000 rows of 2,000 features.
 
-Heads are fitted in processes of their own, on this version and on another one (``--against``), and
-the table has the ratios. The features come from a ``tf.data.Dataset`` that makes them when they are
-read, so the process holds what the head holds. They are a fixed block of random numbers with other
-signs in each batch, and cost next to nothing; labels are drawn from a linear model of them. Epsilon
-is 1 for a million rows and grows for fewer, so that as many directions are kept.
+Each head is fitted in a separate process, in this version and in another (``--against``); the table
+has the ratios. A ``tf.data.Dataset`` generates the features when they are read, so the memory of
+the process is that of the head. The features are a fixed block of random numbers with other signs
+in each batch, at next to no cost; a linear model of them draws the labels. Epsilon is 1 for a
+million rows and larger for fewer, so that as many directions are kept.
 
-``--smoothing`` times ``NeighbourSmoothing`` on images of Fashion-MNIST, moved by up to two pixels
-for more of them: the search over all pairs (of some queries, scaled up to all) against the search
-in lists, and how many of the neighbours it finds. ``--accuracy`` fits heads on features that either
-search has smoothed.
+``--smoothing`` times ``NeighbourSmoothing`` on images of Fashion-MNIST, shifted by up to two pixels
+for more rows: the search over all pairs (some queries, scaled up) against the search in lists, and
+the share of neighbours that it finds. ``--accuracy`` fits heads on features smoothed by either
+search.
 
     python benchmarks/bench_large_head.py --rows 100000 --against ce97f1e
     python benchmarks/bench_large_head.py --rows 100000 --head logistic
@@ -43,7 +43,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def dataset(rows: int, width: int) -> Any:
-    """Returns batches (x, y), the same whenever they are read."""
+    """Returns batches (x, y), the same in each pass."""
     import tensorflow as tf
 
     rng = np.random.default_rng(0)
@@ -61,12 +61,12 @@ def dataset(rows: int, width: int) -> Any:
 
 
 def peak() -> float:
-    """Returns the most memory that this process has had, in GB."""
+    """Returns the peak memory of this process, in GB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
 def fit_one(rows: int, width: int, head: str) -> dict[str, float]:
-    """Fits a head in this process, and returns what it took."""
+    """Fits a head in this process; returns times, memory and accuracy."""
     from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
 
     data = dataset(rows, width)
@@ -85,12 +85,12 @@ def fit_one(rows: int, width: int, head: str) -> dict[str, float]:
 
 
 def fit_apart(code: pathlib.Path, args: argparse.Namespace) -> dict[str, float]:
-    """Fits a head in a process that imports the library from a folder."""
+    """Fits a head in a separate process, with the library of a folder."""
     call = [sys.executable, __file__, "--one", "--rows", str(args.rows)]
     call += ["--features", str(args.features), "--head", args.head]
     env = {**os.environ, "PYTHONPATH": str(code)}
-    made = subprocess.run(call, env=env, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(made.stdout.splitlines()[-1])
+    done = subprocess.run(call, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def compare_heads(args: argparse.Namespace) -> None:
@@ -107,14 +107,14 @@ def compare_heads(args: argparse.Namespace) -> None:
     rows = [
         [
             name,
-            f"{one['wall']:.0f}",
-            f"{one['processor']:.0f}",
-            f"{args.rows / one['processor']:,.0f}",
-            f"{one['peak']:.2f}",
-            f"{one['directions']:.0f}",
-            f"{100 * one['accuracy']:.1f}",
+            f"{fit['wall']:.0f}",
+            f"{fit['processor']:.0f}",
+            f"{args.rows / fit['processor']:,.0f}",
+            f"{fit['peak']:.2f}",
+            f"{fit['directions']:.0f}",
+            f"{100 * fit['accuracy']:.1f}",
         ]
-        for name, one in found.items()
+        for name, fit in found.items()
     ]
     if args.against:
         old, new = found.values()
@@ -126,10 +126,10 @@ def compare_heads(args: argparse.Namespace) -> None:
 
 
 def moved_images(rows: int) -> np.ndarray:
-    """Returns images of Fashion-MNIST as rows (n, 784), each moved in other ways."""
+    """Returns images of Fashion-MNIST as rows (n, 784), shifted in different ways."""
     import _datasets
 
-    images = _datasets.load("fashion_mnist", os.environ["LABELDP_DATA_DIR"]).x_train
+    images = _datasets.load("fashion_mnist").x_train
     images = np.rint(images.reshape(-1, 28, 28) * (255.0 / images.max())).astype(np.uint8)
     moves = sorted(np.ndindex(5, 5), key=lambda move: (abs(move[0] - 2) + abs(move[1] - 2), move))
     parts = [np.roll(images, (down - 2, right - 2), axis=(1, 2)) for down, right in moves]
@@ -163,9 +163,8 @@ def time_smoothing(sizes: list[int]) -> None:
             smoothing._keys[asked], smoothing._keys, smoothing.num_neighbours
         )
         all_pairs = (time.process_time() - begun) * size / len(asked)
-        shared = [
-            np.isin(one, other).mean() for one, other in zip(expected, found[asked], strict=True)
-        ]
+        pairs = zip(expected, found[asked], strict=True)
+        shared = [np.isin(exact, listed).mean() for exact, listed in pairs]
         figures = [f"{all_pairs:.0f}", f"{lists:.0f}", f"{all_pairs / lists:.1f}"]
         figures += [f"{100 * np.mean(shared):.1f}", f"{processor:.0f}", f"{wall:.0f}"]
         rows.append([f"{size:,}", *figures])
@@ -176,7 +175,7 @@ def time_smoothing(sizes: list[int]) -> None:
 
 
 def compare_accuracy(seeds: int) -> None:
-    """Prints a table of heads on features that were smoothed after either search."""
+    """Prints a table of heads on features smoothed by either search."""
     import _datasets
 
     from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, _neighbour_smoothing
@@ -184,7 +183,7 @@ def compare_accuracy(seeds: int) -> None:
 
     rows, epsilons = [], (0.1, 1.0)
     for name in ("mnist", "fashion_mnist"):
-        data = _datasets.load(name, os.environ["LABELDP_DATA_DIR"])
+        data = _datasets.load(name)
         patches = PatchDictionary().fit(data.x_train)
         train, test = patches.transform(data.x_train), patches.transform(data.x_test)
         for search, pairs in (("all pairs", np.inf), ("lists", 0.0)):
@@ -206,7 +205,7 @@ def compare_accuracy(seeds: int) -> None:
 
 
 def main() -> None:
-    """Runs what is asked for, and records its table."""
+    """Prints and records one table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--features", type=int, default=2_000)
@@ -217,7 +216,8 @@ def main() -> None:
     parser.add_argument("--accuracy", action="store_true")
     parser.add_argument("--seeds", type=int, default=5)
     args = parser.parse_args()
-    warnings.simplefilter("ignore")  # delta is 1/n, and fits repeat: nothing is published here
+    # Delta is 1/n, and fits repeat: nothing is published here.
+    warnings.simplefilter("ignore")
     if args.one:
         print(json.dumps(fit_one(args.rows, args.features, args.head)))
     elif args.smoothing:

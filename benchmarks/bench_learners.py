@@ -1,11 +1,11 @@
 """Learning from structure and noisy labels: accuracy at equal epsilon, each training in minutes.
 
-One small CNN for all methods, and about as many images through it in each training, ten passes
-over 60,000 (``--passes``): a few thousandths of the papers' steps, so the order of methods that
-have not converged says little. Epsilon is for the replacement of one label, delta = 1/n (0 for RR,
-LP-2ST and what is made of RR). Settings were chosen on Fashion-MNIST. Labels of these data sets are
-public; draws are seeded so that the table can be made again, and protect nobody. Every training is
-a line of a JSON file, so a benchmark that is stopped goes on where it was.
+All methods train one small CNN on about as many images, ten passes over 60,000 (``--passes``): a
+few thousandths of the papers' steps, so the order of methods that have not converged means little.
+Epsilon is for the replacement of one label, delta = 1/n (0 for RR, LP-2ST and the learners on RR).
+Settings were chosen on Fashion-MNIST. Labels of these data sets are public; draws are seeded, so
+that the table is reproducible, and protect nobody. Every training is a line of a JSON file, so a
+stopped benchmark resumes.
 
     python benchmarks/bench_learners.py
     python benchmarks/bench_learners.py --encoders 10 30 60 --data fashion_mnist
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 import pathlib
 import time
 import warnings
@@ -43,7 +42,7 @@ from tf_labeldp.semi_supervised import DivideMix, FixMatch
 EPSILONS = (0.2, 1.0, 4.0)
 OURS = ("smooth head", "bootstrapped head", "bootstrapped head, large")
 OURS_AT = (0.1, 1.0, 2.0, 50.0)
-"""Of the second table; at 50 the labels are as good as true."""
+"""Epsilons of the second table; at 50 the noisy labels are practically the true ones."""
 BATCH, RATIO, RATE = 128, 2, 1e-3
 CLUSTERS, SIMCLR_MINUTES, SCAN_EPOCHS = 100, 10, 2
 TEACHERS, QUERIES = 250, 1000
@@ -51,11 +50,11 @@ SHARES, WARM_PASSES = (0.3, 0.7), 0.5
 
 
 class Data:
-    """A data set, with all that is made of its images without labels."""
+    """A data set, with label-free features of its images, computed on first use."""
 
-    def __init__(self, name: str, folder: str, made: pathlib.Path) -> None:
-        self.name, self.made = name, made
-        data = _datasets.load(name, folder)
+    def __init__(self, name: str, encoders: pathlib.Path) -> None:
+        self.name, self.encoders = name, encoders
+        data = _datasets.load(name)
         self.x, self.y = data.x_train.astype("float32"), data.y_train
         self.x_test, self.y_test = data.x_test.astype("float32"), data.y_test
         self.num_classes = data.num_classes
@@ -75,10 +74,10 @@ class Data:
 
     @functools.cached_property
     def clusters(self) -> Any:
-        """Clusters of patch features; they find the classes better than SCAN does in 10 minutes."""
+        """Clusters of patch features, which fit the classes better than SCAN after 10 minutes."""
         return find_clusters(self.x, CLUSTERS, encoder=self.patches)
 
-    @functools.cache  # noqa: B019 - one object a data set, as long as the process
+    @functools.cache  # noqa: B019 - one object per data set, as long as the process
     def features(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns features of training and test images."""
         if kind == "smooth":
@@ -89,10 +88,10 @@ class Data:
         return tuple(model.predict(x, batch_size=512, verbose=0) for x in (self.x, self.x_test))
 
     def encoder(self, *minutes: float) -> keras.Model:
-        """Returns SimCLR's encoder after the last of these minutes; each is kept in a file."""
-        files = [self.made / f"{self.name}_simclr_{one:g}.keras" for one in minutes]
+        """Returns SimCLR's encoder after the last of these minutes; a file keeps each."""
+        files = [self.encoders / f"{self.name}_simclr_{each:g}.keras" for each in minutes]
         if not all(file.exists() for file in files):
-            self.made.mkdir(parents=True, exist_ok=True)
+            self.encoders.mkdir(parents=True, exist_ok=True)
             keras.utils.set_random_seed(0)
             encoder = network(self.x.shape[1:], None)
             model = SimCLR(encoder, strong_views(flip=self.flip), temperature=0.2)
@@ -136,15 +135,16 @@ class _Keep(keras.callbacks.Callback):
 
 
 def network(shape: tuple[int, ...], num_classes: int | None, large: bool = False) -> keras.Model:
-    """Returns a CNN of four convolutions to logits; of None classes to 128 features.
+    """Returns a CNN of four convolutions to logits, or without classes to 128 features.
 
-    The large one, 16 against 9 million multiplications an image, looks at all pixels first.
+    The large network has its first layer at full resolution: 16 million multiplications per image
+    against 9 million.
     """
     layers = keras.layers
 
     def block(x: Any, width: int, size: int = 3, strides: int = 1) -> Any:
         convolution = layers.Conv2D(width, size, strides=strides, padding="same")
-        # Labels that are mostly noise move the statistics of a normalisation more than its weights.
+        # Very noisy labels change the statistics of a normalisation more than its weights.
         normalised = large or num_classes is None
         x = layers.BatchNormalization()(convolution(x)) if normalised else convolution(x)
         return layers.ReLU()(x)
@@ -180,9 +180,9 @@ def plain(data: Data, epsilon: float, seed: int, passes: int) -> Any:
 def ssl_priors(data: Data, epsilon: float, seed: int, passes: int) -> Any:
     """Algorithm 4 of ``ghazi2021`` on SimCLR's features; the CNN learns from posteriors."""
     clusters = find_clusters(data.features("simclr")[0], CLUSTERS)
-    # Table 9 of ghazi2024, in between by interpolation.
-    known = ((0.01, 0.02, 0.05, 0.18, 0.29, 0.5), (0.005, 0.01, 0.02, 0.05, 0.05, 0.1))
-    for_priors = float(np.interp(epsilon, *known))
+    # Table 9 of ghazi2024, interpolated.
+    table = ((0.01, 0.02, 0.05, 0.18, 0.29, 0.5), (0.005, 0.01, 0.02, 0.05, 0.05, 0.1))
+    for_priors = float(np.interp(epsilon, *table))
     labels = data.vault(epsilon, 0.0, seed)
     counts = HistogramMechanism(for_priors, data.num_classes)
     priors = labels.release(counts, public_input=clusters.assignments).priors()
@@ -193,19 +193,19 @@ def ssl_priors(data: Data, epsilon: float, seed: int, passes: int) -> Any:
 
 def trained_on(targets: np.ndarray, data: Data, seed: int, passes: int) -> Any:
     """Returns test logits of the CNN after passes over targets (n, K)."""
-    made = network(data.x.shape[1:], data.num_classes)
+    model = network(data.x.shape[1:], data.num_classes)
     batches = teacher_labels(targets).batches(data.x, BATCH, augment=data.views["weak"], seed=seed)
     loss = keras.losses.CategoricalCrossentropy(from_logits=True)
-    made.compile(optimizer(passes * len(batches)), loss)
-    made.fit(batches, epochs=passes, verbose=0)
-    return made.predict(data.x_test, batch_size=500, verbose=0)
+    model.compile(optimizer(passes * len(batches)), loss)
+    model.fit(batches, epochs=passes, verbose=0)
+    return model.predict(data.x_test, batch_size=500, verbose=0)
 
 
 def two_stages(data: Data, epsilon: float, seed: int, passes: int) -> Any:
     """Returns test logits of LP-2ST without its filter."""
-    made = network(data.x.shape[1:], data.num_classes)
+    model = network(data.x.shape[1:], data.num_classes)
     loss = keras.losses.CategoricalCrossentropy(from_logits=True)
-    made.compile(keras.optimizers.Adam(RATE), loss)
+    model.compile(keras.optimizers.Adam(RATE), loss)
     stages = ldp.MultiStageTraining(
         data.x,
         data.vault(epsilon, 0.0, seed),
@@ -218,8 +218,8 @@ def two_stages(data: Data, epsilon: float, seed: int, passes: int) -> Any:
         seed=seed,
         verbose=0,
     )
-    made.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages], verbose=0, shuffle=False)
-    return made.predict(data.x_test, batch_size=500, verbose=0)
+    model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages], verbose=0, shuffle=False)
+    return model.predict(data.x_test, batch_size=500, verbose=0)
 
 
 def fix_match(
@@ -242,7 +242,7 @@ def ldp_ssl(data: Data, epsilon: float, seed: int, passes: int) -> Any:
 
 
 def ldp_ssl_corrected(data: Data, epsilon: float, seed: int, passes: int) -> Any:
-    """The same with a loss that knows the channel, and pseudo-labels aligned with equal shares."""
+    """The same with a loss that corrects for the channel, and pseudo-labels of equal shares."""
     noisy = data.noisy(epsilon, seed)
     channel = noisy.mechanism.transition_matrix()
     loss = ldp.keras_layers.ForwardCorrectedLoss(channel, from_logits=True)
@@ -257,7 +257,7 @@ def denoise_ssl(data: Data, epsilon: float, seed: int, passes: int) -> Any:
 def aug_descent(
     data: Data, epsilon: float, seed: int, passes: int, division: str = "mixture"
 ) -> Any:
-    """Algorithm 6 of ``tang2022`` with DivideMix; both networks count, with all their views."""
+    """Algorithm 6 of ``tang2022`` with DivideMix; passes count the views of both networks."""
     steps = round((passes - 2 * WARM_PASSES) * len(data.x) / (BATCH * 8))
     warm = round(WARM_PASSES * len(data.x) / BATCH)
     each = max(1, steps // 4)
@@ -280,12 +280,12 @@ def aug_descent(
 
 
 def pate(data: Data, epsilon: float, seed: int, passes: int) -> Any:
-    """Teachers on frozen patch features; the student is PATE-FM's."""
+    """Teachers on frozen patch features, with the student of PATE-FM."""
     delta = 1.0 / len(data.y)
-    made = PATE(
+    teachers = PATE(
         epsilon, delta, num_teachers=TEACHERS, num_queries=QUERIES, threshold=None, seed=seed
     )
-    answers = made.answer(data.features("smooth")[0], data.vault(epsilon, delta, seed))
+    answers = teachers.answer(data.features("smooth")[0], data.vault(epsilon, delta, seed))
     return fix_match(data, answers, seed, passes)
 
 
@@ -308,7 +308,7 @@ def head_on(kind: str, data: Data, epsilon: float, seed: int, passes: int) -> An
 def bootstrapped(
     data: Data, epsilon: float, seed: int, passes: int, large: bool = False
 ) -> np.ndarray:
-    """Ours: release, learn, release again; the large network is trained on twice the images."""
+    """Release, learn, release again; the large network trains on twice the images."""
     delta = 1.0 / len(data.y)
     epochs = (2 if large else 1) * max(1, passes // len(SHARES))
     head = BootstrappedHead(
@@ -343,18 +343,18 @@ METHODS: dict[str, Callable[..., Any]] = {
 }
 
 
-def accuracy(data: Data, made: np.ndarray) -> float:
-    """Returns test accuracy in percent, of scores or of classes."""
-    classes = made.argmax(axis=1) if made.ndim == 2 else made
+def accuracy(data: Data, predicted: np.ndarray) -> float:
+    """Returns the test accuracy in percent of scores or classes."""
+    classes = predicted.argmax(axis=1) if predicted.ndim == 2 else predicted
     return round(100.0 * float(np.mean(classes == data.y_test)), 2)
 
 
 def table(
     runs: list[dict[str, Any]], names: list[str], methods: Iterable[str], epsilons: Sequence[float]
 ) -> str:
-    """Returns accuracies as Markdown, mean and standard deviation over seeds, and what they took.
+    """Returns accuracies as Markdown, mean and standard deviation over seeds, and median minutes.
 
-    Of several runs of a cell those with the most passes count.
+    A cell has the runs with the most passes.
     """
     rows = []
     for name in names:
@@ -373,25 +373,25 @@ def table(
             if any(cells):
                 took = f"{np.median(seconds) / 60:.0f}" if seconds else "-"
                 rows.append([name, method, *cells, " / ".join(passes), took])
-    columns = ["data", "method", *(f"ε {one:g}" for one in epsilons), "passes", "minutes"]
+    columns = ["data", "method", *(f"ε {epsilon:g}" for epsilon in epsilons), "passes", "minutes"]
     return _results.markdown(columns, rows)
 
 
 def encoders(data: Data, minutes: list[float]) -> str:
-    """Returns what features are worth: purity of clusters, accuracy of heads, as Markdown."""
+    """Returns the quality of features as Markdown: purity of clusters, accuracy of heads."""
     start = time.perf_counter()
-    made = {"PatchDictionary": data.features("patches")}
+    features = {"PatchDictionary": data.features("patches")}
     took = {"PatchDictionary": (time.perf_counter() - start) / 60.0}
     data.encoder(*minutes)
-    for one in minutes:
-        model = data.encoder(one)
-        name = f"SimCLR, {one:g} min"
-        made[name] = tuple(
+    for number in minutes:
+        model = data.encoder(number)
+        name = f"SimCLR, {number:g} min"
+        features[name] = tuple(
             model.predict(x, batch_size=512, verbose=0) for x in (data.x, data.x_test)
         )
-        took[name] = one
+        took[name] = number
     rows = []
-    for name, (train, test) in made.items():
+    for name, (train, test) in features.items():
         assigned = find_clusters(train, CLUSTERS).assignments
         counts = np.zeros((CLUSTERS, data.num_classes))
         np.add.at(counts, (assigned, data.y), 1)
@@ -405,7 +405,7 @@ def encoders(data: Data, minutes: list[float]) -> str:
                 fitted = head.fit(x, data.vault(epsilon, delta, 0))
                 cells.append(f"{accuracy(data, fitted.predict(x_test)):.1f}")
         rows.append([data.name, name, f"{took[name]:.1f}", *cells])
-    heads = [f"{kind}, ε {one:g}" for kind in ("head", "smooth head") for one in EPSILONS]
+    heads = [f"{kind}, ε {epsilon:g}" for kind in ("head", "smooth head") for epsilon in EPSILONS]
     return _results.markdown(["data", "features", "minutes", "purity", *heads], rows)
 
 
@@ -413,7 +413,6 @@ def main() -> None:
     """Runs what is missing, prints and records the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", nargs="+", default=["fashion_mnist", "mnist"])
-    parser.add_argument("--data-dir", default=os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
@@ -422,35 +421,32 @@ def main() -> None:
     parser.add_argument("--made", type=pathlib.Path, default=pathlib.Path("bench_learners_made"))
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("learners.jsonl"))
     args = parser.parse_args()
-    warnings.filterwarnings("ignore", "delta")  # 1/n, for all to compare
+    # All methods have delta 1/n, to compare them.
+    warnings.filterwarnings("ignore", "delta")
     if args.encoders:
         with _results.recorded(__file__, f"encoders_{args.data[0]}"):
-            print(encoders(Data(args.data[0], args.data_dir, args.made), args.encoders))
+            print(encoders(Data(args.data[0], args.made), args.encoders))
         return
-    done = {(r["data"], r["method"], r["epsilon"], r["seed"]) for r in _results.runs(args.results)}
     for name in args.data:
         data: Data | None = None
-        for seed in args.seeds:
-            for method in args.methods:
-                for epsilon in args.epsilons:
-                    if (name, method, epsilon, seed) in done:
-                        continue
-                    data = data or Data(name, args.data_dir, args.made)
-                    keras.utils.set_random_seed(seed)
-                    start = time.perf_counter()
-                    found = accuracy(data, METHODS[method](data, epsilon, seed, args.passes))
-                    run = {
-                        "data": name,
-                        "method": method,
-                        "epsilon": epsilon,
-                        "seed": seed,
-                        "accuracy": found,
-                        "seconds": round(time.perf_counter() - start, 1),
-                        "passes": args.passes,
-                    }
-                    _results.add_run(args.results, run)
-                    print(run, flush=True)
-                    keras.backend.clear_session()
+        jobs = [
+            {"data": name, "method": method, "epsilon": epsilon, "seed": seed}
+            for seed in args.seeds
+            for method in args.methods
+            for epsilon in args.epsilons
+        ]
+        for job in _results.missing(args.results, jobs):
+            data = data or Data(name, args.made)
+            keras.utils.set_random_seed(job["seed"])
+            start = time.perf_counter()
+            predicted = METHODS[job["method"]](data, job["epsilon"], job["seed"], args.passes)
+            found = {
+                "accuracy": accuracy(data, predicted),
+                "seconds": round(time.perf_counter() - start, 1),
+                "passes": args.passes,
+            }
+            _results.add_run(args.results, {**job, **found})
+            keras.backend.clear_session()
     with _results.recorded(__file__, "accuracy", "ours"):
         runs = _results.runs(args.results)
         print(table(runs, args.data, METHODS, EPSILONS))

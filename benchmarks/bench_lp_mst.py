@@ -1,9 +1,8 @@
 """Accuracy of non-private training, LP-1ST and LP-2ST on real images (``ghazi2021``, section 5).
 
-The CNN is that of ``ghazi2024``, Table 10(a); 10 epochs a stage, Adam. Stage fractions, prior
+The CNN is that of ``ghazi2024``, Table 10(a); 10 epochs per stage, Adam. Stage fractions, prior
 temperatures and mixup parameters are those of the authors' CIFAR-10 profile. Every finished run is
-a line in a JSON file, so a benchmark that is stopped goes on where it was; the table is made from
-it.
+a line in a JSON file, so a stopped benchmark resumes.
 
     python benchmarks/bench_lp_mst.py --data fashion_mnist mnist --variants profile no-mixup
 """
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import pathlib
 import time
 
@@ -38,14 +36,14 @@ PROFILE = {
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """What a row of the table changes.
+    """The settings that a row of the table changes.
 
     Attributes:
-        share: fraction of stage 1; None for the profile's.
-        temperature: of the priors; None for the profile's.
-        mixup: whether mixup is on, with the profile's parameters.
-        longer: factor on the number of epochs a stage.
-        methods: the methods that the variant makes a difference to.
+        share: the fraction of stage 1; None for the profile's.
+        temperature: the temperature of the priors; None for the profile's.
+        mixup: whether to mix, with the profile's parameters.
+        longer: a factor for the number of epochs per stage.
+        methods: the methods that the variant changes.
         options: further arguments of ``MultiStageTraining``.
     """
 
@@ -96,7 +94,8 @@ def run(data: _datasets.ClassificationData, job: dict, args: argparse.Namespace)
         targets = np.eye(data.num_classes, dtype=np.float32)[data.y_train]
         dataset = tf.data.Dataset.from_tensor_slices((data.x_train, targets))
         dataset = dataset.shuffle(len(targets), seed=job["seed"]).batch(256)
-        if variant.mixup:  # that of LP-1ST at the largest epsilon
+        # The mixup of LP-1ST at the largest epsilon.
+        if variant.mixup:
             layer = Mixup(PROFILE[max(EPSILONS)][2], seed=job["seed"])
             dataset = dataset.map(lambda x, y: layer((x, y), training=True))
         model.fit(dataset.prefetch(2), epochs=epochs, verbose=0, shuffle=False)
@@ -105,7 +104,7 @@ def run(data: _datasets.ClassificationData, job: dict, args: argparse.Namespace)
         share, temperature, *alphas = PROFILE[epsilon]
         share = share if variant.share is None else variant.share
         two_stages = job["method"] == "LP-2ST"
-        # Seeded, so that the table can be made again; such draws protect nobody.
+        # Seeded, so that the table is reproducible; such draws protect nobody.
         labels = ldp.PrivateLabels(
             data.y_train,
             data.num_classes,
@@ -158,19 +157,16 @@ def main() -> None:
     """Runs what is missing, prints and records the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", nargs="+", default=["fashion_mnist", "mnist"])
-    parser.add_argument("--data-dir", default=os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
     parser.add_argument(
         "--variants", nargs="+", default=["profile", "no-mixup"], choices=list(VARIANTS)
     )
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=10, help="epochs a stage")
+    parser.add_argument("--epochs", type=int, default=10, help="epochs per stage")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("bench_lp_mst.jsonl"))
     args = parser.parse_args()
 
-    results = _results.runs(args.results)
-    done = {_key(r) for r in results}
     for name in args.data:
         jobs = [
             {"data": name, "variant": v, "method": method, "epsilon": epsilon, "seed": seed}
@@ -179,23 +175,11 @@ def main() -> None:
             for method in VARIANTS[v].methods
             for epsilon in ([None] if method == "non-private" else args.epsilons)
         ]
-        jobs = [job for job in jobs if _key(job) not in done]
-        data = _datasets.load_idx_images(name, args.data_dir)
-        for i, job in enumerate(jobs, start=1):
-            result = run(data, job, args)
-            results.append(result)
-            _results.add_run(args.results, result)
-            print(
-                f"[{i}/{len(jobs)}] {job} accuracy {result['accuracy']:.2f} "
-                f"in {result['seconds']:.0f} s",
-                flush=True,
-            )
+        data = _datasets.load(name)
+        for job in _results.missing(args.results, jobs):
+            _results.add_run(args.results, run(data, job, args))
     with _results.recorded(__file__, "accuracy"):
-        print(table(results, args.data))
-
-
-def _key(job: dict) -> tuple:
-    return tuple(job[name] for name in ("data", "variant", "method", "epsilon", "seed"))
+        print(table(_results.runs(args.results), args.data))
 
 
 if __name__ == "__main__":

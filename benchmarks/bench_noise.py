@@ -1,8 +1,8 @@
 """Time of one step's noise: on the host, inside the program, and as version 0.1 drew it.
 
-``GaussianNoise.add_noise`` on one tensor, on one core. Version 0.1 made numbers of the operating
-system's bits by the transform of Box and Muller. The ways take turns; ratios are medians over
-rounds of the ratio within a round, and seconds are those of the processor.
+``GaussianNoise.add_noise`` on one tensor, on one core. Version 0.1 used the operating system's bits
+and the transform of Box and Muller. The variants take turns; ratios are medians over rounds of the
+ratio within a round, and seconds are processor time.
 
     python benchmarks/bench_noise.py
     python benchmarks/bench_noise.py --weights 1000000 --rounds 3
@@ -24,7 +24,8 @@ def main() -> None:
     parser.add_argument("--weights", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])  # before threads are made
+    # Before any library starts threads.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
 
     import numpy as np
     import tensorflow as tf
@@ -63,7 +64,8 @@ def main() -> None:
         for name, call in calls.items():
             start = time.process_time()
             call()
-            if number:  # the first round traces
+            # The first round traces.
+            if number:
                 seconds[name].append(time.process_time() - start)
     first = next(iter(seconds.values()))
     rows = []

@@ -6,9 +6,9 @@ same on features smoothed over their neighbours (``smooth ...``), a CNN taught b
 on labels of randomized response (``RR``) and of two-stage training (``LP-2ST``).
 
 Epsilon is for the replacement of one label, delta = 1/n (0 for RR and LP-2ST). Labels of these data
-sets are public; draws are seeded so that the table can be made again, and protect nobody. Seeds
-are of the noise; the features are the same for all. Every figure is a line in a JSON file, so a
-benchmark that is stopped goes on where it was.
+sets are public; draws are seeded, so that the table is reproducible, and protect nobody. The seeds
+change the noise alone; all have the same features. Every figure is a line in a JSON file, so a
+stopped benchmark resumes.
 
     python benchmarks/bench_one_release.py
     python benchmarks/bench_one_release.py --data adult --methods ridge logistic
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import os
 import pathlib
 import time
 import warnings
@@ -40,14 +39,15 @@ DEEP_METHODS = ("teacher", "head + draw", "RR", "LP-2ST")
 
 
 class Features:
-    """The features of a data set's training and test examples, made when first asked for."""
+    """The features of a data set's training and test examples, computed on first use."""
 
-    def __init__(self, name: str, folder: str) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.data = _datasets.load(name, folder)
+        self.data = _datasets.load(name)
         self._inputs: tuple[Any, Any] = (self.data.x_train, self.data.x_test)
-        if name == "adult":  # the columns as they are, not the numbers that networks need
-            path = pathlib.Path(folder) / name
+        # The raw columns, in place of the encoded ones for networks.
+        if name == "adult":
+            path = _datasets.FOLDER / name
             self._inputs = tuple(read_adult(path, part)[0] for part in ("data", "test"))
         self._made: dict[bool, tuple[np.ndarray, np.ndarray]] = {}
         self._read: dict[bool, tuple[float, Any]] = {}
@@ -73,7 +73,7 @@ class Features:
     def read(self, smooth: bool, epsilon: float) -> Any:
         """Returns public rows and labels for a release: the same for all heads and seeds.
 
-        The head's own steps, taken apart so that the public part is not repeated for each seed.
+        Calls the head's own steps one by one, so that seeds share the public part.
         """
         if self._read.get(smooth, (None, None))[0] != epsilon:
             y = self.data.y_train
@@ -87,7 +87,7 @@ class Features:
 def head_results(
     features: Features, method: str, epsilon: float, seeds: list[int]
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields (seed, log-probabilities on the test set); the public passes are made once."""
+    """Yields (seed, log-probabilities on the test set); all seeds share the public passes."""
     data, n = features.data, len(features.data.y_train)
     smooth = method.startswith("smooth")
     rows, source = features.read(smooth, epsilon)
@@ -95,10 +95,12 @@ def head_results(
     for seed in seeds:
         moments = mechanism.release(data.y_train, rows, rng=np.random.default_rng(seed))
         head = HEADS[method.split()[-1]](epsilon, 1.0 / n, num_classes=data.num_classes)
-        copied = copy.copy(rows)  # a fit overwrites its matrices
+        # A fit overwrites its matrices.
+        copied = copy.copy(rows)
         copied.gram, copied.sample = rows.gram.copy(order="F"), rows.sample.copy()
         head._finish(copied, moments, mechanism, source)
-        head.receipts_ = ()  # the noise is seeded: nothing is stated
+        # The noise is seeded, so no statement is needed.
+        head.receipts_ = ()
         yield seed, np.log(np.maximum(head.predict_proba(features.get(smooth)[1]), 1e-12))
 
 
@@ -118,7 +120,6 @@ def main() -> None:
     """Runs what is missing, prints and records the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", nargs="+", default=["mnist", "fashion_mnist", "adult"])
-    parser.add_argument("--data-dir", default=os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
     parser.add_argument("--methods", nargs="+", default=[*HEAD_METHODS, *DEEP_METHODS])
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(report.EPSILONS))
     parser.add_argument("--seeds", type=int, default=5)
@@ -126,39 +127,33 @@ def main() -> None:
         "--results", type=pathlib.Path, default=pathlib.Path("bench_one_release.jsonl")
     )
     args = parser.parse_args()
-    warnings.filterwarnings("ignore", "delta")  # 1/n, for all to compare
+    # All methods have delta 1/n, to compare them.
+    warnings.filterwarnings("ignore", "delta")
 
-    results = _results.runs(args.results)
-    done = {report.key(result) for result in results}
     for name in args.data:
         features: Features | None = None
         for epsilon in args.epsilons:
             for method in args.methods:
-                seeds = [s for s in range(args.seeds) if (name, method, epsilon, s) not in done]
+                job = {"data": name, "method": method, "epsilon": epsilon}
+                jobs = [{**job, "seed": seed} for seed in range(args.seeds)]
+                seeds = [each["seed"] for each in _results.missing(args.results, jobs)]
                 if not seeds:
                     continue
                 if features is None:
-                    features = Features(name, args.data_dir)
+                    features = Features(name)
                 start = time.perf_counter()
                 if method in HEAD_METHODS:
                     found = head_results(features, method, epsilon, seeds)
                 else:
                     found = ((seed, deep_result(features, method, epsilon, seed)) for seed in seeds)
                 for seed, logits in found:
-                    result = {
-                        "data": name,
-                        "method": method,
-                        "epsilon": epsilon,
-                        "seed": seed,
-                        "seconds": round(time.perf_counter() - start, 1),
-                        **report.scores(logits, features.data.y_test),
-                    }
-                    results.append(result)
-                    _results.add_run(args.results, result)
-                    print(result, flush=True)
+                    seconds = round(time.perf_counter() - start, 1)
+                    scores = report.scores(logits, features.data.y_test)
+                    run = {**job, "seed": seed, "seconds": seconds, **scores}
+                    _results.add_run(args.results, run)
                     start = time.perf_counter()
     with _results.recorded(__file__, "accuracy"):
-        print(report.table(results, args.data))
+        print(report.table(_results.runs(args.results), args.data))
 
 
 if __name__ == "__main__":

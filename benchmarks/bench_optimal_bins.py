@@ -18,20 +18,21 @@ from tf_labeldp.mechanisms import optimal_bins
 EPSILON = 3.0
 LOSSES = ("squared_error", "absolute_error", "poisson")
 SIZES = (500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
-TARGETS = {401: 0.1, 5000: 1.0, 20_000: 10.0, 100_000: 300.0}  # seconds, for squared error
+TARGETS = {401: 0.1, 5000: 1.0, 20_000: 10.0, 100_000: 300.0}
+"""Seconds for the squared error, by the number of values."""
 TABLE_SIZES = (100, 200, 400, 800, 1600)
 ORACLES = pathlib.Path(__file__).parents[1] / "tests" / "mechanisms" / "bins_oracles.py"
 
 
 def instance(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Values 0..k-1 and a falling prior with noise, as of amounts with rare large ones."""
+    """Returns values 0..k-1 and a falling prior with noise, as for amounts."""
     values = np.arange(float(size))
     weights = np.random.default_rng(size).gamma(0.5, size=size) * np.exp(-4.0 * values / size)
     return values, weights / weights.sum()
 
 
 def growth() -> None:
-    """Prints the seconds by loss for each of SIZES."""
+    """Prints the seconds by loss and size."""
     print("| k | " + " | ".join(LOSSES) + " | bins | target (squared error) |")
     print("|---" * (len(LOSSES) + 3) + "|")
     for size in (401, *SIZES):
@@ -79,7 +80,7 @@ def main() -> None:
     for size in (5000, 20_000):
         values, prior = instance(size)
         peak = peak_bytes(lambda v=values, p=prior: optimal_bins(v, p, EPSILON))
-        print(f"memory at k = {size:,}: {peak / size:.0f} bytes a value")
+        print(f"memory at k = {size:,}: {peak / size:.0f} bytes per value")
     print()
     with _results.recorded(__file__, "against_cubic"):
         against_the_table()

@@ -18,10 +18,10 @@ RATES = ((0.05, 1.0), (0.1, 0.1), (0.1, 1.0), (0.3, 0.1), (0.3, 1.0))
 
 
 def bound(alpha: float, theta: float, size: int, delta: float) -> float:
-    """Returns the epsilon of Lemma 9 of ``esfandiari2022``, NaN where it says nothing.
+    """Returns the epsilon of Lemma 9 of ``esfandiari2022``, NaN where it does not apply.
 
-    The proof takes as given that theta n users report, and that between alpha n and (1 - alpha) n
-    of the noisy labels are ones. The lemma's xi is chosen such that its delta is the one asked for.
+    The proof assumes that theta n users report, and that between alpha n and (1 - alpha) n of the
+    noisy labels are ones. The lemma's xi is chosen for this delta.
     """
     most = 3.0 * alpha * math.sqrt(theta * size * (1.0 - alpha))
     least_log = -alpha * most**2 / (4.0 * (alpha + 1.0 / size) * (1.0 - alpha))

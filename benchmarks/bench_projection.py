@@ -1,13 +1,13 @@
 """How fast projections find the gradient behind the noise: error and gap against products.
 
 The model is the CNN of Ghazi et al. 2024, Table 10(a), on MNIST, at three states of plain training.
-The target is what a step of DP-SGD would see: the mean of 1,024 clipped gradients (norm 1) and
-noise. "Direction error" is one minus the cosine between the projected and the clean clipped
-gradient, "relative error" the distance of the two over the length of the clean one. Columns are
-the gradients of all labels as they are (``plain``), or scaled to norm 1 by norms estimated from
-four products (``clipped``; the four are not in the counts of a curve, but in the table's). The
-curvature that a training step hands on to the next is that of another draw of noise. Each curve is
-a line in a JSON file, so a benchmark that is stopped goes on where it was.
+The target is the noisy gradient of a step of DP-SGD: the mean of 1,024 clipped gradients (norm 1)
+and noise. "Direction error" is one minus the cosine between the projected and the clean clipped
+gradient, "relative error" their distance over the length of the clean gradient. Columns are the
+gradients of all labels, unscaled (``plain``) or scaled to norm 1 by norms estimated from four
+products (``clipped``; the table counts these four, the curves do not). The curvature of the earlier
+step comes from another draw of noise. Each curve is a line in a JSON file, so a stopped benchmark
+resumes.
 
     python benchmarks/bench_projection.py --plot benchmarks/projection_convergence.png
     python benchmarks/bench_projection.py --quick
@@ -38,7 +38,8 @@ from tf_labeldp.gradients.hull import CoefficientSet, HullProblem, Point
 
 CLIP = 1.0
 MAX_PRODUCTS = 40
-PGD_STEP_SIZE = 0.01  # the smallest of the paper's; 0.02 and 0.05 swing to and fro as well
+PGD_STEP_SIZE = 0.01
+"""The smallest of the paper's; 0.02 and 0.05 oscillate as well."""
 PGD_STEPS = (5, 10, 20, 50, 100, 200)
 SOLVERS_AND_STARTS = (
     ("conjugate", "predictions"),
@@ -53,7 +54,7 @@ LARGE = (("conjugate", "predictions"), ("accelerated", "predictions"), ("pgd", "
 
 
 class CountingOperator(GradientOperator):
-    """Counts its products, which outside of graphs happen one by one."""
+    """Counts its products, which run one by one outside of graphs."""
 
     count = 0
 
@@ -69,7 +70,7 @@ class CountingOperator(GradientOperator):
 
 
 class Curve:
-    """Errors and gaps of the points that a solver goes through."""
+    """Errors and gaps of the points of a solver."""
 
     def __init__(self, clean: np.ndarray) -> None:
         self.clean = clean
@@ -93,7 +94,7 @@ class Curve:
 
     @contextlib.contextmanager
     def recording(self, solver: str) -> Iterator[None]:
-        """Adds each point at which a solver asks whether it is done; of pgd each of PGD_STEPS."""
+        """Adds each point at which a solver tests convergence; for pgd those of PGD_STEPS."""
         is_solved, slope = HullProblem.is_solved, HullProblem.slope
 
         def recorded_is_solved(problem: HullProblem, point: Point) -> tf.Tensor:
@@ -140,7 +141,7 @@ def noisy(state: State, noise_multiplier: float, seed: int) -> np.ndarray:
 def earlier_curvature(
     state: State, hull: str, operator: CountingOperator, predictions: tf.Tensor
 ) -> float:
-    """Returns what the projection of an earlier training step would hand on."""
+    """Returns the curvature that an earlier training step passes on."""
     target = unflatten(tf.constant(noisy(state, 5.0, seed=1)), operator.variable_shapes)
     result = project_onto_hull(
         operator, target, hull, predictions=predictions, relative_gap=0.0, max_products=12
@@ -151,7 +152,7 @@ def earlier_curvature(
 def run(
     case: dict, state: State, operator: CountingOperator, predictions: tf.Tensor, curvature: float
 ) -> Iterator[dict]:
-    """Makes the curves of one case: one, or of pgd one a step size."""
+    """Yields the curve of one case; for pgd a curve per step size."""
     target = noisy(state, case["noise_multiplier"], case["seed"])
     stddev = case["noise_multiplier"] * CLIP / BATCH_SIZE
     wanted = unflatten(tf.constant(target), operator.variable_shapes)
@@ -164,7 +165,8 @@ def run(
     settings: list[dict] = [{"max_products": MAX_PRODUCTS, "curvature": curvature}]
     if case["solver"] == "pgd":
         u = tf.ones_like(predictions)
-        for _ in range(10):  # a stable step size, which the paper's grid does not offer
+        # The paper's grid has no stable step size.
+        for _ in range(10):
             u = operator.rmatvec(operator.matvec(u / tf.norm(u)))
         sizes = [0.5 / float(tf.norm(u))]
         if case["noise_multiplier"] == 2.0 and len(u) == 256:
@@ -198,14 +200,15 @@ def run(
 
 
 def cases(quick: bool) -> Iterator[dict]:
-    """Lists what is measured, in the order in which it is."""
+    """Yields the cases in their order."""
     multipliers = (2.0, 10.0) if quick else (2.0, 5.0, 10.0, 40.0)
     sizes = (256,) if quick else (256, 1024)
     for state, size, columns in itertools.product(STATES, sizes, ("clipped", "plain")):
         for hull, multiplier in itertools.product(("per_example", "joint"), multipliers):
             for solver, start in SOLVERS_AND_STARTS:
                 if solver == "pgd" and (hull != "joint" or multiplier not in (2.0, 10.0)):
-                    continue  # the paper's set, and a time to end
+                    # The paper's hull alone, to save time.
+                    continue
                 if size > 256 and (solver, start) not in LARGE:
                     continue
                 yield {
@@ -235,25 +238,23 @@ def main() -> None:
         with _results.recorded(__file__, "times"):
             times.main()
         return
-    results = _results.runs(arguments.results)
-    done = {report.key(result) for result in results}
     chosen = [case for case in cases(arguments.quick) if case["columns"] in arguments.columns]
-    wanted = [case for case in chosen if report.key(case) not in done]
+    wanted = _results.missing(arguments.results, chosen)
     if wanted:
         states = {s.name: s for s in training_states(CLIP)}
-        made: tuple[Any, Any] = (None, None)
+        operator: tuple[Any, Any] = (None, None)
         curvatures: dict[str, float] = {}
         for case in wanted:
             which = case["state"], case["num_examples"], case["columns"]
-            if made[0] != which:
-                made = which, operator_of(states[which[0]], *which[1:])
+            if operator[0] != which:
+                operator = which, operator_of(states[which[0]], *which[1:])
                 curvatures = {}
             state, hull = states[case["state"]], case["hull"]
             if hull not in curvatures:
-                curvatures[hull] = earlier_curvature(state, hull, *made[1])
-            for result in run(case, state, *made[1], curvatures[hull]):
-                results.append(result)
+                curvatures[hull] = earlier_curvature(state, hull, *operator[1])
+            for result in run(case, state, *operator[1], curvatures[hull]):
                 _results.add_run(arguments.results, result)
+    results = _results.runs(arguments.results)
     with _results.recorded(__file__, "products_needed", "direction_error"):
         report.print_tables(results)
     if arguments.plot:

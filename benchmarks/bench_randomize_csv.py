@@ -1,9 +1,8 @@
 """Time and memory of ``tf-labeldp randomize`` on CSV files of ten million rows: a Markdown table.
 
-Run with ``python benchmarks/bench_randomize_csv.py [ROWS]``. The file, which has an id, two
-features and the labels, is made in a temporary folder, once whole and once as eight files; the
-command runs in processes of its own, whose time and peak memory (resident set, all of the process)
-the operating system tells.
+Run ``python benchmarks/bench_randomize_csv.py [ROWS]``. It writes a table of ids, two features and
+labels into a temporary folder, once whole and once as eight files, and runs the command in separate
+processes. The operating system measures their time and peak memory (resident set of the process).
 """
 
 from __future__ import annotations
@@ -83,7 +82,10 @@ def main() -> None:
     parser.add_argument("rows", type=int, nargs="?", default=10_000_000)
     parser.add_argument("--only", choices=tuple(RUNS), help="one of the runs")
     parser.add_argument(
-        "--make", type=Path, metavar="FILE", help="only write the inputs, FILE and beside"
+        "--make",
+        type=Path,
+        metavar="FILE",
+        help="only write FILE, and a folder next to it",
     )
     arguments = parser.parse_args()
     if arguments.make:
@@ -96,7 +98,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "labels.csv"
-        # In a process of its own: a new process starts with its parent's peak on its account.
+        # In a separate process, since a new process inherits the peak of its parent.
         rows = str(arguments.rows)
         subprocess.run([sys.executable, __file__, rows, "--make", str(table)], check=True)
         print(f"{arguments.rows:,} rows, {table.stat().st_size / 1e6:,.0f} MB, epsilon 1\n")
@@ -109,7 +111,8 @@ def main() -> None:
             for number, (name, options) in enumerate(RUNS.items()):
                 if arguments.only not in (None, name):
                     continue
-                public = Path(folder) / "public"  # apart from the store, which is not
+                # The output is public and the store is not, so they have different folders.
+                public = Path(folder) / "public"
                 public.mkdir(exist_ok=True)
                 output = public / f"noisy-{number}.csv"
                 source = table

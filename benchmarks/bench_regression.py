@@ -1,9 +1,9 @@
 """Regression on labels made noisy by RR-on-Bins and by others (``ghazi2023``, section 4).
 
-Claim amounts (beMTPL97) and claim counts (pg15training) take the place of the paper's Criteo and
-census data: the network, the epsilons and the measures are those of its appendix E.1. Every
-finished cell is a line in a JSON file, so a benchmark that is stopped goes on where it was, and two
-processes can share the work; the tables and plots are made from that file.
+Claim amounts (beMTPL97) and claim counts (pg15training) replace the paper's Criteo and census data;
+the network, the epsilons and the measures are those of its appendix E.1. Every finished cell is a
+line in a JSON file, the source of tables and plots, so a stopped benchmark resumes, and two
+processes can share the work.
 
     python benchmarks/bench_regression.py --part 0/2 &
     python benchmarks/bench_regression.py --part 1/2
@@ -29,12 +29,13 @@ from _regression_network import Trainer
 from _regression_report import CONSTANT, NON_PRIVATE, plot_joint_density, report
 
 EPSILONS = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
-# (batch size, epochs), chosen with --tune: for Laplace noise at epsilon 6, as in the paper, and
-# without noise; on splits of other seeds. For pg15training (512, 20) is as good, and slower.
+# (batch size, epochs), chosen with --tune on splits of other seeds, for Laplace noise at epsilon 6,
+# as in the paper, and without noise. For pg15training (512, 20) is as good, and slower.
 SETTINGS = {"beMTPL97": (256, 5), "pg15training": (256, 10)}
 TUNING_SEEDS = (100, 101, 102)
 TUNING_EPSILON = 6.0
-DENSITY_EPSILON = 3.0  # of Figure 2
+DENSITY_EPSILON = 3.0
+"""That of Figure 2."""
 
 
 def measure(
@@ -55,14 +56,9 @@ def measure(
         trainer.fit(rows, noisy.labels, seed)
         predicted = trainer.predict(test_rows)
     return {
-        "data": data.name,
-        "method": method,
-        "epsilon": epsilon,
-        "seed": seed,
         "mechanism_error": float(np.mean(np.square(noisy.labels - labels))),
         "test_error": float(np.mean(np.square(predicted - test_labels))),
         "details": noisy.details,
-        "settings": (trainer.batch_size, trainer.epochs),
         "seconds": time.perf_counter() - start,
     }
 
@@ -71,20 +67,6 @@ def new_trainer(data: InsuranceData, batch_size: int, epochs: int) -> Trainer:
     """Returns the network of one data set."""
     num_train = len(split(len(data), 0)[0])
     return Trainer(data, num_train, batch_size=batch_size, epochs=epochs)
-
-
-def run(data: InsuranceData, jobs: list[dict[str, Any]], output: pathlib.Path) -> None:
-    """Runs these cells and appends each to the file as it is finished."""
-    trainer = new_trainer(data, *SETTINGS[data.name])
-    for i, job in enumerate(jobs, start=1):
-        result = measure(data, trainer, job["method"], job["epsilon"], job["seed"])
-        _results.add_run(output, result)
-        print(
-            f"[{i}/{len(jobs)}] {data.name} {job['method']}, epsilon {job['epsilon']}, seed "
-            f"{job['seed']}: mechanism {result['mechanism_error']:.5g}, test "
-            f"{result['test_error']:.5g}, {result['seconds']:.1f} s",
-            flush=True,
-        )
 
 
 def tune(data: InsuranceData) -> None:
@@ -115,33 +97,35 @@ def tune(data: InsuranceData) -> None:
             )
 
 
-def missing_jobs(
-    args: argparse.Namespace, datasets: dict[str, InsuranceData], results: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Returns the cells that are not in the file yet, this process's part of them."""
+def run(data: InsuranceData, args: argparse.Namespace) -> None:
+    """Runs this process's part of the missing cells."""
+    settings = list(SETTINGS[data.name])
     jobs = [
-        {"data": name, "method": method, "epsilon": epsilon, "seed": seed}
+        {
+            "data": data.name,
+            "method": method,
+            "epsilon": epsilon,
+            "seed": seed,
+            "settings": settings,
+        }
         for seed in range(args.seeds)
-        for name, data in datasets.items()
         for epsilon in (None, *args.epsilons)
         for method in ((CONSTANT, NON_PRIVATE) if epsilon is None else methods(data.counts))
     ]
     part, parts = args.part
-    done = {_key(result) for result in results}
-    return [job for job in jobs[part::parts] if _key(job) not in done]
+    trainer = new_trainer(data, *settings)
+    for job in _results.missing(args.output, jobs[part::parts]):
+        errors = measure(data, trainer, job["method"], job["epsilon"], job["seed"])
+        _results.add_run(args.output, {**job, **errors})
 
 
 def read(output: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns the finished cells; a line that was cut off is none, nor one of other settings."""
+    """Returns the finished cells of the present settings."""
     return [
         result
         for result in _results.runs(output)
         if tuple(result["settings"]) == SETTINGS[result["data"]]
     ]
-
-
-def _key(job: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(job[name] for name in ("data", "method", "epsilon", "seed"))
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -156,7 +140,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     here = pathlib.Path(__file__).parent
     parser.add_argument("--data", nargs="+", default=list(COLUMNS), choices=list(COLUMNS))
-    parser.add_argument("--data-dir", default=os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--part", type=_part, default=(0, 1), help="i/n: this process's share")
@@ -173,15 +156,14 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(args.threads)
     tf.config.threading.set_inter_op_parallelism_threads(args.threads)
 
-    datasets = {name: load(name, args.data_dir) for name in args.data}
+    datasets = {name: load(name) for name in args.data}
     if args.tune:
         for data in datasets.values():
             tune(data)
         return
     if not args.report_only:
-        jobs = missing_jobs(args, datasets, read(args.output))
-        for name, data in datasets.items():
-            run(data, [job for job in jobs if job["data"] == name], args.output)
+        for data in datasets.values():
+            run(data, args)
 
     results = read(args.output)
     args.plots.mkdir(parents=True, exist_ok=True)

@@ -1,14 +1,14 @@
-"""Speed of RRWithPrior and InformativeRR, and what they tell of labels of which a head knows much.
+"""Speed of RRWithPrior and InformativeRR, and the information in their draws with a head's priors.
 
     python benchmarks/bench_rr_with_prior.py
     python benchmarks/bench_rr_with_prior.py --tables posteriors
 
-Times: one million labels of ten classes, a prior for each, in at most 1.5 s on two cores; memory
-linear in n * K; Algorithm 2 as a loop over examples beside it. Random bits come from the operating
-system, as in earnest.
+Times: one million labels of ten classes, each with its prior, in at most 1.5 s on two cores; memory
+linear in n * K; Algorithm 2 as a loop over examples for comparison. Random bits come from the
+operating system, as in practice.
 
-Posteriors: one epsilon is split between a head on smoothed features, whose probabilities are the
-priors, and a draw. Figures are on the labels of the training set, means over three draws.
+Posteriors: a head on smoothed features, whose probabilities are the priors, and a draw share one
+epsilon. The figures are those of the training labels, means over three draws.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SPLITS = ((1.0, 0.3), (1.0, 0.9), (2.0, 0.3), (2.0, 0.9), (3.0, 0.15), (4.0, 0.1
 
 
 def data(num_labels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns labels (n,) and a prior for each, (n, K), of very different certainty."""
+    """Returns labels (n,) and priors (n, K) of very different certainty."""
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(num_labels, NUM_CLASSES)) * rng.uniform(0, 4, (num_labels, 1))
     priors = np.exp(logits)
@@ -91,12 +91,12 @@ def times() -> None:
         ("InformativeRR, a prior for each", f"n = {NUM_LABELS:,}", f"{informative_seconds:.2f} s"),
         ("RandomizedResponse", f"n = {NUM_LABELS:,}", f"{response_seconds:.2f} s"),
         ("Algorithm 2 as a Python loop", f"n = {NUM_LOOPED:,}", f"{loop_seconds:.2f} s"),
-        ("loop against RRWithPrior, a label", f"K = {NUM_CLASSES}", f"{ratio:.0f} times slower"),
+        ("loop against RRWithPrior, per label", f"K = {NUM_CLASSES}", f"{ratio:.0f} times slower"),
     ]
     for size in (NUM_LABELS // 4, NUM_LABELS // 2, NUM_LABELS):
         peak = peak_bytes(lambda size=size: with_prior.randomize(labels[:size], priors[:size]))
-        figure = f"{peak / 2**20:.0f} MiB, {peak / (size * NUM_CLASSES):.1f} bytes a cell"
-        rows.append(("memory beside the input, peak", f"n = {size:,}", figure))
+        figure = f"{peak / 2**20:.0f} MiB, {peak / (size * NUM_CLASSES):.1f} bytes per cell"
+        rows.append(("memory in addition to the input, peak", f"n = {size:,}", figure))
     verdict = "met" if seconds <= TARGET_SECONDS else "MISSED"
     rows.append(("target", f"at most {TARGET_SECONDS} s", f"{verdict}: {seconds:.2f} s"))
 
@@ -111,12 +111,12 @@ def posteriors() -> None:
     columns += ("RRWithPrior", "InformativeRR")
     print(_results.markdown(columns, ()), flush=True)
     for name in DATA:
-        features = Features(name, os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
+        features = Features(name)
         labels, rows = features.data.y_train, features.get(smooth=True)[0]
         for epsilon, share in SPLITS:
             whole, priors = (head(rows, labels, part) for part in (epsilon, share * epsilon))
-            cells = [name, f"{epsilon:g}", f"{share:.0%}", told(labels, whole)]
-            cells.append(told(labels, priors))
+            cells = [name, f"{epsilon:g}", f"{share:.0%}", quality(labels, whole)]
+            cells.append(quality(labels, priors))
             for kind in (RandomizedResponse, RRWithPrior, InformativeRR):
                 mechanism = kind((1.0 - share) * epsilon, NUM_CLASSES)
                 draw = functools.partial(
@@ -125,19 +125,19 @@ def posteriors() -> None:
                 noisy = np.concatenate([draw(rng=np.random.default_rng(seed)) for seed in range(3)])
                 soft = posterior(mechanism, noisy, np.tile(priors, (3, 1)))
                 kept = np.mean(noisy == np.tile(labels, 3))
-                cells.append(f"{told(np.tile(labels, 3), soft)}, {100 * kept:.1f}")
+                cells.append(f"{quality(np.tile(labels, 3), soft)}, {100 * kept:.1f}")
             print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def head(rows: np.ndarray, labels: np.ndarray, epsilon: float) -> np.ndarray:
-    """Returns the probabilities of a head, of the rows that it was fitted on."""
+    """Returns the probabilities of a head on its training rows."""
     budget = PrivacyBudget(epsilon, DELTA)
     vault = PrivateLabels(labels, NUM_CLASSES, budget=budget, insecure_seed=1)
     return PrivateLogisticRegression(epsilon, DELTA).fit(rows, vault).predict_proba(rows)
 
 
-def told(labels: np.ndarray, probabilities: np.ndarray) -> str:
-    """Returns the log-loss of probabilities, and how often their likeliest class is right."""
+def quality(labels: np.ndarray, probabilities: np.ndarray) -> str:
+    """Returns the log-loss of probabilities, and the accuracy of their likeliest class."""
     at_label = probabilities[np.arange(labels.size), labels]
     right = np.mean(probabilities.argmax(axis=1) == labels)
     return f"{-np.mean(np.log(at_label)):.3f}, {100 * right:.1f}"

@@ -1,8 +1,8 @@
-"""Rows a second of keyed draws by engine and number of workers, and a soak with its memory.
+"""Rows per second of keyed draws by engine and number of workers, and the memory of a soak test.
 
-Run it with the environment of each engine, which `make test-beam` and `make test-spark` make:
-``.venv-beam/bin/python benchmarks/bench_scale.py beam``; also ``core``, ``spark`` and
-``soak``. Each figure is that of a process of its own; memory is the peak over all its processes.
+Run it in the environment of each engine, which `make test-beam` and `make test-spark` create:
+``.venv-beam/bin/python benchmarks/bench_scale.py beam``; also ``core``, ``spark`` and ``soak``.
+Each figure comes from a separate process; memory is the peak over its subprocesses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KINDS = ("arrow", "pairs", "dicts")
 
 
 def part_of(part: int, kind: str = "arrow") -> Any:
-    """Returns some rows with whole numbers as ids: one Arrow batch, pairs or dicts."""
+    """Returns rows with integer ids: one Arrow batch, pairs or dicts."""
     import pyarrow as pa
 
     ids = np.arange(part * PART, (part + 1) * PART)
@@ -49,7 +49,7 @@ def core(rows: int, ids: str) -> None:
 
 
 def plain(rows: int) -> None:
-    """The same by the operating system's bits, once for all rows."""
+    """Draws all rows at once by the operating system's bits."""
     mechanism().randomize(np.arange(rows) % 10)
 
 
@@ -82,8 +82,8 @@ def beam(rows: int, workers: int, kind: str, what: str = "labels") -> None:
             counts = PrivateHistogram(HistogramMechanism(1.0, num_classes=10), key(), "bench")
             _ = parts | apache_beam.FlatMap(_labels) | counts
         else:
-            made = parts | apache_beam.FlatMap(part_of, kind)
-            noisy = made | RandomizeLabels(mechanism(), key(), "bench")
+            rows_of_parts = parts | apache_beam.FlatMap(part_of, kind)
+            noisy = rows_of_parts | RandomizeLabels(mechanism(), key(), "bench")
             _ = noisy | apache_beam.Map(len) | apache_beam.CombineGlobally(sum)
     if what == "counts" and abs(counts.result().values.sum() - rows) > 0.01 * rows:
         raise ValueError("the counts are not those of all rows.")
@@ -110,17 +110,17 @@ def spark(rows: int, workers: int) -> None:
 
 
 def measured(engine: str, **arguments: Any) -> tuple[float, float]:
-    """Runs one engine in a process of its own; returns seconds and megabytes at the peak."""
+    """Runs one engine in a separate process; returns seconds and peak megabytes."""
     run = [sys.executable, __file__, engine, "--one", json.dumps(arguments)]
-    said = subprocess.run(run, capture_output=True, text=True, check=False)
-    if said.returncode:
-        sys.exit(f"bench_scale: {said.stderr[-2000:]}")
-    seconds, peak = json.loads(said.stdout.splitlines()[-1])
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"bench_scale: {done.stderr[-2000:]}")
+    seconds, peak = json.loads(done.stdout.splitlines()[-1])
     return seconds, peak
 
 
 def one(engine: str, arguments: dict[str, Any]) -> None:
-    """Prints what `measured` reads; a short run first, so that imports and start are not timed."""
+    """Prints the figures for `measured`, after a short run for imports and start-up."""
     run = {"core": core, "plain": plain, "beam": beam, "spark": spark}[engine]
     if engine != "spark":
         run(**{**arguments, "rows": PART})
@@ -160,7 +160,7 @@ def lines(engine: str, rows: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("engine", choices=("core", "beam", "spark", "soak", "plain"))
-    parser.add_argument("--rows", type=int, help="2 million; of the soak 100 million")
+    parser.add_argument("--rows", type=int, help="default: 2 million, for soak 100 million")
     parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one is not None:

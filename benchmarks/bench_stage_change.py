@@ -1,7 +1,7 @@
-"""What a stage change of LP-MST costs at n = 60,000, as a ratio to one epoch of training.
+"""Time of a stage change of LP-MST at n = 60,000, as a ratio to one epoch of training.
 
-A stage change asks the model for priors on the new part, draws its labels, and filters the earlier
-ones; with random images, since time does not depend on what is in them.
+A stage change predicts priors for the new part, draws its labels, and filters the earlier labels.
+The images are random, since the time does not depend on them.
 
     python benchmarks/bench_stage_change.py
 """

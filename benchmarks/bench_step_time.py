@@ -1,14 +1,14 @@
 """Time of one training step: plain Keras, DP-SGD here and in TF Privacy, and LabelDP-Pro by solver.
 
-The CNN of ``ghazi2024``, Table 10(a), on random images (what is in them changes no time), two
-cores. Each case trains in a process of its own, which stops after some steps and waits for the
+The CNN of ``ghazi2024``, Table 10(a), on random images (the time does not depend on them), two
+cores. Each case trains in a separate process, which stops after some steps and waits for the
 others, so that all cases share every slow moment of the machine; the table has medians over rounds
 of times, and of the ratios within a round. DP-SGD here is ``LabelDPModel.fit`` on Poisson batches,
-with everything that goes with it: secret sampling, a buffer that is larger than the mean batch,
-noise from a cipher, on the host unless the case says otherwise.
+with secret sampling, a buffer larger than the mean batch, and noise from a cipher, on the host
+unless the case names another source.
 
-TF Privacy is timed where tensorflow-privacy and tf-keras are installed (``make test-tf-privacy``
-makes ``.venv-tf-privacy`` with both).
+TF Privacy is timed if tensorflow-privacy and tf-keras are installed (``make test-tf-privacy``
+creates ``.venv-tf-privacy`` with both).
 
     python benchmarks/bench_step_time.py
     python benchmarks/bench_step_time.py --rounds 3 --cases plain dp-sgd "AltConv 256"
@@ -37,7 +37,7 @@ WORDS = 100_000
 CLIP, NOISE = 1.0, 4.7
 MEMORY_LIMIT = 12 * 2**30
 
-# Name -> (worker, settings, steps a round).
+# Name -> (worker, settings, steps per round).
 CASES: dict[str, tuple[str, dict[str, Any], int]] = {
     "plain": ("plain", {}, 8),
     "plain, jit_compile=False": ("plain", {"jit_compile": False}, 8),
@@ -76,7 +76,7 @@ for _count in (256, 1024):
         {"num_examples": _count, "solver": "pgd", "hull": "joint", "start": "uniform"},
         1,
     )
-# (what, numerator, denominator, at most): what issues 4 and 21 ask for.
+# (text, numerator, denominator, largest ratio).
 TARGETS = [
     ("dp-sgd / plain", "dp-sgd", "plain", 4.0),
     ("dp-sgd / TF Privacy DPSequential", "dp-sgd", "TF Privacy DPSequential", 0.25),
@@ -92,10 +92,10 @@ TARGETS = [
 
 
 class Rounds:
-    """Times rounds of steps inside one ``fit``, each when the parent asks for it."""
+    """Times rounds of steps inside one ``fit``, each when the parent starts it."""
 
     def __init__(self) -> None:
-        # Lines for the parent; what libraries print goes elsewhere.
+        # Only lines for the parent go to stdout; the output of libraries goes to stderr.
         self._out = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
 
@@ -166,7 +166,7 @@ def train_plain(batch: int, steps: int, epochs: int, settings: dict[str, Any]) -
 
 
 def train_ours(batch: int, steps: int, epochs: int, settings: dict[str, Any]) -> None:
-    """Trains a ``LabelDPModel``; ``num_examples`` and what follows it are for ``AltConv``."""
+    """Trains a ``LabelDPModel``; settings that are not popped here are those of ``AltConv``."""
     rounds = Rounds()
     import keras
     from _projection_solvers import SOLVERS
@@ -276,22 +276,23 @@ class Worker:
         )
 
     def round(self, *, counts: bool) -> None:
-        """Runs some steps, and keeps the time of one unless the round is for warming up."""
+        """Runs some steps, and records the time per step unless the round is for warming up."""
         if self.problem or self.process.stdin is None or self.process.stdout is None:
             return
         try:
             self.process.stdin.write("go\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has failed; the empty line below says so
+            # The process failed: the line below is empty.
+            pass
         line = self.process.stdout.readline()
         if not line:
             self._failed()
             return
-        made = json.loads(line)
-        self.products, self.peak = made["products"], made["peak"]
+        figures = json.loads(line)
+        self.products, self.peak = figures["products"], figures["peak"]
         if counts:
-            self.seconds.append(made["seconds"] / self.steps)
+            self.seconds.append(figures["seconds"] / self.steps)
 
     def _failed(self) -> None:
         self.process.wait()
@@ -328,7 +329,7 @@ def ratio(above: Worker, below: Worker) -> float:
 
 
 def report(workers: dict[str, Worker], batch: int) -> None:
-    """Prints one JSON line a case, the table, and the targets."""
+    """Prints one JSON line per case, the table, and the targets."""
     medians = {n: statistics.median(w.seconds) for n, w in workers.items() if w.seconds}
     for name, worker in workers.items():
         line = {
@@ -362,7 +363,7 @@ def report(workers: dict[str, Worker], batch: int) -> None:
 
 
 def main() -> None:
-    """Measures and prints, or is one of the workers."""
+    """Measures and prints, or runs one worker."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=7)

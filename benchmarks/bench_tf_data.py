@@ -1,11 +1,10 @@
-"""What ``randomize_labels`` costs an epoch of Fashion-MNIST: a Markdown table of ratios.
+"""Time of ``randomize_labels`` per epoch of Fashion-MNIST: a Markdown table of ratios.
 
-Run with ``python benchmarks/bench_tf_data.py``; the data are looked for in
-``LABELDP_DATA_DIR``, else in ``../shared/data`` beside the repository. Each pipeline is iterated
-with and without the transform in turns, in one process. A median ratio is that over the rounds of
-(time with / time without) of a round, so that a load from elsewhere weighs on both. The bests are
-there because epochs of the same pipeline take one of two times, by how tf.data's threads happen to
-share two cores; a median then compares luck.
+Run ``python benchmarks/bench_tf_data.py``; the data are in ``LABELDP_DATA_DIR``, else in
+``../shared/data``. Each pipeline runs with and without the transform in turns, in one process. A
+median ratio is the median over rounds of (time with / time without) in a round, so that other load
+affects both. The table also has the best times, because epochs of one pipeline take one of two
+times, depending on how tf.data's threads share two cores, and a median then compares luck.
 """
 
 from __future__ import annotations
@@ -13,38 +12,31 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import time
-from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-REPOSITORY = Path(__file__).resolve().parents[1]
 
-import _results  # noqa: E402
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
-from _datasets import DatasetError, load  # noqa: E402
+import _results
+import numpy as np
+import tensorflow as tf
+from _datasets import load
 
-from tf_labeldp.data import randomize_labels  # noqa: E402
-from tf_labeldp.mechanisms import RandomizedResponse  # noqa: E402
+from tf_labeldp.data import randomize_labels
+from tf_labeldp.mechanisms import RandomizedResponse
 
 BATCH = 256
 SHUFFLE = 10_000
-DEFAULT_DATA = REPOSITORY.parent / "shared" / "data"
 
 
 def load_images(limit: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns images (n, 28, 28) uint8 and labels (n,) int64."""
-    try:
-        data = load("fashion_mnist", os.environ.get("LABELDP_DATA_DIR") or DEFAULT_DATA)
-    except DatasetError as error:
-        sys.exit(f"bench_tf_data: {error} Set LABELDP_DATA_DIR.")
+    data = load("fashion_mnist")
     images = np.round(data.x_train[:limit, :, :, 0] * 255).astype(np.uint8)
     return images, data.y_train[:limit]
 
 
 def prepared(features, label):
-    """The user's map: scale and add the channel."""
+    """Scales the images and adds the channel, as a user's map would."""
     if isinstance(features, dict):
         image = tf.cast(features["image"], tf.float32)[..., None] / 255.0
         return {"id": features["id"], "image": image}, label
@@ -98,9 +90,11 @@ def main() -> None:
     )
     print("|---|---|---|---:|---:|---:|---:|---:|")
     for name, (without, with_it) in pipelines(images, labels).items():
-        seconds(without), seconds(with_it)  # warm up
+        # The first epochs warm up.
+        seconds(without), seconds(with_it)
         rounds = []
-        for i in range(arguments.rounds):  # who goes first changes, as caches may favour one
+        # The order alternates, since caches may favour the second.
+        for i in range(arguments.rounds):
             if i % 2:
                 after, before = seconds(with_it), seconds(without)
             else:

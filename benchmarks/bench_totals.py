@@ -1,9 +1,9 @@
-"""Do noisy numbers add up? The mean of noisy labels against that of the true ones, and their error.
+"""The mean of noisy labels against the true mean, and their error: do noisy numbers add up?
 
     python benchmarks/bench_totals.py
 
-"Before" is Algorithm 3 of ``ghazi2023`` as it stands: equally spaced values, a prior for
-``sqrt(k / n)``, negative counts to zero. "Now" is ``LabelRandomizer``. The number of values, the
+"Before" is Algorithm 3 of ``ghazi2023``: equally spaced values, ``sqrt(k / n)`` of epsilon for the
+prior, negative counts set to zero. "Now" is ``LabelRandomizer``. The number of values, the
 threshold of the prior and its share of epsilon were chosen on the made-up distributions; the
 insurance data confirm them.
 """
@@ -11,7 +11,6 @@ insurance data confirm them.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -41,7 +40,7 @@ class Labels(NamedTuple):
 
 
 def made_up(size: int) -> Iterator[Labels]:
-    """Gives labels of six distributions."""
+    """Yields labels of six distributions."""
     rng = np.random.default_rng(0)
     yield Labels("amounts", rng.gamma(1.0, 80.0, size).clip(0.0, 2000.0), 2000.0)
     yield Labels("counts", rng.poisson(0.15, size).clip(0, 20).astype(float), 20.0, True)
@@ -54,10 +53,9 @@ def made_up(size: int) -> Iterator[Labels]:
 
 
 def real() -> Iterator[Labels]:
-    """Gives amounts of claims: of all policies, where most are zero, and of claims alone."""
-    folder = os.environ.get("LABELDP_DATA_DIR", "../shared/data")
+    """Yields amounts of claims: for all policies, mostly zero, and for claims alone."""
     for file, name, high in REAL:
-        values = column(file, name, folder)
+        values = column(file, name)
         yield Labels(f"{file}, {name}", values.clip(0.0, high), high)
         if name == "amount":
             claims = values[values > 0.0].clip(0.0, 4158.3)
@@ -65,7 +63,7 @@ def real() -> Iterator[Labels]:
 
 
 def before(labels: Labels, epsilon: float, seed: int) -> list[np.ndarray]:
-    """Returns noisy and debiased labels by Algorithm 3 as it stands."""
+    """Returns noisy and debiased labels by Algorithm 3."""
     rng = np.random.default_rng([1, seed])
     size = len(labels.values)
     most = min(64, max(16, int(size * epsilon**2 / 4.0)))
@@ -91,16 +89,16 @@ def now(labels: Labels, epsilon: float, seed: int, most: int = 64) -> list[np.nd
     return [noisy.values, noisy.debiased()]
 
 
-def figures(labels: Labels, made: list[list[np.ndarray]]) -> list[str]:
+def figures(labels: Labels, draws: list[list[np.ndarray]]) -> list[str]:
     """Returns bias of the mean in percent, noisy and debiased, and MSE over the variance."""
     truth = labels.values
-    means = np.array([[part.mean() for part in one] for one in made]) / truth.mean() - 1.0
-    errors = 100.0 * means.std(axis=0, ddof=1) / math.sqrt(len(made))
+    means = np.array([[part.mean() for part in draw] for draw in draws]) / truth.mean() - 1.0
+    errors = 100.0 * means.std(axis=0, ddof=1) / math.sqrt(len(draws))
     cells = [
         f"{mean:+.1f} ± {error:.1f}"
         for mean, error in zip(100.0 * means.mean(axis=0), errors, strict=True)
     ]
-    loss = np.mean([np.mean(np.square(one[0] - truth)) for one in made]) / truth.var()
+    loss = np.mean([np.mean(np.square(noisy - truth)) for noisy, _ in draws]) / truth.var()
     return [*cells, f"{loss:.3f}"]
 
 
@@ -122,8 +120,8 @@ def main() -> None:
     for labels in [*made_up(max(SIZES)), *real()]:
         cells = [labels.name]
         for most in MOST:
-            made = [now(labels, 1.0, seed, most) for seed in range(SEEDS)]
-            noisy, _, loss = figures(labels, made)
+            draws = [now(labels, 1.0, seed, most) for seed in range(SEEDS)]
+            noisy, _, loss = figures(labels, draws)
             cells.append(f"{noisy} / {loss}")
         if not labels.whole:
             rows.append(cells)

@@ -1,12 +1,12 @@
-"""Makes the tables and plots of the benchmark pages from the files in `results/`.
+"""Writes the tables and plots of the benchmark pages from the files in `results/`.
 
     python benchmarks/report.py
 
-What stands between `<!-- table SCRIPT/TABLE -->` and `<!-- end -->` in the pages is written here.
-After the name, `rows=A+B,C` chooses the rows of which the first three cells hold A and B, or C,
-and `columns=A,B` chooses columns; both with `-` in the place of spaces and commas.
-The plots that need more than a table come from their own scripts: projection_convergence.png from
-bench_projection.py, regression_joint_density.png from bench_regression.py.
+It writes the text between `<!-- table SCRIPT/TABLE -->` and `<!-- end -->` in the pages. After the
+name, `rows=A+B,C` chooses the rows whose first three cells contain A and B, or C, and
+`columns=A,B` chooses columns; both with `-` in place of spaces and commas. Other scripts draw the
+plots that need more than a table: bench_projection.py projection_convergence.png, and
+bench_regression.py regression_joint_density.png.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _X_COLUMN = re.compile(r"(?:eps |ε )?\d[\d,.]*")
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """One panel of a plot: a curve a row where columns are numbers, else a curve a column.
+    """One panel of a plot: a curve per row if columns are numbers, else a curve per column.
 
     Attributes:
-        table: the script and the name of its table, `script/table`.
-        title: over the panel.
-        rows: a word that each row drawn has, or None for all rows.
+        table: the table, `script/table`.
+        title: the title of the panel.
+        rows: the first cell of the rows to draw, or None for all rows.
         axes: further settings of the axes.
     """
 
@@ -112,12 +112,12 @@ _MEASURED = {
         {"teacher", "RR", "LP-2ST"},
     ),
 }
-"""What `tf_labeldp.recommend` tells of: the table, its data sets and its methods; None for all."""
+"""The figures of `tf_labeldp.recommend`: table, data sets and methods; None for all."""
 
 
 def measured() -> str:
     """Returns the content of `measured.json` of the front door."""
-    made = {}
+    content = {}
     for kind, (name, data, methods) in _MEASURED.items():
         table = table_of(name)
         at = [i for i, column in enumerate(table["columns"]) if _X_COLUMN.fullmatch(column)]
@@ -126,8 +126,8 @@ def measured() -> str:
             for row in table["rows"]
             if (data is None or row[0] in data) and (methods is None or row[1] in methods)
         ]
-        made[kind] = {"epsilons": [table["columns"][i].split()[-1] for i in at], "rows": rows}
-    return json.dumps(made, ensure_ascii=False, indent=1) + "\n"
+        content[kind] = {"epsilons": [table["columns"][i].split()[-1] for i in at], "rows": rows}
+    return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
 
 def table_of(name: str) -> dict[str, Any]:
@@ -138,9 +138,9 @@ def table_of(name: str) -> dict[str, Any]:
 
 
 def filled(page: str) -> str:
-    """Returns a page with its tables as the results have them now."""
+    """Returns a page with the tables of the present results."""
 
-    def one(match: re.Match[str]) -> str:
+    def table_text(match: re.Match[str]) -> str:
         table = table_of(match["name"])
         choice = dict(part.split("=", 1) for part in match["choice"].strip().split(" ") if part)
         columns, rows = table["columns"], table["rows"]
@@ -155,11 +155,11 @@ def filled(page: str) -> str:
         text = _results.markdown(columns, rows).replace("\n", "\n" + match["indent"])
         return f"{match['head']}{match['indent']}{text}\n{match['end']}"
 
-    return _TABLE.sub(one, page)
+    return _TABLE.sub(table_text, page)
 
 
 def _word(cell: str) -> str:
-    """Returns a cell as the comments of the pages name it: without spaces."""
+    """Returns a cell without spaces, as the comments of the pages name it."""
     return re.sub(r"[\s,]+", "-", cell.strip("*"))
 
 
@@ -169,7 +169,7 @@ def _words(row: list[str]) -> set[str]:
 
 
 def numbers(cell: str) -> tuple[float, float]:
-    """Returns the first number of a cell and what follows a plus-minus sign, or NaN."""
+    """Returns the first number of a cell and the number after a plus-minus sign, or NaN."""
     value, _, spread = cell.partition("±")
     found = [_NUMBER.search(part) for part in (value, spread)]
     first, second = (float(f[0].replace(",", "")) if f else np.nan for f in found)
@@ -182,7 +182,8 @@ def curves(panel: Panel) -> dict[str, np.ndarray]:
     columns = table["columns"]
     rows = [row for row in table["rows"] if panel.rows is None or row[0] == panel.rows]
     across = [place for place, name in enumerate(columns) if _X_COLUMN.fullmatch(name)]
-    if not across:  # x is the first column
+    # Without columns that are numbers, x is the first column.
+    if not across:
         found = {
             name: [(numbers(row[0])[0], *numbers(row[place])) for row in rows]
             for place, name in enumerate(columns)
@@ -202,7 +203,7 @@ def curves(panel: Panel) -> dict[str, np.ndarray]:
 
 
 def draw(panels: list[Panel], path: pathlib.Path) -> None:
-    """Draws curves with bars for the spread, a panel a table."""
+    """Draws curves with error bars, a panel per table."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -235,7 +236,7 @@ def draw(panels: list[Panel], path: pathlib.Path) -> None:
 
 
 def main() -> None:
-    """Writes both pages, what the front door tells of, and all plots."""
+    """Writes both pages, the figures of the front door, and all plots."""
     MEASURED.write_text(measured(), encoding="utf-8")
     for page in PAGES:
         page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -14,12 +14,12 @@ author = "the tf-labeldp developers"
 release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
-# The source folder is the repository, so that links of pages hold here and there.
+# The repository is the source folder, so that links of pages work on the site and in the checkout.
 include_patterns = ["*.md", "docs/**.md", "benchmarks/*.md"]
 html_theme = "furo"
 html_title = f"{project} {release}"
 myst_heading_anchors = 4
-# scikit-learn's switches for metadata of pipelines, which no estimator here takes.
+# Methods of scikit-learn that set metadata of pipelines, which no estimator here uses.
 _SWITCHES = (
     "fit",
     "partial_fit",
@@ -35,12 +35,13 @@ autodoc_default_options = {
     "exclude-members": ", ".join(f"set_{name}_request" for name in _SWITCHES),
 }
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the signatures have them
+# The signatures have the types.
+autodoc_typehints = "none"
 napoleon_use_ivar = True
 napoleon_custom_sections = ["Guarantee", "Source", ("Call arguments", "params_style")]
 
 
-# The tutorials are the scripts of examples/, which `make test-slow` runs.
+# The tutorials are generated from the scripts of examples/, which the tests run.
 ROOT = pathlib.Path(__file__).parents[1]
 TUTORIALS = {
     "01_multi_stage": "Classes",
@@ -57,7 +58,7 @@ TUTORIALS = {
 
 
 def tutorial(name: str, title: str) -> str:
-    """Returns a script as a page: docstring, and text and code from its numbered comments on."""
+    """Returns a script as a page: its docstring, and text and code by numbered comments."""
     source = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
     doc = ast.get_docstring(ast.parse(source)) or ""
     code = source.split('"""', 2)[2]
@@ -72,12 +73,12 @@ def tutorial(name: str, title: str) -> str:
 
 
 def _without_indented(doc: str) -> str:
-    """Returns a docstring whose commands are code."""
+    """Returns a docstring with its commands as code blocks."""
     return re.sub(r"^    (.*)$", r"```sh\n\1\n```", doc, flags=re.M)
 
 
 def setup(app: object) -> None:
-    """Writes the generated pages next to the others, since Sphinx reads files."""
+    """Writes the generated pages: tutorials, and the guarantees with their tests."""
     sys.path.insert(0, str(ROOT / "tests"))
     import guarantees
 

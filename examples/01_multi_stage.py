@@ -1,10 +1,10 @@
-"""Multi-stage training (LP-2ST) on data of your own: copy this file and change step 1.
+"""Multi-stage training (LP-2ST) on noisy labels. Copy this file and change step 1.
 
     python examples/01_multi_stage.py [FOLDER]
 
 The folder (default: multi-stage-output) gets two sub-folders: `private` with the label store, which
-stays with the labels, and `publish` with the model and its statement. Run it again with the same
-folder: the stored noisy labels are used, nothing is drawn and nothing is spent a second time.
+stays with the labels, and `publish` with the model and its statement. A second run
+with the same folder uses the stored noisy labels: it draws nothing and spends nothing.
 """
 
 import pathlib
@@ -20,14 +20,14 @@ folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "multi-stage-output"
 private, publish = folder / "private", folder / "publish"
 publish.mkdir(parents=True, exist_ok=True)
 
-# 1. Your data: public features and private labels 0..K-1, one example a person.
+# 1. Your data: public features and private labels 0..K-1, one example per person.
 features, true_labels = load_digits(return_X_y=True)
 features = (features / 16.0).astype("float32")
 x_train, x_test = features[:1400], features[1400:]
-y_test = true_labels[1400:]  # must be public, as they are used outside the vault
+y_test = true_labels[1400:]  # these labels have to be public: they are used outside the vault
 
 # 2. The vault: the only holder of the true training labels. It draws noisy labels, charges each
-#    example and refuses to pass the budget. Keep the store beside the labels: it is as private.
+#    draw and refuses to exceed the budget. Keep the store with the labels: it is as private.
 labels = ldp.PrivateLabels(
     true_labels[:1400],
     num_classes=10,
@@ -35,8 +35,8 @@ labels = ldp.PrivateLabels(
     store=private / "label-store",
 )
 
-# 3. Two stages. The first 60 % of the examples get noisy labels by randomized response; then the
-#    model says for each of the others which classes are likely, and its label is drawn among those.
+# 3. Two stages. The first 60 % of the examples get noisy labels by randomized response. Then the
+#    model predicts the likely classes of the others, and their labels are drawn among those.
 stages = ldp.MultiStageTraining(
     x_train,
     labels,
@@ -44,10 +44,10 @@ stages = ldp.MultiStageTraining(
     fractions=(0.6, 0.4),
     epochs_per_stage=10,
     batch_size=64,
-    mixup_alpha=8.0,  # mixes examples, which helps against noisy labels
+    mixup_alpha=8.0,  # mixes pairs of examples, which helps against noisy labels
 )
 
-# 4. Any Keras model that ends in one score a class, with a loss for one-hot labels.
+# 4. Any Keras model that returns one score per class, with a loss for one-hot labels.
 model = keras.Sequential(
     [
         keras.Input((64,)),
@@ -60,12 +60,12 @@ model.compile(
 )
 model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages], shuffle=False, verbose=2)
 
-# 5. What was spent, and on which assumptions the statement rests. Publish it with the model.
+# 5. The statement: what was spent, and its assumptions. Publish it with the model.
 print(stages.guarantee())
 (publish / "privacy.json").write_text(stages.guarantee().to_json())
 
 # 6. The model is an ordinary Keras model: save it, load it, predict. `ldp.guarantee` and
-#    `ldp.load_model` read the receipts in the file; Keras alone loads it, too.
+#    `ldp.load_model` read the receipts in its file, which Keras alone loads, too.
 model.save(publish / "model.keras")
 print(ldp.guarantee(publish / "model.keras").headline)
 loaded = ldp.load_model(publish / "model.keras")

@@ -1,24 +1,24 @@
-r"""Two parties, one file: one has the labels, the other the features and trains the model.
+r"""Two parties: one sends noisy labels in a file, the other has the features and trains.
 
-    python examples/02_two_party_regression.py [all FOLDER]              # all of the following
-    python examples/02_two_party_regression.py prepare FOLDER            # makes the parties' tables
+    python examples/02_two_party_regression.py [all FOLDER]              # all three steps
+    python examples/02_two_party_regression.py prepare FOLDER            # writes both tables
     python examples/02_two_party_regression.py labels-party FOLDER       # writes the message
-    python examples/02_two_party_regression.py features-party FOLDER     # reads it, trains a model
+    python examples/02_two_party_regression.py features-party FOLDER     # reads it and trains
 
 The labels party sends a table of row ids and noisy labels with its privacy statement and receipts,
-once. Its labels never leave its own process. To copy this, replace `prepare` by your own two tables
-and the public range of your labels. Here: the claims of motor insurance policies where
-LABELDP_DATA_DIR has them, else the diabetes data of scikit-learn.
+once. Its labels never leave its process. To copy this, replace `prepare` by your two tables and the
+public range of your labels. The data are claims of motor insurance policies if LABELDP_DATA_DIR has
+them, else the diabetes data of scikit-learn.
 
-The labels party needs no Python of its own. Instead of the step labels-party, not after it (with
-another store it would draw, and spend, once more):
+The labels party can also send the message without Python. Run this instead of the step
+labels-party, not after it (with another store it would draw, and spend, once more):
 
     tf-labeldp randomize FOLDER/labels-party/labels.csv --column label --id id --task regression \
         --low LOW --high HIGH --clip --whole-numbers --epsilon 2 --max-values 32 \
         --store FOLDER/labels-party/label-store --output FOLDER/message/noisy_labels.csv
 
-writes the same two files, noisy_labels.csv and noisy_labels.csv.privacy.json; the second then also
-has what `NoisyLabels.load` needs to read both, with `posterior()` and `debiased()`. LOW and HIGH
+It writes the same two files, noisy_labels.csv and noisy_labels.csv.privacy.json, and adds to the
+second the settings that `NoisyLabels.load` needs for `posterior()` and `debiased()`. LOW and HIGH
 are in FOLDER/labels-party/range.json: 0 and 7 for the claims, 25 and 346 for the diabetes data.
 """
 
@@ -37,18 +37,19 @@ EPSILON = 2.0
 
 
 def labels_party(folder: pathlib.Path) -> None:
-    """Has ids and true labels; sends ids, noisy labels and a statement."""
-    import tf_labeldp as ldp  # without TensorFlow: this party trains nothing
+    """Reads ids and true labels; sends ids, noisy labels and a statement."""
+    # This party trains nothing, so it needs no TensorFlow.
+    import tf_labeldp as ldp
 
     private, message = folder / "labels-party", folder / "message"
     table = np.loadtxt(private / "labels.csv", delimiter=",", skiprows=1)
     ids, true_labels = table[:, 0].astype(int), table[:, 1]
-    # The range is public: both parties know it. Take it from what the labels mean, not from the
-    # labels, or the largest label is revealed; clip=True moves labels beyond it to its end.
+    # The range is public: both parties know it. Derive it from the meaning of the labels. If you
+    # read it off the labels, it reveals the largest label. clip=True clips labels to the range.
     low, high = json.loads((private / "range.json").read_text())
 
-    # The vault: charges every draw, and keeps it, so that a second run sends the same noisy labels
-    # and spends nothing again. The store is as private as the labels.
+    # The vault charges every draw and stores it, so that a second run sends the same noisy labels
+    # and spends nothing. The store is as private as the labels.
     labels = ldp.PrivateLabels(
         true_labels,
         low=low,
@@ -57,25 +58,25 @@ def labels_party(folder: pathlib.Path) -> None:
         budget=ldp.PrivacyBudget(epsilon=EPSILON),
         store=private / "label-store",
     )
-    # A part of epsilon buys a noisy histogram of the labels, on at most 32 values; the rest draws
-    # each label among the few bins that lose least under it. Both data sets have counts or whole
-    # scores as labels: say so, and nothing between them is told apart.
+    # A part of epsilon pays for a noisy histogram of the labels, on at most 32 values. The rest
+    # pays for the draw of each label, among the bins with the least error under this histogram.
+    # The labels are counts or whole scores: with whole_numbers=True the values are whole, too.
     noisy = labels.randomize(ldp.LabelRandomizer(EPSILON, max_values=32, whole_numbers=True))
 
-    # The message lies apart from the store, so that all of its folder can be sent.
+    # The message is in another folder than the store, so that the whole folder can be sent.
     message.mkdir(exist_ok=True)
     with open(message / "noisy_labels.csv", "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["id", "label"])
         writer.writerows(zip(ids.tolist(), noisy.values.tolist(), strict=True))
-    # The statement, and the receipts of the draw, which models that are trained on it carry on.
+    # The statement, and the receipts of the draw, for the models that are trained on it.
     statement = json.dumps(noisy.statement(), indent=2)
     (message / "noisy_labels.csv.privacy.json").write_text(statement)
     print(f"labels party: sent {len(ids)} noisy labels")
 
 
 def features_party(folder: pathlib.Path) -> None:
-    """Has ids and features; gets noisy labels, trains, and publishes the model."""
+    """Reads ids, features and the message; trains and publishes the model."""
     import keras
 
     import tf_labeldp as ldp
@@ -89,13 +90,13 @@ def features_party(folder: pathlib.Path) -> None:
     promised = ldp.PrivacyGuarantee.from_json(json.dumps(statement["guarantee"]))
     receipts = tuple(map(ldp.accounting.Receipt.from_json, statement["receipts"]))
 
-    # The parties' rows are in any order, and each may have rows that the other lacks.
+    # The parties' rows may be in any order, and each party may have rows that the other lacks.
     ids, here, there = np.intersect1d(features["ids"], sent_ids, return_indices=True)
     x, y = features["x"][here], noisy_labels[there]
     print(f"features party: {len(ids)} rows have features and a noisy label")
 
-    # Any Keras model and the usual loss: the labels are noisy already, so training costs nothing,
-    # however often it reads them. Noisy labels and public features alone are scaled here.
+    # Use any Keras model and the usual loss: the labels are noisy already, so training costs
+    # nothing, however often it reads them. The scales come from noisy labels and public features.
     scale = keras.layers.Normalization()
     scale.adapt(x)
     center, width = y.mean(), y.std() or 1.0
@@ -110,12 +111,12 @@ def features_party(folder: pathlib.Path) -> None:
         ]
     )
     model.compile(keras.optimizers.Adam(1e-3), loss="mean_squared_error")
-    # The targets were joined by hand, so the callback names the draw that they are of.
+    # The targets were joined by hand, so the callback names their draw.
     sent = ldp.RecordReceipts(ldp.accounting.PublicInput(noisy_labels, receipts))
     epochs = max(2, 40_000 // len(x))
     model.fit(x, y, batch_size=64, epochs=epochs, callbacks=[sent], verbose=0)
 
-    # Test labels must be public, as they are used outside of the vault.
+    # Test labels have to be public: they are used outside the vault.
     error = model.evaluate(test["x"], test["y"], batch_size=4096, verbose=0)
     constant = np.mean((test["y"] - center) ** 2)
     model.save(mine / "model.keras")  # with the receipts
@@ -126,7 +127,7 @@ def features_party(folder: pathlib.Path) -> None:
 
 
 def prepare(folder: pathlib.Path) -> None:
-    """Gives each party its table, as if they had always had it."""
+    """Writes the table of each party."""
     data_dir = os.environ.get("LABELDP_DATA_DIR")
     policies = pathlib.Path(data_dir or "", "insurance", "pg15training.csv.gz")
     if data_dir and policies.exists():
@@ -146,7 +147,8 @@ def prepare(folder: pathlib.Path) -> None:
         writer.writerow(["id", "label"])
         writer.writerows(zip(ids[train].tolist(), y[train].tolist(), strict=True))
     (folder / "labels-party" / "range.json").write_text(json.dumps(label_range))
-    train = np.sort(train)  # the features party has its rows in another order
+    # The features party has its rows in another order.
+    train = np.sort(train)
     np.savez(folder / "features-party" / "features.npz", ids=ids[train], x=x[train])
     np.savez(folder / "features-party" / "public_test.npz", x=x[test], y=y[test])
 
@@ -154,7 +156,8 @@ def prepare(folder: pathlib.Path) -> None:
 def motor_insurance(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple]:
     """Returns policy numbers, features, claim counts and their range."""
     with gzip.open(path, "rt", newline="") as file:
-        rows = list({row["PolNum"]: row for row in csv.DictReader(file)}.values())  # one a person
+        # One row per person.
+        rows = list({row["PolNum"]: row for row in csv.DictReader(file)}.values())
     columns = []
     for name in "Age Bonus Poldur Value Density Exppdays Group1 Adind".split():
         columns.append([float(row[name]) for row in rows])
@@ -175,7 +178,8 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=pathlib.Path, default="two-party-output")
     arguments = parser.parse_args()
     if arguments.step == "all":
-        for step in STEPS:  # each in a process of its own, as two parties would
+        # Each party has its own process.
+        for step in STEPS:
             command = [sys.executable, __file__, step, str(arguments.folder)]
             if subprocess.run(command, check=False).returncode:
                 sys.exit(f"{step} failed")

@@ -19,11 +19,11 @@ folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "labeldp-pro-output"
 private, publish = folder / "private", folder / "publish"
 publish.mkdir(parents=True, exist_ok=True)
 
-# 1. Your data: public images and private labels 0..K-1, one example a person.
+# 1. Your data: public images and private labels 0..K-1, one example per person.
 digits = load_digits()
 images = (digits.images[..., None] / 16.0).astype("float32")
 x_train, x_test = images[:1400], images[1400:]
-y_test = digits.target[1400:]  # must be public, as they are used outside the vault
+y_test = digits.target[1400:]  # these labels have to be public: they are used outside the vault
 n = len(x_train)
 
 # 2. The vault: the only holder of the true training labels.
@@ -32,8 +32,8 @@ labels = ldp.PrivateLabels(
     digits.target[:1400], num_classes=10, budget=budget, store=private / "label-store"
 )
 
-# 3. How the labels will be used: 100 batches, in each of which everyone is with probability 0.15.
-#    The noise that this needs follows from the budget, under replacement of one label.
+# 3. The use of the labels: 100 batches, each of which includes each example with probability 0.15.
+#    The noise follows from the budget, under replacement of one label.
 batches = ldp.data.poisson_batches(x_train, labels, sampling_probability=0.15, steps=20)
 epochs = 5
 noise_multiplier = ldp.accounting.calibrate_noise_multiplier(
@@ -42,7 +42,7 @@ noise_multiplier = ldp.accounting.calibrate_noise_multiplier(
 print(f"noise multiplier {noise_multiplier:.2f} for {batches.expected_batch_size:.0f} a batch")
 
 # 4. An ordinary Keras model. `preconditioner="gauss_newton"` adds less noise where the loss is
-#    more curved; `denoiser=ldp.AltConv(256)` instead is the paper's LabelDP-Pro.
+#    more curved. For the paper's LabelDP-Pro, set `denoiser=ldp.AltConv(256)` instead.
 inputs = keras.Input(x_train.shape[1:])
 x = keras.layers.Conv2D(16, 3, activation="relu")(inputs)
 x = keras.layers.AveragePooling2D(2)(x)
@@ -60,7 +60,7 @@ model.compile(
     metrics=["accuracy"],
 )
 
-# 5. Training. What it logs of the training set is private; accuracy is shown for public labels.
+# 5. Training. It withholds metrics of the training set, and prints the accuracy on public labels.
 model.fit(
     batches,
     epochs=epochs,
@@ -72,7 +72,7 @@ model.fit(
 loss, accuracy = model.evaluate(x_test, y_test, verbose=0)
 print(f"test accuracy: {accuracy:.1%}")
 
-# 6. What was spent, and on which assumptions the statement rests. Publish it with the model.
+# 6. The statement: what was spent, and its assumptions. Publish it with the model.
 print(model.guarantee())
 (publish / "privacy.json").write_text(model.guarantee().to_json())
 model.save(publish / "model.keras")

@@ -1,10 +1,10 @@
-"""One private release: a classifier that sees the labels once. Copy this file and change step 1.
+"""A classifier fitted from one private release of the labels. Copy this file and change step 1.
 
     python examples/05_one_release.py [FOLDER]
 
 The folder (default: one-release-output) gets two sub-folders: `private` with the label store, which
-stays with the labels, and `publish` with the model and its statement. Run it again with the same
-folder: the stored release is used, nothing is drawn and nothing is spent a second time.
+stays with the labels, and `publish` with the model and its statement. A second run
+with the same folder uses the stored release: it draws nothing and spends nothing.
 """
 
 import pathlib
@@ -21,10 +21,10 @@ private, publish = folder / "private", folder / "publish"
 publish.mkdir(parents=True, exist_ok=True)
 
 # 1. Your data: public images (n, height, width[, channels]) and private labels 0..K-1, one example
-#    a person. For a table of columns, RandomFourierFeatures takes the place of PatchDictionary.
+#    per person. For a table of columns, use RandomFourierFeatures instead of PatchDictionary.
 digits = load_digits()
 x_train, x_test = digits.images[:1400], digits.images[1400:]
-y_test = digits.target[1400:]  # must be public, as they are used outside the vault
+y_test = digits.target[1400:]  # these labels have to be public: they are used outside the vault
 
 # 2. The vault: the only holder of the true training labels.
 labels = ldp.PrivateLabels(
@@ -34,9 +34,9 @@ labels = ldp.PrivateLabels(
     store=private / "label-store",
 )
 
-# 3. Features that are learnt from the images alone: no label, no budget. Smoothing them over the
-#    graph of nearest neighbours makes more of a small epsilon where classes form clusters (without
-#    it: about 90 %); the saved model then holds features of the training images.
+# 3. Features learnt from the images alone: no label, no budget. Smoothing over the graph of nearest
+#    neighbours gains accuracy at a small epsilon if classes form clusters (without it: about 90 %).
+#    The saved model then contains features of the training images.
 patches = ldp.features.PatchDictionary(num_atoms=50, patch_size=3, pooling=3).fit(x_train)
 encoder = ldp.features.NeighbourSmoothing(patches).fit(x_train)
 
@@ -48,12 +48,12 @@ print(f"{head.num_directions_} of {head.n_features_in_} directions got a share o
 print(f"signal to noise in the release: {head.signal_to_noise_:.1f}")
 print(f"test accuracy: {head.score(x_test, y_test):.1%}")
 
-# 5. What was spent, and on which assumptions the statement rests. Publish it with the model.
+# 5. The statement: what was spent, and its assumptions. Publish it with the model.
 print(head.guarantee())
 (publish / "privacy.json").write_text(head.guarantee().to_json())
 
-# 6. An ordinary Keras model from raw images to class probabilities: save it, load it (in another
-#    process after `import tf_labeldp.keras_layers`), predict.
+# 6. An ordinary Keras model from raw images to class probabilities: save it, load it, predict. In
+#    another process, import `tf_labeldp.keras_layers` before you load it.
 head.to_keras().save(publish / "model.keras")
 loaded = keras.models.load_model(publish / "model.keras")
 probabilities = loaded.predict(x_test.astype("float32"), verbose=0)

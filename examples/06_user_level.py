@@ -1,11 +1,11 @@
-"""Privacy of users who have many labels: all labels of a postcode are protected together.
+"""DP-SGD for users with several labels each: protects all labels of a postcode together.
 
     LABELDP_DATA_DIR=... python examples/06_user_level.py
 
 Reads `insurance/beMTPL97.csv.gz` (Belgian motor liability, 163,212 policies in 583 postcodes) from
-that folder. The label is whether a policy had a claim, the unit of privacy the postcode: the
-model reveals almost nothing about the labels of any one postcode. With so few units a small epsilon
-leaves little to learn, as the lines below show.
+that folder. The label records whether a policy had a claim. The unit of privacy is the postcode:
+the model reveals almost nothing about the labels of any one postcode. With so few units a small
+epsilon leaves little to learn, as the output shows.
 """
 
 import csv
@@ -75,5 +75,5 @@ model.fit(
 
 # 4. The same unit for randomized response: group privacy leaves epsilon / 50 for each label.
 each = ldp.accounting.item_budget_for_group(budget, 50)
-print(f"randomized response could spend epsilon={each.epsilon:.3g} on a label")
+print(f"randomized response could spend epsilon={each.epsilon:.3g} per label")
 print(model.guarantee())

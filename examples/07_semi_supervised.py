@@ -3,8 +3,8 @@
     python examples/07_semi_supervised.py [FOLDER]
 
 The folder (default: semi-supervised-output) gets two sub-folders: `private` with the label store,
-which stays with the labels, and `publish` with the model and its statement. Run it again with the
-same folder: the stored noisy labels are used, nothing is drawn and nothing is spent a second time.
+which stays with the labels, and `publish` with the model and its statement. A second run with the
+same folder uses the stored noisy labels: it draws nothing and spends nothing.
 """
 
 import pathlib
@@ -23,9 +23,9 @@ publish.mkdir(parents=True, exist_ok=True)
 # 1. Your data: public images in [0, 1] with a channel axis, and private labels 0..K-1.
 digits = load_digits()
 images = digits.images[..., None].astype("float32") / 16.0
-y_test = digits.target[1400:]  # must be public, as they are used outside the vault
+y_test = digits.target[1400:]  # these labels have to be public: they are used outside the vault
 
-# 2. The vault: the only holder of the true training labels; and one noisy label for each image.
+# 2. The vault, the only holder of the true training labels, and one noisy label per image.
 labels = ldp.PrivateLabels(
     digits.target[:1400],
     num_classes=10,
@@ -34,7 +34,7 @@ labels = ldp.PrivateLabels(
 )
 noisy = labels.randomize(ldp.RandomizedResponse(3.0, num_classes=10))
 
-# 3. Any Keras network from images to one logit a class.
+# 3. Any Keras network from images to one logit per class.
 keras.utils.set_random_seed(0)
 network = keras.Sequential(
     [
@@ -47,9 +47,9 @@ network = keras.Sequential(
     ]
 )
 
-# 4. FixMatch (LDP-SSL, Tang et al. 2022): what it is sure of must survive strong views.
-#    The loss knows the channel of the noisy labels; the paper's is CategoricalCrossentropy.
-#    With `fit(..., clusters=...)` only labels that agree with their cluster are used (DenoiseSSL).
+# 4. FixMatch (LDP-SSL, Tang et al. 2022): confident predictions become targets for strong views.
+#    The loss corrects for the label noise; the paper uses CategoricalCrossentropy. For DenoiseSSL,
+#    which uses only the labels that agree with their cluster, call `fit(..., clusters=...)`.
 model = FixMatch(network, threshold=0.9, unlabelled_ratio=3)
 channel = noisy.mechanism.transition_matrix()
 loss = ldp.keras_layers.ForwardCorrectedLoss(channel, from_logits=True)
@@ -58,9 +58,10 @@ model.fit(images[:1400], noisy, epochs=120, verbose=2)
 predicted = model.predict(images[1400:], verbose=0).argmax(axis=1)
 print(f"test accuracy: {(predicted == y_test).mean():.1%}")
 
-# 5. What was spent, and on which assumptions the statement rests. Publish it with the model.
+# 5. The statement: what was spent, and its assumptions. Publish it with the model.
 statement = ldp.guarantee(model)
 print(statement)
 (publish / "privacy.json").write_text(statement.to_json())
-model.network.save(publish / "model.keras")  # with its receipts
+# The file carries the receipts.
+model.network.save(publish / "model.keras")
 print(ldp.guarantee(publish / "model.keras").headline)

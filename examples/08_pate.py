@@ -1,10 +1,10 @@
-"""PATE: teachers on shards of the labels answer for some examples. Copy it and change step 1.
+"""PATE: teachers on shards of the labels label some examples. Copy this file, change step 1.
 
     python examples/08_pate.py [FOLDER]
 
 The folder (default: pate-output) gets two sub-folders: `private` with the label store, which stays
-with the labels, and `publish` with the statement. Run it again with the same folder: the stored
-answers are used, nothing is drawn and nothing is spent a second time.
+with the labels, and `publish` with the statement. A second run with the same folder uses the stored
+answers: it draws nothing and spends nothing.
 """
 
 import pathlib
@@ -21,12 +21,12 @@ folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "pate-output")
 private, publish = folder / "private", folder / "publish"
 publish.mkdir(parents=True, exist_ok=True)
 
-# 1. Your data: public features and private labels 0..K-1, one example a person.
+# 1. Your data: public features and private labels 0..K-1, one example per person.
 features, true_labels = make_classification(
     20_000, 20, n_informative=8, n_classes=4, class_sep=2.0, n_clusters_per_class=1, random_state=0
 )
 x_train, x_test = features[:18_000], features[18_000:]
-y_test = true_labels[18_000:]  # must be public, as they are used outside the vault
+y_test = true_labels[18_000:]  # these labels have to be public: they are used outside the vault
 
 # 2. The vault: the only holder of the true training labels.
 labels = ldp.PrivateLabels(
@@ -36,20 +36,21 @@ labels = ldp.PrivateLabels(
     store=private / "label-store",
 )
 
-# 3. 300 teachers of 60 labels each vote on 400 examples; 300 of them get an answer where, up to the
-#    noise, more than half of the teachers agree. For images `teacher=fix_match_teacher(network)`.
+# 3. 300 teachers with 60 labels each vote on 400 examples. At most 300 get an answer: those on
+#    which, up to noise, more than half of the teachers agree. For images, set
+#    `teacher=fix_match_teacher(network)`.
 pate = PATE(1.0, 1e-5, num_teachers=300, num_queries=400, max_answers=300, threshold=0.5)
 answers = pate.answer(x_train, labels)
 print(f"{len(answers)} answers")
 
-# 4. A student learns from the answers alone: here a linear one, for images `FixMatch`.
+# 4. A student learns from the answers alone: here a linear model, for images `FixMatch`.
 student = LogisticRegression(max_iter=1000).fit(x_train[answers.indices], np.asarray(answers))
 print(f"test accuracy of the student: {student.score(x_test, y_test):.1%}")
 
-# 5. Beside it a head at the same epsilon: one noisy release of all labels at once.
+# 5. For comparison, a head at the same epsilon: one noisy release of all labels.
 head = ldp.PrivateLogisticRegression(1.0, 1e-5).fit(x_train, labels)
 print(f"test accuracy of a head: {head.score(x_test, y_test):.1%}")
 
-# 6. What the answers cost, and on which assumptions the statement rests. Publish it with them.
+# 6. The statement: the cost of the answers, and its assumptions. Publish it with them.
 print(answers.guarantee())
 (publish / "privacy.json").write_text(answers.guarantee().to_json())

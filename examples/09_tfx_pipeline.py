@@ -1,7 +1,7 @@
 """A TFX pipeline on private labels: CsvExampleGen -> LabelRandomizer -> Trainer, on Adult.
 
-Everything behind LabelRandomizer, the trainer included, sees noisy labels alone. Run it in an
-environment with tfx (`make test-tfx` makes one):
+Everything after LabelRandomizer, the trainer included, reads only noisy labels. Run it in an
+environment with tfx (`make test-tfx` creates one):
 
     LABELDP_DATA_DIR=data python examples/09_tfx_pipeline.py --epsilon 2
 """
@@ -25,7 +25,8 @@ COLUMNS = (
 ).split()
 NUMBERS = ("age", "education_num", "capital_gain", "capital_loss", "hours_per_week")
 WORDS = ("marital_status", "occupation", "relationship")
-BUCKETS = 32  # for the hash of a word
+BUCKETS = 32
+"""Of the hash of a word."""
 
 
 def read_adult(path: pathlib.Path) -> list[dict[str, str]]:
@@ -36,7 +37,7 @@ def read_adult(path: pathlib.Path) -> list[dict[str, str]]:
 
 
 def write_table(rows: list[dict[str, str]], path: pathlib.Path) -> None:
-    """Writes what the pipeline reads: an id, the public features, and the private label, 0 or 1."""
+    """Writes the input of the pipeline: ids, public features, and private labels 0 or 1."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         table = csv.writer(file)
@@ -57,7 +58,7 @@ def features_of(columns: dict) -> tf.Tensor:  # noqa: F821
 
 
 def run_fn(fn_args) -> None:
-    """Trains on noisy Examples: what the Trainer of TFX calls."""
+    """Trains on noisy Examples; the Trainer of TFX calls it."""
     import tensorflow as tf
 
     spec = {name: tf.io.FixedLenFeature([], tf.int64) for name in (*NUMBERS, "income")}
@@ -81,7 +82,7 @@ def run_fn(fn_args) -> None:
 
 
 def pipeline(folder: pathlib.Path, epsilon: float):
-    """Returns the pipeline; its artifacts up to LabelRandomizer's input have true labels."""
+    """Returns the pipeline; the artifacts before LabelRandomizer contain true labels."""
     from tfx import v1 as tfx
 
     from tf_labeldp.mechanisms import RandomizedResponse
@@ -117,7 +118,7 @@ def main(arguments: list[str] | None = None) -> float:
     """Runs the pipeline, prints the statement, and returns the accuracy on the public test set."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epsilon", type=float, default=2.0)
-    parser.add_argument("--rows", type=int, default=32561, help="how many rows to use")
+    parser.add_argument("--rows", type=int, default=32561, help="number of rows")
     parser.add_argument("--output", type=pathlib.Path, help="a folder (default: a new one)")
     args = parser.parse_args(arguments)
     folder = args.output or pathlib.Path(tempfile.mkdtemp(prefix="labeldp-tfx-"))
@@ -141,10 +142,10 @@ def main(arguments: list[str] | None = None) -> float:
     columns = {name: np.array([float(row[name]) for row in test], np.float32) for name in NUMBERS}
     columns |= {name: np.array([row[name] for row in test]) for name in WORDS}
     labels = np.array([row["income"].startswith(">50K") for row in test])
-    found = model.serve(features_of(columns))
-    accuracy = float(np.mean((found.numpy()[:, 0] > 0.5) == labels))
+    predicted = model.serve(features_of(columns))
+    accuracy = float(np.mean((predicted.numpy()[:, 0] > 0.5) == labels))
     print(f"accuracy on {len(test)} public test rows: {accuracy:.1%}")
-    print(f"everything is in {folder}; private/ has the true labels")
+    print(f"all outputs are in {folder}; private/ contains true labels")
     return accuracy
 
 

@@ -3,8 +3,8 @@
     python examples/10_tables.py [FOLDER]
 
 The folder (default: tables-output) gets two sub-folders: `private` with the label store, which
-stays with the labels, and `publish` with the model, its statement and the report. Run it again with
-the same folder: the stored releases are used, and nothing is spent a second time.
+stays with the labels, and `publish` with the model, its statement and the report. A second run with
+the same folder uses the stored releases and spends nothing.
 """
 
 import pathlib
@@ -18,8 +18,8 @@ folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "tables-output")
 private, publish = folder / "private", folder / "publish"
 publish.mkdir(parents=True, exist_ok=True)
 
-# 1. Your data: public columns (a data frame, or arrays by name) and private labels, one row a
-#    person. Here they are made up: who is ill depends on age, visits and town.
+# 1. Your data: public columns (a data frame, or arrays by name) and private labels, one row per
+#    person. This example makes them up: illness depends on age, visits and town.
 rng = np.random.default_rng(0)
 n = 6000
 table = {
@@ -30,7 +30,7 @@ table = {
 odds = 0.08 * (table["age"] - 54) + 0.5 * (table["visits"] - 2) + (table["town"] == "Rome")
 ill = np.where(rng.random(n) < 1.0 / (1.0 + np.exp(-odds)), "yes", "no")
 
-# 2. The vault: the only holder of the labels. Classes are public knowledge, never read from them.
+# 2. The vault: the only holder of the labels. The classes are public, and not read off the labels.
 labels = ldp.PrivateLabels(
     ill,
     classes=["no", "yes"],
@@ -38,19 +38,19 @@ labels = ldp.PrivateLabels(
     store=private / "label-store",
 )
 
-# 3. What would be chosen for a table of this size, and what that reached in measurements: no label
-#    is read for it, and nothing is spent.
+# 3. The choice for a table of this size, and its accuracy in our measurements. This reads no label
+#    and spends nothing.
 print(ldp.recommend(1.0, n, "table"))
 
-# 4. One call chooses the features and the method. A tenth of the rows is held out, and the score on
-#    them is one more private release.
+# 4. One call chooses the features and the method. It holds out a tenth of the rows, and releases
+#    the score on them.
 model = ldp.PrivateClassifier(epsilon=1.0, delta=1e-6, budget_for_evaluation=0.5, key="model")
 model.fit(table, labels)
 print(model.choice_)
 print(model.evaluation_)
 
-# 5. What was spent, and on which assumptions the statement rests. Publish it with the model, which
-#    is an ordinary Keras model (a program that loads it has `import tf_labeldp.keras_layers`).
+# 5. The statement: what was spent, and its assumptions. Publish it with the model, an ordinary
+#    Keras model. Import `tf_labeldp.keras_layers` before you load it.
 print(model.guarantee())
 (publish / "privacy.json").write_text(model.guarantee().to_json())
 model.to_keras().save(publish / "model.keras")

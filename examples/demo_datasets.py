@@ -1,11 +1,10 @@
-"""Data sets for the demo, from local files: MNIST, Fashion-MNIST, Adult, or one of TFDS.
+"""Data sets for the demo from local files: MNIST, Fashion-MNIST, Adult, or a TFDS data set.
 
     python examples/demo_datasets.py mnist FOLDER
     tf-labeldp demo --data mnist --data-dir FOLDER
 
-The first command reads FOLDER/mnist/train-images-idx3-ubyte.gz and the like (or
-FOLDER/adult/adult.data.gz, or a prepared TFDS data set) and writes FOLDER/mnist.npz. Nothing is
-downloaded.
+The first command reads the four files FOLDER/mnist/*-ubyte.gz (or FOLDER/adult/*.gz, or a prepared
+TFDS data set) and writes FOLDER/mnist.npz. It downloads nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import numpy as np
 
 
 class DatasetError(ValueError):
-    """A data set could not be read; the message is one line and says what to do."""
+    """A data set could not be read; the message is one line with the remedy."""
 
 
 IDX_SETS = ("mnist", "fashion_mnist")
@@ -38,7 +37,7 @@ FASHION_CLASSES = (
 DIGITS = tuple(str(digit) for digit in range(10))
 
 _DIGITS_TEST_SIZE = 360
-# Numeric columns as float, categorical ones as text; '?' (unknown) is a category of its own.
+# Numeric columns are floats, categorical columns text, with '?' (unknown) as a category.
 _ADULT_COLUMNS = {
     "age": float, "workclass": str, "fnlwgt": float, "education": str, "education-num": float,
     "marital-status": str, "occupation": str, "relationship": str, "race": str, "sex": str,
@@ -46,7 +45,7 @@ _ADULT_COLUMNS = {
 }  # fmt: skip
 _ADULT_CLASSES = ("<=50K", ">50K")
 _SMALLEST_IMAGE = 10
-"""Images with a shorter side are flattened: the demo's CNN needs this many pixels."""
+"""Pixels. Images with a shorter side are flattened, since the demo's CNN is too deep for them."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,7 +71,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Classific
     Args:
         name: ``"digits"`` (comes with scikit-learn), ``"adult"``, ``"mnist"``, ``"fashion_mnist"``,
             or a TFDS name such as ``"cifar10"`` or ``"titanic:4.0.0"``.
-        data_dir: folder that holds the data set; not needed for ``"digits"``.
+        data_dir: the folder of the data set; ``"digits"`` needs none.
 
     Raises:
         DatasetError: unknown name, missing folder or files, damaged files, or a TFDS data set
@@ -104,7 +103,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Classific
 def load_digits() -> ClassificationData:
     """Returns scikit-learn's 1,797 handwritten digits of 8x8 pixels, scaled to [0, 1], flat.
 
-    The split in 1,437 training and 360 test examples is fixed and does not look at labels.
+    The split into 1,437 training and 360 test examples is fixed and independent of the labels.
     """
     from sklearn.datasets import load_digits as from_sklearn
 
@@ -116,7 +115,7 @@ def load_digits() -> ClassificationData:
 def split(
     name: str, x: np.ndarray, y: np.ndarray, class_names: tuple[str, ...], test_size: int
 ) -> ClassificationData:
-    """Returns the data with a fixed, label-independent part of it as the test set."""
+    """Returns the data with a fixed test set, chosen independently of the labels."""
     order = np.random.default_rng(0).permutation(len(y))
     test, train = order[:test_size], order[test_size:]
     return ClassificationData(name, x[train], y[train], x[test], y[test], class_names)
@@ -201,7 +200,7 @@ def _read_adult(folder: pathlib.Path, name: str) -> tuple[dict[str, np.ndarray],
         codes = [_ADULT_CLASSES.index(label.rstrip(".")) for label in labels]
     except ValueError as error:
         raise DatasetError(
-            f"{folder / name} has a number or a label that is none; copy it again"
+            f"{folder / name} has a malformed number or label; copy it again"
         ) from error
     return columns, np.array(codes, dtype=np.int64)
 
@@ -225,7 +224,7 @@ def encode(
 
 
 def _is_tfds(folder: pathlib.Path, name: str) -> bool:
-    """Returns whether the folder holds a prepared TFDS data set ``name[/config][:version]``."""
+    """Returns whether the folder has a prepared TFDS data set ``name[/config][:version]``."""
     base = folder / name.split("/")[0].split(":")[0]
     patterns = ("*/dataset_info.json", "*/*/dataset_info.json")
     return base != folder and any(any(base.glob(pattern)) for pattern in patterns)
@@ -295,7 +294,7 @@ def _leaves(value: Any, path: str = "") -> dict[str, np.ndarray]:
 
 
 def _images(array: np.ndarray) -> np.ndarray:
-    """Returns pixels in [0, 1]; flat where the demo's CNN does not fit."""
+    """Returns pixels in [0, 1], flattened if they are too few for the demo's CNN."""
     scale = 255.0 if array.dtype == np.uint8 else 1.0
     scaled = array.astype(np.float32) / scale
     fits = array.ndim == 4 and min(array.shape[1:3]) >= _SMALLEST_IMAGE

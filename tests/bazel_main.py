@@ -1,11 +1,11 @@
-"""What Bazel's py_test runs: pytest on the folder given."""
+"""Runs pytest on the arguments, for the py_test targets of Bazel."""
 
 import sys
 
 import pytest
 
 if __name__ == "__main__":
-    # An editable installation would silently supply what a Bazel target forgot.
+    # An editable installation would hide missing files of a Bazel target.
     sys.meta_path[:] = [
         finder
         for finder in sys.meta_path

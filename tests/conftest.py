@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# Before any test imports TensorFlow: keep its start-up notes out of the reports.
+# TensorFlow reads this at its import; its start-up notes would fill the reports.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """The folder of real data sets; mark its tests with `pytest.mark.data`."""
+    """Returns the folder of real data sets; mark its tests with `pytest.mark.data`."""
     default = REPOSITORY.parent / "shared" / "data"
     folder = Path(os.environ.get("LABELDP_DATA_DIR") or default)
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""Guarantees and the tests that check them, from docstrings and markers; `make docs` shows them.
+"""The table of guarantees and their tests, from docstrings and markers; `make docs` writes it.
 
 Each ``Guarantee:`` of a docstring has a name, such as ``vault.PrivateLabels.evaluate``, and its
 tests have the marker ``@pytest.mark.holds(name)``.
@@ -16,8 +16,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 _SECTION = re.compile(r"^Guarantee:\n((?:    .*\n?|\n)+)", re.M)
 HEAD = """# Guarantees and their tests
 
-The first sentence of each guarantee, and the tests that fail if it is broken. A test fails if a
-guarantee has none.
+The first sentence of each guarantee, and the tests that fail if the guarantee is broken. A further
+test fails if a guarantee has none. `make docs` generates this page.
 [The papers](papers.md) have the place of each theorem.
 
 | guarantee | first sentence | tests |
@@ -47,8 +47,8 @@ def _named(tree: ast.AST, within: str = "") -> list[tuple[str, ast.AST]]:
     return found
 
 
-def held() -> dict[str, list[str]]:
-    """Returns the tests that hold each guarantee, by its name."""
+def tests() -> dict[str, list[str]]:
+    """Returns the tests of each guarantee, by its name."""
     found = defaultdict(list)
     for path in sorted(ROOT.glob("tests/*/test_*.py")):
         for name, node in _named(ast.parse(path.read_text(encoding="utf-8"))):
@@ -62,9 +62,9 @@ def held() -> dict[str, list[str]]:
 
 def page() -> str:
     """Returns the page of the documentation: a table of all guarantees."""
-    tests = held()
+    tests_of = tests()
     lines = [HEAD]
     for name, sentence in sorted(promises().items()):
-        shown = "<br>".join(f"`{test}`" for test in tests[name])
+        shown = "<br>".join(f"`{test}`" for test in tests_of[name])
         lines.append(f"| `{name}` | {sentence.replace('|', chr(92) + '|')} | {shown} |")
     return "\n".join(lines) + "\n"

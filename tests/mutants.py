@@ -1,11 +1,10 @@
-"""Changes single places of the privacy core, and says which changes no fast test sees.
+"""Changes single places of the privacy core, and lists the changes that no fast test detects.
 
-``make mutants`` runs it. A change that survives the tests is a test that is missing, or makes no
-difference. The sample is fixed by ``--seed`` and the code. Results are
-kept in ``build/mutants.jsonl`` with the digest of the changed file: a run that was stopped, or that
-ended after ``--minutes``, goes on where it was, also after other files have changed. Each change
-meets the tests of its part that run the changed line; what nothing runs by itself, such as a
-constant, meets all of them.
+``make mutants`` runs it. A change that survives the tests reveals a missing test, or makes no
+difference. ``--seed`` and the code fix the sample. ``build/mutants.jsonl`` keeps the results with
+the digest of the changed file: a run that was stopped, or that ended after ``--minutes``, resumes,
+also after other files have changed. Each change is tested by the tests of its part that run the
+changed line; a line that only imports run, such as a constant, by all tests of the part.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ from cosmic_ray.plugins import get_operator, operator_names
 from tqdm import tqdm
 
 ROOT = pathlib.Path(__file__).parents[1]
-# Files of the privacy core, and the fast tests of their part.
+# Files of the privacy core, and the fast tests of each part.
 PARTS = {
     "accounting": ("tf_labeldp/accounting/*.py", "tests/accounting tests/ledger"),
-    # All but step_noise, which is with "noise".
+    # All except step_noise, which is in "noise".
     "mechanisms": ("tf_labeldp/mechanisms/[!s]*.py", "tests/mechanisms tests/estimation"),
     "vault": (
         "tf_labeldp/vault/*.py",
@@ -65,7 +64,7 @@ PARTS = {
         "tests/heads/test_public_rows.py tests/heads/test_fits_on_arrays.py "
         "tests/heads/test_keras_export.py",
     ),
-    # Where receipts travel.
+    # Parts that carry receipts.
     "features": (
         "tf_labeldp/features/*.py",
         "tests/features tests/ledger/test_more_routes.py",
@@ -83,7 +82,7 @@ PARTS = {
         "tf_labeldp/front_door/*.py",
         "tests/front_door tests/ledger/test_provenance.py",
     ),
-    # Those of the engines that need no engine.
+    # The code and tests of the engines that need no engine.
     "engines": (
         "tf_labeldp/scale/*.py tf_labeldp/vault/keyed_draws.py",
         "tests/scale",
@@ -92,7 +91,7 @@ PARTS = {
 
 
 class Mutant(NamedTuple):
-    """One change of one place."""
+    """A change of a single place."""
 
     part: str
     path: str
@@ -103,7 +102,7 @@ class Mutant(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The same in each run."""
+        """The name, the same in each run."""
         where = ":".join(map(str, (self.path, *self.start)))
         return f"{where} {self.operator.removeprefix('core/')} {self.occurrence}"
 
@@ -115,7 +114,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin none after")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="the latest start of a mutant"
+    )
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "build" / "mutants.jsonl")
     args = parser.parse_args()
     begun = time.monotonic()
@@ -123,16 +124,20 @@ def main() -> None:
     args.output.parent.mkdir(exist_ok=True)
     done: dict[tuple[str, str], dict] = {}
     if args.output.exists():
-        done = {(one["mutant"], one["file"]): one for one in map(json.loads, args.output.open())}
-    left = [one for one in chosen if key(one) not in done]
-    traces = {one: traced(one, args) for one in sorted({mutant.part for mutant in left})}
-    work = [(one, tests_of(one, traces[one.part][0]), traces[one.part][1]) for one in left]
+        results = map(json.loads, args.output.open())
+        done = {(result["mutant"], result["file"]): result for result in results}
+    left = [mutant for mutant in chosen if key(mutant) not in done]
+    traces = {part: traced(part, args) for part in sorted({mutant.part for mutant in left})}
+    work = [
+        (mutant, tests_of(mutant, traces[mutant.part][0]), traces[mutant.part][1])
+        for mutant in left
+    ]
     context = multiprocessing.get_context("spawn")
     with (
         futures.ProcessPoolExecutor(args.jobs, context, own_copy) as pool,
         args.output.open("a") as file,
     ):
-        running = [pool.submit(tried, one) for one in work]
+        running = [pool.submit(tried, each) for each in work]
         for finished in tqdm(futures.as_completed(running), total=len(left), unit="mutant"):
             if finished.cancelled():
                 continue
@@ -142,21 +147,22 @@ def main() -> None:
             done[result["mutant"], result["file"]] = result
             if time.monotonic() - begun > 60.0 * args.minutes:
                 pool.shutdown(wait=False, cancel_futures=True)
-    report([done[key(one)] for one in chosen if key(one) in done])
+    report([done[key(mutant)] for mutant in chosen if key(mutant) in done])
 
 
 def key(mutant: Mutant) -> tuple[str, str]:
-    """Returns what a result is stored by: the mutant, and the digest of the file as it is."""
+    """Returns the key of a result: the mutant, and the digest of the file."""
     content = (ROOT / mutant.path).read_bytes()
     return mutant.name, hashlib.sha256(content).hexdigest()[:16]
 
 
 def sample(size: int, seed: int, parts: list[str]) -> list[Mutant]:
-    """Returns mutants: places of these parts, uniformly, and at each any change that it allows."""
+    """Returns mutants: uniform places of these parts, with a uniform change at each."""
     places = collections.defaultdict(list)
-    for part, (files, _) in ((one, PARTS[one]) for one in parts):
-        for path in sorted(path for some in files.split() for path in ROOT.glob(some)):
-            words = annotations(path)
+    for part in parts:
+        patterns = PARTS[part][0].split()
+        for path in sorted(path for pattern in patterns for path in ROOT.glob(pattern)):
+            types = annotations(path)
             tree = get_ast_from_path(path)
             for name in operator_names():
                 if get_operator(name).arguments():
@@ -164,26 +170,27 @@ def sample(size: int, seed: int, parts: list[str]) -> list[Mutant]:
                 operator = get_operator(name)()
                 found = (p for node in ast_nodes(tree) for p in operator.mutation_positions(node))
                 for occurrence, (start, end) in enumerate(found):
-                    if not any(first <= start < last for first, last in words):
+                    if not any(first <= start < last for first, last in types):
                         inside = str(path.relative_to(ROOT))
-                        one = Mutant(part, inside, name, occurrence, start, end)
-                        places[part, inside, start].append(one)
+                        mutant = Mutant(part, inside, name, occurrence, start, end)
+                        places[part, inside, start].append(mutant)
     rng = random.Random(seed)
-    return [rng.choice(places[one]) for one in rng.sample(sorted(places), size)]
+    return [rng.choice(places[place]) for place in rng.sample(sorted(places), size)]
 
 
 def annotations(path: pathlib.Path) -> list[tuple]:
-    """Returns where a file has types, which nothing runs."""
+    """Returns the ranges of the annotations of a file, which nothing runs."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         for name in ("annotation", "returns"):
-            if (one := getattr(node, name, None)) is not None:
-                found.append(((one.lineno, one.col_offset), (one.end_lineno, one.end_col_offset)))
+            if (types := getattr(node, name, None)) is not None:
+                start, end = types.lineno, types.end_lineno
+                found.append(((start, types.col_offset), (end, types.end_col_offset)))
     return found
 
 
 def traced(part: str, args: argparse.Namespace) -> tuple[coverage.CoverageData, float]:
-    """Returns which tests of a part run which lines, and how long a changed part may take."""
+    """Returns the lines that each test of a part runs, and the time limit of a mutant."""
     path = args.output.with_name(f"mutants.{part}.coverage")
     begun = time.monotonic()
     if not path.exists():
@@ -197,28 +204,29 @@ def traced(part: str, args: argparse.Namespace) -> tuple[coverage.CoverageData, 
 
 
 def tests_of(mutant: Mutant, data: coverage.CoverageData) -> list[str]:
-    """Returns the tests that run the statement of a mutant, or all where it is run on import."""
+    """Returns the tests that run the statement of a mutant, or all if the import runs it."""
     path = ROOT / mutant.path
     inside = [
         node
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.stmt) and node.lineno <= mutant.start[0] <= (node.end_lineno or 0)
     ]
-    if not inside:  # a decorator
+    # A decorator is outside of all statements.
+    if not inside:
         return PARTS[mutant.part][1].split()
     statement = max(inside, key=lambda node: node.lineno)
     body = getattr(statement, "body", None)
     last = body[0].lineno - 1 if body else statement.end_lineno
     by_line = data.contexts_by_lineno(str(path))
     lines = range(statement.lineno, max(statement.lineno, last) + 1)
-    contexts = {one for line in lines for one in by_line.get(line, ())}
+    contexts = {context for line in lines for context in by_line.get(line, ())}
     if "" in contexts or not contexts:
         return PARTS[mutant.part][1].split()
-    return sorted({one.rpartition("|")[0] for one in contexts})
+    return sorted({context.rpartition("|")[0] for context in contexts})
 
 
 def own_copy() -> None:
-    """Gives a worker a copy of the tree to change, and loads what all its tests import."""
+    """Gives a worker a copy of the tree to change, and imports the heavy packages once."""
     global FOLDER
     FOLDER = tempfile.TemporaryDirectory()
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True)
@@ -235,7 +243,7 @@ def own_copy() -> None:
 
 
 def tried(work: tuple[Mutant, list[str], float]) -> dict:
-    """Returns whether the tests of a forked process see a mutant."""
+    """Returns whether the tests detect a mutant, in a forked process."""
     mutant, tests, limit = work
     operator = get_operator(mutant.operator)()
     path = pathlib.Path(mutant.path)
@@ -263,7 +271,7 @@ def tried(work: tuple[Mutant, list[str], float]) -> dict:
 
 
 def run(tests: list[str]) -> None:
-    """Runs tests until one fails, in a process and a group of its own; its exit code is theirs."""
+    """Runs tests until one fails, in a new process group, and exits with their code."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
@@ -272,16 +280,16 @@ def run(tests: list[str]) -> None:
 
 
 def report(results: list[dict]) -> None:
-    """Prints how many died in each part, and those that did not."""
+    """Prints the share of detected mutants by part, and the survivors."""
     print("| part | mutants | found by the tests |\n|---|---|---|")
     for part in (*PARTS, None):
-        some = [one for one in results if part in (one["part"], None)]
+        some = [result for result in results if part in (result["part"], None)]
         if some:
-            killed = sum(one["killed"] for one in some)
+            killed = sum(result["killed"] for result in some)
             print(f"| {part or 'all'} | {len(some)} | {killed} ({killed / len(some):.0%}) |")
-    for one in results:
-        if not one["killed"]:
-            print(f"\n{one['mutant']}\n{one['diff']}")
+    for result in results:
+        if not result["killed"]:
+            print(f"\n{result['mutant']}\n{result['diff']}")
 
 
 if __name__ == "__main__":

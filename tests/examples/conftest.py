@@ -1,4 +1,4 @@
-"""Small data sets in the files that the loaders of the demo's data read."""
+"""Small data sets in the file formats of the demo's loaders."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 
 def idx_bytes(array):
-    """Gives an array of bytes as an idx file."""
+    """Returns the idx file of an array of bytes."""
     header = bytes((0, 0, 8, array.ndim)) + np.array(array.shape, dtype=">u4").tobytes()
     return header + array.astype(np.uint8).tobytes()
 
 
 @pytest.fixture
 def idx_folder(tmp_path):
-    """A data folder with MNIST's four files, of 6 and 4 images of 3x2 pixels; two are gzipped."""
+    """Returns a folder with MNIST's four files: 6 and 4 images of 3x2 pixels; two are gzipped."""
     folder = tmp_path / "mnist"
     folder.mkdir()
     for stem, n in (("train", 6), ("t10k", 4)):
@@ -33,7 +33,7 @@ ADULT_LINE = (
 
 @pytest.fixture
 def adult_folder(tmp_path):
-    """A data folder with Adult's two files, of 4 and 2 people."""
+    """Returns a folder with Adult's two files, of 4 and 2 people."""
     people = [
         ("20", "Private", "Male", "<=50K"),
         ("30", "?", "Female", ">50K"),

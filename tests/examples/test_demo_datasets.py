@@ -1,4 +1,4 @@
-"""The data sets of the demo, from small files and from a stand-in for TFDS."""
+"""The data sets of the demo, from small files and a stand-in for TFDS."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def test_a_split_is_fixed_keeps_pairs_and_loses_nothing():
     assert (len(data.y_train), len(data.y_test)) == (15, 5)
     assert sorted([*data.y_train, *data.y_test]) == list(range(20))
     np.testing.assert_array_equal(data.x_train[:, 0], data.y_train)
-    np.testing.assert_array_equal(again.x_train, data.x_train)  # other labels, same split
+    # The split does not depend on the labels.
+    np.testing.assert_array_equal(again.x_train, data.x_train)
 
 
 def test_idx_files_gzipped_or_not(idx_folder):
@@ -70,7 +71,7 @@ def test_adult(adult_folder):
     assert data.x_train.shape == (4, 6 + 4 + 6) and data.x_train.dtype == np.float32
     age = np.array([20, 30, 40, 50])
     np.testing.assert_allclose(data.x_train[:, 0], (age - 35) / age.std(), rtol=1e-6)
-    # '?' is a category of its own; one that training lacks is all zeros.
+    # '?' is a category; a category that training lacks is all zeros.
     np.testing.assert_array_equal(data.x_train[:, 1:3], [[0, 1], [1, 0], [0, 1], [1, 0]])
     np.testing.assert_array_equal(data.x_test[:, 1:3], [[1, 0], [0, 0]])
 
@@ -80,8 +81,8 @@ def test_damaged_adult_files_are_refused(adult_folder):
     text = demo_datasets.read_file(adult_folder / "adult", "adult.data").decode()
     packed.unlink()
     for old, new, reason in (
-        (">50K", "rich", "a number or a label"),
-        ("20,", "old,", "a number or a label"),
+        (">50K", "rich", "malformed number or label"),
+        ("20,", "old,", "malformed number or label"),
         (", Divorced", "", "15 columns"),
     ):
         packed.with_suffix("").write_text(text.replace(old, new, 1))
@@ -128,7 +129,7 @@ Splits = dict[str, dict[str, Any]]
 
 
 def library(splits, features, keys=None):
-    """Gives a stand-in for tensorflow_datasets that holds one data set."""
+    """Returns a stand-in for tensorflow_datasets with one data set."""
     info = SimpleNamespace(features=features, supervised_keys=keys)
 
     def load(name, *, data_dir, download, **options):
@@ -172,7 +173,7 @@ def test_nested_columns_without_a_test_split(monkeypatch, tmp_path):
     splits: Splits = {"train": {"features": columns, "label": np.arange(n) % 2}}
     data = load_toy(monkeypatch, tmp_path, library(splits, {"label": LABEL}))
     assert data.x_train.shape == (8, 1 + 2 + 2) and data.x_test.shape == (2, 5)
-    # Each row keeps its label: job b is odd.
+    # Each row keeps its label: job b has the odd labels.
     np.testing.assert_array_equal(data.x_train[:, 2], data.y_train)
 
 
@@ -191,7 +192,7 @@ def test_unfit_data_sets_are_refused(monkeypatch, tmp_path, split, features, rea
         load_toy(monkeypatch, tmp_path, library(splits, features))
 
 
-def test_an_error_of_the_library_is_one_line(monkeypatch, tmp_path):
+def test_an_error_of_tfds_becomes_one_line(monkeypatch, tmp_path):
     def load(*arguments, **options):
         raise AssertionError("Dataset toy: could not find data.\nPlease download it.")
 
@@ -199,7 +200,7 @@ def test_an_error_of_the_library_is_one_line(monkeypatch, tmp_path):
         load_toy(monkeypatch, tmp_path, SimpleNamespace(load=load))
 
 
-def test_what_is_missing_is_named(tmp_path, monkeypatch):
+def test_errors_name_missing_files_and_packages(tmp_path, monkeypatch):
     for name, file in (
         ("mnist", "train-images-idx3-ubyte"),
         ("fashion_mnist", "train-images"),
@@ -227,7 +228,8 @@ def test_the_demo_reads_the_file_that_the_script_writes(adult_folder, monkeypatc
         for name in ("x_train", "y_train", "x_test", "y_test"):
             np.testing.assert_array_equal(file[name], getattr(written, name))
     assert main(["demo", "--data", "adult", "--data-dir", str(adult_folder)]) == 2
-    assert "adult has too few examples" in capsys.readouterr().err  # which it has read
+    # The demo read the file.
+    assert "adult has too few examples" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", ["demo_datasets.py", "cats", str(adult_folder)])
     with pytest.raises(SystemExit, match="unknown data set 'cats'"):
         demo_datasets.main()

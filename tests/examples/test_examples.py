@@ -1,4 +1,4 @@
-"""The scripts that a user would copy run as they are."""
+"""The example scripts run unchanged."""
 
 from __future__ import annotations
 
@@ -25,32 +25,43 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def stored_draws(folder):
-    """Returns the records of an example's store that have noisy labels or a statistic."""
+    """Returns the records of noisy labels and statistics in the store of an example."""
     records = (folder / "private" / "label-store" / "records").iterdir()
     contents = {path.name: path.read_bytes() for path in records}
     return {name: content for name, content in contents.items() if b'"values"' in content}
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Returns a function that runs a script and returns its output."""
+
+    def run_script(name, *arguments):
+        script = str(EXAMPLES / name)
+        monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+        runpy.run_path(script, run_name="__main__")
+        return capsys.readouterr().out
+
+    return run_script
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "epsilon", "accuracy", "epochs"),
     [
-        # Randomized response alone has about 85 %, clusters had 87 % at first; chance is 10 %.
+        # Randomized response has about 85 %, clusters about 87 %; chance is 10 %.
         ("01_multi_stage", 2, 60, "epochs_per_stage=10"),
         ("04_clusters", 1, 70, "epochs=15"),
     ],
 )
-def test_draws_of_classes(tmp_path, monkeypatch, capsys, name, epsilon, accuracy, epochs):
+def test_draws_of_classes(tmp_path, run, capsys, name, epsilon, accuracy, epochs):
     script, folder = EXAMPLES / f"{name}.py", tmp_path / "output"
-    monkeypatch.setattr(sys, "argv", [str(script), str(folder)])
-    runpy.run_path(str(script), run_name="__main__")
-    printed = capsys.readouterr().out
+    printed = run(f"{name}.py", folder)
     assert f"({epsilon}, 0)-label-DP" in printed
     assert float(printed.rpartition("test accuracy: ")[2].partition("%")[0]) > accuracy
     guarantee = PrivacyGuarantee.from_json((folder / "publish" / "privacy.json").read_text())
     assert guarantee.epsilon == epsilon and guarantee.is_private
     assert keras.models.load_model(folder / "publish" / "model.keras").output_shape == (None, 10)
-    # Again with the same folder: the stored draws are used, nothing is spent again.
+    # A second run in the same folder uses the stored draws and spends nothing.
     draws = stored_draws(folder)
     assert len(draws) == 2
     source = script.read_text(encoding="utf-8")
@@ -62,20 +73,16 @@ def test_draws_of_classes(tmp_path, monkeypatch, capsys, name, epsilon, accuracy
 
 
 @pytest.mark.slow
-def test_one_release(tmp_path, monkeypatch, capsys):
-    script = EXAMPLES / "05_one_release.py"
+def test_one_release(tmp_path, run):
     folder = tmp_path / "output"
-    monkeypatch.setattr(sys, "argv", [str(script), str(folder)])
 
-    def run():
-        """Gives the accuracies that are printed."""
-        runpy.run_path(str(script), run_name="__main__")
-        printed = capsys.readouterr().out
+    def accuracies():
+        printed = run("05_one_release.py", folder)
         assert "(1, 1e-05)-label-DP" in printed
         found = re.findall(r"^test accuracy(.*): (\S+)%$", printed, re.MULTILINE)
         return {name.strip(): float(number) for name, number in found}
 
-    first = run()
+    first = accuracies()
     assert first[""] > 80  # 95 to 96 % in twelve runs; chance is 10 %
     assert first["of the saved model"] == pytest.approx(first[""], abs=0.3)
     guarantee = PrivacyGuarantee.from_json((folder / "publish" / "privacy.json").read_text())
@@ -86,40 +93,30 @@ def test_one_release(tmp_path, monkeypatch, capsys):
     ]
     assert keras.models.load_model(folder / "publish" / "model.keras").output_shape == (None, 10)
 
-    # Again with the same folder: the stored release is used, nothing is spent again.
+    # A second run in the same folder uses the stored release and spends nothing.
     releases = stored_draws(folder)
     assert len(releases) == 1
-    assert run() == first
+    assert accuracies() == first
     assert stored_draws(folder) == releases
 
 
 TWO_PARTY = EXAMPLES / "02_two_party_regression.py"
-
-
 MESSAGE = ("noisy_labels.csv", "noisy_labels.csv.privacy.json")
 
 
-def run_two_party(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", [str(TWO_PARTY), *arguments])
-    runpy.run_path(str(TWO_PARTY), run_name="__main__")
-
-
 def command_of_the_docstring(folder, low, high):
-    """Gives the arguments of the command line that the script's docstring shows."""
+    """Returns the arguments of the command line in the script's docstring."""
     docstring = ast.get_docstring(ast.parse(TWO_PARTY.read_text()))
     assert docstring is not None
     (command,) = re.findall(r"tf-labeldp (randomize .*?)\n\n", docstring, re.DOTALL)
-    given = {"FOLDER": str(folder), "LOW": str(low), "HIGH": str(high)}
-    text = re.sub("FOLDER|LOW|HIGH", lambda found: given[found[0]], command)
+    values = {"FOLDER": str(folder), "LOW": str(low), "HIGH": str(high)}
+    text = re.sub("FOLDER|LOW|HIGH", lambda found: values[found[0]], command)
     return shlex.split(text.replace("\\\n", " "))
 
 
 @pytest.mark.slow
-def test_semi_supervised(tmp_path, monkeypatch, capsys):
-    script = EXAMPLES / "07_semi_supervised.py"
-    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "output")])
-    runpy.run_path(str(script), run_name="__main__")
-    printed = capsys.readouterr().out
+def test_semi_supervised(tmp_path, run):
+    printed = run("07_semi_supervised.py", tmp_path / "output")
     assert "(3, 0)-label-DP" in printed
     # Plain training on these noisy labels has about 91 %.
     assert float(re.findall(r"test accuracy: (.*)%", printed)[0]) > 92
@@ -128,12 +125,10 @@ def test_semi_supervised(tmp_path, monkeypatch, capsys):
     assert keras.models.load_model(publish / "model.keras").output_shape == (None, 10)
 
 
-def test_pate(tmp_path, monkeypatch, capsys):
-    script = EXAMPLES / "08_pate.py"
-    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "output")])
-    for _ in range(2):  # the second run reads the stored answers
-        runpy.run_path(str(script), run_name="__main__")
-        printed = capsys.readouterr().out
+def test_pate(tmp_path, run):
+    # The second run reads the stored answers.
+    for _ in range(2):
+        printed = run("08_pate.py", tmp_path / "output")
         assert "(1, 1e-05)-label-DP" in printed
         # Of 400 queries about 310 pass the threshold, with a standard deviation below 10.
         assert 250 <= int(re.findall(r"(\d+) answers", printed)[0]) <= 300
@@ -143,21 +138,21 @@ def test_pate(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["script", "command line"])
-def test_two_party_regression(tmp_path, monkeypatch, capsys, way):
+def test_two_party_regression(tmp_path, monkeypatch, run, way):
     monkeypatch.delenv("LABELDP_DATA_DIR", raising=False)  # the data of scikit-learn
     monkeypatch.chdir(tmp_path)
     folder, private = tmp_path / "out", tmp_path / "out" / "labels-party"
-    run_two_party(monkeypatch, "prepare", str(folder))
+    run(TWO_PARTY, "prepare", folder)
     true_labels = np.loadtxt(private / "labels.csv", delimiter=",", skiprows=1)
     low, high = json.loads((private / "range.json").read_text())
 
     def send():
         if way == "script":
-            run_two_party(monkeypatch, "labels-party", str(folder))
+            run(TWO_PARTY, "labels-party", folder)
         else:
             assert main([*command_of_the_docstring(folder, low, high), "--overwrite"]) == 0
 
-    # The message: ids, noisy labels and the statement, nothing else.
+    # The message has ids, noisy labels and the statement, nothing else.
     send()
     sent = {path.name: path.read_text() for path in (folder / "message").iterdir()}
     assert sorted(sent) == sorted(MESSAGE)
@@ -168,21 +163,21 @@ def test_two_party_regression(tmp_path, monkeypatch, capsys, way):
     statement = json.loads(sent[MESSAGE[1]])["guarantee"]
     guarantee = PrivacyGuarantee.from_json(json.dumps(statement))
     assert guarantee.epsilon == 2.0 and guarantee.is_private
-    if way == "command line":  # whose statement has what the docstring says
+    if way == "command line":
         noisy = NoisyLabels.load(folder / "message" / MESSAGE[0])
         np.testing.assert_array_equal(noisy.values, table[:, 1])
         assert noisy.guarantee().epsilon == 2.0 and noisy.guarantee().is_private
         assert noisy.posterior().shape == noisy.debiased().shape == table[:, 1].shape
 
-    # A second run sends the same draws: nothing is spent again.
+    # A second run sends the same draws and spends nothing.
     send()
     assert sent == {path.name: path.read_text() for path in (folder / "message").iterdir()}
+    # The command line sends the same kind of message.
     if way == "command line":
-        return  # what the features party gets is of the same form
+        return
 
     # The features party needs the message and its own folder alone.
     shutil.rmtree(private)
-    capsys.readouterr()
     fitted: list[tuple[np.ndarray, np.ndarray]] = []
     fit = keras.Sequential.fit
 
@@ -191,22 +186,21 @@ def test_two_party_regression(tmp_path, monkeypatch, capsys, way):
         return fit(model, x, y, **options)
 
     monkeypatch.setattr(keras.Sequential, "fit", spying_fit)
-    run_two_party(monkeypatch, "features-party", str(folder))
-    printed = capsys.readouterr().out
+    printed = run(TWO_PARTY, "features-party", folder)
     assert f"{len(true_labels)} rows have features and a noisy label" in printed
     assert "(2, 0)-label-DP" in printed
     error, constant = re.search(r"test MSE: (\S+) .*: (\S+)\)", printed).groups()  # type: ignore[union-attr]
     assert float(error) < 1.5 * float(constant)
     public = folder / "features-party"
 
-    # Each row was trained with the noisy label of its own id.
+    # Each row was trained with the noisy label of its id.
     with np.load(public / "features.npz") as features:
         noisy_of = dict(table.tolist())
         id_of = {x.tobytes(): i for x, i in zip(features["x"], features["ids"], strict=True)}
     ((x, y),) = fitted
     assert y.tolist() == [noisy_of[id_of[row.tobytes()]] for row in x]
 
-    # The model carries on the receipts of the message, and names that its targets were joined.
+    # The model carries the receipts of the message, and names the assumption of the join.
     published = PrivacyGuarantee.from_json((public / "privacy.json").read_text())
     assert published.epsilon == guarantee.epsilon and published.delta == guarantee.delta
     assert set(guarantee.assumptions) < set(published.assumptions)
@@ -217,11 +211,11 @@ def test_two_party_regression(tmp_path, monkeypatch, capsys, way):
     assert keras.models.load_model(public / "model.keras").output_shape == (None, 1)
 
 
-def test_both_ways_of_the_labels_party_share_their_draws(tmp_path, monkeypatch):
-    """Run after each other by mistake they send the same labels, since the store is the same."""
+def test_both_ways_of_the_labels_party_share_their_draws(tmp_path, monkeypatch, run):
+    """Running both by mistake sends the same labels, because the store is the same."""
     monkeypatch.delenv("LABELDP_DATA_DIR", raising=False)
-    run_two_party(monkeypatch, "prepare", str(tmp_path))
-    run_two_party(monkeypatch, "labels-party", str(tmp_path))
+    run(TWO_PARTY, "prepare", tmp_path)
+    run(TWO_PARTY, "labels-party", tmp_path)
     first = np.loadtxt(tmp_path / "message" / MESSAGE[0], delimiter=",", skiprows=1)
     command = command_of_the_docstring(tmp_path, 25, 346)
     assert main([*command, "--overwrite"]) == 0
@@ -229,64 +223,51 @@ def test_both_ways_of_the_labels_party_share_their_draws(tmp_path, monkeypatch):
     np.testing.assert_array_equal(first, second)
 
 
-@pytest.mark.parametrize("arguments", [(), ("all",), ("all", "folder")])
-def test_two_parties_are_processes_of_their_own(monkeypatch, arguments):
+@pytest.mark.parametrize("arguments", [(), ("all", "folder")])
+def test_each_party_runs_in_a_separate_process(monkeypatch, run, arguments):
     commands: list[list[str]] = []
+    codes = [0, 0, 0, 2]
 
-    def run(command, check):
+    def run_process(command, check):
         commands.append(command)
-        return subprocess.CompletedProcess(command, 0)
+        return subprocess.CompletedProcess(command, codes[len(commands) - 1])
 
-    monkeypatch.setattr(subprocess, "run", run)
-    run_two_party(monkeypatch, *arguments)
+    monkeypatch.setattr(subprocess, "run", run_process)
+    run(TWO_PARTY, *arguments)
     steps = ("prepare", "labels-party", "features-party")
-    folder = "folder" if len(arguments) == 2 else "two-party-output"
+    folder = "folder" if arguments else "two-party-output"
     assert commands == [[sys.executable, str(TWO_PARTY), step, folder] for step in steps]
-
-
-def test_all_stops_at_the_step_that_fails(monkeypatch):
-    commands: list[list[str]] = []
-
-    def run(command, check):
-        commands.append(command)
-        return subprocess.CompletedProcess(command, 2)
-
-    monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(SystemExit, match="prepare failed"):
-        run_two_party(monkeypatch)
-    assert len(commands) == 1
+        run(TWO_PARTY, *arguments)
+    assert len(commands) == 4
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "reason"),
+    ("arguments", "reason"),
     [
-        (("prepar", "ins"), 2, "invalid choice: 'prepar'"),
-        (("ins",), 2, "invalid choice: 'ins'"),
-        (("labels-party", "none"), 2, "run the steps before this one first: "),
-        (("features-party", "none"), 2, "run the steps before this one first: "),
-        (("--help",), 0, ""),
+        (("prepar", "ins"), "invalid choice: 'prepar'"),
+        (("labels-party", "none"), "run the steps before this one first: "),
+        (("features-party", "none"), "run the steps before this one first: "),
     ],
 )
-def test_two_party_bad_command_lines(tmp_path, monkeypatch, capsys, arguments, code, reason):
+def test_two_party_bad_command_lines(tmp_path, monkeypatch, capsys, run, arguments, reason):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        run_two_party(monkeypatch, *arguments)
-    assert stopped.value.code == code
+    with pytest.raises(SystemExit, match="2"):
+        run(TWO_PARTY, *arguments)
     assert reason in capsys.readouterr().err.rpartition("\n02_")[2]
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_tables(tmp_path, monkeypatch, capsys):
-    script = EXAMPLES / "10_tables.py"
+def test_tables(tmp_path, run):
     folder = tmp_path / "output"
-    monkeypatch.setattr(sys, "argv", [str(script), str(folder)])
-    for _ in range(2):  # the second time reads what is stored
-        runpy.run_path(str(script), run_name="__main__")
-        printed = capsys.readouterr().out
+    # The second run reads the stored release.
+    for _ in range(2):
+        printed = run("10_tables.py", folder)
         assert "(1, 1e-06)-label-DP" in printed
         found = re.search(r"^accuracy (0\.\d+) ±", printed, re.M)
         assert found and float(found[1]) > 0.7  # chance: 0.5
-    assert len(stored_draws(folder)) == 2  # the model and its score
+    # The model and its score.
+    assert len(stored_draws(folder)) == 2
     page = (folder / "publish" / "report" / "report.html").read_text(encoding="utf-8")
     assert "matches its statement" in page and "WRONG" not in page

@@ -1,4 +1,4 @@
-"""The arguments of all public names, found by introspection, with what their annotations say."""
+"""The arguments of all public names and the kinds in their annotations, by introspection."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ import tf_labeldp
 
 PACKAGE = Path(tf_labeldp.__file__).parent
 ENGINES = ("scale/beam/__init__.py", "scale/spark.py", "scale/tfx.py")
-"""Extras, which are read and not loaded: each needs an environment of its own."""
+"""Extras, whose source is parsed and not imported: each needs a separate environment."""
 VERBS = ("fit", "evaluate", "predict", "transform", "fit_transform", "score")
-"""Methods of Keras and scikit-learn that users call; frameworks call the others."""
+"""Methods of Keras and scikit-learn that users call. The frameworks call all others."""
 CONCRETE = frozenset(
-    # Python's, and what says where files are and how arguments come together.
+    # Types of Python.
     "float int str bool bytes Hashable Literal tuple list dict set frozenset type Sequence "
     "Iterable Mapping os PathLike Path InitVar dataclasses "
-    # Randomness, and what NumPy and TensorFlow call theirs.
+    # Generators, and the modules of qualified names.
     "Rng np random Generator tf Tensor Variable "
-    # Numbers of statements, receipts themselves, and what receipts are about.
+    # Statements and receipts.
     "DpEvent Charge Assumption PrivacyGuarantee PrivacyBudget Receipt Receipts LabelSet "
-    # Strategies, whose own arguments are walked over where they are public.
+    # Strategies, whose own arguments are public names too.
     "Solver Denoiser NoiseMechanism GaussNewton "
-    # What a step computes with, results of audits, and a file of a secret.
+    # Intermediate results of a step, results of audits, and the file of a secret.
     "VertexLosses GradientOperator AuditResult LabelInference ReleaseKey".split()
 )
-"""Names of types that a setting may have. None of them holds an arbitrary object."""
+"""Names in the types of settings. None of these types can contain an arbitrary object."""
 BARE = frozenset("np ndarray float int bool str tuple list dict tf Tensor data Dataset".split())
-"""Names of types of which nothing can be stated: arrays, numbers, and containers of these."""
+"""Names in the types without a statement: arrays, numbers, and containers of these."""
 MARKS = {"Public": "public", "PublicInput": "public", "Private": "private", "Setting": "setting"}
 
 
@@ -41,7 +41,8 @@ MARKS = {"Public": "public", "PublicInput": "public", "Private": "private", "Set
 class Argument:
     """An argument of a public class, function or method."""
 
-    place: str  # heads.PrivateRidge.fit
+    place: str
+    """Such as ``heads.PrivateRidge.fit``."""
     name: str
     annotation: str | None
     returns: str | None
@@ -53,19 +54,20 @@ class Argument:
 
     @property
     def can_be_stated(self) -> bool:
-        """Whether what comes out may carry receipts, by the annotation of what is returned."""
+        """Whether the result may carry receipts, by the annotation of the return value."""
         if self.returns is None or self.returns == "None":
             return True
         return not names_in(self.returns) <= BARE
 
 
 def kind_of(annotation: str) -> str | None:
-    """Returns what an annotation says of an argument, or None if it leaves it open."""
+    """Returns the kind of an annotation, or None if it leaves the kind open."""
     tree = ast.parse(annotation, mode="eval").body
     if isinstance(tree, ast.Subscript) and _name(tree.value) == "InitVar":
         tree = tree.slice
     head = _name(tree.value if isinstance(tree, ast.Subscript) else tree)
-    if head == "Annotated":  # keras_layers, which know Keras alone
+    # keras_layers know Keras alone, so they spell the annotation out.
+    if head == "Annotated":
         return ast.literal_eval(tree.slice.elts[1])  # type: ignore[attr-defined]
     if head in MARKS:
         return MARKS[head]
@@ -73,7 +75,7 @@ def kind_of(annotation: str) -> str | None:
 
 
 def names_in(annotation: str) -> set[str]:
-    """Returns the names that an annotation is made of; a class itself (``type[X]``) has none."""
+    """Returns the names in an annotation, without those in ``type[X]``."""
     found, waiting = set(), [ast.parse(annotation, mode="eval").body]
     while waiting:
         node = waiting.pop()
@@ -89,19 +91,19 @@ def _name(node: ast.AST) -> str:
 
 
 def arguments() -> list[Argument]:
-    """Returns the arguments of all public names, and of the methods of what they return."""
+    """Returns the arguments of all public names, and those of the methods of their results."""
     waiting = list(_listed())
-    met: set[int] = set()
+    visited: set[int] = set()
     found: list[Argument] = []
     while waiting:
         place, value, is_listed = waiting.pop(0)
-        if id(value) in met:
+        if id(value) in visited:
             continue
-        met.add(id(value))
+        visited.add(id(value))
         for where, function in _callables(place, value, is_listed):
             found += _of(where, function)
             part = place.partition(".")[0]
-            waiting += [(f"{part}.{one.__name__}", one, False) for one in _made_by(function)]
+            waiting += [(f"{part}.{kind.__name__}", kind, False) for kind in _returned_by(function)]
     return found
 
 
@@ -115,7 +117,7 @@ def _listed() -> Iterator[tuple[str, Any, bool]]:
 
 
 def is_ours(value: Any) -> bool:
-    """Returns whether something was defined by the library, and is no alias of a type."""
+    """Returns whether the library defines this class or function."""
     home = getattr(value, "__module__", "") or ""
     is_alias = not inspect.isclass(value) and not inspect.isroutine(value)
     return home.partition(".")[0] in ("tf_labeldp", "keras_layers") and not is_alias
@@ -138,7 +140,7 @@ def _callables(place: str, value: Any, is_listed: bool) -> Iterator[tuple[str, C
 
 
 def _is_hook(name: str, owner: type) -> bool:
-    """Returns whether a framework defines a method too, and calls it."""
+    """Returns whether a framework declares the method too, and calls it."""
     others = (base for base in owner.__mro__ if base is not object and not is_ours(base))
     return name not in VERBS and any(name in vars(base) for base in others)
 
@@ -148,9 +150,9 @@ def _of(place: str, function: Callable[..., Any]) -> Iterator[Argument]:
     returns = None if inspect.isclass(function) else _text(signature.return_annotation)
     if returns == "NoReturn":
         return
-    for one in signature.parameters.values():
-        if one.name not in ("self", "cls"):
-            yield Argument(place, one.name, _text(one.annotation), returns)
+    for parameter in signature.parameters.values():
+        if parameter.name not in ("self", "cls"):
+            yield Argument(place, parameter.name, _text(parameter.annotation), returns)
 
 
 def _text(annotation: Any) -> str | None:
@@ -159,7 +161,7 @@ def _text(annotation: Any) -> str | None:
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
-def _made_by(function: Callable[..., Any]) -> Iterator[type]:
+def _returned_by(function: Callable[..., Any]) -> Iterator[type]:
     """Yields the classes of the library that a function returns, by its annotation."""
     if inspect.isclass(function):
         return
@@ -171,7 +173,7 @@ def _made_by(function: Callable[..., Any]) -> Iterator[type]:
 
 
 def arguments_of_engines() -> list[Argument]:
-    """Returns the arguments of the public names of the engines, which can't be loaded here."""
+    """Returns the arguments of the public names of the engines, which can't be imported here."""
     found: list[Argument] = []
     for name in ENGINES:
         path = PACKAGE / name
@@ -196,13 +198,11 @@ def _listed_in(tree: ast.Module) -> list[str]:
 
 def _in_source(place: str, node: Any) -> Iterator[Argument]:
     """Yields the arguments of a function, or of a class's constructor and public methods."""
-    for one in node.body if isinstance(node, ast.ClassDef) else [node]:
-        is_function = isinstance(one, ast.FunctionDef)
-        if not is_function or (one.name.startswith("_") and one.name != "__init__"):
+    for function in node.body if isinstance(node, ast.ClassDef) else [node]:
+        is_function = isinstance(function, ast.FunctionDef)
+        if not is_function or (function.name.startswith("_") and function.name != "__init__"):
             continue
-        own = one.args
-        stars = [star for star in (own.vararg, own.kwarg) if star is not None]
-        for each in [*own.posonlyargs, *own.args, *own.kwonlyargs, *stars]:
-            if each.arg not in ("self", "cls"):
-                text = None if each.annotation is None else ast.unparse(each.annotation)
-                yield Argument(f"{place}.{node.name}.{one.name}", each.arg, text, None)
+        for argument in (each for each in ast.walk(function.args) if isinstance(each, ast.arg)):
+            if argument.arg not in ("self", "cls"):
+                text = argument.annotation and ast.unparse(argument.annotation)
+                yield Argument(f"{place}.{node.name}.{function.name}", argument.arg, text, None)

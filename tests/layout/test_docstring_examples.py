@@ -1,4 +1,4 @@
-"""The examples in docstrings run as they stand, and every public class and function has one."""
+"""The examples in docstrings run unchanged, and every public class and function has an example."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PUBLIC = [
 
 @pytest.mark.parametrize("part", sorted({name.split(".")[1] for name in MODULES}))
 def test_examples_run(part):
-    """Those of the engines run where the engine is installed."""
+    """Runs the examples of an engine only if the engine is installed."""
     failed = {}
     for name in (name for name in MODULES if name.split(".")[1] == part):
         try:

@@ -1,4 +1,4 @@
-"""Importing the package is cheap: what is heavy is loaded by those parts that need it."""
+"""Importing the package is cheap: only the parts that need heavy packages load them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 HEAVY = {"tensorflow", "keras", "apache_beam"}
 LIMIT_SECONDS = 0.3
+"""Of the bare import, without NumPy."""
 REPORT = """
 import json, sys, time
 start = time.perf_counter()
@@ -20,7 +21,7 @@ print(json.dumps([seconds, sorted({{name.partition(".")[0] for name in sys.modul
 
 
 def import_in_new_process(module):
-    """Gives the seconds that an import takes, and the top-level packages loaded after it."""
+    """Returns the seconds that an import takes, and the top-level packages loaded after it."""
     done = subprocess.run(
         [sys.executable, "-c", REPORT.format(module=module)],
         cwd=ROOT,
@@ -34,7 +35,6 @@ def import_in_new_process(module):
 
 
 def test_imports_load_no_tensorflow():
-    """All in one process: what one of them loaded would be there."""
     parts = ("accounting", "mechanisms", "estimation", "vault", "features", "heads")
     _, loaded = import_in_new_process(", ".join(f"tf_labeldp.{part}" for part in parts))
     assert "tf_labeldp" in loaded
@@ -46,13 +46,14 @@ def test_the_vault_and_its_mechanisms_load_scipy_only_where_they_need_it():
     assert "numpy" in loaded and "scipy" not in loaded
 
 
-def test_heavy_imports_are_seen(tmp_path, monkeypatch):
-    (tmp_path / "keras.py").touch()  # by their names alone
+def test_heavy_imports_are_detected(tmp_path, monkeypatch):
+    # An empty module in place of Keras.
+    (tmp_path / "keras.py").touch()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     _, loaded = import_in_new_process("keras")
     assert loaded & HEAVY == {"keras"}
 
 
 def test_import_of_the_front_is_fast():
-    # One of several: the first run may compile, and other processes may be busy.
+    # One fast run is enough: the first may compile, and other processes may be busy.
     assert any(import_in_new_process("tf_labeldp")[0] < LIMIT_SECONDS for _ in range(5))

@@ -1,7 +1,6 @@
-"""Who may know whom: the table of parts, held by reading the imports.
+"""The parts import each other as `parts.bzl` lists them: only upwards, with the packages it names.
 
-A part may import from those above it in `parts.bzl`, never from below, and third-party packages
-only as listed. Imports inside functions and under `TYPE_CHECKING` count like all others.
+Imports inside functions and under `TYPE_CHECKING` count like all others.
 """
 
 from __future__ import annotations
@@ -9,28 +8,29 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import Counter
 from importlib.util import resolve_name
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
-# Each part in the order of the layers, and the third-party packages that it may import. The file
-# reads as Python.
 TABLE: dict[str, dict[str, list[str]]] = {}
 exec((ROOT / "parts.bzl").read_text(encoding="utf-8"), {}, TABLE)
 PARTS = TABLE["PARTS"]
 ORDER = list(PARTS)
-# These are outside the order: the lazy front, and the building blocks that know Keras alone.
-THIRD_PARTY_OUTSIDE = {"": [], "_version": [], **TABLE["OUTSIDE"]}
+# The lazy front and the building blocks, which know Keras alone, are outside the order.
+THIRD_PARTY = {"": [], "_version": [], **PARTS, **TABLE["OUTSIDE"]}
 
 
 def part_of(module):
-    """Names the part of a module: `tf_labeldp.data._x` is in `data`, `tf_labeldp` in the front."""
+    """Returns the part of a module: `data` for `tf_labeldp.data._x`, "" for the front."""
     return module.partition(".")[2].partition(".")[0]
 
 
 def imported_modules(tree, package):
-    """Lists (line, absolute dotted name) of all that is imported, names of `from` included."""
+    """Lists (line, absolute dotted name) of all imports, with the names of `from`."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -46,24 +46,24 @@ def imported_modules(tree, package):
 
 
 def problem_with(name, part):
-    """Says why `part` may not import `name`, or gives None if it may."""
+    """Returns the reason why `part` may not import `name`, or None if it may."""
     top = name.partition(".")[0]
     if top in sys.stdlib_module_names:
         return None
-    third_party = PARTS[part] if part in PARTS else THIRD_PARTY_OUTSIDE[part]
+    allowed = THIRD_PARTY[part]
     if top == "keras_layers":
         return "the installed name is tf_labeldp.keras_layers"
     if top != "tf_labeldp":
-        if "*" in third_party or top in third_party:
+        if "*" in allowed or top in allowed:
             return None
-        return f"third-party packages allowed here: {', '.join(third_party) or 'none'}"
+        return f"third-party packages allowed here: {', '.join(allowed) or 'none'}"
 
     target = part_of(name)
     if target in (part, "_version", "__version__") or part in ("", "cli"):
         return None
     if target == "keras_layers":
-        allowed = "keras" in third_party
-        return None if allowed else "tf_labeldp.keras_layers is for parts that may import keras"
+        is_allowed = "keras" in allowed
+        return None if is_allowed else "tf_labeldp.keras_layers is for parts that may import keras"
     if target not in PARTS:
         return "import from the part itself: the front hides which part is used"
     if part not in PARTS or ORDER.index(target) > ORDER.index(part):
@@ -72,10 +72,10 @@ def problem_with(name, part):
 
 
 def violations(source, module, *, is_package=False):
-    """Lists the imports of a source that its place in the table forbids."""
+    """Lists the imports of a source that the table forbids."""
     part = part_of(module)
-    if part not in PARTS and part not in THIRD_PARTY_OUTSIDE:
-        return [f"{module}: no such part; give it a place in parts.bzl"]
+    if part not in THIRD_PARTY:
+        return [f"{module}: no such part; add it to parts.bzl"]
     package = module if is_package else module.rpartition(".")[0]
     return [
         f"{module}:{line}: imports {name}: {problem}"
@@ -84,94 +84,84 @@ def violations(source, module, *, is_package=False):
     ]
 
 
-def source_files():
-    """Maps each installed module name to its file; packages end in `.__init__`."""
-    paths = [*ROOT.glob("tf_labeldp/**/*.py"), *ROOT.glob("keras_layers/**/*.py")]
-    modules = {}
-    for path in sorted(paths):
+def source_texts():
+    """Maps each installed module name to its source; packages end in `.__init__`."""
+    texts = {}
+    for path in sorted([*ROOT.glob("tf_labeldp/**/*.py"), *ROOT.glob("keras_layers/**/*.py")]):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        modules[f"tf_labeldp.{name}" if name.startswith("keras_layers") else name] = path
-    return modules
+        name = f"tf_labeldp.{name}" if name.startswith("keras_layers") else name
+        texts[name] = path.read_text(encoding="utf-8")
+    return texts
 
 
-SOURCES = source_files()
+SOURCES = source_texts()
 
 
 def test_imports_keep_to_the_table():
     assert {"tf_labeldp.__init__", "tf_labeldp.keras_layers.__init__"} <= set(SOURCES)
     found = []
-    for module, path in SOURCES.items():
+    for module, source in SOURCES.items():
         name = module.removesuffix(".__init__")
-        found += violations(path.read_text("utf-8"), name, is_package=name != module)
+        found += violations(source, name, is_package=name != module)
     assert found == []
 
 
-def test_a_forbidden_import_is_caught():
-    forbidden = [
-        ("tf_labeldp.accounting._x", "import tf_labeldp.mechanisms"),
-        ("tf_labeldp.accounting._x", "from tf_labeldp import mechanisms"),
-        ("tf_labeldp.accounting._x", "from .. import mechanisms"),
-        ("tf_labeldp.accounting._x", "from ..mechanisms.base import Mechanism"),
-        ("tf_labeldp.accounting._x", "def f():\n    from ..data import randomize_labels"),
-        ("tf_labeldp.accounting._x", "import importlib\nimportlib.import_module('..data', 'x')"),
-        ("tf_labeldp.accounting._x", "from tf_labeldp import RandomizedResponse"),
-        ("tf_labeldp.accounting._x", "import tf_labeldp"),
-        ("tf_labeldp.accounting._x", "import tensorflow as tf"),
-        ("tf_labeldp.mechanisms._x", "def f():\n    import sklearn.cluster"),
-        ("tf_labeldp.mechanisms._x", "from ..keras_layers import Mixup"),
-        ("tf_labeldp.vault._x", "from ..training import MultiStageTraining"),
-        ("tf_labeldp.vault._x", "from .. import data"),
-        ("tf_labeldp._validate", "from .accounting import PrivacyBudget"),
-        ("tf_labeldp.training._x", "from ..tf_privacy import QueryNoise"),
-        ("tf_labeldp.keras_layers._x", "from .. import _validate"),
-        ("tf_labeldp.keras_layers._x", "import tensorflow"),
-        ("tf_labeldp.cli._x", "import keras_layers"),
-        ("tf_labeldp.surprise", "import numpy"),
-    ]
-    assert [one for one in forbidden if len(violations(one[1], one[0])) != 1] == []
-
-
-def test_relative_imports_of_a_package_start_at_itself():
-    assert violations("from . import data", "tf_labeldp.accounting", is_package=True) == []
-    assert len(violations("from .. import data", "tf_labeldp.accounting", is_package=True)) == 1
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("accounting._x", "import tf_labeldp.mechanisms"),
+        ("accounting._x", "from tf_labeldp import mechanisms"),
+        ("accounting._x", "from .. import mechanisms"),
+        ("accounting._x", "from ..mechanisms.base import Mechanism"),
+        ("accounting._x", "def f():\n    from ..data import randomize_labels"),
+        ("accounting._x", "import importlib\nimportlib.import_module('..data', 'x')"),
+        ("accounting._x", "from tf_labeldp import RandomizedResponse"),
+        ("accounting._x", "import tf_labeldp"),
+        ("accounting._x", "import tensorflow as tf"),
+        ("mechanisms._x", "def f():\n    import sklearn.cluster"),
+        ("mechanisms._x", "from ..keras_layers import Mixup"),
+        ("_validate", "from .accounting import PrivacyBudget"),
+        ("keras_layers._x", "from .. import _validate"),
+        ("keras_layers._x", "import tensorflow"),
+        ("cli._x", "import keras_layers"),
+        ("surprise", "import numpy"),
+    ],
+)
+def test_a_forbidden_import_is_caught(module, source):
+    assert len(violations(source, f"tf_labeldp.{module}")) == 1
 
 
 def test_an_allowed_import_passes():
-    allowed = [
-        ("tf_labeldp.mechanisms._x", "import json\nfrom ..accounting import PrivacyBudget"),
-        ("tf_labeldp.mechanisms._x", "from ._base import Mechanism\nfrom .. import _validate"),
-        ("tf_labeldp.vault._x", "from .. import mechanisms"),
-        ("tf_labeldp.vault._x", "from .._version import __version__"),
-        ("tf_labeldp.training._x", "import keras\nfrom tf_labeldp.keras_layers import Mixup"),
-        ("tf_labeldp.cli._x", "import matplotlib.pyplot\nimport tf_labeldp as ldp"),
-        ("tf_labeldp.keras_layers._x", "import keras\nfrom ._numerics import f"),
-    ]
-    assert [one for one in allowed if violations(one[1], one[0])] == []
-
-
-def private_file(name, part):
-    """Names the private file of another part that an imported name lies in, or gives None."""
-    words = name.split(".")
-    if words[0] != "tf_labeldp" or len(words) < 3 or not words[2].startswith("_"):
-        return None
-    return None if words[1] in (part, "_version") else ".".join(words[1:3])
+    for module, source in (
+        ("mechanisms._x", "import json\nfrom ..accounting import PrivacyBudget"),
+        ("mechanisms._x", "from ._base import Mechanism\nfrom .. import _validate"),
+        ("vault._x", "from .. import mechanisms\nfrom .._version import __version__"),
+        ("training._x", "import keras\nfrom tf_labeldp.keras_layers import Mixup"),
+        ("cli._x", "import matplotlib.pyplot\nimport tf_labeldp as ldp"),
+        ("keras_layers._x", "import keras\nfrom ._numerics import f"),
+    ):
+        assert violations(source, f"tf_labeldp.{module}") == [], source
+    # Relative imports of a package start at the package.
+    assert violations("from . import data", "tf_labeldp.accounting", is_package=True) == []
+    assert len(violations("from .. import data", "tf_labeldp.accounting", is_package=True)) == 1
 
 
 def private_imports(source, module):
     """Lists the private files of other parts that a source imports, one for each statement."""
     package = module.removesuffix(".__init__").rpartition(".")[0]
-    found = imported_modules(ast.parse(source), package)
-    files = {(line, private_file(name, part_of(module))) for line, name in found}
-    return [file for _, file in sorted(files, key=str) if file is not None]
+    files = set()
+    for line, name in imported_modules(ast.parse(source), package):
+        top, *inside = name.split(".")[:3]
+        is_private = len(inside) == 2 and inside[1].startswith("_")
+        if top == "tf_labeldp" and is_private and inside[0] not in (part_of(module), "_version"):
+            files.add((line, ".".join(inside)))
+    return [file for _, file in sorted(files)]
 
 
-def test_private_files_of_another_part_are_imported_where_the_table_says():
-    found: dict[str, int] = {}
-    for module, path in SOURCES.items():
-        for name in private_imports(path.read_text(encoding="utf-8"), module):
-            found[name] = found.get(name, 0) + 1
+def test_private_files_of_another_part_are_imported_where_the_table_lists_them():
+    found = Counter(file for item in SOURCES.items() for file in private_imports(*reversed(item)))
     assert found == TABLE["PRIVATE_IMPORTS"]
-    assert sum(found.values()) <= 10
+    assert found.total() <= 10
 
 
 def test_a_private_import_is_counted():
@@ -185,35 +175,31 @@ def test_a_private_import_is_counted():
         assert private_imports(source, "tf_labeldp.vault._x") == []
 
 
-def lines_of(part):
-    """Counts the lines of a part; "" is the front, with its version."""
-    parts = {path: part_of(name.removesuffix(".__init__")) for name, path in SOURCES.items()}
-    files = [path for path, found in parts.items() if found.replace("_version", "") == part]
-    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
-
-
-def test_a_part_has_no_more_lines_than_the_table_allows():
-    lines = {part: lines_of(part) for part in ("", *ORDER, *TABLE["OUTSIDE"])}
-    assert {part: n for part, n in lines.items() if not 0 < n <= TABLE["MOST_LINES"][part]} == {}
+def test_a_part_has_at_most_the_lines_of_the_table():
+    lines = Counter[str]()
+    for module, source in SOURCES.items():
+        part = part_of(module.removesuffix(".__init__")).replace("_version", "")
+        lines[part] += len(source.splitlines())
+    assert set(lines) == set(TABLE["MOST_LINES"])
+    assert {part: n for part, n in lines.items() if n > TABLE["MOST_LINES"][part]} == {}
 
 
 def file_of(name, files):
-    """Gives the file that an imported name lies in; None if it is in none of these."""
+    """Returns the file of an imported name, or None if it is in none of these."""
     while name:
-        for found in (name, f"{name}.__init__"):
-            if found in files:
-                return found
+        for module in (name, f"{name}.__init__"):
+            if module in files:
+                return module
         name = name.rpartition(".")[0]
     return None
 
 
 def cycle(sources):
-    """Gives the files that import each other in a circle, and those between two circles."""
-    files, above = set(sources), {}
+    """Returns the files that import each other in a circle, and those between two circles."""
+    above = {}
     for module, source in sources.items():
-        package = module.rpartition(".")[0]  # of a file and of an `__init__` alike
-        names = [name for _, name in imported_modules(ast.parse(source), package)]
-        above[module] = {file_of(name, files) for name in names} - {None, module}
+        names = imported_modules(ast.parse(source), module.rpartition(".")[0])
+        above[module] = {file_of(name, sources) for _, name in names} - {None, module}
     while True:
         imported = set().union(*above.values())
         ends = {module for module in above if not above[module] or module not in imported}
@@ -222,40 +208,38 @@ def cycle(sources):
         above = {module: above[module] - ends for module in set(above) - ends}
 
 
-def part_sources(part):
-    texts = {name: path.read_text(encoding="utf-8") for name, path in SOURCES.items()}
-    return {name: text for name, text in texts.items() if part_of(name) == part}
+def sources_of(part):
+    return {name: source for name, source in SOURCES.items() if part_of(name) == part}
 
 
-def test_the_files_of_a_part_import_each_other_in_an_order():
-    assert {part: found for part in ORDER if (found := cycle(part_sources(part)))} == {}
+def test_the_files_of_a_part_import_each_other_without_a_cycle():
+    assert {part: found for part in ORDER if (found := cycle(sources_of(part)))} == {}
 
 
-def test_a_cycle_is_caught():
-    closing = [
+@pytest.mark.parametrize(
+    "source",
+    [
         "from tf_labeldp.vault.noisy_labels import NoisyLabels",
-        "from ._noisy_labels import NoisyLabels",
-        "from . import _noisy_labels",
+        "from .noisy_labels import NoisyLabels",
+        "from . import noisy_labels",
         "from tf_labeldp.vault import PrivateLabels",
         "if TYPE_CHECKING:\n    from tf_labeldp.vault.private_labels import PrivateLabels",
         "def f():\n    from tf_labeldp.vault.noisy_labels import NoisyLabels",
         "import importlib\nimportlib.import_module('tf_labeldp.vault.noisy_labels')",
-    ]
-    for source in closing:
-        sources = part_sources("vault")
-        sources["tf_labeldp.vault.label_kinds"] += f"\n{source}\n"
-        assert "tf_labeldp.vault.label_kinds" in cycle(sources), source
+    ],
+)
+def test_a_cycle_is_caught(source):
+    sources = sources_of("vault")
+    sources["tf_labeldp.vault.label_kinds"] += f"\n{source}\n"
+    assert "tf_labeldp.vault.label_kinds" in cycle(sources)
 
 
-def test_bazel_reads_the_same_table():
-    build = ast.parse((ROOT / "BUILD").read_text(encoding="utf-8"))  # Starlark reads as Python
-    loads = [ast.unparse(node) for node in build.body if "load(" in ast.unparse(node)]
-    assert "load('//:parts.bzl', 'PARTS')" in loads
-
-
-def test_the_picture_of_the_parts_has_the_same_order():
+def test_bazel_and_the_picture_of_the_parts_agree_with_the_table():
+    # Starlark parses as Python.
+    build = ast.parse((ROOT / "BUILD").read_text(encoding="utf-8"))
+    assert "load('//:parts.bzl', 'PARTS')" in {ast.unparse(node) for node in build.body}
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     picture = text.partition("```text")[2].partition("```")[0]
-    shown = [word for word in re.findall(r"\w+", picture) if word in {*PARTS, *TABLE["OUTSIDE"]}]
-    listed = [part for part in (*PARTS, *TABLE["OUTSIDE"]) if not part.startswith("_")]
-    assert list(dict.fromkeys(shown)) == listed
+    parts = [part for part in (*PARTS, *TABLE["OUTSIDE"]) if not part.startswith("_")]
+    shown = [word for word in re.findall(r"\w+", picture) if word in parts]
+    assert list(dict.fromkeys(shown)) == parts

@@ -25,7 +25,7 @@ def public_submodules(package):
     }
 
 
-# keras_layers/ lies beside the package in a checkout, inside it in an installation.
+# keras_layers/ lies next to the package in a checkout, and inside it in an installation.
 PRESENT = sorted((public_submodules(tf_labeldp) & PARTS) | {"keras_layers"})
 MODULES = ["tf_labeldp", *(f"tf_labeldp.{part}" for part in PRESENT)]
 
@@ -35,14 +35,14 @@ def is_class_or_function(value):
 
 
 def own_docstring(value):
-    """Gives the docstring written for this object: not inherited, nor made up by a dataclass."""
+    """Returns the docstring written for this object, neither inherited nor from a dataclass."""
     doc = vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__
     name = getattr(value, "__name__", "")
     return "" if doc is None or doc.startswith(f"{name}(") else doc.strip()
 
 
 def unlisted(module):
-    """Lists the module's own public classes and functions that its `__all__` leaves out."""
+    """Lists the public classes and functions of a module that its `__all__` leaves out."""
     return sorted(
         name
         for name, value in vars(module).items()
@@ -64,9 +64,9 @@ def test_all_is_an_explicit_list_of_documented_names():
         module = importlib.import_module(name)
         listed = module.__all__
         assert listed and len(set(listed)) == len(listed) and module.__doc__, name
-        assert [one for one in listed if one.startswith("_") and one != "__version__"] == []
+        assert [entry for entry in listed if entry[0] == "_" and entry != "__version__"] == []
         for entry in listed:
-            value = getattr(module, entry)  # raises where the name does not resolve
+            value = getattr(module, entry)
             if is_class_or_function(value) or inspect.ismodule(value):
                 undocumented += [] if own_docstring(value) else [f"{name}.{entry}"]
     assert undocumented == []
@@ -85,7 +85,7 @@ def test_the_front_lists_all_parts_and_offers_its_names():
         tf_labeldp.no_such_name  # noqa: B018
 
 
-def test_the_checks_see_what_is_missing():
+def test_the_checks_detect_missing_names():
     module = ModuleType("tf_labeldp.synthetic", "A part.")
     namespace = {"__name__": module.__name__}
     exec("class Shown:\n  'Text.'\nclass Bare(Shown): pass\nclass _Private: pass", namespace)
@@ -97,6 +97,4 @@ def test_the_checks_see_what_is_missing():
 
 def test_public_names_are_few():
     names = set().union(*(importlib.import_module(name).__all__ for name in MODULES))
-    # The front door has five, evaluation five, kinds of labels four, audit seven, dossier six;
-    # provenance ten: receipts, assumptions, public inputs, and plain Keras training with receipts.
     assert len(names) <= 146

@@ -1,7 +1,7 @@
-"""The wheel has all that the package needs and nothing else, and works away from the checkout.
+"""The wheel contains the package and nothing else, and works away from the checkout.
 
-The dependencies are those of the environment that runs the tests; `make wheel-test` does the same
-in an empty one, over the network.
+The tests use the dependencies of their own environment; `make wheel-test` installs them into an
+empty one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run(*command, cwd, **environment):
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory):
-    """Builds from a copy: setuptools writes beside its sources, and reads what it left there."""
+    """Builds from a copy, since setuptools reads the build folder that it leaves in the sources."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
@@ -64,7 +64,7 @@ def test_wheel_has_the_packages_and_nothing_else(wheel):
     assert {name for name in names if ".dist-info/" not in name} == expected
 
 
-def test_wheel_says_what_it_is(wheel):
+def test_wheel_metadata(wheel):
     with zipfile.ZipFile(wheel) as archive:
         info = {name.partition(".dist-info/")[2]: name for name in archive.namelist()}
         metadata = archive.read(info["METADATA"]).decode()

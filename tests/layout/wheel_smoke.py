@@ -1,6 +1,6 @@
-"""A user's first lines on an installed wheel: `python wheel_smoke.py FOLDER_OF_INSTALLATION`.
+"""The first lines of a user of the wheel: `python wheel_smoke.py FOLDER_OF_INSTALLATION`.
 
-Needs no pytest, as the environment of `make wheel-test` has the wheel's own dependencies alone.
+`make wheel-test` runs it without pytest, with the dependencies of the wheel alone.
 """
 
 import math
@@ -16,7 +16,7 @@ def require_from(installation: Path, module: ModuleType) -> None:
 
 
 def main(installation: Path) -> None:
-    # An editable installation in the same environment would supply what the wheel lacks.
+    # An editable installation in the same environment would hide missing files.
     sys.meta_path[:] = [
         finder
         for finder in sys.meta_path
@@ -39,7 +39,7 @@ def main(installation: Path) -> None:
     if np.shape(noisy) != (4,):
         raise SystemExit(f"expected 4 noisy labels, got {noisy!r}")
 
-    # With one-hot weights and equal logits, the weighted loss is the plain one: log 3.
+    # With one-hot weights and equal logits the weighted loss is the plain loss, log 3.
     loss = layers.LabelWeightedLoss("categorical_crossentropy", from_logits=True)
     value = float(loss(np.eye(3, dtype="float32"), np.zeros((3, 3), "float32")))
     if not math.isclose(value, math.log(3), rel_tol=1e-5):
