@@ -111,11 +111,11 @@ def test_users_are_sampled_with_probability_q_however_many_rows_they_have() -> N
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"users": OWNERS[1:]}, ValueError, rf"users must have shape \({N},\)"),
+        ({"users": OWNERS[1:]}, ValueError, rf"users of shape \({N},\)"),
         ({"max_examples_per_user": 0}, ValueError, "at least 1, got 0"),
-        ({"users": None}, ValueError, "go together"),
-        ({"users": np.where(OWNERS == 2, np.nan, OWNERS)}, ValueError, f"3 of {N} are missing"),
-        ({"sampling_probability": 0.2}, ValueError, r"expected, got 1\.6"),
+        ({"users": None}, ValueError, "Give both"),
+        ({"users": np.where(OWNERS == 2, np.nan, OWNERS)}, ValueError, f"3 of {N} are None or NaN"),
+        ({"sampling_probability": 0.2}, ValueError, r"on average, got 1\.6"),
     ],
 )
 def test_bad_users_are_refused(
