@@ -1,4 +1,4 @@
-"""Bad arguments of ``poisson_batches``: errors that say what to do, and show no label."""
+"""Bad arguments of ``poisson_batches``: errors name the remedy, and show no label."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ N = 20
 FEATURES = np.zeros((N, 3), np.float32)
 SECRET = 976
 LABELS = np.full(N, SECRET)
+USERS = np.arange(N) // 5
 
 
 def labels_with(value: Any) -> np.ndarray:
@@ -39,11 +40,19 @@ def labels_with(value: Any) -> np.ndarray:
         ({"features": {"a": FEATURES, "b": FEATURES[1:]}}, ValueError, r"lengths \[19, 20\]"),
         ({"features": FEATURES.astype(str)}, TypeError, "must be numbers.*StringLookup"),
         ({"features": tf.data.Dataset.range(N)}, TypeError, "tf.data.Dataset can't be read by row"),
+        ({"users": USERS[1:]}, ValueError, rf"users of shape \({N},\)"),
+        ({"users": USERS, "max_examples_per_user": 0}, ValueError, "at least 1, got 0"),
+        ({"users": None}, ValueError, "Give both"),
+        ({"users": np.where(USERS == 2, np.nan, USERS)}, ValueError, f"5 of {N} are None or NaN"),
+        ({"users": USERS, "sampling_probability": 0.3}, ValueError, r"on average, got 1\.2"),
     ],
 )
 def test_bad_input_is_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
     settings: dict[str, Any] = {"features": FEATURES, "labels": LABELS}
-    settings |= {"sampling_probability": 0.5, "steps": 2} | change
+    settings |= {"sampling_probability": 0.5, "steps": 2}
+    if "users" in change:
+        settings["max_examples_per_user"] = 3
+    settings |= change
     with pytest.raises(error, match=message) as found:
         poisson_batches(settings.pop("features"), settings.pop("labels"), **settings)
     assert str(SECRET) not in str(found.value)

@@ -126,7 +126,7 @@ def test_bits_come_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) ->
     )
 
     def times_asked(**settings: Any) -> int:
-        # Other datasets may still be at the batch that they make ahead, each on its own thread.
+        # Other datasets may still prepare their next batch, each on another thread.
         others = set(threading.enumerate())
         asking.clear()
         take(make(**settings), 2, alt_examples=5)

@@ -384,7 +384,6 @@ def test_08_our_noise_and_the_optimizer_can_not_be_changed():
         (optimizer, "noise"),
         (optimizer, "l2_norm_clip"),
         (optimizer, "denoiser"),
-        (optimizer, "num_microbatches"),
     ):
         with pytest.raises(AttributeError):
             setattr(owner, name, 1e-3)
