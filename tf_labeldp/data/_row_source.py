@@ -37,18 +37,18 @@ class RowSource:
         """Returns buffers (buffer_rows, ...) with these rows, then copies of row 0."""
         # Lazy sources are read in increasing order, each row once, which suits files on disk.
         distinct, places = np.unique(rows, return_inverse=True)
-        found: list[tuple[np.ndarray, np.ndarray]] = []
+        sources: list[tuple[np.ndarray, np.ndarray]] = []
         for part in self._parts if rows.size else ():
             if isinstance(part, np.ndarray):
-                found.append((part, rows))
+                sources.append((part, rows))
             else:
-                found += [(array, places) for array in tf.nest.flatten(_arrays(part, distinct))]
+                sources += [(array, places) for array in tf.nest.flatten(_arrays(part, distinct))]
         buffers = []
         for first in self._first:
             buffer = np.empty((buffer_rows, *first.shape[1:]), kept_dtype(first.dtype))
             buffer[rows.size :] = first
             buffers.append(buffer)
-        for buffer, (array, taken) in zip(buffers, found, strict=bool(found)):
+        for buffer, (array, taken) in zip(buffers, sources, strict=bool(sources)):
             if array.shape[1:] != buffer.shape[1:]:
                 raise ValueError(
                     f"expected rows of shape {buffer.shape[1:]}, as row 0 has, got "
@@ -69,8 +69,8 @@ def kept_dtype(dtype: np.dtype) -> np.dtype:
 def _arrays(part: Any, rows: np.ndarray) -> Any:
     """Returns rows of an array or a source, as an array or a structure of arrays."""
 
-    def checked(found: Any) -> np.ndarray:
-        array = np.asarray(found)
+    def checked(rows_read: Any) -> np.ndarray:
+        array = np.asarray(rows_read)
         if array.shape[:1] != rows.shape:
             raise ValueError(
                 f"expected source[rows] to return {rows.size} rows, got shape {array.shape}. "

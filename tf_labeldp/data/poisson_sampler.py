@@ -104,12 +104,12 @@ def uniform_subset(size: int, bound: int, rng: np.random.Generator | None) -> np
         inside = np.ones(bound, dtype=bool)
         inside[uniform_subset(bound - size, bound, rng)] = False
         return np.flatnonzero(inside)
-    found = np.zeros(0, np.int64)
-    while found.size < size:
-        more = random_bits.uniform_below(np.full(size - found.size, bound), rng)
-        found = np.sort(np.concatenate([found, more]))
-        found = found[np.diff(found, prepend=-1) > 0]  # np.unique takes much longer
-    return found
+    numbers = np.zeros(0, np.int64)
+    while numbers.size < size:
+        more = random_bits.uniform_below(np.full(size - numbers.size, bound), rng)
+        numbers = np.sort(np.concatenate([numbers, more]))
+        numbers = numbers[np.diff(numbers, prepend=-1) > 0]  # np.unique takes much longer
+    return numbers
 
 
 def _integer_below(bound: int, rng: np.random.Generator | None) -> int:

@@ -123,14 +123,14 @@ class SelfSpan(Denoiser):
         self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Setting[Any]
     ) -> Denoised:
         """Returns the projection onto the span, and its residual."""
-        found = project_onto_span(
+        projection = project_onto_span(
             GradientOperator(vertices.losses, vertices.variables, products=self.products),
             gradients,
             max_products=self.max_products,
             tolerance=self.tolerance,
             mask=vertices.mask,
         )
-        return found.point, state, _report(found)
+        return projection.point, state, _report(projection)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -171,7 +171,7 @@ class _Hull(Denoiser):
             predictions = tf.exp(-operator.losses)
         else:
             predictions = vertices.predictions()
-        found = project_onto_hull(
+        projection = project_onto_hull(
             operator,
             gradients,
             hull=self.hull,
@@ -186,10 +186,10 @@ class _Hull(Denoiser):
             step_size=self.step_size,
             steps=self.steps,
         )
-        point = found.point
+        point = projection.point
         if self.smoothing < 1.0:
             smoothed = smooth_coefficients(
-                found.coefficients,
+                projection.coefficients,
                 self.smoothing,
                 mask=vertices.mask,
             )
@@ -199,7 +199,8 @@ class _Hull(Denoiser):
                 near + self.residual * (noisy - near)
                 for near, noisy in zip(point, gradients, strict=True)
             ]
-        return point, found.curvature, {**_report(found), "projection_gap": found.relative_gap}
+        report = {**_report(projection), "projection_gap": projection.relative_gap}
+        return point, projection.curvature, report
 
     @classmethod
     def from_config(cls, config: Setting[dict[str, Any]]) -> Denoiser:
@@ -276,8 +277,8 @@ class AltConv(_Hull):
         self.num_examples = _validate.integer_at_least("num_examples", self.num_examples, 1)
 
 
-def _report(found: Any) -> dict[str, tf.Tensor]:
+def _report(projection: Any) -> dict[str, tf.Tensor]:
     return {
-        "projection_products": tf.cast(found.num_products, tf.float32),
-        "projection_converged": tf.cast(found.converged, tf.float32),
+        "projection_products": tf.cast(projection.num_products, tf.float32),
+        "projection_converged": tf.cast(projection.converged, tf.float32),
     }

@@ -59,8 +59,8 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
             classes and plain cross-entropy of logits, bounds the distance between an example's
             gradients for the two labels by twice that, and so clips less at the same noise;
             calibrate the noise for it (``calibrate_noise_multiplier(..., clipping=...)``).
-        noise: another source of noise than ``GaussianNoise(noise_multiplier)``, which then may be
-            left out, or must have the same multiplier.
+        noise: another source of noise than ``GaussianNoise(noise_multiplier)``; leave
+            ``noise_multiplier`` out then, or give the same.
         insecure_seed: makes the noise repeatable; statements are then "not private: seeded".
         method: how per-example gradients are computed: ``"auto"``, ``"ghost"`` or
             ``"vectorized"``. Changes speed, not privacy.

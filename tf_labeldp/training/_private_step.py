@@ -69,9 +69,9 @@ class StepGuard:
         self._steps_left = 0
         self._running = threading.Lock()
         if compiled:
-            once = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
-            self._left = tf.Variable(0, dtype=tf.int64, **once)
-            self._stopped = tf.Variable(-1, dtype=tf.int64, **once)
+            count = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
+            self._left = tf.Variable(0, dtype=tf.int64, **count)
+            self._stopped = tf.Variable(-1, dtype=tf.int64, **count)
             # One error per check in any trace; the outcomes are those of the current trace.
             self._errors: list[tuple[type[Exception], str]] = []
             self._passed: list[tf.Tensor] = []

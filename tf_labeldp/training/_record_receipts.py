@@ -128,7 +128,7 @@ def fit(
     """Trains a Keras model on noisy labels, and attaches their receipts to it.
 
     Guarantee:
-        Post-processing of the noisy labels: training spends no budget. ``guarantee(model)``
+        Training post-processes the noisy labels and spends no budget. ``guarantee(model)``
         composes their receipts with those of the model and ``x``. ``model.save`` writes the
         receipts: ``load_model(path)`` and ``guarantee(path)`` read them, and Keras loads the file
         without this library.

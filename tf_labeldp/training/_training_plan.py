@@ -98,17 +98,17 @@ class TrainingPlan(abc.ABC):
         if clipping == "label_distance":
             self._check_two_classes(outputs)
         if vault is None:
-            came = f"some labels are not in 0..{outputs - 1}"
+            problem = f"some labels are not in 0..{outputs - 1}"
             labels = self.array_labels if takes_codes(model.loss) else None
             fits = labels is None or bool(np.all((labels >= 0) & (labels < outputs)))
         elif vault.num_labels is not None:
-            came = f"the labels are rows of {vault.num_labels}"
+            problem = f"the labels are rows of {vault.num_labels}"
             fits = vault.num_labels == outputs
         elif vault.label_range is not None:
             return
         else:
             # This covers every loss, since one may wrap sparse cross-entropy.
-            came = f"the labels have {vault.num_classes} classes"
+            problem = f"the labels have {vault.num_classes} classes"
             fits = vault.num_classes <= outputs
             fits = fits or (outputs == 1 and not takes_codes(model.loss))
             if fits and takes_rows(model.loss) and outputs > 1:
@@ -118,7 +118,7 @@ class TrainingPlan(abc.ABC):
                 )
         if not fits:
             raise ValueError(
-                f"{came}, but the model has {outputs} outputs. Give its last layer one unit for "
+                f"{problem}, but the model has {outputs} outputs. Give its last layer one unit for "
                 "each class (numbered from zero), or for each label of a row."
             )
 
