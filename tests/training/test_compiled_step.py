@@ -183,7 +183,7 @@ def test_every_step_of_a_program_has_its_own_noise_of_the_stated_size() -> None:
 # Guards.
 
 
-def test_steps_that_a_callback_takes_besides_change_nothing_and_raise() -> None:
+def test_extra_steps_of_a_callback_change_nothing_and_raise() -> None:
     model, kept = private_model(metrics=["accuracy"]), []
     model.report_training_metrics = True
     more = tf.data.Dataset.from_tensors((features(), codes(), np.ones(N, np.float32)))
