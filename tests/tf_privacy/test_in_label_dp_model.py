@@ -99,7 +99,7 @@ def test_another_clip_stops_the_training(tfp: Any) -> None:
 def test_a_vault_is_not_charged_for_a_tree(tfp: Any) -> None:
     labels = vault()
     model = private_model(QueryNoise(residual_query(tfp)))
-    with pytest.raises(ValueError, match="no statement can be made about QueryNoise"):
+    with pytest.raises(ValueError, match="expected noise with a known cost, got QueryNoise"):
         model.fit(batches(labels), verbose=0)
     assert labels.guarantee().epsilon == 0.0
 
