@@ -1,4 +1,4 @@
-"""Sources and readers that the tests of tf.data transforms share."""
+"""A source, a mechanism and a reader for the tests of tf.data transforms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def labels() -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def source(labels: np.ndarray) -> tf.data.Dataset:
-    """Elements (id, label): the id tells which example an element is, wherever it has gone."""
+    """Elements (id, label): the id identifies an example after any transform."""
     return tf.data.Dataset.from_tensor_slices((np.arange(N), labels))
 
 
@@ -42,9 +42,9 @@ def read() -> Callable[[tf.data.Dataset], dict[Any, int]]:
     """Returns {id: label} of a dataset, batched or not, in which an id always has one label."""
 
     def read_labels(dataset: tf.data.Dataset) -> dict[Any, int]:
-        seen: dict[Any, int] = {}
+        labels: dict[Any, int] = {}
         for example_id, label in examples(dataset):
-            assert seen.setdefault(example_id, label) == label
-        return seen
+            assert labels.setdefault(example_id, label) == label
+        return labels
 
     return read_labels

@@ -1,4 +1,4 @@
-"""Batches for steps that show who is in them: in turn, without sampling, each unit once a pass."""
+"""Disjoint batches, for steps that reveal them: without sampling, each unit once per pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ N = 50
 
 
 def batches(q: float = 0.2, steps: int = 12, **settings: Any) -> Any:
-    """Features are the number of the example, labels ten times that."""
+    """Batches whose features are row numbers, and whose labels are ten times these."""
     x = np.arange(N, dtype=np.float32)[:, None]
     return poisson_batches(x, 10 * np.arange(N), sampling_probability=q, steps=steps, **settings)
 
@@ -76,7 +76,7 @@ def test_seeds_repeat() -> None:
     assert rows(made, 12) != rows(made, 12)  # another fit is another opening
 
 
-def test_users_come_whole_and_once_a_pass() -> None:
+def test_users_come_whole_and_once_per_pass() -> None:
     users = np.arange(N) // 2
     made = batches(0.2, 5, users=users, max_examples_per_user=2)
     assert made.disjoint_size == 5
@@ -87,7 +87,7 @@ def test_users_come_whole_and_once_a_pass() -> None:
     assert sorted(itertools.chain(*drawn)) == list(range(N))
 
 
-def test_a_second_batch_is_drawn_besides() -> None:
+def test_a_second_batch_is_drawn_too() -> None:
     dataset = open_for_training(batches(), disjoint=True, alt_examples=7)
     for x, _, _, others in dataset.take(3).as_numpy_iterator():
         assert others.shape == (7, 1)

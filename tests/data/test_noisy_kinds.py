@@ -1,4 +1,4 @@
-"""randomize_labels with whatever a vault takes: one-hot rows with noise, clusters, a made prior."""
+"""``randomize_labels`` for numbers, one-hot rows with noise, clusters and a released prior."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.data import randomize_labels
-from tf_labeldp.mechanisms import ALIBI
+from tf_labeldp.mechanisms import ALIBI, RROnBins
 from tf_labeldp.vault import ClusterRandomizedResponse, LabelRandomizer
 
 N, K = 300, 5
@@ -60,8 +60,24 @@ def test_clusters_go_with_their_examples(source, labels):
         source.apply(randomize_labels(mechanism, clusters=clusters, budget=PrivacyBudget(1.9)))
 
 
+@pytest.mark.parametrize(("id_fn", "dtype"), [(None, "float32"), (itself, "float64")])
+def test_numbers_keep_their_bin_by_the_channel(id_fn, dtype):
+    amounts = np.round(np.random.default_rng(2).uniform(-50.0, 50.0, N), 1)
+    bins = RROnBins(1.0, (-50.0, 0.0, 50.0), (-25.0, 0.0, 25.0), (0, 1, 2))
+    source = tf.data.Dataset.from_tensor_slices((np.arange(N), amounts.astype(dtype)))
+    transform = randomize_labels(bins, id_fn=id_fn)
+    dataset = source.apply(transform)
+    assert dataset.element_spec == source.element_spec
+    noisy = by_id(dataset)
+    assert set(noisy.values()) == {-25.0, 0.0, 25.0}
+    assert transform.guarantee().epsilon == 1.0
+    own = np.array(bins.outputs)[bins.bin_of(amounts)]
+    kept = np.mean([noisy[i] == own[i] for i in range(N)])
+    assert kept > 0.43  # e / (e + 2) = 0.576, five standard deviations less; by chance 1 / 3
+
+
 @pytest.mark.parametrize("id_fn", [None, itself])
-def test_a_made_prior_is_counted(id_fn):
+def test_a_released_prior_is_counted(id_fn):
     numbers = np.round(np.random.default_rng(3).uniform(0.0, 10.0, N), 1)
     source = tf.data.Dataset.from_tensor_slices((np.arange(N), numbers.astype(np.float32)))
     transform = randomize_labels(LabelRandomizer(2.0), low=0.0, high=10.0, id_fn=id_fn)
@@ -70,7 +86,7 @@ def test_a_made_prior_is_counted(id_fn):
     found = by_id(dataset)
     noisy = transform.noisy_labels
     assert [found[i] for i in range(N)] == noisy.values.astype(np.float32).tolist()
-    assert [one.kind for one in noisy.receipts] == ["release", "draw"]
+    assert [receipt.kind for receipt in noisy.receipts] == ["release", "draw"]
     assert transform.guarantee().epsilon == pytest.approx(2.0, rel=1e-12)
     assert transform.private_labels.label_range == (0.0, 10.0)
     outside = randomize_labels(LabelRandomizer(2.0), low=0.0, high=5.0)

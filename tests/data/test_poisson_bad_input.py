@@ -1,4 +1,4 @@
-"""Bad arguments of ``poisson_batches``: errors that say what to do, and show no label."""
+"""Bad arguments of ``poisson_batches``: errors name the remedy, and show no label."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ N = 20
 FEATURES = np.zeros((N, 3), np.float32)
 SECRET = 976
 LABELS = np.full(N, SECRET)
+USERS = np.arange(N) // 5
 
 
 def labels_with(value: Any) -> np.ndarray:
@@ -30,20 +31,28 @@ def labels_with(value: Any) -> np.ndarray:
         ({"sampling_probability": 1.5}, ValueError, r"in \(0, 1\], got 1\.5.* b / n"),
         ({"sampling_probability": 0.09}, ValueError, r"at least two .* got 1\.8 = 0\.09 \* 20"),
         ({"steps": 0}, ValueError, "steps must be at least 1, got 0"),
-        ({"buffer_size": 9}, ValueError, "buffer_size=9 is smaller .* of 10.* Leave it out"),
-        ({"labels": LABELS[1:]}, ValueError, "features have 20 examples, labels 19"),
+        ({"buffer_size": 9}, ValueError, "at least the mean batch, 10, got 9.* Leave it out"),
+        ({"labels": LABELS[1:]}, ValueError, "expected 20 labels, one per row, got 19"),
         ({"labels": labels_with(np.nan)}, ValueError, "but some are not.*rule that"),
-        ({"labels": labels_with(1e300)}, ValueError, "finite .float32., but some"),
+        ({"labels": labels_with(1e300)}, ValueError, "finite labels .float32., but some"),
         ({"labels": LABELS.astype(str)}, TypeError, "vault or an array of numbers.*classes="),
         ({"features": FEATURES[:0], "labels": LABELS[:0]}, ValueError, "hold no rows"),
         ({"features": {"a": FEATURES, "b": FEATURES[1:]}}, ValueError, r"lengths \[19, 20\]"),
         ({"features": FEATURES.astype(str)}, TypeError, "must be numbers.*StringLookup"),
         ({"features": tf.data.Dataset.range(N)}, TypeError, "tf.data.Dataset can't be read by row"),
+        ({"users": USERS[1:]}, ValueError, rf"users of shape \({N},\)"),
+        ({"users": USERS, "max_examples_per_user": 0}, ValueError, "at least 1, got 0"),
+        ({"users": None}, ValueError, "Give both"),
+        ({"users": np.where(USERS == 2, np.nan, USERS)}, ValueError, f"5 of {N} are None or NaN"),
+        ({"users": USERS, "sampling_probability": 0.3}, ValueError, r"on average, got 1\.2"),
     ],
 )
 def test_bad_input_is_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
     settings: dict[str, Any] = {"features": FEATURES, "labels": LABELS}
-    settings |= {"sampling_probability": 0.5, "steps": 2} | change
+    settings |= {"sampling_probability": 0.5, "steps": 2}
+    if "users" in change:
+        settings["max_examples_per_user"] = 3
+    settings |= change
     with pytest.raises(error, match=message) as found:
         poisson_batches(settings.pop("features"), settings.pop("labels"), **settings)
     assert str(SECRET) not in str(found.value)
@@ -51,7 +60,7 @@ def test_bad_input_is_refused(change: dict[str, Any], error: type[Exception], me
 
 def test_a_vault_of_another_length_is_refused() -> None:
     vault = PrivateLabels(LABELS[1:], num_classes=1000, budget=PrivacyBudget(epsilon=1.0))
-    with pytest.raises(ValueError, match="features have 20 examples, labels 19"):
+    with pytest.raises(ValueError, match="expected 20 labels, one per row, got 19"):
         poisson_batches(FEATURES, vault, sampling_probability=0.5, steps=2)
     with pytest.raises(TypeError, match="does not give out true labels"):
         poisson_batches(vault, FEATURES, sampling_probability=0.5, steps=2)
@@ -62,7 +71,7 @@ def test_b_over_n_is_taken_as_meant() -> None:
     assert below[0] / below[1] * below[1] < below[0]
     assert above[0] / above[1] * above[1] > above[0]
     for b, n in (below, above):
-        with pytest.warns(UserWarning, match="will not fit"):
+        with pytest.warns(UserWarning, match="will overflow"):
             batches = poisson_batches(
                 np.zeros((n, 1)), np.zeros(n), sampling_probability=b / n, steps=1, buffer_size=b
             )

@@ -1,4 +1,4 @@
-"""What ``poisson_batches`` hands to training, and what it shows to everyone else."""
+"""The batches of ``poisson_batches`` as training gets them, and as a user sees them."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_bits_come_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) ->
     )
 
     def times_asked(**settings: Any) -> int:
-        # Other datasets may still be at the batch that they make ahead, each on its own thread.
+        # Other datasets may still prepare their next batch, each on another thread.
         others = set(threading.enumerate())
         asking.clear()
         take(make(**settings), 2, alt_examples=5)
@@ -166,7 +166,7 @@ def test_the_second_batch_is_independent_of_the_first() -> None:
 
 
 def test_batches_that_overflow_are_empty() -> None:
-    with pytest.warns(UserWarning, match=r"of the batches will not fit into buffer_size=9"):
+    with pytest.warns(UserWarning, match=r"of the batches will overflow buffer_size=9"):
         batches = make(buffer_size=9)
     sizes = [int(weights.sum()) for _, _, weights in take(batches, 200)]
     assert max(sizes) <= 9
@@ -205,8 +205,11 @@ def test_lazy_sources_are_read_by_increasing_rows() -> None:
 @pytest.mark.parametrize(
     ("read", "message"),
     [
-        (lambda rows: np.zeros((1, 2)), "shape .1, 2. for .* row numbers"),
-        (lambda rows: np.zeros((rows.size, 1 + (rows.size > 1))), "rows of shape .2,., and .1,."),
+        (lambda rows: np.zeros((1, 2)), "return [0-9]+ rows, got shape .1, 2."),
+        (
+            lambda rows: np.zeros((rows.size, 1 + (rows.size > 1))),
+            "rows of shape .1,., as row 0 has, got .2,.",
+        ),
     ],
     ids=["one row for many", "another shape"],
 )
@@ -220,10 +223,8 @@ def test_labels_are_not_shown() -> None:
     for labels in (np.full(N, secret), vault(np.full(N, secret), low=0, high=10**6)):
         batches = make(labels=labels)
         assert str(secret) not in f"{batches} {batches!r} {vars(batches)}"
-        with pytest.raises(TypeError, match=r"hold true labels.*LabelDPModel\.fit"):
+        with pytest.raises(TypeError, match=r"contain true labels.*LabelDPModel\.fit"):
             iter(batches)
-        with pytest.raises(TypeError):
-            next(iter(batches))
         with pytest.raises(TypeError):
             batches[0]
 

@@ -272,7 +272,7 @@ def test_06_noise_without_a_claim_gets_no_statement():
     model = private(noise=Silent(NOISE))
     model.fit(X, Y, verbose=0)
     assert math.isinf(model.guarantee().epsilon)
-    with pytest.raises(ValueError, match="no statement can be made"):
+    with pytest.raises(ValueError, match="expected noise with a known cost"):
         dp_sgd(private(noise=Silent(NOISE)), vault())
 
 
@@ -350,7 +350,6 @@ def test_08_noise_and_optimizer_are_immutable():
         (optimizer, "noise"),
         (optimizer, "l2_norm_clip"),
         (optimizer, "denoiser"),
-        (optimizer, "num_microbatches"),
     ):
         with pytest.raises(AttributeError):
             setattr(owner, name, 1e-3)
@@ -383,7 +382,7 @@ for eager in (False, True):
 def test_11_an_index_out_of_range_shows_no_label():
     done = subprocess.run([sys.executable, "-c", _LOG], capture_output=True, text=True, check=False)
     for eager in (False, True):
-        message = f"withheld {eager} training stopped with InvalidArgumentError"
+        message = f"withheld {eager} training stopped with TensorFlow's InvalidArgumentError"
         assert message in done.stdout, done.stderr
     assert "9172" not in done.stdout + done.stderr
 

@@ -22,13 +22,13 @@ def fixed_seed() -> None:
 
 @pytest.fixture(autouse=True)
 def no_known_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights are known by their values, and tests that begin from one seed end in the same."""
+    """The library recognises weights by value, and tests of one seed end in the same weights."""
     monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})
 
 
 @pytest.fixture
 def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Forgets the values of all weights, as another process has never seen them."""
+    """Returns a function that forgets all weights, as in another process."""
     return lambda: monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})
 
 

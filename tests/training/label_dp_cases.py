@@ -1,4 +1,4 @@
-"""A small private model, its vault and its batches, which several tests of training share."""
+"""Small private models, their vaults and batches, which the tests of training share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 import tf_labeldp as ldp
+from tf_labeldp.accounting import dp_sgd_guarantee
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.training import LabelDPModel, LabelDPOptimizer
 
@@ -31,15 +32,37 @@ def batches(labels: Any, *, q: float = 0.1, steps: int = 3, **settings: Any) -> 
     return poisson_batches(features(), labels, sampling_probability=q, steps=steps, **settings)
 
 
-def private_model(noise_multiplier: float | None = SIGMA, **settings: Any) -> LabelDPModel:
+def after(epochs: int, q: float = 0.1, steps: int = 3) -> float:
+    """The cost of some epochs of ``batches``."""
+    return dp_sgd_guarantee(SIGMA, q, steps * epochs, DELTA).epsilon if epochs else 0.0
+
+
+def network(*hidden: Any, units: int = K) -> LabelDPModel:
+    """A model that is not compiled; its last layer always has the same weights."""
     keras.utils.set_random_seed(0)
-    inputs = keras.Input((D,))
-    model = LabelDPModel(inputs, keras.layers.Dense(K)(inputs))
-    inner = keras.optimizers.SGD(0.5)
-    optimizer = LabelDPOptimizer(inner, 1.0, noise_multiplier, **settings)
-    model.compile(optimizer, loss=LOSS, metrics=["accuracy"])
+    inputs = x = keras.Input((D,))
+    for layer in (*hidden, keras.layers.Dense(units, name="last")):
+        x = layer(x)
+    return LabelDPModel(inputs, x)
+
+
+def optimizer(
+    noise_multiplier: float | None = SIGMA, inner: Any = None, clip: float = 1.0, **settings: Any
+) -> LabelDPOptimizer:
+    return LabelDPOptimizer(inner or keras.optimizers.SGD(0.5), clip, noise_multiplier, **settings)
+
+
+def private_model(noise_multiplier: float | None = SIGMA, **settings: Any) -> LabelDPModel:
+    model = network()
+    model.compile(optimizer(noise_multiplier, **settings), loss=LOSS, metrics=["accuracy"])
     return model
 
 
 def unchanged(model: keras.Model, before: list[np.ndarray]) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True))
+
+
+def watch(**hooks: Any) -> keras.callbacks.Callback:
+    """A callback that calls functions of no arguments, by the name of the hook."""
+    calls = {name: lambda *_, call=call, **__: call() for name, call in hooks.items()}
+    return keras.callbacks.LambdaCallback(**calls)

@@ -11,15 +11,22 @@ import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
-from label_dp_cases import LOSS, SIGMA, D, K, N, batches, codes, features, unchanged, vault
-
-from tf_labeldp.training import (
-    AltConv,
-    GaussianNoise,
-    LabelDPModel,
-    LabelDPOptimizer,
-    NoiseMechanism,
+from label_dp_cases import (
+    LOSS,
+    SIGMA,
+    D,
+    N,
+    batches,
+    codes,
+    features,
+    network,
+    optimizer,
+    unchanged,
+    vault,
+    watch,
 )
+
+from tf_labeldp.training import AltConv, GaussianNoise, LabelDPModel, NoiseMechanism
 from tf_labeldp.training._private_step import StepGuard
 
 
@@ -35,14 +42,10 @@ def private_model(
     metrics: list[str] | None = None,
     **settings: Any,
 ) -> LabelDPModel:
-    keras.utils.set_random_seed(0)
-    inputs = x = keras.Input((D,))
-    for layer in (*extra, keras.layers.Dense(K, name="last")):
-        x = layer(x)
-    model = LabelDPModel(inputs, x)
+    model = network(*extra)
     noise = noise or GaussianNoise(SIGMA, source="device", insecure_seed=1)
     model.compile(
-        LabelDPOptimizer(inner or keras.optimizers.Adam(0.1), 1.0, noise=noise, **settings),
+        optimizer(None, inner or keras.optimizers.Adam(0.1), noise=noise, **settings),
         loss=loss,
         metrics=metrics,
         jit_compile=jit,
@@ -53,7 +56,7 @@ def private_model(
 
 
 def values(model: LabelDPModel) -> list[np.ndarray]:
-    """Returns all that a step may write."""
+    """Returns the values of all variables that a step may write."""
     return [np.array(v.numpy()) for v in (*model.variables, *model.optimizer.variables)]
 
 
@@ -112,25 +115,17 @@ HOST = {"PyFunc", "EagerPyFunc", "PyFuncStateless", "Print", "PrintV2", "Assert"
     [
         ({}, 1e-5),
         ({"method": "vectorized"}, 1e-5),
-        ({"num_microbatches": 10, "batch": 20}, 1e-5),
         # Solved to a hundredth; rounding is multiplied by what the solver divides by.
         pytest.param({"denoiser": AltConv(8)}, 5e-3, marks=pytest.mark.slow),
     ],
-    ids=["ghost", "vectorized", "microbatches", "AltConv"],
+    ids=["ghost", "vectorized", "AltConv"],
 )
 def test_eager_graph_and_xla_agree_with_the_same_noise(
     settings: dict[str, Any], atol: float
 ) -> None:
     def trained(**mode: bool) -> tuple[np.ndarray, float]:
-        given = dict(settings)
-        batch = given.pop("batch", None)
-        model = private_model(**given, **mode)
-        if batch:
-            history = model.fit(
-                features(), codes(), batch_size=batch, epochs=2, shuffle=False, verbose=0
-            )
-        else:
-            history = model.fit(batches(codes(), q=0.4, insecure_seed=3), epochs=2, verbose=0)
+        model = private_model(**settings, **mode)
+        history = model.fit(batches(codes(), q=0.4, insecure_seed=3), epochs=2, verbose=0)
         weights = np.concatenate([part.ravel() for part in model.get_weights()])
         return weights, history.history["noisy_gradient_norm"][-1]
 
@@ -148,52 +143,38 @@ def test_the_program_of_a_step_has_no_host_call() -> None:
     for jit in (True, False):
         model = private_model(jit=jit)
 
-        def look(*_: Any, jit: bool = jit, model: Any = model) -> None:
+        def look(jit: bool = jit, model: Any = model) -> None:
             step = tf.function(model.train_step, autograph=False)
             found[jit] = operations(step.get_concrete_function(tuple(row)))
 
-        watch = keras.callbacks.LambdaCallback(on_epoch_begin=look)
-        model.fit(batches(codes()), callbacks=[watch], verbose=0)
+        model.fit(batches(codes()), callbacks=[watch(on_epoch_begin=look)], verbose=0)
     assert not found[True] & HOST
     assert "PyFunc" in found[False]  # that the search would find one
 
 
 def test_every_step_of_a_program_has_its_own_noise_of_the_stated_size() -> None:
-    together = 1
-    noise = GaussianNoise(SIGMA, source="device")
-    model = private_model(
-        noise=noise,
-        together=together,
-        inner=keras.optimizers.SGD(1.0),
-        extra=(keras.layers.Dense(300),),
-    )
+    noise, extra = GaussianNoise(SIGMA, source="device"), (keras.layers.Dense(300),)
+    model = private_model(noise=noise, inner=keras.optimizers.SGD(1.0), extra=extra)
     moves, keys, counts, last = [], [], [], [model.get_weights()]
 
-    def keep(*_: Any, **__: Any) -> None:
+    def keep() -> None:
         now = model.get_weights()
         moves.append(np.concatenate([(a - b).ravel() for a, b in zip(now, last[0], strict=True)]))
         last[0] = now
         keys.append(tuple(noise._device._key.numpy()))
         counts.append(int(noise._device._drawn[0]) // 256)
 
-    watch = keras.callbacks.LambdaCallback(on_train_batch_end=keep)
-    for _ in range(2):  # no example has weight: of a step there is the noise alone
-        model.fit(
-            features(),
-            codes(),
-            sample_weight=np.zeros(N),
-            batch_size=20,
-            epochs=2,
-            callbacks=[watch],
-            verbose=0,
-        )
-    executions = 2 * 2 * 5 // together
-    # Over epochs and fits the count goes up by one a step; a fit has a key of its own.
-    assert counts == [together * (1 + i) for i in range(executions)]
-    assert len(set(keys)) == 2 and len(set(keys[: executions // 2])) == 1
-    sample = np.stack(moves) / (np.sqrt(together) * SIGMA / 20.0)
+    # No example has weight, so a step moves by its noise alone.
+    fit = {"sample_weight": np.zeros(N), "batch_size": 20, "epochs": 2, "verbose": 0}
+    for _ in range(2):
+        model.fit(features(), codes(), callbacks=[watch(on_train_batch_end=keep)], **fit)
+    steps = 2 * 2 * 5
+    # Over epochs and fits the count goes up by one per step; each fit has another key.
+    assert counts == [1 + i for i in range(steps)]
+    assert len(set(keys)) == 2 and len(set(keys[: steps // 2])) == 1
+    sample = np.stack(moves) / (SIGMA / 20.0)
     limit = 6.0 / np.sqrt(sample.shape[1])  # of 190 pairs; a chance of 4e-7
-    assert np.max(np.abs(np.corrcoef(sample)[np.triu_indices(executions, 1)])) < limit
+    assert np.max(np.abs(np.corrcoef(sample)[np.triu_indices(steps, 1)])) < limit
     low, high = scipy.stats.chi2.ppf([1e-6, 1.0 - 1e-6], sample.size)
     assert low < np.sum(sample**2) < high
     assert high < 1.21 * low  # so that noise a tenth larger or smaller would mostly be noticed
@@ -202,16 +183,16 @@ def test_every_step_of_a_program_has_its_own_noise_of_the_stated_size() -> None:
 # Guards.
 
 
-def test_steps_that_a_callback_takes_besides_change_nothing_and_raise() -> None:
+def test_extra_steps_of_a_callback_change_nothing_and_raise() -> None:
     model, kept = private_model(metrics=["accuracy"]), []
     model.report_training_metrics = True
     more = tf.data.Dataset.from_tensors((features(), codes(), np.ones(N, np.float32)))
 
-    def take_more(*_: Any) -> None:
+    def take_more() -> None:
         kept.append((model.train_function, values(model)))
         model.train_function(iter(more))
 
-    callback = keras.callbacks.LambdaCallback(on_epoch_end=take_more)
+    callback = watch(on_epoch_end=take_more)
     with pytest.raises(RuntimeError, match="has not been charged"):
         model.fit(features(), codes(), batch_size=N, callbacks=[callback], verbose=0)
     function, before = kept[0]
@@ -232,9 +213,7 @@ def test_steps_beyond_those_charged_add_nothing(monkeypatch: pytest.MonkeyPatch)
         return batches(codes(), q=0.4, steps=6, insecure_seed=3)
 
     expected, kept = private_model(), []
-    keep = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda *_, **__: kept.append(values(expected))
-    )
+    keep = watch(on_train_batch_end=lambda: kept.append(values(expected)))
     expected.fit(data(), callbacks=[keep], verbose=0)
     original = StepGuard.admit
     monkeypatch.setattr(StepGuard, "admit", lambda self, steps: original(self, min(steps, 4)))
@@ -261,13 +240,10 @@ def test_nan_features_stop_with_the_step_and_the_layer() -> None:
     x = features()
     model = private_model(extra=(keras.layers.Dense(4, name="first"),), together=2)
     x[55] = np.nan  # in the sixth batch of ten
-    data = tf.data.Dataset.from_tensor_slices((x, codes())).batch(10, drop_remainder=True)
     kept: list[Any] = []
-    keep = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda *_, **__: kept.append(values(model))
-    )
+    keep = watch(on_train_batch_end=lambda: kept.append(values(model)))
     with pytest.raises(FloatingPointError, match="step 5: the output of layer 'first'"):
-        model.fit(data, allow_unaccounted=True, verbose=0, callbacks=[keep])
+        model.fit(x, codes(), batch_size=10, shuffle=False, verbose=0, callbacks=[keep])
     assert int(model.optimizer.iterations) == 5
     assert len(kept) == 2
     assert all(np.all(np.isfinite(part)) for part in values(model))
@@ -277,12 +253,9 @@ def test_a_step_that_is_stopped_leaves_weight_decay_undone() -> None:
     x = features()
     x[55] = np.nan  # in the sixth batch of ten
     model, kept = private_model(inner=keras.optimizers.AdamW(0.1, weight_decay=0.5)), []
-    data = tf.data.Dataset.from_tensor_slices((x, codes())).batch(10, drop_remainder=True)
-    keep = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda *_, **__: kept.append(values(model))
-    )
+    keep = watch(on_train_batch_end=lambda: kept.append(values(model)))
     with pytest.raises(FloatingPointError, match="step 5: "):
-        model.fit(data, allow_unaccounted=True, verbose=0, callbacks=[keep])
+        model.fit(x, codes(), batch_size=10, shuffle=False, verbose=0, callbacks=[keep])
     assert len(kept) == 5 and same(model, kept[-1])
 
 
@@ -304,7 +277,7 @@ def test_two_threads_can_not_take_steps_at_once() -> None:
 
 
 class Changing(GaussianNoise):
-    """Noise of another's whose multiplier changes: the program has the first."""
+    """Noise whose multiplier changes: the program has the first."""
 
     multiplier = SIGMA
 
@@ -317,17 +290,17 @@ def test_noise_that_changes_under_way_stops_training() -> None:
     noise = Changing(SIGMA, source="device")
     model, kept = private_model(noise=noise), []
 
-    def change(*_: Any, **__: Any) -> None:
+    def change() -> None:
         noise.multiplier = 10.0 * SIGMA
         kept.append(model.get_weights())
 
-    callback = keras.callbacks.LambdaCallback(on_train_batch_end=change)
-    with pytest.raises(RuntimeError, match="noise was changed while training"):
+    callback = watch(on_train_batch_end=change)
+    with pytest.raises(RuntimeError, match="noise was changed during training"):
         model.fit(batches(codes()), epochs=2, callbacks=[callback], verbose=0)
     assert unchanged(model, kept[0])
 
 
-def test_a_program_that_can_not_be_compiled_says_nothing_of_labels() -> None:
+def test_a_program_that_can_not_be_compiled_reveals_no_label() -> None:
     def quoting(y_true: Any, y_pred: Any) -> Any:
         text = tf.strings.join(["the labels are ", tf.strings.as_string(y_true)])
         return tf.reduce_sum(y_pred, axis=1) * tf.cast(tf.strings.length(text), tf.float32)
@@ -340,16 +313,11 @@ def test_a_program_that_can_not_be_compiled_says_nothing_of_labels() -> None:
     assert unchanged(model, before[: len(model.get_weights())])
 
 
-# What it does not go together with.
-
-
 def test_noise_of_python_is_refused() -> None:
-    inputs = keras.Input((D,))
-    model = LabelDPModel(inputs, keras.layers.Dense(K)(inputs))
-    optimizer = LabelDPOptimizer("sgd", 1.0, 1.0)
-    with pytest.raises(ValueError, match="needs noise that is drawn inside the program"):
-        model.compile(optimizer, loss=LOSS, jit_compile=True)
-    model.compile(optimizer, loss=LOSS, jit_compile="auto")
+    model, private = network(), optimizer()
+    with pytest.raises(ValueError, match="needs noise that is drawn in the compiled program"):
+        model.compile(private, loss=LOSS, jit_compile=True)
+    model.compile(private, loss=LOSS, jit_compile="auto")
     assert model.jit_compile is False
 
 

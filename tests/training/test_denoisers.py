@@ -30,7 +30,7 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 ALL = [
     NoOp(),
     SelfSpan(),
-    SelfConv(smoothing=0.5, smooth_towards="predictions", hull="joint"),
+    SelfConv(smoothing=0.5, hull="joint"),
     AltConv(N),
     AltConv(N, solver="pgd", step_size=0.1, steps=5),
 ]
@@ -98,9 +98,12 @@ def test_configs_come_back(denoiser: Denoiser) -> None:
     assert again.get_config() == denoiser.get_config()
     arguments = set(inspect.signature(type(denoiser)).parameters) - {"args", "kwargs"}
     assert set(denoiser.get_config()) == arguments  # every one is kept, and in sight of help()
+    if isinstance(denoiser, (AltConv, SelfConv)):
+        of_0_2 = {**denoiser.get_config(), "smooth_towards": "uniform"}
+        assert type(denoiser).from_config(of_0_2).get_config() == denoiser.get_config()
 
 
-def test_what_comes_out_is_like_the_gradient(denoiser: Denoiser) -> None:
+def test_the_result_is_shaped_like_the_gradient(denoiser: Denoiser) -> None:
     w = weights()
     before = w.numpy()
     [point], state, report = denoised(denoiser, noisy(), vertices_of(w))
@@ -111,12 +114,12 @@ def test_what_comes_out_is_like_the_gradient(denoiser: Denoiser) -> None:
     assert all(np.ndim(value) == 0 and np.isfinite(value) for value in report.values())
     tf.nest.assert_same_structure(state, denoiser.initial_state([(D, K)]))
     np.testing.assert_array_equal(before, w.numpy())
-    denoiser.denoise(noisy(4), vertices_of(w), state)  # and the state can be handed on
+    denoiser.denoise(noisy(4), vertices_of(w), state)  # the next step takes the state
 
 
 @pytest.mark.holds("training.Denoiser")
 def test_no_label_is_within_reach() -> None:
-    """It is handed the noisy gradient, public examples and the model; nothing has a label in it."""
+    """Its inputs are the noisy gradient, public examples and the model, all without labels."""
     for denoiser in ALL:
         arguments = list(inspect.signature(denoiser.denoise).parameters)
         assert arguments == ["gradients", "vertices", "state"]
@@ -126,7 +129,7 @@ def test_no_label_is_within_reach() -> None:
 
 
 class Recording(Denoiser):
-    """Keeps what a denoiser is handed in training."""
+    """Keeps the inputs of a denoiser in training."""
 
     def __init__(self, reveals_batch: bool) -> None:
         self.reveals_batch, self.num_examples = reveals_batch, 0 if reveals_batch else 8
@@ -137,60 +140,57 @@ class Recording(Denoiser):
         return gradients, state, {}
 
 
+def trained_with(denoiser: Denoiser, labels: np.ndarray, steps: int, **settings: Any) -> Any:
+    """Returns a model trained on 40 examples with these labels."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((D,))
+    model = LabelDPModel(inputs, keras.layers.Dense(K)(inputs))
+    inner = keras.optimizers.SGD(0.1)
+    optimizer = LabelDPOptimizer(inner, CLIP, 1.0, denoiser, insecure_seed=0)
+    model.compile(optimizer, loss=LOSS, **settings)
+    sampling = {"sampling_probability": 0.25, "steps": steps, "insecure_seed": 3}
+    model.fit(poisson_batches(features(40), labels, **sampling), verbose=0)
+    return model
+
+
+LABELS = np.arange(40) % K
+
+
 @pytest.mark.parametrize("reveals_batch", [True, False])
-def test_permuted_labels_leave_all_that_a_denoiser_is_handed(reveals_batch: bool) -> None:
-    x = np.random.default_rng(5).normal(size=(40, D)).astype(np.float32)
-    y = np.arange(40) % K
-    handed = []
-    for labels in (y, y[::-1].copy()):
-        keras.utils.set_random_seed(0)
-        inputs = keras.Input((D,))
-        model = LabelDPModel(inputs, keras.layers.Dense(K)(inputs))
+def test_permuted_labels_leave_all_inputs_of_a_denoiser(reveals_batch: bool) -> None:
+    inputs = []
+    for labels in (LABELS, LABELS[::-1].copy()):
         recording = Recording(reveals_batch)
-        optimizer = LabelDPOptimizer(
-            keras.optimizers.SGD(0.1), CLIP, 1.0, recording, insecure_seed=0
-        )
-        model.compile(optimizer, loss=LOSS, run_eagerly=True)
-        batches = poisson_batches(x, labels, sampling_probability=0.25, steps=1, insecure_seed=3)
-        model.fit(batches, verbose=0)
-        handed.append([np.array(part) for part in recording.seen[0] if part is not None])
-    for first, second in zip(*handed, strict=True):
+        trained_with(recording, labels, steps=1, run_eagerly=True)
+        inputs.append([np.array(part) for part in recording.seen[0] if part is not None])
+    for first, second in zip(*inputs, strict=True):
         np.testing.assert_array_equal(first, second)
 
 
 @pytest.mark.parametrize("denoiser", [AltConv(8), SelfConv()], ids=["AltConv", "SelfConv"])
-def test_what_goes_from_step_to_step_follows_from_what_was_released(
+def test_weights_and_states_follow_from_released_gradients(
     denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same noisy gradients, other labels change neither weights nor a denoiser's state."""
-    x = np.random.default_rng(5).normal(size=(40, D)).astype(np.float32)
-    y = np.arange(40) % K
     release = LabelDPOptimizer.add_noise
 
     def trained(labels: np.ndarray) -> list[np.ndarray]:
-        keras.utils.set_random_seed(0)
-        inputs = keras.Input((D,))
-        model = LabelDPModel(inputs, keras.layers.Dense(K)(inputs))
-        model.compile(
-            LabelDPOptimizer(keras.optimizers.SGD(0.1), CLIP, 1.0, denoiser, insecure_seed=0),
-            loss=LOSS,
-        )
-        batches = poisson_batches(x, labels, sampling_probability=0.25, steps=3, insecure_seed=3)
-        model.fit(batches, verbose=0)
+        model = trained_with(denoiser, labels, steps=3)
         state = [v for v in model.optimizer.variables if v.name.startswith("denoiser")]
         assert float(state[0]) > 0.0
         return [*model.get_weights(), *(keras.ops.convert_to_numpy(part) for part in state)]
 
-    def same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
-        return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    def same() -> bool:
+        pairs = zip(trained(LABELS), trained(LABELS[::-1].copy()), strict=True)
+        return all(np.array_equal(a, b) for a, b in pairs)
 
-    assert not same(trained(y), trained(y[::-1].copy()))
+    assert not same()
     monkeypatch.setattr(
         LabelDPOptimizer,
         "add_noise",
         lambda self, clipped: release(self, [tf.ones_like(part) for part in clipped]),
     )
-    assert same(trained(y), trained(y[::-1].copy()))
+    assert same()
 
 
 # Each against its definition.
@@ -204,21 +204,13 @@ def test_noop_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "smoothing", "towards"),
-    [(SelfConv, 1.0, "uniform"), (SelfConv, 0.75, "predictions"), (AltConv, 0.75, "uniform")],
+    ("kind", "smoothing"), [(SelfConv, 1.0), (SelfConv, 0.75), (AltConv, 0.75)]
 )
-def test_hulls_are_the_projection_and_then_smoothing(
-    kind: Any, smoothing: float, towards: str
-) -> None:
+def test_hulls_are_the_projection_and_then_smoothing(kind: Any, smoothing: float) -> None:
     w = weights()
     mask = tf.constant([1.0] * 4 + [0.0] * 2) if kind is SelfConv else None
     vertices = vertices_of(w, mask)
-    settings = {
-        "smoothing": smoothing,
-        "smooth_towards": towards,
-        "max_products": 20,
-        "residual": 0.0,
-    }
+    settings = {"smoothing": smoothing, "max_products": 20, "residual": 0.0}
     denoiser = kind(**settings) if kind is SelfConv else kind(N, **settings)
     [point], curvature, report = denoised(denoiser, noisy(), vertices)
     predictions = vertices.predictions()
@@ -226,9 +218,7 @@ def test_hulls_are_the_projection_and_then_smoothing(
     found = project_onto_hull(
         operator, noisy(), predictions=predictions, max_products=20, mask=mask
     )
-    smoothed = smooth_coefficients(
-        found.coefficients, smoothing, towards, predictions=predictions, mask=mask
-    )
+    smoothed = smooth_coefficients(found.coefficients, smoothing, mask=mask)
     by_hand = columns(w) @ np.ravel(smoothed)
     np.testing.assert_allclose(point.numpy().ravel(), by_hand, atol=1e-5)
     assert float(curvature) == pytest.approx(float(found.curvature), rel=1e-5)

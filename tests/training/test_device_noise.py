@@ -1,4 +1,4 @@
-"""Noise of ChaCha20 inside the program: its key stream, its law, and no nonce used twice."""
+"""Noise of ChaCha20 inside the program: its key stream, its numbers, and no nonce used twice."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import copy
 import pickle
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
-import scipy.special
 import tensorflow as tf
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
@@ -17,7 +15,6 @@ from tf_labeldp.mechanisms import step_noise
 from tf_labeldp.training import GaussianNoise
 
 SIZE = 1_000_000
-LIMIT = 2.7 / np.sqrt(SIZE)  # Kolmogorov's distribution: beyond with a chance below 1e-6
 
 # RFC 8439, section 2.3.2 and appendix A.1: key, nonce, counter, block.
 COUNTING, ZEROS = bytes(range(32)).hex(), "00" * 32
@@ -62,20 +59,6 @@ def test_many_blocks_are_those_of_openssl() -> None:
 def noise_of(noise: GaussianNoise, clip: float = 1.0, size: int = SIZE) -> np.ndarray:
     [noisy], _ = noise.add_noise([tf.zeros([size])], clip, ())
     return noisy.numpy()
-
-
-def distance_from_normal(sample: np.ndarray, scale: float) -> float:
-    law = scipy.special.ndtr(np.sort(sample) / scale)
-    grid = np.arange(sample.size + 1) / sample.size
-    return float(max(np.max(law - grid[:-1]), np.max(grid[1:] - law)))
-
-
-@pytest.mark.holds("mechanisms.DeviceNormal")
-def test_law_is_the_gaussian_and_no_wider_or_narrower_one() -> None:
-    sample = noise_of(GaussianNoise(3.0, source="device"), 0.5)
-    assert distance_from_normal(sample, 1.5) < LIMIT
-    assert distance_from_normal(sample, 1.5 * 1.02) > LIMIT
-    assert distance_from_normal(sample, 1.5 / 1.02) > LIMIT
 
 
 def test_coordinates_and_steps_are_not_correlated() -> None:
@@ -183,9 +166,6 @@ def test_seeds_repeat_in_eager_graph_and_xla_and_go_on_over_fits() -> None:
     for jit in (False, True):
         # A number that lies between two points of the grid may go either way.
         np.testing.assert_allclose(drawn(jit), eager, rtol=0.0, atol=1.01 * 2.0**-16)
-    assert GaussianNoise(1.0, source="device", insecure_seed=7).seeded
-    other = GaussianNoise(1.0, source="device", insecure_seed=8)
-    assert not np.array_equal(noise_of(other, size=20), eager[0])
 
 
 def test_noisy_sums_lie_on_the_grid_in_xla_too() -> None:
@@ -197,12 +177,6 @@ def test_noisy_sums_lie_on_the_grid_in_xla_too() -> None:
     np.testing.assert_allclose(steps, np.round(steps), atol=2.0**-24 * np.abs(steps).max())
 
 
-def test_statements_name_the_cipher() -> None:
-    assert "ChaCha20" in GaussianNoise(1.0, source="device").assumptions()[0]
-    assert "AES-256" in GaussianNoise(1.0).assumptions()[0]
-    assert GaussianNoise(1.0, source="device", insecure_seed=1).assumptions() == ()
-
-
 def test_a_tpu_is_refused_also_one_that_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
     used = GaussianNoise(1.0, source="device")
     used.begin()
@@ -212,21 +186,6 @@ def test_a_tpu_is_refused_also_one_that_comes_later(monkeypatch: pytest.MonkeyPa
             begin()
 
 
-def test_what_a_statement_rests_on_can_not_be_set() -> None:
-    # A seed that came later would make the noise repeatable, and the statement not say so.
-    for name in ("noise_multiplier", "source", "insecure_seed", "seeded"):
-        with pytest.raises(AttributeError):
-            setattr(GaussianNoise(1.0, source="device"), name, 1)
-
-
 def test_more_than_a_nonce_has_blocks_for_is_refused() -> None:
     with pytest.raises(ValueError, match="one draw gives at most"):
         step_noise.DeviceNormal(None).draw(2**34 + 1)
-
-
-def test_config_round_trip_and_a_source_that_is_none() -> None:
-    noise = GaussianNoise(1.5, source="device", insecure_seed=2)
-    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(noise))
-    assert again.get_config() == noise.get_config()
-    with pytest.raises(ValueError, match="source must be one of host, device"):
-        GaussianNoise(1.0, source="tpu")

@@ -1,4 +1,4 @@
-"""The noise of DP-SGD: its law from both sides, its bits, and its place in the graph."""
+"""The noise of DP-SGD from both sources: its law from both sides, its grid and its bits."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tf_labeldp.mechanisms import step_noise
 from tf_labeldp.mechanisms.step_noise import standard_normal
 from tf_labeldp.training import GaussianNoise, NoiseMechanism
 
+SOURCES = pytest.mark.parametrize("source", ["host", "device"])
 SIZE = 1_000_000
 # Kolmogorov's distribution: P[sqrt(n) D > 2.7] is below 1e-6.
 LIMIT = 2.7 / np.sqrt(SIZE)
@@ -33,9 +34,10 @@ def noise_of(noise: NoiseMechanism, clip: float) -> np.ndarray:
     return np.concatenate([part.numpy().ravel() for part in parts])
 
 
-@pytest.mark.holds("training.GaussianNoise")
-def test_standard_deviation_is_noise_multiplier_times_clip() -> None:
-    sample = noise_of(GaussianNoise(noise_multiplier=3.0, insecure_seed=1), 0.5)
+@SOURCES
+@pytest.mark.holds("training.GaussianNoise", "mechanisms.DeviceNormal")
+def test_standard_deviation_is_noise_multiplier_times_clip(source: str) -> None:
+    sample = noise_of(GaussianNoise(3.0, source=source, insecure_seed=1), 0.5)
     assert distance_from_normal(sample, 1.5) < LIMIT
     assert distance_from_normal(sample, 1.5 * 1.02) > LIMIT
     assert distance_from_normal(sample, 1.5 / 1.02) > LIMIT
@@ -57,7 +59,7 @@ def test_every_layer_and_the_tail_have_their_share() -> None:
     assert chance(1.01 * drawn) < 1e-6 and chance(0.99 * drawn) < 1e-6
 
 
-def test_beyond_the_last_layer_is_the_law_s_own_tail() -> None:
+def test_beyond_the_last_layer_is_the_tail_of_the_law() -> None:
     start = step_noise._RIGHT
     drawn = np.sort(step_noise._tail(SIZE // 100))
     law = 1.0 - scipy.special.ndtr(-drawn) / scipy.special.ndtr(-start)
@@ -110,12 +112,16 @@ def test_every_step_of_a_compiled_function_draws_anew() -> None:
     assert len(set(drawn)) == 6
 
 
-def test_seeds_repeat_and_secure_bits_do_not() -> None:
-    same = [noise_of(GaussianNoise(1.0, insecure_seed=7), 1.0) for _ in range(2)]
-    np.testing.assert_array_equal(same[0], same[1])
-    assert not np.array_equal(noise_of(GaussianNoise(1.0), 1.0), noise_of(GaussianNoise(1.0), 1.0))
-    assert GaussianNoise(1.0, insecure_seed=7).seeded
-    assert not GaussianNoise(1.0).seeded
+@SOURCES
+def test_seeds_repeat_and_secure_bits_do_not(source: str) -> None:
+    seeded, other = [
+        [noise_of(GaussianNoise(1.0, source=source, insecure_seed=seed), 1.0) for seed in seeds]
+        for seeds in ((7, 7), (8, None))
+    ]
+    np.testing.assert_array_equal(*seeded)
+    assert len({sample.tobytes() for sample in (seeded[0], *other)}) == 3
+    assert GaussianNoise(1.0, source=source, insecure_seed=7).seeded
+    assert not GaussianNoise(1.0, source=source).seeded
 
 
 @pytest.mark.holds("training.GaussianNoise")
@@ -126,23 +132,34 @@ def test_noisy_sums_lie_on_a_grid_that_the_sum_does_not_move() -> None:
     np.testing.assert_array_equal(steps, np.round(steps))
 
 
-def test_noise_is_added_to_the_sum() -> None:
+@SOURCES
+def test_noise_is_added_to_the_sum(source: str) -> None:
     value = tf.fill([SIZE], 5.0)
-    [noisy], _ = GaussianNoise(1.0, insecure_seed=3).add_noise([value], 1.0, ())
+    [noisy], _ = GaussianNoise(1.0, source=source, insecure_seed=3).add_noise([value], 1.0, ())
     assert abs(noisy.numpy().mean() - 5.0) < 5.0 / np.sqrt(SIZE)
     assert noisy.dtype == tf.float32
 
 
-@pytest.mark.parametrize("value", [0.0, float("inf")])
-def test_noise_multiplier_that_is_not_positive_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match="noise_multiplier must be finite and above zero"):
-        GaussianNoise(value)
+def test_arguments_out_of_range() -> None:
+    for value in (0.0, float("inf")):
+        with pytest.raises(ValueError, match="noise_multiplier must be finite and above zero"):
+            GaussianNoise(value)
+    with pytest.raises(ValueError, match="source must be one of host, device"):
+        GaussianNoise(1.0, source="tpu")
 
 
-def test_config_round_trip() -> None:
-    noise = GaussianNoise(1.5, insecure_seed=2)
+@SOURCES
+def test_config_round_trip_and_settings_of_a_statement(source: str) -> None:
+    noise = GaussianNoise(1.5, source=source, insecure_seed=2)
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(noise))
     assert again.get_config() == noise.get_config()
+    # A seed that came later would make the noise repeatable, and the statement not name it.
+    for name in ("noise_multiplier", "source", "insecure_seed", "seeded"):
+        with pytest.raises(AttributeError):
+            setattr(noise, name, 1)
+    assert noise.assumptions() == ()
+    cipher = {"host": "AES-256", "device": "ChaCha20"}[source]
+    assert cipher in GaussianNoise(1.0, source=source).assumptions()[0]
 
 
 def test_the_integers_of_0_2_become_doubles_of_the_device() -> None:

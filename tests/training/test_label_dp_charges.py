@@ -1,10 +1,11 @@
-"""What ``LabelDPModel`` charges, and that it takes no step without a charge."""
+"""The charges of ``LabelDPModel``, without which it takes no step."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from label_dp_cases import (
@@ -14,21 +15,25 @@ from label_dp_cases import (
     D,
     K,
     N,
+    after,
     batches,
     codes,
     features,
+    network,
+    optimizer,
     private_model,
     unchanged,
     vault,
+    watch,
 )
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import Charge, dp_sgd_charge, dp_sgd_guarantee, public_input
+from tf_labeldp.accounting import Charge, dp_sgd_charge, public_input
 from tf_labeldp.accounting.budget import compose_charges
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
-from tf_labeldp.training import GaussianNoise, LabelDPModel, LabelDPOptimizer
+from tf_labeldp.training import GaussianNoise
 
-# What it charges.
+# Charges.
 
 
 @pytest.mark.holds("training.LabelDPModel")
@@ -41,27 +46,20 @@ def test_the_vault_is_charged_before_the_first_step(monkeypatch: pytest.MonkeyPa
         "charge",
         lambda self, *a, **k: (order.append("charge"), charge(self, *a, **k))[1],
     )
-    step = keras.callbacks.LambdaCallback(
-        on_train_batch_begin=lambda *_, **__: order.append("step")
-    )
+    step = watch(on_train_batch_begin=lambda: order.append("step"))
     model.fit(batches(labels), epochs=2, callbacks=[step], verbose=0)
     assert order == ["charge", "step", "step", "step"] * 2
 
 
 def test_all_epochs_are_checked_before_anything_is_trained() -> None:
-    one = private_model()
-    labels = vault(epsilon=100.0)
-    one.fit(batches(labels), verbose=0)
-    enough_for_one = labels.guarantee().epsilon * 1.5
-    tight = vault(epsilon=enough_for_one)
-    model = private_model()
+    tight, model = vault(epsilon=1.5 * after(1)), private_model()
     before = model.get_weights()
     with pytest.raises(ldp.BudgetExceededError):
         model.fit(batches(tight), epochs=50, verbose=0)
     assert unchanged(model, before)
     assert tight.guarantee().epsilon == 0.0
     model.fit(batches(tight), epochs=1, verbose=0)
-    assert 0.0 < tight.guarantee().epsilon <= enough_for_one
+    assert tight.guarantee().epsilon == after(1)
 
 
 def test_a_budget_without_delta_is_refused() -> None:
@@ -84,18 +82,13 @@ def test_a_delta_of_one_over_n_warns() -> None:
 def test_an_interrupted_epoch_stays_charged() -> None:
     labels, model = vault(), private_model()
 
-    def stop(batch: int, logs: Any) -> None:
+    def stop() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        model.fit(
-            batches(labels),
-            callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=stop)],
-            verbose=0,
-        )
-    expected = dp_sgd_guarantee(SIGMA, 0.1, 3, DELTA).epsilon
-    assert labels.guarantee().epsilon == pytest.approx(expected)
-    assert model.guarantee().epsilon == pytest.approx(expected)
+        model.fit(batches(labels), callbacks=[watch(on_train_batch_end=stop)], verbose=0)
+    assert labels.guarantee().epsilon == pytest.approx(after(1))
+    assert model.guarantee().epsilon == pytest.approx(after(1))
     model.fit(batches(labels), verbose=0)  # and it can go on
 
 
@@ -114,11 +107,10 @@ def test_a_model_of_a_vaults_noisy_labels_and_of_its_steps_states_their_sum() ->
     assert labels.guarantee().epsilon == pytest.approx(expected, rel=1e-9)
 
 
-def test_labels_that_no_vault_held_count_against_the_budget() -> None:
+def test_labels_without_a_vault_count_against_the_budget() -> None:
     model = private_model()
     model.fit(features(), codes(), epochs=4, verbose=0)
-    enough = dp_sgd_guarantee(SIGMA, 0.1, 3, DELTA).epsilon * 1.5
-    labels, before = vault(epsilon=enough), model.get_weights()
+    labels, before = vault(epsilon=1.5 * after(1)), model.get_weights()
     with pytest.raises(ldp.BudgetExceededError, match=r"\(of an input\)"):
         model.fit(batches(labels), verbose=0)
     assert unchanged(model, before)
@@ -131,8 +123,7 @@ def test_two_fits_add_up_to_one() -> None:
     labels, model = vault(), private_model()
     model.fit(batches(labels), verbose=0)
     model.fit(batches(labels), verbose=0)
-    assert model.guarantee().epsilon == dp_sgd_guarantee(SIGMA, 0.1, 6, DELTA).epsilon
-    assert labels.guarantee().epsilon == model.guarantee().epsilon
+    assert labels.guarantee().epsilon == model.guarantee().epsilon == after(2)
 
 
 # No step without a charge.
@@ -153,50 +144,48 @@ def test_steps_outside_of_fit_are_refused() -> None:
     assert unchanged(model, before)
 
 
-def test_steps_that_a_callback_takes_besides_are_refused() -> None:
-    model, labels = private_model(), vault()
+def test_extra_steps_of_a_callback_are_refused() -> None:
+    model = private_model()
     kept: list[Any] = []
+    more = tf.data.Dataset.from_tensors((features(), codes(), np.ones(N, np.float32)))
 
-    def take_more(*_: Any) -> None:
+    def take_more() -> None:
         kept.append((model.train_function, model.get_weights()))
-        model.train_function(iter(tf.data.Dataset.from_tensors((features(), codes()))))
+        model.train_function(iter(more))
 
-    callback = keras.callbacks.LambdaCallback(on_epoch_end=take_more)
+    callback = watch(on_epoch_end=take_more)
     with pytest.raises(RuntimeError, match="has not been charged"):
-        model.fit(batches(labels, steps=2), callbacks=[callback], verbose=0)
+        model.fit(features(), codes(), batch_size=N, callbacks=[callback], verbose=0)
     function, weights = kept[0]
     assert unchanged(model, weights)
     # Kept until after fit, it takes no step either.
     with pytest.raises(tf.errors.OpError, match="has not been charged"):
-        function(iter(tf.data.Dataset.from_tensors((features(), codes()))))
+        function(iter(more))
     assert unchanged(model, weights)
 
 
 def test_executions_that_take_more_steps_than_are_charged_are_refused() -> None:
-    inputs = keras.Input((D,))
-    model = LabelDPModel(inputs, keras.layers.Dense(K)(inputs))
-    settings: dict[str, Any] = {"loss": LOSS, "steps_per_execution": 4}
-    model.compile(LabelDPOptimizer(keras.optimizers.SGD(0.1), 1.0, 1.0), **settings)
+    model = network()
+    model.compile(optimizer(), loss=LOSS, steps_per_execution=4)
     before = model.get_weights()
     with pytest.raises(ValueError, match="must be a multiple of steps_per_execution=4"):
         model.fit(batches(codes(), steps=6), verbose=0)
     assert unchanged(model, before)
-    settings["steps_per_execution"] = "auto"
     with pytest.raises(ValueError, match="steps_per_execution='auto'"):
-        model.compile(LabelDPOptimizer(keras.optimizers.SGD(0.1), 1.0, 1.0), **settings)
+        model.compile(optimizer(), loss=LOSS, steps_per_execution="auto")
 
 
 @pytest.mark.parametrize("how", ["exchange", "noise"])
 def test_noise_can_not_be_changed_under_way(how: str) -> None:
     model = private_model()
 
-    def change(*_: Any) -> None:
+    def change() -> None:
         if how == "exchange":
             model.optimizer.noise = GaussianNoise(30.0)
         else:
             model.optimizer.noise.noise_multiplier = 30.0
 
-    callback = keras.callbacks.LambdaCallback(on_epoch_end=change)
+    callback = watch(on_epoch_end=change)
     with pytest.raises(AttributeError, match="no setter"):
         model.fit(features(), codes(), epochs=2, callbacks=[callback], verbose=0)
     assert len(public_input(model).receipts) == 1
@@ -204,7 +193,7 @@ def test_noise_can_not_be_changed_under_way(how: str) -> None:
 
 
 class Changing(GaussianNoise):
-    """Noise of another's whose multiplier changes: ``add_noise`` is compiled with the first."""
+    """Noise whose multiplier changes: ``add_noise`` is compiled with the first."""
 
     multiplier = SIGMA
 
@@ -218,13 +207,13 @@ def test_noise_of_another_that_changes_under_way_stops_training() -> None:
     model = private_model(None, noise=noise)
     kept: list[Any] = []
 
-    def change(*_: Any, **__: Any) -> None:
+    def change() -> None:
         noise.multiplier = 10.0 * SIGMA
         kept.append(model.get_weights())
 
     # A batch of all examples is an epoch of one step.
-    callback = keras.callbacks.LambdaCallback(on_epoch_end=change)
-    with pytest.raises(RuntimeError, match="noise was changed while training"):
+    callback = watch(on_epoch_end=change)
+    with pytest.raises(RuntimeError, match="noise was changed during training"):
         model.fit(features(), codes(), batch_size=N, epochs=2, callbacks=[callback], verbose=0)
     assert unchanged(model, kept[0])
 

@@ -82,7 +82,7 @@ RUN = textwrap.dedent(
         same = all(np.array_equal(a, b) for a, b in zip(before, model.get_weights()))
         result["workers"] = [same, model.guarantee().epsilon, str(error)]
 
-    for name, on, settings in (("arrays", "arrays", {"num_microbatches": 4}),
+    for name, on, settings in (("arrays", "arrays", {}),
                                ("users", "users", {}),
                                ("poisson", "poisson", {"noise_multiplier": 2.0,
                                                        "insecure_seed": 5})):
@@ -168,7 +168,7 @@ DENOISED = textwrap.dedent(
         result[name] = [difference(first, second), difference(second, plain)]
         result[name + " stated"] = [first.stated == second.stated, first.stated.epsilon]
 
-    # Of a clean gradient, the span takes nothing away: the replicas' masks are those of its own.
+    # The span contains a clean gradient, since the replicas draw the same masks for both.
     for method in ("ghost", "vectorized"):
         clean = {"q": 4 / 44, "dropout": 0.5, "method": method}
         (first, _), (second, before) = [
@@ -234,7 +234,7 @@ def result_of(script: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("on", ["arrays", "users", "poisson"])
 def test_two_replicas_take_the_steps_of_one(found: dict[str, Any], on: str) -> None:
-    """By microbatches, by users, and with noise of one seed."""
+    """By examples, by users, and with noise of one seed."""
     # Sums in another order, in single precision, and noisy sums on a grid of 2^-16 of 0.8.
     assert found[on] < 1e-4
     assert found[f"{on} moved"] > 1e-2
@@ -273,7 +273,7 @@ def test_strategies_of_several_machines_are_refused(found: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("case", "expected"),
     [
         ("alt", "num_examples=7 must"),
         ("newton", "num_examples=7 must"),
@@ -282,19 +282,19 @@ def test_strategies_of_several_machines_are_refused(found: dict[str, Any]) -> No
     ],
 )
 def test_what_replicas_can_not_share_is_refused_before_a_charge(
-    found: dict[str, Any], what: str, said: str
+    found: dict[str, Any], case: str, expected: str
 ) -> None:
-    message, epsilon = found[what]
-    assert said in message and "be a multiple of 2" in message
+    message, epsilon = found[case]
+    assert expected in message and "be a multiple of 2" in message
     assert epsilon == 0.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["AltConv", "SelfConv", "SelfSpan", "GaussNewton"])
-def test_two_replicas_denoise_as_one(denoised: dict[str, Any], what: str) -> None:
-    apart, from_plain = denoised[what]
-    assert apart < 1e-3 and from_plain > 0.05
-    same, epsilon = denoised[f"{what} stated"]
+@pytest.mark.parametrize("name", ["AltConv", "SelfConv", "SelfSpan", "GaussNewton"])
+def test_two_replicas_denoise_as_one(denoised: dict[str, Any], name: str) -> None:
+    distance, from_plain = denoised[name]
+    assert distance < 1e-3 and from_plain > 0.05
+    same, epsilon = denoised[f"{name} stated"]
     assert same and epsilon > 0.0
 
 
@@ -303,8 +303,8 @@ def test_two_replicas_denoise_as_one(denoised: dict[str, Any], what: str) -> Non
 def test_replicas_project_onto_what_each_of_them_drew(
     denoised: dict[str, Any], method: str
 ) -> None:
-    apart, moved = denoised[f"dropout {method}"]
-    assert apart < 1e-4 and moved > 1e-2
+    distance, moved = denoised[f"dropout {method}"]
+    assert distance < 1e-4 and moved > 1e-2
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Receipts go where the weights of a ``LabelDPModel`` go: files, checkpoints, copies, processes."""
+"""Receipts of a ``LabelDPModel`` travel with its weights: files, checkpoints, copies, processes."""
 
 from __future__ import annotations
 
@@ -15,26 +15,23 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from label_dp_cases import (
-    DELTA,
     LOSS,
-    SIGMA,
     D,
     K,
+    after,
     batches,
+    network,
+    optimizer,
     private_model,
     unchanged,
     vault,
+    watch,
 )
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import ReceiptError, dp_sgd_guarantee, public_input, receipts
+from tf_labeldp.accounting import ReceiptError, public_input, receipts
 from tf_labeldp.accounting.receipts import compose_receipts
-from tf_labeldp.training import LabelDPModel, LabelDPOptimizer
-
-
-def after(epochs: int) -> float:
-    """The cost of some epochs of ``batches``."""
-    return dp_sgd_guarantee(SIGMA, 0.1, 3 * epochs, DELTA).epsilon if epochs else 0.0
+from tf_labeldp.training import LabelDPModel
 
 
 def trained(epochs: int = 2, labels: Any = None) -> LabelDPModel:
@@ -158,13 +155,12 @@ def test_a_file_with_receipts_of_a_newer_version_is_refused(
 
 
 def two_layers(trainable: bool) -> LabelDPModel:
-    inputs = keras.Input((D,))
     hidden = keras.layers.Dense(5, "tanh", name="hidden")
-    model = LabelDPModel(inputs, keras.layers.Dense(K)(hidden(inputs)))
-    model.compile(LabelDPOptimizer("sgd", 1.0, SIGMA), loss=LOSS)
+    model = network(hidden)
+    model.compile(optimizer(), loss=LOSS)
     model.fit(batches(vault()), epochs=2, verbose=0)
     hidden.trainable = trainable
-    model.compile(LabelDPOptimizer("sgd", 1.0, SIGMA), loss=LOSS)
+    model.compile(optimizer(), loss=LOSS)
     return model
 
 
@@ -192,7 +188,7 @@ def test_weights_that_are_copied_from_a_loaded_model_bring_its_receipts(
     model, _ = loaded(tmp_path, forget)
     copied = keras.Sequential([keras.Input((D,)), keras.layers.Dense(5)])
     copied.set_weights(model.get_layer("hidden").get_weights())
-    assert "initial-weights" in {one.code for one in ldp.guarantee(copied).assumptions}
+    assert "initial-weights" in {line.code for line in ldp.guarantee(copied).assumptions}
     model = ldp.load_model(tmp_path / "model.keras")
     copied.set_weights(model.get_layer("hidden").get_weights())
     assert ldp.guarantee(copied).epsilon == after(2)
@@ -233,7 +229,7 @@ def test_a_checkpoint_that_a_callback_restores_counts_against_the_budget(
     forget()
     model, labels = private_model(), vault()
     checkpoint = tf.train.Checkpoint(model=model)
-    restore = keras.callbacks.LambdaCallback(on_train_begin=lambda *_: checkpoint.restore(path))
+    restore = watch(on_train_begin=lambda: checkpoint.restore(path))
     model.fit(batches(labels), callbacks=[restore], verbose=0)
     assert model.guarantee().epsilon == after(4)
     assert labels.guarantee().epsilon == after(4)

@@ -9,46 +9,37 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from label_dp_cases import LOSS, network, optimizer, watch
 
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.data.batches import open_for_training
 from tf_labeldp.mechanisms.step_noise import standard_normal
-from tf_labeldp.training import LabelDPModel, LabelDPOptimizer
+from tf_labeldp.training import LabelDPModel
 
 N, D, K, CLIP, RATE = 22, 3, 4, 0.4, 0.7
-LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-
-def data() -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(1)
-    return rng.normal(size=(N, D)).astype(np.float32), rng.integers(0, K, N)
+X = np.random.default_rng(1).normal(size=(N, D)).astype(np.float32)
+Y = np.random.default_rng(2).integers(0, K, N)
 
 
 def private_model(
-    inner: Any = None, *, regularizer: Any = None, hidden: int = 5, **settings: Any
+    inner: Any = None, *, regularizer: Any = None, noise_multiplier: float = 1e-9, **settings: Any
 ) -> LabelDPModel:
-    keras.utils.set_random_seed(0)
-    inputs = keras.Input((D,))
-    x = keras.layers.Dense(hidden, activation="tanh", kernel_regularizer=regularizer)(inputs)
-    model = LabelDPModel(inputs, keras.layers.Dense(K)(x))
-    settings = {"l2_norm_clip": CLIP, "noise_multiplier": 1e-9, **settings}
-    model.compile(LabelDPOptimizer(inner or keras.optimizers.SGD(RATE), **settings), loss=LOSS)
+    model = network(keras.layers.Dense(5, activation="tanh", kernel_regularizer=regularizer))
+    inner = inner or keras.optimizers.SGD(RATE)
+    model.compile(optimizer(noise_multiplier, inner, CLIP, **settings), loss=LOSS)
     return model
 
 
 def clipped_sum(
-    model: keras.Model, x: np.ndarray, y: np.ndarray, weights: np.ndarray, group: int = 1
+    model: keras.Model, x: np.ndarray, y: np.ndarray, weights: np.ndarray
 ) -> list[np.ndarray]:
-    """The sum of clipped gradients, group by group, each by a tape of its own."""
+    """The sum of clipped gradients, each by its own tape."""
     total = [np.zeros(v.shape, np.float64) for v in model.trainable_variables]
-    for start in range(0, len(x), group):
-        rows = slice(start, start + group)
-        used = np.count_nonzero(weights[rows])
-        if not used:
-            continue
+    for i in range(len(x)):
+        row = slice(i, i + 1)
         with tf.GradientTape() as tape:
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y[rows], model(x[rows]))
-            loss = tf.reduce_sum(losses * weights[rows]) / used
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y[row], model(x[row]))
+            loss = tf.reduce_sum(losses * weights[row])
         parts = tape.gradient(loss, [v.value for v in model.trainable_variables])
         parts = [part.numpy().astype(np.float64) for part in parts]
         norm = np.sqrt(sum(np.sum(part**2) for part in parts))
@@ -57,31 +48,25 @@ def clipped_sum(
 
 
 def by_hand(
-    model: keras.Model,
-    batches: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
-    divisor: float,
-    noise: Callable[[int], np.ndarray],
-    group: int = 1,
+    model: keras.Model, batches: list[Any], divisor: float, noise: Callable[[int], Any] = np.zeros
 ) -> list[np.ndarray]:
     """Weights after SGD of the definition: w - rate (sum of clipped gradients + noise) / b."""
-    copy = keras.Model(model.input, model.output)
+    start, copy = model.get_weights(), keras.Model(model.input, model.output)
     for x, y, weights in batches:
-        total = clipped_sum(copy, x, y, weights, group)
+        total = clipped_sum(copy, x, y, weights)
         flat = np.concatenate([part.ravel() for part in total])
         flat += noise(flat.size)
         ends = np.cumsum([part.size for part in total])[:-1]
         for v, step in zip(copy.trainable_variables, np.split(flat, ends), strict=True):
             v.assign(v - RATE * (step / divisor).reshape(v.shape).astype(np.float32))
-    return [np.array(w) for w in copy.get_weights()]
+    found = [np.array(w) for w in copy.get_weights()]
+    model.set_weights(start)
+    return found
 
 
-def no_noise(size: int) -> np.ndarray:
-    return np.zeros(size)
-
-
-def batches_of(x: np.ndarray, y: np.ndarray, size: int, weights: Any = None) -> list[Any]:
-    weights = np.ones(len(x), np.float32) if weights is None else weights
-    return [(x[i : i + size], y[i : i + size], weights[i : i + size]) for i in range(0, N, size)]
+def batches_of(size: int, weights: Any = None) -> list[Any]:
+    weights = np.ones(N, np.float32) if weights is None else weights
+    return [(X[i : i + size], Y[i : i + size], weights[i : i + size]) for i in range(0, N, size)]
 
 
 def same_weights(found: list[np.ndarray], expected: list[np.ndarray]) -> bool:
@@ -91,82 +76,53 @@ def same_weights(found: list[np.ndarray], expected: list[np.ndarray]) -> bool:
 
 @pytest.mark.parametrize("method", ["ghost", "vectorized"])
 def test_steps_on_arrays_are_the_definition_also_the_last_small_batch(method: str) -> None:
-    x, y = data()
     model = private_model(method=method)
-    start = model.get_weights()
-    expected = by_hand(model, batches_of(x, y, 8), 8.0, no_noise)
-    model.set_weights(start)
-    model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    expected = by_hand(model, batches_of(8), 8.0)
+    # The nearby wrong one: the last batch of 6 divided by 6.
+    right, wrong = (by_hand(model, batches_of(8)[-1:], divisor) for divisor in (8.0, 6.0))
+    model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
     assert int(model.optimizer.iterations) == 3
     assert same_weights(model.get_weights(), expected)
-    # The nearby wrong one: the last batch of 6 divided by 6.
-    model.set_weights(start)
-    wrong = by_hand(model, batches_of(x, y, 8)[-1:], 6.0, no_noise)
-    model.set_weights(start)
-    right = by_hand(model, batches_of(x, y, 8)[-1:], 8.0, no_noise)
     assert not same_weights(wrong, right)
 
 
 def test_seeded_noise_is_added_to_the_sum_before_it_is_divided() -> None:
-    x, y = data()
-    model = private_model(noise_multiplier=2.0, insecure_seed=3)
-    start, rng = model.get_weights(), np.random.default_rng(3)
-
-    def noise(size: int) -> np.ndarray:
-        return 2.0 * CLIP * standard_normal(size, rng)
-
-    expected = by_hand(model, batches_of(x, y, 11), 11.0, noise)
-    model.set_weights(start)
-    model.fit(x, y, batch_size=11, shuffle=False, verbose=0)
+    model, rng = private_model(noise_multiplier=2.0, insecure_seed=3), np.random.default_rng(3)
+    noise = lambda size: 2.0 * CLIP * standard_normal(size, rng)  # noqa: E731
+    expected = by_hand(model, batches_of(11), 11.0, noise)
+    model.fit(X, Y, batch_size=11, shuffle=False, verbose=0)
     # The noisy sum is rounded to 2^-16 of 0.8, and then divided by 11.
     assert same_weights(model.get_weights(), expected)
 
 
 def test_steps_on_poisson_batches_divide_by_the_expected_size() -> None:
-    x, y = data()
     settings = {"sampling_probability": 0.3, "steps": 4, "insecure_seed": 9}
-    drawn = open_for_training(poisson_batches(x, y, **settings)).take(4)
+    drawn = open_for_training(poisson_batches(X, Y, **settings)).take(4)
     batches = [tuple(part.numpy() for part in batch) for batch in drawn]
     sizes = {int(weights.sum()) for _, _, weights in batches}
     assert len(sizes) > 1  # so that another divisor would show
     model = private_model()
-    start = model.get_weights()
-    expected = by_hand(model, batches, 0.3 * N, no_noise)
-    model.set_weights(start)
-    model.fit(poisson_batches(x, y, **settings), verbose=0)
+    expected = by_hand(model, batches, 0.3 * N)
+    model.fit(poisson_batches(X, Y, **settings), verbose=0)
     assert same_weights(model.get_weights(), expected)
 
 
 def test_sample_weights_scale_gradients_before_they_are_clipped() -> None:
-    x, y = data()
     weights = np.linspace(0.0, 4.0, N).astype(np.float32)
     model = private_model()
-    start = model.get_weights()
-    expected = by_hand(model, batches_of(x, y, 11, weights), 11.0, no_noise)
-    model.set_weights(start)
-    model.fit(x, y, batch_size=11, shuffle=False, sample_weight=weights, verbose=0)
-    assert same_weights(model.get_weights(), expected)
-
-
-def test_microbatches_clip_means_of_neighbours() -> None:
-    x, y = data()
-    model = private_model(num_microbatches=4)
-    start = model.get_weights()
-    expected = by_hand(model, batches_of(x, y, 8), 4.0, no_noise, group=2)
-    model.set_weights(start)
-    model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    expected = by_hand(model, batches_of(11, weights), 11.0)
+    model.fit(X, Y, batch_size=11, shuffle=False, sample_weight=weights, verbose=0)
     assert same_weights(model.get_weights(), expected)
 
 
 def test_regularizers_are_added_and_not_clipped() -> None:
-    x, y = data()
     strength = 30.0  # its gradient is far longer than the clip
     with_penalty = private_model(regularizer=keras.regularizers.L2(strength))
     without = private_model()
     start = without.get_weights()
     with_penalty.set_weights(start)
     for model in (with_penalty, without):
-        model.fit(x, y, batch_size=N, shuffle=False, verbose=0)
+        model.fit(X, Y, batch_size=N, shuffle=False, verbose=0)
     difference = with_penalty.get_weights()[0] - without.get_weights()[0]
     np.testing.assert_allclose(difference, -RATE * 2.0 * strength * start[0], rtol=1e-4)
     np.testing.assert_array_equal(with_penalty.get_weights()[3], without.get_weights()[3])
@@ -184,16 +140,15 @@ def test_regularizers_are_added_and_not_clipped() -> None:
     ids=["adam", "weight_decay", "schedule"],
 )
 def test_inner_optimizers_get_the_private_gradient(make: Callable[[], Any]) -> None:
-    x, y = data()
     model = private_model(make())
     reference = keras.models.clone_model(keras.Model(model.input, model.output))
     reference.set_weights(model.get_weights())
     inner = make()
-    for rows in batches_of(x, y, 8):
+    for rows in batches_of(8):
         total = clipped_sum(reference, *rows)
         gradients = [tf.constant(part / 8.0, tf.float32) for part in total]
         inner.apply(gradients, reference.trainable_variables)
-    model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
     for a, b in zip(model.get_weights(), reference.get_weights(), strict=True):
         # Adaptive ones divide by roots of small numbers, which magnifies rounding.
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-4)
@@ -202,21 +157,19 @@ def test_inner_optimizers_get_the_private_gradient(make: Callable[[], Any]) -> N
 def test_noise_of_a_step_is_rate_sigma_clip_over_the_batch() -> None:
     """From both sides: weights that no gradient reaches move by noise alone."""
     sigma, steps, size = 1.5, 80, 11
-    inputs = keras.Input((D,))
+    model = network(units=20)
     # The loss has no gradient at all, so that all that moves is noise.
-    model = LabelDPModel(inputs, keras.layers.Dense(20)(inputs))
-    optimizer = LabelDPOptimizer(keras.optimizers.SGD(RATE), CLIP, sigma)
-    model.compile(optimizer, loss=lambda y_true, y_pred: 0.0 * tf.reduce_sum(y_pred, axis=1))
+    loss = lambda y_true, y_pred: 0.0 * tf.reduce_sum(y_pred, axis=1)  # noqa: E731
+    model.compile(optimizer(sigma, keras.optimizers.SGD(RATE), CLIP), loss=loss)
     moves, last = [], [model.get_weights()]
 
-    def keep(*_: Any, **__: Any) -> None:
+    def keep() -> None:
         now = model.get_weights()
         moves.extend((a - b).ravel() for a, b in zip(now, last[0], strict=True))
         last[0] = now
 
-    x, y = data()
-    watch = keras.callbacks.LambdaCallback(on_train_batch_end=keep)
-    model.fit(x, y, batch_size=size, epochs=steps // 2, verbose=0, callbacks=[watch])
+    callbacks = [watch(on_train_batch_end=keep)]
+    model.fit(X, Y, batch_size=size, epochs=steps // 2, verbose=0, callbacks=callbacks)
     sample = np.concatenate(moves)
     assert sample.size == steps * (D * 20 + 20)
     ratio = np.sum(sample**2) / (RATE * sigma * CLIP / size) ** 2

@@ -1,4 +1,4 @@
-"""What Keras offers around ``fit``, with a ``LabelDPModel`` in it."""
+"""Keras's features around ``fit``, with a ``LabelDPModel``."""
 
 from __future__ import annotations
 
@@ -67,17 +67,6 @@ def test_precision_policies(policy: str) -> None:
         keras.config.set_dtype_policy(before)
 
 
-def test_eager_mode_takes_the_same_steps() -> None:
-    x, y = data()
-    found = []
-    for eagerly in (False, True):
-        model = private_model(run_eagerly=eagerly)
-        model.fit(x, y, batch_size=16, shuffle=False, epochs=2, verbose=0)
-        found.append(model.get_weights())
-    for a, b in zip(*found, strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5)
-
-
 def test_callbacks_that_watch_validation_and_set_the_rate() -> None:
     x, y = data()
     model = private_model(metrics=["accuracy"])
@@ -97,12 +86,12 @@ def test_callbacks_that_watch_validation_and_set_the_rate() -> None:
 def test_a_list_of_callbacks_made_by_keras_is_not_changed() -> None:
     x, y = data()
     model = private_model()
-    given = keras.callbacks.CallbackList([keras.callbacks.Callback()], model=model)
-    size = len(given.callbacks)
-    model.fit(x, y, callbacks=given, verbose=0)
-    model.fit(x, y, callbacks=given, verbose=0)
-    assert len(given.callbacks) == size
-    kinds = [one.kind for one in public_input(model).receipts]
+    callbacks = keras.callbacks.CallbackList([keras.callbacks.Callback()], model=model)
+    size = len(callbacks.callbacks)
+    model.fit(x, y, callbacks=callbacks, verbose=0)
+    model.fit(x, y, callbacks=callbacks, verbose=0)
+    assert len(callbacks.callbacks) == size
+    kinds = [receipt.kind for receipt in public_input(model).receipts]
     assert kinds == ["steps"] * 2  # each was charged once
 
 

@@ -1,4 +1,4 @@
-"""What ``LabelDPModel`` shows: no label, and nothing that is not private unless asked."""
+"""``LabelDPModel`` shows no label, and nothing that is not private unless asked."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ import tensorflow as tf
 from label_dp_cases import (
     DELTA,
     LOSS,
-    D,
     K,
     N,
     batches,
     codes,
     features,
+    network,
+    optimizer,
     private_model,
     unchanged,
     vault,
+    watch,
 )
 
 import tf_labeldp as ldp
-from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, PrivacySpent
+from tf_labeldp.training import PrivacySpent
 
 SECRET = 31337
 
@@ -36,12 +38,12 @@ SECRET = 31337
 @pytest.mark.holds("training.PrivateStep")
 def test_logs_hold_no_loss_and_no_metric_of_training_labels() -> None:
     seen: list[dict[str, Any]] = []
-    watch = keras.callbacks.LambdaCallback(
+    keep = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(dict(logs)),
         on_epoch_end=lambda epoch, logs: seen.append(dict(logs)),
     )
     model = private_model()
-    history = model.fit(batches(vault()), epochs=2, callbacks=[watch], verbose=0)
+    history = model.fit(batches(vault()), epochs=2, callbacks=[keep], verbose=0)
     assert {key for logs in seen for key in logs} == {"noisy_gradient_norm"}
     assert set(history.history) == {"noisy_gradient_norm"}
 
@@ -72,15 +74,11 @@ def test_reported_metrics_are_reported_and_the_statement_says_so() -> None:
 def test_metrics_cannot_be_turned_on_under_way() -> None:
     model = private_model()
 
-    def turn_on(epoch: int, logs: Any) -> None:
+    def turn_on() -> None:
         model.report_training_metrics = True
 
     with pytest.raises(RuntimeError, match="while fit is under way"):
-        model.fit(
-            batches(vault()),
-            callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=turn_on)],
-            verbose=0,
-        )
+        model.fit(batches(vault()), callbacks=[watch(on_epoch_begin=turn_on)], verbose=0)
 
 
 @pytest.mark.holds("training.PrivateStep")
@@ -106,34 +104,27 @@ def test_the_norm_in_the_log_is_that_of_the_noisy_sum() -> None:
 
 def test_no_text_quotes_a_label() -> None:
     """Labels are numbers that occur nowhere else."""
-    labels = np.full(N, SECRET + 0.625, np.float32)
-    inputs = keras.Input((D,))
-    model = LabelDPModel(inputs, keras.layers.Dense(1)(inputs))
-    model.compile(LabelDPOptimizer(keras.optimizers.SGD(0.1), 1.0, 1.0), loss="mse")
+    labels, budget = np.full(N, SECRET + 0.625, np.float32), ldp.PrivacyBudget(5.0, DELTA)
+    model = network(units=1)
+    model.compile(optimizer(1.0), loss="mse")
     out, err, log = io.StringIO(), io.StringIO(), io.StringIO()
     handler = logging.StreamHandler(log)
     logging.getLogger().addHandler(handler)
     texts = []
     try:
         with redirect_stdout(out), redirect_stderr(err):
-            data = batches(ldp.PrivateLabels(labels, low=0.0, high=4e4, budget=_budget()))
+            data = batches(ldp.PrivateLabels(labels, low=0.0, high=4e4, budget=budget))
             model.fit(data, epochs=2, verbose=2, callbacks=[PrivacySpent()])
             model.fit(features(), labels, verbose=2)
             texts += [repr(data), repr(model), str(model.guarantee()), repr(model._spending)]
-            watch = keras.callbacks.LambdaCallback(
-                on_epoch_begin=lambda *_: texts.append(repr(model._spending.plan))
-            )
-            model.fit(features(), labels, verbose=0, callbacks=[watch])
+            keep = watch(on_epoch_begin=lambda: texts.append(repr(model._spending.plan)))
+            model.fit(features(), labels, verbose=0, callbacks=[keep])
             model.summary()
     finally:
         logging.getLogger().removeHandler(handler)
     texts += [out.getvalue(), err.getvalue(), log.getvalue()]
     assert len("".join(texts)) > 500
     assert not any(str(SECRET) in text for text in texts)
-
-
-def _budget() -> ldp.PrivacyBudget:
-    return ldp.PrivacyBudget(5.0, DELTA)
 
 
 @pytest.mark.parametrize("eagerly", [False, True])
@@ -143,11 +134,9 @@ def test_errors_of_tensorflow_that_quote_labels_are_withheld(eagerly: bool) -> N
         with tf.control_dependencies([message] if message is not None else []):
             return tf.reduce_sum(y_pred, axis=1)
 
-    inputs = keras.Input((D,))
-    model = LabelDPModel(inputs, keras.layers.Dense(K)(inputs))
-    optimizer = LabelDPOptimizer(keras.optimizers.SGD(0.1), 1.0, 1.0, method="ghost")
+    model = network()
     loss = keras.losses.MeanSquaredError()
-    model.compile(optimizer, loss=loss, run_eagerly=eagerly)
+    model.compile(optimizer(method="ghost"), loss=loss, run_eagerly=eagerly)
     model._step.per_example_loss = quoting
     with pytest.raises(RuntimeError, match="text is withheld") as caught:
         model.fit(features(), np.full(N, SECRET), verbose=0)
@@ -159,13 +148,10 @@ def test_errors_of_tensorflow_that_quote_labels_are_withheld(eagerly: bool) -> N
 
 @pytest.mark.parametrize("source", ["arrays", "vault"])
 def test_codes_without_an_output_are_found_before_tensorflow_quotes_them(source: str) -> None:
-    inputs = keras.Input((D,))
-    model = LabelDPModel(inputs, keras.layers.Dense(K - 1)(inputs))
-    model.compile(LabelDPOptimizer(keras.optimizers.SGD(0.1), 1.0, 1.0), loss=LOSS)
+    model = network(units=K - 1)
+    model.compile(optimizer(), loss=LOSS)
     before = model.get_weights()
+    data = (features(), codes()) if source == "arrays" else (batches(vault()),)
     with pytest.raises(ValueError, match="one unit for each class"):
-        if source == "arrays":
-            model.fit(features(), codes(), verbose=0)
-        else:
-            model.fit(batches(vault()), verbose=0)
+        model.fit(*data, verbose=0)
     assert unchanged(model, before)

@@ -1,4 +1,4 @@
-"""Saving and going on: what comes back, what was charged, and that no label is in a file."""
+"""Saving and resuming: the restored state, the charges, and no label in any file."""
 
 from __future__ import annotations
 
@@ -9,39 +9,31 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import label_dp_cases as cases
 import numpy as np
 import pytest
+from label_dp_cases import (
+    DELTA,
+    K,
+    N,
+    after,
+    batches,
+    codes,
+    features,
+    network,
+    optimizer,
+    vault,
+    watch,
+)
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import dp_sgd_guarantee
-from tf_labeldp.data import poisson_batches
-from tf_labeldp.training import AltConv, LabelDPModel, LabelDPOptimizer
+from tf_labeldp.training import AltConv, LabelDPModel
 
 ROOT = Path(__file__).parents[2]
-N, D, K, DELTA, SIGMA = 60, 3, 3, 1e-3, 3.0
-LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-
-def data() -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(1)
-    return rng.normal(size=(N, D)).astype(np.float32), np.arange(N) % K
 
 
 def private_model(inner: Any = None, **settings: Any) -> LabelDPModel:
-    keras.utils.set_random_seed(0)
-    inputs = keras.Input((D,))
-    model = LabelDPModel(inputs, keras.layers.Dense(K)(inputs))
-    inner = inner or keras.optimizers.SGD(0.5, momentum=0.9)
-    model.compile(LabelDPOptimizer(inner, 1.0, SIGMA, **settings), loss=LOSS)
-    return model
-
-
-def vault(**settings: Any) -> ldp.PrivateLabels:
-    return ldp.PrivateLabels(data()[1], K, budget=ldp.PrivacyBudget(20.0, DELTA), **settings)
-
-
-def batches(labels: Any) -> Any:
-    return poisson_batches(data()[0], labels, sampling_probability=0.2, steps=2)
+    return cases.private_model(inner=inner or keras.optimizers.SGD(0.5, momentum=0.9), **settings)
 
 
 def loaded_in_a_new_process(path: Path, module: str) -> subprocess.CompletedProcess[str]:
@@ -54,11 +46,11 @@ def test_files_are_loaded_after_the_import_that_the_readme_names(tmp_path: Path)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "import `tf_labeldp.keras_layers`\n(`tf_labeldp.training` for" in readme
     private_model().save(tmp_path / "private.keras")
-    feature_map = ldp.features.RandomFourierFeatures(6).fit(data()[0])
+    feature_map = ldp.features.RandomFourierFeatures(6).fit(features())
     feature_map.to_keras().save(tmp_path / "map.keras")
     for name, module, shape in (
         ("private", "tf_labeldp.training", (None, K)),
-        ("map", "tf_labeldp.keras_layers", (None, feature_map.transform(data()[0]).shape[1])),
+        ("map", "tf_labeldp.keras_layers", (None, feature_map.transform(features()).shape[1])),
     ):
         done = loaded_in_a_new_process(tmp_path / f"{name}.keras", module)
         assert done.returncode == 0 and done.stdout.splitlines()[-1] == str(shape), done.stderr
@@ -83,27 +75,27 @@ def test_keras_files_bring_back_weights_optimizer_and_history(
         keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.9)),
         denoiser=denoiser,
     )
-    model.fit(batches(data()[1]), epochs=2, verbose=0)
+    model.fit(batches(codes()), epochs=2, verbose=0)
     model.save(tmp_path / "model.keras")
     again = keras.models.load_model(tmp_path / "model.keras")
     assert type(again) is LabelDPModel
     assert same_state(model, again)
     assert again.optimizer.get_config() == model.optimizer.get_config()
     assert again.guarantee(DELTA) == model.guarantee(DELTA)
-    assert again.guarantee(DELTA).epsilon == dp_sgd_guarantee(SIGMA, 0.2, 4, DELTA).epsilon
-    again.fit(batches(data()[1]), verbose=0)  # goes on, and counts from there
-    assert again.guarantee(DELTA).epsilon == dp_sgd_guarantee(SIGMA, 0.2, 6, DELTA).epsilon
+    assert again.guarantee(DELTA).epsilon == after(2)
+    again.fit(batches(codes()), verbose=0)  # training continues, and counts from there
+    assert again.guarantee(DELTA).epsilon == after(3)
 
 
 @pytest.mark.slow
-def test_a_loaded_model_states_what_it_was_made_of_without_its_vault(tmp_path: Path) -> None:
+def test_a_loaded_model_states_its_steps_without_its_vault(tmp_path: Path) -> None:
     model, labels = private_model(), vault()
     model.fit(batches(labels), verbose=0)
     model.save(tmp_path / "model.keras")
-    twice = dp_sgd_guarantee(SIGMA, 0.2, 4, DELTA).epsilon
+    twice = after(2)
     again = keras.models.load_model(tmp_path / "model.keras")
     assert again.guarantee() == model.guarantee() == ldp.guarantee(again)
-    assert again.guarantee().epsilon == dp_sgd_guarantee(SIGMA, 0.2, 2, DELTA).epsilon
+    assert again.guarantee().epsilon == after(1)
     # With the same vault again, its charges are counted once.
     again.fit(batches(labels), verbose=0)
     assert again.guarantee().epsilon == labels.guarantee().epsilon == twice
@@ -124,29 +116,28 @@ def test_labels_of_other_people_are_not_counted_by_a_vault(tmp_path: Path) -> No
     model.save(tmp_path / "model.keras")
     again, labels = keras.models.load_model(tmp_path / "model.keras"), vault(people="north")
     again.fit(batches(labels), verbose=0)
-    assert labels.guarantee().epsilon == dp_sgd_guarantee(SIGMA, 0.2, 2, DELTA).epsilon
+    assert labels.guarantee().epsilon == after(1)
     # Each population is protected by what was spent on it, and the statement is of the worst.
-    assert again.guarantee().epsilon == dp_sgd_guarantee(SIGMA, 0.2, 4, DELTA).epsilon
+    assert again.guarantee().epsilon == after(2)
 
 
 class Killed(Exception):
-    """What ends a process here."""
+    """Stands for the end of a process."""
 
 
 def killing(in_epoch: int) -> keras.callbacks.Callback:
     """Ends training in the middle of an epoch (from 0)."""
+    begun: list[None] = []
 
-    class Kill(keras.callbacks.Callback):
-        epoch = 0
+    def kill() -> None:
+        if len(begun) == in_epoch + 1:
+            raise Killed
 
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            self.epoch = epoch
+    return watch(on_epoch_begin=lambda: begun.append(None), on_train_batch_end=kill)
 
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if self.epoch == in_epoch:
-                raise Killed
 
-    return Kill()
+def backup(tmp_path: Path) -> keras.callbacks.Callback:
+    return keras.callbacks.BackupAndRestore(tmp_path / "backup")
 
 
 @pytest.mark.parametrize("with_vault", [True, False])
@@ -154,57 +145,45 @@ def test_a_killed_run_goes_on_and_every_epoch_has_been_charged(
     tmp_path: Path, with_vault: bool
 ) -> None:
     def labels() -> Any:
-        return vault(store=tmp_path / "store") if with_vault else data()[1]
-
-    def backup() -> keras.callbacks.Callback:
-        return keras.callbacks.BackupAndRestore(tmp_path / "backup")
+        return vault(store=tmp_path / "store") if with_vault else codes()
 
     first = private_model()
     with pytest.raises(Killed):
-        first.fit(batches(labels()), epochs=4, verbose=0, callbacks=[backup(), killing(2)])
-    second, known = private_model(), labels()  # as a new process would
+        callbacks = [backup(tmp_path), killing(2)]
+        first.fit(batches(labels()), epochs=4, verbose=0, callbacks=callbacks)
+    second, stored = private_model(), labels()  # as a new process would
     begun: list[int] = []
-    watch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: begun.append(epoch))
-    second.fit(batches(known), epochs=4, verbose=0, callbacks=[backup(), watch])
+    count = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: begun.append(epoch))
+    second.fit(batches(stored), epochs=4, verbose=0, callbacks=[backup(tmp_path), count])
     assert begun == [2, 3]
-    assert int(second.optimizer.iterations) == 4 * 2
-    # Two epochs before, the one that was interrupted, and two after.
-    paid = dp_sgd_guarantee(SIGMA, 0.2, 5 * 2, DELTA).epsilon
-    in_weights = dp_sgd_guarantee(SIGMA, 0.2, 4 * 2, DELTA).epsilon
+    assert int(second.optimizer.iterations) == 4 * 3
+    assert second.guarantee(DELTA).epsilon == after(4)
     if with_vault:
-        assert known.guarantee().epsilon == paid
-    assert second.guarantee(DELTA).epsilon == in_weights
-    if with_vault:
+        # Two epochs before, the interrupted one, and two after.
+        assert stored.guarantee().epsilon == after(5)
         assert second.guarantee() == second.guarantee(DELTA)
-    second.fit(batches(labels()), epochs=1, verbose=0)  # what was restored is not skipped again
-    assert int(second.optimizer.iterations) == 5 * 2
+    second.fit(batches(labels()), epochs=1, verbose=0)  # restored epochs are not skipped again
+    assert int(second.optimizer.iterations) == 5 * 3
 
 
 def test_budgets_are_checked_for_the_epochs_that_are_left(tmp_path: Path) -> None:
-    def backup() -> keras.callbacks.Callback:
-        return keras.callbacks.BackupAndRestore(tmp_path / "backup")
-
-    enough_for_five = dp_sgd_guarantee(SIGMA, 0.2, 5 * 2, DELTA).epsilon * 1.001
-
-    def labels() -> ldp.PrivateLabels:
-        budget = ldp.PrivacyBudget(enough_for_five, DELTA)
-        return ldp.PrivateLabels(data()[1], K, budget=budget, store=tmp_path / "store")
+    def fit(*callbacks: Any) -> float:
+        labels = vault(epsilon=1.001 * after(5), store=tmp_path / "store")
+        callbacks = (backup(tmp_path), *callbacks)
+        private_model().fit(batches(labels), epochs=4, verbose=0, callbacks=callbacks)
+        return labels.guarantee().epsilon
 
     with pytest.raises(Killed):
-        private_model().fit(
-            batches(labels()), epochs=4, verbose=0, callbacks=[backup(), killing(2)]
-        )
-    private_model().fit(batches(labels()), epochs=4, verbose=0, callbacks=[backup()])
-    assert labels().guarantee().epsilon == pytest.approx(enough_for_five / 1.001)
+        fit(killing(2))
+    assert fit() == pytest.approx(after(5))
 
 
 def test_no_label_is_in_any_file(tmp_path: Path) -> None:
     """Labels are random numbers, of which no two follow each other anywhere else."""
     rng = np.random.default_rng(5)
     numbers = rng.uniform(1e3, 2e3, N).astype(np.float32)
-    inputs = keras.Input((D,))
-    model = LabelDPModel(inputs, keras.layers.Dense(1)(inputs))
-    model.compile(LabelDPOptimizer(keras.optimizers.Adam(0.1), 1.0, SIGMA), loss="mse")
+    model = network(units=1)
+    model.compile(optimizer(inner=keras.optimizers.Adam(0.1)), loss="mse")
     labels = ldp.PrivateLabels(numbers, low=0.0, high=4e3, budget=ldp.PrivacyBudget(20.0, DELTA))
     callbacks = [
         keras.callbacks.ModelCheckpoint(tmp_path / "model-{epoch}.keras"),
@@ -213,7 +192,7 @@ def test_no_label_is_in_any_file(tmp_path: Path) -> None:
         keras.callbacks.CSVLogger(tmp_path / "log.csv"),
     ]
     model.fit(batches(labels), epochs=2, verbose=0, callbacks=callbacks)
-    model.fit(data()[0], numbers, epochs=1, verbose=0, callbacks=callbacks[1:2])
+    model.fit(features(), numbers, epochs=1, verbose=0, callbacks=callbacks[1:2])
     model.save(tmp_path / "end.keras")
     contents = []
     for path in (path for path in tmp_path.rglob("*") if path.is_file()):
@@ -225,4 +204,4 @@ def test_no_label_is_in_any_file(tmp_path: Path) -> None:
     for dtype in ("float32", "float64"):
         pairs = [numbers[i : i + 2].astype(dtype).tobytes() for i in range(N - 1)]
         assert not any(pair in text for text in contents for pair in pairs)
-    assert not any(str(one)[:7].encode() in text for text in contents for one in numbers)
+    assert not any(str(number)[:7].encode() in text for text in contents for number in numbers)

@@ -1,9 +1,8 @@
-"""What ``LabelDPModel`` states: the epsilon of what was done, for each way to draw batches."""
+"""The statements of ``LabelDPModel``: the epsilon of its steps, for each way to draw batches."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import keras
 import numpy as np
@@ -14,10 +13,14 @@ from label_dp_cases import (
     LOSS,
     SIGMA,
     D,
+    K,
     N,
+    after,
     batches,
     codes,
     features,
+    network,
+    optimizer,
     private_model,
     unchanged,
     vault,
@@ -26,7 +29,7 @@ from label_dp_cases import (
 from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee, dp_sgd_guarantee
 from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
 from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
-from tf_labeldp.training import GaussianNoise, LabelDPModel, LabelDPOptimizer, SelfSpan
+from tf_labeldp.training import GaussianNoise, LabelDPModel, SelfSpan
 from tf_labeldp.vault import PrivateLabels
 
 NO_VAULT = "No vault tracks the uses of these labels: all of them are steps of this model."
@@ -35,7 +38,7 @@ NO_VAULT = "No vault tracks the uses of these labels: all of them are steps of t
 def same(
     found: PrivacyGuarantee, expected: PrivacyGuarantee, q: float, *, with_vault: bool = False
 ) -> bool:
-    # That of several epochs is composed, and each receipt is about its own steps.
+    # The statement composes one receipt per epoch.
     rests_on = set(found.assumptions) == {
         *dp_sgd_assumptions(q, None),
         *GaussianNoise(1.0).assumptions(),
@@ -84,34 +87,21 @@ def test_denoisers_that_reveal_the_batch_are_stated_by_passes() -> None:
     assert labels.guarantee().epsilon == model.guarantee().epsilon
 
 
-def test_of_unknown_data_nothing_is_promised() -> None:
-    model = private_model()
-    dataset = tf.data.Dataset.from_tensor_slices((features(), codes()))
-    dataset = dataset.batch(10, drop_remainder=True)
-    with pytest.raises(ValueError, match=r"poisson_batches.*allow_unaccounted=True"):
-        model.fit(dataset, verbose=0)
-    assert model.guarantee().epsilon == 0.0
-    model.fit(dataset, allow_unaccounted=True, verbose=0)
+def test_a_declared_history_counts_from_then_on() -> None:
+    plain = keras.Sequential([keras.Input((D,)), keras.layers.Dense(K)])
+    plain.compile("sgd", LOSS)
+    plain.fit(features(), codes(), verbose=0)
+    model, labels = LabelDPModel.from_model(plain), vault()  # of delta 1e-3
+    model.compile(optimizer(), loss=LOSS)
     assert model.guarantee().epsilon == math.inf
     assert model.guarantee().headline == "NOT PRIVATE: nothing is promised"
     assert model.guarantee().assumptions[0].code == "not-promised"
-    [reason, *_] = model.guarantee().assumptions
-    assert "the number of uses of each label in these data is unknown" in reason
-    model.fit(features(), codes(), verbose=0)  # known data do not mend it
-    assert model.guarantee().epsilon == math.inf
-
-
-def test_a_declared_history_counts_from_then_on() -> None:
-    model, labels = private_model(), vault()  # of delta 1e-3
-    dataset = tf.data.Dataset.from_tensor_slices((features(), codes()))
-    model.fit(dataset.batch(10, drop_remainder=True), allow_unaccounted=True, verbose=0)
     stated = model.declare("its author knows the cost", epsilon=0.5, delta=1e-4)
     assert stated == model.guarantee()
     assert (stated.epsilon, stated.delta) == (0.5, 1e-4)
     assert stated.assumptions[0] == "Declared by its author, not checked: its author knows the cost"
     model.fit(batches(labels), verbose=0)
-    steps = dp_sgd_guarantee(SIGMA, 0.1, 3, DELTA).epsilon
-    assert steps < labels.guarantee().epsilon <= steps + 0.51
+    assert after(1) < labels.guarantee().epsilon <= after(1) + 0.51
     assert model.guarantee().epsilon == labels.guarantee().epsilon
 
 
@@ -127,7 +117,7 @@ def test_a_model_compiled_anew_remembers_what_it_has_spent() -> None:
     model = private_model()
     model.fit(features(), codes(), verbose=0)
     once = model.guarantee(DELTA)
-    model.compile(LabelDPOptimizer(keras.optimizers.SGD(0.1), 1.0, SIGMA), loss=LOSS)
+    model.compile(optimizer(), loss=LOSS)
     assert model.guarantee(DELTA) == once
     model.fit(features(), codes(), verbose=0)
     assert model.guarantee(DELTA).epsilon == dp_sgd_guarantee(SIGMA, 1.0, 2, DELTA).epsilon
@@ -152,11 +142,9 @@ def test_products_that_a_gpu_rounds_are_named(
         assert any("TensorFloat-32" in text for text in found.assumptions) is named
 
 
-def rows_model(units: int, **settings: Any) -> LabelDPModel:
-    inputs = keras.Input((D,))
-    model = LabelDPModel(inputs, keras.layers.Dense(units)(inputs))
-    optimizer = LabelDPOptimizer(keras.optimizers.SGD(0.5), 1.0, SIGMA, **settings)
-    model.compile(optimizer, loss=keras.losses.BinaryCrossentropy(from_logits=True))
+def rows_model(units: int) -> LabelDPModel:
+    model = network(units=units)
+    model.compile(optimizer(), loss=keras.losses.BinaryCrossentropy(from_logits=True))
     return model
 
 
@@ -168,12 +156,9 @@ def rows_vault() -> PrivateLabels:
 def test_rows_of_labels_are_protected_as_a_whole() -> None:
     labels, model = rows_vault(), rows_model(3)
     model.fit(batches(labels), epochs=2, verbose=0)
-    found = model.guarantee()
-    assert found.epsilon == dp_sgd_guarantee(SIGMA, 0.1, 6, DELTA).epsilon
-    assert (
-        found.unit == labels.guarantee().unit == "the whole row of labels of one training example"
-    )
-    assert labels.guarantee().epsilon == found.epsilon
+    for found in (model.guarantee(), labels.guarantee()):
+        assert found.epsilon == after(2)
+        assert found.unit == "the whole row of labels of one training example"
 
 
 def test_rows_of_labels_need_an_output_each() -> None:

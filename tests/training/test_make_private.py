@@ -113,7 +113,7 @@ def test_normalisation_over_the_batch_is_replaced_with_a_warning():
     ("change", "error", "message"),
     [
         ({"labels": CLASSES}, TypeError, "must be a PrivateLabels, got ndarray"),
-        ({"labels": vault(delta=0.0)}, ValueError, "needs a delta above zero"),
+        ({"labels": vault(delta=0.0)}, ValueError, "delta above zero, got 0"),
         ({"labels": vault(epsilon=1.0)}, BudgetExceededError, "over the budget"),
         ({"batch_size": 2001}, ValueError, "batch_size must be at most"),
         ({"x": X[:5]}, ValueError, "5"),

@@ -1,4 +1,4 @@
-"""LP-MST as Algorithm 3 and appendix B of ghazi2021 say it, option by option."""
+"""LP-MST against Algorithm 3 and appendix B of ``ghazi2021``, option by option."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_each_label_is_drawn_once_for_the_stated_epsilon(kit, problem):
 
 
 def test_an_epoch_is_one_pass_in_batches_of_nearly_one_size(kit):
-    """In an order of its own, and rows stay with their labels."""
+    """The order is random, and rows stay with their labels."""
     y = np.arange(103) % kit.num_classes
     stages = kit.stages(np.arange(103.0), kit.labels(y), fractions=(1.0,), batch_size=20)
     orders = []
@@ -217,29 +217,6 @@ def test_draws_under_other_priors_are_other_draws(kit, problem):
         assert labels.guarantee().epsilon == spent
 
 
-def test_one_output_for_two_classes(kit, problem):
-    """Labels are (batch, 1), priors those of both classes, and it learns them."""
-    x, _ = problem
-    second = (x[:, 0] > np.median(x[:, 0])).astype(int)
-    labels = ldp.PrivateLabels(second, 2, budget=ldp.PrivacyBudget(3.0), insecure_seed=5)
-    stages = kit.stages(x, labels, sigmoid=True, epochs_per_stage=8)
-    for _, served in stages.dataset().take(1):
-        assert served.shape[1] == 1 and set(np.unique(served)) == {0.0, 1.0}
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    loss = keras.losses.BinaryCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.1), loss)
-    seen = {}
-    watch = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: seen.update({epoch: model.predict(x, verbose=0)})
-    )
-    kit.fit(stages, model, (watch,))
-    _, rows, priors = kit.draws[1]
-    expected = 1.0 / (1.0 + np.exp(-seen[7][rows, 0]))
-    np.testing.assert_allclose(priors, np.stack([1.0 - expected, expected], 1), atol=1e-6)
-    assert np.mean((seen[15][:, 0] > 0.0) == second) > 0.9
-
-
 def test_the_defaults_are_those_that_did_best(kit, problem):
     """benchmarks/README.md: no filter, and a temperature of one half."""
     x, y = problem
@@ -254,12 +231,12 @@ def test_the_defaults_are_those_that_did_best(kit, problem):
 # Statements.
 
 
-def test_the_model_and_its_noisy_labels_state_what_they_were_made_of(kit, problem, tmp_path):
+def test_the_model_and_its_noisy_labels_state_their_draws(kit, problem, tmp_path):
     x, y = problem
     labels = kit.labels(y, budget=ldp.PrivacyBudget(epsilon=5.0), insecure_seed=None)
     labels.release(ldp.mechanisms.HistogramMechanism(1.0, 4))  # which goes into neither
     stages, model = kit.stages(x, labels), kit.model()
-    with pytest.raises(RuntimeError, match="no model has been trained"):
+    with pytest.raises(RuntimeError, match="expected a model trained"):
         stages.guarantee()
     kit.fit(stages, model)
     noisy = stages.noisy_labels()
@@ -279,7 +256,7 @@ def test_the_model_and_its_noisy_labels_state_what_they_were_made_of(kit, proble
 
 
 def test_noisy_labels_of_all_stages_have_the_channel_of_their_priors(kit, problem):
-    """Those of the first stage as well, whose randomized response has a uniform prior."""
+    """Also in the first stage, whose randomized response has a uniform prior."""
     x, y = problem
     stages = kit.stages(x, kit.labels(y))
     kit.fit(stages, kit.model())
@@ -302,14 +279,14 @@ def test_priors_that_were_released_are_counted(kit, problem):
     kit.fit(stages, model)
     assert stages.guarantee().epsilon == stages.noisy_labels().guarantee().epsilon == 4.0
     assert labels.guarantee().epsilon == 4.0
-    # As numbers they are taken for public knowledge, and the statement says so.
+    # Numbers are assumed to be public, and the statement names the assumption.
     stages = kit.stages(x, kit.labels(y), priors=np.asarray(counts.priors()))
     kit.fit(stages, kit.model())
     assert stages.guarantee().epsilon == 3.0
-    assert "public-inputs" in {one.code for one in stages.guarantee().assumptions}
+    assert "public-inputs" in {line.code for line in stages.guarantee().assumptions}
 
 
-def test_a_model_that_was_trained_in_the_clear_needs_a_word(kit, problem):
+def test_training_in_the_clear_needs_a_declaration_or_promises_nothing(kit, problem):
     x, y = problem
     model, labels = kit.model(), kit.labels(y)
     model.fit(x, np.eye(4)[y], verbose=0)
@@ -318,17 +295,10 @@ def test_a_model_that_was_trained_in_the_clear_needs_a_word(kit, problem):
     assert stages.guarantee().headline == "NOT PRIVATE: nothing is promised"
     assert "steps that no receipt covers" in stages.guarantee().assumptions[0]
     assert labels.guarantee().epsilon == 3.0
-    said = ldp.declare(model, "those labels were public")
-    assert said == stages.guarantee()
-    assert said.epsilon == 3.0
-    assert "Declared by its author, not checked: those labels were public" in said.assumptions
-
-
-def test_training_in_the_clear_after_the_stages_needs_a_word_too(kit, problem):
-    x, y = problem
-    model = kit.model()
-    stages = kit.stages(x, kit.labels(y))
-    kit.fit(stages, model)
-    assert stages.guarantee().epsilon == 3.0
+    declared = ldp.declare(model, "those labels were public")
+    assert declared == stages.guarantee()
+    assert declared.epsilon == 3.0
+    assert "Declared by its author, not checked: those labels were public" in declared.assumptions
+    # After the stages, too.
     model.fit(x, np.eye(4)[y], verbose=0)
     assert stages.guarantee().epsilon == np.inf

@@ -1,4 +1,4 @@
-"""Noise and denoisers of somebody else's: what is made of them, and what is said of it."""
+"""Noise and denoisers of other authors: how they are used, charged and stated."""
 
 from __future__ import annotations
 
@@ -23,14 +23,12 @@ from tf_labeldp.training import (
     VertexLosses,
 )
 
-CLAIM = (
-    "{} adds noise of the event that its dp_event names: its author's claim, not this library's."
-)
+CLAIM = "{} adds the noise of its dp_event: its author's claim, not this library's."
 NO_EVENT = "Nothing is promised: {} states no cost of its steps (its dp_event is None)."
 
 
 class Silent(NoiseMechanism):
-    """The least that noise has to have; it says nothing of what it costs."""
+    """Noise with the required method alone, and no stated cost."""
 
     def __init__(self, noise_multiplier: float) -> None:
         self.noise_multiplier = noise_multiplier
@@ -41,7 +39,7 @@ class Silent(NoiseMechanism):
 
 
 class Stated(Silent):
-    """Says what it costs."""
+    """Noise with a stated cost."""
 
     def dp_event(self, sampling_probability: float, steps: int) -> Any:
         return dp_sgd_event(self.noise_multiplier, sampling_probability, steps)
@@ -51,11 +49,11 @@ class Stated(Silent):
 
 
 class Derived(GaussianNoise):
-    """Inherits the event, and might do anything."""
+    """Inherits the event, whatever it adds."""
 
 
 class Correlated(Stated):
-    """Has a state: the noise of the step before."""
+    """Has a state: the noise of the previous step."""
 
     def initial_state(self, shapes: Any) -> Any:
         return [tf.zeros(shape) for shape in shapes]
@@ -77,7 +75,7 @@ def trained(noise: NoiseMechanism, labels: Any, epochs: int = 2) -> LabelDPModel
 
 
 @pytest.mark.holds("training.NoiseMechanism")
-def test_noise_that_says_nothing_promises_nothing() -> None:
+def test_noise_without_a_stated_cost_promises_nothing() -> None:
     model = trained(Silent(SIGMA), codes())
     found = model.guarantee(DELTA)
     assert not found.is_private
@@ -87,10 +85,10 @@ def test_noise_that_says_nothing_promises_nothing() -> None:
     assert model.guarantee(DELTA).epsilon == np.inf
 
 
-def test_no_vault_pays_for_noise_that_says_nothing() -> None:
+def test_no_vault_pays_for_noise_without_a_stated_cost() -> None:
     labels, model = vault_of(), private_model(None, noise=Silent(SIGMA))
     before = model.get_weights()
-    with pytest.raises(ValueError, match="no statement can be made about Silent, so the vault"):
+    with pytest.raises(ValueError, match="expected noise with a known cost, got Silent"):
         model.fit(batches(labels), verbose=0)
     assert unchanged(model, before)
     assert labels.guarantee().epsilon == 0.0
@@ -128,7 +126,7 @@ def test_the_claim_stays_with_the_weights(tmp_path: Path, forget: Any) -> None:
     assert weights.guarantee().epsilon == dp_sgd_guarantee(SIGMA, 0.1, 9, DELTA).epsilon
 
 
-def test_an_event_that_costs_more_is_charged_as_it_says() -> None:
+def test_an_event_that_costs_more_is_charged_in_full() -> None:
     class Twice(Stated):
         def dp_event(self, sampling_probability: float, steps: int) -> Any:
             return super().dp_event(sampling_probability, 2 * steps)
@@ -144,7 +142,7 @@ def test_an_event_that_costs_more_is_charged_as_it_says() -> None:
     assert len(history.history["epsilon"]) == 2
 
 
-def test_noise_that_turns_out_to_be_seeded_is_said_to_be() -> None:
+def test_noise_that_turns_out_to_be_seeded_is_stated_so() -> None:
     class Late(Stated):
         def add_noise(self, clipped_sum: Any, l2_norm_clip: float, state: Any) -> Any:
             self.seeded = True
@@ -188,26 +186,21 @@ class Averaged(Denoiser):
         return mean, mean, {}
 
 
-@pytest.mark.parametrize("on", ["poisson", "dataset"])
-def test_a_denoiser_that_needs_no_examples_is_asked(on: str) -> None:
-    """So that none that is given is left out without a word."""
+@pytest.mark.parametrize("data", [(batches(codes()),), (features(), codes())])
+def test_a_denoiser_that_needs_no_examples_is_used(data: Any) -> None:
     model = private_model(noise_multiplier=1e-9, denoiser=Scaled(0.0))
     before = model.get_weights()
-    data: Any = batches(codes())
-    if on == "dataset":
-        data = tf.data.Dataset.from_tensor_slices((features(), codes()))
-        data = data.batch(20, drop_remainder=True)
-    history = model.fit(data, allow_unaccounted=on == "dataset", verbose=0).history
+    history = model.fit(*data, verbose=0).history
     assert unchanged(model, before)
     assert history["factor"] == [7.0]
 
 
-def test_it_costs_nothing() -> None:
+def test_a_denoiser_costs_nothing() -> None:
     labels = vault_of()
     model = private_model(denoiser=Averaged())
     model.fit(batches(labels), epochs=2, verbose=0)
     assert labels.guarantee().epsilon == dp_sgd_guarantee(SIGMA, 0.1, 6, DELTA).epsilon
-    # It has seen nothing that is not private: nothing rests on what its author says.
+    # It has private inputs alone, so nothing rests on a claim of its author.
     assert not any("claim" in text for text in model.guarantee().assumptions)
 
 

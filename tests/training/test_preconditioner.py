@@ -1,4 +1,4 @@
-"""Clipping and noise in coordinates of the curvature: same guarantee, no label looked at."""
+"""Clipping and noise in coordinates of the curvature: the same guarantee, without labels."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def private_model(**settings: Any) -> LabelDPModel:
 
 
 def coordinates_of(model: LabelDPModel) -> Any:
-    """Those of the last step, of a model of dense layers."""
+    """The coordinates of the last step, for a model of dense layers."""
     averages = tf.nest.map_structure(tf.convert_to_tensor, model.optimizer._curvature)
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
     return model.optimizer.preconditioner._whitening(averages, shapes, [False] * len(shapes))
@@ -222,7 +222,7 @@ def test_bad_input() -> None:
         GaussNewton(power=0.5)
     with pytest.raises(ValueError, match="momentum"):
         GaussNewton(momentum=1.0)
-    with pytest.raises(ValueError, match="AltConv were both given"):
+    with pytest.raises(ValueError, match="both a preconditioner and AltConv"):
         LabelDPOptimizer("sgd", 1.0, 1.0, AltConv(8), preconditioner="gauss_newton")
     with pytest.raises(TypeError, match="preconditioner must be"):
         LabelDPOptimizer("sgd", 1.0, 1.0, preconditioner="newton")

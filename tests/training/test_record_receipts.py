@@ -52,17 +52,17 @@ def stated(artefact: Any) -> float:
 
 
 def codes(artefact: Any) -> set[str]:
-    return {one.code for one in ldp.guarantee(artefact).assumptions}
+    return {line.code for line in ldp.guarantee(artefact).assumptions}
 
 
 def promises_nothing(artefact: Any) -> bool:
-    """The statement promises nothing, and names the two ways that mend it."""
+    """Whether the statement promises nothing, and names the two remedies."""
     text = str(ldp.guarantee(artefact))
     mends = "tf_labeldp.fit(model, x, noisy)" in text and "RecordReceipts(noisy)" in text
     return math.isinf(stated(artefact)) and mends and "declare(model" in text
 
 
-# --- What is promised ----------------------------------------------------------------------------
+# --- Statements ----------------------------------------------------------------------------------
 
 
 @pytest.mark.holds("training.fit", "vault.guarantee")
@@ -118,8 +118,8 @@ def test_receipts_of_the_model_and_of_x_are_added() -> None:
     ldp.fit(model, PublicInput(X, first.receipts), second, verbose=0)
     together = compose_receipts(merge_receipts(steps, first.receipts, second.receipts))
     assert stated(model) == together.epsilon == labels.guarantee().epsilon > 3.0
-    found = {one.id for one in public_input(model).receipts}
-    assert found == {one.id for one in (*steps, *first.receipts, *second.receipts)}
+    found = {receipt.id for receipt in public_input(model).receipts}
+    assert found == {receipt.id for receipt in (*steps, *first.receipts, *second.receipts)}
 
 
 def test_a_draw_counts_once_however_often_it_is_used() -> None:
@@ -135,23 +135,19 @@ def test_sample_weights_follow_their_rows() -> None:
     """Rows without a weight teach nothing, also where the draw is of a few."""
     weights = np.zeros(N, np.float32)
     weights[::2] = 1.0
-    for noisy, given in (
-        (drawn(), weights),
-        (drawn(indices=np.arange(1, N, 2)), weights),
-        (drawn(indices=np.arange(0, N, 2)), weights),
-    ):
-        model, some = plain(), bool(given[noisy.indices].any())
+    for indices in (np.arange(N), np.arange(1, N, 2), np.arange(0, N, 2)):
+        model, noisy = plain(), drawn(indices=indices)
         before = model.get_weights()
-        ldp.fit(model, X, noisy, sample_weight=given, verbose=0)
+        ldp.fit(model, X, noisy, sample_weight=weights, verbose=0)
         pairs = zip(before, model.get_weights(), strict=True)
-        assert some == any(np.any(old != new) for old, new in pairs)
+        assert any(np.any(old != new) for old, new in pairs) == bool(weights[indices].any())
         assert stated(model) == 2.0
     with pytest.raises(ValueError, match="a row for each"):
         ldp.fit(plain(), X, drawn(), sample_weight=weights[:-1], verbose=0)
 
 
 def test_averages_of_an_optimizer_are_known(tmp_path: Path) -> None:
-    """Those of `use_ema`, which are the weights when the training ends."""
+    """The averages of `use_ema` become the weights when the training ends."""
     noisy = drawn()
     average = keras.optimizers.SGD(0.5, use_ema=True, ema_overwrite_frequency=None)
     model = plain(optimizer=average)
@@ -199,7 +195,7 @@ def test_the_callback_assumes_that_the_labels_are_of_the_draw(how: str) -> None:
     data = DATA[how](noisy.to_dataset(X, "posterior"))
     model.fit(data, epochs=2, callbacks=[ldp.RecordReceipts(noisy)], verbose=0)
     assert stated(model) == 2.0 and BY_HAND in codes(model)
-    [assumption] = [one for one in ldp.guarantee(model).assumptions if one.code == BY_HAND]
+    [assumption] = [a for a in ldp.guarantee(model).assumptions if a.code == BY_HAND]
     assert assumption == "The labels of this fit are those of this draw."
     assert assumption.who == "trainer"
     # What was recorded stays, and a fit that makes its targets itself adds no assumption.
@@ -324,8 +320,8 @@ def changed(path: Path, change: Any) -> int:
 def edited(content: bytes) -> bytes:
     """Halves the epsilon of each receipt."""
     data = json.loads(zlib.decompress(content))
-    for one in data["receipts"]:
-        one["charge"]["epsilon"] = one["charge"]["epsilon"] / 2
+    for receipt in data["receipts"]:
+        receipt["charge"]["epsilon"] = receipt["charge"]["epsilon"] / 2
     return zlib.compress(json.dumps(data).encode())
 
 
@@ -368,7 +364,7 @@ def uncompiled() -> keras.Model:
 
 
 def of_a_part() -> ldp.NoisyLabels:
-    """Of the second part of a vault, which numbers its own examples."""
+    """Noisy labels of a vault's second part, whose indices count the part's examples."""
     return drawn(labels=vault().split(np.arange(N // 2, N))[1])
 
 
@@ -402,29 +398,24 @@ def test_bad_input_is_refused_before_a_step(name: str) -> None:
     assert stated(model) == 0.0
 
 
-BAD_TARGETS = {
-    "rows for codes": (plain, CODES, "posterior", "loss of rows.*targets='values'"),
-    "codes for rows": (plain, ROWS, "values", "loss of class codes.*targets='posterior'"),
-    "others": (plain, ROWS, "likely", "targets must be one of"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_TARGETS)
-def test_targets_that_the_loss_cant_take(name: str) -> None:
-    make, loss, targets, message = BAD_TARGETS[name]
+@pytest.mark.parametrize(
+    ("make", "targets", "message"),
+    [
+        (lambda: plain(CODES), "posterior", "loss of rows.*targets='values'"),
+        (lambda: plain(ROWS), "values", "loss of class codes.*targets='posterior'"),
+        (lambda: plain(ROWS), "likely", "targets must be one of"),
+        (uncompiled, "posterior", r"expected a compiled model.*Call model\.compile"),
+    ],
+)
+def test_targets_that_the_loss_cant_take(make: Any, targets: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ldp.fit(make(loss), X, drawn(), targets=targets, verbose=0)
+        ldp.fit(make(), X, drawn(), targets=targets, verbose=0)
 
 
-def test_a_model_that_was_not_compiled() -> None:
-    with pytest.raises(ValueError, match=r"expected a compiled model.*Call model\.compile"):
-        ldp.fit(uncompiled(), X, drawn())
-
-
-@pytest.mark.parametrize("given", [(), (X,), (without_receipts(),)])
-def test_a_callback_with_nothing_to_record(given: Any) -> None:
+@pytest.mark.parametrize("sources", [(), (X,), (without_receipts(),)])
+def test_a_callback_with_nothing_to_record(sources: Any) -> None:
     with pytest.raises(ValueError, match=r"noisy labels with receipts, got none.*randomize"):
-        ldp.RecordReceipts(*given)
+        ldp.RecordReceipts(*sources)
 
 
 def test_labels_of_a_part_are_fitted_with_the_rows_of_the_part() -> None:
@@ -433,9 +424,6 @@ def test_labels_of_a_part_are_fitted_with_the_rows_of_the_part() -> None:
         model = plain()
         ldp.fit(model, X[part.indices], drawn(labels=part), verbose=0)
         assert stated(model) == 2.0
-
-
-# --- Noisy labels in other hands -----------------------------------------------------------------
 
 
 def test_keras_is_refused_and_the_error_shows_both_ways() -> None:

@@ -21,7 +21,7 @@ import tf_labeldp as ldp
 
 
 def train(folder: Path, kill: str = "never", store: bool = True) -> dict[str, Any]:
-    """Trains two stages of three epochs; ``kill`` says where the process ends."""
+    """Trains two stages of three epochs; the process ends at ``kill``."""
     rng = np.random.default_rng(0)
     y = np.arange(240) % 4
     x = (np.eye(4)[y] + 0.3 * rng.normal(size=(240, 4))).astype("float32")
@@ -147,8 +147,8 @@ def test_killed_in_stage_two_and_started_again(tmp_path, killed_runs, kill, epoc
 
 
 def test_killed_in_stage_one_without_a_store(killed_runs):
-    """The second run would draw the labels of stage 1 again, and so spend twice what it says."""
-    with pytest.raises(RuntimeError, match="would be drawn, and spent, a second time"):
+    """The second run would draw the labels of stage 1 again, and spend twice the stated epsilon."""
+    with pytest.raises(RuntimeError, match="would be drawn, and charged, a second time"):
         train(killed_runs / NO_STORE, store=False)
 
 

@@ -1,4 +1,4 @@
-"""Privacy of users: all of a user's examples are clipped as one, sampled as one, and stated so."""
+"""Privacy of users: their examples are clipped together, sampled together, and stated so."""
 
 from __future__ import annotations
 
@@ -71,13 +71,10 @@ def test_a_step_is_the_sum_of_clipped_user_gradients_over_the_expected_users() -
         rows = slice(first, first + LIMIT)
         if weights[rows].any():
             assert weights[rows].all()  # all of a user's rows, or none
-            one = user_gradient(model, x[rows], y[rows])
-            assert np.linalg.norm(one) <= CLIP * (1 + 1e-6)
-            total += one
-    stop = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda *_, **__: setattr(model, "stop_training", True)
-    )
-    model.fit(batches(data()[1], insecure_seed=8), callbacks=[stop], verbose=0)
+            gradient = user_gradient(model, x[rows], y[rows])
+            assert np.linalg.norm(gradient) <= CLIP * (1 + 1e-6)
+            total += gradient
+    model.fit(batches(data()[1], insecure_seed=8), callbacks=[_StopAfterOne()], verbose=0)
     assert int(model.optimizer.iterations) == 1
     found = np.concatenate([w.ravel() for w in model.get_weights()])
     expected_users = 0.5 * 12
@@ -115,7 +112,7 @@ def test_the_statement_is_for_users(with_vault: bool) -> None:
     expected = dp_sgd_guarantee(SIGMA, 0.5, 2 * STEPS, DELTA, privacy_unit="user")
     found = model.guarantee(DELTA)
     assert (found.epsilon, found.unit) == (expected.epsilon, "all labels of one user")
-    if with_vault:  # which counts by label, which is implied
+    if with_vault:  # which counts by label
         assert labels.guarantee().epsilon == found.epsilon
 
 
@@ -123,7 +120,7 @@ def test_releases_by_label_are_not_stated_by_user() -> None:
     model, labels = private_model(), vault()
     labels.randomize(RandomizedResponse(epsilon=1.0, num_classes=K))
     model.fit(batches(labels), verbose=0)
-    # The vault has paid for both; the model was made of the steps alone.
+    # The vault has paid for both; the weights come from the steps alone.
     found, alone = labels.guarantee(), model.guarantee()
     assert found.unit == "the label of one training example"
     expected = dp_sgd_guarantee(SIGMA, 0.5, STEPS, DELTA, privacy_unit="user")
@@ -136,8 +133,8 @@ def test_releases_by_label_are_not_stated_by_user() -> None:
 def test_steps_by_example_are_not_stated_by_user() -> None:
     model, (x, y) = private_model(), data()
     by_example = poisson_batches(x, y, sampling_probability=0.5, steps=STEPS)
-    for one in (batches(y), by_example):
-        model.fit(one, verbose=0)
+    for sampled in (batches(y), by_example):
+        model.fit(sampled, verbose=0)
     found = model.guarantee(DELTA)
     assert found.unit == "the label of one training example"
     assert found.epsilon == dp_sgd_guarantee(SIGMA, 0.5, 2 * STEPS, DELTA).epsilon
@@ -149,8 +146,3 @@ def test_users_with_a_denoiser_that_reveals_the_batch_are_counted_by_passes() ->
     expected = dp_sgd_guarantee(SIGMA, 1.0, 1, DELTA, privacy_unit="user")
     assert model.guarantee().epsilon == expected.epsilon
     assert model.guarantee().unit == "all labels of one user"
-
-
-def test_microbatches_of_users_are_refused() -> None:
-    with pytest.raises(ValueError, match="num_microbatches can't be used with users"):
-        private_model(num_microbatches=4).fit(batches(data()[1]), verbose=0)

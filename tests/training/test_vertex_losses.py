@@ -65,7 +65,7 @@ def test_losses_of_classes(loss: Any, spec: Any, activation: str | None) -> None
     values = vertices.losses()
     assert values.shape == (N, K)
     np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
-    # What is said to save evaluations is only said where it is true.
+    # Plain cross-entropy alone saves evaluations.
     plain = bool(getattr(loss, "from_logits", False)) and not getattr(loss, "label_smoothing", 0.0)
     assert vertices.cross_entropy is plain
     if plain:

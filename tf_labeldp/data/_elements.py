@@ -19,13 +19,18 @@ import tensorflow as tf
 from tf_labeldp._progress import Progress
 
 _READ_AT_A_TIME = 4096
+"""Elements per batch when labels are read: few calls, little memory."""
 _ELEMENTS_COMPARED = 256
+"""Elements that two passes are compared on: enough to see a shuffle, and soon read."""
 _BLOCK = 64
+"""Elements per block, at most."""
 _BLOCK_BYTES = 4 << 20
+"""Bytes per block, at most."""
 _SMALLEST_BLOCK = 4
-"""Below this, elements are so large that copying them costs more than the map."""
+"""Elements per block, at least: copying larger elements costs more than an element-wise map."""
 
-# Without it tf.data makes even a map that only picks components parallel, at 15 us per element.
+# Without this setting tf.data runs even a map that only picks components in parallel, at 15 us per
+# element. TensorFlow 2.16 does not have it.
 _SYNCHRONOUS: dict[str, Any] = (
     {"synchronous": True}
     if "synchronous" in inspect.signature(tf.data.Dataset.map).parameters
@@ -34,8 +39,8 @@ _SYNCHRONOUS: dict[str, Any] = (
 
 _UNKNOWN_ID = (
     "randomize_labels met an example whose id was not there when the transform was applied: it has "
-    "no noisy label, and its true label is not shown. Apply a new transform to the dataset that "
-    "holds all examples, and take subsets after it."
+    "no noisy label, and its true label is withheld. Apply a new transform to the dataset of all "
+    "examples, and take subsets after it."
 )
 
 
@@ -47,22 +52,18 @@ class LabelSlot:
 
     @classmethod
     def of(cls, element_spec: Any, label_key: str) -> LabelSlot:
-        """Returns the slot of pairs, triples and dicts; raises for other elements."""
         if isinstance(element_spec, Mapping):
             if label_key in element_spec:
                 return cls(label_key)
             raise ValueError(
-                f"the dataset's elements have no key {label_key!r}; their keys are "
+                f"expected elements with the key {label_key!r}, got the keys "
                 f"{sorted(map(str, element_spec))}. Name the label's key with label_key=."
             )
         if isinstance(element_spec, tuple) and len(element_spec) in (2, 3):
             return cls(None)
-        kind = f"a single {type(element_spec).__name__.removesuffix('Spec').lower()}"
-        if isinstance(element_spec, tuple):
-            kind = f"a tuple of {len(element_spec)}"
         raise ValueError(
-            "the dataset is unlabelled: expected elements (x, y), (x, y, sample_weight) or a dict "
-            f"with a label, got {kind}. Zip features and labels: tf.data.Dataset.zip((x, y))."
+            "expected elements (x, y), (x, y, sample_weight) or a dict with a label, got "
+            f"{element_spec}. Zip features and labels: tf.data.Dataset.zip((x, y))."
         )
 
     def label(self, element: Any) -> Any:
@@ -80,42 +81,32 @@ class LabelSlot:
             replaced = copy.copy(element)
             replaced[self.key] = label
             return replaced
-        make = getattr(type(element), "_make", tuple)  # a named tuple stays one
+        make = getattr(type(element), "_make", tuple)  # keeps a named tuple
         return make((element[0], label, *element[2:]))
 
 
 def check_label_spec(spec: Any, num_classes: int | None) -> tf.DType:
     """Returns the dtype of a scalar label: an integer class, or a float if there are no classes."""
-    if not isinstance(spec, tf.TensorSpec):
-        raise TypeError(
-            f"the label must be a dense tensor, got {type(spec).__name__}. Make it a scalar first."
+    if not isinstance(spec, tf.TensorSpec) or spec.shape.rank != 0:
+        raise ValueError(
+            f"expected a scalar label, got {spec}. Call .unbatch() if the dataset is batched, and "
+            "turn one-hot labels into indices with tf.argmax."
         )
-    if spec.shape.rank != 0:
-        hint = (
-            "The dataset looks already batched: call .unbatch() first; turn one-hot labels into "
-            "indices with tf.argmax."
-        )
-        if spec.shape.rank is None:
-            hint = "Set it with label.set_shape(()), or output_signature in from_generator."
-        elif spec.shape == (1,):
-            hint = "Squeeze it with .map(lambda x, y: (x, y[0])), or .unbatch() batches of one."
-        raise ValueError(f"the label must be a scalar, got shape {spec.shape}. {hint}")
     if num_classes is None:
         if spec.dtype not in (tf.float32, tf.float64):
             raise TypeError(
-                f"the label has dtype {spec.dtype.name}, but noisy numbers are float32 or float64. "
-                "Cast it first: tf.cast(label, tf.float32)."
+                f"expected labels of dtype float32 or float64, got {spec.dtype.name}. Cast them "
+                "first: tf.cast(label, tf.float32)."
             )
-        return spec.dtype
-    if not spec.dtype.is_integer:
+    elif not spec.dtype.is_integer:
         raise TypeError(
-            f"the label has dtype {spec.dtype.name}, an integer 0..{num_classes - 1} is expected. "
-            "Cast whole numbers with tf.cast(label, tf.int64); number names from zero."
+            f"expected integer labels 0..{num_classes - 1}, got dtype {spec.dtype.name}. Cast "
+            "whole numbers with tf.cast(label, tf.int64); number names from zero."
         )
-    if num_classes - 1 > spec.dtype.max:
+    elif num_classes - 1 > spec.dtype.max:
         raise ValueError(
-            f"the label's dtype {spec.dtype.name} holds at most {spec.dtype.max}, but a noisy "
-            f"label may be {num_classes - 1}. Cast the labels to tf.int64 first."
+            f"expected a dtype that holds the noisy label {num_classes - 1}, got "
+            f"{spec.dtype.name}. Cast the labels to tf.int64 first."
         )
     return spec.dtype
 
@@ -128,7 +119,7 @@ def read_labels(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Returns the labels (n,) and ids (n,) or None, in the order of the source."""
 
-    def pick(*parts: Any) -> Any:
+    def label_and_id(*parts: Any) -> Any:
         element = parts[0] if len(parts) == 1 else parts  # tf.data spreads plain tuples alone
         ids = () if id_of is None else (id_of(slot.features(element)),)
         return (slot.label(element), *ids)
@@ -136,23 +127,21 @@ def read_labels(
     blocks = []
     total = int(source.cardinality())
     progress = Progress("randomize_labels, reading labels", total if total > 0 else None)
-    for block in source.map(pick).batch(_READ_AT_A_TIME).as_numpy_iterator():
+    for block in source.map(label_and_id).batch(_READ_AT_A_TIME).as_numpy_iterator():
         blocks.append(block)
         if verbose:
             progress.advance(block[0].size)
     progress.close()
     if not blocks:
-        raise ValueError(
-            "the dataset is empty: it has no labels to randomize. Check its files and filters."
-        )
+        raise ValueError("expected a dataset with labels, got an empty one. Check its filters.")
     labels, *ids = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
     if not ids:
         return labels, None
     repeated = labels.size - np.unique(ids[0]).size
     if repeated:
         raise ValueError(
-            f"id_fn gave {repeated} of {labels.size} examples an id that another has too. Each "
-            "example needs an id of its own; apply randomize_labels before .repeat()."
+            f"expected another id for each example, got {repeated} of {labels.size} that repeat. "
+            "Mend id_fn, and apply randomize_labels before .repeat()."
         )
     return labels, ids[0]
 
@@ -163,8 +152,8 @@ def checked_id_fn(id_fn: Callable[[Any], Any]) -> Callable[[Any], tf.Tensor]:
         is_text = example_id.dtype == tf.string
         if not (is_text or example_id.dtype.is_integer) or example_id.shape.rank != 0:
             raise TypeError(
-                "id_fn must map the features of one example to a scalar integer or string "
-                f"tensor, got dtype {example_id.dtype.name} and shape {example_id.shape}."
+                "expected a scalar integer or string from id_fn, got dtype "
+                f"{example_id.dtype.name} and shape {example_id.shape}."
             )
         return example_id if is_text else tf.cast(example_id, tf.int64)
 
@@ -172,16 +161,16 @@ def checked_id_fn(id_fn: Callable[[Any], Any]) -> Callable[[Any], tf.Tensor]:
 
 
 def check_no_repeat(source: tf.data.Dataset) -> None:
-    """Raises if the source repeats its elements: each copy would get a draw of its own."""
+    """Raises if the source repeats its elements: a label would be drawn once per copy."""
     waiting = [source]
     while waiting:
         dataset = waiting.pop()
         if type(dataset).__name__ == "_RepeatDataset":
             raise ValueError(
-                "the dataset repeats its elements, and each copy of a label would be drawn, and "
-                "spend epsilon, again. Apply randomize_labels before .repeat()."
+                "expected each label once, got a dataset that repeats them: each copy would be "
+                "drawn, and spend epsilon, again. Apply randomize_labels before .repeat()."
             )
-        inputs = getattr(dataset, "_inputs", None)  # how tf.data walks a pipeline itself
+        inputs = getattr(dataset, "_inputs", None)  # tf.data walks a pipeline by it
         waiting.extend(inputs() if callable(inputs) else [])
 
 
@@ -196,12 +185,11 @@ def check_order(source: tf.data.Dataset, slot: LabelSlot) -> None:
                 digest.update(tf.io.serialize_tensor(tensor).numpy())
         return digest.digest()
 
-    unordered = source.options().deterministic is False
-    if unordered or digest_of_start() != digest_of_start():
+    if source.options().deterministic is False or digest_of_start() != digest_of_start():
         raise ValueError(
-            "the dataset gives other features, or in another order, each time it is iterated. "
-            "Apply randomize_labels before .shuffle() and random augmentation, or pass id_fn="
-            + (", or set options.deterministic to True." if unordered else ".")
+            "expected the same elements in the same order in each pass, got others. Apply "
+            "randomize_labels before .shuffle() and random augmentation, set options.deterministic "
+            "to True, or give id_fn=."
         )
 
 
@@ -212,15 +200,15 @@ def replace_labels(
     id_of: Callable[[Any], tf.Tensor] | None,
     ids: np.ndarray | None,
 ) -> tf.data.Dataset:
-    """Returns ``source`` with the label of its i-th element, or of ``ids[i]``, as ``labels[i]``.
+    """Returns ``source`` with ``labels[i]`` for its i-th element, or for the element ``ids[i]``.
 
     Iterating raises ``FailedPreconditionError`` without ids at more or fewer elements than labels,
     and ``InvalidArgumentError`` at an id that is not among the distinct ``ids``.
     """
-    size = block_size(source.element_spec)
+    size = _block_size(source.element_spec)
     noisy, last = tf.constant(labels), len(labels) - 1
     if ids is not None:
-        # The table has places and not labels: any number may be a noisy label, so none is free.
+        # The table has places, not labels: a label may be any number, so none is free for "none".
         keys = tf.constant(ids if ids.dtype != object else ids.tolist())
         places = tf.lookup.KeyValueTensorInitializer(keys, tf.range(last + 1, dtype=tf.int64))
         table = tf.lookup.StaticHashTable(places, default_value=-1)
@@ -228,8 +216,8 @@ def replace_labels(
     def replace(elements: Any, start: tf.Tensor) -> Any:
         if id_of is not None:
             features = slot.features(elements)
-            ids_of_block = id_of(features) if size == 1 else tf.vectorized_map(id_of, features)
-            place = table.lookup(ids_of_block)
+            block_ids = id_of(features) if size == 1 else tf.vectorized_map(id_of, features)
+            place = table.lookup(block_ids)
         else:
             place = start
             if size > 1:
@@ -254,14 +242,12 @@ def replace_labels(
     return replaced
 
 
-def block_size(element_spec: Any) -> int:
-    """Returns how many elements are handled at a time: 1 for those that cannot be batched."""
-    size = 0
+def _block_size(element_spec: Any) -> int:
+    """Returns the number of elements per block: 1 for those that cannot be batched."""
+    size = 1
     for spec in tf.nest.flatten(element_spec):
         if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined():
             return 1
-        if spec.dtype in (tf.variant, tf.resource):
-            return 1
-        size += spec.shape.num_elements() * max(spec.dtype.size, 1)
-    block = min(_BLOCK, _BLOCK_BYTES // max(size, 1))
+        size += spec.shape.num_elements() * spec.dtype.size
+    block = min(_BLOCK, _BLOCK_BYTES // size)
     return block if block >= _SMALLEST_BLOCK else 1

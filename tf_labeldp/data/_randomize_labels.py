@@ -30,8 +30,8 @@ from tf_labeldp.data._elements import (
     read_labels,
     replace_labels,
 )
-from tf_labeldp.mechanisms import ALIBI, PeerToPeerRandomizedResponse, Priors
-from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, checked_mechanism
+from tf_labeldp.mechanisms import ALIBI, PeerToPeerRandomizedResponse
+from tf_labeldp.mechanisms.base import LabelMechanism, checked_mechanism
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
 from tf_labeldp.vault.private_labels import Randomizer
 from tf_labeldp.vault.store import budget_for_store
@@ -66,45 +66,43 @@ def randomize_labels(
     """Returns a transform for ``dataset.apply`` that replaces each true label by a noisy one.
 
     ``apply`` reads the labels in one pass into a ``PrivateLabels`` vault, draws one noisy label per
-    example, and returns a dataset with those. Every epoch, shuffle, batch, shard, repeat, cache or
-    prefetch that follows has the same draw; a ``map`` that draws noise would spend epsilon again in
-    each epoch.
+    example, and returns a dataset with the noisy labels. Every later epoch, shuffle, batch, shard,
+    repeat, cache or prefetch has the same draw; a ``map`` that draws noise would spend epsilon
+    again in each epoch.
+
+    Examples are identified by their place in the source, which must give the same elements in the
+    same order each time, or by ``id_fn``. Apply the transform directly to the source, before maps
+    that decode or augment. A transform is for one dataset.
 
     Guarantee:
         The dataset that ``apply`` returns is (epsilon, delta)-label-DP under replacement of one
         label, with the mechanism's epsilon and delta, however often it is iterated. It rests on the
         vault's assumptions (``guarantee().assumptions``), and on features, sample weights, ids and
-        order that were made without the labels: drop columns that reveal the label, such as a
-        coarser class, first. The returned elements do not contain the true label; an example that
-        has no noisy label raises. The source dataset still has the true labels: train on the
-        returned one.
-
-    Examples are identified by their place in the source, which must then give the same elements in
-    the same order each time, or by ``id_fn``. Apply the transform directly on the source, before
-    maps that decode or augment. A transform is for one dataset.
+        order that were made without the labels: first drop columns that reveal the label, such as a
+        coarser class. The returned elements do not contain the true label; an example that has no
+        noisy label raises. The source dataset still has the true labels: train on the returned one.
 
     Args:
-        mechanism: as for ``PrivateLabels.randomize``, except ``PeerToPeerRandomizedResponse``, in
-            which not everybody reports, and ``HeadPriorRandomizer``, which needs the features in
-            memory. Labels are integers 0..K-1 with its K; or, for numbers, floats in its range
-            (clip them to it in a ``map`` before). With ``ALIBI`` the label of an element becomes a
-            row ``float32`` (K,).
+        mechanism: as for ``PrivateLabels.randomize``, except ``PeerToPeerRandomizedResponse``,
+            which draws for some examples alone, and ``HeadPriorRandomizer``, which needs the
+            features in memory. Labels are integers 0..K-1 or, for numbers, floats in the range
+            (clip them in a ``map`` before). ``ALIBI`` turns labels into rows ``float32`` (K,).
         label_key: key of the label, for elements that are dicts (as TFDS gives them). Elements
             ``(x, y)`` and ``(x, y, sample_weight)`` have it in second place.
         id_fn: maps the features of one element, x of a tuple or the dict without its label, to a
             scalar integer or string tensor that no other example has. Needed for sources whose
             order varies (shuffled, read in parallel), and for pipelines that distribute files among
-            workers. Make it of TensorFlow operations: ``tf.vectorized_map`` calls it.
+            workers. Write it in TensorFlow operations: ``tf.vectorized_map`` calls it.
         priors: probabilities for mechanisms that use them: (K,), or (n, K) in the order of the
             source (not with ``id_fn``).
         clusters: the cluster of each example, integers (n,) in the order of the source (not with
             ``id_fn``), for ``ClusterRandomizedResponse``.
         low: the smallest label, public, for ``LabelRandomizer``.
         high: the largest label, public, for ``LabelRandomizer``.
-        budget: the most that may be spent on one label; None for that of the store, or for the cost
+        budget: the most that may be spent on one label. None takes the store's budget, or the cost
             of the mechanism.
-        store: folder that keeps the draw, so that a second run reads it and spends nothing. It is
-            in the order of the source, or of the sorted ids.
+        store: folder that keeps the draw, in the order of the source or of the sorted ids: a second
+            run reads it and spends nothing.
         insecure_seed: makes the draw repeatable; the guarantee is then "not private: seeded".
         verbose: whether to report the progress of a long pass on stderr.
 
@@ -112,18 +110,18 @@ def randomize_labels(
         A ``LabelRandomization``, a function of a dataset of single examples: ``(x, y)``,
         ``(x, y, sample_weight)`` or a dict, x any structure of tensors, y a scalar. It keeps their
         order and ``element_spec``, except for the labels of ``ALIBI``. After ``apply`` it has
-        ``guarantee()``, the ``noisy_labels`` that were drawn, and their ``private_labels`` vault,
-        in the order of the source or of the sorted ids.
+        ``guarantee()``, the ``noisy_labels``, and their ``private_labels`` vault, in the order of
+        the source or of the sorted ids.
 
     Raises:
-        TypeError: a wrong type: ``mechanism``, ``id_fn``; on ``apply``, ``budget``, labels, ids.
-        ValueError: a public input missing, not wanted, or of a wrong shape; on ``apply``, no
-            labels, batches in the place of examples, labels outside the classes or the range, an
-            empty or endless dataset, an order that changes, ids that repeat.
-        RuntimeError: Keras runs on another backend than TensorFlow; on ``apply``, a second one, or
-            one inside a ``tf.function``.
+        TypeError: another type than above; on ``apply`` also of labels and ids.
+        ValueError: ``priors`` or ``clusters`` by row with ``id_fn``; on ``apply``: labels or
+            another argument out of range, batches in place of examples, an empty or endless
+            dataset, an order that changes, ids that repeat.
+        RuntimeError: Keras runs on another backend than TensorFlow; a second ``apply``, or one
+            inside a ``tf.function``.
         BudgetExceededError: on ``apply``, the budget is too small; nothing was drawn.
-        LabelStoreError: on ``apply``, the store is of other labels or settings, or damaged.
+        LabelStoreError: on ``apply``, the store has other labels or settings, or is damaged.
 
     Example:
         >>> import tensorflow as tf
@@ -136,72 +134,37 @@ def randomize_labels(
         (1.0, 3)
     """
     _validate.keras_on_tensorflow("randomize_labels")
-    made_of = public_input(mechanism, id_fn, priors, clusters)
-    mechanism, id_fn, priors, clusters = made_of.value
-    if id_fn is not None and not callable(id_fn):
-        raise TypeError(
-            f"id_fn must be a function of an example's features, got {type(id_fn).__name__}."
-        )
+    public = public_input(mechanism, id_fn, priors, clusters)
+    mechanism, id_fn, priors, clusters = public.value
     if not isinstance(mechanism, Randomizer):
         checked_mechanism(mechanism, LabelMechanism)
-    name = type(mechanism).__name__
-    inputs = _checked_inputs(mechanism, priors, clusters, with_ids=id_fn is not None)
-    num_classes = getattr(mechanism, "num_classes", None)
-    label_range = mechanism.label_range() if hasattr(mechanism, "label_range") else None
-    if (low, high) != (None, None):
-        if label_range is not None or num_classes is not None:
-            raise ValueError(
-                f"low and high are for mechanisms that do not know their labels; {name} does."
-            )
-        label_range = _validate.number_range(low, high)
-    if num_classes is None and label_range is None:
-        raise ValueError(f"{name} does not know the labels. Give their range: low= and high=.")
-    delta = mechanism.delta if isinstance(mechanism, Mechanism) else 0.0
-    low, high = label_range or (None, None)
+    is_partial = isinstance(mechanism, PeerToPeerRandomizedResponse)
+    if is_partial or mechanism.public_input == "features":
+        raise TypeError(
+            f"{type(mechanism).__name__} can't be used in a pipeline. Use "
+            "PrivateLabels(labels, ...).randomize."
+        )
+    if id_fn is not None and (clusters is not None or np.ndim(priors) > 1):
+        raise ValueError(
+            "expected one prior (K,) for all examples with id_fn, got priors or clusters by row. "
+            "Leave id_fn out for a source in a fixed order."
+        )
+    if low is None and high is None and hasattr(mechanism, "label_range"):
+        low, high = mechanism.label_range()
+    cost = PrivacyBudget(mechanism.epsilon, getattr(mechanism, "delta", 0.0))
     make_vault = functools.partial(
         PrivateLabels,
-        num_classes=num_classes,
+        num_classes=getattr(mechanism, "num_classes", None),
         low=low,
         high=high,
-        budget=budget or budget_for_store(store, PrivacyBudget(mechanism.epsilon, delta)),
+        budget=budget or budget_for_store(store, cost),
         store=store,
         insecure_seed=insecure_seed,
     )
-    return LabelRandomization(
-        mechanism, inputs, make_vault, label_key, id_fn, bool(verbose), made_of.receipts
-    )
-
-
-def _checked_inputs(
-    mechanism: LabelMechanism | Randomizer, priors: Any, clusters: Any, with_ids: bool
-) -> dict[str, Any]:
-    """Returns the public input of a mechanism as ``PrivateLabels.randomize`` takes it."""
-    name, wanted = type(mechanism).__name__, mechanism.public_input
-    if wanted == "features" or isinstance(mechanism, PeerToPeerRandomizedResponse):
-        raise TypeError(
-            f"{name} can't be used in a pipeline. Use PrivateLabels(labels, ...).randomize."
-        )
     inputs = {"priors": priors, "clusters": clusters}
-    for other, value in inputs.items():
-        if value is not None and other != wanted:
-            raise ValueError(f"{name} takes no {other}; leave them out.")
-    if wanted is None:
-        return {}
-    value, classes = inputs[wanted], mechanism.num_classes  # type: ignore[union-attr]
-    if value is None:
-        shape = f"({classes},), or (n, {classes})" if wanted == "priors" else "(n,)"
-        raise ValueError(
-            f"{name} needs {wanted}= of shape {shape}. Without any, use RandomizedResponse."
-        )
-    if with_ids and (wanted == "clusters" or np.ndim(value) != 1):
-        raise ValueError(
-            f"with id_fn, {wanted} can't have a row for each example, got {np.shape(value)}. Leave "
-            f"id_fn out for a source in a fixed order, or give one row of priors, ({classes},)."
-        )
-    if wanted == "priors":
-        _validate.prior_rows("priors", value, None, classes)
-        value = value if isinstance(value, Priors) else np.array(value, dtype=np.float64)
-    return {wanted: value}
+    return LabelRandomization(
+        mechanism, inputs, make_vault, label_key, id_fn, verbose, public.receipts
+    )
 
 
 @dataclasses.dataclass(repr=False, eq=False)
@@ -222,7 +185,8 @@ class LabelRandomization:
         """Returns the guarantee of the labels in the returned dataset: one draw per label."""
         if self.noisy_labels is None:
             raise RuntimeError(
-                "no label is randomized yet. Apply the transform first: dataset.apply(transform)."
+                "expected randomized labels, got none yet. Apply the transform first: "
+                "dataset.apply(transform)."
             )
         return self.noisy_labels.guarantee()
 
@@ -230,19 +194,19 @@ class LabelRandomization:
         """Returns the dataset with a noisy label for each element; ``dataset.apply`` calls it."""
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
-                f"a tf.data.Dataset is expected, got {type(dataset).__name__}. For arrays use "
+                f"expected a tf.data.Dataset, got {type(dataset).__name__}. For arrays use "
                 "PrivateLabels(labels, ...).randomize(mechanism)."
             )
         if self.private_labels is not None:
             raise RuntimeError(
-                "this transform has been applied already; a second draw would be a second charge. "
-                "Use the dataset that it returned; for other data make a new transform."
+                "expected a new transform, got one that has been applied: a second draw would be "
+                "a second charge. Use the dataset that it returned; for other data make another."
             )
         if not tf.executing_eagerly():
             raise RuntimeError("randomize_labels needs eager execution, outside of tf.function.")
         slot = LabelSlot.of(dataset.element_spec, self._label_key)
-        spec = slot.label(dataset.element_spec)
-        dtype = check_label_spec(spec, getattr(self.mechanism, "num_classes", None))
+        num_classes = getattr(self.mechanism, "num_classes", None)
+        dtype = check_label_spec(slot.label(dataset.element_spec), num_classes)
         if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError("the dataset is endless. Apply randomize_labels before .repeat().")
         check_no_repeat(dataset)
@@ -250,18 +214,19 @@ class LabelRandomization:
         if id_of is None:
             check_order(dataset, slot)
         labels, ids = read_labels(dataset, slot, id_of, self._verbose)
-        if ids is not None:  # the order of a store does not depend on that of the source
+        if ids is not None:
+            # The order of a store does not depend on that of the source.
             order = np.argsort(ids, kind="stable")
             labels, ids = labels[order], ids[order]
         vault = self._make_vault(labels)
         made_by: Any = PublicInput(self.mechanism, self.receipts)
-        drawn = vault.randomize(made_by, **self._inputs)
-        self.noisy_labels = dataclasses.replace(drawn, assumptions=_ASSUMPTIONS)
+        noisy_labels = vault.randomize(made_by, **self._inputs)
+        self.noisy_labels = dataclasses.replace(noisy_labels, assumptions=_ASSUMPTIONS)
         self.private_labels = vault
-        noisy = drawn.values
+        values = noisy_labels.values
         if not isinstance(self.mechanism, ALIBI):
-            noisy = noisy.astype(dtype.as_numpy_dtype)
-        return replace_labels(dataset, slot, noisy, id_of, ids)
+            values = values.astype(dtype.as_numpy_dtype)
+        return replace_labels(dataset, slot, values, id_of, ids)
 
     def __repr__(self) -> str:
         return f"LabelRandomization({self.mechanism!r}, applied={self.private_labels is not None})"

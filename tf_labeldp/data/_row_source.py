@@ -1,4 +1,4 @@
-"""Public features that are read by row number: arrays, structures of them, and lazy sources."""
+"""Public features that are read by row number: arrays, nested arrays, and lazy sources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tf_labeldp.features.reader import as_rows, check_lengths, check_numbers, ma
 
 
 class RowSource:
-    """Features of n examples, as for ``poisson_batches``, read into buffers of a fixed size."""
+    """Reads the features of ``poisson_batches`` into buffers of a fixed size."""
 
     def __init__(self, features: Any) -> None:
         parts = map_parts(as_rows, features)
@@ -19,40 +19,40 @@ class RowSource:
         self.num_rows = check_lengths(self._parts)
         self._template = map_parts(lambda part: _arrays(part, np.zeros(1, np.int64)), parts)
         self._first = tf.nest.flatten(self._template)
-        for one in self._first:
-            check_numbers(one.dtype)
+        for part in self._first:
+            check_numbers(part.dtype)
 
     def specs(self, num_rows: int) -> list[tf.TensorSpec]:
-        """Returns the specs of buffers of ``num_rows`` rows, in the order of ``read``."""
+        """Returns the specs of what ``read`` returns."""
         return [
             tf.TensorSpec((num_rows, *part.shape[1:]), kept_dtype(part.dtype))
             for part in self._first
         ]
 
     def pack(self, parts: list[Any]) -> Any:
-        """Returns parts as ``read`` gives them in the structure of the features."""
+        """Returns the arrays of ``read`` in the structure of the features."""
         return tf.nest.pack_sequence_as(self._template, parts)
 
     def read(self, rows: np.ndarray, buffer_rows: int) -> list[np.ndarray]:
-        """Returns buffers (buffer_rows, ...) that hold these rows and then copies of row 0."""
-        # Lazy sources are read once a row and in order, as files on disk want it.
-        once, places = np.unique(rows, return_inverse=True)
-        found: list[tuple[np.ndarray, np.ndarray]] = []
+        """Returns buffers (buffer_rows, ...) with these rows, then copies of row 0."""
+        # Lazy sources are read in increasing order, each row once, which suits files on disk.
+        distinct, places = np.unique(rows, return_inverse=True)
+        sources: list[tuple[np.ndarray, np.ndarray]] = []
         for part in self._parts if rows.size else ():
             if isinstance(part, np.ndarray):
-                found.append((part, rows))
+                sources.append((part, rows))
             else:
-                found += [(array, places) for array in tf.nest.flatten(_arrays(part, once))]
+                sources += [(array, places) for array in tf.nest.flatten(_arrays(part, distinct))]
         buffers = []
         for first in self._first:
             buffer = np.empty((buffer_rows, *first.shape[1:]), kept_dtype(first.dtype))
             buffer[rows.size :] = first
             buffers.append(buffer)
-        for buffer, (array, taken) in zip(buffers, found, strict=bool(found)):
+        for buffer, (array, taken) in zip(buffers, sources, strict=bool(sources)):
             if array.shape[1:] != buffer.shape[1:]:
                 raise ValueError(
-                    f"features gave rows of shape {array.shape[1:]}, and {buffer.shape[1:]} for "
-                    "row 0. All rows need the same shape: pad or crop them."
+                    f"expected rows of shape {buffer.shape[1:]}, as row 0 has, got "
+                    f"{array.shape[1:]}. Pad or crop the rows to one shape."
                 )
             if array.dtype == buffer.dtype:
                 np.take(array, taken, axis=0, out=buffer[: rows.size], mode="clip")
@@ -69,12 +69,12 @@ def kept_dtype(dtype: np.dtype) -> np.dtype:
 def _arrays(part: Any, rows: np.ndarray) -> Any:
     """Returns rows of an array or a source, as an array or a structure of arrays."""
 
-    def checked(found: Any) -> np.ndarray:
-        array = np.asarray(found)
+    def checked(rows_read: Any) -> np.ndarray:
+        array = np.asarray(rows_read)
         if array.shape[:1] != rows.shape:
             raise ValueError(
-                f"features gave an array of shape {array.shape} for {rows.size} row numbers. "
-                "source[rows] must give one row for each number."
+                f"expected source[rows] to return {rows.size} rows, got shape {array.shape}. "
+                "Return one row for each row number."
             )
         return array
 

@@ -22,8 +22,9 @@ from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.private_labels import labels_for_training
 
 _WARN_OVERFLOW = 0.01
+"""Share of emptied batches: more of them waste steps and budget."""
 _BATCH, _ALT, _USERS = range(3)
-"""Streams of a seed: a second batch does not change the first one."""
+"""Streams of a seed: drawing a second batch does not change the first one."""
 
 
 def poisson_batches(
@@ -37,31 +38,31 @@ def poisson_batches(
     max_examples_per_user: int | None = None,
     insecure_seed: int | None = None,
 ) -> PoissonBatches:
-    """Returns batches for ``LabelDPModel.fit`` that include each example with probability q.
+    """Returns Poisson-sampled batches for ``LabelDPModel.fit``.
 
-    At each step every example (or user) enters the batch independently with probability
-    ``sampling_probability``, as ``accounting.dp_sgd_guarantee`` assumes. A batch of varying size
-    lies in a buffer of fixed size, with weight one on its rows and zero on the padding. The batches
-    hold true labels, so only ``LabelDPModel.fit`` can open them, after it has charged the labels.
+    In each step every example (or user) enters the batch independently with probability
+    ``sampling_probability``, as ``accounting.dp_sgd_guarantee`` assumes. A batch fills part of a
+    buffer of fixed size: its rows have weight one, the padding has weight zero. Batches contain
+    true labels, so only ``LabelDPModel.fit`` can open them, after it has charged the labels.
 
     Guarantee:
-        Sampling does not look at labels, and takes its bits from the operating system unless a seed
-        is given: then the run is "not private: seeded". Given which others are in a batch, an
-        example (user) is in it with probability at most ``sampling_probability``, exactly.
+        Sampling does not look at labels. Its bits come from the operating system; with a seed the
+        run is "not private: seeded". Conditional on the other members of a batch, an example (user)
+        is in it with probability at most ``sampling_probability``, exactly.
 
-        A batch that does not fit into the buffer is emptied: all its weights are zero, and the step
-        is noise alone. The guarantee of the subsampled Gaussian holds all the same under
-        replacement of one label: let R be the batch without example i. If R has fewer examples than
-        the buffer, i is in the batch with probability at most q; otherwise the step does not depend
-        on i's label. Under ``relation="add_or_remove"`` it does not hold, as the presence of i
-        empties batches. Truncating batches would break it for both.
+        A batch that overflows the buffer is emptied: all its weights are zero, and the step is
+        noise alone. The guarantee of the subsampled Gaussian holds nevertheless under replacement
+        of one label: let R be the batch without example i. If R has fewer examples than the buffer,
+        i is in the batch with probability at most q; otherwise the step does not depend on i's
+        label. Under ``relation="add_or_remove"`` it does not hold, as the presence of i empties
+        batches. Truncating batches would break it for both.
 
         Padding repeats the first row of the features, with the label 0 (or the low end of the
         range), and so does not depend on labels. With ``users``, a user's k rows come together or
         not at all, so all of this holds for replacement of all labels of one user.
 
-        Batches must stay hidden: an adversary who learns which examples are in a batch, also
-        through its size, gets no amplification by sampling.
+        Batches must stay hidden: a batch whose members or size are revealed gets no amplification
+        by sampling.
 
     Source: ``ghazi2024``, Algorithm 1, line 2, with the Poisson sampling that its accounting
     (Appendix C) assumes.
@@ -73,32 +74,32 @@ def poisson_batches(
             ``h5py`` takes them, and returns an array (m, ...) or a dict or tuple of arrays.
             ``float64`` becomes ``float32``.
         labels: a ``PrivateLabels`` vault of n labels (or rows of labels), or an array (n, ...) of
-            numbers. For an array, no vault tracks the privacy budget: that is up to you.
-        sampling_probability: q in (0, 1]; at least two examples (users) must be expected in a
-            batch.
+            numbers. With an array you track the privacy budget yourself.
+        sampling_probability: q in (0, 1]; the expected batch must have at least two examples
+            (users).
         steps: steps per epoch. An epoch is a number of steps, not a pass over the data.
-        buffer_size: the most examples (users) of a batch. None takes the smallest multiple of 8
-            that a batch exceeds with probability at most 1e-3: one step in a thousand is then noise
-            alone, and the others have less padding to compute.
+        buffer_size: the most examples (users) per batch. None takes the smallest multiple of 8 that
+            a batch exceeds with probability at most 1e-3: one step in a thousand is then noise
+            alone, and the others compute less padding.
         users: for user-level privacy, the user of each example (n,): integers, texts or other
             hashable values. Public knowledge.
-        max_examples_per_user: k; each user contributes exactly k rows to each of its batches. Of
+        max_examples_per_user: k; each user contributes exactly k rows to a batch. From a user with
             more examples k are chosen at random, once; fewer are repeated at random up to k
             (``ghazi2024``, section 6).
         insecure_seed: makes the batches repeatable, and the guarantee "not private: seeded".
 
     Returns:
-        A ``PoissonBatches`` for ``LabelDPModel.fit``. It cannot be iterated. Its attributes say how
-        batches are sampled: ``labels`` (the vault, or None), ``num_examples``, ``num_units``
+        A ``PoissonBatches`` for ``LabelDPModel.fit``; it cannot be iterated. Its attributes
+        describe the sampling: ``labels`` (the vault, or None), ``num_examples``, ``num_units``
         (examples, or users), ``sampling_probability``, ``steps``, ``buffer_size`` (in units),
-        ``expected_batch_size``, ``privacy_unit`` ("label" or "user"), ``group_size`` (rows of a
+        ``expected_batch_size``, ``privacy_unit`` ("label" or "user"), ``group_size`` (rows per
         unit: 1, or k for users) and ``seeded``.
 
     Raises:
-        TypeError: features that can't be read by row number, features or labels that are not
-            numbers, arguments of a wrong type.
-        ValueError: an argument out of range, fewer than two examples expected in a batch, a buffer
-            smaller than that, lengths that differ, labels with NaN, ``users`` alone.
+        TypeError: features without row numbers, features or labels that are not numbers, another
+            type than above.
+        ValueError: an argument out of range, an expected batch below two examples or above the
+            buffer, lengths that differ, labels with NaN, ``users`` alone.
         RuntimeError: Keras runs on another backend than TensorFlow.
 
     Example:
@@ -120,18 +121,14 @@ def poisson_batches(
         ". For an expected batch of b of n examples, give b / n",
     )
     if (users is None) != (max_examples_per_user is None):
-        raise ValueError(
-            "users and max_examples_per_user go together for a guarantee for users. Give both."
-        )
+        raise ValueError("expected users and max_examples_per_user, got one of them. Give both.")
     seed = insecure_seed
     if seed is not None:
         seed = _validate.integer_at_least("insecure_seed", seed, 0)
     if not isinstance(labels, PrivateLabels):
         labels = _checked_labels(labels)
     if len(labels) != source.num_rows:
-        raise ValueError(
-            f"features have {source.num_rows} examples, labels {len(labels)}. Give one label each."
-        )
+        raise ValueError(f"expected {source.num_rows} labels, one per row, got {len(labels)}.")
     rows_of_units = None
     if users is not None:
         k = _validate.integer_at_least("max_examples_per_user", max_examples_per_user, 1)
@@ -143,7 +140,7 @@ def poisson_batches(
 
 
 class PoissonBatches:
-    """The batches of ``poisson_batches``: shows how they are sampled, and no batch or label."""
+    """The batches of ``poisson_batches``; shows their sampling, and no batch or label."""
 
     def __init__(
         self,
@@ -177,8 +174,8 @@ class PoissonBatches:
     def _open(self, alt_examples: int, disjoint: bool) -> tf.data.Dataset:
         if alt_examples > self.num_examples:
             raise ValueError(
-                f"expected a second batch of at most {self.num_examples} examples, got "
-                f"{alt_examples}. Give the denoiser fewer examples."
+                f"expected at most {self.num_examples} public examples per step, got "
+                f"{alt_examples}. Give the denoiser fewer num_examples."
             )
         features, rows = self._features, self.buffer_size * self.group_size
         if self.labels is None:
@@ -197,15 +194,12 @@ class PoissonBatches:
             spec += (features.pack(features.specs(alt_examples)),)
         flat_spec = tf.nest.flatten(spec)
         opening = next(self._openings)
-        turn = self._turns(opening) if disjoint else None
+        units_of = self._units_in_turn(opening) if disjoint else self._sampled_units(opening)
         pool = ThreadPoolExecutor(max_workers=1)
         waiting: dict[int, Future[Any]] = {}
 
         def batch(step: int) -> list[np.ndarray]:
-            if turn is not None:
-                drawn = turn(step)
-            else:
-                drawn = self._sampler.draw(_generator(self._seed, _BATCH, opening, step))
+            drawn = units_of(step)
             if self._rows_of_units is not None:
                 drawn = self._rows_of_units[drawn].ravel()
             y = np.full(label_shape, padding, dtype)
@@ -236,12 +230,15 @@ class PoissonBatches:
         options.experimental_optimization.inject_prefetch = False
         return tf.data.Dataset.counter().map(element).with_options(options)
 
-    def _turns(self, opening: int) -> Callable[[int], np.ndarray]:
-        """Returns the sorted units of each step: all units in turn, in random order per pass.
+    def _sampled_units(self, opening: int) -> Callable[[int], np.ndarray]:
+        return lambda step: self._sampler.draw(_generator(self._seed, _BATCH, opening, step))
 
-        An epoch begins a new pass. So in an epoch each unit is used
-        ``ceil(steps / (num_units // size))`` times at most, in any order of the steps, and however
-        often they are asked for. The order is no secret, as the batches are none.
+    def _units_in_turn(self, opening: int) -> Callable[[int], np.ndarray]:
+        """Returns the units of a step, sorted: disjoint batches, in random order per pass.
+
+        An epoch begins a new pass. So each unit is used at most ``ceil(steps / (num_units //
+        size))`` times per epoch, in any order of the steps, however often a step is repeated. The
+        order is not secret, as the batches are revealed.
         """
         size, seed = self.disjoint_size, self._seed
         seed = secrets.randbits(128) if seed is None else seed
@@ -264,12 +261,12 @@ class PoissonBatches:
 
     @property
     def disjoint_size(self) -> int:
-        """Units of a batch where batches are disjoint: the expected size, rounded."""
+        """Number of units per disjoint batch: the expected size, rounded."""
         return max(1, min(round(self.expected_batch_size), self.buffer_size))
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
-            "PoissonBatches can't be iterated: they hold true labels. Use LabelDPModel.fit."
+            "PoissonBatches can't be iterated: they contain true labels. Use LabelDPModel.fit."
         )
 
     def __repr__(self) -> str:
@@ -283,29 +280,28 @@ def open_for_training(
 ) -> tf.data.Dataset:
     """Returns the batches with their true labels; for ``LabelDPModel.fit``, after the charge.
 
-    An endless dataset of (x, y, weights[, alt_x]) with ``buffer_size * group_size`` rows; weights
-    are one for examples and zero for padding. ``alt_examples`` is the size of a second set, drawn
-    for each step uniformly without replacement and independently of the batch. ``disjoint`` is for
-    a step that reveals which examples are in a batch, and so gets no amplification: batches of the
-    expected size in turn, without sampling.
+    The dataset is endless: (x, y, weights[, alt_x]) with ``buffer_size * group_size`` rows, weights
+    one for examples and zero for padding. ``alt_examples`` is the size of a second set, drawn per
+    step uniformly without replacement and independently of the batch. ``disjoint`` replaces
+    sampling by disjoint batches of the expected size, for steps that reveal their batch.
     """
     return batches._open(alt_examples, disjoint)
 
 
 def _checked_labels(labels: Any) -> np.ndarray:
-    """Returns a copy of labels that no vault holds, or raises without showing any."""
+    """Returns a copy of labels without a vault; errors show none of them."""
     array = np.atleast_1d(np.array(labels.numpy() if hasattr(labels, "numpy") else labels))
     if array.dtype.kind not in "biuf":
         raise TypeError(
-            f"labels must be a PrivateLabels vault or an array of numbers, got dtype {array.dtype} "
-            f"of {type(labels).__name__}. PrivateLabels(labels, classes=[...]) takes names."
+            f"expected labels in a PrivateLabels vault or an array of numbers, got dtype "
+            f"{array.dtype}. PrivateLabels(labels, classes=[...]) takes names."
         )
     with np.errstate(over="ignore"):
         array = array.astype(kept_dtype(array.dtype), copy=False)
     if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
         raise ValueError(
-            f"labels must be finite ({array.dtype}), but some are not. Leave these "
-            "examples out, or fill them in, by a rule that does not look at labels."
+            f"expected finite labels ({array.dtype}), but some are not. Leave these examples out, "
+            "or fill them in, by a rule that does not look at labels."
         )
     return array
 
@@ -317,7 +313,7 @@ def rows_of_users(
     codes = _user_codes(users, num_rows)
     counts = np.bincount(codes)
     starts = np.cumsum(counts) - counts
-    # Rows of a user stand together, in a random order.
+    # The rows of each user are adjacent, in random order.
     shuffled = np.lexsort((uniform_integers(num_rows, rng), codes))
     places = np.tile(np.arange(rows_per_user), (counts.size, 1))
     missing = places >= counts[:, np.newaxis]
@@ -331,13 +327,13 @@ def _user_codes(users: Any, num_rows: int) -> np.ndarray:
     array = np.asarray(users.numpy() if hasattr(users, "numpy") else users)
     if array.shape != (num_rows,):
         raise ValueError(
-            f"users must have shape ({num_rows},), got {array.shape}. Make tuples into texts first."
+            f"expected users of shape ({num_rows},), got {array.shape}. Turn tuples into texts."
         )
     missing = sum(user is None or user != user for user in array.tolist())  # NaN is not itself
     if missing:
         raise ValueError(
-            f"users must be known, but {missing} of {num_rows} are missing (None or NaN). Give "
-            "each of these rows a user of its own, or leave them out, without looking at labels."
+            f"expected a user for each row, but {missing} of {num_rows} are None or NaN. Give each "
+            "of these rows a new user, or leave them out, without looking at labels."
         )
     if array.dtype.kind != "O":
         return np.unique(array, return_inverse=True)[1].astype(np.int64)
@@ -349,22 +345,22 @@ def _checked_sampler(num_units: int, q: float, buffer_size: Any) -> PoissonSampl
     expected = round(q * num_units, 6)  # (b / n) * n may miss b
     if expected < 2.0:
         raise ValueError(
-            f"a batch needs at least two examples (users) expected, got {expected:g} = {q:g} * "
-            f"{num_units}. Raise sampling_probability, or give more examples."
+            f"expected batches of at least two examples (users) on average, got {expected:g} = "
+            f"{q:g} * {num_units}. Raise sampling_probability, or give more examples."
         )
     if buffer_size is not None:
         buffer_size = _validate.integer_at_least("buffer_size", buffer_size, 1)
         if buffer_size < expected:
             raise ValueError(
-                f"buffer_size={buffer_size} is smaller than the expected batch of {expected:g}: "
-                "most batches would be emptied. Leave it out for one that fits."
+                f"expected buffer_size of at least the mean batch, {expected:g}, got {buffer_size}:"
+                " most batches would be emptied. Leave it out."
             )
     sampler = PoissonSampler(num_units, q, buffer_size)
     lost = sampler.overflow_probability
     if lost > _WARN_OVERFLOW:
         _validate.warn(
-            f"{lost:.0%} of the batches will not fit into buffer_size={buffer_size} and be emptied "
-            "(their steps are noise alone). Leave buffer_size out for one that fits."
+            f"{lost:.0%} of the batches will overflow buffer_size={buffer_size} and be emptied: "
+            "their steps are noise alone. Leave buffer_size out."
         )
     return sampler
 

@@ -1,4 +1,4 @@
-"""Poisson sampling: which units are in a batch, drawn by exact integer arithmetic."""
+"""Poisson sampling of the units of a batch, in exact integer arithmetic."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ import numpy as np
 from tf_labeldp.mechanisms import random_bits
 
 _MODE_BITS = 192
-"""Bits of the most likely count's weight; counts that are 2^-192 as likely get the smallest one."""
+"""Bits of the largest weight: rounding then changes a sample by less than 2^-150 in total."""
 _OVERFLOW = 10**3
-"""The default buffer is too small in at most one of this many batches."""
+"""Batches per batch that overflows the default buffer, at least."""
 _MULTIPLE = 8
-"""Default buffers are multiples of this, so that replicas can share them evenly."""
+"""Units: default buffers are multiples of it, so that replicas can share them evenly."""
 
 
 class PoissonSampler:
-    """Draws sets of units (examples or users), each unit in a set with probability q.
+    """Draws samples that contain each of n units (examples or users) with probability q.
 
-    The number of units is drawn from a table of integer weights: binomial, rounded such that no
-    count is too likely relative to the count before. The units are a uniform subset of that size.
+    The size of a sample is drawn from a table of integer weights: binomial, rounded such that no
+    size is too likely relative to the next smaller one. Its units are a uniform subset.
 
     Guarantee:
-        Given which other units are in the sample, a unit is in it with probability at most q,
+        Conditional on the other units in a sample, a unit is in it with probability at most q,
         exactly: the odds are ``w[r + 1] (r + 1) / (w[r] (n - r))`` for r others, and the rounding
         never takes them above ``q / (1 - q)``. The sample as a whole differs from a Poisson sample
         by less than 2^-150 in total variation.
 
     Args:
         num_units: n.
-        probability: q in (0, 1], as the rational number that the float is.
-        buffer_size: the most units of a batch; None for the smallest multiple of 8 that is
-            exceeded with probability at most 1e-3.
+        probability: q in (0, 1]; the float is taken as an exact rational number.
+        buffer_size: the most units per batch; None for the smallest multiple of 8 that a sample
+            exceeds with probability at most 1e-3.
     """
 
     def __init__(self, num_units: int, probability: float, buffer_size: int | None = None) -> None:
@@ -54,11 +54,11 @@ class PoissonSampler:
         fitting = self.buffer_size - self.first
         if fitting < 0:
             return 1.0
-        held = self._sums[min(fitting, len(self._sums) - 1)]
-        return (self._sums[-1] - held) / self._sums[-1]
+        kept = self._sums[min(fitting, len(self._sums) - 1)]
+        return (self._sums[-1] - kept) / self._sums[-1]
 
     def draw(self, rng: np.random.Generator | None) -> np.ndarray:
-        """Returns the units of a batch, ``int64`` (m,) increasing; none if they don't fit."""
+        """Returns the units of a batch, ``int64`` (m,) increasing; none if they overflow it."""
         place = bisect.bisect_right(self._sums, _integer_below(self._sums[-1], rng))
         count = self.first + place
         if count > self.buffer_size:
@@ -67,10 +67,10 @@ class PoissonSampler:
 
 
 def binomial_weights(num_units: int, probability: float) -> tuple[int, list[int]]:
-    """Returns the first count of a table and the integer weights of the counts from there on.
+    """Returns the first size of the table, and the integer weights of the sizes from there on.
 
-    Going up from the most likely count, each weight is rounded down; going down, it is rounded up.
-    So ``w[k + 1] / w[k] <= (n - k) q / ((k + 1) (1 - q))`` for every k, as integers.
+    Weights are rounded down above the most likely size, and up below it. So ``w[k + 1] / w[k] <=
+    (n - k) q / ((k + 1) (1 - q))`` for every k, as integers.
     """
     q, denominator = float(probability).as_integer_ratio()
     not_q = denominator - q
@@ -98,18 +98,18 @@ def binomial_weights(num_units: int, probability: float) -> tuple[int, list[int]
 def uniform_subset(size: int, bound: int, rng: np.random.Generator | None) -> np.ndarray:
     """Returns a uniform subset of 0..bound-1, ``int64`` (size,) increasing.
 
-    Repeats are dropped and drawn again, which favours no element.
+    Repeated numbers are redrawn, which favours none.
     """
     if 2 * size > bound:
         inside = np.ones(bound, dtype=bool)
         inside[uniform_subset(bound - size, bound, rng)] = False
         return np.flatnonzero(inside)
-    found = np.zeros(0, np.int64)
-    while found.size < size:
-        more = random_bits.uniform_below(np.full(size - found.size, bound), rng)
-        found = np.sort(np.concatenate([found, more]))
-        found = found[np.diff(found, prepend=-1) > 0]  # np.unique takes much longer
-    return found
+    numbers = np.zeros(0, np.int64)
+    while numbers.size < size:
+        more = random_bits.uniform_below(np.full(size - numbers.size, bound), rng)
+        numbers = np.sort(np.concatenate([numbers, more]))
+        numbers = numbers[np.diff(numbers, prepend=-1) > 0]  # np.unique takes much longer
+    return numbers
 
 
 def _integer_below(bound: int, rng: np.random.Generator | None) -> int:

@@ -1,10 +1,9 @@
-"""Denoisers of noisy gradients, which use the public features and no label (Table 1)."""
+"""Denoisers of noisy gradients, which use public features and no label (``ghazi2024``)."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-import inspect
 from typing import Any
 
 import keras
@@ -20,28 +19,28 @@ from tf_labeldp.gradients.hull import (
     checked_solver,
     smooth_coefficients,
 )
+from tf_labeldp.training._configured import Configured
 from tf_labeldp.training._vertex_losses import VertexLosses
 
-# Gradients, the state of the next step, and scalars to report.
 Denoised = tuple[list[tf.Tensor], Any, dict[str, tf.Tensor]]
 
 
-class Denoiser(abc.ABC):
+class Denoiser(Configured, abc.ABC):
     """Improves a noisy gradient with public features and the model alone.
 
     Guarantee:
-        Post-processing of the noisy gradient: sees no label, and costs no privacy. Nor does the
-        state that goes from step to step, which depends on earlier noisy gradients alone.
-        A denoiser that uses the features of the sampled batch reveals its examples, and revealed
-        batches get no amplification by sampling (``ghazi2024``, section 3.4). It sets
-        ``reveals_batch``; ``LabelDPModel`` then draws and accounts for batches accordingly.
+        A denoiser post-processes the noisy gradient, sees no label, and spends no budget. Its state
+        depends on earlier noisy gradients alone. A denoiser that uses the features of the sampled
+        batch reveals the batch, and revealed batches get no amplification by sampling
+        (``ghazi2024``, section 3.4). It sets ``reveals_batch``; ``LabelDPModel`` then draws and
+        accounts for batches accordingly.
 
-    With several replicas, each of them denoises the same gradient with the public examples of all.
+    With several replicas, each denoises the same gradient with the public examples of all.
 
     Attributes:
         reveals_batch: whether it uses the features of the sampled batch.
-        num_examples: number of other public examples that it needs in each step; 0 for none.
-        takes_single_examples: whether steps of one example make sense with it.
+        num_examples: other public examples per step; 0 for none.
+        takes_single_examples: whether steps of one example are allowed.
 
     Example:
         >>> NoOp().reveals_batch, SelfConv().reveals_batch, AltConv(num_examples=256).num_examples
@@ -65,18 +64,9 @@ class Denoiser(abc.ABC):
         Args:
             gradients: the noisy mean gradient, one tensor per variable.
             vertices: the public examples of this step, and their losses for each label; None for
-                a denoiser that needs neither the batch nor other examples.
-            state: from ``initial_state`` or the last step.
+                a denoiser that uses neither the batch nor other examples.
+            state: from ``initial_state`` or the previous step.
         """
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns every constructor argument, read from the attribute of the same name."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-
-    @classmethod
-    def from_config(cls, config: Setting[dict[str, Any]]) -> Denoiser:
-        """Returns the denoiser that ``get_config`` described."""
-        return cls(**config)
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
@@ -100,12 +90,12 @@ class NoOp(Denoiser):
 class SelfSpan(Denoiser):
     """Projects onto the span of the batch's gradients for all labels (``ghazi2024``, Table 1).
 
-    The clean gradient is in the span, so only noise is removed. On steps of a single example this
+    The clean gradient is in the span, so only noise is removed. In steps of a single example this
     is LP-Normal-SGD (``ghazi2021``, Algorithm 6). Reveals the batch: no amplification by sampling.
 
     Args:
-        tolerance: stops at this relative residual of the normal equations; at least 1e-6, below
-            which single precision leads away.
+        tolerance: stop at this relative residual of the normal equations; at least 1e-6, as single
+            precision diverges below.
         max_products: the most products with the gradient matrix or its transpose, at least 4.
         products: as for ``AltConv``.
 
@@ -133,23 +123,22 @@ class SelfSpan(Denoiser):
         self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Setting[Any]
     ) -> Denoised:
         """Returns the projection onto the span, and its residual."""
-        found = project_onto_span(
+        projection = project_onto_span(
             GradientOperator(vertices.losses, vertices.variables, products=self.products),
             gradients,
             max_products=self.max_products,
             tolerance=self.tolerance,
             mask=vertices.mask,
         )
-        return found.point, state, _report(found)
+        return projection.point, state, _report(projection)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class _Hull(Denoiser):
-    """The projection onto a hull and the smoothing that Self-Conv and Alt-Conv share."""
+    """The projection onto a hull, which Self-Conv and Alt-Conv share."""
 
     num_examples: int = dataclasses.field(default=0, init=False)
     smoothing: float = 1.0
-    smooth_towards: str = "uniform"
     residual: float = 0.0
     hull: str = "per_example"
     start: str = "predictions"
@@ -162,7 +151,6 @@ class _Hull(Denoiser):
 
     def __post_init__(self) -> None:
         self.smoothing = _validate.number_in("smoothing", self.smoothing, "(0, 1]")
-        _validate.one_of("smooth_towards", self.smooth_towards, STARTS)
         self.residual = _validate.number_in("residual", self.residual, "[0, 1)")
         _validate.one_of("hull", self.hull, HULLS)
         _validate.one_of("start", self.start, STARTS)
@@ -183,7 +171,7 @@ class _Hull(Denoiser):
             predictions = tf.exp(-operator.losses)
         else:
             predictions = vertices.predictions()
-        found = project_onto_hull(
+        projection = project_onto_hull(
             operator,
             gradients,
             hull=self.hull,
@@ -198,13 +186,11 @@ class _Hull(Denoiser):
             step_size=self.step_size,
             steps=self.steps,
         )
-        point = found.point
+        point = projection.point
         if self.smoothing < 1.0:
             smoothed = smooth_coefficients(
-                found.coefficients,
+                projection.coefficients,
                 self.smoothing,
-                self.smooth_towards,
-                predictions=predictions,
                 mask=vertices.mask,
             )
             point = operator.matvec(smoothed)
@@ -213,13 +199,15 @@ class _Hull(Denoiser):
                 near + self.residual * (noisy - near)
                 for near, noisy in zip(point, gradients, strict=True)
             ]
-        return point, found.curvature, {**_report(found), "projection_gap": found.relative_gap}
+        report = {**_report(projection), "projection_gap": projection.relative_gap}
+        return point, projection.curvature, report
 
     @classmethod
     def from_config(cls, config: Setting[dict[str, Any]]) -> Denoiser:
-        solver = config.get("solver")
-        if isinstance(solver, dict):  # a callable, as Keras serializes one
-            config = {**config, "solver": keras.saving.deserialize_keras_object(solver)}
+        # Files of 0.2 have this argument, which is always "uniform" now.
+        config = {name: value for name, value in config.items() if name != "smooth_towards"}
+        if isinstance(config.get("solver"), dict):  # Keras serialized a callable
+            config["solver"] = keras.saving.deserialize_keras_object(config["solver"])
         return cls(**config)
 
 
@@ -227,12 +215,12 @@ class _Hull(Denoiser):
 class SelfConv(_Hull):
     """Projects onto the hull of the batch's own gradients for all labels (``ghazi2024``, Table 1).
 
-    The clean gradient, if it was not clipped, is in the hull. Reveals the batch: no amplification
-    by sampling.
+    The clean gradient is in the hull unless it was clipped. Reveals the batch: no amplification by
+    sampling.
 
     Args:
-        smoothing: as for ``AltConv``, and so are all other arguments; only the default of
-            ``residual`` differs.
+        smoothing: as for ``AltConv``, as are all other arguments; ``residual`` is 0 by default and
+            ``max_products`` 20.
 
     Example:
         >>> SelfConv(smoothing=0.75).get_config()["smoothing"]
@@ -247,27 +235,24 @@ class SelfConv(_Hull):
 class AltConv(_Hull):
     """Projects onto the hull of other public examples' gradients (``ghazi2024``, Table 1).
 
-    The examples are drawn independently of the batch, so the guarantee keeps amplification by
-    sampling. ``data.poisson_batches`` supplies them.
+    The examples are drawn independently of the batch, so sampling amplifies the guarantee.
+    ``data.poisson_batches`` supplies them.
 
-    A projection shortens the gradient in directions in which the loss is flat, the same ones in
-    every step. The default ``residual`` gives part of them back. The paper's denoiser has none:
+    A projection shortens the gradient where the loss is flat, in the same directions in every step;
+    the default ``residual`` restores part of it. The paper's denoiser has none:
     ``AltConv(256, residual=0.0)``, with the paper's set and solver
     ``AltConv(256, residual=0.0, hull="joint", start="uniform", solver="pgd")``.
 
     Args:
-        num_examples: n2, the number of public examples in each step, at least 1.
+        num_examples: n2, the number of public examples per step, at least 1.
         smoothing: lambda in (0, 1]: the coefficients are mixed as ``lambda alpha + (1 - lambda)
-            beta`` (section 3.3); 1 leaves them.
-        smooth_towards: beta: ``"uniform"`` over all labels, as in the paper, or
-            ``"predictions"``, the model's own, where the gradient vanishes: this only shrinks.
-        residual: share, in [0, 1), of the removed part of the gradient that is added back: signal
-            is removed along with the noise, and noise averages out. 0.7 suits SGD (0.5 with much
-            noise, 0.85 on harder data). For an inner optimizer that rescales coordinates, such as
+            beta``, with beta uniform over all labels (section 3.3); 1 leaves them.
+        residual: share, in [0, 1), of the removed part of the gradient to add back: signal is
+            removed along with noise, and noise averages out. 0.7 suits SGD (0.5 with much noise,
+            0.85 on harder data). For an inner optimizer that rescales coordinates, such as
             ``Adam(0.02)``, 0 is best, and 0.2 with noise multipliers below 2.
-        hull: as for ``gradients.project_onto_hull``, and so are ``start``, ``solver``,
-            ``step_size`` and ``steps``; to be saved with a model, a callable ``solver`` must be
-            registered with Keras.
+        hull: as for ``gradients.project_onto_hull``, as are ``start``, ``solver``, ``step_size``
+            and ``steps``. Register a callable ``solver`` with Keras to save it with a model.
         relative_gap: stop once the Frank-Wolfe gap is this small, relative to the result; above 0.
         max_products: the most products with the gradient matrix per step, at least 4: half of them
             are backward passes through all public examples. On harder data 20, and without a
@@ -282,7 +267,7 @@ class AltConv(_Hull):
         0.7
     """
 
-    num_examples: int = dataclasses.field()  # no default, unlike in _Hull
+    num_examples: int = dataclasses.field()
     smoothing: float = 1.0
     residual: float = dataclasses.field(default=0.7, kw_only=True)
     max_products: int = dataclasses.field(default=8, kw_only=True)
@@ -292,8 +277,8 @@ class AltConv(_Hull):
         self.num_examples = _validate.integer_at_least("num_examples", self.num_examples, 1)
 
 
-def _report(found: Any) -> dict[str, tf.Tensor]:
+def _report(projection: Any) -> dict[str, tf.Tensor]:
     return {
-        "projection_products": tf.cast(found.num_products, tf.float32),
-        "projection_converged": tf.cast(found.converged, tf.float32),
+        "projection_products": tf.cast(projection.num_products, tf.float32),
+        "projection_converged": tf.cast(projection.converged, tf.float32),
     }

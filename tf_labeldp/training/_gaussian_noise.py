@@ -1,4 +1,4 @@
-"""The noise of a step: the contract of noise, and independent Gaussian noise."""
+"""The noise of a step: its contract, and independent Gaussian noise."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, Setting
 from tf_labeldp.accounting.events import dp_sgd_event
 from tf_labeldp.mechanisms.step_noise import DeviceNormal, standard_normal
+from tf_labeldp.training._configured import Configured
 
 _GRID = 2.0**-16
 """Noisy sums are rounded to this fraction of the noise's standard deviation."""
 _CIPHERS = {"host": "AES-256", "device": "ChaCha20"}
+"""The pseudorandom generator of each source."""
 
 
 def fixed(name: str, doc: str) -> Any:
@@ -26,22 +28,22 @@ def fixed(name: str, doc: str) -> Any:
     return property(operator.attrgetter(name), doc=doc)
 
 
-class NoiseMechanism(abc.ABC):
+class NoiseMechanism(Configured, abc.ABC):
     """Adds noise to the sum of clipped gradients, once per step.
 
     ``LabelDPOptimizer`` makes a ``GaussianNoise`` by default; ``tf_privacy.QueryNoise`` adapts the
     queries of TF Privacy.
 
     Guarantee:
-        This base class promises nothing. A statement about noise of another library rests on the
-        event that its ``dp_event`` names, and calls that its author's claim.
+        This base class promises nothing. A statement about another library's noise rests on the
+        noise's ``dp_event``, as its author's claim.
 
     Attributes:
-        noise_multiplier: standard deviation of one step's noise, divided by ``l2_norm_clip``; must
-            not change while a model is trained.
-        seeded: whether the noise can be repeated; then a statement says "not private: seeded".
-        compiles: whether ``add_noise`` consists of TensorFlow's operations alone, without a call of
-            Python, as ``jit_compile=True`` needs it.
+        noise_multiplier: standard deviation of one step's noise over ``l2_norm_clip``; must not
+            change during training.
+        seeded: whether the noise is repeatable; statements are then "not private: seeded".
+        compiles: whether ``add_noise`` consists of TensorFlow operations alone, without calls of
+            Python, which ``jit_compile=True`` needs.
 
     Example:
         >>> isinstance(GaussianNoise(noise_multiplier=1.0), NoiseMechanism)
@@ -53,7 +55,7 @@ class NoiseMechanism(abc.ABC):
     compiles: bool = False
 
     def begin(self) -> None:
-        """Prepares for the steps of another ``fit``."""
+        """Prepares for the steps of a ``fit``."""
         return None
 
     def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
@@ -67,17 +69,17 @@ class NoiseMechanism(abc.ABC):
         """Returns the noisy sum and the next state; called once per step.
 
         Args:
-            clipped_sum: tensors shaped like the variables: a sum of gradients, each with an L2 norm
-                of at most ``l2_norm_clip`` over all tensors together.
+            clipped_sum: tensors shaped like the variables: a sum of gradients whose L2 norm, over
+                all tensors, is at most ``l2_norm_clip``.
             l2_norm_clip: the bound C.
-            state: from ``initial_state`` or from the last step.
+            state: from ``initial_state`` or from the previous step.
         """
 
     def dp_event(self, sampling_probability: float, steps: int) -> Any:
-        """Returns the ``dp_accounting`` event of some steps; None if nothing can be promised.
+        """Returns the ``dp_accounting`` event of the steps; None if nothing can be promised.
 
         Args:
-            sampling_probability: of Poisson sampling; 1 without amplification.
+            sampling_probability: q of Poisson sampling; 1 without amplification.
             steps: the number of uses of each example.
         """
         return None
@@ -86,15 +88,6 @@ class NoiseMechanism(abc.ABC):
         """Returns the assumptions of a statement about this noise."""
         return ()
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns every constructor argument."""
-        return {"noise_multiplier": self.noise_multiplier}
-
-    @classmethod
-    def from_config(cls, config: Setting[dict[str, Any]]) -> NoiseMechanism:
-        """Returns the mechanism that ``get_config`` described."""
-        return cls(**config)
-
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class GaussianNoise(NoiseMechanism):
@@ -102,19 +95,18 @@ class GaussianNoise(NoiseMechanism):
 
     Guarantee:
         The noise has standard deviation ``noise_multiplier * l2_norm_clip`` in each coordinate.
-        Unless a seed is given, its bits come from a cipher under keys of 256 bits that the
-        operating system draws: on the host from OpenSSL's AES-256 generator, on the device from
-        ChaCha20 with a key for each ``fit`` and a nonce for each step. Statements name the cipher
-        as an assumption. Noise is drawn and added in double precision, and the noisy sum is rounded
-        to a grid of 2^-16 standard deviations, so that the last bits of a sum reveal nothing
-        (Mironov 2012 shows that they may for other noise). The statement treats the draw as an
-        exact Gaussian.
+        Without a seed, its bits come from a cipher under keys of 256 bits that the operating system
+        draws: on the host from OpenSSL's AES-256 generator, on the device from ChaCha20 with a key
+        per ``fit`` and a nonce per step. Statements name the cipher as an assumption. Noise is
+        drawn and added in double precision, and the noisy sum is rounded to a grid of 2^-16
+        standard deviations, so that the last bits of a sum reveal nothing (Mironov 2012 shows that
+        they may for other noise). The statement treats the draw as an exact Gaussian.
 
     Args:
         noise_multiplier: standard deviation over ``l2_norm_clip``, finite and above zero.
-        source: ``"host"`` draws in Python, outside the program of a step; ``"device"`` inside the
-            program, which ``jit_compile=True`` needs, and which is faster on a GPU.
-        insecure_seed: makes the noise repeatable; the statement then says "not private: seeded".
+        source: ``"host"`` draws in Python, outside a step's program; ``"device"`` draws inside,
+            which ``jit_compile=True`` needs, and which is faster on a GPU.
+        insecure_seed: makes the noise repeatable; statements are then "not private: seeded".
 
     Example:
         >>> noise = GaussianNoise(noise_multiplier=2.0, insecure_seed=1)
@@ -143,15 +135,15 @@ class GaussianNoise(NoiseMechanism):
     )
     source: str = fixed("_source", 'Where the noise is drawn: ``"host"`` or ``"device"``.')
     insecure_seed: int | None = fixed("_insecure_seed", "The seed of repeatable noise, or None.")
-    seeded: bool = fixed("_seeded", "Whether the noise can be repeated.")
+    seeded: bool = fixed("_seeded", "Whether the noise is repeatable.")
 
     def begin(self) -> None:
-        """Takes a new key for the noise of the device."""
+        """Draws a new key for noise on the device."""
         if self.source == "device":
             self._device.new_key()
 
     def dp_event(self, sampling_probability: float, steps: int, clipping: str = "norm") -> Any:
-        """Returns the event of DP-SGD with this noise, and this clipping."""
+        """Returns the event of DP-SGD with this noise and clipping."""
         return dp_sgd_event(self.noise_multiplier, sampling_probability, steps, clipping)
 
     def assumptions(self) -> tuple[Assumption, ...]:
@@ -159,7 +151,7 @@ class GaussianNoise(NoiseMechanism):
         if self.seeded:
             return ()
         cipher = _CIPHERS[self.source]
-        text = f"{cipher} is a secure pseudorandom generator: the noise of the steps is made of it."
+        text = f"{cipher}, which generates the noise, is a secure pseudorandom generator."
         return (Assumption("secure-key-stream", "machines", text),)
 
     def add_noise(
@@ -179,10 +171,9 @@ class GaussianNoise(NoiseMechanism):
         ], state
 
     def _unit(self, like: tf.Tensor) -> tf.Tensor:
-        """Returns standard normal numbers, others in each run of the step."""
         if self.source == "device":
             return self._device.draw(like.shape[0])
-        # Stateful, so that no pass folds or shares it.
+        # A stateful operation, since TensorFlow could fold or share others.
         draw = lambda size: standard_normal(int(size), self._rng)  # noqa: E731
         return tf.numpy_function(draw, [tf.size(like)], tf.float64)
 
@@ -190,17 +181,12 @@ class GaussianNoise(NoiseMechanism):
     def _device(self) -> DeviceNormal:
         return DeviceNormal(self.insecure_seed)
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns every constructor argument."""
-        names = ("noise_multiplier", "source", "insecure_seed")
-        return {name: getattr(self, name) for name in names}
-
     @classmethod
     def from_config(cls, config: Setting[dict[str, Any]]) -> GaussianNoise:
-        """Returns the noise that ``get_config`` described.
+        """Returns the noise of a configuration.
 
-        The integers of 0.2 (``source="integer"``) become the doubles of ``"device"``: what steps
-        have spent stays in their receipts, and further steps have the event of their own noise.
+        The integers of 0.2 (``source="integer"``) become the doubles of ``"device"``: receipts keep
+        the cost of the steps taken, and further steps have the event of their noise.
         """
         source = config.get("source", "host")
         return cls(**{**config, "source": "device" if source == "integer" else source})

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, Setting, public_input
+from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, public_input
 from tf_labeldp.accounting.provenance import history_of, layers_of
 from tf_labeldp.accounting.receipts import receipts_from_bytes, receipts_to_bytes
 from tf_labeldp.data.batches import PoissonBatches
@@ -24,6 +24,7 @@ from tf_labeldp.gradients.model_checks import (
     per_example_loss,
 )
 from tf_labeldp.keras_layers._released_dense import CarriesReceipts
+from tf_labeldp.training._configured import Configured
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
 from tf_labeldp.training._private_step import PrivateStep, StepGuard
 from tf_labeldp.training._spending import Spending
@@ -43,9 +44,9 @@ _HARMLESS = (
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class LabelDPModel(CarriesReceipts, keras.Model):
-    """A Keras model that trains by DP-SGD under label DP: ``fit`` is private.
+    """A Keras model whose ``fit`` is private: DP-SGD under label DP.
 
-    Use it like any functional model; compile it with a ``LabelDPOptimizer`` and a loss per example,
+    Use it like any functional model: compile it with a ``LabelDPOptimizer`` and a loss per example,
     and fit it on ``data.poisson_batches``. ``LabelDPModel.from_model`` converts an existing model
     and shares its layers.
 
@@ -54,20 +55,20 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     the inner optimizer (``ghazi2024``, Algorithm 1).
 
     Guarantee:
-        ``guarantee()`` states the cost of everything that entered the weights under replacement of
-        one label: steps of this model and of others that share its layers, noisy labels and heads
-        that they were trained on or made of, and weights from files or other models of this
-        process. The receipts go with the weights, through ``.keras``, ``.weights.h5`` and
-        ``tf.train.Checkpoint``. Where weights were trained in the clear in this process, nothing is
-        promised until ``declare`` states their history.
+        ``guarantee()`` states the cost of everything that entered the weights, under replacement of
+        one label: steps of this model and of others that share its layers, the noisy labels and
+        heads behind the weights, and weights from files or other models of this process. The
+        receipts travel with the weights through ``.keras``, ``.weights.h5`` and
+        ``tf.train.Checkpoint``. Weights that were trained in the clear in this process void the
+        promise until ``declare`` states their history.
 
         The vault is charged before the first step of each epoch, and ``fit`` alone takes steps: a
-        step that was not charged stops before its noise is drawn.
+        step without a charge stops before its noise is drawn.
 
         Loss and metrics on the training labels are withheld, since they are not private: the log
         shows the norm of the noisy gradient and the report of the denoiser. Validation labels are
-        taken for public, and reported. With ``model.report_training_metrics = True`` the log shows
-        all, and the statement records it.
+        assumed public, and their metrics are reported. With ``model.report_training_metrics =
+        True`` the log shows all, and the statement records it.
 
         Texts of TensorFlow's errors are withheld, since they may quote labels.
 
@@ -79,8 +80,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             nothing to train; on ``fit``: a layer that XLA can't compile, with ``jit_compile=True``.
         TypeError: on ``compile``: another optimizer than ``LabelDPOptimizer``.
         BudgetExceededError: on ``fit``: the vault's budget does not allow the epochs.
-        FloatingPointError: on ``fit``: the model's output or the noisy gradient is not finite; the
-            weights are those before that step.
+        FloatingPointError: on ``fit``: the model's output or the noisy gradient is not finite; that
+            step does not change the weights.
         RuntimeError: on ``fit``: not compiled, or an error of TensorFlow whose text is withheld; on
             ``train_on_batch``, and on ``train_step`` outside of ``fit``; another Keras backend.
 
@@ -111,10 +112,10 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         """Returns a private model that shares the layers and weights of ``model``.
 
         So ``fit`` trains ``model`` too. ``keras.Model(private.inputs, private.outputs)`` is a plain
-        model of the same layers; ``tf_labeldp.guarantee`` states the same of all three.
+        model with the same layers; ``tf_labeldp.guarantee`` is the same for all three.
 
         Args:
-            model: functional or sequential, and built; any other with ``inputs``.
+            model: functional or sequential, and built; any other needs ``inputs``.
             inputs: ``keras.Input`` tensors, for a model that is not functional.
 
         Raises:
@@ -125,34 +126,31 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         model, inputs = public.value
         if not isinstance(model, keras.Model):
             raise TypeError(f"model must be a keras.Model, got {type(model).__name__}.")
-        try:
-            if inputs is not None:
-                outputs = model(inputs)
-            elif isinstance(model, keras.Sequential):
-                inputs, outputs = model.inputs[0], model.outputs[0]
-            else:
-                inputs, outputs = model.input, model.output
-        except (AttributeError, TypeError, ValueError) as error:
-            if inputs is not None:
-                raise
+        if inputs is not None:
+            outputs = model(inputs)
+        elif getattr(model, "inputs", None) is None:
             raise ValueError(
                 f"the inputs of {model.name!r} are unknown: it is not functional, or not built. "
                 "Give them: LabelDPModel.from_model(model, inputs=keras.Input(shape))."
-            ) from error
+            )
+        elif isinstance(model, keras.Sequential):
+            inputs, outputs = model.inputs[0], model.outputs[0]
+        else:
+            inputs, outputs = model.input, model.output
         private = cls(inputs, outputs, name=model.name)
         attach(private, public.receipts)
-        # The steps of a model from a file have receipts, too.
+        # Steps recorded in a file have receipts, too.
         if all(receipt.kind != "unknown" for receipt in public.receipts):
             cover_steps(getattr(model, "optimizer", None))
         return private
 
-    # Keras recognises a functional model by the names args and kwargs.
+    # Keras recognises functional models by the names args and kwargs.
     def __init__(self, *args: Public[Any], **kwargs: Public[Any]) -> None:
         _validate.keras_on_tensorflow("LabelDPModel")
         super().__init__(*args, **kwargs)
 
     def written_receipts(self) -> bytes:
-        """Returns the receipts, as they are written next to the weights."""
+        """Returns the receipts as the bytes of a file."""
         noted = [place for place, layer in enumerate(layers_of(self)) if history_of(layer)]
         return receipts_to_bytes(public_input(self).receipts, layers=noted)
 
@@ -174,7 +172,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
 
     @property
     def report_training_metrics(self) -> bool:
-        """Whether loss and metrics on the true training labels are shown: that is not private."""
+        """Whether to show loss and metrics on the true training labels, which is not private."""
         return bool(getattr(self, "_report_training_metrics", False))
 
     @report_training_metrics.setter
@@ -190,9 +188,9 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             optimizer: a ``LabelDPOptimizer``.
             loss: a Keras loss, its name, or a callable (y_true, y_pred) -> (batch,).
             settings: all other arguments of ``keras.Model.compile``. ``jit_compile=True`` (off by
-                default) compiles a step into one program of XLA, which draws its own noise: the
-                optimizer needs ``noise=GaussianNoise(..., source="device")``. Use a loss of Keras
-                with it: XLA compiles any other, which is called row by row, in each step.
+                default) compiles a step into one XLA program that draws its noise: the optimizer
+                needs ``noise=GaussianNoise(..., source="device")``. Use it with a Keras loss: any
+                other is called row by row, and compiled in each step.
         """
         if not isinstance(optimizer, LabelDPOptimizer):
             raise TypeError(
@@ -206,7 +204,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         owner = getattr(optimizer, "_owner", lambda: None)()
         if owner is not None and owner is not self:
             raise ValueError(
-                "optimizer belongs to another LabelDPModel, and counts its steps. Make a new one: "
+                "optimizer belongs to another LabelDPModel, and counts its steps. Copy it: "
                 "LabelDPOptimizer.from_config(optimizer.get_config())."
             )
         check_layers(self)
@@ -222,7 +220,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         self._spending = Spending(self, optimizer, self._guard)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles a loaded model as it was when saved."""
+        """Compiles a loaded model with its saved settings."""
         settings = keras.saving.deserialize_keras_object(config)
         self.compile(**settings)
         if self.built:
@@ -232,19 +230,14 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         self,
         x: Public[Any] = None,
         y: Private[Any] = None,
-        *,
-        allow_unaccounted: bool = False,
         **settings: Public[Any],
     ) -> Any:
         """Trains privately; see ``keras.Model.fit``.
 
         Args:
-            x: ``data.poisson_batches(...)``; or arrays with ``y``, in which every example is used
-                once per epoch (no amplification); or, with ``allow_unaccounted``, a dataset of
-                (x, y).
-            y: labels, where ``x`` is arrays.
-            allow_unaccounted: whether to accept a dataset of unknown sampling, so that the
-                statement promises nothing.
+            x: ``data.poisson_batches(...)``; or arrays with ``y``, where every example is used once
+                per epoch (no amplification).
+            y: labels, if ``x`` is arrays.
             settings: all other arguments of ``keras.Model.fit``.
 
         Returns:
@@ -252,43 +245,36 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         """
         self._assert_compiled()
         if self._is_training():
-            raise RuntimeError("fit is under way; a callback can't call it again.")
+            raise RuntimeError("fit is under way. A callback can't call it again.")
         validation = settings.get("validation_data")
         if isinstance(validation, PoissonBatches):
             raise TypeError(
-                "validation_data can't be poisson_batches, of private labels. Give public (x, y)."
+                "expected public validation_data, got poisson_batches of private labels. Give "
+                "public (x, y)."
             )
         plan = TrainingPlan.of(x, y, settings, self.optimizer)
-        if plan.sampling_probability is None and not allow_unaccounted:
-            raise ValueError(
-                "the sampling of a dataset is unknown, so nothing could be promised. Fit on "
-                "data.poisson_batches or arrays, or without a promise: allow_unaccounted=True."
-            )
         self._check_plan(plan)
         settings["callbacks"] = self._spending.with_charges(
             settings.get("callbacks"), settings.get("epochs", 1), settings.get("initial_epoch", 0)
         )
-        specs = []
+        dataset, changed = plan.open()
+        # Keras would turn the shuffle off with a warning.
+        settings |= {**changed, "shuffle": False}
+        self._batch_spec = dataset.element_spec[:3]
+        specs = [self._batch_spec[1]]
         if isinstance(validation, (tuple, list)) and len(validation) > 1:
             if not isinstance(validation[1], (dict, tuple)):
                 labels = np.asarray(validation[1])
                 specs.append(tf.TensorSpec(labels.shape, labels.dtype))
-        opened = plan.open()
-        if opened is not None:
-            x, y = opened[0], None
-            settings |= opened[1]
-            self._batch_spec = x.element_spec[:3]
-            specs.append(self._batch_spec[1])
         if getattr(self, "outputs", None) is not None:
             for spec in specs:
                 check_labels_fit(self, self.loss, spec)
-        if isinstance(x, tf.data.Dataset):
-            settings["shuffle"] = False  # as Keras would do, with a warning
         withheld = ""
-        self._initial_epoch = None  # that BackupAndRestore found for an earlier fit
+        # BackupAndRestore sets it, and an earlier fit may have left it.
+        self._initial_epoch = None
         self._begin(plan)
         try:
-            return super().fit(x, y, **settings)
+            return super().fit(dataset, **settings)
         except tf.errors.OpError as error:
             if self._guard.error is None and isinstance(error, _HARMLESS):
                 raise
@@ -300,20 +286,20 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             layer = layer_not_compiled(self)
             if layer is not None:
                 raise ValueError(
-                    f"jit_compile=True: XLA can't compile {layer}. Replace it, or compile without."
+                    f"XLA can't compile {layer}. Replace it, or compile without jit_compile=True."
                 )
-        # Outside of the handler, so that the new error has no link to the one withheld.
+        # Raised outside of the handler, the new error has no link to the withheld one.
         raise self._guard.error or RuntimeError(
-            f"training stopped with {withheld} of TensorFlow, whose text is withheld: it may quote "
-            "labels. To see it, run the same on made-up labels, or read the features alone."
+            f"training stopped with TensorFlow's {withheld}, whose text is withheld: it may quote "
+            "labels. To see it, train on made-up labels, or read the features alone."
         )
 
     def _check_plan(self, plan: TrainingPlan) -> None:
-        together = self.steps_per_execution
-        if isinstance(plan, PoissonPlan) and plan.batches.steps % together:
+        per_execution = self.steps_per_execution
+        if isinstance(plan, PoissonPlan) and plan.batches.steps % per_execution:
             raise ValueError(
                 f"steps={plan.batches.steps} of poisson_batches must be a multiple of "
-                f"steps_per_execution={together}: Keras would take steps that are not charged."
+                f"steps_per_execution={per_execution}: Keras would take steps without a charge."
             )
         replicas = self.distribute_strategy.num_replicas_in_sync
         if isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -323,38 +309,36 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             )
         if self._guard.compiled and replicas > 1:
             raise ValueError("jit_compile=True works on one replica only. Leave one of them out.")
-        for name, size in plan.shared().items():
+        for name, size in plan.shared.items():
             if size % replicas:
-                raise ValueError(
-                    f"{name}={size} must be a multiple of {replicas}, for the replicas to share."
-                )
+                raise ValueError(f"{name}={size} must be a multiple of {replicas}, the replicas.")
         plan.check_labels(self, self.optimizer.clipping)
 
     def _begin(self, plan: TrainingPlan) -> None:
-        if not self.optimizer.built:  # before a callback restores its variables
+        # A callback may restore the variables of the optimizer.
+        if not self.optimizer.built:
             with self.distribute_strategy.scope():
                 self.optimizer.build(self.trainable_variables)
         self._guard.error = None
         self._withholding = not self.report_training_metrics
         self._spending.begin(plan, self.report_training_metrics)
-        self.train_function = None  # the plan is a constant of the traced step
+        # The traced step contains the plan as a constant.
+        self.train_function = None
 
     def _is_training(self) -> bool:
         spending = getattr(self, "_spending", None)
         return spending is not None and spending.plan is not None
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Builds by the shapes of batches: Keras would take one of them, and not train on it.
-
-        That would move the passes over the data against the epochs that are charged.
-        """
+        # Keras would take a batch for its shapes, and not train on it: the passes over the data
+        # would no longer begin with the charged epochs.
         spec, self._batch_spec = self._batch_spec, None
-        if iterator is not None and spec is not None:
+        if spec is not None:
             iterator, data_batch = None, spec
         super()._maybe_symbolic_build(iterator, data_batch)
 
     def train_on_batch(self, *unused: Any, **also_unused: Any) -> NoReturn:
-        """Raises: a batch by itself is not charged, and its sampling is unknown."""
+        """Raises a ``RuntimeError``: the cost of a batch depends on its sampling."""
         raise RuntimeError(
             "train_on_batch is not private: the cost of a batch depends on its sampling. Use fit."
         )
@@ -362,7 +346,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     def evaluate(
         self, *args: Public[Any], **settings: Public[Any]
     ) -> float | list[float] | dict[str, float]:
-        """Returns loss and metrics on data with public labels; see ``keras.Model``."""
+        """Returns loss and metrics on public labels; see ``keras.Model``."""
         withholding, self._withholding = getattr(self, "_withholding", False), False
         try:
             return super().evaluate(*args, **settings)
@@ -370,7 +354,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             self._withholding = withholding
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """Returns the metrics; none in training, where they depend on private labels."""
+        """Returns the metrics; none in training, as they depend on private labels."""
         return {} if getattr(self, "_withholding", False) else super().get_metrics_result()
 
     def _assert_compiled(self) -> None:
@@ -392,15 +376,15 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         """Takes one private step.
 
         Args:
-            data: (x, y), (x, y, weights) or (x, y, weights, features of other public examples).
+            data: (x, y, weights) or (x, y, weights, features of other public examples).
 
         Returns:
-            Scalars that are private, or that depend on no label.
+            Scalars that are private, or depend on no label.
         """
         plan = self._spending.plan if self._is_training() else None
         if plan is None:
             raise RuntimeError("train_step is for fit alone, which charges its steps.")
-        x, y, weights, alt = _unpacked(data)
+        x, y, weights, alt = [*data, None][:4]
         y, weights = self._guard.admitted((y, weights))
         written = [*self.variables, *self.optimizer.variables]
         return self._guard.guarded(lambda: self._one_step(x, y, weights, alt, plan), written)
@@ -418,11 +402,11 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of everything that entered the weights; see the class.
 
-        Its epsilon is infinite where nothing is promised, with the reason. Other releases of the
-        vaults are in the statements of these vaults.
+        Where nothing is promised its epsilon is infinite, with the reason. Other releases of a
+        vault are in the vault's statement.
 
         Args:
-            delta: of the statement. None takes that of the vault's budget, or n^-1.1 without one.
+            delta: in (0, 1). None takes the delta of the vault's budget, or n^-1.1 without a vault.
 
         Raises:
             RuntimeError: the model has not been compiled.
@@ -434,7 +418,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         return self._spending.guarantee(delta)
 
     def guarantee_after_next_epoch(self, delta: float | None = None) -> PrivacyGuarantee:
-        """Returns the statement after another epoch of the ``fit`` under way.
+        """Returns the statement after one more epoch of the ``fit`` under way.
 
         Raises:
             RuntimeError: no ``fit`` is under way.
@@ -446,8 +430,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
 def _check_compile(settings: dict[str, Any], optimizer: LabelDPOptimizer) -> None:
     if settings.get("jit_compile", False) is True and not optimizer.noise.compiles:
         raise ValueError(
-            f"jit_compile=True needs noise that is drawn inside the program, and this "
-            f"{type(optimizer.noise).__name__} is drawn in Python. Give the optimizer noise="
+            "jit_compile=True needs noise that is drawn in the compiled program, got "
+            f"{type(optimizer.noise).__name__}, which is drawn in Python. Give the optimizer noise="
             "GaussianNoise(noise_multiplier, source='device')."
         )
     if settings.get("loss_weights") is not None:
@@ -458,39 +442,24 @@ def _check_compile(settings: dict[str, Any], optimizer: LabelDPOptimizer) -> Non
         )
 
 
-def _unpacked(data: Any) -> tuple[Any, Any, tf.Tensor, Any]:
-    """Returns (x, y, weights, alt) of the elements of a dataset."""
-    parts = data if isinstance(data, (tuple, list)) else (data,)
-    if not 2 <= len(parts) <= 4:
-        raise ValueError(
-            "a step needs (x, y), (x, y, weights) or (x, y, weights, public features), got "
-            f"{len(parts)} parts."
-        )
-    x, y, weights, alt = [*parts, None, None][:4]
-    if weights is None:
-        weights = tf.ones([tf.shape(tf.nest.flatten(x)[0])[0]])
-    return x, y, tf.cast(weights, tf.float32), alt
-
-
 @keras.saving.register_keras_serializable(package="tf_labeldp")
-class PrivacySpent(keras.callbacks.Callback):
+class PrivacySpent(Configured, keras.callbacks.Callback):
     """Prints the epsilon spent after each epoch, and stops training before it exceeds a target.
 
     It adds ``epsilon`` to the log of each epoch, for other callbacks and the history.
 
     Guarantee:
-        Depends on the number of steps alone. Training stops after the last epoch that keeps
-        ``epsilon <= target_epsilon``; if not even the first would, it raises before the first step.
-        Epsilon includes the receipts that the weights had before.
+        The callback depends on the number of steps alone. Training stops after the last epoch with
+        ``epsilon <= target_epsilon``; if one epoch would exceed it, it raises before the first
+        step. Epsilon includes the earlier receipts of the weights.
 
     Args:
-        delta: of the statement, in (0, 1); None as for ``LabelDPModel.guarantee``.
+        delta: delta of the statement, in (0, 1); None as for ``LabelDPModel.guarantee``.
         target_epsilon: the most to spend; None for no limit.
-        verbose: 1 prints a line an epoch, 0 nothing.
+        verbose: 1 prints a line per epoch, 0 nothing.
 
     Raises:
-        ValueError: an argument out of range, or, when training begins, a target that one epoch
-            would pass.
+        ValueError: an argument out of range; when training begins: a target below one epoch.
         TypeError: when training begins: the model is not a ``LabelDPModel``.
 
     Example:
@@ -519,8 +488,8 @@ class PrivacySpent(keras.callbacks.Callback):
         after = self._after_another()
         if self.target_epsilon is not None and after > self.target_epsilon:
             raise ValueError(
-                f"target_epsilon={self.target_epsilon:g} would be passed by the first epoch, which "
-                f"takes it to {after:.4g}. Raise noise_multiplier, or take fewer steps an epoch."
+                f"target_epsilon={self.target_epsilon:g} is below the {after:.4g} after the first "
+                "epoch. Raise noise_multiplier, or take fewer steps per epoch."
             )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -535,12 +504,3 @@ class PrivacySpent(keras.callbacks.Callback):
 
     def _after_another(self) -> float:
         return self.model.guarantee_after_next_epoch(self.delta).epsilon
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns every constructor argument."""
-        return {name: getattr(self, name) for name in ("delta", "target_epsilon", "verbose")}
-
-    @classmethod
-    def from_config(cls, config: Setting[dict[str, Any]]) -> PrivacySpent:
-        """Returns the callback that ``get_config`` described."""
-        return cls(**config)

@@ -17,62 +17,59 @@ from tf_labeldp.training._gaussian_noise import GaussianNoise, NoiseMechanism, f
 from tf_labeldp.training._preconditioner import GaussNewton
 
 _CLIPS = "[1e-10, 1e10]"
-"""Squares of other norms would leave the range of single precision."""
+"""Norms whose squares stay in the range of single precision."""
 _FIXED = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
 _OBJECTS = ("inner_optimizer", "denoiser", "preconditioner", "noise")
-_NUMBERS = ("l2_norm_clip", "noise_multiplier", "num_microbatches", "clipping", "insecure_seed")
+_NUMBERS = ("l2_norm_clip", "noise_multiplier", "clipping", "insecure_seed")
 _SPEED = ("method", "max_bytes")
 
 
 class NoisyGradients(list):
-    """Gradients that are clipped and noised: the only kind that ``LabelDPOptimizer`` applies."""
+    """Clipped and noised gradients; ``LabelDPOptimizer`` refuses all others."""
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class LabelDPOptimizer(keras.optimizers.Optimizer):
     """DP-SGD around any Keras optimizer, with a denoiser that uses the public features.
 
-    For a ``LabelDPModel``, which clips per-example gradients to ``l2_norm_clip``, adds noise to
-    their sum, divides by the expected batch size, denoises and passes the result to
+    A ``LabelDPModel`` with this optimizer clips per-example gradients to ``l2_norm_clip``, adds
+    noise to their sum, divides by the expected batch size, denoises and passes the result to
     ``inner_optimizer`` (``ghazi2024``, Algorithm 1).
 
     Guarantee:
         One step is the Gaussian mechanism of noise multiplier ``noise_multiplier`` relative to
-        ``l2_norm_clip``; under replacement of one label a clipped sum moves by twice
-        ``l2_norm_clip`` at most, with either ``clipping``. Denoiser and inner optimizer only
-        post-process noisy gradients; all others are refused. ``LabelDPModel.guarantee()`` states
-        the cost of all steps together.
-        The clip, the noise, the denoiser and the preconditioner can't be changed: compile the model
-        with another optimizer.
+        ``l2_norm_clip``; under replacement of one label a clipped sum moves by at most twice
+        ``l2_norm_clip``, with either ``clipping``. Denoiser and inner optimizer post-process noisy
+        gradients; gradients without noise are refused. ``LabelDPModel.guarantee()`` states the cost
+        of all steps. The clip, the noise, the denoiser and the preconditioner can't be changed:
+        compile the model with another optimizer.
 
     Args:
         inner_optimizer: a Keras optimizer (or its name), which may have momentum, a learning-rate
-            schedule, weight decay and ``use_ema``; its own clipping and gradient accumulation
-            must be off, as they would act on noisy gradients.
+            schedule, weight decay and ``use_ema``, but neither clipping nor gradient accumulation,
+            which would act on noisy gradients.
         l2_norm_clip: C, the largest L2 norm of one example's gradient; above zero.
         noise_multiplier: standard deviation of the noise over C, above zero
             (``accounting.calibrate_noise_multiplier`` finds it for a target epsilon).
         denoiser: ``AltConv``, ``SelfConv``, ``SelfSpan``, or None for plain DP-SGD.
         preconditioner: ``"gauss_newton"`` or a ``GaussNewton``, to clip and to add noise in
-            coordinates that whiten the curvature of the loss, which no label is needed for; not
-            together with a denoiser. None for the weights themselves.
+            coordinates that whiten the curvature of the loss, computed without labels; excludes a
+            denoiser. None for the coordinates of the weights.
         clipping: ``"norm"`` bounds each gradient by ``l2_norm_clip``. ``"label_distance"``, for two
-            classes and plain cross-entropy of logits, bounds the distance between the gradients
-            that an example has for either label by twice that, and so clips less at the same
-            noise; calibrate the noise for it (``calibrate_noise_multiplier(..., clipping=...)``).
-        num_microbatches: clips means of ``batch / num_microbatches`` neighbouring examples instead
-            of single gradients; None: one example each.
-        noise: another source of noise than ``GaussianNoise(noise_multiplier)``; then
-            ``noise_multiplier`` may be left out, or must be the same.
-        insecure_seed: makes the noise repeatable; statements then say "not private: seeded".
-        method: of per-example gradients: ``"auto"``, ``"ghost"`` or ``"vectorized"``. Changes
-            speed, not privacy.
-        max_bytes: the most extra memory that these may take.
-        name: of the optimizer.
+            classes and plain cross-entropy of logits, bounds the distance between an example's
+            gradients for the two labels by twice that, and so clips less at the same noise;
+            calibrate the noise for it (``calibrate_noise_multiplier(..., clipping=...)``).
+        noise: another source of noise than ``GaussianNoise(noise_multiplier)``; leave
+            ``noise_multiplier`` out then, or give the same.
+        insecure_seed: makes the noise repeatable; statements are then "not private: seeded".
+        method: how per-example gradients are computed: ``"auto"``, ``"ghost"`` or
+            ``"vectorized"``. Changes speed, not privacy.
+        max_bytes: the most extra memory for per-example gradients.
+        name: name of the optimizer.
 
     Raises:
-        ValueError: an argument out of range, or an inner optimizer with clipping of its own.
-        TypeError: an argument of the wrong kind.
+        ValueError: an argument out of range, or an inner optimizer that clips.
+        TypeError: an argument of another type.
         RuntimeError: Keras runs on another backend than TensorFlow.
 
     Example:
@@ -90,7 +87,6 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         l2_norm_clip: float,
         noise_multiplier: float | None = None,
         denoiser: Denoiser | None = None,
-        num_microbatches: int | None = None,
         *,
         clipping: str = "norm",
         preconditioner: GaussNewton | str | None = None,
@@ -103,11 +99,12 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
     ) -> None:
         _validate.keras_on_tensorflow("LabelDPOptimizer")
         inner = _checked_inner(inner_optimizer)
-        # Keras writes these into every optimizer's configuration, with their defaults.
+        # Configurations of optimizers have Keras's arguments, with their defaults.
         changed = [key for key, value in unused.items() if value not in (None, False, 0.0, 0.99)]
         if changed:
             raise TypeError(
-                f"LabelDPOptimizer does not take {', '.join(sorted(changed))}: see inner_optimizer."
+                f"LabelDPOptimizer does not take {', '.join(sorted(changed))}. Set it in "
+                "inner_optimizer."
             )
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = inner
@@ -119,12 +116,13 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         if not isinstance(self._denoiser, Denoiser):
             raise TypeError(f"denoiser must be a Denoiser or None, got {type(denoiser).__name__}.")
         self._preconditioner = _checked_preconditioner(preconditioner, self._denoiser)
-        if num_microbatches is not None:
-            num_microbatches = _validate.integer_at_least("num_microbatches", num_microbatches, 1)
-        self._num_microbatches = num_microbatches
         self._clipping = _validate.one_of("clipping", clipping, CLIPPINGS)
-        if self._clipping == "label_distance":
-            _check_by_distance(self._noise, num_microbatches)
+        if self._clipping == "label_distance" and type(self._noise) is not GaussianNoise:
+            raise ValueError(
+                f"expected GaussianNoise for clipping='label_distance', got "
+                f"{type(noise).__name__}, which is accounted for gradients of norm l2_norm_clip. "
+                "Use clipping='norm'."
+            )
         speed = Speed(method, max_bytes)
         self.method, self.max_bytes = speed.method, speed.max_bytes
         self._noise_state: Any = ()
@@ -138,9 +136,6 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
     preconditioner: GaussNewton | None = fixed(
         "_preconditioner", "The source of coordinates for clipping and noise, or None."
     )
-    num_microbatches: int | None = fixed(
-        "_num_microbatches", "Number of means of neighbouring examples that are clipped, or None."
-    )
 
     @property
     def noise_multiplier(self) -> float:
@@ -148,14 +143,14 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         return self.noise.noise_multiplier
 
     def dp_event(self, sampling_probability: float, steps: int) -> Any:
-        """Returns the event of some steps, as ``NoiseMechanism.dp_event`` does."""
+        """Returns the event of this many steps, as ``NoiseMechanism.dp_event``."""
         if self.clipping == "norm":
             return self.noise.dp_event(sampling_probability, steps)
-        noise = cast(GaussianNoise, self.noise)  # as _check_by_distance has it
+        noise = cast(GaussianNoise, self.noise)
         return noise.dp_event(sampling_probability, steps, self.clipping)
 
     def build(self, variables: list[Any]) -> None:
-        """Makes the variables of the inner optimizer, the noise and the denoiser."""
+        """Creates the variables of the inner optimizer, the noise and the denoiser."""
         if self.built:
             return
         self.inner_optimizer.build(variables)
@@ -177,7 +172,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
 
     @property
     def variables(self) -> list[Any]:
-        """The optimizer's variables and those of the inner one."""
+        """The optimizer's variables and those of the inner optimizer."""
         return [*self._variables, *self.inner_optimizer.variables]
 
     @property
@@ -196,7 +191,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         return self.inner_optimizer.iterations
 
     def add_noise(self, clipped_sum: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the sum with this step's noise; called once a step by ``LabelDPModel``."""
+        """Returns the sum with this step's noise; ``LabelDPModel`` calls it once per step."""
         state = _values(self._noise_state)
         noisy, after = self.noise.add_noise(clipped_sum, self.l2_norm_clip, state)
         _assign(self._noise_state, after)
@@ -213,11 +208,11 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
 
     @property
     def num_examples(self) -> int:
-        """Number of public examples that each step needs in addition to the batch."""
+        """Number of public examples per step in addition to the batch."""
         return (self.preconditioner or self.denoiser).num_examples
 
     def coordinates(self, vertices: Setting[Any]) -> list[Coordinates] | None:
-        """Returns those of this step's clipping and noise; None without a preconditioner."""
+        """Returns the coordinates of clipping and noise; None without a preconditioner."""
         if self.preconditioner is None:
             return None
         coordinates, after = self.preconditioner.coordinates(vertices, _values(self._curvature))
@@ -233,21 +228,21 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         self.inner_optimizer.apply(list(grads), trainable_variables)
 
     def _refuse(self, *unused: Setting[Any], **also_unused: Setting[Any]) -> NoReturn:
-        """Raises: gradients come from ``LabelDPModel`` alone."""
+        """Raises a ``RuntimeError``."""
         raise RuntimeError(
             "LabelDPOptimizer got gradients that are not clipped and noised; training with them "
             "would not be private. Use it in a tf_labeldp.LabelDPModel: "
             "LabelDPModel.from_model(model), or LabelDPModel(inputs, outputs), and call its fit."
         )
 
-    # Steps that have receipts: it applies noisy gradients alone, whose receipts the model has.
+    # All of its steps have receipts, since it applies noisy gradients alone.
     label_dp_covered = math.inf
 
-    # Only a model that trains in the clear asks for these.
+    # Models that train in the clear call these.
     apply_gradients = update_step = stateless_apply = scale_loss = _refuse
 
     def finalize_variable_values(self, var_list: Any) -> None:
-        """Sets the variables to their moving averages where the inner optimizer keeps them."""
+        """Sets the variables to the moving averages of the inner optimizer, if it keeps any."""
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def get_config(self) -> dict[str, Any]:
@@ -259,7 +254,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> LabelDPOptimizer:
-        """Returns the optimizer that ``get_config`` described."""
+        """Returns the optimizer of a configuration."""
         objects = {
             name: keras.saving.deserialize_keras_object(config[name], custom_objects=custom_objects)
             for name in _OBJECTS
@@ -287,7 +282,7 @@ def _checked_inner(inner: Any) -> keras.optimizers.Optimizer:
     clipping = [name for name in _FIXED if getattr(inner, name, None)]
     if clipping:
         raise ValueError(
-            f"inner_optimizer has {', '.join(clipping)} set, which would act on noisy gradients. "
+            f"inner_optimizer sets {', '.join(clipping)}, which would act on noisy gradients. "
             "Leave it out, and set l2_norm_clip instead."
         )
     return inner
@@ -299,7 +294,7 @@ def _checked_noise(
     if noise is None:
         if noise_multiplier is None:
             raise TypeError(
-                "noise_multiplier is missing; accounting.calibrate_noise_multiplier finds one."
+                "noise_multiplier is missing. accounting.calibrate_noise_multiplier finds one."
             )
         return GaussianNoise(noise_multiplier, insecure_seed=insecure_seed)
     if not isinstance(noise, NoiseMechanism):
@@ -309,26 +304,12 @@ def _checked_noise(
         )
     if noise_multiplier is not None and noise_multiplier != noise.noise_multiplier:
         raise ValueError(
-            f"noise_multiplier={noise_multiplier:g} contradicts noise, which has "
-            f"{noise.noise_multiplier:g}. Leave it out."
+            f"noise_multiplier={noise_multiplier:g} contradicts the {noise.noise_multiplier:g} of "
+            "noise. Leave it out."
         )
     if insecure_seed is not None and getattr(noise, "insecure_seed", None) != insecure_seed:
-        raise ValueError("insecure_seed and noise were both given; give the seed to the noise.")
+        raise ValueError("got both insecure_seed and noise. Give the seed to the noise.")
     return noise
-
-
-def _check_by_distance(noise: NoiseMechanism, num_microbatches: int | None) -> None:
-    """Raises for settings that the accounting of clipping by distance does not cover."""
-    if num_microbatches is not None:
-        raise ValueError(
-            f"num_microbatches={num_microbatches} clips means of examples, and "
-            "clipping='label_distance' single ones. Leave one of them out."
-        )
-    if type(noise) is not GaussianNoise:
-        raise ValueError(
-            f"clipping='label_distance' needs GaussianNoise, got {type(noise).__name__}, which is "
-            "accounted for gradients of norm l2_norm_clip. Use clipping='norm'."
-        )
 
 
 def _checked_preconditioner(value: Any, denoiser: Denoiser) -> GaussNewton | None:
@@ -340,7 +321,7 @@ def _checked_preconditioner(value: Any, denoiser: Denoiser) -> GaussNewton | Non
         raise TypeError(f"preconditioner must be a GaussNewton, its name or None, got {value!r}.")
     if not isinstance(denoiser, NoOp):
         raise ValueError(
-            f"preconditioner and {type(denoiser).__name__} were both given, which use different "
+            f"got both a preconditioner and {type(denoiser).__name__}, which use different "
             "coordinates. Leave one of them out."
         )
     return value

@@ -1,4 +1,4 @@
-"""A Keras model, its batches and its callbacks for DP-SGD, at an epsilon, in one call."""
+"""``make_private``: a Keras model, its batches and callbacks for DP-SGD at an epsilon."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from tf_labeldp.training._preconditioner import GaussNewton
 from tf_labeldp.vault import PrivateLabels
 
 _RATE = 8.0
-"""Of whitened steps, times the root of epsilon: chosen on MNIST, confirmed on Fashion-MNIST."""
-_PLAIN_RATE = 0.01
-"""Of Adam, for losses whose gradients are not whitened."""
+"""Learning rate per root of epsilon: chosen on MNIST, confirmed on Fashion-MNIST."""
 _LARGEST_RATE = 8.0
+"""Largest learning rate, reached at epsilon 1."""
+_PLAIN_RATE = 0.01
+"""Learning rate of Adam, for gradients that are not whitened."""
 _GROUP = 8
-"""Channels in a group of the normalisation that replaces one over the batch, about."""
+"""Channels per group of ``GroupNormalization``, about."""
 
 
 def make_private(
@@ -45,27 +46,27 @@ def make_private(
 ) -> tuple[LabelDPModel, PoissonBatches, list[keras.callbacks.Callback]]:
     """Returns a private model, batches and callbacks for ``fit``, to train by DP-SGD at an epsilon.
 
-    The noise is calibrated so that ``epochs`` epochs cost epsilon. The loss is the one that the
-    model was compiled with; otherwise cross-entropy for classes, the squared error for numbers. A
-    model with one output for each class is trained with ``preconditioner="gauss_newton"`` by SGD
-    with a rate of 8 sqrt(epsilon) that falls to zero, others by Adam; the clip is 1: the best in
+    The noise is calibrated so that ``epochs`` epochs cost epsilon. The loss is that of the compiled
+    model; an uncompiled one gets cross-entropy for classes, the squared error for numbers. A model
+    with one output per class is trained with ``preconditioner="gauss_newton"`` by SGD with a rate
+    of 8 sqrt(epsilon), at most 8, that falls to zero, others by Adam; the clip is 1: the best in
     our measurements. ``BatchNormalization``, which mixes examples, is replaced by
     ``GroupNormalization`` in a copy of the model, with a warning.
 
     Guarantee:
-        (epsilon, delta)-label-DP for the replacement of one label, after ``epochs`` epochs;
-        ``private.guarantee()`` states the cost. Assumes what ``LabelDPModel`` assumes.
+        (epsilon, delta)-label-DP under replacement of one label, after ``epochs`` epochs;
+        ``private.guarantee()`` states the cost, with the assumptions of ``LabelDPModel``.
 
     Args:
-        model: functional or sequential, and built. The private model shares its layers, so that
-            afterwards it is the trained model, as a plain one (except where layers were replaced:
+        model: functional or sequential, and built. The private model shares its layers, so training
+            trains ``model`` too (except where layers were replaced: use
             ``keras.Model(private.inputs, private.outputs)``).
         epsilon: finite and above zero.
         x: public features of all examples, as for ``data.poisson_batches``.
         labels: a ``PrivateLabels``, which is charged per epoch.
-        epochs: number of epochs, of about n / batch_size steps each.
-        batch_size: expected number of examples in a batch.
-        delta: in (0, 1); None for that of the vault's budget.
+        epochs: number of epochs, with about n / batch_size steps each.
+        batch_size: expected number of examples per batch.
+        delta: in (0, 1); None takes the delta of the vault's budget.
         insecure_seed: makes noise and batches repeatable, and the statement "not private: seeded".
 
     Returns:
@@ -87,7 +88,7 @@ def make_private(
         >>> private, batches, callbacks = make_private(
         ...     plain, epsilon=2.0, x=x, labels=labels, epochs=2, batch_size=100
         ... )
-        >>> callbacks[0].verbose = 0  # it prints what was spent, an epoch a line
+        >>> callbacks[0].verbose = 0  # it prints a line per epoch
         >>> history = private.fit(batches, epochs=2, callbacks=callbacks, verbose=0)
         >>> 1.9 < private.guarantee().epsilon <= 2.0
         True
@@ -102,11 +103,11 @@ def make_private(
     epochs = _validate.integer_at_least("epochs", epochs, 1)
     batch_size = _validate.integer_at_least("batch_size", batch_size, 2)
     if batch_size > len(labels):
-        raise ValueError(f"batch_size must be at most {len(labels)}, the labels, got {batch_size}.")
+        raise ValueError(f"batch_size must be at most {len(labels)} labels, got {batch_size}.")
     delta = labels.budget.delta if delta is None else delta
     if not delta:
         raise ValueError(
-            "DP-SGD needs a delta above zero, and the budget has none. Make the vault with "
+            "expected a budget with delta above zero, got 0. Make the vault with "
             "PrivacyBudget(epsilon, delta=...), below 1/n for n labels."
         )
     public = public_input(model)
@@ -144,7 +145,7 @@ def _loss_for(model: keras.Model, labels: PrivateLabels) -> Any:
     if getattr(model, "compiled", False) and model.loss is not None:
         if not takes_rows(model.loss) or labels.num_labels is not None:
             return model.loss
-        # The vault has codes, not rows.
+        # A vault has class codes.
         from_logits = getattr(loss_object(model.loss), "from_logits", False)
         return keras.losses.SparseCategoricalCrossentropy(from_logits)
     if labels.label_range is not None:
@@ -157,7 +158,7 @@ def _loss_for(model: keras.Model, labels: PrivateLabels) -> Any:
 
 
 def _without_batch_normalization(model: keras.Model) -> keras.Model:
-    """Returns the model, or a copy that shares its other layers and normalises each example."""
+    """Returns the model, or a copy that shares all layers but batch normalisations."""
     replaced = []
 
     def kept(layer: keras.Layer) -> keras.Layer:
@@ -172,7 +173,7 @@ def _without_batch_normalization(model: keras.Model) -> keras.Model:
         return model
 
     def called(layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(layer, keras.layers.GroupNormalization):  # which takes no mask
+        if isinstance(layer, keras.layers.GroupNormalization):  # takes no mask
             kwargs.pop("mask", None)
         return layer(*args, **kwargs)
 

@@ -21,7 +21,7 @@ from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, public_inpu
 from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.accounting.receipts import merge_receipts
 from tf_labeldp.estimation import prior_from_logits, sharpen_prior
-from tf_labeldp.gradients.model_checks import name_of, takes_codes, takes_rows
+from tf_labeldp.gradients.model_checks import name_of, takes_codes
 from tf_labeldp.mechanisms import ClassificationMechanism, Priors, RandomizedResponse, RRWithPrior
 from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.training._record_receipts import CountedTraining
@@ -31,19 +31,21 @@ from tf_labeldp.vault.model_history import attach
 from tf_labeldp.vault.records import publish
 
 _SHUFFLE_STREAM = 1
-_SUM_TOLERANCE = 1e-2  # of a row of probabilities in half precision
+"""Added to the seed: the order of batches and the split into stages are drawn independently."""
+_SUM_TOLERANCE = 1e-2
+"""The sum of a row may miss one by this, as rows of probabilities in half precision do."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StageReport:
-    """The training set of a stage in numbers, which depend on noisy labels alone.
+    """Counts of a stage's training set, which depend on noisy labels alone.
 
     Attributes:
         stage: number of the stage, from 1.
         num_new: examples whose labels were drawn for this stage.
-        mean_k: mean size of the top-k set over them (K in a first stage without priors).
+        mean_k: their mean size of the top-k set (K in a first stage without priors).
         num_reused: examples of earlier stages in the training set.
-        num_dropped: those left out, as their noisy label is not in the model's top classes.
+        num_dropped: earlier examples left out, as the model's top classes lack their noisy label.
     """
 
     stage: int
@@ -54,12 +56,13 @@ class StageReport:
 
 
 class MultiStageTraining(CountedTraining):
-    """Trains in stages, each on labels randomized with the model of the stage before.
+    """Trains in stages, each on labels randomized with the model of the previous stage.
 
     The examples are split at random, without looking at labels. Stage 1 randomizes the labels of
     its part by randomized response (or RRWithPrior under ``priors``). Each later stage takes the
-    current model's predictions on its own part as priors, randomizes that part's labels by
-    RRWithPrior, and trains on. One stage is LP-1ST, plain randomized response; two are LP-2ST.
+    current model's predictions on its part as priors, randomizes the labels of this part by
+    RRWithPrior, and continues training. One stage is LP-1ST, plain randomized response; two are
+    LP-2ST.
 
     Guarantee:
         (epsilon, 0)-label-DP under replacement of one label, for the final model, all intermediate
@@ -69,11 +72,11 @@ class MultiStageTraining(CountedTraining):
         only.
 
     Put most examples into the first stage (80 % at epsilon 1, 60 to 70 % above). With the defaults
-    two stages were then never below one on MNIST and Fashion-MNIST, and up to 2 points above. The
-    paper's settings, ``filter_labels=True`` and ``temperature=1.0``, lost 2 and 4 points on MNIST
-    at epsilon 1.
+    two stages were then never less accurate than one on MNIST and Fashion-MNIST, and up to 2 points
+    more. The paper's settings, ``filter_labels=True`` and ``temperature=1.0``, lost 2 and 4 points
+    on MNIST at epsilon 1.
 
-    To resume a run that was killed, give the vault a ``store``, and keep the weights with
+    To resume a run after a crash, give the vault a ``store``, and keep the weights with
     ``keras.callbacks.BackupAndRestore``. Without a store, resuming raises. List this callback
     before others that change the learning rate, which a new stage resets.
 
@@ -82,29 +85,27 @@ class MultiStageTraining(CountedTraining):
             ``tf.data.Dataset`` of batches of arrays or dicts, which is read once, into memory.
         labels: the vault with the n true labels.
         epsilon: privacy parameter of each draw, finite and above zero.
-        fractions: share of the examples in each stage; they sum to one. ``(1.0,)`` is LP-1ST.
+        fractions: share of the examples in each stage, with sum one. ``(1.0,)`` is LP-1ST.
         epochs_per_stage: epochs of each stage, one number or one per stage.
-        batch_size: the most examples of a step. Each epoch has ``ceil(n / batch_size)`` steps in
-            every stage and passes over the stage's training set once.
-        temperature: of the priors ``softmax(logits / temperature)``; one number or one per stage.
-            Below one trusts the model more and makes k smaller.
+        batch_size: the most examples per step. Each epoch has ``ceil(n / batch_size)`` steps in
+            every stage and is one pass over the stage's training set.
+        temperature: scales the logits of the priors ``softmax(logits / temperature)``; one number
+            or one per stage. Below one trusts the model more and makes k smaller.
         mixup_alpha: mixup with weights from Beta(alpha, alpha), one number or one per stage; zero
             for none. Needs floating-point features.
-        warm_start: whether a stage continues from the weights of the stage before, or starts from
-            those before training. The optimizer and its learning-rate schedule restart in each
+        warm_start: whether a stage continues from the weights of the previous stage, or restarts
+            from the initial weights. The optimizer and its learning-rate schedule restart in each
             stage in both cases.
         reuse_labels: whether a stage also trains on the noisy labels of earlier stages.
-        filter_labels: whether to leave out those that are not among the current model's top k
-            classes, where k is the rounded mean k of RRWithPrior on the new part.
+        filter_labels: whether to drop earlier labels outside the current model's top k classes,
+            where k is the rounded mean k of RRWithPrior on the new part.
         priors: public or released prior of the first stage, (K,) or (n, K), or
             ``mechanisms.Priors``; None for a uniform one.
         key: name of the draws in the vault; letters, digits, "_", "-" and "." only. A second run
             with the same vault, key and settings trains on the same draws at no further cost.
         from_logits: whether the model returns logits; None takes it from the compiled loss.
-        sigmoid: whether the model has one output (batch, 1), of the second of two classes, for
-            ``keras.losses.BinaryCrossentropy``; the labels of ``dataset()`` are then (batch, 1).
-        seed: of the partition, the shuffling and mixup; public. The labels' random bits come from
-            the vault.
+        seed: public seed of the partition, the shuffling and mixup. The labels' random bits come
+            from the vault.
         verbose: 0 for silence, 1 for a line and a progress bar at each change of stage.
 
     Raises:
@@ -144,7 +145,6 @@ class MultiStageTraining(CountedTraining):
         priors: Public[Any] = None,
         key: str = "lp-mst",
         from_logits: bool | None = None,
-        sigmoid: bool = False,
         seed: int = 0,
         verbose: int = 1,
     ) -> None:
@@ -152,23 +152,18 @@ class MultiStageTraining(CountedTraining):
             raise TypeError(f"labels must be a PrivateLabels, got {type(labels).__name__}.")
         if labels.label_range is not None:
             raise ValueError(
-                "labels must be classes, and these are numbers. Fit any model on noisy numbers of "
+                "expected labels of classes, got numbers. Fit any model on the noisy numbers of "
                 "labels.randomize(tf_labeldp.LabelRandomizer(...))."
             )
-        if sigmoid and labels.num_classes != 2:
-            raise ValueError(
-                f"sigmoid=True is for two classes, and there are {labels.num_classes}. Leave it "
-                f"out, and end the model with keras.layers.Dense({labels.num_classes})."
-            )
         self._epsilon = _validate.positive_finite("epsilon", epsilon)
-        self._columns = 1 if sigmoid else labels.num_classes
         self._labels = labels
         public = public_input(features)
         super().__init__(public.receipts)
         self._features = Features(public.value)
         if self._features.num_examples != len(labels):
             raise ValueError(
-                f"features have {self._features.num_examples} rows, labels have {len(labels)}."
+                f"expected one label per row, got {self._features.num_examples} rows and "
+                f"{len(labels)} labels."
             )
         self._batch_size = batch_size
         seed = _validate.integer_at_least("seed", seed, 0)
@@ -183,7 +178,7 @@ class MultiStageTraining(CountedTraining):
         )
         self._use_mixup = max(self._plan.mixup_alphas) > 0
         if self._use_mixup and not self._features.all_floating:
-            raise ValueError("mixup_alpha > 0 needs floating-point features. Cast them.")
+            raise ValueError("mixup_alpha above 0 needs floating-point features. Cast them.")
         self._warm_start = warm_start
         self._reuse_labels = reuse_labels
         self._filter_labels = filter_labels
@@ -198,7 +193,7 @@ class MultiStageTraining(CountedTraining):
             self._first_priors = Priors(rows, receipts=first.receipts)
         if not re.fullmatch(r"[\w.-]+", key):
             raise ValueError(f"key must be letters, digits, '_', '-' and '.', got {key!r}.")
-        # Names of the stages' draws, which identify their priors.
+        # The name of a draw identifies its priors, so that other priors never reuse a draw.
         self._keys = [
             f"{key}-stage-{stage}-of-{len(origins)}{origin}"
             for stage, origin in enumerate(origins, start=1)
@@ -208,20 +203,20 @@ class MultiStageTraining(CountedTraining):
         self._first_epoch = True
         self._start_weights: list[tuple[Any, np.ndarray]] = []
         self._start_optimizer: list[tuple[Any, np.ndarray]] = []
-        self._reports: dict[int, StageReport] = {}  # of stages begun here, or read from records
+        # By stage, begun in this run or read from a record.
+        self._reports: dict[int, StageReport] = {}
         self._kept: dict[int, np.ndarray] = {}
-        self._has_begun = False  # by `dataset` or the first epoch
+        self._has_begun = False
         self._data = StageDataset(
             self._features,
             labels.num_classes,
             self._plan.steps_per_epoch,
             seed=seed + _SHUFFLE_STREAM,
-            first_column=labels.num_classes - self._columns,
         )
 
     @property
     def epochs(self) -> int:
-        """Total number of epochs over all stages, for ``model.fit``."""
+        """Total number of epochs, for ``model.fit``."""
         return sum(self._plan.epochs)
 
     @property
@@ -231,14 +226,14 @@ class MultiStageTraining(CountedTraining):
 
     @property
     def reports(self) -> tuple[StageReport, ...]:
-        """A ``StageReport`` for each stage so far: its new, reused and dropped labels."""
+        """A ``StageReport`` for each stage so far."""
         return tuple(self._reports[stage] for stage in sorted(self._reports))
 
     def noisy_labels(self) -> NoisyLabels:
         """Returns the noisy labels of all stages drawn so far, with their priors.
 
-        A first stage without priors uses randomized response, which is ``RRWithPrior`` under a
-        uniform prior, so all of them have one mechanism.
+        They all have ``RRWithPrior`` as their mechanism: the randomized response of a first stage
+        is ``RRWithPrior`` under a uniform prior.
         """
         drawn = [self._draw(stage, None) for stage in self._drawn_stages()]
         k = self._labels.num_classes
@@ -263,56 +258,55 @@ class MultiStageTraining(CountedTraining):
         """Returns the guarantee of the trained model, or raises if there is none yet.
 
         Args:
-            delta: delta of the guarantee; None for that of the vault's budget.
+            delta: in [0, 1); None takes the delta of the vault's budget.
         """
         if self.model is None:
             drawn = sum(self._plan.parts[stage].size for stage in self._drawn_stages())
             raise RuntimeError(
-                "no model has been trained with these stages among its callbacks; "
+                "expected a model trained with these stages among its callbacks, got none; "
                 f"epsilon={self._epsilon:g} was spent on the labels of {drawn} of "
-                f"{len(self._labels)} examples. Call {FIT}, which uses these again."
+                f"{len(self._labels)} examples. Call {FIT}, which uses these draws."
             )
         return guarantee(self.model, delta)
 
     def dataset(self) -> tf.data.Dataset:
         """Draws the first stage's labels and returns the dataset for ``model.fit``.
 
-        It serves the labels of later stages only with this object among the callbacks of
-        ``model.fit``; without, iterating raises where stage 2 would begin. Under a distribution
-        strategy call it within ``strategy.scope()``, so that batches split evenly among the
-        replicas.
+        The dataset has the labels of later stages only with this object among the callbacks of
+        ``model.fit``; without it, iterating raises where stage 2 would begin. Under a distribution
+        strategy call this method within ``strategy.scope()``, so that batches split evenly among
+        the replicas.
 
         Returns:
-            ``steps_per_epoch`` batches ``(features, one-hot noisy labels (batch, K))``, or with
-            ``sigmoid`` noisy labels (batch, 1).
+            ``steps_per_epoch`` batches ``(features, one-hot noisy labels (batch, K))``.
 
         Raises:
-            BudgetExceededError: the vault's budget does not allow the draw.
+            BudgetExceededError: the vault's budget does not allow the draws.
             ValueError: a stage has too few examples for the replicas of the current strategy.
         """
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         smallest = min(part.size for part in self._plan.parts)
         if smallest // replicas < self.steps_per_epoch:
             raise ValueError(
-                f"the smallest stage has {smallest} examples, too few for {self.steps_per_epoch} "
-                f"batches on {replicas} replicas. Raise its fraction or the batch_size."
+                f"expected {self.steps_per_epoch} batches for {replicas} replicas, got a stage of "
+                f"{smallest} examples. Raise its fraction or the batch_size."
             )
         for stage, part in enumerate(self._plan.parts):
-            # Before the first draw, which would be in vain if a later one is refused.
+            # A first draw would be wasted if the budget refused a later one.
             if not self._labels.has_draw(self._keys[stage]):
                 self._labels.check_budget(self._mechanism(stage), part)
-        if not self._has_begun:  # a second data set allows no more epochs
+        if not self._has_begun:
+            # A second dataset adds no epochs.
             self._has_begun = True
             self._draw(0, self._first_priors)
             self._kept[0] = np.empty(0, dtype=np.int64)
-            # A single stage has the labels of all epochs, with or without the callback.
-            single = len(self._plan.parts) == 1
-            passes = math.inf if single else self._plan.epochs[0]
+            # A single stage needs no callback: its labels serve all epochs.
+            passes = math.inf if len(self._plan.parts) == 1 else self._plan.epochs[0]
             self._data.set(self._training_set(stage=0, epoch=0), passes)
         return self._data.build(self._use_mixup, replicas)
 
     def set_model(self, model: keras.Model) -> None:
-        """Copies the first weights and optimizer, before any other callback restores them.
+        """Copies the initial weights and optimizer, before other callbacks restore theirs.
 
         Receipts of the weights count against the vault's budget.
         """
@@ -330,11 +324,10 @@ class MultiStageTraining(CountedTraining):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model and the number of epochs."""
         self._first_epoch = True
-        asked = self.params.get("epochs")
-        if asked != self.epochs:
+        if self.params.get("epochs") != self.epochs:
             raise ValueError(
-                f"model.fit was called with epochs={asked}, but the stages have {self.epochs} "
-                "epochs in all. Pass epochs=stages.epochs."
+                f"expected epochs={self.epochs}, as the stages have, got "
+                f"{self.params.get('epochs')}. Pass epochs=stages.epochs."
             )
         self._check_model()
 
@@ -345,27 +338,24 @@ class MultiStageTraining(CountedTraining):
         return bool(getattr(self.model.loss, "from_logits", False))
 
     def _check_model(self) -> None:
-        loss, k = self.model.loss, self._columns
+        loss, k = self.model.loss, self._labels.num_classes
         outputs = self.model(self._features.take(np.arange(1)), training=False)
         shape = tuple(getattr(outputs, "shape", ()))
         if shape != (1, k):
-            also = ", or give sigmoid=True" if (k, shape) == (2, (1, 1)) else ""
             raise ValueError(
                 f"expected a model that returns one tensor of shape (batch, {k}), got {shape} for "
-                f"one example. End it with keras.layers.Dense({k}){also}."
+                f"one example. End it with keras.layers.Dense({k})."
             )
-        if takes_codes(loss) or (k == 1 and takes_rows(loss)):
-            wanted = "BinaryCrossentropy" if k == 1 else "CategoricalCrossentropy"
+        if takes_codes(loss):
             raise ValueError(
                 f"expected a loss of rows, since the dataset has one-hot labels, got "
-                f"{name_of(loss)!r}. Use keras.losses.{wanted}."
+                f"{name_of(loss)!r}. Use keras.losses.CategoricalCrossentropy."
             )
         row = np.asarray(keras.ops.convert_to_numpy(outputs), dtype=np.float64)
-        row = row if k > 1 else _two_columns(row, logits=False)
         if not self._logits and (row.min() < 0 or abs(row.sum() - 1.0) > _SUM_TOLERANCE):
             raise ValueError(
-                "the model's output is not a probability distribution, and its loss has no "
-                "from_logits=True. Set it there or here, or end the model with a softmax."
+                "expected probabilities from the model, as its loss has no from_logits=True, got "
+                "other numbers. Set from_logits=True there or here, or end the model in a softmax."
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -377,7 +367,7 @@ class MultiStageTraining(CountedTraining):
         self._first_epoch = False
         if begins:
             self._begin(stage)
-        begun = [drawn for drawn in self._drawn_stages() if drawn in self._reports]
+        begun = [s for s in self._drawn_stages() if s in self._reports]
         attach(self.model, merge_receipts(*(self._draw(s, None).receipts for s in begun)))
         self._data.set(self._training_set(stage, epoch))
         super().on_epoch_begin(epoch)
@@ -395,21 +385,23 @@ class MultiStageTraining(CountedTraining):
             warnings.warn(
                 f"training ended in stage {begun} of {len(parts)}: the labels of {unused} of "
                 f"{len(self._labels)} examples were neither drawn nor charged; "
-                f"epsilon={self._epsilon:g} was spent on each of the others. Go on with the same "
-                "call of fit, and initial_epoch= the epochs done.",
+                f"epsilon={self._epsilon:g} was spent on each of the others. Continue with the "
+                "same call of fit, and initial_epoch= the number of epochs done.",
                 stacklevel=2,
             )
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Stops a run that does not read this dataset, after its first step."""
+        """Stops a run on another dataset, after its first step."""
         if self._data.served:
             return
-        getattr(self.model, "jax_state_sync", lambda: None)()  # or it undoes what is set here
+        # On JAX the weights set below would otherwise be overwritten.
+        getattr(self.model, "jax_state_sync", lambda: None)()
         self._set_back([*self._start_weights, *self._start_optimizer])
         self.model.reset_metrics()
         raise RuntimeError(
-            "model.fit does not read the noisy labels of this stage, so the weights were set back "
-            f"to those before training. Call {FIT} without .cache(), .repeat() or steps_per_epoch."
+            "expected model.fit to read the noisy labels of this stage, got another dataset; the "
+            "weights were set back to the initial ones. "
+            f"Call {FIT} without .cache(), .repeat() or steps_per_epoch."
         )
 
     def _begin(self, stage: int) -> None:
@@ -418,14 +410,14 @@ class MultiStageTraining(CountedTraining):
         earlier = [self._stored(s) for s in range(stage)]
         priors = self._first_priors
         if stage > 0:
-            self._say(f"Stage {stage + 1}: asking the model for priors on {part.size} examples")
+            self._report(f"Stage {stage + 1}: predicting priors for {part.size} examples")
             rows = self._predict(part, self._plan.temperatures[stage])
             priors = Priors(rows, receipts=public_input(self.model).receipts)
         self._draw(stage, priors)
-        num_classes = self._labels.num_classes
-        mean_k = float(num_classes)
+        mean_k = float(self._labels.num_classes)
         if priors is not None:
-            mean_k = float(RRWithPrior(self._epsilon, num_classes).optimal_k(priors).mean())
+            mechanism = RRWithPrior(self._epsilon, self._labels.num_classes)
+            mean_k = float(mechanism.optimal_k(priors).mean())
         kept = self._filter(earlier, max(1, round(mean_k))) if earlier else part[:0]
         pool = sum(map(len, earlier)) if self._reuse_labels else 0
         report = StageReport(stage + 1, part.size, mean_k, kept.size, pool - kept.size)
@@ -434,7 +426,7 @@ class MultiStageTraining(CountedTraining):
         if stage > 0:
             weights = [] if self._warm_start else self._start_weights
             self._set_back([*weights, *self._start_optimizer])
-            self._say(
+            self._report(
                 f"Stage {stage + 1}: {part.size} new labels, mean k {mean_k:.2f}; "
                 f"{kept.size} earlier labels kept, {report.num_dropped} dropped"
             )
@@ -460,18 +452,16 @@ class MultiStageTraining(CountedTraining):
     def _stored(self, stage: int) -> NoisyLabels:
         if not self._labels.has_draw(self._keys[stage]):
             raise RuntimeError(
-                f"this vault did not draw the labels of stage {stage + 1}. Give it the store of "
-                "that run: PrivateLabels(..., store=path)."
+                f"expected a vault that drew the labels of stage {stage + 1}, got another. Give it "
+                "the store of that run: PrivateLabels(..., store=path)."
             )
         return self._draw(stage, None)
 
     def _predict(self, indices: np.ndarray, temperature: float) -> np.ndarray:
-        """Returns the model's probabilities ``float64`` (m, K), batch by batch."""
+        """Returns the model's probabilities ``float64`` (m, K)."""
         outputs = self.model.predict(
             self._features.batches(indices, self._batch_size), verbose=self._verbose
         )
-        if self._columns == 1:
-            outputs = _two_columns(outputs, self._logits)
         return priors_from_outputs(outputs, self._logits, temperature)
 
     def _filter(self, earlier: list[NoisyLabels], k: int) -> np.ndarray:
@@ -481,7 +471,7 @@ class MultiStageTraining(CountedTraining):
         if not self._filter_labels or k >= self._labels.num_classes:
             return indices
         noisy = np.concatenate([labels.values for labels in earlier])
-        self._say(f"Filtering {indices.size} earlier labels by the model's top {k}")
+        self._report(f"Filtering {indices.size} earlier labels by the model's top {k}")
         return indices[top_k_members(self._predict(indices, 1.0), k)[np.arange(noisy.size), noisy]]
 
     def _set_back(self, start: list[tuple[Any, np.ndarray]]) -> None:
@@ -495,7 +485,7 @@ class MultiStageTraining(CountedTraining):
         return pathlib.Path(self._labels.store_path) / "stages" / f"{self._keys[stage]}.npz"
 
     def _save_state(self, stage: int, kept: np.ndarray, report: StageReport) -> None:
-        """Stores the kept earlier labels, for a run that resumes inside the stage."""
+        """Records the reused examples, for a run that resumes inside the stage."""
         path = self._state_path(stage)
         if path is None:
             return
@@ -506,13 +496,13 @@ class MultiStageTraining(CountedTraining):
         publish(path, buffer.getvalue())
 
     def _resume(self, num_stages: int) -> None:
-        """Restores a run in which this many stages have begun, from their records."""
+        """Restores a run from the records of the stages that have begun."""
         for stage in set(range(num_stages)) - set(self._reports):
             path = self._state_path(stage)
             if path is None or not path.exists():
                 raise RuntimeError(
-                    f"there is no record of how stage {stage + 1} began: its labels would be "
-                    "drawn, and spent, a second time. Give the vault the store of that run, "
+                    f"expected a record of stage {stage + 1}, got none: its labels would be drawn, "
+                    "and charged, a second time. Give the vault the store of that run, "
                     "PrivateLabels(..., store=path), or start from epoch 0 with a new model."
                 )
             with np.load(path, allow_pickle=False) as state:
@@ -523,7 +513,7 @@ class MultiStageTraining(CountedTraining):
                 stage + 1, new, float(mean_k), kept.size, int(dropped)
             )
 
-    def _say(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         if self._verbose:
             print(f"\n{text}", flush=True)
 
@@ -532,18 +522,13 @@ def priors_from_outputs(outputs: Any, logits: bool, temperature: float) -> np.nd
     """Returns a model's probabilities at a temperature, ``float64`` (m, K)."""
     if logits:
         return prior_from_logits(outputs, temperature)
-    # Half-precision rows miss a sum of one by more than rounding in double precision does.
+    # Sums of half-precision rows miss one by more than the check in double precision allows.
     outputs = np.asarray(outputs, dtype=np.float64)
     return sharpen_prior(outputs / outputs.sum(axis=1, keepdims=True), temperature)
 
 
-def _two_columns(outputs: np.ndarray, logits: bool) -> np.ndarray:
-    """Returns outputs (m, 2) of two classes, of those (m, 1) of the second."""
-    return np.concatenate([0.0 * outputs if logits else 1.0 - outputs, outputs], axis=1)
-
-
 def _scope(model: keras.Model) -> contextlib.AbstractContextManager[Any]:
-    """Returns the scope of the model's distribution strategy; only TensorFlow has any."""
+    """Returns the scope of the model's distribution strategy, which only TensorFlow has."""
     strategy = getattr(model, "distribute_strategy", None)
     return contextlib.nullcontext() if strategy is None else strategy.scope()
 

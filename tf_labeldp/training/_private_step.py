@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -21,80 +20,79 @@ from tf_labeldp.training._training_plan import TrainingPlan
 from tf_labeldp.training._vertex_losses import TrainingPass, VertexLosses, vertex_losses
 
 _NOT_CHARGED = (
-    "a training step was to be taken that has not been charged. Steps are charged epoch by epoch "
-    "in LabelDPModel.fit, and only it may take them."
+    "expected a charged training step, got one that has not been charged. LabelDPModel.fit alone "
+    "charges steps, epoch by epoch, and takes them."
 )
 _AT_ONCE = (
-    "two training steps were to be taken at once, by two threads. Steps are charged epoch by epoch "
-    "in LabelDPModel.fit, which takes one after the other."
+    "expected one training step at a time, got two, by two threads. LabelDPModel.fit charges steps "
+    "epoch by epoch, and takes one after the other."
 )
 _NOISE_CHANGED = (
-    "the noise was changed while training: its steps were charged for noise_multiplier={priced:g}. "
-    "Compile the model with another optimizer."
+    "the noise was changed during training: its steps were charged for "
+    "noise_multiplier={priced:g}. Compile the model with another optimizer."
 )
 _OUTPUT_NOT_FINITE = (
-    "the output of layer {name!r} is NaN or infinite; the weights are as before this step. Check "
-    "the features for NaN, lower the learning rate, and go on from the last checkpoint."
+    "the output of layer {name!r} is NaN or infinite; this step did not change the weights. Check "
+    "the features for NaN, lower the learning rate, and continue from the last checkpoint."
 )
 _OVERFLOW = (
     " It computes in float16, which overflows above 65,504: the policy 'mixed_bfloat16' does not."
 )
 _GRADIENT_NOT_FINITE = (
     "the noisy gradient of {name!r} is NaN or infinite, after the denoiser and weight "
-    "regularizers; the weights are as before this step. Lower l2_norm_clip, try denoiser=None, and "
-    "go on from the last checkpoint."
+    "regularizers; this step did not change the weights. Lower l2_norm_clip, try denoiser=None, "
+    "and continue from the last checkpoint."
 )
-_ANY_NUMBER = 2**62
 
 
 class StepGuard:
-    """Stops a step that was not charged, and one whose results are not finite.
+    """Stops steps without a charge, and steps whose results are not finite.
 
     Guarantee:
-        No step goes on that was not charged: each charge admits the steps of one epoch, and noise
-        is drawn after a step has been admitted. The other checks depend on features, weights and
-        noisy gradients alone, so that stopping reveals nothing about a label.
-        In a compiled program nothing can stop halfway. There a step that was not charged gets zeros
-        in place of labels; one that fails a check, and each after it, leaves every variable of
-        model and optimizer as it was (but not metrics, where those are reported) and reports zeros;
-        and the function that ``taking_turns`` returns raises the same error as elsewhere when the
-        program has run.
+        Every step is charged before its noise is drawn: each charge admits the steps of one epoch.
+        The other checks depend on features, weights and noisy gradients alone, so that stopping
+        reveals nothing about a label.
+        A compiled program can't stop halfway. There a step without a charge gets zeros in place of
+        labels; a step that fails a check, and each after it, keeps every variable of model and
+        optimizer (but not reported metrics) and reports zeros. The function that ``taking_turns``
+        returns raises the error after the program has run.
 
     Attributes:
-        compiled: whether checks are values in the program of a step, instead of calls of Python.
-        error: the error of a stopped step; TensorFlow replaces it by another on the way.
+        compiled: whether checks are values in a step's program, instead of calls of Python.
+        error: the error of a stopped step, which TensorFlow replaces by another.
     """
 
     def __init__(self, compiled: bool = False) -> None:
         self.compiled, self.error = compiled, None  # type: bool, Exception | None
         self._noise: Any = None
         self._priced: float = 0.0
-        self._steps_left: float = 0
+        self._steps_left = 0
         self._running = threading.Lock()
         if compiled:
-            once = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
-            self._left = tf.Variable(0, dtype=tf.int64, **once)
-            self._stopped = tf.Variable(-1, dtype=tf.int64, **once)
-            # Of all traces: an error for each check, and of the trace under way: its outcome.
+            count = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
+            self._left = tf.Variable(0, dtype=tf.int64, **count)
+            self._stopped = tf.Variable(-1, dtype=tf.int64, **count)
+            # One error per check in any trace; the outcomes are those of the current trace.
             self._errors: list[tuple[type[Exception], str]] = []
             self._passed: list[tf.Tensor] = []
 
     def price(self, noise: Any) -> None:
-        """Records the noise that the steps of a ``fit`` are charged for; admits none yet."""
+        """Records the noise that the steps of a ``fit`` are charged for; admits no step."""
         self._noise, self._priced = noise, noise.noise_multiplier
         self.admit(0)
         if self.compiled:
             self._stopped.assign(-1)
 
-    def admit(self, steps: int | None) -> None:
-        """Admits this number of steps from now on, and no more; None for any number."""
-        self._steps_left = math.inf if steps is None else steps
+    def admit(self, steps: int) -> None:
+        """Admits this many steps from now on; earlier admissions end."""
+        self._steps_left = steps
         if self.compiled:
-            self._left.assign(_ANY_NUMBER if steps is None else steps)
+            self._left.assign(steps)
 
     def take_step(self, noise: Any) -> tf.Tensor:
-        """Returns a tensor that this step's noise has to wait for; to run once a step."""
-        compiled = noise.noise_multiplier  # which the graph of this step may hold
+        """Returns a tensor that this step's noise must depend on; runs once per step."""
+        # The graph of this step may contain this multiplier as a constant.
+        compiled = noise.noise_multiplier
         if self.compiled:
             self._check_noise(noise, compiled)
             admitted = self._is_admitted()
@@ -135,14 +133,14 @@ class StepGuard:
         return tf.logical_and(self._left >= 1, self._stopped < 0)
 
     def guarded(self, step: Callable[[], dict[str, tf.Tensor]], variables: Any) -> dict[str, Any]:
-        """Returns the report of a step; one that fails a check leaves the variables as before."""
+        """Returns the report of a step, which keeps the variables if a check fails."""
         if not self.compiled:
             return step()
         before = [tf.convert_to_tensor(variable.value) for variable in variables]
         first, self._passed = len(self._errors), []
         report = step()
         passed = tf.stack(self._passed)
-        failed = first + tf.argmin(tf.cast(passed, tf.int32))  # the first that is false
+        failed = first + tf.argmin(tf.cast(passed, tf.int32))  # the first false
         number = tf.where(tf.reduce_all(passed), tf.constant(-1, tf.int64), failed)
         self._stopped.assign(tf.where(self._stopped < 0, number, self._stopped))
         good = self._stopped < 0
@@ -151,10 +149,10 @@ class StepGuard:
         return {name: tf.where(good, part, tf.zeros_like(part)) for name, part in report.items()}
 
     def taking_turns(self, run: Callable[[Any], Any], optimizer: LabelDPOptimizer) -> Any:
-        """Returns a function that runs one step at a time, and raises if a compiled one failed."""
+        """Returns a function that runs one step at a time, and raises if a compiled step failed."""
 
         def run_alone(iterator: Any) -> Any:
-            # Steps of two threads could both be the last one that was charged.
+            # Two threads could both take the last charged step.
             if not self._running.acquire(blocking=False):
                 raise RuntimeError(_AT_ONCE)
             try:
@@ -172,7 +170,8 @@ class StepGuard:
         try:
             report = run(iterator)
         except (StopIteration, tf.errors.OutOfRangeError) as error:
-            ended = error  # of the data, perhaps among the steps of an execution
+            # The data may end within the steps of one execution.
+            ended = error
         number = int(self._stopped)
         if number >= 0:
             kind, message = self._errors[number]
@@ -211,9 +210,8 @@ class PrivateStep:
     """The step of ``LabelDPModel.fit`` on one batch (``ghazi2024``, Algorithm 1).
 
     Guarantee:
-        Of a batch's labels only the noisy sum of clipped gradients leaves, and only after the guard
-        has admitted the step. The inputs of denoiser and preconditioner depend on features, weights
-        and that sum.
+        The step releases the noisy sum of clipped gradients alone, after the guard has admitted it.
+        The inputs of denoiser and preconditioner depend on features, weights and that sum.
     """
 
     def __init__(
@@ -230,16 +228,16 @@ class PrivateStep:
     def take(
         self, x: Any, y: Any, weights: tf.Tensor, alt: Any, plan: TrainingPlan
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Changes the weights once; returns outputs, computed without labels, and the report.
+        """Updates the weights; returns outputs, computed without labels, and the report.
 
-        Rows with weight 0 are padding; ``alt`` is features of other public examples, or None.
+        Rows with weight 0 are padding; ``alt`` has the features of other public examples, or None.
         """
         optimizer, replicas = self._optimizer, tf.distribute.get_replica_context()
         variables = self._model.trainable_variables
         labels = tf.TensorSpec.from_tensor(tf.convert_to_tensor(tf.nest.flatten(y)[0]))
-        # Every replica projects onto the examples of all; a preconditioner averages over them.
+        # Every replica projects onto the examples of all; preconditioners average over replicas.
         pieces = 1 if optimizer.preconditioner is not None else replicas.num_replicas_in_sync
-        # Before the gradient pass, whose random masks it has.
+        # It comes before the gradient pass, to draw the same random masks.
         by_example = self._clipping.method == "vectorized"
         forward = TrainingPass(self._model, by_example=by_example, pieces=pieces)
 
@@ -255,36 +253,36 @@ class PrivateStep:
                 stddev,
             )
 
-        coordinates = None  # of clipping and noise, computed without labels
+        coordinates = None
         if optimizer.preconditioner is not None:
             coordinates = optimizer.coordinates(vertices(optimizer.preconditioner))
-        group_size = plan.rows_a_group(tf.nest.flatten(x)[0], replicas.num_replicas_in_sync)
         kind = Clip if optimizer.clipping == "norm" else LabelDistanceClip
-        clip = kind(optimizer.l2_norm_clip, group_size, coordinates)
+        clip = kind(optimizer.l2_norm_clip, plan.group_rows, coordinates)
         result = self._clipping.clipped_sum(Batch(x, y, weights, self.per_example_loss), clip)
         step = optimizer.iterations.value
         half = {layer.name for layer in all_layers(self._model) if layer.compute_dtype == "float16"}
         with tf.control_dependencies([self._guard.check_outputs(result.finite, step, half)]):
             clipped = [tf.identity(part) for part in result.gradients]
         noisy = self._with_noise_once(clipped, replicas)
-        divisor = plan.divisor(x, replicas)
+        divisor = tf.constant(plan.divisor, tf.float32)
         mean = [part / divisor for part in noisy]
-        if coordinates is not None:  # back from those of clipping and noise
+        if coordinates is not None:
             mean = [side.back(part) for side, part in zip(coordinates, mean, strict=True)]
         denoiser = optimizer.denoiser
         report: dict[str, tf.Tensor] = {}
         if not isinstance(denoiser, NoOp):
-            public = None  # for one that needs no public examples
+            public = None
             if denoiser.num_examples or denoiser.reveals_batch:
                 stddev = optimizer.noise_multiplier * optimizer.l2_norm_clip / divisor
                 public = vertices(denoiser, None if denoiser.num_examples else weights, stddev)
             mean, report = optimizer.denoise(mean, public)
         mean = _with_weight_penalties(mean, variables)
         report["noisy_gradient_norm"] = tf.linalg.global_norm(noisy)
-        # The inner optimizer adds up the gradients of all replicas, which are the same here.
+        # The inner optimizer sums over replicas, whose gradients are the same here.
         share = 1.0 / replicas.num_replicas_in_sync
         finite = self._guard.check_gradients(mean, variables, step)
-        with tf.control_dependencies([finite]):  # weight decay waits too, and so do metrics
+        # Weight decay and metrics wait for the check, too.
+        with tf.control_dependencies([finite]):
             optimizer.apply(NoisyGradients(part * share for part in mean), variables)
             outputs = tf.nest.map_structure(tf.identity, result.outputs)
         return outputs, report
@@ -300,10 +298,10 @@ class PrivateStep:
             return noisy(clipped)
         if tf.nest.flatten(self._optimizer.noise.initial_state([])):
             raise ValueError(
-                f"{type(self._optimizer.noise).__name__} has a state, which works on one replica "
-                "only. Use GaussianNoise, or no strategy."
+                f"{type(self._optimizer.noise).__name__} has a state, which works on one replica. "
+                "Use GaussianNoise, or no strategy."
             )
-        # The first replica adds the noise to the whole sum, which it rounds; the others' add zero.
+        # The first replica adds the noise to the whole sum, and rounds it; the others add zero.
         total = list(replicas.all_reduce(tf.distribute.ReduceOp.SUM, clipped))
         first = tf.equal(replicas.replica_id_in_sync_group, 0)
         zeros = [tf.zeros_like(part) for part in total]
@@ -312,7 +310,7 @@ class PrivateStep:
 
 
 def _gathered(values: Any, replicas: int) -> Any:
-    """Returns the rows of all replicas, in the order of the batch that they share."""
+    """Returns the rows of all replicas, in the order of the batch."""
     if replicas == 1:
         return values
     values = tf.nest.map_structure(tf.convert_to_tensor, values)
@@ -327,10 +325,7 @@ def _gathered(values: Any, replicas: int) -> Any:
 
 
 def _with_weight_penalties(gradients: list[tf.Tensor], variables: Sequence[Any]) -> list[tf.Tensor]:
-    """Returns the gradients with those of the variables' regularizers added.
-
-    No label has a part in a penalty on weights, so it is neither clipped nor noised.
-    """
+    """Adds the gradients of weight regularizers, which need no label: no clip and no noise."""
     penalized = [v for v in variables if v.regularizer is not None]
     if not penalized:
         return gradients

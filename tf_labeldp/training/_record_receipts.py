@@ -1,4 +1,4 @@
-"""Plain Keras training on noisy labels, with their receipts."""
+"""Plain Keras training on noisy labels, which records their receipts in the model."""
 
 from __future__ import annotations
 
@@ -33,41 +33,41 @@ _BY_HAND = Assumption(
 
 
 class CountedTraining(keras.callbacks.Callback):
-    """Attaches receipts to the model of a training, and records its steps and its weights."""
+    """Attaches receipts to the model in training, and records its steps and weights."""
 
     def __init__(self, receipts: Receipts) -> None:
         super().__init__()
         self._trained_on = receipts
         self._before: list[bytes] | None = None
-        self._began = 0  # steps before this epoch
+        self._steps_before_epoch = 0
 
     def set_model(self, model: keras.Model) -> None:
-        """Records the receipts of the model, before another callback restores its weights."""
+        """Attaches the receipts, before another callback restores the weights."""
         super().set_model(model)
         self._before = begin_training(model, self._trained_on)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         inner = inner_optimizer(self.model.optimizer)
-        self._began = int(value_of(inner.iterations)) if inner.built else 0
+        self._steps_before_epoch = int(value_of(inner.iterations)) if inner.built else 0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Covers the next steps: a training that is interrupted is counted up to there."""
-        # Counted, not read: on JAX the optimizer does not have its state within an epoch.
+        """Covers the next steps, so that an interrupted training has receipts for all its steps."""
+        # Steps are counted, since on JAX the optimizer has no state within an epoch.
         batches = batch + self.model.steps_per_execution
         if (in_epoch := self.params.get("steps")) is not None:
             batches = min(batches, in_epoch)
-        together = getattr(inner_optimizer(self.model.optimizer), _ACCUMULATED, None) or 1
-        cover_steps(self.model.optimizer, self._began + -(-batches // together))
+        per_step = getattr(inner_optimizer(self.model.optimizer), _ACCUMULATED, None) or 1
+        cover_steps(self.model.optimizer, self._steps_before_epoch + -(-batches // per_step))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Records the weights, which another callback may write into a file."""
+        """Records the weights, which another callback may save."""
         note_epoch(self.model, self._before or ())
 
     def on_train_end(self, logs: Any = None) -> None:
         self.end()
 
     def end(self) -> None:
-        """Records the final weights, once; also of a training that was interrupted."""
+        """Records the final weights, once; also those of an interrupted training."""
         before, self._before = self._before, None
         if before is not None:
             end_training(self.model, before)
@@ -76,19 +76,19 @@ class CountedTraining(keras.callbacks.Callback):
 class RecordReceipts(CountedTraining):
     """Attaches the receipts of noisy labels to the Keras model that ``model.fit`` trains on them.
 
-    For data sets and targets made by hand; ``tf_labeldp.fit`` makes them for you. List it last,
-    after callbacks that change weights when the training ends.
+    Use it with data sets and hand-made targets; ``tf_labeldp.fit`` makes targets for you. List it
+    last, after callbacks that change weights when the training ends.
 
     Guarantee:
-        After the training ``guarantee(model)`` composes the receipts of the noisy labels with those
-        that the model had before. It assumes that the labels of this fit are those of this draw: a
-        data set does not record the origin of its labels, so a shuffled, batched, zipped or cached
-        one is accepted. ``model.fit`` without the callback, on a model with receipts, ends in a
-        statement that promises nothing.
+        After the training ``guarantee(model)`` composes the receipts of the noisy labels with the
+        earlier receipts of the model. It assumes that the labels of this fit are those of this
+        draw: a data set, shuffled, batched, zipped or cached, does not record the origin of its
+        labels. ``model.fit`` without the callback, on a model with receipts, ends in a statement
+        that promises nothing.
 
     Args:
-        noisy: the ``NoisyLabels`` of the targets, one for each output; or another source of the
-            targets with receipts, such as a head whose probabilities they are.
+        noisy: the ``NoisyLabels`` behind the targets, one for each output; or another source with
+            receipts, such as a head that predicted them.
 
     Raises:
         ValueError: no receipts.
@@ -113,7 +113,7 @@ class RecordReceipts(CountedTraining):
         for labels in noisy:
             _check_receipts(labels)
         free = Charge(0.0, 0.0, dp_accounting.NoOpDpEvent(), (_BY_HAND,))
-        by_hand = Receipt(receipts[-1].labels, free, "targets made by hand", "declared")
+        by_hand = Receipt(receipts[-1].labels, free, "hand-made targets", "declared")
         super().__init__(merge_receipts(receipts, [by_hand]))
 
 
@@ -128,27 +128,28 @@ def fit(
     """Trains a Keras model on noisy labels, and attaches their receipts to it.
 
     Guarantee:
-        Post-processing of the noisy labels: training spends no budget. ``guarantee(model)``
+        Training post-processes the noisy labels and spends no budget. ``guarantee(model)``
         composes their receipts with those of the model and ``x``. ``model.save`` writes the
         receipts: ``load_model(path)`` and ``guarantee(path)`` read them, and Keras loads the file
         without this library.
 
     Args:
-        model: compiled. ``targets="posterior"`` and ``"debiased"`` of classes are rows (m, K), for
-            ``keras.losses.CategoricalCrossentropy`` and ``keras_layers.LabelWeightedLoss``;
-            ``"values"`` are class codes (m,), for ``SparseCategoricalCrossentropy``.
-        x: an array, or a dict or tuple of arrays, with a row for each example of the vault; or, for
-            noisy labels of a subset, a row for each of ``noisy.indices``, in their order.
+        model: a compiled model. For classes, ``targets="posterior"`` and ``"debiased"`` are rows
+            (m, K), for ``keras.losses.CategoricalCrossentropy`` and
+            ``keras_layers.LabelWeightedLoss``; ``"values"`` are class codes (m,), for
+            ``SparseCategoricalCrossentropy``.
+        x: an array, or a dict or tuple of arrays, with a row per example of the vault; or, for
+            noisy labels of a subset, a row per entry of ``noisy.indices``, in their order.
         noisy: the result of ``PrivateLabels.randomize``.
         targets: ``"posterior"``, ``"values"`` or ``"debiased"``; see ``NoisyLabels.to_dataset``.
-        settings: all other arguments of ``keras.Model.fit``; ``sample_weight`` has a row for each
-            row of ``x``.
+        settings: all other arguments of ``keras.Model.fit``; ``sample_weight`` has as many rows as
+            ``x``.
 
     Returns:
         The ``keras.callbacks.History``.
 
     Raises:
-        TypeError: ``noisy`` are no noisy labels, or ``x`` is a data set.
+        TypeError: ``noisy`` is no ``NoisyLabels``, or ``x`` is a data set.
         ValueError: ``x`` of another length, targets that the loss can't take, or no receipts.
 
     Example:
@@ -165,7 +166,7 @@ def fit(
     _validate.one_of("targets", targets, _TARGETS)
     wrapped = [v for v in (model, *settings.values()) if isinstance(v, PublicInput)]
     weights = settings.pop("sample_weight", None)
-    # The receipts of the model itself are read when the training begins.
+    # The callback reads the receipts of the model when the training begins.
     public = public_input(x, noisy, weights, *wrapped)
     x, labels, weights, *_ = public.value
     model, settings = bare(model), {name: bare(value) for name, value in settings.items()}
@@ -190,15 +191,15 @@ def fit(
     x = keras.tree.map_structure(take, x)
     if weights is not None:
         settings["sample_weight"] = take(weights)
-    recorded = CountedTraining(public.receipts)
+    recorder = CountedTraining(public.receipts)
     callbacks = settings.pop("callbacks", None) or []
     callbacks = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
     y = y.astype(np.float32) if y.dtype == np.float64 else y
     try:
         callbacks = [callback for callback in callbacks if callback is not None]
-        return model.fit(x, y, callbacks=[*callbacks, recorded], **settings)
+        return model.fit(x, y, callbacks=[*callbacks, recorder], **settings)
     finally:
-        recorded.end()
+        recorder.end()
 
 
 def _check_receipts(labels: Any) -> None:
@@ -211,9 +212,9 @@ def _rows_of(x: Any, noisy: NoisyLabels) -> Any:
     size = noisy.receipts[-1].labels.size
     if len(lengths) == 1 and lengths != {()}:
         [(number,)] = lengths
-        if number == size and _counts_from_a_part(noisy):
+        if number == size and _indices_of_a_part(noisy):
             raise ValueError(
-                f"expected x with a row for each of {len(noisy)} noisy labels of a part of the "
+                f"expected x with a row for each of {len(noisy)} noisy labels from a part of the "
                 f"vault, got {size} rows. Give x[part.indices]."
             )
         if number == size:
@@ -226,8 +227,8 @@ def _rows_of(x: Any, noisy: NoisyLabels) -> Any:
     )
 
 
-def _counts_from_a_part(noisy: NoisyLabels) -> bool:
-    """Returns whether indices count from the examples of a part (``PrivateLabels.split``)."""
+def _indices_of_a_part(noisy: NoisyLabels) -> bool:
+    """Returns whether indices count the examples of a part (``PrivateLabels.split``)."""
     name = noisy.receipts[-1].labels.name
     draws = [r for r in noisy.receipts if r.labels.name == name and r.kind == "draw"]
     if any(receipt.examples is None for receipt in draws):
@@ -240,15 +241,15 @@ def _check_loss(model: keras.Model, targets: str, y: np.ndarray) -> None:
     loss = getattr(model, "loss", None)
     if loss is None:
         raise ValueError("expected a compiled model, got one without a loss. Call model.compile.")
-    outputs, wanted, other = getattr(model, "output_shape", None), "", "values"
+    outputs, expected, other = getattr(model, "output_shape", None), "", "values"
     if y.ndim == 1 and takes_rows(loss):
-        wanted, other = "a loss of class codes, SparseCategoricalCrossentropy", "posterior"
+        expected, other = "a loss of class codes, SparseCategoricalCrossentropy", "posterior"
     elif y.ndim == 2 and takes_codes(loss):
-        wanted = "a loss of rows, CategoricalCrossentropy"
+        expected = "a loss of rows, CategoricalCrossentropy"
     elif y.ndim == 2 and isinstance(outputs, tuple) and outputs[-1] != y.shape[1]:
-        wanted = f"a model with {y.shape[1]} outputs, one unit for each class"
-    if wanted:
+        expected = f"a model with {y.shape[1]} outputs, one unit per class"
+    if expected:
         raise ValueError(
-            f"expected {wanted}, for targets={targets!r}, got loss {name_of(loss)!r} and outputs "
+            f"expected {expected}, for targets={targets!r}, got loss {name_of(loss)!r} and outputs "
             f"of shape {outputs}. Change the model, or give targets={other!r}."
         )

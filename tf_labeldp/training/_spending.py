@@ -1,4 +1,4 @@
-"""The charges for the steps of a private model, made before these are taken."""
+"""The charges for the steps of a private model, made before the steps are taken."""
 
 from __future__ import annotations
 
@@ -25,15 +25,8 @@ from tf_labeldp.vault.model_history import (
     note_epoch,
 )
 
-_UNKNOWN = (
-    "Nothing is promised: the number of uses of each label in these data is unknown. Fit on "
-    "data.poisson_batches or on arrays."
-)
 _NO_EVENT = "Nothing is promised: {name} states no cost of its steps (its dp_event is None)."
-_CLAIMED = (
-    "{name} adds noise of the event that its dp_event names: its author's claim, not this "
-    "library's."
-)
+_CLAIMED = "{name} adds the noise of its dp_event: its author's claim, not this library's."
 _NO_VAULT = Assumption(
     "no-vault",
     "trainer",
@@ -42,24 +35,27 @@ _NO_VAULT = Assumption(
 _ROUNDED = Assumption(
     "tensor-float-32",
     "machines",
-    "TensorFloat-32 rounds the products that clipped norms are made of to about three digits on a "
-    "GPU, and does not change the norms by more than that. "
+    "TensorFloat-32 rounds the products in clipped norms to about three digits on a GPU, and does "
+    "not change the norms by more. "
     "tf.config.experimental.enable_tensor_float_32_execution(False) turns it off.",
 )
 
 
 @dataclasses.dataclass(eq=False)
 class Run:
-    """One ``fit`` under way."""
+    """One ``fit`` under way.
+
+    Attributes:
+        labels: the labels of the plan's vault, or of this run alone.
+        reported: whether loss and metrics on true labels are shown.
+        before: digests of the weights before the first step.
+        last: the receipt of the last charged epoch.
+    """
 
     plan: TrainingPlan
-    # Of the plan's vault, or of this run alone.
     labels: LabelSet
-    # Whether loss and metrics on true labels are shown.
     reported: bool
-    # Digests of the weights before the first step.
     before: list[bytes]
-    # Of the last epoch that was charged.
     last: Receipt | None = None
 
 
@@ -75,18 +71,16 @@ class Spending:
         return None if self._run is None else self._run.plan
 
     def begin(self, plan: TrainingPlan, reported: bool) -> None:
-        """Begins a ``fit``; nothing is charged yet, and no step admitted.
+        """Begins a ``fit`` without a charge, so that no step is admitted.
 
-        The receipts of the weights count against the vault's budget, evidence of training in the
-        clear included.
+        The receipts of the weights, also of training in the clear, count against the budget.
         """
         if plan.vault is not None:
             plan.vault.adopt(merge_receipts(public_input(self._model).receipts, plan.receipts))
         before = begin_training(self._model, plan.receipts)
         self.optimizer.noise.begin()
         self._guard.price(self.optimizer.noise)
-        new = LabelSet.new(plan.num_units or 0)
-        labels = new if plan.vault is None else plan.vault.label_set
+        labels = LabelSet.new(plan.num_units) if plan.vault is None else plan.vault.label_set
         self._run = Run(plan, labels, reported, before)
 
     def end(self) -> None:
@@ -95,7 +89,7 @@ class Spending:
         end_training(self._model, run.before)
 
     def with_charges(self, callbacks: Any, epochs: int, initial_epoch: int) -> list[Any]:
-        """Returns the callbacks of a ``fit``, and last the one that charges each epoch."""
+        """Returns the callbacks of a ``fit``; the last charges each epoch."""
         if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = callbacks.callbacks
         callbacks = callbacks or []
@@ -111,7 +105,7 @@ class Spending:
     def charge(self) -> None:
         run = self._adopted()
         self._spend(run, self._receipt(run, self._charge(run.plan, 1)))
-        self._guard.admit(run.plan.steps_an_epoch)
+        self._guard.admit(run.plan.steps_per_epoch)
 
     def end_epoch(self) -> None:
         """Records the weights, and whether the noise became repeatable within the epoch."""
@@ -120,7 +114,7 @@ class Spending:
             return
         if self._is_seeded(run.plan) and run.last is not None and not run.last.seeded:
             free = self._receipt(run, Charge(0.0, 0.0, dp_accounting.NoOpDpEvent()))
-            what = "the noise of the steps before can be repeated"
+            what = "the noise of the earlier steps is repeatable"
             self._spend(run, dataclasses.replace(free, what=what))
         note_epoch(self._model, run.before)
 
@@ -134,11 +128,11 @@ class Spending:
 
     def _under_way(self) -> Run:
         if self._run is None:
-            raise RuntimeError("no fit is under way; ask for guarantee().")
+            raise RuntimeError("no fit is under way. Call guarantee().")
         return self._run
 
     def _adopted(self) -> Run:
-        """Counts weights that callbacks have loaded against the vault's budget."""
+        """Counts weights that callbacks loaded against the vault's budget."""
         run = self._under_way()
         attach(self._model, known_of_weights(self._model))
         if run.plan.vault is not None:
@@ -165,18 +159,15 @@ class Spending:
     def _charge(self, plan: TrainingPlan, epochs: int) -> Charge:
         noise = self.optimizer.noise
         name = type(noise).__name__
-        if plan.sampling_probability is None:
-            return Charge.unknown(_UNKNOWN)
-        uses = plan.uses_an_epoch * epochs
+        uses = plan.uses_per_epoch * epochs
         event = self.optimizer.dp_event(plan.sampling_probability, uses)
         if event is None:
             if plan.vault is not None:
                 raise ValueError(
-                    f"no statement can be made about {name}, so the vault can't be charged for it. "
-                    "Use GaussianNoise."
+                    f"expected noise with a known cost, got {name}, whose dp_event is None. Use "
+                    "GaussianNoise."
                 )
             return Charge.unknown(_NO_EVENT.format(name=name))
-        # The number of steps is in the receipts.
         clipping = self.optimizer.clipping
         sampling = dp_sgd_assumptions(plan.sampling_probability, None, plan.unit, clipping)
         assumptions = [*sampling, *noise.assumptions(), WEIGHTS_ASSUMED]
@@ -192,27 +183,26 @@ class Spending:
 
     def _delta(self, plan: TrainingPlan) -> float:
         if plan.vault is None:
-            return float(plan.num_units or 1) ** -1.1
+            return float(plan.num_units) ** -1.1
         delta = plan.vault.budget.delta
         if delta <= 0.0:
             raise ValueError(
-                "the vault's budget has delta=0, and Gaussian noise needs one above zero. Make it "
-                f"with PrivacyBudget(epsilon={plan.vault.budget.epsilon:g}, delta=...)."
+                "expected a budget with delta above zero for Gaussian noise, got delta=0. Write "
+                f"PrivacyBudget(epsilon={plan.vault.budget.epsilon:g}, delta=...)."
             )
         return delta
 
     def _receipt(self, run: Run, charge: Charge) -> Receipt:
         plan = run.plan
-        steps = "steps" if plan.steps_an_epoch is None else f"{plan.steps_an_epoch} steps"
-        by_user, unknown = plan.unit == "user", plan.sampling_probability is None
+        by_user = plan.unit == "user"
         return Receipt(
             run.labels,
             charge,
-            what=f"{steps} of {type(self._model).__name__} {self._model.name!r}, noise "
-            f"{self.optimizer.noise.noise_multiplier:g}, sampled with "
-            f"{plan.sampling_probability or 0:g}",
-            kind="unknown" if unknown else "steps",
-            delta=0.0 if unknown else self._delta(plan),
+            what=f"{plan.steps_per_epoch} steps of {type(self._model).__name__} "
+            f"{self._model.name!r}, noise {self.optimizer.noise.noise_multiplier:g}, sampled with "
+            f"{plan.sampling_probability:g}",
+            kind="steps",
+            delta=self._delta(plan),
             unit=plan.unit if by_user or plan.vault is None else plan.vault.unit,
             num_units=plan.num_units if by_user else None,
             seeded=self._is_seeded(plan),
@@ -222,14 +212,14 @@ class Spending:
 
 
 class _EndEpochs(keras.callbacks.Callback):
-    """Comes before the callbacks of the user, which may save the weights of an epoch."""
+    """Runs before the user's callbacks, which may save the weights of an epoch."""
 
     def __init__(self, spending: Spending) -> None:
         super().__init__()
         self._spending = spending
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Records seeded noise and weights; turns logs that Keras left as tensors into numbers."""
+        """Records seeded noise and weights; turns tensors in the logs into numbers."""
         self._spending.end_epoch()
         for name, value in (logs or {}).items():
             if np.ndim(value) == 0:
@@ -244,7 +234,7 @@ class _ChargeEpochs(keras.callbacks.Callback):
         self._spending, self._epochs, self._initial_epoch = spending, epochs, initial_epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Checks the whole fit at once; a restored one has fewer epochs to go."""
+        """Checks the cost of the epochs to come, of which a restored fit has fewer."""
         done = getattr(self.model, "_initial_epoch", None) or self._initial_epoch
         self._spending.check(self._epochs - done)
 

@@ -1,4 +1,4 @@
-"""The schedule of a multi-stage run, and its dataset, which serves one training set per epoch."""
+"""The schedule of a multi-stage run, and its dataset: one training set per epoch."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from tf_labeldp.features.reader import all_rows, as_rows, check_lengths, map_par
 
 FIT = "model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages])"
 _FRACTION_TOLERANCE = 1e-6
+"""The fractions' sum may miss one by this, more than rounding makes."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StagePlan:
     """The schedule of LP-MST, which depends on no label (``ghazi2021``, Algorithm 3, line 1).
 
-    All attributes but the steps have one entry per stage. All stages have the same number of steps
-    per epoch, so that one learning-rate schedule fits them all.
+    Tuples have one entry per stage; ``parts`` are disjoint indices ``int64``, together all
+    examples. All stages have the same number of steps per epoch, so that one learning-rate schedule
+    fits them all.
     """
 
-    parts: tuple[np.ndarray, ...]  # int64 indices; disjoint, together all examples
+    parts: tuple[np.ndarray, ...]
     epochs: tuple[int, ...]
     steps_per_epoch: int
     temperatures: tuple[float, ...]
-    mixup_alphas: tuple[float, ...]  # zero for none
+    mixup_alphas: tuple[float, ...]
 
     @classmethod
     def make(
@@ -46,14 +48,10 @@ class StagePlan:
         mixup_alpha: float | Sequence[float],
         seed: int,
     ) -> StagePlan:
-        """Returns the plan.
-
-        The parts come from one permutation by ``seed``. Part t ends at ``floor(n * (f_1 + ... +
-        f_t))``, the last takes the rest.
-        """
+        """Returns the plan: part t ends at ``floor(n (f_1 + ... + f_t))`` of one permutation."""
         batch_size = _validate.integer_at_least("batch_size", batch_size, 1)
         if np.ndim(fractions) != 1:
-            raise ValueError(f"fractions must have one number per stage, got {fractions!r}.")
+            raise ValueError(f"fractions must be one number per stage, got {fractions!r}.")
         shares = [_validate.positive_finite(f"fractions[{i}]", f) for i, f in enumerate(fractions)]
         if abs(math.fsum(shares) - 1.0) > _FRACTION_TOLERANCE:
             raise ValueError(f"fractions must sum to one, got {math.fsum(shares):.6g}.")
@@ -64,8 +62,8 @@ class StagePlan:
         for stage, part in enumerate(parts, start=1):
             if part.size < steps:
                 raise ValueError(
-                    f"stage {stage} would have {part.size} of {num_examples} examples, fewer than "
-                    f"the {steps} batches of an epoch. Raise its fraction or the batch_size."
+                    f"expected stage {stage} to have an example for each of {steps} batches, got "
+                    f"{part.size} of {num_examples}. Raise its fraction or the batch_size."
                 )
         at_least_one = functools.partial(_validate.integer_at_least, minimum=1)
         not_negative = functools.partial(_validate.number_in, interval="[0, inf)")
@@ -97,16 +95,16 @@ def _per_stage(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainingSet:
-    """The training set of the current epoch; public data only."""
+    """The training set of one epoch, which seeds its order: indices and noisy labels (m,)."""
 
-    indices: np.ndarray  # int64 (m,), examples
-    noisy_labels: np.ndarray  # int64 (m,)
+    indices: np.ndarray
+    noisy_labels: np.ndarray
     mixup_alpha: float
-    epoch: int  # which seeds its order
+    epoch: int
 
 
 class Features:
-    """Features of all examples on the host: one array, or a dict or tuple with as many rows."""
+    """Features of all examples in the host's memory, as a nest of tensors."""
 
     def __init__(self, features: Any) -> None:
         if isinstance(features, tf.data.Dataset):
@@ -117,7 +115,7 @@ class Features:
                 )
             batches = list(features.as_numpy_iterator())
             if not batches:
-                raise ValueError("the data set of features is empty; give at least one batch.")
+                raise ValueError("expected a data set of features, got an empty one.")
             features = tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)
         parts = map_parts(as_rows, features)
         self.num_examples = check_lengths(tf.nest.flatten(parts))
@@ -129,28 +127,24 @@ class Features:
         return tf.nest.map_structure(lambda t: tf.gather(t, indices), self._tensors)
 
     def batches(self, indices: np.ndarray, batch_size: int) -> tf.data.Dataset:
-        """Returns a dataset of feature batches of these examples, in order, to predict on."""
+        """Returns batches of these examples' features, in order, for ``predict``."""
         dataset = tf.data.Dataset.from_tensor_slices(indices).batch(batch_size)
-        # A one-element tuple: Keras would take a bare tuple of features for (x, y).
+        # Keras would take a bare tuple of features for (x, y), so it is wrapped in another.
         return dataset.map(
             lambda rows: (self.take(rows),), num_parallel_calls=tf.data.AUTOTUNE
         ).prefetch(tf.data.AUTOTUNE)
 
 
 class StageDataset:
-    """A ``tf.data`` pipeline over a training set that the callback swaps between epochs.
+    """A ``tf.data`` pipeline over a training set that the callback exchanges between epochs.
 
-    Each iterator reads the current training set once. All epochs of all stages have the same number
-    of batches (of a smaller set, smaller batches), as Keras expects of a dataset. Without the
-    callback the number of passes over a set is limited to the epochs of its stage.
+    Each iterator reads the current training set once. All epochs have the same number of batches,
+    as Keras expects, so a smaller training set has smaller batches.
     """
 
-    def __init__(
-        self, features: Features, num_classes: int, steps: int, seed: int, first_column: int = 0
-    ) -> None:
+    def __init__(self, features: Features, num_classes: int, steps: int, seed: int) -> None:
         self._features = features
         self._num_classes = num_classes
-        self._first_column = first_column  # of the one-hot labels that is served
         self._steps = steps
         self._seed = seed
         self._lock = threading.Lock()
@@ -172,7 +166,6 @@ class StageDataset:
         """Returns the dataset of ``(features, one-hot noisy labels)`` batches.
 
         All batches but the last have a multiple of ``num_replicas`` examples, for Keras to split.
-        ``use_mixup`` is static, so that runs without mixup pay nothing for it.
         """
         steps = self._steps
 
@@ -198,7 +191,6 @@ class StageDataset:
         def load(rows: tf.Tensor, noisy: tf.Tensor, weight: tf.Tensor) -> tuple[Any, tf.Tensor]:
             x = self._features.take(rows)
             y = tf.one_hot(noisy, self._num_classes, dtype=keras.config.floatx())
-            y = y[:, self._first_column :]
             if use_mixup:
                 x, y = tf.nest.map_structure(lambda part: _mixed(part, weight), (x, y))
             return x, y
@@ -211,7 +203,7 @@ class StageDataset:
             def end() -> tf.Tensor:
                 return tf.numpy_function(self._end_pass, [], tf.bool)
 
-            # After the prefetch, which reads ahead of what is asked for.
+            # Passes are counted after the prefetch, which reads batches ahead of the training.
             with tf.control_dependencies([tf.cond(step == steps - 1, end, lambda: False)]):
                 return tf.nest.map_structure(tf.identity, batch)
 
@@ -227,10 +219,10 @@ class StageDataset:
             current, self._served, left = self._current, True, self._passes_left
         if left < 1:
             raise RuntimeError(
-                "expected the MultiStageTraining among the callbacks of model.fit, got none in all "
-                f"epochs of stage 1: later ones would repeat its noisy labels. Call {FIT}."
+                "expected the MultiStageTraining among the callbacks of model.fit, got none: after "
+                f"stage 1 its noisy labels would be repeated. Call {FIT}."
             )
-        # Seeded by the epoch alone: an iterator that Keras makes and drops changes nothing.
+        # The epoch alone is the seed: iterators that Keras makes and drops change nothing.
         rng = np.random.default_rng([self._seed, current.epoch])
         order = rng.permutation(current.indices.size)
         weights = np.ones(self._steps)
@@ -240,7 +232,7 @@ class StageDataset:
 
 
 def _mixed(batch: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """Returns ``keras_layers.Mixup``'s average of a batch with its reverse, on any backend."""
+    """Averages a batch with its reverse, as ``keras_layers.Mixup``, on any backend."""
     wide = tf.cast(batch, batch.dtype if batch.dtype == tf.float64 else tf.float32)
     weight = tf.cast(weight, wide.dtype)
     return tf.cast(weight * wide + (1 - weight) * tf.reverse(wide, [0]), batch.dtype)
@@ -248,5 +240,5 @@ def _mixed(batch: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
 
 def _as_tensor(rows: Any) -> tf.Tensor:
     tensor = tf.convert_to_tensor(all_rows(rows))
-    # Keras feeds arrays in its default float type; do the same.
+    # Keras feeds arrays in its default float type, too.
     return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 from typing import Any
@@ -19,36 +20,39 @@ from tf_labeldp.vault import PrivateLabels
 
 _NOT_WITH_BATCHES = ("batch_size", "sample_weight", "steps_per_epoch", "validation_split")
 _NOT_WITH_ARRAYS = {
-    "validation_split": ": it would report exact figures of labels that are private. Give "
-    "validation_data=(x, y) of public labels",
-    "steps_per_epoch": ", of which an epoch uses every example once. Leave it out, or fit on "
+    "validation_split": ": it would report exact metrics of private labels. Give "
+    "validation_data=(x, y) with public labels",
+    "steps_per_epoch": ": an epoch uses every example once. Leave it out, or fit on "
     "data.poisson_batches",
 }
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class TrainingPlan:
-    """Steps on a dataset of unknown sampling; the other plans derive from it.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TrainingPlan(abc.ABC):
+    """The steps of a ``fit``, and the uses of each label in them.
 
     Attributes:
-        num_microbatches: of the optimizer.
-        sampling_probability: of each use, 1 without amplification; None if unknown.
-        uses_an_epoch: number of uses of each example, with that probability, in one epoch.
-        steps_an_epoch: steps of one epoch; None if unknown.
-        num_units: number of examples or users; None if unknown.
-        group_rows: rows of one unit, which are clipped together.
+        sampling_probability: probability of each use, 1 without amplification.
+        uses_per_epoch: number of uses of each example per epoch, each with that probability.
+        num_units: number of examples or users.
+        divisor: divisor of the noisy sum: public, never the size of a secret batch.
+        shared: the sizes that replicas share evenly, by the name of the argument.
+        array_labels: labels without a vault, to be checked and never shown; None with a vault.
+        group_rows: rows per unit, which are clipped together.
         unit: the unit of privacy: "label" or "user".
         is_weighted: whether there are sample weights.
-        seeded: whether the batches can be repeated.
+        seeded: whether the batches are repeatable.
         vault: the vault of the labels, or None.
-        receipts: of the public data.
+        receipts: the receipts of the public data.
     """
 
-    num_microbatches: int | None
-    sampling_probability: float | None = None
-    uses_an_epoch: int = 0
-    steps_an_epoch: int | None = None
-    num_units: int | None = None
+    sampling_probability: float
+    uses_per_epoch: int
+    steps_per_epoch: int
+    num_units: int
+    divisor: float
+    shared: dict[str, int]
+    array_labels: np.ndarray | None = dataclasses.field(repr=False)
     group_rows: int = 1
     unit: str = "label"
     is_weighted: bool = False
@@ -58,34 +62,34 @@ class TrainingPlan:
 
     @staticmethod
     def of(x: Any, y: Any, settings: dict[str, Any], optimizer: Any) -> TrainingPlan:
-        """Returns the plan of ``fit(x, y, **settings)``, or raises where it can't be private."""
+        """Returns the plan of ``fit(x, y, **settings)``."""
         if isinstance(x, PoissonBatches):
             return PoissonPlan.of_batches(x, y, settings, optimizer)
-        spec = x.element_spec if isinstance(x, tf.data.Dataset) else ()
-        if optimizer.num_examples and not (isinstance(spec, tuple) and len(spec) == 4):
+        if y is None or isinstance(x, tf.data.Dataset):
+            raise ValueError(
+                f"expected data.poisson_batches, or arrays x and y, got {type(x).__name__}. The "
+                "sampling of other data is unknown, so nothing could be promised."
+            )
+        if optimizer.num_examples:
             needs = optimizer.preconditioner or optimizer.denoiser
             raise ValueError(
-                f"{type(needs).__name__} needs {optimizer.num_examples} public examples in each "
-                "step, and the data have none. Fit on data.poisson_batches."
+                f"{type(needs).__name__} needs {optimizer.num_examples} public examples per step, "
+                "and arrays have none. Fit on data.poisson_batches."
             )
-        if y is None or isinstance(x, tf.data.Dataset):
-            return TrainingPlan(optimizer.num_microbatches)
         return ArrayPlan.of_arrays(x, y, settings, optimizer)
 
     @property
     def label_range(self) -> tuple[float, float] | None:
-        """The range of a regression vault's labels; None otherwise."""
         return None if self.vault is None else self.vault.label_range
 
-    def known_labels(self) -> np.ndarray | None:
-        """Returns the labels of an array, or None; to be checked, never shown."""
-        return None
+    @abc.abstractmethod
+    def open(self) -> tuple[tf.data.Dataset, dict[str, Any]]:
+        """Returns the dataset of (x, y, weights[, public x]) and settings for ``fit``."""
 
     def check_labels(self, model: Any, clipping: str) -> None:
-        """Raises a ``ValueError`` for labels that the model has no output for.
+        """Raises for labels without an output of the model.
 
-        The kernel of sparse cross-entropy would write the labels of the batch into TensorFlow's
-        log.
+        The kernel of sparse cross-entropy would write such labels into TensorFlow's log.
         """
         shape = getattr(model, "output_shape", None)
         if not isinstance(shape, tuple) or len(shape) < 2 or not isinstance(shape[-1], int):
@@ -94,71 +98,43 @@ class TrainingPlan:
         if clipping == "label_distance":
             self._check_two_classes(outputs)
         if vault is None:
-            came = f"some labels are not in 0..{outputs - 1}"
-            labels = self.known_labels() if takes_codes(model.loss) else None
+            problem = f"some labels are not in 0..{outputs - 1}"
+            labels = self.array_labels if takes_codes(model.loss) else None
             fits = labels is None or bool(np.all((labels >= 0) & (labels < outputs)))
         elif vault.num_labels is not None:
-            came = f"the labels are rows of {vault.num_labels}"
+            problem = f"the labels are rows of {vault.num_labels}"
             fits = vault.num_labels == outputs
         elif vault.label_range is not None:
             return
         else:
-            # For any loss: one that wraps sparse cross-entropy does not show it.
-            came = f"the labels have {vault.num_classes} classes"
+            # This covers every loss, since one may wrap sparse cross-entropy.
+            problem = f"the labels have {vault.num_classes} classes"
             fits = vault.num_classes <= outputs
             fits = fits or (outputs == 1 and not takes_codes(model.loss))
             if fits and takes_rows(model.loss) and outputs > 1:
                 raise ValueError(
-                    "the labels of a PrivateLabels are class codes, and the loss takes one-hot "
-                    "rows. Use keras.losses.SparseCategoricalCrossentropy, of codes."
+                    "expected a loss of class codes, as the vault has them, got a loss of one-hot "
+                    "rows. Use keras.losses.SparseCategoricalCrossentropy."
                 )
         if not fits:
             raise ValueError(
-                f"{came}, but the model has {outputs} outputs. Give its last layer one unit for "
+                f"{problem}, but the model has {outputs} outputs. Give its last layer one unit for "
                 "each class (numbered from zero), or for each label of a row."
             )
 
     def _check_two_classes(self, outputs: int) -> None:
         if self.unit != "label":
             raise ValueError(
-                "clipping='label_distance' protects single labels, and these batches are of users."
+                "expected batches of labels for clipping='label_distance', got batches of users."
             )
         if self.vault is None:
-            labels = self.known_labels()
-            if labels is not None:
-                check_labels(labels, outputs)
-        elif self.vault.num_classes != 2:  # which raises for numbers and rows of labels
+            if self.array_labels is not None:
+                check_labels(self.array_labels, outputs)
+        elif self.vault.num_classes != 2:  # raises for numbers and rows of labels
             raise ValueError(
-                "clipping='label_distance' is for two classes, and the vault has "
+                "expected two classes for clipping='label_distance', got "
                 f"{self.vault.num_classes}. Use clipping='norm'."
             )
-
-    def open(self) -> tuple[tf.data.Dataset, dict[str, Any]] | None:
-        """Returns the dataset and settings for ``fit``; None for those of its caller."""
-        return None
-
-    def shared(self) -> dict[str, int]:
-        """Returns the sizes that replicas share evenly, by the argument that sets each."""
-        return {}
-
-    def rows_a_group(self, first: tf.Tensor, num_replicas: int) -> int:
-        if self.num_microbatches is None:
-            return self.group_rows
-        rows = first.shape[0]
-        size = 0 if rows is None else rows * num_replicas // self.num_microbatches
-        if not size or rows * num_replicas != size * self.num_microbatches or rows % size:
-            raise ValueError(
-                f"num_microbatches={self.num_microbatches} must divide the batch of {rows} rows on "
-                f"each of {num_replicas} replica(s). Batch with drop_remainder=True."
-            )
-        return int(size)
-
-    def divisor(self, x: Any, replicas: Any) -> tf.Tensor:
-        """Returns the divisor of the noisy sum: public, never the size of a secret batch."""
-        if self.num_microbatches is not None:
-            return tf.constant(self.num_microbatches, tf.float32)
-        rows = tf.cast(tf.shape(tf.nest.flatten(x)[0])[0], tf.float32)
-        return rows * replicas.num_replicas_in_sync
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -168,7 +144,7 @@ class PoissonPlan(TrainingPlan):
     Attributes:
         batches: the result of ``poisson_batches``.
         disjoint: whether batches are disjoint in each pass over the data.
-        num_examples: public examples in addition to each batch.
+        num_examples: public examples per step in addition to the batch.
     """
 
     batches: PoissonBatches
@@ -187,21 +163,21 @@ class PoissonPlan(TrainingPlan):
                 f"fit got poisson_batches together with {', '.join(extra)}. Set probability, steps "
                 "and labels in poisson_batches."
             )
-        microbatches, disjoint = optimizer.num_microbatches, optimizer.denoiser.reveals_batch
+        disjoint = optimizer.denoiser.reveals_batch
         q, uses = batches.sampling_probability, batches.steps
-        if microbatches is not None:
-            _check_microbatches(batches, microbatches, sampled=q < 1.0 and not disjoint)
         if disjoint:
-            # Revealed batches get no amplification by sampling, so each example has its turn.
+            # Revealed batches get no amplification by sampling, so examples take turns.
             q, uses = 1.0, math.ceil(batches.steps / (batches.num_units // batches.disjoint_size))
         return cls(
             batches=batches,
             sampling_probability=q,
-            uses_an_epoch=uses,
-            steps_an_epoch=batches.steps,
+            uses_per_epoch=uses,
+            steps_per_epoch=batches.steps,
             num_units=batches.num_units,
+            divisor=batches.expected_batch_size,
+            shared={"buffer_size": batches.buffer_size, "num_examples": optimizer.num_examples},
+            array_labels=batches.known_labels(),
             group_rows=batches.group_size,
-            num_microbatches=microbatches,
             disjoint=disjoint,
             num_examples=optimizer.num_examples,
             unit=batches.privacy_unit,
@@ -210,44 +186,11 @@ class PoissonPlan(TrainingPlan):
             receipts=batches.receipts,
         )
 
-    def known_labels(self) -> np.ndarray | None:
-        return self.batches.known_labels()
-
-    def shared(self) -> dict[str, int]:
-        return {"buffer_size": self.batches.buffer_size, "num_examples": self.num_examples}
-
     def open(self) -> tuple[tf.data.Dataset, dict[str, Any]]:
         dataset = open_for_training(
             self.batches, alt_examples=self.num_examples, disjoint=self.disjoint
         )
         return dataset, {"steps_per_epoch": self.batches.steps}
-
-    def divisor(self, x: Any, replicas: Any) -> tf.Tensor:
-        expected = self.batches.expected_batch_size
-        if self.num_microbatches is not None:
-            expected = self.num_microbatches * (expected / self.batches.buffer_size)
-        return tf.constant(expected, tf.float32)
-
-
-def _check_microbatches(batches: PoissonBatches, microbatches: int, sampled: bool) -> None:
-    """Raises where batches can't be cut into groups, or where sampling does not amplify."""
-    if batches.privacy_unit == "user":
-        raise ValueError(
-            "num_microbatches can't be used with users, whose examples are clipped together."
-        )
-    rows = batches.buffer_size * batches.group_size
-    if rows % microbatches:
-        raise ValueError(
-            f"num_microbatches={microbatches} does not divide the buffer of {rows} rows. Set "
-            "buffer_size in poisson_batches."
-        )
-    if sampled and microbatches != rows:
-        # The sample decides which examples are neighbours: one example more or less changes many of
-        # the clipped means, which the accounting of sampled batches does not allow for.
-        raise ValueError(
-            f"num_microbatches={microbatches} clips means of {rows // microbatches} examples, for "
-            "which amplification by sampling does not hold. Fit on arrays, or leave it out."
-        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -256,7 +199,7 @@ class ArrayPlan(TrainingPlan):
 
     Attributes:
         arrays: (x, y, weights).
-        batch_size: rows of each batch; the last is filled up with weights of zero.
+        batch_size: rows per batch; the last is padded with weights of zero.
         shuffle: whether the rows are shuffled in each epoch.
     """
 
@@ -266,14 +209,14 @@ class ArrayPlan(TrainingPlan):
 
     @classmethod
     def of_arrays(cls, x: Any, y: Any, settings: dict[str, Any], optimizer: Any) -> ArrayPlan:
-        """Returns the plan, and takes its own settings out of ``settings``."""
+        """Returns the plan, and removes its settings from ``settings``."""
         _check_class_weight(settings)
         for name, instead in _NOT_WITH_ARRAYS.items():
             if _is_given(settings.pop(name, None)):
                 raise ValueError(f"{name} is not supported with arrays{instead}.")
         if isinstance(y, PrivateLabels):
             raise TypeError(
-                "labels in a PrivateLabels vault come with batches: fit(data.poisson_batches(x, "
+                "expected labels as an array, got a PrivateLabels. Use fit(data.poisson_batches(x, "
                 "labels, sampling_probability=..., steps=...))."
             )
         public = public_input(x, settings.pop("sample_weight", None))
@@ -285,61 +228,51 @@ class ArrayPlan(TrainingPlan):
         lengths = [part.shape[:1] for part in tf.nest.flatten(arrays)]
         if any(length != (n,) for length in lengths):
             raise ValueError(
-                "features, labels and sample_weight must have one row for each example, got "
+                "features, labels and sample_weight must have one row per example, got "
                 f"{', '.join(str(length[0]) if length else 'no' for length in lengths)} rows."
             )
         size = min(int(settings.pop("batch_size", None) or 32), n)
         if size < 2 and not optimizer.denoiser.takes_single_examples:
             raise ValueError(
-                f"batch_size must be at least 2, got {size}. (SelfSpan allows single examples: "
-                "LP-Normal-SGD.)"
+                f"batch_size must be at least 2, got {size}. SelfSpan alone allows single "
+                "examples: LP-Normal-SGD."
             )
-        microbatches = optimizer.num_microbatches
-        if microbatches is not None and size % microbatches:
-            raise ValueError(f"num_microbatches={microbatches} must divide batch_size={size}.")
         return cls(
             arrays=arrays,
             batch_size=size,
             sampling_probability=1.0,
-            uses_an_epoch=1,
-            steps_an_epoch=math.ceil(n / size),
+            uses_per_epoch=1,
+            steps_per_epoch=math.ceil(n / size),
             num_units=n,
-            num_microbatches=microbatches,
+            divisor=size,
+            shared={"batch_size": size},
+            array_labels=y if isinstance(y, np.ndarray) else None,
             is_weighted=weights is not None,
             receipts=public.receipts,
             shuffle=bool(settings.pop("shuffle", True)),
         )
 
-    def known_labels(self) -> np.ndarray | None:
-        labels = self.arrays[1]
-        return labels if isinstance(labels, np.ndarray) else None
-
-    def shared(self) -> dict[str, int]:
-        return {"batch_size": self.batch_size}
-
     def open(self) -> tuple[tf.data.Dataset, dict[str, Any]]:
         return padded_batches(self.arrays, self.batch_size, self.shuffle), {}
-
-    def divisor(self, x: Any, replicas: Any) -> tf.Tensor:
-        return tf.constant(self.num_microbatches or self.batch_size, tf.float32)
 
 
 def _check_class_weight(settings: dict[str, Any]) -> None:
     if _is_given(settings.pop("class_weight", None)):
         raise ValueError(
-            "class_weight is not supported by LabelDPModel. Weigh inside the loss, whose gradients "
-            "are clipped: loss=lambda y, outputs: tf.gather(weights, tf.cast(y, 'int32')) * "
+            "class_weight is not supported by LabelDPModel. Weight examples in the loss, whose "
+            "gradients are clipped: "
+            "loss=lambda y, outputs: tf.gather(weights, tf.cast(y, 'int32')) * "
             "keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)."
         )
 
 
 def _is_given(value: Any) -> bool:
-    """Returns whether a setting is neither None nor zero; arrays and containers always are."""
+    # Not None and not zero; arrays and containers always count as set.
     return value is not None and not (np.isscalar(value) and not value)
 
 
 def padded_batches(arrays: tuple[Any, Any, Any], size: int, shuffle: bool) -> tf.data.Dataset:
-    """Returns batches of a fixed size, of which the last is filled up with weights of zero."""
+    """Returns batches of a fixed size; the last is padded with weights of zero."""
     n = arrays[2].shape[0]
     whole = tf.nest.map_structure(tf.constant, arrays)
     rows = tf.data.Dataset.range(n)
@@ -348,11 +281,11 @@ def padded_batches(arrays: tuple[Any, Any, Any], size: int, shuffle: bool) -> tf
 
     def take(numbers: tf.Tensor) -> Any:
         missing = size - tf.shape(numbers)[0]
-        # Padding repeats the first features, with label and weight zero: no label is used twice.
+        # Padding repeats the first features with label and weight zero, so no label is used twice.
         numbers = tf.ensure_shape(tf.pad(numbers, [[0, missing]]), [size])
         x, y, weights = tf.nest.map_structure(lambda part: tf.gather(part, numbers), whole)
-        real = tf.range(size) < size - missing
-        y, weights = tf.nest.map_structure(lambda part: zero_where(~real, part), (y, weights))
+        is_padding = tf.range(size) >= size - missing
+        y, weights = tf.nest.map_structure(lambda part: zero_where(is_padding, part), (y, weights))
         return x, y, weights
 
     return rows.batch(size).map(take).prefetch(2)

@@ -21,24 +21,24 @@ from tf_labeldp.gradients.vectorized_clipping import Trace, row_seeds
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class VertexLosses:
-    """The inputs of a denoiser in one step: public examples and the model; no label.
+    """The inputs of a denoiser in one step: the model on public examples, without labels.
 
-    In training, the losses are those of the function whose gradient was clipped: the model in
-    training mode, with the random masks (dropout) of that gradient. So the clean gradient of a
-    batch is in the hull of its own vertices. This excludes custom layers that draw without a
-    ``keras.random.SeedGenerator``, and random layers that a model calls in several places.
+    The losses are those whose gradient was clipped: the model in training mode, with the same
+    random masks (dropout). So the clean gradient of a batch is in the hull of the batch's vertices,
+    except with custom layers that draw without a ``keras.random.SeedGenerator``, and with random
+    layers that a model calls in several places.
 
     Attributes:
         losses: callable without arguments: (n, K) losses of n examples for each of K labels, from
             the current variables.
-        predictions: callable without arguments: the model's probabilities (n, K) of the labels.
-            With cross-entropy and squared error the gradient vanishes there.
+        predictions: callable without arguments: the model's probabilities (n, K) of the labels,
+            where the gradient of cross-entropy and squared error vanishes.
         variables: the trainable weights.
-        mask: float (n,), 0 for rows that are padding; None where all count.
+        mask: float (n,), 0 for padding; None if no row is padding.
         cross_entropy: whether the losses are minus the logarithms of the predictions, which saves
             evaluations.
-        noise_stddev: of the noise in each coordinate of the noisy mean gradient; None where it is
-            not known.
+        noise_stddev: standard deviation of the noise in each coordinate of the noisy mean gradient;
+            None if unknown.
 
     Example:
         >>> x, w = tf.constant([[1.0], [2.0]]), tf.Variable([[0.0, 1.0, 2.0]])
@@ -62,8 +62,8 @@ class VertexLosses:
 class TrainingPass:
     """The model in training mode, with the random numbers of the next gradient pass.
 
-    It changes no state. ``by_example``: each example has random numbers of its own, as with the
-    method "vectorized". ``pieces``: number of replicas that share the rows and draw the same.
+    It changes no state. ``by_example`` draws random numbers per example, as the method "vectorized"
+    does; ``pieces`` replicas share the rows and draw the same numbers.
     """
 
     def __init__(self, model: keras.Model, *, by_example: bool, pieces: int = 1) -> None:
@@ -84,7 +84,8 @@ class TrainingPass:
         if not self._by_example:
             with self._drawing(self._now):
                 return self._model(x, training=True)
-        with self._drawing(self._now):  # which also keeps the states from moving on
+        # The scope also keeps the states of the generators.
+        with self._drawing(self._now):
             seeds = row_seeds(self._states, tf.nest.flatten(x)[0].shape[0])
 
         def row_outputs(row: Any) -> Any:
@@ -97,7 +98,7 @@ class TrainingPass:
         return Trace.of(row_outputs, rows).map_rows(row_outputs, rows)
 
     def _drawing(self, states: list[tf.Tensor]) -> keras.StatelessScope:
-        """Returns a scope in which the generators are in these states, and nothing is written."""
+        """Returns a scope with these states of the generators, in which nothing is written."""
         return keras.StatelessScope(state_mapping=list(zip(self._states, states, strict=True)))
 
 
@@ -114,7 +115,7 @@ def vertex_losses(
     """Returns the losses of public examples for each possible label.
 
     ``labels`` is the spec of a batch's labels: codes (n,) or (n, 1), or rows (n, K). For numbers
-    the two ends of ``label_range`` suffice: gradients for labels in between lie between theirs, for
+    the two ends of ``label_range`` suffice: gradients for other labels lie between theirs, with
     squared error and any loss whose derivative by the output is monotone in the label.
     """
     loss = loss_object(loss)
@@ -126,7 +127,7 @@ def vertex_losses(
         if not tf.is_tensor(y_pred) or y_pred.shape.rank not in (1, 2):
             shapes = tf.nest.map_structure(lambda part: tuple(part.shape), y_pred)
             raise ValueError(
-                f"denoisers need a model that returns (n, K) scores or (n, 1) numbers, got shape "
+                f"expected (n, K) scores or (n, 1) numbers from a model with a denoiser, got shape "
                 f"{shapes}. Flatten the output, or train with denoiser=None."
             )
         return tf.cast(y_pred, tf.float32)
@@ -144,7 +145,8 @@ def vertex_losses(
     def losses() -> tf.Tensor:
         y_pred = outputs()
         if not _is_one_number(y_pred) and cross_entropy:
-            return -tf.nn.log_softmax(y_pred)  # as below, in n K instead of n K^2 work
+            # The result is that below, in n K instead of n K^2 operations.
+            return -tf.nn.log_softmax(y_pred)
         each = candidates(y_pred)
         n, k = y_pred.shape[0], each.shape[0]
         tiles = tf.tile(each, [n] + [1] * (each.shape.rank - 1))
@@ -178,6 +180,6 @@ def _ends(
     if function.startswith("binary_") or "hinge" in function or labels.dtype == tf.bool:
         return 0.0, 1.0
     raise ValueError(
-        f"the range of the labels is unknown: with {name_of(loss)!r} the model predicts numbers. "
-        "Give it in PrivateLabels(labels, low=..., high=...), or train with denoiser=None."
+        f"expected labels in a public range for {name_of(loss)!r} and one output, got none. Give "
+        "PrivateLabels(labels, low=..., high=...), or train with denoiser=None."
     )

@@ -1,4 +1,4 @@
-"""Noisy labels through ``model.fit`` and across devices."""
+"""Noisy labels across devices, and through ``model.fit``."""
 
 from __future__ import annotations
 
@@ -8,46 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-import keras
-import numpy as np
 import pytest
-import tensorflow as tf
-
-from tf_labeldp.data import randomize_labels
-
-N, K = 300, 5
-
-
-class Recorder(keras.Model):
-    """Counts which label each example had in training, inside the graph."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense = keras.layers.Dense(K)
-        self.seen = tf.Variable(tf.zeros((N, K), tf.int32), trainable=False)
-
-    def call(self, example_id):
-        return self.dense(tf.cast(example_id, tf.float32)[:, None] / N)
-
-    def train_step(self, data):
-        example_id, label = data
-        cells = tf.stack([example_id, label], axis=1)
-        self.seen.scatter_nd_add(cells, tf.ones_like(label, tf.int32))
-        return super().train_step(data)
-
-
-def test_model_fit_sees_one_label_an_example_in_all_epochs(source, mechanism, read):
-    dataset = source.apply(randomize_labels(mechanism, id_fn=lambda x: x))
-    model = Recorder()
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    batches = dataset.shuffle(N).batch(32).prefetch(2)
-    history = model.fit(batches, epochs=4, verbose=0)
-    assert np.isfinite(history.history["loss"]).all()
-    expected = np.zeros((N, K), int)
-    for example_id, label in read(dataset).items():
-        expected[example_id, label] = 4
-    np.testing.assert_array_equal(model.seen.numpy(), expected)
-
 
 MIRRORED = """
     import keras, numpy as np, tensorflow as tf
