@@ -54,6 +54,10 @@ def contents(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
 def draws_of(vault):
     counts = vault.release(HistogramMechanism(0.25, 3), key="counts")
     response = RandomizedResponse(0.5, 3)
@@ -100,6 +104,15 @@ def test_it_is_read_without_labels(old):
     stated = ldp.accounting.receipts.compose_receipts(ledger.receipts(), 1e-3)
     assert stated.epsilon == pytest.approx(EXPECTED["epsilon"], rel=TIGHTER)
     assert str(ledger.history()) == HISTORY == str(opened(old).history())
+
+
+def test_a_reader_completes_an_upgrade_that_was_killed(old, monkeypatch):
+    """The header has the present format, and the key still lists the releases."""
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("tf_labeldp.vault._store_of_0_2.import_key", interrupt)
+        Ledger.of_store(old / "store")
+    stated = ldp.accounting.receipts.compose_receipts(Ledger.of_store(old / "store").receipts())
+    assert stated.epsilon == pytest.approx(EXPECTED["epsilon"], rel=TIGHTER)
 
 
 def test_a_new_store_of_its_project_upgrades_it(old):

@@ -161,6 +161,14 @@ def test_an_unnamed_draw_with_other_settings(make, response, store, filled, prio
         opened.randomize(RRTopK(0.5, 5, 2), PART[::-1], priors[1])
 
 
+def test_a_key_cannot_name_a_draw_without_a_key(make, response):
+    """Else the first draw without a key would be that draw again, in place of another one."""
+    vault = make()
+    with pytest.raises(ValueError, match="key must not start with 'unnamed-'"):
+        vault.randomize(response(), key="unnamed-0")
+    assert vault.receipts == ()
+
+
 def test_a_named_draw_ignores_new_priors(make, store, filled, no_new_randomness):
     """A retrained model never gives exactly the same priors."""
     opened = make(epsilon=2.0, store=store)

@@ -88,6 +88,11 @@ class Draws:
     def record(
         self, mechanism: Mechanism, rows: np.ndarray, public: PublicInput[Any], key: str | None
     ) -> Record:
+        if key is not None and str(key).startswith(UNNAMED):
+            raise ValueError(
+                f"key must not start with {UNNAMED!r}, which names draws without a key, got "
+                f"{key!r}. Use another key."
+            )
         public_input = public.value
         digest = None if _has_own_digest(public_input) else public.digest
         if self._keyed_for(mechanism) is not None:

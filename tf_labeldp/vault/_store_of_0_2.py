@@ -2,8 +2,8 @@
 
 A store of format 2 has ``draws/000000.npz`` with a digest in ``charges/000000`` for each record, a
 file ``weights``, and a key file that lists the releases of engines. The upgrade writes the records
-in the new format, replaces the header, and removes the old files, in this order: a process that is
-killed in between leaves a store of one format or the other.
+in the new format, replaces the header, moves the releases from the key, and removes the old files,
+in this order: a process that is killed in between leaves a store that the next opening completes.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ def upgrade(store: Any) -> None:
         for record in (*records, *_weights(path, records)):
             writer.append(record)
         publish(path / "header.json", sealed_json({**header, "format": FORMAT}), replace=True)
+    import_key(store, path / KEY_FILE)
+    # The old files go last: until then the next reader completes an upgrade that was killed.
     for old in (path / name for name in OF_0_2):
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(old) if old.is_dir() else old.unlink()
-    import_key(store, path / KEY_FILE)
 
 
 def import_key(store: Any, path: pathlib.Path) -> None:

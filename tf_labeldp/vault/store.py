@@ -278,8 +278,9 @@ class LabelStore:
             lock.release()
 
     def upgrade(self) -> None:
-        """Brings an existing store of version 0.2 to the present format."""
-        if self.exists() and self.header()["format"] != FORMAT:
+        """Brings an existing store of version 0.2 to the present format, files and key included."""
+        is_old = self.exists() and self.header()["format"] != FORMAT
+        if is_old or any((self.path / name).exists() for name in OF_0_2):
             with self._lock():
                 upgrade(self)
 
