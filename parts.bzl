@@ -67,7 +67,7 @@ MOST_LINES = {
     "accounting": 2822,
     "mechanisms": 4241,
     "estimation": 553,
-    "vault": 5357,
+    "vault": 5371,
     "features": 2177,
     "self_supervised": 535,
     "semi_supervised": 723,

@@ -160,6 +160,13 @@ def test_averages_of_an_optimizer_are_known(tmp_path: Path) -> None:
     assert stated(copy) == 2.0
 
 
+def test_a_declaration_needs_a_reason() -> None:
+    """Without one the statement would be finite, and rest on nothing."""
+    for because in (" ", None):
+        with pytest.raises(TypeError, match="because must give the reason"):
+            ldp.declare(keras.Sequential(), because=because)
+
+
 def test_plain_training_afterwards_promises_nothing() -> None:
     for how in ("fit", "train_on_batch", "recompiled", "loaded"):
         model = plain()

@@ -136,6 +136,8 @@ def test_neither_epsilon_nor_delta_is_lowered(make, store):
     for epsilon, delta in ((1.9, 1e-3), (2.0, 1e-3), (3.0, 1e-4), (1.0, 2e-3)):
         with pytest.raises(ValueError, match=r"can only be raised: it is epsilon=2, delta=0\.001"):
             vault.raise_budget(PrivacyBudget(epsilon, delta), reason="a trade")
+    with pytest.raises(TypeError, match="reason must say why"):
+        vault.raise_budget(PrivacyBudget(3.0, 1e-3), reason=" ")
     assert sorted(store.rglob("*")) == before and vault.budget == PrivacyBudget(2.0, 1e-3)
     vault.raise_budget(PrivacyBudget(2.0, 2e-3), reason="more delta")
     assert make(epsilon=2.0, delta=2e-3, store=store).budget == PrivacyBudget(2.0, 2e-3)

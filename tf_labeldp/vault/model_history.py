@@ -215,6 +215,11 @@ def declare(
         >>> declare(model, because="these labels are public").epsilon
         0.0
     """
+    if not isinstance(because, str) or not because.strip():
+        raise TypeError(
+            "because must give the reason in a sentence, which the statement prints: "
+            "because='trained on public labels'."
+        )
     public = public_input(artefact)
     artefact = public.value
     if not hasattr(artefact, "trainable_weights"):

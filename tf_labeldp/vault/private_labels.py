@@ -638,6 +638,8 @@ class PrivateLabels:
             budget: at least the old budget in epsilon and delta, or a ``ValueError`` is raised.
             reason: a sentence for the history.
         """
+        if not isinstance(reason, str) or not reason.strip():
+            raise TypeError("reason must say why the budget is raised, in a sentence.")
         self._ledger.raise_budget(budget, reason.strip())
 
     def _planned(self, uses: Any) -> list[tuple[str, Charge]]:
