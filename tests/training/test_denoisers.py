@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import warnings
 from typing import Any
 
 import keras
@@ -101,6 +102,15 @@ def test_configs_come_back(denoiser: Denoiser) -> None:
     if isinstance(denoiser, (AltConv, SelfConv)):
         of_0_2 = {**denoiser.get_config(), "smooth_towards": "uniform"}
         assert type(denoiser).from_config(of_0_2).get_config() == denoiser.get_config()
+
+
+def test_files_of_0_2_that_smooth_towards_predictions_warn() -> None:
+    of_0_2 = {**AltConv(8, smoothing=0.75).get_config(), "smooth_towards": "predictions"}
+    with pytest.warns(UserWarning, match="towards uniform labels.*compile the model again"):
+        AltConv.from_config(of_0_2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert AltConv.from_config({**of_0_2, "smoothing": 1.0}).smoothing == 1.0
 
 
 def test_the_result_is_shaped_like_the_gradient(denoiser: Denoiser) -> None:

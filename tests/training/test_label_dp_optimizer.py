@@ -53,7 +53,7 @@ def test_every_way_in_refuses_plain_gradients(call: str) -> None:
         ({"noise": GaussianNoise(2.5)}, ValueError, "contradicts"),
         ({"noise": "gaussian", "noise_multiplier": None}, TypeError, "NoiseMechanism"),
         ({"clipnorm": 1.0}, TypeError, "clipnorm"),
-        ({"num_microbatches": 4}, TypeError, "does not take num_microbatches"),
+        ({"num_microbatches": 4}, TypeError, "num_microbatches. Leave it out"),
         ({"denoiser": "alt"}, TypeError, "denoiser must be"),
         ({"method": "fast"}, ValueError, "method must be"),
         ({"inner": keras.optimizers.SGD(0.5, clipnorm=1.0)}, ValueError, "clipnorm"),
@@ -94,6 +94,8 @@ def test_config_round_trip_keeps_every_argument() -> None:
     # Files of 0.2 have this argument.
     of_0_2 = {**private.get_config(), "num_microbatches": None}
     assert LabelDPOptimizer.from_config(of_0_2).get_config() == private.get_config()
+    with pytest.warns(UserWarning, match="num_microbatches=4 .* compile the model again"):
+        LabelDPOptimizer.from_config({**of_0_2, "num_microbatches": 4})
 
 
 def test_settings_that_steps_were_charged_for_can_not_be_changed() -> None:

@@ -95,6 +95,20 @@ def test_models_that_do_not_fit_noisy_labels(kit, problem, kind):
         kit.fit(kit.stages(x, kit.labels(y)), model)
 
 
+def test_a_model_with_one_output_is_refused_and_costs_nothing_more(kit, problem):
+    x, y = problem
+    labels = ldp.PrivateLabels(y % 2, num_classes=2, budget=ldp.PrivacyBudget(epsilon=3.0))
+    stages = kit.stages(x, labels)
+    one = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, "sigmoid")])
+    one.compile("sgd", "binary_crossentropy")
+    with pytest.raises(ValueError, match=r"Dense\(2\), for CategoricalCrossentropy.*same draw"):
+        kit.fit(stages, one)
+    two = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, "softmax")])
+    two.compile("sgd", "categorical_crossentropy")
+    kit.fit(stages, two)
+    assert stages.guarantee().epsilon == labels.guarantee().epsilon == 3.0
+
+
 def later_part(kit, problem, **options):
     """The examples of stage 2; the parts depend on the size and the seed alone."""
     x, y = problem

@@ -205,7 +205,13 @@ class _Hull(Denoiser):
     @classmethod
     def from_config(cls, config: Setting[dict[str, Any]]) -> Denoiser:
         # Files of 0.2 have this argument, which is always "uniform" now.
-        config = {name: value for name, value in config.items() if name != "smooth_towards"}
+        config = dict(config)
+        towards = config.pop("smooth_towards", "uniform")
+        if towards != "uniform" and config.get("smoothing", 1.0) < 1.0:
+            _validate.warn(
+                f"smooth_towards={towards!r} of 0.2 is gone: this denoiser would smooth towards "
+                "uniform labels. To train on, compile the model again, with smoothing=1.0."
+            )
         if isinstance(config.get("solver"), dict):  # Keras serialized a callable
             config["solver"] = keras.saving.deserialize_keras_object(config["solver"])
         return cls(**config)

@@ -151,7 +151,8 @@ class GaussianNoise(NoiseMechanism):
         if self.seeded:
             return ()
         cipher = _CIPHERS[self.source]
-        text = f"{cipher}, which generates the noise, is a secure pseudorandom generator."
+        # The words of 0.2, so that a statement of steps of both versions has them once.
+        text = f"{cipher} is a secure pseudorandom generator: the noise of the steps is made of it."
         return (Assumption("secure-key-stream", "machines", text),)
 
     def add_noise(

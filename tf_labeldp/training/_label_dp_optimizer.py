@@ -101,10 +101,15 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         inner = _checked_inner(inner_optimizer)
         # Configurations of optimizers have Keras's arguments, with their defaults.
         changed = [key for key, value in unused.items() if value not in (None, False, 0.0, 0.99)]
+        if "num_microbatches" in changed:
+            raise TypeError(
+                "LabelDPOptimizer clips each example, and does not take num_microbatches. Leave it "
+                "out."
+            )
         if changed:
             raise TypeError(
-                f"LabelDPOptimizer does not take {', '.join(sorted(changed))}. Set it in "
-                "inner_optimizer."
+                f"LabelDPOptimizer does not take {', '.join(sorted(changed))}. Set arguments of "
+                "Keras in inner_optimizer."
             )
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = inner
@@ -255,6 +260,13 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> LabelDPOptimizer:
         """Returns the optimizer of a configuration."""
+        # Files of 0.2 have this argument.
+        config = dict(config)
+        if (microbatches := config.pop("num_microbatches", None)) is not None:
+            _validate.warn(
+                f"num_microbatches={microbatches} of 0.2 is gone: this optimizer would clip each "
+                "example. To train on, compile the model again."
+            )
         objects = {
             name: keras.saving.deserialize_keras_object(config[name], custom_objects=custom_objects)
             for name in _OBJECTS

@@ -344,7 +344,8 @@ class MultiStageTraining(CountedTraining):
         if shape != (1, k):
             raise ValueError(
                 f"expected a model that returns one tensor of shape (batch, {k}), got {shape} for "
-                f"one example. End it with keras.layers.Dense({k})."
+                f"one example. End it with keras.layers.Dense({k}), for CategoricalCrossentropy. "
+                "The same stages use the same draw."
             )
         if takes_codes(loss):
             raise ValueError(

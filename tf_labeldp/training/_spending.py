@@ -35,8 +35,8 @@ _NO_VAULT = Assumption(
 _ROUNDED = Assumption(
     "tensor-float-32",
     "machines",
-    "TensorFloat-32 rounds the products in clipped norms to about three digits on a GPU, and does "
-    "not change the norms by more. "
+    "TensorFloat-32 rounds the products that clipped norms are made of to about three digits on a "
+    "GPU, and does not change the norms by more than that. "
     "tf.config.experimental.enable_tensor_float_32_execution(False) turns it off.",
 )
 
