@@ -50,7 +50,12 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         f"--mechanism {_RR_ON_BINS}",
     ),
     (_HISTOGRAM, lambda args: args.prior is None, "runs without --prior"),
-    (("insecure_seed", "mechanism"), lambda args: args.draws == "stored", "--draws stored"),
+    (("insecure_seed",), lambda args: args.draws == "stored", "--draws stored"),
+    (
+        ("mechanism",),
+        lambda args: args.draws == "stored" or args.mechanism == _RR_ON_BINS,
+        "--draws stored",
+    ),
 )
 
 
