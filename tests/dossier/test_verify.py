@@ -92,6 +92,15 @@ class TestNoisyLabels:
         reseal(noisy, lambda fields: change(fields["guarantee"]["assumptions"]))
         assert "differ in their assumptions" in verify(noisy).problems[0]
 
+    def test_a_statement_of_version_0_2_may_have_other_words(self, noisy):
+        texts = ["the features are public", "uses are counted", "random bits are secure"]
+        reseal(noisy, lambda fields: fields["guarantee"].update(assumptions=texts, epsilon=0.9999))
+        assert verify(noisy).problems == ()
+        reseal(noisy, lambda fields: fields["guarantee"].update(epsilon=0.999))
+        assert "its statement is (0.999, 0)" in verify(noisy).problems[0]
+        reseal(noisy, lambda fields: fields["guarantee"].update(assumptions=texts[1:], epsilon=1.0))
+        assert "differ in their assumptions" in verify(noisy).problems[0]
+
     def test_true_labels_that_are_sealed_again_are_found(self, noisy, tmp_path):
         reseal(noisy, lambda fields: None, values=LABELS)
         assert "its noisy labels differ from those of its receipt" in verify(noisy).problems[0]
