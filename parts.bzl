@@ -78,8 +78,8 @@ MOST_LINES = {
     "pate": 442,
     "front_door": 719,
     "audit": 608,
-    "dossier": 781,
+    "dossier": 803,
     "tf_privacy": 338,
     "scale": 1154,
-    "cli": 2443,
+    "cli": 2453,
 }

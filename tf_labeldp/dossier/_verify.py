@@ -21,8 +21,9 @@ from tf_labeldp.accounting.provenance import (
     own_weights,
     weight_digests,
 )
-from tf_labeldp.accounting.receipts import Receipts, merge_receipts
+from tf_labeldp.accounting.receipts import Receipt, Receipts, merge_receipts
 from tf_labeldp.mechanisms import PeerToPeerRandomizedResponse
+from tf_labeldp.pate import ConfidentGNMax
 from tf_labeldp.vault import NoisyLabels, guarantee, load_model
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.noisy_labels import STATEMENT_SUFFIX
@@ -142,7 +143,7 @@ def _verify_noisy_labels(path: pathlib.Path, ledgers: Sequence[Ledger]) -> Publi
     problems = []
     for text in path.glob("*.json") if path.is_dir() else [statement]:
         problems += _differs(stated, json.loads(text.read_text(encoding="utf-8"))["guarantee"])
-    if not any(receipt.kind == "draw" for receipt in noisy.receipts):
+    if not _draws(noisy):
         problems.append("it has no receipt of a draw, so nothing shows that its labels are noisy")
     elif not _are_drawn(noisy, ledgers):
         problems.append("its noisy labels differ from those of its receipt")
@@ -155,10 +156,10 @@ def _are_drawn(noisy: NoisyLabels, ledgers: Sequence[Ledger]) -> bool:
 
     The digest in a receipt identifies a complete draw; other draws are looked up in the ledgers.
     """
-    draws = [receipt for receipt in noisy.receipts if receipt.kind == "draw"]
+    draws = _draws(noisy)
     if array_digest(compact(noisy.values)) in [receipt.output_digest for receipt in draws]:
         return True
-    is_partial = isinstance(noisy.mechanism, PeerToPeerRandomizedResponse)
+    is_partial = isinstance(noisy.mechanism, (PeerToPeerRandomizedResponse, ConfidentGNMax))
     stored = [
         record.values
         for receipt in draws
@@ -168,7 +169,7 @@ def _are_drawn(noisy: NoisyLabels, ledgers: Sequence[Ledger]) -> bool:
         and record.receipt.id == receipt.id
         and record.values is not None
     ]
-    # Only the store records who reported, until it is forgotten.
+    # Only the store records who reported or was answered, until it is forgotten.
     if is_partial and not stored:
         return True
     rest = noisy.values
@@ -177,6 +178,17 @@ def _are_drawn(noisy: NoisyLabels, ledgers: Sequence[Ledger]) -> bool:
         if np.array_equal(rest[: len(values)], values):
             rest = rest[len(values) :]
     return bool(stored) and not len(rest)
+
+
+def _draws(noisy: NoisyLabels) -> list[Receipt]:
+    # The answers of PATE are a release of their own mechanism, without those that are missing.
+    is_release = isinstance(noisy.mechanism, ConfidentGNMax)
+    return [
+        receipt
+        for receipt in noisy.receipts
+        if receipt.kind == ("release" if is_release else "draw")
+        and (not is_release or receipt.what == repr(noisy.mechanism))
+    ]
 
 
 def _verify_model(place: pathlib.Path, model: pathlib.Path, ledgers: Sequence[Ledger]) -> Published:
