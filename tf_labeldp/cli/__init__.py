@@ -205,6 +205,9 @@ def _check_train(args: argparse.Namespace) -> None:
     _check_labels(args)
     if (args.images is None) != (args.file is None):
         raise _console.CommandError("--images DIR and --file NAME go together: give both or none")
+    # Before there is a store, whose budget would have this delta.
+    if args.delta is not None and not 0.0 < args.delta < 1.0:
+        raise _console.CommandError(f"--delta must be between 0 and 1, got {args.delta:g}")
 
 
 def _check_randomize(args: argparse.Namespace) -> None:
