@@ -110,6 +110,12 @@ def test_training_sees_two_views_of_each_image_and_inference_the_features(simclr
     assert simclr(rows, training=True).shape == (10, simclr.projection_dim)
     features = simclr(rows)
     np.testing.assert_array_equal(features, simclr.network(rows, training=False))
+    inside = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5)])
+    model = SimCLR(inside, views=keras.layers.Identity(), projection_dim=3)
+    model.projector = keras.layers.Identity()
+    ones = np.ones((50, 3), np.float32)
+    assert set(np.unique(model(ones, training=True))) == {0.0, 2.0}
+    assert np.array_equal(model(ones), ones)
 
 
 def test_contrast_needs_two_images(simclr, images):

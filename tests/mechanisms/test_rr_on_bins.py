@@ -95,7 +95,7 @@ def test_nearest_inputs_at_the_ends_of_the_doubles():
     ("arguments", "message"),
     [
         (((0.0, 0.0), (0.0,), (0, 0)), "inputs must be strictly increasing"),
-        (((), (), ()), r"inputs must have shape \(k,\)"),
+        (((), (), ()), "inputs must have at least one number"),
         (((0.0, 1.0), (0.5,), (0,)), "one integer for each of the 2 inputs"),
         (((0.0, 1.0), (0.2, 0.8), (1, 0)), "must not decrease"),
         (((0.0, 1.0), (0.2, 0.8), (0, 2)), r"lie in 0\.\.1"),

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_labeldp import PrivacyBudget, PrivateLabels
+from tf_labeldp import BudgetExceededError, PrivacyBudget, PrivateLabels
 from tf_labeldp.mechanisms import (
     HistogramMechanism,
     InformativeRR,
@@ -55,6 +55,25 @@ def test_the_channel_is_the_stated_one(mechanism, priors):
         some = expected > 0
         chi2 = np.sum((drawn[some] - expected[some]) ** 2 / expected[some])
         assert chi2 < 21.1  # 3 degrees of freedom, 1e-4
+
+
+GOLDEN = [
+    (CASES[0], "3132022101230102", "0113022303203103"),
+    (CASES[2], "1011011101100110", "0100001010110101"),
+    (
+        (RRWithPrior(1.0, 4), np.stack([PRIOR, PRIOR[::-1]] * 8)),
+        "0213030203130303",
+        "1303031203030303",
+    ),
+]
+
+
+@pytest.mark.parametrize(("case", "numbers", "texts"), GOLDEN)
+def test_draws_of_version_0_2_are_drawn_again(case, numbers, texts):
+    """Another draw of the same row would be a second release."""
+    for ids, expected in ((np.arange(16), numbers), ([f"p{i}" for i in range(16)], texts)):
+        found = draw(ids, np.arange(16) % 4, case[0], priors=case[1])
+        assert "".join(map(str, found)) == expected
 
 
 def test_numbers_are_drawn_too():
@@ -207,6 +226,14 @@ def test_releases_add_up_and_names_are_bound(key):
     assert key.guarantee().epsilon == 1.5
 
 
+def test_a_key_is_not_made_for_other_labels_than_those_of_its_store(tmp_path):
+    budget = PrivacyBudget(1.0)
+    both = [PrivateLabels([0, 1], 2, budget=budget, store=tmp_path / name) for name in "ab"]
+    for name, other in zip("ab", reversed(both), strict=True):
+        with pytest.raises(LabelStoreError, match="store of other labels"):
+            ReleaseKey.create(tmp_path / name / "labels.key", labels=other.label_set)
+
+
 @pytest.mark.parametrize("name", ["", 3, None, "a/b"])
 def test_a_release_needs_a_name(key, name):
     with pytest.raises(ValueError, match="release must be a name"):
@@ -255,12 +282,13 @@ def test_a_vault_draws_by_its_key(tmp_path):
     reopened = vault(labels, tmp_path / "s", ids=ids)
     np.testing.assert_array_equal(reopened.randomize(CASES[0][0], key="a").values, noisy.values)
     assert reopened.guarantee().epsilon == 3.5 and "engine" in str(reopened.history())
-    key.register("too much", RandomizedResponse(1.0, 4))
-    assert vault(labels, tmp_path / "s", ids=ids).guarantee().epsilon == 4.5
-    assert reopened.remaining() == 0.0
+    for use in (key.register, lambda *of: key.draw_once(*of, pytest.fail)):
+        with pytest.raises(BudgetExceededError):
+            use("too much", HistogramMechanism(1.0, num_classes=4))
+    assert vault(labels, tmp_path / "s", ids=ids).guarantee().epsilon == 3.5
     plain = PrivateLabels(labels, 4, store=tmp_path / "s")
-    key.register("later", RandomizedResponse(1.0, 4))
-    assert plain.guarantee().epsilon == 5.5
+    key.register("later", RandomizedResponse(0.5, 4))
+    assert plain.guarantee().epsilon == 4.0
 
 
 def test_a_vault_without_a_store_has_its_own_key():
@@ -406,7 +434,7 @@ def test_a_lost_or_damaged_key_is_said(tmp_path, key):
         ReleaseKey(key.path)
 
 
-@pytest.mark.parametrize("key", [b"short", "a text of thirty-two characters!", None])
+@pytest.mark.parametrize("key", [b"short", bytes(33), "a text of thirty-two characters!", None])
 def test_a_key_that_is_none_is_refused(key):
     with pytest.raises(TypeError, match=r"key must be 32 secret bytes\. Use ReleaseKey"):
         randomize_batch([1, 2], np.array([0, 1]), RandomizedResponse(1.0, 2), key, "vault/a")

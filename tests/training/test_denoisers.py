@@ -260,7 +260,7 @@ def test_kinds_of_products_are_used_and_agree(kind: Any, monkeypatch: pytest.Mon
         (lambda: AltConv(4, residual=1.0), r"residual must be in \[0, 1\), got 1"),
         (lambda: AltConv(4, hull="box"), "hull must be one of"),
         (lambda: AltConv(4, max_products=2), "max_products must be at least 4"),
-        (lambda: AltConv(4, step_size=0.1), "are for solver='pgd'"),
+        (lambda: AltConv(4, step_size=0.1), "need solver='pgd'"),
         (lambda: AltConv(4, products="fast"), "products must be one of double_backward, forward"),
         (lambda: SelfSpan(tolerance=1e-7), r"tolerance must be in \[1e-06, inf\), got 1e-07"),
     ],

@@ -122,6 +122,7 @@ def test_releases_by_label_are_not_stated_by_user() -> None:
     model.fit(batches(labels), verbose=0)
     # The vault has paid for both; the weights come from the steps alone.
     found, alone = labels.guarantee(), model.guarantee()
+    assert (found.num_units, alone.num_units) == (len(labels), 12)
     assert found.unit == "the label of one training example"
     expected = dp_sgd_guarantee(SIGMA, 0.5, STEPS, DELTA, privacy_unit="user")
     assert (alone.epsilon, alone.unit) == (expected.epsilon, "all labels of one user")

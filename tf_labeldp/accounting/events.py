@@ -75,6 +75,7 @@ def dp_sgd_event(
 ) -> DpEvent:
     """Returns the event of DP-SGD, with the arguments of ``dp_sgd_guarantee``.
 
+    The noise multiplier is relative to the clip C, half the sensitivity 2 C under replacement.
     For one step, an accountant under ``REPLACE_ONE`` compares ``(1 - q) N(0) + q N(1)`` and
     ``(1 - q) N(0) + q N(-1)``, the worst pair (docs/theory.md). Without sampling it is the
     worst for either clipping.

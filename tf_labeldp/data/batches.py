@@ -43,7 +43,7 @@ def poisson_batches(
     In each step every example (or user) enters the batch independently with probability
     ``sampling_probability``, as ``accounting.dp_sgd_guarantee`` assumes. A batch fills part of a
     buffer of fixed size: its rows have weight one, the padding has weight zero. Batches contain
-    true labels, so only ``LabelDPModel.fit`` can open them, after it has charged the labels.
+    true labels, so only ``LabelDPModel.fit`` can open them. It charges each step before taking it.
 
     Guarantee:
         Sampling does not look at labels. Its bits come from the operating system; with a seed the
@@ -278,7 +278,7 @@ class PoissonBatches:
 def open_for_training(
     batches: PoissonBatches, *, alt_examples: int = 0, disjoint: bool = False
 ) -> tf.data.Dataset:
-    """Returns the batches with their true labels; for ``LabelDPModel.fit``, after the charge.
+    """Returns the batches with their true labels; for ``LabelDPModel.fit``, which charges first.
 
     The dataset is endless: (x, y, weights[, alt_x]) with ``buffer_size * group_size`` rows, weights
     one for examples and zero for padding. ``alt_examples`` is the size of a second set, drawn per

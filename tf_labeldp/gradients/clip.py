@@ -87,7 +87,7 @@ def transposed(side: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Clip:
-    """Bounds the norm of each gradient in a sum, and so sets the sensitivity.
+    """Bounds each gradient in a sum by C, so that a replaced label moves the sum by up to 2 C.
 
     A subclass may differentiate another scalar, or choose other coefficients.
     """

@@ -1,7 +1,8 @@
 """Projections of a noisy gradient onto a convex hull of per-example, per-label gradients.
 
-The file defines the coefficients of a hull, the problem, two solvers, and ``project_onto_hull``. A
-projection stops where ``HullProblem.is_solved`` is true.
+The file defines the coefficients of a hull, the problem, two solvers, and ``project_onto_hull``.
+``solve_conjugate`` stops once ``HullProblem.is_solved`` is true, the products are used up or a step
+has length zero; ``solve_pgd`` takes a fixed number of steps.
 """
 
 from __future__ import annotations
@@ -207,7 +208,7 @@ class HullProblem(NamedTuple):
         return tf.maximum(self.feasible.gap(point.coefficients, point.slope), 0.0)
 
     def is_solved(self, point: Point) -> tf.Tensor:
-        """Returns whether the gap is at most ``relative_gap |G a|^2 / 2``: solvers stop there."""
+        """Returns whether the gap is at most ``relative_gap |G a|^2 / 2``."""
         return self.gap(point) <= self.relative_gap * 0.5 * dot(point.image, point.image)
 
 

@@ -237,8 +237,8 @@ class PrivateStep:
         labels = tf.TensorSpec.from_tensor(tf.convert_to_tensor(tf.nest.flatten(y)[0]))
         # Every replica projects onto the examples of all; preconditioners average over replicas.
         pieces = 1 if optimizer.preconditioner is not None else replicas.num_replicas_in_sync
-        # It comes before the gradient pass, to draw the same random masks.
         by_example = self._clipping.method == "vectorized"
+        # The forward pass comes before the gradients, to draw the same random masks.
         forward = TrainingPass(self._model, by_example=by_example, pieces=pieces)
 
         def vertices(needs: Any, mask: Any = None, stddev: Any = None) -> VertexLosses:

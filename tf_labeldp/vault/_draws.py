@@ -169,6 +169,7 @@ class Draws:
             else:
                 output = self._apply(mechanism, labels, public_input, rng)
         except BaseException as error:
+            # An interrupt from the keyboard has no text that may reveal a label.
             if isinstance(error, KeyboardInterrupt) and not error.args:
                 raise
         # An error raised inside `except` would carry the caught error, which may reveal labels.
@@ -176,7 +177,7 @@ class Draws:
             if is_of_this_library(mechanism):
                 # Errors that do not depend on the labels are raised here, without a charge.
                 self._apply(mechanism, self._kind.any_labels(rows.size), public_input, rng)
-            ledger.keep(receipt=ledger.receipt(charge, repr(mechanism), "failed", **use))
+            ledger.keep(receipt=ledger.new_receipt(charge, repr(mechanism), "failed", **use))
             raise RuntimeError(
                 f"{type(mechanism).__name__} failed on these labels, and would not on others. Its "
                 "message is withheld: it may reveal labels. The draw was charged. Test the "
@@ -191,7 +192,7 @@ class Draws:
             groups = None if public_input.groups is None else np.asarray(public_input.groups)
             priors = {"priors": np.asarray(public_input.probabilities), "groups": groups}
         return ledger.keep(
-            receipt=ledger.receipt(charge, repr(mechanism), kind, **use),
+            receipt=ledger.new_receipt(charge, repr(mechanism), kind, **use),
             mechanism=serialize(mechanism),
             public_digest=public_input.digest() if _has_own_digest(public_input) else digest,
             made_of=made_of,

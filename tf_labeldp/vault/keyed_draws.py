@@ -48,6 +48,7 @@ from tf_labeldp.mechanisms import (
 )
 from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, settings
 from tf_labeldp.vault._store_of_0_2 import import_key, key_of_0_2, output_of_0_2
+from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import (
     KEY_FILE,
     PUBLIC_INPUT,
@@ -178,10 +179,14 @@ class ReleaseKey:
         *,
         num_rows: int = 0,
     ) -> None:
-        """Records a release and its charge before the first draw; does nothing the second time."""
+        """Records a release and its charge before the first draw; does nothing the second time.
+
+        Raises a ``BudgetExceededError`` if the vault of the key's store cannot afford the release.
+        """
         public = public_input(mechanism, priors)
         with self._turn():
             if self._checked(release, *public.value).binding is None:
+                self._check_budget(public)
                 self._write_charge(release, public, num_rows, {})
 
     def bind_rows(self, release: str, count: int, fingerprint: int) -> None:
@@ -228,6 +233,8 @@ class ReleaseKey:
             if entry.output is None and entry.place is not None:
                 self._write(release={"name": release}, arrays=output_of_0_2(release, entry.place))
             elif entry.output is None:
+                if entry.binding is None:
+                    self._check_budget(public)
                 num_rows, arrays = draw()
                 if entry.binding is None:
                     self._write_charge(release, public, num_rows, arrays)
@@ -333,6 +340,13 @@ class ReleaseKey:
             names = sorted(name for name, other in self._releases.items() if other.binding)
             raise KeyError(f"there is no release {release!r}; there are {names}.")
         return entry
+
+    def _check_budget(self, public: PublicInput[Any]) -> None:
+        """Raises if a release on all labels would pass the budget of the vault of this store."""
+        if "budget" in self._store.header():
+            ledger, mechanism = Ledger.of_store(self._store.path), public.value[0]
+            use = (type(mechanism).__name__, Charge.of(mechanism))
+            ledger.check(np.arange(ledger.label_set.size), [use], public.receipts)
 
     def _write_charge(
         self, release: str, public: PublicInput[Any], num_rows: int, arrays: dict[str, Any]

@@ -178,7 +178,7 @@ class Ledger:
             other._taken += len(new)
 
     def keep(self, **content: Any) -> Record:
-        """Writes a record with the fields of ``Record.of`` to the store, and returns it."""
+        """Writes a record (fields of ``Record.of``) and counts its receipt: the use is charged."""
         record = Record.of(number=len(self.records), **content)
         if self._store is None or self._store.read_only:
             return self._remember(record)
@@ -206,7 +206,7 @@ class Ledger:
             self.draws[record.key] = record
         return record
 
-    def receipt(
+    def new_receipt(
         self, charge: Charge, what: str, kind: str, key: str, rows: np.ndarray, **flags: Any
     ) -> Receipt:
         """Returns the receipt of a use of these rows; charges nothing yet."""

@@ -540,7 +540,7 @@ class PrivateLabels:
         with self._ledger.turn():
             for other in self._ledger.check(rows, [(what, charge)], inherited):
                 self._ledger.keep(receipt=other)
-            receipt = self._ledger.receipt(charge, what, "steps", key, rows, **flags)
+            receipt = self._ledger.new_receipt(charge, what, "steps", key, rows, **flags)
             self._ledger.keep(receipt=receipt)
         return receipt
 
@@ -698,7 +698,7 @@ def _checked_rows(indices: Any, n: int) -> np.ndarray:
 
 
 def labels_for_training(vault: PrivateLabels) -> np.ndarray:
-    """Returns the true labels, for ``LabelDPModel.fit`` alone, after it has charged the vault."""
+    """Returns the true labels, for ``LabelDPModel.fit`` alone, whose steps are charged first."""
     with vault._ledger.turn():
         labels = vault._sealed.open(vault._among).view()
     labels.flags.writeable = False
