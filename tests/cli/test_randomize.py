@@ -497,3 +497,14 @@ def test_keyed_draws_are_those_of_the_key_in_the_store(ids):
     drawn = randomize_batch(texts, y, RandomizedResponse(1.0, 2), key, release)
     np.testing.assert_array_equal(first, drawn)
     assert "pseudorandom" in str(noisy.guarantee())
+
+
+def test_keyed_draws_of_numbers_take_the_default_mechanism_by_name():
+    write("t.csv", pa.table({"id": np.arange(40), "y": np.linspace(0.0, 1.0, 40)}))
+    words = ("--task", "regression", "--low", "0", "--high", "1", "--epsilon", "1")
+    keyed = (*words, "--draws", "keyed", "--store", "store")
+    first, again = (
+        randomize("t.csv", "public/n.csv", *keyed, *more)
+        for more in ((), ("--mechanism", "rr_on_bins"))
+    )
+    assert first.equals(again)

@@ -245,3 +245,27 @@ def test_a_pipe_between_processes():
             assert reason in done.stderr and done.stderr.count("rror") == 1
         else:
             assert len(done.stdout.splitlines()) == 21
+
+
+def test_a_stop_right_after_a_file_got_its_name_leaves_the_earlier_output(monkeypatch):
+    assert main(command()) == 0
+    before = contents()
+    link = os.link
+
+    def stopped_after(source, target, **options):
+        link(source, target, **options)
+        monkeypatch.setattr(os, "link", link)
+        raise KeyboardInterrupt
+
+    write_labels(30)
+    monkeypatch.setattr(os, "link", stopped_after)
+    assert main(command("--overwrite")) == 130
+    assert contents() == before
+
+
+def test_a_statement_replaces_no_pipe_or_device(capfd):
+    os.mkfifo("pipe")
+    words = command("--statement", "pipe", "--overwrite", output="-")
+    assert main(words) == 2
+    assert "pipe is no regular file; give another --statement" in capfd.readouterr().err
+    assert Path("pipe").is_fifo()

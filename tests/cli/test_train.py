@@ -148,7 +148,7 @@ def test_bad_input_is_one_line_and_writes_nothing(csv, capsys):
             ("--label", "days", "--low", "-1", "--high", "9", "--loss", "poisson"),
             "--loss poisson needs labels of zero or more",
         ),
-        ((*NAMES, "--delta", "2"), "delta must be in [0, 1)"),
+        ((*NAMES, "--delta", "0", "--store", "store"), "--delta must be between 0 and 1, got 0"),
     ):
         assert command(csv, *options) == 2
         error = capsys.readouterr().err.strip().splitlines()[-1]

@@ -75,6 +75,17 @@ class TestNoisyLabels:
         labels.randomize(mechanism, clusters=np.arange(300) % 3).save(tmp_path / "n")
         assert verify(tmp_path / "n", store=tmp_path / "s").problems == ()
 
+    def test_answers_of_teachers(self, tmp_path):
+        labels = vault(tmp_path / "s")
+        answers = ldp.pate.PATE(
+            2.0, 1e-5, num_teachers=10, num_queries=20, max_answers=10, threshold=0.5
+        ).answer(X, labels)
+        answers.save(tmp_path / "n")
+        assert verify(tmp_path / "n", store=tmp_path / "s").problems == ()
+        reseal(tmp_path / "n", lambda fields: None, values=(answers.values + 1) % 3)
+        problems = verify(tmp_path / "n", store=tmp_path / "s").problems
+        assert "differ from those of its receipt" in problems[0]
+
     def test_an_edited_file_is_found(self, noisy):
         path = noisy / "noisy_labels.json"
         path.write_text(path.read_text().replace('"epsilon": 1.0', '"epsilon": 0.1'))
@@ -90,6 +101,15 @@ class TestNoisyLabels:
     )
     def test_other_assumptions_are_found(self, noisy, change):
         reseal(noisy, lambda fields: change(fields["guarantee"]["assumptions"]))
+        assert "differ in their assumptions" in verify(noisy).problems[0]
+
+    def test_a_statement_of_version_0_2_may_have_other_words(self, noisy):
+        texts = ["the features are public", "uses are counted", "random bits are secure"]
+        reseal(noisy, lambda fields: fields["guarantee"].update(assumptions=texts, epsilon=0.9999))
+        assert verify(noisy).problems == ()
+        reseal(noisy, lambda fields: fields["guarantee"].update(epsilon=0.999))
+        assert "its statement is (0.999, 0)" in verify(noisy).problems[0]
+        reseal(noisy, lambda fields: fields["guarantee"].update(assumptions=texts[1:], epsilon=1.0))
         assert "differ in their assumptions" in verify(noisy).problems[0]
 
     def test_true_labels_that_are_sealed_again_are_found(self, noisy, tmp_path):

@@ -107,6 +107,7 @@ BAD = {
     "other sums": (IMAGES, np.full((30, 3), 0.5), {}, "sum to one"),
     "signed": (IMAGES, np.full((30, 3), [-1.0, 1.0, 1.0]), {}, "LabelWeightedLoss"),
     "too few": (IMAGES, CLASSES[:9], {}, "one label per image"),
+    "a column": (IMAGES, CLASSES[:, None], {}, "labels.ravel()"),
     "weights": (IMAGES, CLASSES, {"sample_weight": -np.ones(30)}, "at least 0"),
     "clusters": (IMAGES, np.eye(3)[CLASSES], {"clusters": CLASSES}, "one noisy class per image"),
 }

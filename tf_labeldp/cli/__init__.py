@@ -50,7 +50,12 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         f"--mechanism {_RR_ON_BINS}",
     ),
     (_HISTOGRAM, lambda args: args.prior is None, "runs without --prior"),
-    (("insecure_seed", "mechanism"), lambda args: args.draws == "stored", "--draws stored"),
+    (("insecure_seed",), lambda args: args.draws == "stored", "--draws stored"),
+    (
+        ("mechanism",),
+        lambda args: args.draws == "stored" or args.mechanism == _RR_ON_BINS,
+        "--draws stored",
+    ),
 )
 
 
@@ -200,6 +205,9 @@ def _check_train(args: argparse.Namespace) -> None:
     _check_labels(args)
     if (args.images is None) != (args.file is None):
         raise _console.CommandError("--images DIR and --file NAME go together: give both or none")
+    # Before there is a store, whose budget would have this delta.
+    if args.delta is not None and not 0.0 < args.delta < 1.0:
+        raise _console.CommandError(f"--delta must be between 0 and 1, got {args.delta:g}")
 
 
 def _check_randomize(args: argparse.Namespace) -> None:

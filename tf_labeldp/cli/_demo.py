@@ -35,7 +35,8 @@ _MARKER = ".tf-labeldp-demo"
 _OWN_FILES = (
     "model_NOT-PRIVATE.keras",
     *(f"model_{method.lower()}_epsilon-*.keras" for method in METHODS),
-    "noisy_labels_lp-*st_epsilon-*/*noisy_labels.*",
+    "noisy_labels_lp-*st_epsilon-*/noisy_labels.*",
+    "noisy_labels_lp-*st_epsilon-*/.noisy_labels.*.tmp",
     "privacy.txt",
     "privacy.json",
     "results.json",

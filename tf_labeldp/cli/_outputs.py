@@ -90,6 +90,8 @@ class Output:
     def _may_replace(self, target: pathlib.Path) -> bool:
         if target.is_dir():
             raise CommandError(f"{target} is a folder; give another {self.option}")
+        if target.exists() and not target.is_file():
+            raise CommandError(f"{target} is no regular file; give another {self.option}")
         # A killed run leaves a statement without its table.
         alone = bool(self.tables) and not any(map(os.path.lexists, self.tables))
         return self.overwrite or (alone and bool(_statement_in(target)))
@@ -159,7 +161,7 @@ class Output:
     def _rename(self) -> None:
         """Gives all files their names, or leaves everything as it was."""
         old: list[tuple[pathlib.Path, pathlib.Path]] = []
-        new: list[pathlib.Path] = []
+        new = {target: os.stat(self._staged(target)) for target in self._targets}
         try:
             for target in reversed(self._targets):
                 if os.path.lexists(target) and self._may_replace(target):
@@ -167,10 +169,12 @@ class Output:
                     os.replace(*old[-1])
             for target in self._targets:
                 give_name(self._staged(target), target)
-                new.append(target)
         except BaseException:
-            for target in new:
-                target.unlink()
+            # A signal may come when a file has its name, so the files tell which of them are new.
+            for target, staged in new.items():
+                with contextlib.suppress(OSError):
+                    if os.path.samestat(os.lstat(target), staged):
+                        target.unlink()
             for target, moved in reversed(old):
                 with contextlib.suppress(OSError):
                     give_name(moved, target)

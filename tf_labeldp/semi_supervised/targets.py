@@ -100,6 +100,11 @@ def read_targets(
     if array.ndim == 1:
         codes = _validate.class_indices("labels", array, num_classes)
         array = np.eye(num_classes, dtype=np.float32)[codes]
+    if array.shape[1:] != (num_classes,):
+        raise ValueError(
+            f"labels must be classes (n,) or probabilities (n, {num_classes}), got shape "
+            f"{array.shape}. Flatten a column of classes with labels.ravel()."
+        )
     if np.any(array < 0) or np.any(np.abs(array.sum(axis=1) - 1) > 1e-3):
         raise ValueError(
             "rows of targets must be probabilities that sum to one. For signed weights train a "

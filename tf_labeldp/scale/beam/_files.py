@@ -10,7 +10,7 @@ from tf_labeldp.vault.records import publish
 
 
 def write_whole(path: str, content: bytes, *, private: bool = False) -> None:
-    """Writes or replaces a file on any file system that Beam knows; retries may write it at once.
+    """Writes or replaces a file on any file system that Beam knows, also when retries overlap.
 
     A private file has mode 600 on a local or mounted disk; elsewhere the folder's rules protect it.
     """
