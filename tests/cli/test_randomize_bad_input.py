@@ -85,7 +85,7 @@ def write(content, name="labels.csv"):
         (f'id,y\n"a,{SECRET}\nb,2\n', "but 2 columns; repair that row"),
         (b"id,y\n\xff,1\n", "the input labels.csv is not UTF-8 text in row 2"),
         ("id,y\na,1\n".encode("utf-16"), "save UTF-16, as of Excel"),
-        (gzip.compress(b"id,y\na,1\n"), "name a gzip archive .csv.gz"),
+        (gzip.compress(b"id,y\na,1\n", mtime=0), "name a gzip archive .csv.gz"),
         (f'id,y\n"{"x" * (50 << 20)},{SECRET}\n', "has a row longer than 16 MB; look for a quote"),
     ],
     ids=lambda value: None if len(value) > 99 else value,

@@ -344,7 +344,7 @@ def test_b6_a_release_of_0_2_without_its_output_is_refused(tmp_path):
     moved = PrivateHistogram(mechanism, key, "moved")
     with pytest.raises(ValueError, match="drawn already"):
         summed([0, 1, 2], moved)
-    with pytest.raises(LabelStoreError, match=r"key\.moved\.npz, which is gone.*new release"):
+    with pytest.raises(LabelStoreError, match=r"key\.moved\.npz, is gone.*new release"):
         moved.result()
 
 
