@@ -31,6 +31,7 @@ import numpy as np
 from bench_feature_maps import read_adult
 
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
+from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
 
 HEADS = {"ridge": PrivateRidge, "logistic": PrivateLogisticRegression}
@@ -80,7 +81,10 @@ class Features:
             head = PrivateLogisticRegression(
                 epsilon, 1.0 / len(y), num_classes=self.data.num_classes, insecure_seed=0
             )
-            self._read[smooth] = epsilon, head._read(self.get(smooth)[0], y)
+            rows, source = head._survey(FeatureRows(self.get(smooth)[0], None, max_bytes=2e9), y)
+            head._design(rows, source)
+            rows.scan()
+            self._read[smooth] = epsilon, (rows, source)
         return self._read[smooth][1]
 
 
@@ -98,7 +102,7 @@ def head_results(
         # A fit overwrites its matrices.
         copied = copy.copy(rows)
         copied.gram, copied.sample = rows.gram.copy(order="F"), rows.sample.copy()
-        head._finish(copied, moments, mechanism, source)
+        head._finish(copied, moments, source)
         # The noise is seeded, so no statement is needed.
         head.receipts_ = ()
         yield seed, np.log(np.maximum(head.predict_proba(features.get(smooth)[1]), 1e-12))
