@@ -141,6 +141,10 @@ def main() -> None:
         for finished in tqdm(futures.as_completed(running), total=len(left), unit="mutant"):
             if finished.cancelled():
                 continue
+            # A change that the tool cannot make is not counted; the others go on.
+            if finished.exception():
+                tqdm.write(repr(finished.exception()))
+                continue
             result = finished.result()
             file.write(json.dumps(result) + "\n")
             file.flush()
