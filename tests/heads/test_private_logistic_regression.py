@@ -32,7 +32,9 @@ def scikit_learns(one, examples, labels, penalty):
     ("kind", "spread"), [("classes", True), ("binary", False), ("rows", False)]
 )
 def test_at_a_huge_epsilon_it_is_logistic_regression_on_unit_rows(kind, spread, examples):
-    """Scores within 1 % of their size; with half or twice the penalty they are further off.
+    """Scores within 1 % of their size, up to the intercept, which is refitted after sharpening.
+
+    With half or twice the penalty they are further off.
 
     At a huge budget the penalty of the Bayes filter is ``s^2 / t^2`` in all directions, which
     PrivateRidge reports, times the curvature at zero and the multiple. Rows of labels are as many
@@ -58,7 +60,8 @@ def test_at_a_huge_epsilon_it_is_logistic_regression_on_unit_rows(kind, spread, 
             expected = np.stack(parts, axis=1)
         else:
             expected = scikit_learns(one, examples, labels, penalty)
-        return np.abs(found - expected).max() / np.abs(expected).max()
+        difference = found - expected
+        return np.abs(difference - difference.mean(axis=0)).max() / np.abs(expected).max()
 
     assert distance(penalty) < 0.01
     assert min(distance(0.5 * penalty), distance(2.0 * penalty)) > 0.03

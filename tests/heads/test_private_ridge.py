@@ -56,8 +56,12 @@ def test_at_a_huge_epsilon_it_is_ridge_on_unit_rows(spread, examples):
     gram = centred.T @ centred + 1.04 * penalty * np.eye(8)
     weights = np.linalg.solve(gram, centred.T @ codes)
     intercept = mean - rows.mean(axis=0) @ weights
-    np.testing.assert_allclose(one.intercept_, intercept, atol=1e-3)
-    np.testing.assert_allclose(one.decision_function(x), rows @ weights + intercept, atol=2e-3)
+    # Numbers keep the intercept of least squares; for classes it matches the mean probabilities.
+    shift = one.intercept_ - intercept
+    scores = rows @ weights + intercept + shift
+    np.testing.assert_allclose(one.decision_function(x), scores, atol=2e-3)
+    frequencies = np.bincount(examples.classes) / len(x)
+    np.testing.assert_allclose(one.predict_proba(x).mean(axis=0), frequencies, atol=1e-4)
     # The coefficients are those of the features, up to the length of the scaled row.
     expected, found = rows @ weights, features @ one.coef_.T
     expected, found = (
@@ -96,6 +100,28 @@ def test_rows_of_labels(examples):
     np.testing.assert_array_equal(one.predict_proba(x) > 0.5, one.predict(x) == 1)
     assert "whole row of labels" in str(one.guarantee())
     assert (one.guarantee().epsilon, one.guarantee().delta) == (1.0, 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["classes", "binary", "rows"])
+@pytest.mark.parametrize("head_class", [PrivateRidge, PrivateLogisticRegression])
+def test_mean_probabilities_equal_the_released_class_means(head_class, kind, examples):
+    """At epsilon 50 the noise of a class mean is 1e-3; rare classes need their intercept."""
+    arguments, labels = examples.kinds[kind]
+    rare = examples.features[:, 0] > 1.2
+    labels = np.where(rare if labels.ndim == 1 else rare[:, np.newaxis], labels, 0)
+    one = head_class(50.0, 1e-6, insecure_seed=0, **arguments).fit(examples.features, labels)
+    frequencies = labels.mean(axis=0)
+    if labels.ndim == 1:
+        frequencies = np.bincount(labels) / len(labels)
+    means = one.predict_proba(examples.features).mean(axis=0)
+    np.testing.assert_allclose(means, frequencies, atol=5e-3)
+
+
+def test_labels_that_features_do_not_explain_get_their_frequency(examples):
+    """Without a sign of the labels in the features, probabilities were 1/2."""
+    labels = (np.random.default_rng(0).random(3000) < 0.05).astype(int)
+    one = head(1.0, num_classes=2).fit(examples.features, labels)
+    assert one.predict_proba(examples.features)[:, 1].mean() == pytest.approx(0.05, abs=0.03)
 
 
 @pytest.mark.parametrize("penalty", ["auto", 30.0])

@@ -62,6 +62,9 @@ class LikelihoodHead(OneReleaseHead):
         last = np.zeros(weights.shape[1])
         if self.intercept:
             last = unit * fit.coefficients[-1] + (offset or 0.0) - problem.column @ weights
+        if self._label_range is None:
+            scores = unit * (likelihood.likelihood.rows @ fit.coefficients.astype(np.float32))
+            last = self._matched(last, scores, problem, rows.num_rows)
         filter_ = first_order_filter(likelihood, fit, kept, problem.spectrum.k_eff)
         return weights, last, unit * filter_
 

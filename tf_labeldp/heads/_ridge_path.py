@@ -217,6 +217,51 @@ def softmax_sharpness(scores: np.ndarray, agreement: float) -> float:
     return float(optimize.brentq(slope, 0.0, largest, xtol=1e-7 * largest, rtol=1e-6))
 
 
+def matching_shifts(
+    scores: np.ndarray, mean_codes: np.ndarray, error: float, *, are_labels: bool = False
+) -> np.ndarray:
+    """Returns (C,): added to sharpened scores (m, C), mean probabilities equal the class means.
+
+    ``mean_codes`` (C,) are the means of centred codes, up to noise of standard deviation ``error``.
+    """
+    if are_labels or scores.shape[1] == 1:
+        pairs = [class_scores(column[:, np.newaxis]) for column in scores.T]
+        means = [0.5 + np.array([-code, code]) for code in mean_codes]
+        return np.array([_shifts(*pair, error)[1] for pair in zip(pairs, means, strict=True)])
+    return _shifts(scores, mean_codes - mean_codes.mean() + 1.0 / scores.shape[1], error)
+
+
+def _shifts(scores: np.ndarray, means: np.ndarray, error: float) -> np.ndarray:
+    from scipy import optimize
+
+    own = _softmax(scores)[0].mean(axis=0)
+    # James and Stein, from four classes on: the part of the difference that is not noise.
+    noise = max(means.size - 3.0, 0.0) * error**2
+    difference = float(np.square(means - own).sum())
+    part = max(0.0, 1.0 - noise / difference) if difference else 0.0
+    # The noise can push a mean below zero: as much as its error stays of the fit's own mean.
+    means = np.maximum(own + part * (means - own), np.minimum(own, error))
+    means /= means.sum()
+
+    def loss(shifts: np.ndarray) -> tuple[float, np.ndarray]:
+        probabilities, log_sums = _softmax(scores + shifts)
+        value = float(log_sums.mean()) - float(means @ shifts)
+        return value, probabilities.mean(axis=0) - means
+
+    start = np.log(means / np.maximum(own, 1e-12))
+    found = optimize.minimize(loss, start, jac=True, method="BFGS", options={"gtol": 1e-6})
+    return found.x - found.x.mean()
+
+
+def _softmax(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns probabilities (m, K) and the logarithms of the sums of exponentials (m,)."""
+    top = scores.max(axis=1, keepdims=True)
+    probabilities = np.exp(scores - top)
+    sums = probabilities.sum(axis=1, keepdims=True)
+    probabilities /= sums
+    return probabilities, (np.log(sums) + top)[:, 0]
+
+
 def believable_agreement(scores: np.ndarray, agreement: float, error: float) -> float:
     """Returns the mean of a normal law around a noisy estimate, truncated at the ceiling.
 
