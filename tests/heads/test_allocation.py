@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from tf_labeldp.heads import public_rows
+from tf_labeldp.heads import PrivateRidge, public_rows
 
 SPECTRA = {
     "two": [3.0, 1.0],
@@ -80,6 +80,33 @@ def test_hardly_any_noise_whitens_what_is_there():
 def test_where_noise_is_all_the_strongest_direction_gets_it(noise):
     shares = public_rows.spread_shares(np.array([1.0, 0.0, 2.0, 1e-300]), noise)
     assert shares.tolist() == [0.0, 0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("noise", [1e-9, 1e-4, 0.03, 1.0])
+def test_half_a_spread_is_between_water_filling_and_the_features(noise):
+    """At most twice the noise of either; at a large budget weak directions do not grow further."""
+    eigenvalues = np.array(SPECTRA["geometric"])
+    own, full = eigenvalues / eigenvalues.sum(), public_rows.spread_shares(eigenvalues, noise)
+    half = public_rows.half_spread_shares(eigenvalues, noise)
+    assert half.sum() == pytest.approx(1.0) and np.all((half > 0.0) == (full > 0.0))
+    kept = full > 0.0
+    assert np.all(half[kept] >= 0.5 * own[kept])
+    gains = half[kept] / own[kept]
+    assert gains.max() <= 4.0 * gains.min() / 0.5
+    errors = [remaining_error(shares, eigenvalues, noise) for shares in (full, half, own)]
+    assert errors[0] <= errors[1] <= errors[2]
+    rows = np.random.default_rng(0).normal(size=(300, 12)) * np.sqrt(eigenvalues)
+    covariance = np.asfortranarray(rows.T @ rows / 300)
+    values = np.linalg.eigvalsh(covariance)
+    mapped = rows @ public_rows.spread_map(covariance.copy(order="F"), noise, half=True)
+    expected = public_rows.half_spread_shares(values, noise)
+    found = np.square(mapped).mean(axis=0)
+    np.testing.assert_allclose(found, expected[expected > 0.0], atol=1e-5)
+
+
+def test_an_unknown_spread_is_refused_before_the_release():
+    with pytest.raises(ValueError, match="spread must be one of half, got 'quarter'"):
+        PrivateRidge(1.0, 1e-6, num_classes=2, spread="quarter").fit(np.eye(4), [0, 1, 0, 1])
 
 
 @pytest.mark.parametrize("noise", [1e-14, 1e-3])

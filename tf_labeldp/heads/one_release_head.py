@@ -134,7 +134,7 @@ class OneReleaseHead(Head):
     num_labels: int | None = None
     encoder: Public[Any] = None
     penalty: str | float = "auto"
-    spread: bool = True
+    spread: bool | str = True
     center: bool = True
     intercept: bool = True
     noise: str = "gaussian"
@@ -308,6 +308,8 @@ class OneReleaseHead(Head):
             raise ValueError(
                 f"penalty must be 'auto' or a number above zero, got {self.penalty!r}."
             )
+        if isinstance(self.spread, str):
+            _validate.one_of("spread", self.spread, ("half",))
         _validate.positive_finite("max_bytes", self.max_bytes)
         # Reading features takes time, so labels in an array or a vault are checked first.
         source = None if labels is None else LabelSource(self, labels, self._mechanism)
@@ -335,7 +337,10 @@ class OneReleaseHead(Head):
             noisy_columns = mechanism.num_columns - _is_one_hot(mechanism)
             noise_to_signal = noisy_columns * noise / (n**2 * source.kind.code_variance)
         rows.design(
-            center=bool(self.center), intercept=self._constant(), noise_to_signal=noise_to_signal
+            center=bool(self.center),
+            intercept=self._constant(),
+            noise_to_signal=noise_to_signal,
+            half=self.spread == "half",
         )
 
     def _constant(self) -> float:
@@ -498,7 +503,8 @@ class PrivateRidge(OneReleaseHead):
         spread: whether to divide the release between the principal directions by water-filling,
             from the features, epsilon and n alone; directions below the noise get no share. The
             fit assumes equal prior variances after or before the spread, as the release suggests.
-            False leaves the features unchanged.
+            ``"half"``, for tables, gives each direction the mean of that share and its own, at most
+            four times its own. False leaves the features unchanged.
         center: whether to subtract the mean of the features.
         intercept: whether to add the constant column; its coefficient is not penalised. For classes
             it makes the mean probabilities equal the released class means.

@@ -38,6 +38,9 @@ _SINGLE_WIDTH = 512
 """From this many features on, rows mapped in single precision get a Gram matrix in it too."""
 _SINGLE_ROWS = 2048
 """The most rows summed in single precision, which bounds the error of ``add_gram``."""
+_MOST_GAIN = 4.0
+"""The most that half a spread multiplies a direction's share by, before shares are divided by their
+sum. With a large budget, more would let rare categories fill the length of their rows."""
 _RANK = 1e-10
 """An eigenvalue below this fraction of the largest counts as zero: such a direction, 1e-5 of a
 row's length, has a relative error of one percent in single precision."""
@@ -136,7 +139,9 @@ class PublicRows:
         self.digests, self.num_rows = np.stack(columns, axis=1), start
         self.labels = np.concatenate(labels) if labels else None
 
-    def design(self, *, center: bool, intercept: float, noise_to_signal: float | None) -> None:
+    def design(
+        self, *, center: bool, intercept: float, noise_to_signal: float | None, half: bool = False
+    ) -> None:
         """Chooses the scaling from the sample of the survey."""
         sample = self.sample
         mean = np.zeros(sample.shape[1])
@@ -159,7 +164,7 @@ class PublicRows:
         spread = None
         if noise_to_signal is not None:
             covariance /= len(sample)
-            spread = spread_map(covariance, noise_to_signal)
+            spread = spread_map(covariance, noise_to_signal, half)
         self.scaling = Scaling(mean, spread, float(intercept), size or 1.0)
 
     def scan(self) -> None:
@@ -328,7 +333,15 @@ def spread_shares(eigenvalues: np.ndarray, noise_to_signal: float) -> np.ndarray
     return shares / shares.sum()
 
 
-def spread_map(covariance: np.ndarray, noise_to_signal: float) -> np.ndarray:
+def half_spread_shares(eigenvalues: np.ndarray, noise_to_signal: float) -> np.ndarray:
+    """Returns shares (d,) between those of ``spread_shares`` and those of the features."""
+    own = eigenvalues / eigenvalues.sum()
+    shares = spread_shares(eigenvalues, noise_to_signal)
+    halves = np.where(shares > 0.0, np.minimum(0.5 * (own + shares), _MOST_GAIN * own), 0.0)
+    return halves / halves.sum()
+
+
+def spread_map(covariance: np.ndarray, noise_to_signal: float, half: bool = False) -> np.ndarray:
     """Returns the map (d, m), ``float32``, from centred rows to the directions with a share."""
     from scipy import linalg
 
@@ -336,7 +349,7 @@ def spread_map(covariance: np.ndarray, noise_to_signal: float) -> np.ndarray:
     values, vectors = linalg.eigh(covariance, lower=False, driver=driver, overwrite_a=True)
     # With a large budget, directions of rounding error would get a full share.
     values = np.where(values > _RANK * values[-1], values, 0.0)
-    shares = spread_shares(values, noise_to_signal)
+    shares = (half_spread_shares if half else spread_shares)(values, noise_to_signal)
     kept = shares > 0.0
     gains = np.sqrt(shares[kept] / values[kept])
     vectors = vectors[:, kept]
