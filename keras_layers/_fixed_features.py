@@ -132,15 +132,23 @@ class FourierFeatures(FixedLayer):
     times the cosine of the inputs' angle plus ``1 - w`` times the above.
 
     Takes (batch, p); returns ``float32`` (batch, D) for an even ``num_features`` D, or
-    (batch, D + p) with a linear part. Set the weights by ``set_weights([frequencies])``.
+    (batch, D + p) with a linear part, of which ``num_linear`` keeps the first columns alone. Set
+    the weights by ``set_weights([frequencies])``.
 
     Source: Rahimi and Recht, "Random features for large-scale kernel machines" (2007).
     """
 
-    def __init__(self, num_features: int, linear_weight: float = 0.0, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        num_features: int,
+        linear_weight: float = 0.0,
+        num_linear: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.num_features = num_features
         self.linear_weight = linear_weight
+        self.num_linear = num_linear
 
     def build(self, input_shape: Any) -> None:
         shape = (int(input_shape[-1]), self.num_features // 2)
@@ -153,12 +161,43 @@ class FourierFeatures(FixedLayer):
         gain = math.sqrt(2.0 * (1.0 - self.linear_weight) / self.num_features)
         parts = [gain * ops.cos(phases), gain * ops.sin(phases)]
         if self.linear_weight:
+            rows = rows[:, : self.num_linear]
             norms = ops.sqrt(ops.sum(ops.square(rows), axis=-1, keepdims=True))
             parts.append(math.sqrt(self.linear_weight) * rows / ops.maximum(norms, 1e-12))
         return ops.concatenate(parts, axis=-1)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        return (input_shape[0], self.num_features + (input_shape[-1] if self.linear_weight else 0))
+        linear = self.num_linear or input_shape[-1]
+        return (input_shape[0], self.num_features + (linear if self.linear_weight else 0))
+
+
+@keras.saving.register_keras_serializable(package="tf_labeldp")
+class QuantileRanks(FixedLayer):
+    """The rank of each number among the quantiles of its column, with mean 0 and variance 1.
+
+    Ranks are piecewise linear between quantiles; below the first and above the last they are
+    constant, and NaN gets the middle. Takes (batch, p); returns ``float32`` (batch, p). Set the
+    weights, ascending quantiles (p, q), by ``set_weights([quantiles])``.
+    """
+
+    def __init__(self, num_quantiles: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.num_quantiles = num_quantiles
+
+    def build(self, input_shape: Any) -> None:
+        self._add_fixed("quantiles", (int(input_shape[-1]), self.num_quantiles))
+        super().build(input_shape)
+
+    def call(self, inputs: Any) -> Any:
+        numbers = ops.cast(inputs, "float32")
+        lower, upper = self.quantiles[:, :-1], self.quantiles[:, 1:]
+        passed = (ops.expand_dims(numbers, -1) - lower) / ops.maximum(upper - lower, 1e-30)
+        ranks = ops.mean(ops.clip(passed, 0.0, 1.0), axis=-1)
+        ranks = ops.where(ops.isnan(numbers), 0.5 * ops.ones_like(ranks), ranks)
+        return math.sqrt(12.0) * (ranks - 0.5)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")

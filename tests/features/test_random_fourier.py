@@ -123,6 +123,7 @@ def test_hashed_categories_share_buckets():
     [
         {"categorical": ["job", "zip"]},
         {"categorical": ["job", "zip"], "hash_buckets": 2, "linear_weight": 0.0},
+        {"categorical": ["job", "zip"], "sparse": True},
     ],
 )
 def test_keras_model_takes_raw_columns_and_loads(tmp_path, arguments):
@@ -237,3 +238,47 @@ def test_a_matrix_must_keep_its_columns():
         model.transform(rows[:, :2])
     with pytest.raises(ValueError, match="expected 3 columns, as in fit, got 4"):
         model.transform(np.c_[rows, rows[:, 0]])
+
+
+def test_sparse_frequencies_read_one_to_three_columns_each():
+    """Half of the features read all eight columns, the others two on average: 5/8 in all."""
+    table = np.random.default_rng(0).normal(size=(500, 8))
+    mapping = RandomFourierFeatures(400, linear_weight=0.0, sparse=True).fit(table)
+    changed = table.copy()
+    changed[:, 3] = changed[::-1, 3]
+    differ = np.any(mapping.transform(changed) != mapping.transform(table), axis=0)
+    # 100 sparse frequencies: three standard errors are 13 of 200 frequencies.
+    assert differ.mean() == pytest.approx(0.625, abs=0.065)
+    np.testing.assert_allclose(np.linalg.norm(mapping.transform(table), axis=1), 1.0, atol=1e-5)
+
+
+def test_sparse_features_see_ranks_and_so_no_outliers():
+    """Beyond the quantiles of fit, where dense features still turn, ranks are constant."""
+    rng = np.random.default_rng(0)
+    table = {"gain": np.exp(3.0 * rng.normal(size=2000)), "job": rng.choice(["a", "b"], 2000)}
+    table["gain"][::7] = np.nan
+    mapping = RandomFourierFeatures(400, linear_weight=0.0, sparse=True).fit(table)
+    ends = {"gain": np.array([1e7, 1e9, np.nan]), "job": np.array(["a", "a", "a"])}
+    first, second, missing = mapping.transform(ends)
+    same = np.isclose(first, second, atol=1e-6)
+    # Cosines, then sines, of 100 dense and 100 sparse frequencies each.
+    sparse = np.tile(np.arange(200) >= 100, 2)
+    assert np.all(same[sparse]) and not np.any(np.all(same[~sparse]))
+    assert np.all(np.isfinite(missing))
+    model = mapping.to_keras()
+    batch = {
+        "gain": keras.ops.convert_to_tensor(ends["gain"].astype("float32")[:, np.newaxis]),
+        "job": keras.ops.convert_to_tensor(ends["job"][:, np.newaxis]),
+    }
+    np.testing.assert_allclose(
+        np.asarray(model(batch))[:, sparse],
+        [first[sparse], second[sparse], missing[sparse]],
+        atol=1e-4,
+    )
+
+
+def test_sparse_takes_a_table_without_numbers():
+    table = {"job": np.random.default_rng(0).choice(["a", "b", "c"], 50)}
+    mapping = RandomFourierFeatures(20, sparse=True).fit(table)
+    batch = {"job": keras.ops.convert_to_tensor(table["job"][:, np.newaxis])}
+    np.testing.assert_allclose(mapping.to_keras()(batch), mapping.transform(table), atol=1e-5)

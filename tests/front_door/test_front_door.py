@@ -59,7 +59,11 @@ def test_a_data_frame_with_texts_and_missing_numbers(tmp_path):
     model = classifier(num_classes=2).fit(TABLE, ILL)
     assert model.score(TABLE, ILL) > 0.85
     assert model.feature_names_in_ == ("age", "job", "sick")
-    assert isinstance(model.head_, ldp.PrivateRidge) and model.choice_.kind == "table"
+    assert isinstance(model.head_, ldp.PrivateLogisticRegression)
+    assert model.choice_.kind == "table" and model.head_.spread == "half"
+    assert model.head_.encoder.sparse  # for classes; not for numbers, where it lost
+    numbers = ldp.PrivateRegressor(3.0, low=0.0, high=1.0, insecure_seed=0).fit(TABLE, ILL)
+    assert not numbers.head_.encoder.sparse
     with pytest.raises(ValueError, match="lacks columns of fit: 'job'"):
         model.predict(TABLE.drop(columns="job"))
     model.to_keras().save(tmp_path / "model.keras")

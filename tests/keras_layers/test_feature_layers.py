@@ -11,6 +11,7 @@ from tf_labeldp.keras_layers._fixed_features import (
     NearestCentre,
     NeighbourFeatures,
     PatchFeatures,
+    QuantileRanks,
 )
 
 IMAGES = np.random.default_rng(0).integers(256, size=(6, 7, 8, 2)).astype("float32")
@@ -27,6 +28,8 @@ CASES = {
     ),
     "centres_all": (lambda: NearestCentre(ROWS[:4], ROWS[2:], name="c"), ROWS),
     "fourier_all": (lambda: FourierFeatures(10, linear_weight=0.3, name="f"), ROWS),
+    "fourier_first": (lambda: FourierFeatures(10, linear_weight=0.3, num_linear=2), ROWS),
+    "ranks_all": (lambda: QuantileRanks(5, name="r"), ROWS),
 }
 
 
@@ -70,6 +73,17 @@ def test_a_neighbour_is_never_a_row_itself():
     layer.set_weights([np.ones(2), keys, np.array([[9.0, 9.0], [4.0, 8.0], [7.0, 7.0]])])
     features = np.asarray(layer(np.array([[2.0, 0.0]], "float32")))
     np.testing.assert_allclose(features, [[3.0, 4.0]], atol=1e-6)
+
+
+def test_ranks_are_linear_between_quantiles_and_constant_beyond():
+    """A fifth quantile equal to the fourth adds a step; NaN gets the middle."""
+    layer = QuantileRanks(5)
+    layer.build((None, 1))
+    layer.set_weights([np.array([[0.0, 1.0, 3.0, 4.0, 4.0]])])
+    numbers = np.array([[-9.0, 0.0, 0.5, 2.0, 4.0, 4.1, 9.0, np.nan]], "float32").T
+    ranks = np.array([0.0, 0.0, 0.125, 0.375, 0.75, 1.0, 1.0, 0.5])
+    found = np.asarray(layer(numbers))[:, 0]
+    np.testing.assert_allclose(found, np.sqrt(12.0) * (ranks - 0.5), atol=1e-6)
 
 
 @pytest.mark.parametrize("linear_weight", [0.0, 0.25])

@@ -42,6 +42,8 @@ _SMALL_IMAGE = 16
 """Pixels: images with a shorter side get small patches."""
 _HELD_OUT = 0.1
 """Share of the examples that an evaluation holds out."""
+_LIKELIHOOD = 5e8
+"""The most features of all rows together for a likelihood, which would need a sample of more."""
 _IMAGE_SHARES = (0.3, 0.7)
 """Shares of the squared precision: the second release uses features that the network learnt."""
 _LEAST_NORM = np.float32(1e-12)
@@ -151,11 +153,11 @@ class _FrontDoor(Head):
             labels, size = train, len(train)
         encoder = self.encoder
         if encoder is None:
-            encoder = make_encoder(features, kind, size)
+            encoder = make_encoder(features, kind, size, self._is_regressor())
         elif self.model is None:
             reason = "Your encoder, and one noisy release for a linear head."
             choice = dataclasses.replace(choice, reason=reason)
-        head = self._head(epsilon, delta, encoder, kind, seed)
+        head = self._head(epsilon, delta, encoder, kind, size, seed)
         head.fit(public.with_value(features), labels)
         self.head_, self.choice_ = head, choice
         self.receipts_, self._label_range = head.receipts_, head._label_range
@@ -199,7 +201,9 @@ class _FrontDoor(Head):
             return float(labels.budget.delta)
         return default_delta(size)
 
-    def _head(self, epsilon: float, delta: float, encoder: Any, kind: str, seed: int | None) -> Any:
+    def _head(
+        self, epsilon: float, delta: float, encoder: Any, kind: str, size: int, seed: int | None
+    ) -> Any:
         raise NotImplementedError
 
 
@@ -265,16 +269,22 @@ class PrivateClassifier(_FrontDoor):
         self._check_fitted()
         return self.head_.predict_proba(features)
 
-    def _head(self, epsilon: float, delta: float, encoder: Any, kind: str, seed: int | None) -> Any:
+    def _head(
+        self, epsilon: float, delta: float, encoder: Any, kind: str, size: int, seed: int | None
+    ) -> Any:
         if self.model is not None:
             return _bootstrapped(self, epsilon, delta, encoder, kind)
-        head = PrivateRidge if kind == "table" else PrivateLogisticRegression
+        is_table = kind == "table"
+        entries = size * getattr(encoder, "n_features_out_", 0)
+        is_large = is_table and entries > _LIKELIHOOD
+        head = PrivateRidge if is_large else PrivateLogisticRegression
         return head(
             epsilon,
             delta,
             num_classes=self.num_classes,
             classes=self.classes,
             encoder=encoder,
+            spread="half" if is_table else True,
             key=self.key,
             insecure_seed=seed,
         )
@@ -323,8 +333,10 @@ class PrivateRegressor(_FrontDoor):
     def _is_regressor(self) -> bool:
         return True
 
-    def _head(self, epsilon: float, delta: float, encoder: Any, kind: str, seed: int | None) -> Any:
-        del kind
+    def _head(
+        self, epsilon: float, delta: float, encoder: Any, kind: str, size: int, seed: int | None
+    ) -> Any:
+        del kind, size
         heads = {"squared_error": PrivateRidge, "poisson": PrivatePoissonRegression}
         return heads[_validate.one_of("loss", self.loss, tuple(heads))](
             epsilon,
@@ -395,8 +407,11 @@ def kind_of(features: Any) -> str:
     return "numbers" if array.dtype.kind in "biuf" else "table"
 
 
-def make_encoder(features: Any, kind: str, size: int) -> Any:
-    """Returns an encoder fitted on public features; None for sparse rows, which stay sparse."""
+def make_encoder(features: Any, kind: str, size: int, are_numbers: bool = False) -> Any:
+    """Returns an encoder fitted on public features; None for sparse rows, which stay sparse.
+
+    ``are_numbers`` says whether the labels are numbers, not classes.
+    """
     if hasattr(features, "tocsr"):
         return None
     if kind == "images":
@@ -404,7 +419,8 @@ def make_encoder(features: Any, kind: str, size: int) -> Any:
         patches = PatchDictionary(50, 3) if small else PatchDictionary()
         patches.fit(features)
         return patches if size < _FEWEST else NeighbourSmoothing(patches).fit(features)
-    fourier = RandomFourierFeatures().fit(features)
+    sparse = kind == "table" and not are_numbers
+    fourier = RandomFourierFeatures(sparse=sparse).fit(features)
     if kind == "table" or size < _FEWEST:
         return fourier
     deviations = np.asarray(features, np.float64).std(axis=0)

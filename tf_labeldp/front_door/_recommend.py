@@ -23,8 +23,7 @@ _REASONS = {
         "above 2, a network on noisy labels (MultiStageTraining) may be better.",
     ),
     "table": (
-        "A table: random Fourier features of its columns, and one noisy release for a ridge "
-        "regression.",
+        "A table: random Fourier features of its columns, and one noisy release for a linear head.",
         "On Adult it beat networks on noisy labels up to epsilon 1, and smoothing over neighbours "
         "loses a point there.",
     ),
