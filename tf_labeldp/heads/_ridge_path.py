@@ -14,6 +14,9 @@ import numpy as np
 
 _RANK = 1e-12
 """An eigenvalue below this fraction of the largest is zero up to rounding."""
+_DIFFERENCE = 0.05
+"""The standard deviation, before the release, of a class mean less the fit's mean probability: the
+means of bank, covertype and Adult differed by 0.01 to 0.05."""
 _LARGEST_SHARPNESS = 1e3
 """The largest sharpness divided by the size of the scores: probabilities are then 0 or 1."""
 
@@ -235,10 +238,7 @@ def _shifts(scores: np.ndarray, means: np.ndarray, error: float) -> np.ndarray:
     from scipy import optimize
 
     own = _softmax(scores)[0].mean(axis=0)
-    # James and Stein, from four classes on: the part of the difference that is not noise.
-    noise = max(means.size - 3.0, 0.0) * error**2
-    difference = float(np.square(means - own).sum())
-    part = max(0.0, 1.0 - noise / difference) if difference else 0.0
+    part = _DIFFERENCE**2 / (_DIFFERENCE**2 + error**2)  # the part that is not noise
     # The noise can push a mean below zero: as much as its error stays of the fit's own mean.
     means = np.maximum(own + part * (means - own), np.minimum(own, error))
     means /= means.sum()
