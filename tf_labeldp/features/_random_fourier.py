@@ -11,8 +11,8 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
-from tf_labeldp.features.estimator import FeatureMap, input_names, keras_model, note_release
-from tf_labeldp.features.reader import table_columns
+from tf_labeldp.features.estimator import FeatureMap, columns_model, note_release
+from tf_labeldp.features.reader import categorical_columns, columns_of_fit, table_columns
 
 _Self = TypeVar("_Self", bound="RandomFourierFeatures")
 _PAIRS = 2048
@@ -131,15 +131,7 @@ class RandomFourierFeatures(FeatureMap):
                 column that was complete in ``fit``.
         """
         self._refuse_unfitted("_frequencies", "fit(table)")
-        columns = table_columns(table)
-        missing = [repr(column.name) for column in self.columns_ if column.name not in columns]
-        if missing:
-            raise ValueError(f"the table lacks columns of fit: {', '.join(missing)}. Add them.")
-        if 0 in columns and len(columns) > len(self.columns_):
-            raise ValueError(
-                f"expected {len(self.columns_)} columns, as in fit, got {len(columns)}. Give the "
-                "same columns, or name them: then other columns are ignored."
-            )
+        columns = columns_of_fit(table, [column.name for column in self.columns_])
         size = len(columns[self.columns_[0].name])
         out = np.empty((size, self.n_features_out_), np.float32)
         for start in range(0, size, _BLOCK):
@@ -162,40 +154,17 @@ class RandomFourierFeatures(FeatureMap):
         dict keeps the column names. Import ``tf_labeldp.keras_layers`` before you load its file.
         """
         self._refuse_unfitted("_frequencies", "fit(table)")
-        import keras
-
         from tf_labeldp.keras_layers._fixed_features import FourierFeatures
 
-        encoded: Any
-        if self._is_matrix:
-            encoded = keras.Input((len(self.columns_),), name="table")
-            raw = [
-                keras.ops.cast(encoded[:, place : place + 1], column.input_dtype)
-                for place, column in enumerate(self.columns_)
-            ]
-        else:
-            encoded = [keras.Input((1,), dtype=column.input_dtype) for column in self.columns_]
-            raw = encoded
-        parts = [
-            keras.ops.cast(column.layers(part), "float32")
-            for column, part in zip(self.columns_, raw, strict=True)
-        ]
-        rows = parts[0] if len(parts) == 1 else keras.layers.Concatenate(dtype="float32")(parts)
         layer = FourierFeatures(self.num_features, self.linear_weight, name="fourier")
-        outputs = layer(rows)
-        layer.set_weights([self._frequencies])
-        note_release(layer, getattr(self, "receipts_", ()))
-        if self._is_matrix:
-            return keras.Model(encoded, outputs, name="random_fourier_features")
-        # The inputs have the names of the columns, and no other layer may share these.
-        features = keras.Model(encoded, outputs, name="encoded_columns")
-        names_in_order = [str(column.name) for column in self.columns_]
-        names = input_names(names_in_order)
-        inputs = {
-            name: keras.Input((1,), dtype=column.input_dtype, name=names[name])
-            for name, column in zip(names_in_order, self.columns_, strict=True)
-        }
-        return keras_model(inputs, features([*inputs.values()]), "random_fourier_features")
+
+        def features(rows: Any) -> Any:
+            outputs = layer(rows)
+            layer.set_weights([self._frequencies])
+            note_release(layer, getattr(self, "receipts_", ()))
+            return outputs
+
+        return columns_model(self.columns_, self._is_matrix, features, "random_fourier_features")
 
     def _features(self, rows: np.ndarray) -> np.ndarray:
         """Returns the features of encoded rows; the layer ``FourierFeatures`` computes the same."""
@@ -252,7 +221,7 @@ class NumericColumn:
 
     @classmethod
     def learn(cls, name: str | int, values: np.ndarray) -> NumericColumn:
-        all_numbers = _numbers(name, values)
+        all_numbers = as_numbers(name, values)
         numbers = all_numbers[~np.isnan(all_numbers)]
         if not numbers.size:
             raise ValueError(f"column {name!r} needs a number, got NaN alone. Leave it out.")
@@ -264,7 +233,7 @@ class NumericColumn:
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
         """Fills ``out`` (n, width)."""
-        numbers = _numbers(self.name, values)
+        numbers = as_numbers(self.name, values)
         missing = np.isnan(numbers)
         if not self.has_missing and np.any(missing):
             raise ValueError(
@@ -298,7 +267,7 @@ class CategoricalColumn:
 
     @classmethod
     def learn(cls, name: str | int, values: np.ndarray, buckets: int | None) -> CategoricalColumn:
-        vocabulary = np.unique(_categories(name, values))
+        vocabulary = np.unique(as_categories(name, values))
         hashed = buckets is not None and len(vocabulary) > buckets
         if not hashed and len(vocabulary) > _MOST_CATEGORIES:
             raise ValueError(
@@ -318,7 +287,7 @@ class CategoricalColumn:
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
         """Fills ``out`` (n, width)."""
-        values = _categories(self.name, values)
+        values = as_categories(self.name, values)
         if values.dtype.kind != self.vocabulary.dtype.kind:
             raise TypeError(
                 f"column {self.name!r} needs categories of dtype {self.vocabulary.dtype}, as in "
@@ -363,16 +332,7 @@ def learn_columns(
     categorical: Iterable[str | int] | None,
     hash_buckets: int | None,
 ) -> tuple[Column, ...]:
-    if categorical is None:
-        chosen = {name for name, values in table.items() if values.dtype.kind not in "iuf"}
-    else:
-        chosen = set(categorical)
-        unknown = sorted(map(repr, chosen - set(table)))
-        if unknown:
-            raise ValueError(
-                f"categorical names columns that the table lacks: {', '.join(unknown)}. Choose "
-                f"from {', '.join(map(repr, table))}."
-            )
+    chosen = categorical_columns(table, categorical, numeric_kinds="iuf")
     return tuple(
         CategoricalColumn.learn(name, values, hash_buckets)
         if name in chosen
@@ -394,7 +354,7 @@ def encode(
     return out
 
 
-def _numbers(name: str | int, values: np.ndarray) -> np.ndarray:
+def as_numbers(name: str | int, values: np.ndarray) -> np.ndarray:
     if values.dtype.kind not in "biuf":
         try:
             values = values.astype(np.float64)
@@ -413,7 +373,7 @@ def _numbers(name: str | int, values: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def _categories(name: str | int, values: np.ndarray) -> np.ndarray:
+def as_categories(name: str | int, values: np.ndarray) -> np.ndarray:
     if values.dtype.kind in "biu":
         return values.astype(np.int64)
     if values.dtype.kind == "f":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -202,6 +202,38 @@ def table_columns(table: Any) -> dict[Any, np.ndarray]:
             f"the columns of a table must all have shape (n,), got shapes {sorted(shapes)}."
         )
     return columns
+
+
+def columns_of_fit(table: Any, names: Sequence[str | int]) -> dict[Any, np.ndarray]:
+    """Returns the columns of a table; raises unless it has those of ``fit``."""
+    columns = table_columns(table)
+    missing = [repr(name) for name in names if name not in columns]
+    if missing:
+        raise ValueError(f"the table lacks columns of fit: {', '.join(missing)}. Add them.")
+    if 0 in columns and len(columns) > len(names):
+        raise ValueError(
+            f"expected {len(names)} columns, as in fit, got {len(columns)}. Give the same columns, "
+            "or name them: then other columns are ignored."
+        )
+    return columns
+
+
+def categorical_columns(
+    table: Mapping[Any, np.ndarray], categorical: Iterable[str | int] | None, numeric_kinds: str
+) -> set[str | int]:
+    """Returns the names of categorical columns: those that are named, or of no numeric kind."""
+    if categorical is None:
+        return {name for name, values in table.items() if values.dtype.kind not in numeric_kinds}
+    if isinstance(categorical, str):
+        raise TypeError("categorical must be a list of names, got one text. Use [name].")
+    chosen = set(categorical)
+    unknown = sorted(map(repr, chosen - set(table)))
+    if unknown:
+        raise ValueError(
+            f"categorical names columns that the table lacks: {', '.join(unknown)}. Choose from "
+            f"{', '.join(map(repr, table))}."
+        )
+    return chosen
 
 
 def is_dataset(inputs: Any) -> bool:
