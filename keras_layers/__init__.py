@@ -17,7 +17,7 @@ label private.
 # Imported to register their layers with Keras.
 from . import _fixed_features as _fixed_features
 from . import _released_dense as _released_dense
-from . import _tree_ensemble as _tree_ensemble
+from . import tree_ensemble as tree_ensemble
 from ._alibi_loss import ALIBILoss
 from ._forward_corrected_loss import ForwardCorrectedLoss
 from ._label_weighted_loss import LabelWeightedLoss

@@ -131,9 +131,8 @@ class Trees:
         has_set = nodes["category_set"] >= 0
         nodes["category_set"][has_set] += np.repeat(first_set, sizes)[has_set].astype(np.int32)
         zero_is_missing = nodes.pop("zero_is_missing")
-        if baseline is None:
-            baseline = np.zeros(outputs)
-        found = cls(roots, category_sets=sets, baseline=np.asarray(baseline, np.float64), **nodes)
+        initial = np.zeros(outputs) if baseline is None else np.asarray(baseline, np.float64)
+        found = cls(roots, category_sets=sets, baseline=initial, **nodes)
         return _with_missing_zeros(found, zero_is_missing)
 
     def scores(self, rows: np.ndarray) -> np.ndarray:
@@ -152,7 +151,7 @@ class Trees:
 
     def layer(self, **kwargs: Any) -> Any:
         """Returns a ``TreeEnsemble`` layer with the same scores; it is built on (m, p)."""
-        from tf_labeldp.keras_layers._tree_ensemble import TreeEnsemble
+        from tf_labeldp.keras_layers.tree_ensemble import TreeEnsemble
 
         num_sets, num_codes = self.category_sets.shape
         layer = TreeEnsemble(
@@ -249,9 +248,9 @@ def _known_codes(model: Any) -> dict[int, tuple[np.ndarray, np.ndarray]]:
                 )
         return known
     bitsets, row_of_column = model._bin_mapper.make_known_categories_bitsets()
-    for column in np.flatnonzero(model.is_categorical_):
+    for column in np.flatnonzero(model.is_categorical_).tolist():
         codes = np.flatnonzero(_bits(bitsets)[row_of_column[column]])
-        known[int(column)] = codes, codes
+        known[column] = codes, codes
     return known
 
 

@@ -137,7 +137,7 @@ class TableCodes(FeatureMap):
         its file.
         """
         self._refuse_unfitted("columns_", "fit(table)")
-        from tf_labeldp.keras_layers._tree_ensemble import CategoryCodes
+        from tf_labeldp.keras_layers.tree_ensemble import CategoryCodes
 
         layer = CategoryCodes(self.categorical_.tolist(), name="category_codes")
 
