@@ -27,12 +27,14 @@ class CategoryCodes(CarriesReceipts, FixedLayer):
         self.is_categorical = [bool(column) for column in is_categorical]
 
     def call(self, inputs: Any) -> Any:
+        """Returns numbers and codes (batch, columns)."""
         rows = ops.cast(inputs, "float32")
         is_categorical = ops.convert_to_tensor([self.is_categorical])
         codes = ops.where(rows > 0.0, rows - 1.0, float("nan"))
         return ops.where(is_categorical, codes, rows)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
+        """Returns the shape of the inputs."""
         return tuple(input_shape)
 
 
@@ -82,6 +84,7 @@ class TreeEnsemble(CarriesReceipts, FixedLayer):
         self.num_categories = num_categories
 
     def build(self, input_shape: Any) -> None:
+        """Adds the arrays of nodes."""
         nodes = (self.num_nodes,)
         self._add_fixed("root", (self.num_trees,), dtype="int32")
         self._add_fixed("feature", nodes, dtype="int32")
@@ -96,6 +99,7 @@ class TreeEnsemble(CarriesReceipts, FixedLayer):
         super().build(input_shape)
 
     def call(self, inputs: Any) -> Any:
+        """Returns the scores (batch, num_outputs)."""
         rows = ops.cast(inputs, "float32")
         children = ops.reshape(self.children, (-1,))
 
@@ -132,4 +136,5 @@ class TreeEnsemble(CarriesReceipts, FixedLayer):
         return bit > 0, ops.logical_not(is_known)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
+        """Returns (batch, num_outputs)."""
         return (input_shape[0], self.num_outputs)
