@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         vault,
     )
     from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, PrivacyGuarantee
+    from tf_labeldp.boosting import PrivateBoosting
     from tf_labeldp.dossier import report
     from tf_labeldp.front_door import (
         PrivateClassifier,
@@ -98,7 +99,7 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "features": (),
     "heads": ("PrivateLogisticRegression", "PrivateRidge"),
     "data": (),
-    "boosting": (),
+    "boosting": ("PrivateBoosting",),
     "gradients": (),
     "training": (
         "AltConv",

@@ -1,3 +1,5 @@
-"""Boosted trees on noisy labels."""
+"""Boosted trees on noisy labels, with the channel in the loss."""
 
-__all__: list[str] = []
+from tf_labeldp.boosting._boosting import PrivateBoosting
+
+__all__ = ["PrivateBoosting"]

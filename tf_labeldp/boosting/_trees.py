@@ -135,6 +135,40 @@ class Trees:
         found = cls(roots, category_sets=sets, baseline=initial, **nodes)
         return _with_missing_zeros(found, zero_is_missing)
 
+    @classmethod
+    def weighted_sum(cls, parts: Sequence[tuple[Trees, float]], baseline: np.ndarray) -> Trees:
+        """Returns trees whose scores are the weighted sum of those of the parts, plus (C,)."""
+        trees = [part for part, _ in parts]
+        sizes = [len(part.feature) for part in trees]
+        first_node = np.cumsum([0, *sizes])[:-1]
+        first_set = np.cumsum([0, *(len(part.category_sets) for part in trees)])[:-1]
+        codes = max(part.category_sets.shape[1] for part in trees)
+
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([getattr(part, name) for part in trees])
+
+        def moved(name: str) -> np.ndarray:
+            pairs = zip(trees, first_node, strict=True)
+            return np.concatenate([getattr(part, name) + first for part, first in pairs])
+
+        return cls(
+            roots=moved("roots").astype(np.int32),
+            feature=joined("feature"),
+            threshold=joined("threshold"),
+            left=moved("left").astype(np.int32),
+            right=moved("right").astype(np.int32),
+            missing_left=joined("missing_left"),
+            category_set=np.concatenate(
+                [
+                    np.where(part.category_set < 0, -1, part.category_set + first)
+                    for part, first in zip(trees, first_set, strict=True)
+                ]
+            ).astype(np.int32),
+            category_sets=np.concatenate([part._sets_of(codes) for part in trees]),
+            value=np.concatenate([weight * part.value for part, weight in parts]),
+            baseline=baseline + sum(weight * part.baseline for part, weight in parts),
+        )
+
     def scores(self, rows: np.ndarray) -> np.ndarray:
         """Returns the raw scores of ``float32`` rows (m, p), ``float64`` (m, C)."""
         rows = np.asarray(rows, np.float32)
@@ -179,6 +213,14 @@ class Trees:
             ]
         )
         return layer
+
+    def _sets_of(self, codes: int) -> np.ndarray:
+        """Returns the category sets with more codes, which go where unknown codes go."""
+        sets = np.zeros((len(self.category_sets), codes), bool)
+        nodes = np.flatnonzero(self.category_set >= 0)
+        sets[self.category_set[nodes]] = self.missing_left[nodes, np.newaxis]
+        sets[:, : self.category_sets.shape[1]] = self.category_sets
+        return sets
 
     def _goes_left(self, rows: np.ndarray, node: np.ndarray) -> np.ndarray:
         value = np.take_along_axis(rows, self.feature[node], axis=1)
