@@ -1,4 +1,4 @@
-"""``PrivateBoosting``: its cost, its channels, its kinds of labels, its Keras model, its refusals."""
+"""``PrivateBoosting``: cost, channels, kinds of labels, Keras model and refusals."""
 
 from __future__ import annotations
 
