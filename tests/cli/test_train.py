@@ -60,6 +60,19 @@ def test_a_table_with_names_of_classes(csv, capsys):
     assert np.mean(np.array(["no", "yes"])[predicted] == ILL) > 0.85
 
 
+def test_a_rare_class_and_its_metric(csv, capsys):
+    header, *rows = csv.read_text().splitlines()
+    rows = [row.replace(",yes,", ",no,") for row in rows]
+    rows = [row.replace(",no,", ",yes,") if AGE[i] > 88.0 else row for i, row in enumerate(rows)]
+    csv.write_text("\n".join([header, *rows]) + "\n")
+    options = ("--evaluate", "8", "--metric", "average_precision")
+    assert command(csv, *NAMES, *options, epsilon="8") == 0
+    printed = capsys.readouterr().out
+    assert "held out: average_precision" in printed and "a share of" not in printed
+    assert command(csv, *NAMES, epsilon="8", output="again") == 0
+    assert 'Use evaluation_metric="average_precision"' in capsys.readouterr().out
+
+
 def test_a_column_of_any_name_costs_nothing_in_vain(csv, capsys):
     header, rows = csv.read_text().split("\n", 1)
     csv.write_text(header.replace("age", "price/unit").replace("job", "what he does") + "\n" + rows)
@@ -147,6 +160,15 @@ def test_bad_input_is_one_line_and_writes_nothing(csv, capsys):
         (
             ("--label", "days", "--low", "-1", "--high", "9", "--loss", "poisson"),
             "--loss poisson needs labels of zero or more",
+        ),
+        ((*NAMES, "--metric", "auc"), "--metric auc needs --evaluate EPSILON"),
+        (
+            (*NAMES, "--evaluate", "1", "--metric", "mse"),
+            "is not for these labels; choose from acc",
+        ),
+        (
+            (*NAMES[:5], "x", "--evaluate", "1", "--metric", "average_precision"),
+            "--metric average_precision is for two classes, got 3",
         ),
         ((*NAMES, "--delta", "0", "--store", "store"), "--delta must be between 0 and 1, got 0"),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import pickle
@@ -184,7 +185,9 @@ def test_no_choice_depends_on_labels():
     first, second = (
         classifier().fit(ROWS, labels) for labels in (CLASSES, np.zeros(N, dtype=np.int64))
     )
-    assert first.choice_ == second.choice_
+    # A remark on a rare class is made of the release alone, after it.
+    choices = [dataclasses.replace(each.choice_, remarks=()) for each in (first, second)]
+    assert choices[0] == choices[1]
     assert type(first.head_) is type(second.head_)
     np.testing.assert_array_equal(
         first.head_.encoder.transform(ROWS), second.head_.encoder.transform(ROWS)
@@ -377,3 +380,42 @@ def test_an_evaluation_that_does_not_fit_the_budget_is_refused_before_the_fit():
     with pytest.raises(ldp.BudgetExceededError):
         ldp.PrivateClassifier(1.0, budget_for_evaluation=2.0).fit(ROWS, labels)
     assert not labels.history()
+
+
+def test_an_evaluation_has_the_metric_that_was_asked_for():
+    rare = (ROWS[:, 0] > 1.5).astype(int)
+    for metric in ("auc", "average_precision", "f1"):
+        model = classifier(num_classes=2, budget_for_evaluation=2.0, evaluation_metric=metric)
+        found = model.fit(ROWS, rare).evaluation_
+        assert found.metric == metric and found.guarantee().epsilon == 2.0
+        assert not any("rare" in remark for remark in model.choice_.remarks)
+    numbers = ROWS[:, 0].clip(-2, 2)
+    options = {"low": -2, "high": 2, "insecure_seed": 0, "budget_for_evaluation": 3.0}
+    regressor = ldp.PrivateRegressor(3.0, evaluation_metric="mae", **options).fit(ROWS, numbers)
+    assert regressor.evaluation_.metric == "mae"
+
+
+def test_a_metric_that_cannot_be_released_costs_nothing():
+    labels = ldp.PrivateLabels(CLASSES, 3, budget=ldp.PrivacyBudget(1.0, 1e-5))
+    numbers = ldp.PrivateLabels(ROWS[:, 0], low=-9, high=9, budget=ldp.PrivacyBudget(1.0, 1e-5))
+    for door, vault, metric, price, message in (
+        (ldp.PrivateClassifier, labels, "auc", None, "expected budget_for_evaluation with eval"),
+        (ldp.PrivateClassifier, labels, "average_precision", 0.5, "two classes"),
+        (ldp.PrivateClassifier, labels, "mse", 0.5, "metric must be one of accuracy"),
+        (ldp.PrivateRegressor, numbers, "mean", 0.5, "metric must be one of mse, mae, got"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            door(1.0, budget_for_evaluation=price, evaluation_metric=metric).fit(ROWS, vault)
+        assert not vault.history()
+
+
+def test_a_class_that_is_rare_by_the_release_is_named():
+    labels = np.where(ROWS[:, 0] > 1.9, "yes", "no")
+    door = {"num_classes": None, "classes": ["no", "yes"]}
+    share = float(np.mean(labels == "yes"))
+    model = classifier(8.0, **door).fit(ROWS, labels)
+    (remark,) = [text for text in model.choice_.remarks if "share" in text]
+    assert 'class "yes"' in remark and "average_precision" in remark
+    assert abs(float(remark.split("share of ")[1].split(" %")[0]) / 100 - share) < 0.02
+    common = classifier(8.0, **door).fit(ROWS, np.where(ROWS[:, 0] > 0.5, "yes", "no"))
+    assert not [text for text in common.choice_.remarks if "share" in text]

@@ -66,7 +66,8 @@ def _vault(labels: np.ndarray, args: argparse.Namespace, delta: float) -> Privat
 def _estimator(args: argparse.Namespace, delta: float) -> Any:
     from tf_labeldp.front_door import PrivateClassifier, PrivateRegressor
 
-    options = {"budget_for_evaluation": args.evaluate, "key": "train"}
+    evaluation = {"budget_for_evaluation": args.evaluate, "evaluation_metric": args.metric}
+    options = {**evaluation, "key": "train"}
     if args.low is None:
         return PrivateClassifier(args.epsilon, delta, **options)
     return PrivateRegressor(args.epsilon, delta, loss=args.loss or "squared_error", **options)
