@@ -125,7 +125,10 @@ def _columns(table: Any, args: argparse.Namespace) -> dict[str, np.ndarray]:
         if types.is_floating(column.type):
             features[name] = column.to_numpy(zero_copy_only=False)
         elif types.is_string(column.type) or types.is_large_string(column.type):
-            features[name] = np.asarray(column.to_pylist(), dtype=object)
+            # All rows of a category share one text.
+            encoded = column.dictionary_encode()
+            words = np.append(encoded.dictionary.to_numpy(zero_copy_only=False), [None])
+            features[name] = words[encoded.indices.fill_null(words.size - 1).to_numpy()]
         else:
             raise CommandError(
                 f"the column {name} has type {column.type}, expected numbers or text; convert it, "

@@ -12,6 +12,7 @@ import numpy as np
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts
+from tf_labeldp.features.estimator import FeatureMap
 
 _BLOCK_BYTES = 1 << 26
 """Bytes per block in double precision: large enough for fast matrix products."""
@@ -37,7 +38,7 @@ class FeatureRows:
             on each reading. With an encoder: the inputs that it takes.
         encoder: a fitted map with ``transform``, a Keras model, a callable, or an object with
             ``predict``; None if the inputs are features. It gets arrays in blocks, and all other
-            inputs whole.
+            inputs whole, except for the maps of this library, which get tables in blocks too.
         columns: the required column names, from ``fit``; None for any.
         flatten: whether rows with more dimensions are flattened; otherwise they are refused.
         max_bytes: the most memory for the encoded features that ``blocks`` keeps; features that
@@ -97,6 +98,8 @@ class FeatureRows:
         is_plain = isinstance(inputs, np.ndarray) and not inputs.dtype.names and inputs.ndim > 0
         if is_plain and self._encoder is not None:
             return inputs, self._encoder
+        if isinstance(self._encoder, FeatureMap) and _names_of(inputs) is not None:
+            return _TableRows(table_columns(inputs)), self._encoder
         return _features_of(inputs, self._encoder, self._flatten), None
 
     def __len__(self) -> int:
@@ -178,6 +181,17 @@ class FeatureRows:
         self._digest = self._digest or digest.hexdigest()
         if digest.hexdigest() != self._digest:
             raise ValueError(SHUFFLED)
+
+
+class _TableRows:
+    """The rows of a table's columns (n,), as dicts of columns."""
+
+    def __init__(self, columns: dict[Any, np.ndarray]) -> None:
+        self._columns = columns
+        self.shape = next(iter(columns.values())).shape
+
+    def __getitem__(self, rows: Any) -> dict[Any, np.ndarray]:
+        return {name: values[rows] for name, values in self._columns.items()}
 
 
 def table_columns(table: Any) -> dict[Any, np.ndarray]:
@@ -372,7 +386,14 @@ def _names_of(table: Any) -> Any:
     if isinstance(table, Mapping):
         return table
     if _is_frame(table):
-        return list(getattr(table, "column_names", table.columns))  # Arrow has column_names
+        names = list(getattr(table, "column_names", table.columns))  # Arrow has column_names
+        if len(set(names)) < len(names):
+            twice = sorted({repr(name) for name in names if names.count(name) > 1})
+            raise ValueError(
+                f"expected columns with different names, got {', '.join(twice)} more than once. "
+                "Rename or drop columns."
+            )
+        return names
     return table.dtype.names if _is_structured(table) else None
 
 

@@ -131,6 +131,8 @@ class _FrontDoor(Head):
                 f"expected one label per row of features, got {np.shape(rows)[0]} rows and {size} "
                 "labels. Give both in the same order."
             )
+        if not size:
+            raise ValueError("expected at least one label, got none. Give labels and their rows.")
         delta = self._delta(labels, size)
         choice = recommend(epsilon, size, kind, own_model=self.model is not None)
         price, metric = self.budget_for_evaluation, self.evaluation_metric
@@ -168,6 +170,7 @@ class _FrontDoor(Head):
         elif self.model is None:
             reason = "Your encoder, and one noisy release for a linear head."
             choice = dataclasses.replace(choice, reason=reason)
+        choice = dataclasses.replace(choice, remarks=(*choice.remarks, *_hashed_columns(encoder)))
         some_rows = np.random.default_rng(0).choice(size, min(size, _SHARE_ROWS), replace=False)
         some_features = rows_of(features, some_rows)
         head = self._head(epsilon, delta, encoder, kind, seed)
@@ -254,7 +257,7 @@ class PrivateClassifier(_FrontDoor):
 
     Attributes:
         choice_: the choice, its reasons, and the benchmark rows behind it; print it. Its remarks
-            name a class that is rare by the fitted model.
+            name the columns that are hashed, and a class that is rare by the fitted model.
         head_: the fitted head: a ``PrivateLogisticRegression``, a ``PrivateRidge``, or with
             ``model`` a ``BootstrappedHead``.
         evaluation_: the noisy metric, with ``budget_for_evaluation``; print it.
@@ -365,6 +368,18 @@ def predictions_for_metrics(estimator: Any, features: Any) -> np.ndarray:
     """Returns numbers (m,), or class probabilities (m, K), as ``PrivateLabels.evaluate`` takes."""
     predict = estimator.predict if estimator._is_regressor() else estimator.predict_proba
     return predict(features)
+
+
+def _hashed_columns(encoder: Any) -> list[str]:
+    """Returns a remark on each column of a table that is hashed."""
+    if not isinstance(encoder, RandomFourierFeatures):
+        return []
+    return [
+        f"Column {name!r} has {number:,} categories, which are hashed into "
+        f"{encoder.hash_buckets:,} buckets: those in one bucket count as one. Leave out a column "
+        "of identifiers."
+        for name, number in encoder.hashed_.items()
+    ]
 
 
 def _rare_class(head: Any, features: Any) -> tuple[str, ...]:

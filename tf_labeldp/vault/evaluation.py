@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -447,7 +447,7 @@ def _calibration(
     return Evaluation("calibration", share, error, size, receipts, details)
 
 
-_HISTOGRAM_METRICS = {
+_HISTOGRAM_METRICS: dict[str, Callable[..., Evaluation]] = {
     "confusion_matrix": _confusion_matrix,
     "auc": _auc,
     "average_precision": _average_precision,
