@@ -229,6 +229,10 @@ def test_columns_of_objects_are_numbers_or_texts():
     }
     same = {**table, "mixed": np.array([7, "7", None, 1.5], dtype=object)}
     np.testing.assert_array_equal(model.transform(table), model.transform(same))
+    words = {"word": np.array(["größe", "b"], dtype=object)}
+    spelt = {"word": np.array(["größe".encode(), b"b"], dtype=object)}  # as a data set gives them
+    by_word = RandomFourierFeatures(8).fit(words)
+    np.testing.assert_array_equal(by_word.transform(words), by_word.transform(spelt))
     dates = {"day": np.array([pd.Timestamp("2024-01-01")] * 3, dtype=object)}
     with pytest.raises(TypeError, match=r"'day' must be numbers or text, got pandas\..*Timestamp"):
         RandomFourierFeatures(8).fit(dates)

@@ -466,6 +466,8 @@ def _categories(name: str | int, values: np.ndarray) -> np.ndarray:
             f"column {name!r} must be numbers or text, got dtype {values.dtype}. {_CONVERT}"
         )
     if values.dtype.kind == "O":
-        # An array of fixed width would take the memory of the longest text for each.
-        return np.array([str(entry) for entry in values.tolist()], dtype=object)
+        # An array of fixed width would take the memory of the longest text for each. TensorFlow
+        # gives texts as bytes.
+        texts = [v.decode() if isinstance(v, bytes) else str(v) for v in values.tolist()]
+        return np.array(texts, dtype=object)
     return values.astype(str)
