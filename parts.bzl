@@ -81,5 +81,5 @@ MOST_LINES = {
     "dossier": 803,
     "tf_privacy": 338,
     "scale": 1154,
-    "cli": 2488,
+    "cli": 2490,
 }

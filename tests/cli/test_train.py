@@ -98,6 +98,36 @@ def test_numbers_of_a_parquet_table(csv, capsys):
     assert np.mean(off**2) < 0.3 * np.var(AGE / 3)
 
 
+def test_columns_of_a_parquet_table_that_are_no_numbers(csv, capsys):
+    """Missing texts, pandas' categories, flags, and more categories than are encoded apart."""
+    places = np.char.add("p", np.r_[np.arange(1100), RNG.integers(0, 1100, N - 1100)].astype(str))
+    columns = {
+        "age": AGE,
+        "job": pa.array(np.where(np.arange(N) % 3, JOB, None)),
+        "level": pa.array(JOB).dictionary_encode(),
+        "flag": AGE > 50,
+        "place": places,
+        "ill": ILL,
+    }
+    path = csv.parent / "data.parquet"
+    parquet.write_table(pa.table(columns), path)
+    assert command(path, *NAMES[:5]) == 0
+    assert "Column 'place' has 1,100 categories, which are hashed" in capsys.readouterr().out
+    model = keras.models.load_model(csv.parent / "out" / "model.keras")
+    batch = {
+        "age": AGE,
+        "job": np.where(np.arange(N) % 3, JOB, "None"),
+        **{"level": JOB, "flag": AGE > 50, "place": places},
+    }
+    batch = {name: tf.constant(values.reshape(-1, 1)) for name, values in batch.items()}
+    predicted = model.predict(batch, verbose=0).argmax(axis=1)
+    assert np.mean(np.array(["no", "yes"])[predicted] == ILL) > 0.85
+    days = pa.array(np.arange(N).astype("datetime64[D]"))
+    parquet.write_table(pa.table({**columns, "day": days}), path)
+    assert command(path, *NAMES[:5], output="other") == 2
+    assert "the column day has type date32" in capsys.readouterr().err
+
+
 def test_a_folder_of_images(tmp_path, capsys):
     folder = tmp_path / "images"
     folder.mkdir()

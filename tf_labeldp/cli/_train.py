@@ -120,6 +120,8 @@ def _columns(table: Any, args: argparse.Namespace) -> dict[str, np.ndarray]:
         if name == args.label or name in args.drop:
             continue
         column = _column(table, name, "the column")
+        if types.is_dictionary(column.type):  # as pandas writes its categories
+            column = column.cast(column.type.value_type)
         if types.is_boolean(column.type) or types.is_integer(column.type):
             column = column.cast(pa.float64())
         if types.is_floating(column.type):
