@@ -28,6 +28,8 @@ PARTS = {
     "semi_supervised": ["numpy", "keras", "sklearn"],
     "heads": ["numpy", "scipy", "sklearn", "keras", "threadpoolctl"],
     "data": ["numpy", "tensorflow"],
+    # LightGBM is an extra.
+    "boosting": ["numpy", "scipy", "sklearn", "lightgbm", "keras"],
     "gradients": ["numpy", "keras", "tensorflow"],
     "training": ["numpy", "dp_accounting", "keras", "tensorflow"],
     "pate": ["numpy", "keras", "sklearn"],
@@ -60,19 +62,20 @@ PRIVATE_IMPORTS = {
 
 # The most lines of each part, with its docstrings; "" is the front.
 MOST_LINES = {
-    "": 139,
+    "": 141,
     "_validate": 256,
     "_progress": 60,
-    "keras_layers": 979,
+    "keras_layers": 1122,
     "accounting": 2822,
     "mechanisms": 4351,
     "estimation": 553,
     "vault": 5552,
-    "features": 2239,
+    "features": 2553,
     "self_supervised": 535,
     "semi_supervised": 728,
     "heads": 2735,
     "data": 1069,
+    "boosting": 327,
     "gradients": 2611,
     "training": 3819,
     "pate": 442,

@@ -24,13 +24,15 @@ class FixedLayer(keras.layers.Layer):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "autocast": False, "trainable": False})
 
-    def _add_fixed(self, name: str, shape: tuple[int, ...], initializer: Any = "zeros") -> None:
+    def _add_fixed(
+        self, name: str, shape: tuple[int, ...], initializer: Any = "zeros", dtype: str = "float32"
+    ) -> None:
         # Without autocast=False here, half-precision policies would cast the weights.
         weight = self.add_weight(
             shape=shape,
             initializer=initializer,
             name=name,
-            dtype="float32",
+            dtype=dtype,
             autocast=False,
             trainable=False,
         )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tf_labeldp import (
         accounting,
         audit,
+        boosting,
         cli,
         data,
         dossier,
@@ -97,6 +98,7 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "features": (),
     "heads": ("PrivateLogisticRegression", "PrivateRidge"),
     "data": (),
+    "boosting": (),
     "gradients": (),
     "training": (
         "AltConv",

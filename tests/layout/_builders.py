@@ -205,6 +205,7 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "features.RandomFourierFeatures": lambda put: features.RandomFourierFeatures(8).fit(
         put("table", X)
     ),
+    "features.TableCodes": lambda put: features.TableCodes().fit(put("table", X)),
     "features.denoise_labels": lambda put: features.denoise_labels(
         put("noisy_labels", Y), put("clusters", GROUPS), K
     ),

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal
 from typing import Any, TypeVar
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
-from tf_labeldp.features.estimator import FeatureMap, input_names, keras_model, note_release
-from tf_labeldp.features.reader import table_columns
+from tf_labeldp.features.estimator import FeatureMap, columns_model, note_release
+from tf_labeldp.features.reader import (
+    CONVERT,
+    MISSING_TYPES,
+    categorical_columns,
+    columns_of_fit,
+    table_columns,
+)
 
 _Self = TypeVar("_Self", bound="RandomFourierFeatures")
 _PAIRS = 2048
 """Rows sampled for the median distance, whose matrix is 2048 x 2048."""
 _BLOCK = 4096
 """Rows mapped at a time."""
+_NO_ENTRY = "column {name!r} needs an entry, got missing ones alone. Leave it out."
 _MOST_CATEGORIES = 10_000
 """The most categories of a column without hashing; with more it is an identifier or free text."""
-_CONVERT = "Convert it, for example dates to days since a fixed date."
-_MISSING = frozenset(["NoneType", "NAType", "NaTType"])
-"""Names of the types of missing entries; pandas has the last two."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -145,15 +147,7 @@ class RandomFourierFeatures(FeatureMap):
                 column that was complete in ``fit``.
         """
         self._refuse_unfitted("_frequencies", "fit(table)")
-        columns = table_columns(table)
-        missing = [repr(column.name) for column in self.columns_ if column.name not in columns]
-        if missing:
-            raise ValueError(f"the table lacks columns of fit: {', '.join(missing)}. Add them.")
-        if 0 in columns and len(columns) > len(self.columns_):
-            raise ValueError(
-                f"expected {len(self.columns_)} columns, as in fit, got {len(columns)}. Give the "
-                "same columns, or name them: then other columns are ignored."
-            )
+        columns = columns_of_fit(table, [column.name for column in self.columns_])
         size = len(columns[self.columns_[0].name])
         out = np.empty((size, self.n_features_out_), np.float32)
         for start in range(0, size, _BLOCK):
@@ -176,40 +170,17 @@ class RandomFourierFeatures(FeatureMap):
         dict keeps the column names. Import ``tf_labeldp.keras_layers`` before you load its file.
         """
         self._refuse_unfitted("_frequencies", "fit(table)")
-        import keras
-
         from tf_labeldp.keras_layers._fixed_features import FourierFeatures
 
-        encoded: Any
-        if self._is_matrix:
-            encoded = keras.Input((len(self.columns_),), name="table")
-            raw = [
-                keras.ops.cast(encoded[:, place : place + 1], column.input_dtype)
-                for place, column in enumerate(self.columns_)
-            ]
-        else:
-            encoded = [keras.Input((1,), dtype=column.input_dtype) for column in self.columns_]
-            raw = encoded
-        parts = [
-            keras.ops.cast(column.layers(part), "float32")
-            for column, part in zip(self.columns_, raw, strict=True)
-        ]
-        rows = parts[0] if len(parts) == 1 else keras.layers.Concatenate(dtype="float32")(parts)
         layer = FourierFeatures(self.num_features, self.linear_weight, name="fourier")
-        outputs = layer(rows)
-        layer.set_weights([self._frequencies])
-        note_release(layer, getattr(self, "receipts_", ()))
-        if self._is_matrix:
-            return keras.Model(encoded, outputs, name="random_fourier_features")
-        # The inputs have the names of the columns, and no other layer may share these.
-        features = keras.Model(encoded, outputs, name="encoded_columns")
-        names_in_order = [str(column.name) for column in self.columns_]
-        names = input_names(names_in_order)
-        inputs = {
-            name: keras.Input((1,), dtype=column.input_dtype, name=names[name])
-            for name, column in zip(names_in_order, self.columns_, strict=True)
-        }
-        return keras_model(inputs, features([*inputs.values()]), "random_fourier_features")
+
+        def features(rows: Any) -> Any:
+            outputs = layer(rows)
+            layer.set_weights([self._frequencies])
+            note_release(layer, getattr(self, "receipts_", ()))
+            return outputs
+
+        return columns_model(self.columns_, self._is_matrix, features, "random_fourier_features")
 
     def _features(self, rows: np.ndarray) -> np.ndarray:
         """Returns the features of encoded rows; the layer ``FourierFeatures`` computes the same."""
@@ -266,12 +237,10 @@ class NumericColumn:
 
     @classmethod
     def learn(cls, name: str | int, values: np.ndarray) -> NumericColumn:
-        all_numbers = _numbers(name, values)
+        all_numbers = as_numbers(name, values)
         present = all_numbers[~np.isnan(all_numbers)]
         if not present.size:
-            raise ValueError(
-                f"column {name!r} needs an entry, got missing ones alone. Leave it out."
-            )
+            raise ValueError(_NO_ENTRY.format(name=name))
         stddev = float(present.std())
         # Rounding gives a constant column a tiny deviation, which must not become a divisor.
         constant = stddev <= 1e-12 * float(np.abs(present).max(initial=0.0))
@@ -280,7 +249,7 @@ class NumericColumn:
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
         """Fills ``out`` (n, width)."""
-        found = _numbers(self.name, values)
+        found = as_numbers(self.name, values)
         missing = np.isnan(found)
         if not self.has_missing and np.any(missing):
             raise ValueError(
@@ -315,7 +284,9 @@ class CategoricalColumn:
 
     @classmethod
     def learn(cls, name: str | int, values: np.ndarray, buckets: int | None) -> CategoricalColumn:
-        words = set(_categories(name, values).tolist())
+        if {kind.__name__ for kind in map(type, values.tolist())} <= MISSING_TYPES:
+            raise ValueError(_NO_ENTRY.format(name=name))
+        words = set(_words(name, values))
         kind: Any = np.int64 if all(isinstance(word, int) for word in words) else str
         if buckets is not None and len(words) > buckets:
             return cls(name, np.zeros(0, kind), buckets, len(words))
@@ -337,14 +308,13 @@ class CategoricalColumn:
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
         """Fills ``out`` (n, width)."""
-        values = _categories(self.name, values)
+        words = _words(self.name, values)
         is_text = self.vocabulary.dtype.kind != "i"
-        if (values.dtype.kind != "i") != is_text:
+        if words and isinstance(words[0], str) != is_text:
             raise TypeError(
                 f"column {self.name!r} needs categories of dtype {self.vocabulary.dtype}, as in "
                 f"fit, got {values.dtype}. Read both in the same way."
             )
-        words = values.tolist()
         if self.buckets is not None:
             distinct = list(set(words))
             inputs = np.array(distinct, dtype=object if is_text else np.int64)
@@ -382,16 +352,7 @@ def learn_columns(
     categorical: Iterable[str | int] | None,
     hash_buckets: int | None,
 ) -> tuple[Column, ...]:
-    if categorical is None:
-        chosen = {name for name, values in table.items() if not _is_numeric(name, values)}
-    else:
-        chosen = set(categorical)
-        unknown = sorted(map(repr, chosen - set(table)))
-        if unknown:
-            raise ValueError(
-                f"categorical names columns that the table lacks: {', '.join(unknown)}. Choose "
-                f"from {', '.join(map(repr, table))}."
-            )
+    chosen = categorical_columns(table, categorical, numeric_kinds="iuf")
     return tuple(
         CategoricalColumn.learn(name, values, hash_buckets)
         if name in chosen
@@ -413,25 +374,10 @@ def encode(
     return out
 
 
-def _is_numeric(name: str | int, values: np.ndarray) -> bool:
-    """Returns whether entries are numbers or missing; raises for objects without a category."""
-    if values.dtype.kind != "O":
-        return values.dtype.kind in "iuf"
-    types = {kind for kind in map(type, values.tolist()) if kind.__name__ not in _MISSING}
-    texts = {kind for kind in types if issubclass(kind, (str, bytes, bool, np.bool_))}
-    other = [kind for kind in types - texts if not issubclass(kind, (numbers.Real, Decimal))]
-    if other:
-        raise TypeError(
-            f"column {name!r} must be numbers or text, got {other[0].__module__}."
-            f"{other[0].__name__}. {_CONVERT}"
-        )
-    return not texts
-
-
-def _numbers(name: str | int, values: np.ndarray) -> np.ndarray:
+def as_numbers(name: str | int, values: np.ndarray) -> np.ndarray:
     if values.dtype.kind not in "biuf":
         if values.dtype.kind == "O":
-            is_missing = [type(entry).__name__ in _MISSING for entry in values.tolist()]
+            is_missing = [type(entry).__name__ in MISSING_TYPES for entry in values.tolist()]
             values = np.where(is_missing, np.nan, values)
         try:
             values = values.astype(np.float64)
@@ -450,7 +396,7 @@ def _numbers(name: str | int, values: np.ndarray) -> np.ndarray:
     return found
 
 
-def _categories(name: str | int, values: np.ndarray) -> np.ndarray:
+def as_categories(name: str | int, values: np.ndarray) -> np.ndarray:
     if values.dtype.kind in "biu":
         return values.astype(np.int64)
     if values.dtype.kind == "f":
@@ -463,11 +409,15 @@ def _categories(name: str | int, values: np.ndarray) -> np.ndarray:
         return whole
     if values.dtype.kind not in "OUS":
         raise TypeError(
-            f"column {name!r} must be numbers or text, got dtype {values.dtype}. {_CONVERT}"
+            f"column {name!r} must be numbers or text, got dtype {values.dtype}. {CONVERT}"
         )
+    return values.astype(str)
+
+
+def _words(name: str | int, values: np.ndarray) -> list[Any]:
+    """Returns categories as whole numbers or texts."""
     if values.dtype.kind == "O":
         # An array of fixed width would take the memory of the longest text for each. TensorFlow
         # gives texts as bytes.
-        texts = [v.decode() if isinstance(v, bytes) else str(v) for v in values.tolist()]
-        return np.array(texts, dtype=object)
-    return values.astype(str)
+        return [v.decode() if isinstance(v, bytes) else str(v) for v in values.tolist()]
+    return as_categories(name, values).tolist()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,9 @@ _ENCODED_ROWS = 4096
 """Rows per call of an encoder."""
 _FINITE_CELLS = 1 << 24
 """Numbers checked at a time."""
+CONVERT = "Convert it, for example dates to days since a fixed date."
+MISSING_TYPES = frozenset(["NoneType", "NAType", "NaTType"])
+"""Names of the types of missing entries; pandas has the last two."""
 NO_ROWS = "features hold no rows; give at least one."
 SHUFFLED = (
     "expected the same rows in the same order on each reading, got others: the data set must not "
@@ -216,6 +221,60 @@ def table_columns(table: Any) -> dict[Any, np.ndarray]:
             f"the columns of a table must all have shape (n,), got shapes {sorted(shapes)}."
         )
     return columns
+
+
+def columns_of_fit(table: Any, names: Sequence[str | int]) -> dict[Any, np.ndarray]:
+    """Returns the columns of a table; raises unless it has those of ``fit``."""
+    columns = table_columns(table)
+    missing = [repr(name) for name in names if name not in columns]
+    if missing:
+        raise ValueError(f"the table lacks columns of fit: {', '.join(missing)}. Add them.")
+    if 0 in columns and len(columns) > len(names):
+        raise ValueError(
+            f"expected {len(names)} columns, as in fit, got {len(columns)}. Give the same columns, "
+            "or name them: then other columns are ignored."
+        )
+    return columns
+
+
+def categorical_columns(
+    table: Mapping[Any, np.ndarray], categorical: Iterable[str | int] | None, numeric_kinds: str
+) -> set[str | int]:
+    """Returns the names of categorical columns: those that are named, or of no numeric kind.
+
+    A column of objects is numeric if its entries are numbers or missing. Without names, it raises
+    for objects that are neither numbers nor texts.
+    """
+    if categorical is None:
+        return {
+            name
+            for name, values in table.items()
+            if not (
+                _are_numbers(name, values)
+                if values.dtype.kind == "O"
+                else values.dtype.kind in numeric_kinds
+            )
+        }
+    if isinstance(categorical, str):
+        raise TypeError("categorical must be a list of names, got one text. Use [name].")
+    chosen = set(categorical)
+    unknown = sorted(map(repr, chosen - set(table)))
+    if unknown:
+        raise ValueError(
+            f"categorical names columns that the table lacks: {', '.join(unknown)}. Choose from "
+            f"{', '.join(map(repr, table))}."
+        )
+    return chosen
+
+
+def _are_numbers(name: str | int, entries: np.ndarray) -> bool:
+    types = {kind for kind in map(type, entries.tolist()) if kind.__name__ not in MISSING_TYPES}
+    texts = {kind for kind in types if issubclass(kind, (str, bytes, bool, np.bool_))}
+    other = [kind for kind in types - texts if not issubclass(kind, (numbers.Real, Decimal))]
+    if other:
+        found = f"{other[0].__module__}.{other[0].__name__}"
+        raise TypeError(f"column {name!r} must be numbers or text, got {found}. {CONVERT}")
+    return bool(types) and not texts
 
 
 def is_dataset(inputs: Any) -> bool:

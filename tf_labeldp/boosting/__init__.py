@@ -1,0 +1,3 @@
+"""Boosted trees on noisy labels."""
+
+__all__: list[str] = []
