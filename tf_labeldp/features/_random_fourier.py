@@ -12,15 +12,22 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.features.estimator import FeatureMap, columns_model, note_release
-from tf_labeldp.features.reader import categorical_columns, columns_of_fit, table_columns
+from tf_labeldp.features.reader import (
+    CONVERT,
+    MISSING_TYPES,
+    categorical_columns,
+    columns_of_fit,
+    table_columns,
+)
 
 _Self = TypeVar("_Self", bound="RandomFourierFeatures")
 _PAIRS = 2048
 """Rows sampled for the median distance, whose matrix is 2048 x 2048."""
 _BLOCK = 4096
 """Rows mapped at a time."""
+_NO_ENTRY = "column {name!r} needs an entry, got missing ones alone. Leave it out."
 _MOST_CATEGORIES = 10_000
-"""The most categories of a column; with more it is an identifier or free text."""
+"""The most categories of a column without hashing; with more it is an identifier or free text."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -29,10 +36,11 @@ class RandomFourierFeatures(FeatureMap):
 
     Numeric columns are standardised; if a column lacks numbers (NaN) in ``fit``, the mean replaces
     them and a second column marks them. Categorical columns are one-hot encoded, with one place for
-    categories that are new after ``fit``, or hashed; a missing text is its own category (``None``
-    is ``"None"``, NaN is ``"nan"``). The features are cosines and sines of random projections of
-    the encoded row, and the encoded row itself scaled to unit norm. Every row of features has unit
-    norm.
+    categories that are new after ``fit``, or hashed if they have many; a missing text is its own
+    category (``None`` is ``"None"``, NaN is ``"nan"``), entries of several types count by their
+    text, and ordered categories lose their order. The features are cosines and sines of random
+    projections of the encoded row, and the encoded row itself scaled to unit norm. Every row of
+    features has unit norm.
 
     Guarantee:
         The map reads no label. Fitting and using it costs no budget if the table is public and the
@@ -48,22 +56,25 @@ class RandomFourierFeatures(FeatureMap):
         bandwidth: the bandwidth in the kernel ``exp(-|x - y|^2 / (2 bandwidth^2))`` on encoded
             rows, or ``"median"`` for the median distance between sampled rows.
         categorical: the categorical columns, by name or by place in a 2-D array; None for all
-            columns that are not numbers, which are all columns of an array of objects.
-        hash_buckets: columns with more categories are hashed into this many buckets; None turns
-            hashing off.
+            columns that are not numbers. A column of objects is numeric if its entries are numbers
+            or missing.
+        hash_buckets: columns with more categories are hashed into this many buckets, and
+            categories that share a bucket count as one; None turns hashing off, with at most 10,000
+            categories.
         linear_weight: in [0, 1), the share of the encoded row in the squared norm; zero leaves it
             out.
         seed: draws the frequencies and the sample; public.
 
     Attributes:
         columns_: the encoding of each column.
+        hashed_: the number of categories of each column that is hashed, by name.
         bandwidth_: the bandwidth.
         n_features_out_: num_features, plus the encoded columns unless linear_weight is zero.
 
     Raises:
-        TypeError: ``fit`` gets no table, or text in a numeric column.
-        ValueError: ``fit`` gets arguments out of range, unknown column names, infinite numbers, or
-            a numeric column of NaN alone.
+        TypeError: ``fit`` gets no table, text in a numeric column, or dates or other objects.
+        ValueError: ``fit`` gets arguments out of range, unknown column names, a name twice,
+            infinite numbers, or a column of missing entries alone.
 
     Example:
         >>> import numpy as np
@@ -76,7 +87,7 @@ class RandomFourierFeatures(FeatureMap):
     num_features: int = 1000
     bandwidth: float | str = "median"
     categorical: Sequence[str | int] | None = None
-    hash_buckets: int | None = None
+    hash_buckets: int | None = 1024
     linear_weight: float = 0.5
     seed: int | None = 0
 
@@ -103,6 +114,11 @@ class RandomFourierFeatures(FeatureMap):
                 "'0'. Rename one column."
             )
         self.columns_ = learn_columns(columns, self.categorical, self.hash_buckets)
+        self.hashed_ = {
+            column.name: column.num_categories
+            for column in self.columns_
+            if isinstance(column, CategoricalColumn) and column.buckets
+        }
         self._is_matrix = 0 in columns and all(
             values.dtype.kind in "biuf" for values in columns.values()
         )
@@ -222,25 +238,25 @@ class NumericColumn:
     @classmethod
     def learn(cls, name: str | int, values: np.ndarray) -> NumericColumn:
         all_numbers = as_numbers(name, values)
-        numbers = all_numbers[~np.isnan(all_numbers)]
-        if not numbers.size:
-            raise ValueError(f"column {name!r} needs a number, got NaN alone. Leave it out.")
-        stddev = float(numbers.std())
+        present = all_numbers[~np.isnan(all_numbers)]
+        if not present.size:
+            raise ValueError(_NO_ENTRY.format(name=name))
+        stddev = float(present.std())
         # Rounding gives a constant column a tiny deviation, which must not become a divisor.
-        constant = stddev <= 1e-12 * float(np.abs(numbers).max(initial=0.0))
-        has_missing = numbers.size < all_numbers.size
-        return cls(name, float(numbers.mean()), 1.0 if constant else stddev, has_missing)
+        constant = stddev <= 1e-12 * float(np.abs(present).max(initial=0.0))
+        has_missing = present.size < all_numbers.size
+        return cls(name, float(present.mean()), 1.0 if constant else stddev, has_missing)
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
         """Fills ``out`` (n, width)."""
-        numbers = as_numbers(self.name, values)
-        missing = np.isnan(numbers)
+        found = as_numbers(self.name, values)
+        missing = np.isnan(found)
         if not self.has_missing and np.any(missing):
             raise ValueError(
                 f"column {self.name!r} was complete in fit, and now lacks {int(missing.sum())} of "
-                f"{numbers.size} numbers (NaN). Fill them in, or fit on rows that lack some."
+                f"{found.size} numbers (NaN). Fill them in, or fit on rows that lack some."
             )
-        out[:, 0] = np.where(missing, 0.0, (numbers - self.mean) / self.stddev)
+        out[:, 0] = np.where(missing, 0.0, (found - self.mean) / self.stddev)
         if self.has_missing:
             out[:, 1] = missing
 
@@ -262,20 +278,25 @@ class CategoricalColumn:
     """A column of categories: hashed, or one-hot with a place for unknown categories."""
 
     name: str | int
-    vocabulary: np.ndarray  # sorted; int64 or str
+    vocabulary: np.ndarray  # sorted; int64 or str; empty if hashed
     buckets: int | None
+    num_categories: int
 
     @classmethod
     def learn(cls, name: str | int, values: np.ndarray, buckets: int | None) -> CategoricalColumn:
-        vocabulary = np.unique(as_categories(name, values))
-        hashed = buckets is not None and len(vocabulary) > buckets
-        if not hashed and len(vocabulary) > _MOST_CATEGORIES:
+        if {kind.__name__ for kind in map(type, values.tolist())} <= MISSING_TYPES:
+            raise ValueError(_NO_ENTRY.format(name=name))
+        words = set(_words(name, values))
+        kind: Any = np.int64 if all(isinstance(word, int) for word in words) else str
+        if buckets is not None and len(words) > buckets:
+            return cls(name, np.zeros(0, kind), buckets, len(words))
+        if len(words) > _MOST_CATEGORIES:
             raise ValueError(
                 f"expected at most {_MOST_CATEGORIES} categories for a one-hot encoding, got "
-                f"{len(vocabulary)} in column {name!r}. Set hash_buckets, leave the column out, "
-                "or give it as numbers."
+                f"{len(words)} in column {name!r}. Set hash_buckets, leave the column out, or give "
+                "it as numbers."
             )
-        return cls(name, vocabulary, buckets if hashed else None)
+        return cls(name, np.array(sorted(words), kind), None, len(words))
 
     @property
     def width(self) -> int:
@@ -287,23 +308,22 @@ class CategoricalColumn:
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
         """Fills ``out`` (n, width)."""
-        values = as_categories(self.name, values)
-        if values.dtype.kind != self.vocabulary.dtype.kind:
+        words = _words(self.name, values)
+        is_text = self.vocabulary.dtype.kind != "i"
+        if words and isinstance(words[0], str) != is_text:
             raise TypeError(
                 f"column {self.name!r} needs categories of dtype {self.vocabulary.dtype}, as in "
                 f"fit, got {values.dtype}. Read both in the same way."
             )
         if self.buckets is not None:
-            distinct, place = np.unique(values, return_inverse=True)
-            words = distinct if distinct.dtype.kind == "i" else distinct.astype(object)
-            codes = np.asarray(self._hashing("int")(words)).ravel()[place.ravel()]
-        else:
-            codes = np.searchsorted(self.vocabulary, values)
-            found = codes < len(self.vocabulary)
-            found[found] = self.vocabulary[codes[found]] == values[found]
-            codes = np.where(found, codes + 1, 0)  # Keras's lookups reserve 0 for unknown values
+            distinct = list(set(words))
+            inputs = np.array(distinct, dtype=object if is_text else np.int64)
+            places = np.asarray(self._hashing("int")(inputs)).ravel().tolist()
+            codes = dict(zip(distinct, places, strict=True))
+        else:  # Keras's lookups reserve 0 for unknown values.
+            codes = {word: code for code, word in enumerate(self.vocabulary.tolist(), 1)}
         out[:] = 0.0
-        out[np.arange(len(out)), codes] = 1.0
+        out[np.arange(len(out)), [codes.get(word, 0) for word in words]] = 1.0
 
     def layers(self, inputs: Any) -> Any:
         import keras
@@ -356,6 +376,9 @@ def encode(
 
 def as_numbers(name: str | int, values: np.ndarray) -> np.ndarray:
     if values.dtype.kind not in "biuf":
+        if values.dtype.kind == "O":
+            is_missing = [type(entry).__name__ in MISSING_TYPES for entry in values.tolist()]
+            values = np.where(is_missing, np.nan, values)
         try:
             values = values.astype(np.float64)
         except (TypeError, ValueError):
@@ -363,14 +386,14 @@ def as_numbers(name: str | int, values: np.ndarray) -> np.ndarray:
                 f"column {name!r} must be numbers, got dtype {values.dtype}. List it in "
                 "categorical=, or convert it."
             ) from None
-    numbers = values.astype(np.float64)
-    bad = int(np.count_nonzero(np.isinf(numbers)))
+    found = values.astype(np.float64)
+    bad = int(np.count_nonzero(np.isinf(found)))
     if bad:
         raise ValueError(
-            f"column {name!r} must be finite, but {bad} of {numbers.size} entries are infinite. "
+            f"column {name!r} must be finite, but {bad} of {found.size} entries are infinite. "
             "Make them numbers, or NaN where they are missing."
         )
-    return numbers
+    return found
 
 
 def as_categories(name: str | int, values: np.ndarray) -> np.ndarray:
@@ -386,7 +409,15 @@ def as_categories(name: str | int, values: np.ndarray) -> np.ndarray:
         return whole
     if values.dtype.kind not in "OUS":
         raise TypeError(
-            f"column {name!r} must be numbers or text, got dtype {values.dtype}. Convert it, for "
-            "example dates to days since a fixed date."
+            f"column {name!r} must be numbers or text, got dtype {values.dtype}. {CONVERT}"
         )
     return values.astype(str)
+
+
+def _words(name: str | int, values: np.ndarray) -> list[Any]:
+    """Returns categories as whole numbers or texts."""
+    if values.dtype.kind == "O":
+        # An array of fixed width would take the memory of the longest text for each. TensorFlow
+        # gives texts as bytes.
+        return [v.decode() if isinstance(v, bytes) else str(v) for v in values.tolist()]
+    return as_categories(name, values).tolist()

@@ -34,8 +34,8 @@ class TableCodes(FeatureMap):
 
     Args:
         categorical: the categorical columns, by name or by place in a 2-D array; None for all
-            columns that are neither numbers nor booleans, which are all columns of an array of
-            objects.
+            columns that are neither numbers nor booleans. A column of objects is numeric if its
+            entries are numbers or missing.
         most_categories: the most codes of a column, at least 2. ``HistGradientBoosting`` of
             scikit-learn takes 255 at most.
 

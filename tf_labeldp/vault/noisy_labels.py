@@ -239,8 +239,9 @@ class NoisyLabels:
 
         Args:
             predictions: in the order of ``indices``, as ``PrivateLabels.evaluate`` takes them.
-            metric: ``"accuracy"``, ``"log_loss"`` or ``"brier"`` for classes; ``"mean"`` or
-                ``"total"`` of the labels for numbers, with ``predictions=None``.
+            metric: ``"accuracy"``, ``"log_loss"`` or ``"brier"`` for classes, ``"auc"`` for two,
+                which is a ratio and unbiased to first order; ``"mean"`` or ``"total"`` of the
+                labels for numbers, with ``predictions=None``.
             model: the model that made the predictions; None if it has not learnt from any label.
 
         Raises:
