@@ -7,8 +7,8 @@ that a saved ``.keras`` file loads without ``custom_objects``.
   inverse), ``ForwardCorrectedLoss`` (the prediction passed through the channel) and ``ALIBILoss``
   (the posterior given a noisy one-hot row).
 - ``Mixup``, for batches of features and noisy labels.
-- The layers in ``to_keras()`` of feature maps and heads: fixed, label-free features, and released
-  models on them.
+- The layers in ``to_keras()`` of feature maps, heads and boosted trees: fixed, label-free features,
+  and released models on them.
 
 They post-process labels that are already private, and spend no privacy budget. None of them makes a
 label private.
@@ -17,6 +17,7 @@ label private.
 # Imported to register their layers with Keras.
 from . import _fixed_features as _fixed_features
 from . import _released_dense as _released_dense
+from . import tree_ensemble as tree_ensemble
 from ._alibi_loss import ALIBILoss
 from ._forward_corrected_loss import ForwardCorrectedLoss
 from ._label_weighted_loss import LabelWeightedLoss

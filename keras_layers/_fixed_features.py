@@ -24,13 +24,15 @@ class FixedLayer(keras.layers.Layer):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "autocast": False, "trainable": False})
 
-    def _add_fixed(self, name: str, shape: tuple[int, ...], initializer: Any = "zeros") -> None:
+    def _add_fixed(
+        self, name: str, shape: tuple[int, ...], initializer: Any = "zeros", dtype: str = "float32"
+    ) -> None:
         # Without autocast=False here, half-precision policies would cast the weights.
         weight = self.add_weight(
             shape=shape,
             initializer=initializer,
             name=name,
-            dtype="float32",
+            dtype=dtype,
             autocast=False,
             trainable=False,
         )
@@ -173,28 +175,27 @@ class FourierFeatures(FixedLayer):
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class QuantileRanks(FixedLayer):
-    """The rank of each number among the quantiles of its column, with mean 0 and variance 1.
+    """Ranks of numbers, piecewise linear between the knots of their column, constant beyond them.
 
-    Ranks are piecewise linear between quantiles; below the first and above the last they are
-    constant, and NaN gets the middle. Takes (batch, p); returns ``float32`` (batch, p). Set the
-    weights, ascending quantiles (p, q), by ``set_weights([quantiles])``.
+    Takes (batch, p); returns ``float32`` (batch, p). Set the weights by ``set_weights([knots,
+    heights])``, ascending values and their ranks (p, q); the last may be repeated.
     """
 
-    def __init__(self, num_quantiles: int, **kwargs: Any) -> None:
+    def __init__(self, num_knots: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.num_quantiles = num_quantiles
+        self.num_knots = num_knots
 
     def build(self, input_shape: Any) -> None:
-        self._add_fixed("quantiles", (int(input_shape[-1]), self.num_quantiles))
+        for name in ("knots", "heights"):
+            self._add_fixed(name, (int(input_shape[-1]), self.num_knots))
         super().build(input_shape)
 
     def call(self, inputs: Any) -> Any:
-        numbers = ops.cast(inputs, "float32")
-        lower, upper = self.quantiles[:, :-1], self.quantiles[:, 1:]
-        passed = (ops.expand_dims(numbers, -1) - lower) / ops.maximum(upper - lower, 1e-30)
-        ranks = ops.mean(ops.clip(passed, 0.0, 1.0), axis=-1)
-        ranks = ops.where(ops.isnan(numbers), 0.5 * ops.ones_like(ranks), ranks)
-        return math.sqrt(12.0) * (ranks - 0.5)
+        numbers = ops.expand_dims(ops.cast(inputs, "float32"), -1)
+        lower, upper = self.knots[:, :-1], self.knots[:, 1:]
+        passed = ops.clip((numbers - lower) / ops.maximum(upper - lower, 1e-30), 0.0, 1.0)
+        rises = self.heights[:, 1:] - self.heights[:, :-1]
+        return self.heights[:, 0] + ops.sum(rises * passed, axis=-1)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape

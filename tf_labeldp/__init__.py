@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tf_labeldp import (
         accounting,
         audit,
+        boosting,
         cli,
         data,
         dossier,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         vault,
     )
     from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, PrivacyGuarantee
+    from tf_labeldp.boosting import PrivateBoosting
     from tf_labeldp.dossier import report
     from tf_labeldp.front_door import (
         PrivateClassifier,
@@ -97,6 +99,7 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "features": (),
     "heads": ("PrivateLogisticRegression", "PrivateRidge"),
     "data": (),
+    "boosting": ("PrivateBoosting",),
     "gradients": (),
     "training": (
         "AltConv",

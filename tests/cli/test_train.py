@@ -60,6 +60,19 @@ def test_a_table_with_names_of_classes(csv, capsys):
     assert np.mean(np.array(["no", "yes"])[predicted] == ILL) > 0.85
 
 
+def test_a_rare_class_and_its_metric(csv, capsys):
+    header, *rows = csv.read_text().splitlines()
+    rows = [row.replace(",yes,", ",no,") for row in rows]
+    rows = [row.replace(",no,", ",yes,") if AGE[i] > 88.0 else row for i, row in enumerate(rows)]
+    csv.write_text("\n".join([header, *rows]) + "\n")
+    options = ("--evaluate", "8", "--metric", "average_precision")
+    assert command(csv, *NAMES, *options, epsilon="8") == 0
+    printed = capsys.readouterr().out
+    assert "held out: average_precision" in printed and "a share of" not in printed
+    assert command(csv, *NAMES, epsilon="8", output="again") == 0
+    assert 'Use evaluation_metric="average_precision"' in capsys.readouterr().out
+
+
 def test_a_column_of_any_name_costs_nothing_in_vain(csv, capsys):
     header, rows = csv.read_text().split("\n", 1)
     csv.write_text(header.replace("age", "price/unit").replace("job", "what he does") + "\n" + rows)
@@ -83,6 +96,36 @@ def test_numbers_of_a_parquet_table(csv, capsys):
     features = {"age": AGE.reshape(-1, 1), "job": tf.constant(JOB.reshape(-1, 1))}
     off = model.predict(features, verbose=0)[:, 0] - AGE / 3
     assert np.mean(off**2) < 0.3 * np.var(AGE / 3)
+
+
+def test_columns_of_a_parquet_table_that_are_no_numbers(csv, capsys):
+    """Missing texts, pandas' categories, flags, and more categories than are encoded apart."""
+    places = np.char.add("p", np.r_[np.arange(1100), RNG.integers(0, 1100, N - 1100)].astype(str))
+    columns = {
+        "age": AGE,
+        "job": pa.array(np.where(np.arange(N) % 3, JOB, None)),
+        "level": pa.array(JOB).dictionary_encode(),
+        "flag": AGE > 50,
+        "place": places,
+        "ill": ILL,
+    }
+    path = csv.parent / "data.parquet"
+    parquet.write_table(pa.table(columns), path)
+    assert command(path, *NAMES[:5]) == 0
+    assert "Column 'place' has 1,100 categories, which are hashed" in capsys.readouterr().out
+    model = keras.models.load_model(csv.parent / "out" / "model.keras")
+    batch = {
+        "age": AGE,
+        "job": np.where(np.arange(N) % 3, JOB, "None"),
+        **{"level": JOB, "flag": AGE > 50, "place": places},
+    }
+    batch = {name: tf.constant(values.reshape(-1, 1)) for name, values in batch.items()}
+    predicted = model.predict(batch, verbose=0).argmax(axis=1)
+    assert np.mean(np.array(["no", "yes"])[predicted] == ILL) > 0.85
+    days = pa.array(np.arange(N).astype("datetime64[D]"))
+    parquet.write_table(pa.table({**columns, "day": days}), path)
+    assert command(path, *NAMES[:5], output="other") == 2
+    assert "the column day has type date32" in capsys.readouterr().err
 
 
 def test_a_folder_of_images(tmp_path, capsys):
@@ -147,6 +190,15 @@ def test_bad_input_is_one_line_and_writes_nothing(csv, capsys):
         (
             ("--label", "days", "--low", "-1", "--high", "9", "--loss", "poisson"),
             "--loss poisson needs labels of zero or more",
+        ),
+        ((*NAMES, "--metric", "auc"), "--metric auc needs --evaluate EPSILON"),
+        (
+            (*NAMES, "--evaluate", "1", "--metric", "mse"),
+            "is not for these labels; choose from acc",
+        ),
+        (
+            (*NAMES[:5], "x", "--evaluate", "1", "--metric", "average_precision"),
+            "--metric average_precision is for two classes, got 3",
         ),
         ((*NAMES, "--delta", "0", "--store", "store"), "--delta must be between 0 and 1, got 0"),
     ):

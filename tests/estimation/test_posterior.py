@@ -11,7 +11,7 @@ from scipy import stats
 
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.accounting.gaussian import gaussian_epsilon
-from tf_labeldp.estimation import posterior
+from tf_labeldp.estimation import likelihoods, posterior
 from tf_labeldp.mechanisms import (
     ALIBI,
     ClassificationMechanism,
@@ -268,6 +268,22 @@ def test_post_processing_charges_nothing():
     np.testing.assert_array_equal(posterior(LAPLACE, noisy), noisy.posterior())
     assert labels.guarantee().epsilon == 1.5
     assert rows.dtype == np.float32
+
+
+@pytest.mark.parametrize("mechanism", [RandomizedResponse(1.0, 4), RRWithPrior(1.0, 4), LAPLACE])
+@pytest.mark.holds("estimation.likelihoods")
+def test_likelihoods_times_the_prior_are_the_posterior(mechanism):
+    labels = PrivateLabels([0, 1, 2, 3], num_classes=4, budget=PrivacyBudget(epsilon=3.0))
+    priors = np.random.default_rng(3).dirichlet(np.ones(4), 4)
+    drawn = priors if isinstance(mechanism, RRWithPrior) else None
+    noisy = labels.randomize(mechanism, priors=drawn)
+    spent = labels.guarantee().epsilon
+    joint = priors * likelihoods(mechanism, noisy.values, priors)
+    expected = posterior(mechanism, noisy.values, priors)
+    np.testing.assert_allclose(joint / joint.sum(axis=1, keepdims=True), expected, rtol=1e-12)
+    assert labels.guarantee().epsilon == spent
+    with pytest.raises(TypeError, match="a mechanism for classes"):
+        likelihoods(RROnBins(1.0, (0.0, 1.0), (0.0, 1.0), (0, 1)), [0.0])
 
 
 PEERS = PeerToPeerRandomizedResponse.for_cluster_size(0.2, 0.5, 3, 0.0)

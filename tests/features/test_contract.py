@@ -11,7 +11,12 @@ from sklearn.base import clone
 
 from tf_labeldp import PrivacyBudget, PrivateLabels, features, guarantee
 from tf_labeldp.accounting import PublicInput, public_input
-from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
+from tf_labeldp.features import (
+    NeighbourSmoothing,
+    PatchDictionary,
+    RandomFourierFeatures,
+    TableCodes,
+)
 from tf_labeldp.features.estimator import FeatureMap
 from tf_labeldp.mechanisms import RandomizedResponse
 
@@ -28,6 +33,8 @@ class Member(NamedTuple):
     make: Any
     inputs: np.ndarray
     uses_seed: bool = True
+    # An argument that may be 3 or 4.
+    argument: str = "seed"
 
 
 MEMBERS = {
@@ -37,6 +44,7 @@ MEMBERS = {
     "NeighbourSmoothing of an encoder": Member(
         lambda **how: NeighbourSmoothing(RandomFourierFeatures(10).fit(ROWS), **how), ROWS, False
     ),
+    "TableCodes": Member(lambda **how: TableCodes(**how), ROWS, False, "most_categories"),
 }
 
 
@@ -52,10 +60,11 @@ def test_every_map_is_in_the_table():
 
 
 def test_configuration_round_trip(member):
-    mapping = member.make(seed=3)
+    mapping = member.make(**{member.argument: 3})
     again = clone(mapping)
     assert type(again) is type(mapping) and again.get_params() == mapping.get_params()
-    assert again.set_params(seed=4) is again and (again.seed, mapping.seed) == (4, 3)
+    assert again.set_params(**{member.argument: 4}) is again
+    assert [each.get_params()[member.argument] for each in (again, mapping)] == [4, 3]
     assert mapping.__sklearn_tags__().transformer_tags is not None
     for unfitted in (lambda: mapping.transform(member.inputs), mapping.to_keras):
         with pytest.raises(ValueError, match="not fitted"):
@@ -63,7 +72,10 @@ def test_configuration_round_trip(member):
 
 
 @pytest.mark.holds(
-    "features.NeighbourSmoothing", "features.PatchDictionary", "features.RandomFourierFeatures"
+    "features.NeighbourSmoothing",
+    "features.PatchDictionary",
+    "features.RandomFourierFeatures",
+    "features.TableCodes",
 )
 def test_no_method_reads_labels_and_the_seed_repeats(member):
     """An ``object()`` has nothing to read; scikit-learn's pipelines pass labels by place."""

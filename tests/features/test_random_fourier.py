@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 
 from tf_labeldp.features import RandomFourierFeatures
@@ -183,11 +185,58 @@ def test_bad_input_of_fit():
         ({"categorical": ["gain"]}, some_table(), "column 'gain' must be integers or text"),
         ({}, {"a": np.zeros(3), "b": np.zeros(2)}, r"shape \(n,\)"),
         ({}, {"a": np.array([1.0, np.inf])}, "'a' must be finite, but 1 of 2"),
-        ({}, {"a": np.array([np.nan, np.nan])}, "'a' needs a number"),
-        ({}, {"a": np.arange(10_001).astype(str)}, "got 10001 in column 'a'.*hash_buckets"),
+        ({}, {"a": np.array([np.nan, np.nan])}, "'a' needs an entry, got missing.*Leave it"),
+        (
+            {"hash_buckets": None},
+            {"a": np.arange(10_001).astype(str)},
+            "got 10001 in column 'a'.*hash_buckets",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             RandomFourierFeatures(**arguments).fit(table)
+
+
+def test_many_categories_are_hashed_by_default_and_long_texts_take_their_own_memory():
+    """As an array of fixed width, the texts would take 20 GB."""
+    texts = np.array([f"text {i}" for i in range(5000)], dtype=object)
+    texts[7] = "x" * 10**6
+    table = {"free": texts, "few": (np.arange(5000) % 1024).astype(str)}
+    model = RandomFourierFeatures(8).fit(table)
+    assert model.hashed_ == {"free": 5000}
+    assert [column.width for column in model.columns_] == [1024, 1025]
+    rows = {name: values[:2000] for name, values in table.items()}
+    made = model.transform(rows)[:, 8:1032]
+    assert np.all((made > 0).sum(axis=1) == 1)
+    # Two of m texts share a bucket with chance 1 / 1024; a bucket is used by 1 - e^(-m / 1024).
+    used = np.count_nonzero(made.sum(axis=0)) / 1024
+    assert used == pytest.approx(1 - math.exp(-2000 / 1024), abs=0.05)
+
+
+def test_columns_of_objects_are_numbers_or_texts():
+    entries = {
+        "numbers": [1, 2.5, None, np.float32(3)],
+        "decimals": [Decimal(1), Decimal("0.5"), float("nan"), 2],
+        "pandas": pd.array([1, None, 3, 4], dtype="Int64"),
+        "texts": ["a", None, "b", float("nan")],
+        "mixed": ["7", 7, None, 1.5],
+        "flags": [True, False, None, True],
+    }
+    table = {name: np.array(list(column), dtype=object) for name, column in entries.items()}
+    model = RandomFourierFeatures(8).fit(table)
+    widths = {column.name: column.width for column in model.columns_}
+    assert widths == {
+        **dict.fromkeys(("numbers", "decimals", "pandas"), 2),
+        **{"texts": 5, "mixed": 4, "flags": 4},
+    }
+    same = {**table, "mixed": np.array([7, "7", None, 1.5], dtype=object)}
+    np.testing.assert_array_equal(model.transform(table), model.transform(same))
+    words = {"word": np.array(["größe", "b"], dtype=object)}
+    spelt = {"word": np.array(["größe".encode(), b"b"], dtype=object)}  # as a data set gives them
+    by_word = RandomFourierFeatures(8).fit(words)
+    np.testing.assert_array_equal(by_word.transform(words), by_word.transform(spelt))
+    dates = {"day": np.array([pd.Timestamp("2024-01-01")] * 3, dtype=object)}
+    with pytest.raises(TypeError, match=r"'day' must be numbers or text, got pandas\..*Timestamp"):
+        RandomFourierFeatures(8).fit(dates)
 
 
 def test_missing_numbers_become_the_mean_and_a_column(tmp_path):

@@ -221,6 +221,32 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize("table", [columns, frame, structured])
+def test_a_map_of_this_library_gets_tables_in_blocks(table):
+    sizes = []
+
+    class Map(RandomFourierFeatures):
+        def transform(self, table):
+            sizes.append(len(next(iter(table_columns(table).values()))))
+            return super().transform(table)
+
+    x = RNG.normal(size=(10_000, 4)).astype(np.float32)
+    encoder = Map(20).fit(columns(x))
+    inputs = table(x=x)
+    rows = np.concatenate(list(FeatureRows(inputs, encoder).blocks()))
+    assert max(sizes) == 4096
+    np.testing.assert_allclose(rows, encoder.transform(inputs), atol=1e-6)
+
+
+def test_columns_of_one_name_are_refused_by_name():
+    twice = pd.DataFrame(X, columns=["a", "b", "a", "c"])
+    arrow = pa.table([X[:, 0], X[:, 1]], names=["b", "b"])
+    for table, name in ((twice, "'a'"), (arrow, "'b'")):
+        for read in (table_columns, FeatureRows):
+            with pytest.raises(ValueError, match=f"got {name} more than once. Rename or drop"):
+                read(table)
+
+
 def test_bad_input():
     for inputs, settings, error, message in BAD.values():
         with pytest.raises(error, match=message):

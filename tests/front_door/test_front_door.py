@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import decimal
 import importlib
 import json
 import pickle
@@ -188,7 +191,9 @@ def test_no_choice_depends_on_labels():
     first, second = (
         classifier().fit(ROWS, labels) for labels in (CLASSES, np.zeros(N, dtype=np.int64))
     )
-    assert first.choice_ == second.choice_
+    # A remark on a rare class is made of the release alone, after it.
+    choices = [dataclasses.replace(each.choice_, remarks=()) for each in (first, second)]
+    assert choices[0] == choices[1]
     assert type(first.head_) is type(second.head_)
     np.testing.assert_array_equal(
         first.head_.encoder.transform(ROWS), second.head_.encoder.transform(ROWS)
@@ -381,3 +386,141 @@ def test_an_evaluation_that_does_not_fit_the_budget_is_refused_before_the_fit():
     with pytest.raises(ldp.BudgetExceededError):
         ldp.PrivateClassifier(1.0, budget_for_evaluation=2.0).fit(ROWS, labels)
     assert not labels.history()
+
+
+def test_an_evaluation_has_the_metric_that_was_asked_for():
+    rare = (ROWS[:, 0] > 1.5).astype(int)
+    for metric in ("auc", "average_precision", "f1"):
+        model = classifier(num_classes=2, budget_for_evaluation=2.0, evaluation_metric=metric)
+        found = model.fit(ROWS, rare).evaluation_
+        assert found.metric == metric and found.guarantee().epsilon == 2.0
+        assert not any("rare" in remark for remark in model.choice_.remarks)
+    numbers = ROWS[:, 0].clip(-2, 2)
+    options = {"low": -2, "high": 2, "insecure_seed": 0, "budget_for_evaluation": 3.0}
+    regressor = ldp.PrivateRegressor(3.0, evaluation_metric="mae", **options).fit(ROWS, numbers)
+    assert regressor.evaluation_.metric == "mae"
+
+
+def test_a_metric_that_cannot_be_released_costs_nothing():
+    labels = ldp.PrivateLabels(CLASSES, 3, budget=ldp.PrivacyBudget(1.0, 1e-5))
+    numbers = ldp.PrivateLabels(ROWS[:, 0], low=-9, high=9, budget=ldp.PrivacyBudget(1.0, 1e-5))
+    for door, vault, metric, price, message in (
+        (ldp.PrivateClassifier, labels, "auc", None, "expected budget_for_evaluation with eval"),
+        (ldp.PrivateClassifier, labels, "average_precision", 0.5, "two classes"),
+        (ldp.PrivateClassifier, labels, "mse", 0.5, "metric must be one of accuracy"),
+        (ldp.PrivateRegressor, numbers, "mean", 0.5, "metric must be one of mse, mae, got"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            door(1.0, budget_for_evaluation=price, evaluation_metric=metric).fit(ROWS, vault)
+        assert not vault.history()
+
+
+def test_a_class_that_is_rare_by_the_release_is_named():
+    labels = np.where(ROWS[:, 0] > 1.9, "yes", "no")
+    door = {"num_classes": None, "classes": ["no", "yes"]}
+    share = float(np.mean(labels == "yes"))
+    model = classifier(8.0, **door).fit(ROWS, labels)
+    (remark,) = [text for text in model.choice_.remarks if "share" in text]
+    assert 'class "yes"' in remark and "average_precision" in remark
+    assert abs(float(remark.split("share of ")[1].split(" %")[0]) / 100 - share) < 0.02
+    common = classifier(8.0, **door).fit(ROWS, np.where(ROWS[:, 0] > 0.5, "yes", "no"))
+    assert not [text for text in common.choice_.remarks if "share" in text]
+
+
+def test_a_column_of_many_categories_is_hashed_and_named():
+    rng = np.random.default_rng(3)
+    city = rng.integers(0, 1100, N)
+    table = {"city": np.char.add("c", np.r_[np.arange(1100), city[1100:]].astype(str)), "x": ROWS}
+    table["x"] = ROWS[:, 0]
+    model = classifier(num_classes=2).fit(table, (ROWS[:, 0] > 0).astype(int))
+    (remark,) = [text for text in model.choice_.remarks if "hashed" in text]
+    assert remark.startswith("Column 'city' has 1,100 categories")
+    assert f"into {model.head_.encoder.hash_buckets:,} buckets" in remark
+    batch = {name: tf.constant(values[:9, np.newaxis]) for name, values in table.items()}
+    rows = {name: values[:9] for name, values in table.items()}
+    np.testing.assert_allclose(model.to_keras()(batch), model.predict_proba(rows), atol=1e-4)
+
+
+LABELS = (ROWS[:, 0] > 0).astype(int)
+BAD_TABLES = {
+    "dates": (
+        {"day": np.arange(N).astype("datetime64[D]")},
+        TypeError,
+        "got dtype datetime64.*days",
+    ),
+    "dates as objects": (
+        {"day": np.array([datetime.date(2024, 1, 1)] * N, dtype=object)},
+        TypeError,
+        r"must be numbers or text, got datetime\.date\. Convert it",
+    ),
+    "all missing": ({"x": ROWS[:, 0], "none": np.full(N, np.nan)}, ValueError, "Leave it out"),
+    "all None": (
+        {"x": ROWS[:, 0], "none": np.full(N, None)},
+        ValueError,
+        "'none' needs an entry, got missing ones alone. Leave it out",
+    ),
+    "names twice": (
+        pd.DataFrame(ROWS[:, :3], columns=["age", "job", "age"]),
+        ValueError,
+        "expected columns with different names, got 'age' more than once. Rename or drop",
+    ),
+    "one value alone": ({"x": np.ones(N)}, ValueError, "rows of features that differ"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TABLES)
+def test_bad_tables_cost_nothing(name):
+    table, kind, message = BAD_TABLES[name]
+    labels = ldp.PrivateLabels(LABELS, 2, budget=ldp.PrivacyBudget(1.0, 1e-5))
+    with pytest.raises(kind, match=message):
+        ldp.PrivateClassifier(1.0).fit(table, labels)
+    assert not labels.history()
+
+
+def test_tables_without_rows_have_no_labels():
+    for features in ({"x": np.zeros(0)}, np.zeros((0, 3))):
+        with pytest.raises(ValueError, match="expected at least one label, got none"):
+            classifier().fit(features, [])
+
+
+def test_columns_of_odd_kinds():
+    """Each beside a column that explains the labels; the exported model gives the same."""
+    words = np.where(LABELS == 1, "high", "low")
+    mixed = np.array([["high", 7, None][i % 3] for i in range(N)], dtype=object)
+    holes = np.where(np.arange(N) % 5, ROWS[:, 0], None)
+    table = pd.DataFrame(
+        {
+            "flag": ROWS[:, 0] > 0,
+            "constant": np.ones(N),
+            "word": "same",
+            "level": pd.Categorical(words, ["low", "middle", "high"], ordered=True),
+            "mixed": mixed,
+            "holes": holes,
+            "whole": pd.array(np.where(np.arange(N) % 4, np.arange(N) % 9, None), dtype="Int64"),
+            "decimal": [decimal.Decimal(i % 7) / 4 for i in range(N)],
+        }
+    )
+    model = classifier(num_classes=2).fit(table, LABELS)
+    assert model.score(table, LABELS) > 0.97
+    widths = {column.name: column.width for column in model.head_.encoder.columns_}
+    # A category each, and one for unknown ones; numbers, of which some are missing.
+    assert widths == {
+        **{"flag": 3, "constant": 1, "word": 2, "level": 3},
+        **{"mixed": 4, "holes": 2, "whole": 2, "decimal": 1},
+    }
+    batch = {name: table[name].iloc[:40].to_numpy()[:, np.newaxis] for name in table}
+    texts = ("word", "level", "mixed")
+    batch = {
+        name: tf.constant(
+            values.astype(str)
+            if name in texts
+            else values.astype(int)
+            if name == "flag"
+            else pd.Series(values[:, 0]).astype("Float64").to_numpy(float, na_value=np.nan)[:, None]
+        )
+        for name, values in batch.items()
+    }
+    made = model.to_keras()(
+        {n: tf.cast(v, "float32") if v.dtype == "float64" else v for n, v in batch.items()}
+    )
+    np.testing.assert_allclose(made, model.predict_proba(table.iloc[:40]), atol=1e-4)

@@ -75,15 +75,14 @@ def test_a_neighbour_is_never_a_row_itself():
     np.testing.assert_allclose(features, [[3.0, 4.0]], atol=1e-6)
 
 
-def test_ranks_are_linear_between_quantiles_and_constant_beyond():
-    """A fifth quantile equal to the fourth adds a step; NaN gets the middle."""
-    layer = QuantileRanks(5)
+def test_ranks_are_linear_between_knots_and_constant_beyond():
+    """The last knot is repeated, as for a column with few values."""
+    layer = QuantileRanks(4)
     layer.build((None, 1))
-    layer.set_weights([np.array([[0.0, 1.0, 3.0, 4.0, 4.0]])])
-    numbers = np.array([[-9.0, 0.0, 0.5, 2.0, 4.0, 4.1, 9.0, np.nan]], "float32").T
-    ranks = np.array([0.0, 0.0, 0.125, 0.375, 0.75, 1.0, 1.0, 0.5])
+    layer.set_weights([np.array([[0.0, 1.0, 3.0, 3.0]]), np.array([[-1.5, 0.0, 1.0, 1.0]])])
+    numbers = np.array([[-9.0, 0.0, 0.5, 1.0, 2.0, 3.0, 9.0]], "float32").T
     found = np.asarray(layer(numbers))[:, 0]
-    np.testing.assert_allclose(found, np.sqrt(12.0) * (ranks - 0.5), atol=1e-6)
+    np.testing.assert_allclose(found, [-1.5, -1.5, -0.75, 0.0, 0.5, 1.0, 1.0], atol=1e-6)
 
 
 @pytest.mark.parametrize("linear_weight", [0.0, 0.25])

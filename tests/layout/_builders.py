@@ -19,6 +19,7 @@ import tensorflow as tf
 import tf_labeldp as ldp
 from tf_labeldp import accounting, data, features, heads, mechanisms, pate, scale
 from tf_labeldp.accounting import PublicInput
+from tf_labeldp.boosting import PrivateBoosting
 from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.self_supervised import SCAN, SimCLR
 from tf_labeldp.semi_supervised import DivideMix, FixMatch
@@ -205,6 +206,7 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "features.RandomFourierFeatures": lambda put: features.RandomFourierFeatures(8).fit(
         put("table", X)
     ),
+    "features.TableCodes": lambda put: features.TableCodes().fit(put("table", X)),
     "features.denoise_labels": lambda put: features.denoise_labels(
         put("noisy_labels", Y), put("clusters", GROUPS), K
     ),
@@ -348,6 +350,15 @@ def _(put):
     else:
         head = heads.NoiseCluster(2, 1.0, encoder=put("encoder", dense(3)))
     return head.fit(put("features", X), labels_of())
+
+
+@builds("boosting.PrivateBoosting")
+def _(put):
+    model = PrivateBoosting(
+        library="scikit-learn", max_trees=2, class_weight=put("class_weight", {1: 2.0})
+    )
+    weights = put.only("sample_weight", np.ones(N))
+    return model.fit(put("features", X), labels_of().randomize(RR), **weights)
 
 
 @builds("data.poisson_batches")

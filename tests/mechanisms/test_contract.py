@@ -22,6 +22,7 @@ from tf_labeldp.mechanisms import (
     HistogramMechanism,
     InformativeRR,
     LabelMomentMechanism,
+    LinearBinningMechanism,
     MetricMechanism,
     PeerToPeerRandomizedResponse,
     RandomizedResponse,
@@ -187,6 +188,7 @@ MEMBERS = {
     "MetricMechanism of numbers": Member(
         lambda e: MetricMechanism(e, "mae", **RANGE), LABELS * 1.0, RANGE
     ),
+    "LinearBinningMechanism": Member(lambda e: LinearBinningMechanism(e, 4), LABELS / 8.0),
     "SelectionMechanism": Member(lambda e: SelectionMechanism(e, "accuracy", 4), VOTES),
 }
 

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
 
-from tf_labeldp.mechanisms import MetricMechanism, SelectionMechanism
+from tf_labeldp.mechanisms import (
+    LinearBinningMechanism,
+    MetricMechanism,
+    SelectionMechanism,
+)
 
 RNG = np.random.default_rng(3)
 N, K = 400, 4
@@ -240,3 +244,54 @@ def test_an_epsilon_whose_noise_does_not_fit_the_integers_is_refused(kind):
     for rng in (None, np.random.default_rng(0)):
         with pytest.raises(ValueError, match="leaves the 64-bit integers"):
             kind(1e-300, "accuracy", 2).release([0, 1, 0], np.array(guesses), rng=rng)
+
+
+class TestLinearBinning:
+    def test_mass_is_split_between_cells(self):
+        mechanism = LinearBinningMechanism(1.0, 3)
+        counts = mechanism.exact_steps([0, 2, 2], [2.25, 0.0, 1.0]) / 2**20
+        np.testing.assert_array_equal(counts, [[0, 0, 0.75, 0.25], [0] * 4, [1, 1, 0, 0]])
+        by_class = mechanism.exact_steps([0, 2, 1], np.arange(9.0).reshape(3, 3)) / 2**20
+        np.testing.assert_array_equal(np.argwhere(by_class), [[0, 0], [1, 7], [2, 5]])
+        groups = RNG.integers(0, 5, N)
+        histogram = np.zeros((K, 5))
+        np.add.at(histogram, (LABELS, groups), 1)
+        found = LinearBinningMechanism(1.0, K).exact_steps(LABELS, groups)
+        np.testing.assert_array_equal(found / 2**20, histogram)
+
+    @pytest.mark.holds("mechanisms.LinearBinningMechanism")
+    @pytest.mark.parametrize("num_classes", [2, 4])
+    def test_one_label_moves_all_counts_by_the_sensitivity_and_no_more(self, num_classes):
+        mechanism, most = LinearBinningMechanism(1.0, num_classes), 0
+        for position in (0.0, 1.0, 0.3, 1 / 3, 2.0 - 1e-9, 1.5e-7):
+            places = np.array([position] * num_classes)
+            # A second label fixes the number of cells, as the public positions do.
+            positions = np.stack([places, places[::-1] * 0.7 + 1.0])
+            found = [mechanism.exact_steps([y, 0], positions) for y in range(num_classes)]
+            moved = [np.abs(a - b).sum() for a, b in itertools.combinations(found, 2)]
+            most = max(most, *moved)
+        assert most == mechanism.sensitivity * 2**20 == (1 if num_classes == 2 else 2) * 2**20
+
+    @pytest.mark.holds("mechanisms.LinearBinningMechanism")
+    @pytest.mark.parametrize("num_classes", [2, 4])
+    def test_the_noise_is_laplace_of_scale_sensitivity_over_epsilon(self, num_classes):
+        mechanism = LinearBinningMechanism(0.8, num_classes)
+        labels, positions = LABELS % num_classes, RNG.uniform(0.0, 3.0, N)
+        exact = mechanism.exact_steps(labels, positions) / 2**20
+        runs = (
+            mechanism.release(labels, positions, rng=np.random.default_rng(i)) for i in range(2000)
+        )
+        off = np.array([run - exact for run in runs])
+        error, size = mechanism.noise_stddev, off.size
+        assert error == pytest.approx(math.sqrt(2.0) * mechanism.sensitivity / 0.8, rel=1e-3)
+        assert abs(off.mean()) < 4 * error / math.sqrt(size)
+        assert np.mean(off**2) == pytest.approx(error**2, rel=4 * math.sqrt(5.0 / size))
+        assert mechanism.release(labels, positions).shape == exact.shape
+
+    @pytest.mark.parametrize(
+        "positions",
+        [None, [0.0], [-1.0, 0.0], [math.nan, 0.0], [0.0, 1e6], ["a", "b"], [[1.0]] * 2],
+    )
+    def test_bad_positions(self, positions):
+        with pytest.raises(ValueError, match=r"expected (the )?positions"):
+            LinearBinningMechanism(1.0, 4).release([0, 1], positions)

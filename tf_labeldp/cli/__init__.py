@@ -34,6 +34,17 @@ _MOST_CLASSES = 10**9
 """Draws among more than 2^53 classes would not end."""
 
 _LOSSES = ("squared_error", "absolute_error", "poisson")
+_CLASS_METRICS = (
+    "accuracy",
+    "auc",
+    "average_precision",
+    "f1",
+    "precision",
+    "recall",
+    "log_loss",
+    "brier",
+)
+_NUMBER_METRICS = ("mse", "mae")
 _RR_ON_BINS = "rr_on_bins"
 _BASELINES = ("laplace", "discrete_laplace", "staircase", "discrete_staircase", "exponential")
 _HISTOGRAM = ("prior_epsilon", "max_values", "whole_numbers")
@@ -205,6 +216,20 @@ def _check_train(args: argparse.Namespace) -> None:
     _check_labels(args)
     if (args.images is None) != (args.file is None):
         raise _console.CommandError("--images DIR and --file NAME go together: give both or none")
+    if args.metric is not None and args.evaluate is None:
+        raise _console.CommandError(
+            f"--metric {args.metric} needs --evaluate EPSILON, which pays for it; give both"
+        )
+    allowed = _CLASS_METRICS if args.low is None else _NUMBER_METRICS
+    if args.metric not in (None, *allowed):
+        raise _console.CommandError(
+            f"--metric {args.metric} is not for these labels; choose from {', '.join(allowed)}"
+        )
+    number = args.num_classes or len(args.classes or ())
+    if args.metric == "average_precision" and number != 2:
+        raise _console.CommandError(
+            f"--metric average_precision is for two classes, got {number}; use f1 or auc"
+        )
     # Before there is a store, whose budget would have this delta.
     if args.delta is not None and not 0.0 < args.delta < 1.0:
         raise _console.CommandError(f"--delta must be between 0 and 1, got {args.delta:g}")
@@ -335,6 +360,9 @@ def _add_train(verbs: Any) -> None:
     add("--evaluate", type=_epsilon, metavar="EPSILON",
         help="hold out a tenth of the rows, and release the model's quality on them at this "
         "epsilon; training does not use their labels, so the larger epsilon covers both")
+    add("--metric", choices=(*_CLASS_METRICS, *_NUMBER_METRICS),
+        help="the quality that --evaluate releases; average_precision (of two classes), auc, f1, "
+        "precision and recall suit a rare class (default: accuracy; for numbers mse)")
     add("--output", type=_path, default=pathlib.Path("trained"), metavar="DIR",
         help="new folder for the results (default: trained)")
 

@@ -66,7 +66,8 @@ def _vault(labels: np.ndarray, args: argparse.Namespace, delta: float) -> Privat
 def _estimator(args: argparse.Namespace, delta: float) -> Any:
     from tf_labeldp.front_door import PrivateClassifier, PrivateRegressor
 
-    options = {"budget_for_evaluation": args.evaluate, "key": "train"}
+    evaluation = {"budget_for_evaluation": args.evaluate, "evaluation_metric": args.metric}
+    options = {**evaluation, "key": "train"}
     if args.low is None:
         return PrivateClassifier(args.epsilon, delta, **options)
     return PrivateRegressor(args.epsilon, delta, loss=args.loss or "squared_error", **options)
@@ -119,12 +120,17 @@ def _columns(table: Any, args: argparse.Namespace) -> dict[str, np.ndarray]:
         if name == args.label or name in args.drop:
             continue
         column = _column(table, name, "the column")
+        if types.is_dictionary(column.type):  # as pandas writes its categories
+            column = column.cast(column.type.value_type)
         if types.is_boolean(column.type) or types.is_integer(column.type):
             column = column.cast(pa.float64())
         if types.is_floating(column.type):
             features[name] = column.to_numpy(zero_copy_only=False)
         elif types.is_string(column.type) or types.is_large_string(column.type):
-            features[name] = np.asarray(column.to_pylist(), dtype=object)
+            # All rows of a category share one text.
+            encoded = column.dictionary_encode()
+            words = np.append(encoded.dictionary.to_numpy(zero_copy_only=False), [None])
+            features[name] = words[encoded.indices.fill_null(words.size - 1).to_numpy()]
         else:
             raise CommandError(
                 f"the column {name} has type {column.type}, expected numbers or text; convert it, "

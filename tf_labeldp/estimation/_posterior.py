@@ -71,6 +71,48 @@ def posterior(
     raise TypeError(f"the posterior of labels drawn by {name} is unknown. Use debiased labels.")
 
 
+def likelihoods(
+    mechanism: Public[LabelMechanism], noisy_labels: Public[Any], priors: Public[Any] = None
+) -> np.ndarray:
+    """Returns ``P[noisy label | class]`` up to a factor per label, for losses through the channel.
+
+    Guarantee:
+        Post-processing of noisy labels and of public or released priors: no charge.
+
+    Args:
+        mechanism: a mechanism for classes, or ``ALIBI``, that drew the labels.
+        noisy_labels: its output, (n,), or (n, K) from ``ALIBI``.
+        priors: the priors of the draw, if the mechanism uses priors; see ``posterior``.
+
+    Returns:
+        ``float64`` (n, K), at least zero.
+
+    Raises:
+        TypeError: a mechanism of another kind.
+        ValueError: labels or priors out of range or of a wrong shape.
+
+    Example:
+        >>> from tf_labeldp.mechanisms import RandomizedResponse
+        >>> likelihoods(RandomizedResponse(epsilon=1.0, num_classes=2), [1]).round(3).tolist()
+        [[0.269, 0.731]]
+    """
+    if isinstance(mechanism, ALIBI):
+        return _of_alibi(mechanism, noisy_labels, None)
+    if not isinstance(mechanism, ClassificationMechanism):
+        checked_mechanism(mechanism, LabelMechanism)
+        raise TypeError(
+            f"expected labels drawn by a mechanism for classes, got {type(mechanism).__name__}. "
+            "Use debiased labels."
+        )
+    noisy = _validate.class_indices("noisy_labels", noisy_labels, mechanism.num_classes)
+    rows = rows_of_the_draw(mechanism, priors, noisy.size)
+    found = empty_targets(noisy.size, mechanism.num_classes)
+    for chunk in row_chunks(found.shape):
+        prior = rows.of_labels(chunk) if mechanism.uses_priors else None
+        found[chunk] = mechanism.likelihood(noisy[chunk], prior)
+    return found
+
+
 def rows_of_the_draw(
     mechanism: ClassificationMechanism | ALIBI, priors: Any, size: int
 ) -> PriorRows:

@@ -3,12 +3,14 @@
 from tf_labeldp.features._neighbour_smoothing import NeighbourSmoothing
 from tf_labeldp.features._patch_dictionary import PatchDictionary
 from tf_labeldp.features._random_fourier import RandomFourierFeatures
+from tf_labeldp.features._table_codes import TableCodes
 from tf_labeldp.features.clusters import denoise_labels, find_clusters
 
 __all__ = [
     "NeighbourSmoothing",
     "PatchDictionary",
     "RandomFourierFeatures",
+    "TableCodes",
     "denoise_labels",
     "find_clusters",
 ]

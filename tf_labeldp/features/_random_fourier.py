@@ -11,8 +11,14 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
-from tf_labeldp.features.estimator import FeatureMap, input_names, keras_model, note_release
-from tf_labeldp.features.reader import table_columns
+from tf_labeldp.features.estimator import FeatureMap, columns_model, note_release
+from tf_labeldp.features.reader import (
+    CONVERT,
+    MISSING_TYPES,
+    categorical_columns,
+    columns_of_fit,
+    table_columns,
+)
 
 _Self = TypeVar("_Self", bound="RandomFourierFeatures")
 _PAIRS = 2048
@@ -21,13 +27,16 @@ _BLOCK = 4096
 """Rows mapped at a time."""
 _QUANTILES = 65
 """Quantiles of a numeric column between which its ranks are linear."""
+_RANK_ROWS = 100_000
+"""Rows sampled for the quantiles, whose ranks are then within 0.5 %."""
 _MOST_TOGETHER = 3
 """The most columns of a sparse frequency: effects of more columns together are rare in tables."""
 _RANK_STDDEV, _CATEGORY_STDDEV = 2.0, 3.0
 """Standard deviations of the entries of sparse frequencies, per unit of a rank of variance one and
 per category: 2 was better than 1 on Adult and covertype."""
+_NO_ENTRY = "column {name!r} needs an entry, got missing ones alone. Leave it out."
 _MOST_CATEGORIES = 10_000
-"""The most categories of a column; with more it is an identifier or free text."""
+"""The most categories of a column without hashing; with more it is an identifier or free text."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -36,10 +45,11 @@ class RandomFourierFeatures(FeatureMap):
 
     Numeric columns are standardised; if a column lacks numbers (NaN) in ``fit``, the mean replaces
     them and a second column marks them. Categorical columns are one-hot encoded, with one place for
-    categories that are new after ``fit``, or hashed; a missing text is its own category (``None``
-    is ``"None"``, NaN is ``"nan"``). The features are cosines and sines of random projections of
-    the encoded row, and the encoded row itself scaled to unit norm. Every row of features has unit
-    norm.
+    categories that are new after ``fit``, or hashed if they have many; a missing text is its own
+    category (``None`` is ``"None"``, NaN is ``"nan"``), entries of several types count by their
+    text, and ordered categories lose their order. The features are cosines and sines of random
+    projections of the encoded row, and the encoded row itself scaled to unit norm. Every row of
+    features has unit norm.
 
     Guarantee:
         The map reads no label. Fitting and using it costs no budget if the table is public and the
@@ -55,9 +65,11 @@ class RandomFourierFeatures(FeatureMap):
         bandwidth: the bandwidth in the kernel ``exp(-|x - y|^2 / (2 bandwidth^2))`` on encoded
             rows, or ``"median"`` for the median distance between sampled rows.
         categorical: the categorical columns, by name or by place in a 2-D array; None for all
-            columns that are not numbers, which are all columns of an array of objects.
-        hash_buckets: columns with more categories are hashed into this many buckets; None turns
-            hashing off.
+            columns that are not numbers. A column of objects is numeric if its entries are numbers
+            or missing.
+        hash_buckets: columns with more categories are hashed into this many buckets, and
+            categories that share a bucket count as one; None turns hashing off, with at most 10,000
+            categories.
         linear_weight: in [0, 1), the share of the encoded row in the squared norm; zero leaves it
             out.
         sparse: whether half of the frequencies read one to three columns each, numbers by their
@@ -67,13 +79,14 @@ class RandomFourierFeatures(FeatureMap):
 
     Attributes:
         columns_: the encoding of each column.
+        hashed_: the number of categories of each column that is hashed, by name.
         bandwidth_: the bandwidth.
         n_features_out_: num_features, plus the encoded columns unless linear_weight is zero.
 
     Raises:
-        TypeError: ``fit`` gets no table, or text in a numeric column.
-        ValueError: ``fit`` gets arguments out of range, unknown column names, infinite numbers, or
-            a numeric column of NaN alone.
+        TypeError: ``fit`` gets no table, text in a numeric column, or dates or other objects.
+        ValueError: ``fit`` gets arguments out of range, unknown column names, a name twice,
+            infinite numbers, or a column of missing entries alone.
 
     Example:
         >>> import numpy as np
@@ -86,7 +99,7 @@ class RandomFourierFeatures(FeatureMap):
     num_features: int = 1000
     bandwidth: float | str = "median"
     categorical: Sequence[str | int] | None = None
-    hash_buckets: int | None = None
+    hash_buckets: int | None = 1024
     linear_weight: float = 0.5
     sparse: bool = False
     seed: int | None = 0
@@ -114,6 +127,11 @@ class RandomFourierFeatures(FeatureMap):
                 "'0'. Rename one column."
             )
         self.columns_ = learn_columns(columns, self.categorical, self.hash_buckets)
+        self.hashed_ = {
+            column.name: column.num_categories
+            for column in self.columns_
+            if isinstance(column, CategoricalColumn) and column.buckets
+        }
         self._is_matrix = 0 in columns and all(
             values.dtype.kind in "biuf" for values in columns.values()
         )
@@ -127,7 +145,9 @@ class RandomFourierFeatures(FeatureMap):
         draws = rng.normal(size=(width, self.num_features // 2))
         self._frequencies = (draws / self.bandwidth_).astype(np.float32)
         if self.sparse:
-            self._quantiles = _quantiles(self.columns_, columns)
+            some = rng.choice(size, min(size, _RANK_ROWS), replace=False)
+            numbers = encode(self.columns_, columns, some)[:, self._numeric]
+            self._knots, self._heights = _rank_knots(numbers)
             self._frequencies = self._half_sparse(self._frequencies, rng)
         self.n_features_out_ = self.num_features + (width if self.linear_weight else 0)
         return self
@@ -145,22 +165,14 @@ class RandomFourierFeatures(FeatureMap):
                 column that was complete in ``fit``.
         """
         self._refuse_unfitted("_frequencies", "fit(table)")
-        columns = table_columns(table)
-        missing = [repr(column.name) for column in self.columns_ if column.name not in columns]
-        if missing:
-            raise ValueError(f"the table lacks columns of fit: {', '.join(missing)}. Add them.")
-        if 0 in columns and len(columns) > len(self.columns_):
-            raise ValueError(
-                f"expected {len(self.columns_)} columns, as in fit, got {len(columns)}. Give the "
-                "same columns, or name them: then other columns are ignored."
-            )
+        columns = columns_of_fit(table, [column.name for column in self.columns_])
         size = len(columns[self.columns_[0].name])
         out = np.empty((size, self.n_features_out_), np.float32)
         for start in range(0, size, _BLOCK):
             part = slice(start, start + _BLOCK)
             rows = encode(self.columns_, columns, part)
             if self.sparse:
-                rows = np.concatenate([rows, self._ranks(columns, part)], axis=1)
+                rows = np.concatenate([rows, self._ranks(rows[:, self._numeric])], axis=1)
             out[part] = self._features(rows)
         return out
 
@@ -183,50 +195,20 @@ class RandomFourierFeatures(FeatureMap):
 
         from tf_labeldp.keras_layers._fixed_features import FourierFeatures, QuantileRanks
 
-        encoded: Any
-        if self._is_matrix:
-            encoded = keras.Input((len(self.columns_),), name="table")
-            raw = [
-                keras.ops.cast(encoded[:, place : place + 1], column.input_dtype)
-                for place, column in enumerate(self.columns_)
-            ]
-        else:
-            encoded = [keras.Input((1,), dtype=column.input_dtype) for column in self.columns_]
-            raw = encoded
-        parts = [
-            keras.ops.cast(column.layers(part), "float32")
-            for column, part in zip(self.columns_, raw, strict=True)
-        ]
-        if self.sparse and len(self._quantiles):
-            numbers = [
-                keras.ops.cast(part, "float32")
-                for column, part in zip(self.columns_, raw, strict=True)
-                if isinstance(column, NumericColumn)
-            ]
-            ranks = QuantileRanks(_QUANTILES, name="ranks")
-            parts.append(ranks(keras.ops.concatenate(numbers, axis=-1)))
-            ranks.set_weights([self._quantiles])
-        rows = parts[0] if len(parts) == 1 else keras.layers.Concatenate(dtype="float32")(parts)
-        layer = FourierFeatures(
-            self.num_features,
-            self.linear_weight,
-            self._width if self.sparse else None,
-            name="fourier",
-        )
-        outputs = layer(rows)
-        layer.set_weights([self._frequencies])
-        note_release(layer, getattr(self, "receipts_", ()))
-        if self._is_matrix:
-            return keras.Model(encoded, outputs, name="random_fourier_features")
-        # The inputs have the names of the columns, and no other layer may share these.
-        features = keras.Model(encoded, outputs, name="encoded_columns")
-        names_in_order = [str(column.name) for column in self.columns_]
-        names = input_names(names_in_order)
-        inputs = {
-            name: keras.Input((1,), dtype=column.input_dtype, name=names[name])
-            for name, column in zip(names_in_order, self.columns_, strict=True)
-        }
-        return keras_model(inputs, features([*inputs.values()]), "random_fourier_features")
+        layer = FourierFeatures(self.num_features, self.linear_weight, self._width, name="fourier")
+
+        def features(rows: Any) -> Any:
+            if self.sparse and self._numeric.size:
+                ranks = QuantileRanks(_QUANTILES, name="ranks")
+                numbers = keras.ops.take(rows, self._numeric.tolist(), axis=1)
+                rows = keras.ops.concatenate([rows, ranks(numbers)], axis=1)
+                ranks.set_weights([self._knots, self._heights])
+            outputs = layer(rows)
+            layer.set_weights([self._frequencies])
+            note_release(layer, getattr(self, "receipts_", ()))
+            return outputs
+
+        return columns_model(self.columns_, self._is_matrix, features, "random_fourier_features")
 
     def _features(self, rows: np.ndarray) -> np.ndarray:
         """Returns the features of encoded rows; the layer ``FourierFeatures`` computes the same."""
@@ -240,13 +222,21 @@ class RandomFourierFeatures(FeatureMap):
         return np.concatenate(parts, axis=1)
 
     @property
+    def _numeric(self) -> np.ndarray:
+        """The places of numbers among the encoded columns."""
+        widths = [column.width for column in self.columns_]
+        starts = np.cumsum([0, *widths[:-1]])
+        is_numeric = [isinstance(column, NumericColumn) for column in self.columns_]
+        return starts[is_numeric]
+
+    @property
     def _width(self) -> int:
         """The number of encoded columns, which ranks follow."""
         return sum(column.width for column in self.columns_)
 
     def _half_sparse(self, dense: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Returns frequencies (columns and ranks, F), the first half of them dense."""
-        frequencies = np.zeros((self._width + len(self._quantiles), dense.shape[1]), np.float32)
+        frequencies = np.zeros((self._width + self._numeric.size, dense.shape[1]), np.float32)
         half = dense.shape[1] // 2
         frequencies[: self._width, :half] = dense[:, :half]
         places, start, rank = [], 0, self._width
@@ -264,16 +254,13 @@ class RandomFourierFeatures(FeatureMap):
                 frequencies[place, frequency] = stddev * rng.normal(size=place.size)
         return frequencies
 
-    def _ranks(self, table: Mapping[Any, np.ndarray], rows: slice) -> np.ndarray:
+    def _ranks(self, numbers: np.ndarray) -> np.ndarray:
         """Returns the ranks of numbers (m, c); the layer ``QuantileRanks`` computes the same."""
-        names = [column.name for column in self.columns_ if isinstance(column, NumericColumn)]
-        ranks = np.empty((len(table[self.columns_[0].name][rows]), len(names)), np.float32)
-        for place, (name, quantiles) in enumerate(zip(names, self._quantiles, strict=True)):
-            numbers = _numbers(name, table[name][rows]).astype(np.float32)[:, np.newaxis]
-            widths = np.maximum(np.diff(quantiles), np.float32(1e-30))
-            passed = np.clip((numbers - quantiles[:-1]) / widths, 0.0, 1.0).mean(axis=1)
-            ranks[:, place] = np.where(np.isnan(passed), 0.5, passed)
-        return np.float32(math.sqrt(12.0)) * (ranks - np.float32(0.5))
+        ranks = [
+            np.interp(column, knots, heights)
+            for column, knots, heights in zip(numbers.T, self._knots, self._heights, strict=True)
+        ]
+        return np.array(ranks, np.float32).reshape(len(ranks), len(numbers)).T
 
     def _check_arguments(self) -> None:
         if _validate.integer_at_least("num_features", self.num_features, 2) % 2:
@@ -293,15 +280,24 @@ class RandomFourierFeatures(FeatureMap):
         _validate.number_in("linear_weight", self.linear_weight, "[0, 1)")
 
 
-def _quantiles(columns: tuple[Column, ...], table: Mapping[Any, np.ndarray]) -> np.ndarray:
-    """Returns the quantiles of each numeric column, ``float32`` (c, q)."""
+def _rank_knots(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns distinct quantiles of each column and their ranks, ``float32`` (c, q).
+
+    Ranks have mean 0 and variance 1 if the numbers differ. Fewer than q quantiles are padded.
+    """
     levels = np.linspace(0.0, 1.0, _QUANTILES)
-    found = [
-        np.nanquantile(_numbers(column.name, table[column.name]).astype(np.float32), levels)
-        for column in columns
-        if isinstance(column, NumericColumn)
-    ]
-    return np.array(found, np.float32).reshape(len(found), _QUANTILES)
+    knots = np.zeros((numbers.shape[1], _QUANTILES), np.float32)
+    heights = np.zeros_like(knots)
+    for place, column in enumerate(numbers.T):
+        values, index = np.unique(
+            np.quantile(column, levels).astype(np.float32), return_inverse=True
+        )
+        # Equal quantiles get the mean of their levels.
+        ranks = np.bincount(index, levels) / np.bincount(index)
+        padding = (0, _QUANTILES - values.size)
+        knots[place] = np.pad(values, padding, "edge")
+        heights[place] = np.pad(math.sqrt(12.0) * (ranks - 0.5), padding, "edge")
+    return knots, heights
 
 
 def _median_distance(rows: np.ndarray) -> float:
@@ -331,26 +327,26 @@ class NumericColumn:
 
     @classmethod
     def learn(cls, name: str | int, values: np.ndarray) -> NumericColumn:
-        all_numbers = _numbers(name, values)
-        numbers = all_numbers[~np.isnan(all_numbers)]
-        if not numbers.size:
-            raise ValueError(f"column {name!r} needs a number, got NaN alone. Leave it out.")
-        stddev = float(numbers.std())
+        all_numbers = as_numbers(name, values)
+        present = all_numbers[~np.isnan(all_numbers)]
+        if not present.size:
+            raise ValueError(_NO_ENTRY.format(name=name))
+        stddev = float(present.std())
         # Rounding gives a constant column a tiny deviation, which must not become a divisor.
-        constant = stddev <= 1e-12 * float(np.abs(numbers).max(initial=0.0))
-        has_missing = numbers.size < all_numbers.size
-        return cls(name, float(numbers.mean()), 1.0 if constant else stddev, has_missing)
+        constant = stddev <= 1e-12 * float(np.abs(present).max(initial=0.0))
+        has_missing = present.size < all_numbers.size
+        return cls(name, float(present.mean()), 1.0 if constant else stddev, has_missing)
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
         """Fills ``out`` (n, width)."""
-        numbers = _numbers(self.name, values)
-        missing = np.isnan(numbers)
+        found = as_numbers(self.name, values)
+        missing = np.isnan(found)
         if not self.has_missing and np.any(missing):
             raise ValueError(
                 f"column {self.name!r} was complete in fit, and now lacks {int(missing.sum())} of "
-                f"{numbers.size} numbers (NaN). Fill them in, or fit on rows that lack some."
+                f"{found.size} numbers (NaN). Fill them in, or fit on rows that lack some."
             )
-        out[:, 0] = np.where(missing, 0.0, (numbers - self.mean) / self.stddev)
+        out[:, 0] = np.where(missing, 0.0, (found - self.mean) / self.stddev)
         if self.has_missing:
             out[:, 1] = missing
 
@@ -372,20 +368,25 @@ class CategoricalColumn:
     """A column of categories: hashed, or one-hot with a place for unknown categories."""
 
     name: str | int
-    vocabulary: np.ndarray  # sorted; int64 or str
+    vocabulary: np.ndarray  # sorted; int64 or str; empty if hashed
     buckets: int | None
+    num_categories: int
 
     @classmethod
     def learn(cls, name: str | int, values: np.ndarray, buckets: int | None) -> CategoricalColumn:
-        vocabulary = np.unique(_categories(name, values))
-        hashed = buckets is not None and len(vocabulary) > buckets
-        if not hashed and len(vocabulary) > _MOST_CATEGORIES:
+        if {kind.__name__ for kind in map(type, values.tolist())} <= MISSING_TYPES:
+            raise ValueError(_NO_ENTRY.format(name=name))
+        words = set(_words(name, values))
+        kind: Any = np.int64 if all(isinstance(word, int) for word in words) else str
+        if buckets is not None and len(words) > buckets:
+            return cls(name, np.zeros(0, kind), buckets, len(words))
+        if len(words) > _MOST_CATEGORIES:
             raise ValueError(
                 f"expected at most {_MOST_CATEGORIES} categories for a one-hot encoding, got "
-                f"{len(vocabulary)} in column {name!r}. Set hash_buckets, leave the column out, "
-                "or give it as numbers."
+                f"{len(words)} in column {name!r}. Set hash_buckets, leave the column out, or give "
+                "it as numbers."
             )
-        return cls(name, vocabulary, buckets if hashed else None)
+        return cls(name, np.array(sorted(words), kind), None, len(words))
 
     @property
     def width(self) -> int:
@@ -397,23 +398,22 @@ class CategoricalColumn:
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
         """Fills ``out`` (n, width)."""
-        values = _categories(self.name, values)
-        if values.dtype.kind != self.vocabulary.dtype.kind:
+        words = _words(self.name, values)
+        is_text = self.vocabulary.dtype.kind != "i"
+        if words and isinstance(words[0], str) != is_text:
             raise TypeError(
                 f"column {self.name!r} needs categories of dtype {self.vocabulary.dtype}, as in "
                 f"fit, got {values.dtype}. Read both in the same way."
             )
         if self.buckets is not None:
-            distinct, place = np.unique(values, return_inverse=True)
-            words = distinct if distinct.dtype.kind == "i" else distinct.astype(object)
-            codes = np.asarray(self._hashing("int")(words)).ravel()[place.ravel()]
-        else:
-            codes = np.searchsorted(self.vocabulary, values)
-            found = codes < len(self.vocabulary)
-            found[found] = self.vocabulary[codes[found]] == values[found]
-            codes = np.where(found, codes + 1, 0)  # Keras's lookups reserve 0 for unknown values
+            distinct = list(set(words))
+            inputs = np.array(distinct, dtype=object if is_text else np.int64)
+            places = np.asarray(self._hashing("int")(inputs)).ravel().tolist()
+            codes = dict(zip(distinct, places, strict=True))
+        else:  # Keras's lookups reserve 0 for unknown values.
+            codes = {word: code for code, word in enumerate(self.vocabulary.tolist(), 1)}
         out[:] = 0.0
-        out[np.arange(len(out)), codes] = 1.0
+        out[np.arange(len(out)), [codes.get(word, 0) for word in words]] = 1.0
 
     def layers(self, inputs: Any) -> Any:
         import keras
@@ -442,16 +442,7 @@ def learn_columns(
     categorical: Iterable[str | int] | None,
     hash_buckets: int | None,
 ) -> tuple[Column, ...]:
-    if categorical is None:
-        chosen = {name for name, values in table.items() if values.dtype.kind not in "iuf"}
-    else:
-        chosen = set(categorical)
-        unknown = sorted(map(repr, chosen - set(table)))
-        if unknown:
-            raise ValueError(
-                f"categorical names columns that the table lacks: {', '.join(unknown)}. Choose "
-                f"from {', '.join(map(repr, table))}."
-            )
+    chosen = categorical_columns(table, categorical, numeric_kinds="iuf")
     return tuple(
         CategoricalColumn.learn(name, values, hash_buckets)
         if name in chosen
@@ -473,8 +464,11 @@ def encode(
     return out
 
 
-def _numbers(name: str | int, values: np.ndarray) -> np.ndarray:
+def as_numbers(name: str | int, values: np.ndarray) -> np.ndarray:
     if values.dtype.kind not in "biuf":
+        if values.dtype.kind == "O":
+            is_missing = [type(entry).__name__ in MISSING_TYPES for entry in values.tolist()]
+            values = np.where(is_missing, np.nan, values)
         try:
             values = values.astype(np.float64)
         except (TypeError, ValueError):
@@ -482,17 +476,17 @@ def _numbers(name: str | int, values: np.ndarray) -> np.ndarray:
                 f"column {name!r} must be numbers, got dtype {values.dtype}. List it in "
                 "categorical=, or convert it."
             ) from None
-    numbers = values.astype(np.float64)
-    bad = int(np.count_nonzero(np.isinf(numbers)))
+    found = values.astype(np.float64)
+    bad = int(np.count_nonzero(np.isinf(found)))
     if bad:
         raise ValueError(
-            f"column {name!r} must be finite, but {bad} of {numbers.size} entries are infinite. "
+            f"column {name!r} must be finite, but {bad} of {found.size} entries are infinite. "
             "Make them numbers, or NaN where they are missing."
         )
-    return numbers
+    return found
 
 
-def _categories(name: str | int, values: np.ndarray) -> np.ndarray:
+def as_categories(name: str | int, values: np.ndarray) -> np.ndarray:
     if values.dtype.kind in "biu":
         return values.astype(np.int64)
     if values.dtype.kind == "f":
@@ -505,7 +499,15 @@ def _categories(name: str | int, values: np.ndarray) -> np.ndarray:
         return whole
     if values.dtype.kind not in "OUS":
         raise TypeError(
-            f"column {name!r} must be numbers or text, got dtype {values.dtype}. Convert it, for "
-            "example dates to days since a fixed date."
+            f"column {name!r} must be numbers or text, got dtype {values.dtype}. {CONVERT}"
         )
     return values.astype(str)
+
+
+def _words(name: str | int, values: np.ndarray) -> list[Any]:
+    """Returns categories as whole numbers or texts."""
+    if values.dtype.kind == "O":
+        # An array of fixed width would take the memory of the longest text for each. TensorFlow
+        # gives texts as bytes.
+        return [v.decode() if isinstance(v, bytes) else str(v) for v in values.tolist()]
+    return as_categories(name, values).tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from sklearn.base import BaseEstimator, TransformerMixin
@@ -16,11 +17,13 @@ from tf_labeldp.vault.model_history import counted_weights
 _Self = TypeVar("_Self", bound="Estimator")
 _INPUT_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")
 """Input names with which a Keras model saves, loads and exports for serving."""
+MISSING_INTEGER = -(2**63)
+"""The smallest int64 stands for a missing whole number."""
 _LAYER_NAMES = frozenset(
     """
     above_low clip encoded_columns head label_range neighbour_smoothing neighbours
-    principal_components public_center_and_scale random_fourier_features spread unit_rows
-    unit_spread_rows
+    principal_components public_center_and_scale random_fourier_features spread table_codes
+    tree_ensemble unit_rows unit_spread_rows
     """.split()
 )
 """Layer names that no input may have: Keras needs unique names within a model."""
@@ -122,6 +125,50 @@ def keras_model(inputs: Any, outputs: Any, name: str) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "When providing `inputs` as a dict", UserWarning)
         return keras.Model(inputs, outputs, name=name)
+
+
+def columns_model(columns: Sequence[Any], is_matrix: bool, features: Any, name: str) -> Any:
+    """Returns a Keras model from raw columns, (n, 1) each by name or a matrix (n, p), to features.
+
+    A column has ``name`` and ``input_dtype``, and its ``layers`` encode it; ``features`` maps the
+    encoded columns side by side to the outputs.
+    """
+    import keras
+
+    encoded: Any
+    if is_matrix:
+        encoded = keras.Input((len(columns),), name="table")
+        raw = [encoded[:, place : place + 1] for place in range(len(columns))]
+        raw = [
+            _as_dtype(part, column.input_dtype) for part, column in zip(raw, columns, strict=True)
+        ]
+    else:
+        encoded = raw = [keras.Input((1,), dtype=column.input_dtype) for column in columns]
+    parts = [
+        keras.ops.cast(column.layers(part), "float32")
+        for column, part in zip(columns, raw, strict=True)
+    ]
+    rows = parts[0] if len(parts) == 1 else keras.layers.Concatenate(dtype="float32")(parts)
+    outputs = features(rows)
+    if is_matrix:
+        return keras.Model(encoded, outputs, name=name)
+    # The inputs have the names of the columns, and no other layer may share these.
+    model = keras.Model(encoded, outputs, name="encoded_columns")
+    names = input_names([str(column.name) for column in columns])
+    inputs = {
+        str(column.name): keras.Input((1,), dtype=column.input_dtype, name=names[str(column.name)])
+        for column in columns
+    }
+    return keras_model(inputs, model([*inputs.values()]), name)
+
+
+def _as_dtype(numbers: Any, dtype: str) -> Any:
+    """Returns ``float32`` numbers as a Keras tensor of a dtype; NaN is the smallest ``int64``."""
+    from keras import ops
+
+    if dtype != "float32":
+        numbers = ops.where(ops.isnan(numbers), float(MISSING_INTEGER), numbers)
+    return ops.cast(numbers, dtype)
 
 
 def with_encoder(encoder: Any, width: int) -> tuple[Any, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import numpy as np
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts
+from tf_labeldp.features.estimator import FeatureMap
 
 _BLOCK_BYTES = 1 << 26
 """Bytes per block in double precision: large enough for fast matrix products."""
@@ -19,6 +22,9 @@ _ENCODED_ROWS = 4096
 """Rows per call of an encoder."""
 _FINITE_CELLS = 1 << 24
 """Numbers checked at a time."""
+CONVERT = "Convert it, for example dates to days since a fixed date."
+MISSING_TYPES = frozenset(["NoneType", "NAType", "NaTType"])
+"""Names of the types of missing entries; pandas has the last two."""
 NO_ROWS = "features hold no rows; give at least one."
 SHUFFLED = (
     "expected the same rows in the same order on each reading, got others: the data set must not "
@@ -37,7 +43,7 @@ class FeatureRows:
             on each reading. With an encoder: the inputs that it takes.
         encoder: a fitted map with ``transform``, a Keras model, a callable, or an object with
             ``predict``; None if the inputs are features. It gets arrays in blocks, and all other
-            inputs whole.
+            inputs whole, except for the maps of this library, which get tables in blocks too.
         columns: the required column names, from ``fit``; None for any.
         flatten: whether rows with more dimensions are flattened; otherwise they are refused.
         max_bytes: the most memory for the encoded features that ``blocks`` keeps; features that
@@ -97,6 +103,8 @@ class FeatureRows:
         is_plain = isinstance(inputs, np.ndarray) and not inputs.dtype.names and inputs.ndim > 0
         if is_plain and self._encoder is not None:
             return inputs, self._encoder
+        if isinstance(self._encoder, FeatureMap) and _names_of(inputs) is not None:
+            return _TableRows(table_columns(inputs)), self._encoder
         return _features_of(inputs, self._encoder, self._flatten), None
 
     def __len__(self) -> int:
@@ -180,6 +188,17 @@ class FeatureRows:
             raise ValueError(SHUFFLED)
 
 
+class _TableRows:
+    """The rows of a table's columns (n,), as dicts of columns."""
+
+    def __init__(self, columns: dict[Any, np.ndarray]) -> None:
+        self._columns = columns
+        self.shape = next(iter(columns.values())).shape
+
+    def __getitem__(self, rows: Any) -> dict[Any, np.ndarray]:
+        return {name: values[rows] for name, values in self._columns.items()}
+
+
 def table_columns(table: Any) -> dict[Any, np.ndarray]:
     """Returns columns (n,) by name; by place for an array (n, p) or a sparse matrix."""
     if is_dataset(table):
@@ -202,6 +221,60 @@ def table_columns(table: Any) -> dict[Any, np.ndarray]:
             f"the columns of a table must all have shape (n,), got shapes {sorted(shapes)}."
         )
     return columns
+
+
+def columns_of_fit(table: Any, names: Sequence[str | int]) -> dict[Any, np.ndarray]:
+    """Returns the columns of a table; raises unless it has those of ``fit``."""
+    columns = table_columns(table)
+    missing = [repr(name) for name in names if name not in columns]
+    if missing:
+        raise ValueError(f"the table lacks columns of fit: {', '.join(missing)}. Add them.")
+    if 0 in columns and len(columns) > len(names):
+        raise ValueError(
+            f"expected {len(names)} columns, as in fit, got {len(columns)}. Give the same columns, "
+            "or name them: then other columns are ignored."
+        )
+    return columns
+
+
+def categorical_columns(
+    table: Mapping[Any, np.ndarray], categorical: Iterable[str | int] | None, numeric_kinds: str
+) -> set[str | int]:
+    """Returns the names of categorical columns: those that are named, or of no numeric kind.
+
+    A column of objects is numeric if its entries are numbers or missing. Without names, it raises
+    for objects that are neither numbers nor texts.
+    """
+    if categorical is None:
+        return {
+            name
+            for name, values in table.items()
+            if not (
+                _are_numbers(name, values)
+                if values.dtype.kind == "O"
+                else values.dtype.kind in numeric_kinds
+            )
+        }
+    if isinstance(categorical, str):
+        raise TypeError("categorical must be a list of names, got one text. Use [name].")
+    chosen = set(categorical)
+    unknown = sorted(map(repr, chosen - set(table)))
+    if unknown:
+        raise ValueError(
+            f"categorical names columns that the table lacks: {', '.join(unknown)}. Choose from "
+            f"{', '.join(map(repr, table))}."
+        )
+    return chosen
+
+
+def _are_numbers(name: str | int, entries: np.ndarray) -> bool:
+    types = {kind for kind in map(type, entries.tolist()) if kind.__name__ not in MISSING_TYPES}
+    texts = {kind for kind in types if issubclass(kind, (str, bytes, bool, np.bool_))}
+    other = [kind for kind in types - texts if not issubclass(kind, (numbers.Real, Decimal))]
+    if other:
+        found = f"{other[0].__module__}.{other[0].__name__}"
+        raise TypeError(f"column {name!r} must be numbers or text, got {found}. {CONVERT}")
+    return bool(types) and not texts
 
 
 def is_dataset(inputs: Any) -> bool:
@@ -372,7 +445,14 @@ def _names_of(table: Any) -> Any:
     if isinstance(table, Mapping):
         return table
     if _is_frame(table):
-        return list(getattr(table, "column_names", table.columns))  # Arrow has column_names
+        names = list(getattr(table, "column_names", table.columns))  # Arrow has column_names
+        if len(set(names)) < len(names):
+            twice = sorted({repr(name) for name in names if names.count(name) > 1})
+            raise ValueError(
+                f"expected columns with different names, got {', '.join(twice)} more than once. "
+                "Rename or drop columns."
+            )
+        return names
     return table.dtype.names if _is_structured(table) else None
 
 

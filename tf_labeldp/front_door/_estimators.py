@@ -32,6 +32,7 @@ from tf_labeldp.heads.label_source import (
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.mechanisms import MetricMechanism
 from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault.evaluation import check_metric
 
 _Self = TypeVar("_Self", bound="_FrontDoor")
 _SAME_UNIT = 20.0
@@ -44,6 +45,10 @@ _HELD_OUT = 0.1
 """Share of the examples that an evaluation holds out."""
 _LIKELIHOOD = 5e8
 """The most features of all rows together for a likelihood, which would need a sample of more."""
+_RARE = 0.1
+"""A class with less than this multiple of an equal share is rare: below 5 % of two classes."""
+_SHARE_ROWS = 4096
+"""Rows whose predictions give the shares of the classes, within 1 % of all examples."""
 _IMAGE_SHARES = (0.3, 0.7)
 """Shares of the squared precision: the second release uses features that the network learnt."""
 _LEAST_NORM = np.float32(1e-12)
@@ -89,6 +94,7 @@ class _FrontDoor(Head):
     delta: float | None
     encoder: Any
     budget_for_evaluation: float | None
+    evaluation_metric: str | None
     key: str | None
     insecure_seed: int | None
     model: Public[Any] = None
@@ -127,9 +133,16 @@ class _FrontDoor(Head):
                 f"expected one label per row of features, got {np.shape(rows)[0]} rows and {size} "
                 "labels. Give both in the same order."
             )
+        if not size:
+            raise ValueError("expected at least one label, got none. Give labels and their rows.")
         delta = self._delta(labels, size)
         choice = recommend(epsilon, size, kind, own_model=self.model is not None)
-        price = self.budget_for_evaluation
+        price, metric = self.budget_for_evaluation, self.evaluation_metric
+        if metric is not None and price is None:
+            raise ValueError(
+                f"expected budget_for_evaluation with evaluation_metric={metric!r}, got None. Give "
+                "the epsilon of the evaluation, or leave out the metric."
+            )
         seed, held_out = self.insecure_seed, None
         is_array = not isinstance(labels, PrivateLabels)
         makes_vault = is_array and (price is not None or self.model is not None)
@@ -143,11 +156,13 @@ class _FrontDoor(Head):
             seed = None
         if price is not None:
             train, held_out = labels.split(_HELD_OUT)
-            metric = labels.kind.metrics[0]
+            first = labels.kind.metrics[0]
+            metric = check_metric(labels.kind, metric or first, of_predictions=True)
             evaluation_key = None if self.key is None else f"{self.key}/evaluation"
             if evaluation_key is None or not labels.has_draw(evaluation_key):
                 arguments = labels.kind.mechanism_arguments()
-                held_out.check_budget(MetricMechanism(price, metric, **arguments))
+                # All metrics at one epsilon have the price of the first.
+                held_out.check_budget(MetricMechanism(price, first, **arguments))
             held_out_features = rows_of(features, held_out.indices)
             features = rows_of(features, train.indices)
             labels, size = train, len(train)
@@ -157,8 +172,14 @@ class _FrontDoor(Head):
         elif self.model is None:
             reason = "Your encoder, and one noisy release for a linear head."
             choice = dataclasses.replace(choice, reason=reason)
+        choice = dataclasses.replace(choice, remarks=(*choice.remarks, *_hashed_columns(encoder)))
+        some_rows = np.random.default_rng(0).choice(size, min(size, _SHARE_ROWS), replace=False)
+        some_features = rows_of(features, some_rows)
         head = self._head(epsilon, delta, encoder, kind, size, seed)
         head.fit(public.with_value(features), labels)
+        if head.classes_ is not None and self.evaluation_metric in (None, "accuracy"):
+            remarks = (*choice.remarks, *_rare_class(head, some_features))
+            choice = dataclasses.replace(choice, remarks=remarks)
         self.head_, self.choice_ = head, choice
         self.receipts_, self._label_range = head.receipts_, head._label_range
         self.classes_ = head.classes_
@@ -226,9 +247,11 @@ class PrivateClassifier(_FrontDoor):
             the smaller of 1e-5 and 0.1/n.
         num_classes: K, for labels 0..K-1. Leave it out for a vault, which knows its labels.
         classes: public class values in the order of their codes, if they are not 0..K-1.
-        budget_for_evaluation: epsilon to release the accuracy, ``evaluation_``, on a tenth of the
+        budget_for_evaluation: epsilon to release a metric, ``evaluation_``, on a tenth of the
             examples, which the fit leaves out. Fit and evaluation use different labels, so the
             statement has the larger epsilon. None skips the evaluation.
+        evaluation_metric: the metric, as for ``PrivateLabels.evaluate``, such as ``"auc"``, or
+            ``"average_precision"`` for a rare class; None for the accuracy.
         model: your own built Keras model from arrays to logits (n, K), trained in place on a head's
             probabilities (``heads.BootstrappedHead``). None fits a head alone.
         epochs: passes over the examples when ``model`` is trained; few examples need many.
@@ -237,10 +260,11 @@ class PrivateClassifier(_FrontDoor):
         insecure_seed: makes the fit repeatable, and the statement "not private: seeded".
 
     Attributes:
-        choice_: the choice, its reasons, and the benchmark rows behind it; print it.
+        choice_: the choice, its reasons, and the benchmark rows behind it; print it. Its remarks
+            name the columns that are hashed, and a class that is rare by the fitted model.
         head_: the fitted head: a ``PrivateLogisticRegression``, a ``PrivateRidge``, or with
             ``model`` a ``BootstrappedHead``.
-        evaluation_: the noisy accuracy, with ``budget_for_evaluation``; print it.
+        evaluation_: the noisy metric, with ``budget_for_evaluation``; print it.
         classes_: class values (K,).
 
     Example:
@@ -258,6 +282,7 @@ class PrivateClassifier(_FrontDoor):
     num_classes: int | None = None
     classes: Setting[Any] = None
     budget_for_evaluation: float | None = None
+    evaluation_metric: str | None = None
     model: Public[Any] = None
     epochs: int = 10
     encoder: Public[Any] = None
@@ -301,6 +326,7 @@ class PrivateRegressor(_FrontDoor):
         epsilon: finite and above zero.
         delta: as for ``PrivateClassifier``, like ``encoder``, ``key``, ``insecure_seed`` and
             ``budget_for_evaluation``, which pays for the mean squared error.
+        evaluation_metric: ``"mae"`` for the mean absolute error instead; None for ``"mse"``.
         low: smallest label, public. Leave it out for a vault, which knows its labels.
         high: largest label, public.
         loss: ``"squared_error"``, or ``"poisson"`` for counts, on which features mostly act as
@@ -326,6 +352,7 @@ class PrivateRegressor(_FrontDoor):
     high: float | None = None
     loss: str = "squared_error"
     budget_for_evaluation: float | None = None
+    evaluation_metric: str | None = None
     encoder: Public[Any] = None
     key: str | None = None
     insecure_seed: int | None = None
@@ -353,6 +380,31 @@ def predictions_for_metrics(estimator: Any, features: Any) -> np.ndarray:
     """Returns numbers (m,), or class probabilities (m, K), as ``PrivateLabels.evaluate`` takes."""
     predict = estimator.predict if estimator._is_regressor() else estimator.predict_proba
     return predict(features)
+
+
+def _hashed_columns(encoder: Any) -> list[str]:
+    """Returns a remark on each column of a table that is hashed."""
+    if not isinstance(encoder, RandomFourierFeatures):
+        return []
+    return [
+        f"Column {name!r} has {number:,} categories, which are hashed into "
+        f"{encoder.hash_buckets:,} buckets: those in one bucket count as one. Leave out a column "
+        "of identifiers."
+        for name, number in encoder.hashed_.items()
+    ]
+
+
+def _rare_class(head: Any, features: Any) -> tuple[str, ...]:
+    """Returns a remark on the rarest class, if it is rare by a released head's probabilities."""
+    shares = head.predict_proba(features).mean(axis=0)
+    if shares.min() >= _RARE / shares.size:
+        return ()
+    name = str(head.classes_[shares.argmin()])
+    metric = "average_precision" if shares.size == 2 else "f1"
+    return (
+        f'By the released model, class "{name}" has a share of {100 * shares.min():.2g} %, which '
+        f'hardly counts in the accuracy. Use evaluation_metric="{metric}".',
+    )
 
 
 def rows_of(features: Any, indices: np.ndarray) -> Any:

@@ -20,10 +20,9 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, PrivacyBudget, PublicInput
 from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_receipts, standing
 from tf_labeldp.features.reader import all_rows, as_rows, input_parts
-from tf_labeldp.mechanisms import AggregateMechanism
 from tf_labeldp.vault import LabelKind, PrivateLabels
 from tf_labeldp.vault.label_kinds import label_kind
-from tf_labeldp.vault.noisy_labels import NoisyStatistic
+from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic
 
 _BY_THIS_PROCESS = Assumption(
     "array-of-labels",
@@ -36,11 +35,9 @@ _KIND = ("num_classes", "classes", "low", "high", "num_labels")
 
 
 class LabelSource:
-    """Labels in a vault, for one release; an array gets a vault with the release's budget."""
+    """Labels in a vault, for one use; an array gets a vault with the budget of that use."""
 
-    def __init__(
-        self, head: Any, labels: Any, mechanism_of: Callable[[LabelKind], AggregateMechanism]
-    ) -> None:
+    def __init__(self, head: Any, labels: Any, mechanism_of: Callable[[LabelKind], Any]) -> None:
         arguments = kind_arguments(head)
         self._key = head.key
         self._is_array = not isinstance(labels, PrivateLabels)
@@ -53,7 +50,7 @@ class LabelSource:
         self.mechanism: Any = mechanism_of(self.kind)  # checks the arguments before labels are read
         self.vault: PrivateLabels = labels
         if self._is_array:
-            budget = PrivacyBudget(head.epsilon, head.delta)
+            budget = PrivacyBudget(head.epsilon, getattr(head, "delta", 0.0))
             self.vault = PrivateLabels(
                 labels, **arguments, budget=budget, insecure_seed=head.insecure_seed
             )
@@ -75,16 +72,32 @@ class LabelSource:
 
         ``rows`` are keyed digests (n, k) or None; clones of a head share a ``family``.
         """
+        own = self._own(public)
+        statistic = self.vault.release(self.mechanism, public_input=own, key=self._key)
+        return statistic, self._counted(statistic.receipts, public, rows, family)
+
+    def randomize(
+        self, public: PublicInput[Any], rows: np.ndarray | None, family: object
+    ) -> tuple[NoisyLabels, Receipts]:
+        """Charges the vault, and returns noisy labels and the receipts of the model."""
+        self.vault.adopt(self._own(public).receipts)
+        noisy = self.vault.randomize(self.mechanism, key=self._key)
+        receipts = self._counted(noisy.receipts, public, rows, family)
+        return noisy, merge_receipts(public.receipts, receipts)
+
+    def _own(self, public: PublicInput[Any]) -> PublicInput[Any]:
         for receipt in standing(public.receipts):
             if receipt.kind == "unknown":  # training without receipts voids the promise
                 _validate.warn(str(receipt.charge.assumptions[0]))
         # The vault of an array has budget for this release alone, none for its public inputs.
-        own = PublicInput(public.value) if self._is_array else public
-        statistic = self.vault.release(self.mechanism, public_input=own, key=self._key)
+        return PublicInput(public.value) if self._is_array else public
+
+    def _counted(
+        self, receipts: Receipts, public: PublicInput[Any], rows: np.ndarray | None, family: object
+    ) -> Receipts:
         if not self._is_array:
-            return statistic, statistic.receipts
-        counted = with_other_fits(statistic.receipts, rows, family)
-        return statistic, merge_receipts(public.receipts, counted)
+            return receipts
+        return merge_receipts(public.receipts, with_other_fits(receipts, rows, family))
 
 
 def refuse_worker_processes() -> None:

@@ -23,7 +23,11 @@ from tf_labeldp.mechanisms.classes import (
     RRWithPrior,
 )
 from tf_labeldp.mechanisms.clusters import PeerToPeerRandomizedResponse
-from tf_labeldp.mechanisms.metrics import MetricMechanism, SelectionMechanism
+from tf_labeldp.mechanisms.metrics import (
+    LinearBinningMechanism,
+    MetricMechanism,
+    SelectionMechanism,
+)
 from tf_labeldp.mechanisms.numbers import (
     DiscreteLaplaceMechanism,
     DiscreteStaircaseMechanism,
@@ -45,6 +49,7 @@ __all__ = [
     "InformativeRR",
     "LabelMomentMechanism",
     "LaplaceMechanism",
+    "LinearBinningMechanism",
     "MetricMechanism",
     "PeerToPeerRandomizedResponse",
     "PriorMechanism",

@@ -183,7 +183,8 @@ def fit(
         )
     y = labels.values if targets == "values" else getattr(labels, targets)()
     _check_loss(model, targets, y)
-    rows = _rows_of(x if weights is None else [x, weights], labels)
+    leaves = keras.tree.flatten(x if weights is None else [x, weights])
+    rows = labels.rows_among({np.shape(leaf)[:1] for leaf in leaves})
 
     def take(part: Any) -> np.ndarray:
         return np.asarray(part)[rows]
@@ -205,36 +206,6 @@ def fit(
 def _check_receipts(labels: Any) -> None:
     if isinstance(labels, NoisyLabels) and not labels.receipts:
         raise ValueError(_NO_RECEIPTS)
-
-
-def _rows_of(x: Any, noisy: NoisyLabels) -> Any:
-    lengths = {np.shape(leaf)[:1] for leaf in keras.tree.flatten(x)}
-    size = noisy.receipts[-1].labels.size
-    if len(lengths) == 1 and lengths != {()}:
-        [(number,)] = lengths
-        if number == size and _indices_of_a_part(noisy):
-            raise ValueError(
-                f"expected x with a row for each of {len(noisy)} noisy labels from a part of the "
-                f"vault, got {size} rows. Give x[part.indices]."
-            )
-        if number == size:
-            return noisy.indices
-        if number == len(noisy):
-            return slice(None)
-    raise ValueError(
-        f"expected x (and sample_weight) with a row for each of the {size} examples of the vault, "
-        f"or for each of the {len(noisy)} noisy labels, in their order, got {sorted(lengths)}."
-    )
-
-
-def _indices_of_a_part(noisy: NoisyLabels) -> bool:
-    """Returns whether indices count the examples of a part (``PrivateLabels.split``)."""
-    name = noisy.receipts[-1].labels.name
-    draws = [r for r in noisy.receipts if r.labels.name == name and r.kind == "draw"]
-    if any(receipt.examples is None for receipt in draws):
-        return False
-    drawn = np.concatenate([receipt.examples for receipt in draws])
-    return not np.isin(noisy.indices, drawn).all()
 
 
 def _check_loss(model: keras.Model, targets: str, y: np.ndarray) -> None:

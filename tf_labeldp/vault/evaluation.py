@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,12 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_receipts
-from tf_labeldp.mechanisms import HistogramMechanism, MetricMechanism, SelectionMechanism
+from tf_labeldp.mechanisms import (
+    HistogramMechanism,
+    LinearBinningMechanism,
+    MetricMechanism,
+    SelectionMechanism,
+)
 from tf_labeldp.mechanisms.metrics import (
     CLASS_METRICS,
     check_length,
@@ -28,7 +34,11 @@ from tf_labeldp.mechanisms.metrics import (
     class_values,
 )
 
-_AUC_BINS, _CALIBRATION_BINS = 64, 10
+_CALIBRATION_BINS = 10
+_FIRST_BIN, _BIN_GROWTH = 16.0, 0.1
+"""Bins for the average precision have at least 16 / epsilon examples, 11 times the noise on a
+count, and a tenth of all examples above. With half of the least size the error was 1.5 times as
+large, and with a growth of 0.2 the bias was up to twice the error at 100,000 labels."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,14 +47,19 @@ class Evaluation:
 
     Attributes:
         metric: the name of the metric.
-        value: the estimate, a number or an array; unbiased except for ``"auc"`` and
-            ``"calibration"``, which are ratios. It may lie outside the range of the metric.
-        standard_error: one per value. A release's error covers the noise alone; on noisy labels it
-            also covers the sample of examples.
+        value: the estimate, a number or an array; unbiased except for ``"auc"``,
+            ``"average_precision"``, ``"f1"``, ``"recall"`` and ``"calibration"``, which are ratios.
+            It may lie outside the range of the metric. It is NaN if noise hides whether a class
+            of a ratio has examples at all.
+        standard_error: one per value, to first order for ratios. A release's error covers the noise
+            alone; on noisy labels it also covers the sample of examples.
         num_examples: the number of labels.
         receipts: the receipts of the cost.
         details: for ``"calibration"`` the mean predicted probability per bin, ``"predicted"``, and
-            the number of examples per bin, ``"examples"``.
+            the number of examples per bin, ``"examples"``. For ``"f1"``, ``"precision"`` and
+            ``"recall"`` the noisy counts of ``"right"`` and ``"missed"`` examples of each class,
+            and the number ``"predicted"``: all three metrics follow from one release. Of two
+            classes only the second has them.
 
     Example:
         >>> found = Evaluation("accuracy", 0.9, 0.01, 5000)
@@ -87,7 +102,7 @@ def evaluate_by_release(
 ) -> Evaluation:
     """Returns a metric of predictions on the labels of a vault by one release."""
     kind, size = labels.kind, len(labels)
-    _validate.one_of("metric", metric, (*kind.metrics, *kind.summaries))
+    check_metric(kind, metric)
     public = public_input(predictions)
     check_length(size, size if public.value is None else np.shape(public.value)[0])
     if metric in _HISTOGRAM_METRICS:
@@ -101,6 +116,20 @@ def evaluate_by_release(
     return Evaluation(metric, float(released.values) * times, error, size, released.receipts)
 
 
+def check_metric(kind: Any, metric: str, *, of_predictions: bool = False) -> str:
+    """Returns the metric; raises unless ``PrivateLabels.evaluate`` has it for labels of a kind."""
+    metrics = (*kind.metrics, *kind.summaries)
+    if of_predictions:
+        metrics = tuple(name for name in metrics if name not in ("mean", "total"))
+    _validate.one_of("metric", metric, metrics)
+    if metric == "average_precision" and kind.num_classes != 2:
+        raise ValueError(
+            f"'average_precision' is for two classes, these labels have {kind.num_classes}. Use "
+            "'f1' or 'auc', which are means over the classes, or a vault per class."
+        )
+    return metric
+
+
 def evaluate_by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: Any) -> Evaluation:
     """Returns an unbiased metric of predictions on noisy labels, as post-processing."""
     public = public_input(predictions, model)
@@ -112,6 +141,12 @@ def evaluate_by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: A
             "examples: labels.split(0.2)."
         )
     number = getattr(noisy.mechanism, "num_classes", None)
+    receipts = merge_receipts(noisy.receipts, public.receipts)
+    if metric == "auc" and number == 2 and noisy.values.ndim == 1:
+        scores = class_predictions("log_loss", predictions, 2)[:, 1]
+        check_length(len(noisy), len(scores))
+        value, error = _noisy_auc(noisy.debiased()[:, 1], scores)
+        return Evaluation(metric, value, error, len(noisy), receipts)
     if number is None or noisy.values.ndim != 1:
         if metric not in ("mean", "total"):
             raise ValueError(
@@ -120,7 +155,7 @@ def evaluate_by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: A
             )
         terms = noisy.debiased()
     else:
-        _validate.one_of("metric", metric, CLASS_METRICS)
+        _validate.one_of("metric", metric, (*CLASS_METRICS, *(["auc"] if number == 2 else [])))
         checked = class_predictions(metric, predictions, number)
         check_length(len(noisy), len(checked))
         by_class = class_values(metric, checked, number, MetricMechanism.clip)
@@ -128,7 +163,6 @@ def evaluate_by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: A
     size = len(noisy)
     times = size if metric == "total" else 1
     error = float(np.std(terms, ddof=1) / math.sqrt(size)) if size > 1 else math.inf
-    receipts = merge_receipts(noisy.receipts, public.receipts)
     return Evaluation(metric, float(terms.mean()) * times, error * times, size, receipts)
 
 
@@ -233,32 +267,162 @@ def _confusion_matrix(
     return Evaluation("confusion_matrix", counts.T, errors, len(labels), receipts)
 
 
-def _auc(labels: Any, public: PublicInput[Any], epsilon: float, key: str | None) -> Evaluation:
-    """Returns the area under the ROC curve from noisy positives by score; delta-method error.
+def _release_positives(
+    labels: Any,
+    public: PublicInput[Any],
+    positions: Any,
+    size: int,
+    epsilon: float,
+    key: str | None,
+) -> tuple[np.ndarray, float, Receipts]:
+    """Returns noisy counts per class and cell (C, size); of two classes only the second counts.
 
-    Pairs in one bin count a half. The area is NaN where the noise leaves no positive or negative.
+    Further results are the standard deviation of the noise and the receipts.
     """
-    if labels.kind.num_classes != 2:
-        raise ValueError(f"'auc' is for two classes, these labels have {labels.kind.num_classes}.")
-    scores = class_predictions("log_loss", public.value, 2)[:, 1]
-    # The scores are public, so bins of about equal size cost nothing.
-    edges = np.unique(np.quantile(scores, np.linspace(0.0, 1.0, _AUC_BINS + 1)[1:-1]))
-    bins = np.searchsorted(edges, scores, side="right")
-    counts, sizes, noise, receipts = _release_counts(
-        labels, public, bins, edges.size + 1, epsilon, key
+    mechanism = LinearBinningMechanism(epsilon, labels.kind.num_classes)
+    released = labels.release(mechanism, public_input=public.with_value(positions), key=key)
+    values = np.atleast_2d(released.values)
+    counts = np.zeros((len(values), size))
+    counts[:, : values.shape[1]] = values
+    return counts, mechanism.noise_stddev, released.receipts
+
+
+def _detection(
+    labels: Any, public: PublicInput[Any], epsilon: float, key: str | None, metric: str
+) -> Evaluation:
+    """Returns precision, recall or F1, from noisy counts of right and missed examples per class."""
+    num_classes, size = labels.kind.num_classes, len(labels)
+    codes = class_predictions("accuracy", public.value, num_classes)
+    is_hit = codes[:, np.newaxis] == np.arange(num_classes)
+    positions = is_hit[:, 1] if num_classes == 2 else is_hit
+    counts, noise, receipts = _release_positives(
+        labels, public, positions.astype(np.int64), 2, epsilon, key
     )
-    # The sizes of the groups are public: the difference of two counts has half the variance.
-    positives = 0.5 * (sizes + counts[:, 1] - counts[:, 0])
-    negatives = sizes - positives
-    p, n = positives.sum(), negatives.sum()
+    # The predictions are public: a cell without examples has no label and no noise.
+    predicted = is_hit.sum(axis=0)[-len(counts) :]
+    sizes = np.stack([size - predicted, predicted], axis=1)
+    errors = np.where(sizes > 0, noise, 0.0)
+    missed, right = np.where(sizes > 0, counts, 0.0).T
+    # The metric is right over a denominator, which moves by weights with (missed, right).
+    weights = {"precision": (0.0, 0.0), "recall": (1.0, 1.0), "f1": (0.5, 0.5)}[metric]
+    base = {"precision": predicted, "recall": 0.0 * predicted, "f1": 0.5 * predicted}[metric]
+    below = base + weights[0] * missed + weights[1] * right
+    clear = _is_clear(below, np.sqrt(np.square(errors) @ np.square(weights))) | (predicted == 0)
     value, error = math.nan, math.inf
-    if p > 0.0 and n > 0.0:
-        below = np.cumsum(negatives) - 0.5 * negatives
-        above = p - np.cumsum(positives) + 0.5 * positives
-        value = float(positives @ below / (p * n))
-        slopes = (below - above) / (p * n) - value * (n - p) / (p * n)
-        error = float(noise * np.sqrt(0.5 * np.square(slopes[sizes > 0]).sum()))
-    return Evaluation("auc", value, error, len(labels), receipts)
+    if np.all(clear):
+        # As in scikit-learn, a class that is never predicted has no right prediction: zero.
+        safe = np.where(predicted > 0, below, 1.0)
+        each = right / safe
+        slopes = np.stack([-each * weights[0], 1.0 - each * weights[1]], axis=1)
+        slopes = np.where(predicted > 0, slopes.T / safe, 0.0).T
+        value = float(each.mean())
+        error = float(np.sqrt(np.square(slopes * errors).sum())) / len(each)
+    details = {"right": right, "missed": missed, "predicted": predicted}
+    return Evaluation(metric, value, error, size, receipts, details)
+
+
+def _auc(labels: Any, public: PublicInput[Any], epsilon: float, key: str | None) -> Evaluation:
+    """Returns the area under the ROC curve, the mean of one class against the rest for K > 2.
+
+    The area depends on the labels through two sums over the positives alone, their number and the
+    sum of their ranks. Each positive is split between the two ends of the ranks. Both sums together
+    then move by one if one label changes, and each gets the noise of one count. With a histogram
+    of 64 bins of scores the error is 3.3 times as large, with ten bins 1.3 times, and binning adds
+    a bias. Ties count a half.
+    """
+    num_classes, size = labels.kind.num_classes, len(labels)
+    scores = class_predictions("log_loss", public.value, num_classes)
+    positions = np.stack([_mid_ranks(scores[:, k]) for k in range(num_classes)], axis=1)
+    counts, noise, receipts = _release_positives(
+        labels, public, positions[:, 1] if num_classes == 2 else positions, 2, epsilon, key
+    )
+    low, high = counts.T
+    p = low + high
+    n = size - p
+    value, error = math.nan, math.inf
+    if np.all(_is_clear(np.minimum(p, n), math.sqrt(2.0) * noise)):
+        each = ((size - 1) * high - 0.5 * p * (p - 1.0)) / (p * n)
+        by_low = (0.5 - p - each * (n - p)) / (p * n)
+        by_high = by_low + (size - 1) / (p * n)
+        value = float(each.mean())
+        error = float(noise * np.sqrt(np.square([by_low, by_high]).sum())) / len(each)
+    return Evaluation("auc", value, error, size, receipts)
+
+
+def _average_precision(
+    labels: Any, public: PublicInput[Any], epsilon: float, key: str | None
+) -> Evaluation:
+    """Returns the average precision, from noisy positives in bins of ranks that grow downwards.
+
+    In a bin, positives are taken as spread evenly. The sum is quadratic in the counts: the
+    variance of the noise is subtracted from squares.
+    """
+    size = len(labels)
+    scores = class_predictions("log_loss", public.value, 2)[:, 1]
+    # The number of scores of at least its own: precision changes at these ranks alone.
+    ranks = size - np.searchsorted(np.sort(scores), scores, side="left")
+    ends, least = [0], math.ceil(_FIRST_BIN / epsilon)
+    while ends[-1] < size:
+        ends.append(ends[-1] + max(least, math.ceil(_BIN_GROWTH * ends[-1])))
+    bins = np.searchsorted(ends[1:], ranks)
+    number = len(ends) - 1
+    counts, noise, receipts = _release_positives(labels, public, bins, number, epsilon, key)
+    sizes = np.bincount(bins, minlength=number)
+    positives = np.where(sizes > 0, counts[0], 0.0)
+    variances = np.where(sizes > 0, noise**2, 0.0)
+    first = np.cumsum(sizes) - sizes + 1
+    filled = np.maximum(sizes, 1)
+    # Means in a bin of 1 / rank, and of the share of the bin's other examples above over the rank.
+    inverse = np.bincount(bins, weights=1.0 / ranks, minlength=number) / filled
+    others = np.where(sizes > 1, (1.0 - first * inverse) / np.maximum(sizes - 1, 1), 0.0)
+    above = np.cumsum(positives) - positives
+    pairs = positives**2 - variances - positives
+    total = positives.sum()
+    value, error = math.nan, math.inf
+    if _is_clear(total, math.sqrt(variances.sum())):
+        value = float((positives * (above + 1.0) * inverse + pairs * others).sum() / total)
+        below = np.cumsum((positives * inverse)[::-1])[::-1] - positives * inverse
+        slopes = (above + 1.0) * inverse + (2.0 * positives - 1.0) * others + below - value
+        error = float(np.sqrt((variances * slopes**2).sum()) / total)
+    return Evaluation("average_precision", value, error, size, receipts)
+
+
+def _noisy_auc(positives: np.ndarray, scores: np.ndarray) -> tuple[float, float]:
+    """Returns the area and its error from debiased labels (m,): one where positive, on average.
+
+    The error is that of the mean of each example's influence on the ratio.
+    """
+    size, negatives = len(scores), 1.0 - positives
+    p, n = positives.mean(), negatives.mean()
+    if not 0.0 < p < 1.0 or size < 2:
+        return math.nan, math.inf
+    order = np.argsort(scores)
+    ordered = scores[order]
+    ends = [np.searchsorted(ordered, scores, side=side) for side in ("left", "right")]
+    # Means of the negatives below, and of the positives above, each example; ties count a half.
+    below, upto = (np.append(0.0, np.cumsum(negatives[order]))[end] for end in ends)
+    at_least, above = (
+        np.append(0.0, np.cumsum(positives[order][::-1]))[size - end] for end in ends
+    )
+    beaten, beaten_by = 0.5 * (below + upto) / size, 0.5 * (at_least + above) / size
+    # A debiased label is paired with itself, with expectation zero for the true label.
+    own = 0.5 * float((positives * negatives).sum()) / size**2
+    area = (float((positives * beaten).mean()) - own) / (p * n)
+    influence = positives * (beaten / n - area) / p + negatives * (beaten_by / p - area) / n
+    return area, float(np.std(influence, ddof=1) / math.sqrt(size))
+
+
+def _is_clear(count: Any, error: Any) -> Any:
+    """Returns whether noisy counts are above zero by three standard deviations of their noise."""
+    return count > 3.0 * np.asarray(error)
+
+
+def _mid_ranks(scores: np.ndarray) -> np.ndarray:
+    """Returns ranks (n,) from 0 for the lowest score to 1 for the highest; ties share the mean."""
+    ordered = np.sort(scores)
+    below = np.searchsorted(ordered, scores, side="left")
+    up_to = np.searchsorted(ordered, scores, side="right")
+    return 0.5 * (below + up_to - 1.0) / max(scores.size - 1, 1)
 
 
 def _calibration(
@@ -283,8 +447,12 @@ def _calibration(
     return Evaluation("calibration", share, error, size, receipts, details)
 
 
-_HISTOGRAM_METRICS = {
+_HISTOGRAM_METRICS: dict[str, Callable[..., Evaluation]] = {
     "confusion_matrix": _confusion_matrix,
     "auc": _auc,
+    "average_precision": _average_precision,
+    "f1": functools.partial(_detection, metric="f1"),
+    "precision": functools.partial(_detection, metric="precision"),
+    "recall": functools.partial(_detection, metric="recall"),
     "calibration": _calibration,
 }

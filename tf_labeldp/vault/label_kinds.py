@@ -261,7 +261,15 @@ class Classes(LabelKind):
 
     target_dtype = np.int64
     metrics = CLASS_METRICS
-    summaries = ("confusion_matrix", "auc", "calibration")
+    summaries = (
+        "auc",
+        "average_precision",
+        "f1",
+        "precision",
+        "recall",
+        "confusion_matrix",
+        "calibration",
+    )
 
     def __init__(self, classes: int | Sequence[Hashable]) -> None:
         number, names = classes, None

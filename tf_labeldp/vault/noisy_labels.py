@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -19,6 +19,7 @@ from tf_labeldp.accounting import (
     Public,
     Receipt,
     ReceiptError,
+    Setting,
     public_input,
 )
 from tf_labeldp.accounting.provenance import bare
@@ -238,8 +239,9 @@ class NoisyLabels:
 
         Args:
             predictions: in the order of ``indices``, as ``PrivateLabels.evaluate`` takes them.
-            metric: ``"accuracy"``, ``"log_loss"`` or ``"brier"`` for classes; ``"mean"`` or
-                ``"total"`` of the labels for numbers, with ``predictions=None``.
+            metric: ``"accuracy"``, ``"log_loss"`` or ``"brier"`` for classes, ``"auc"`` for two,
+                which is a ratio and unbiased to first order; ``"mean"`` or ``"total"`` of the
+                labels for numbers, with ``predictions=None``.
             model: the model that made the predictions; None if it has not learnt from any label.
 
         Raises:
@@ -426,6 +428,44 @@ class NoisyLabels:
             tuple(map(Assumption.of, fields["assumptions"])),
             None if classes is None else tuple(classes),
         )
+
+    def rows_among(self, lengths: Setting[Iterable[tuple[int, ...]]]) -> np.ndarray | slice:
+        """Returns the rows that belong to these noisy labels, in public arrays of some length.
+
+        Args:
+            lengths: the first dimensions of the arrays, as tuples: ``{(n,)}`` for n examples of the
+                vault, or for one row per noisy label.
+
+        Raises:
+            ValueError: the arrays have other lengths.
+        """
+        found, size = set(lengths), self.receipts[-1].labels.size
+        if len(found) == 1 and found != {()}:
+            [(number,)] = found
+            if number == size and self._indices_of_a_part:
+                raise ValueError(
+                    f"expected x with a row for each of {len(self)} noisy labels from a part of "
+                    f"the vault, got {size} rows. Give x[part.indices]."
+                )
+            if number == size:
+                return self.indices
+            if number == len(self):
+                return slice(None)
+        raise ValueError(
+            f"expected x (and sample_weight) with a row for each of the {size} examples of the "
+            f"vault, or for each of the {len(self)} noisy labels, in their order, got "
+            f"{sorted(found)}."
+        )
+
+    @property
+    def _indices_of_a_part(self) -> bool:
+        """Whether indices count the examples of a part (``PrivateLabels.split``)."""
+        name = self.receipts[-1].labels.name
+        draws = [r for r in self.receipts if r.labels.name == name and r.kind == "draw"]
+        if any(receipt.examples is None for receipt in draws):
+            return False
+        drawn = np.concatenate([receipt.examples for receipt in draws])
+        return not np.isin(self.indices, drawn).all()
 
     @property
     def _is_rows_of_labels(self) -> bool:

@@ -442,21 +442,25 @@ class PrivateLabels:
 
         Guarantee:
             Epsilon-DP for the replacement of one label, charged to the vault: noise of the exact
-            sensitivity on a sum (``mechanisms.MetricMechanism``), or on class counts in groups by
-            prediction (``mechanisms.HistogramMechanism``). Assumes that the predictions are public.
+            sensitivity on a sum (``mechanisms.MetricMechanism``), or on class counts by prediction
+            (``mechanisms.LinearBinningMechanism``, ``HistogramMechanism``). Assumes that the
+            predictions are public.
 
         Evaluate on examples that the model was not trained on (``split``): on training examples it
         looks better than it is, and their labels are charged twice.
 
         Args:
             predictions: in the order of the labels: probabilities (n, K); probabilities (n,) of the
-                second of two classes; class codes (n,) for ``"accuracy"`` and
-                ``"confusion_matrix"``; numbers (n,); None for ``"mean"`` and ``"total"``.
+                second of two classes; class codes (n,) for ``"accuracy"``, ``"f1"``,
+                ``"precision"``, ``"recall"`` and ``"confusion_matrix"``; numbers (n,); None for
+                ``"mean"`` and ``"total"``.
             metric: for classes ``"accuracy"``, ``"log_loss"`` (at most 5 per example), ``"brier"``,
-                ``"confusion_matrix"`` (true classes in rows), ``"auc"`` (of two classes) or
-                ``"calibration"`` (the share of right predictions, or of the second of two classes,
-                in ten bins of its probability); for numbers ``"mse"`` or ``"mae"``, or ``"mean"``
-                or ``"total"`` of the labels themselves.
+                ``"confusion_matrix"`` (true classes in rows) or ``"calibration"`` (the share of
+                right predictions, or of the second of two classes, in ten bins of its
+                probability). For a rare class ``"auc"``, ``"f1"``, ``"precision"`` or ``"recall"``,
+                of the second of two classes, or the mean over all classes of each against the
+                rest; or, for two classes, ``"average_precision"``. For numbers ``"mse"`` or
+                ``"mae"``, or ``"mean"`` or ``"total"`` of the labels themselves.
             epsilon: the cost, finite and above zero.
             key: a name for this release, as for ``randomize``.
 

@@ -1,0 +1,287 @@
+"""``PrivateBoosting``: cost, channels, kinds of labels, Keras model and refusals."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import sparse
+from sklearn.base import clone
+
+import tf_labeldp.keras_layers  # noqa: F401
+from tf_labeldp import (
+    ALIBI,
+    LabelRandomizer,
+    NoisyLabels,
+    PrivacyBudget,
+    PrivateBoosting,
+    PrivateLabels,
+    RandomizedResponse,
+    RRWithPrior,
+    guarantee,
+)
+from tf_labeldp.accounting import BudgetExceededError
+from tf_labeldp.boosting._losses import (
+    BinaryChannelLoss,
+    ChannelLoss,
+    PoissonLoss,
+    ScoreLoss,
+    SquaredLoss,
+)
+from tf_labeldp.estimation import likelihoods
+
+pytestmark = pytest.mark.usefixtures("fits_apart")
+HAS_LIGHTGBM = importlib.util.find_spec("lightgbm") is not None
+LIBRARIES = [
+    "scikit-learn",
+    pytest.param("lightgbm", marks=pytest.mark.skipif(not HAS_LIGHTGBM, reason="no lightgbm")),
+]
+N = 1500
+RNG = np.random.default_rng(0)
+AGE = RNG.uniform(18, 90, N)
+AGE[::50] = np.nan
+JOB = RNG.choice(["a", "b", "c"], N)
+TABLE = {"age": AGE, "job": JOB, "hours": RNG.integers(0, 60, N).astype(float)}
+# Depends on an interaction, which a linear model of the columns misses.
+BINARY = ((np.nan_to_num(AGE, nan=20.0) > 54) ^ (JOB == "b")).astype(int)
+THREE = np.where(TABLE["hours"] > 40, 2, BINARY)
+COUNTS = RNG.poisson(np.where(BINARY == 1, 3.0, 0.5)).clip(0, 8).astype(float)
+KINDS = {
+    "binary": (BINARY, {"num_classes": 2}),
+    "classes": (THREE, {"num_classes": 3}),
+    "numbers": (COUNTS, {"low": 0.0, "high": 8.0}),
+    "counts": (COUNTS, {"low": 0.0, "high": 8.0, "loss": "poisson"}),
+}
+EPSILON = 4.0
+
+
+def fitted(labels=BINARY, library="scikit-learn", epsilon=EPSILON, **arguments):
+    model = PrivateBoosting(
+        epsilon, library=library, max_trees=60, insecure_seed=0, **({"num_classes": 2} | arguments)
+    )
+    return model.fit(TABLE, labels)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_learns_an_interaction_and_exports_the_same_predictions(library, kind, tmp_path):
+    labels, arguments = KINDS[kind]
+    model = PrivateBoosting(EPSILON, library=library, max_trees=60, insecure_seed=0, **arguments)
+    model.fit(TABLE, labels)
+    assert model.gain_ > 5 * model.gain_stddev_ > 0
+    assert model.guarantee().epsilon == pytest.approx(EPSILON, rel=1e-9)
+    if kind in ("numbers", "counts"):
+        expected = np.where(BINARY == 1, 3.0, 0.5)
+        outputs = model.predict(TABLE)
+        # A constant would have 1.25^2; noise of the labels and few examples leave a fifth of it.
+        assert np.mean((outputs - expected) ** 2) < 0.2 * expected.var()
+        assert abs(outputs.mean() - COUNTS.mean()) < 0.2
+        assert outputs.min() >= 0.0 and outputs.max() <= 8.0
+        outputs = outputs[:, np.newaxis]
+    else:
+        outputs = model.predict_proba(TABLE)
+        assert model.score(TABLE, labels) > 0.9
+        assert outputs.sum(axis=1) == pytest.approx(1.0)
+        assert outputs.mean(axis=0) == pytest.approx(np.bincount(labels) / N, abs=0.05)
+    model.to_keras().save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    rows = {name: tf.constant(column[:, np.newaxis].tolist()) for name, column in TABLE.items()}
+    assert loaded.predict(rows, verbose=0) == pytest.approx(outputs, rel=1e-5, abs=1e-6)
+    assert guarantee(loaded).epsilon == pytest.approx(EPSILON, rel=1e-9)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_matrices_with_missing_numbers_and_sparse_rows(library):
+    x = np.stack([AGE, TABLE["hours"], BINARY + 0.0], axis=1)
+    model = PrivateBoosting(EPSILON, num_classes=2, library=library, max_trees=20)
+    model.fit(x, BINARY)
+    assert model.score(x, BINARY) > 0.99 and model.n_features_in_ == 3
+    assert model.to_keras().predict(x, verbose=0) == pytest.approx(
+        model.predict_proba(x), rel=1e-5, abs=1e-6
+    )
+    rows = sparse.csr_matrix(np.nan_to_num(x))
+    if library == "scikit-learn":
+        with pytest.raises(TypeError, match="expected dense features"):
+            clone(model).fit(rows, BINARY)
+    else:
+        assert clone(model).fit(rows, BINARY).score(rows, BINARY) > 0.99
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_every_channel_that_is_known(library):
+    """Priors by example, noisy rows of ALIBI, and one draw for two models."""
+    vault = PrivateLabels(THREE, 3, budget=PrivacyBudget(40.0, 1e-5))
+    priors = np.random.default_rng(1).dirichlet(np.ones(3), N)
+    draws = [
+        vault.randomize(RandomizedResponse(EPSILON, 3)),
+        vault.randomize(RRWithPrior(EPSILON, 3), priors=priors),
+        vault.randomize(ALIBI(EPSILON, num_classes=3)),
+    ]
+    spent = vault.guarantee().epsilon
+    for noisy in draws:
+        model = PrivateBoosting(library=library, max_trees=60).fit(TABLE, noisy)
+        assert model.score(TABLE, THREE) > 0.85
+        assert model.guarantee().epsilon == pytest.approx(EPSILON, rel=1e-9)
+        assert model.noisy_labels_ is noisy
+    assert vault.guarantee().epsilon == spent
+    part = vault.randomize(RandomizedResponse(EPSILON, 3), indices=np.arange(0, N, 2))
+    assert PrivateBoosting(library=library, max_trees=60).fit(TABLE, part).score(TABLE, THREE) > 0.8
+
+
+def test_noisy_labels_from_a_file(tmp_path):
+    vault = PrivateLabels(BINARY, num_classes=2, budget=PrivacyBudget(9.0))
+    noisy = vault.randomize(RandomizedResponse(EPSILON, 2))
+    noisy.save(tmp_path / "noisy")
+    model = PrivateBoosting(library="scikit-learn", max_trees=60)
+    model.fit(TABLE, NoisyLabels.load(tmp_path / "noisy"))
+    assert model.score(TABLE, BINARY) > 0.9
+    with pytest.raises(ValueError, match="noisy labels with receipts"):
+        model.fit(TABLE, NoisyLabels(noisy.values, noisy.indices, noisy.mechanism))
+
+
+@pytest.mark.holds("boosting.PrivateBoosting")
+def test_a_vault_is_charged_once_and_a_named_draw_is_read_again(tmp_path):
+    def vault():
+        return PrivateLabels(BINARY, 2, budget=PrivacyBudget(EPSILON), store=tmp_path / "store")
+
+    labels = vault()
+    model = PrivateBoosting(EPSILON, library="scikit-learn", max_trees=20, key="trees")
+    first = model.fit(TABLE, labels).predict_proba(TABLE)
+    with pytest.raises(BudgetExceededError):
+        PrivateBoosting(1.0, library="scikit-learn").fit(TABLE, labels)
+    # A new process reads the draw.
+    again = clone(model).fit(TABLE, vault())
+    assert again.predict_proba(TABLE) == pytest.approx(first)
+    assert vault().guarantee().epsilon == EPSILON
+
+
+def test_small_budgets_are_refused_before_the_draw_and_noise_is_named_after_it():
+    labels = PrivateLabels(BINARY, 2, budget=PrivacyBudget(5.0))
+    with pytest.raises(ValueError, match=r"worth at least 20 true ones, got 1500 labels at eps"):
+        PrivateBoosting(0.1, library="scikit-learn").fit(TABLE, labels)
+    assert labels.guarantee().epsilon == 0.0
+    coins = np.random.default_rng(5).integers(0, 2, N)
+    with pytest.warns(UserWarning, match="learnt hardly more than noise"):
+        model = fitted(coins, epsilon=1.0)
+    # Probabilities stay near the class shares.
+    assert np.abs(model.predict_proba(TABLE)[:, 1] - coins.mean()).max() < 0.2
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_weights_of_examples_and_classes(library):
+    """Examples of weight zero do not count; class weights move probabilities by Bayes' rule."""
+    flipped = np.where(JOB == "c", 1 - BINARY, BINARY)
+    model = PrivateBoosting(
+        EPSILON, num_classes=2, library=library, max_trees=60, insecure_seed=0, seed=3
+    )
+    weighted = clone(model).fit(TABLE, flipped, sample_weight=(JOB != "c") + 0.0)
+    kept = {name: column[JOB != "c"] for name, column in TABLE.items()}
+    assert weighted.score(kept, BINARY[JOB != "c"]) > 0.9
+    rare = (BINARY == 1) & (TABLE["hours"] > 45)
+    plain = clone(model).fit(TABLE, rare.astype(int))
+    balanced = clone(model).set_params(class_weight="balanced").fit(TABLE, rare.astype(int))
+    doubled = clone(model).set_params(class_weight={1: 2.0}).fit(TABLE, rare.astype(int))
+    odds = [m.predict_proba(TABLE) for m in (plain, doubled, balanced)]
+    odds = [p[:, 1] / p[:, 0] for p in odds]
+    assert odds[1] == pytest.approx(2.0 * odds[0], rel=1e-6)
+    share = rare.mean()
+    assert np.median(odds[2] / odds[0]) == pytest.approx((1 - share) / share, rel=0.3)
+    assert balanced.guarantee().epsilon == pytest.approx(EPSILON, rel=1e-9)
+
+
+BAD_INPUT = {
+    "library": ({"library": "xgboost"}, TABLE, BINARY, {}, "library must be"),
+    "rows": ({}, {k: v[:-1] for k, v in TABLE.items()}, BINARY, {}, "expected 1499 labels"),
+    "weights": ({}, TABLE, BINARY, {"sample_weight": -np.ones(N)}, "sample_weight must have 1500"),
+    "class weights": ({"class_weight": {5: 2.0}}, TABLE, BINARY, {}, "class_weight must be"),
+    "constant": ({}, {"age": np.ones(N)}, BINARY, {}, "constant columns alone"),
+    "range": (
+        {"num_classes": None, "low": -1.0, "high": 8.0, "loss": "poisson"},
+        TABLE,
+        COUNTS,
+        {},
+        "labels of zero or more",
+    ),
+    "weights of numbers": (
+        {"num_classes": None, "low": 0.0, "high": 8.0, "class_weight": "balanced"},
+        TABLE,
+        COUNTS,
+        {},
+        "class_weight is for classes",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_refused_before_the_draw(case):
+    arguments, table, labels, options, message = BAD_INPUT[case]
+    arguments = {"num_classes": 2, "library": "scikit-learn"} | arguments
+    kind = {name: arguments[name] for name in ("num_classes", "low", "high") if name in arguments}
+    vault = PrivateLabels(labels, **kind, budget=PrivacyBudget(EPSILON))
+    with pytest.raises(ValueError, match=message):
+        PrivateBoosting(EPSILON, **arguments).fit(table, vault, **options)
+    assert vault.guarantee().epsilon == 0.0
+
+
+def test_missing_lightgbm_and_rows_of_labels_are_named(monkeypatch):
+    vault = PrivateLabels(np.eye(3, dtype=int)[THREE], num_labels=3, budget=PrivacyBudget(30.0))
+    with pytest.raises(ValueError, match="one model per column"):
+        PrivateBoosting(EPSILON, library="scikit-learn").fit(TABLE, vault)
+    noisy = vault.randomize(RandomizedResponse(1.0, 2))
+    with pytest.raises(ValueError, match="one model per column"):
+        PrivateBoosting(library="scikit-learn").fit(TABLE, noisy)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"tf-labeldp\[boosting\]"):
+        PrivateBoosting(EPSILON, num_classes=2, library="lightgbm").fit(TABLE, BINARY)
+
+
+CHANNEL = RandomizedResponse(1.0, 3)
+LOSSES = {
+    "classes": ChannelLoss(
+        np.zeros(3), likelihoods(CHANNEL, np.arange(3)), CHANNEL.transition_matrix()
+    ),
+    "two classes": BinaryChannelLoss(
+        np.zeros(1),
+        likelihoods(RandomizedResponse(1.0, 2), np.arange(2)),
+        RandomizedResponse(1.0, 2).transition_matrix(),
+    ),
+    "numbers": SquaredLoss(np.zeros(1), np.array([[0.3], [-2.0]])),
+    "counts": PoissonLoss(np.zeros(1), np.array([[4.0], [-1.0]]), 10.0),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_are_those_of_the_loss(name):
+    loss: ScoreLoss = LOSSES[name]
+    scores = np.resize(np.random.default_rng(2).normal(size=12), loss._shape())
+    gradient, hessian = loss.derivatives(scores)
+    for column in range(scores.shape[1]):
+        step = np.zeros(scores.shape)
+        step[:, column] = 1e-6
+        numeric = (loss.values(scores + step) - loss.values(scores - step)) / 2e-6
+        assert gradient[:, column] == pytest.approx(numeric, abs=1e-7)
+    assert np.all(hessian > 0.0)
+
+
+@pytest.mark.parametrize("name", ["classes", "two classes"])
+def test_the_hessian_is_the_variance_of_the_gradient(name):
+    """Fisher's information: the mean squared gradient over the noisy labels of one example."""
+    loss = LOSSES[name]
+    scores = np.tile(np.random.default_rng(3).normal(size=(1, loss._shape()[1])), (3, 1))
+    scores = scores[: len(loss.likelihoods)]
+    gradient, hessian = loss.derivatives(scores)
+    p = np.exp(scores[0]) if name == "classes" else np.array([1.0, np.exp(scores[0, 0])])
+    q = p / p.sum() @ loss.channel
+    assert q @ np.square(gradient) == pytest.approx(hessian[0], rel=1e-9)
+    assert q @ gradient == pytest.approx(0.0, abs=1e-12)
+
+
+def test_numbers_drawn_by_a_label_randomizer_are_used_as_they_are():
+    vault = PrivateLabels(COUNTS, low=0.0, high=8.0, budget=PrivacyBudget(EPSILON))
+    noisy = vault.randomize(LabelRandomizer(EPSILON))
+    model = PrivateBoosting(library="scikit-learn", loss="poisson", max_trees=60)
+    assert model.fit(TABLE, noisy).guarantee().epsilon == pytest.approx(EPSILON, rel=1e-9)
+    assert {receipt.id for receipt in model.receipts_} == {r.id for r in noisy.receipts}

@@ -1,0 +1,189 @@
+"""Trees of scikit-learn and LightGBM as arrays and as a Keras layer: the libraries' own scores."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+# The arrays are internal: `to_keras` of PrivateBoosting shows them, after a long fit.
+from tf_labeldp.boosting._trees import Trees
+
+lightgbm = pytest.importorskip("lightgbm")
+
+CATEGORICAL = [1, 4]
+OBJECTIVES = {0: "regression", 2: "binary", 3: "multiclass"}
+
+
+def some_rows(n=800, seed=0):
+    """Returns numbers, codes of 40 and of 5 categories, and whole numbers with zeros (n, 6)."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(n, 6))
+    rows[:, 1], rows[:, 4] = rng.integers(0, 40, n), rng.integers(0, 5, n)
+    rows[:, 5] = rng.integers(-2, 3, n)
+    rows[rng.random(rows.shape) < 0.1] = np.nan
+    return rows.astype(np.float32)
+
+
+def some_labels(rows, num_classes):
+    x = np.nan_to_num(rows)
+    scores = x[:, 0] + np.sin(7 * x[:, 1]) + 2 * (x[:, 4] == 3) - 0.5 * x[:, 2] * x[:, 5]
+    if num_classes == 0:
+        return scores
+    quantiles = np.quantile(scores, np.arange(1, num_classes) / num_classes)
+    return np.digitize(scores, quantiles)
+
+
+def of_sklearn(num_classes, rounds=15, categorical=CATEGORICAL, rows=None):
+    """Returns a fitted model's trees, and the function of its own scores."""
+    rows = some_rows() if rows is None else rows
+    kind = HistGradientBoostingClassifier if num_classes else HistGradientBoostingRegressor
+    model = kind(categorical_features=categorical, max_iter=rounds, early_stopping=False)
+    model.fit(rows, some_labels(rows, num_classes))
+    score = getattr(model, "decision_function", model.predict)
+    return Trees.from_hist_gradient_boosting(model), score
+
+
+def of_lightgbm(num_classes, rounds=15, categorical=CATEGORICAL, rows=None, **parameters):
+    rows = some_rows() if rows is None else rows
+    parameters = {
+        "objective": OBJECTIVES[num_classes],
+        "num_class": max(1, num_classes if num_classes > 2 else 1),
+        "min_data_per_group": 5,
+        "max_cat_to_onehot": 3,
+        "num_threads": 1,
+        "verbosity": -1,
+        **parameters,
+    }
+    data = lightgbm.Dataset(
+        rows,
+        some_labels(rows, num_classes),
+        categorical_feature=categorical or [],
+        params=parameters,
+    )
+    booster = lightgbm.train(parameters, data, rounds)
+    return Trees.from_lightgbm(booster), lambda x: booster.predict(x, raw_score=True)
+
+
+LIBRARIES = {
+    "scikit-learn": of_sklearn,
+    "LightGBM": of_lightgbm,
+    "LightGBM, NaN is zero": lambda *how: of_lightgbm(*how, use_missing=False),
+    "LightGBM, zero is missing": lambda *how: of_lightgbm(*how, zero_as_missing=True),
+}
+
+
+def check_scores(trees, score, rows):
+    expected = score(rows).reshape(len(rows), -1)
+    tolerance = 1e-6 * np.maximum(1.0, np.abs(expected))
+    assert np.all(np.abs(trees.scores(rows) - expected) <= 1e-3 * tolerance)
+    found = keras.ops.convert_to_numpy(trees.layer()(rows))
+    assert found.dtype == np.float32 and found.shape == expected.shape
+    assert np.all(np.abs(found - expected) <= tolerance)
+
+
+@pytest.mark.parametrize("num_classes", [0, 2, 3])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_scores_are_those_of_the_library(library, num_classes):
+    trees, score = LIBRARIES[library](num_classes)
+    rows = some_rows(seed=1)
+    # Unknown, negative and rare codes, and zeros.
+    rows[::7, 1], rows[::11, 1], rows[::13, 4], rows[::5, 5] = 300, -1, 9, 0
+    check_scores(trees, score, rows)
+    # Numbers at thresholds, and right above them.
+    rng = np.random.default_rng(2)
+    is_inner = (trees.left != np.arange(len(trees.left))) & (trees.category_set < 0)
+    for _ in range(3):
+        node = rng.choice(np.flatnonzero(is_inner & np.isfinite(trees.threshold)), len(rows))
+        at = trees.threshold[node]
+        above = np.nextafter(at, np.float32(np.inf))
+        rows[np.arange(len(rows)), trees.feature[node]] = np.where(
+            rng.random(len(at)) < 0.5, at, above
+        )
+    check_scores(trees, score, rows)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_columns_that_were_complete_in_fit(library):
+    rows = np.nan_to_num(some_rows())
+    trees, score = LIBRARIES[library](2, 20, CATEGORICAL, rows)
+    check_scores(trees, score, some_rows(seed=1))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_without_categories_and_with_categories_alone(library):
+    rows = some_rows()
+    check_scores(*LIBRARIES[library](2, 20, None), rows)
+    rows = rows[:, [1, 4, 1, 4, 1, 4]]
+    check_scores(*LIBRARIES[library](2, 20, list(range(6)), rows), rows)
+
+
+def test_codes_need_not_be_consecutive():
+    rows = some_rows()
+    rows[:, 1] *= 3
+    fresh = some_rows(seed=1)  # codes that are no multiples of three are unknown
+    check_scores(*of_sklearn(2, 20, CATEGORICAL, rows), fresh)
+    check_scores(*of_lightgbm(2, 20, CATEGORICAL, rows), fresh)
+    rows[0, 1] = -3
+    with pytest.raises(ValueError, match=r"expected category codes 0, 1, \.\.\., got -3 to 117"):
+        of_sklearn(2, 1, CATEGORICAL, rows)
+
+
+def test_numbers_that_lightgbm_takes_for_zero():
+    tiny = np.float32([0.0, 1e-38, 1e-35, 2e-35, -1e-38, -1e-35, -2e-35, np.nan])
+    for extra in ({}, {"zero_as_missing": True}):
+        trees, score = of_lightgbm(2, **extra)
+        rows = np.repeat(some_rows(200, seed=1), len(tiny), axis=0)
+        rows[:, 5] = np.tile(tiny, 200)
+        check_scores(trees, score, rows)
+
+
+def test_many_trees_and_a_large_baseline_are_exact_to_float32():
+    """Scores near zero next to a baseline of 1000, where sums in float32 lose four digits."""
+    trees, score = of_lightgbm(0, 500, learning_rate=0.05)
+    rows = some_rows(400, seed=1)
+    check_scores(trees, score, rows)
+    shift = np.where(trees.left == np.arange(len(trees.left)), 2.0, 0.0)
+    moved = Trees(**{**vars(trees), "value": trees.value + shift, "baseline": np.array([-1000.0])})
+    found = keras.ops.convert_to_numpy(moved.layer()(rows))
+    np.testing.assert_allclose(found[:, 0], score(rows), rtol=1e-6, atol=1e-7)
+
+
+def test_a_tree_of_one_leaf_and_the_initial_scores():
+    rows = some_rows(60)
+    labels = np.zeros(60)
+    data = lightgbm.Dataset(rows, labels, init_score=np.full(60, 2.5))
+    booster = lightgbm.train({"objective": "regression", "verbosity": -1}, data, 3)
+    trees = Trees.from_lightgbm(booster, [2.5])
+    expected = booster.predict(rows, raw_score=True) + 2.5
+    np.testing.assert_allclose(trees.scores(rows)[:, 0], expected, rtol=1e-12)
+    np.testing.assert_allclose(np.asarray(trees.layer()(rows))[:, 0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"linear_tree": True},
+        {"boosting": "rf", "bagging_freq": 1, "bagging_fraction": 0.5},
+    ],
+)
+def test_other_models_of_lightgbm_are_refused(parameters):
+    with pytest.raises(ValueError, match="sums trees of constant leaves"):
+        of_lightgbm(0, 2, None, **parameters)
+
+
+@pytest.mark.parametrize("library", ["scikit-learn", "LightGBM"])
+def test_a_saved_model_and_an_exported_one_score_the_same(library, tmp_path):
+    trees, _ = LIBRARIES[library](3, 10)
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, trees.layer(name="trees")(inputs))
+    rows = some_rows(50, seed=1)
+    expected = trees.scores(rows)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded.compile(jit_compile=True)
+    np.testing.assert_allclose(loaded.predict(rows, verbose=0), expected, rtol=1e-6, atol=1e-6)
+    model.export(tmp_path / "served", verbose=False)
+    served = keras.layers.TFSMLayer(tmp_path / "served", call_endpoint="serve")
+    np.testing.assert_allclose(np.asarray(served(rows)), expected, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,448 @@
+"""``PrivateBoosting``: boosted trees on noisy labels, with the channel in the loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp._progress import Progress
+from tf_labeldp.accounting import Private, Public, Setting, public_input
+from tf_labeldp.accounting.receipts import merge_receipts
+from tf_labeldp.boosting._growers import LightGBMGrower, SklearnGrower, Task
+from tf_labeldp.boosting._losses import ScoreLoss
+from tf_labeldp.boosting._targets import check_range, target_of
+from tf_labeldp.boosting._trees import Trees
+from tf_labeldp.features import TableCodes
+from tf_labeldp.features.estimator import keras_model, note_release, with_encoder
+from tf_labeldp.features.reader import column_names
+from tf_labeldp.heads.label_source import LabelSource, raw_digests
+from tf_labeldp.heads.one_release_head import Head
+from tf_labeldp.mechanisms import RandomizedResponse
+from tf_labeldp.vault import LabelKind, LabelRandomizer, NoisyLabels
+
+_SHAPES = ((3, 0.1), (15, 0.05))
+"""Leaves per tree, and the learning rate: additive trees are best at small epsilon, and trees with
+interactions at large epsilon. Chosen on Adult; the noisy labels weigh them."""
+_FOLDS = 5
+"""Parts of the examples; each model stops early by the noisy labels of one part."""
+_ROWS_FOR_ALL_FOLDS = 200_000
+"""Up to this many examples, each part is held out once; with five times as many, one part is."""
+_LEAST_SIGNAL = 20.0
+"""The fewest examples, in true labels, from which trees can learn more than the class shares."""
+_SHRINKAGE = 10.0
+"""L2 penalty on leaves, in information: a leaf worth 10 true labels is halved."""
+_STACKING_PENALTY = 3.0
+"""One over the prior standard deviation of the weights of the shapes, around equal weights."""
+_CLEAR = 2.0
+"""Standard errors by which trees must beat the class shares on held-out noisy labels."""
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class PrivateBoosting(Head):
+    """Gradient boosting on noisy labels: the most accurate model for tables with large budgets.
+
+    Each label is randomized once, and trees maximise the likelihood of the noisy labels through the
+    known channel. The noisy labels also stop the training, weigh small and large trees, and
+    calibrate the scores. A head of one release is better while ``n tanh(epsilon / 2)^2`` is below
+    about 3,000; ``PrivateClassifier`` chooses.
+
+    Guarantee:
+        (epsilon, 0)-label-DP for the replacement of one label, by one draw of randomized response,
+        or for numbers of ``LabelRandomizer``; the trees post-process it. Assumes that the features,
+        the weights and the number of examples are public. With ``NoisyLabels`` the guarantee is
+        that of their draw.
+
+    Source: boosting by Friedman 2001, and the forward-corrected loss of Patrini et al. 2017; ours:
+    the Fisher information of the channel as hessian, and stopping and stacking on noisy labels.
+
+    Args:
+        epsilon: finite and above zero; None for ``NoisyLabels``, which are drawn already.
+        num_classes: K, for labels 0..K-1. Leave it out for a vault, which knows its labels.
+        classes: class values in the order of their codes, public, if they are not 0..K-1.
+        low: smallest label of a regression task, public.
+        high: largest label of a regression task, public.
+        loss: for numbers ``"squared_error"``, or ``"poisson"`` for counts and amounts.
+        class_weight: for classes: weights by class value, public; or ``"balanced"``, which takes
+            the class shares from the noisy labels and spends no budget. Probabilities are those of
+            a population with so weighted classes.
+        library: ``"lightgbm"`` (extra ``boosting``), ``"scikit-learn"``, or ``"auto"`` for the
+            first that is installed. LightGBM takes the channel into its objective;
+            scikit-learn fits debiased labels, at a loss of about 0.3 AUC points.
+        max_trees: the most trees per model.
+        key: name of the draw in a vault.
+        seed: public seed of folds and trees.
+        insecure_seed: makes the draw repeatable, and the statement "not private: seeded".
+
+    Attributes:
+        noisy_labels_: the noisy labels; any number of models may use them at no further cost.
+        classes_: class values (K,); for classes.
+        shape_weights_: weights of trees with 3 and with 15 leaves, estimated from noisy labels.
+        gain_: estimated mean decrease of the loss per noisy label, compared to a model that ignores
+            the features, on held-out noisy labels; and ``gain_stddev_``, its standard error.
+        num_trees_: number of trees in total.
+        n_features_in_: number of columns.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> table = {"age": rng.uniform(18, 90, 3000), "job": rng.choice(["a", "b"], 3000)}
+        >>> ill = ((table["age"] > 60) ^ (table["job"] == "a")).astype(int)
+        >>> model = PrivateBoosting(2.0, num_classes=2, library="scikit-learn").fit(table, ill)
+        >>> model.score(table, ill) > 0.9, model.guarantee().epsilon
+        (True, 2.0)
+    """
+
+    epsilon: float | None = None
+    _: dataclasses.KW_ONLY
+    num_classes: int | None = None
+    classes: Setting[Any] = None
+    low: float | None = None
+    high: float | None = None
+    loss: str = "squared_error"
+    class_weight: Public[Any] = None
+    library: str = "auto"
+    max_trees: int = 600
+    key: str | None = None
+    seed: int = 0
+    insecure_seed: int | None = None
+
+    def fit(
+        self, features: Public[Any], labels: Private[Any], sample_weight: Public[Any] = None
+    ) -> PrivateBoosting:
+        """Draws noisy labels, unless they are given, and fits trees to them.
+
+        Args:
+            features: public: a table (data frame, dict of columns), whose texts are categories and
+                whose numbers may be missing (NaN); numbers (n, p); or a sparse matrix.
+            labels: a ``PrivateLabels``, which charges the draw; an array (n,), which gets a vault
+                with the budget epsilon; or ``NoisyLabels`` with a channel that is known.
+            sample_weight: public weights (n,), at least zero.
+
+        Returns:
+            The model itself.
+
+        Raises:
+            BudgetExceededError: a vault's budget does not allow the draw; nothing was drawn.
+            ImportError: LightGBM is not installed.
+            TypeError: features, labels or weights have a wrong type.
+            ValueError: arguments out of range; fewer examples than this epsilon needs; a channel
+                that does not depend on the labels. Nothing was drawn.
+            RuntimeError: labels are an array in a worker process (``n_jobs``).
+
+        Warns:
+            UserWarning: trees are no better than the class shares on held-out noisy labels; or an
+                earlier fit of this process used these rows with an array of labels.
+        """
+        grower = _grower(self.library)
+        max_trees = _validate.integer_at_least("max_trees", self.max_trees, 1)
+        _validate.one_of("loss", self.loss, ("squared_error", "poisson"))
+        public = public_input(features, self.class_weight, sample_weight)
+        features, class_weight, sample_weight = public.value
+        source = None if isinstance(labels, NoisyLabels) else self._source(labels)
+        coder, rows = _read(features, grower)
+        weights = _checked_weights(sample_weight, rows.shape[0])
+        rows_of_labels: Any = slice(None)
+        if source is None:
+            noisy = _checked_noisy(labels)
+            receipts = merge_receipts(public.receipts, public_input(noisy).receipts)
+            rows_of_labels = noisy.rows_among({rows.shape[:1]})
+        else:
+            source.check_length(rows.shape[0])
+            _class_weights(class_weight, source.kind.class_values, None)
+            digests = raw_digests(features)
+            digests = None if digests is None else digests[:, np.newaxis]
+            noisy, receipts = source.randomize(public, digests, self._family_of_clones())
+        rows = rows[rows_of_labels]
+        weights = None if weights is None else weights[rows_of_labels]
+        target = target_of(noisy, weights, self.loss, grower.has_logits)
+        task = Task(
+            rows,
+            np.zeros(rows.shape[1], bool) if coder is None else coder.categorical_,
+            target.loss,
+            target.numbers,
+            weights,
+            max_trees,
+            min_rows=int(np.clip(rows.shape[0] // 50, 5, 100)),
+            shrinkage=_SHRINKAGE * target.loss.dispersion() / target.variance,
+            seed=self.seed,
+        )
+        members, held_out, scores = _grown(grower, task)
+        loss = target.loss.take(held_out)
+        stack = _stacked(loss, scores, task.weights_of(held_out), target.variance)
+        self.shape_weights_, self._start, self.gain_, self.gain_stddev_ = stack
+        self._grower, self._members, self._coder = grower, members, coder
+        self._base, self._floor = target.loss.start, target.floor
+        self.noisy_labels_, self.receipts_ = noisy, receipts
+        self.classes_: Any = target.classes
+        self._label_range = target.label_range
+        self._class_weights = _class_weights(class_weight, target.classes, target.shares)
+        self.n_features_in_ = rows.shape[1]
+        self._remember_columns(column_names(features))
+        self.num_trees_ = sum(len(trees.roots) for trees in self._trees())
+        if self.gain_ < _CLEAR * self.gain_stddev_:
+            _validate.warn(
+                f"on held-out noisy labels, trees gain {self.gain_:.2g} nats per label over the "
+                f"class shares, with a standard error of {self.gain_stddev_:.2g}: they learnt "
+                "hardly more than noise. Use a larger epsilon, more examples, or a head of one "
+                "release."
+            )
+        return self
+
+    def predict(self, features: Public[Any]) -> np.ndarray:
+        """Returns class values (m,), or numbers (m,) within their range.
+
+        Args:
+            features: as in ``fit``; missing and unknown categories count as missing values.
+        """
+        if not self._is_regressor():
+            return self.classes_[self.predict_proba(features).argmax(axis=1)]
+        scores = self._scores(features)[:, 0]
+        low, high = self._label_range or (0.0, 0.0)
+        return np.clip(np.exp(scores) if self.loss == "poisson" else scores, low, high)
+
+    def predict_proba(self, features: Public[Any]) -> np.ndarray:
+        """Returns probabilities of the classes, ``float64`` (m, K).
+
+        Raises:
+            TypeError: the labels are numbers.
+        """
+        self._check_fitted()
+        if self._is_regressor():
+            raise TypeError("labels that are numbers have no class probabilities. Use predict.")
+        return self._probabilities(self._scores(features), np)
+
+    def to_keras(self) -> Any:
+        """Returns a ``keras.Model`` from the inputs of ``fit`` to predictions, with its receipts.
+
+        The model of a table takes a dict of columns (m, 1) by name, that of a matrix (m, p). It
+        computes ``predict_proba``, or for numbers ``predict`` as (m, 1). Import
+        ``tf_labeldp.keras_layers`` before you load its file.
+        """
+        self._check_fitted()
+        import keras
+        from keras import ops
+
+        inputs, rows = with_encoder(self._coder, self.n_features_in_)
+        parts = []
+        for number, trees in enumerate(self._trees()):
+            layer = trees.layer(name=f"tree_ensemble_{number}")
+            parts.append(layer(rows))
+            note_release(layer, self.receipts_)
+        scores = parts[0] if len(parts) == 1 else keras.layers.Concatenate(dtype="float32")(parts)
+        if self._is_regressor():
+            numbers = ops.exp(scores) if self.loss == "poisson" else scores
+            low, high = self._label_range or (0.0, 0.0)
+            outputs = ops.clip(numbers, low, high)
+        else:
+            outputs = self._probabilities(scores, ops)
+        return keras_model(inputs, outputs, "private_boosting")
+
+    def _is_regressor(self) -> bool:
+        return super()._is_regressor() or self.low is not None
+
+    def _source(self, labels: Any) -> LabelSource:
+        """Returns the labels of a draw; raises if they can't be worth it."""
+        epsilon = _validate.positive_finite("epsilon", self.epsilon)
+        source = LabelSource(self, labels, self._mechanism)
+        # The probability that randomized response keeps a label on purpose.
+        gain = math.expm1(min(epsilon, 700.0))
+        correlation = gain / (gain + (source.kind.num_classes or 2))
+        signal = len(labels) * correlation**2
+        if signal < _LEAST_SIGNAL:
+            raise ValueError(
+                f"expected noisy labels worth at least {_LEAST_SIGNAL:g} true ones, got "
+                f"{len(labels)} labels at epsilon={epsilon:g}, worth {signal:.2g}: trees "
+                "would answer the class shares. Use PrivateLogisticRegression or a larger "
+                "epsilon. Nothing was drawn."
+            )
+        return source
+
+    def _mechanism(self, kind: LabelKind) -> Any:
+        if kind.num_labels is not None:
+            raise ValueError(
+                f"PrivateBoosting expected classes or numbers, got {kind.describe()}. Fit one "
+                "model per column. Nothing was drawn."
+            )
+        epsilon = _validate.positive_finite("epsilon", self.epsilon)
+        if kind.num_classes is not None:
+            return RandomizedResponse(epsilon, kind.num_classes)
+        check_range(self.loss, kind.label_range)
+        return LabelRandomizer(epsilon)
+
+    def _scores(self, features: Any) -> np.ndarray:
+        """Returns scores (m, C): the weighted sum of the means over folds."""
+        self._check_fitted()
+        rows = features.tocsr() if self._coder is None else self._coder.transform(features)
+        if rows.shape[1] != self.n_features_in_:
+            raise ValueError(
+                f"expected {self.n_features_in_} features, as in fit, got {rows.shape[1]}."
+            )
+        total = np.zeros((rows.shape[0], self._start.size)) + self._start
+        for weight, models in zip(self.shape_weights_, self._members, strict=True):
+            for model in models:
+                total += weight / len(models) * self._grower.scores(model, rows, self._base)
+        return total
+
+    def _probabilities(self, scores: Any, ops: Any) -> Any:
+        """Returns class probabilities (m, K) of scores, by ``numpy`` or ``keras.ops``."""
+        weights = np.asarray(self._class_weights, np.float64 if ops is np else np.float32)
+        if self._grower.has_logits:
+            if scores.shape[1] == 1:
+                scores = ops.concatenate([-0.5 * scores, 0.5 * scores], axis=1)
+            p = ops.exp(scores - ops.max(scores, axis=1, keepdims=True))
+        else:
+            if scores.shape[1] == 1:
+                scores = ops.concatenate([1.0 - scores, scores], axis=1)
+            p = ops.clip(scores, self._floor, 1.0)
+        p = p * weights
+        return p / ops.sum(p, axis=1, keepdims=True)
+
+    def _trees(self) -> list[Trees]:
+        """Returns the trees of all outputs, or of each output, whose sums are ``_scores``."""
+        weights = self.shape_weights_ / [len(models) for models in self._members]
+        groups = [
+            (trees, weight)
+            for weight, models in zip(weights, self._members, strict=True)
+            for trees in (self._grower.trees(model, self._base) for model in models)
+        ]
+        starts = np.split(self._start, len(groups[0][0]))
+        return [
+            Trees.weighted_sum([(trees[place], weight) for trees, weight in groups], start)
+            for place, start in enumerate(starts)
+        ]
+
+
+def _grower(library: str) -> Any:
+    _validate.one_of("library", library, ("auto", "lightgbm", "scikit-learn"))
+    is_installed = importlib.util.find_spec("lightgbm") is not None
+    if library == "lightgbm" and not is_installed:
+        raise ImportError(
+            "library='lightgbm' needs LightGBM. Install it: pip install 'tf-labeldp[boosting]'; "
+            "or use library='scikit-learn'."
+        )
+    return LightGBMGrower() if is_installed and library != "scikit-learn" else SklearnGrower()
+
+
+def _checked_noisy(noisy: NoisyLabels) -> NoisyLabels:
+    if not noisy.receipts:
+        raise ValueError(
+            "expected noisy labels with receipts, got none. Give the result of "
+            "PrivateLabels.randomize, or of NoisyLabels.load."
+        )
+    if noisy.values.ndim == 2 and hasattr(noisy.mechanism, "transition_matrix"):
+        raise ValueError(
+            "expected one noisy label per example, got rows of labels. Fit one model per column."
+        )
+    return noisy
+
+
+def _read(features: Any, grower: Any) -> tuple[TableCodes | None, Any]:
+    """Returns the coder of a table and its ``float32`` rows; sparse rows have no coder."""
+    if hasattr(features, "tocsr"):
+        if not grower.has_logits:
+            raise TypeError(
+                "scikit-learn's trees expected dense features, got a sparse matrix. Install "
+                "LightGBM (pip install 'tf-labeldp[boosting]'), or give features.toarray()."
+            )
+        return None, features.tocsr().astype(np.float32)
+    coder = TableCodes()
+    rows = coder.fit_transform(features)
+    if not any(
+        np.nanmin(column) < np.nanmax(column) for column in rows.T if not np.isnan(column).all()
+    ):
+        raise ValueError(
+            "expected a column with different values, got constant columns alone. Check how they "
+            "were computed. Nothing was drawn."
+        )
+    return coder, rows
+
+
+def _checked_weights(weights: Any, size: int) -> np.ndarray | None:
+    if weights is None:
+        return None
+    weights = _validate.real_vector("sample_weight", weights)
+    if weights.shape != (size,) or not (weights >= 0.0).all() or not weights.any():
+        raise ValueError(
+            f"sample_weight must have {size} weights of zero or more, not all zero, got shape "
+            f"{weights.shape}, from {weights.min(initial=0.0):g} to {weights.max(initial=0.0):g}."
+        )
+    return weights / weights.mean()
+
+
+def _class_weights(class_weight: Any, classes: Any, shares: Any) -> np.ndarray | None:
+    """Returns weights (K,) in the order of the classes; None for numbers."""
+    if class_weight is None or classes is None:
+        if class_weight is not None:
+            raise ValueError("class_weight is for classes, got numbers. Leave it out.")
+        return None if classes is None else np.ones(len(classes))
+    if isinstance(class_weight, str):
+        _validate.one_of("class_weight", class_weight, ("balanced",))
+        return np.ones(len(classes)) if shares is None else 1.0 / (len(shares) * shares)
+    known = dict(class_weight) if isinstance(class_weight, Mapping) else {}
+    values = [known.pop(name, 1.0) for name in classes.tolist()]
+    if not isinstance(class_weight, Mapping) or known or not all(value > 0.0 for value in values):
+        raise ValueError(
+            f"class_weight must be 'balanced' or weights above zero by class, for "
+            f"{classes.tolist()}, got {class_weight!r}."
+        )
+    return np.array(values, np.float64)
+
+
+def _grown(grower: Any, task: Task) -> tuple[list[list[Any]], np.ndarray, np.ndarray]:
+    """Returns models by shape and fold, the held-out rows, and their scores (shapes, m, C)."""
+    size = task.rows.shape[0]
+    parts = np.array_split(np.random.default_rng(task.seed).permutation(size), _FOLDS)
+    parts = parts[: int(np.clip(_FOLDS * _ROWS_FOR_ALL_FOLDS // size, 1, _FOLDS))]
+    members: list[list[Any]] = [[] for _ in _SHAPES]
+    scores: list[list[np.ndarray]] = [[] for _ in _SHAPES]
+    with Progress("Growing trees", len(parts) * len(_SHAPES) * size) as progress:
+        for part in parts:
+            held_out = np.sort(part)
+            train = np.setdiff1d(np.arange(size), held_out, assume_unique=True)
+            for shape, (leaves, rate) in enumerate(_SHAPES):
+                models = grower.grow(task, leaves, rate, train, held_out)
+                members[shape].append(models)
+                scores[shape].append(grower.scores(models, task.rows[held_out], task.loss.start))
+                progress.advance(size)
+    rows = np.concatenate([np.sort(part) for part in parts])
+    return members, rows, np.stack([np.concatenate(found) for found in scores])
+
+
+def _stacked(
+    loss: ScoreLoss, scores: np.ndarray, row_weights: np.ndarray | None, variance: float
+) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """Returns weights of the shapes, a start (C,), the gain per row, and its standard error.
+
+    The weighted sum of the shapes' scores minimises the loss on held-out rows, with normal priors:
+    equal weights, and a shift of the start by about the standard deviation of labels.
+    """
+    from scipy import optimize
+
+    number, size = len(scores), scores.shape[1]
+    row_weights = np.ones(size) if row_weights is None else row_weights
+    dispersion = loss.dispersion()
+
+    def total(parameters: np.ndarray) -> np.ndarray:
+        return loss.start + parameters[number:] + np.tensordot(parameters[:number], scores, 1)
+
+    def objective(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+        found, away = total(parameters), (parameters - begin) * scale
+        slopes = loss.derivatives(found)[0] * row_weights[:, np.newaxis] / dispersion
+        value = float(row_weights @ loss.values(found)) / dispersion
+        gradient = np.concatenate([np.tensordot(scores, slopes, 2), slopes.sum(axis=0)])
+        return value + 0.5 * float(away @ away), gradient + scale * away
+
+    scale = np.repeat([_STACKING_PENALTY, variance**-0.5], [number, loss.start.size])
+    begin = np.concatenate([np.full(number, 1.0 / number), np.zeros(loss.start.size)])
+    bounds = [(0.0, 2.0)] * number + [(None, None)] * loss.start.size
+    found = optimize.minimize(objective, begin, jac=True, bounds=bounds, method="L-BFGS-B").x
+    gains = row_weights * (
+        loss.values(np.broadcast_to(loss.start, scores[0].shape)) - loss.values(total(found))
+    )
+    error = float(gains.std()) / math.sqrt(size)
+    return found[:number], loss.start + found[number:], float(gains.mean()), error

@@ -1,0 +1,169 @@
+"""Boosted trees of scikit-learn and LightGBM: one model per shape of trees and per fold."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tf_labeldp.boosting._losses import PoissonLoss, ScoreLoss
+from tf_labeldp.boosting._trees import Trees
+
+_PATIENCE = 30
+"""Rounds without progress on the held-out noisy labels, after which training stops."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Task:
+    """What all models of one fit share; everything is public."""
+
+    rows: Any  # float32 (n, p), or a CSR matrix
+    is_categorical: np.ndarray  # bool (p,)
+    loss: ScoreLoss  # in the units of the grower's scores
+    targets: np.ndarray  # (n, C), for growers that fit numbers
+    weights: np.ndarray | None  # (n,)
+    max_trees: int
+    min_rows: int  # per leaf
+    shrinkage: float  # L2 penalty on leaves, in units of the hessian
+    seed: int
+
+    def weights_of(self, rows: np.ndarray) -> np.ndarray | None:
+        return None if self.weights is None else self.weights[rows]
+
+
+class SklearnGrower:
+    """Regresses unbiased numbers, the debiased labels, with ``HistGradientBoostingRegressor``.
+
+    A class has one regressor of its probability: the expected debiased label is the probability of
+    the true class. That equals the inversion of the channel on predicted noisy labels, and works
+    for every channel.
+    """
+
+    has_logits: ClassVar[bool] = False
+
+    def grow(
+        self, task: Task, leaves: int, rate: float, train: np.ndarray, held_out: np.ndarray
+    ) -> list[Any]:
+        """Returns one model per output."""
+        from sklearn.ensemble import HistGradientBoostingRegressor
+
+        weights = {}
+        if task.weights is not None:
+            weights = {
+                "sample_weight": task.weights[train],
+                "sample_weight_val": task.weights[held_out],
+            }
+        models = []
+        for target in task.targets.T:
+            model = HistGradientBoostingRegressor(
+                loss="poisson" if isinstance(task.loss, PoissonLoss) else "squared_error",
+                learning_rate=rate,
+                max_iter=task.max_trees,
+                max_leaf_nodes=leaves,
+                min_samples_leaf=task.min_rows,
+                l2_regularization=task.shrinkage,
+                categorical_features=task.is_categorical,
+                early_stopping=True,
+                n_iter_no_change=_PATIENCE,
+                random_state=task.seed,
+            )
+            held_out_rows = {"X_val": task.rows[held_out], "y_val": target[held_out]}
+            model.fit(task.rows[train], target[train], **held_out_rows, **weights)
+            models.append(model)
+        return models
+
+    def scores(self, models: list[Any], rows: Any, start: np.ndarray) -> np.ndarray:
+        """Returns the models' scores (m, C) of rows (m, p), minus the start."""
+        found = np.stack([model.predict(rows) for model in models], axis=1)
+        return (np.log(found) if models[0].loss == "poisson" else found) - start
+
+    def trees(self, models: list[Any], start: np.ndarray) -> list[Trees]:
+        """Returns the trees of each output, whose sums are ``scores`` minus ``start``."""
+        found = map(Trees.from_hist_gradient_boosting, models)
+        return [
+            dataclasses.replace(trees, baseline=trees.baseline - first)
+            for trees, first in zip(found, start, strict=True)
+        ]
+
+
+class LightGBMGrower:
+    """Boosts the scores of a loss, whose derivatives are LightGBM's objective."""
+
+    has_logits: ClassVar[bool] = True
+
+    def grow(
+        self, task: Task, leaves: int, rate: float, train: np.ndarray, held_out: np.ndarray
+    ) -> list[Any]:
+        """Returns one model for all outputs."""
+        import lightgbm
+
+        def weighted(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+            if task.weights is None:
+                return values
+            return values * task.weights[rows].reshape(-1, *[1] * (values.ndim - 1))
+
+        outputs = task.loss.start.size
+        losses = {"train": task.loss.take(train), "held_out": task.loss.take(held_out)}
+
+        def objective(scores: np.ndarray, _: Any) -> tuple[np.ndarray, np.ndarray]:
+            scores = scores.reshape(-1, outputs) + task.loss.start
+            pair = [weighted(part, train) for part in losses["train"].derivatives(scores)]
+            gradient, hessian = pair if outputs > 1 else (part[:, 0] for part in pair)
+            return gradient, hessian
+
+        def held_out_loss(scores: np.ndarray, _: Any) -> tuple[str, float, bool]:
+            scores = scores.reshape(-1, outputs) + task.loss.start
+            values = weighted(losses["held_out"].values(scores), held_out)
+            return "loss", float(values.mean()), False
+
+        shared = {
+            "min_data_in_leaf": task.min_rows,
+            "force_col_wise": True,
+            "deterministic": True,
+            "seed": task.seed,
+            "verbosity": -1,
+        }
+        settings = {
+            "objective": objective,
+            "metric": "None",
+            "num_class": outputs,
+            "num_leaves": leaves,
+            "learning_rate": rate,
+            "lambda_l2": task.shrinkage,
+        }
+        columns = np.flatnonzero(task.is_categorical).tolist()
+
+        def data(rows: np.ndarray, reference: Any = None) -> Any:
+            return lightgbm.Dataset(
+                task.rows[rows],
+                np.zeros(len(rows)),
+                reference=reference,
+                categorical_feature=columns,
+                params=shared,
+            )
+
+        first = data(train)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="lightgbm")
+            booster = lightgbm.train(
+                settings | shared,
+                first,
+                task.max_trees,
+                valid_sets=[data(held_out, first)],
+                feval=held_out_loss,
+                callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False)],
+            )
+        return [booster]
+
+    def scores(self, models: list[Any], rows: Any, start: np.ndarray) -> np.ndarray:
+        """Returns the model's scores (m, C) of rows (m, p), minus the start."""
+        del start
+        scores = models[0].predict(rows, raw_score=True)
+        return scores.reshape(rows.shape[0], -1)
+
+    def trees(self, models: list[Any], start: np.ndarray) -> list[Trees]:
+        """Returns the trees of all outputs."""
+        del start
+        return [Trees.from_lightgbm(models[0])]

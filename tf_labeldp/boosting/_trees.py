@@ -1,0 +1,366 @@
+"""Ensembles of decision trees as arrays, from scikit-learn and LightGBM, and as a Keras layer."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+_BLOCK = 4096
+"""Rows scored at a time."""
+_ZERO = np.float32(1e-35)
+"""LightGBM's kZeroThreshold: numbers up to this size are zero."""
+_SUM_BITS = 22
+"""Bits of a sum of leaves: float32 has 24, and two are left for rounding the leaves."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trees:
+    """An ensemble of decision trees: all nodes in one array (N,) per property.
+
+    A row goes from a node to ``left`` if its ``feature`` is at most ``threshold``, or, if the node
+    has a category set, if its code is in the set. Missing values (NaN), negative codes, and codes
+    from V on go left where ``missing_left`` is true. A leaf is its own ``left`` and ``right``.
+    """
+
+    roots: np.ndarray  # int32 (T,); tree t belongs to output t % C
+    feature: np.ndarray  # int32 (N,)
+    threshold: np.ndarray  # float32 (N,)
+    left: np.ndarray  # int32 (N,)
+    right: np.ndarray  # int32 (N,)
+    missing_left: np.ndarray  # bool (N,)
+    category_set: np.ndarray  # int32 (N,), a row of category_sets; -1 for a threshold
+    category_sets: np.ndarray  # bool (S, V)
+    value: np.ndarray  # float64 (N,)
+    baseline: np.ndarray  # float64 (C,), added to the sums of leaves
+
+    @property
+    def depth(self) -> int:
+        """The most nodes above a leaf."""
+        level, depth = self.roots, 0
+        while np.any(self.left[level] != level):
+            level = np.union1d(self.left[level], self.right[level])
+            depth += 1
+        return depth
+
+    @classmethod
+    def from_hist_gradient_boosting(cls, model: Any) -> Trees:
+        """Returns the trees of a fitted ``HistGradientBoostingClassifier`` or ``...Regressor``.
+
+        The model was fitted on an array (n, p) whose categorical columns are codes 0, 1, ....
+
+        Raises:
+            ValueError: the model knows a category that is no whole number from zero on.
+        """
+        predictors = [tree for iteration in model._predictors for tree in iteration]
+        nodes = np.concatenate([tree.nodes for tree in predictors])
+        sizes = [len(tree.nodes) for tree in predictors]
+        roots = np.cumsum([0, *sizes])[:-1]
+        num_sets = [len(tree.raw_left_cat_bitsets) for tree in predictors]
+        places = np.arange(len(nodes))
+        is_leaf = nodes["is_leaf"] > 0
+        left, right = (
+            np.where(is_leaf, places, nodes[side] + np.repeat(roots, sizes))
+            for side in ("left", "right")
+        )
+        has_set = ~is_leaf & (nodes["is_categorical"] > 0)
+        first_set = np.repeat(np.cumsum([0, *num_sets])[:-1], sizes)
+        category_set = np.where(has_set, nodes["bitset_idx"] + first_set, -1)
+        missing_left = nodes["missing_go_to_left"] > 0
+        bits = _bits(np.concatenate([tree.raw_left_cat_bitsets for tree in predictors]))
+        known = _known_codes(model) if has_set.any() else {}
+        num_codes = 1 + max((int(codes.max(initial=0)) for codes, _ in known.values()), default=-1)
+        sets = np.zeros((len(bits), num_codes), bool)
+        for node in np.flatnonzero(has_set):
+            codes, encoded = known[int(nodes["feature_idx"][node])]
+            # Unknown codes go where missing values go.
+            members = sets[category_set[node]]
+            members[:] = missing_left[node]
+            members[codes] = bits[category_set[node], encoded]
+        return cls(
+            roots=roots.astype(np.int32),
+            feature=_column_order(model)[np.where(is_leaf, 0, nodes["feature_idx"])],
+            threshold=_rounded_down(nodes["num_threshold"]),
+            left=left.astype(np.int32),
+            right=right.astype(np.int32),
+            missing_left=missing_left,
+            category_set=category_set.astype(np.int32),
+            category_sets=sets,
+            value=np.where(is_leaf, nodes["value"], 0.0),
+            baseline=np.ravel(model._baseline_prediction).astype(np.float64),
+        )
+
+    @classmethod
+    def from_lightgbm(cls, booster: Any, baseline: Sequence[float] | None = None) -> Trees:
+        """Returns the trees of a LightGBM ``Booster``, up to its best iteration.
+
+        Args:
+            booster: a booster with constant leaves whose trees are summed.
+            baseline: the initial scores (C,) of its training, which LightGBM does not keep.
+
+        Raises:
+            ValueError: the trees have linear leaves, or are averaged.
+        """
+        text = booster.model_to_string().partition("\nend of trees")[0]
+        head, *blocks = text.split("\nTree=")
+        trees = [
+            dict(line.split("=", 1) for line in block.splitlines()[1:] if "=" in line)
+            for block in blocks
+        ]
+        if "\naverage_output" in head or any(tree.get("is_linear", "0") != "0" for tree in trees):
+            raise ValueError(
+                "expected a LightGBM model that sums trees of constant leaves, got linear leaves "
+                "or averaged trees. Train with boosting='gbdt' and linear_tree=False."
+            )
+        outputs = int(head.partition("num_tree_per_iteration=")[2].split()[0])
+        all_sets = [members for tree in trees for members in _lightgbm_sets(tree)]
+        sets = np.zeros((len(all_sets), max(map(len, all_sets), default=0)), bool)
+        for row, members in zip(sets, all_sets, strict=True):
+            row[: len(members)] = members
+        parts = [_lightgbm_nodes(tree) for tree in trees]
+        nodes = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        sizes = [len(part["value"]) for part in parts]
+        roots = np.cumsum([0, *sizes])[:-1].astype(np.int32)
+        nodes["left"] += np.repeat(roots, sizes)
+        nodes["right"] += np.repeat(roots, sizes)
+        first_set = np.cumsum([0, *(int(tree["num_cat"]) for tree in trees)])[:-1]
+        has_set = nodes["category_set"] >= 0
+        nodes["category_set"][has_set] += np.repeat(first_set, sizes)[has_set].astype(np.int32)
+        zero_is_missing = nodes.pop("zero_is_missing")
+        initial = np.zeros(outputs) if baseline is None else np.asarray(baseline, np.float64)
+        found = cls(roots, category_sets=sets, baseline=initial, **nodes)
+        return _with_missing_zeros(found, zero_is_missing)
+
+    @classmethod
+    def weighted_sum(cls, parts: Sequence[tuple[Trees, float]], baseline: np.ndarray) -> Trees:
+        """Returns trees whose scores are the weighted sum of those of the parts, plus (C,)."""
+        trees = [part for part, _ in parts]
+        sizes = [len(part.feature) for part in trees]
+        first_node = np.cumsum([0, *sizes])[:-1]
+        first_set = np.cumsum([0, *(len(part.category_sets) for part in trees)])[:-1]
+        codes = max(part.category_sets.shape[1] for part in trees)
+
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([getattr(part, name) for part in trees])
+
+        def moved(name: str) -> np.ndarray:
+            pairs = zip(trees, first_node, strict=True)
+            return np.concatenate([getattr(part, name) + first for part, first in pairs])
+
+        return cls(
+            roots=moved("roots").astype(np.int32),
+            feature=joined("feature"),
+            threshold=joined("threshold"),
+            left=moved("left").astype(np.int32),
+            right=moved("right").astype(np.int32),
+            missing_left=joined("missing_left"),
+            category_set=np.concatenate(
+                [
+                    np.where(part.category_set < 0, -1, part.category_set + first)
+                    for part, first in zip(trees, first_set, strict=True)
+                ]
+            ).astype(np.int32),
+            category_sets=np.concatenate([part._sets_of(codes) for part in trees]),
+            value=np.concatenate([weight * part.value for part, weight in parts]),
+            baseline=baseline + sum(weight * part.baseline for part, weight in parts),
+        )
+
+    def scores(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the raw scores of ``float32`` rows (m, p), ``float64`` (m, C)."""
+        rows = np.asarray(rows, np.float32)
+        found = np.empty((len(rows), len(self.baseline)))
+        depth = self.depth
+        for start in range(0, len(rows), _BLOCK):
+            block = rows[start : start + _BLOCK]
+            node = np.broadcast_to(self.roots, (len(block), len(self.roots)))
+            for _ in range(depth):
+                node = np.where(self._goes_left(block, node), self.left[node], self.right[node])
+            leaves = self.value[node].reshape(len(block), -1, len(self.baseline))
+            found[start : start + _BLOCK] = leaves.sum(axis=1) + self.baseline
+        return found
+
+    def layer(self, **kwargs: Any) -> Any:
+        """Returns a ``TreeEnsemble`` layer with the same scores; it is built on (m, p)."""
+        from tf_labeldp.keras_layers.tree_ensemble import TreeEnsemble
+
+        num_sets, num_codes = self.category_sets.shape
+        layer = TreeEnsemble(
+            len(self.roots),
+            len(self.feature),
+            self.depth,
+            len(self.baseline),
+            num_sets,
+            num_codes if num_sets else 0,
+            **kwargs,
+        )
+        layer.build((None, int(self.feature.max(initial=0)) + 1))
+        leaf, baseline = self._exact_parts()
+        layer.set_weights(
+            [
+                self.roots,
+                self.feature,
+                self.threshold,
+                np.stack([self.left, self.right], axis=1),
+                self.missing_left.astype(np.int32),
+                self.category_set,
+                np.packbits(self.category_sets, axis=1, bitorder="little"),
+                leaf,
+                baseline,
+            ]
+        )
+        return layer
+
+    def _sets_of(self, codes: int) -> np.ndarray:
+        """Returns the category sets with more codes, which go where unknown codes go."""
+        sets = np.zeros((len(self.category_sets), codes), bool)
+        nodes = np.flatnonzero(self.category_set >= 0)
+        sets[self.category_set[nodes]] = self.missing_left[nodes, np.newaxis]
+        sets[:, : self.category_sets.shape[1]] = self.category_sets
+        return sets
+
+    def _goes_left(self, rows: np.ndarray, node: np.ndarray) -> np.ndarray:
+        value = np.take_along_axis(rows, self.feature[node], axis=1)
+        left, missing = value <= self.threshold[node], np.isnan(value)
+        if self.category_sets.size:
+            row = self.category_set[node]
+            known = (value >= 0) & (value < self.category_sets.shape[1])
+            members = self.category_sets[row, np.where(known, value, 0).astype(np.int64)]
+            left = np.where(row >= 0, members, left)
+            missing = np.where(row >= 0, ~known, missing)
+        return np.where(missing, self.missing_left[node], left)
+
+    def _exact_parts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns leaves (N, 2) and baseline (C, 2), ``float32``: coarse parts and their rests.
+
+        Coarse parts are multiples of a unit so large that their sums are exact in float32, in any
+        order. The rests are so small that rounding their sums does not matter.
+        """
+        largest = np.maximum.reduceat(np.abs(self.value), self.roots).sum()
+        bound = float(largest + np.abs(self.baseline).max())
+        unit = 2.0 ** (math.ceil(math.log2(max(bound, 1e-30))) - _SUM_BITS)
+
+        def parts(values: np.ndarray) -> np.ndarray:
+            coarse = unit * np.round(values / unit)
+            return np.stack([coarse, values - coarse], axis=1).astype(np.float32)
+
+        return parts(self.value), parts(self.baseline)
+
+
+def _rounded_down(thresholds: np.ndarray) -> np.ndarray:
+    """Returns the largest float32 up to each threshold: it splits float32 inputs the same way."""
+    with np.errstate(over="ignore"):
+        rounded = np.asarray(thresholds, np.float64).astype(np.float32)
+    return np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)
+
+
+def _bits(words: np.ndarray) -> np.ndarray:
+    """Returns the bits of ``uint32`` words (S, W) as bool (S, 32 W), the lowest first."""
+    octets = np.ascontiguousarray(words, "<u4").view(np.uint8)
+    return np.unpackbits(octets, axis=1, bitorder="little").astype(bool)
+
+
+def _column_order(model: Any) -> np.ndarray:
+    """Returns the column of the input for each column of the trees, ``int32`` (p,).
+
+    From scikit-learn 1.4 on, a preprocessor puts categorical columns first.
+    """
+    order = np.arange(model.n_features_in_, dtype=np.int32)
+    if getattr(model, "_preprocessor", None) is None:
+        return order
+    categorical = np.asarray(model.is_categorical_)
+    return np.concatenate([order[categorical], order[~categorical]])
+
+
+def _known_codes(model: Any) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Returns, by column of the trees, the codes in the input and those in the trees."""
+    known = {}
+    if getattr(model, "_preprocessor", None) is not None:
+        encoder = model._preprocessor.named_transformers_["encoder"]
+        for column, categories in enumerate(encoder.categories_):
+            present = categories[~np.isnan(categories)]
+            known[column] = present.astype(np.int64), np.arange(len(present))
+            if np.any(known[column][0] != present) or np.any(present < 0):
+                raise ValueError(
+                    f"expected category codes 0, 1, ..., got {present.min():g} to "
+                    f"{present.max():g}. Encode the categories with TableCodes."
+                )
+        return known
+    bitsets, row_of_column = model._bin_mapper.make_known_categories_bitsets()
+    for column in np.flatnonzero(model.is_categorical_).tolist():
+        codes = np.flatnonzero(_bits(bitsets)[row_of_column[column]])
+        known[column] = codes, codes
+    return known
+
+
+def _numbers(tree: dict[str, str], name: str, dtype: Any = np.int64) -> np.ndarray:
+    return np.array(tree.get(name, "").split(), dtype)
+
+
+def _lightgbm_sets(tree: dict[str, str]) -> list[np.ndarray]:
+    """Returns the category sets of a tree in LightGBM's text format, bool, of any lengths."""
+    ends, words = _numbers(tree, "cat_boundaries"), _numbers(tree, "cat_threshold", np.uint32)
+    return [_bits(words[np.newaxis, start:end])[0] for start, end in itertools.pairwise(ends)]
+
+
+def _lightgbm_nodes(tree: dict[str, str]) -> dict[str, np.ndarray]:
+    """Returns the arrays of a tree in LightGBM's text format: inner nodes, then leaves."""
+    leaves = _numbers(tree, "leaf_value", np.float64)
+    inner = len(leaves) - 1
+    # A tree of one leaf has no inner node, whatever its other lines are.
+    kinds = _numbers(tree, "decision_type")[:inner]
+    is_categorical, default_left, missing_type = kinds & 1 > 0, kinds & 2 > 0, kinds >> 2 & 3
+    thresholds = _numbers(tree, "threshold", np.float64)[:inner]
+    # Numbers around zero become zero; without a type, a missing number does too.
+    rounded = _rounded_down(thresholds)
+    near_zero = np.where(thresholds < 0.0, np.nextafter(-_ZERO, np.float32(-1.0)), _ZERO)
+    rounded = np.where(np.abs(rounded) <= _ZERO, near_zero, rounded)
+    missing_left = np.where(missing_type == 0, thresholds >= 0.0, default_left) & ~is_categorical
+    places = np.arange(inner, 2 * inner + 1)
+
+    def children(name: str) -> np.ndarray:
+        found = _numbers(tree, name)[:inner]
+        return np.concatenate([np.where(found >= 0, found, inner + ~found), places])
+
+    def of_all(values: np.ndarray, fill: Any, dtype: Any) -> np.ndarray:
+        return np.concatenate([values, np.full(inner + 1, fill)]).astype(dtype)
+
+    return {
+        "feature": of_all(_numbers(tree, "split_feature")[:inner], 0, np.int32),
+        "threshold": of_all(rounded, 0.0, np.float32),
+        "left": children("left_child").astype(np.int32),
+        "right": children("right_child").astype(np.int32),
+        "missing_left": of_all(missing_left, False, bool),
+        "zero_is_missing": of_all((missing_type == 1) & ~is_categorical, False, bool),
+        "category_set": of_all(np.where(is_categorical, thresholds, -1), -1, np.int32),
+        "value": np.concatenate([np.zeros(inner), leaves]),
+    }
+
+
+def _with_missing_zeros(trees: Trees, zero_is_missing: np.ndarray) -> Trees:
+    """Returns trees that send zeros where missing numbers go, at some nodes (``zero_as_missing``).
+
+    Such a node asks whether a number is above zero; if not, a second one asks whether it is below;
+    and a third one compares the number with the threshold.
+    """
+    first = np.flatnonzero(zero_is_missing)
+    if not first.size:
+        return trees
+    size = len(trees.feature)
+    second = np.arange(size, size + len(first))
+    third = second + len(first)
+    default = np.where(trees.missing_left, trees.left, trees.right)[first]
+    arrays = {
+        name: np.concatenate([values, values[first], values[first]])
+        for name, values in vars(trees).items()
+        if name not in ("roots", "category_sets", "baseline")
+    }
+    arrays["threshold"][first] = _ZERO
+    arrays["threshold"][second] = np.nextafter(-_ZERO, np.float32(-1.0))
+    arrays["left"][first], arrays["right"][first] = second, third
+    arrays["left"][second], arrays["right"][second] = third, default
+    arrays["missing_left"][first], arrays["missing_left"][second] = True, False
+    return dataclasses.replace(trees, **arrays)
