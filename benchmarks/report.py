@@ -79,6 +79,12 @@ PLOTS = {
         Panel("regression/mechanism_error_counts", "mechanism error, counts", None, _ERROR),
         Panel("regression/test_error_counts", "test error, counts", None, _ERROR),
     ],
+    "tables.png": [
+        Panel("tables/classes", "Adult, AUC in %", "adult", {"ylim": (80, 94)}),
+        Panel("tables/classes", "Bank, AUC in %", "bank"),
+        Panel("tables/classes", "Covertype, accuracy in %", "covtype"),
+        Panel("tables/numbers", "Bike, explained variance in %", "bike", {"ylim": (0, 100)}),
+    ],
     "optimal_bins.png": [
         Panel(
             "optimal_bins/times",
@@ -104,7 +110,8 @@ _MEASURED = {
         {"mnist", "fashion_mnist"},
         {"smooth logistic", "logistic", "RR", "LP-2ST"},
     ),
-    "table": ("one_release/accuracy", {"adult"}, {"ridge", "logistic", "RR", "LP-2ST"}),
+    "table": ("tables/classes", None, {"head", "boosting", "no privacy"}),
+    "table of numbers": ("tables/numbers", None, {"head", "boosting", "no privacy"}),
     "numbers": ("front_door/accuracy", None, None),
     "model": (
         "one_release/accuracy",
@@ -113,6 +120,11 @@ _MEASURED = {
     ),
 }
 """The figures of `tf_labeldp.recommend`: table, data sets and methods; None for all."""
+_SCORES = {
+    "table": "test AUC in % (accuracy for more than two classes)",
+    "table of numbers": "explained variance of the test labels in %",
+}
+"""What figures are that are no accuracy."""
 
 
 def measured() -> str:
@@ -127,6 +139,8 @@ def measured() -> str:
             if (data is None or row[0] in data) and (methods is None or row[1] in methods)
         ]
         content[kind] = {"epsilons": [table["columns"][i].split()[-1] for i in at], "rows": rows}
+        if kind in _SCORES:
+            content[kind]["score"] = _SCORES[kind]
     return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
 

@@ -296,6 +296,11 @@ def test_recommend_prints_measurements(capsys):
     words = ["recommend", "--epsilon", "1", "--examples", "30000", "--kind", "table"]
     assert main(words) == 0
     assert re.search(r"\n  adult +ridge +85\.2", capsys.readouterr().out)
+    assert main([*words, "--score", "91", "--num-classes", "2"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("Epsilon for 91 %: 0.") or last.startswith("Epsilon for 91 %: 1")
+    assert main([*words, "--numbers", "--score", "99"]) == 0
+    assert capsys.readouterr().out.endswith("Epsilon for 99 %: more than measured\n")
 
 
 @pytest.fixture

@@ -60,6 +60,13 @@ def test_a_table_with_names_of_classes(csv, capsys):
     assert np.mean(np.array(["no", "yes"])[predicted] == ILL) > 0.85
 
 
+def test_trees_if_they_are_asked_for(csv, capsys):
+    assert command(csv, *NAMES, "--method", "boosting", epsilon="3") == 0
+    assert "You chose method='boosting'." in capsys.readouterr().out
+    model = keras.models.load_model(csv.parent / "out" / "model.keras")
+    assert ldp.guarantee(model).epsilon == pytest.approx(3.0)
+
+
 def test_a_rare_class_and_its_metric(csv, capsys):
     header, *rows = csv.read_text().splitlines()
     rows = [row.replace(",yes,", ",no,") for row in rows]

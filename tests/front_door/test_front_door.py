@@ -64,9 +64,9 @@ def test_a_data_frame_with_texts_and_missing_numbers(tmp_path):
     assert model.feature_names_in_ == ("age", "job", "sick")
     assert isinstance(model.head_, ldp.PrivateLogisticRegression)
     assert model.choice_.kind == "table" and model.head_.spread == "half"
-    assert model.head_.encoder.sparse  # for classes; not for numbers, where it lost
-    numbers = ldp.PrivateRegressor(3.0, low=0.0, high=1.0, insecure_seed=0).fit(TABLE, ILL)
-    assert not numbers.head_.encoder.sparse
+    assert model.head_.encoder.sparse
+    numbers = ldp.PrivateRegressor(1.0, low=0.0, high=1.0, insecure_seed=0).fit(TABLE, ILL)
+    assert numbers.head_.encoder.sparse and numbers.head_.spread == "half"
     with pytest.raises(ValueError, match="lacks columns of fit: 'job'"):
         model.predict(TABLE.drop(columns="job"))
     model.to_keras().save(tmp_path / "model.keras")
@@ -524,3 +524,84 @@ def test_columns_of_odd_kinds():
         {n: tf.cast(v, "float32") if v.dtype == "float64" else v for n, v in batch.items()}
     )
     np.testing.assert_allclose(made, model.predict_proba(table.iloc[:40]), atol=1e-4)
+
+
+SIZE = 6000
+LARGE = pd.DataFrame({"a": RNG.uniform(size=SIZE), "b": RNG.choice(["x", "y"], SIZE)})
+INTERACTION = ((LARGE["a"] > 0.5) ^ (LARGE["b"] == "y")).to_numpy().astype(int)
+
+
+def test_boosting_is_chosen_where_noisy_labels_are_worth_many_true_ones(tmp_path):
+    """6,000 labels are worth 1,281 true ones at epsilon 1, and 3,480 at 2."""
+    assert ldp.recommend(1.0, SIZE, "table").method == "head"
+    assert ldp.recommend(2.0, SIZE, "table").method == "boosting"
+    assert ldp.recommend(1.0, SIZE, "table", num_classes=10).method == "head"
+    assert ldp.recommend(2.0, SIZE, "numbers").method == "head"
+    model = classifier(2.0, num_classes=2).fit(LARGE, INTERACTION)
+    assert model.choice_.method == "boosting" and isinstance(model.head_, ldp.PrivateBoosting)
+    assert "gradient boosting" in str(model.choice_)
+    assert model.guarantee().epsilon == pytest.approx(2.0, rel=1e-9)
+    assert model.score(LARGE, INTERACTION) > 0.98
+    model.to_keras().save(tmp_path / "model.keras")
+    assert ldp.guarantee(tmp_path / "model.keras").epsilon == pytest.approx(2.0, rel=1e-9)
+    head = classifier(2.0, num_classes=2, method="head").fit(LARGE, INTERACTION)
+    assert head.choice_.method == "head" and not isinstance(head.head_, ldp.PrivateBoosting)
+    assert "You chose method='head'" in str(head.choice_)
+    trees = classifier(2.0, method="boosting").fit(ROWS, CLASSES)
+    assert isinstance(trees.head_, ldp.PrivateBoosting)
+    for wrong in ({"encoder": NeighbourSmoothing().fit(ROWS)}, {"model": network((6,))}):
+        with pytest.raises(ValueError, match="needs a table or rows of numbers"):
+            classifier(method="boosting", **wrong).fit(ROWS, CLASSES)
+    with pytest.raises(ValueError, match="method must be"):
+        classifier(method="trees").fit(ROWS, CLASSES)
+
+
+@pytest.mark.holds("front_door.PrivateRegressor")
+def test_a_pilot_release_decides_on_trees_for_numbers(tmp_path):
+    """Labels that the columns explain get trees, pure noise a head; both cost epsilon in total."""
+    budget = ldp.PrivacyBudget(2.0, 1e-5)
+    assert ldp.recommend(2.0, SIZE, "table", num_classes=None).method == "pilot"
+    assert ldp.recommend(0.2, SIZE, "table", num_classes=None).method == "head"
+    explained = 10.0 * INTERACTION
+    noise = np.random.default_rng(1).uniform(0.0, 10.0, SIZE)
+    for labels, method in ((explained, "boosting"), (noise, "head")):
+        name = tmp_path / method
+
+        def vault(labels=labels, name=name):
+            return ldp.PrivateLabels(labels, low=0.0, high=10.0, budget=budget, store=name)
+
+        model = ldp.PrivateRegressor(2.0, key="model").fit(LARGE, first := vault())
+        assert model.choice_.method == method
+        assert 1.9 < model.guarantee().epsilon <= 2.0
+        assert model.guarantee().epsilon == pytest.approx(first.guarantee().epsilon)
+        # A second process reads both draws, and decides alike.
+        again = clone(model).fit(LARGE, vault())
+        assert again.predict(LARGE[:50]) == pytest.approx(model.predict(LARGE[:50]))
+        small = ldp.PrivateLabels(labels, low=0.0, high=10.0, budget=ldp.PrivacyBudget(1.9, 1e-5))
+        with pytest.raises(ldp.BudgetExceededError):
+            ldp.PrivateRegressor(2.0).fit(LARGE, small)
+        assert small.guarantee().epsilon == 0.0
+    array = ldp.PrivateRegressor(2.0, low=0.0, high=10.0).fit(LARGE, explained)
+    assert array.choice_.method == "boosting" and array.score(LARGE, explained) > 0.9
+    assert 1.9 < array.guarantee().epsilon <= 2.0
+
+
+def test_curves_answer_which_epsilon_a_score_needs():
+    """With four times the examples, a head needs a quarter of epsilon for the same score."""
+    choices = [ldp.recommend(1.0, number, "table") for number in (32_561, 130_244)]
+    for method, power in (("head", 1.0), ("boosting", 0.5)):
+        first, second = (choice.curves[method] for choice in choices)
+        for (epsilon, score), (smaller, same) in zip(first, second, strict=True):
+            assert same == score
+            if method == "head":
+                assert smaller == pytest.approx(epsilon / 4.0)
+            else:
+                ratio = np.tanh(smaller / 2) / np.tanh(epsilon / 2)
+                assert ratio == pytest.approx(4.0**-power)
+    needed = [choice.epsilon_for(91.0) for choice in choices]
+    assert 0.3 < needed[0] < 2.0 and needed[1] < needed[0]
+    level, score = choices[0].curves["boosting"][-1]
+    assert choices[0].epsilon_for(score) <= level
+    assert choices[0].epsilon_for(99.9) == np.inf
+    assert "Expected over epsilon" in str(choices[0])
+    assert ldp.recommend(1.0, 9000, "table", num_classes=None).curves["head"]

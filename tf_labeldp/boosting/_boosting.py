@@ -18,6 +18,7 @@ from tf_labeldp.boosting._growers import LightGBMGrower, SklearnGrower, Task
 from tf_labeldp.boosting._losses import ScoreLoss
 from tf_labeldp.boosting._targets import check_range, target_of
 from tf_labeldp.boosting._trees import Trees
+from tf_labeldp.boosting.worth import worth
 from tf_labeldp.features import TableCodes
 from tf_labeldp.features.estimator import keras_model, note_release, with_encoder
 from tf_labeldp.features.reader import column_names
@@ -86,6 +87,7 @@ class PrivateBoosting(Head):
         gain_: estimated mean decrease of the loss per noisy label, compared to a model that ignores
             the features, on held-out noisy labels; and ``gain_stddev_``, its standard error.
         num_trees_: number of trees in total.
+        coder_: the ``TableCodes`` of the columns; None for sparse rows.
         n_features_in_: number of columns.
 
     Example:
@@ -175,7 +177,7 @@ class PrivateBoosting(Head):
         loss = target.loss.take(held_out)
         stack = _stacked(loss, scores, task.weights_of(held_out), target.variance)
         self.shape_weights_, self._start, self.gain_, self.gain_stddev_ = stack
-        self._grower, self._members, self._coder = grower, members, coder
+        self._grower, self._members, self.coder_ = grower, members, coder
         self._base, self._floor = target.loss.start, target.floor
         self.noisy_labels_, self.receipts_ = noisy, receipts
         self.classes_: Any = target.classes
@@ -227,7 +229,7 @@ class PrivateBoosting(Head):
         import keras
         from keras import ops
 
-        inputs, rows = with_encoder(self._coder, self.n_features_in_)
+        inputs, rows = with_encoder(self.coder_, self.n_features_in_)
         parts = []
         for number, trees in enumerate(self._trees()):
             layer = trees.layer(name=f"tree_ensemble_{number}")
@@ -249,10 +251,7 @@ class PrivateBoosting(Head):
         """Returns the labels of a draw; raises if they can't be worth it."""
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         source = LabelSource(self, labels, self._mechanism)
-        # The probability that randomized response keeps a label on purpose.
-        gain = math.expm1(min(epsilon, 700.0))
-        correlation = gain / (gain + (source.kind.num_classes or 2))
-        signal = len(labels) * correlation**2
+        signal = worth(len(labels), epsilon, source.kind.num_classes or 2)
         if signal < _LEAST_SIGNAL:
             raise ValueError(
                 f"expected noisy labels worth at least {_LEAST_SIGNAL:g} true ones, got "
@@ -277,7 +276,7 @@ class PrivateBoosting(Head):
     def _scores(self, features: Any) -> np.ndarray:
         """Returns scores (m, C): the weighted sum of the means over folds."""
         self._check_fitted()
-        rows = features.tocsr() if self._coder is None else self._coder.transform(features)
+        rows = features.tocsr() if self.coder_ is None else self.coder_.transform(features)
         if rows.shape[1] != self.n_features_in_:
             raise ValueError(
                 f"expected {self.n_features_in_} features, as in fit, got {rows.shape[1]}."

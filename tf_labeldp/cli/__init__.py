@@ -272,6 +272,11 @@ def _add_recommend(verbs: Any) -> None:
     add("--kind", required=True, choices=("images", "table", "numbers"),
         help="kind of features: images, a table of columns, or rows of numbers with one meaning, "
         "such as embeddings")
+    add("--num-classes", type=_whole(2), default=2, metavar="K",
+        help="number of classes (default: 2)")
+    add("--numbers", action="store_true", help="labels are numbers, not classes")
+    add("--score", type=_number, metavar="PERCENT",
+        help="also print the epsilon that this score needs, by the printed curves of tables")
 
 
 def _add_audit(verbs: Any) -> None:
@@ -352,6 +357,9 @@ def _add_train(verbs: Any) -> None:
     _add_labels(parser)
     add("--loss", choices=("squared_error", "poisson"),
         help="loss for numbers; poisson is for counts (default: squared_error)")
+    add("--method", choices=("auto", "head", "boosting"), default="auto",
+        help="a head of one release, boosted trees on noisy labels, or the choice by epsilon and "
+        "the table (default: auto)")
     add("--drop", action="append", default=[], metavar="NAME",
         help="column to leave out, such as ids; may be given several times")
     add("--images", type=_path, metavar="DIR",

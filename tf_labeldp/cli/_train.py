@@ -67,7 +67,7 @@ def _estimator(args: argparse.Namespace, delta: float) -> Any:
     from tf_labeldp.front_door import PrivateClassifier, PrivateRegressor
 
     evaluation = {"budget_for_evaluation": args.evaluate, "evaluation_metric": args.metric}
-    options = {**evaluation, "key": "train"}
+    options = {**evaluation, "method": args.method, "key": "train"}
     if args.low is None:
         return PrivateClassifier(args.epsilon, delta, **options)
     return PrivateRegressor(args.epsilon, delta, loss=args.loss or "squared_error", **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 from tf_labeldp.cli._console import CommandError, explained, load_tensorflow, say
 
@@ -10,7 +11,13 @@ from tf_labeldp.cli._console import CommandError, explained, load_tensorflow, sa
 def run_recommend(args: argparse.Namespace) -> int:
     from tf_labeldp.front_door import recommend
 
-    say(str(recommend(args.epsilon, args.examples, args.kind)))
+    number = None if args.numbers else args.num_classes
+    choice = recommend(args.epsilon, args.examples, args.kind, num_classes=number)
+    say(str(choice))
+    if args.score is not None:
+        needed = choice.epsilon_for(args.score)
+        found = "more than measured" if math.isinf(needed) else f"{needed:.2g}"
+        say(f"Epsilon for {args.score:g} %: {found}")
     return 0
 
 

@@ -10,13 +10,24 @@ import numpy as np
 from sklearn.utils import _safe_indexing
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import PrivacyBudget, Private, Public, Setting, public_input
+from tf_labeldp.accounting import (
+    Charge,
+    PrivacyBudget,
+    Private,
+    Public,
+    Setting,
+    public_input,
+)
 from tf_labeldp.accounting.budget import default_delta
-from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts
+from tf_labeldp.accounting.events import gaussian_event
+from tf_labeldp.accounting.gaussian import gaussian_share, gaussian_sigma
+from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_receipts
+from tf_labeldp.boosting import PrivateBoosting
+from tf_labeldp.boosting.worth import worth
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
 from tf_labeldp.features.estimator import FeatureMap
 from tf_labeldp.features.reader import column_names, is_dataset, table_columns
-from tf_labeldp.front_door._recommend import recommend
+from tf_labeldp.front_door._recommend import Choice, recommend
 from tf_labeldp.heads import (
     BootstrappedHead,
     PrivateLogisticRegression,
@@ -51,6 +62,13 @@ _SHARE_ROWS = 4096
 """Rows whose predictions give the shares of the classes, within 1 % of all examples."""
 _IMAGE_SHARES = (0.3, 0.7)
 """Shares of the squared precision: the second release uses features that the network learnt."""
+_PILOT_SHARE = 0.01
+"""The share of the squared precision for a pilot, which is a tenth of epsilon."""
+_PILOT_MARGIN = 1e-4
+"""Relative slack for the numerical composition, which must stay below epsilon."""
+_EXPLAINED_FROM = 40.0
+"""Worth of noisy labels in true ones, times the explained share of their range, from which boosting
+is chosen: between bike at epsilon 0.5 and the insurance counts at epsilon 1."""
 _LEAST_NORM = np.float32(1e-12)
 
 
@@ -95,9 +113,12 @@ class _FrontDoor(Head):
     encoder: Any
     budget_for_evaluation: float | None
     evaluation_metric: str | None
+    method: str
     key: str | None
     insecure_seed: int | None
     model: Public[Any] = None
+    num_classes: int | None = None
+    classes: Setting[Any] = None
 
     def fit(self: _Self, features: Public[Any], labels: Private[Any]) -> _Self:
         """Chooses an encoder from the features, releases label moments once, and fits a head.
@@ -136,7 +157,7 @@ class _FrontDoor(Head):
         if not size:
             raise ValueError("expected at least one label, got none. Give labels and their rows.")
         delta = self._delta(labels, size)
-        choice = recommend(epsilon, size, kind, own_model=self.model is not None)
+        choice = self._choice(epsilon, size, kind, labels)
         price, metric = self.budget_for_evaluation, self.evaluation_metric
         if metric is not None and price is None:
             raise ValueError(
@@ -145,7 +166,9 @@ class _FrontDoor(Head):
             )
         seed, held_out = self.insecure_seed, None
         is_array = not isinstance(labels, PrivateLabels)
-        makes_vault = is_array and (price is not None or self.model is not None)
+        makes_vault = is_array and (
+            price is not None or self.model is not None or choice.method == "pilot"
+        )
         if makes_vault:
             refuse_worker_processes()
             cost_of_inputs = compose_receipts(public.receipts, delta).epsilon
@@ -167,21 +190,38 @@ class _FrontDoor(Head):
             features = rows_of(features, train.indices)
             labels, size = train, len(train)
         encoder = self.encoder
-        if encoder is None:
-            encoder = make_encoder(features, kind, size, self._is_regressor())
-        elif self.model is None:
+        if encoder is None and choice.method != "boosting":
+            encoder = make_encoder(features, kind, size)
+        elif self.model is None and encoder is not None:
             reason = "Your encoder, and one noisy release for a linear head."
             choice = dataclasses.replace(choice, reason=reason)
-        choice = dataclasses.replace(choice, remarks=(*choice.remarks, *_hashed_columns(encoder)))
         some_rows = np.random.default_rng(0).choice(size, min(size, _SHARE_ROWS), replace=False)
         some_features = rows_of(features, some_rows)
-        head = self._head(epsilon, delta, encoder, kind, size, seed)
+        receipts: Receipts = ()
+        if choice.method == "pilot":
+            plan = Pilot(epsilon, delta)
+            labels.check_budget(plan.charges(labels, self.key), receipts=public.receipts)
+            key = None if self.key is None else f"{self.key}/pilot"
+            pilot = self._head(plan.epsilon_of_pilot, delta, encoder, kind, size, seed, key)
+            pilot.fit(public.with_value(features), labels)
+            receipts = pilot.receipts_
+            method = plan.method(pilot.predict(some_features), pilot._label_range, size)
+            choice = dataclasses.replace(choice, method=method)
+            epsilon = plan.epsilon_of(method)
+        is_boosting = choice.method == "boosting"
+        if is_boosting:
+            head: Any = self._boosting(epsilon, seed)
+        else:
+            head = self._head(epsilon, delta, encoder, kind, size, seed, self.key)
         head.fit(public.with_value(features), labels)
+        remarks = _hashed_columns(head.coder_ if is_boosting else encoder)
+        choice = dataclasses.replace(choice, remarks=(*choice.remarks, *remarks))
         if head.classes_ is not None and self.evaluation_metric in (None, "accuracy"):
-            remarks = (*choice.remarks, *_rare_class(head, some_features))
-            choice = dataclasses.replace(choice, remarks=remarks)
+            remarks = [*choice.remarks, *_rare_class(head, some_features)]
+            choice = dataclasses.replace(choice, remarks=tuple(remarks))
         self.head_, self.choice_ = head, choice
-        self.receipts_, self._label_range = head.receipts_, head._label_range
+        self.receipts_ = merge_receipts(receipts, head.receipts_)
+        self._label_range = head._label_range
         self.classes_ = head.classes_
         self.n_features_in_ = getattr(head, "n_features_in_", math.prod(np.shape(features)[1:]))
         self._remember_columns(head._known_columns())
@@ -215,6 +255,38 @@ class _FrontDoor(Head):
         self._check_fitted()
         return self.head_.to_keras()
 
+    def _choice(self, epsilon: float, size: int, kind: str, labels: Any) -> Choice:
+        """Returns the choice by public facts, or the method that the caller asked for."""
+        has_own = self.encoder is not None or self.model is not None
+        method = _validate.one_of("method", self.method, ("auto", "head", "boosting"))
+        if method == "boosting" and (has_own or kind == "images"):
+            raise ValueError(
+                "method='boosting' needs a table or rows of numbers, without encoder= and model=. "
+                "Leave these out, or use method='head'."
+            )
+        number = None
+        if not self._is_regressor():
+            number = self.num_classes or (self.classes and len(self.classes))
+            if isinstance(labels, PrivateLabels):
+                number = labels.kind.num_classes
+        choice = recommend(
+            epsilon, size, kind, num_classes=number, own_model=self.model is not None
+        )
+        if self.model is not None:
+            return choice
+        if method == "auto":
+            method = "head" if has_own else choice.method
+        if method == choice.method:
+            return choice
+        return dataclasses.replace(choice, method=method, reason=f"You chose method={method!r}.")
+
+    def _boosting(self, epsilon: float, seed: int | None) -> PrivateBoosting:
+        arguments: dict[str, Any] = kind_arguments(self)
+        if isinstance(self, PrivateRegressor):
+            arguments["loss"] = self.loss
+        del arguments["num_labels"]
+        return PrivateBoosting(epsilon, **arguments, key=self.key, insecure_seed=seed)
+
     def _delta(self, labels: Any, size: int) -> float:
         if self.delta is not None:
             return self.delta
@@ -223,7 +295,14 @@ class _FrontDoor(Head):
         return default_delta(size)
 
     def _head(
-        self, epsilon: float, delta: float, encoder: Any, kind: str, size: int, seed: int | None
+        self,
+        epsilon: float,
+        delta: float,
+        encoder: Any,
+        kind: str,
+        size: int,
+        seed: int | None,
+        key: str | None,
     ) -> Any:
         raise NotImplementedError
 
@@ -256,14 +335,16 @@ class PrivateClassifier(_FrontDoor):
             probabilities (``heads.BootstrappedHead``). None fits a head alone.
         epochs: passes over the examples when ``model`` is trained; few examples need many.
         encoder: replaces the chosen features: a fitted feature map, a Keras model, or a callable.
+        method: ``"head"`` or ``"boosting"`` (of tables and rows of numbers), or ``"auto"`` for the
+            choice by epsilon, the number of examples and of classes, and the kind of features.
         key: name of the release in a vault.
         insecure_seed: makes the fit repeatable, and the statement "not private: seeded".
 
     Attributes:
         choice_: the choice, its reasons, and the benchmark rows behind it; print it. Its remarks
             name the columns that are hashed, and a class that is rare by the fitted model.
-        head_: the fitted head: a ``PrivateLogisticRegression``, a ``PrivateRidge``, or with
-            ``model`` a ``BootstrappedHead``.
+        head_: the fitted model: a ``PrivateLogisticRegression``, a ``PrivateRidge``, a
+            ``PrivateBoosting``, or with ``model`` a ``BootstrappedHead``.
         evaluation_: the noisy metric, with ``budget_for_evaluation``; print it.
         classes_: class values (K,).
 
@@ -286,6 +367,7 @@ class PrivateClassifier(_FrontDoor):
     model: Public[Any] = None
     epochs: int = 10
     encoder: Public[Any] = None
+    method: str = "auto"
     key: str | None = None
     insecure_seed: int | None = None
 
@@ -295,7 +377,14 @@ class PrivateClassifier(_FrontDoor):
         return self.head_.predict_proba(features)
 
     def _head(
-        self, epsilon: float, delta: float, encoder: Any, kind: str, size: int, seed: int | None
+        self,
+        epsilon: float,
+        delta: float,
+        encoder: Any,
+        kind: str,
+        size: int,
+        seed: int | None,
+        key: str | None,
     ) -> Any:
         if self.model is not None:
             return _bootstrapped(self, epsilon, delta, encoder, kind)
@@ -310,7 +399,7 @@ class PrivateClassifier(_FrontDoor):
             classes=self.classes,
             encoder=encoder,
             spread="half" if is_table else True,
-            key=self.key,
+            key=key,
             insecure_seed=seed,
         )
 
@@ -324,8 +413,8 @@ class PrivateRegressor(_FrontDoor):
 
     Args:
         epsilon: finite and above zero.
-        delta: as for ``PrivateClassifier``, like ``encoder``, ``key``, ``insecure_seed`` and
-            ``budget_for_evaluation``, which pays for the mean squared error.
+        delta: as for ``PrivateClassifier``, like ``encoder``, ``method``, ``key``,
+            ``insecure_seed`` and ``budget_for_evaluation``, which pays for the mean squared error.
         evaluation_metric: ``"mae"`` for the mean absolute error instead; None for ``"mse"``.
         low: smallest label, public. Leave it out for a vault, which knows its labels.
         high: largest label, public.
@@ -333,8 +422,9 @@ class PrivateRegressor(_FrontDoor):
             factors: in our benchmarks it had the smaller squared error and the better total there.
 
     Attributes:
-        choice_: the choice and its reasons; its benchmark rows are for classes.
-        head_: the fitted ``PrivateRidge``, or ``PrivatePoissonRegression``.
+        choice_: the choice and its reasons; for other features than tables, its benchmark rows are
+            for classes.
+        head_: the fitted ``PrivateRidge``, ``PrivatePoissonRegression`` or ``PrivateBoosting``.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -354,6 +444,7 @@ class PrivateRegressor(_FrontDoor):
     budget_for_evaluation: float | None = None
     evaluation_metric: str | None = None
     encoder: Public[Any] = None
+    method: str = "auto"
     key: str | None = None
     insecure_seed: int | None = None
 
@@ -361,9 +452,16 @@ class PrivateRegressor(_FrontDoor):
         return True
 
     def _head(
-        self, epsilon: float, delta: float, encoder: Any, kind: str, size: int, seed: int | None
+        self,
+        epsilon: float,
+        delta: float,
+        encoder: Any,
+        kind: str,
+        size: int,
+        seed: int | None,
+        key: str | None,
     ) -> Any:
-        del kind, size
+        del size
         heads = {"squared_error": PrivateRidge, "poisson": PrivatePoissonRegression}
         return heads[_validate.one_of("loss", self.loss, tuple(heads))](
             epsilon,
@@ -371,9 +469,50 @@ class PrivateRegressor(_FrontDoor):
             low=self.low,
             high=self.high,
             encoder=encoder,
-            key=self.key,
+            spread="half" if kind == "table" else True,
+            key=key,
             insecure_seed=seed,
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Pilot:
+    """Splits (epsilon, delta) between a pilot release and the model that it decides on.
+
+    Trees learn numbers from noisy labels where the columns explain much of the range of the labels,
+    a private fact. A head of a small release estimates it.
+    """
+
+    epsilon: float
+    delta: float
+
+    @property
+    def epsilon_of_pilot(self) -> float:
+        return gaussian_share(self._total, self.delta, _PILOT_SHARE)
+
+    @property
+    def _total(self) -> float:
+        return self.epsilon * (1.0 - _PILOT_MARGIN)
+
+    def epsilon_of(self, method: str) -> float:
+        """Returns what is left: Gaussian releases add precisions, other mechanisms epsilons."""
+        if method == "boosting":
+            return self._total - self.epsilon_of_pilot
+        return gaussian_share(self._total, self.delta, 1.0 - _PILOT_SHARE)
+
+    def charges(self, labels: PrivateLabels, key: str | None) -> list[Charge]:
+        """Returns the charge of both releases, or none if the pilot was released before."""
+        if labels.has_draw(None if key is None else f"{key}/pilot"):
+            return []
+        sigma = gaussian_sigma(self.epsilon, self.delta, 1.0)
+        return [Charge(self.epsilon, self.delta, gaussian_event(sigma))]
+
+    def method(self, predicted: np.ndarray, label_range: tuple[float, float], size: int) -> str:
+        """Returns the method for n examples by the pilot's predictions."""
+        low, high = label_range
+        # One for labels at both ends of the range that are predicted without error.
+        explained = 4.0 * float(predicted.var()) / (high - low) ** 2
+        return "boosting" if explained * worth(size, self.epsilon) >= _EXPLAINED_FROM else "head"
 
 
 def predictions_for_metrics(estimator: Any, features: Any) -> np.ndarray:
@@ -384,13 +523,11 @@ def predictions_for_metrics(estimator: Any, features: Any) -> np.ndarray:
 
 def _hashed_columns(encoder: Any) -> list[str]:
     """Returns a remark on each column of a table that is hashed."""
-    if not isinstance(encoder, RandomFourierFeatures):
-        return []
+    buckets = getattr(encoder, "hash_buckets", getattr(encoder, "most_categories", 0))
     return [
-        f"Column {name!r} has {number:,} categories, which are hashed into "
-        f"{encoder.hash_buckets:,} buckets: those in one bucket count as one. Leave out a column "
-        "of identifiers."
-        for name, number in encoder.hashed_.items()
+        f"Column {name!r} has {number:,} categories, which are hashed into {buckets:,} buckets: "
+        "those in one bucket count as one. Leave out a column of identifiers."
+        for name, number in getattr(encoder, "hashed_", {}).items()
     ]
 
 
@@ -459,11 +596,8 @@ def kind_of(features: Any) -> str:
     return "numbers" if array.dtype.kind in "biuf" else "table"
 
 
-def make_encoder(features: Any, kind: str, size: int, are_numbers: bool = False) -> Any:
-    """Returns an encoder fitted on public features; None for sparse rows, which stay sparse.
-
-    ``are_numbers`` says whether the labels are numbers, not classes.
-    """
+def make_encoder(features: Any, kind: str, size: int) -> Any:
+    """Returns an encoder fitted on public features; None for sparse rows, which stay sparse."""
     if hasattr(features, "tocsr"):
         return None
     if kind == "images":
@@ -471,8 +605,7 @@ def make_encoder(features: Any, kind: str, size: int, are_numbers: bool = False)
         patches = PatchDictionary(50, 3) if small else PatchDictionary()
         patches.fit(features)
         return patches if size < _FEWEST else NeighbourSmoothing(patches).fit(features)
-    sparse = kind == "table" and not are_numbers
-    fourier = RandomFourierFeatures(sparse=sparse).fit(features)
+    fourier = RandomFourierFeatures(sparse=kind == "table").fit(features)
     if kind == "table" or size < _FEWEST:
         return fourier
     deviations = np.asarray(features, np.float64).std(axis=0)

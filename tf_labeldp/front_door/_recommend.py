@@ -5,14 +5,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.resources
+import itertools
 import json
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tf_labeldp import _validate
+from tf_labeldp.boosting.worth import worth
 
 _LARGEST_MEASURED = {"images": 60_000, "table": 32_561, "numbers": 12_000}
 """Examples in the largest training set measured, by kind of features."""
+_REFERENCE = {"table": ("adult", 32_561), "table of numbers": ("pg15training", 80_017)}
+"""Data set and training examples behind the curves, by table of figures."""
+_BOOSTING_FROM = 2_500.0
+"""Boosting on classes is chosen where the noisy labels are worth so many true ones: between epsilon
+0.5 and 1 on Adult."""
+_PILOT_FROM = 500.0
+"""For numbers, a pilot release decides from this worth on: below, trees lost on each set."""
 _FEW = 0.1
 """With a smaller share of those examples, a remark names the epsilon to look up."""
 _REASONS = {
@@ -24,8 +34,20 @@ _REASONS = {
     ),
     "table": (
         "A table: random Fourier features of its columns, and one noisy release for a linear head.",
-        "On Adult it beat networks on noisy labels up to epsilon 1, and smoothing over neighbours "
-        "loses a point there.",
+        "On the tables measured it is ahead of boosting on noisy labels where these are worth few "
+        "true ones.",
+    ),
+    "boosting": (
+        "A table: gradient boosting on noisy labels of one draw, with the known channel in the "
+        "loss.",
+        "On the tables measured it is ahead of a head of one release where the noisy labels are "
+        "worth many true ones.",
+    ),
+    "pilot": (
+        "A table and numbers: a pilot release, at a tenth of epsilon, estimates how "
+        "much of them the columns explain.",
+        "Where it is much, gradient boosting on noisy labels is ahead, and else a linear head on "
+        "random Fourier features.",
     ),
     "numbers": (
         "Rows of numbers: random Fourier features, the rows smoothed over their nearest "
@@ -49,29 +71,78 @@ class Choice:
     Attributes:
         kind: kind of the features: ``"images"``, ``"table"`` or ``"numbers"``.
         epsilon: epsilon that was asked for.
+        method: ``"head"``, ``"boosting"``, or ``"model"`` for a model of your own; ``"pilot"`` for
+            numbers if a release has to choose between the first two.
         reason: two sentences.
-        rows: tuples (data set, method, test accuracy in percent) at ``measured_at``, the best
-            first in each data set.
+        rows: tuples (data set, method, score in percent) at ``measured_at``, the best first in
+            each data set.
         measured_at: measured epsilon nearest to ``epsilon``.
+        score: what the figures are, such as ``"test accuracy in %"``.
+        curves: for tables, pairs (epsilon, score) by method, as expected for this number of
+            examples if the labels are as hard as those of one public data set: of Adult, or for
+            numbers of French motor claims.
         remarks: sentences on where the tables do not reach.
     """
 
     kind: str
     epsilon: float
+    method: str
     reason: str
     rows: tuple[tuple[str, str, str], ...]
     measured_at: float
+    score: str = "test accuracy in %"
+    curves: dict[str, tuple[tuple[float, float], ...]] = dataclasses.field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
+    def epsilon_for(self, score: float) -> float:
+        """Returns the smallest epsilon at which a method is expected to reach a score.
+
+        It interpolates ``curves`` over the logarithm of epsilon, and returns infinity if no method
+        reaches the score within them.
+
+        Example:
+            >>> recommend(1.0, 1_000_000, "table").epsilon_for(91.0) < 0.5
+            True
+        """
+        found = [math.inf]
+        for curve in self.curves.values():
+            epsilons, scores = zip(*curve, strict=True)
+            above = [place for place, value in enumerate(scores) if value >= score]
+            if not above:
+                continue
+            place, share = above[0], 0.0
+            if place:
+                share = (scores[place] - score) / (scores[place] - scores[place - 1])
+            step = math.log(epsilons[place] / epsilons[max(place - 1, 0)])
+            found.append(epsilons[place] * math.exp(-share * step))
+        return min(found)
+
     def __str__(self) -> str:
-        lines = [self.reason, f"Measured at epsilon {self.measured_at:g}, test accuracy in %:"]
-        wide = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
-        for row in self.rows:
-            lines.append("  " + "  ".join(cell.ljust(w) for cell, w in zip(row, wide, strict=True)))
-        return "\n".join([*(line.rstrip() for line in lines), *self.remarks])
+        lines = [self.reason, f"Measured at epsilon {self.measured_at:g}, {self.score}:"]
+        lines += _columns(self.rows)
+        if self.curves:
+            lines.append(f"Expected over epsilon, {self.score}, if labels are as hard as there:")
+            lines += _columns(
+                [name, *(f"{epsilon:.2g}: {score:.1f}" for epsilon, score in curve)]
+                for name, curve in self.curves.items()
+            )
+        return "\n".join([*lines, *self.remarks])
 
 
-def recommend(epsilon: float, num_examples: int, kind: str, *, own_model: bool = False) -> Choice:
+def _columns(rows: Iterable[Sequence[str]]) -> list[str]:
+    rows = list(rows)
+    wide = [max(map(len, column)) for column in itertools.zip_longest(*rows, fillvalue="")]
+    return ["  " + "  ".join(map(str.ljust, row, wide)).rstrip() for row in rows]
+
+
+def recommend(
+    epsilon: float,
+    num_examples: int,
+    kind: str,
+    *,
+    num_classes: int | None = 2,
+    own_model: bool = False,
+) -> Choice:
     """Returns the choice that ``PrivateClassifier`` would make; it needs no labels.
 
     Args:
@@ -80,29 +151,39 @@ def recommend(epsilon: float, num_examples: int, kind: str, *, own_model: bool =
         kind: kind of the features: ``"images"`` (n, h, w) or (n, h, w, c); ``"table"``, with named
             columns or columns of texts; or ``"numbers"``, rows of numbers with one meaning, such as
             pixels, embeddings or measurements.
+        num_classes: K; None for labels that are numbers (``PrivateRegressor``).
         own_model: whether to train a model of your own, as ``PrivateClassifier(model=)`` does.
 
     Returns:
-        The choice; print it.
+        The choice; print it. ``epsilon_for`` answers which epsilon a score needs.
 
     Raises:
         ValueError: arguments out of range.
 
     Example:
-        >>> print(recommend(1.0, 30_000, "table").rows[0])
-        ('adult', 'ridge', '85.2 ± 0.0')
+        >>> recommend(0.2, 30_000, "table").method, recommend(2.0, 30_000, "table").method
+        ('head', 'boosting')
     """
     epsilon = _validate.positive_finite("epsilon", epsilon)
     num_examples = _validate.integer_at_least("num_examples", num_examples, 1)
     kind = _validate.one_of("kind", kind, tuple(_LARGEST_MEASURED))
-    method = "model" if own_model else kind
-    table = _measured()[method]
+    if num_classes is not None:
+        num_classes = _validate.integer_at_least("num_classes", num_classes, 2)
+    name, method, reason = kind, "head", kind
+    if own_model:
+        name = method = reason = "model"
+    elif kind == "table":
+        name = "table" if num_classes is not None else "table of numbers"
+        # Each class has a column of noise in a head's release, and a share of the labels.
+        signal = 0.5 * (num_classes or 2) * worth(num_examples, epsilon, num_classes or 2)
+        if num_classes is not None and signal >= _BOOSTING_FROM:
+            method = reason = "boosting"
+        elif num_classes is None and signal >= _PILOT_FROM:
+            method = reason = "pilot"
+    table = _measured()[name]
     levels = [float(level) for level in table["epsilons"]]
     nearest = min(range(len(levels)), key=lambda level: abs(math.log(levels[level] / epsilon)))
-    rows = []
-    for data, name, *cells in table["rows"]:
-        if cells[nearest]:
-            rows.append((data, name, cells[nearest]))
+    rows = [(data, row, cells[nearest]) for data, row, *cells in table["rows"] if cells[nearest]]
     order = list(dict.fromkeys(row[0] for row in rows))
     rows.sort(key=lambda row: (order.index(row[0]), -float(row[2].split()[0])))
     remarks = []
@@ -118,8 +199,38 @@ def recommend(epsilon: float, num_examples: int, kind: str, *, own_model: bool =
             f"The tables are for up to {measured:,} examples. With {num_examples:,}, expect the "
             f"accuracy shown at epsilon {equivalent:.2g}."
         )
-    reason = " ".join(_REASONS[method])
-    return Choice(kind, epsilon, reason, tuple(rows), levels[nearest], tuple(remarks))
+    return Choice(
+        kind,
+        epsilon,
+        method,
+        " ".join(_REASONS[reason]),
+        tuple(rows),
+        levels[nearest],
+        table.get("score", Choice.score),
+        _curves(name, num_examples),
+        tuple(remarks),
+    )
+
+
+def _curves(name: str, num_examples: int) -> dict[str, tuple[tuple[float, float], ...]]:
+    """Returns the curves of the reference data, moved to epsilons of equal noise at n examples."""
+    if name not in _REFERENCE:
+        return {}
+    data, measured = _REFERENCE[name]
+    table, ratio = _measured()[name], measured / num_examples
+    curves = {}
+    for method in ("head", "boosting"):
+        cells = next(row[2:] for row in table["rows"] if row[:2] == [data, method])
+        points = []
+        for level, cell in zip(map(float, table["epsilons"]), cells, strict=True):
+            equal: float | None = level * ratio
+            if method == "boosting":  # n tanh(epsilon / 2)^2 is equal
+                share = math.tanh(0.5 * level) * math.sqrt(ratio)
+                equal = 2.0 * math.atanh(share) if share < 1.0 else None
+            if cell and equal is not None:
+                points.append((equal, float(cell.split()[0])))
+        curves[method] = tuple(points)
+    return {method: points for method, points in curves.items() if points}
 
 
 @functools.cache
