@@ -80,10 +80,10 @@ PLOTS = {
         Panel("regression/test_error_counts", "test error, counts", None, _ERROR),
     ],
     "tables.png": [
-        Panel("tables/classes", "Adult, AUC in %", "adult", {"ylim": (80, 94)}),
-        Panel("tables/classes", "Bank, AUC in %", "bank"),
-        Panel("tables/classes", "Covertype, accuracy in %", "covtype"),
-        Panel("tables/numbers", "Bike, explained variance in %", "bike", {"ylim": (0, 100)}),
+        Panel("tables/classes", "Adult", "adult", {"ylim": (78, 94), "ylabel": "test AUC (%)"}),
+        Panel("tables/classes", "Bank", "bank", {"ylim": (60, 82), "ylabel": "test AUC (%)"}),
+        Panel("tables/classes", "Covertype, 7 classes", "covtype"),
+        Panel("tables/numbers", "Bike", "bike", {"ylabel": "explained variance (%)"}),
     ],
     "optimal_bins.png": [
         Panel(
@@ -230,9 +230,11 @@ def draw(panels: list[Panel], path: pathlib.Path) -> None:
         drawn = curves(panel)
         for i, (name, points) in enumerate(drawn.items()):
             x, y, spread = points.T
-            style = ("o-", "s--", "^:")[i // 10 % 3]
+            style, color = ("o-", "s--", "^:")[i // 10 % 3], f"C{i % 10}"
+            if name == "no privacy":
+                style, color = "--", "black"
             axis.errorbar(
-                x, y, np.nan_to_num(spread), fmt=style, color=f"C{i % 10}", markersize=3,
+                x, y, np.nan_to_num(spread), fmt=style, color=color, markersize=3,
                 linewidth=1.2, label=name,
             )  # fmt: skip
         axis.set(title=panel.title, xscale="log", xlabel="epsilon", ylabel="test accuracy (%)")

@@ -19,7 +19,7 @@ _LARGEST_MEASURED = {"images": 60_000, "table": 32_561, "numbers": 12_000}
 _REFERENCE = {"table": ("adult", 32_561), "table of numbers": ("pg15training", 80_017)}
 """Data set and training examples behind the curves, by table of figures."""
 _BOOSTING_FROM = 2_500.0
-"""Boosting on classes is chosen where the noisy labels are worth so many true ones: between epsilon
+"""Boosting on classes is chosen from noisy labels of this worth in true ones on: between epsilon
 0.5 and 1 on Adult."""
 _PILOT_FROM = 500.0
 """For numbers, a pilot release decides from this worth on: below, trees lost on each set."""
