@@ -1,6 +1,6 @@
 """Boosting on large tables: time and peak memory of a fit, in a process of its own.
 
-    python benchmarks/bench_large_tables.py call            # PrivateClassifier, 1M rows x 40 columns
+    python benchmarks/bench_large_tables.py call        # the one call, 1M rows x 40 columns
     python benchmarks/bench_large_tables.py randomized      # 20M labels by tf-labeldp randomize
 
 `call` is the one call at epsilon 0.2, and its statement. `randomized` writes a table of 20 million

@@ -36,8 +36,8 @@ _ROWS_FOR_ALL_FOLDS = 200_000
 """Up to this many examples, each part is held out once; with five times as many, one part is."""
 _LEAST_SIGNAL = 20.0
 """The fewest examples, in true labels, from which trees can learn more than the class shares."""
-_SHRINKAGE = 10.0
-"""L2 penalty on leaves, in information: a leaf worth 10 true labels is halved."""
+_SHRINKAGE = 3.0
+"""L2 penalty on leaves, in information: the step of a leaf worth 3 true labels is halved."""
 _STACKING_PENALTY = 3.0
 """One over the prior standard deviation of the weights of the shapes, around equal weights."""
 _CLEAR = 2.0
@@ -51,7 +51,7 @@ class PrivateBoosting(Head):
     Each label is randomized once, and trees maximise the likelihood of the noisy labels through the
     known channel. The noisy labels also stop the training, weigh small and large trees, and
     calibrate the scores. A head of one release is better while ``n tanh(epsilon / 2)^2`` is below
-    about 3,000; ``PrivateClassifier`` chooses.
+    about 3,000, and ``PrivateClassifier`` chooses.
 
     Guarantee:
         (epsilon, 0)-label-DP for the replacement of one label, by one draw of randomized response,

@@ -18,7 +18,7 @@ _LARGEST_MEASURED = {"images": 60_000, "table": 32_561, "numbers": 12_000}
 """Examples in the largest training set measured, by kind of features."""
 _REFERENCE = {"table": ("adult", 32_561), "table of numbers": ("pg15training", 80_017)}
 """Data set and training examples behind the curves, by table of figures."""
-_BOOSTING_FROM = 2_500.0
+_BOOSTING_FROM = 3_000.0
 """Boosting on classes is chosen from noisy labels of this worth in true ones on: between epsilon
 0.5 and 1 on Adult."""
 _PILOT_FROM = 500.0
