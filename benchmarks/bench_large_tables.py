@@ -5,8 +5,8 @@
 
 `call` is the one call at epsilon 0.2, and its statement. `randomized` writes a table of 20 million
 labels, draws noisy labels with the command line at epsilon 1, loads them, and fits
-`PrivateBoosting(max_trees=100)` on 8 columns. AUC is that of 100,000 fresh rows; "best" is the AUC of
-the true probabilities. The tables are synthetic.
+`PrivateBoosting(max_trees=100)` on 8 columns. AUC is that of 100,000 fresh rows; "best" is the AUC
+of the true probabilities. The tables are synthetic.
 """
 
 from __future__ import annotations
