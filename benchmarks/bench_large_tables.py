@@ -72,8 +72,8 @@ def randomized(rows: int = 20_000_000, columns: int = 8) -> list[list[str]]:
         path, noisy = pathlib.Path(folder) / "labels.parquet", pathlib.Path(folder) / "n.parquet"
         parquet.write_table(pa.table({"id": np.arange(rows), "y": y}), path)
         del y
-        words = ["randomize", path, "--label", "y", "--id", "id", "--num-classes", "2"]
-        words += ["--epsilon", "1", "--output", noisy, "--store", pathlib.Path(folder) / "store"]
+        words = ["randomize", path, "--column", "y", "--task", "classification", "--id", "id"]
+        words += ["--num-classes", "2", "--epsilon", "1", "--output", noisy]
         started = time.perf_counter()
         if command([str(word) for word in words]):
             raise SystemExit("the draw failed")

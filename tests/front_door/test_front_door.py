@@ -547,6 +547,9 @@ def test_boosting_is_chosen_where_noisy_labels_are_worth_many_true_ones(tmp_path
     head = classifier(2.0, num_classes=2, method="head").fit(LARGE, INTERACTION)
     assert head.choice_.method == "head" and not isinstance(head.head_, ldp.PrivateBoosting)
     assert "You chose method='head'" in str(head.choice_)
+    # A matrix whose columns have different units is a table.
+    matrix = np.stack([LARGE["a"], 1e4 * (LARGE["b"] == "y"), 30.0 * LARGE["a"] ** 2], axis=1)
+    assert classifier(2.0, num_classes=2).fit(matrix, INTERACTION).choice_.method == "boosting"
     trees = classifier(2.0, method="boosting").fit(ROWS, CLASSES)
     assert isinstance(trees.head_, ldp.PrivateBoosting)
     for wrong in ({"encoder": NeighbourSmoothing().fit(ROWS)}, {"model": network((6,))}):

@@ -157,7 +157,7 @@ class _FrontDoor(Head):
         if not size:
             raise ValueError("expected at least one label, got none. Give labels and their rows.")
         delta = self._delta(labels, size)
-        choice = self._choice(epsilon, size, kind, labels)
+        choice = self._choice(epsilon, size, kind, features, labels)
         price, metric = self.budget_for_evaluation, self.evaluation_metric
         if metric is not None and price is None:
             raise ValueError(
@@ -255,7 +255,7 @@ class _FrontDoor(Head):
         self._check_fitted()
         return self.head_.to_keras()
 
-    def _choice(self, epsilon: float, size: int, kind: str, labels: Any) -> Choice:
+    def _choice(self, epsilon: float, size: int, kind: str, features: Any, labels: Any) -> Choice:
         """Returns the choice by public facts, or the method that the caller asked for."""
         has_own = self.encoder is not None or self.model is not None
         method = _validate.one_of("method", self.method, ("auto", "head", "boosting"))
@@ -269,9 +269,11 @@ class _FrontDoor(Head):
             number = self.num_classes or (self.classes and len(self.classes))
             if isinstance(labels, PrivateLabels):
                 number = labels.kind.num_classes
-        choice = recommend(
-            epsilon, size, kind, num_classes=number, own_model=self.model is not None
-        )
+        own_model = self.model is not None
+        choice = recommend(epsilon, size, kind, num_classes=number, own_model=own_model)
+        if kind == "numbers" and not has_own and not have_one_unit(features):
+            as_table = recommend(epsilon, size, "table", num_classes=number)
+            choice = choice if as_table.method == "head" else as_table
         if self.model is not None:
             return choice
         if method == "auto":
@@ -608,8 +610,14 @@ def make_encoder(features: Any, kind: str, size: int) -> Any:
     fourier = RandomFourierFeatures(sparse=kind == "table").fit(features)
     if kind == "table" or size < _FEWEST:
         return fourier
-    deviations = np.asarray(features, np.float64).std(axis=0)
-    deviations = deviations[deviations > 0.0]
-    same_unit = deviations.size and deviations.max() < _SAME_UNIT * np.median(deviations)
-    smooth = NeighbourSmoothing(None if same_unit else fourier).fit(features)
+    smooth = NeighbourSmoothing(None if have_one_unit(features) else fourier).fit(features)
     return SideBySide((fourier, smooth)).fit(features)
+
+
+def have_one_unit(rows: Any) -> bool:
+    """Returns whether all columns of numbers may have one unit, such as pixels and embeddings."""
+    if hasattr(rows, "tocsr"):
+        return True
+    deviations = np.asarray(rows, np.float64).std(axis=0)
+    deviations = deviations[deviations > 0.0]
+    return bool(deviations.size and deviations.max() < _SAME_UNIT * np.median(deviations))
