@@ -295,7 +295,7 @@ def test_completion_of_a_shell(capsys):
 def test_recommend_prints_measurements(capsys):
     words = ["recommend", "--epsilon", "1", "--examples", "30000", "--kind", "table"]
     assert main(words) == 0
-    assert re.search(r"\n  adult +ridge +85\.2", capsys.readouterr().out)
+    assert re.search(r"\n  adult +boosting +91\.7", capsys.readouterr().out)
     assert main([*words, "--score", "91", "--num-classes", "2"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("Epsilon for 91 %: 0.") or last.startswith("Epsilon for 91 %: 1")
