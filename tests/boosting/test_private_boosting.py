@@ -23,7 +23,7 @@ from tf_labeldp import (
     RRWithPrior,
     guarantee,
 )
-from tf_labeldp.accounting import BudgetExceededError
+from tf_labeldp.accounting import BudgetExceededError, public_input
 from tf_labeldp.boosting._losses import (
     BinaryChannelLoss,
     ChannelLoss,
@@ -285,3 +285,82 @@ def test_numbers_drawn_by_a_label_randomizer_are_used_as_they_are():
     model = PrivateBoosting(library="scikit-learn", loss="poisson", max_trees=60)
     assert model.fit(TABLE, noisy).guarantee().epsilon == pytest.approx(EPSILON, rel=1e-9)
     assert {receipt.id for receipt in model.receipts_} == {r.id for r in noisy.receipts}
+
+
+def test_features_without_a_split_are_refused_before_the_draw():
+    nine = (np.arange(N) < 9) + 0.0
+    rare = np.zeros((N, 2))
+    rare[:4] = 1.0
+    infinite = np.where(rare > 0, np.inf, 0.0)
+    cases = [
+        ({"library": "scikit-learn"}, rare, {}, "at least 60 examples differ"),
+        ({"library": "scikit-learn", "seed": -1}, TABLE, {}, "seed"),
+        ({"library": "scikit-learn", "class_weight": {1: np.inf}}, TABLE, {}, "class_weight must"),
+        (
+            {"library": "scikit-learn"},
+            TABLE,
+            {"sample_weight": nine},
+            "got 9 labels",
+        ),
+    ]
+    if HAS_LIGHTGBM:
+        cases += [
+            ({"library": "lightgbm"}, sparse.csr_matrix(rare), {}, "at least 60 examples differ"),
+            ({"library": "lightgbm"}, sparse.csr_matrix(infinite), {}, "finite features"),
+        ]
+    vault = PrivateLabels(BINARY, 2, budget=PrivacyBudget(EPSILON))
+    for arguments, table, options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            PrivateBoosting(EPSILON, **arguments).fit(table, vault, **options)
+        assert vault.guarantee().epsilon == 0.0
+    few = vault.randomize(RandomizedResponse(EPSILON, 2), indices=np.arange(3))
+    with pytest.raises(ValueError, match="at least 20 noisy labels, got 3"):
+        PrivateBoosting(library="scikit-learn").fit(TABLE, few)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_equal_numbers_empty_columns_and_few_weights(library):
+    model = PrivateBoosting(8.0, low=0.0, high=8.0, library=library, max_trees=5)
+    model.fit(TABLE, np.full(N, 2.0))
+    assert model.predict(TABLE) == pytest.approx(np.full(N, 2.0), abs=0.2)
+    matrix = np.full((N, 3), np.nan)
+    matrix[:, 0], matrix[0, 1] = AGE, 1.0
+    model = PrivateBoosting(EPSILON, num_classes=2, library=library, max_trees=5)
+    labels = (np.nan_to_num(AGE) > 54).astype(int)
+    model.fit(matrix, labels)
+    assert model.score(matrix, labels) > 0.9
+    # Both libraries refuse folds without weights.
+    weights = (np.arange(N) % 50 == 0).astype(float)
+    assert clone(model).fit(matrix, labels, sample_weight=weights).num_trees_ > 0
+
+
+@pytest.mark.skipif(not HAS_LIGHTGBM, reason="no lightgbm")
+def test_a_model_of_sparse_rows_names_dense_ones():
+    rows = sparse.csr_matrix(np.nan_to_num(AGE)[:, np.newaxis])
+    model = PrivateBoosting(EPSILON, num_classes=2, max_trees=5).fit(rows, BINARY)
+    with pytest.raises(TypeError, match=r"expected a sparse matrix, as in fit, got ndarray"):
+        model.predict(rows.toarray())
+
+
+def test_stored_numbers_are_read_again_without_a_key(tmp_path):
+    first, again = (
+        PrivateBoosting(EPSILON, library="scikit-learn", max_trees=5).fit(
+            TABLE,
+            PrivateLabels(
+                COUNTS, low=0.0, high=8.0, budget=PrivacyBudget(EPSILON), store=tmp_path / "store"
+            ),
+        )
+        for _ in range(2)
+    )
+    assert again.predict(TABLE) == pytest.approx(first.predict(TABLE))
+    assert again.guarantee().epsilon == pytest.approx(EPSILON)
+
+
+def test_public_inputs_over_the_budget_are_not_counted():
+    others = PrivateLabels(BINARY, 2, budget=PrivacyBudget(EPSILON))
+    drawn = public_input(others.randomize(RandomizedResponse(1.0, 2)))
+    vault = PrivateLabels(BINARY, 2, budget=PrivacyBudget(EPSILON))
+    model = PrivateBoosting(EPSILON - 0.5, library="scikit-learn")
+    with pytest.raises(BudgetExceededError):
+        model.fit(TABLE, vault, sample_weight=drawn.with_value(np.ones(N)))
+    assert vault.guarantee().epsilon == 0.0

@@ -22,6 +22,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import tf_labeldp as ldp
+from tf_labeldp.accounting import Charge
+from tf_labeldp.accounting.events import gaussian_event
+from tf_labeldp.accounting.gaussian import gaussian_sigma
 from tf_labeldp.features import NeighbourSmoothing, RandomFourierFeatures
 from tf_labeldp.heads import PrivatePoissonRegression
 
@@ -587,6 +590,53 @@ def test_a_pilot_release_decides_on_trees_for_numbers(tmp_path):
     array = ldp.PrivateRegressor(2.0, low=0.0, high=10.0).fit(LARGE, explained)
     assert array.choice_.method == "boosting" and array.score(LARGE, explained) > 0.9
     assert 1.9 < array.guarantee().epsilon <= 2.0
+
+
+def test_a_pilot_is_not_released_if_trees_would_not_fit_the_budget():
+    """After a Gaussian release, another one costs less than a draw of the same epsilon."""
+    explained = 10.0 * INTERACTION
+    encoder = RandomFourierFeatures().fit(LARGE)
+    for total, is_enough in ((2.4, False), (3.0, True)):
+        budget = ldp.PrivacyBudget(total, 1e-5)
+        labels = ldp.PrivateLabels(explained, low=0.0, high=10.0, budget=budget)
+        ldp.PrivateRidge(1.0, 1e-5, encoder=encoder).fit(LARGE, labels)
+        model = ldp.PrivateRegressor(2.0)
+        if is_enough:
+            assert model.fit(LARGE, labels).choice_.method == "boosting"
+            continue
+        labels.check_budget(gaussian_charge(2.0))
+        with pytest.raises(ldp.BudgetExceededError):
+            model.fit(LARGE, labels)
+        assert labels.guarantee().epsilon == pytest.approx(1.0)
+
+
+def gaussian_charge(epsilon):
+    event = gaussian_event(gaussian_sigma(epsilon, 1e-5, 1.0))
+    return Charge(epsilon, 1e-5, event)
+
+
+def test_a_pilot_without_a_key_is_read_again_from_a_store(tmp_path):
+    budget = ldp.PrivacyBudget(2.0, 1e-5)
+    first, again = (
+        ldp.PrivateRegressor(2.0).fit(
+            LARGE,
+            ldp.PrivateLabels(
+                10.0 * INTERACTION, low=0.0, high=10.0, budget=budget, store=tmp_path / "store"
+            ),
+        )
+        for _ in range(2)
+    )
+    assert first.choice_.method == again.choice_.method == "boosting"
+    assert again.predict(LARGE[:50]) == pytest.approx(first.predict(LARGE[:50]))
+    assert again.guarantee().epsilon == pytest.approx(first.guarantee().epsilon)
+
+
+def test_an_evaluation_in_a_part_of_a_vault_reads_the_rows_of_that_part():
+    labels = ldp.PrivateLabels(INTERACTION, 2, budget=ldp.PrivacyBudget(2.0, 1e-5))
+    part, _ = labels.split(np.arange(SIZE // 2))  # the part is the second half
+    model = ldp.PrivateClassifier(2.0, method="boosting", budget_for_evaluation=2.0)
+    model.fit(LARGE.iloc[part.indices], part)
+    assert model.evaluation_.value > 0.9
 
 
 def test_curves_answer_which_epsilon_a_score_needs():

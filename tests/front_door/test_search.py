@@ -126,3 +126,32 @@ def test_bad_input_charges_nothing(change, error, message):
         search(grid, **change).fit(ROWS, private)
     if labels is None:
         assert not private.history()
+
+
+def test_boosting_shares_epsilon_between_fits_and_never_costs_more():
+    labels = vault(insecure_seed=None, epsilon=2.0)
+    grid = {"max_trees": [5, 20]}
+    found = ldp.PrivateSearchCV(ldp.PrivateBoosting(library="scikit-learn"), grid, 2.0)
+    found.fit(ROWS, labels)
+    assert found.epsilon_of_fit_ == 1.0
+    assert found.guarantee().epsilon == pytest.approx(2.0) == labels.guarantee().epsilon
+
+
+def test_a_front_door_that_may_boost_is_refused_before_a_release():
+    """Draws of randomized response cost more together than the Gaussian releases of heads."""
+    numbers = vault(NUMBERS + 2.0, 9.0, low=0.0, high=4.0)
+    losses = {"loss": ["squared_error", "poisson"]}
+    for estimator, labels, grid in (
+        (ldp.PrivateClassifier(1.0, method="boosting"), vault(epsilon=9.0), {"epochs": [5, 10]}),
+        (ldp.PrivateRegressor(1.0, method="boosting"), numbers, losses),
+    ):
+        with pytest.raises(ValueError, match="method='boosting', which may fit boosting"):
+            ldp.PrivateSearchCV(estimator, grid, 2.0).fit(ROWS, labels)
+        assert not labels.history()
+
+
+def test_a_search_in_a_part_of_a_vault_reads_the_rows_of_that_part():
+    labels = vault(insecure_seed=None, epsilon=4.0)
+    part, _ = labels.split(np.arange(N // 2))
+    found = search({"encoder": maps()}, 4.0).fit(ROWS[part.indices], part)
+    assert found.best_index_ == 1 and found.score(ROWS, CIRCLE) > 0.7

@@ -143,6 +143,7 @@ class PrivateBoosting(Head):
         grower = _grower(self.library)
         max_trees = _validate.integer_at_least("max_trees", self.max_trees, 1)
         _validate.one_of("loss", self.loss, ("squared_error", "poisson"))
+        seed = _validate.integer_at_least("seed", self.seed, 0)
         public = public_input(features, self.class_weight, sample_weight)
         features, class_weight, sample_weight = public.value
         source = None if isinstance(labels, NoisyLabels) else self._source(labels)
@@ -155,6 +156,8 @@ class PrivateBoosting(Head):
             rows_of_labels = noisy.rows_among({rows.shape[:1]})
         else:
             source.check_length(rows.shape[0])
+            used = rows.shape[0] if weights is None else int(np.count_nonzero(weights))
+            self._check_worth(used, source.kind.num_classes or 2)
             _class_weights(class_weight, source.kind.class_values, None)
             digests = raw_digests(features)
             digests = None if digests is None else digests[:, np.newaxis]
@@ -169,9 +172,9 @@ class PrivateBoosting(Head):
             target.numbers,
             weights,
             max_trees,
-            min_rows=int(np.clip(rows.shape[0] // 50, 5, 100)),
+            min_rows=_min_rows(rows.shape[0]),
             shrinkage=_SHRINKAGE * target.loss.dispersion() / target.variance,
-            seed=self.seed,
+            seed=seed % 2**31,  # the largest of both libraries
         )
         members, held_out, scores = _grown(grower, task)
         loss = target.loss.take(held_out)
@@ -249,17 +252,21 @@ class PrivateBoosting(Head):
 
     def _source(self, labels: Any) -> LabelSource:
         """Returns the labels of a draw; raises if they can't be worth it."""
-        epsilon = _validate.positive_finite("epsilon", self.epsilon)
+        _validate.positive_finite("epsilon", self.epsilon)
         source = LabelSource(self, labels, self._mechanism)
-        signal = worth(len(labels), epsilon, source.kind.num_classes or 2)
+        self._check_worth(len(labels), source.kind.num_classes or 2)
+        return source
+
+    def _check_worth(self, number: int, num_classes: int) -> None:
+        epsilon = _validate.positive_finite("epsilon", self.epsilon)
+        signal = worth(number, epsilon, num_classes)
         if signal < _LEAST_SIGNAL:
             raise ValueError(
                 f"expected noisy labels worth at least {_LEAST_SIGNAL:g} true ones, got "
-                f"{len(labels)} labels at epsilon={epsilon:g}, worth {signal:.2g}: trees "
+                f"{number} labels at epsilon={epsilon:g}, worth {signal:.2g}: trees "
                 "would answer the class shares. Use PrivateLogisticRegression or a larger "
                 "epsilon. Nothing was drawn."
             )
-        return source
 
     def _mechanism(self, kind: LabelKind) -> Any:
         if kind.num_labels is not None:
@@ -276,7 +283,15 @@ class PrivateBoosting(Head):
     def _scores(self, features: Any) -> np.ndarray:
         """Returns scores (m, C): the weighted sum of the means over folds."""
         self._check_fitted()
-        rows = features.tocsr() if self.coder_ is None else self.coder_.transform(features)
+        if self.coder_ is not None:
+            rows = self.coder_.transform(features)
+        elif hasattr(features, "tocsr"):
+            rows = features.tocsr()
+        else:
+            raise TypeError(
+                f"expected a sparse matrix, as in fit, got {type(features).__name__}. Give "
+                "scipy.sparse.csr_matrix(features)."
+            )
         if rows.shape[1] != self.n_features_in_:
             raise ValueError(
                 f"expected {self.n_features_in_} features, as in fit, got {rows.shape[1]}."
@@ -333,6 +348,10 @@ def _checked_noisy(noisy: NoisyLabels) -> NoisyLabels:
             "expected noisy labels with receipts, got none. Give the result of "
             "PrivateLabels.randomize, or of NoisyLabels.load."
         )
+    if len(noisy) < _LEAST_SIGNAL:
+        raise ValueError(
+            f"expected at least {_LEAST_SIGNAL:g} noisy labels, got {len(noisy)}. Draw more."
+        )
     if noisy.values.ndim == 2 and hasattr(noisy.mechanism, "transition_matrix"):
         raise ValueError(
             "expected one noisy label per example, got rows of labels. Fit one model per column."
@@ -348,17 +367,40 @@ def _read(features: Any, grower: Any) -> tuple[TableCodes | None, Any]:
                 "scikit-learn's trees expected dense features, got a sparse matrix. Install "
                 "LightGBM (pip install 'tf-labeldp[boosting]'), or give features.toarray()."
             )
-        return None, features.tocsr().astype(np.float32)
-    coder = TableCodes()
-    rows = coder.fit_transform(features)
-    if not any(
-        np.nanmin(column) < np.nanmax(column) for column in rows.T if not np.isnan(column).all()
-    ):
+        coder, rows = None, features.tocsr().astype(np.float32)
+        if np.isinf(rows.data).any():
+            raise ValueError(
+                "expected finite features, got infinite ones in a sparse matrix. Make them "
+                "numbers, or NaN where they are missing. Nothing was drawn."
+            )
+    else:
+        coder = TableCodes()
+        rows = coder.fit_transform(features)
+    # Each fold must have examples on both sides of a split.
+    least = 2 * _min_rows(rows.shape[0])
+    columns = rows if coder is not None else rows.tocsc()
+    if not any(_least_common(columns, place) >= least for place in range(rows.shape[1])):
         raise ValueError(
-            "expected a column with different values, got constant columns alone. Check how they "
-            "were computed. Nothing was drawn."
+            f"expected a column in which at least {least} examples differ from the others, got "
+            "constant columns alone, or nearly constant ones. Check how they were computed. "
+            "Nothing was drawn."
         )
     return coder, rows
+
+
+def _min_rows(size: int) -> int:
+    """Returns the fewest examples per leaf."""
+    return int(np.clip(size // 50, 5, 100))
+
+
+def _least_common(columns: Any, place: int) -> int:
+    """Returns the number of examples that differ from the median of a column."""
+    column = columns[:, place]
+    column = column.toarray().ravel() if hasattr(column, "toarray") else column
+    missing = np.isnan(column)
+    if missing.all():
+        return 0
+    return int(np.count_nonzero(missing | (column != np.median(column[~missing]))))
 
 
 def _checked_weights(weights: Any, size: int) -> np.ndarray | None:
@@ -384,7 +426,11 @@ def _class_weights(class_weight: Any, classes: Any, shares: Any) -> np.ndarray |
         return np.ones(len(classes)) if shares is None else 1.0 / (len(shares) * shares)
     known = dict(class_weight) if isinstance(class_weight, Mapping) else {}
     values = [known.pop(name, 1.0) for name in classes.tolist()]
-    if not isinstance(class_weight, Mapping) or known or not all(value > 0.0 for value in values):
+    if (
+        not isinstance(class_weight, Mapping)
+        or known
+        or not all(0.0 < value < math.inf for value in values)
+    ):
         raise ValueError(
             f"class_weight must be 'balanced' or weights above zero by class, for "
             f"{classes.tolist()}, got {class_weight!r}."
@@ -394,15 +440,18 @@ def _class_weights(class_weight: Any, classes: Any, shares: Any) -> np.ndarray |
 
 def _grown(grower: Any, task: Task) -> tuple[list[list[Any]], np.ndarray, np.ndarray]:
     """Returns models by shape and fold, the held-out rows, and their scores (shapes, m, C)."""
-    size = task.rows.shape[0]
-    parts = np.array_split(np.random.default_rng(task.seed).permutation(size), _FOLDS)
+    # Both libraries refuse a part whose weights are all zero.
+    used = np.arange(task.rows.shape[0])
+    used = used if task.weights is None else used[task.weights > 0.0]
+    size = len(used)
+    parts = np.array_split(np.random.default_rng(task.seed).permutation(used), _FOLDS)
     parts = parts[: int(np.clip(_FOLDS * _ROWS_FOR_ALL_FOLDS // size, 1, _FOLDS))]
     members: list[list[Any]] = [[] for _ in _SHAPES]
     scores: list[list[np.ndarray]] = [[] for _ in _SHAPES]
     with Progress("Growing trees", len(parts) * len(_SHAPES) * size) as progress:
         for part in parts:
             held_out = np.sort(part)
-            train = np.setdiff1d(np.arange(size), held_out, assume_unique=True)
+            train = np.setdiff1d(used, held_out, assume_unique=True)
             for shape, (leaves, rate) in enumerate(_SHAPES):
                 models = grower.grow(task, leaves, rate, train, held_out)
                 members[shape].append(models)

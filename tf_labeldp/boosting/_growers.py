@@ -58,6 +58,9 @@ class SklearnGrower:
                 "sample_weight": task.weights[train],
                 "sample_weight_val": task.weights[held_out],
             }
+        train_rows = task.rows[train]
+        # Its binning fails on a column without numbers; a constant column is never split.
+        train_rows[:, np.isnan(train_rows).all(axis=0)] = 0.0
         models = []
         for target in task.targets.T:
             model = HistGradientBoostingRegressor(
@@ -73,7 +76,7 @@ class SklearnGrower:
                 random_state=task.seed,
             )
             held_out_rows = {"X_val": task.rows[held_out], "y_val": target[held_out]}
-            model.fit(task.rows[train], target[train], **held_out_rows, **weights)
+            model.fit(train_rows, target[train], **held_out_rows, **weights)
             models.append(model)
         return models
 
@@ -123,6 +126,7 @@ class LightGBMGrower:
 
         shared = {
             "min_data_in_leaf": task.min_rows,
+            "feature_pre_filter": False,  # it fails if it drops all columns
             "force_col_wise": True,
             "deterministic": True,
             "seed": task.seed,

@@ -15,6 +15,8 @@ _BY_ROW = {"by_row": True}
 """Metadata of an array with an entry per row, which ``take`` indexes."""
 _LEAST_HESSIAN = 1e-6
 """Keeps a row's curvature above zero where its probability is zero or one."""
+_LEAST_DISPERSION = 1e-30
+"""Keeps the dispersion above zero where all noisy labels are equal."""
 _LEAST = 1e-12
 """The least probability of a noisy label, which bounds its logarithm."""
 
@@ -39,7 +41,7 @@ class ScoreLoss(abc.ABC):
         It is about one for a likelihood, and the noise of a label for targets with noise.
         """
         gradient, hessian = self.derivatives(np.broadcast_to(self.start, self._shape()))
-        return float(np.square(gradient).mean() / hessian.mean())
+        return max(float(np.square(gradient).mean() / hessian.mean()), _LEAST_DISPERSION)
 
     @abc.abstractmethod
     def _shape(self) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from tf_labeldp.accounting import (
     public_input,
 )
 from tf_labeldp.accounting.budget import default_delta
-from tf_labeldp.accounting.events import gaussian_event
+from tf_labeldp.accounting.events import gaussian_event, pure_dp_event
 from tf_labeldp.accounting.gaussian import gaussian_share, gaussian_sigma
 from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_receipts
 from tf_labeldp.boosting import PrivateBoosting
@@ -178,7 +178,7 @@ class _FrontDoor(Head):
             labels = PrivateLabels(labels, **label_kind, budget=budget, insecure_seed=seed)
             seed = None
         if price is not None:
-            train, held_out = labels.split(_HELD_OUT)
+            whole, (train, held_out) = labels, labels.split(_HELD_OUT)
             first = labels.kind.metrics[0]
             metric = check_metric(labels.kind, metric or first, of_predictions=True)
             evaluation_key = None if self.key is None else f"{self.key}/evaluation"
@@ -186,8 +186,8 @@ class _FrontDoor(Head):
                 arguments = labels.kind.mechanism_arguments()
                 # All metrics at one epsilon have the price of the first.
                 held_out.check_budget(MetricMechanism(price, first, **arguments))
-            held_out_features = rows_of(features, held_out.indices)
-            features = rows_of(features, train.indices)
+            held_out_features = rows_of(features, places_in(whole, held_out))
+            features = rows_of(features, places_in(whole, train))
             labels, size = train, len(train)
         encoder = self.encoder
         if encoder is None and choice.method != "boosting":
@@ -200,7 +200,9 @@ class _FrontDoor(Head):
         receipts: Receipts = ()
         if choice.method == "pilot":
             plan = Pilot(epsilon, delta)
-            labels.check_budget(plan.charges(labels, self.key), receipts=public.receipts)
+            if not labels.has_draw(None if self.key is None else f"{self.key}/pilot"):
+                for charges in plan.charges():
+                    labels.check_budget(charges, receipts=public.receipts)
             key = None if self.key is None else f"{self.key}/pilot"
             pilot = self._head(plan.epsilon_of_pilot, delta, encoder, kind, size, seed, key)
             pilot.fit(public.with_value(features), labels)
@@ -351,7 +353,7 @@ class PrivateClassifier(_FrontDoor):
         classes_: class values (K,).
 
     Example:
-        >>> rng = np.random.default_rng(0)
+        >>> rng = np.random.default_rng(1)
         >>> table = {"age": rng.uniform(18, 90, 3000), "job": rng.choice(["a", "b"], 3000)}
         >>> ill = (table["age"] > 60).astype(int)
         >>> model = PrivateClassifier(epsilon=1.0, num_classes=2).fit(table, ill)
@@ -481,7 +483,7 @@ class PrivateRegressor(_FrontDoor):
 class Pilot:
     """Splits (epsilon, delta) between a pilot release and the model that it decides on.
 
-    Trees learn numbers from noisy labels where the columns explain much of the range of the labels,
+    Trees learn numbers from noisy labels where the columns explain much of the labels' range,
     a private fact. A head of a small release estimates it.
     """
 
@@ -502,12 +504,16 @@ class Pilot:
             return self._total - self.epsilon_of_pilot
         return gaussian_share(self._total, self.delta, 1.0 - _PILOT_SHARE)
 
-    def charges(self, labels: PrivateLabels, key: str | None) -> list[Charge]:
-        """Returns the charge of both releases, or none if the pilot was released before."""
-        if labels.has_draw(None if key is None else f"{key}/pilot"):
-            return []
-        sigma = gaussian_sigma(self.epsilon, self.delta, 1.0)
-        return [Charge(self.epsilon, self.delta, gaussian_event(sigma))]
+    def charges(self) -> tuple[list[Charge], list[Charge]]:
+        """Returns the charges of both releases, with a head and with boosting.
+
+        After earlier uses of a vault they compose differently.
+        """
+        pilot, rest = self.epsilon_of_pilot, self.epsilon_of("boosting")
+        events = [gaussian_event(gaussian_sigma(e, self.delta, 1.0)) for e in (self.epsilon, pilot)]
+        head = Charge(self.epsilon, self.delta, events[0])
+        trees = Charge(rest, 0.0, pure_dp_event(rest))
+        return [head], [Charge(pilot, self.delta, events[1]), trees]
 
     def method(self, predicted: np.ndarray, label_range: tuple[float, float], size: int) -> str:
         """Returns the method for n examples by the pilot's predictions."""
@@ -544,6 +550,24 @@ def _rare_class(head: Any, features: Any) -> tuple[str, ...]:
         f'By the released model, class "{name}" has a share of {100 * shares.min():.2g} %, which '
         f'hardly counts in the accuracy. Use evaluation_metric="{metric}".',
     )
+
+
+def refuse_noisy_labels(model: Any, features: Any, labels: PrivateLabels) -> None:
+    """Raises if a search's fit may boost, whose cost does not compose as that of Gaussian noise."""
+    if not isinstance(model, _FrontDoor):
+        return
+    choice = model._choice(model.epsilon, len(labels), kind_of(features), features, labels)
+    if choice.method in ("boosting", "pilot"):
+        raise ValueError(
+            "expected candidates that fit a head, whose fits compose as one release, got "
+            f"{type(model).__name__} with method={model.method!r}, which may fit boosting. Use "
+            "method='head', or search over PrivateBoosting. Nothing was released."
+        )
+
+
+def places_in(whole: PrivateLabels, part: PrivateLabels) -> np.ndarray:
+    """Returns the places (m,) of a part's examples in a vault, which may be a part itself."""
+    return np.searchsorted(whole.indices, part.indices)
 
 
 def rows_of(features: Any, indices: np.ndarray) -> Any:

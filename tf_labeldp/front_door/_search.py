@@ -14,7 +14,12 @@ from tf_labeldp.accounting import Charge, Private, Public, public_input
 from tf_labeldp.accounting.events import gaussian_event, pure_dp_event
 from tf_labeldp.accounting.gaussian import gaussian_share, gaussian_sigma
 from tf_labeldp.accounting.receipts import merge_receipts
-from tf_labeldp.front_door._estimators import predictions_for_metrics, rows_of
+from tf_labeldp.front_door._estimators import (
+    places_in,
+    predictions_for_metrics,
+    refuse_noisy_labels,
+    rows_of,
+)
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.evaluation import release_choice, selection_mechanism
@@ -48,7 +53,8 @@ class PrivateSearchCV(Head):
             ``GridSearchCV``.
         epsilon: finite and above zero.
         delta: in [0, 1); None takes the vault's. Above zero the fits use Gaussian noise and
-            compose as one release; at zero each gets epsilon / m.
+            compose as one release; at zero each gets epsilon / m. ``PrivateBoosting`` has no delta:
+            each fit gets epsilon / m.
         held_out: share of the examples for the choice, in (0, 1).
         metric: metric to choose by, as for ``select``.
         key: prefix of the releases' names in the vault. An interrupted search finds its fits there.
@@ -120,6 +126,8 @@ class PrivateSearchCV(Head):
         numbers = {release: number for number, release in enumerate(dict.fromkeys(releases))}
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         delta = labels.budget.delta if self.delta is None else self.delta
+        if not hasattr(estimator, "delta"):
+            delta = 0.0  # such an estimator, as PrivateBoosting, uses no Gaussian noise
         charge = _charge_of_fit(epsilon, delta, len(numbers))
         train, held_out = labels.split(self.held_out, seed=self.seed)
         keys = [f"{self.key}/{number}" for number in range(len(numbers))]
@@ -127,13 +135,17 @@ class PrivateSearchCV(Head):
         choice_key = f"{self.key}/choice"
         if not labels.has_draw(choice_key):
             held_out.check_budget(selection_mechanism(held_out, epsilon, self.metric))
-        features_of = [rows_of(features, part.indices) for part in (train, held_out)]
+        features_of = [rows_of(features, places_in(labels, part)) for part in (train, held_out)]
+        shares: dict[str, Any] = {"epsilon": charge.epsilon}
+        if hasattr(estimator, "delta"):
+            shares["delta"] = delta
         fitted = [
-            clone(estimator).set_params(
-                **arguments, epsilon=charge.epsilon, delta=delta, key=keys[numbers[release]]
-            )
+            clone(estimator).set_params(**arguments, **shares, key=keys[numbers[release]])
             for arguments, release in zip(candidates, releases, strict=True)
         ]
+        if delta > 0.0 and len(numbers) > 1:
+            for model in fitted:
+                refuse_noisy_labels(model, features_of[0], train)
         predictions = []
         for model in fitted:
             model.fit(public.with_value(features_of[0]), train)

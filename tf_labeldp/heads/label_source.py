@@ -20,7 +20,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, PrivacyBudget, PublicInput
 from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_receipts, standing
 from tf_labeldp.features.reader import all_rows, as_rows, input_parts
-from tf_labeldp.vault import LabelKind, PrivateLabels
+from tf_labeldp.vault import LabelKind, LabelRandomizer, PrivateLabels
 from tf_labeldp.vault.label_kinds import label_kind
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic
 
@@ -32,6 +32,8 @@ _BY_THIS_PROCESS = Assumption(
 )
 _KIND = ("num_classes", "classes", "low", "high", "num_labels")
 """The arguments of a head that describe the labels."""
+_KEY_OF_NUMBERS = "label-randomizer"
+"""The name of a draw of ``LabelRandomizer`` without a key, by which a store finds it."""
 
 
 class LabelSource:
@@ -48,14 +50,15 @@ class LabelSource:
             self.kind = labels.kind
             _check_arguments(arguments, self.kind, head.insecure_seed)
         self.mechanism: Any = mechanism_of(self.kind)  # checks the arguments before labels are read
+        if self._key is None and isinstance(self.mechanism, LabelRandomizer):
+            self._key = _KEY_OF_NUMBERS
         self.vault: PrivateLabels = labels
         if self._is_array:
             budget = PrivacyBudget(head.epsilon, getattr(head, "delta", 0.0))
             self.vault = PrivateLabels(
                 labels, **arguments, budget=budget, insecure_seed=head.insecure_seed
             )
-        if not self.vault.has_draw(self._key):
-            self.vault.check_budget(self.mechanism)
+        self._check_budget(())
 
     def check_length(self, num_rows: int) -> None:
         """Raises unless there is one label per row."""
@@ -80,10 +83,16 @@ class LabelSource:
         self, public: PublicInput[Any], rows: np.ndarray | None, family: object
     ) -> tuple[NoisyLabels, Receipts]:
         """Charges the vault, and returns noisy labels and the receipts of the model."""
-        self.vault.adopt(self._own(public).receipts)
+        own = self._own(public)
+        self._check_budget(own.receipts)
+        self.vault.adopt(own.receipts)
         noisy = self.vault.randomize(self.mechanism, key=self._key)
         receipts = self._counted(noisy.receipts, public, rows, family)
         return noisy, merge_receipts(public.receipts, receipts)
+
+    def _check_budget(self, receipts: Receipts) -> None:
+        if not self.vault.has_draw(self._key):
+            self.vault.check_budget(self.mechanism, receipts=receipts)
 
     def _own(self, public: PublicInput[Any]) -> PublicInput[Any]:
         for receipt in standing(public.receipts):
