@@ -587,6 +587,13 @@ def test_a_pilot_release_decides_on_trees_for_numbers(tmp_path):
         with pytest.raises(ldp.BudgetExceededError):
             ldp.PrivateRegressor(2.0).fit(LARGE, small)
         assert small.guarantee().epsilon == 0.0
+    unnamed = ldp.PrivateLabels(explained, low=0.0, high=10.0, budget=ldp.PrivacyBudget(9.0, 1e-5))
+    first = ldp.PrivateRegressor(2.0).fit(LARGE, unnamed)
+    again = ldp.PrivateRegressor(2.0).fit(LARGE, unnamed)
+    assert again.predict(LARGE[:50]) == pytest.approx(first.predict(LARGE[:50]))
+    with pytest.raises(ldp.LabelStoreError):
+        ldp.PrivateRegressor(3.0).fit(LARGE, unnamed)
+    assert unnamed.guarantee().epsilon <= 2.0
     array = ldp.PrivateRegressor(2.0, low=0.0, high=10.0).fit(LARGE, explained)
     assert array.choice_.method == "boosting" and array.score(LARGE, explained) > 0.9
     assert 1.9 < array.guarantee().epsilon <= 2.0

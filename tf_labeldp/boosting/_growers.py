@@ -20,7 +20,7 @@ _PATIENCE = 30
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Task:
-    """What all models of one fit share; everything is public."""
+    """The public inputs of all models of one fit."""
 
     rows: Any  # float32 (n, p), or a CSR matrix
     is_categorical: np.ndarray  # bool (p,)

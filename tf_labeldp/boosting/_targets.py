@@ -1,4 +1,4 @@
-"""What noisy labels say to trees: a loss of scores, and numbers to regress."""
+"""Targets of trees from noisy labels: a loss of scores, and numbers to regress."""
 
 from __future__ import annotations
 

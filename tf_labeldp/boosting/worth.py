@@ -1,4 +1,4 @@
-"""What noisy labels are worth, from public facts."""
+"""The worth of noisy labels in true labels, from public facts."""
 
 from __future__ import annotations
 

@@ -198,13 +198,16 @@ class _FrontDoor(Head):
         some_rows = np.random.default_rng(0).choice(size, min(size, _SHARE_ROWS), replace=False)
         some_features = rows_of(features, some_rows)
         receipts: Receipts = ()
+        key = self.key
         if choice.method == "pilot":
             plan = Pilot(epsilon, delta)
-            if not labels.has_draw(None if self.key is None else f"{self.key}/pilot"):
+            # Named draws, so that a second fit reads both, or is refused before it is charged.
+            key = self.key or "private-regressor"
+            if not labels.has_draw(f"{key}/pilot"):
                 for charges in plan.charges():
                     labels.check_budget(charges, receipts=public.receipts)
-            key = None if self.key is None else f"{self.key}/pilot"
-            pilot = self._head(plan.epsilon_of_pilot, delta, encoder, kind, size, seed, key)
+            name = f"{key}/pilot"
+            pilot = self._head(plan.epsilon_of_pilot, delta, encoder, kind, size, seed, name)
             pilot.fit(public.with_value(features), labels)
             receipts = pilot.receipts_
             method = plan.method(pilot.predict(some_features), pilot._label_range, size)
@@ -212,9 +215,9 @@ class _FrontDoor(Head):
             epsilon = plan.epsilon_of(method)
         is_boosting = choice.method == "boosting"
         if is_boosting:
-            head: Any = self._boosting(epsilon, seed)
+            head: Any = self._boosting(epsilon, seed, key)
         else:
-            head = self._head(epsilon, delta, encoder, kind, size, seed, self.key)
+            head = self._head(epsilon, delta, encoder, kind, size, seed, key)
         head.fit(public.with_value(features), labels)
         remarks = _hashed_columns(head.coder_ if is_boosting else encoder)
         choice = dataclasses.replace(choice, remarks=(*choice.remarks, *remarks))
@@ -284,12 +287,12 @@ class _FrontDoor(Head):
             return choice
         return dataclasses.replace(choice, method=method, reason=f"You chose method={method!r}.")
 
-    def _boosting(self, epsilon: float, seed: int | None) -> PrivateBoosting:
+    def _boosting(self, epsilon: float, seed: int | None, key: str | None) -> PrivateBoosting:
         arguments: dict[str, Any] = kind_arguments(self)
         if isinstance(self, PrivateRegressor):
             arguments["loss"] = self.loss
         del arguments["num_labels"]
-        return PrivateBoosting(epsilon, **arguments, key=self.key, insecure_seed=seed)
+        return PrivateBoosting(epsilon, **arguments, key=key, insecure_seed=seed)
 
     def _delta(self, labels: Any, size: int) -> float:
         if self.delta is not None:
