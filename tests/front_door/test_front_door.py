@@ -646,6 +646,13 @@ def test_an_evaluation_in_a_part_of_a_vault_reads_the_rows_of_that_part():
     assert model.evaluation_.value > 0.9
 
 
+def test_noisy_labels_are_not_randomized_again():
+    labels = ldp.PrivateLabels(CLASSES, 3, budget=ldp.PrivacyBudget(1.0))
+    noisy = labels.randomize(ldp.RandomizedResponse(1.0, 3))
+    with pytest.raises(TypeError, match="got NoisyLabels, which are drawn already"):
+        classifier().fit(ROWS, noisy)
+
+
 def test_curves_answer_which_epsilon_a_score_needs():
     """With four times the examples, a head needs a quarter of epsilon for the same score."""
     choices = [ldp.recommend(1.0, number, "table") for number in (32_561, 130_244)]
