@@ -44,7 +44,7 @@ def loaded_in_a_new_process(path: Path, module: str) -> subprocess.CompletedProc
 
 def test_files_are_loaded_after_the_import_that_the_readme_names(tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "import `tf_labeldp.keras_layers`\n(`tf_labeldp.training` for" in readme
+    assert "import `tf_labeldp.keras_layers` (`tf_labeldp.training` for" in readme
     private_model().save(tmp_path / "private.keras")
     feature_map = ldp.features.RandomFourierFeatures(6).fit(features())
     feature_map.to_keras().save(tmp_path / "map.keras")
