@@ -110,7 +110,11 @@ _MEASURED = {
         {"mnist", "fashion_mnist"},
         {"smooth logistic", "logistic", "RR", "LP-2ST"},
     ),
-    "table": ("tables/classes", None, {"head", "boosting", "no privacy"}),
+    "table": (
+        "tables/classes",
+        {"adult", "bank", "covtype"},
+        {"head", "boosting", "no privacy"},
+    ),
     "table of numbers": ("tables/numbers", None, {"head", "boosting", "no privacy"}),
     "numbers": ("front_door/accuracy", None, None),
     "model": (
