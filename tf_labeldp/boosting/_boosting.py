@@ -146,7 +146,9 @@ class PrivateBoosting(Head):
         seed = _validate.integer_at_least("seed", self.seed, 0)
         public = public_input(features, self.class_weight, sample_weight)
         features, class_weight, sample_weight = public.value
-        source = None if isinstance(labels, NoisyLabels) else self._source(labels)
+        source = None
+        if not isinstance(labels, NoisyLabels):
+            source = LabelSource(self, labels, self._mechanism)
         coder, rows = _read(features, grower)
         weights = _checked_weights(sample_weight, rows.shape[0])
         rows_of_labels: Any = slice(None)
@@ -249,13 +251,6 @@ class PrivateBoosting(Head):
 
     def _is_regressor(self) -> bool:
         return super()._is_regressor() or self.low is not None
-
-    def _source(self, labels: Any) -> LabelSource:
-        """Returns the labels of a draw; raises if they can't be worth it."""
-        _validate.positive_finite("epsilon", self.epsilon)
-        source = LabelSource(self, labels, self._mechanism)
-        self._check_worth(len(labels), source.kind.num_classes or 2)
-        return source
 
     def _check_worth(self, number: int, num_classes: int) -> None:
         epsilon = _validate.positive_finite("epsilon", self.epsilon)

@@ -17,7 +17,8 @@ from tf_labeldp.features.reader import (
     MISSING_TYPES,
     categorical_columns,
     columns_of_fit,
-    table_columns,
+    columns_to_fit,
+    hashed_columns,
 )
 
 _Self = TypeVar("_Self", bound="RandomFourierFeatures")
@@ -73,8 +74,7 @@ class RandomFourierFeatures(FeatureMap):
         linear_weight: in [0, 1), the share of the encoded row in the squared norm; zero leaves it
             out.
         sparse: whether half of the frequencies read one to three columns each, numbers by their
-            rank among public quantiles. It suits classes, whose odds jump at thresholds; smooth
-            numbers lose by it.
+            rank among public quantiles. It suits tables, whose labels jump at thresholds.
         seed: draws the frequencies and the sample; public.
 
     Attributes:
@@ -119,19 +119,10 @@ class RandomFourierFeatures(FeatureMap):
         del labels
         self._check_arguments()
         public = public_input(table)
-        columns, self.receipts_ = table_columns(public.value), public.receipts
+        columns, self.receipts_ = columns_to_fit(public.value), public.receipts
         size = len(next(iter(columns.values())))
-        if len({str(name) for name in columns}) < len(columns):
-            raise ValueError(
-                "expected column names that differ as text, got two that are equal, such as 0 and "
-                "'0'. Rename one column."
-            )
         self.columns_ = learn_columns(columns, self.categorical, self.hash_buckets)
-        self.hashed_ = {
-            column.name: column.num_categories
-            for column in self.columns_
-            if isinstance(column, CategoricalColumn) and column.buckets
-        }
+        self.hashed_ = hashed_columns(self.columns_)
         self._is_matrix = 0 in columns and all(
             values.dtype.kind in "biuf" for values in columns.values()
         )

@@ -12,7 +12,12 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.features._random_fourier import as_categories, as_numbers
 from tf_labeldp.features.estimator import MISSING_INTEGER, FeatureMap, columns_model, note_release
-from tf_labeldp.features.reader import categorical_columns, columns_of_fit, table_columns
+from tf_labeldp.features.reader import (
+    categorical_columns,
+    columns_of_fit,
+    columns_to_fit,
+    hashed_columns,
+)
 
 _Self = TypeVar("_Self", bound="TableCodes")
 _MISSING_WORDS = ("", "None", "nan", "<NA>", "NaT")
@@ -76,12 +81,7 @@ class TableCodes(FeatureMap):
         del labels
         _validate.integer_at_least("most_categories", self.most_categories, 2)
         public = public_input(table)
-        columns, self.receipts_ = table_columns(_narrow(public.value)), public.receipts
-        if len({str(name) for name in columns}) < len(columns):
-            raise ValueError(
-                "expected column names that differ as text, got two that are equal, such as 0 and "
-                "'0'. Rename one column."
-            )
+        columns, self.receipts_ = columns_to_fit(_narrow(public.value)), public.receipts
         chosen = categorical_columns(columns, self.categorical, numeric_kinds="biuf")
         self.columns_ = tuple(
             CategoryColumn.learn(name, values, self.most_categories)
@@ -93,11 +93,7 @@ class TableCodes(FeatureMap):
             values.dtype.kind in "biuf" for values in columns.values()
         )
         self.categorical_ = np.array([name in chosen for name in columns])
-        self.hashed_ = {
-            column.name: column.num_categories
-            for column in self.columns_
-            if isinstance(column, CategoryColumn) and column.buckets
-        }
+        self.hashed_ = hashed_columns(self.columns_)
         self.n_features_out_ = len(columns)
         return self
 

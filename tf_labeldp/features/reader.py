@@ -223,6 +223,24 @@ def table_columns(table: Any) -> dict[Any, np.ndarray]:
     return columns
 
 
+def columns_to_fit(table: Any) -> dict[Any, np.ndarray]:
+    """Returns the columns of a table; raises unless their names differ as text."""
+    columns = table_columns(table)
+    if len({str(name) for name in columns}) < len(columns):
+        raise ValueError(
+            "expected column names that differ as text, got two that are equal, such as 0 and "
+            "'0'. Rename one column."
+        )
+    return columns
+
+
+def hashed_columns(columns: Iterable[Any]) -> dict[Any, int]:
+    """Returns the number of categories of each encoded column that is hashed, by name."""
+    return {
+        column.name: column.num_categories for column in columns if getattr(column, "buckets", None)
+    }
+
+
 def columns_of_fit(table: Any, names: Sequence[str | int]) -> dict[Any, np.ndarray]:
     """Returns the columns of a table; raises unless it has those of ``fit``."""
     columns = table_columns(table)

@@ -121,7 +121,7 @@ class _FrontDoor(Head):
     classes: Setting[Any] = None
 
     def fit(self: _Self, features: Public[Any], labels: Private[Any]) -> _Self:
-        """Chooses an encoder from the features, releases label moments once, and fits a head.
+        """Chooses a method by public facts, and fits it at the cost of (epsilon, delta).
 
         Args:
             features: public: images (n, h, w) or (n, h, w, c); a data frame or another table, whose
@@ -421,7 +421,8 @@ class PrivateRegressor(_FrontDoor):
     """Regresses numbers as ``PrivateClassifier`` classifies: one call, chosen from public facts.
 
     Guarantee:
-        That of ``PrivateClassifier``.
+        That of ``PrivateClassifier``; where a pilot release decides on the method, pilot and model
+        together cost (epsilon, delta).
 
     Args:
         epsilon: finite and above zero.
