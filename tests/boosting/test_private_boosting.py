@@ -88,6 +88,8 @@ def test_it_learns_an_interaction_and_exports_the_same_predictions(library, kind
         assert outputs.mean(axis=0) == pytest.approx(np.bincount(labels) / N, abs=0.05)
     model.to_keras().save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
+    ensembles = [layer for layer in loaded.layers if layer.name.startswith("tree_ensemble")]
+    assert sum(layer.num_trees for layer in ensembles) == model.num_trees_
     rows = {name: tf.constant(column[:, np.newaxis].tolist()) for name, column in TABLE.items()}
     assert loaded.predict(rows, verbose=0) == pytest.approx(outputs, rel=1e-5, abs=1e-6)
     assert guarantee(loaded).epsilon == pytest.approx(EPSILON, rel=1e-9)

@@ -190,7 +190,7 @@ class PrivateBoosting(Head):
         self._class_weights = _class_weights(class_weight, target.classes, target.shares)
         self.n_features_in_ = rows.shape[1]
         self._remember_columns(column_names(features))
-        self.num_trees_ = sum(len(trees.roots) for trees in self._trees())
+        self.num_trees_ = sum(grower.num_trees(models) for fits in members for models in fits)
         if self.gain_ < _CLEAR * self.gain_stddev_:
             _validate.warn(
                 f"on held-out noisy labels, trees gain {self.gain_:.2g} nats per label over the "

@@ -85,6 +85,10 @@ class SklearnGrower:
         found = np.stack([model.predict(rows) for model in models], axis=1)
         return (np.log(found) if models[0].loss == "poisson" else found) - start
 
+    def num_trees(self, models: list[Any]) -> int:
+        """Returns the number of trees."""
+        return sum(model.n_iter_ for model in models)
+
     def trees(self, models: list[Any], start: np.ndarray) -> list[Trees]:
         """Returns the trees of each output, whose sums are ``scores`` minus ``start``."""
         found = map(Trees.from_hist_gradient_boosting, models)
@@ -170,6 +174,10 @@ class LightGBMGrower:
         del start
         scores = models[0].predict(rows, raw_score=True)
         return scores.reshape(rows.shape[0], -1)
+
+    def num_trees(self, models: list[Any]) -> int:
+        """Returns the number of trees up to the best iteration."""
+        return models[0].best_iteration * models[0].num_model_per_iteration()
 
     def trees(self, models: list[Any], start: np.ndarray) -> list[Trees]:
         """Returns the trees of all outputs."""
