@@ -79,7 +79,7 @@ MOST_LINES = {
     "gradients": 2611,
     "training": 3790,
     "pate": 442,
-    "front_door": 1083,
+    "front_door": 1084,
     "audit": 608,
     "dossier": 803,
     "tf_privacy": 338,

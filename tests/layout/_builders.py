@@ -199,14 +199,14 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     ),
     "features.NeighbourSmoothing": lambda put: features.NeighbourSmoothing(
         put("encoder", dense(3)), num_neighbours=2
-    ).fit(put("inputs", X)),
+    ).fit(put("X", X)),
     "features.PatchDictionary": lambda put: features.PatchDictionary(4, 3, pooling=1).fit(
-        put("images", IMAGES)
+        put("X", IMAGES)
     ),
     "features.RandomFourierFeatures": lambda put: features.RandomFourierFeatures(8).fit(
-        put("table", X)
+        put("X", X)
     ),
-    "features.TableCodes": lambda put: features.TableCodes().fit(put("table", X)),
+    "features.TableCodes": lambda put: features.TableCodes().fit(put("X", X)),
     "features.denoise_labels": lambda put: features.denoise_labels(
         put("noisy_labels", Y), put("clusters", GROUPS), K
     ),
@@ -222,7 +222,7 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
         shares=(1.0,),
         epochs=1,
         verbose=0,
-    ).fit(put("inputs", X), labels_of()),
+    ).fit(put("X", X), labels_of()),
     "heads.HeadPriorRandomizer": lambda put: labels_of().randomize(
         heads.HeadPriorRandomizer(4.0, DELTA / 2, encoder=put("encoder", dense(3))), features=X
     ),
@@ -267,13 +267,13 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     ),
     "front_door.PrivateRegressor": lambda put: ldp.PrivateRegressor(
         1.0, DELTA / 2, encoder=put("encoder", dense(3))
-    ).fit(put("features", X), numbers_of()),
+    ).fit(put("X", X), numbers_of()),
     "front_door.PrivateSearchCV": lambda put: ldp.PrivateSearchCV(
         put("estimator", ldp.PrivateRidge(1.0, DELTA / 2)),
         put("param_grid", {"penalty": [1.0, 10.0]}),
         1.0,
         DELTA / 2,
-    ).fit(put("features", X), labels_of()),
+    ).fit(put("X", X), labels_of()),
 }
 
 
@@ -322,7 +322,7 @@ def _(put):
 def _fits(head, labels):
     def fit(put):
         encoder = put("encoder", dense(3))
-        return head(1.0, DELTA / 2, encoder=encoder).fit(put("features", X), labels())
+        return head(1.0, DELTA / 2, encoder=encoder).fit(put("X", X), labels())
 
     return fit
 
@@ -349,7 +349,7 @@ def _(put):
         head = heads.NoiseCluster(None, 1.0, clusters=put("clusters", GROUPS))
     else:
         head = heads.NoiseCluster(2, 1.0, encoder=put("encoder", dense(3)))
-    return head.fit(put("features", X), labels_of())
+    return head.fit(put("X", X), labels_of())
 
 
 @builds("boosting.PrivateBoosting")
@@ -358,7 +358,7 @@ def _(put):
         library="scikit-learn", max_trees=2, class_weight=put("class_weight", {1: 2.0})
     )
     weights = put.only("sample_weight", np.ones(N))
-    return model.fit(put("features", X), labels_of().randomize(RR), **weights)
+    return model.fit(put("X", X), labels_of().randomize(RR), **weights)
 
 
 @builds("data.poisson_batches")
@@ -500,7 +500,7 @@ def _(put):
     network = put.only("model", dense())
     encoder = {} if network else {"encoder": put("encoder", dense(3))}
     door = ldp.PrivateClassifier(1.0, DELTA / 2, epochs=1, **network, **encoder)
-    return door.fit(put("features", X), labels_of())
+    return door.fit(put("X", X), labels_of())
 
 
 def _registers(check):

@@ -114,14 +114,14 @@ class PrivateBoosting(Head):
     insecure_seed: int | None = None
 
     def fit(
-        self, features: Public[Any], labels: Private[Any], sample_weight: Public[Any] = None
+        self, X: Public[Any], y: Private[Any], sample_weight: Public[Any] = None
     ) -> PrivateBoosting:
         """Draws noisy labels, unless they are given, and fits trees to them.
 
         Args:
-            features: public: a table (data frame, dict of columns), whose texts are categories and
+            X: public: a table (data frame, dict of columns), whose texts are categories and
                 whose numbers may be missing (NaN); numbers (n, p); or a sparse matrix.
-            labels: a ``PrivateLabels``, which charges the draw; an array (n,), which gets a vault
+            y: a ``PrivateLabels``, which charges the draw; an array (n,), which gets a vault
                 with the budget epsilon; or ``NoisyLabels`` with a channel that is known.
             sample_weight: public weights (n,), at least zero.
 
@@ -131,7 +131,7 @@ class PrivateBoosting(Head):
         Raises:
             BudgetExceededError: a vault's budget does not allow the draw; nothing was drawn.
             ImportError: LightGBM is not installed.
-            TypeError: features, labels or weights have a wrong type.
+            TypeError: X, y or weights have a wrong type.
             ValueError: arguments out of range; fewer examples than this epsilon needs; a channel
                 that does not depend on the labels. Nothing was drawn.
             RuntimeError: labels are an array in a worker process (``n_jobs``).
@@ -144,16 +144,16 @@ class PrivateBoosting(Head):
         max_trees = _validate.integer_at_least("max_trees", self.max_trees, 1)
         _validate.one_of("loss", self.loss, ("squared_error", "poisson"))
         seed = _validate.integer_at_least("seed", self.seed, 0)
-        public = public_input(features, self.class_weight, sample_weight)
+        public = public_input(X, self.class_weight, sample_weight)
         features, class_weight, sample_weight = public.value
         source = None
-        if not isinstance(labels, NoisyLabels):
-            source = LabelSource(self, labels, self._mechanism)
+        if not isinstance(y, NoisyLabels):
+            source = LabelSource(self, y, self._mechanism)
         coder, rows = _read(features, grower)
         weights = _checked_weights(sample_weight, rows.shape[0])
         rows_of_labels: Any = slice(None)
         if source is None:
-            noisy = _checked_noisy(labels)
+            noisy = _checked_noisy(y)
             receipts = merge_receipts(public.receipts, public_input(noisy).receipts)
             rows_of_labels = noisy.rows_among({rows.shape[:1]})
         else:
@@ -200,19 +200,19 @@ class PrivateBoosting(Head):
             )
         return self
 
-    def predict(self, features: Public[Any]) -> np.ndarray:
+    def predict(self, X: Public[Any]) -> np.ndarray:
         """Returns class values (m,), or numbers (m,) within their range.
 
         Args:
-            features: as in ``fit``; missing and unknown categories count as missing values.
+            X: as in ``fit``; missing and unknown categories count as missing values.
         """
         if not self._is_regressor():
-            return self.classes_[self.predict_proba(features).argmax(axis=1)]
-        scores = self._scores(features)[:, 0]
+            return self.classes_[self.predict_proba(X).argmax(axis=1)]
+        scores = self._scores(X)[:, 0]
         low, high = self._label_range or (0.0, 0.0)
         return np.clip(np.exp(scores) if self.loss == "poisson" else scores, low, high)
 
-    def predict_proba(self, features: Public[Any]) -> np.ndarray:
+    def predict_proba(self, X: Public[Any]) -> np.ndarray:
         """Returns probabilities of the classes, ``float64`` (m, K).
 
         Raises:
@@ -221,7 +221,7 @@ class PrivateBoosting(Head):
         self._check_fitted()
         if self._is_regressor():
             raise TypeError("labels that are numbers have no class probabilities. Use predict.")
-        return self._probabilities(self._scores(features), np)
+        return self._probabilities(self._scores(X), np)
 
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from the inputs of ``fit`` to predictions, with its receipts.

@@ -106,12 +106,12 @@ class NeighbourSmoothing(FeatureMap):
     num_components: int = 400
     seed: int = 0
 
-    def fit(self: _Self, inputs: Public[Any], labels: Setting[Any] = None) -> _Self:
+    def fit(self: _Self, X: Public[Any], y: Setting[Any] = None) -> _Self:
         """Finds the principal directions and the neighbours, and smooths the features.
 
         Args:
-            inputs: public inputs that ``FeatureRows`` reads; more rows than ``num_neighbours``.
-            labels: ignored; scikit-learn's pipelines pass them to every step.
+            X: public inputs that ``FeatureRows`` reads; more rows than ``num_neighbours``.
+            y: ignored; scikit-learn's pipelines pass them to every step.
 
         Returns:
             The map itself.
@@ -119,11 +119,11 @@ class NeighbourSmoothing(FeatureMap):
         Warns:
             UserWarning: comparing all pairs takes more than minutes, and faiss-cpu is missing.
         """
-        del labels
+        del y
         k = _validate.integer_at_least("num_neighbours", self.num_neighbours, 1)
         _validate.integer_at_least("num_components", self.num_components, 1)
         strength = _validate.number_in("strength", self.strength, "[0, 1)")
-        rows = FeatureRows(inputs, self.encoder)
+        rows = FeatureRows(X, self.encoder)
         self.receipts_ = rows.receipts
         if len(rows) <= k:
             raise ValueError(
@@ -141,17 +141,17 @@ class NeighbourSmoothing(FeatureMap):
         self._remember_columns(rows.columns)
         return self
 
-    def transform(self, inputs: Public[Any]) -> np.ndarray:
+    def transform(self, X: Public[Any]) -> np.ndarray:
         """Returns the smoothed features of examples, ``float32`` (m, num_features).
 
         Args:
-            inputs: as in ``fit``, with any number of rows.
+            X: as in ``fit``, with any number of rows.
 
         Raises:
             ValueError: not fitted, or other features than in ``fit``.
         """
-        self._refuse_unfitted("_smooth", "fit(inputs)")
-        start = self._components(FeatureRows(inputs, self.encoder, columns=self._known_columns()))
+        self._refuse_unfitted("_smooth", "fit(X)")
+        start = self._components(FeatureRows(X, self.encoder, columns=self._known_columns()))
         if not self.strength:
             return start
         keys = self._search_keys(start)
@@ -160,10 +160,10 @@ class NeighbourSmoothing(FeatureMap):
         step = _averaging(found, len(self._keys))
         return strength * (step @ self._smooth) + (np.float32(1.0) - strength) * start
 
-    def fit_transform(self, inputs: Public[Any], labels: Setting[Any] = None) -> np.ndarray:
+    def fit_transform(self, X: Public[Any], y: Setting[Any] = None) -> np.ndarray:
         """Fits and returns the smoothed features of the same inputs; ignores labels."""
-        del labels
-        return self.fit(inputs)._smooth.copy()
+        del y
+        return self.fit(X)._smooth.copy()
 
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from raw inputs to the smoothed features; it saves and loads.
@@ -175,7 +175,7 @@ class NeighbourSmoothing(FeatureMap):
             TypeError: the encoder is a plain function, which has no Keras model.
             ValueError: not fitted.
         """
-        self._refuse_unfitted("_smooth", "fit(inputs)")
+        self._refuse_unfitted("_smooth", "fit(X)")
         import keras
 
         from tf_labeldp.keras_layers._fixed_features import NeighbourFeatures

@@ -84,22 +84,22 @@ class PatchDictionary(FeatureMap):
     contrast: float = 0.005
     seed: int | None = 0
 
-    def fit(self: _Self, images: Public[Any], labels: Setting[Any] = None) -> _Self:
+    def fit(self: _Self, X: Public[Any], y: Setting[Any] = None) -> _Self:
         """Learns the dictionary.
 
         Args:
-            images: public numbers (n, h, w) or (n, h, w, c), or an unshuffled ``tf.data.Dataset``
+            X: public numbers (n, h, w) or (n, h, w, c), or an unshuffled ``tf.data.Dataset``
                 of such batches. ``transform`` needs images on the same scale (0..255 or 0..1).
-            labels: ignored; scikit-learn's pipelines pass them to every step.
+            y: ignored; scikit-learn's pipelines pass them to every step.
 
         Returns:
             The map itself.
         """
-        del labels
+        del y
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
         sides = self._checked_sides()
-        public = public_input(images)
+        public = public_input(X)
         array, self.receipts_ = _checked_images(public.value), public.receipts
         size = array.shape[1:3]
         self._pools = tuple(_pooling_matrix(size, side, self.pooling) for side in sides)
@@ -110,19 +110,19 @@ class PatchDictionary(FeatureMap):
         self.n_features_out_ = 2 * self.num_atoms * self.pooling**2 * len(sides)
         return self
 
-    def transform(self, images: Public[Any]) -> np.ndarray:
+    def transform(self, X: Public[Any]) -> np.ndarray:
         """Returns the features of images, ``float32`` (m, num_features), none below zero.
 
         Args:
-            images: (m, h, w) or (m, h, w, c), with the shape and the scale as in ``fit``.
+            X: (m, h, w) or (m, h, w, c), with the shape and the scale as in ``fit``.
 
         Raises:
             ValueError: not fitted, images of another shape, or numbers that are not finite.
         """
         from threadpoolctl import threadpool_limits
 
-        self._refuse_unfitted("filters_", "fit(images)")
-        array = _checked_images(images)
+        self._refuse_unfitted("filters_", "fit(X)")
+        array = _checked_images(X)
         if tuple(array.shape[1:]) != self.image_shape_:
             raise ValueError(
                 f"images must have shape (m, {', '.join(map(str, self.image_shape_))}) as in fit, "
@@ -146,10 +146,10 @@ class PatchDictionary(FeatureMap):
             list(threads.map(fill, range(0, len(array), _SHARE)))  # raises the errors of threads
         return features.reshape(len(array), self.n_features_out_)
 
-    def fit_transform(self, images: Public[Any], labels: Setting[Any] = None) -> np.ndarray:
+    def fit_transform(self, X: Public[Any], y: Setting[Any] = None) -> np.ndarray:
         """Fits and returns the features of the same images; ignores labels."""
-        del labels
-        public = public_input(images)
+        del y
+        public = public_input(X)
         return self.fit(public).transform(public.value)
 
     def to_keras(self) -> Any:
@@ -158,7 +158,7 @@ class PatchDictionary(FeatureMap):
         Its input has the shape and the scale of the images of ``fit``. Import
         ``tf_labeldp.keras_layers`` before you load its file.
         """
-        self._refuse_unfitted("filters_", "fit(images)")
+        self._refuse_unfitted("filters_", "fit(X)")
         import keras
 
         from tf_labeldp.keras_layers._fixed_features import PatchFeatures

@@ -104,21 +104,21 @@ class RandomFourierFeatures(FeatureMap):
     sparse: bool = False
     seed: int | None = 0
 
-    def fit(self: _Self, table: Public[Any], labels: Setting[Any] = None) -> _Self:
+    def fit(self: _Self, X: Public[Any], y: Setting[Any] = None) -> _Self:
         """Learns the encoding and the bandwidth, and draws the frequencies.
 
         Args:
-            table: public columns (n,) as a dict, structured array or data frame; an array (n, p);
+            X: public columns (n,) as a dict, structured array or data frame; an array (n, p);
                 a sparse matrix (n, p), which is made dense; or an unshuffled ``tf.data.Dataset``
                 of such batches.
-            labels: ignored; scikit-learn's pipelines pass them to every step.
+            y: ignored; scikit-learn's pipelines pass them to every step.
 
         Returns:
             The map itself.
         """
-        del labels
+        del y
         self._check_arguments()
-        public = public_input(table)
+        public = public_input(X)
         columns, self.receipts_ = columns_to_fit(public.value), public.receipts
         size = len(next(iter(columns.values())))
         self.columns_ = learn_columns(columns, self.categorical, self.hash_buckets)
@@ -143,11 +143,11 @@ class RandomFourierFeatures(FeatureMap):
         self.n_features_out_ = self.num_features + (width if self.linear_weight else 0)
         return self
 
-    def transform(self, table: Public[Any]) -> np.ndarray:
+    def transform(self, X: Public[Any]) -> np.ndarray:
         """Returns the features of a table, ``float32`` (m, num_features).
 
         Args:
-            table: as in ``fit``. Columns are found by name in any order, and other columns are
+            X: as in ``fit``. Columns are found by name in any order, and other columns are
                 ignored; an array needs the same columns as in ``fit``.
 
         Raises:
@@ -155,8 +155,8 @@ class RandomFourierFeatures(FeatureMap):
             ValueError: not fitted, missing columns, infinite numbers, or missing numbers in a
                 column that was complete in ``fit``.
         """
-        self._refuse_unfitted("_frequencies", "fit(table)")
-        columns = columns_of_fit(table, [column.name for column in self.columns_])
+        self._refuse_unfitted("_frequencies", "fit(X)")
+        columns = columns_of_fit(X, [column.name for column in self.columns_])
         size = len(columns[self.columns_[0].name])
         out = np.empty((size, self.n_features_out_), np.float32)
         for start in range(0, size, _BLOCK):
@@ -167,10 +167,10 @@ class RandomFourierFeatures(FeatureMap):
             out[part] = self._features(rows)
         return out
 
-    def fit_transform(self, table: Public[Any], labels: Setting[Any] = None) -> np.ndarray:
+    def fit_transform(self, X: Public[Any], y: Setting[Any] = None) -> np.ndarray:
         """Fits and returns the features of the same table; ignores labels."""
-        del labels
-        public = public_input(table)
+        del y
+        public = public_input(X)
         return self.fit(public).transform(public.value)
 
     def to_keras(self) -> Any:
@@ -181,7 +181,7 @@ class RandomFourierFeatures(FeatureMap):
         it, the input is renamed (``column_price_unit`` for ``price/unit``), and Keras warns; the
         dict keeps the column names. Import ``tf_labeldp.keras_layers`` before you load its file.
         """
-        self._refuse_unfitted("_frequencies", "fit(table)")
+        self._refuse_unfitted("_frequencies", "fit(X)")
         import keras
 
         from tf_labeldp.keras_layers._fixed_features import FourierFeatures, QuantileRanks

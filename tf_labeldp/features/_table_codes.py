@@ -66,21 +66,21 @@ class TableCodes(FeatureMap):
     categorical: Sequence[str | int] | None = None
     most_categories: int = 254
 
-    def fit(self: _Self, table: Public[Any], labels: Setting[Any] = None) -> _Self:
+    def fit(self: _Self, X: Public[Any], y: Setting[Any] = None) -> _Self:
         """Learns the categories.
 
         Args:
-            table: public columns (n,) as a dict, structured array or data frame; an array (n, p);
+            X: public columns (n,) as a dict, structured array or data frame; an array (n, p);
                 a sparse matrix (n, p), which is made dense; or an unshuffled ``tf.data.Dataset``
                 of such batches.
-            labels: ignored; scikit-learn's pipelines pass them to every step.
+            y: ignored; scikit-learn's pipelines pass them to every step.
 
         Returns:
             The map itself.
         """
-        del labels
+        del y
         _validate.integer_at_least("most_categories", self.most_categories, 2)
-        public = public_input(table)
+        public = public_input(X)
         columns, self.receipts_ = columns_to_fit(_narrow(public.value)), public.receipts
         chosen = categorical_columns(columns, self.categorical, numeric_kinds="biuf")
         self.columns_ = tuple(
@@ -97,29 +97,29 @@ class TableCodes(FeatureMap):
         self.n_features_out_ = len(columns)
         return self
 
-    def transform(self, table: Public[Any]) -> np.ndarray:
+    def transform(self, X: Public[Any]) -> np.ndarray:
         """Returns numbers and codes, ``float32`` (m, p), in the order of the columns of ``fit``.
 
         Args:
-            table: as in ``fit``. Columns are found by name in any order, and other columns are
+            X: as in ``fit``. Columns are found by name in any order, and other columns are
                 ignored; an array needs the same columns as in ``fit``.
 
         Raises:
             TypeError: a column has another type than in ``fit``.
             ValueError: not fitted, missing columns, or infinite numbers.
         """
-        self._refuse_unfitted("columns_", "fit(table)")
-        columns = columns_of_fit(_narrow(table), [column.name for column in self.columns_])
+        self._refuse_unfitted("columns_", "fit(X)")
+        columns = columns_of_fit(_narrow(X), [column.name for column in self.columns_])
         size = len(columns[self.columns_[0].name])
         codes = np.empty((size, len(self.columns_)), np.float32)
         for place, column in enumerate(self.columns_):
             codes[:, place] = column.codes(columns[column.name])
         return codes
 
-    def fit_transform(self, table: Public[Any], labels: Setting[Any] = None) -> np.ndarray:
+    def fit_transform(self, X: Public[Any], y: Setting[Any] = None) -> np.ndarray:
         """Fits and returns the codes of the same table; ignores labels."""
-        del labels
-        public = public_input(table)
+        del y
+        public = public_input(X)
         return self.fit(public).transform(public.value)
 
     def to_keras(self) -> Any:
@@ -132,7 +132,7 @@ class TableCodes(FeatureMap):
         warns; the dict keeps the column names. Import ``tf_labeldp.keras_layers`` before you load
         its file.
         """
-        self._refuse_unfitted("columns_", "fit(table)")
+        self._refuse_unfitted("columns_", "fit(X)")
         from tf_labeldp.keras_layers.tree_ensemble import CategoryCodes
 
         layer = CategoryCodes(self.categorical_.tolist(), name="category_codes")

@@ -78,18 +78,18 @@ class SideBySide(FeatureMap):
 
     maps: tuple[Any, ...] = ()
 
-    def fit(self, inputs: Any, labels: Any = None) -> SideBySide:
+    def fit(self, X: Any, y: Any = None) -> SideBySide:
         """Learns the means of the maps' features; ignores labels."""
-        del labels
-        self._means = [np.asarray(map_.transform(inputs)).mean(axis=0) for map_ in self.maps]
+        del y
+        self._means = [np.asarray(map_.transform(X)).mean(axis=0) for map_ in self.maps]
         self.n_features_out_ = sum(mean.size for mean in self._means)
         return self
 
-    def transform(self, inputs: Any) -> np.ndarray:
+    def transform(self, X: Any) -> np.ndarray:
         """Returns ``float32`` ``(n, n_features_out_)``."""
         parts = []
         for map_, mean in zip(self.maps, self._means, strict=True):
-            rows = np.asarray(map_.transform(inputs), np.float32) - mean.astype(np.float32)
+            rows = np.asarray(map_.transform(X), np.float32) - mean.astype(np.float32)
             norms = np.linalg.norm(rows, axis=1, keepdims=True)
             parts.append(rows / np.maximum(norms, _LEAST_NORM))
         return np.concatenate(parts, axis=1)
@@ -120,14 +120,14 @@ class _FrontDoor(Head):
     num_classes: int | None = None
     classes: Setting[Any] = None
 
-    def fit(self: _Self, features: Public[Any], labels: Private[Any]) -> _Self:
+    def fit(self: _Self, X: Public[Any], y: Private[Any]) -> _Self:
         """Chooses a method by public facts, and fits it at the cost of (epsilon, delta).
 
         Args:
-            features: public: images (n, h, w) or (n, h, w, c); a data frame or another table, whose
+            X: public: images (n, h, w) or (n, h, w, c); a data frame or another table, whose
                 texts are categories and whose numbers may be missing; rows of numbers (n, d), such
                 as embeddings; a sparse matrix.
-            labels: a ``PrivateLabels``, which charges the release to its budget; or an array (n,),
+            y: a ``PrivateLabels``, which charges the release to its budget; or an array (n,),
                 which gets a vault with the budget (epsilon, delta).
 
         Returns:
@@ -143,13 +143,14 @@ class _FrontDoor(Head):
         Warns:
             UserWarning: an earlier fit of this process used these rows with an array of labels.
         """
-        if isinstance(labels, NoisyLabels):
+        if isinstance(y, NoisyLabels):
             raise TypeError(
                 "expected private labels, got NoisyLabels, which are drawn already. Fit "
-                "PrivateBoosting().fit(features, noisy), or a Keras model by tf_labeldp.fit."
+                "PrivateBoosting().fit(X, noisy), or a Keras model by tf_labeldp.fit."
             )
-        public = public_input(features, self.encoder, self.model)
+        public = public_input(X, self.encoder, self.model)
         features = all_features = public.value[0]
+        labels: Any = y
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         size = len(labels)
         kind = kind_of(features)
@@ -248,10 +249,10 @@ class _FrontDoor(Head):
             self.receipts_ = merge_receipts(others, counted)
         return self
 
-    def predict(self, features: Public[Any]) -> np.ndarray:
+    def predict(self, X: Public[Any]) -> np.ndarray:
         """Returns class values (m,), or numbers (m,) within their range."""
         self._check_fitted()
-        return self.head_.predict(features)
+        return self.head_.predict(X)
 
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from the inputs of ``fit`` to predictions, with its receipts.
@@ -383,10 +384,10 @@ class PrivateClassifier(_FrontDoor):
     key: str | None = None
     insecure_seed: int | None = None
 
-    def predict_proba(self, features: Public[Any]) -> np.ndarray:
+    def predict_proba(self, X: Public[Any]) -> np.ndarray:
         """Returns class probabilities (m, K)."""
         self._check_fitted()
-        return self.head_.predict_proba(features)
+        return self.head_.predict_proba(X)
 
     def _head(
         self,

@@ -85,13 +85,13 @@ class PrivateSearchCV(Head):
     key: str = "search"
     seed: int = 0
 
-    def fit(self, features: Public[Any], labels: Private[PrivateLabels]) -> PrivateSearchCV:
+    def fit(self, X: Public[Any], y: Private[PrivateLabels]) -> PrivateSearchCV:
         """Fits all candidates and chooses one.
 
         Args:
-            features: public, as the estimator takes them: arrays, sparse matrices, data frames, or
+            X: public, as the estimator takes them: arrays, sparse matrices, data frames, or
                 dicts of columns.
-            labels: a ``PrivateLabels``, which charges every release.
+            y: a ``PrivateLabels``, which charges every release.
 
         Returns:
             The search itself.
@@ -101,12 +101,12 @@ class PrivateSearchCV(Head):
             TypeError: labels that are not a ``PrivateLabels``.
             ValueError: a grid with unknown arguments, or arguments out of range.
         """
-        if not isinstance(labels, PrivateLabels):
+        if not isinstance(y, PrivateLabels):
             raise TypeError(
-                f"labels must be a PrivateLabels, got {type(labels).__name__}. Put them into a "
+                f"labels must be a PrivateLabels, got {type(y).__name__}. Put them into a "
                 "vault, which charges every fit and the choice."
             )
-        public = public_input(features, self.estimator, self.param_grid)
+        public = public_input(X, self.estimator, self.param_grid)
         features, estimator, grid = public.value
         candidates = list(ParameterGrid(grid))
         searched = {name for candidate in candidates for name in candidate}
@@ -125,17 +125,17 @@ class PrivateSearchCV(Head):
         ]
         numbers = {release: number for number, release in enumerate(dict.fromkeys(releases))}
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
-        delta = labels.budget.delta if self.delta is None else self.delta
+        delta = y.budget.delta if self.delta is None else self.delta
         if not hasattr(estimator, "delta"):
             delta = 0.0  # such an estimator, as PrivateBoosting, uses no Gaussian noise
         charge = _charge_of_fit(epsilon, delta, len(numbers))
-        train, held_out = labels.split(self.held_out, seed=self.seed)
+        train, held_out = y.split(self.held_out, seed=self.seed)
         keys = [f"{self.key}/{number}" for number in range(len(numbers))]
-        train.check_budget([charge] * sum(not labels.has_draw(key) for key in keys))
+        train.check_budget([charge] * sum(not y.has_draw(key) for key in keys))
         choice_key = f"{self.key}/choice"
-        if not labels.has_draw(choice_key):
+        if not y.has_draw(choice_key):
             held_out.check_budget(selection_mechanism(held_out, epsilon, self.metric))
-        features_of = [rows_of(features, places_in(labels, part)) for part in (train, held_out)]
+        features_of = [rows_of(features, places_in(y, part)) for part in (train, held_out)]
         shares: dict[str, Any] = {"epsilon": charge.epsilon}
         if hasattr(estimator, "delta"):
             shares["delta"] = delta
@@ -158,18 +158,18 @@ class PrivateSearchCV(Head):
         self.best_params_, self.candidates_ = candidates[self.best_index_], candidates
         self.epsilon_of_fit_ = charge.epsilon
         self.receipts_ = merge_receipts(*(model.receipts_ for model in fitted), released.receipts)
-        self._label_range = labels.label_range
+        self._label_range = y.label_range
         return self
 
-    def predict(self, features: Public[Any]) -> np.ndarray:
+    def predict(self, X: Public[Any]) -> np.ndarray:
         """Returns the chosen estimator's predictions (m,)."""
         self._check_fitted()
-        return self.best_estimator_.predict(features)
+        return self.best_estimator_.predict(X)
 
-    def predict_proba(self, features: Public[Any]) -> np.ndarray:
+    def predict_proba(self, X: Public[Any]) -> np.ndarray:
         """Returns the chosen estimator's class probabilities (m, K)."""
         self._check_fitted()
-        return self.best_estimator_.predict_proba(features)
+        return self.best_estimator_.predict_proba(X)
 
 
 def _charge_of_fit(epsilon: float, delta: float, number: int) -> Charge:

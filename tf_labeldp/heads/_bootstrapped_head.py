@@ -112,15 +112,15 @@ class BootstrappedHead(Head):
     seed: int = 0
     verbose: int | str = "auto"
 
-    def fit(self: _Self, inputs: Public[Any], labels: Private[PrivateLabels]) -> _Self:
+    def fit(self: _Self, X: Public[Any], y: Private[PrivateLabels]) -> _Self:
         """Alternates between a release and training of the network.
 
         A vault with a store also keeps the network after each round: a second fit with the same
         key, or a fit after an interruption, reads releases and networks and continues.
 
         Args:
-            inputs: a public array (n, ...) that the network takes.
-            labels: a vault with the classes of n examples and a budget for (epsilon, delta).
+            X: a public array (n, ...) that the network takes.
+            y: a vault with the classes of n examples and a budget for (epsilon, delta).
 
         Returns:
             The head itself.
@@ -130,24 +130,24 @@ class BootstrappedHead(Head):
         """
         from scipy import special
 
-        public = public_input(inputs, self.encoder, self.network, self.views)
+        public = public_input(X, self.encoder, self.network, self.views)
         inputs = np.asarray(public.value[0])
-        heads = self._heads(len(inputs), labels, public.receipts)
+        heads = self._heads(len(inputs), y, public.receipts)
         first = FeatureRows(inputs, self.encoder, flatten=True).array()
         features, logits, receipts = first, np.zeros(()), public.receipts
         for number, head in enumerate(heads, 1):
-            head.fit(public.with_value(features), labels)
+            head.fit(public.with_value(features), y)
             logits = logits + np.log(np.maximum(head.predict_proba(features), _LEAST))
             receipts = merge_receipts(receipts, head.receipts_)
-            self._learn(inputs, special.softmax(logits, axis=1), receipts, labels, str(number))
+            self._learn(inputs, special.softmax(logits, axis=1), receipts, y, str(number))
             features = np.concatenate([self._hidden(inputs), first], axis=1)
         if self._for_draw():
             priors = Priors(self._probabilities(inputs).astype(np.float64), receipts=receipts)
-            drawn = labels.randomize(self._draw(labels), priors=priors, key=f"{self.key}/draw")
+            drawn = y.randomize(self._draw(y), priors=priors, key=f"{self.key}/draw")
             receipts = merge_receipts(receipts, drawn.receipts)
-            self._learn(inputs, drawn.posterior(), receipts, labels, "draw")
+            self._learn(inputs, drawn.posterior(), receipts, y, "draw")
         self.heads_, self.receipts_ = tuple(heads), receipts
-        self.classes_ = labels.decode(np.arange(labels.num_classes))
+        self.classes_ = y.decode(np.arange(y.num_classes))
         return self
 
     def epsilons(self) -> tuple[float, ...]:
@@ -159,15 +159,15 @@ class BootstrappedHead(Head):
     def _model(self) -> Any:
         return bare(self.network)
 
-    def predict(self, features: Public[Any]) -> np.ndarray:
+    def predict(self, X: Public[Any]) -> np.ndarray:
         """Returns class values (m,) for inputs as in ``fit``."""
-        likeliest = self.predict_proba(features).argmax(axis=1)
+        likeliest = self.predict_proba(X).argmax(axis=1)
         return self.classes_[likeliest]
 
-    def predict_proba(self, features: Public[Any]) -> np.ndarray:
+    def predict_proba(self, X: Public[Any]) -> np.ndarray:
         """Returns the network's class probabilities (m, K) for inputs as in ``fit``."""
         self._check_fitted()
-        return self._probabilities(np.asarray(features))
+        return self._probabilities(np.asarray(X))
 
     def to_keras(self) -> Any:
         """Returns the network with a softmax; it shares the weights, and saves and loads.

@@ -88,13 +88,13 @@ class NoiseCluster(Head):
     key: str | None = None
     insecure_seed: int | None = None
 
-    def fit(self, features: Public[Any], labels: Private[Any]) -> NoiseCluster:
+    def fit(self, X: Public[Any], y: Private[Any]) -> NoiseCluster:
         """Clusters the features, and releases the counts of the labels by cluster.
 
         Args:
-            features: numbers (n, ...), or inputs of ``encoder``; unused with ``clusters``, and may
+            X: numbers (n, ...), or inputs of ``encoder``; unused with ``clusters``, and may
                 then be None.
-            labels: classes (n,), which are put into a vault with the budget (epsilon, delta); or a
+            y: classes (n,), which are put into a vault with the budget (epsilon, delta); or a
                 ``PrivateLabels`` with classes, which charges the release to its own budget.
 
         Returns:
@@ -111,8 +111,8 @@ class NoiseCluster(Head):
             UserWarning: delta is above 1/n; or there was an earlier fit on these rows, whose
                 release the statement then includes.
         """
-        source = LabelSource(self, labels, self._mechanism)
-        public = public_input(features, self.encoder, self.clusters)
+        source = LabelSource(self, y, self._mechanism)
+        public = public_input(X, self.encoder, self.clusters)
         features = public.value[0]
         # One reading of a data set serves the clusters and the digests.
         read = collected(features) if is_dataset(features) else features
@@ -140,22 +140,22 @@ class NoiseCluster(Head):
         self._input_shape = np.shape(features)[1:] if is_array else ()
         return self
 
-    def predict(self, features: Public[Any]) -> np.ndarray:
+    def predict(self, X: Public[Any]) -> np.ndarray:
         """Returns the class values (m,) of the nearest clusters.
 
         Args:
-            features: (m, ...), as in ``fit``.
+            X: (m, ...), as in ``fit``.
 
         Raises:
             ValueError: the head was fitted with bare assignments, which have no centres.
         """
         self._check_fitted()
-        return self.cluster_classes_[self.clusters_.assign(features)]
+        return self.cluster_classes_[self.clusters_.assign(X)]
 
-    def predict_proba(self, features: Public[Any]) -> np.ndarray:
+    def predict_proba(self, X: Public[Any]) -> np.ndarray:
         """Returns the class shares in the nearest clusters, ``float64`` (m, K)."""
         self._check_fitted()
-        return self.cluster_probabilities_[self.clusters_.assign(features)]
+        return self.cluster_probabilities_[self.clusters_.assign(X)]
 
     def to_keras(self, encoder: Public[Any] = None) -> Any:
         """Returns a ``keras.Model`` for the probabilities, with fixed weights; it saves and loads.

@@ -69,22 +69,22 @@ class Head(Estimator, abc.ABC):
     _label_range: tuple[float, float] | None = None  # (low, high) for labels that are numbers
 
     @abc.abstractmethod
-    def predict(self, features: Any) -> np.ndarray:
+    def predict(self, X: Any) -> np.ndarray:
         """Returns predictions for features as in ``fit``."""
 
-    def score(self, features: Public[Any], labels: Public[Any]) -> float:
+    def score(self, X: Public[Any], y: Public[Any]) -> float:
         """Returns the accuracy, or R^2 for numbers.
 
         Args:
-            features: as in ``predict``.
-            labels: public labels in the shape of the predictions; a score on private labels would
+            X: as in ``predict``.
+            y: public labels in the shape of the predictions; a score on private labels would
                 reveal them.
 
         Raises:
             ValueError: the labels have another shape.
         """
-        labels = np.asarray(labels)
-        predicted = self.predict(features)
+        labels = np.asarray(y)
+        predicted = self.predict(X)
         if labels.shape != predicted.shape:
             raise ValueError(
                 f"labels must have the shape of the predictions, {predicted.shape}, got "
@@ -104,7 +104,7 @@ class Head(Estimator, abc.ABC):
         return compose_receipts(self.receipts_, delta)
 
     def _check_fitted(self) -> None:
-        self._refuse_unfitted("receipts_", "fit(features, labels)")
+        self._refuse_unfitted("receipts_", "fit(X, y)")
 
     def _is_regressor(self) -> bool:
         return self._label_range is not None
@@ -146,13 +146,13 @@ class OneReleaseHead(Head):
     _link: ClassVar[str] = "linear"  # Keras activation of the scores, for labels that are numbers
     _has_prior = True  # whether the fit uses a prior, before or after the spread
 
-    def fit(self: _Self, features: Public[Any], labels: Private[Any] = None) -> _Self:
+    def fit(self: _Self, X: Public[Any], y: Private[Any] = None) -> _Self:
         """Releases the moments of the labels, and fits the head to them.
 
         Args:
-            features: numbers (n, d), or inputs of ``encoder``; or a ``tf.data.Dataset`` of batches
+            X: numbers (n, d), or inputs of ``encoder``; or a ``tf.data.Dataset`` of batches
                 x or (x, y), which is read up to three times and must not be shuffled.
-            labels: a ``PrivateLabels``, which charges the release to its own budget; or an array of
+            y: a ``PrivateLabels``, which charges the release to its own budget; or an array of
                 classes or numbers (n,), or of zeros and ones (n, L), which is put into a vault with
                 the budget (epsilon, delta). None for a data set of pairs.
 
@@ -175,9 +175,9 @@ class OneReleaseHead(Head):
         """
         before = dict(vars(self))
         try:
-            public = public_input(features, self.encoder)
+            public = public_input(X, self.encoder)
             inputs = FeatureRows(*public.value, max_bytes=0.25 * self.max_bytes)
-            rows, source = self._survey(inputs, labels)
+            rows, source = self._survey(inputs, y)
             with _threads_that_pay(*rows.shape):
                 self._design(rows, source)
                 rows.scan()
@@ -196,11 +196,11 @@ class OneReleaseHead(Head):
             raise
         return self
 
-    def decision_function(self, features: Public[Any]) -> np.ndarray:
+    def decision_function(self, X: Public[Any]) -> np.ndarray:
         """Returns scores; a larger score means a likelier class.
 
         Args:
-            features: finite numbers (m, d), or inputs of ``encoder``; a row of zeros, or a row
+            X: finite numbers (m, d), or inputs of ``encoder``; a row of zeros, or a row
                 equal to the mean of the training features, gets the intercept alone.
 
         Returns:
@@ -208,12 +208,12 @@ class OneReleaseHead(Head):
             (m, L); for numbers (m,), the unclipped label minus the middle of its range or, with the
             Poisson loss, the logarithm of the expected label.
         """
-        scores = self._scores(features)
+        scores = self._scores(X)
         return scores[:, 0] if scores.shape[1] == 1 and not self._is_of_rows else scores
 
-    def predict(self, features: Public[Any]) -> np.ndarray:
+    def predict(self, X: Public[Any]) -> np.ndarray:
         """Returns class values (m,), zeros and ones (m, L), or numbers (m,) within their range."""
-        scores = self._scores(features)
+        scores = self._scores(X)
         if self._label_range is not None:
             low, high = self._label_range
             scores = scores[:, 0]
@@ -223,7 +223,7 @@ class OneReleaseHead(Head):
             return (scores > 0.0).astype(np.int64)
         return self.classes_[np.argmax(_ridge_path.class_scores(scores), axis=1)]
 
-    def predict_proba(self, features: Public[Any]) -> np.ndarray:
+    def predict_proba(self, X: Public[Any]) -> np.ndarray:
         """Returns probabilities of the classes (m, K) or labels (m, L): sharpened softmax.
 
         Raises:
@@ -231,7 +231,7 @@ class OneReleaseHead(Head):
         """
         from scipy import special
 
-        scores = self._scores(features)
+        scores = self._scores(X)
         if self._label_range is not None:
             raise TypeError("labels that are numbers have no class probabilities. Use predict.")
         if self.classes_ is None:
