@@ -1,7 +1,8 @@
 """Keras losses and layers for training on noisy labels.
 
-They depend on Keras and NumPy alone. Importing this package registers every class with Keras, so
-that a saved ``.keras`` file loads without ``custom_objects``.
+They depend on Keras and NumPy alone. Import this package before ``keras.models.load_model``: it
+registers every class of the library, so that a ``.keras`` file loads without ``custom_objects``. A
+``LabelDPModel``, and any other class of another part, is imported when a file has one.
 
 - Losses on noisy labels: ``LabelWeightedLoss`` (unbiased, from the signed weights of a channel's
   inverse), ``ForwardCorrectedLoss`` (the prediction passed through the channel) and ``ALIBILoss``
@@ -20,7 +21,10 @@ from . import _released_dense as _released_dense
 from . import tree_ensemble as tree_ensemble
 from ._alibi_loss import ALIBILoss
 from ._forward_corrected_loss import ForwardCorrectedLoss
+from ._in_files import register_other_parts
 from ._label_weighted_loss import LabelWeightedLoss
 from ._mixup import Mixup
+
+register_other_parts()
 
 __all__ = ["ALIBILoss", "ForwardCorrectedLoss", "LabelWeightedLoss", "Mixup"]

@@ -12,13 +12,14 @@ import keras
 import numpy as np
 from keras import ops
 
+from ._in_files import NamesItsImport
 from ._released_dense import CarriesReceipts
 
 # A row whose product with a key exceeds this is the key itself, up to float32 rounding.
 _SAME = 1.0 - 1e-6
 
 
-class FixedLayer(keras.layers.Layer):
+class FixedLayer(NamesItsImport, keras.layers.Layer):
     """Computes in float32 under any dtype policy; constructor arguments are attributes."""
 
     def __init__(self, **kwargs: Any) -> None:

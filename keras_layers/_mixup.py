@@ -6,9 +6,11 @@ from typing import Annotated, Any
 import keras
 from keras import ops
 
+from ._in_files import NamesItsImport
+
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
-class Mixup(keras.layers.Layer):
+class Mixup(NamesItsImport, keras.layers.Layer):
     """Mixup of inputs and targets, with one ``lam ~ Beta(alpha, alpha)`` per batch.
 
     ``x' = lam * x + (1 - lam) * reversed(x)``, and the same for the targets: example i is paired

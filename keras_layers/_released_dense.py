@@ -9,13 +9,15 @@ from typing import Any
 import keras
 import numpy as np
 
+from ._in_files import NamesItsImport
+
 # The file name of a history in the assets of a ``.keras`` file.
 ASSET = "receipts.bin"
 # The name of receipts in files of weights.
 _RECEIPTS = "label_dp_receipts"
 
 
-class CarriesReceipts:
+class CarriesReceipts(NamesItsImport):
     """Carries the receipts of the private labels that a layer's weights depend on.
 
     The receipts are bytes, saved in ``.keras`` and ``.weights.h5`` files and in

@@ -149,7 +149,7 @@ def test_a_model_that_exists_is_made_private_and_shares_its_weights(kind: str) -
     private = LabelDPModel.from_model(model, inputs=given)
     private.compile(optimizer(), loss=LOSS)
     private.fit(x, y, epochs=15, batch_size=20, verbose=0)
-    plain = keras.Model(private.inputs, private.outputs)
+    plain = keras.Model(private.input, private.output)
     assert not isinstance(plain, LabelDPModel)
     for one in (model, plain):
         np.testing.assert_array_equal(one.predict(x, verbose=0), private.predict(x, verbose=0))

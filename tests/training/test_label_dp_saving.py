@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import subprocess
 import sys
 import zipfile
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 from label_dp_cases import (
     DELTA,
+    D,
     K,
     N,
     after,
@@ -36,26 +39,93 @@ def private_model(inner: Any = None, **settings: Any) -> LabelDPModel:
     return cases.private_model(inner=inner or keras.optimizers.SGD(0.5, momentum=0.9), **settings)
 
 
-def loaded_in_a_new_process(path: Path, module: str) -> subprocess.CompletedProcess[str]:
-    code = f"import keras, {module}; print(keras.models.load_model({str(path)!r}).output_shape)"
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def files_of_every_kind(folder: Path) -> dict[str, str]:
+    """Saves a model of every kind in the folder; returns the classes of the loaded models."""
+    y = codes()
+    noisy = vault().randomize(ldp.RandomizedResponse(2.0, K))
+    plain = keras.Sequential([keras.Input((D,)), keras.layers.Dense(K)])
+    plain.compile("sgd", ldp.keras_layers.LabelWeightedLoss(from_logits=True))
+    ldp.fit(plain, features(), noisy, targets="debiased", verbose=0)
+    table = {"size": features()[:, 0], "kind": np.where(features()[:, 1] > 0, "a", "b")}
+    table_map = ldp.features.RandomFourierFeatures(6).fit(table)
+    trees = ldp.PrivateBoosting(4.0, num_classes=K, max_trees=2).fit(features(), y)
+    encoder = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()])
+    models = {
+        "private": private_model(denoiser=AltConv(8)),
+        "whitened": private_model(preconditioner="gauss_newton"),
+        "fit": plain,
+        "head": ldp.PrivateLogisticRegression(1.0, 1e-5, num_classes=K).fit(features(), y),
+        "table": table_map,
+        "trees": trees,
+        "learner": ldp.self_supervised.SimCLR(encoder),
+    }
+    kinds = {}
+    for name, model in models.items():
+        model = model.to_keras() if hasattr(model, "to_keras") else model
+        model.save(folder / f"{name}.keras")
+        kinds[name] = type(model).__name__
+    return kinds
 
 
-def test_files_are_loaded_after_the_import_that_the_readme_names(tmp_path: Path) -> None:
+LOADED = """
+import json, pathlib, sys
+{imports}
+for path in sorted(pathlib.Path(sys.argv[1]).glob("*.keras")):
+    print(json.dumps([path.stem, type({load}(path)).__name__]))
+"""
+
+
+def test_files_of_every_kind_are_loaded_as_the_readme_says(tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "import `tf_labeldp.keras_layers` (`tf_labeldp.training` for" in readme
+    assert (
+        "Load the file with `ldp.load_model`. Before `keras.models.load_model`, import "
+        "`tf_labeldp.keras_layers`." in readme
+    )
+    kinds = files_of_every_kind(tmp_path)
+    for imports, load in (
+        ("import tf_labeldp as ldp", "ldp.load_model"),
+        ("import keras, tf_labeldp.keras_layers", "keras.models.load_model"),
+    ):
+        command = [sys.executable, "-c", LOADED.format(imports=imports, load=load), str(tmp_path)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
+        assert dict(map(json.loads, lines)) == kinds
+
+
+def test_the_error_of_a_file_that_is_loaded_without_us_names_the_import(tmp_path: Path) -> None:
     private_model().save(tmp_path / "private.keras")
     feature_map = ldp.features.RandomFourierFeatures(6).fit(features())
     feature_map.to_keras().save(tmp_path / "map.keras")
-    for name, module, shape in (
-        ("private", "tf_labeldp.training", (None, K)),
-        ("map", "tf_labeldp.keras_layers", (None, feature_map.transform(features()).shape[1])),
-    ):
-        done = loaded_in_a_new_process(tmp_path / f"{name}.keras", module)
-        assert done.returncode == 0 and done.stdout.splitlines()[-1] == str(shape), done.stderr
-    done = loaded_in_a_new_process(tmp_path / "map.keras", "tf_labeldp")
-    assert done.returncode != 0 and "ould not locate" in done.stderr
+    code = """
+import keras, sys
+for path in sys.argv[1:]:
+    try:
+        keras.models.load_model(path)
+    except TypeError as error:
+        assert "import tf_labeldp.keras_layers, or use tf_labeldp.load_model" in str(error), error
+    else:
+        # Keras up to 3.8 imports the module that the file names.
+        assert tuple(map(int, keras.__version__.split(".")[:2])) < (3, 9)
+"""
+    paths = [str(tmp_path / name) for name in ("private.keras", "map.keras")]
+    command = [sys.executable, "-c", code, *paths]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_class_of_another_part_is_imported_on_use() -> None:
+    in_files = importlib.import_module("tf_labeldp.keras_layers._in_files")
+    importlib.import_module("tf_labeldp.tf_privacy")
+    for part in ("self_supervised", "semi_supervised", "training"):
+        importlib.import_module(f"tf_labeldp.{part}")
+    found = {
+        (name.removeprefix("tf_labeldp>"), kind.__module__.split(".")[1])
+        for name, kind in keras.saving.get_custom_objects().items()
+        if name.startswith("tf_labeldp>")
+    }
+    expected = {(n, part) for part, names in in_files.OF_OTHER_PARTS.items() for n in names}
+    assert {pair for pair in found if pair[1] != "keras_layers"} == expected
 
 
 def same_state(first: LabelDPModel, second: LabelDPModel) -> bool:

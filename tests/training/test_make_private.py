@@ -7,6 +7,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import BudgetExceededError
@@ -132,3 +133,24 @@ def test_few_examples_are_enough():
     private, batches, _ = made(perceptron(), x=X[:20], labels=labels, epochs=1, batch_size=5)
     private.fit(batches, epochs=1, verbose=0)
     assert private.guarantee().epsilon <= 2.0
+
+
+def test_a_model_of_a_dict_keeps_it_as_a_plain_model_in_a_file_and_in_an_export(tmp_path):
+    inputs = {"a": keras.Input((6,), name="a"), "b": keras.Input((2,), name="b")}
+    joined = layers.BatchNormalization()(layers.Concatenate()(list(inputs.values())))
+    x = {"a": X, "b": X[:, :2]}
+    with pytest.warns(UserWarning, match="GroupNormalization"):
+        private, batches, _ = made(keras.Model(inputs, layers.Dense(3)(joined)), x=x)
+    private.fit(batches, verbose=0)
+    private.save(tmp_path / "model.keras")
+    expected = private.predict(x, verbose=0)
+    plain = keras.Model(private.input, private.output)
+    for number, model in enumerate((private, plain, ldp.load_model(tmp_path / "model.keras"))):
+        assert set(model.input) == {"a", "b"}
+        np.testing.assert_allclose(model.predict(x, verbose=0), expected, atol=1e-5)
+        model.export(tmp_path / str(number), verbose=False)
+        served = tf.saved_model.load(tmp_path / str(number))
+        tensors = {name: tf.constant(part) for name, part in x.items()}
+        np.testing.assert_allclose(served.serve(tensors), expected, atol=1e-5)
+        [found] = served.signatures["serving_default"](**tensors).values()
+        np.testing.assert_allclose(found, expected, atol=1e-5)

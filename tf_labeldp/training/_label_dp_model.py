@@ -111,8 +111,9 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     def from_model(cls, model: Public[keras.Model], inputs: Public[Any] = None) -> LabelDPModel:
         """Returns a private model that shares the layers and weights of ``model``.
 
-        So ``fit`` trains ``model`` too. ``keras.Model(private.inputs, private.outputs)`` is a plain
-        model with the same layers; ``tf_labeldp.guarantee`` is the same for all three.
+        So ``fit`` trains ``model`` too. ``keras.Model(private.input, private.output)`` is a plain
+        model with the same layers, and takes the same inputs, such as a dict; Keras's ``inputs``
+        is their flat list. ``tf_labeldp.guarantee`` is the same for all three.
 
         Args:
             model: functional or sequential, and built; any other needs ``inputs``.

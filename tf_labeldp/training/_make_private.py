@@ -60,7 +60,7 @@ def make_private(
     Args:
         model: functional or sequential, and built. The private model shares its layers, so training
             trains ``model`` too (except where layers were replaced: use
-            ``keras.Model(private.inputs, private.outputs)``).
+            ``keras.Model(private.input, private.output)``).
         epsilon: finite and above zero.
         x: public features of all examples, as for ``data.poisson_batches``.
         labels: a ``PrivateLabels``, which is charged per epoch.
@@ -177,7 +177,10 @@ def _without_batch_normalization(model: keras.Model) -> keras.Model:
             kwargs.pop("mask", None)
         return layer(*args, **kwargs)
 
-    whole = keras.Model(model.inputs, model.outputs)
+    # A sequential model has no `input`; that of a functional one keeps its structure.
+    is_flat = isinstance(model, keras.Sequential)
+    ends = (model.inputs, model.outputs) if is_flat else (model.input, model.output)
+    whole = keras.Model(*ends)
     clone = keras.models.clone_model(whole, clone_function=kept, call_function=called)
     if replaced:
         _validate.warn(

@@ -51,8 +51,6 @@ from tf_labeldp.accounting.receipts import (
 )
 from tf_labeldp.vault.records import PUBLIC_INPUT, LabelStoreError
 
-_KERAS_CLASSES = ("keras_layers", "training", "self_supervised", "semi_supervised")
-"""The parts that register the Keras classes in model files."""
 LEDGERS: dict[str, Callable[[Sequence[bytes], Receipts], None]] = {}
 """Functions that record weights in the stores of vaults, by the name of the label set."""
 
@@ -271,7 +269,9 @@ def guarantee(artefact: Public[Any], delta: float | None = None) -> PrivacyGuara
 def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
     """Loads the Keras model of a ``.keras`` file, with its receipts.
 
-    It takes the arguments of ``keras.models.load_model``, which loads the file without receipts.
+    It loads the files of this library and all others that Keras loads, and takes the arguments of
+    ``keras.models.load_model``. That one reads no receipts, and needs ``import
+    tf_labeldp.keras_layers`` before.
 
     Raises:
         FileNotFoundError, ValueError: as from ``keras.models.load_model``.
@@ -288,9 +288,7 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
     import keras
 
     path = pathlib.Path(path).expanduser()
-    if zipfile.is_zipfile(path) and b"tf_labeldp>" in zipfile.ZipFile(path).read("config.json"):
-        for part in _KERAS_CLASSES:
-            importlib.import_module(f"tf_labeldp.{part}")
+    importlib.import_module("tf_labeldp.keras_layers")  # It registers the classes in model files.
     model = keras.models.load_model(path, **settings)
     histories = _histories_in(path)
     _match_by_name(model, histories)
