@@ -17,14 +17,14 @@ label private.
 
 # Imported to register their layers with Keras.
 from . import _fixed_features as _fixed_features
+from . import _in_files as _in_files
 from . import _released_dense as _released_dense
 from . import tree_ensemble as tree_ensemble
 from ._alibi_loss import ALIBILoss
 from ._forward_corrected_loss import ForwardCorrectedLoss
-from ._in_files import register_other_parts
 from ._label_weighted_loss import LabelWeightedLoss
 from ._mixup import Mixup
 
-register_other_parts()
+_in_files.register_other_parts()
 
 __all__ = ["ALIBILoss", "ForwardCorrectedLoss", "LabelWeightedLoss", "Mixup"]
