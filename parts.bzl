@@ -63,7 +63,7 @@ PRIVATE_IMPORTS = {
 # The most lines of each part, with its docstrings; "" is the front.
 MOST_LINES = {
     "": 142,
-    "_validate": 256,
+    "_validate": 261,
     "_progress": 60,
     "keras_layers": 1224,
     "accounting": 2822,
@@ -81,7 +81,7 @@ MOST_LINES = {
     "pate": 442,
     "front_door": 1084,
     "audit": 608,
-    "dossier": 803,
+    "dossier": 947,
     "tf_privacy": 338,
     "scale": 1154,
     "cli": 2505,

@@ -32,6 +32,11 @@ def warn(message: str) -> None:
     warnings.warn(message, UserWarning, stacklevel=level)
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun: "1 release", "2,000 releases"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def real_number(name: str, value: Any, expected: str = "a number") -> float:
     """Returns a number as a float."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):

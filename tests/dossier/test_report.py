@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import html
 import html.parser
 import json
@@ -167,6 +168,7 @@ class TestPage:
         labels = vault(tmp_path / "s")
         labels.randomize(rr(0.5), key="<script>alert(1)</script>").save(tmp_path / "noisy")
         labels.raise_budget(ldp.PrivacyBudget(5.0, 1e-4), reason="a 'second' study & more")
+        labels.randomize(rr(0.25), key="second")
         report(tmp_path / "s", published=[tmp_path / "noisy"]).save(tmp_path / "out")
         return (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
@@ -174,17 +176,71 @@ class TestPage:
         parsed = Page(page)
         assert parsed.open == [] and parsed.loaded == []
         assert "@import" not in page and not re.search(r"url\((?!#)", page)
-        assert parsed.tags.count("svg") == 1 and "viewport" in page
+        assert parsed.tags.count("svg") == 2 and "viewport" in page
 
     def test_names_are_escaped(self, page):
         assert "script" not in Page(page).tags
         assert "&lt;script&gt;" in page and "&#x27;second&#x27; study &amp; more" in page
 
     def test_the_plot_has_a_label_in_words(self, page):
-        assert 'aria-label="Epsilon spent over time: 0.5 of 5"' in page
+        assert 'aria-label="Epsilon spent over time: 0.75 of 5"' in page
+
+    def test_the_text_of_plots_has_12_points(self, page):
+        """One plot is drawn for screens and one for phones, so that neither is scaled down."""
+        sizes = [float(size) for size in re.findall(r"<text style=\"font-size: ([\d.]+)px", page)]
+        assert len(sizes) > 10 and min(sizes) >= 12.0
+        points = [
+            float(width)
+            for width in re.findall(r'<svg class="\w+".*?width="([\d.]+)pt"', page, re.S)
+        ]
+        assert points[0] < 620 and points[1] * 96 / 72 <= 390 - 2 * 16
+
+    def test_a_plot_of_one_release_is_a_sentence(self, tmp_path):
+        labels = vault(tmp_path / "s")
+        labels.randomize(rr(0.5))
+        labels.raise_budget(ldp.PrivacyBudget(5.0, 1e-4), reason="a second study")
+        report(tmp_path / "s").save(tmp_path / "out")
+        page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+        assert "svg" not in Page(page).tags
+        assert re.search(
+            r"<p>One use, on [-\d]+ [:\d]+ UTC, spent epsilon=0.5 of a budget of 5", page
+        )
+
+    def test_cells_are_named_where_tables_are_lists(self, page):
+        """On a phone each row is a list of its cells, and the row of heads is hidden."""
+        tables = page.split("<table class=rows>")[1:]
+        assert len(tables) == 4
+        for table in tables:
+            heads, *rows = table.partition("</table>")[0].split("<tr>")[1:]
+            heads = re.findall("<th[^>]*>([^<]*)", heads)
+            assert rows and all(re.findall('data-head="([^"]*)"', row) == heads for row in rows)
+        assert "@media (max-width: 45rem)" in page and "attr(data-head)" in page
+
+    def test_all_assumptions_of_published_files_are_explained(self, tmp_path):
+        labels = vault(tmp_path / "s")
+        noisy = labels.randomize(rr(0.5))
+        more = ldp.accounting.Assumption("only-release", "holder", "Nothing else is published.")
+        dataclasses.replace(noisy, assumptions=(more,)).save(tmp_path / "noisy")
+        x = np.random.default_rng(0).normal(size=(N, 4))
+        head = ldp.PrivateLogisticRegression(1.0, 1e-5).fit(x, labels)
+        head.to_keras().save(tmp_path / "model.keras")
+        files = [tmp_path / "noisy", tmp_path / "model.keras"]
+        found = report(tmp_path / "s", published=files)
+        found.save(tmp_path / "out")
+        page = html.unescape((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+        stated = found.statement.assumptions
+        notes = [note for file in files for note in ldp.dossier.verify(file).guarantee.assumptions]
+        assert len({note.code for note in notes} - {note.code for note in stated}) == 2
+        for note in (*stated, *notes):
+            explained = f"<dt><code>[{note.code}]</code> {note}</dt>\n<dd>To check: "
+            assert page.count(explained) == 1
+        assert "Nothing else is published.</dt>" in page and "<dd>For: noisy</dd>" in page
+        assert "<dd>For: the promise above, noisy, model.keras</dd>" in page
 
     def test_an_infinite_epsilon_is_not_cut_off_in_words(self, tmp_path):
-        vault(tmp_path / "s").randomize(rr(0.5))
+        labels = vault(tmp_path / "s")
+        labels.randomize(rr(0.5))
+        labels.randomize(rr(0.25), key="second")
         found = report(tmp_path / "s")
         found.content["label_sets"][0]["history"][-1]["epsilon_so_far"] = "inf"
         found.save(tmp_path / "out")
@@ -280,7 +336,7 @@ class TestWhoVouches:
             notes += GaussianNoise(1.0, source=source).assumptions()
         assert [note for note in notes if note.who == "nobody"] == []
 
-    def test_every_assumption_of_the_library_names_a_party(self):
+    def test_every_assumption_of_the_library_names_a_party_and_a_check(self, tmp_path):
         known = {"authors", "holder", "library", "machines", "nobody", "trainer", "users"}
         root = pathlib.Path(ldp.__file__).parent
         found: dict[str, set[str]] = {}
@@ -293,7 +349,28 @@ class TestWhoVouches:
         assert len(found) > 30 and set().union(*found.values()) <= known
         assert {code for code, who in found.items() if "nobody" in who} == {"not-promised"}
         assert all(len(who) == 1 for who in found.values())
+        notes = [ldp.accounting.Assumption(code, *who, f"{code}.") for code, who in found.items()]
+        stated = PrivacyGuarantee(1.0, assumptions=[*notes, "Mine."])
+        vault(tmp_path / "s")
+        content = report(tmp_path / "s").content
+        content = {**content, "guarantee": json.loads(stated.to_json())}
+        Report(content, stated).save(tmp_path)
+        page = (tmp_path / "report.html").read_text("utf-8")
+        explained = dict(re.findall(r"<code>\[([a-z0-9-]+)\].*\n<dd>To check: (.*)</dd>", page))
+        unknown = explained.pop("other")
+        assert {*explained} == {*found} and unknown not in explained.values()
+        documented = (root.parent / "docs" / "privacy.md").read_text("utf-8")
+        assert [code for code in explained if f"`{code}`" not in documented] == []
 
 
-def test_a_report_prints_as_lines():
+def test_a_report_prints_as_lines(tmp_path):
     assert repr(Report({}, PrivacyGuarantee(1.0))) == "Report('(1, 0)-label-DP')"
+    labels = vault(tmp_path / "s")
+    labels.randomize(rr(0.5))
+    assert "s: 400 labels, 1 release; budget epsilon=4, left 3.5" in str(report(tmp_path / "s"))
+    labels.randomize(rr(0.5), key="second")
+    assert "s: 400 labels, 2 releases; budget" in str(report(tmp_path / "s"))
+    one = ldp.PrivateLabels([1], 3, budget=ldp.PrivacyBudget(1.0), store=tmp_path / "one")
+    one.randomize(rr(0.5)).save(tmp_path / "noisy")
+    found = report(tmp_path / "one", published=[tmp_path / "noisy"])
+    assert "one: 1 label, 1 release;" in str(found) and "noisy: 1 noisy label by" in str(found)

@@ -230,7 +230,7 @@ class TestB8:
         model = head.to_keras(encoder=encoder)
         model.save(tmp_path / "own.keras")
         found = verify(tmp_path / "own.keras", store=tmp_path / "s")
-        assert found.problems == () and "public by assumption in dense" in found.contains
+        assert found.problems == () and "public by assumption in the layer dense" in found.contains
         layer = model.get_layer("head")
         kernel, bias = layer.get_weights()
         layer.set_weights([kernel, bias + 1.0])
@@ -307,6 +307,8 @@ class TestReportAndCommand:
         self, noisy, tmp_path, monkeypatch, capsys
     ):
         monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+        assert main(["report", str(tmp_path / "s"), "--output", str(tmp_path / "one")]) == 0
+        vault(tmp_path / "s").randomize(ldp.RandomizedResponse(0.25, 3), key="second")
         out = tmp_path / "out"
         assert main(["report", str(tmp_path / "s"), "--output", str(out)]) == 2
         assert "tf-labeldp[plots]" in capsys.readouterr().err

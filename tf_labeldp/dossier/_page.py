@@ -5,27 +5,50 @@ from __future__ import annotations
 import datetime
 import html
 import io
+import json
 import math
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from tf_labeldp.accounting import Assumption, PrivacyGuarantee
+from tf_labeldp.dossier._checks import HOW_TO_CHECK
 from tf_labeldp.dossier._verify import brief, verdict
 
 _STYLE = """
 :root { color-scheme: light dark; --soft: #8884; --bad: #c0392b; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; padding: 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; padding: 1rem;
+  overflow-wrap: anywhere; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.2rem; }
 .promise { border: 2px solid; border-radius: .5rem; padding: .8rem 1rem; }
 .promise b { font-size: 1.4rem; }
-.wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; }
 th, td { border-bottom: 1px solid var(--soft); padding: .3rem .6rem; text-align: left;
-  vertical-align: top; white-space: pre-line; }
+  vertical-align: top; white-space: pre-line; overflow-wrap: normal; }
 th, td.when { white-space: nowrap; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-td.digest { font-family: monospace; word-break: break-all; min-width: 16rem; }
+th.number, td.number { text-align: right; white-space: nowrap; }
+td.number { font-variant-numeric: tabular-nums; }
+td.digest { font-family: monospace; overflow-wrap: anywhere; min-width: 16rem; }
+td.words { overflow-wrap: anywhere; min-width: 10rem; }
+summary { margin: .8rem 0; }
 .bad { color: var(--bad); font-weight: 600; }
-figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; background: white; }
+dt { margin-top: .8rem; } dd { margin: .1rem 0 0 1rem; font-size: .9rem; }
+figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; } svg.narrow { display: none; }
+@media (prefers-color-scheme: dark) {
+  :root { --bad: #ff8a7a; }
+  svg { filter: invert(1) hue-rotate(180deg); }
+}
+@media (max-width: 45rem) {
+  /* Each row is a list of its cells, below one another, each with its head. */
+  table.rows, table.rows tbody, table.rows tr, table.rows td { display: block; }
+  table.rows tr:first-child, table.rows td:empty { display: none; }
+  table.rows tr { border-bottom: 2px solid var(--soft); padding: .4rem 0; }
+  table.rows td { border: 0; padding: .1rem 0; text-align: left; white-space: pre-line;
+    overflow-wrap: anywhere; min-width: 0; }
+  table.rows td::before { content: attr(data-head) ": "; opacity: .75; }
+  .promise b { font-size: 1.15rem; }
+  svg.wide { display: none; } svg.narrow { display: block; }
+}
 @media print { body { max-width: none; } }
 """
 _LIMITS = (
@@ -37,6 +60,9 @@ _LIMITS = (
 )
 _ASSUMPTIONS = "  Assumptions, by who"
 """Beginning of the line above a statement's assumptions."""
+_PLOTS = {"wide": (8.0, 2.8), "narrow": (3.7, 2.8)}
+"""Inches of the plot on a screen, and on a phone, where a wide plot would shrink its text."""
+_FONT_POINTS = 12.0
 Columns = dict[str, tuple[str, Callable[[dict[str, Any]], Any]]]
 _SPREAD: Columns = {
     "epsilon": ("number", lambda row: _shown(row["epsilon"])),
@@ -53,19 +79,19 @@ _HISTORY: Columns = {
 }
 _RELEASES: Columns = {
     "receipt": ("", lambda row: row["id"][:12]),
-    "use": ("", lambda row: brief(row["what"])),
-    "settings": ("", lambda row: row["settings"]),
+    "use": ("words", lambda row: brief(row["what"])),
+    "settings": ("words", lambda row: row["settings"]),
     "flags": ("", lambda row: ", ".join(row["flags"])),
     "digest": ("digest", lambda row: row["output_digest"] or ""),
 }
 _PUBLISHED: Columns = {
     "file": ("", lambda row: row["path"]),
     "contains": ("", lambda row: row["contains"]),
-    "promise": ("", lambda row: row["headline"]),
+    "promise": ("words", lambda row: "\n".join([row["headline"], *_remarks(row)])),
     "check": ("", lambda row: verdict(row["problems"])),
     "digest (sha256)": (
         "digest",
-        lambda row: "; ".join(f"{name} {digest}" for name, digest in row["sha256"].items()),
+        lambda row: "\n".join(f"{name} {digest}" for name, digest in row["sha256"].items()),
     ),
 }
 _AUDITS: Columns = {
@@ -79,7 +105,7 @@ def page(content: dict[str, Any]) -> str:
     headline, *lines = content["statement"]
     # Assumptions are indented below the name of the party, and get their own chapter.
     promise = [line for line in lines if not line.startswith("    ")]
-    notes = [line for line in lines if line.startswith("    ")]
+    vouched = _who_vouches(content)
     sets = "this label set" if len(content["label_sets"]) == 1 else "these label sets"
     skipped = [
         {"of": name, "found": f"not audited: {reason}"}
@@ -95,11 +121,7 @@ def page(content: dict[str, Any]) -> str:
         "</div>",
         *_sets(content),
         "<h2>Who must vouch for what</h2>",
-        "<p>The promise needs all of these. For each code, "
-        "docs/privacy.md#who-must-vouch-for-what explains how to check it.</p>"
-        if notes
-        else "<p>Nothing was released.</p>",
-        *map(_assumption, notes),
+        *(vouched or ["<p>Nothing was released.</p>"]),
         "<h2>Published files</h2>",
         _table(_PUBLISHED, published) if published else _none("named", "--published FILE"),
         "<h2>Audits</h2>",
@@ -116,11 +138,44 @@ def page(content: dict[str, Any]) -> str:
     )
 
 
-def _assumption(line: str) -> str:
-    if not line.startswith("      ["):
-        return f"<h3>{_text(line.strip().removesuffix(':'))}</h3>"
-    code, text = line.strip().split(" ", maxsplit=1)
-    return f"<p><code>{_text(code)}</code> {_text(text)}</p>"
+def _who_vouches(content: dict[str, Any]) -> list[str]:
+    """Returns all assumptions of the promise and of the published files, by party."""
+    promise = _read(content["guarantee"])
+    needed: dict[tuple[str, str], list[str]] = {}
+    stated = [("the promise above", promise)]
+    stated += [(f["path"], _read(f["guarantee"])) for f in content["published"] if f["guarantee"]]
+    for name, guarantee in stated:
+        for note in guarantee.assumptions:
+            needed.setdefault((note.code, str(note)), []).append(name)
+    everything = promise.with_assumptions([n for _, each in stated for n in each.assumptions])
+    parts = []
+    for title, notes in everything.assumptions_by_voucher().items():
+        parts += [f"<h3>{_text(title)}</h3>", "<dl>"]
+        for note in notes:
+            names = needed[note.code, str(note)] if len(stated) > 1 else []
+            parts += _assumption(note, names)
+        parts.append("</dl>")
+    if not parts:
+        return []
+    files = "The promise, or the file that is named, needs each of these."
+    intro = files if len(stated) > 1 else "The promise needs all of these."
+    return [f"<p>{intro} Codes are those of docs/privacy.md#who-must-vouch-for-what.</p>", *parts]
+
+
+def _assumption(note: Assumption, names: Sequence[str]) -> list[str]:
+    lines = [f"<dt><code>[{_text(note.code)}]</code> {_text(note)}</dt>"]
+    lines.append(f"<dd>To check: {_text(HOW_TO_CHECK.get(note.code, HOW_TO_CHECK['other']))}</dd>")
+    if names:
+        lines.append(f"<dd>For: {_text(', '.join(names))}</dd>")
+    return lines
+
+
+def _read(guarantee: dict[str, Any]) -> PrivacyGuarantee:
+    return PrivacyGuarantee.from_json(json.dumps(guarantee))
+
+
+def _remarks(file: dict[str, Any]) -> Sequence[str]:
+    return file["guarantee"]["remarks"] if file["guarantee"] else ()
 
 
 def _none(done: str, option: str) -> str:
@@ -166,58 +221,82 @@ def _distinct(releases: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _odometer(label_set: dict[str, Any], until: str) -> str:
-    from matplotlib.dates import ConciseDateFormatter
+    uses = [use for use in label_set["history"] if use["time"]]
+    releases = [use for use in uses if float(use["epsilon"])]
+    budget = label_set["budget"]["epsilon"]
+    if len(releases) > 1:
+        words = f"Epsilon spent over time: {_shown(uses[-1]['epsilon_so_far'])} of {budget:g}"
+        svgs = [_plot(uses, until, budget, name) for name in _PLOTS]
+        return f'<figure role="img" aria-label="{_text(words)}">{"".join(svgs)}</figure>'
+    if not releases:
+        return ""
+    [use] = releases
+    spent = f"One use, on {_when(use['time'])} UTC, spent epsilon={_shown(use['epsilon'])}"
+    return f"<p>{spent} of a budget of {budget:g}.</p>"
+
+
+def _plot(uses: Sequence[dict[str, Any]], until: str, budget: float, name: str) -> str:
+    """Returns the SVG of epsilon over time, with a width by ``name``."""
+    import matplotlib
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
     from matplotlib.figure import Figure
 
-    uses = [use for use in label_set["history"] if use["time"]]
-    if not uses:
-        return ""
     texts = [*(use["time"] for use in uses), until]
     times: list[Any] = [datetime.datetime.fromisoformat(time) for time in texts]
     times[-1] = max(times)
     spent = [float(use["epsilon_so_far"]) for use in uses]
     spent.append(spent[-1])
-    budget = label_set["budget"]["epsilon"]
-    words = f"Epsilon spent over time: {spent[-1]:.4g} of {budget:g}"
-    height = 1.2 * max(budget, *(epsilon for epsilon in spent if math.isfinite(epsilon)), 0)
+    height = 1.25 * max(budget, *(epsilon for epsilon in spent if math.isfinite(epsilon)), 0)
     spent = [min(epsilon, height) for epsilon in spent]
-    figure = Figure(figsize=(8.0, 2.6), layout="constrained")
-    axes = figure.subplots()
-    axes.step([times[0], *times], [0.0, *spent], where="post", color="#1f77b4")
-    axes.plot(times[:-1], spent[:-1], "o", color="#1f77b4")
-    axes.axhline(budget, color="#c0392b", linestyle="--")
-    corner = axes.get_yaxis_transform()
-    axes.text(0.01, budget, "budget now", color="#c0392b", transform=corner, va="bottom")
-    axes.set_ylim(0.0, height)
-    axes.set_ylabel("epsilon so far")
-    locator = axes.xaxis.get_major_locator()
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
-    axes.spines[["top", "right"]].set_visible(False)
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    svg = buffer.getvalue().partition("<svg")[2]
-    return f'<figure role="img" aria-label="{_text(words)}"><svg{svg}</figure>'
+    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": _FONT_POINTS}):
+        figure = Figure(figsize=_PLOTS[name], layout="constrained")
+        axes = figure.subplots()
+        axes.step([times[0], *times], [0.0, *spent], where="post", color="#1f77b4")
+        axes.plot(times[:-1], spent[:-1], "o", color="#1f77b4")
+        axes.axhline(budget, color="#c0392b", linestyle="--")
+        corner = axes.get_yaxis_transform()
+        axes.text(0.01, budget, "budget now", color="#c0392b", transform=corner, va="bottom")
+        axes.set_ylim(0.0, height)
+        axes.set_ylabel("epsilon so far")
+        locator = AutoDateLocator(minticks=2, maxticks=int(2 * _PLOTS[name][0]) - 3)
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+        for tick_labels in (axes.xaxis, axes.yaxis):
+            tick_labels.get_offset_text().set_fontsize(_FONT_POINTS)
+        axes.tick_params(labelsize=_FONT_POINTS)
+        axes.spines[["top", "right"]].set_visible(False)
+        nothing = {"Date": None, "Creator": None}
+        figure.savefig(buffer, format="svg", metadata=nothing, transparent=True)
+    # Two plots of one page would share the names of their groups.
+    svg = re.sub(r'<g id="\w+">', "<g>", buffer.getvalue().partition("<svg")[2])
+    return f'<svg class="{name}"{svg}'
 
 
 def _table(columns: Columns, rows: Iterable[dict[str, Any]]) -> str:
     """Returns a table; a column has a head, the CSS class of its cells, and their text."""
-    lines = ["".join(f"<th>{_text(head)}</th>" for head in columns)]
+    heads = [
+        f"<th{' class=number' if kind == 'number' else ''}>{_text(head)}</th>"
+        for head, (kind, _) in columns.items()
+    ]
+    lines = ["".join(heads)]
     for row in rows:
         cells = []
-        for kind, text in columns.values():
+        for head, (kind, text) in columns.items():
             cell = str(text(row))
             kind = "bad" if cell.startswith("WRONG") or "FALSE" in cell else kind
-            cells.append(f"<td{f' class={kind}' if kind else ''}>{_text(cell)}</td>")
+            named = f' data-head="{_text(head)}"'
+            cells.append(f"<td{named}{f' class={kind}' if kind else ''}>{_text(cell)}</td>")
         lines.append("".join(cells))
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<div class=wide><table>\n{body}\n</table></div>"
+    return f"<table class=rows>\n{body}\n</table>"
 
 
 def _facts(facts: dict[str, Any]) -> str:
     rows = [
         f"<tr><td>{_text(name)}</td><td>{_text(fact)}</td></tr>" for name, fact in facts.items()
     ]
-    return "\n".join(["<div class=wide><table>", *rows, "</table></div>"])
+    return "\n".join(["<table>", *rows, "</table>"])
 
 
 def _when(time: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Any
 
+from tf_labeldp._validate import counted
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyGuarantee, Receipt, Setting
 from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts, timestamp
@@ -68,8 +69,9 @@ class Report:
         for entry in self.content["label_sets"]:
             budget = entry["budget"]
             lines.append(
-                f"{entry['folder']}: {entry['num_labels']:,} labels, "
-                f"{len(entry['releases'])} releases; budget epsilon={budget['epsilon']:g}, "
+                f"{entry['folder']}: {counted(entry['num_labels'], 'label')}, "
+                f"{counted(len(entry['releases']), 'release')}; "
+                f"budget epsilon={budget['epsilon']:g}, "
                 f"left {entry['remaining']:g}"
                 + (f"; forgotten on {entry['forgotten']['time']}" if entry["forgotten"] else "")
             )

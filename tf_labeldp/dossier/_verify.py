@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tf_labeldp._validate import counted
 from tf_labeldp.accounting import PrivacyGuarantee, public_input
 from tf_labeldp.accounting.provenance import (
     WEIGHTS_ASSUMED,
@@ -147,7 +148,7 @@ def _verify_noisy_labels(path: pathlib.Path, ledgers: Sequence[Ledger]) -> Publi
         problems.append("it has no receipt of a draw, so nothing shows that its labels are noisy")
     elif not _are_drawn(noisy, ledgers):
         problems.append("its noisy labels differ from those of its receipt")
-    contains = f"{len(noisy):,} noisy labels by {brief(repr(noisy.mechanism))}"
+    contains = f"{counted(len(noisy), 'noisy label')} by {brief(repr(noisy.mechanism))}"
     return Published(str(path), contains, digests, stated, noisy.receipts, tuple(problems))
 
 
@@ -209,13 +210,14 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, ledgers: Sequence[Le
     statement = place / _STATEMENT_OF_MODEL
     if statement.exists():
         problems += _differs(stated, json.loads(statement.read_text(encoding="utf-8")))
-    contains = f"a Keras model of {loaded.count_params():,} weights"
+    contains = f"a Keras model of {counted(loaded.count_params(), 'weight')}"
     if ledgers and receipts:
         unknown, public = _unknown_layers(loaded, ledgers)
         if unknown:
             problems.append(f"the store has no record of the weights of {', '.join(unknown)}")
         if public:
-            contains += f", public by assumption in {', '.join(public)}"
+            layers = "the layer" if len(public) == 1 else "the layers"
+            contains += f", public by assumption in {layers} {', '.join(public)}"
     return Published(str(place), contains, digests, stated, receipts, tuple(problems))
 
 
