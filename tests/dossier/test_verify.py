@@ -230,7 +230,7 @@ class TestB8:
         model = head.to_keras(encoder=encoder)
         model.save(tmp_path / "own.keras")
         found = verify(tmp_path / "own.keras", store=tmp_path / "s")
-        assert found.problems == () and "public by assumption in the layer dense" in found.contains
+        assert found.problems == () and "in the layers dense, spread" in found.contains
         layer = model.get_layer("head")
         kernel, bias = layer.get_weights()
         layer.set_weights([kernel, bias + 1.0])
