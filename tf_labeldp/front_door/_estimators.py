@@ -42,7 +42,7 @@ from tf_labeldp.heads.label_source import (
 )
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.mechanisms import MetricMechanism
-from tf_labeldp.vault import NoisyLabels, PrivateLabels
+from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.evaluation import check_metric
 
 _Self = TypeVar("_Self", bound="_FrontDoor")
@@ -143,11 +143,6 @@ class _FrontDoor(Head):
         Warns:
             UserWarning: an earlier fit of this process used these rows with an array of labels.
         """
-        if isinstance(y, NoisyLabels):
-            raise TypeError(
-                "expected private labels, got NoisyLabels, which are drawn already. Fit "
-                "PrivateBoosting().fit(X, noisy), or a Keras model by tf_labeldp.fit."
-            )
         public = public_input(X, self.encoder, self.model)
         features = all_features = public.value[0]
         labels: Any = y

@@ -149,7 +149,7 @@ def fit(
         The ``keras.callbacks.History``.
 
     Raises:
-        TypeError: ``noisy`` is no ``NoisyLabels``, or ``x`` is a data set.
+        TypeError: ``noisy`` is no ``NoisyLabels``, ``model`` no Keras model, or ``x`` a data set.
         ValueError: ``x`` of another length, targets that the loss can't take, or no receipts.
 
     Example:
@@ -172,8 +172,14 @@ def fit(
     model, settings = bare(model), {name: bare(value) for name, value in settings.items()}
     if not isinstance(labels, NoisyLabels):
         raise TypeError(
-            f"expected the NoisyLabels of one draw, got {type(labels).__name__}. For several "
-            "outputs, call model.fit(..., callbacks=[RecordReceipts(first, second)])."
+            f"expected the NoisyLabels of one draw, got {type(labels).__name__}. Draw them with "
+            "labels.randomize(mechanism) of a PrivateLabels; for several outputs, call "
+            "model.fit(..., callbacks=[RecordReceipts(first, second)])."
+        )
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"expected a compiled keras.Model, got {type(model).__name__}. Give the model first: "
+            "fit(model, x, noisy)."
         )
     _check_receipts(labels)
     if hasattr(x, "as_numpy_iterator"):

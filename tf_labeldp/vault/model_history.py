@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import importlib
 import math
+import numbers
 import os
 import pathlib
 import sys
@@ -248,6 +249,7 @@ def guarantee(artefact: Public[Any], delta: float | None = None) -> PrivacyGuara
         delta: the delta of the statement; None takes the largest of the charged budgets.
 
     Raises:
+        TypeError: a number or None.
         ReceiptError: the receipts are damaged, or a newer version wrote them.
 
     Example:
@@ -258,6 +260,11 @@ def guarantee(artefact: Public[Any], delta: float | None = None) -> PrivacyGuara
     """
     if isinstance(artefact, (str, os.PathLike)):
         artefact = load_model(artefact)  # The optimizer comes along: it shows training.
+    if artefact is None or isinstance(artefact, (bool, numbers.Number)):
+        raise TypeError(
+            f"expected noisy labels, a model, a head or the path of a file, got {artefact!r}. Give "
+            "the object that you publish."
+        )
     receipts = public_input(artefact).receipts
     stated = compose_receipts(receipts, delta)
     if hasattr(artefact, "trainable_weights"):
@@ -274,7 +281,8 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
     tf_labeldp.keras_layers`` before.
 
     Raises:
-        FileNotFoundError, ValueError: as from ``keras.models.load_model``.
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, or as from ``keras.models.load_model``.
         ReceiptError: the receipts are damaged, or a newer version wrote them.
 
     Example:
@@ -288,6 +296,15 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
     import keras
 
     path = pathlib.Path(path).expanduser()
+    if not path.exists():
+        raise FileNotFoundError(
+            f"expected the file of a model, got no file {path}. Check the path."
+        )
+    if path.suffix == ".keras" and path.is_file() and not zipfile.is_zipfile(path):
+        raise ValueError(
+            f"expected a .keras file of model.save, got {path}, which is no such file, or damaged. "
+            "Save the model again, or restore the file."
+        )
     importlib.import_module("tf_labeldp.keras_layers")  # It registers the classes in model files.
     model = keras.models.load_model(path, **settings)
     histories = _histories_in(path)

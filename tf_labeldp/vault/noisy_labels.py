@@ -451,10 +451,11 @@ class NoisyLabels:
                 return self.indices
             if number == len(self):
                 return slice(None)
+        rows = " and ".join(str(shape[0]) if shape else "no" for shape in sorted(found))
         raise ValueError(
             f"expected x (and sample_weight) with a row for each of the {size} examples of the "
-            f"vault, or for each of the {len(self)} noisy labels, in their order, got "
-            f"{sorted(found)}."
+            f"vault, or for each of the {len(self)} noisy labels, got {rows} rows. Give the rows "
+            "of these labels, in their order."
         )
 
     @property

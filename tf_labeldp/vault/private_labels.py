@@ -178,6 +178,11 @@ class PrivateLabels:
                 f"budget must be a PrivacyBudget, got {type(budget).__name__}. Write "
                 "budget=PrivacyBudget(epsilon=1.0)."
             )
+        if isinstance(labels, NoisyLabels):
+            raise TypeError(
+                "expected true labels, got NoisyLabels, which are drawn already. Fit "
+                "PrivateBoosting().fit(features, noisy), or a Keras model by tf_labeldp.fit."
+            )
         if people is not None and not (isinstance(people, str) and people):
             raise TypeError(f"people must be the name of a population, got {people!r}.")
         if insecure_seed is not None:
