@@ -179,6 +179,7 @@ class Receipt:
     metrics_reported: bool = False  # whether loss or metrics on true labels were reported
     sample_weights: bool = False  # whether examples were weighted
     answers: tuple[str, ...] = ()  # ids of the "unknown" receipts that a declaration replaces
+    use: str = ""  # shared by receipts of one use of several label sets, which counts once
     time: str = dataclasses.field(default_factory=timestamp)
     actor: str = dataclasses.field(default_factory=actor_name)
     version: str = __version__
@@ -206,6 +207,8 @@ class Receipt:
         if self.examples is not None:
             fields["examples"] = base64.b64encode(self.examples.bits).decode()
         fields["answers"] = list(self.answers)
+        if not self.use:  # Files of earlier versions have no such field.
+            del fields["use"]
         return {**fields, "digest": _digest(fields)}
 
     @classmethod
@@ -387,7 +390,8 @@ class _Fact(NamedTuple):
 class Composition:
     """The running composition of receipts, which never reads a receipt twice.
 
-    Each receipt is counted once, and not at all if another receipt answers it.
+    Each receipt is counted once, and not at all if another receipt answers it. A use of several
+    label sets of the same examples has a receipt for each of them; the first one counts.
 
     Guarantee:
         As for ``compose_receipts``, for all receipts that were added.
@@ -397,6 +401,7 @@ class Composition:
         self._receipts: dict[str, Receipt] = {}
         self._answered: set[str] = set()
         self._histories: dict[str, Histories] = {}  # by the name of the label set
+        self._uses: dict[str, str] = {}  # the label set that each shared use is counted in
         self._facts: dict[_Fact, None] = {}
         for receipt in receipts:
             self.add(receipt)
@@ -409,7 +414,7 @@ class Composition:
         self._answered.update(receipt.answers)
         more = [receipt]
         if not self._receipts.keys().isdisjoint(receipt.answers):
-            self._histories, self._facts = {}, {}
+            self._histories, self._facts, self._uses = {}, {}, {}
             more = list(self._receipts.values())
         for counted in more:
             if counted.id not in self._answered:
@@ -420,7 +425,9 @@ class Composition:
         # A declaration has no examples: one row stands for all.
         histories = self._histories.setdefault(labels.name, Histories(max(1, labels.size)))
         histories.grow(labels.size)
-        histories.add(charge, receipt.examples)
+        counted_in = self._uses.setdefault(receipt.use or receipt.id, labels.name)
+        if counted_in == labels.name:
+            histories.add(charge, receipt.examples)
         fact = _Fact(
             labels,
             None if receipt.kind == "declared" else receipt.unit,
@@ -528,7 +535,8 @@ def compose_receipts(receipts: Iterable[Receipt], delta: float | None = None) ->
         sequence on each shared example, and in parallel on different examples (``ghazi2021``,
         Observation 4). Two label sets may contain labels of the same people, in any order, so the
         worst example of one is added to the worst of the other, unless they were declared to be of
-        different populations (``people``).
+        different populations (``people``). A step on several label sets, whose row i has labels of
+        the same example, counts once: its cost is for the replacement of all labels of an example.
     """
     return Composition(receipts).guarantee(delta)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import secrets
@@ -13,12 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Private, Public, public_input
+from tf_labeldp.accounting import Private, Public, Setting, public_input
 from tf_labeldp.accounting.receipts import Receipts
 from tf_labeldp.data._row_source import RowSource, kept_dtype
 from tf_labeldp.data.poisson_sampler import PoissonSampler, uniform_subset
 from tf_labeldp.mechanisms.random_bits import uniform_below, uniform_integers
 from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault.label_kinds import LabelKind, Rows
 from tf_labeldp.vault.private_labels import labels_for_training
 
 _WARN_OVERFLOW = 0.01
@@ -33,6 +35,7 @@ def poisson_batches(
     *,
     sampling_probability: float,
     steps: int,
+    columns: Setting[Any] = None,
     buffer_size: int | None = None,
     users: Public[Any] = None,
     max_examples_per_user: int | None = None,
@@ -59,7 +62,8 @@ def poisson_batches(
 
         Padding repeats the first row of the features, with the label 0 (or the low end of the
         range), and so does not depend on labels. With ``users``, a user's k rows come together or
-        not at all, so all of this holds for replacement of all labels of one user.
+        not at all, so all of this holds for replacement of all labels of one user. The same is true
+        of all labels of one example, with labels of several outputs.
 
         Batches must stay hidden: a batch whose members or size are revealed gets no amplification
         by sampling.
@@ -74,10 +78,15 @@ def poisson_batches(
             ``h5py`` takes them, and returns an array (m, ...) or a dict or tuple of arrays.
             ``float64`` becomes ``float32``.
         labels: a ``PrivateLabels`` vault of n labels (or rows of labels), or an array (n, ...) of
-            numbers. With an array you track the privacy budget yourself.
+            numbers. With an array you track the privacy budget yourself. For a model with several
+            outputs, a dict of them by output, or a list or tuple in the order of the outputs. Row i
+            of each is the same example; vaults must be of one population. Each is charged, and the
+            unit of privacy is all labels of one example.
         sampling_probability: q in (0, 1]; the expected batch must have at least two examples
             (users).
         steps: steps per epoch. An epoch is a number of steps, not a pass over the data.
+        columns: the columns of a vault of rows for each output, a number or a list of numbers:
+            ``{"click": 0, "tags": [1, 2, 3]}``, or a list in the order of the outputs.
         buffer_size: the most examples (users) per batch. None takes the smallest multiple of 8 that
             a batch exceeds with probability at most 1e-3: one step in a thousand is then noise
             alone, and the others compute less padding.
@@ -90,16 +99,18 @@ def poisson_batches(
 
     Returns:
         A ``PoissonBatches`` for ``LabelDPModel.fit``; it cannot be iterated. Its attributes
-        describe the sampling: ``labels`` (the vault, or None), ``num_examples``, ``num_units``
+        describe the sampling: ``labels`` (the only vault, or None), ``vaults`` (a tuple of all),
+        ``num_examples``, ``num_units``
         (examples, or users), ``sampling_probability``, ``steps``, ``buffer_size`` (in units),
         ``expected_batch_size``, ``privacy_unit`` ("label" or "user"), ``group_size`` (rows per
         unit: 1, or k for users) and ``seeded``.
 
     Raises:
         TypeError: features without row numbers, features or labels that are not numbers, another
-            type than above.
+            type than above, vaults together with arrays of labels.
         ValueError: an argument out of range, an expected batch below two examples or above the
-            buffer, lengths that differ, labels with NaN, ``users`` alone.
+            buffer, lengths that differ, labels with NaN, ``users`` alone, vaults of different
+            populations or of different examples, unsuitable columns.
         RuntimeError: Keras runs on another backend than TensorFlow.
 
     Example:
@@ -125,10 +136,10 @@ def poisson_batches(
     seed = insecure_seed
     if seed is not None:
         seed = _validate.integer_at_least("insecure_seed", seed, 0)
-    if not isinstance(labels, PrivateLabels):
-        labels = _checked_labels(labels)
-    if len(labels) != source.num_rows:
-        raise ValueError(f"expected {source.num_rows} labels, one per row, got {len(labels)}.")
+    labels = labels_by_output(labels, columns)
+    for size in map(len, tf.nest.flatten(labels)):
+        if size != source.num_rows:
+            raise ValueError(f"expected {source.num_rows} labels, one per row, got {size}.")
     rows_of_units = None
     if users is not None:
         k = _validate.integer_at_least("max_examples_per_user", max_examples_per_user, 1)
@@ -139,13 +150,124 @@ def poisson_batches(
     return PoissonBatches(source, labels, sampler, q, steps, rows_of_units, seed, public.receipts)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class OutputLabels:
+    """The labels of one output.
+
+    Attributes:
+        vault: their vault, or None.
+        array: labels without a vault, (n, ...); never shown.
+        columns: the columns of a vault of rows, (L,), or None for all.
+    """
+
+    vault: PrivateLabels | None
+    array: np.ndarray | None = dataclasses.field(default=None, repr=False)
+    columns: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.array if self.vault is None else self.vault)  # type: ignore[arg-type]
+
+    @property
+    def kind(self) -> LabelKind | None:
+        """The kind of the labels; None for an array."""
+        if self.columns is not None:
+            return Rows(self.columns.size)
+        return None if self.vault is None else self.vault.kind
+
+    def open(self) -> tuple[np.ndarray, np.dtype, Any]:
+        """Returns the true labels, their dtype in batches, and the label of padding."""
+        if self.vault is None:
+            return self.array, self.array.dtype, 0  # type: ignore[return-value, union-attr]
+        labels, kind = labels_for_training(self.vault), self.vault.kind
+        if self.columns is not None:
+            labels = labels[:, self.columns]
+        return labels, np.dtype(kind.target_dtype), kind.any_labels(1).flat[0]
+
+
+def labels_by_output(labels: Any, columns: Any = None) -> Any:
+    """Returns ``OutputLabels``, or a dict or tuple of them, for the labels of ``poisson_batches``.
+
+    Reads no vault.
+    """
+    if columns is not None:
+        return _labels_of_columns(labels, columns)
+    # A list of arrays may be rows of labels.
+    kinds = (PrivateLabels, np.ndarray) if isinstance(labels, tuple) else (PrivateLabels,)
+    is_sequence = isinstance(labels, (list, tuple))
+    is_several = is_sequence and any(isinstance(part, kinds) for part in labels)
+    if not isinstance(labels, dict) and not is_several:
+        return _labels_of_one(labels)
+    if isinstance(labels, dict):
+        parts: Any = {name: _labels_of_one(part) for name, part in labels.items()}
+    else:
+        parts = tuple(map(_labels_of_one, labels))
+    flat = tf.nest.flatten(parts)
+    if not flat:
+        raise ValueError("expected labels for each output, got none. Give a dict of vaults.")
+    if len({part.vault is None for part in flat}) > 1:
+        raise TypeError(
+            "expected vaults for all outputs, or arrays for all, got both. Put every array into a "
+            "PrivateLabels, which counts its uses."
+        )
+    vaults = [part.vault for part in flat if part.vault is not None]
+    people = {vault.label_set.people for vault in vaults} - {None}
+    if len(people) > 1:
+        raise ValueError(
+            "expected labels of the same examples for all outputs, got vaults of the populations "
+            f"{sorted(people)}. Give them one name in people=."
+        )
+    for vault in vaults:
+        same = [other for other in vaults if other.label_set.name == vault.label_set.name]
+        if any(not np.array_equal(other.indices, vault.indices) for other in same):
+            raise ValueError(
+                "expected labels of the same examples for all outputs, got different parts of one "
+                "vault. Give one part."
+            )
+    return parts
+
+
+def _labels_of_one(labels: Any) -> OutputLabels:
+    if isinstance(labels, PrivateLabels):
+        return OutputLabels(labels)
+    return OutputLabels(None, _checked_labels(labels))
+
+
+def _labels_of_columns(labels: Any, columns: Any) -> Any:
+    num_labels = labels.num_labels if isinstance(labels, PrivateLabels) else None
+    if num_labels is None or not isinstance(columns, (dict, list, tuple)):
+        raise ValueError(
+            "expected columns= as a dict or list, for a vault with num_labels=L, got "
+            f"{type(columns).__name__} and {type(labels).__name__}. Give several vaults as a dict."
+        )
+
+    def of(chosen: Any) -> OutputLabels:
+        numbers = np.atleast_1d(np.asarray(chosen))
+        whole = numbers.ndim == 1 and numbers.size and numbers.dtype.kind in "iu"
+        if not whole or numbers.min() < 0 or numbers.max() >= num_labels:
+            raise ValueError(
+                f"expected columns in 0..{num_labels - 1} for each output, got {chosen!r}. Give a "
+                "number or a list of numbers."
+            )
+        return OutputLabels(labels, columns=numbers)
+
+    if isinstance(columns, dict):
+        return {name: of(chosen) for name, chosen in columns.items()}
+    return tuple(map(of, columns))
+
+
+def vaults_of(labels: Any) -> tuple[PrivateLabels, ...]:
+    """Returns the vaults of ``OutputLabels``, each label set once."""
+    vaults = [part.vault for part in tf.nest.flatten(labels) if part.vault is not None]
+    return tuple({vault.label_set.name: vault for vault in vaults}.values())
+
+
 class PoissonBatches:
     """The batches of ``poisson_batches``; shows their sampling, and no batch or label."""
 
     def __init__(
         self,
         features: RowSource,
-        labels: PrivateLabels | np.ndarray,
+        labels: Any,
         sampler: PoissonSampler,
         sampling_probability: float,
         steps: int,
@@ -158,8 +280,9 @@ class PoissonBatches:
         self._rows_of_units = rows_of_units
         self._seed = seed
         self._openings = itertools.count()
-        self._values = lambda: labels  # a function, so that no attribute prints labels
-        self.labels = labels if isinstance(labels, PrivateLabels) else None
+        self.by_output = labels
+        self.vaults = vaults_of(labels)
+        self.labels = self.vaults[0] if len(self.vaults) == 1 else None
         self.receipts = receipts
         self.num_examples = features.num_rows
         self.num_units = sampler.num_units
@@ -178,16 +301,13 @@ class PoissonBatches:
                 f"{alt_examples}. Give the denoiser fewer num_examples."
             )
         features, rows = self._features, self.buffer_size * self.group_size
-        if self.labels is None:
-            true_labels: Any = self._values()
-            dtype, padding = true_labels.dtype, 0
-        else:
-            true_labels, kind = labels_for_training(self.labels), self.labels.kind
-            dtype, padding = np.dtype(kind.target_dtype), kind.any_labels(1).flat[0]
-        label_shape = (rows, *true_labels.shape[1:])
+        opened = [part.open() for part in tf.nest.flatten(self.by_output)]
+        label_specs = [
+            tf.TensorSpec((rows, *true_labels.shape[1:]), dtype) for true_labels, dtype, _ in opened
+        ]
         spec: tuple[Any, ...] = (
             features.pack(features.specs(rows)),
-            tf.TensorSpec(label_shape, dtype),
+            tf.nest.pack_sequence_as(self.by_output, label_specs),
             tf.TensorSpec((rows,), tf.float32),
         )
         if alt_examples:
@@ -202,10 +322,12 @@ class PoissonBatches:
             drawn = units_of(step)
             if self._rows_of_units is not None:
                 drawn = self._rows_of_units[drawn].ravel()
-            y = np.full(label_shape, padding, dtype)
-            y[: drawn.size] = true_labels[drawn]
-            weights = (np.arange(rows) < drawn.size).astype(np.float32)
-            parts = [*features.read(drawn, rows), y, weights]
+            parts = features.read(drawn, rows)
+            for true_labels, dtype, padding in opened:
+                y = np.full((rows, *true_labels.shape[1:]), padding, dtype)
+                y[: drawn.size] = true_labels[drawn]
+                parts.append(y)
+            parts.append((np.arange(rows) < drawn.size).astype(np.float32))
             if alt_examples:
                 rng = _generator(self._seed, _ALT, opening, step)
                 others = uniform_subset(alt_examples, self.num_examples, rng)
@@ -254,10 +376,6 @@ class PoissonBatches:
             return np.sort(order_of(epoch, number)[place * size : (place + 1) * size])
 
         return turn
-
-    def known_labels(self) -> np.ndarray | None:
-        """Returns the labels of an array; None for those of a vault."""
-        return self._values() if self.labels is None else None  # type: ignore[return-value]
 
     @property
     def disjoint_size(self) -> int:

@@ -132,11 +132,11 @@ class GhostClipping:
     """Clips a functional or sequential model; raises ``NoRuleError`` if a layer lacks a rule."""
 
     def __init__(self, model: keras.Model) -> None:
-        inputs, output = unfolded(model)
+        inputs, outputs = unfolded(model)
         self._model = model
         self._layers: list[LayerRule] = []
         befores, afters = [], []
-        for node in _nodes([output]):
+        for node in _nodes(keras.tree.flatten(outputs)):
             if _is_entrywise(node):
                 continue
             tensors = node.input_tensors or node.output_tensors
@@ -148,7 +148,7 @@ class GhostClipping:
         if len(set(covered)) < len(covered):
             raise NoRuleError("it uses trained weights in more than one place")
         # Shares the layers of the model and leaves it unchanged.
-        self._taps = keras.Model(inputs, {"inputs": befores, "outputs": afters, "model": output})
+        self._taps = keras.Model(inputs, {"inputs": befores, "outputs": afters, "model": outputs})
 
     def sums(self, batch: Batch, clip: Clip, max_bytes: int) -> Sums:
         """Returns the clipped sum for each trainable variable, the norms and the outputs."""
@@ -194,24 +194,24 @@ _ENTRYWISE = ("Add", "Cast", "Divide", "Maximum", "Minimum", "Multiply", "NotEqu
 def layer_outputs(model: keras.Model) -> keras.Model | None:
     """Returns a model of every layer's output, named by layer; None if it cannot be made."""
     try:
-        inputs, output = unfolded(model)
+        inputs, outputs = unfolded(model)
     except NoRuleError:
         return None
-    outputs = {
+    by_layer = {
         node.operation.name: node.output_tensors[0]
-        for node in _nodes([output])
+        for node in _nodes(keras.tree.flatten(outputs))
         if node.input_tensors
     }
-    return keras.Model(inputs, list(outputs.values())) if outputs else None
+    return keras.Model(inputs, list(by_layer.values())) if by_layer else None
 
 
 def layer_not_compiled(model: keras.Model) -> str | None:
     """Returns the first layer that XLA can't compile alone on zeros; None if there is none."""
     try:
-        _, output = unfolded(model)
+        _, outputs = unfolded(model)
     except NoRuleError:
         return None
-    for node in _nodes([output]):
+    for node in _nodes(keras.tree.flatten(outputs)):
         if not node.input_tensors:
             continue
         zeros = [
@@ -238,18 +238,19 @@ def _forward_and_backward(node: Any, inputs: list[tf.Tensor]) -> Any:
 
 
 def unfolded(model: keras.Model) -> tuple[Any, Any]:
-    """Returns the model's symbolic inputs and output, without nested models.
+    """Returns the model's symbolic inputs and outputs in their structures, without nested models.
 
     Layers inside a nested model are called once more, on symbolic tensors.
     """
     _check_kind(model)
     structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    outputs = model.output if len(model.outputs) > 1 else model.outputs[0]
     if not any(isinstance(node.operation, keras.Model) for node in _nodes(model.outputs)):
-        return structure, model.outputs[0]
+        return structure, outputs
     inputs = keras.tree.map_structure(
         lambda old: keras.Input(batch_shape=old.shape, dtype=old.dtype, name=old.name), structure
     )
-    return inputs, _replay(model, keras.tree.flatten(inputs))
+    return inputs, keras.tree.pack_sequence_as(outputs, _replay(model, keras.tree.flatten(inputs)))
 
 
 def _is_entrywise(node: Any) -> bool:
@@ -262,7 +263,7 @@ def _is_entrywise(node: Any) -> bool:
     return kind.__module__.startswith("keras.") and kind.__name__ in _ENTRYWISE and len(shapes) == 1
 
 
-def _replay(model: keras.Model, inputs: list[Any]) -> Any:
+def _replay(model: keras.Model, inputs: list[Any]) -> list[Any]:
     _check_kind(model)
     replayed = {id(old): new for old, new in zip(model.inputs, inputs, strict=True)}
     for node in _nodes(model.outputs):
@@ -278,12 +279,12 @@ def _replay(model: keras.Model, inputs: list[Any]) -> Any:
             outputs = _replay(operation, keras.tree.flatten(arguments))
         for old, new in zip(node.output_tensors, keras.tree.flatten(outputs), strict=True):
             replayed[id(old)] = new
-    return replayed[id(model.outputs[0])]
+    return [replayed[id(output)] for output in model.outputs]
 
 
 def _check_kind(model: keras.Model) -> None:
-    if not getattr(model, "inputs", None) or len(model.outputs) != 1:
-        raise NoRuleError(f"{model.name!r} is not a functional or sequential one-output model")
+    if not getattr(model, "inputs", None):
+        raise NoRuleError(f"{model.name!r} is not a functional or sequential model")
     functional = type(keras.Model(model.inputs, model.outputs))
     if type(model).call not in (functional.call, keras.Sequential.call):
         raise NoRuleError(f"the class of {model.name!r} overrides call()")

@@ -115,6 +115,12 @@ _OF_ROWS = [
     keras.losses.categorical_crossentropy,
     keras.losses.categorical_focal_crossentropy,
 ]
+_OF_TWO = [
+    keras.losses.binary_crossentropy,
+    keras.losses.binary_focal_crossentropy,
+    keras.losses.hinge,
+    keras.losses.squared_hinge,
+]
 # These take probabilities unless from_logits=True.
 _OF_PROBABILITIES = [
     _OF_CODES,
@@ -150,6 +156,16 @@ def _is_row_by_row(loss: Any) -> bool:
 def takes_rows(loss: Any) -> bool:
     """Returns whether a Keras loss takes labels as one-hot rows."""
     return _function_of(loss) in _OF_ROWS
+
+
+def takes_vectors(loss: Any) -> bool:
+    """Returns whether a Keras loss compares labels and outputs entry by entry."""
+    return takes_rows(loss) or (_is_row_by_row(loss) and _function_of(loss) is not _OF_CODES)
+
+
+def takes_two_classes(loss: Any) -> bool:
+    """Returns whether a Keras loss takes labels in [0, 1], or of two classes."""
+    return _function_of(loss) in _OF_TWO
 
 
 def takes_codes(loss: Any) -> bool:
@@ -229,13 +245,12 @@ def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
     return losses_of
 
 
-def check_outputs(model: keras.Model, loss: Any) -> None:
-    """Raises a ``ValueError`` for a loss of probabilities on a model that ends in logits.
+def check_output(output: Any, loss: Any) -> None:
+    """Raises a ``ValueError`` for a loss of probabilities on an output of logits.
 
-    Checks only models that end in Keras's ``Dense``.
+    ``output`` is symbolic, or None. Checks only outputs of Keras's ``Dense``.
     """
-    outputs = getattr(model, "outputs", None) or [None]
-    last: Any = getattr(getattr(outputs[0], "_keras_history", None), "operation", None)
+    last: Any = getattr(getattr(output, "_keras_history", None), "operation", None)
     if type(last) is not keras.layers.Dense or last.activation is not keras.activations.linear:
         return
     found = loss_object(loss)
@@ -247,25 +262,22 @@ def check_outputs(model: keras.Model, loss: Any) -> None:
         )
 
 
-def check_labels_fit(model: keras.Model, loss: Any, labels: Any) -> None:
-    """Raises a ``ValueError`` if a Keras loss can't take labels of these shapes.
+def check_labels_fit(output: Any, loss: Any, labels: tf.TensorSpec) -> None:
+    """Raises a ``ValueError`` if a Keras loss can't take labels of this shape for an output.
 
-    ``labels`` is the ``tf.TensorSpec`` of a batch: the loss is traced, and no label is read.
+    ``labels`` is the spec of a batch: the loss is traced, and no label is read.
     """
     if not _is_row_by_row(loss):
         return
-    rows = tf.nest.flatten(labels)[0].shape[0]
-    specs = [tf.TensorSpec((rows, *output.shape[1:]), output.dtype) for output in model.outputs]
-    outputs = specs[0] if len(specs) == 1 else specs
+    outputs = tf.TensorSpec((labels.shape[0], *output.shape[1:]), output.dtype)
     try:
         tf.function(per_example_loss(loss)).get_concrete_function(labels, outputs)
     except (TypeError, ValueError) as error:
-        label_shapes, output_shapes = (
-            " and ".join(f"(n{''.join(f', {size}' for size in spec.shape[1:])})" for spec in group)
-            for group in (tf.nest.flatten(labels), specs)
-        )
+        shapes = [
+            f"(n{''.join(f', {size}' for size in spec.shape[1:])})" for spec in (labels, outputs)
+        ]
         raise ValueError(
-            f"the loss {name_of(loss)!r} can't take labels of shape {label_shapes} with a model "
-            f"that returns {output_shapes}. Class codes (n) need SparseCategoricalCrossentropy, "
-            "one-hot rows CategoricalCrossentropy, and several outputs your own loss."
+            f"the loss {name_of(loss)!r} can't take labels of shape {shapes[0]} with a model "
+            f"that returns {shapes[1]}. Class codes (n) need SparseCategoricalCrossentropy, "
+            "one-hot rows CategoricalCrossentropy."
         ) from error

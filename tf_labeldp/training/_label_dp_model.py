@@ -18,13 +18,12 @@ from tf_labeldp.data.batches import PoissonBatches
 from tf_labeldp.gradients.ghost_clipping import layer_not_compiled
 from tf_labeldp.gradients.label_distance import check_two_classes
 from tf_labeldp.gradients.model_checks import (
-    check_labels_fit,
     check_layers,
-    check_outputs,
-    per_example_loss,
 )
+from tf_labeldp.gradients.output_losses import OutputLosses
 from tf_labeldp.keras_layers._released_dense import CarriesReceipts
 from tf_labeldp.training._configured import Configured
+from tf_labeldp.training._denoisers import NoOp
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
 from tf_labeldp.training._private_step import PrivateStep, StepGuard
 from tf_labeldp.training._spending import Spending
@@ -187,7 +186,10 @@ class LabelDPModel(CarriesReceipts, keras.Model):
 
         Args:
             optimizer: a ``LabelDPOptimizer``.
-            loss: a Keras loss, its name, or a callable (y_true, y_pred) -> (batch,).
+            loss: a Keras loss, its name, or a callable (y_true, y_pred) -> (batch,). For several
+                outputs, a dict or list of losses: their sum, weighted by ``loss_weights``, is the
+                loss of an example, and its gradient is clipped once. A Keras loss alone is that of
+                each output; a callable of your own takes all labels and outputs.
             settings: all other arguments of ``keras.Model.compile``. ``jit_compile=True`` (off by
                 default) compiles a step into one XLA program that draws its noise: the optimizer
                 needs ``noise=GaussianNoise(..., source="device")``. Use it with a Keras loss: any
@@ -209,13 +211,15 @@ class LabelDPModel(CarriesReceipts, keras.Model):
                 "LabelDPOptimizer.from_config(optimizer.get_config())."
             )
         check_layers(self)
-        losses = per_example_loss(loss)
-        check_outputs(self, loss)
+        losses = OutputLosses(self, loss, settings.get("loss_weights"))
+        if losses.only is None:
+            _check_one_output(optimizer)
         if optimizer.clipping == "label_distance":
-            check_two_classes(self, loss)
+            check_two_classes(self, losses.parts[0].loss)
         settings["auto_scale_loss"] = False
         super().compile(optimizer=optimizer, loss=loss, jit_compile=jit_compile, **settings)
         self._guard = StepGuard(compiled=self.jit_compile)
+        self._output_losses = losses
         self._step = PrivateStep(self, optimizer, losses, self._guard)
         optimizer._owner = weakref.ref(self)
         self._spending = Spending(self, optimizer, self._guard)
@@ -264,12 +268,11 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         self._batch_spec = dataset.element_spec[:3]
         specs = [self._batch_spec[1]]
         if isinstance(validation, (tuple, list)) and len(validation) > 1:
-            if not isinstance(validation[1], (dict, tuple)):
+            if not isinstance(validation[1], (dict, tuple, list)):
                 labels = np.asarray(validation[1])
                 specs.append(tf.TensorSpec(labels.shape, labels.dtype))
-        if getattr(self, "outputs", None) is not None:
-            for spec in specs:
-                check_labels_fit(self, self.loss, spec)
+        for spec in specs:
+            self._output_losses.check_labels_fit(spec)
         withheld = ""
         # BackupAndRestore sets it, and an earlier fit may have left it.
         self._initial_epoch = None
@@ -313,7 +316,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         for name, size in plan.shared.items():
             if size % replicas:
                 raise ValueError(f"{name}={size} must be a multiple of {replicas}, the replicas.")
-        plan.check_labels(self, self.optimizer.clipping)
+        plan.check_labels(self._output_losses, self.optimizer.clipping)
 
     def _begin(self, plan: TrainingPlan) -> None:
         # A callback may restore the variables of the optimizer.
@@ -435,11 +438,20 @@ def _check_compile(settings: dict[str, Any], optimizer: LabelDPOptimizer) -> Non
             f"{type(optimizer.noise).__name__}, which is drawn in Python. Give the optimizer noise="
             "GaussianNoise(noise_multiplier, source='device')."
         )
-    if settings.get("loss_weights") is not None:
-        raise ValueError("loss_weights is not supported: a LabelDPModel has one loss.")
     if settings.get("steps_per_execution") == "auto":
         raise ValueError(
             "steps_per_execution='auto' is not supported. Give a divisor of the steps per epoch."
+        )
+
+
+def _check_one_output(optimizer: LabelDPOptimizer) -> None:
+    clips = optimizer.clipping == "label_distance"
+    user = optimizer.preconditioner or optimizer.denoiser
+    if clips or not isinstance(user, NoOp):
+        name = "clipping='label_distance'" if clips else type(user).__name__
+        raise ValueError(
+            f"expected a model with one output for {name}, got several. Use clipping='norm' "
+            "without a denoiser and a preconditioner."
         )
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_labeldp.gradients.clip import Batch, Clip, Speed
 from tf_labeldp.gradients.label_distance import LabelDistanceClip
 from tf_labeldp.gradients.model_checks import all_layers
+from tf_labeldp.gradients.output_losses import OutputLosses
 from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
 from tf_labeldp.training._denoisers import NoOp
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer, NoisyGradients
@@ -218,7 +219,7 @@ class PrivateStep:
         self,
         model: keras.Model,
         optimizer: LabelDPOptimizer,
-        per_example_loss: Callable[[Any, Any], tf.Tensor],
+        per_example_loss: OutputLosses,
         guard: StepGuard,
     ) -> None:
         self._model, self._optimizer, self._guard = model, optimizer, guard
@@ -244,7 +245,7 @@ class PrivateStep:
         def vertices(needs: Any, mask: Any = None, stddev: Any = None) -> VertexLosses:
             return vertex_losses(
                 forward,
-                self._model.loss,
+                self.per_example_loss.parts[0].loss,
                 self.per_example_loss,
                 _gathered(alt if needs.num_examples else x, pieces),
                 None if mask is None else _gathered(mask, pieces),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import dp_accounting
@@ -17,6 +18,7 @@ from tf_labeldp.accounting.receipts import LabelSet, compose_receipts, merge_rec
 from tf_labeldp.mechanisms.base import is_of_this_library
 from tf_labeldp.training._private_step import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
+from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.model_history import (
     attach,
     begin_training,
@@ -24,6 +26,7 @@ from tf_labeldp.vault.model_history import (
     known_of_weights,
     note_epoch,
 )
+from tf_labeldp.vault.private_labels import charge_together
 
 _NO_EVENT = "Nothing is promised: {name} states no cost of its steps (its dp_event is None)."
 _CLAIMED = "{name} adds the noise of its dp_event: its author's claim, not this library's."
@@ -31,6 +34,11 @@ _NO_VAULT = Assumption(
     "no-vault",
     "trainer",
     "No vault tracks the uses of these labels: all of them are steps of this model.",
+)
+_SAME_EXAMPLES = Assumption(
+    "same-examples",
+    "holder",
+    "Row i of each vault of a training step has labels of the same example.",
 )
 _ROUNDED = Assumption(
     "tensor-float-32",
@@ -46,7 +54,7 @@ class Run:
     """One ``fit`` under way.
 
     Attributes:
-        labels: the labels of the plan's vault, or of this run alone.
+        labels: the labels of the plan's first vault, or of this run alone.
         reported: whether loss and metrics on true labels are shown.
         before: digests of the weights before the first step.
         last: the receipt of the last charged epoch.
@@ -75,12 +83,12 @@ class Spending:
 
         The receipts of the weights, also of training in the clear, count against the budget.
         """
-        if plan.vault is not None:
-            plan.vault.adopt(merge_receipts(public_input(self._model).receipts, plan.receipts))
+        for vault in plan.vaults:
+            vault.adopt(merge_receipts(public_input(self._model).receipts, plan.receipts))
         before = begin_training(self._model, plan.receipts)
         self.optimizer.noise.begin()
         self._guard.price(self.optimizer.noise)
-        labels = LabelSet.new(plan.num_units) if plan.vault is None else plan.vault.label_set
+        labels = plan.vaults[0].label_set if plan.vaults else LabelSet.new(plan.num_units)
         self._run = Run(plan, labels, reported, before)
 
     def end(self) -> None:
@@ -99,8 +107,8 @@ class Spending:
 
     def check(self, epochs: int) -> None:
         run = self._adopted()
-        if run.plan.vault is not None and epochs > 0:
-            run.plan.vault.check_budget(self._charge(run.plan, epochs))
+        for vault in run.plan.vaults if epochs > 0 else ():
+            vault.check_budget(self._charge(run.plan, epochs))
 
     def charge(self) -> None:
         run = self._adopted()
@@ -135,13 +143,15 @@ class Spending:
         """Counts weights that callbacks loaded against the vault's budget."""
         run = self._under_way()
         attach(self._model, known_of_weights(self._model))
-        if run.plan.vault is not None:
-            run.plan.vault.adopt(public_input(self._model).receipts)
+        for vault in run.plan.vaults:
+            vault.adopt(public_input(self._model).receipts)
         return run
 
     def _spend(self, run: Run, receipt: Receipt) -> None:
-        if run.plan.vault is not None:
-            receipt = run.plan.vault.charge(
+        receipts: tuple[Receipt, ...] = (receipt,)
+        if run.plan.vaults:
+            receipts = charge_together(
+                run.plan.vaults,
                 receipt.charge,
                 what=receipt.what,
                 unit=receipt.unit,
@@ -150,8 +160,8 @@ class Spending:
                 metrics_reported=receipt.metrics_reported,
                 sample_weights=receipt.sample_weights,
             )
-        run.last = receipt
-        attach(self._model, [receipt])
+        run.last = receipts[0]
+        attach(self._model, receipts)
 
     def _is_seeded(self, plan: TrainingPlan) -> bool:
         return bool(self.optimizer.noise.seeded or plan.seeded)
@@ -162,7 +172,7 @@ class Spending:
         uses = plan.uses_per_epoch * epochs
         event = self.optimizer.dp_event(plan.sampling_probability, uses)
         if event is None:
-            if plan.vault is not None:
+            if plan.vaults:
                 raise ValueError(
                     f"expected noise with a known cost, got {name}, whose dp_event is None. Use "
                     "GaussianNoise."
@@ -174,23 +184,19 @@ class Spending:
         if not is_of_this_library(noise):
             claimed = Assumption("claimed-noise", "authors", _CLAIMED.format(name=name))
             assumptions.insert(0, claimed)
-        if plan.vault is None:
+        if not plan.vaults:
             assumptions.append(_NO_VAULT)
+        if len(plan.vaults) > 1:
+            assumptions.append(_SAME_EXAMPLES)
         tensor_float = tf.config.experimental.tensor_float_32_execution_enabled()
         if tensor_float and tf.config.list_physical_devices("GPU"):
             assumptions.append(_ROUNDED)
         return Charge.of_event(event, self._delta(plan), assumptions)
 
     def _delta(self, plan: TrainingPlan) -> float:
-        if plan.vault is None:
+        if not plan.vaults:
             return float(plan.num_units) ** -1.1
-        delta = plan.vault.budget.delta
-        if delta <= 0.0:
-            raise ValueError(
-                "expected a budget with delta above zero for Gaussian noise, got delta=0. Write "
-                f"PrivacyBudget(epsilon={plan.vault.budget.epsilon:g}, delta=...)."
-            )
-        return delta
+        return least_delta(plan.vaults)
 
     def _receipt(self, run: Run, charge: Charge) -> Receipt:
         plan = run.plan
@@ -203,12 +209,23 @@ class Spending:
             f"{plan.sampling_probability:g}",
             kind="steps",
             delta=self._delta(plan),
-            unit=plan.unit if by_user or plan.vault is None else plan.vault.unit,
+            unit=plan.unit,
             num_units=plan.num_units if by_user else None,
             seeded=self._is_seeded(plan),
             metrics_reported=run.reported,
             sample_weights=plan.is_weighted,
         )
+
+
+def least_delta(vaults: Sequence[PrivateLabels]) -> float:
+    """Returns the least delta of the vaults' budgets, or raises if one is zero."""
+    budget = min((vault.budget for vault in vaults), key=lambda budget: budget.delta)
+    if budget.delta <= 0.0:
+        raise ValueError(
+            "expected a budget with delta above zero for Gaussian noise, got delta=0. Write "
+            f"PrivacyBudget(epsilon={budget.epsilon:g}, delta=...)."
+        )
+    return budget.delta
 
 
 class _EndEpochs(keras.callbacks.Callback):

@@ -12,10 +12,17 @@ import tensorflow as tf
 
 from tf_labeldp.accounting import public_input
 from tf_labeldp.accounting.receipts import Receipts
-from tf_labeldp.data.batches import PoissonBatches, open_for_training
+from tf_labeldp.data.batches import OutputLabels, PoissonBatches, open_for_training
 from tf_labeldp.gradients.clip import zero_where
 from tf_labeldp.gradients.label_distance import check_labels
-from tf_labeldp.gradients.model_checks import takes_codes, takes_rows
+from tf_labeldp.gradients.model_checks import (
+    name_of,
+    takes_codes,
+    takes_rows,
+    takes_two_classes,
+    takes_vectors,
+)
+from tf_labeldp.gradients.output_losses import OutputLoss, OutputLosses
 from tf_labeldp.vault import PrivateLabels
 
 _NOT_WITH_BATCHES = ("batch_size", "sample_weight", "steps_per_epoch", "validation_split")
@@ -37,12 +44,12 @@ class TrainingPlan(abc.ABC):
         num_units: number of examples or users.
         divisor: divisor of the noisy sum: public, never the size of a secret batch.
         shared: the sizes that replicas share evenly, by the name of the argument.
-        array_labels: labels without a vault, to be checked and never shown; None with a vault.
+        labels: ``OutputLabels``, or a dict or tuple of them for several outputs.
         group_rows: rows per unit, which are clipped together.
-        unit: the unit of privacy: "label" or "user".
+        unit: the unit of privacy: "label", "row" for labels of several outputs, or "user".
         is_weighted: whether there are sample weights.
         seeded: whether the batches are repeatable.
-        vault: the vault of the labels, or None.
+        vaults: the vaults of the labels, which are all charged.
         receipts: the receipts of the public data.
     """
 
@@ -52,12 +59,12 @@ class TrainingPlan(abc.ABC):
     num_units: int
     divisor: float
     shared: dict[str, int]
-    array_labels: np.ndarray | None = dataclasses.field(repr=False)
+    labels: Any
     group_rows: int = 1
     unit: str = "label"
     is_weighted: bool = False
     seeded: bool = False
-    vault: PrivateLabels | None = None
+    vaults: tuple[PrivateLabels, ...] = ()
     receipts: Receipts = ()
 
     @staticmethod
@@ -80,61 +87,90 @@ class TrainingPlan(abc.ABC):
 
     @property
     def label_range(self) -> tuple[float, float] | None:
-        return None if self.vault is None else self.vault.label_range
+        kind = self.labels.kind if isinstance(self.labels, OutputLabels) else None
+        return None if kind is None else kind.label_range
 
     @abc.abstractmethod
     def open(self) -> tuple[tf.data.Dataset, dict[str, Any]]:
         """Returns the dataset of (x, y, weights[, public x]) and settings for ``fit``."""
 
-    def check_labels(self, model: Any, clipping: str) -> None:
+    def check_labels(self, losses: OutputLosses, clipping: str) -> None:
         """Raises for labels without an output of the model.
 
         The kernel of sparse cross-entropy would write such labels into TensorFlow's log.
         """
-        shape = getattr(model, "output_shape", None)
-        if not isinstance(shape, tuple) or len(shape) < 2 or not isinstance(shape[-1], int):
-            return
-        outputs, vault = shape[-1], self.vault
-        if clipping == "label_distance":
-            self._check_two_classes(outputs)
-        if vault is None:
-            problem = f"some labels are not in 0..{outputs - 1}"
-            labels = self.array_labels if takes_codes(model.loss) else None
-            fits = labels is None or bool(np.all((labels >= 0) & (labels < outputs)))
-        elif vault.num_labels is not None:
-            problem = f"the labels are rows of {vault.num_labels}"
-            fits = vault.num_labels == outputs
-        elif vault.label_range is not None:
-            return
-        else:
-            # This covers every loss, since one may wrap sparse cross-entropy.
-            problem = f"the labels have {vault.num_classes} classes"
-            fits = vault.num_classes <= outputs
-            fits = fits or (outputs == 1 and not takes_codes(model.loss))
-            if fits and takes_rows(model.loss) and outputs > 1:
-                raise ValueError(
-                    "expected a loss of class codes, as the vault has them, got a loss of one-hot "
-                    "rows. Use keras.losses.SparseCategoricalCrossentropy."
-                )
-        if not fits:
-            raise ValueError(
-                f"{problem}, but the model has {outputs} outputs. Give its last layer one unit for "
-                "each class (numbered from zero), or for each label of a row."
-            )
-
-    def _check_two_classes(self, outputs: int) -> None:
-        if self.unit != "label":
+        if clipping == "label_distance" and self.unit == "user":
             raise ValueError(
                 "expected batches of labels for clipping='label_distance', got batches of users."
             )
-        if self.vault is None:
-            if self.array_labels is not None:
-                check_labels(self.array_labels, outputs)
-        elif self.vault.num_classes != 2:  # raises for numbers and rows of labels
+        for loss, labels in losses.pairs(self.labels):
+            check_labels_of_output(loss, labels, clipping)
+
+
+def check_labels_of_output(loss: OutputLoss, labels: OutputLabels, clipping: str = "norm") -> None:
+    """Raises for labels without a unit of their output, or of a form that its loss can't take."""
+    shape = getattr(loss.output, "shape", None)
+    if shape is None or len(shape) < 2 or not isinstance(shape[-1], int):
+        return
+    units, kind = shape[-1], labels.kind
+    if clipping == "label_distance":
+        _check_two_classes(labels, units)
+    if kind is None:
+        problem = f"some labels are not in 0..{units - 1}"
+        codes = labels.array if takes_codes(loss.loss) else None
+        fits = codes is None or bool(np.all((codes >= 0) & (codes < units)))
+    elif kind.num_labels is not None:
+        problem = f"the labels are rows of {kind.num_labels}"
+        fits = kind.num_labels == units
+    elif kind.label_range is not None:
+        _check_loss_of_numbers(loss, kind.label_range, units)
+        return
+    else:
+        # This covers every loss, since one may wrap sparse cross-entropy.
+        problem = f"the labels have {kind.num_classes} classes"
+        fits = kind.num_classes <= units
+        fits = fits or (units == 1 and not takes_codes(loss.loss))
+        if fits and takes_vectors(loss.loss) and units > 1:
             raise ValueError(
-                "expected two classes for clipping='label_distance', got "
-                f"{self.vault.num_classes}. Use clipping='norm'."
+                "expected a loss of class codes, as the vault has them, got a loss of one-hot "
+                "rows. Use keras.losses.SparseCategoricalCrossentropy."
             )
+        if units == 1 and kind.num_classes > 2 and takes_two_classes(loss.loss):
+            raise ValueError(
+                f"expected labels of two classes for the loss {name_of(loss.loss)!r}, got "
+                f"{kind.describe()}. Give the last layer one unit for each class, and use "
+                "keras.losses.SparseCategoricalCrossentropy."
+            )
+    if not fits:
+        raise ValueError(
+            f"{problem}, but the model has {units} outputs. Give its last layer one unit for "
+            "each class (numbered from zero), or for each label of a row."
+        )
+
+
+def _check_loss_of_numbers(loss: OutputLoss, label_range: tuple[float, float], units: int) -> None:
+    of_classes = takes_codes(loss.loss) or takes_rows(loss.loss)
+    outside = label_range[0] < 0.0 or label_range[1] > 1.0
+    if of_classes or (outside and takes_two_classes(loss.loss)):
+        raise ValueError(
+            f"expected a loss of numbers in [{label_range[0]:g}, {label_range[1]:g}], got "
+            f"{name_of(loss.loss)!r}. Use keras.losses.MeanSquaredError."
+        )
+    if units > 1 and takes_vectors(loss.loss):
+        raise ValueError(
+            f"expected one unit for labels that are numbers, got {units}. Give the last layer one "
+            "unit."
+        )
+
+
+def _check_two_classes(labels: OutputLabels, units: int) -> None:
+    if labels.kind is None:
+        check_labels(labels.array, units)
+    elif labels.kind.num_classes != 2:
+        raise ValueError(
+            "expected two classes for clipping='label_distance', got "
+            f"{labels.kind.describe()}. Use clipping='norm'."
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -176,13 +212,13 @@ class PoissonPlan(TrainingPlan):
             num_units=batches.num_units,
             divisor=batches.expected_batch_size,
             shared={"buffer_size": batches.buffer_size, "num_examples": optimizer.num_examples},
-            array_labels=batches.known_labels(),
+            labels=batches.by_output,
             group_rows=batches.group_size,
             disjoint=disjoint,
             num_examples=optimizer.num_examples,
-            unit=batches.privacy_unit,
+            unit=_unit(batches.by_output, batches.vaults, batches.privacy_unit),
             seeded=batches.seeded,
-            vault=batches.labels,
+            vaults=batches.vaults,
             receipts=batches.receipts,
         )
 
@@ -214,16 +250,19 @@ class ArrayPlan(TrainingPlan):
         for name, instead in _NOT_WITH_ARRAYS.items():
             if _is_given(settings.pop(name, None)):
                 raise ValueError(f"{name} is not supported with arrays{instead}.")
-        if isinstance(y, PrivateLabels):
+        if any(isinstance(part, PrivateLabels) for part in tf.nest.flatten(y)):
             raise TypeError(
                 "expected labels as an array, got a PrivateLabels. Use fit(data.poisson_batches(x, "
                 "labels, sampling_probability=..., steps=...))."
             )
         public = public_input(x, settings.pop("sample_weight", None))
         x, weights = public.value
-        y = np.asarray(y) if isinstance(y, list) else y
-        x, y = tf.nest.map_structure(np.asarray, (x, y))
+        x = tf.nest.map_structure(np.asarray, x)
         n = int(np.shape(tf.nest.flatten(x)[0])[0])
+        if isinstance(y, list):
+            by_output = len(y) != n and any(isinstance(part, np.ndarray) for part in y)
+            y = tuple(y) if by_output else np.asarray(y)
+        y = tf.nest.map_structure(np.asarray, y)
         arrays = x, y, np.asarray(np.ones(n) if weights is None else weights, np.float32)
         lengths = [part.shape[:1] for part in tf.nest.flatten(arrays)]
         if any(length != (n,) for length in lengths):
@@ -246,7 +285,8 @@ class ArrayPlan(TrainingPlan):
             num_units=n,
             divisor=size,
             shared={"batch_size": size},
-            array_labels=y if isinstance(y, np.ndarray) else None,
+            labels=tf.nest.map_structure(lambda part: OutputLabels(None, part), y),
+            unit=_unit(y, (), "label"),
             is_weighted=weights is not None,
             receipts=public.receipts,
             shuffle=bool(settings.pop("shuffle", True)),
@@ -254,6 +294,15 @@ class ArrayPlan(TrainingPlan):
 
     def open(self) -> tuple[tf.data.Dataset, dict[str, Any]]:
         return padded_batches(self.arrays, self.batch_size, self.shuffle), {}
+
+
+def _unit(labels: Any, vaults: tuple[PrivateLabels, ...], unit: str) -> str:
+    """Returns "row" for labels of several outputs, unless they are one label of one vault."""
+    if unit == "user":
+        return unit
+    if len(vaults) == 1:
+        return vaults[0].unit
+    return "row" if len(tf.nest.flatten(labels)) > 1 else unit
 
 
 def _check_class_weight(settings: dict[str, Any]) -> None:

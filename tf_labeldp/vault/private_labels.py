@@ -6,6 +6,7 @@ import abc
 import dataclasses
 import os
 import pathlib
+import secrets
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
@@ -546,10 +547,21 @@ class PrivateLabels:
             "sample_weights": sample_weights,
         }
         inherited = public_input(made_of, indices, self._chosen_by).receipts
+        return self._charge(charge, what, key, rows, inherited, **flags)
+
+    def _charge(
+        self, charge: Charge, what: str, key: str, rows: np.ndarray, made_of: Receipts, **flags: Any
+    ) -> Receipt:
         with self._ledger.turn():
-            for other in self._ledger.check(rows, [(what, charge)], inherited):
-                self._ledger.keep(receipt=other)
             receipt = self._ledger.new_receipt(charge, what, "steps", key, rows, **flags)
+            if receipt.use:
+                # Another vault of a project may have counted this use.
+                inherited = self._ledger.check(rows, [], [*made_of, receipt])
+            else:
+                inherited = self._ledger.check(rows, [(what, charge)], made_of)
+            for other in inherited:
+                if other is not receipt:
+                    self._ledger.keep(receipt=other)
             self._ledger.keep(receipt=receipt)
         return receipt
 
@@ -714,3 +726,25 @@ def labels_for_training(vault: PrivateLabels) -> np.ndarray:
         labels = vault._sealed.open(vault._among).view()
     labels.flags.writeable = False
     return labels
+
+
+def charge_together(
+    vaults: Sequence[PrivateLabels], charge: Charge, *, what: str, unit: str, **flags: Any
+) -> Receipts:
+    """Charges one use of several vaults, whose row i has labels of the same example.
+
+    ``charge`` is the cost for the replacement of all labels of one example, so it counts once in a
+    statement. Returns a receipt for each vault. No vault is charged if the budget of one of them
+    does not allow the use.
+    """
+    if len(vaults) == 1:
+        return (vaults[0].charge(charge, what=what, unit=unit, **flags),)
+    for vault in vaults:
+        vault.check_budget(charge)
+    use, receipts = secrets.token_hex(16), []
+    for vault in vaults:
+        rows, chosen_by = vault._rows(None), vault._chosen_by.receipts
+        receipts.append(
+            vault._charge(charge, what, "", rows, chosen_by, unit=unit, use=use, **flags)
+        )
+    return tuple(receipts)

@@ -1,0 +1,285 @@
+"""Models with several outputs: one clip over the sum of their losses, and one unit of privacy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from label_dp_cases import DELTA, SIGMA, D, K, N, after, features, optimizer
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting import BudgetExceededError, public_input
+from tf_labeldp.data import poisson_batches
+from tf_labeldp.gradients.clip import Batch, Clip, Speed
+from tf_labeldp.gradients.output_losses import OutputLosses
+from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
+from tf_labeldp.training import GaussNewton, LabelDPModel, SelfConv
+
+layers, losses = keras.layers, keras.losses
+RNG = np.random.default_rng(5)
+CLICKS, KINDS = RNG.integers(0, 2, N), RNG.integers(0, K, N)
+LOSSES = {
+    "click": losses.BinaryCrossentropy(from_logits=True),
+    "kind": losses.SparseCategoricalCrossentropy(from_logits=True),
+}
+WEIGHTS = {"click": 0.5, "kind": 2.0}
+Y = {"click": CLICKS[:, None].astype(np.float32), "kind": KINDS}
+
+
+def outputs_of(x: Any) -> dict[str, Any]:
+    hidden = layers.Dense(5, "tanh", name="hidden")(x)
+    return {"click": layers.Dense(1, name="click")(hidden), "kind": layers.Dense(K, name="kind")(x)}
+
+
+def two_headed(form: str = "dict") -> LabelDPModel:
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((D,))
+    outputs = outputs_of(inputs)
+    return LabelDPModel(inputs, outputs if form == "dict" else list(outputs.values()))
+
+
+def compiled(form: str = "dict", **settings: Any) -> LabelDPModel:
+    model = two_headed(form)
+    settings = {"loss": LOSSES, "loss_weights": WEIGHTS, **settings}
+    model.compile(optimizer(settings.pop("noise", SIGMA)), **settings)
+    return model
+
+
+def vault(labels: Any, size: int, epsilon: float = 3.0, **settings: Any) -> ldp.PrivateLabels:
+    return ldp.PrivateLabels(labels, size, budget=ldp.PrivacyBudget(epsilon, DELTA), **settings)
+
+
+def two_vaults(**settings: Any) -> dict[str, ldp.PrivateLabels]:
+    return {"click": vault(CLICKS, 2, **settings), "kind": vault(KINDS, K, **settings)}
+
+
+def batches(labels: Any, q: float = 0.1, steps: int = 3, **settings: Any) -> Any:
+    return poisson_batches(features(), labels, sampling_probability=q, steps=steps, **settings)
+
+
+def reference(model: Any, x: Any, y: Any, clip: float) -> list[np.ndarray]:
+    """The sum of the clipped gradients of the examples, one after the other."""
+    total = [np.zeros(variable.shape) for variable in model.trainable_variables]
+    for row in range(len(x)):
+        with tf.GradientTape() as tape:
+            found = model(x[row : row + 1], training=True)
+            found = found if isinstance(found, dict) else dict(zip(LOSSES, found, strict=True))
+            loss = sum(
+                WEIGHTS[name] * tf.reduce_sum(LOSSES[name](y[name][row : row + 1], found[name]))
+                for name in LOSSES
+            )
+        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        norm = float(tf.linalg.global_norm(gradients))
+        factor = min(1.0, clip / norm)
+        total = [t + factor * g.numpy() for t, g in zip(total, gradients, strict=True)]
+    return total
+
+
+def clipped(model: Any, y: Any, clip: float, method: str) -> list[np.ndarray]:
+    loss = OutputLosses(model, LOSSES, WEIGHTS)
+    clipping = PerExampleClipping(model, Speed(method))
+    batch = Batch(features(), y, np.ones(N, np.float32), loss)
+    return [np.asarray(part) for part in clipping.clipped_sum(batch, Clip(clip)).gradients]
+
+
+@pytest.mark.holds("training.LabelDPModel")
+@pytest.mark.parametrize("method", ["ghost", "vectorized"])
+@pytest.mark.parametrize("form", ["dict", "list"])
+def test_one_clip_bounds_the_gradient_of_the_weighted_sum(method: str, form: str) -> None:
+    """The sum is that of a loop over examples; all labels of one example move it by at most 2 C."""
+    model, clip = two_headed(form), 0.7
+    expected = reference(model, features(), Y, clip)
+    found = clipped(model, Y, clip, method)
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+    largest = 0.0
+    for kind in range(K):
+        changed = {"click": Y["click"].copy(), "kind": Y["kind"].copy()}
+        changed["click"][7], changed["kind"][7] = 1 - changed["click"][7], kind
+        others = clipped(model, changed, clip, method)
+        moved = np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(others, found, strict=True)))
+        largest = max(largest, moved)
+    assert clip < largest <= 2 * clip * (1 + 1e-4)
+
+
+def test_a_step_of_fit_is_that_of_the_reference() -> None:
+    for labels in (Y, [Y["click"], Y["kind"]]):
+        model = compiled("list", noise=1e-9, loss_weights=list(WEIGHTS.values()))
+        before = model.get_weights()
+        expected = reference(model, features(), Y, 1.0)
+        model.fit(features(), labels, batch_size=N, verbose=0)
+        for old, new, part in zip(before, model.get_weights(), expected, strict=True):
+            np.testing.assert_allclose(new - old, -0.5 * part / N, atol=1e-6)
+
+
+# Statements.
+
+
+@pytest.mark.holds("training.LabelDPModel")
+def test_several_vaults_are_charged_for_one_use(tmp_path: Any) -> None:
+    """Each statement has the cost of the steps once, with and without stores."""
+    for settings in ({}, {"people": "customers"}, {"store": True}, {"project": True}):
+        labels = {}
+        for name, values, size in (("click", CLICKS, 2), ("kind", KINDS, K)):
+            own = dict(settings)
+            if own.pop("store", False) or own.get("project"):
+                own["store"] = tmp_path / str(sorted(settings)) / name
+            labels[name] = vault(values, size, **own)
+        model = compiled()
+        model.fit(batches(labels), epochs=2, verbose=0)
+        stated = model.guarantee()
+        assert stated.epsilon == pytest.approx(after(2))
+        assert stated.unit == "the whole row of labels of one training example"
+        assert "same-examples" in {note.code for note in stated.assumptions}
+        for one in labels.values():
+            assert one.guarantee().epsilon == pytest.approx(after(2))
+            assert public_input(model).receipts[-1].use in {r.use for r in one.receipts}
+        # Noisy labels of one of the vaults add their cost, whichever it is.
+        for one in labels.values():
+            noisy = one.randomize(ldp.RandomizedResponse(0.5, one.num_classes))
+            both = ldp.accounting.receipts.compose_receipts(
+                (*public_input(model).receipts, *noisy.receipts), DELTA
+            )
+            assert both.epsilon > after(2) + 0.1
+    assert len(public_input(model).receipts) == 4
+
+
+def test_receipts_of_a_shared_use_travel_through_files(tmp_path: Any, forget: Any) -> None:
+    model = compiled()
+    model.fit(batches(two_vaults()), epochs=1, verbose=0)
+    model.save(tmp_path / "m.keras")
+    forget()
+    loaded = ldp.load_model(tmp_path / "m.keras")
+    assert loaded.guarantee().epsilon == model.guarantee().epsilon == pytest.approx(after(1))
+    assert loaded._output_losses.parts[1].weight == 2.0
+
+
+def test_the_budget_of_each_vault_is_checked_before_any_is_charged() -> None:
+    labels = {"click": vault(CLICKS, 2), "kind": vault(KINDS, K, epsilon=after(1) * 1.01)}
+    with pytest.raises(BudgetExceededError):
+        compiled().fit(batches(labels), epochs=2, verbose=0)
+    assert all(one.guarantee().epsilon == 0.0 for one in labels.values())
+    compiled().fit(batches(labels), epochs=1, verbose=0)
+    assert all(one.guarantee().epsilon == pytest.approx(after(1)) for one in labels.values())
+
+
+def test_a_vault_of_rows_gives_columns_to_outputs() -> None:
+    rows = RNG.integers(0, 2, (N, 3))
+    labels = vault(rows, None, num_labels=3)  # type: ignore[arg-type]
+    inputs = keras.Input((D,))
+    tags, click = (layers.Dense(units, name=n)(inputs) for n, units in (("tags", 2), ("click", 1)))
+    model = LabelDPModel(inputs, {"tags": tags, "click": click})
+    model.compile(optimizer(1e-9), loss=losses.BinaryCrossentropy(from_logits=True))
+    sampled = batches(labels, q=1.0, steps=1, columns={"tags": [2, 0], "click": 1})
+    seen = {name: np.asarray(y) for name, y in next(iter(_opened(sampled)))[1].items()}
+    np.testing.assert_array_equal(seen["tags"][:N], rows[:, [2, 0]])
+    np.testing.assert_array_equal(seen["click"][:N, 0], rows[:, 1])
+    with pytest.raises(BudgetExceededError):
+        model.fit(sampled, verbose=0)
+    model.compile(optimizer(), loss=losses.BinaryCrossentropy(from_logits=True))
+    model.fit(batches(labels, columns={"tags": [2, 0], "click": 1}), verbose=0)
+    assert labels.guarantee().epsilon == pytest.approx(after(1))
+    assert model.guarantee().unit == "the whole row of labels of one training example"
+
+
+def _opened(sampled: Any) -> Any:
+    from tf_labeldp.data.batches import open_for_training
+
+    return open_for_training(sampled)
+
+
+def test_one_vault_for_two_outputs_is_one_label() -> None:
+    labels = vault(KINDS, K)
+    inputs = keras.Input((D,))
+    heads = {name: layers.Dense(K, name=name)(inputs) for name in ("main", "auxiliary")}
+    model = LabelDPModel(inputs, heads)
+    model.compile(optimizer(), loss=losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(batches({"main": labels, "auxiliary": labels}), verbose=0)
+    assert model.guarantee().unit == "the label of one training example"
+    assert labels.guarantee().epsilon == pytest.approx(after(1)) == model.guarantee().epsilon
+
+
+def test_validation_and_reported_metrics_of_several_outputs() -> None:
+    model = compiled("list", metrics={"kind": ["accuracy"]})
+    history = model.fit(batches(two_vaults()), validation_data=(features(), Y), verbose=0)
+    assert {"val_loss", "val_kind_accuracy"} <= set(history.history)
+    assert not any(name.endswith("accuracy") for name in history.history if name[:3] != "val")
+    model.report_training_metrics = True
+    history = model.fit(features(), Y, batch_size=20, verbose=0)
+    assert {"loss", "kind_accuracy"} <= set(history.history)
+
+
+# What is refused, before anything is charged.
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"loss": {"click": "mse", "other": "mse"}}, r"a loss for the outputs .*got one for"),
+        ({"loss": ["mse"]}, "a loss for each of the 2 outputs, got 1"),
+        ({"loss_weights": {"other": 1.0}}, r"a weight for the outputs .*got one for"),
+        ({"loss_weights": 2.0}, r"expected loss_weights for the outputs .*got 2.0"),
+        ({"loss_weights": {"kind": np.nan}}, "loss_weights must be"),
+        ({"loss": lambda y, p: y, "loss_weights": WEIGHTS}, "one function of all outputs"),
+        ({"loss": {**LOSSES, "kind": "sparse_categorical_crossentropy"}}, "ends in 'kind'"),
+    ],
+    ids=range(7),
+)
+def test_losses_that_do_not_fit_the_outputs(settings: Any, expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        compiled(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"denoiser": SelfConv()}, {"preconditioner": GaussNewton(8)}, {"clipping": "label_distance"}],
+    ids=["denoiser", "preconditioner", "label_distance"],
+)
+def test_settings_for_one_output(settings: Any) -> None:
+    with pytest.raises(ValueError, match="expected a model with one output for"):
+        two_headed().compile(optimizer(**settings), loss=LOSSES)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: vault(KINDS, K), "got labels without names. Give a dict"),
+        (lambda: {"click": vault(CLICKS, 2)}, r"outputs \['click', 'kind'\], got labels of"),
+        (
+            lambda: {**two_vaults(), "more": vault(CLICKS, 2)},
+            r"got labels of \['click', 'kind', 'm",
+        ),
+        (lambda: {"click": vault(KINDS, K), "kind": vault(KINDS, K)}, "labels of two classes for"),
+        (lambda: (vault(CLICKS, 2),), "got 1 labels"),
+    ],
+    ids=range(5),
+)
+def test_labels_that_do_not_fit_the_outputs(make: Any, expected: str) -> None:
+    labels, model = make(), compiled()
+    with pytest.raises(ValueError, match=expected):
+        model.fit(batches(labels), verbose=0)
+    vaults = labels.values() if isinstance(labels, dict) else labels
+    vaults = (labels,) if isinstance(labels, ldp.PrivateLabels) else vaults
+    assert all(not one.receipts for one in vaults) and model.guarantee().epsilon == 0.0
+
+
+def test_vaults_that_are_not_of_the_same_examples() -> None:
+    of_others = {"click": vault(CLICKS, 2, people="a"), "kind": vault(KINDS, K, people="b")}
+    with pytest.raises(ValueError, match="vaults of the populations"):
+        batches(of_others)
+    first, second = vault(np.tile(KINDS, 2), K).split(np.arange(N))
+    with pytest.raises(ValueError, match="different parts of one vault"):
+        batches({"a": first, "b": second})
+    with pytest.raises(TypeError, match=r"vaults for all outputs.*got both"):
+        batches({"click": CLICKS, "kind": vault(KINDS, K)})
+    with pytest.raises(ValueError, match="expected 100 labels, one per row, got 50"):
+        batches({"click": vault(CLICKS[:50], 2), "kind": vault(KINDS, K)})
+    rows = vault(np.ones((N, 2), int), None, num_labels=2)  # type: ignore[arg-type]
+    for columns, expected in (({"a": 2}, r"columns in 0..1 .*got 2"), (3, "as a dict or list")):
+        with pytest.raises(ValueError, match=expected):
+            batches(rows, columns=columns)
+    with pytest.raises(ValueError, match="for a vault with num_labels=L"):
+        batches(vault(KINDS, K), columns={"a": 0})
