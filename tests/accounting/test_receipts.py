@@ -656,3 +656,28 @@ def test_laplace_under_replacement_is_the_pure_mechanism_of_twice_its_reach(scal
             )
             assert next(of_both) == next(of_both)
     assert Charge.of_event(laplace, 0.0).epsilon >= 2.0 / scale - 1e-9
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_a_use_of_several_label_sets_counts_once(order):
+    """In any order, and with other uses of either set; never twice for one set by mistake."""
+    stored = [LabelSet(name, SIZE, stored=True) for name in "xyz"]
+    shared = [spent(labels, 0.5, use="step 1") for labels in stored]
+    receipts = [shared[place] for place in order]
+    assert compose_receipts(receipts).epsilon == 0.5
+    assert compose_receipts([*receipts, *receipts]).epsilon == 0.5
+    for labels in stored:
+        assert compose_receipts([*receipts, spent(labels, 0.25)]).epsilon == 0.75
+        assert compose_receipts([spent(labels, 0.25), *receipts]).epsilon == 0.75
+    # Other uses, uses without a name, and a second receipt of the same labels count.
+    more = [spent(stored[0], 0.5, use="step 2"), spent(stored[1], 0.5), spent(stored[1], 0.5)]
+    assert compose_receipts([*receipts, *more]).epsilon == 2.0
+    again = spent(receipts[0].labels, 0.5, use="step 1")
+    assert compose_receipts([*receipts, again]).epsilon == 1.0
+
+
+def test_the_name_of_a_shared_use_is_kept_and_absent_without_one():
+    plain, shared = spent(A), spent(A, use="step")
+    assert "use" not in plain.to_json()
+    assert Receipt.from_json(json.loads(json.dumps(shared.to_json()))).use == "step"
+    assert Receipt.from_json(plain.to_json()).use == ""

@@ -100,6 +100,7 @@ class OutputLosses:
             check_output(part.output, part.loss)
 
     def __call__(self, y_true: Any, y_pred: Any) -> tf.Tensor:
+        """Returns the weighted sum of the losses, (B,)."""
         if self._takes_whole(y_true):
             y_pred = y_pred if self.only is None else self.parts[0].part(y_pred)
             return self.parts[0].of_examples(y_true, y_pred)

@@ -61,6 +61,10 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         ``tf.train.Checkpoint``. Weights that were trained in the clear in this process void the
         promise until ``declare`` states their history.
 
+        With several outputs the unit is all labels of one example, and one clip bounds the gradient
+        of the weighted sum of its losses. Each vault of these labels is charged; a statement counts
+        their common steps once, and assumes that row i of each vault is the same example.
+
         The vault is charged before the first step of each epoch, and ``fit`` alone takes steps: a
         step without a charge stops before its noise is drawn.
 
@@ -242,7 +246,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         Args:
             x: ``data.poisson_batches(...)``; or arrays with ``y``, where every example is used once
                 per epoch (no amplification).
-            y: labels, if ``x`` is arrays.
+            y: labels, if ``x`` is arrays; for several outputs a dict or list of arrays.
             settings: all other arguments of ``keras.Model.fit``.
 
         Returns:

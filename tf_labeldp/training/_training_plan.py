@@ -109,7 +109,7 @@ class TrainingPlan(abc.ABC):
 
 def check_labels_of_output(loss: OutputLoss, labels: OutputLabels, clipping: str = "norm") -> None:
     """Raises for labels without a unit of their output, or of a form that its loss can't take."""
-    shape = getattr(loss.output, "shape", None)
+    shape: Any = getattr(loss.output, "shape", None)
     if shape is None or len(shape) < 2 or not isinstance(shape[-1], int):
         return
     units, kind = shape[-1], labels.kind
@@ -117,7 +117,7 @@ def check_labels_of_output(loss: OutputLoss, labels: OutputLabels, clipping: str
         _check_two_classes(labels, units)
     if kind is None:
         problem = f"some labels are not in 0..{units - 1}"
-        codes = labels.array if takes_codes(loss.loss) else None
+        codes: Any = labels.array if takes_codes(loss.loss) else None
         fits = codes is None or bool(np.all((codes >= 0) & (codes < units)))
     elif kind.num_labels is not None:
         problem = f"the labels are rows of {kind.num_labels}"
@@ -127,15 +127,16 @@ def check_labels_of_output(loss: OutputLoss, labels: OutputLabels, clipping: str
         return
     else:
         # This covers every loss, since one may wrap sparse cross-entropy.
-        problem = f"the labels have {kind.num_classes} classes"
-        fits = kind.num_classes <= units
+        num_classes = kind.num_classes or 0
+        problem = f"the labels have {num_classes} classes"
+        fits = num_classes <= units
         fits = fits or (units == 1 and not takes_codes(loss.loss))
         if fits and takes_vectors(loss.loss) and units > 1:
             raise ValueError(
                 "expected a loss of class codes, as the vault has them, got a loss of one-hot "
                 "rows. Use keras.losses.SparseCategoricalCrossentropy."
             )
-        if units == 1 and kind.num_classes > 2 and takes_two_classes(loss.loss):
+        if units == 1 and num_classes > 2 and takes_two_classes(loss.loss):
             raise ValueError(
                 f"expected labels of two classes for the loss {name_of(loss.loss)!r}, got "
                 f"{kind.describe()}. Give the last layer one unit for each class, and use "
