@@ -261,11 +261,12 @@ def test_post_processing_charges_nothing():
     noisy = labels.randomize(LAPLACE, key="alibi")
     rows = noisy.values
     assert posterior(LAPLACE, rows).shape == (4, 4)
-    np.testing.assert_array_equal(noisy.posterior(), posterior(LAPLACE, rows))
+    np.testing.assert_array_equal(noisy.posterior("uniform"), posterior(LAPLACE, rows))
     np.testing.assert_array_equal(
         noisy.posterior(ROW_PRIORS[0]), posterior(LAPLACE, rows, ROW_PRIORS[0])
     )
-    np.testing.assert_array_equal(posterior(LAPLACE, noisy), noisy.posterior())
+    np.testing.assert_array_equal(posterior(LAPLACE, noisy), noisy.posterior("uniform"))
+    assert noisy.posterior().shape == (4, 4)
     assert labels.guarantee().epsilon == 1.5
     assert rows.dtype == np.float32
 

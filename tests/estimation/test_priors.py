@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -11,7 +12,12 @@ from scipy import special
 
 import tf_labeldp as ldp
 from tf_labeldp.estimation import prior_from_logits, sharpen_prior
-from tf_labeldp.estimation.priors import histogram_prior, ordered_prior, rounding_grid
+from tf_labeldp.estimation.priors import (
+    estimated_prior,
+    histogram_prior,
+    ordered_prior,
+    rounding_grid,
+)
 from tf_labeldp.mechanisms import (
     HistogramMechanism,
     LabelMomentMechanism,
@@ -290,3 +296,132 @@ def test_small_amounts_are_resolved(low, high):
 def test_bad_grids(arguments, error, message):
     with pytest.raises(error, match=message):
         rounding_grid(*arguments)
+
+
+RATE, MANY = 0.034, 20_000
+RARE = (np.random.default_rng(3).random(MANY) < RATE).astype(int)
+
+
+def rare(mechanism, labels=RARE, number=2, seed=4, **arguments):
+    """A seeded draw of labels of which 3.4 % are positive."""
+    budget = ldp.PrivacyBudget(50.0)
+    vault = ldp.PrivateLabels(labels, number, budget=budget, insecure_seed=seed)
+    return vault.randomize(mechanism, **arguments)
+
+
+@pytest.mark.filterwarnings("ignore:a budget of epsilon=50")
+@pytest.mark.parametrize(
+    ("mechanism", "seen"),
+    [(ldp.RandomizedResponse(2.0, 2), 0.2), (ldp.ALIBI(2.0, 2), 0.12)],
+    ids=["RandomizedResponse", "ALIBI"],
+)
+def test_posteriors_have_the_rate_of_the_labels(mechanism, seen):
+    """The prior is estimated from the noisy labels: the mean of the posteriors is the true rate.
+
+    The standard error is that of debiased labels.
+    """
+    noisy = rare(mechanism)
+    error = noisy.debiased()[:, 1].std() / math.sqrt(MANY)
+    assert abs(noisy.posterior()[:, 1].mean() - RARE.mean()) < 5 * error < 0.06
+    uniform = noisy.posterior("uniform")
+    assert uniform[:, 1].mean() > seen
+    np.testing.assert_array_equal(uniform, ldp.estimation.posterior(mechanism, noisy.values))
+    np.testing.assert_array_equal(noisy.posterior(), noisy.posterior())
+    assert noisy.guarantee().epsilon == mechanism.epsilon
+    with pytest.raises(ValueError, match="priors must be one of"):
+        noisy.posterior("even")
+
+
+def test_posteriors_shrink_to_the_prior():
+    """The limit that the docstring names: a certain positive has a target of 0.2."""
+    found = rare(ldp.RandomizedResponse(2.0, 2)).posterior()[:, 1]
+    assert 0.15 < found.max() < 0.25
+
+
+@pytest.mark.filterwarnings("ignore:a budget of epsilon=50")
+def test_no_class_gets_a_prior_of_zero_and_equal_shares_stay_equal():
+    for size in (0, 1, 50, MANY):
+        for seed in range(5):
+            noisy = rare(ldp.RandomizedResponse(0.5, 3), np.zeros(size, int), 3, seed)
+            found = noisy.posterior()
+            assert np.all(found > 0.0) and np.isfinite(found).all()
+            np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-12)
+    # Of 100 equal classes at epsilon 1 the estimate is noise, which must not become a prior.
+    noisy = rare(ldp.RandomizedResponse(1.0, 100), np.arange(MANY) % 100, 100)
+    shares = np.maximum(noisy.debiased().mean(axis=0), 0.0)
+    assert shares.max() > 0.03
+    np.testing.assert_allclose(noisy.posterior().mean(axis=0), 0.01, atol=0.004)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixes(ldp.mechanisms.ClassificationMechanism):
+    """A channel of another library that does not distinguish the first two classes."""
+
+    epsilon: float = 1.0
+    num_classes: int = 3
+
+    def _answers(self):
+        keep, move = np.exp(self.epsilon), 1.0
+        table = np.array([[keep, keep, move], [keep, keep, move], [move, move, 2 * keep]])
+        return table / table.sum(axis=1, keepdims=True)
+
+    def transition_matrix(self, prior=None):
+        return self._answers()
+
+    def randomize(self, labels, priors=None, *, rng=None):
+        ends = np.cumsum(self._answers(), axis=1)[np.asarray(labels)]
+        return (rng.random(len(labels))[:, np.newaxis] >= ends).sum(axis=1)
+
+    def get_config(self):
+        return dataclasses.asdict(self)
+
+
+def test_classes_that_a_channel_mixes_have_equal_shares():
+    found = estimated_prior(Mixes(), np.repeat([0, 1, 2], [45, 45, 10]))
+    assert found[0] == pytest.approx(found[1], rel=1e-9) and found[2] < found[0]
+
+
+def test_draws_with_priors_keep_them():
+    priors = np.random.default_rng(5).dirichlet([1.0, 1.0], MANY)
+    mechanism = RRWithPrior(1.0, 2)
+    noisy = rare(mechanism, priors=priors)
+    expected = ldp.estimation.posterior(mechanism, noisy.values, priors)
+    np.testing.assert_array_equal(noisy.posterior(), expected)
+    with pytest.raises(ValueError, match="expected priors=None for labels that RRWithPrior drew"):
+        noisy.posterior("uniform")
+
+
+@pytest.mark.filterwarnings("ignore:a budget of epsilon=50")
+def test_posteriors_of_clusters_have_the_rate_of_the_labels():
+    """Their priors are at least tau, here 0.2, and half of the labels are kept.
+
+    The standard error of the rate is 0.005. In equal shares the priors stay what they were.
+    """
+    clusters = np.arange(MANY) % 50
+    mechanism = ldp.ClusterRandomizedResponse.for_epsilon(2.0, 2)
+    noisy = rare(mechanism, clusters=clusters)
+    by_bayes = ldp.estimation.posterior(noisy.mechanism, noisy.values, noisy.priors)
+    assert by_bayes[:, 1].mean() > 0.12
+    assert noisy.posterior()[:, 1].mean() == pytest.approx(RARE.mean(), abs=0.025)
+    labels = np.where(np.random.default_rng(1).random(MANY) < 0.9, clusters % 2, 1 - clusters % 2)
+    noisy = rare(mechanism, labels, clusters=clusters)
+    by_bayes = ldp.estimation.posterior(noisy.mechanism, noisy.values, noisy.priors)
+    np.testing.assert_allclose(noisy.posterior(), by_bayes, atol=0.02)
+    lost = rare(ldp.ClusterRandomizedResponse(2, 0.1, 4.0, 1.0, None, 0.0), clusters=clusters)
+    np.testing.assert_allclose(lost.posterior(), np.asarray(lost.priors), rtol=1e-9)
+
+
+def test_bins_estimate_their_prior():
+    """Numbers of which nine in ten are near zero: their posterior means have the mean of all."""
+    amounts = np.random.default_rng(6).choice([0.0, 1.0, 8.0, 9.0], MANY, p=[0.6, 0.3, 0.05, 0.05])
+    values = np.arange(10.0)
+    bins = ldp.RROnBins(1.0, values, (0.5, 3.0, 6.0, 8.5), (0, 0, 1, 1, 1, 2, 2, 2, 3, 3))
+    budget = ldp.PrivacyBudget(1.0)
+    vault = ldp.PrivateLabels(amounts, low=0.0, high=9.0, budget=budget, insecure_seed=7)
+    noisy = vault.randomize(bins)
+    # The channel of four bins at epsilon 1 makes 20,000 labels worth 1,800.
+    assert noisy.posterior().mean() == pytest.approx(amounts.mean(), abs=5 * 2.5 / 1800**0.5)
+    assert noisy.posterior("uniform").mean() > 3.0 > 2 * amounts.mean()
+    with pytest.raises(ValueError, match="need priors with values"):
+        laplace = ldp.mechanisms.LaplaceMechanism(1.0, 0.0, 9.0)
+        ldp.NoisyLabels(amounts, np.arange(MANY), laplace).posterior()

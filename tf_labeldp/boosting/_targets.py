@@ -16,6 +16,7 @@ from tf_labeldp.boosting._losses import (
     SquaredLoss,
 )
 from tf_labeldp.estimation import likelihoods
+from tf_labeldp.estimation.priors import class_prior
 from tf_labeldp.mechanisms import ClassificationMechanism
 from tf_labeldp.vault import NoisyLabels
 from tf_labeldp.vault.label_kinds import class_array
@@ -38,25 +39,21 @@ class Target:
 def target_of(noisy: NoisyLabels, weights: np.ndarray | None, loss: str, logits: bool) -> Target:
     """Returns the target of trees whose scores of classes are logits, or else probabilities."""
     numbers = noisy.debiased()
-    mean = np.average(numbers, axis=0, weights=weights)
     if numbers.ndim == 1:
-        return _of_numbers(noisy, numbers[:, np.newaxis], float(mean), loss, logits)
-    shares = np.maximum(mean, 0.0) / np.maximum(mean, 0.0).sum()
-    # The number of true labels that would estimate the shares as well.
-    worth = len(noisy) * (1.0 - shares @ shares) / numbers.var(axis=0).sum()
-    # One more example of each class bounds the log-loss of a class without noisy labels.
-    floor = 1.0 / (worth + mean.size)
-    shares = np.maximum(shares, floor)
-    shares /= shares.sum()
+        mean = float(np.average(numbers, weights=weights))
+        return _of_numbers(noisy, numbers[:, np.newaxis], mean, loss, logits)
+    counts = None if weights is None else weights * (len(noisy) / weights.sum())
+    shares, floor = class_prior(numbers, counts)
+    number = shares.size
     # One score is enough for two classes.
-    numbers = numbers[:, 1:] if mean.size == 2 else numbers
-    classes = np.arange(mean.size) if noisy.classes is None else class_array(noisy.classes)
+    numbers = numbers[:, 1:] if number == 2 else numbers
+    classes = np.arange(number) if noisy.classes is None else class_array(noisy.classes)
     if logits:
         mechanism: Any = noisy.mechanism
         is_fixed = isinstance(mechanism, ClassificationMechanism) and not mechanism.uses_priors
         channel = mechanism.transition_matrix() if is_fixed else None
         found = likelihoods(mechanism, noisy.values, noisy.priors)
-        if mean.size == 2:
+        if number == 2:
             start = np.log(shares[1:] / shares[:1])
             channel_loss: ScoreLoss = BinaryChannelLoss(start, found, channel)
         else:

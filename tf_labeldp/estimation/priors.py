@@ -1,4 +1,4 @@
-"""Priors from noisy histograms and from models, and the values of priors of numbers."""
+"""Priors from noisy histograms, noisy labels and models, and the values of priors of numbers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,21 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public
+from tf_labeldp.estimation._debiased import debiased
+from tf_labeldp.mechanisms import (
+    ALIBI,
+    ClassificationMechanism,
+    Priors,
+    RandomizedResponse,
+    RROnBins,
+)
+from tf_labeldp.mechanisms.clusters import PriorResampling
+from tf_labeldp.mechanisms.priors import PriorRows
 
 _SPLIT_AT = 1.5
 """Standard deviations of noise that the smaller part of a split must exceed to get a share."""
+_LEAST_KEPT = 1e-9
+"""The least probability of keeping a label at which the shares of clusters are estimated."""
 _WARP = math.expm1(4.0)
 """54: the widest step of a grid from zero is 55 times the narrowest."""
 
@@ -72,6 +84,98 @@ def ordered_prior(histogram: Any, totals: Any, noise_stddev: float) -> np.ndarra
     split /= split.sum(axis=1, keepdims=True)
     split[totals <= 0.0] = 1.0 / rows.shape[1]
     return split.reshape(counts.shape)
+
+
+def estimated_prior(mechanism: Any, noisy_labels: Any) -> np.ndarray | Priors | None:
+    """Returns the prior that noisy labels estimate, no entry of which is zero.
+
+    For classes and ``ALIBI`` it is ``float64`` (K,), for ``RROnBins`` ``Priors`` with values, and
+    for other mechanisms None. What the channel cannot distinguish has equal shares: the classes
+    that a singular channel mixes, and the inputs in a bin.
+
+    Guarantee:
+        Post-processing of noisy labels: no charge beyond theirs.
+    """
+    if isinstance(mechanism, RROnBins):
+        return _prior_of_bins(mechanism, noisy_labels)
+    if isinstance(mechanism, ALIBI):
+        return class_prior(np.asarray(noisy_labels))[0]
+    if not isinstance(mechanism, ClassificationMechanism):
+        return None
+    noisy, counts = np.unique(np.asarray(noisy_labels), return_counts=True)
+    if isinstance(mechanism, RandomizedResponse):
+        return class_prior(debiased(mechanism, noisy), counts)[0]
+    channel = mechanism.transition_matrix()
+    inverse = np.linalg.pinv(channel)
+    inverse = inverse + (1.0 - (channel @ inverse).sum(axis=0)) / mechanism.num_classes
+    return class_prior(inverse[noisy], counts)[0]
+
+
+def shift_of_clusters(mechanism: PriorResampling, noisy_labels: Any, priors: Any) -> np.ndarray:
+    """Returns factors (K,) for the classes of priors of a draw, which give them estimated shares.
+
+    The least entry of such priors is tau, which may be far above the share of a rare class.
+    """
+    noisy = np.asarray(noisy_labels)
+    rows = PriorRows.of(priors, noisy.size, mechanism.num_classes)
+    kept = 1.0 - mechanism.resampling_probabilities(rows.rows)
+    if not noisy.size or kept.min() < _LEAST_KEPT:
+        return np.ones(mechanism.num_classes)
+    groups = np.arange(noisy.size) if rows.groups is None else rows.groups
+    centre = np.bincount(groups, minlength=len(rows.rows)) @ rows.rows / noisy.size
+    return class_prior(debiased(mechanism, noisy, priors), centre=centre)[0] / centre
+
+
+def class_prior(
+    targets: np.ndarray, counts: np.ndarray | None = None, centre: np.ndarray | None = None
+) -> tuple[np.ndarray, float]:
+    """Returns the class shares (K,) of debiased labels (m, K), and their floor.
+
+    The mean shrinks to ``centre``, by as much of its distance from it as the variance of the labels
+    explains (James and Stein 1961). It is projected onto the simplex: negative shares set to zero
+    alone would leave too much for empty classes. The floor is one example among as many true labels
+    as the noisy ones are worth.
+
+    Args:
+        targets: debiased labels, whose rows sum to one on average.
+        counts: the number of labels of each row; None counts each once.
+        centre: shares without these labels, (K,); None takes equal ones.
+    """
+    size = float(len(targets) if counts is None else counts.sum())
+    num_classes = targets.shape[1]
+    centre = np.full(num_classes, 1.0 / num_classes) if centre is None else centre
+    if not size:
+        return centre, float(centre.min())
+    weights = np.full(len(targets), 1.0 / size) if counts is None else counts / size
+    mean = weights @ targets
+    squares = float(weights @ np.einsum("ij,ij->i", targets, targets))
+    variance, distance = (squares - mean @ mean) / size, np.square(mean - centre).sum()
+    mean = centre + (1.0 - variance / max(distance, variance, 1e-300)) * (mean - centre)
+    ordered = np.sort(mean)[::-1]
+    excess = (np.cumsum(ordered) - 1.0) / np.arange(1, num_classes + 1)
+    shares = mean - excess[np.count_nonzero(ordered > excess) - 1]
+    # The squared norm of a true one-hot label is one.
+    floor = 1.0 / (size / squares + num_classes)
+    shares = np.maximum(shares, floor)
+    return shares / shares.sum(), floor
+
+
+def _prior_of_bins(mechanism: RROnBins, noisy_labels: Any) -> Priors:
+    bins = np.asarray(mechanism.bin_of_input)
+    number = mechanism.num_bins
+    shares = np.ones(1)
+    if number > 1:
+        place, _ = mechanism.output_index(noisy_labels)
+        outputs, counts = np.unique(place, return_counts=True)
+        targets = debiased(RandomizedResponse(mechanism.epsilon, number), outputs)
+        shares, floor = class_prior(targets, counts)
+        if (size := counts.sum()) > 0:
+            total = counts @ targets
+            noise = math.sqrt((counts @ np.square(targets) - total**2 / size).mean())
+            shares = np.maximum(ordered_prior(total, size, noise), floor)
+    inputs = np.bincount(bins, minlength=number)
+    probabilities = (shares / np.maximum(inputs, 1))[bins]
+    return Priors(probabilities / probabilities.sum(), values=np.asarray(mechanism.inputs))
 
 
 def prior_from_logits(logits: Public[Any], temperature: float = 1.0) -> np.ndarray:

@@ -25,9 +25,15 @@ from tf_labeldp.accounting import (
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts
 from tf_labeldp.estimation import debiased, posterior
-from tf_labeldp.estimation.priors import histogram_prior, ordered_prior
-from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors
+from tf_labeldp.estimation.priors import (
+    estimated_prior,
+    histogram_prior,
+    ordered_prior,
+    shift_of_clusters,
+)
+from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors, RROnBins
 from tf_labeldp.mechanisms.base import LabelMechanism, deserialize, serialize
+from tf_labeldp.mechanisms.clusters import PriorResampling
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_noisy_labels
 from tf_labeldp.vault.label_kinds import class_array
 from tf_labeldp.vault.records import content_digest, npz, publish
@@ -194,17 +200,46 @@ class NoisyLabels:
         numbers give posterior means (m,); rows of labels give probabilities of ones (m, L). See
         ``estimation.posterior``.
 
+        Bayes' rule needs the shares of the classes. A uniform prior makes a class of 3.4 % look
+        like 24 % at epsilon 2. By default the shares are estimated from these noisy labels, at no
+        cost beyond their receipts, and no share is zero. Draws with priors keep them, since they
+        differ by example; priors of clusters, which are at least tau, are scaled to the estimated
+        shares. The mean is then right, but each target still shrinks to the prior: for
+        probabilities train with ``keras_layers.ForwardCorrectedLoss``.
+
         Args:
-            priors: for draws without priors: probabilities (K,) or (m, K), or ``mechanisms.Priors``
-                with values for numbers. None uses the priors of the draw, else uniform ones.
+            priors: for draws without priors: ``"uniform"``; probabilities (K,) or (m, K); or
+                ``mechanisms.Priors`` with values for numbers. None uses the priors of the draw,
+                else estimates them for classes, ``ALIBI``, rows and ``RROnBins``.
 
         Raises:
-            TypeError, ValueError: a mechanism with unknown posterior, numbers without priors, or
-                priors of a wrong shape.
+            TypeError, ValueError: a mechanism with unknown posterior, other numbers without priors,
+                or priors of a wrong shape.
         """
-        priors = self.priors if priors is None else bare(priors)
+        is_default = priors is None
+        priors = self.priors if is_default else bare(priors)
+        is_uniform = isinstance(priors, str)
+        if is_uniform:
+            _validate.one_of("priors", priors, ("uniform",))
+            if self.priors is not None:
+                raise ValueError(
+                    f"expected priors=None for labels that {type(self.mechanism).__name__} drew "
+                    "with priors, got 'uniform'. Leave priors out."
+                )
+            priors = None
         if not self._is_rows_of_labels:
-            return posterior(self.mechanism, self.values, priors)
+            if is_uniform and isinstance(self.mechanism, RROnBins):
+                values = np.asarray(self.mechanism.inputs)
+                priors = Priors(np.full(values.size, 1.0 / values.size), values=values)
+            elif priors is None and not (is_uniform or self._draws_with_priors):
+                priors = estimated_prior(self.mechanism, self.values)
+            found = posterior(self.mechanism, self.values, priors)
+            if is_default and isinstance(self.mechanism, PriorResampling):
+                found *= shift_of_clusters(self.mechanism, self.values, priors)
+                found /= found.sum(axis=1, keepdims=True)
+            return found
+        if priors is None and not is_uniform:
+            priors = [estimated_prior(self.mechanism, column)[1] for column in self.values.T]
         if priors is not None:
             ones = np.broadcast_to(np.asarray(priors, np.float64), self.values.shape).reshape(-1)
             priors = np.stack([1.0 - ones, ones], axis=1)
@@ -467,6 +502,10 @@ class NoisyLabels:
             return False
         drawn = np.concatenate([receipt.examples for receipt in draws])
         return not np.isin(self.indices, drawn).all()
+
+    @property
+    def _draws_with_priors(self) -> bool:
+        return getattr(self.mechanism, "public_input", None) == "priors"
 
     @property
     def _is_rows_of_labels(self) -> bool:
