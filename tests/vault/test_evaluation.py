@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 
 import keras
@@ -167,14 +169,136 @@ def test_standard_errors_and_intervals_are_true(metric):
         for i in range(400)
     ]
     off = np.array([one.value for one in runs]) - truth
-    error = np.mean([one.standard_error for one in runs])
+    error = np.mean([one.noise_stderr for one in runs])
     slack = 0.01 if metric == "average_precision" else 0.0  # of its bins
     assert abs(off.mean()) < 4 * error / 20 + slack
     assert np.std(off) == pytest.approx(error, rel=4 * np.sqrt(5 / 4 / 400))
-    covered = np.mean(
-        [low - slack <= truth <= high + slack for low, high in (r.interval() for r in runs)]
-    )
+    # Without the error of the sample, which does not vary here, intervals are those of the noise.
+    alone = [dataclasses.replace(run, effective_examples=math.inf).interval() for run in runs]
+    covered = np.mean([low - slack <= truth <= high + slack for low, high in alone])
     assert covered >= 0.95 - 4 * np.sqrt(0.95 * 0.05 / 400)
+    for run, (low, high) in zip(runs, alone, strict=True):
+        below, above = run.interval()
+        assert run.bounds[0] <= below <= low and high <= above <= run.bounds[1]
+
+
+def _rare(size, rng):
+    labels = (rng.random(size) < 0.05).astype(int)
+    return labels, 1.0 / (1.0 + np.exp(4.0 - 1.5 * rng.normal(1.5 * labels, 1.0)))
+
+
+def _three(size, rng):
+    labels = rng.choice(3, size, p=[0.7, 0.2, 0.1])
+    rows = rng.dirichlet(np.full(3, 0.5), size) + 0.7 * np.eye(3)[labels]
+    return labels, rows / rows.sum(axis=1, keepdims=True)
+
+
+def _amounts(size, rng):
+    guesses = rng.uniform(0.0, 8.0, size)
+    return np.clip(guesses * rng.exponential(0.8, size), 0.0, 10.0), guesses
+
+
+def _log_loss(labels, chances):
+    rows = chances if chances.ndim == 2 else np.stack([1.0 - chances, chances], axis=1)
+    return np.minimum(-np.log(rows[np.arange(labels.size), labels] + 1e-300), 5.0).mean()
+
+
+def _brier(labels, chances):
+    rows = chances if chances.ndim == 2 else np.stack([1.0 - chances, chances], axis=1)
+    return np.square(rows - np.eye(rows.shape[1])[labels]).sum(axis=1).mean()
+
+
+def _by_class(metric, labels, rows):
+    codes = rows > 0.5 if rows.ndim == 1 else rows.argmax(axis=1)
+    if metric == "accuracy":
+        return np.mean(codes == labels)
+    score = {"f1": f1_score, "precision": precision_score, "recall": recall_score}[metric]
+    return score(labels, codes, average="macro" if rows.ndim == 2 else "binary")
+
+
+POPULATIONS = {
+    **{(_rare, m): functools.partial(_by_class, m) for m in ("f1", "precision", "recall")},
+    **{(_three, m): functools.partial(_by_class, m) for m in ("f1", "precision", "recall")},
+    (_rare, "accuracy"): functools.partial(_by_class, "accuracy"),
+    (_rare, "log_loss"): _log_loss,
+    (_three, "log_loss"): _log_loss,
+    (_three, "brier"): _brier,
+    (_rare, "auc"): roc_auc_score,
+    (_three, "auc"): functools.partial(roc_auc_score, multi_class="ovr"),
+    (_rare, "average_precision"): average_precision_score,
+    (_amounts, "mse"): lambda labels, guesses: np.square(labels - guesses).mean(),
+    (_amounts, "mae"): lambda labels, guesses: np.abs(labels - guesses).mean(),
+    (_amounts, "mean"): lambda labels, guesses: labels.mean(),
+}
+
+
+@pytest.mark.parametrize(
+    ("population", "metric"), POPULATIONS, ids=[f"{p.__name__[1:]}-{m}" for p, m in POPULATIONS]
+)
+@pytest.mark.filterwarnings("ignore:a budget of epsilon")
+def test_intervals_cover_the_metric_of_the_population(population, metric):
+    """New examples in each run: without the error of the sample they cover it in 5 to 70 %."""
+    rng = np.random.default_rng(2000)  # not a seed of the noise
+    truth = POPULATIONS[population, metric](*population(300_000, rng))
+    kind = {"low": 0.0, "high": 10.0} if population is _amounts else {}
+    runs = []
+    for i in range(200):
+        labels, predictions = population(2000, rng)
+        private = vault(labels, epsilon=3.0, insecure_seed=i, **kind)
+        runs.append(private.evaluate(None if metric == "mean" else predictions, metric, 3.0))
+    least = 0.95 - 4 * np.sqrt(0.95 * 0.05 / 200)
+    ends = np.array([run.interval() for run in runs])
+    assert np.mean((ends[:, 0] <= truth) & (truth <= ends[:, 1])) >= least
+    assert np.all(ends[:, 0] >= runs[0].bounds[0]) and np.all(ends[:, 1] <= runs[0].bounds[1])
+    of_noise = [dataclasses.replace(run, effective_examples=math.inf).interval() for run in runs]
+    assert np.mean([low <= truth <= high for low, high in of_noise]) < least
+    # The stated error is that of the values, or a bound on it.
+    error = np.mean([run.standard_error for run in runs])
+    assert np.std([run.value for run in runs]) < error * (1 + 4 / np.sqrt(400))
+    for run in runs[:3]:
+        assert run.standard_error == pytest.approx(
+            math.hypot(run.noise_stderr, run.sampling_stderr)
+        )
+
+
+def test_intervals_of_high_scores_stay_within_the_range():
+    """At an area of 0.995 and 30 positives, noise and sample alone would reach above one."""
+    rng = np.random.default_rng(8)
+    above = 0
+    for i in range(50):
+        labels = (np.arange(600) < 30).astype(int)
+        chances = 1.0 / (1.0 + np.exp(-rng.normal(4.0 * labels, 1.0)))
+        found = vault(labels, epsilon=2.0, insecure_seed=i).evaluate(chances, "auc", 2.0)
+        low, high = found.interval()
+        assert 0.5 < low < high <= 1.0 and low <= 0.9977
+        above += found.value + 2 * found.standard_error > 1.0
+    assert above > 25
+
+
+def test_an_interval_without_noise_is_wilsons():
+    from scipy import stats
+
+    found = ldp.vault.Evaluation("accuracy", 0.95, 0.0, 40, effective_examples=40)
+    for confidence in (0.5, 0.95, 0.999):
+        expected = stats.binomtest(38, 40).proportion_ci(confidence, method="wilson")
+        np.testing.assert_allclose(found.interval(confidence), expected, rtol=1e-9)
+
+
+def test_intervals_of_laplace_noise_and_a_sample_are_wide_enough():
+    """Their convolution, at any ratio of the two errors and any confidence."""
+    rng = np.random.default_rng(3)
+    size = 100_000
+    noise, sample = rng.laplace(size=size) / np.sqrt(2.0), rng.normal(size=size)
+    for ratio in (0.2, 1.0, 5.0):
+        off = np.abs(ratio * noise + sample)
+        for confidence in (0.5, 0.8, 0.95, 0.99):
+            found = ldp.vault.Evaluation(
+                "mean", 0.0, ratio, 1, bounds=(-1e6, 1e6), effective_examples=1e12
+            )
+            assert found.sampling_stderr == pytest.approx(1.0, rel=1e-6)
+            low, high = found.interval(confidence)
+            slack = 4 * np.sqrt(confidence * (1 - confidence) / size)
+            assert np.mean(off <= 0.5 * (high - low)) >= confidence - slack
 
 
 @pytest.mark.parametrize("metric", ["auc", "average_precision", "f1", "precision", "recall"])
@@ -182,7 +306,7 @@ def test_without_noise_metrics_of_rare_classes_are_those_of_scikit_learn(metric)
     truth = METRICS[metric][2] if metric != "auc" else roc_auc_score(RARE, CHANCES)
     found = vault(RARE, epsilon=500.0).evaluate(CHANCES, metric, 500.0)
     assert found.value == pytest.approx(truth, abs=0.002 if "average" in metric else 1e-4)
-    assert found.standard_error < 1e-3
+    assert found.noise_stderr < 1e-3 < found.sampling_stderr < 0.1
 
 
 def test_one_release_gives_precision_recall_and_f1():
@@ -198,29 +322,30 @@ def test_the_area_needs_two_counts_and_is_three_times_better_than_bins():
     found = vault(BINARY).evaluate(SCORES, "auc", 1.0)
     p = BINARY.mean()
     of_bins = math.sqrt(2.0) * math.sqrt(64 / 12) / (N * p * (1 - p))
-    assert 2.5 < of_bins / found.standard_error < 3.5
+    assert 2.5 < of_bins / found.noise_stderr < 3.5
 
 
 def test_classes_that_are_never_predicted_or_drowned_in_noise():
     never = np.zeros(N)
     for metric in ("f1", "precision", "recall"):
         found = vault(RARE).evaluate(never, metric, 1.0)
-        assert found.value == 0.0 and found.standard_error == 0.0
+        assert found.value == 0.0 and found.noise_stderr == 0.0
     for metric in ("f1", "recall", "average_precision", "auc"):
         found = vault((np.arange(N) == 3).astype(int)).evaluate(never, metric, 0.1)
         unknown = metric not in ("f1", "recall")
-        assert np.isnan(found.value) == unknown and np.isinf(found.standard_error) == unknown
+        assert np.isnan(found.value) == unknown and np.isinf(found.noise_stderr) == unknown
+        assert not unknown or found.interval() == (0.0, 1.0)
     one = vault(RARE).evaluate(np.ones(N), "recall", 1.0)
-    assert one.value == pytest.approx(1.0) and one.standard_error == pytest.approx(0.0, abs=1e-9)
+    assert one.value == pytest.approx(1.0) and one.noise_stderr == pytest.approx(0.0, abs=1e-9)
 
 
 def test_confusion_matrix_and_calibration():
     found = vault(epsilon=4.0).evaluate(ROWS, "confusion_matrix", 4.0)
     exact = confusion_matrix(LABELS, ROWS.argmax(axis=1))
-    assert np.abs(found.value - exact).max() < 12 * found.standard_error.max()
+    assert np.abs(found.value - exact).max() < 12 * found.noise_stderr.max()
     codes = np.zeros(N, int)  # one class alone is predicted: the others are known to be empty
     never = vault().evaluate(codes, "confusion_matrix", 1.0)
-    assert np.all(never.value[:, 1:] == 0.0) and np.all(never.standard_error[:, 1:] == 0.0)
+    assert np.all(never.value[:, 1:] == 0.0) and np.all(never.noise_stderr[:, 1:] == 0.0)
 
     for labels, predictions, sure in ((LABELS, ROWS, ROWS.max(axis=1)), (BINARY, SCORES, SCORES)):
         found = vault(labels, epsilon=4.0).evaluate(predictions, "calibration", 4.0)
@@ -228,7 +353,7 @@ def test_confusion_matrix_and_calibration():
         bins = np.minimum((10 * sure).astype(int), 9)
         for at in np.unique(bins):
             share = right[bins == at].mean()
-            assert abs(found.value[at] - share) < 12 * found.standard_error[at]
+            assert abs(found.value[at] - share) < 12 * found.noise_stderr[at]
             assert found.details["predicted"][at] == pytest.approx(sure[bins == at].mean())
             assert found.details["examples"][at] == np.sum(bins == at)
 
@@ -286,6 +411,8 @@ class TestNoisyLabels:
             assert abs(off.mean()) < 4 * error / np.sqrt(200)
             # Examples are fixed here, and their choice is in the error.
             assert np.std(off) < 1.2 * error
+            of_noise = np.mean([one.noise_stderr for one in runs])
+            assert np.std(off) == pytest.approx(of_noise, rel=4 * np.sqrt(0.5 / 200))
 
     def test_the_area_has_the_error_of_noise_and_sample(self):
         """New examples in each run: the population's area is that of two normal laws."""
@@ -305,6 +432,10 @@ class TestNoisyLabels:
         exact = vault(RARE, epsilon=40.0).randomize(RandomizedResponse(40.0, 2))
         found = exact.evaluate(CHANCES, "auc", model=None)
         assert found.value == pytest.approx(roc_auc_score(RARE, CHANCES), abs=1e-9)
+        covered = np.mean([low <= 0.7602 <= high for low, high in (run.interval() for run in runs)])
+        assert covered >= 0.95 - 4 * np.sqrt(0.95 * 0.05 / 300)
+        # The area of true labels has a standard deviation of 0.0113 here.
+        assert np.mean([run.sampling_stderr for run in runs]) == pytest.approx(0.0113, rel=0.15)
         with pytest.raises(ValueError, match="metric must be"):
             vault().randomize(RandomizedResponse(1.0, 3)).evaluate(ROWS, "auc", model=None)
 

@@ -65,6 +65,11 @@ def class_values(metric: str, predictions: np.ndarray, num_classes: int, clip: f
     return np.square(predictions).sum(axis=1, keepdims=True) - 2.0 * predictions + 1.0
 
 
+def metric_bounds(metric: str) -> tuple[float, float]:
+    """Returns the range of a metric of classes."""
+    return 0.0, {"log_loss": MetricMechanism.clip, "brier": 2.0}.get(metric, 1.0)
+
+
 @dataclasses.dataclass(frozen=True)
 class MetricMechanism(FrozenAggregate):
     """The mean of a metric of public predictions over the labels, with discrete Laplace noise.
@@ -113,6 +118,28 @@ class MetricMechanism(FrozenAggregate):
         low, high = self.label_range() or (0.0, 0.0)
         largest = {"accuracy": 1.0, "log_loss": self.clip, "brier": 2.0, "mse": (high - low) ** 2}
         return largest.get(self.metric, high - low)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The range of the metric: that of the labels for ``"mean"``, else from zero."""
+        if self.metric == "mean":
+            return self.label_range() or (0.0, 0.0)
+        return 0.0, self.sensitivity
+
+    def example_bounds(self, predictions: Public[Any]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Returns each example's least and largest metric over all labels, (n,), from predictions.
+
+        It is None for ``"accuracy"`` and ``"mean"``, which the range itself bounds.
+        """
+        if self.metric in ("accuracy", "mean"):
+            return None
+        if self.num_classes is not None:
+            table = self._table(predictions, len(predictions))
+            return table.min(axis=1), table.max(axis=1)
+        low, high = self.label_range() or (0.0, 0.0)
+        clipped = self._clipped(predictions, len(predictions))
+        most = np.maximum(clipped - low, high - clipped)
+        return np.zeros(most.size), np.square(most) if self.metric == "mse" else most
 
     @property
     def steps(self) -> int:

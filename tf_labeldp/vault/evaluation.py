@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,9 +33,12 @@ from tf_labeldp.mechanisms.metrics import (
     check_length,
     class_predictions,
     class_values,
+    metric_bounds,
 )
 
 _CALIBRATION_BINS = 10
+_LEAST_WIDTH = 1e-300
+"""The least width of a range, which is zero for counts in an empty cell."""
 _FIRST_BIN, _BIN_GROWTH = 16.0, 0.1
 """Bins for the average precision have at least 16 / epsilon examples, 11 times the noise on a
 count, and a tenth of all examples above. With half of the least size the error was 1.5 times as
@@ -43,7 +47,10 @@ large, and with a growth of 0.2 the bias was up to twice the error at 100,000 la
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A noisy metric with its standard error, as ``evaluate`` returns it.
+    """A noisy metric with its errors, as ``evaluate`` returns it.
+
+    Two errors separate it from the population's metric: the noise, and the sample of examples. Both
+    follow from the release and from public facts alone.
 
     Attributes:
         metric: the name of the metric.
@@ -51,8 +58,7 @@ class Evaluation:
             ``"average_precision"``, ``"f1"``, ``"recall"`` and ``"calibration"``, which are ratios.
             It may lie outside the range of the metric. It is NaN if noise hides whether a class
             of a ratio has examples at all.
-        standard_error: one per value, to first order for ratios. A release's error covers the noise
-            alone; on noisy labels it also covers the sample of examples.
+        noise_stderr: the standard error of the noise, one per value, to first order for ratios.
         num_examples: the number of labels.
         receipts: the receipts of the cost.
         details: for ``"calibration"`` the mean predicted probability per bin, ``"predicted"``, and
@@ -60,28 +66,67 @@ class Evaluation:
             ``"recall"`` the noisy counts of ``"right"`` and ``"missed"`` examples of each class,
             and the number ``"predicted"``: all three metrics follow from one release. Of two
             classes only the second has them.
+        bounds: the range of the metric.
+        effective_examples: the number of examples whose share, of the same value within the range,
+            has this sampling error, or a larger one. It is infinite for ``"total"``, which
+            describes these examples alone.
 
     Example:
-        >>> found = Evaluation("accuracy", 0.9, 0.01, 5000)
+        >>> found = Evaluation("accuracy", 0.9, 0.01, 5000, effective_examples=5000)
         >>> print(found)
-        accuracy 0.9 ± 0.01 (95 %: 0.8788 to 0.9212)
+        accuracy 0.9 ± 0.011 (noise 0.01, sampling 0.0042; 95 %: 0.8774 to 0.9227)
     """
 
     metric: str
     value: Setting[Any]
-    standard_error: Setting[Any]
+    noise_stderr: Setting[Any]
     num_examples: int
     receipts: Receipts = ()
     details: Setting[dict[str, np.ndarray]] = dataclasses.field(default_factory=dict)
+    bounds: Setting[tuple[Any, Any]] = (0.0, 1.0)
+    effective_examples: Setting[Any] = math.inf
+
+    @property
+    def sampling_stderr(self) -> Any:
+        """The standard error of the sample of examples, or an upper bound."""
+        share, width = self._share()
+        return _plain(width * np.sqrt(_share_variance(share, self.effective_examples)))
+
+    @property
+    def standard_error(self) -> Any:
+        """The standard error of noise and sample together."""
+        return _plain(np.hypot(self.noise_stderr, self.sampling_stderr))
 
     def interval(self, confidence: float = 0.95) -> tuple[Any, Any]:
-        """Returns the ends of a confidence interval, which is exact or too wide.
+        """Returns the ends of a confidence interval of the population's metric, within its range.
 
-        It is exact for Laplace noise.
+        It covers noise and sample, and is approximate or too wide. It has each value whose distance
+        to the estimate is within both errors, as they are at that value: without noise it is the
+        interval of Wilson (1927) for a share. If the value is NaN, it is the whole range.
         """
         confidence = _validate.number_in("confidence", confidence, "(0, 1)")
-        half = math.log(1.0 / (1.0 - confidence)) / math.sqrt(2.0) * self.standard_error
-        return self.value - half, self.value + half
+        normal = statistics.NormalDist().inv_cdf(0.5 + 0.5 * confidence)
+        # Noise is Laplace's or a sum of it, which is nearer to a normal law.
+        of_noise = max(normal, math.log(1.0 / (1.0 - confidence)) / math.sqrt(2.0))
+        share, width = self._share()
+        noise = of_noise * np.asarray(self.noise_stderr) / width
+        spread = normal**2 / np.asarray(self.effective_examples)
+        middle = share + 0.5 * spread
+        half = np.sqrt(middle**2 - (1.0 + spread) * (share**2 - noise**2))
+        ends = (np.clip((middle + side * half) / (1.0 + spread), 0.0, 1.0) for side in (-1, 1))
+        hidden = np.isnan(self.value)
+        low, high = (
+            _plain(self.bounds[0] + width * np.where(hidden, side, end))
+            for side, end in enumerate(ends)
+        )
+        return low, high
+
+    def _share(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the value as a share of the range, within it, and the width of the range."""
+        low, high = self.bounds
+        width = np.maximum(np.asarray(high, np.float64) - low, _LEAST_WIDTH)
+        value = np.where(np.isnan(self.value), low + 0.5 * width, self.value)
+        return np.clip((value - low) / width, 0.0, 1.0), width
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of this evaluation alone."""
@@ -93,8 +138,55 @@ class Evaluation:
         low, high = self.interval()
         return (
             f"{self.metric} {self.value:.4g} ± {self.standard_error:.2g} "
-            f"(95 %: {low:.4g} to {high:.4g})"
+            f"(noise {self.noise_stderr:.2g}, sampling {self.sampling_stderr:.2g}; "
+            f"95 %: {low:.4g} to {high:.4g})"
         )
+
+
+def _plain(number: Any) -> Any:
+    """Returns a float for an array of no dimension."""
+    return float(number) if np.ndim(number) == 0 else number
+
+
+def _share_variance(share: Any, size: Any) -> np.ndarray:
+    """Returns the variance of a share of ``size`` examples, also above zero at the ends."""
+    size = np.maximum(np.asarray(size, np.float64), 1.0)
+    added = 2.0 / size
+    smooth = (share + added) / (1.0 + 2.0 * added)  # two more examples of either kind
+    return np.asarray(smooth * (1.0 - smooth) / size)
+
+
+def _size_of_mean(shares: np.ndarray, sizes: np.ndarray, *, independent: bool) -> float:
+    """Returns the number of examples whose share has the sampling error of a mean of shares.
+
+    Without independence, the errors are taken as perfectly correlated, which none exceeds.
+    """
+    shares = np.clip(shares, 0.0, 1.0)
+    sizes = np.maximum(sizes, 1.0)
+    if len(shares) == 1:
+        return float(sizes[0])
+    variances = _share_variance(shares, sizes)
+    total = variances.sum() if independent else np.square(np.sqrt(variances).sum())
+    mean = np.mean((shares + 2.0 / sizes) / (1.0 + 4.0 / sizes))
+    return float(mean * (1.0 - mean) * len(shares) ** 2 / total) if total else math.inf
+
+
+def _size_by_bounds(least: np.ndarray, most: np.ndarray, mean: float, width: float) -> float:
+    """Returns the number of examples whose share has the largest sampling error of a mean.
+
+    The value of each example is public but for its label: between ``least`` and ``most``, (n,). The
+    second moment is largest if the examples with the largest sums of both have their most.
+    """
+    size = len(least)
+    mean = float(np.clip(mean, least.mean(), most.mean()))
+    order = np.argsort(-(least + most), kind="stable")
+    room = (most - least)[order]
+    left = size * (mean - least.mean()) - (np.cumsum(room) - room)
+    taken = np.clip(left, 0.0, room)
+    second = (np.square(least).sum() + (taken * (least + most)[order]).sum()) / size
+    variance = max(second - mean**2, 0.0)
+    share = mean / width
+    return size * share * (1.0 - share) * width**2 / variance if variance else math.inf
 
 
 def evaluate_by_release(
@@ -111,9 +203,29 @@ def evaluate_by_release(
     mechanism = MetricMechanism(epsilon, released_metric, **kind.mechanism_arguments())
     public = public.with_value(_checked_predictions(public.value, mechanism))
     released = labels.release(mechanism, public_input=public, key=key)
-    times = size if metric == "total" else 1
-    error = mechanism.noise_stddev(size) * times
-    return Evaluation(metric, float(released.values) * times, error, size, released.receipts)
+    value, noise = float(released.values), mechanism.noise_stddev(size)
+    low, high = mechanism.bounds
+    examples = float(size)
+    if metric == "total":
+        # A total is that of these examples.
+        value, noise, low, high, examples = (
+            size * value,
+            size * noise,
+            size * low,
+            size * high,
+            math.inf,
+        )
+    elif (ends := mechanism.example_bounds(public.value)) is not None:
+        examples = _size_by_bounds(*ends, value + noise, high)
+    return Evaluation(
+        metric,
+        value,
+        noise,
+        size,
+        released.receipts,
+        bounds=(low, high),
+        effective_examples=examples,
+    )
 
 
 def check_metric(kind: Any, metric: str, *, of_predictions: bool = False) -> str:
@@ -142,11 +254,12 @@ def evaluate_by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: A
         )
     number = getattr(noisy.mechanism, "num_classes", None)
     receipts = merge_receipts(noisy.receipts, public.receipts)
+    size = len(noisy)
     if metric == "auc" and number == 2 and noisy.values.ndim == 1:
         scores = class_predictions("log_loss", predictions, 2)[:, 1]
-        check_length(len(noisy), len(scores))
-        value, error = _noisy_auc(noisy.debiased()[:, 1], scores)
-        return Evaluation(metric, value, error, len(noisy), receipts)
+        check_length(size, len(scores))
+        value, error, spread = _noisy_auc(noisy.debiased()[:, 1], scores)
+        return _with_both_errors(metric, value, error, spread, size, receipts, (0.0, 1.0))
     if number is None or noisy.values.ndim != 1:
         if metric not in ("mean", "total"):
             raise ValueError(
@@ -154,16 +267,48 @@ def evaluate_by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: A
                 f"{metric!r}. Use PrivateLabels.evaluate for others."
             )
         terms = noisy.debiased()
+        low, high = noisy.mechanism.label_range() if number is None else (0.0, 1.0)
+        mean = float(np.clip(terms.mean(), low, high))
+        variance = (mean - low) * (high - mean)  # No labels in the range have a larger one.
     else:
         _validate.one_of("metric", metric, (*CLASS_METRICS, *(["auc"] if number == 2 else [])))
         checked = class_predictions(metric, predictions, number)
-        check_length(len(noisy), len(checked))
+        check_length(size, len(checked))
         by_class = class_values(metric, checked, number, MetricMechanism.clip)
-        terms = (noisy.debiased() * by_class).sum(axis=1)
-    size = len(noisy)
-    times = size if metric == "total" else 1
+        weights = noisy.debiased()
+        terms = (weights * by_class).sum(axis=1)
+        low, high = metric_bounds(metric)
+        mean = float(np.clip(terms.mean(), low, high))
+        variance = float((weights * np.square(by_class)).sum(axis=1).mean()) - mean**2
+    value = float(terms.mean())
     error = float(np.std(terms, ddof=1) / math.sqrt(size)) if size > 1 else math.inf
-    return Evaluation(metric, float(terms.mean()) * times, error * times, size, receipts)
+    if metric == "total":
+        bounds = (size * low, size * high)
+        return Evaluation(metric, size * value, size * error, size, receipts, bounds=bounds)
+    return _with_both_errors(metric, value, error, variance / size, size, receipts, (low, high))
+
+
+def _with_both_errors(
+    metric: str,
+    value: float,
+    error: float,
+    sampling_variance: float,
+    size: int,
+    receipts: Receipts,
+    bounds: tuple[float, float],
+) -> Evaluation:
+    """Returns an evaluation from the whole error, and the variance of the sample within it."""
+    low, high = bounds
+    examples = float(size)
+    if math.isfinite(error) and sampling_variance > 0.0:
+        share = np.clip((value - low) / (high - low), 1.0 / (size + 2.0), 1.0 - 1.0 / (size + 2.0))
+        most = min(sampling_variance, error**2) / (high - low) ** 2
+        examples = float(share * (1.0 - share) / most)
+    found = Evaluation(
+        metric, value, 0.0, size, receipts, bounds=bounds, effective_examples=examples
+    )
+    noise = math.sqrt(max(error**2 - found.sampling_stderr**2, 0.0))
+    return dataclasses.replace(found, noise_stderr=noise)
 
 
 def select(
@@ -264,7 +409,15 @@ def _confusion_matrix(
         labels, public, predicted, num_classes, epsilon, key
     )
     errors = np.broadcast_to(np.where(sizes > 0, noise, 0.0), counts.shape)
-    return Evaluation("confusion_matrix", counts.T, errors, len(labels), receipts)
+    return Evaluation(
+        "confusion_matrix",
+        counts.T,
+        errors,
+        len(labels),
+        receipts,
+        bounds=(0.0, sizes),
+        effective_examples=np.where(sizes > 0, sizes, math.inf),
+    )
 
 
 def _release_positives(
@@ -308,7 +461,7 @@ def _detection(
     base = {"precision": predicted, "recall": 0.0 * predicted, "f1": 0.5 * predicted}[metric]
     below = base + weights[0] * missed + weights[1] * right
     clear = _is_clear(below, np.sqrt(np.square(errors) @ np.square(weights))) | (predicted == 0)
-    value, error = math.nan, math.inf
+    value, error, examples = math.nan, math.inf, math.inf
     if np.all(clear):
         # As in scikit-learn, a class that is never predicted has no right prediction: zero.
         safe = np.where(predicted > 0, below, 1.0)
@@ -317,8 +470,13 @@ def _detection(
         slopes = np.where(predicted > 0, slopes.T / safe, 0.0).T
         value = float(each.mean())
         error = float(np.sqrt(np.square(slopes * errors).sum())) / len(each)
+        # The share of right examples among those in the denominator is binomial. For F1 these are
+        # 2 below / (2 - F1) examples, by its slope in their share.
+        sizes = 2.0 * below / (2.0 - each) if metric == "f1" else below
+        sizes = np.where(predicted > 0, sizes, math.inf)
+        examples = _size_of_mean(each, sizes, independent=metric != "f1")
     details = {"right": right, "missed": missed, "predicted": predicted}
-    return Evaluation(metric, value, error, size, receipts, details)
+    return Evaluation(metric, value, error, size, receipts, details, effective_examples=examples)
 
 
 def _auc(labels: Any, public: PublicInput[Any], epsilon: float, key: str | None) -> Evaluation:
@@ -339,14 +497,16 @@ def _auc(labels: Any, public: PublicInput[Any], epsilon: float, key: str | None)
     low, high = counts.T
     p = low + high
     n = size - p
-    value, error = math.nan, math.inf
+    value, error, examples = math.nan, math.inf, math.inf
     if np.all(_is_clear(np.minimum(p, n), math.sqrt(2.0) * noise)):
         each = ((size - 1) * high - 0.5 * p * (p - 1.0)) / (p * n)
         by_low = (0.5 - p - each * (n - p)) / (p * n)
         by_high = by_low + (size - 1) / (p * n)
         value = float(each.mean())
         error = float(noise * np.sqrt(np.square([by_low, by_high]).sum())) / len(each)
-    return Evaluation("auc", value, error, size, receipts)
+        # No scores have a larger variance than AUC (1 - AUC) / min(p, n) (Van Dantzig 1951).
+        examples = _size_of_mean(each, np.minimum(p, n), independent=False)
+    return Evaluation("auc", value, error, size, receipts, effective_examples=examples)
 
 
 def _average_precision(
@@ -377,25 +537,30 @@ def _average_precision(
     others = np.where(sizes > 1, (1.0 - first * inverse) / np.maximum(sizes - 1, 1), 0.0)
     above = np.cumsum(positives) - positives
     pairs = positives**2 - variances - positives
-    total = positives.sum()
+    total = float(positives.sum())
     value, error = math.nan, math.inf
     if _is_clear(total, math.sqrt(variances.sum())):
         value = float((positives * (above + 1.0) * inverse + pairs * others).sum() / total)
         below = np.cumsum((positives * inverse)[::-1])[::-1] - positives * inverse
         slopes = (above + 1.0) * inverse + (2.0 * positives - 1.0) * others + below - value
         error = float(np.sqrt((variances * slopes**2).sum()) / total)
-    return Evaluation("average_precision", value, error, size, receipts)
+    # A mean over the positives of precisions in [0, 1]; as one share of them (Boyd et al. 2013).
+    examples = max(total, 1.0)
+    return Evaluation(
+        "average_precision", value, error, size, receipts, effective_examples=examples
+    )
 
 
-def _noisy_auc(positives: np.ndarray, scores: np.ndarray) -> tuple[float, float]:
+def _noisy_auc(positives: np.ndarray, scores: np.ndarray) -> tuple[float, float, float]:
     """Returns the area and its error from debiased labels (m,): one where positive, on average.
 
-    The error is that of the mean of each example's influence on the ratio.
+    The error is that of the mean of each example's influence on the ratio. The third result is the
+    variance of the sample, the mean square of the influence of a true label.
     """
     size, negatives = len(scores), 1.0 - positives
     p, n = positives.mean(), negatives.mean()
     if not 0.0 < p < 1.0 or size < 2:
-        return math.nan, math.inf
+        return math.nan, math.inf, math.inf
     order = np.argsort(scores)
     ordered = scores[order]
     ends = [np.searchsorted(ordered, scores, side=side) for side in ("left", "right")]
@@ -408,8 +573,10 @@ def _noisy_auc(positives: np.ndarray, scores: np.ndarray) -> tuple[float, float]
     # A debiased label is paired with itself, with expectation zero for the true label.
     own = 0.5 * float((positives * negatives).sum()) / size**2
     area = (float((positives * beaten).mean()) - own) / (p * n)
-    influence = positives * (beaten / n - area) / p + negatives * (beaten_by / p - area) / n
-    return area, float(np.std(influence, ddof=1) / math.sqrt(size))
+    of_positive, of_negative = (beaten / n - area) / p, (beaten_by / p - area) / n
+    influence = positives * of_positive + negatives * of_negative
+    square = (positives * of_positive**2 + negatives * of_negative**2).mean()
+    return area, float(np.std(influence, ddof=1) / math.sqrt(size)), float(square / size)
 
 
 def _is_clear(count: Any, error: Any) -> Any:
@@ -444,7 +611,10 @@ def _calibration(
         share, error = right / totals, noise * np.sqrt(filled) / totals
         mean = np.bincount(bins, weights=confidence, minlength=_CALIBRATION_BINS) / totals
     details = {"predicted": mean, "examples": totals}
-    return Evaluation("calibration", share, error, size, receipts, details)
+    examples = np.where(totals > 0, totals, math.inf)
+    return Evaluation(
+        "calibration", share, error, size, receipts, details, effective_examples=examples
+    )
 
 
 _HISTOGRAM_METRICS: dict[str, Callable[..., Evaluation]] = {

@@ -269,8 +269,9 @@ class NoisyLabels:
     def evaluate(self, predictions: Public[Any], metric: str, *, model: Public[Any]) -> Evaluation:
         """Returns an unbiased estimate of a metric of predictions, at no further cost.
 
-        Its standard error is about 1 / (epsilon sqrt(m)) for two classes. The standard error of
-        ``PrivateLabels.evaluate`` is about 1 / (epsilon m), at a cost of epsilon.
+        The error of its noise is about 1 / (epsilon sqrt(m)) for two classes; that of
+        ``PrivateLabels.evaluate`` is about 1 / (epsilon m), at a cost of epsilon. Intervals cover
+        noise and sample (``Evaluation``).
 
         Args:
             predictions: in the order of ``indices``, as ``PrivateLabels.evaluate`` takes them.

@@ -453,7 +453,10 @@ class PrivateLabels:
             predictions are public.
 
         Evaluate on examples that the model was not trained on (``split``): on training examples it
-        looks better than it is, and their labels are charged twice.
+        looks better than it is, and their labels are charged twice. The interval covers the metric
+        of the population, that is noise and sample, for examples that were drawn at random. Its
+        errors use the release and public facts alone; the error of the sample is an upper bound for
+        ``"auc"``, for losses and for numbers.
 
         Args:
             predictions: in the order of the labels: probabilities (n, K); probabilities (n,) of the
