@@ -74,7 +74,7 @@ class Evaluation:
     Example:
         >>> found = Evaluation("accuracy", 0.9, 0.01, 5000, effective_examples=5000)
         >>> print(found)
-        accuracy 0.9 ± 0.011 (noise 0.01, sampling 0.0042; 95 %: 0.8774 to 0.9227)
+        accuracy 0.9 ± 0.011 (noise 0.01, sampling 0.0042; 95 %: 0.8769 to 0.9224)
     """
 
     metric: str

@@ -239,7 +239,8 @@ class NoisyLabels:
                 found /= found.sum(axis=1, keepdims=True)
             return found
         if priors is None and not is_uniform:
-            priors = [estimated_prior(self.mechanism, column)[1] for column in self.values.T]
+            shares = [estimated_prior(self.mechanism, column) for column in self.values.T]
+            priors = np.array(shares)[:, 1]
         if priors is not None:
             ones = np.broadcast_to(np.asarray(priors, np.float64), self.values.shape).reshape(-1)
             priors = np.stack([1.0 - ones, ones], axis=1)
