@@ -251,6 +251,8 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
         labels=labels_of(),
         epochs=1,
         batch_size=32,
+        sample_weight=put("sample_weight", np.ones(N)),
+        class_weight=put("class_weight", {1: 2.0}),
     )[:2],
     "self_supervised.SCAN.clusters": lambda put: SCAN(dense(3, (8, 8, 1)), 2).clusters(
         put("images", IMAGES)
@@ -367,7 +369,13 @@ def _(put):
     if users:
         users["max_examples_per_user"] = 2
     return data.poisson_batches(
-        put("features", X), labels_of(), sampling_probability=0.5, steps=1, **users
+        put("features", X),
+        labels_of(),
+        sampling_probability=0.5,
+        steps=1,
+        sample_weight=put("sample_weight", np.ones(N)),
+        class_weight=put("class_weight", {1: 2.0}),
+        **users,
     )
 
 

@@ -154,3 +154,107 @@ def test_a_model_of_a_dict_keeps_it_as_a_plain_model_in_a_file_and_in_an_export(
         np.testing.assert_allclose(served.serve(tensors), expected, atol=1e-5)
         [found] = served.signatures["serving_default"](**tensors).values()
         np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+TWO = (X[:, 0] > 0).astype(int)
+
+
+def two_headed(loss=None, weights=None):
+    inputs = keras.Input((6,))
+    heads = {"kind": layers.Dense(3, name="kind")(inputs), "up": layers.Dense(1, name="up")(inputs)}
+    model = keras.Model(inputs, heads)
+    if loss is not None:
+        model.compile("sgd", loss, loss_weights=weights)
+    return model
+
+
+@pytest.mark.holds("training.make_private")
+def test_several_outputs_at_one_epsilon():
+    labels = {"kind": vault(), "up": vault(TWO, num_classes=2)}
+    private = fitted(two_headed(), labels=labels, epochs=30, class_weight={"up": {1: 1.0}})
+    assert 1.9 < private.guarantee().epsilon <= 2.0
+    assert all(1.9 < one.guarantee().epsilon <= 2.0 for one in labels.values())
+    found = private.predict(X, verbose=0)
+    assert np.mean(found["kind"].argmax(axis=1) == CLASSES) > 0.7
+    assert np.mean((found["up"][:, 0] > 0) == TWO) > 0.7
+
+
+def test_losses_and_their_weights_of_a_compiled_model_with_several_outputs_stay():
+    losses = {"kind": "sparse_categorical_crossentropy", "up": "mse"}
+    heads = two_headed()
+    softmax = keras.Model(
+        heads.input, {"kind": layers.Softmax()(heads.output["kind"]), "up": heads.output["up"]}
+    )
+    softmax.compile("sgd", losses, loss_weights={"kind": 1.0, "up": 0.5})
+    labels = {"kind": vault(), "up": vault(X[:, 0].clip(-1, 1), low=-1, high=1)}
+    private = made(softmax, labels=labels)[0]
+    assert [part.weight for part in private._output_losses.parts] == [1.0, 0.5]
+    assert private.loss == losses
+    rows = vault(X[:, :2] > 0.0, num_labels=2)
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, [layers.Dense(1, name=name)(inputs) for name in "ab"])
+    private, batches, _ = made(model, labels=rows, columns=[1, 0])
+    private.fit(batches, verbose=0)
+    assert rows.guarantee().epsilon < 2.0 == rows.budget.epsilon
+
+
+def regularized():
+    layer = layers.Dense(3, activity_regularizer="l2")
+    return keras.Sequential([keras.Input((6,)), layer])
+
+
+def mixing():
+    return keras.Sequential([keras.Input((6,)), layers.SpectralNormalization(layers.Dense(3))])
+
+
+def compiled(loss, outputs=3):
+    model = perceptron(outputs)
+    model.compile("sgd", loss)
+    return model
+
+
+SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "message"),
+    [
+        (lambda: perceptron(2), {}, "labels have 3 classes, but the model has 2 outputs"),
+        (lambda: perceptron(1), {}, "labels of two classes for the loss 'binary_crossentropy'"),
+        (lambda: compiled("mse"), {}, "a loss of class codes.*got a loss of one-hot rows"),
+        (mixing, {}, "mix the examples of a batch"),
+        (regularized, {}, "activity regularizers"),
+        (perceptron, {"x": X[:, :4]}, r"features of shape \(6,\) per example.*got \(4,\)"),
+        (perceptron, {"class_weight": "balanced"}, "counts of private labels are a release"),
+        (perceptron, {"class_weight": {5: 1.0}}, "class_weight for the classes"),
+        (perceptron, {"sample_weight": -np.ones(N)}, "finite numbers, at least zero"),
+        (two_headed, {}, r"expected labels for the outputs \['kind', 'up'\]"),
+        (
+            lambda: compiled(SPARSE),
+            {"kind": {"low": 0.0, "high": 2.0}},
+            r"loss of numbers in \[0, 2\], got 'sparse_categorical_crossentropy'",
+        ),
+        (lambda: compiled("mse"), {"kind": {"low": 0.0, "high": 2.0}}, "one unit for labels that"),
+    ],
+    ids=range(12),
+)
+def test_what_fit_would_refuse_is_refused_at_once(model, change, message):
+    labels = vault(**change.pop("kind", {}))
+    with pytest.raises(ValueError, match=message):
+        made(model(), labels=labels, **change)
+    assert not labels.history()
+
+
+def test_features_of_another_structure_and_an_input_over_the_budget_are_refused_at_once():
+    inputs = {"a": keras.Input((6,), name="a"), "b": keras.Input((2,), name="b")}
+    model = keras.Model(inputs, layers.Dense(3)(layers.Concatenate()(list(inputs.values()))))
+    for x in (X, {"a": X}, {"a": X, "b": X}):
+        with pytest.raises(ValueError, match="expected features of shape"):
+            made(model, x=x)
+    labels = vault(epsilon=2.5)
+    trained = perceptron()
+    trained.compile("sgd", SPARSE)
+    noisy = labels.randomize(ldp.RandomizedResponse(1.0, 3))
+    ldp.fit(trained, X, noisy, targets="values", verbose=0)
+    with pytest.raises(BudgetExceededError):
+        made(trained, labels=vault())

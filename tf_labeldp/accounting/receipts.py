@@ -61,7 +61,9 @@ _SECURE_BITS = Assumption(
 )
 _FLAGS = {
     "sample_weights": Assumption(
-        "public-sample-weights", "holder", "The sample weights were made without labels."
+        "public-sample-weights",
+        "holder",
+        "The weights of samples and classes were made without labels.",
     ),
     "metrics_reported": Assumption(
         "metrics-reported",

@@ -36,6 +36,8 @@ def poisson_batches(
     sampling_probability: float,
     steps: int,
     columns: Setting[Any] = None,
+    sample_weight: Public[Any] = None,
+    class_weight: Public[Any] = None,
     buffer_size: int | None = None,
     users: Public[Any] = None,
     max_examples_per_user: int | None = None,
@@ -87,6 +89,11 @@ def poisson_batches(
         steps: steps per epoch. An epoch is a number of steps, not a pass over the data.
         columns: the columns of a vault of rows for each output, a number or a list of numbers:
             ``{"click": 0, "tags": [1, 2, 3]}``, or a list in the order of the outputs.
+        sample_weight: public weights (n,), at least zero: factors of the losses before clipping, so
+            that a step's sensitivity stays the same. An example of weight zero is left out.
+        class_weight: public weights of classes, ``{class: weight}``, 1 for others; by output for
+            several, ``{"click": {1: 5.0}}``. A factor of the loss before clipping, like
+            ``sample_weight``. Counts of private labels are no public weights: release them.
         buffer_size: the most examples (users) per batch. None takes the smallest multiple of 8 that
             a batch exceeds with probability at most 1e-3: one step in a thousand is then noise
             alone, and the others compute less padding.
@@ -110,7 +117,7 @@ def poisson_batches(
             type than above, vaults together with arrays of labels.
         ValueError: an argument out of range, an expected batch below two examples or above the
             buffer, lengths that differ, labels with NaN, ``users`` alone, vaults of different
-            populations or of different examples, unsuitable columns.
+            populations or of different examples, unsuitable columns or weights.
         RuntimeError: Keras runs on another backend than TensorFlow.
 
     Example:
@@ -122,9 +129,11 @@ def poisson_batches(
                        privacy_unit='label', group_size=1, seeded=False)
     """
     _validate.keras_on_tensorflow("poisson_batches")
-    public = public_input(features, users)
-    features, users = public.value
+    public = public_input(features, users, sample_weight, class_weight)
+    features, users, sample_weight, class_weight = public.value
     source = RowSource(features)
+    sample_weight = checked_sample_weight(sample_weight, source.num_rows)
+    check_class_weight(class_weight)
     q = _validate.number_in(
         "sampling_probability",
         sampling_probability,
@@ -147,7 +156,10 @@ def poisson_batches(
     num_units = source.num_rows if rows_of_units is None else len(rows_of_units)
     sampler = _checked_sampler(num_units, q, buffer_size)
     steps = _validate.integer_at_least("steps", steps, 1)
-    return PoissonBatches(source, labels, sampler, q, steps, rows_of_units, seed, public.receipts)
+    weights = sample_weight, class_weight
+    return PoissonBatches(
+        source, labels, weights, sampler, q, steps, rows_of_units, seed, public.receipts
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -173,6 +185,13 @@ class OutputLabels:
         if self.columns is not None:
             return Rows(self.columns.size)
         return None if self.vault is None else self.vault.kind
+
+    def spec(self, rows: int) -> tf.TensorSpec:
+        """Returns the spec of a batch; reads no label."""
+        if self.kind is None:
+            return tf.TensorSpec((rows, *self.array.shape[1:]), self.array.dtype)  # type: ignore[union-attr]
+        some = self.kind.any_labels(rows)
+        return tf.TensorSpec(some.shape, self.kind.target_dtype)
 
     def open(self) -> tuple[np.ndarray, np.dtype, Any]:
         """Returns the true labels, their dtype in batches, and the label of padding."""
@@ -268,6 +287,7 @@ class PoissonBatches:
         self,
         features: RowSource,
         labels: Any,
+        weights: tuple[np.ndarray | None, Any],
         sampler: PoissonSampler,
         sampling_probability: float,
         steps: int,
@@ -281,6 +301,7 @@ class PoissonBatches:
         self._seed = seed
         self._openings = itertools.count()
         self.by_output = labels
+        self.sample_weight, self.class_weight = weights
         self.vaults = vaults_of(labels)
         self.labels = self.vaults[0] if len(self.vaults) == 1 else None
         self.receipts = receipts
@@ -327,7 +348,10 @@ class PoissonBatches:
                 y = np.full((rows, *true_labels.shape[1:]), padding, dtype)
                 y[: drawn.size] = true_labels[drawn]
                 parts.append(y)
-            parts.append((np.arange(rows) < drawn.size).astype(np.float32))
+            weights = (np.arange(rows) < drawn.size).astype(np.float32)
+            if self.sample_weight is not None:
+                weights[: drawn.size] = self.sample_weight[drawn]
+            parts.append(weights)
             if alt_examples:
                 rng = _generator(self._seed, _ALT, opening, step)
                 others = uniform_subset(alt_examples, self.num_examples, rng)
@@ -377,6 +401,10 @@ class PoissonBatches:
 
         return turn
 
+    def feature_specs(self) -> Any:
+        """Returns the specs of the features of a batch, in their structure."""
+        return self._features.pack(self._features.specs(self.buffer_size * self.group_size))
+
     @property
     def disjoint_size(self) -> int:
         """Number of units per disjoint batch: the expected size, rounded."""
@@ -404,6 +432,39 @@ def open_for_training(
     sampling by disjoint batches of the expected size, for steps that reveal their batch.
     """
     return batches._open(alt_examples, disjoint)
+
+
+def checked_sample_weight(weights: Any, num_rows: int) -> np.ndarray | None:
+    """Returns public weights as ``float32`` (n,); None if there are none."""
+    if weights is None:
+        return None
+    if isinstance(weights, (dict, tuple)):
+        raise ValueError(
+            "expected one sample_weight per example, got weights by output. Weigh outputs by "
+            "loss_weights, and classes by class_weight."
+        )
+    array = np.asarray(weights)
+    if array.shape != (num_rows,):
+        raise ValueError(
+            f"expected sample_weight of shape ({num_rows},), one row per example, got "
+            f"{array.shape}."
+        )
+    if array.dtype.kind not in "biuf" or not np.all(np.isfinite(array) & (array >= 0.0)):
+        raise ValueError(
+            "expected sample_weight of finite numbers, at least zero, got others. Mend them, "
+            "without looking at labels."
+        )
+    return array.astype(np.float32)
+
+
+def check_class_weight(class_weight: Any) -> None:
+    """Raises unless class weights are a dict."""
+    if class_weight is not None and not isinstance(class_weight, dict):
+        raise ValueError(
+            f"expected class_weight as a dict of public numbers, got {class_weight!r}: counts of "
+            "private labels are a release. Release them with labels.release(HistogramMechanism("
+            "...)), and give {class: n / (K * count)}."
+        )
 
 
 def _checked_labels(labels: Any) -> np.ndarray:

@@ -7,6 +7,8 @@ first class and ``-sigmoid(-m) v`` for the second.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -45,6 +47,7 @@ def check_labels(labels: Any, outputs: int) -> None:
         )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class LabelDistanceClip(Clip):
     """Bounds the distance between an example's gradients for its two labels by ``2 l2_norm_clip``.
 
@@ -57,6 +60,9 @@ class LabelDistanceClip(Clip):
         of its numbers is not finite.
     """
 
+    # The factors of the losses of the two classes.
+    class_weights: Sequence[float] = (1.0, 1.0)
+
     def objective(self, batch: Batch, outputs: Any) -> tf.Tensor:
         """Returns the sum of the margins; their gradients need no label."""
         return tf.reduce_sum(_margins(outputs)) * batch.loss_scale
@@ -65,7 +71,7 @@ class LabelDistanceClip(Clip):
         """Returns the factor of each margin's gradient in the sum of clipped gradients."""
         margins = _margins(outputs)
         factors = tf.stack([tf.sigmoid(margins), -tf.sigmoid(-margins)], axis=1)
-        factors *= batch.weights[:, tf.newaxis]
+        factors *= batch.weights[:, tf.newaxis] * tf.constant(self.class_weights, tf.float32)
         lengths = tf.abs(factors) * norms[:, tf.newaxis]
         finite = tf.reduce_all(tf.math.is_finite(lengths), axis=1, keepdims=True)
         lengths = tf.where(finite, lengths, 0.0)

@@ -262,6 +262,35 @@ def check_output(output: Any, loss: Any) -> None:
         )
 
 
+def check_features_fit(model: keras.Model, features: Any) -> None:
+    """Raises a ``ValueError`` if a functional or sequential model can't take these features.
+
+    ``features`` are the ``tf.TensorSpec`` of a batch, in their structure.
+    """
+    if not getattr(model, "inputs", None):
+        return
+    inputs = dict(enumerate(model.inputs))
+    found = dict(enumerate(tf.nest.flatten(features)))
+    structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    if isinstance(structure, dict) and isinstance(features, dict):
+        inputs, found = structure, features
+    shapes = {name: tuple(spec.shape[1:]) for name, spec in found.items()}
+    expected = {name: tuple(spec.shape[1:]) for name, spec in inputs.items()}
+    fits = set(expected) <= set(shapes) and all(
+        # Keras adds or drops an axis of size one.
+        len(shape) != len(shapes[name])
+        or all(None in (a, b) or a == b for a, b in zip(shape, shapes[name], strict=True))
+        for name, shape in expected.items()
+    )
+    if not fits:
+        one = len(expected) == 1 == len(shapes)
+        raise ValueError(
+            f"expected features of shape {expected[next(iter(expected))] if one else expected} per "
+            f"example, as the model takes, got {shapes[next(iter(shapes))] if one else shapes}. "
+            "Give one array for each input of the model."
+        )
+
+
 def check_labels_fit(output: Any, loss: Any, labels: tf.TensorSpec) -> None:
     """Raises a ``ValueError`` if a Keras loss can't take labels of this shape for an output.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ class OutputLoss:
         loss: the loss that the model was compiled with.
         of_examples: (y_true, y_pred) -> (B,)
         weight: factor of the loss in the sum.
+        class_weights: factors of the losses by class, (K,); None without.
     """
 
     name: str
@@ -37,6 +39,23 @@ class OutputLoss:
     loss: Any
     of_examples: Callable[[Any, Any], tf.Tensor]
     weight: float = 1.0
+    class_weights: Sequence[float] | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the loss has neither a factor nor class weights."""
+        return self.weight == 1.0 and self.class_weights is None
+
+    def losses(self, y_true: Any, y_pred: Any) -> tf.Tensor:
+        """Returns the weighted losses (B,) for labels and predictions of the output."""
+        losses = self.of_examples(y_true, y_pred)
+        if self.is_plain:
+            return losses
+        # Losses of other dtypes, such as float16, are added up in float32.
+        losses = self.weight * tf.cast(losses, tf.float32)
+        if self.class_weights is None:
+            return losses
+        return losses * _weights_of_labels(tf.convert_to_tensor(y_true), self.class_weights)
 
     def part(self, values: Any) -> Any:
         """Returns the entry of this output in labels or predictions of all outputs."""
@@ -63,7 +82,7 @@ class OutputLosses:
     """
 
     def __init__(self, model: keras.Model, loss: Any, loss_weights: Any = None) -> None:
-        outputs = _named_outputs(model)
+        outputs = named_outputs(model)
         self.names = tuple(outputs)
         found = loss if _is_by_name(loss) else loss_object(loss)
         # Keras's own losses are of one output each.
@@ -80,8 +99,8 @@ class OutputLosses:
                 )
             self.parts = [OutputLoss("", 0, None, loss, per_example_loss(loss))]
             return
-        losses = _by_output(loss, self.names, "loss")
-        weights = _by_output(1.0 if loss_weights is None else loss_weights, self.names, "weight")
+        losses = by_output(loss, self.names, "loss")
+        weights = by_output(1.0 if loss_weights is None else loss_weights, self.names, "weight")
         self.parts = [
             OutputLoss(
                 name,
@@ -104,13 +123,18 @@ class OutputLosses:
         if self._takes_whole(y_true):
             y_pred = y_pred if self.only is None else self.parts[0].part(y_pred)
             return self.parts[0].of_examples(y_true, y_pred)
-        terms = []
-        for part in self.parts:
-            losses = part.of_examples(part.part(y_true), part.part(y_pred))
-            # Losses of other dtypes, such as float16, are added up in float32.
-            is_alone = len(self.parts) == 1 and part.weight == 1.0
-            terms.append(losses if is_alone else part.weight * tf.cast(losses, tf.float32))
-        return terms[0] if len(terms) == 1 else tf.add_n(terms)
+        terms = [part.losses(part.part(y_true), part.part(y_pred)) for part in self.parts]
+        if len(terms) == 1:
+            return terms[0]
+        return tf.add_n([tf.cast(losses, tf.float32) for losses in terms])
+
+    def with_class_weights(self, tables: Mapping[str, Sequence[float]]) -> OutputLosses:
+        """Returns these losses with the weights (K,) of each class, by output."""
+        weighted = copy.copy(self)
+        weighted.parts = [
+            dataclasses.replace(part, class_weights=tables.get(part.name)) for part in self.parts
+        ]
+        return weighted
 
     def pairs(self, labels: Any) -> list[tuple[OutputLoss, Any]]:
         """Returns each loss with the labels of its output, out of labels of the whole model.
@@ -158,7 +182,17 @@ class OutputLosses:
         return self.parts[0] if len(self.names) == 1 else None
 
 
-def _named_outputs(model: keras.Model) -> dict[str, Any]:
+def _weights_of_labels(labels: tf.Tensor, table: Sequence[float]) -> tf.Tensor:
+    """Returns the weight (B,) of labels: codes (B,) or (B, 1), or one-hot rows (B, K)."""
+    if labels.shape.rank == 2 and labels.shape[1] == len(table):
+        rows = tf.cast(labels, tf.float32)
+    else:
+        # Other codes get zeros; an error of a look-up would quote them.
+        rows = tf.one_hot(tf.cast(tf.reshape(labels, (-1,)), tf.int32), len(table))
+    return tf.linalg.matvec(rows, tf.constant(table, tf.float32))
+
+
+def named_outputs(model: keras.Model) -> dict[str, Any]:
     """Returns the symbolic outputs of a model by name; one without a name if they are unknown."""
     outputs = getattr(model, "outputs", None)
     if not outputs:
@@ -183,7 +217,7 @@ def _is_by_name(values: Any) -> bool:
     return isinstance(values, Mapping) and "class_name" not in values
 
 
-def _by_output(values: Any, names: Sequence[str], what: str) -> dict[str, Any]:
+def by_output(values: Any, names: Sequence[str], what: str) -> dict[str, Any]:
     """Returns a loss or weight for each output, from one for all, a dict, or a list."""
     if _is_by_name(values):
         unknown = [name for name in values if name not in names]

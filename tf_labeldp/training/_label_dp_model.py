@@ -18,6 +18,7 @@ from tf_labeldp.data.batches import PoissonBatches
 from tf_labeldp.gradients.ghost_clipping import layer_not_compiled
 from tf_labeldp.gradients.label_distance import check_two_classes
 from tf_labeldp.gradients.model_checks import (
+    check_features_fit,
     check_layers,
 )
 from tf_labeldp.gradients.output_losses import OutputLosses
@@ -247,7 +248,9 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             x: ``data.poisson_batches(...)``; or arrays with ``y``, where every example is used once
                 per epoch (no amplification).
             y: labels, if ``x`` is arrays; for several outputs a dict or list of arrays.
-            settings: all other arguments of ``keras.Model.fit``.
+            settings: all other arguments of ``keras.Model.fit``. ``class_weight``, and with arrays
+                ``sample_weight``, are as for ``data.poisson_batches``: public numbers, which weigh
+                the losses before clipping.
 
         Returns:
             The ``keras.callbacks.History``.
@@ -261,8 +264,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
                 "expected public validation_data, got poisson_batches of private labels. Give "
                 "public (x, y)."
             )
-        plan = TrainingPlan.of(x, y, settings, self.optimizer)
-        self._check_plan(plan)
+        plan = self._planned(x, y, settings)
         settings["callbacks"] = self._spending.with_charges(
             settings.get("callbacks"), settings.get("epochs", 1), settings.get("initial_epoch", 0)
         )
@@ -270,13 +272,11 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         # Keras would turn the shuffle off with a warning.
         settings |= {**changed, "shuffle": False}
         self._batch_spec = dataset.element_spec[:3]
-        specs = [self._batch_spec[1]]
         if isinstance(validation, (tuple, list)) and len(validation) > 1:
             if not isinstance(validation[1], (dict, tuple, list)):
                 labels = np.asarray(validation[1])
-                specs.append(tf.TensorSpec(labels.shape, labels.dtype))
-        for spec in specs:
-            self._output_losses.check_labels_fit(spec)
+                spec = tf.TensorSpec(labels.shape, labels.dtype)
+                self._output_losses.check_labels_fit(spec)
         withheld = ""
         # BackupAndRestore sets it, and an earlier fit may have left it.
         self._initial_epoch = None
@@ -302,6 +302,12 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             "labels. To see it, train on made-up labels, or read the features alone."
         )
 
+    def _planned(self, x: Any, y: Any, settings: dict[str, Any]) -> TrainingPlan:
+        """Returns the plan of a fit, or raises for all that needs no charge to be known."""
+        plan = TrainingPlan.of(x, y, settings, self.optimizer)
+        self._check_plan(plan)
+        return plan
+
     def _check_plan(self, plan: TrainingPlan) -> None:
         per_execution = self.steps_per_execution
         if isinstance(plan, PoissonPlan) and plan.batches.steps % per_execution:
@@ -321,6 +327,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             if size % replicas:
                 raise ValueError(f"{name}={size} must be a multiple of {replicas}, the replicas.")
         plan.check_labels(self._output_losses, self.optimizer.clipping)
+        check_features_fit(self, plan.feature_specs())
 
     def _begin(self, plan: TrainingPlan) -> None:
         # A callback may restore the variables of the optimizer.

@@ -6,18 +6,23 @@ import math
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import (
     Private,
     Public,
+    Setting,
     calibrate_noise_multiplier,
     dp_sgd_charge,
     public_input,
 )
+from tf_labeldp.accounting.receipts import merge_receipts
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.data.batches import PoissonBatches
+from tf_labeldp.data.batches import OutputLabels, PoissonBatches, labels_by_output, vaults_of
 from tf_labeldp.gradients.model_checks import loss_object, takes_rows
+from tf_labeldp.gradients.output_losses import by_output as by_name
+from tf_labeldp.gradients.output_losses import named_outputs
 from tf_labeldp.training._label_dp_model import LabelDPModel, PrivacySpent
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
 from tf_labeldp.training._preconditioner import GaussNewton
@@ -38,10 +43,13 @@ def make_private(
     *,
     epsilon: float,
     x: Public[Any],
-    labels: Private[PrivateLabels],
+    labels: Private[Any],
     epochs: int,
     batch_size: int,
     delta: float | None = None,
+    columns: Setting[Any] = None,
+    sample_weight: Public[Any] = None,
+    class_weight: Public[Any] = None,
     insecure_seed: int | None = None,
 ) -> tuple[LabelDPModel, PoissonBatches, list[keras.callbacks.Callback]]:
     """Returns a private model, batches and callbacks for ``fit``, to train by DP-SGD at an epsilon.
@@ -53,9 +61,13 @@ def make_private(
     our measurements. ``BatchNormalization``, which mixes examples, is replaced by
     ``GroupNormalization`` in a copy of the model, with a warning.
 
+    What ``fit`` would refuse is refused at once: labels or features that do not fit the model, a
+    loss for other labels, layers that mix examples, a budget that is too small.
+
     Guarantee:
-        (epsilon, delta)-label-DP under replacement of one label, after ``epochs`` epochs;
-        ``private.guarantee()`` states the cost, with the assumptions of ``LabelDPModel``.
+        (epsilon, delta)-label-DP under replacement of one label, after ``epochs`` epochs; of all
+        labels of one example, for a model with several outputs. ``private.guarantee()`` states the
+        cost, with the assumptions of ``LabelDPModel``. Nothing is charged before ``fit``.
 
     Args:
         model: functional or sequential, and built. The private model shares its layers, so training
@@ -63,10 +75,12 @@ def make_private(
             ``keras.Model(private.input, private.output)``).
         epsilon: finite and above zero.
         x: public features of all examples, as for ``data.poisson_batches``.
-        labels: a ``PrivateLabels``, which is charged per epoch.
+        labels: a ``PrivateLabels``, which is charged per epoch; for several outputs a dict of them,
+            as for ``data.poisson_batches``, all charged.
         epochs: number of epochs, with about n / batch_size steps each.
         batch_size: expected number of examples per batch.
         delta: in (0, 1); None takes the delta of the vault's budget.
+        columns, sample_weight, class_weight: as for ``data.poisson_batches``.
         insecure_seed: makes noise and batches repeatable, and the statement "not private: seeded".
 
     Returns:
@@ -75,7 +89,8 @@ def make_private(
     Raises:
         BudgetExceededError: the budget does not allow all the epochs; nothing was charged.
         TypeError: not a Keras model, or labels that are no ``PrivateLabels``.
-        ValueError: an argument out of range, or layers that mix examples.
+        ValueError: an argument out of range, layers that mix examples, or labels, features, weights
+            or a loss that do not fit the model.
         RuntimeError: Keras runs on another backend than TensorFlow.
 
     Example:
@@ -94,33 +109,49 @@ def make_private(
         True
     """
     _validate.keras_on_tensorflow("make_private")
-    if not isinstance(labels, PrivateLabels):
+    by_output = labels_by_output(labels, columns)
+    vaults = vaults_of(by_output)
+    if not vaults:
         raise TypeError(
             f"labels must be a PrivateLabels, got {type(labels).__name__}. Make one with a budget: "
             "PrivateLabels(y, num_classes=10, budget=PrivacyBudget(1.0, delta=1e-5))."
         )
+    size = len(vaults[0])
     epsilon = _validate.positive_finite("epsilon", epsilon)
     epochs = _validate.integer_at_least("epochs", epochs, 1)
     batch_size = _validate.integer_at_least("batch_size", batch_size, 2)
-    if batch_size > len(labels):
-        raise ValueError(f"batch_size must be at most {len(labels)} labels, got {batch_size}.")
-    delta = labels.budget.delta if delta is None else delta
+    if batch_size > size:
+        raise ValueError(f"batch_size must be at most {size} labels, got {batch_size}.")
+    delta = min(vault.budget.delta for vault in vaults) if delta is None else delta
     if not delta:
         raise ValueError(
             "expected a budget with delta above zero, got 0. Make the vault with "
             "PrivacyBudget(epsilon, delta=...), below 1/n for n labels."
         )
+    share, steps = batch_size / size, math.ceil(size / batch_size)
+    batches = poisson_batches(
+        x,
+        labels,
+        sampling_probability=share,
+        steps=steps,
+        columns=columns,
+        sample_weight=sample_weight,
+        class_weight=class_weight,
+        insecure_seed=insecure_seed,
+    )
     public = public_input(model)
     model = public.value
-    loss = _loss_for(model, labels)
     normalized: Any = public.with_value(_without_batch_normalization(model))
     private = LabelDPModel.from_model(normalized)
-    share, steps = batch_size / len(labels), math.ceil(len(labels) / batch_size)
+    loss, loss_weights, metrics = _losses_for(model, private, by_output)
     noise = calibrate_noise_multiplier(
         epsilon, delta, sampling_probability=share, steps=epochs * steps
     )
-    labels.check_budget(dp_sgd_charge(noise, share, epochs * steps, delta))
-    whitened = private.output_shape[-1] == labels.kind.num_classes
+    charge = dp_sgd_charge(noise, share, epochs * steps, delta)
+    for vault in vaults:
+        vault.check_budget(charge, receipts=merge_receipts(public.receipts, batches.receipts))
+    is_single = isinstance(by_output, OutputLabels) and len(private.outputs) == 1
+    whitened = is_single and private.outputs[0].shape[-1] == vaults[0].kind.num_classes
     if whitened:
         rate: Any = min(_RATE * math.sqrt(epsilon), _LARGEST_RATE)
         rate = keras.optimizers.schedules.PolynomialDecay(rate, epochs * steps, 0.0)
@@ -131,28 +162,67 @@ def make_private(
         inner,
         1.0,
         noise,
-        preconditioner=GaussNewton(min(256, len(labels))) if whitened else None,
+        preconditioner=GaussNewton(min(256, size)) if whitened else None,
         insecure_seed=insecure_seed,
     )
-    private.compile(optimizer, loss=loss, metrics=None if labels.label_range else ["accuracy"])
-    batches = poisson_batches(
-        x, labels, sampling_probability=share, steps=steps, insecure_seed=insecure_seed
-    )
+    private.compile(optimizer, loss=loss, loss_weights=loss_weights, metrics=metrics)
+    private._planned(batches, None, {})
     return private, batches, [PrivacySpent()]
 
 
-def _loss_for(model: keras.Model, labels: PrivateLabels) -> Any:
-    if getattr(model, "compiled", False) and model.loss is not None:
-        if not takes_rows(model.loss) or labels.num_labels is not None:
-            return model.loss
+def _losses_for(model: keras.Model, private: LabelDPModel, labels: Any) -> tuple[Any, Any, Any]:
+    """Returns losses, their weights and metrics: one each, or a dict by output."""
+    compiled = getattr(model, "compiled", False) and model.loss is not None
+    outputs = named_outputs(private)
+    loss_weights = model.get_compile_config().get("loss_weights") if compiled else None
+    if len(outputs) == 1:
+        [(name, output)] = outputs.items()
+        [labels] = tf.nest.flatten(labels) if isinstance(labels, (dict, tuple)) else [labels]
+        loss: Any = model.loss if compiled else None
+        is_by_name = isinstance(loss, dict) and name in loss
+        loss = _loss_of(loss[name] if is_by_name else loss, output, labels)
+        return loss, loss_weights, _metrics_of(labels)
+    if compiled and (callable(model.loss) and not isinstance(model.loss, keras.losses.Loss)):
+        return model.loss, loss_weights, None
+    if not isinstance(labels, (dict, tuple)):
+        raise ValueError(
+            f"expected labels for the outputs {list(outputs)}, got those of one. Give a dict of "
+            "vaults by output, or columns= for a vault of rows."
+        )
+    names = list(labels) if isinstance(labels, dict) else list(outputs)[: len(labels)]
+    parts = labels if isinstance(labels, dict) else dict(zip(names, labels, strict=True))
+    unknown = [name for name in names if name not in outputs]
+    if unknown:
+        raise ValueError(
+            f"expected labels for the outputs {list(outputs)}, got labels for {unknown}. Name the "
+            "outputs as the model does."
+        )
+    given = by_name(model.loss if compiled else None, tuple(outputs), "loss")
+    losses = {name: _loss_of(given.get(name), outputs[name], parts[name]) for name in names}
+    if loss_weights is not None:
+        weights = by_name(loss_weights, tuple(outputs), "weight")
+        loss_weights = {name: weights.get(name, 1.0) for name in names}
+    return losses, loss_weights, None
+
+
+def _metrics_of(labels: OutputLabels) -> list[str] | None:
+    return None if labels.kind is None or labels.kind.label_range else ["accuracy"]
+
+
+def _loss_of(loss: Any, output: Any, labels: OutputLabels) -> Any:
+    """Returns the loss of an output: the compiled one, made for class codes, or the usual one."""
+    kind: Any = labels.kind
+    if loss is not None:
+        if not takes_rows(loss) or kind.num_labels is not None:
+            return loss
         # A vault has class codes.
-        from_logits = getattr(loss_object(model.loss), "from_logits", False)
+        from_logits = getattr(loss_object(loss), "from_logits", False)
         return keras.losses.SparseCategoricalCrossentropy(from_logits)
-    if labels.label_range is not None:
+    if kind.label_range is not None:
         return keras.losses.MeanSquaredError()
-    last = model.layers[-1]
+    last = output._keras_history.operation
     is_logits = getattr(last, "activation", None) is keras.activations.linear
-    if labels.num_labels is not None or model.output_shape[-1] == 1:
+    if kind.num_labels is not None or output.shape[-1] == 1:
         return keras.losses.BinaryCrossentropy(from_logits=is_logits)
     return keras.losses.SparseCategoricalCrossentropy(from_logits=is_logits)
 

@@ -234,6 +234,9 @@ class PrivateStep:
         Rows with weight 0 are padding; ``alt`` has the features of other public examples, or None.
         """
         optimizer, replicas = self._optimizer, tf.distribute.get_replica_context()
+        losses = self.per_example_loss
+        if plan.class_weight is not None:
+            losses = losses.with_class_weights(plan.class_weights(losses))
         variables = self._model.trainable_variables
         labels = tf.TensorSpec.from_tensor(tf.convert_to_tensor(tf.nest.flatten(y)[0]))
         # Every replica projects onto the examples of all; preconditioners average over replicas.
@@ -243,23 +246,29 @@ class PrivateStep:
         forward = TrainingPass(self._model, by_example=by_example, pieces=pieces)
 
         def vertices(needs: Any, mask: Any = None, stddev: Any = None) -> VertexLosses:
+            mask = None if mask is None else _gathered(mask, pieces)
             return vertex_losses(
                 forward,
-                self.per_example_loss.parts[0].loss,
-                self.per_example_loss,
+                losses.parts[0].loss,
+                losses,
                 _gathered(alt if needs.num_examples else x, pieces),
-                None if mask is None else _gathered(mask, pieces),
+                mask,
                 labels,
                 plan.label_range,
                 stddev,
+                weights=mask if plan.has_sample_weight else None,
+                is_plain=losses.parts[0].is_plain,
             )
 
         coordinates = None
         if optimizer.preconditioner is not None:
             coordinates = optimizer.coordinates(vertices(optimizer.preconditioner))
-        kind = Clip if optimizer.clipping == "norm" else LabelDistanceClip
-        clip = kind(optimizer.l2_norm_clip, plan.group_rows, coordinates)
-        result = self._clipping.clipped_sum(Batch(x, y, weights, self.per_example_loss), clip)
+        clip = Clip(optimizer.l2_norm_clip, plan.group_rows, coordinates)
+        if optimizer.clipping != "norm":
+            only = losses.parts[0]
+            factors = [only.weight * weight for weight in only.class_weights or (1.0, 1.0)]
+            clip = LabelDistanceClip(optimizer.l2_norm_clip, 1, coordinates, factors)
+        result = self._clipping.clipped_sum(Batch(x, y, weights, losses), clip)
         step = optimizer.iterations.value
         half = {layer.name for layer in all_layers(self._model) if layer.compute_dtype == "float16"}
         with tf.control_dependencies([self._guard.check_outputs(result.finite, step, half)]):

@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_labeldp import _validate
 from tf_labeldp.accounting import public_input
-from tf_labeldp.accounting.receipts import Receipts
-from tf_labeldp.data.batches import OutputLabels, PoissonBatches, open_for_training
+from tf_labeldp.accounting.receipts import Receipts, merge_receipts
+from tf_labeldp.data.batches import (
+    OutputLabels,
+    PoissonBatches,
+    check_class_weight,
+    checked_sample_weight,
+    open_for_training,
+)
 from tf_labeldp.gradients.clip import zero_where
 from tf_labeldp.gradients.label_distance import check_labels
 from tf_labeldp.gradients.model_checks import (
@@ -23,7 +30,7 @@ from tf_labeldp.gradients.model_checks import (
     takes_vectors,
 )
 from tf_labeldp.gradients.output_losses import OutputLoss, OutputLosses
-from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault import Classes, PrivateLabels
 
 _NOT_WITH_BATCHES = ("batch_size", "sample_weight", "steps_per_epoch", "validation_split")
 _NOT_WITH_ARRAYS = {
@@ -47,7 +54,8 @@ class TrainingPlan(abc.ABC):
         labels: ``OutputLabels``, or a dict or tuple of them for several outputs.
         group_rows: rows per unit, which are clipped together.
         unit: the unit of privacy: "label", "row" for labels of several outputs, or "user".
-        is_weighted: whether there are sample weights.
+        has_sample_weight: whether there are sample weights.
+        class_weight: the weights of classes, as the caller gave them; None without.
         seeded: whether the batches are repeatable.
         vaults: the vaults of the labels, which are all charged.
         receipts: the receipts of the public data.
@@ -62,7 +70,8 @@ class TrainingPlan(abc.ABC):
     labels: Any
     group_rows: int = 1
     unit: str = "label"
-    is_weighted: bool = False
+    has_sample_weight: bool = False
+    class_weight: Any = None
     seeded: bool = False
     vaults: tuple[PrivateLabels, ...] = ()
     receipts: Receipts = ()
@@ -90,6 +99,36 @@ class TrainingPlan(abc.ABC):
         kind = self.labels.kind if isinstance(self.labels, OutputLabels) else None
         return None if kind is None else kind.label_range
 
+    @property
+    def is_weighted(self) -> bool:
+        """Whether samples or classes have weights."""
+        return self.has_sample_weight or self.class_weight is not None
+
+    def class_weights(self, losses: OutputLosses) -> dict[str, list[float]]:
+        """Returns the weights (K,) of the classes of each output, or raises if they do not fit."""
+        weights = self.class_weight
+        if weights is None:
+            return {}
+        pairs = losses.pairs(self.labels)
+        names = [loss.name for loss, _ in pairs]
+        by_output = any(isinstance(part, dict) for part in weights.values())
+        if not by_output and len(pairs) == 1:
+            weights = {names[0]: weights}
+        elif not by_output or not set(weights) <= set(names):
+            raise ValueError(
+                f"expected class_weight by output, for {names}, got {sorted(map(str, weights))}. "
+                "Write {output: {class: weight}}; a loss of all outputs weighs its classes itself."
+            )
+        return {
+            loss.name: _class_table(weights[loss.name], loss, labels)
+            for loss, labels in pairs
+            if loss.name in weights
+        }
+
+    @abc.abstractmethod
+    def feature_specs(self) -> Any:
+        """Returns the specs of the features of a batch, in their structure."""
+
     @abc.abstractmethod
     def open(self) -> tuple[tf.data.Dataset, dict[str, Any]]:
         """Returns the dataset of (x, y, weights[, public x]) and settings for ``fit``."""
@@ -105,6 +144,8 @@ class TrainingPlan(abc.ABC):
             )
         for loss, labels in losses.pairs(self.labels):
             check_labels_of_output(loss, labels, clipping)
+        losses.check_labels_fit(tf.nest.map_structure(lambda part: part.spec(2), self.labels))
+        self.class_weights(losses)
 
 
 def check_labels_of_output(loss: OutputLoss, labels: OutputLabels, clipping: str = "norm") -> None:
@@ -192,13 +233,24 @@ class PoissonPlan(TrainingPlan):
     def of_batches(
         cls, batches: PoissonBatches, y: Any, settings: dict[str, Any], optimizer: Any
     ) -> PoissonPlan:
-        _check_class_weight(settings)
+        class_weight = public_input(settings.pop("class_weight", None))
+        check_class_weight(class_weight.value)
         extra = [name for name in _NOT_WITH_BATCHES if _is_given(settings.get(name))]
         extra = extra if y is None else ["y", *extra]
         if extra:
             raise ValueError(
-                f"fit got poisson_batches together with {', '.join(extra)}. Set probability, steps "
-                "and labels in poisson_batches."
+                f"fit got poisson_batches together with {', '.join(extra)}. Set probability, "
+                "steps, labels and weights in poisson_batches."
+            )
+        if None not in (class_weight.value, batches.class_weight):
+            raise ValueError(
+                "expected class_weight in poisson_batches or in fit, got both. Leave one out."
+            )
+        needs_others = optimizer.num_examples and optimizer.preconditioner is None
+        if batches.sample_weight is not None and needs_others:
+            raise ValueError(
+                f"expected no sample_weight with {type(optimizer.denoiser).__name__}, whose public "
+                "examples have none, got weights. Leave out one of them."
             )
         disjoint = optimizer.denoiser.reveals_batch
         q, uses = batches.sampling_probability, batches.steps
@@ -220,8 +272,13 @@ class PoissonPlan(TrainingPlan):
             unit=_unit(batches.by_output, batches.vaults, batches.privacy_unit),
             seeded=batches.seeded,
             vaults=batches.vaults,
-            receipts=batches.receipts,
+            has_sample_weight=batches.sample_weight is not None,
+            class_weight=class_weight.value or batches.class_weight,
+            receipts=merge_receipts(batches.receipts, class_weight.receipts),
         )
+
+    def feature_specs(self) -> Any:
+        return self.batches.feature_specs()
 
     def open(self) -> tuple[tf.data.Dataset, dict[str, Any]]:
         dataset = open_for_training(
@@ -247,7 +304,6 @@ class ArrayPlan(TrainingPlan):
     @classmethod
     def of_arrays(cls, x: Any, y: Any, settings: dict[str, Any], optimizer: Any) -> ArrayPlan:
         """Returns the plan, and removes its settings from ``settings``."""
-        _check_class_weight(settings)
         for name, instead in _NOT_WITH_ARRAYS.items():
             if _is_given(settings.pop(name, None)):
                 raise ValueError(f"{name} is not supported with arrays{instead}.")
@@ -256,19 +312,22 @@ class ArrayPlan(TrainingPlan):
                 "expected labels as an array, got a PrivateLabels. Use fit(data.poisson_batches(x, "
                 "labels, sampling_probability=..., steps=...))."
             )
-        public = public_input(x, settings.pop("sample_weight", None))
-        x, weights = public.value
+        taken = [settings.pop(name, None) for name in ("sample_weight", "class_weight")]
+        public = public_input(x, *taken)
+        x, weights, class_weight = public.value
+        check_class_weight(class_weight)
         x = tf.nest.map_structure(np.asarray, x)
         n = int(np.shape(tf.nest.flatten(x)[0])[0])
         if isinstance(y, list):
             by_output = len(y) != n and any(isinstance(part, np.ndarray) for part in y)
             y = tuple(y) if by_output else np.asarray(y)
         y = tf.nest.map_structure(np.asarray, y)
-        arrays = x, y, np.asarray(np.ones(n) if weights is None else weights, np.float32)
+        weights = checked_sample_weight(weights, n)
+        arrays = x, y, np.ones(n, np.float32) if weights is None else weights
         lengths = [part.shape[:1] for part in tf.nest.flatten(arrays)]
         if any(length != (n,) for length in lengths):
             raise ValueError(
-                "features, labels and sample_weight must have one row per example, got "
+                "features and labels must have one row per example, got "
                 f"{', '.join(str(length[0]) if length else 'no' for length in lengths)} rows."
             )
         size = min(int(settings.pop("batch_size", None) or 32), n)
@@ -288,9 +347,16 @@ class ArrayPlan(TrainingPlan):
             shared={"batch_size": size},
             labels=tf.nest.map_structure(lambda part: OutputLabels(None, part), y),
             unit=_unit(y, (), "label"),
-            is_weighted=weights is not None,
+            has_sample_weight=weights is not None,
+            class_weight=class_weight,
             receipts=public.receipts,
             shuffle=bool(settings.pop("shuffle", True)),
+        )
+
+    def feature_specs(self) -> Any:
+        return tf.nest.map_structure(
+            lambda part: tf.TensorSpec((self.batch_size, *part.shape[1:]), part.dtype),
+            self.arrays[0],
         )
 
     def open(self) -> tuple[tf.data.Dataset, dict[str, Any]]:
@@ -306,14 +372,29 @@ def _unit(labels: Any, vaults: tuple[PrivateLabels, ...], unit: str) -> str:
     return "row" if len(tf.nest.flatten(labels)) > 1 else unit
 
 
-def _check_class_weight(settings: dict[str, Any]) -> None:
-    if _is_given(settings.pop("class_weight", None)):
+def _class_table(weights: Any, loss: OutputLoss, labels: OutputLabels) -> list[float]:
+    kind, shape = labels.kind, getattr(loss.output, "shape", None) or (None, None)
+    classes: tuple[Any, ...] = (0, 1)
+    if kind is None:
+        classes = tuple(range(max(2, shape[-1] or 2)))
+    elif isinstance(kind, Classes):
+        classes = kind.classes
+    elif kind.num_labels != 1:
         raise ValueError(
-            "class_weight is not supported by LabelDPModel. Weight examples in the loss, whose "
-            "gradients are clipped: "
-            "loss=lambda y, outputs: tf.gather(weights, tf.cast(y, 'int32')) * "
-            "keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)."
+            f"expected classes for class_weight, got {kind.describe()}. Give sample_weight, or "
+            "loss_weights for outputs with one column each."
         )
+    unknown = [name for name in weights if name not in classes]
+    if unknown:
+        raise ValueError(
+            f"expected class_weight for the classes {list(classes)[:10]}, got {unknown[:3]}. Name "
+            "the classes as the labels do."
+        )
+    found = {
+        name: _validate.number_in("class_weight", weight, "[0, inf)")
+        for name, weight in weights.items()
+    }
+    return [found.get(name, 1.0) for name in classes]
 
 
 def _is_given(value: Any) -> bool:

@@ -111,8 +111,13 @@ def vertex_losses(
     labels: tf.TensorSpec,
     label_range: tuple[float, float] | None,
     noise_stddev: Any = None,
+    weights: tf.Tensor | None = None,
+    is_plain: bool = True,
 ) -> VertexLosses:
     """Returns the losses of public examples for each possible label.
+
+    ``weights`` (n,) are factors of the losses; ``is_plain`` is whether ``per_example`` is the loss
+    without other factors.
 
     ``labels`` is the spec of a batch's labels: codes (n,) or (n, 1), or rows (n, K). For numbers
     the two ends of ``label_range`` suffice: gradients for other labels lie between theirs, with
@@ -120,7 +125,7 @@ def vertex_losses(
     """
     loss = loss_object(loss)
     from_logits = getattr(loss, "from_logits", False)
-    cross_entropy = is_plain_cross_entropy(loss, "categorical")
+    cross_entropy = is_plain_cross_entropy(loss, "categorical") and is_plain and weights is None
 
     def outputs() -> tf.Tensor:
         y_pred = forward(x)
@@ -150,7 +155,8 @@ def vertex_losses(
         each = candidates(y_pred)
         n, k = y_pred.shape[0], each.shape[0]
         tiles = tf.tile(each, [n] + [1] * (each.shape.rank - 1))
-        return tf.reshape(per_example(tiles, tf.repeat(y_pred, k, axis=0)), (n, k))
+        each_loss = tf.reshape(per_example(tiles, tf.repeat(y_pred, k, axis=0)), (n, k))
+        return each_loss if weights is None else each_loss * weights[:, tf.newaxis]
 
     def predictions() -> tf.Tensor:
         y_pred = outputs()
