@@ -462,8 +462,8 @@ def check_class_weight(class_weight: Any) -> None:
     if class_weight is not None and not isinstance(class_weight, dict):
         raise ValueError(
             f"expected class_weight as a dict of public numbers, got {class_weight!r}: counts of "
-            "private labels are a release. Release them with labels.release(HistogramMechanism("
-            "...)), and give {class: n / (K * count)}."
+            "private labels are a release. Release shares by labels.release(HistogramMechanism("
+            "...)).priors(), and give {class: 1 / (K * share)}."
         )
 
 
