@@ -26,7 +26,6 @@ from tf_labeldp.gradients.output_losses import named_outputs
 from tf_labeldp.training._label_dp_model import LabelDPModel, PrivacySpent
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
 from tf_labeldp.training._preconditioner import GaussNewton
-from tf_labeldp.vault import PrivateLabels
 
 _RATE = 8.0
 """Learning rate per root of epsilon: chosen on MNIST, confirmed on Fashion-MNIST."""
