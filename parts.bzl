@@ -23,7 +23,7 @@ PARTS = {
         "tensorflow",
         "keras",
     ],
-    "features": ["numpy", "scipy", "sklearn", "faiss", "keras", "threadpoolctl"],
+    "features": ["numpy", "scipy", "sklearn", "faiss", "keras", "pyarrow", "threadpoolctl"],
     "self_supervised": ["numpy", "keras"],
     "semi_supervised": ["numpy", "keras", "sklearn"],
     "heads": ["numpy", "scipy", "sklearn", "keras", "threadpoolctl"],

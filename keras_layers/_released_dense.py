@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
 from ._in_files import NamesItsImport
 
@@ -98,7 +99,24 @@ class HistoryInFiles(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
-class ReleasedDense(CarriesReceipts, keras.layers.Dense):
+class WideDense(keras.layers.Dense):
+    """A ``keras.layers.Dense`` whose sums are in double precision, with single weights and outputs.
+
+    With sums in single precision a model would differ from ``predict_proba`` of its head, which
+    computes in double precision, by more than 1e-6. Only TensorFlow has doubles by default.
+    """
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        if keras.backend.backend() != "tensorflow" or self.compute_dtype != "float32":
+            return super().call(inputs, training=training)
+        product = ops.matmul(ops.cast(inputs, "float64"), ops.cast(self.kernel, "float64"))
+        if self.use_bias:
+            product = product + ops.cast(self.bias, "float64")
+        return self.activation(ops.cast(product, "float32"))
+
+
+@keras.saving.register_keras_serializable(package="tf_labeldp")
+class ReleasedDense(CarriesReceipts, WideDense):
     """A ``keras.layers.Dense`` with the weights of a released head, and its receipts.
 
     A model that another program builds on it still counts the budget of these labels.

@@ -157,6 +157,19 @@ def increasing_numbers(name: str, values: Any) -> np.ndarray:
     return array
 
 
+def column_array(column: Any) -> np.ndarray:
+    """Returns a column of NumPy, pandas, Polars or Arrow as an array."""
+    # For a missing entry of an Arrow dictionary, NumPy would read its first value.
+    if is_arrow_dictionary(column):
+        return np.array(column.to_pylist(), object)
+    return np.asarray(column)
+
+
+def is_arrow_dictionary(column: Any) -> bool:
+    """Returns whether a column is an Arrow array of categories."""
+    return hasattr(getattr(column, "type", None), "index_type")
+
+
 def class_indices(name: str, labels: Any, num_classes: int) -> np.ndarray:
     """Returns integer labels 0..num_classes-1 as ``int64`` (n,)."""
     array = np.asarray(labels)

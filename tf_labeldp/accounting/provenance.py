@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import datetime
+import decimal
 import functools
 import hashlib
 import math
@@ -43,7 +45,10 @@ WEIGHTS_ASSUMED = Assumption(
     "labels, except for the uses counted here.",
 )
 _MOST_PARTS = 100_000
-_ATOMS = (type(None), types.ModuleType, type, str, bytes, int, float, complex, np.generic)
+_ATOMS = (
+    *(type(None), types.ModuleType, type, str, bytes, int, float, complex, np.generic),
+    *(decimal.Decimal, datetime.date, datetime.time, datetime.timedelta),
+)
 """Values without parts."""
 _OPAQUE = frozenset(
     "builtins functools keras tensorflow numpy scipy pandas polars pyarrow jax torch faiss".split()

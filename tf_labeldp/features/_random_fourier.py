@@ -11,15 +11,15 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
+from tf_labeldp.features._categories import Categories
 from tf_labeldp.features.estimator import FeatureMap, columns_model, note_release
 from tf_labeldp.features.reader import (
-    CONVERT,
-    MISSING_TYPES,
     categorical_columns,
     columns_of_fit,
     columns_to_fit,
     hashed_columns,
 )
+from tf_labeldp.features.tables import as_numbers
 
 _Self = TypeVar("_Self", bound="RandomFourierFeatures")
 _PAIRS = 2048
@@ -35,7 +35,6 @@ _MOST_TOGETHER = 3
 _RANK_STDDEV, _CATEGORY_STDDEV = 2.0, 3.0
 """Standard deviations of the entries of sparse frequencies, per unit of a rank of variance one and
 per category: 2 was better than 1 on Adult and covertype."""
-_NO_ENTRY = "column {name!r} needs an entry, got missing ones alone. Leave it out."
 _MOST_CATEGORIES = 10_000
 """The most categories of a column without hashing; with more it is an identifier or free text."""
 
@@ -44,13 +43,15 @@ _MOST_CATEGORIES = 10_000
 class RandomFourierFeatures(FeatureMap):
     """Maps a table to random features of a Gaussian kernel and to the encoded columns themselves.
 
-    Numeric columns are standardised; if a column lacks numbers (NaN) in ``fit``, the mean replaces
-    them and a second column marks them. Categorical columns are one-hot encoded, with one place for
-    categories that are new after ``fit``, or hashed if they have many; a missing text is its own
-    category (``None`` is ``"None"``, NaN is ``"nan"``), entries of several types count by their
-    text, and ordered categories lose their order. The features are cosines and sines of random
-    projections of the encoded row, and the encoded row itself scaled to unit norm. Every row of
-    features has unit norm.
+    Numeric columns are standardised, and the mean replaces missing numbers; if a column lacks
+    numbers in ``fit``, a second column marks them. Booleans are the numbers 0 and 1, dates and
+    times days since 1970-01-01 UTC; all numbers are rounded to ``float32``. Categorical columns are
+    one-hot encoded, with one place for categories that are new after ``fit``, or hashed if they
+    have many; entries of several types count by their text, and ordered categories lose their
+    order. Missing are None, NaN, NaT, ``pandas.NA``, and the texts "", "nan", "None", "<NA>" and
+    "NaT": together they are a category of their own, if ``fit`` had one. The features are cosines
+    and sines of random projections of the encoded row, and the encoded row itself scaled to unit
+    norm. Every row of features has unit norm.
 
     Guarantee:
         The map reads no label. Fitting and using it costs no budget if the table is public and the
@@ -66,8 +67,8 @@ class RandomFourierFeatures(FeatureMap):
         bandwidth: the bandwidth in the kernel ``exp(-|x - y|^2 / (2 bandwidth^2))`` on encoded
             rows, or ``"median"`` for the median distance between sampled rows.
         categorical: the categorical columns, by name or by place in a 2-D array; None for all
-            columns that are not numbers. A column of objects is numeric if its entries are numbers
-            or missing.
+            columns of texts and categories. A column of objects is numeric if its entries are
+            numbers, dates or missing.
         hash_buckets: columns with more categories are hashed into this many buckets, and
             categories that share a bucket count as one; None turns hashing off, with at most 10,000
             categories.
@@ -84,7 +85,8 @@ class RandomFourierFeatures(FeatureMap):
         n_features_out_: num_features, plus the encoded columns unless linear_weight is zero.
 
     Raises:
-        TypeError: ``fit`` gets no table, text in a numeric column, or dates or other objects.
+        TypeError: ``fit`` gets no table, text in a numeric column, or objects that are no numbers,
+            texts or dates.
         ValueError: ``fit`` gets arguments out of range, unknown column names, a name twice,
             infinite numbers, or a column of missing entries alone.
 
@@ -152,8 +154,7 @@ class RandomFourierFeatures(FeatureMap):
 
         Raises:
             TypeError: a column has another type than in ``fit``.
-            ValueError: not fitted, missing columns, infinite numbers, or missing numbers in a
-                column that was complete in ``fit``.
+            ValueError: not fitted, missing columns, or infinite numbers.
         """
         self._refuse_unfitted("_frequencies", "fit(X)")
         columns = columns_of_fit(X, [column.name for column in self.columns_])
@@ -177,9 +178,11 @@ class RandomFourierFeatures(FeatureMap):
         """Returns a ``keras.Model`` from raw columns to the features; it saves and loads.
 
         It takes an array (n, p) of numbers if ``fit`` did, and otherwise a dict of columns (n, 1)
-        by name: float32, int64, or text. If Keras does not allow a column's name, or a layer has
-        it, the input is renamed (``column_price_unit`` for ``price/unit``), and Keras warns; the
-        dict keeps the column names. Import ``tf_labeldp.keras_layers`` before you load its file.
+        by name, as ``to_inputs(table, model)`` returns it: float32, int64, or text. A missing
+        number is NaN, a missing text is empty, and a missing category of whole numbers is
+        ``-2**63``. If Keras does not allow a column's name, or a layer has it, the input is renamed
+        (``column_price_unit`` for ``price/unit``), and Keras warns; the dict keeps the column
+        names. Import ``tf_labeldp.keras_layers`` before you load its file.
         """
         self._refuse_unfitted("_frequencies", "fit(X)")
         import keras
@@ -303,7 +306,11 @@ def _median_distance(rows: np.ndarray) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class NumericColumn:
-    """A standardised column of numbers, and a second column that marks missing numbers."""
+    """A standardised column of numbers, and a second column that marks missing numbers.
+
+    Without the second column missing numbers become the mean. All steps are in ``float32``, like
+    those of the Keras layers, which they equal to the last bit.
+    """
 
     name: str | int
     mean: float
@@ -318,10 +325,12 @@ class NumericColumn:
 
     @classmethod
     def learn(cls, name: str | int, values: np.ndarray) -> NumericColumn:
-        all_numbers = as_numbers(name, values)
+        all_numbers = as_numbers(name, values).astype(np.float64)
         present = all_numbers[~np.isnan(all_numbers)]
         if not present.size:
-            raise ValueError(_NO_ENTRY.format(name=name))
+            raise ValueError(
+                f"column {name!r} needs an entry, got missing ones alone. Leave it out."
+            )
         stddev = float(present.std())
         # Rounding gives a constant column a tiny deviation, which must not become a divisor.
         constant = stddev <= 1e-12 * float(np.abs(present).max(initial=0.0))
@@ -332,12 +341,8 @@ class NumericColumn:
         """Fills ``out`` (n, width)."""
         found = as_numbers(self.name, values)
         missing = np.isnan(found)
-        if not self.has_missing and np.any(missing):
-            raise ValueError(
-                f"column {self.name!r} was complete in fit, and now lacks {int(missing.sum())} of "
-                f"{found.size} numbers (NaN). Fill them in, or fit on rows that lack some."
-            )
-        out[:, 0] = np.where(missing, 0.0, (found - self.mean) / self.stddev)
+        centred = found - np.float32(self.mean)
+        out[:, 0] = np.where(missing, 0.0, centred * np.float32(1.0 / self.stddev))
         if self.has_missing:
             out[:, 1] = missing
 
@@ -347,82 +352,35 @@ class NumericColumn:
         # Normalization would put a floor under the deviation.
         centre = keras.layers.Rescaling(1.0, offset=-self.mean, dtype="float32")
         scaled = keras.layers.Rescaling(1.0 / self.stddev, dtype="float32")(centre(inputs))
-        if not self.has_missing:
-            return scaled
         missing = keras.ops.isnan(inputs)
         filled = keras.ops.where(missing, keras.ops.zeros_like(scaled), scaled)
+        if not self.has_missing:
+            return filled
         return keras.ops.concatenate([filled, keras.ops.cast(missing, "float32")], axis=-1)
 
 
-@dataclasses.dataclass(frozen=True)
-class CategoricalColumn:
-    """A column of categories: hashed, or one-hot with a place for unknown categories."""
-
-    name: str | int
-    vocabulary: np.ndarray  # sorted; int64 or str; empty if hashed
-    buckets: int | None
-    num_categories: int
-
-    @classmethod
-    def learn(cls, name: str | int, values: np.ndarray, buckets: int | None) -> CategoricalColumn:
-        if {kind.__name__ for kind in map(type, values.tolist())} <= MISSING_TYPES:
-            raise ValueError(_NO_ENTRY.format(name=name))
-        words = set(_words(name, values))
-        kind: Any = np.int64 if all(isinstance(word, int) for word in words) else str
-        if buckets is not None and len(words) > buckets:
-            return cls(name, np.zeros(0, kind), buckets, len(words))
-        if len(words) > _MOST_CATEGORIES:
-            raise ValueError(
-                f"expected at most {_MOST_CATEGORIES} categories for a one-hot encoding, got "
-                f"{len(words)} in column {name!r}. Set hash_buckets, leave the column out, or give "
-                "it as numbers."
-            )
-        return cls(name, np.array(sorted(words), kind), None, len(words))
+class CategoricalColumn(Categories):
+    """A one-hot column of categories: buckets of a hash, or a vocabulary after the unknown ones."""
 
     @property
     def width(self) -> int:
-        return self.buckets or len(self.vocabulary) + 1
+        return super().width + self._first
 
     @property
-    def input_dtype(self) -> str:
-        return "int64" if self.vocabulary.dtype.kind == "i" else "string"
+    def _first(self) -> int:
+        """One if the unknown categories have a column."""
+        return int(self.buckets is None)
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
         """Fills ``out`` (n, width)."""
-        words = _words(self.name, values)
-        is_text = self.vocabulary.dtype.kind != "i"
-        if words and isinstance(words[0], str) != is_text:
-            raise TypeError(
-                f"column {self.name!r} needs categories of dtype {self.vocabulary.dtype}, as in "
-                f"fit, got {values.dtype}. Read both in the same way."
-            )
-        if self.buckets is not None:
-            distinct = list(set(words))
-            inputs = np.array(distinct, dtype=object if is_text else np.int64)
-            places = np.asarray(self._hashing("int")(inputs)).ravel().tolist()
-            codes = dict(zip(distinct, places, strict=True))
-        else:  # Keras's lookups reserve 0 for unknown values.
-            codes = {word: code for code, word in enumerate(self.vocabulary.tolist(), 1)}
         out[:] = 0.0
-        out[np.arange(len(out)), [codes.get(word, 0) for word in words]] = 1.0
+        out[np.arange(len(out)), self.places(values) - 1 + self._first] = 1.0
 
     def layers(self, inputs: Any) -> Any:
-        import keras
+        from keras import ops
 
-        if self.buckets is not None:
-            return self._hashing("one_hot")(inputs)
-        words = self.vocabulary.tolist()
-        # Keras's token for unknown values must differ from every category.
-        if self.vocabulary.dtype.kind == "i":
-            lookup, unknown = keras.layers.IntegerLookup, min(words) - 1
-        else:
-            lookup, unknown = keras.layers.StringLookup, max(words, key=len) + "?"
-        return lookup(vocabulary=words, output_mode="one_hot", oov_token=unknown)(inputs)
-
-    def _hashing(self, output_mode: str) -> Any:
-        import keras
-
-        return keras.layers.Hashing(self.buckets, output_mode=output_mode)
+        places = ops.squeeze(super().layers(inputs), axis=-1)
+        return ops.one_hot(places - 1 + self._first, self.width)
 
 
 Column = NumericColumn | CategoricalColumn
@@ -433,13 +391,21 @@ def learn_columns(
     categorical: Iterable[str | int] | None,
     hash_buckets: int | None,
 ) -> tuple[Column, ...]:
-    chosen = categorical_columns(table, categorical, numeric_kinds="iuf")
-    return tuple(
-        CategoricalColumn.learn(name, values, hash_buckets)
-        if name in chosen
-        else NumericColumn.learn(name, values)
-        for name, values in table.items()
-    )
+    chosen = categorical_columns(table, categorical)
+    columns: list[Column] = []
+    for name, values in table.items():
+        if name not in chosen:
+            columns.append(NumericColumn.learn(name, values))
+            continue
+        column = CategoricalColumn.learn(name, values, hash_buckets, with_missing=True)
+        if column.buckets is None and column.width > _MOST_CATEGORIES:
+            raise ValueError(
+                f"expected at most {_MOST_CATEGORIES} categories for a one-hot encoding, got "
+                f"{column.num_categories} in column {name!r}. Set hash_buckets, leave the column "
+                "out, or give it as numbers."
+            )
+        columns.append(column)
+    return tuple(columns)
 
 
 def encode(
@@ -453,52 +419,3 @@ def encode(
         column.encode(table[column.name][rows], out[:, start : start + column.width])
         start += column.width
     return out
-
-
-def as_numbers(name: str | int, values: np.ndarray) -> np.ndarray:
-    if values.dtype.kind not in "biuf":
-        if values.dtype.kind == "O":
-            is_missing = [type(entry).__name__ in MISSING_TYPES for entry in values.tolist()]
-            values = np.where(is_missing, np.nan, values)
-        try:
-            values = values.astype(np.float64)
-        except (TypeError, ValueError):
-            raise TypeError(
-                f"column {name!r} must be numbers, got dtype {values.dtype}. List it in "
-                "categorical=, or convert it."
-            ) from None
-    found = values.astype(np.float64)
-    bad = int(np.count_nonzero(np.isinf(found)))
-    if bad:
-        raise ValueError(
-            f"column {name!r} must be finite, but {bad} of {found.size} entries are infinite. "
-            "Make them numbers, or NaN where they are missing."
-        )
-    return found
-
-
-def as_categories(name: str | int, values: np.ndarray) -> np.ndarray:
-    if values.dtype.kind in "biu":
-        return values.astype(np.int64)
-    if values.dtype.kind == "f":
-        whole = values.astype(np.int64, copy=True) if np.all(np.isfinite(values)) else None
-        if whole is None or not np.array_equal(whole, values):
-            raise ValueError(
-                f"categorical column {name!r} must be integers or text, got fractions. Leave it "
-                "numeric, or convert its categories."
-            )
-        return whole
-    if values.dtype.kind not in "OUS":
-        raise TypeError(
-            f"column {name!r} must be numbers or text, got dtype {values.dtype}. {CONVERT}"
-        )
-    return values.astype(str)
-
-
-def _words(name: str | int, values: np.ndarray) -> list[Any]:
-    """Returns categories as whole numbers or texts."""
-    if values.dtype.kind == "O":
-        # An array of fixed width would take the memory of the longest text for each. TensorFlow
-        # gives texts as bytes.
-        return [v.decode() if isinstance(v, bytes) else str(v) for v in values.tolist()]
-    return as_categories(name, values).tolist()

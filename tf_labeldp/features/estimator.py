@@ -12,13 +12,12 @@ from sklearn.base import BaseEstimator, TransformerMixin
 
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts, receipts_to_bytes
+from tf_labeldp.features.tables import MISSING_INTEGER
 from tf_labeldp.vault.model_history import counted_weights
 
 _Self = TypeVar("_Self", bound="Estimator")
 _INPUT_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")
 """Input names with which a Keras model saves, loads and exports for serving."""
-MISSING_INTEGER = -(2**63)
-"""The smallest int64 stands for a missing whole number."""
 _LAYER_NAMES = frozenset(
     """
     above_low clip encoded_columns head label_range neighbour_smoothing neighbours

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,15 @@ from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts
 from tf_labeldp.features.estimator import FeatureMap
+from tf_labeldp.features.tables import (
+    as_table,
+    column_values,
+    columns_of,
+    is_frame,
+    is_structured,
+    names_of,
+    text_error,
+)
 
 _BLOCK_BYTES = 1 << 26
 """Bytes per block in double precision: large enough for fast matrix products."""
@@ -22,9 +29,6 @@ _ENCODED_ROWS = 4096
 """Rows per call of an encoder."""
 _FINITE_CELLS = 1 << 24
 """Numbers checked at a time."""
-CONVERT = "Convert it, for example dates to days since a fixed date."
-MISSING_TYPES = frozenset(["NoneType", "NAType", "NaTType"])
-"""Names of the types of missing entries; pandas has the last two."""
 NO_ROWS = "features hold no rows; give at least one."
 SHUFFLED = (
     "expected the same rows in the same order on each reading, got others: the data set must not "
@@ -37,10 +41,11 @@ class FeatureRows:
     """Public inputs as rows of numbers (n, d), read by number or in order, encoded when read.
 
     Args:
-        inputs: numbers (n, d): an array, a list of rows, a sparse matrix, a table (a dict of
-            columns, a structured array, a data frame of pandas, Polars or Arrow), a tuple of
-            arrays, or a ``tf.data.Dataset`` of such batches x or (x, y), which gives the same rows
-            on each reading. With an encoder: the inputs that it takes.
+        inputs: numbers (n, d): an array, a list of rows, a sparse matrix, a table (a data frame of
+            pandas or Polars, lazy ones too, a table or record batch of Arrow, a dict of columns, a
+            list of records, a structured array), a tuple of arrays, or a ``tf.data.Dataset`` of
+            such batches x or (x, y), which gives the same rows on each reading. With an encoder:
+            the inputs that it takes.
         encoder: a fitted map with ``transform``, a Keras model, a callable, or an object with
             ``predict``; None if the inputs are features. It gets arrays in blocks, and all other
             inputs whole, except for the maps of this library, which get tables in blocks too.
@@ -74,7 +79,7 @@ class FeatureRows:
         max_bytes: float = 0.0,
     ) -> None:
         self._public = (inputs, encoder)
-        self._inputs, self._encoder = bare(inputs), _checked_encoder(bare(encoder))
+        self._inputs, self._encoder = as_table(bare(inputs)), _checked_encoder(bare(encoder))
         self.is_encoded = self._encoder is not None
         self._flatten, self._max_bytes = flatten, max_bytes
         self._digest: str | None = None  # set by the first reading of a data set
@@ -103,7 +108,7 @@ class FeatureRows:
         is_plain = isinstance(inputs, np.ndarray) and not inputs.dtype.names and inputs.ndim > 0
         if is_plain and self._encoder is not None:
             return inputs, self._encoder
-        if isinstance(self._encoder, FeatureMap) and _names_of(inputs) is not None:
+        if isinstance(self._encoder, FeatureMap) and names_of(inputs) is not None:
             return _TableRows(table_columns(inputs)), self._encoder
         return _features_of(inputs, self._encoder, self._flatten), None
 
@@ -200,10 +205,12 @@ class _TableRows:
 
 
 def table_columns(table: Any) -> dict[Any, np.ndarray]:
-    """Returns columns (n,) by name; by place for an array (n, p) or a sparse matrix."""
-    if is_dataset(table):
-        table = collected(table)
-    columns = _columns_of(table)
+    """Returns columns (n,) by name; by place for an array (n, p) or a sparse matrix.
+
+    They are numbers, NaN where missing, or texts, empty where missing.
+    """
+    table = collected(table) if is_dataset(table) else as_table(table)
+    columns = columns_of(table)
     if columns is None:
         matrix: Any = _side_by_side(input_parts(table)) if _is_several(table) else table
         matrix = matrix.toarray() if _is_sparse(matrix) else np.asarray(matrix)
@@ -212,7 +219,7 @@ def table_columns(table: Any) -> dict[Any, np.ndarray]:
                 "a table must be a dict of columns, a structured array, a data frame, an array "
                 f"(n, p) or a sparse matrix, got {type(table).__name__} of shape {matrix.shape}."
             )
-        columns = dict(enumerate(matrix.T))
+        columns = {place: column_values(place, part) for place, part in enumerate(matrix.T)}
     if not columns:
         raise ValueError("expected at least one column, got an empty table.")
     shapes = {values.shape for values in columns.values()}
@@ -256,23 +263,11 @@ def columns_of_fit(table: Any, names: Sequence[str | int]) -> dict[Any, np.ndarr
 
 
 def categorical_columns(
-    table: Mapping[Any, np.ndarray], categorical: Iterable[str | int] | None, numeric_kinds: str
+    table: Mapping[Any, np.ndarray], categorical: Iterable[str | int] | None
 ) -> set[str | int]:
-    """Returns the names of categorical columns: those that are named, or of no numeric kind.
-
-    A column of objects is numeric if its entries are numbers or missing. Without names, it raises
-    for objects that are neither numbers nor texts.
-    """
+    """Returns the names of categorical columns: those that are named, or all columns of texts."""
     if categorical is None:
-        return {
-            name
-            for name, values in table.items()
-            if not (
-                _are_numbers(name, values)
-                if values.dtype.kind == "O"
-                else values.dtype.kind in numeric_kinds
-            )
-        }
+        return {name for name, values in table.items() if values.dtype.kind not in "biuf"}
     if isinstance(categorical, str):
         raise TypeError("categorical must be a list of names, got one text. Use [name].")
     chosen = set(categorical)
@@ -285,16 +280,6 @@ def categorical_columns(
     return chosen
 
 
-def _are_numbers(name: str | int, entries: np.ndarray) -> bool:
-    types = {kind for kind in map(type, entries.tolist()) if kind.__name__ not in MISSING_TYPES}
-    texts = {kind for kind in types if issubclass(kind, (str, bytes, bool, np.bool_))}
-    other = [kind for kind in types - texts if not issubclass(kind, (numbers.Real, Decimal))]
-    if other:
-        found = f"{other[0].__module__}.{other[0].__name__}"
-        raise TypeError(f"column {name!r} must be numbers or text, got {found}. {CONVERT}")
-    return bool(types) and not texts
-
-
 def is_dataset(inputs: Any) -> bool:
     """Returns whether inputs are a ``tf.data.Dataset``."""
     return hasattr(inputs, "as_numpy_iterator")
@@ -305,13 +290,14 @@ def column_names(inputs: Any) -> tuple[str, ...] | None:
     if is_dataset(inputs):
         spec = inputs.element_spec
         inputs = spec[0] if isinstance(spec, tuple) and spec else spec
-    found = tuple(_names_of(inputs) or ())
+    found = tuple(names_of(as_table(inputs)) or ())
     return found if found and all(isinstance(name, str) for name in found) else None
 
 
 def input_parts(inputs: Any) -> list[Any]:
     """Returns the columns of a table, the parts of a tuple of arrays, or the inputs alone."""
-    columns = _columns_of(inputs)
+    inputs = as_table(inputs)
+    columns = columns_of(inputs)
     if columns is not None:
         return list(columns.values())
     if not _is_several(inputs):
@@ -331,10 +317,11 @@ def as_rows(part: Any) -> Any:
     """
     if _is_sparse(part):
         return part.tocsr()
-    if _is_frame(part) or _is_structured(part):
+    part = as_table(part)
+    if is_frame(part) or is_structured(part):
+        names_of(part)  # refuses equal names
         array = np.asarray(part)
-        # An array of objects or records would keep the columns' dtypes apart.
-        return _side_by_side(input_parts(part)) if array.dtype.kind in "OV" else array
+        return array if array.dtype.kind in "biuf" else _side_by_side(_numeric_parts(part))
     if isinstance(part, (list, tuple)):
         part = np.asarray(part)
     elif hasattr(part, "to_numpy"):
@@ -442,41 +429,12 @@ def collected(dataset: Any) -> Any:
     return map_parts(joined, *batches)
 
 
-def _is_frame(inputs: Any) -> bool:
-    is_indexed = hasattr(inputs, "columns") and hasattr(inputs, "__getitem__")
-    return is_indexed and not isinstance(inputs, Mapping)
-
-
-def _is_structured(inputs: Any) -> bool:
-    return bool(getattr(getattr(inputs, "dtype", None), "names", None))
-
-
 def _is_sparse(inputs: Any) -> bool:
     return hasattr(inputs, "tocsr")
 
 
 def _is_several(inputs: Any) -> bool:  # a tuple of arrays, not of rows
     return isinstance(inputs, tuple) and any(hasattr(part, "shape") for part in inputs)
-
-
-def _names_of(table: Any) -> Any:
-    if isinstance(table, Mapping):
-        return table
-    if _is_frame(table):
-        names = list(getattr(table, "column_names", table.columns))  # Arrow has column_names
-        if len(set(names)) < len(names):
-            twice = sorted({repr(name) for name in names if names.count(name) > 1})
-            raise ValueError(
-                f"expected columns with different names, got {', '.join(twice)} more than once. "
-                "Rename or drop columns."
-            )
-        return names
-    return table.dtype.names if _is_structured(table) else None
-
-
-def _columns_of(table: Any) -> dict[Any, np.ndarray] | None:
-    names = _names_of(table)
-    return None if names is None else {name: np.asarray(table[name]) for name in names}
 
 
 def _check_columns(found: tuple[str, ...] | None, expected: Any) -> None:
@@ -539,7 +497,7 @@ def _features_of(inputs: Any, encoder: Any, flatten: bool = False) -> Any:
 def _as_matrix(inputs: Any, flatten: bool) -> Any:
     """Returns numbers (n, d): an array, copied only if needed, or a CSR matrix."""
     if isinstance(inputs, Mapping) or _is_several(inputs):
-        rows = _side_by_side(input_parts(inputs))
+        rows = _side_by_side(_numeric_parts(inputs))
     else:
         rows = as_rows(inputs)
         rows = rows if _is_sparse(rows) else all_rows(rows)
@@ -556,6 +514,14 @@ def _as_matrix(inputs: Any, flatten: bool) -> Any:
         raise ValueError(f"features must have shape (n, d), got {rows.shape}. {hint}")
     check_numbers(rows.dtype)
     return rows
+
+
+def _numeric_parts(inputs: Any) -> list[Any]:
+    """Returns ``input_parts``; raises if a column is of texts."""
+    columns = columns_of(inputs) or {}
+    if texts := [name for name, values in columns.items() if values.dtype.kind not in "biuf"]:
+        raise TypeError(text_error(texts))
+    return list(columns.values()) or input_parts(inputs)
 
 
 def _side_by_side(parts: list[Any]) -> np.ndarray:

@@ -27,6 +27,7 @@ from tf_labeldp.boosting.worth import worth
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
 from tf_labeldp.features.estimator import FeatureMap
 from tf_labeldp.features.reader import column_names, is_dataset, table_columns
+from tf_labeldp.features.tables import as_table
 from tf_labeldp.front_door._recommend import Choice, recommend
 from tf_labeldp.heads import (
     BootstrappedHead,
@@ -144,7 +145,7 @@ class _FrontDoor(Head):
             UserWarning: an earlier fit of this process used these rows with an array of labels.
         """
         public = public_input(X, self.encoder, self.model)
-        features = all_features = public.value[0]
+        features = all_features = as_table(public.value[0])
         labels: Any = y
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         size = len(labels)

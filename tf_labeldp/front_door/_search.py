@@ -14,6 +14,7 @@ from tf_labeldp.accounting import Charge, Private, Public, public_input
 from tf_labeldp.accounting.events import gaussian_event, pure_dp_event
 from tf_labeldp.accounting.gaussian import gaussian_share, gaussian_sigma
 from tf_labeldp.accounting.receipts import merge_receipts
+from tf_labeldp.features.tables import as_table
 from tf_labeldp.front_door._estimators import (
     places_in,
     predictions_for_metrics,
@@ -108,6 +109,7 @@ class PrivateSearchCV(Head):
             )
         public = public_input(X, self.estimator, self.param_grid)
         features, estimator, grid = public.value
+        features = as_table(features)
         candidates = list(ParameterGrid(grid))
         searched = {name for candidate in candidates for name in candidate}
         if refused := sorted(_SET_HERE & searched):

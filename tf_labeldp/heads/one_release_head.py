@@ -616,6 +616,8 @@ def _scaled(rows: Any, scaling: Scaling) -> Any:
     """Applies ``scaling.rows`` to a Keras tensor (m, d), without the constant column."""
     from keras import layers
 
+    from tf_labeldp.keras_layers._released_dense import WideDense
+
     # Division by their size keeps tiny numbers above the constant in Keras's normalisation.
     offset = (-scaling.mean / scaling.size).tolist() if np.any(scaling.mean) else 0.0
     name = "public_center_and_scale"
@@ -623,7 +625,7 @@ def _scaled(rows: Any, scaling: Scaling) -> Any:
     rows = layers.UnitNormalization(axis=-1, dtype="float32", name="unit_rows")(rows)
     if scaling.spread is None:
         return rows
-    spread = layers.Dense(scaling.spread.shape[1], use_bias=False, name="spread", **_FIXED)
+    spread = WideDense(scaling.spread.shape[1], use_bias=False, name="spread", **_FIXED)
     rows = spread(rows)
     spread.set_weights([scaling.spread])
     return layers.UnitNormalization(axis=-1, dtype="float32", name="unit_spread_rows")(rows)

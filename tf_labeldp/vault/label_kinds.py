@@ -242,8 +242,8 @@ class Classes(LabelKind):
     """Labels that are classes, one per example, encoded as ``int64`` codes 0..K-1, (n,).
 
     Args:
-        classes: K, at least 2, for labels 0..K-1; or the hashable class values in the order of
-            their codes.
+        classes: K, at least 2, for labels 0..K-1, which may be booleans or whole floats; or the
+            hashable class values in the order of their codes.
 
     Raises:
         TypeError, ValueError: fewer than two classes, or a class value that occurs twice.
@@ -299,7 +299,7 @@ class Classes(LabelKind):
     def encode(self, labels: Private[Any]) -> np.ndarray:
         labels = _as_array(labels)
         if self.names is None:
-            return _validate.class_indices("labels", labels, self.num_classes)
+            return _validate.class_indices("labels", _whole_numbers(labels), self.num_classes)
         return _codes(labels, self.names)
 
     def decode(self, codes: Public[Any]) -> np.ndarray:
@@ -423,7 +423,21 @@ def _as_array(labels: Any) -> Any:
             "some labels are masked. Leave those examples out, or fill them in, by a rule that "
             "does not look at labels."
         )
+    if hasattr(labels, "to_numpy"):  # a column of pandas, Polars or Arrow
+        return _validate.column_array(labels)
     return labels.numpy() if hasattr(labels, "numpy") else labels
+
+
+def _whole_numbers(labels: Any) -> Any:
+    """Returns booleans and floats that are whole numbers as ``int64``, all else unchanged."""
+    array = np.asarray(labels)
+    if array.dtype.kind == "f" and (missing := int(np.count_nonzero(np.isnan(array)))):
+        raise ValueError(
+            f"labels must be classes, but {missing} of {array.size} are missing. Leave these "
+            "examples out, or fill them in, by a rule that does not use labels."
+        )
+    is_whole = array.dtype.kind == "f" and np.all(np.isfinite(array) & (array % 1.0 == 0.0))
+    return array.astype(np.int64) if is_whole or array.dtype.kind == "b" else labels
 
 
 def _object_array(values: Sequence[Any]) -> np.ndarray:

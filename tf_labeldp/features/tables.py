@@ -1,0 +1,298 @@
+"""Tables of any library as columns of NumPy: numbers, and texts, with one missing value of each."""
+
+from __future__ import annotations
+
+import datetime
+import numbers
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting import Public
+from tf_labeldp.accounting.provenance import bare
+
+MISSING_WORDS = ("", "nan", "None", "<NA>", "NaT")
+"""Texts that count as missing: the empty text, and missing values that were turned into text."""
+MISSING_INTEGER = -(2**63)
+"""The smallest ``int64`` stands for a missing category of whole numbers."""
+_MISSING_TYPES = frozenset(["NoneType", "NAType", "NaTType"])
+"""Names of the types of missing entries; pandas has the last two."""
+
+
+def as_table(inputs: Any) -> Any:
+    """Returns a table that is read by column: a lazy frame is collected, records become columns."""
+    if hasattr(inputs, "collect") and hasattr(inputs, "collect_schema"):  # Polars's LazyFrame
+        return inputs.collect()
+    if hasattr(inputs, "to_struct_array") and not hasattr(inputs, "combine_chunks"):
+        import pyarrow  # type: ignore[import-untyped]
+
+        return pyarrow.Table.from_batches([inputs])  # of a record batch
+    if isinstance(inputs, list) and inputs and isinstance(inputs[0], Mapping):
+        others = [row for row in inputs if not isinstance(row, Mapping)]
+        if others:
+            raise TypeError(
+                "expected records, a list of dicts, got one with a row of type "
+                f"{type(others[0]).__name__}. Give one dict per example."
+            )
+        names = dict.fromkeys(name for row in inputs for name in row)
+        return {name: _objects([row.get(name) for row in inputs]) for name in names}
+    return inputs
+
+
+def is_frame(inputs: Any) -> bool:
+    """Returns whether inputs are a data frame of pandas or Polars, or a table of Arrow."""
+    is_indexed = hasattr(inputs, "columns") and hasattr(inputs, "__getitem__")
+    return is_indexed and not isinstance(inputs, Mapping)
+
+
+def is_structured(inputs: Any) -> bool:
+    """Returns whether inputs are an array of records, with a name per field."""
+    return bool(getattr(getattr(inputs, "dtype", None), "names", None))
+
+
+def names_of(table: Any) -> Any:
+    """Returns the column names of a result of ``as_table``, which must differ; None without any."""
+    if isinstance(table, Mapping):
+        return table
+    if is_frame(table):
+        names = list(getattr(table, "column_names", table.columns))  # Arrow has column_names
+        if len(set(names)) < len(names):
+            twice = sorted({repr(name) for name in names if names.count(name) > 1})
+            raise ValueError(
+                f"expected columns with different names, got {', '.join(twice)} more than once. "
+                "Rename or drop columns."
+            )
+        return names
+    return table.dtype.names if is_structured(table) else None
+
+
+def columns_of(table: Any) -> dict[Any, np.ndarray] | None:
+    """Returns the columns of a result of ``as_table``; None if it has no names."""
+    names = names_of(table)
+    return None if names is None else {name: column_values(name, table[name]) for name in names}
+
+
+def column_values(name: Any, column: Any) -> np.ndarray:
+    """Returns a column (n,) as numbers, NaN where missing, or as texts, empty where missing.
+
+    Missing are None, NaN, NaT, pandas's NA and the ``MISSING_WORDS``. Dates, times and durations
+    become days, since 1970-01-01 UTC; decimals become doubles. A column of a category type is of
+    texts, also if its categories are numbers, and so is a column of numbers and texts.
+    """
+    of_pandas = str(getattr(column, "dtype", "")).startswith(("category", "dictionary"))
+    is_category = of_pandas or _validate.is_arrow_dictionary(column)
+    if isinstance(column, (list, tuple)) and any(isinstance(entry, str) for entry in column):
+        column = _objects(list(column))  # NumPy would turn its numbers into texts
+    array = _validate.column_array(column.astype(object) if of_pandas else column)
+    kind = array.dtype.kind
+    if array.ndim != 1 or kind in "biuf":
+        return array
+    if kind in "Mm":
+        return _days(array)
+    if kind == "S":
+        array = np.char.decode(array)
+    if array.dtype.kind == "U" and not np.isin(array, MISSING_WORDS).any():
+        return array
+    if array.dtype.kind not in "OU":
+        raise TypeError(
+            f"column {name!r} must be numbers or text, got dtype {array.dtype}. Convert it."
+        )
+    entries = [e.decode() if isinstance(e, bytes) else e for e in array.tolist()]
+    is_missing = np.fromiter(map(_is_missing, entries), bool, len(entries))
+    present = [entry for entry, missing in zip(entries, is_missing, strict=True) if not missing]
+    types = set(map(type, present))
+    if _are(types, (numbers.Real, Decimal, np.bool_)) and not is_category:
+        if is_missing.any() or not _are(types, (numbers.Integral, np.bool_)):
+            return _filled(np.nan, is_missing, present, np.float64)
+        return np.array(present, np.int64)
+    if _are(types, datetime.date):
+        present = [_without_zone(entry) for entry in present]
+        return _days(_filled("NaT", is_missing, present, "datetime64[us]"))
+    if _are(types, datetime.timedelta):
+        return _days(_filled("NaT", is_missing, present, "timedelta64[us]"))
+    texts_and_numbers = (str, numbers.Real, Decimal, np.bool_)
+    if not _are(types, texts_and_numbers):
+        other = next(t for t in types if not issubclass(t, texts_and_numbers))
+        raise TypeError(
+            f"column {name!r} must be numbers, text or dates, got {other.__module__}."
+            f"{other.__name__}. Convert it, or leave it out."
+        )
+    return _filled("", is_missing, list(map(str, present)), object)
+
+
+def to_inputs(table: Public[Any], model: Public[Any] = None) -> Any:
+    """Returns a table as the inputs that a Keras model takes, missing values included.
+
+    A missing number is NaN, a missing text is empty, and a missing category of whole numbers is
+    ``-2**63``: in an exported model (``to_keras``) they count as in ``fit`` and ``predict``.
+
+    Args:
+        table: columns (n,): a data frame of pandas or Polars, a table of Arrow, a dict of columns,
+            or a list of records.
+        model: the model, whose inputs decide which columns are taken, and as what type. None takes
+            all columns, numbers as ``float32``: then the table must have the columns of the model
+            alone, and none of these may be a category of whole numbers.
+
+    Returns:
+        A dict of arrays or tensors (n, 1) by column name; for a model with one input of rows an
+        array ``float32`` (n, p) of the columns side by side.
+
+    Raises:
+        TypeError: a text where the model takes a number, or the other way round.
+        ValueError: the table lacks a column, or has more or fewer than the model takes.
+
+    Example:
+        >>> table = {"age": [20, None], "job": ["cook", None]}
+        >>> inputs = to_inputs(table)
+        >>> inputs["age"].tolist(), [word.decode() for word in inputs["job"].numpy()[:, 0]]
+        ([[20.0], [nan]], ['cook', ''])
+    """
+    columns = columns_of(as_table(bare(table)))
+    if columns is None:
+        raise TypeError(
+            f"expected a table with column names, got {type(bare(table)).__name__}. Give an array "
+            "of numbers to the model as it is."
+        )
+    model = bare(model)
+    if model is None:
+        return {
+            str(name): _as_input(name, values, "float32" if _is_number(values) else "string")
+            for name, values in columns.items()
+        }
+    expected = getattr(model, "input", getattr(model, "inputs", None))  # no `input`: Sequential
+    if expected is None:
+        raise TypeError(
+            f"expected a model with known inputs, got {type(model).__name__}. Build it on "
+            "keras.Input."
+        )
+    if not isinstance(expected, Mapping):
+        inputs = list(model.inputs)
+        if len(inputs) == 1 and inputs[0].dtype != "string":
+            return _as_matrix(columns, inputs[0])
+        expected = {tensor.name: tensor for tensor in inputs}
+    by_text = {str(name): values for name, values in columns.items()}
+    missing = [repr(name) for name in expected if name not in by_text]
+    if missing:
+        raise ValueError(
+            f"the table lacks inputs of the model: {', '.join(missing)}. Add these columns."
+        )
+    return {
+        name: _as_input(name, by_text[name], tensor.dtype) for name, tensor in expected.items()
+    }
+
+
+def as_numbers(name: Any, values: np.ndarray) -> np.ndarray:
+    """Returns a column as finite ``float32`` numbers (n,), NaN where missing."""
+    if not _is_number(values):
+        raise TypeError(
+            f"column {name!r} must be numbers, got text. List it in categorical=, or convert it."
+        )
+    with np.errstate(over="ignore"):
+        found = values.astype(np.float32)
+    bad = int(np.count_nonzero(np.isinf(found)))
+    if bad:
+        raise ValueError(
+            f"column {name!r} must be finite, but {bad} of {found.size} entries are infinite. "
+            "Make them numbers, or NaN where they are missing."
+        )
+    return found
+
+
+def as_categories(name: Any, values: np.ndarray) -> np.ndarray:
+    """Returns a column as categories (n,): ``int64`` whole numbers, or texts."""
+    if values.dtype.kind != "f":
+        return values.astype(np.int64) if _is_number(values) else values
+    filled = np.where(np.isnan(values), float(MISSING_INTEGER), values)
+    whole = np.where(np.isinf(filled), 0.0, filled).astype(np.int64)
+    if not np.array_equal(whole, filled):
+        raise ValueError(
+            f"categorical column {name!r} must be integers or text, got fractions. Leave it "
+            "numeric, or convert its categories."
+        )
+    return whole
+
+
+def _as_matrix(columns: dict[Any, np.ndarray], tensor: Any) -> np.ndarray:
+    if texts := [name for name, values in columns.items() if not _is_number(values)]:
+        raise TypeError(text_error(texts))
+    width = tensor.shape[-1]
+    if len(columns) != width:
+        raise ValueError(
+            f"the model takes {width} columns, got {len(columns)}: {list(columns)}. Select its "
+            "columns, in its order."
+        )
+    return np.column_stack(list(columns.values())).astype(tensor.dtype)
+
+
+def _as_input(name: Any, values: np.ndarray, dtype: str) -> Any:
+    """Returns a column (n,) as a Keras input (n, 1) of a dtype."""
+    if dtype != "string":
+        if not _is_number(values):
+            raise TypeError(f"the model takes numbers in column {name!r}, got text. Convert it.")
+        if dtype.startswith("int"):
+            values = as_categories(name, values)
+            if dtype != "int64" and (values == MISSING_INTEGER).any():
+                raise ValueError(
+                    f"column {name!r} lacks numbers, for which a model's input of {dtype} has no "
+                    "value. Fill them in."
+                )
+        return values.astype(dtype)[:, np.newaxis]
+    if _is_number(values) and not np.isnan(values).all():
+        raise TypeError(f"the model takes text in column {name!r}, got numbers. Use .astype(str).")
+    texts = np.full(values.shape, "") if _is_number(values) else values.astype(str)
+    import keras
+
+    # Keras takes texts as tensors alone.
+    return keras.ops.convert_to_tensor(texts[:, np.newaxis])
+
+
+def text_error(names: list[Any]) -> str:
+    """Returns the words of an error on columns of texts where numbers are needed."""
+    return (
+        f"expected numbers, got text in column {', '.join(map(repr, names))}. Encode the table: "
+        "encoder=tf_labeldp.features.RandomFourierFeatures().fit(table)."
+    )
+
+
+def _is_number(values: np.ndarray) -> bool:
+    return values.dtype.kind in "biuf"
+
+
+def _are(types: set[type], kinds: Any) -> bool:
+    return all(issubclass(each, kinds) for each in types)
+
+
+def _is_missing(entry: Any) -> bool:
+    if isinstance(entry, str):
+        return entry in MISSING_WORDS
+    if type(entry).__name__ in _MISSING_TYPES:
+        return True
+    return isinstance(entry, (float, np.floating, Decimal)) and entry != entry
+
+
+def _filled(missing: Any, is_missing: np.ndarray, present: list[Any], dtype: Any) -> np.ndarray:
+    found = np.full(is_missing.shape, missing, dtype)
+    found[~is_missing] = _objects(present) if dtype is object else np.array(present, dtype)
+    return found
+
+
+def _objects(entries: list[Any]) -> np.ndarray:
+    """Returns an array of objects (n,), one per entry: lists are not expanded."""
+    return np.fromiter(entries, dtype=object, count=len(entries))
+
+
+def _without_zone(day: Any) -> Any:
+    """Returns a date, or a time in UTC without its zone, as NumPy takes it."""
+    if getattr(day, "tzinfo", None) is None:
+        return day
+    return day.astimezone(datetime.timezone.utc).replace(tzinfo=None)
+
+
+def _days(array: np.ndarray) -> np.ndarray:
+    """Returns days since 1970-01-01, or days of durations, ``float64``; NaN where missing."""
+    if array.dtype.kind == "M":
+        array = array - np.datetime64(0, "D")
+    return array / np.timedelta64(1, "D")
