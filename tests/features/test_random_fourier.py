@@ -226,7 +226,7 @@ def test_columns_of_objects_are_numbers_or_texts():
     widths = {column.name: column.width for column in model.columns_}
     assert widths == {
         **dict.fromkeys(("numbers", "decimals", "pandas"), 2),
-        **{"texts": 5, "mixed": 4, "flags": 4},
+        **{"texts": 4, "mixed": 4, "flags": 2},
     }
     same = {**table, "mixed": np.array([7, "7", None, 1.5], dtype=object)}
     np.testing.assert_array_equal(model.transform(table), model.transform(same))
@@ -234,9 +234,11 @@ def test_columns_of_objects_are_numbers_or_texts():
     spelt = {"word": np.array(["größe".encode(), b"b"], dtype=object)}  # as a data set gives them
     by_word = RandomFourierFeatures(8).fit(words)
     np.testing.assert_array_equal(by_word.transform(words), by_word.transform(spelt))
-    dates = {"day": np.array([pd.Timestamp("2024-01-01")] * 3, dtype=object)}
-    with pytest.raises(TypeError, match=r"'day' must be numbers or text, got pandas\..*Timestamp"):
-        RandomFourierFeatures(8).fit(dates)
+    months = {"month": np.array([pd.Period("2024-01")] * 3, dtype=object)}
+    with pytest.raises(
+        TypeError, match=r"'month' must be numbers, text or dates, got pandas\..*Per"
+    ):
+        RandomFourierFeatures(8).fit(months)
 
 
 def test_missing_numbers_become_the_mean_and_a_column(tmp_path):
@@ -263,8 +265,8 @@ def test_wrong_kinds():
         RandomFourierFeatures(categorical="job").fit(some_table())
     with pytest.raises(TypeError, match="'job' must be numbers"):
         RandomFourierFeatures(categorical=[]).fit(some_table())
-    with pytest.raises(TypeError, match="'day' must be numbers or text, got dtype datetime64"):
-        RandomFourierFeatures().fit({"day": np.array(["2024-01-01"], "datetime64[D]")})
+    with pytest.raises(TypeError, match="'z' must be numbers or text, got dtype complex128"):
+        RandomFourierFeatures().fit({"z": np.array([1j])})
 
 
 def test_bad_input_of_transform():
@@ -272,11 +274,8 @@ def test_bad_input_of_transform():
     with pytest.raises(ValueError, match="lacks columns of fit: 'job'"):
         model.transform({name: v for name, v in some_table().items() if name != "job"})
     changed = {**some_table(), "job": np.arange(200)}
-    with pytest.raises(TypeError, match="as in fit, got"):
+    with pytest.raises(TypeError, match="as in fit, text, got numbers"):
         model.transform(changed)
-    gone = {**some_table(), "gain": np.full(200, np.nan)}
-    with pytest.raises(ValueError, match=r"'gain' was complete in fit, .* lacks 200 of 200"):
-        model.transform(gone)
 
 
 def test_a_matrix_must_keep_its_columns():

@@ -187,7 +187,12 @@ BAD = {
     "nothing": (None, {}, TypeError, "features must be an array, a list .* got NoneType"),
     "text": ("x.npy", {}, TypeError, "got str"),
     "words": ([["a", "b"]] * N, {}, TypeError, "features must be numbers, got dtype <U1"),
-    "column of words": ({"a": X[:, 0], "b": ["a"] * N}, {}, TypeError, "must be numbers"),
+    "column of words": (
+        {"a": X[:, 0], "b": ["a"] * N},
+        {},
+        TypeError,
+        "text in column 'b'. Encode",
+    ),
     "no rows": (X[:0], {}, ValueError, "features hold no rows"),
     "no batches": (dataset(X[:0]), {}, ValueError, "features hold no rows"),
     "uneven parts": ((X, X[1:]), {}, ValueError, r"same length, got lengths \[44, 45\]"),

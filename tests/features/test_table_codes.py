@@ -128,7 +128,7 @@ def test_columns_of_one_value_and_of_missing_values_are_kept():
     mapping = TableCodes().fit(table)
     expected = np.array([[NAN, 1.0, NAN]] * 4, np.float32)
     np.testing.assert_array_equal(mapping.transform(table), expected)
-    found = mapping.to_keras()(as_batch(mapping, {**table, "word": np.array(["a"] * 4)}))
+    found = mapping.to_keras()(as_batch(mapping, {**table, "word": np.full(4, NAN)}))
     np.testing.assert_array_equal(np.asarray(found), expected)
 
 
@@ -149,7 +149,7 @@ def test_a_sparse_matrix_is_made_dense():
         ({}, {"a": np.array([1.0, np.inf])}, ValueError, "'a' must be finite, but 1 of 2"),
         ({}, {"a": np.array([1.0, -1e300])}, ValueError, "'a' must be finite, but 1 of 2"),
         ({}, {0: np.ones(2), "0": np.ones(2)}, ValueError, "differ as text"),
-        ({}, {"a": np.array(["2026-01-01"], "M8[D]")}, TypeError, "dates to days"),
+        ({}, {"a": np.array([[1], None], object)}, TypeError, "'a' must be .* got builtins.list"),
     ],
 )
 def test_bad_input_of_fit(arguments, table, error, message):
@@ -162,7 +162,7 @@ def test_bad_input_of_transform():
     table = some_table(seed=1)
     with pytest.raises(ValueError, match="lacks columns of fit: 'age'"):
         mapping.transform({name: values for name, values in table.items() if name != "age"})
-    with pytest.raises(TypeError, match="'job' needs categories of dtype"):
+    with pytest.raises(TypeError, match="'job' needs categories as in fit, text, got num"):
         mapping.transform({**table, "job": np.arange(400)})
     with pytest.raises(ValueError, match="expected 2 columns, as in fit, got 3"):
         TableCodes().fit(np.ones((4, 2))).transform(np.ones((4, 3)))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tf_labeldp.features.tables import MISSING_INTEGER, MISSING_WORDS, as_categories
+
+_Self = TypeVar("_Self", bound="Categories")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +34,14 @@ class Categories:
 
     @classmethod
     def learn(
-        cls,
+        cls: type[_Self],
         name: str | int,
         values: np.ndarray,
         most: int | None,
         *,
         by_frequency: bool = False,
         with_missing: bool = False,
-    ) -> Categories:
+    ) -> _Self:
         """Returns the categories of a column (n,); more than ``most`` are hashed.
 
         Args:

@@ -123,7 +123,7 @@ def column_values(name: Any, column: Any) -> np.ndarray:
     return _filled("", is_missing, list(map(str, present)), object)
 
 
-def to_inputs(table: Public[Any], model: Public[Any] = None) -> Any:
+def to_inputs(table: Public[Any], model: Public[Any] = None) -> np.ndarray | dict[str, np.ndarray]:
     """Returns a table as the inputs that a Keras model takes, missing values included.
 
     A missing number is NaN, a missing text is empty, and a missing category of whole numbers is
@@ -137,8 +137,8 @@ def to_inputs(table: Public[Any], model: Public[Any] = None) -> Any:
             alone, and none of these may be a category of whole numbers.
 
     Returns:
-        A dict of arrays or tensors (n, 1) by column name; for a model with one input of rows an
-        array ``float32`` (n, p) of the columns side by side.
+        A dict of arrays (n, 1) by column name, or of tensors if one of them is of texts; for a
+        model with one input of rows an array (n, p) of the columns side by side.
 
     Raises:
         TypeError: a text where the model takes a number, or the other way round.
@@ -147,8 +147,8 @@ def to_inputs(table: Public[Any], model: Public[Any] = None) -> Any:
     Example:
         >>> table = {"age": [20, None], "job": ["cook", None]}
         >>> inputs = to_inputs(table)
-        >>> inputs["age"].tolist(), [word.decode() for word in inputs["job"].numpy()[:, 0]]
-        ([[20.0], [nan]], ['cook', ''])
+        >>> [part.numpy().tolist() for part in inputs.values()]
+        [[[20.0], [nan]], [[b'cook'], [b'']]]
     """
     columns = columns_of(as_table(bare(table)))
     if columns is None:
@@ -158,10 +158,12 @@ def to_inputs(table: Public[Any], model: Public[Any] = None) -> Any:
         )
     model = bare(model)
     if model is None:
-        return {
-            str(name): _as_input(name, values, "float32" if _is_number(values) else "string")
-            for name, values in columns.items()
-        }
+        return _as_inputs(
+            {
+                str(name): (values, "float32" if _is_number(values) else "string")
+                for name, values in columns.items()
+            }
+        )
     expected = getattr(model, "input", getattr(model, "inputs", None))  # no `input`: Sequential
     if expected is None:
         raise TypeError(
@@ -179,9 +181,7 @@ def to_inputs(table: Public[Any], model: Public[Any] = None) -> Any:
         raise ValueError(
             f"the table lacks inputs of the model: {', '.join(missing)}. Add these columns."
         )
-    return {
-        name: _as_input(name, by_text[name], tensor.dtype) for name, tensor in expected.items()
-    }
+    return _as_inputs({name: (by_text[name], part.dtype) for name, part in expected.items()})
 
 
 def as_numbers(name: Any, values: np.ndarray) -> np.ndarray:
@@ -227,8 +227,18 @@ def _as_matrix(columns: dict[Any, np.ndarray], tensor: Any) -> np.ndarray:
     return np.column_stack(list(columns.values())).astype(tensor.dtype)
 
 
-def _as_input(name: Any, values: np.ndarray, dtype: str) -> Any:
-    """Returns a column (n,) as a Keras input (n, 1) of a dtype."""
+def _as_inputs(columns: dict[str, tuple[np.ndarray, str]]) -> dict[str, Any]:
+    """Returns Keras inputs (n, 1) of columns (n,) and their types."""
+    inputs = {name: _as_type(name, *column)[:, np.newaxis] for name, column in columns.items()}
+    if all(map(_is_number, inputs.values())):
+        return inputs
+    import keras
+
+    # Keras takes texts as tensors alone, and no tensors together with arrays.
+    return {name: keras.ops.convert_to_tensor(values) for name, values in inputs.items()}
+
+
+def _as_type(name: Any, values: np.ndarray, dtype: str) -> np.ndarray:
     if dtype != "string":
         if not _is_number(values):
             raise TypeError(f"the model takes numbers in column {name!r}, got text. Convert it.")
@@ -239,14 +249,14 @@ def _as_input(name: Any, values: np.ndarray, dtype: str) -> Any:
                     f"column {name!r} lacks numbers, for which a model's input of {dtype} has no "
                     "value. Fill them in."
                 )
-        return values.astype(dtype)[:, np.newaxis]
-    if _is_number(values) and not np.isnan(values).all():
-        raise TypeError(f"the model takes text in column {name!r}, got numbers. Use .astype(str).")
-    texts = np.full(values.shape, "") if _is_number(values) else values.astype(str)
-    import keras
-
-    # Keras takes texts as tensors alone.
-    return keras.ops.convert_to_tensor(texts[:, np.newaxis])
+        return values.astype(dtype)
+    if not _is_number(values):
+        return values.astype(str)
+    if not np.isnan(values).all():
+        raise TypeError(
+            f"the model takes text in column {name!r}, got numbers. Convert it with .astype(str)."
+        )
+    return np.full(values.shape, "")
 
 
 def text_error(names: list[Any]) -> str:
