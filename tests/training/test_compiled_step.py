@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from label_dp_cases import (
     SIGMA,
     D,
     N,
+    after,
     batches,
     codes,
     features,
@@ -313,12 +315,51 @@ def test_a_program_that_can_not_be_compiled_reveals_no_label() -> None:
     assert unchanged(model, before[: len(model.get_weights())])
 
 
-def test_noise_of_python_is_refused() -> None:
-    model, private = network(), optimizer()
+def test_noise_of_python_is_exchanged_for_that_of_the_program_and_the_statement_says_so() -> None:
+    labels, model, private = vault(), network(), optimizer()
+    model.compile(private, loss=LOSS, jit_compile="auto")
+    assert model.jit_compile is False and private.noise.source == "host"
+    model.fit(batches(labels), verbose=0)
+    assert "AES-256" in str(model.guarantee()) and "ChaCha20" not in str(model.guarantee())
+    with pytest.warns(UserWarning, match="from ChaCha20 instead of AES-256"):
+        model.compile(private, loss=LOSS, jit_compile=True)
+    assert model.jit_compile is True and private.noise.source == "device"
+    assert private.noise.noise_multiplier == SIGMA
+    model.fit(batches(labels), verbose=0)
+    # The steps of both fits are priced alike, and each generator is named.
+    assert model.guarantee().epsilon == labels.guarantee().epsilon == after(2)
+    assert "AES-256" in str(model.guarantee()) and "ChaCha20" in str(model.guarantee())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.compile(private, loss=LOSS, jit_compile=True)
+
+
+def test_a_seed_stays_when_noise_is_exchanged() -> None:
+    found = []
+    for source in ("host", "device"):
+        noise = GaussianNoise(SIGMA, source=source, insecure_seed=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore" if source == "host" else "error")
+            model = private_model(noise=noise)
+        model.fit(batches(codes(), insecure_seed=0), verbose=0)
+        assert "seeded" in str(model.guarantee())
+        found.append(model.get_weights())
+    assert all(map(np.array_equal, *found))
+
+
+class OfPython(NoiseMechanism):
+    """Noise of another library, which is drawn in Python."""
+
+    noise_multiplier = SIGMA
+
+    def add_noise(self, clipped_sum: Any, l2_norm_clip: float, state: Any) -> Any:
+        return clipped_sum, state
+
+
+def test_other_noise_of_python_is_refused() -> None:
+    model, private = network(), optimizer(None, noise=OfPython())
     with pytest.raises(ValueError, match="needs noise that is drawn in the compiled program"):
         model.compile(private, loss=LOSS, jit_compile=True)
-    model.compile(private, loss=LOSS, jit_compile="auto")
-    assert model.jit_compile is False
 
 
 def test_a_saved_model_compiles_again(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ class GaussianNoise(NoiseMechanism):
     Args:
         noise_multiplier: standard deviation over ``l2_norm_clip``, finite and above zero.
         source: ``"host"`` draws in Python, outside a step's program; ``"device"`` draws inside,
-            which ``jit_compile=True`` needs, and which is faster on a GPU.
+            which is faster on a GPU, and which ``jit_compile=True`` chooses by itself.
         insecure_seed: makes the noise repeatable; statements are then "not private: seeded".
 
     Example:

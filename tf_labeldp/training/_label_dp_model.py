@@ -25,6 +25,7 @@ from tf_labeldp.gradients.output_losses import OutputLosses
 from tf_labeldp.keras_layers._released_dense import CarriesReceipts
 from tf_labeldp.training._configured import Configured
 from tf_labeldp.training._denoisers import NoOp
+from tf_labeldp.training._gaussian_noise import GaussianNoise
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
 from tf_labeldp.training._private_step import PrivateStep, StepGuard
 from tf_labeldp.training._spending import Spending
@@ -196,9 +197,13 @@ class LabelDPModel(CarriesReceipts, keras.Model):
                 loss of an example, and its gradient is clipped once. A Keras loss alone is that of
                 each output; a callable of your own takes all labels and outputs.
             settings: all other arguments of ``keras.Model.compile``. ``jit_compile=True`` (off by
-                default) compiles a step into one XLA program that draws its noise: the optimizer
-                needs ``noise=GaussianNoise(..., source="device")``. Use it with a Keras loss: any
-                other is called row by row, and compiled in each step.
+                default) compiles a step into one XLA program that draws its noise: a
+                ``GaussianNoise`` of the optimizer becomes one of ``source="device"``, with a
+                warning. Use it with a Keras loss: any other is called row by row, and compiled in
+                each step.
+
+        Warns:
+            UserWarning: the noise is drawn by another generator than the optimizer named.
         """
         if not isinstance(optimizer, LabelDPOptimizer):
             raise TypeError(
@@ -221,6 +226,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             _check_one_output(optimizer)
         if optimizer.clipping == "label_distance":
             check_two_classes(self, losses.parts[0].loss)
+        if jit_compile:
+            optimizer._draw_on_device()
         settings["auto_scale_loss"] = False
         super().compile(optimizer=optimizer, loss=loss, jit_compile=jit_compile, **settings)
         self._guard = StepGuard(compiled=self.jit_compile)
@@ -443,11 +450,12 @@ class LabelDPModel(CarriesReceipts, keras.Model):
 
 
 def _check_compile(settings: dict[str, Any], optimizer: LabelDPOptimizer) -> None:
-    if settings.get("jit_compile", False) is True and not optimizer.noise.compiles:
+    noise = optimizer.noise
+    can_compile = noise.compiles or type(noise) is GaussianNoise
+    if settings.get("jit_compile", False) is True and not can_compile:
         raise ValueError(
             "jit_compile=True needs noise that is drawn in the compiled program, got "
-            f"{type(optimizer.noise).__name__}, which is drawn in Python. Give the optimizer noise="
-            "GaussianNoise(noise_multiplier, source='device')."
+            f"{type(noise).__name__}, which is drawn in Python. Leave out noise=, or jit_compile=."
         )
     if settings.get("steps_per_execution") == "auto":
         raise ValueError(

@@ -147,6 +147,21 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         """Standard deviation of one step's noise over ``l2_norm_clip``."""
         return self.noise.noise_multiplier
 
+    def _draw_on_device(self) -> None:
+        """Exchanges Gaussian noise of Python for that of a compiled program, between two fits.
+
+        Both have the same events; statements name the generator of each step's noise.
+        """
+        if self.noise.compiles:
+            return
+        _validate.warn(
+            "jit_compile=True draws the noise within the compiled step, from ChaCha20 instead of "
+            "AES-256; the statement says so. noise=GaussianNoise(..., source='device') chooses it."
+        )
+        host = cast(GaussianNoise, self.noise)
+        seed = host.insecure_seed
+        self._noise = GaussianNoise(host.noise_multiplier, source="device", insecure_seed=seed)
+
     def dp_event(self, sampling_probability: float, steps: int) -> Any:
         """Returns the event of this many steps, as ``NoiseMechanism.dp_event``."""
         if self.clipping == "norm":
