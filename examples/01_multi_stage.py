@@ -10,11 +10,14 @@ with the same folder uses the stored noisy labels: it draws nothing and spends n
 import pathlib
 import sys
 
-import keras
 import numpy as np
 from sklearn.datasets import load_digits
 
 import tf_labeldp as ldp
+
+ldp.cli.load_tensorflow()  # without the lines of its log
+
+import keras
 
 folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "multi-stage-output")
 private, publish = folder / "private", folder / "publish"

@@ -77,9 +77,11 @@ def labels_party(folder: pathlib.Path) -> None:
 
 def features_party(folder: pathlib.Path) -> None:
     """Reads ids, features and the message; trains and publishes the model."""
-    import keras
-
     import tf_labeldp as ldp
+
+    ldp.cli.load_tensorflow()  # without the lines of its log
+
+    import keras
 
     mine = folder / "features-party"
     features, test = np.load(mine / "features.npz"), np.load(mine / "public_test.npz")

@@ -10,10 +10,13 @@ noise and is charged for it: a second run on the same store is refused, as the b
 import pathlib
 import sys
 
-import keras
 from sklearn.datasets import load_digits
 
 import tf_labeldp as ldp
+
+ldp.cli.load_tensorflow()  # without the lines of its log
+
+import keras
 
 folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "labeldp-pro-output")
 private, publish = folder / "private", folder / "publish"

@@ -10,10 +10,13 @@ with the same folder uses the stored noisy labels: it draws nothing and spends n
 import pathlib
 import sys
 
-import keras
 from sklearn.datasets import load_digits
 
 import tf_labeldp as ldp
+
+ldp.cli.load_tensorflow()  # without the lines of its log
+
+import keras
 
 folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "clusters-output")
 private, publish = folder / "private", folder / "publish"

@@ -14,10 +14,13 @@ import os
 import pathlib
 import sys
 
-import keras
 import numpy as np
 
 import tf_labeldp as ldp
+
+ldp.cli.load_tensorflow()  # without the lines of its log
+
+import keras
 
 # 1. Public features, the public unit (postcode), and the private label of each policy.
 folder = pathlib.Path(os.environ.get("LABELDP_DATA_DIR", "data")) / "insurance"

@@ -10,10 +10,14 @@ same folder uses the stored noisy labels: it draws nothing and spends nothing.
 import pathlib
 import sys
 
-import keras
 from sklearn.datasets import load_digits
 
 import tf_labeldp as ldp
+
+ldp.cli.load_tensorflow()  # without the lines of its log
+
+import keras
+
 from tf_labeldp.semi_supervised import FixMatch
 
 folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "semi-supervised-output")

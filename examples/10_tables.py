@@ -14,6 +14,8 @@ import numpy as np
 
 import tf_labeldp as ldp
 
+ldp.cli.load_tensorflow()  # without the lines of its log
+
 folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "tables-output")
 private, publish = folder / "private", folder / "publish"
 publish.mkdir(parents=True, exist_ok=True)

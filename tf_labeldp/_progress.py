@@ -1,9 +1,12 @@
-"""Progress bars of long passes over rows, on stderr."""
+"""Progress bars of long passes over rows, on stderr, and where they are silent."""
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import logging
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from tqdm import tqdm
@@ -11,6 +14,36 @@ from tqdm import tqdm
 _TERMINAL_SECONDS = 1.0
 _FILE_SECONDS = 10.0
 """Seconds between two reports: a terminal overwrites its line, a file grows."""
+_IS_SILENT = contextvars.ContextVar("is_silent", default=False)
+
+
+@contextlib.contextmanager
+def silent(verbose: Any = 0) -> Iterator[None]:
+    """Shows no progress bar in this context if ``verbose`` is 0, the argument of a caller."""
+    token = _IS_SILENT.set(_IS_SILENT.get() or (not isinstance(verbose, str) and not verbose))
+    try:
+        yield
+    finally:
+        _IS_SILENT.reset(token)
+
+
+@contextlib.contextmanager
+def without_retracing_warnings() -> Iterator[None]:
+    """Drops TensorFlow's warnings of functions that are traced often, in this context.
+
+    TensorFlow counts the tracings of all Keras models of a process together, so several small
+    models of ours look like one that is traced in each step.
+    """
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "triggered tf.function retracing" not in str(record.msg)
+
+    logger = logging.getLogger("tensorflow")
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
 
 
 class Progress(tqdm):
@@ -30,6 +63,7 @@ class Progress(tqdm):
             is_terminal = sys.stderr.isatty()
         except (AttributeError, ValueError):  # There is no stderr, or it is closed.
             is_terminal, quiet = False, True
+        quiet = quiet or _IS_SILENT.get()
         super().__init__(
             desc=what,
             total=total,

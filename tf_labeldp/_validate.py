@@ -19,7 +19,6 @@ import numpy as np
 PRIOR_SUM_TOLERANCE = 1e-4
 """Tolerance for the sum of a prior: a float32 softmax of many classes stays within it."""
 
-_LIBRARY = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _MOST_BYTES = 8 << 30
 """Largest array of targets, or channel, in bytes: training copies targets at least once."""
 
@@ -27,7 +26,8 @@ _MOST_BYTES = 8 << 30
 def warn(message: str) -> None:
     """Warns, and names the line in the user's code."""
     level, frame = 1, sys._getframe()
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+    # The constructors of data classes belong to no file.
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("tf_labeldp."):
         level, frame = level + 1, frame.f_back  # type: ignore[assignment]
     warnings.warn(message, UserWarning, stacklevel=level)
 

@@ -165,8 +165,9 @@ def test_a_tiny_gain_is_not_worth_a_delta_and_an_assumption():
 
 @pytest.mark.parametrize("arguments", [(100.0,), (1.0, 0.5)])
 def test_a_budget_that_protects_nothing_is_told(arguments):
-    with pytest.warns(UserWarning, match="protects next to nothing"):
+    with pytest.warns(UserWarning, match="protects next to nothing") as caught:
         PrivacyBudget(*arguments)
+    assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         PrivacyBudget(20.0, 0.009)

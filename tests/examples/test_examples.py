@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
 import re
 import runpy
 import shlex
@@ -271,3 +272,35 @@ def test_tables(tmp_path, run):
     assert len(stored_draws(folder)) == 2
     page = (folder / "publish" / "report" / "report.html").read_text(encoding="utf-8")
     assert "matches its statement" in page and "WRONG" not in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "01_multi_stage",
+        "02_two_party_regression",
+        "03_labeldp_pro",
+        "04_clusters",
+        "05_one_release",
+        pytest.param("06_user_level", marks=pytest.mark.data),
+        "07_semi_supervised",
+        "08_pate",
+        "10_tables",
+    ],
+)
+def test_nothing_of_tensorflow_is_on_stderr(tmp_path, name):
+    script, folder = tmp_path / f"{name}.py", tmp_path / "output"
+    source = (EXAMPLES / script.name).read_text(encoding="utf-8")
+    script.write_text(re.sub(r"epochs(\w*)=\d+", r"epochs\1=1", source), encoding="utf-8")
+    unset = ["TF_CPP_MIN_LOG_LEVEL"] + ["LABELDP_DATA_DIR"] * (name != "06_user_level")
+    environment = {key: text for key, text in os.environ.items() if key not in unset}
+    folders = {"02_two_party_regression": ["all", folder], "06_user_level": []}
+    done = subprocess.run(
+        [sys.executable, script, *folders.get(name, [folder])],
+        env={**environment, "PYTHONPATH": str(EXAMPLES.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 
+import pytest
 import tqdm.std
 
-from tf_labeldp._progress import Progress
+from tf_labeldp._progress import Progress, silent, without_retracing_warnings
 
 
 class Terminal(io.StringIO):
@@ -43,3 +45,26 @@ def test_short_and_quiet_passes_are_silent(monkeypatch):
     assert reports(monkeypatch, io.StringIO(), 30, quiet=True) == []
     assert reports(monkeypatch, Terminal(), 4.9, delay=2.0) != []
     assert reports(monkeypatch, None, 30) == []
+
+
+@pytest.mark.parametrize(("verbose", "is_shown"), [(0, False), (1, True), ("auto", True)])
+def test_the_verbose_argument_of_a_caller_silences_passes_within(monkeypatch, verbose, is_shown):
+    with silent(verbose):
+        assert bool(reports(monkeypatch, io.StringIO(), 30)) is is_shown
+        with silent(1):  # a silent caller keeps all passes within silent
+            assert bool(reports(monkeypatch, io.StringIO(), 30)) is is_shown
+    assert reports(monkeypatch, io.StringIO(), 30) != []
+
+
+def test_warnings_of_tracings_alone_are_dropped(caplog):
+    logger = logging.getLogger("tensorflow")
+    propagated, logger.propagate = logger.propagate, True
+    caplog.set_level(logging.WARNING, "tensorflow")
+    try:
+        with without_retracing_warnings():
+            logger.warning("5 out of the last 9 calls to f triggered tf.function retracing.")
+            logger.warning("another warning")
+        logger.warning("6 out of the last 9 calls to f triggered tf.function retracing.")
+    finally:
+        logger.propagate = propagated
+    assert [record.message.split()[0] for record in caplog.records] == ["another", "6"]

@@ -228,6 +228,17 @@ def test_the_defaults_are_those_that_did_best(kit, problem):
     assert (stages.reports[1].num_reused, stages.reports[1].num_dropped) == (120, 0)
 
 
+@pytest.mark.parametrize(("in_fit", "in_stages"), [(0, 1), (2, 0), (2, 1)])
+def test_stages_are_silent_where_they_or_the_fit_have_verbose_0(
+    kit, problem, capsys, in_fit, in_stages
+):
+    x, y = problem
+    kit.fit(kit.stages(x, kit.labels(y), verbose=in_stages), kit.model(), verbose=in_fit)
+    shown = capsys.readouterr()
+    assert ("Stage 2: 120 new labels" in shown.out) is bool(in_fit and in_stages)
+    assert bool(shown.out) is bool(in_fit) and shown.err == ""
+
+
 # Statements.
 
 

@@ -25,10 +25,17 @@ from tf_labeldp.training import PrivacySpent
 
 def test_the_printed_and_logged_epsilon_is_the_spent_one(capsys: pytest.CaptureFixture) -> None:
     callbacks = [PrivacySpent(DELTA)]
-    history = private_model().fit(batches(codes()), epochs=3, callbacks=callbacks, verbose=0)
+    history = private_model().fit(batches(codes()), epochs=3, callbacks=callbacks, verbose=2)
     assert history.history["epsilon"] == [after(1), after(2), after(3)]
-    lines = capsys.readouterr().out.splitlines()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
     assert lines == [f"epoch {e}: epsilon {after(e):.4g} at delta 0.001" for e in (1, 2, 3)]
+
+
+def test_a_silent_fit_prints_no_epsilon_and_logs_it(capsys: pytest.CaptureFixture) -> None:
+    callbacks = [PrivacySpent(DELTA)]
+    history = private_model().fit(batches(codes()), epochs=2, callbacks=callbacks, verbose=0)
+    assert history.history["epsilon"] == [after(1), after(2)]
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(("factor", "epochs"), [(1.0, 3), (0.999, 2)])
@@ -79,9 +86,9 @@ def test_a_target_below_one_epoch_raises_before_the_first_step() -> None:
 
 def test_noise_without_a_finite_epsilon_promises_nothing(capsys: pytest.CaptureFixture) -> None:
     model = private_model(noise_multiplier=1e-9)
-    history = model.fit(batches(codes()), callbacks=[PrivacySpent(DELTA)], verbose=0)
+    history = model.fit(batches(codes()), callbacks=[PrivacySpent(DELTA)], verbose=2)
     assert history.history["epsilon"] == [np.inf]
-    assert capsys.readouterr().out == "epoch 1: epsilon inf at delta 0.001\n"
+    assert "epoch 1: epsilon inf at delta 0.001\n" in capsys.readouterr().out
     found = model.guarantee(DELTA)
     assert found.headline == "NOT PRIVATE: nothing is promised"
     assert "no finite epsilon is known" in found.assumptions[0]

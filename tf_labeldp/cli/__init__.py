@@ -19,8 +19,9 @@ from typing import Any, NoReturn
 
 from tf_labeldp._version import __version__
 from tf_labeldp.cli import _console
+from tf_labeldp.cli._console import load_tensorflow
 
-__all__ = ["main"]
+__all__ = ["load_tensorflow", "main"]
 
 _TRACEBACK = "TF_LABELDP_TRACEBACK"
 _EPILOG = f"""\

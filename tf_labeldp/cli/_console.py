@@ -57,11 +57,18 @@ def one_line(text: str) -> str:
 
 
 def load_tensorflow() -> None:
-    """Loads TensorFlow without its start-up lines, unless ``TF_CPP_MIN_LOG_LEVEL`` is set."""
-    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+    """Loads TensorFlow without the lines of its log, unless ``TF_CPP_MIN_LOG_LEVEL`` is 0.
+
+    Call it before the first import of Keras. It is for programs: it sets this variable, if it is
+    not set, and the level of TensorFlow's Python log.
+
+    Example:
+        >>> import tf_labeldp.cli
+        >>> tf_labeldp.cli.load_tensorflow()
+    """
+    if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") == "0":
         return
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-    # C++ libraries write to the file descriptor.
+    # C++ libraries write to the file descriptor, and some of their lines have no level.
     with contextlib.suppress(OSError), open(os.devnull, "wb") as nothing:
         stderr = os.dup(2)
         try:

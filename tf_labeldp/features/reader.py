@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts
@@ -476,7 +477,8 @@ def _features_of(inputs: Any, encoder: Any, flatten: bool = False) -> Any:
     if hasattr(encoder, "transform"):
         found = encoder.transform(inputs)
     elif hasattr(encoder, "predict_on_batch"):  # a Keras model
-        found = encoder.predict(inputs, batch_size=256, verbose=0)
+        with without_retracing_warnings():
+            found = encoder.predict(inputs, batch_size=256, verbose=0)
     else:
         found = encoder(inputs) if callable(encoder) else encoder.predict(inputs)
     features = found.toarray() if _is_sparse(found) else np.asarray(found)

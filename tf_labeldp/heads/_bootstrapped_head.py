@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp._progress import silent, without_retracing_warnings
 from tf_labeldp.accounting import Private, Public, public_input
 from tf_labeldp.accounting.gaussian import gaussian_share
 from tf_labeldp.accounting.provenance import bare
@@ -136,8 +137,9 @@ class BootstrappedHead(Head):
         first = FeatureRows(inputs, self.encoder, flatten=True).array()
         features, logits, receipts = first, np.zeros(()), public.receipts
         for number, head in enumerate(heads, 1):
-            head.fit(public.with_value(features), y)
-            logits = logits + np.log(np.maximum(head.predict_proba(features), _LEAST))
+            with silent(self.verbose):
+                head.fit(public.with_value(features), y)
+                logits = logits + np.log(np.maximum(head.predict_proba(features), _LEAST))
             receipts = merge_receipts(receipts, head.receipts_)
             self._learn(inputs, special.softmax(logits, axis=1), receipts, y, str(number))
             features = np.concatenate([self._hidden(inputs), first], axis=1)
@@ -255,12 +257,14 @@ class BootstrappedHead(Head):
     def _draw(self, labels: PrivateLabels) -> InformativeRR:
         return InformativeRR(self._for_draw(), labels.num_classes)
 
+    @without_retracing_warnings()
     def _probabilities(self, inputs: np.ndarray) -> np.ndarray:
         from scipy import special
 
         logits = self._model.predict(inputs, batch_size=_ROWS, verbose=0)
         return special.softmax(logits, axis=1)
 
+    @without_retracing_warnings()
     def _hidden(self, inputs: np.ndarray) -> np.ndarray:
         """Returns the inputs of the network's last layer (n, width), divided by their mean norm."""
         import keras

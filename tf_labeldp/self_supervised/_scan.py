@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from tf_labeldp import _validate
+from tf_labeldp._progress import silent, without_retracing_warnings
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.features._neighbour_smoothing import nearest_neighbours
 from tf_labeldp.features.clusters import Clusters
@@ -157,10 +158,11 @@ class SCAN(Learner):
                 f"{len(images)}. Give more images, or a smaller num_neighbours."
             )
         size = min(_validate.integer_at_least("batch_size", batch_size, 2), len(images))
-        rows = self.encoder.predict(images, batch_size=512, verbose=0)
-        rows = rows - rows.mean(axis=0)
-        rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-        near = nearest_neighbours(rows, rows, self.num_neighbours)
+        with silent(kwargs.get("verbose", "auto")), without_retracing_warnings():
+            rows = self.encoder.predict(images, batch_size=512, verbose=0)
+            rows = rows - rows.mean(axis=0)
+            rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+            near = nearest_neighbours(rows, rows, self.num_neighbours)
         rng = np.random.default_rng(seed)
 
         def pairs(batch: np.ndarray) -> Any:
@@ -178,6 +180,7 @@ class SCAN(Learner):
                     history = super().fit(batches, epochs=count, **kwargs)
         return history
 
+    @without_retracing_warnings()
     def clusters(self, images: Public[Any]) -> Clusters:
         """Returns the most likely cluster of each image, as ``find_clusters`` does.
 

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
+from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, public_input
 from tf_labeldp.accounting.provenance import history_of, layers_of
 from tf_labeldp.accounting.receipts import receipts_from_bytes, receipts_to_bytes
@@ -289,7 +290,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         self._initial_epoch = None
         self._begin(plan)
         try:
-            return super().fit(dataset, **settings)
+            with without_retracing_warnings():  # Each fit traces its step, which has its plan.
+                return super().fit(dataset, **settings)
         except tf.errors.OpError as error:
             if self._guard.error is None and isinstance(error, _HARMLESS):
                 raise
@@ -488,7 +490,7 @@ class PrivacySpent(Configured, keras.callbacks.Callback):
     Args:
         delta: delta of the statement, in (0, 1); None as for ``LabelDPModel.guarantee``.
         target_epsilon: the most to spend; None for no limit.
-        verbose: 1 prints a line per epoch, 0 nothing.
+        verbose: 1 prints a line per epoch, except in a ``fit`` with ``verbose=0``; 0 nothing.
 
     Raises:
         ValueError: an argument out of range; when training begins: a target below one epoch.
@@ -529,7 +531,7 @@ class PrivacySpent(Configured, keras.callbacks.Callback):
         spent = self.model.guarantee(self.delta)
         if logs is not None:
             logs["epsilon"] = spent.epsilon
-        if self.verbose:
+        if self.verbose and self.params.get("verbose") != 0:
             print(f"epoch {epoch + 1}: epsilon {spent.epsilon:.4g} at delta {spent.delta:.3g}")
         if self.target_epsilon is not None and self._after_another() > self.target_epsilon:
             self.model.stop_training = True

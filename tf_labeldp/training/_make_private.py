@@ -102,7 +102,6 @@ def make_private(
         >>> private, batches, callbacks = make_private(
         ...     plain, epsilon=2.0, x=x, labels=labels, epochs=2, batch_size=100
         ... )
-        >>> callbacks[0].verbose = 0  # it prints a line per epoch
         >>> history = private.fit(batches, epochs=2, callbacks=callbacks, verbose=0)
         >>> 1.9 < private.guarantee().epsilon <= 2.0
         True

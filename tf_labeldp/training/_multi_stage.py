@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
+from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, public_input
 from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.accounting.receipts import merge_receipts
@@ -106,7 +107,8 @@ class MultiStageTraining(CountedTraining):
         from_logits: whether the model returns logits; None takes it from the compiled loss.
         seed: public seed of the partition, the shuffling and mixup. The labels' random bits come
             from the vault.
-        verbose: 0 for silence, 1 for a line and a progress bar at each change of stage.
+        verbose: 0 for silence, 1 for a line and a progress bar at each change of stage, which
+            ``model.fit(..., verbose=0)`` silences, too.
 
     Raises:
         TypeError: ``labels`` is not a ``PrivateLabels``.
@@ -121,7 +123,7 @@ class MultiStageTraining(CountedTraining):
         >>> model = keras.Sequential([keras.layers.Dense(3)])
         >>> model.compile("adam", loss=keras.losses.CategoricalCrossentropy(from_logits=True))
         >>> history = model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages],
-        ...                     verbose=0)
+        ...                     shuffle=False, verbose=0)
         >>> labels.guarantee().epsilon
         2.0
 
@@ -458,10 +460,11 @@ class MultiStageTraining(CountedTraining):
             )
         return self._draw(stage, None)
 
+    @without_retracing_warnings()
     def _predict(self, indices: np.ndarray, temperature: float) -> np.ndarray:
         """Returns the model's probabilities ``float64`` (m, K)."""
         outputs = self.model.predict(
-            self._features.batches(indices, self._batch_size), verbose=self._verbose
+            self._features.batches(indices, self._batch_size), verbose=int(self._is_verbose)
         )
         return priors_from_outputs(outputs, self._logits, temperature)
 
@@ -514,8 +517,12 @@ class MultiStageTraining(CountedTraining):
                 stage + 1, new, float(mean_k), kept.size, int(dropped)
             )
 
+    @property
+    def _is_verbose(self) -> bool:
+        return bool(self._verbose) and self.params.get("verbose") != 0
+
     def _report(self, text: str) -> None:
-        if self._verbose:
+        if self._is_verbose:
             print(f"\n{text}", flush=True)
 
 

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import Assumption, Charge, Public, PublicInput, Receipt, public_input
 from tf_labeldp.accounting.provenance import bare, inner_optimizer, value_of
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
@@ -204,7 +205,8 @@ def fit(
     y = y.astype(np.float32) if y.dtype == np.float64 else y
     try:
         callbacks = [callback for callback in callbacks if callback is not None]
-        return model.fit(x, y, callbacks=[*callbacks, recorder], **settings)
+        with without_retracing_warnings():
+            return model.fit(x, y, callbacks=[*callbacks, recorder], **settings)
     finally:
         recorder.end()
 

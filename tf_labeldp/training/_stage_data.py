@@ -16,7 +16,7 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp.features.reader import all_rows, as_rows, check_lengths, map_parts
 
-FIT = "model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages])"
+FIT = "model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages], shuffle=False)"
 _FRACTION_TOLERANCE = 1e-6
 """The fractions' sum may miss one by this, more than rounding makes."""
 

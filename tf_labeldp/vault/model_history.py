@@ -20,6 +20,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import (
     PrivacyGuarantee,
     Public,
@@ -125,7 +126,8 @@ def counted_training(model: Any, receipts: Iterable[Receipt]) -> Iterator[None]:
     before = begin_training(model, receipts)
     cover_steps(model.optimizer, math.inf)
     try:
-        yield
+        with without_retracing_warnings():
+            yield
     finally:
         end_training(model, before)
 
