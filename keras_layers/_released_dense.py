@@ -80,19 +80,20 @@ class HistoryInFiles(keras.layers.Layer):
     """Saves the history of its owner, a layer with this layer as an attribute, in ``.keras`` files.
 
     Keras saves layers that it finds in attributes, and loads files without them. This layer has no
-    weights and is not part of the model. ``write`` returns the content of the file.
+    weights and is not part of the model. ``write`` returns the content of the file ``asset``.
     """
 
     history: Any
     write: Callable[[], bytes]
+    asset: str
 
-    def __init__(self, history: Any, write: Callable[[], bytes]) -> None:
+    def __init__(self, history: Any, write: Callable[[], bytes], asset: str = ASSET) -> None:
         super().__init__(name="label_dp_history", trainable=False)
         # Avoids Keras's tracking of attributes.
-        self.__dict__.update(history=history, write=write, built=True)
+        self.__dict__.update(history=history, write=write, asset=asset, built=True)
 
     def save_assets(self, dir_path: str) -> None:
-        (pathlib.Path(dir_path) / ASSET).write_bytes(self.write())
+        (pathlib.Path(dir_path) / self.asset).write_bytes(self.write())
 
     def load_assets(self, dir_path: str) -> None:
         """Does nothing: ``tf_labeldp.load_model`` reads the file."""

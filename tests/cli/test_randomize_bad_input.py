@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import resource
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def write(content, name="labels.csv"):
     [
         ("", "the input labels.csv is empty; give a CSV file with a header line"),
         ("\n\n", "has no rows below its header line"),
-        ("id,y", "has no rows below its header line; there is nothing to randomize"),
+        ("id,y", "has no rows below its header line; give a table with rows"),
         (f"id,{SECRET}\na,1\n", "has no column 'y' for --column; check its header line"),
         ("id,y,y\na,1,1\n", "has more than one column 'y' for --column"),
         ("ID,row_id,y\na,b,1\n", "look like row ids, 'ID', 'row_id'; choose with --id"),
@@ -83,7 +84,8 @@ def write(content, name="labels.csv"):
             "has 3 cells in row 3 (the header is row 1), but 2 columns; repair that row",
         ),
         (f'id,y\n"a,{SECRET}\nb,2\n', "but 2 columns; repair that row"),
-        (b"id,y\n\xff,1\n", "the input labels.csv is not UTF-8 text in row 2"),
+        (b"id,y\n\x81,1\n", "the input labels.csv is not UTF-8 text"),  # nor Latin-1
+        (b"id,y\n\xff\0,1\n", "the input labels.csv is not UTF-8 text"),
         ("id,y\na,1\n".encode("utf-16"), "save UTF-16, as of Excel"),
         (gzip.compress(b"id,y\na,1\n", mtime=0), "name a gzip archive .csv.gz"),
         (f'id,y\n"{"x" * (50 << 20)},{SECRET}\n', "has a row longer than 16 MB; look for a quote"),
@@ -93,6 +95,28 @@ def write(content, name="labels.csv"):
 def test_bad_csv(refused, text, reason):
     write(text)
     assert reason in refused(*REGRESSION)
+
+
+@pytest.mark.parametrize(
+    ("text", "remark"),
+    [
+        ("id;y\na;1,5\nb;31,4159\n", "cells between semicolons, and numbers have a decimal"),
+        ("id;y\na;1.5\nb;31.4159\n", "has its cells between semicolons\n"),
+        ("id\ty\na\t1.5\nb\t31.4159\n", "has its cells between tabs"),
+        ("id,y\né,1.5\nb,31.4159\n".encode("cp1252"), "read as Latin-1 (Windows-1252)"),
+        ("né,y\na,1.5\n€,31.4159\n".encode("cp1252"), "read as Latin-1 (Windows-1252)"),
+    ],
+)
+def test_forms_of_csv_that_are_found(capsys, text, remark):
+    """As Excel writes it in many countries; the remark quotes no cell."""
+    write(text)
+    header = (text if isinstance(text, str) else text.decode("cp1252")).splitlines()[0]
+    name = re.split("[;,\t]", header)[0]
+    assert main(["randomize", "labels.csv", *REGRESSION, *COMMON[:-1], "--id", name]) == 0
+    shown = capsys.readouterr().err
+    assert remark in shown and SECRET not in shown and "31,4159" not in shown
+    first = Path("noisy.csv").read_text(encoding="utf-8").splitlines()
+    assert first[0] == f"{name},y" and first[1].split(",")[0] in ("a", "é")
 
 
 @pytest.mark.parametrize(

@@ -163,10 +163,7 @@ def test_names_that_are_too_long(capsys, length):
     ("output", "store", "reason"),
     [
         ("public/n.csv", "public", "the store public is the folder of --output public/n.csv"),
-        ("public/n.csv", "public/a/b", "the store public/a/b is in the folder of --output"),
-        ("public/n.csv", "link/a", "the store link/a is in the folder of --output"),
         ("public/n.csv", ".", "the store . contains the folder of --output"),
-        ("n.csv", "store", "the store store is in the folder of --output n.csv"),
     ],
 )
 def test_a_store_that_would_be_published(folder, capsys, output, store, reason):
@@ -176,6 +173,20 @@ def test_a_store_that_would_be_published(folder, capsys, output, store, reason):
     shown = capsys.readouterr().err
     assert reason in shown and "the store stays with the labels" in shown
     assert set(contents()) == {"link", "public"} and list(Path("public").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("output", "store"), [("public/n.csv", "public/a/b"), ("public/n.csv", "link/a"), ("n.csv", "s")]
+)
+def test_a_store_below_the_folder_of_the_output(folder, capsys, output, store):
+    """A warning: the files are published, and rarely the folder that they are in."""
+    Path("public").mkdir()
+    Path("link").symlink_to("public")
+    words = command("--store", store, output=output)
+    assert main([word for word in words if word != "--quiet"]) == 0
+    shown = capsys.readouterr().err
+    assert f"warning: the store {store} is below the folder of --output {output}: publish" in shown
+    assert Path(output).exists() and Path(store).exists()
 
 
 # From stdin to stdout.

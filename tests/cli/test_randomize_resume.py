@@ -85,6 +85,27 @@ def test_a_run_that_was_killed_is_resumed(number, draws, killed, capsys):
     assert len(list(Path("public").iterdir())) == 2
 
 
+@pytest.mark.parametrize("output", ["public/noisy.csv", "public/noisy.parquet", "public/noisy"])
+def test_a_run_that_had_written_its_output_needs_no_overwrite(folder, output, capsys):
+    """The same command goes on from any point, also after its last write."""
+    inputs = ["labels.csv"]
+    if output.endswith("noisy"):
+        (folder / "more.csv").write_text("id,weeks\nx,3\ny,50\n")
+        inputs.append("more.csv")
+    words = ["randomize", *inputs, *NUMBERS, "--epsilon", "1", "--output", output]
+    assert main([*words, "--store", "store"]) == 0
+    drawn, first = stored_draws(), NoisyLabels.load(output)
+    capsys.readouterr()
+    assert main([*words, "--store", "store"]) == 0
+    assert "their cost is counted once" in capsys.readouterr().err
+    again = NoisyLabels.load(output)
+    assert stored_draws() == drawn and np.array_equal(again.values, first.values)
+    for other in ([], ["--store", "other"]):  # a new draw replaces nothing unasked
+        assert main([*words, *other]) == 2
+        assert "exists; give another --output, or --overwrite" in capsys.readouterr().err
+    assert np.array_equal(NoisyLabels.load(output).values, first.values)
+
+
 def test_seeds_and_stored_draws(capsys):
     seeded = ("--insecure-seed", "1", "--overwrite")
     assert main(command("regression", *seeded, store="seeded")) == 0

@@ -247,7 +247,7 @@ class PrivateBoosting(Head):
             outputs = ops.clip(numbers, low, high)
         else:
             outputs = self._probabilities(scores, ops)
-        return keras_model(inputs, outputs, "private_boosting")
+        return self._with_facts(keras_model(inputs, outputs, "private_boosting"))
 
     def _is_regressor(self) -> bool:
         return super()._is_regressor() or self.low is not None

@@ -15,7 +15,7 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,8 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet, types
 
-from tf_labeldp.cli._console import CommandError, drop_rest
+from tf_labeldp.cli._console import CommandError, drop_rest, one_line, say
 from tf_labeldp.cli._tables import STREAM, SUFFIXES, format_of, is_table_name
+from tf_labeldp.vault import LabelStoreError
+from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.noisy_labels import IN_FOLDER, STATEMENT_SUFFIX
 from tf_labeldp.vault.records import give_name
 
@@ -56,7 +58,8 @@ def output_of(
     elif not several or is_table_name(path):
         kind, statement, tables = Output, path.with_name(path.name + STATEMENT_SUFFIX), [path]
     sources = [file for file in files if file != STREAM]
-    return kind(path, statement, tables, schema, args.overwrite, sources)
+    drawn = _receipts_in(args.store)
+    return kind(path, statement, tables, schema, args.overwrite, sources, drawn)
 
 
 @dataclasses.dataclass
@@ -74,6 +77,7 @@ class Output:
     schema: Any  # of the tables
     overwrite: bool  # whether an earlier output may be replaced
     sources: Sequence[pathlib.Path]  # which the output must not replace
+    drawn: Set[str] = frozenset()  # receipts in the store, whose outputs may be written again
 
     option = "--output"
 
@@ -94,7 +98,12 @@ class Output:
             raise CommandError(f"{target} is no regular file; give another {self.option}")
         # A killed run leaves a statement without its table.
         alone = bool(self.tables) and not any(map(os.path.lexists, self.tables))
-        return self.overwrite or (alone and bool(_statement_in(target)))
+        return self.overwrite or (alone and bool(_statement_in(target))) or self._is_same_draw()
+
+    def _is_same_draw(self) -> bool:
+        """Returns whether the earlier output is one of this store, as a killed run leaves it."""
+        receipts = _statement_in(self.statement).get("receipts", ())
+        return bool(receipts) and {receipt["id"] for receipt in receipts} <= self.drawn
 
     def __enter__(self) -> Output:
         """Checks that the output can be written, before anything is drawn."""
@@ -237,7 +246,7 @@ class FolderOutput(Output):
             raise CommandError(
                 f"--output {target} has files that no earlier run wrote; give another --output"
             )
-        return self.overwrite or not names
+        return self.overwrite or not names or self._is_same_draw()
 
 
 class StreamOutput(Output):
@@ -306,6 +315,36 @@ def _statement_in(path: pathlib.Path) -> dict[str, Any]:
         return dict(content) if str(content["made_by"]).startswith(MADE_BY) else {}
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return {}
+
+
+def _receipts_in(store: pathlib.Path | None) -> set[str]:
+    if store is None:
+        return set()
+    with contextlib.suppress(LabelStoreError, OSError):  # The vault reports what is wrong.
+        return {receipt.id for receipt in Ledger.of_store(store).receipts()}
+    return set()
+
+
+def check_separate(
+    output: pathlib.Path, published: pathlib.Path, store: pathlib.Path, is_whole: bool
+) -> None:
+    """Raises if the store is the folder of the output, or contains it; warns if it is below.
+
+    With ``is_whole`` the folder is published as a whole, and a store below it is an error too.
+    """
+    folder, kept = (pathlib.Path(os.path.realpath(path)) for path in (published, store))
+    if folder in kept.parents and not is_whole:
+        say(
+            f"warning: the store {one_line(str(store))} is below the folder of --output "
+            f"{one_line(str(output))}: publish the files that are written, not the folder",
+            error=True,
+        )
+    elif folder == kept or folder in kept.parents or kept in folder.parents:
+        where = "is" if folder == kept else "is in" if folder in kept.parents else "contains"
+        raise CommandError(
+            f"the store {store} {where} the folder of --output {output}, which may be published; "
+            "the store stays with the labels: give separate folders"
+        )
 
 
 def _sync(path: pathlib.Path) -> None:

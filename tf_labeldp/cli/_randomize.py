@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import functools
 import hashlib
-import os
 import pathlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -54,7 +53,8 @@ def run_randomize(args: argparse.Namespace) -> int:
     schema = pa.schema([*columns, (noisy_column, task.output_type)])
     target = _outputs.output_of(args, files, several, schema)
     if args.store is not None:
-        _check_separate(args.output, target.published, args.store)
+        is_whole = isinstance(target, _outputs.FolderOutput)
+        _outputs.check_separate(args.output, target.published, args.store, is_whole)
     progress_of = functools.partial(Progress, delay=_PATIENCE, quiet=args.quiet)
     with target as output:
         with progress_of("reading labels") as progress, ThreadPoolExecutor(jobs) as pool:
@@ -186,6 +186,8 @@ def _report(
             f"{ignored}, and their cost is counted once",
             error=True,
         )
+    for remark in [remark for table in tables for remark in table.remarks]:
+        say(one_line(f"remark: {remark}"), error=True)
     copied = f"ids copied from {_listed(ids)}" if ids else f"row numbers in {_ROW_COLUMN!r}"
     rest = len({name for table in tables for name in table.columns} - {args.column, *ids})
     say(one_line(f"columns: {copied}; {rest} others and the labels are left out"), error=True)
@@ -199,17 +201,6 @@ def _report(
     place = "stdout" if to_stdout else output.path
     written = f"{len(draw.noisy_labels):,} rows to {place}, and their statement to"
     say(one_line(f"wrote {written} {output.statement}"), error=to_stdout)
-
-
-def _check_separate(output: pathlib.Path, published: pathlib.Path, store: pathlib.Path) -> None:
-    """Raises if publishing the folder of the output would publish the store with it."""
-    folder, kept = (pathlib.Path(os.path.realpath(path)) for path in (published, store))
-    if folder == kept or folder in kept.parents or kept in folder.parents:
-        where = "is" if folder == kept else "is in" if folder in kept.parents else "contains"
-        raise CommandError(
-            f"the store {store} {where} the folder of --output {output}, which may be published; "
-            "the store stays with the labels: give separate folders"
-        )
 
 
 def _id_columns(

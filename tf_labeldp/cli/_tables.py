@@ -14,7 +14,7 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -61,7 +61,14 @@ _MISSING = ["", "NA", "N/A", "NULL", "null", "None"]
 """Missing values in a CSV column of numbers."""
 _BLOCK_BYTES = 16 << 20
 """Bytes of a CSV file parsed at a time; Arrow refuses a longer row."""
-_NO_ROWS = "the input {path} has no rows below its header line; there is nothing to randomize"
+_SNIFFED_BYTES = 1 << 16
+"""Bytes at the start of a CSV file that show what is between its cells."""
+_LATIN_1 = "cp1252"
+"""Latin-1 as Windows writes it, with the euro sign."""
+_DECIMAL_COMMAS, _DECIMAL_POINTS = (
+    re.compile(rb"(?:^|;)[ \"]*[-+]?\d+%b\d+[ \"]*(?=;|$)" % mark) for mark in (rb",", rb"\.")
+)
+_NO_ROWS = "the input {path} has no rows below its header line; give a table with rows"
 # By a pattern of Arrow's message; the first match counts.
 _CSV_ERRORS = {
     "Empty CSV file or block": _NO_ROWS,
@@ -72,11 +79,11 @@ _CSV_ERRORS = {
     "repair that row (a cell with a comma or a quote must be quoted)",
     "UTF-16 or gzip": "the input {path} is not UTF-8 text; save UTF-16, as of Excel and "
     "PowerShell, as UTF-8, and name a gzip archive .csv.gz",
-    "(?i)utf-?8": "the input {path} is not UTF-8 text{row}; convert it to UTF-8",
+    "(?i)utf-?8|codec": "the input {path} is not UTF-8 text{row}; convert it to UTF-8",
     "conversion error": "column {label!r} of {path} has a cell that is not {kind.words}{row}; "
     "{kind.remedy}",
     "": "the input {path} cannot be read as CSV{row}; check that it has a header line and commas "
-    "between the cells",
+    "or semicolons between the cells",
 }
 
 
@@ -140,6 +147,7 @@ class Table(abc.ABC):
 
     columns: list[str]
     types: dict[str, Any]
+    remarks: tuple[str, ...] = ()  # about a form that was guessed
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
@@ -155,6 +163,17 @@ class Table(abc.ABC):
         if not table.num_rows:
             raise no_rows(self.path)
         return table.column(0), table.select(list(ids))
+
+    def whole(self) -> Any:
+        """Returns all columns, each of the type of its cells."""
+        table = self._whole()
+        if not table.num_rows:
+            raise no_rows(self.path)
+        return table
+
+    @abc.abstractmethod
+    def _whole(self) -> Any:
+        """Returns all columns, also of a table without rows."""
 
     @abc.abstractmethod
     def _read(self, columns: list[str], kind: ColumnKind) -> Any:
@@ -193,6 +212,10 @@ class ParquetTable(Table):
         self.columns = list(schema.names)
         self.types = dict(zip(schema.names, schema.types, strict=True))
 
+    def _whole(self) -> Any:
+        with self._explained():
+            return parquet.read_table(str(self.path))
+
     def _read(self, columns: list[str], kind: ColumnKind) -> Any:
         label = columns[0]
         found = self.types[label]
@@ -211,24 +234,80 @@ class ParquetTable(Table):
 
 
 class CsvTable(Table):
-    """Comma-separated values with a header line, in UTF-8. Ids are kept as the text they are."""
+    """Comma-separated values with a header line. Ids are kept as the text they are.
+
+    Semicolons or tabs are found in the header line; with semicolons, numbers may have a decimal
+    comma. A file that is not UTF-8 is read as Latin-1.
+    """
 
     def __init__(self, path: pathlib.Path) -> None:
         super().__init__(path)
+        self._encoding, self._delimiter, self._decimal_point = "utf8", ",", "."
         with self._explained(), self._stream() as stream:
-            if stream.read(2) in (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b"):
+            start = bytes(stream.read(_SNIFFED_BYTES))
+            if start[:2] in (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b") or b"\0" in start:
                 raise pa.ArrowInvalid("UTF-16 or gzip")
+        self._sniff(start)
         self.columns = []
-        with self._explained(), csv.open_csv(self._stream(), *self._options()) as reader:
-            self.columns = list(reader.schema.names)
+        with self._explained():
+            self.columns = self._decoded(self._header)
         self.types = dict.fromkeys(self.columns, pa.string())
+
+    def _sniff(self, start: bytes) -> None:
+        header, *lines = start.lstrip().splitlines() or [b""]
+        self._delimiter = max(",;\t", key=lambda mark: header.count(mark.encode()))
+        if self._delimiter == ",":
+            return
+        words = {";": "semicolons", "\t": "tabs"}[self._delimiter]
+        if self._delimiter == ";":
+            commas, points = (
+                any(map(pattern.search, lines)) for pattern in (_DECIMAL_COMMAS, _DECIMAL_POINTS)
+            )
+            if commas and not points:
+                self._decimal_point, words = ",", f"{words}, and numbers have a decimal comma"
+        self.remarks = (f"{self.path} has its cells between {words}",)
+
+    def _decoded(self, read: Callable[[], Any]) -> Any:
+        """Returns what ``read`` does, in Latin-1 if the text is not UTF-8."""
+        try:
+            return read()
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            if self._encoding != "utf8" or not re.search("(?i)utf-?8", str(error)):
+                raise
+        self._encoding = _LATIN_1
+        self.remarks += (
+            f"{self.path} is not UTF-8 text, and was read as Latin-1 (Windows-1252): check names "
+            "with accents, or convert it to UTF-8",
+        )
+        return read()
+
+    def _header(self) -> list[str]:
+        with csv.open_csv(self._stream(), *self._options()) as reader:
+            return list(reader.schema.names)
+
+    def _whole(self) -> Any:
+        def read() -> Any:
+            table = csv.read_csv(self._stream(), *self._options(missing=None))
+            # Text that is not UTF-8 is read as bytes.
+            if self._encoding == "utf8" and any(map(types.is_binary, table.schema.types)):
+                raise pa.ArrowInvalid("invalid UTF-8")
+            return table
+
+        with self._explained():
+            return self._decoded(read)
 
     def _read(self, columns: list[str], kind: ColumnKind) -> Any:
         with self._explained(columns, kind):
-            return csv.read_csv(self._stream(), *self._options(columns, kind))
+            return self._decoded(
+                lambda: csv.read_csv(self._stream(), *self._options(columns, kind))
+            )
 
     def _options(
-        self, columns: Sequence[str] = (), kind: ColumnKind | None = None, use_threads: bool = True
+        self,
+        columns: Sequence[str] = (),
+        kind: ColumnKind | None = None,
+        use_threads: bool = True,
+        missing: list[str] | None = _MISSING,
     ) -> tuple[Any, Any, Any]:
         column_types = dict.fromkeys(columns, pa.string())
         if kind is not None:
@@ -236,10 +315,19 @@ class CsvTable(Table):
         # An empty line in a table of one column is a missing label: skipped, it would shift rows.
         ignore_empty_lines = len(self.columns) != 1
         return (
-            csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=use_threads),
-            csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=ignore_empty_lines),
+            csv.ReadOptions(
+                block_size=_BLOCK_BYTES, use_threads=use_threads, encoding=self._encoding
+            ),
+            csv.ParseOptions(
+                delimiter=self._delimiter,
+                newlines_in_values=True,
+                ignore_empty_lines=ignore_empty_lines,
+            ),
             csv.ConvertOptions(
-                include_columns=list(columns), column_types=column_types, null_values=_MISSING
+                include_columns=list(columns),
+                column_types=column_types,
+                null_values=missing,
+                decimal_point=self._decimal_point,
             ),
         )
 

@@ -179,7 +179,8 @@ class BootstrappedHead(Head):
         import keras
 
         self._check_fitted()
-        return keras.Sequential([self._model, keras.layers.Softmax()], name="bootstrapped_head")
+        layers = [self._model, keras.layers.Softmax()]
+        return self._with_facts(keras.Sequential(layers, name="bootstrapped_head"))
 
     def _heads(
         self, num_rows: int, labels: PrivateLabels, receipts: Receipts

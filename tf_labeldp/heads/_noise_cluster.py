@@ -194,7 +194,7 @@ class NoiseCluster(Head):
         model = keras_model(inputs, layer(rows), "noise_cluster")
         receipts = merge_receipts(self.receipts_, public.receipts)
         note_release(layer, receipts, [layer.outputs])  # the centres are public
-        return model
+        return self._with_facts(model)
 
     def _clusters_of(self, features: Any) -> Clusters:
         if self.clusters is None:

@@ -38,6 +38,7 @@ from tf_labeldp.heads.label_source import LabelSource
 from tf_labeldp.heads.public_rows import PublicRows, Scaling, checked_norms
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind
+from tf_labeldp.vault.model_history import note_facts
 
 _Self = TypeVar("_Self", bound="OneReleaseHead")
 _PREDICT_ROWS = 4096
@@ -105,6 +106,19 @@ class Head(Estimator, abc.ABC):
 
     def _check_fitted(self) -> None:
         self._refuse_unfitted("receipts_", "fit(X, y)")
+
+    def _with_facts(self, model: Any) -> Any:
+        """Returns the exported model, whose file names its classes or range, and its columns."""
+        facts: dict[str, Any] = {"columns": self._known_columns()}
+        if self._label_range is not None:
+            facts["range"] = list(map(float, self._label_range))
+        elif (classes := getattr(self, "classes_", None)) is not None:
+            facts["classes"] = [
+                name if isinstance(name, (bool, int, float)) else str(name)
+                for name in classes.tolist()
+            ]
+        note_facts(model, facts)
+        return model
 
     def _is_regressor(self) -> bool:
         return self._label_range is not None
@@ -283,7 +297,7 @@ class OneReleaseHead(Head):
                 outputs = layers.Rescaling(1.0, -low, dtype="float32", name="above_low")(outputs)
             outputs = layers.ReLU(max_value=high - low, dtype="float32", name="clip")(outputs)
             outputs = layers.Rescaling(1.0, low, dtype="float32", name="label_range")(outputs)
-        return keras_model(inputs, outputs, "one_release_head")
+        return self._with_facts(keras_model(inputs, outputs, "one_release_head"))
 
     @abc.abstractmethod
     def _choose(

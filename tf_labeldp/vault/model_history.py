@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import json
 import math
 import numbers
 import os
@@ -53,6 +54,7 @@ from tf_labeldp.accounting.receipts import (
 )
 from tf_labeldp.vault.records import PUBLIC_INPUT, LabelStoreError
 
+_FACTS, _FACTS_FILE = "label_dp_facts", "facts.json"
 LEDGERS: dict[str, Callable[[Sequence[bytes], Receipts], None]] = {}
 """Functions that record weights in the stores of vaults, by the name of the label set."""
 
@@ -309,6 +311,8 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
         )
     importlib.import_module("tf_labeldp.keras_layers")  # It registers the classes in model files.
     model = keras.models.load_model(path, **settings)
+    if facts := facts_in(path):
+        note_facts(model, facts)
     histories = _histories_in(path)
     _match_by_name(model, histories)
     # A file that was written during a training covers the weights in the file.
@@ -322,6 +326,27 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
         if (history := history_of(layer)) is not None:
             note_digests(history.digests or (), history.receipts)
     return model
+
+
+def note_facts(model: Any, facts: Mapping[str, Any]) -> None:
+    """Keeps public facts, ready for JSON, in the ``.keras`` file of a model: see ``facts_in``."""
+    from tf_labeldp.keras_layers._released_dense import HistoryInFiles
+
+    content = json.dumps(dict(facts)).encode()
+    model.__dict__[_FACTS] = HistoryInFiles(facts, lambda: content, _FACTS_FILE)
+
+
+def facts_in(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns the public facts in the file of an exported head, or nothing.
+
+    They are ``classes`` (in the order of the outputs) or ``range`` (of numbers), and ``columns``
+    (of the features, by name).
+    """
+    if not zipfile.is_zipfile(path):
+        return {}
+    with zipfile.ZipFile(path) as content:
+        member = f"assets/{_FACTS}/{_FACTS_FILE}"
+        return dict(json.loads(content.read(member))) if member in content.namelist() else {}
 
 
 def _histories_in(path: pathlib.Path) -> dict[str, History]:
