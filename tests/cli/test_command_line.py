@@ -169,7 +169,17 @@ def test_negative_numbers_are_no_options(low):
     assert main(["randomize", "labels.csv", *TASK, f"--low={low}e1", *output, "--overwrite"]) == 0
 
 
-VERBS = ("demo", "randomize", "recommend", "train", "audit", "report", "verify", "forget")
+VERBS = (
+    "demo",
+    "randomize",
+    "recommend",
+    "train",
+    "predict",
+    "audit",
+    "report",
+    "verify",
+    "forget",
+)
 RANDOMIZE = ("randomize", "labels.csv", *OPTIONS)
 CLASSES = ["--task", "classification", "--column", "y", "--epsilon", "1", "--output", "n.csv"]
 

@@ -176,7 +176,8 @@ def test_a_store_that_would_be_published(folder, capsys, output, store, reason):
 
 
 @pytest.mark.parametrize(
-    ("output", "store"), [("public/n.csv", "public/a/b"), ("public/n.csv", "link/a"), ("n.csv", "s")]
+    ("output", "store"),
+    [("public/n.csv", "public/a/b"), ("public/n.csv", "link/a"), ("n.csv", "s")],
 )
 def test_a_store_below_the_folder_of_the_output(folder, capsys, output, store):
     """A warning: the files are published, and rarely the folder that they are in."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import zipfile
 
 import keras
 import numpy as np
@@ -42,6 +44,7 @@ def command(path, *options, output="out", epsilon="2"):
 
 
 NAMES = ("--label", "ill", "--classes", "no", "yes", "--drop", "id", "--drop", "days")
+"""--drop twice, as in version 0.2; it also takes several names."""
 
 
 def test_a_table_with_names_of_classes(csv, capsys):
@@ -62,7 +65,7 @@ def test_a_table_with_names_of_classes(csv, capsys):
 
 def test_trees_if_they_are_asked_for(csv, capsys):
     assert command(csv, *NAMES, "--method", "boosting", epsilon="3") == 0
-    assert "You chose method='boosting'." in capsys.readouterr().out
+    assert "You chose --method boosting." in capsys.readouterr().out
     model = keras.models.load_model(csv.parent / "out" / "model.keras")
     assert ldp.guarantee(model).epsilon == pytest.approx(3.0)
 
@@ -77,7 +80,7 @@ def test_a_rare_class_and_its_metric(csv, capsys):
     printed = capsys.readouterr().out
     assert "held out: average_precision" in printed and "a share of" not in printed
     assert command(csv, *NAMES, epsilon="8", output="again") == 0
-    assert 'Use evaluation_metric="average_precision"' in capsys.readouterr().out
+    assert "Use --metric average_precision." in capsys.readouterr().out
 
 
 def test_a_column_of_any_name_costs_nothing_in_vain(csv, capsys):
@@ -169,7 +172,10 @@ def test_a_store_keeps_the_release(csv, capsys):
         np.testing.assert_allclose(weights, other, rtol=1e-4, atol=1e-5)
     words[words.index("--epsilon") + 1] = "2"
     assert main([*words, str(csv.parent / "third")]) == 2
-    assert "error" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "has a release of these labels made with other settings or columns" in shown
+    assert "give the settings and columns of that run, or a new --store" in shown
+    assert not (csv.parent / "third").exists()
 
 
 def test_an_output_that_cannot_be_made_costs_nothing(csv, capsys):
@@ -187,7 +193,10 @@ def test_bad_input_is_one_line_and_writes_nothing(csv, capsys):
         (("--label", "days", "--low", "3"), "expected --low LOW and --high HIGH"),
         (("--label", "ill", "--num-classes", "2"), "not whole numbers; give --classes"),
         (("--label", "ill", "--low", "0", "--high", "1"), "not numbers"),
-        (("--label", "age", "--low", "0", "--high", "99"), "120 labels are missing"),
+        (
+            ("--label", "age", "--low", "0", "--high", "99"),
+            "--label age: no label in 120 rows; fill them",
+        ),
         (("--label", "sick", "--num-classes", "2"), "has 0 columns of this name"),
         ((*NAMES, "--drop", "name"), "--drop name"),
         ((*NAMES, "--images", "x"), "go together"),
@@ -201,11 +210,11 @@ def test_bad_input_is_one_line_and_writes_nothing(csv, capsys):
         ((*NAMES, "--metric", "auc"), "--metric auc needs --evaluate EPSILON"),
         (
             (*NAMES, "--evaluate", "1", "--metric", "mse"),
-            "is not for these labels; choose from acc",
+            "--metric mse: must be one of accuracy, log_loss, brier, auc",
         ),
         (
             (*NAMES[:5], "x", "--evaluate", "1", "--metric", "average_precision"),
-            "--metric average_precision is for two classes, got 3",
+            "is for two classes, these labels have 3. Use 'f1' or 'auc'",
         ),
         ((*NAMES, "--delta", "0", "--store", "store"), "--delta must be between 0 and 1, got 0"),
     ):
@@ -222,17 +231,174 @@ def test_bad_input_is_one_line_and_writes_nothing(csv, capsys):
 def test_bad_files(tmp_path, capsys):
     for name, content, message in (
         ("data.txt", "a,ill\n1,no\n", "not known by its name"),
-        ("gone.csv", None, "cannot be read"),
-        ("empty.csv", "a,ill\n", "no rows"),
-        ("ragged.csv", "a,ill\n1,no,secret\n", "cannot be read as a csv table"),
+        ("gone.csv", None, "does not exist; check the path"),
+        ("empty.csv", "", "is empty; give a CSV file with a header line"),
+        ("header.csv", "a,ill\n", "has no rows below its header line"),
+        ("ragged.csv", "a,ill\n1,no\n1,no,secret\n", "has 3 cells in row 3 (the header is row 1)"),
+        ("excel.csv", "a,ill\n1,no\n".encode("utf-16"), "save UTF-16, as of Excel"),
+        ("book.csv", b"PK\x03\x04\0secret", "is not UTF-8 text"),
+        ("broken.parquet", b"PAR1 secret", "damaged, or not what its name says"),
+        (
+            "void.csv",
+            "a,v,ill\n1,,no\n",
+            "the column v has no value at all; leave it out: --drop v",
+        ),
         ("alone.csv", "id,days,ill\n1,2,no\n", "no feature columns"),
     ):
         if content is not None:
-            (tmp_path / name).write_text(content)
+            (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
         drops = NAMES[5:] if name == "alone.csv" else ()
         assert command(tmp_path / name, *NAMES[:5], *drops) == 2
         error = capsys.readouterr().err
         assert message in error and "secret" not in error
+
+
+@pytest.fixture
+def leaky(csv):
+    """A table with a column that is made from the label, and ids that are text."""
+    header, *rows = csv.read_text().splitlines()
+    cells = [row.split(",") for row in rows]
+    rows = [f"P{row[0]},{','.join(row[1:])},{'A' if row[3] == 'yes' else 'B'}" for row in cells]
+    csv.write_text("\n".join([f"{header},leak", *rows]) + "\n")
+    return csv
+
+
+@pytest.mark.parametrize("method", ["head", "boosting"])
+def test_columns_are_printed_and_ids_and_copies_of_the_label_are_named(leaky, capsys, method):
+    words = ("--label", "ill", "--classes", "no", "yes", "--method", method)
+    assert command(leaky, *words, "--drop", "days", epsilon="3") == 0
+    shown = capsys.readouterr()
+    assert "4 features: id (text), age (number), job (text), leak (text); left out: days" in (
+        shown.err
+    )
+    assert "warning: the column id has 1,200 different values in 1,200 rows" in shown.err
+    assert "leave it out: --drop id" in shown.err and "age has" not in shown.err
+    named = "by the released model, the column leak alone predicts nearly all labels"
+    assert named in shown.out and shown.out.count("by the released model, the column") == 1
+    report = (leaky.parent / "out" / "report.txt").read_text()
+    assert named in report and "4 features: id (text)" in report
+    options = ("--drop", "id", "days", "leak")
+    assert command(leaky, *words, *options, output="again", epsilon="3") == 0
+    shown = capsys.readouterr()
+    assert "warning" not in shown.err + shown.out.lower()
+
+
+def test_a_number_that_is_the_label_in_another_unit(csv, capsys):
+    words = ("--label", "days", "--low", "0", "--high", "30", "--drop", "id", "ill")
+    assert command(csv, *words, epsilon="8") == 0
+    assert "the column age alone predicts nearly all labels" in capsys.readouterr().out
+    # A weak trend is no copy, though the predictions follow one column alone.
+    rows = [line.rsplit(",", 1)[0] for line in csv.read_text().splitlines()]
+    noise = RNG.uniform(0.0, 30.0, N)
+    days = [f"{min(30.0, max(0.0, noise[i] + AGE[i] / 9)):.2f}" for i in range(N)]
+    csv.write_text("\n".join(map(",".join, zip(rows, ["days", *days], strict=True))) + "\n")
+    assert command(csv, *words, output="weak", epsilon="8") == 0
+    assert "predicts nearly all" not in capsys.readouterr().out
+
+
+def test_warnings_read_released_values_alone(csv, capsys):
+    """Two tables with other labels and one release give the same warnings."""
+    from tf_labeldp.vault import PrivateLabels
+
+    printed = []
+    store, kept = csv.parent / "private", PrivateLabels.release
+    released = []
+
+    def release(self, *arguments, **options):
+        released.append(kept(self, *arguments, **options) if not released else released[0])
+        return released[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrivateLabels, "release", release)
+        for name in ("first", "second"):
+            assert command(csv, *NAMES, "--method", "head", output=name) == 0
+            printed.append(capsys.readouterr())
+            csv.write_text(csv.read_text().replace(",yes,", ",no,"))
+    assert len(released) == 2 and printed[0].err == printed[1].err and not store.exists()
+    first, second = (each.out.partition("\n\n")[0] for each in printed)
+    assert first == second
+
+
+def test_features_that_are_chosen(csv, capsys):
+    words = NAMES[:5]
+    assert command(csv, *words, "--features", "job", "age") == 0
+    assert "2 features: job (text), age (number); left out: id, days" in capsys.readouterr().err
+    model = keras.models.load_model(csv.parent / "out" / "model.keras")
+    assert set(model.input) == {"job", "age"}
+    for options, message in (
+        (("--features", "job", "--drop", "id"), "not allowed with argument --features"),
+        (("--features", "job", "jbo"), "--features jbo: the table has 0 columns of this name"),
+        (("--features", "ill", "age"), "--features ill is the column of --label"),
+    ):
+        assert command(csv, *words, *options, output="other") == 2
+        assert message in capsys.readouterr().err
+
+
+def test_errors_name_options_and_no_arguments_of_python(csv, capsys):
+    days = ("--label", "days", "--low", "0", "--high", "10", "--drop", "id", "ill")
+    for options, message in (
+        ((*NAMES[:2], "--classes", "no", "maybe"), "are none of the 2 --classes; add what is"),
+        (days, "lie outside --low 0 to --high 10; widen the range, or give --clip"),
+        ((*NAMES, "--metric", "mae", "--evaluate", "1"), "--metric mae: "),
+        ((*NAMES, "--method", "boosting", "--epsilon", "0.01"), "Use --method head"),
+    ):
+        assert command(csv, *options) == 2
+        error = capsys.readouterr().err.strip().splitlines()[-1]
+        assert message in error and not re.search(r"\b(?!epsilon)[a-z_]+=|np\.clip|Private", error)
+
+
+@pytest.mark.parametrize("point", ["fit", "save", "report"])
+def test_a_training_that_was_killed_goes_on(csv, capsys, monkeypatch, point):
+    """The same command again, without other options; the release is not drawn twice."""
+    from tf_labeldp.cli import _train
+    from tf_labeldp.front_door import PrivateClassifier
+
+    store = csv.parent / "private"
+    words = (*NAMES, "--store", str(store), "--method", "head")
+
+    def killed(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if point == "fit":
+            patch.setattr(PrivateClassifier, "fit", killed)
+        elif point == "save":
+            patch.setattr(PrivateClassifier, "to_keras", killed)
+        else:
+            patch.setattr(_train, "say", lambda text, error=False: error or killed())
+        assert command(csv, *words) == 130
+    draws = {path: path.read_bytes() for path in store.glob("records/[0-9]*")}
+    assert (csv.parent / "out" / ".unfinished").exists()
+    assert command(csv, *words) == 0
+    names = {path.name for path in (csv.parent / "out").iterdir()}
+    assert names == {"model.keras", "privacy.json", "report.txt"}
+    again = {path: path.read_bytes() for path in store.glob("records/[0-9]*")}
+    assert {path: again[path] for path in draws} == draws
+    assert ldp.guarantee(csv.parent / "out" / "model.keras").epsilon == pytest.approx(2.0)
+    assert command(csv, *words) == 2
+    assert "exists and is not empty" in capsys.readouterr().err
+
+
+def test_a_store_below_the_output_is_a_warning(csv, capsys):
+    out = csv.parent / "out"
+    assert command(csv, *NAMES, "--store", str(out / "private")) == 0
+    assert "is below the folder of --output" in capsys.readouterr().err
+    assert {"private", "model.keras"} < {path.name for path in out.iterdir()}
+    assert command(csv, *NAMES, "--store", str(csv.parent / "s"), output="s/out") == 2
+    assert "the store stays with the labels" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["semicolons", "Latin-1"])
+def test_tables_as_excel_writes_them(csv, capsys, form):
+    text = csv.read_text().replace("nurse", "infirmière").replace("age", "âge")
+    if form == "semicolons":
+        text = text.replace(",", ";").replace(".", ",")
+    csv.write_bytes(text.encode("utf-8" if form == "semicolons" else "cp1252"))
+    assert command(csv, *NAMES) == 0
+    shown = capsys.readouterr().err
+    assert f"remark: {csv}" in shown and form in shown and "âge (number), job (text)" in shown
+    with zipfile.ZipFile(csv.parent / "out" / "model.keras") as file:
+        assert "infirmi" in json.dumps(json.loads(file.read("config.json")), ensure_ascii=False)
 
 
 # Some lines of TensorFlow 2.21 have no level; 2 is the level of `make demo`.
@@ -243,4 +409,5 @@ def test_nothing_of_tensorflow_is_on_stderr(csv, level):
     env |= level
     command_line = [sys.executable, "-m", "tf_labeldp.cli", *words]
     done = subprocess.run(command_line, capture_output=True, text=True, env=env, check=True)
-    assert done.stderr == "" and "label-DP" in done.stdout
+    assert done.stderr == "2 features: age (number), job (text); left out: id, days\n"
+    assert "label-DP" in done.stdout

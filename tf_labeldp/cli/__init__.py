@@ -35,17 +35,6 @@ _MOST_CLASSES = 10**9
 """Draws among more than 2^53 classes would not end."""
 
 _LOSSES = ("squared_error", "absolute_error", "poisson")
-_CLASS_METRICS = (
-    "accuracy",
-    "auc",
-    "average_precision",
-    "f1",
-    "precision",
-    "recall",
-    "log_loss",
-    "brier",
-)
-_NUMBER_METRICS = ("mse", "mae")
 _RR_ON_BINS = "rr_on_bins"
 _BASELINES = ("laplace", "discrete_laplace", "staircase", "discrete_staircase", "exponential")
 _HISTOGRAM = ("prior_epsilon", "max_values", "whole_numbers")
@@ -105,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _add_randomize,
         _add_recommend,
         _add_train,
+        _add_predict,
         _add_audit,
         _add_report,
         _add_verify,
@@ -215,25 +205,19 @@ def _check_labels(args: argparse.Namespace) -> None:
 
 def _check_train(args: argparse.Namespace) -> None:
     _check_labels(args)
-    if (args.images is None) != (args.file is None):
-        raise _console.CommandError("--images DIR and --file NAME go together: give both or none")
+    _check_images(args)
     if args.metric is not None and args.evaluate is None:
         raise _console.CommandError(
             f"--metric {args.metric} needs --evaluate EPSILON, which pays for it; give both"
         )
-    allowed = _CLASS_METRICS if args.low is None else _NUMBER_METRICS
-    if args.metric not in (None, *allowed):
-        raise _console.CommandError(
-            f"--metric {args.metric} is not for these labels; choose from {', '.join(allowed)}"
-        )
-    number = args.num_classes or len(args.classes or ())
-    if args.metric == "average_precision" and number != 2:
-        raise _console.CommandError(
-            f"--metric average_precision is for two classes, got {number}; use f1 or auc"
-        )
     # Before there is a store, whose budget would have this delta.
     if args.delta is not None and not 0.0 < args.delta < 1.0:
         raise _console.CommandError(f"--delta must be between 0 and 1, got {args.delta:g}")
+
+
+def _check_images(args: argparse.Namespace) -> None:
+    if (args.images is None) != (args.file is None):
+        raise _console.CommandError("--images DIR and --file NAME go together: give both or none")
 
 
 def _check_randomize(args: argparse.Namespace) -> None:
@@ -346,12 +330,14 @@ def _add_train(verbs: Any) -> None:
         description="Trains PrivateClassifier or PrivateRegressor on a table, or on images and a "
         "table of their labels, and writes a folder: model.keras, its statement privacy.json, and "
         "report.txt. All three may be published.",
-        epilog="Every column but --label and --drop is a public feature. Classes and range must be "
-        "chosen without looking at the labels. Each run without --store spends again.",
+        epilog="Every column but --label is a public feature unless --features or --drop leaves it "
+        "out: the command prints the columns that it takes, warns of ids before it spends, and of "
+        "columns from which the released model predicts nearly all labels. Classes and range must "
+        "be chosen without looking at the labels. Each run without --store spends again.",
     )
     parser.set_defaults(draws="stored", prior=None)
     add = parser.add_argument
-    add("input", type=_path, help="table: .csv, .csv.gz or .parquet")
+    add("input", type=_path, help="table: .csv, .csv.gz or .parquet. Goes first")
     add("--label", required=True, metavar="NAME", help="column of the labels")
     add("--delta", type=_number, help="privacy parameter (default: 1e-5, or 0.1 over the number of "
         "rows if that is less)")
@@ -361,19 +347,45 @@ def _add_train(verbs: Any) -> None:
     add("--method", choices=("auto", "head", "boosting"), default="auto",
         help="a head of one release, boosted trees on noisy labels, or the choice by epsilon and "
         "the table (default: auto)")
-    add("--drop", action="append", default=[], metavar="NAME",
-        help="column to leave out, such as ids; may be given several times")
+    columns = parser.add_mutually_exclusive_group()
+    columns.add_argument("--features", nargs="+", metavar="NAME",
+        help="columns to learn from; no other is used")
+    columns.add_argument("--drop", action="extend", nargs="+", default=[], metavar="NAME",
+        help="columns to leave out, such as ids; all others are used")
     add("--images", type=_path, metavar="DIR",
         help="folder of images; the images are then the features")
     add("--file", metavar="NAME", help="column of the table with the names of the images")
     add("--evaluate", type=_epsilon, metavar="EPSILON",
         help="hold out a tenth of the rows, and release the model's quality on them at this "
         "epsilon; training does not use their labels, so the larger epsilon covers both")
-    add("--metric", choices=(*_CLASS_METRICS, *_NUMBER_METRICS),
-        help="the quality that --evaluate releases; average_precision (of two classes), auc, f1, "
-        "precision and recall suit a rare class (default: accuracy; for numbers mse)")
+    add("--metric", metavar="NAME",
+        help="the quality that --evaluate releases: a metric of PrivateLabels.evaluate. For a rare "
+        "class take average_precision (of two classes), auc or f1 (default: accuracy; for numbers "
+        "mse)")
     add("--output", type=_path, default=pathlib.Path("trained"), metavar="DIR",
         help="new folder for the results (default: trained)")
+
+
+def _add_predict(verbs: Any) -> None:
+    add = _verb(
+        verbs, "predict", "_predict.run_predict", check=_check_images,
+        help="predict with a trained model",
+        description="Reads a model and a table with its columns, and writes a table: for classes "
+        "the likeliest one and the probability of each by its name, for numbers the prediction. "
+        "Other columns of the table are ignored. Predictions may be published like the model: they "
+        "spend nothing.",
+    ).add_argument
+    add("model", type=_path, metavar="MODEL",
+        help="output of tf-labeldp train, or a .keras file such as that of to_keras().save")
+    add("input", type=_path, metavar="TABLE", help="table: .csv, .csv.gz or .parquet")
+    add("--id", action="extend", nargs="+", metavar="NAME",
+        help="columns to copy (default: the column named id, row_id or row, else a column row with "
+        "row numbers from 0)")
+    add("--images", type=_path, metavar="DIR", help="folder of images, for a model of images")
+    add("--file", metavar="NAME", help="column of the table with the names of the images")
+    add("--output", type=_path, default=pathlib.Path("predictions.csv"), metavar="FILE",
+        help="new table: .csv, .csv.gz or .parquet (default: predictions.csv)")
+    add("--overwrite", action="store_true", help="replace an existing output")
 
 
 def _add_demo(verbs: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import IO
@@ -17,13 +18,41 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM ended the process; cleaned up after like a stop by hand."""
 
 
+_OPTIONS = {
+    "budget_for_evaluation": "--evaluate",
+    "evaluation_metric": "--metric",
+    "insecure_seed": "--insecure-seed",
+    "num_classes": "--num-classes",
+    **{
+        name: f"--{name}" for name in ("classes", "delta", "high", "loss", "low", "method", "store")
+    },
+}
+"""Options of the command by the arguments of the library that they set."""
+_ARGUMENT = re.compile(rf"\b({'|'.join(_OPTIONS)})=(?:[\"']([^\"']*)[\"']|([\w.-]*\w))?")
+
+
+def in_options(text: str) -> str:
+    """Returns a text of the library with options, ``--method head`` for ``method='head'``.
+
+    What a value prints, ``RandomizedResponse(epsilon=1.0, num_classes=2)``, stays as it is.
+    """
+
+    def option(found: re.Match[str]) -> str:
+        before = text[: found.start()]
+        if before.count("(") > before.count(")"):
+            return found[0]
+        return " ".join(filter(None, (_OPTIONS[found[1]], found[2] or found[3])))
+
+    return _ARGUMENT.sub(option, text).replace("Use PrivateLogisticRegression", "Use --method head")
+
+
 @contextlib.contextmanager
 def explained(*kinds: type[Exception]) -> Iterator[None]:
     """Turns errors of the library that quote no label into errors of the command, in one line."""
     try:
         yield
     except kinds as error:
-        raise CommandError(" ".join(str(error).split())) from None
+        raise CommandError(in_options(" ".join(str(error).split()))) from None
 
 
 def say(text: str, *, error: bool = False) -> None:

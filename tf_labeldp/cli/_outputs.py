@@ -132,7 +132,7 @@ class Output:
             os.mkdir(self._folder)
             undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
             for kind in formats:
-                _writer(pa.BufferOutputStream(), kind, self.schema).close()
+                table_writer(pa.BufferOutputStream(), kind, self.schema).close()
             self._undo = undo.pop_all()
         return self
 
@@ -158,7 +158,7 @@ class Output:
         staged, kind = self._staged(path), format_of(path, self.option)
         with (
             pa.output_stream(str(staged), compression="gzip" if kind == "csv.gz" else None) as file,
-            contextlib.closing(_writer(file, kind, self.schema)) as writer,
+            contextlib.closing(table_writer(file, kind, self.schema)) as writer,
         ):
             for batch in batches:
                 writer.write_table(batch)
@@ -267,7 +267,7 @@ class StreamOutput(Output):
                 raise
 
 
-def _writer(file: Any, kind: str, schema: Any) -> Any:
+def table_writer(file: Any, kind: str, schema: Any) -> Any:
     return parquet.ParquetWriter(file, schema) if kind == "parquet" else CsvWriter(file, schema)
 
 

@@ -164,15 +164,15 @@ class Table(abc.ABC):
             raise no_rows(self.path)
         return table.column(0), table.select(list(ids))
 
-    def whole(self) -> Any:
-        """Returns all columns, each of the type of its cells."""
-        table = self._whole()
+    def whole(self, texts: Sequence[str] = ()) -> Any:
+        """Returns all columns, each of the type of its cells; ``texts`` of a CSV stay text."""
+        table = self._whole(texts)
         if not table.num_rows:
             raise no_rows(self.path)
         return table
 
     @abc.abstractmethod
-    def _whole(self) -> Any:
+    def _whole(self, texts: Sequence[str]) -> Any:
         """Returns all columns, also of a table without rows."""
 
     @abc.abstractmethod
@@ -212,7 +212,7 @@ class ParquetTable(Table):
         self.columns = list(schema.names)
         self.types = dict(zip(schema.names, schema.types, strict=True))
 
-    def _whole(self) -> Any:
+    def _whole(self, texts: Sequence[str]) -> Any:
         with self._explained():
             return parquet.read_table(str(self.path))
 
@@ -285,9 +285,9 @@ class CsvTable(Table):
         with csv.open_csv(self._stream(), *self._options()) as reader:
             return list(reader.schema.names)
 
-    def _whole(self) -> Any:
+    def _whole(self, texts: Sequence[str]) -> Any:
         def read() -> Any:
-            table = csv.read_csv(self._stream(), *self._options(missing=None))
+            table = csv.read_csv(self._stream(), *self._options(texts=texts))
             # Text that is not UTF-8 is read as bytes.
             if self._encoding == "utf8" and any(map(types.is_binary, table.schema.types)):
                 raise pa.ArrowInvalid("invalid UTF-8")
@@ -307,9 +307,9 @@ class CsvTable(Table):
         columns: Sequence[str] = (),
         kind: ColumnKind | None = None,
         use_threads: bool = True,
-        missing: list[str] | None = _MISSING,
+        texts: Sequence[str] | None = None,
     ) -> tuple[Any, Any, Any]:
-        column_types = dict.fromkeys(columns, pa.string())
+        column_types = dict.fromkeys(texts or columns, pa.string())
         if kind is not None:
             column_types[columns[0]] = kind.arrow_type
         # An empty line in a table of one column is a missing label: skipped, it would shift rows.
@@ -326,7 +326,7 @@ class CsvTable(Table):
             csv.ConvertOptions(
                 include_columns=list(columns),
                 column_types=column_types,
-                null_values=missing,
+                null_values=_MISSING if texts is None else None,
                 decimal_point=self._decimal_point,
             ),
         )

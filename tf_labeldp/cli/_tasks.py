@@ -169,18 +169,7 @@ class Classification(Task):
             self.prior = _normalized(args.prior, probabilities, self.num_classes)
 
     def encoded(self, column: Any) -> np.ndarray:
-        outside = f"not in 0..{self.num_classes - 1}; raise --num-classes or renumber the classes"
-        if self.names:
-            outside = (
-                f"none of the {self.num_classes} --classes; add what is missing or check the "
-                "spelling"
-            )
-            column = pc.index_in(column, value_set=pa.array(self.names, pa.string()))
-            column = column.fill_null(-1).cast(pa.int64())
-        labels: np.ndarray = column.to_numpy()
-        if wrong := np.count_nonzero((labels < 0) | (labels >= self.num_classes)):
-            raise CommandError(f"{wrong} of {labels.size} labels are {outside}")
-        return labels
+        return class_codes(column, self.names, self.num_classes)
 
     def decoded(self, noisy: np.ndarray) -> Any:
         codes = super().decoded(noisy)
@@ -244,17 +233,7 @@ class Regression(Task):
                 self.randomizer = getattr(mechanisms, name)(args.epsilon, args.low, args.high)
 
     def encoded(self, column: Any) -> np.ndarray:
-        labels: np.ndarray = column.to_numpy()
-        low, high = self.args.low, self.args.high
-        if bad := np.count_nonzero(~np.isfinite(labels)):
-            raise CommandError(f"{bad} of {labels.size} labels are NaN or infinite; {_tables.FILL}")
-        outside = np.count_nonzero((labels < low) | (labels > high))
-        if outside and not self.args.clip:
-            raise CommandError(
-                f"{outside} of {labels.size} labels lie outside --low {low:g} to --high {high:g}; "
-                "widen the range, or give --clip to set them to its nearer end"
-            )
-        return labels
+        return checked_numbers(column.to_numpy(), self.args)
 
     def _draw(self, vault: PrivateLabels) -> tuple[NoisyLabels, dict[str, Any]]:
         # Clipping is not mentioned: whether it was needed depends on the labels.
@@ -280,6 +259,33 @@ class Regression(Task):
                 "probabilities": np.asarray(prior.probabilities).tolist(),
             },
         }
+
+
+def class_codes(column: Any, names: list[str] | None, num_classes: int) -> np.ndarray:
+    """Returns codes of an Arrow column of names or codes, or raises an error with their number."""
+    outside = f"not in 0..{num_classes - 1}; raise --num-classes or renumber the classes"
+    if names:
+        outside = f"none of the {num_classes} --classes; add what is missing or check the spelling"
+        column = pc.index_in(column, value_set=pa.array(names, pa.string()))
+        column = column.fill_null(-1).cast(pa.int64())
+    labels: np.ndarray = column.to_numpy()
+    if wrong := np.count_nonzero((labels < 0) | (labels >= num_classes)):
+        raise CommandError(f"{wrong} of {labels.size} labels are {outside}")
+    return labels
+
+
+def checked_numbers(labels: np.ndarray, args: argparse.Namespace) -> np.ndarray:
+    """Returns finite labels within the range unless they are to be clipped, or raises."""
+    low, high = args.low, args.high
+    if bad := np.count_nonzero(~np.isfinite(labels)):
+        raise CommandError(f"{bad} of {labels.size} labels are NaN or infinite; {_tables.FILL}")
+    outside = np.count_nonzero((labels < low) | (labels > high))
+    if outside and not args.clip:
+        raise CommandError(
+            f"{outside} of {labels.size} labels lie outside --low {low:g} to --high {high:g}; "
+            "widen the range, or give --clip to set them to its nearer end"
+        )
+    return labels
 
 
 def _number_prior(args: argparse.Namespace) -> dict[str, Any]:

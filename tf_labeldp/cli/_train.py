@@ -3,49 +3,153 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import csv, parquet, types
 
+from tf_labeldp._validate import counted
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.accounting.budget import default_delta
-from tf_labeldp.cli import _tables
-from tf_labeldp.cli._console import CommandError, explained, load_tensorflow, say
-from tf_labeldp.vault import LabelStoreError, PrivateLabels
+from tf_labeldp.cli import _features, _outputs, _tables, _tasks
+from tf_labeldp.cli._console import (
+    CommandError,
+    explained,
+    in_options,
+    load_tensorflow,
+    one_line,
+    say,
+)
+from tf_labeldp.vault import Classes, LabelStoreError, Numbers, PrivateLabels
+from tf_labeldp.vault.evaluation import check_metric
+from tf_labeldp.vault.records import DrawSettingsError
 from tf_labeldp.vault.store import budget_for_store
+
+_UNFINISHED = ".unfinished"
+"""The file that marks the output of a run that has not ended."""
+_OTHER_SETTINGS = (
+    "give the settings and columns of that run, or a new --store (publishing from both costs the "
+    "sum of their epsilons)"
+)
 
 
 def run_train(args: argparse.Namespace) -> int:
-    if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
-        raise CommandError(f"--output {args.output} exists and is not empty; give a new folder")
-    table = _read(args.input)
+    _check_metric(args)
+    _check_output(args)
+    source = _tables.open_table(args.input)
+    table = source.whole()
     labels = _labels(table, args)
+    if args.images is None:
+        names = _features.chosen_columns(table, args)
+        columns = _features.described(table, names, args.label)
+        features: Any = _features.features_of(table, names)
+        warnings = _features.warnings_of_ids(table, names)
+    else:
+        columns, warnings = f"images of {args.images}, named by the column {args.file}", []
+    remarks = [f"remark: {text}" for text in source.remarks]
+    # Before the release, so that a wrong column can be left out.
+    for line in (*remarks, columns, *(f"warning: {text}" for text in warnings)):
+        say(one_line(line), error=True)
     load_tensorflow()
-    features = _columns(table, args) if args.images is None else _images(table, args)
+    if args.images is not None:
+        features = images_of(table, args)
     delta = default_delta(labels.size) if args.delta is None else args.delta
-    with explained(BudgetExceededError, LabelStoreError, OSError, TypeError, ValueError):
+    with _refusals(args):
         vault = _vault(labels, args, delta)
         # Before the release, which a model that cannot be saved would waste.
-        args.output.mkdir(parents=True, exist_ok=True)
-        model = _estimator(args, delta).fit(features, vault)
-    path = args.output / "model.keras"
-    text = "\n\n".join(
-        [
-            str(model.choice_),
-            *([f"On a tenth of the rows, held out: {model.evaluation_}"] if args.evaluate else []),
-            str(model.guarantee()),
-            f"The model: import tf_labeldp.keras_layers; keras.models.load_model({str(path)!r})",
-        ]
-    )
+        with _output(args.output):
+            model = _estimator(args, delta).fit(features, vault)
+            if args.images is None:
+                warnings += _features.warnings_of_leaks(features, model)
+            say(_write(model, args, columns, warnings))
+    return 0
+
+
+def _write(model: Any, args: argparse.Namespace, columns: str, warnings: list[str]) -> str:
+    """Writes the model, its statement and the report, and returns the report."""
+    folder: pathlib.Path = args.output
+    path = folder / "model.keras"
+    warnings = [f"Warning: {text}." for text in warnings]
+    parts = [
+        "\n".join([f"{columns[0].upper()}{columns[1:]}.", *map(one_line, warnings)]),
+        in_options(str(model.choice_)),
+        *([f"On a tenth of the rows, held out: {model.evaluation_}"] if args.evaluate else []),
+        str(model.guarantee()),
+        f"The model: tf-labeldp predict {folder} TABLE, or in Python "
+        f"tf_labeldp.load_model({str(path)!r})",
+    ]
+    text = "\n\n".join(parts)
     model.to_keras().save(path)
     statement = model.guarantee().to_json()
-    (args.output / "privacy.json").write_text(f"{statement}\n", encoding="utf-8")
-    (args.output / "report.txt").write_text(f"{text}\n", encoding="utf-8")
-    say(text)
-    return 0
+    (folder / "privacy.json").write_text(f"{statement}\n", encoding="utf-8")
+    (folder / "report.txt").write_text(f"{text}\n", encoding="utf-8")
+    return text
+
+
+def _check_metric(args: argparse.Namespace) -> None:
+    if args.metric is None:
+        return
+    number = args.classes or args.num_classes
+    kind = Classes(number) if args.low is None else Numbers(args.low, args.high)
+    try:
+        check_metric(kind, args.metric, of_predictions=True)
+    except ValueError as error:
+        reason = str(error).removeprefix("metric ").partition(", got ")[0].rstrip(".")
+        raise CommandError(f"--metric {args.metric}: {reason}") from None
+
+
+def _check_output(args: argparse.Namespace) -> None:
+    folder, store = args.output, args.store
+    if store is not None:
+        _outputs.check_separate(folder, folder, store, is_whole=False)
+    if not folder.exists():
+        return
+    kept = None if store is None else pathlib.Path(os.path.realpath(store))
+    names = list(folder.iterdir()) if folder.is_dir() else [folder]
+    real = [pathlib.Path(os.path.realpath(path)) for path in names]
+    others = [path for path in real if kept is None or not kept.is_relative_to(path)]
+    if others and not (folder / _UNFINISHED).exists():
+        raise CommandError(f"--output {folder} exists and is not empty; give a new folder")
+
+
+@contextlib.contextmanager
+def _output(folder: pathlib.Path) -> Iterator[None]:
+    """Makes the folder, marked until its files are complete: a killed run may be started again."""
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder / _UNFINISHED
+    mark.touch()
+    try:
+        yield
+    except Exception:
+        if not (folder / "model.keras").exists():
+            mark.unlink()
+            with contextlib.suppress(OSError):  # The store may be in it.
+                folder.rmdir() if is_new else None
+        raise
+    mark.unlink()
+
+
+@contextlib.contextmanager
+def _refusals(args: argparse.Namespace) -> Iterator[None]:
+    """Turns errors of the vault and of the fit, which quote no label, into the command's."""
+    try:
+        with explained(OSError, TypeError, ValueError):
+            yield
+    except DrawSettingsError:
+        raise CommandError(
+            f"the store {args.store} has a release of these labels made with other settings or "
+            f"columns. Nothing was drawn: {_OTHER_SETTINGS}"
+        ) from None
+    except BudgetExceededError as error:
+        reason = " ".join(str(error).split()).partition(" Nothing was drawn.")[0]
+        raise CommandError(f"{reason} Nothing was drawn: {_OTHER_SETTINGS}") from None
+    except LabelStoreError as error:
+        raise CommandError(in_options(" ".join(str(error).split()))) from None
 
 
 def _vault(labels: np.ndarray, args: argparse.Namespace, delta: float) -> PrivateLabels:
@@ -73,79 +177,33 @@ def _estimator(args: argparse.Namespace, delta: float) -> Any:
     return PrivateRegressor(args.epsilon, delta, loss=args.loss or "squared_error", **options)
 
 
-def _read(path: pathlib.Path) -> Any:
-    kind = _tables.format_of(path, "the input")
-    try:
-        table = parquet.read_table(path) if kind == "parquet" else csv.read_csv(path)
-    except OSError as error:
-        raise CommandError(f"the input {path} cannot be read ({error.strerror})") from None
-    except pa.ArrowException:  # Its message quotes cells.
-        raise CommandError(
-            f"the input {path} cannot be read as a {kind} table; check that each row has a cell "
-            "for each column of the header"
-        ) from None
-    if not table.num_rows:
-        raise _tables.no_rows(path)
-    return table
-
-
-def _column(table: Any, name: str, option: str) -> Any:
-    if table.column_names.count(name) != 1:
-        raise CommandError(
-            f"{option} {name}: the table has {table.column_names.count(name)} columns of this "
-            f"name; its columns are {', '.join(table.column_names[:20])}"
-        )
-    return table.column(name).combine_chunks()
-
-
 def _labels(table: Any, args: argparse.Namespace) -> np.ndarray:
-    column = _column(table, args.label, "--label")
+    column = _features.column_of(table, args.label, "--label")
     if column.null_count:
-        raise CommandError(f"{column.null_count} labels are missing; {_tables.FILL}")
+        rows = counted(column.null_count, "row")
+        raise CommandError(f"--label {args.label}: no label in {rows}; {_tables.FILL}")
     kind = pa.string() if args.classes else pa.int64() if args.num_classes else pa.float64()
     try:
-        return column.cast(kind).to_numpy(zero_copy_only=False)
+        column = column.cast(kind)
     except pa.ArrowException:
         raise CommandError(
             f"--label {args.label}: some cells are not "
             + ("whole numbers; give --classes for names" if args.num_classes else "numbers")
         ) from None
+    labels: np.ndarray = column.to_numpy(zero_copy_only=False)
+    if args.low is None:
+        _tasks.class_codes(column, args.classes, args.num_classes or len(args.classes))
+        return labels
+    return _tasks.checked_numbers(labels, args)
 
 
-def _columns(table: Any, args: argparse.Namespace) -> dict[str, np.ndarray]:
-    for name in args.drop:
-        _column(table, name, "--drop")
-    features = {}
-    for name in table.column_names:
-        if name == args.label or name in args.drop:
-            continue
-        column = _column(table, name, "the column")
-        if types.is_dictionary(column.type):  # as pandas writes its categories
-            column = column.cast(column.type.value_type)
-        if types.is_boolean(column.type) or types.is_integer(column.type):
-            column = column.cast(pa.float64())
-        if types.is_floating(column.type):
-            features[name] = column.to_numpy(zero_copy_only=False)
-        elif types.is_string(column.type) or types.is_large_string(column.type):
-            # All rows of a category share one text.
-            encoded = column.dictionary_encode()
-            words = np.append(encoded.dictionary.to_numpy(zero_copy_only=False), [None])
-            features[name] = words[encoded.indices.fill_null(words.size - 1).to_numpy()]
-        else:
-            raise CommandError(
-                f"the column {name} has type {column.type}, expected numbers or text; convert it, "
-                f"or leave it out: --drop {name}"
-            )
-    if not features:
-        raise CommandError("the table has no feature columns; leave out less with --drop")
-    return features
-
-
-def _images(table: Any, args: argparse.Namespace) -> np.ndarray:
+def images_of(table: Any, args: argparse.Namespace) -> np.ndarray:
+    """Returns the images (n, h, w, c) that the column --file names, from the folder --images."""
     import tensorflow as tf
 
     images: list[np.ndarray] = []
-    for name in _column(table, args.file, "--file").cast(pa.string()).to_pylist():
+    names = _features.column_of(table, args.file, "--file").cast(pa.string()).to_pylist()
+    for name in names:
         path = args.images / str(name)
         try:
             image = tf.io.decode_image(path.read_bytes(), expand_animations=False).numpy()

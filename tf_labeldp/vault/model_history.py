@@ -174,8 +174,6 @@ def _cover_weights(layers: Iterable[Any]) -> list[bytes]:
 
 
 def _set_history(layer: Any, history: History) -> None:
-    from tf_labeldp.keras_layers._released_dense import HistoryInFiles
-
     name, owner = layer.name, weakref.ref(layer)
 
     def write() -> bytes:
@@ -186,7 +184,14 @@ def _set_history(layer: Any, history: History) -> None:
         steps = None if covered is None else int(covered)
         return f"{name}\n".encode() + dataclasses.replace(history, steps=steps).to_bytes()
 
-    layer.__dict__[HISTORY] = HistoryInFiles(history, write)  # Keras does not track this.
+    _keep_in_files(layer, HISTORY, history, write)
+
+
+def _keep_in_files(layer: Any, attribute: str, *content: Any) -> None:
+    """Sets an attribute that Keras saves, and does not track otherwise."""
+    from tf_labeldp.keras_layers._released_dense import HistoryInFiles
+
+    layer.__dict__[attribute] = HistoryInFiles(*content)
 
 
 def declare(
@@ -330,10 +335,8 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
 
 def note_facts(model: Any, facts: Mapping[str, Any]) -> None:
     """Keeps public facts, ready for JSON, in the ``.keras`` file of a model: see ``facts_in``."""
-    from tf_labeldp.keras_layers._released_dense import HistoryInFiles
-
     content = json.dumps(dict(facts)).encode()
-    model.__dict__[_FACTS] = HistoryInFiles(facts, lambda: content, _FACTS_FILE)
+    _keep_in_files(model, _FACTS, facts, lambda: content, _FACTS_FILE)
 
 
 def facts_in(path: str | os.PathLike[str]) -> dict[str, Any]:

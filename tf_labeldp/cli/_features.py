@@ -1,0 +1,176 @@
+"""The columns of a table that a model takes: their choice, their types, and warnings about them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from tf_labeldp._validate import counted
+from tf_labeldp.cli._console import CommandError
+
+_FEWEST_ROWS = 20
+"""Fewer rows may differ in every column."""
+_UNIQUE = 0.95
+"""Share of different values from which a column of text or whole numbers looks like an id."""
+_BINS, _ROWS_PER_VALUE = 20, 20
+"""Bins of a column of numbers, and rows per category, that are enough for means of predictions."""
+_SHARE_OF_CERTAINTY = 0.9
+"""How far one column goes from the class shares to certainty, from which it may hold the label: a
+column that equals 95 % of the labels of two classes goes this far."""
+_SHARE_OF_VARIANCE = 0.98
+"""The same for numbers: twenty bins of a column that equals them explain 99.75 %."""
+_CLEAR_SPREAD = 0.2
+"""Standard deviation of predictions, in ranges of the labels, that is no mere trend; evenly spread
+labels have 0.29."""
+_SAMPLE = 20_000
+"""Rows that are enough for means."""
+_LISTED = 20
+"""Columns that an error lists."""
+
+
+def column_of(table: Any, name: str, option: str) -> Any:
+    """Returns a column as one Arrow array, or raises an error about the option that names it."""
+    if table.column_names.count(name) != 1:
+        raise CommandError(
+            f"{option} {name}: the table has {counted(table.column_names.count(name), 'column')} "
+            f"of this name; its columns are {', '.join(table.column_names[:_LISTED])}"
+        )
+    column = table.column(name)
+    if types.is_dictionary(column.type):  # as pandas writes its categories
+        column = column.cast(column.type.value_type)
+    return column.combine_chunks()
+
+
+def chosen_columns(table: Any, args: argparse.Namespace) -> list[str]:
+    """Returns the names of the features, by --features or --drop."""
+    for option, names in (("--features", args.features or ()), ("--drop", args.drop)):
+        for name in names:
+            column_of(table, name, option)
+    if args.label in (args.features or ()):
+        raise CommandError(
+            f"--features {args.label} is the column of --label; a model that takes it would "
+            "publish the labels"
+        )
+    names = args.features or [
+        name for name in table.column_names if name not in (args.label, *args.drop)
+    ]
+    if not names:
+        raise CommandError("the table has no feature columns; leave out less with --drop")
+    return list(dict.fromkeys(names))
+
+
+def features_of(table: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Returns columns (n,) of numbers, NaN where missing, or of text, None where missing."""
+    features = {}
+    for name in names:
+        column = column_of(table, name, "the column")
+        if types.is_boolean(column.type) or types.is_integer(column.type):
+            column = column.cast(pa.float64())
+        if types.is_null(column.type):
+            raise CommandError(
+                f"the column {name} has no value at all; leave it out: --drop {name}"
+            )
+        if types.is_floating(column.type):
+            features[name] = column.to_numpy(zero_copy_only=False)
+        elif types.is_string(column.type) or types.is_large_string(column.type):
+            # All rows of a category share one text.
+            encoded = column.dictionary_encode()
+            words = np.append(encoded.dictionary.to_numpy(zero_copy_only=False), [None])
+            features[name] = words[encoded.indices.fill_null(words.size - 1).to_numpy()]
+        else:
+            raise CommandError(
+                f"the column {name} has type {column.type}, expected numbers or text; convert it, "
+                f"or leave it out: --drop {name}"
+            )
+    return features
+
+
+def described(table: Any, names: Sequence[str], label: str) -> str:
+    """Returns the columns that a model takes, and those that are left out, in one line."""
+    left_out = [name for name in table.column_names if name not in (*names, label)]
+    kinds = {name: "text" if _is_text(table.column(name).type) else "number" for name in names}
+    taken = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+    line = f"{counted(len(names), 'feature')}: {taken}"
+    return line + (f"; left out: {', '.join(left_out)}" if left_out else "")
+
+
+def _is_text(kind: Any) -> bool:
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def warnings_of_ids(table: Any, names: Sequence[str]) -> list[str]:
+    """Returns warnings of columns that differ in nearly every row, a public fact."""
+    found = []
+    for name in names:
+        column = column_of(table, name, "the column")
+        if not (_is_text(column.type) or types.is_integer(column.type)):
+            continue
+        rows = len(column) - column.null_count
+        if rows < _FEWEST_ROWS:
+            continue
+        distinct = pc.count_distinct(column, mode="only_valid").as_py()
+        if distinct >= _UNIQUE * rows:
+            found.append(
+                f"the column {name} has {distinct:,} different values in {rows:,} rows, like an "
+                f"id, from which nothing can be learnt; leave it out: --drop {name}"
+            )
+    return found
+
+
+def warnings_of_leaks(features: dict[str, np.ndarray], model: Any) -> list[str]:
+    """Returns warnings of columns that alone predict nearly all labels, by the released model.
+
+    Averages of its predictions over the rows with one value of a column estimate how well the
+    column alone would do, noise corrected: probabilities near certainty, or numbers that nothing
+    else changes. This reads released values and public features alone.
+    """
+    size = next(iter(features.values())).shape[0]
+    rows = np.random.default_rng(0).choice(size, min(size, _SAMPLE), replace=False)
+    sample = {name: column[rows] for name, column in features.items()}
+    share_of = _share_of_variance if model._is_regressor() else _share_of_certainty
+    outputs = model.predict(sample) if model._is_regressor() else model.predict_proba(sample)
+    found = []
+    for name, column in sample.items():
+        groups = _groups(column)
+        if groups.max() * _ROWS_PER_VALUE > rows.size:
+            continue
+        if share_of(outputs, groups, model._label_range):
+            found.append(
+                f"by the released model, the column {name} alone predicts nearly all labels. If it "
+                "is made from the label, or known only after it, leave it out (training again is "
+                f"another release): --drop {name}"
+            )
+    return found
+
+
+def _share_of_certainty(probabilities: np.ndarray, groups: np.ndarray, unused: Any) -> bool:
+    share = probabilities.mean(axis=0).max()
+    sums = [np.bincount(groups, each) for each in probabilities.T]
+    right = float(np.max(sums, axis=0).sum()) / groups.size
+    return right - share >= _SHARE_OF_CERTAINTY * (1.0 - share)
+
+
+def _share_of_variance(numbers: np.ndarray, groups: np.ndarray, ends: tuple[float, float]) -> bool:
+    means = np.bincount(groups, numbers) / np.maximum(np.bincount(groups), 1)
+    spread = float(numbers.std())
+    is_clear = spread >= _CLEAR_SPREAD * (ends[1] - ends[0])
+    return is_clear and float(means[groups].var()) >= _SHARE_OF_VARIANCE * spread**2
+
+
+def _groups(column: np.ndarray) -> np.ndarray:
+    """Returns the group (n,) of each row: a category, or a bin of numbers; missing ones are one."""
+    if column.dtype.kind == "f":
+        present = column[~np.isnan(column)]
+        ends = np.unique(np.quantile(present, np.linspace(0.0, 1.0, _BINS + 1)[1:-1]))
+        if np.unique(present).size <= _BINS:
+            ends = np.unique(present)
+        return np.where(np.isnan(column), ends.size + 1, np.searchsorted(ends, column))
+    texts = np.array([str(text) for text in column])
+    return np.unique(texts, return_inverse=True)[1].ravel()

@@ -1,0 +1,176 @@
+"""``tf-labeldp predict``: a table of predictions by a model of ``train``, or of ``to_keras``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tf_labeldp._validate import counted
+from tf_labeldp.cli import _features, _outputs, _tables, _train
+from tf_labeldp.cli._console import CommandError, explained, load_tensorflow, one_line, say
+
+_BATCH = 1024
+_INTEGERS = {"int32", "int64"}
+_IDS = ("id", "row_id", "row")
+_ROW = "row"
+"""The column of row numbers in an output without ids."""
+_MISSING_INTEGER = -(2**63)
+
+
+def run_predict(args: argparse.Namespace) -> int:
+    kind = _tables.format_of(args.output, "--output")
+    if args.output.exists() and not args.overwrite:
+        raise CommandError(
+            f"{args.output} exists; give another --output, or --overwrite to replace it"
+        )
+    path = args.model / "model.keras" if args.model.is_dir() else args.model
+    if not path.exists():
+        raise CommandError(f"there is no model {path}; give the output of tf-labeldp train")
+    source = _tables.open_table(args.input)
+    load_tensorflow()
+    from tf_labeldp.vault.model_history import facts_in, guarantee, load_model
+
+    # Keras raises errors of any type for files that it did not write, and they quote no cell.
+    with explained(Exception):
+        model, facts = load_model(path, compile=False), facts_in(path)
+    needed = _inputs_of(model)
+    texts = [name for name, tensor in needed.items() if tensor.dtype == "string"]
+    table = source.whole(texts)
+    for remark in source.remarks:
+        say(one_line(f"remark: {remark}"), error=True)
+    ids = _ids(table, args)
+    inputs = _inputs(model, needed, facts, table, ids, args)
+    outputs = np.asarray(model.predict(inputs, batch_size=_BATCH, verbose=0))
+    columns = _predictions(outputs.reshape(len(outputs), -1), facts)
+    if shared := {*ids} & {*columns}:
+        raise CommandError(
+            f"--id {min(shared)}: the predictions have a column of this name; rename that of the "
+            "table"
+        )
+    rows = {name: table.column(name) for name in ids} or {_ROW: pa.array(np.arange(len(outputs)))}
+    _write(args.output, kind, pa.table({**rows, **columns}))
+    if not facts:
+        note = "remark: the model's file names no classes; its outputs are numbered"
+        say(note, error=True)
+    say(f"The promise of the model, and of these predictions: {guarantee(model).headline}")
+    say(one_line(f"wrote {counted(len(outputs), 'row')} to {args.output}"))
+    return 0
+
+
+def _inputs_of(model: Any) -> dict[str, Any]:
+    """Returns the model's inputs by column, or by their own names."""
+    structure = getattr(model, "input", None)
+    if isinstance(structure, Mapping):
+        return dict(structure)
+    return {tensor.name: tensor for tensor in model.inputs}
+
+
+def _ids(table: Any, args: argparse.Namespace) -> list[str]:
+    names = args.id or [name for name in table.column_names if name.lower() in _IDS][:1]
+    for name in names:
+        _features.column_of(table, name, "--id")
+    return list(dict.fromkeys(names))
+
+
+def _inputs(
+    model: Any,
+    needed: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    table: Any,
+    ids: Sequence[str],
+    args: argparse.Namespace,
+) -> Any:
+    """Returns what the model takes: a dict of columns (n, 1), rows (n, p), or images."""
+    [*tensors] = needed.values()
+    is_image = len(tensors) == 1 and len(tensors[0].shape) == 4
+    if is_image != (args.images is not None):
+        raise CommandError(
+            "the model takes images; give --images DIR and --file NAME"
+            if is_image
+            else "the model takes columns; leave out --images and --file"
+        )
+    if is_image:
+        return _train.images_of(table, args)
+    if isinstance(getattr(model, "input", None), Mapping) or len(tensors) > 1:
+        _check_columns(table, needed)
+        columns = {name: _column(table, name, tensor.dtype) for name, tensor in needed.items()}
+        return columns if isinstance(model.input, Mapping) else list(columns.values())
+    width = tensors[0].shape[-1]
+    names = facts.get("columns") or [name for name in table.column_names if name not in ids]
+    _check_columns(table, names)
+    if len(names) != width:
+        raise CommandError(
+            f"the model takes {counted(width, 'column')} without names, the table has "
+            f"{len(names)}; give a table of these columns alone, in their order"
+        )
+    return np.concatenate([_column(table, name, "float32") for name in names], axis=1)
+
+
+def _check_columns(table: Any, names: Sequence[str] | Mapping[str, Any]) -> None:
+    if missing := [name for name in names if name not in table.column_names]:
+        raise CommandError(
+            f"the table lacks {counted(len(missing), 'column')} that the model takes: "
+            f"{', '.join(missing)}; add them"
+        )
+
+
+def _column(table: Any, name: str, dtype: str) -> Any:
+    """Returns a column (n, 1): a missing text is empty, a missing number NaN."""
+    [values] = _features.features_of(table.select([name]), [name]).values()
+    if dtype == "string":
+        import tensorflow as tf
+
+        if values.dtype.kind == "f":
+            raise CommandError(
+                f"the column {name} has numbers, and the model takes text; write them as in the "
+                "table of the training"
+            )
+        return tf.constant(
+            ["" if text is None else text for text in values], shape=(len(values), 1)
+        )
+    if values.dtype.kind != "f":
+        raise CommandError(
+            f"the column {name} has text, and the model takes numbers; repair its cells"
+        )
+    if dtype in _INTEGERS:
+        values = np.where(np.isnan(values), _MISSING_INTEGER, values)
+    return values.astype(dtype).reshape(-1, 1)
+
+
+def _predictions(outputs: np.ndarray, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the columns of the output: predictions, and probabilities of classes by name."""
+    classes = facts.get("classes")
+    if "range" in facts or (classes is None and outputs.shape[1] == 1):
+        return {"prediction": pa.array(outputs[:, 0].astype(np.float64))}
+    are_probabilities = np.allclose(outputs.sum(axis=1), 1.0, atol=1e-3) and outputs.min() >= 0.0
+    if classes is None and not are_probabilities:
+        return {f"output_{number}": pa.array(each) for number, each in enumerate(outputs.T)}
+    names = list(range(outputs.shape[1])) if classes is None else list(classes)
+    likeliest = pa.array(names).take(pa.array(outputs.argmax(axis=1)))
+    columns = {
+        f"probability_{name}": pa.array(each) for name, each in zip(names, outputs.T, strict=True)
+    }
+    return {"prediction": likeliest, **columns}
+
+
+def _write(path: pathlib.Path, kind: str, table: Any) -> None:
+    """Writes the table under a hidden name, and gives it its own once it is complete."""
+    staged = path.with_name(f".{path.name}.tmp")
+    try:
+        with (
+            pa.output_stream(str(staged), compression="gzip" if kind == "csv.gz" else None) as file,
+            contextlib.closing(_outputs.table_writer(file, kind, table.schema)) as writer,
+        ):
+            writer.write_table(table)
+        os.replace(staged, path)
+    except OSError as error:
+        raise CommandError(
+            f"cannot write --output {path} ({error.strerror}); make room or give another place"
+        ) from None
