@@ -62,6 +62,8 @@ def chosen_columns(table: Any, args: argparse.Namespace) -> list[str]:
     ]
     if not names:
         raise CommandError("the table has no feature columns; leave out less with --drop")
+    for name in names:
+        column_of(table, name, "the column")
     return list(dict.fromkeys(names))
 
 
