@@ -302,17 +302,32 @@ class Histories:
     """The charges of each of n examples of one label set.
 
     Charges of all examples are counted once; of the others, each distinct history is a row.
+    Examples that arrive later have no charge, except those of a set whose size is unknown.
     """
 
     def __init__(self, size: int) -> None:
         self._of_all: Counter[Charge] = Counter()
+        self._of_any: Counter[Charge] = Counter()  # of all examples, also later ones
         self._rows: list[CountedCharges] = [()]
         self._sizes = [size]  # number of examples per row; a row without examples is reused
         self._place: dict[frozenset[tuple[Charge, int]], int] = {frozenset(): 0}
         self._row_of = np.zeros(size, dtype=np.int32)
 
-    def add(self, charge: Charge, examples: Any = None) -> None:
-        """Charges these examples, by indices or a mask; None for all."""
+    @property
+    def size(self) -> int:
+        """The number of examples n."""
+        return int(self._row_of.size)
+
+    def add(self, charge: Charge, examples: Any = None, size: int | None = None) -> None:
+        """Charges these examples, by indices or a mask; None for all.
+
+        ``size`` is the number of all examples at the time of the charge, and zero if it is unknown.
+        """
+        if examples is None and size == 0:
+            self._of_any[charge] += 1
+            return
+        if examples is None and size is not None and size < self.size:
+            examples = np.arange(size)
         if examples is None:
             self._of_all[charge] += 1
             return
@@ -353,11 +368,16 @@ class Histories:
         return [self._with_all(self._rows[row]) for row in rows]
 
     def _with_all(self, row: CountedCharges) -> CountedCharges:
-        return _sum_of(tuple(self._of_all.items()), row)
+        return _sum_of(tuple(self._of_any.items()), tuple(self._of_all.items()), row)
 
     def grow(self, size: int) -> None:
-        """Adds examples up to this number, with the charges that all examples have."""
+        """Adds examples up to this number, which have no charge yet."""
         if (more := size - self._row_of.size) > 0:
+            of_all, self._of_all = tuple(self._of_all.items()), Counter()
+            if of_all:
+                self._rows = [_sum_of(of_all, row) for row in self._rows]
+                pairs = zip(self._rows, self._sizes, strict=True)
+                self._place = {frozenset(row): at for at, (row, count) in enumerate(pairs) if count}
             row = self._row(())
             self._sizes[row] += more
             self._row_of = np.append(self._row_of, np.full(more, row, np.int32))
@@ -365,7 +385,8 @@ class Histories:
     def copy(self) -> Histories:
         """Returns an independent copy."""
         found = Histories(0)
-        found._of_all, found._place = self._of_all.copy(), self._place.copy()
+        found._of_all, found._of_any = self._of_all.copy(), self._of_any.copy()
+        found._place = self._place.copy()
         found._rows, found._sizes = self._rows.copy(), self._sizes.copy()
         found._row_of = self._row_of.copy()
         return found
@@ -429,7 +450,7 @@ class Composition:
         histories.grow(labels.size)
         counted_in = self._uses.setdefault(receipt.use or receipt.id, labels.name)
         if counted_in == labels.name:
-            histories.add(charge, receipt.examples)
+            histories.add(charge, receipt.examples, labels.size)
         fact = _Fact(
             labels,
             None if receipt.kind == "declared" else receipt.unit,
@@ -467,7 +488,11 @@ class Composition:
             yield list(self._of_one_person(labels, [history])), size
 
     def _own(self, labels: LabelSet) -> Histories:
-        return self._histories.get(labels.name, Histories(max(1, labels.size)))
+        found = self._histories.get(labels.name, Histories(max(1, labels.size)))
+        if found.size < labels.size:
+            found = found.copy()
+            found.grow(labels.size)
+        return found
 
     def _of_one_person(
         self, labels: LabelSet | None = None, *own: list[CountedCharges]

@@ -7,14 +7,14 @@ errors on true labels are withheld: an error that depends on the labels is an ou
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from tf_labeldp.accounting import Assumption, Charge, PublicInput
 from tf_labeldp.accounting.provenance import array_digest
-from tf_labeldp.accounting.receipts import Receipts
+from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
     ClassificationMechanism,
@@ -37,19 +37,54 @@ from tf_labeldp.vault.keyed_draws import KEYED_ASSUMPTIONS, KeyedDraws, check_ke
 from tf_labeldp.vault.label_kinds import LabelKind
 from tf_labeldp.vault.ledger import UNNAMED, Ledger
 from tf_labeldp.vault.noisy_labels import NoisyLabels
-from tf_labeldp.vault.records import PUBLIC_INPUT, DrawSettingsError, Record, compact
+from tf_labeldp.vault.records import (
+    PUBLIC_INPUT,
+    Arrival,
+    DrawSettingsError,
+    Record,
+    compact,
+)
 
 _CHECKED: dict[tuple[type, str], str] = {}
 """Channels of other libraries' mechanisms that passed ``check_mechanism`` in this process."""
 
 
 class Sealed:
-    """Keeps the true labels away from repr, pickling and NumPy's conversions."""
+    """Keeps the true labels away from repr, pickling and NumPy's conversions.
 
-    __slots__ = ("_array",)
+    Attributes:
+        arrivals: number of arrivals of labels.
+        arrived: number of earlier records at each label's arrival, (n,); -1 without one.
+        rows: examples with a label, ``int64``, rising; None for all.
+        is_late: whether a label came after its example.
+    """
 
-    def __init__(self, array: np.ndarray) -> None:
-        self._array = array
+    __slots__ = ("_array", "arrivals", "arrived", "is_late", "rows")
+
+    def __init__(self, array: np.ndarray, arrivals: Sequence[Arrival]) -> None:
+        first = arrivals[0]
+        self._array, self.arrived = array[: first.total], np.full(first.total, -1, np.int32)
+        self.arrived[first.rows] = 0
+        self.arrivals, self.is_late = 1, False
+        self._find_rows()
+        for arrival in arrivals[1:]:
+            self.add(arrival, array[arrival.rows])
+
+    def add(self, arrival: Arrival, labels: np.ndarray) -> None:
+        """Adds the labels of an arrival."""
+        size = len(self._array)
+        empty = np.zeros((arrival.total - size, *labels.shape[1:]), labels.dtype)
+        array = np.concatenate([self._array, empty])
+        arrived = np.concatenate([self.arrived, np.full(len(empty), -1, np.int32)])
+        array[arrival.rows], arrived[arrival.rows] = labels, arrival.records
+        self._array, self.arrived = array, arrived
+        self.arrivals += 1
+        self.is_late |= bool(np.any(arrival.rows < size))
+        self._find_rows()
+
+    def _find_rows(self) -> None:
+        has_label = self.arrived >= 0
+        self.rows = None if has_label.all() else np.flatnonzero(has_label)
 
     def __len__(self) -> int:
         return int(self._array.shape[0])
@@ -82,36 +117,84 @@ class Draws:
         self._keyed = keyed
         self._unnamed = 0
 
+    @property
+    def is_keyed(self) -> bool:
+        return self._keyed is not None
+
     def next_name(self) -> str:
         return f"{UNNAMED}{self._unnamed}"
 
     def record(
         self, mechanism: Mechanism, rows: np.ndarray, public: PublicInput[Any], key: str | None
     ) -> Record:
+        """Returns the release of this name, which is drawn unless it is recorded."""
+        self._check_use(mechanism, rows, public, key)
+        with self._ledger.turn():
+            name = self.next_name() if key is None else str(key)
+            record = self._named(name, mechanism, rows, public, is_compared=True)
+            self._unnamed += key is None
+        return record
+
+    def records(
+        self, mechanism: Mechanism, rows: np.ndarray, public: PublicInput[Any], key: str | None
+    ) -> list[Record]:
+        """Returns the draw of this name, then those of examples whose labels came after a draw.
+
+        Together they have these rows. What is not recorded is drawn.
+        """
+        self._check_use(mechanism, rows, public, key)
+        found: list[Record] = []
+        with self._ledger.turn():
+            first = self.next_name() if key is None else str(key)
+            places = np.arange(rows.size)
+            while places.size or not found:
+                name = f"{first}+{len(found)}" if found else first
+                stored = self._ledger.draws.get(name)
+                now = places
+                if stored is not None and stored.indices.size < places.size:
+                    is_old = np.isin(rows[places], stored.indices)
+                    came_later = self._sealed.arrived[rows[places[~is_old]]] > stored.number
+                    if is_old.sum() == stored.indices.size and np.all(came_later):
+                        now = places[is_old]
+                some = public if now is places else _input_of(public, now, rows.size)
+                # A retrained model never gives exactly the same priors, so a named draw ignores
+                # them.
+                compared = key is None
+                found.append(self._named(name, mechanism, rows[now], some, is_compared=compared))
+                places = np.setdiff1d(places, now, assume_unique=True)
+            self._unnamed += key is None
+        return found
+
+    def _check_use(
+        self, mechanism: Mechanism, rows: np.ndarray, public: PublicInput[Any], key: str | None
+    ) -> None:
         if key is not None and str(key).startswith(UNNAMED):
             raise ValueError(
                 f"key must not start with {UNNAMED!r}, which names draws without a key, got "
                 f"{key!r}. Use another key."
             )
-        public_input = public.value
-        digest = None if _has_own_digest(public_input) else public.digest
         if self._keyed_for(mechanism) is not None:
             check_keyed(mechanism)
         if not is_of_this_library(mechanism):
-            self._check_foreign(mechanism, rows, public_input)
-        with self._ledger.turn():
-            name = self.next_name() if key is None else str(key)
-            record = self._ledger.draws.get(name)
-            if record is None:
-                receipts = public.receipts
-                record = self._new_record(name, mechanism, rows, public_input, digest, receipts)
-            else:
-                # A retrained model never gives exactly the same priors, so a named draw ignores
-                # them.
-                is_compared = key is None or isinstance(mechanism, AggregateMechanism)
-                same_input = not is_compared or _is_same_input(record, public_input, digest)
-                _check_same(record, mechanism, rows, same_input)
-            self._unnamed += key is None
+            self._check_foreign(mechanism, rows, public.value)
+
+    def _named(
+        self,
+        name: str,
+        mechanism: Mechanism,
+        rows: np.ndarray,
+        public: PublicInput[Any],
+        *,
+        is_compared: bool,
+    ) -> Record:
+        public_input = public.value
+        digest = None if _has_own_digest(public_input) else public.digest
+        record = self._ledger.draws.get(name)
+        if record is None:
+            receipts = public.receipts
+            return self._new_record(name, mechanism, rows, public_input, digest, receipts)
+        same_input = not is_compared or _is_same_input(record, public_input, digest)
+        _check_same(record, mechanism, rows, same_input)
         return record
 
     def charge_of(self, mechanism: Mechanism, public_input: Any = None) -> Charge:
@@ -244,6 +327,31 @@ def noisy_labels(
     return NoisyLabels(values, indices, mechanism, priors, record.receipts, classes=names)
 
 
+def joined(parts: list[NoisyLabels], rows: np.ndarray) -> NoisyLabels:
+    """Returns the noisy labels of several draws as one, in the order of ``rows``."""
+    if len(parts) == 1:
+        return parts[0]
+    indices = np.concatenate([part.indices for part in parts])
+    place = np.empty(rows.max(initial=-1) + 1, np.int64)
+    place[rows] = np.arange(rows.size)
+    order = np.argsort(place[indices])
+    priors = None
+    if parts[0].priors is not None:
+        each = [
+            np.broadcast_to(np.asarray(part.priors), (len(part), np.shape(part.priors)[-1]))
+            for part in parts
+        ]
+        receipts = merge_receipts(*(part.priors.receipts for part in parts if part.priors))
+        priors = Priors(np.concatenate(each)[order], receipts=receipts)
+    return dataclasses.replace(
+        parts[0],
+        values=np.concatenate([part.values for part in parts])[order],
+        indices=indices[order],
+        priors=priors,
+        receipts=merge_receipts(*(part.receipts for part in parts)),
+    )
+
+
 def in_words(mechanism: Mechanism, charge: Charge) -> str:
     return f"{type(mechanism).__name__} (epsilon={charge.epsilon:g}, delta={charge.delta:g})"
 
@@ -269,6 +377,22 @@ def _channel_digest(mechanism: Mechanism) -> str:
     if not isinstance(mechanism, ClassificationMechanism) or mechanism.uses_priors:
         return ""
     return array_digest(np.asarray(mechanism.transition_matrix()))
+
+
+def _input_of(public: PublicInput[Any], places: np.ndarray, size: int) -> PublicInput[Any]:
+    """Returns the part of a public input of ``size`` examples that is about some of them."""
+    value = public.value
+    if isinstance(value, Priors) and value.groups is not None:
+        return public.with_value(
+            dataclasses.replace(value, groups=np.asarray(value.groups)[places])
+        )
+    if isinstance(value, Priors):
+        rows = np.asarray(value.probabilities)
+        if rows.ndim == 2 and len(rows) == size:
+            value = dataclasses.replace(value, probabilities=rows[places])
+        return public.with_value(value)
+    is_by_example = isinstance(value, np.ndarray) and value.shape[:1] == (size,)
+    return public.with_value(value[places]) if is_by_example else public
 
 
 def _has_own_digest(public_input: Any) -> bool:

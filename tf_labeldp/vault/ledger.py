@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_labeldp.accounting import (
+    Assumption,
     BudgetExceededError,
     Charge,
     PrivacyBudget,
@@ -34,7 +35,7 @@ from tf_labeldp.accounting.receipts import (
 )
 from tf_labeldp.vault.label_kinds import LabelKind
 from tf_labeldp.vault.model_history import LEDGERS
-from tf_labeldp.vault.records import DrawSettingsError, Record, may_count
+from tf_labeldp.vault.records import Arrival, DrawSettingsError, Record, may_count
 from tf_labeldp.vault.store import LabelStore, Project
 
 UNNAMED = "unnamed-"
@@ -95,6 +96,7 @@ class Ledger:
         self.draws: dict[str, Record] = {}  # draws and releases by name
         self._store, self._project = store, project
         self._unit, self._actor = unit, actor or actor_name()
+        self.notes: tuple[Assumption, ...] = ()  # of each new charge
         self._composition = Composition()
         self._counted: dict[str, Receipt] = {}  # all receipts by id, in order
         self._others: dict[pathlib.Path, Ledger] = {}  # the other stores of a project
@@ -105,21 +107,26 @@ class Ledger:
     def of_labels(
         cls,
         labels: np.ndarray,
+        rows: np.ndarray,
         kind: LabelKind,
         people: str | None,
         budget: PrivacyBudget | None,
         store: LabelStore | None,
         actor: str | None,
     ) -> Ledger:
-        """Returns the ledger of a vault; without a budget it takes that of its store or project."""
+        """Returns the ledger of a vault; without a budget it takes that of its store or project.
+
+        ``rows`` are the examples with a label.
+        """
         if store is None:
             label_set = LabelSet.new(len(labels), people)
             return cls(label_set, budget, unit=kind.unit, actor=actor)  # type: ignore[arg-type]
-        with store.locked(lambda: store.check(labels, kind.header(), people)):
+        with store.locked(lambda: store.check(labels, rows, kind.header(), people)):
             project = Project(store.path) if store.in_project else None
             if not store.exists():
                 settings = kind.header() | ({"project": project.name} if project else {})
-                store.create_for(labels, people, _first_budget(budget, store, project), **settings)
+                shared = _first_budget(budget, store, project)
+                store.create_for(labels, rows, people, shared, **settings)
             ledger = cls(*store.look(), store, project, kind.unit, actor)
             if project is not None:
                 project.join(ledger.label_set.name)
@@ -157,8 +164,10 @@ class Ledger:
             yield
 
     def _read_new_records(self) -> None:
-        for record in () if self._store is None else self._store.new_records():
-            self._remember(record)
+        if self._store is not None:
+            for record in self._store.new_records():
+                self._remember(record)
+            self.label_set = dataclasses.replace(self.label_set, size=self._store.num_labels)
         # Without its stored name, this label set may be about the people of any other store.
         own = dataclasses.replace(self.label_set, stored=False)
         for path in () if self._project is None else self._project.other_stores():
@@ -176,6 +185,24 @@ class Ledger:
                 last = raised[-1]
                 self.keep(budget=last.budget, reason=last.reason, time=last.time, actor=last.actor)
             other._taken += len(new)
+
+    def arrive(self, arrival: Arrival, labels: np.ndarray, number: int) -> None:
+        """Records labels that came later, as arrival ``number`` of the vault, unless it is stored.
+
+        Called within ``turn``.
+        """
+        if self._store is None:
+            self.label_set = dataclasses.replace(self.label_set, size=arrival.total)
+        elif number < len(self._store.arrivals()):
+            self._store.check_arrival(number, arrival, labels)
+        elif self._store.has_key():
+            raise ValueError(
+                f"expected a store without a key, got {self._store.path}, whose keyed draws are "
+                "for its first labels. Make another vault for the new ones."
+            )
+        else:
+            self._store.extend(arrival, labels)
+            self._read_new_records()
 
     def keep(self, **content: Any) -> Record:
         """Writes a record (fields of ``Record.of``) and counts its receipt: the use is charged."""
@@ -213,6 +240,9 @@ class Ledger:
         n = self.label_set.size
         if flags.get("unit") != "user":  # The number of labels is not the number of users.
             PrivacyGuarantee(0.0, self.budget.delta, num_units=max(1, n)).warn_of_delta()
+        if self.notes:
+            notes = dict.fromkeys((*charge.assumptions, *self.notes))
+            charge = dataclasses.replace(charge, assumptions=tuple(notes))
         return Receipt(
             self.label_set,
             charge,
@@ -326,10 +356,10 @@ class Ledger:
             f"Nothing was drawn. {advice}"
         )
 
-    def remaining(self) -> float:
-        """Returns the largest epsilon of one more pure-DP use of all labels."""
+    def remaining(self, rows: np.ndarray | None = None) -> float:
+        """Returns the largest epsilon of one more pure-DP use of these examples; None for all."""
         with self.turn():
-            histories = self._composition.histories(self.label_set)
+            histories = self._composition.histories(self.label_set, rows)
         budget = self.budget
 
         def fits(epsilon: float) -> bool:
@@ -377,7 +407,7 @@ class Ledger:
             alone = Composition(receipts).guarantee(delta).epsilon
             what = use.what + (", which failed" if use.kind == "failed" else "")
             what += f", {len(receipts)} times" if more else ""
-            what += " (of an input)" if use.labels != self.label_set else ""
+            what += " (of an input)" if use.labels.name != self.label_set.name else ""
             key = "" if more or use.key.startswith(UNNAMED) else use.key
             uses.append(Use(use.time, what, use.num_examples, alone, spent, use.actor, key))
         return UseHistory(uses)
@@ -459,4 +489,4 @@ def _line_of(record: Record) -> Any:
     use = record.receipt
     if use is None or use.kind != "steps":
         return record.number
-    return use.what, use.charge, use.labels, use.actor, use.num_examples
+    return use.what, use.charge, use.labels.name, use.actor, use.num_examples

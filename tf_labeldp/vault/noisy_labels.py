@@ -500,9 +500,17 @@ class NoisyLabels:
         """Whether indices count the examples of a part (``PrivateLabels.split``)."""
         name = self.receipts[-1].labels.name
         draws = [r for r in self.receipts if r.labels.name == name and r.kind == "draw"]
-        if any(receipt.examples is None for receipt in draws):
+        size = max(receipt.labels.size for receipt in draws)
+        if any(receipt.examples is None and receipt.labels.size == size for receipt in draws):
             return False
-        drawn = np.concatenate([receipt.examples for receipt in draws])
+        drawn = np.concatenate(
+            [
+                np.arange(receipt.labels.size)
+                if receipt.examples is None
+                else np.asarray(receipt.examples)
+                for receipt in draws
+            ]
+        )
         return not np.isin(self.indices, drawn).all()
 
     @property

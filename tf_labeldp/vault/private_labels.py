@@ -14,6 +14,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import (
+    Assumption,
     Charge,
     PrivacyBudget,
     PrivacyGuarantee,
@@ -27,13 +28,20 @@ from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import UNITS, LabelSet, Receipts, merge_receipts
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors
 from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, checked_mechanism, deserialize
-from tf_labeldp.vault._draws import Draws, Sealed, in_words, noisy_labels
+from tf_labeldp.vault._draws import Draws, Sealed, in_words, joined, noisy_labels
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_release
 from tf_labeldp.vault.keyed_draws import KeyedDraws
 from tf_labeldp.vault.label_kinds import Classes, LabelKind, label_kind
 from tf_labeldp.vault.ledger import Ledger, UseHistory
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic
+from tf_labeldp.vault.records import Arrival
 from tf_labeldp.vault.store import LabelStore
+
+_PUBLIC_ARRIVALS = Assumption(
+    "public-arrivals",
+    "holder",
+    "The time at which a label became known does not depend on the label.",
+)
 
 
 class Randomizer(abc.ABC):
@@ -120,6 +128,10 @@ class PrivateLabels:
             so that the engines of ``scale`` repeat the draw. The key is ``labels.key`` in the
             store, a ``scale.ReleaseKey`` whose releases count here. Keyed draws take the mechanisms
             of ``scale.randomize_batch``.
+        unlabelled: the examples without a label yet, integers or a boolean mask (n,); public
+            knowledge. Their entries in ``labels`` are not read, and may be None or NaN. The others
+            are numbered from 0, like those of a part: their features are ``x[labels.indices]``.
+            ``extend`` takes their labels later.
         ids: a unique id for each row (n,), for keyed draws: whole numbers or texts. None takes the
             row numbers.
         actor: the author of receipts, which are published; None takes the environment variable
@@ -170,6 +182,7 @@ class PrivateLabels:
         store: str | os.PathLike[str] | None = None,
         project: bool | None = None,
         draws: str = "stored",
+        unlabelled: Public[Any] = None,
         ids: Public[Any] = None,
         actor: str | None = None,
         insecure_seed: int | None = None,
@@ -199,20 +212,35 @@ class PrivateLabels:
         if draws == "keyed" and (num_labels, insecure_seed) != (None, None):
             raise ValueError("Keyed draws take neither num_labels nor insecure_seed. Leave it out.")
         self._kind = label_kind(num_classes, classes, low, high, num_labels, clip=clip)
-        self._sealed = Sealed(self._kind.encode(labels))
+        missing, row_ids = public_input(unlabelled), public_input(ids)
+        if draws == "keyed" and missing.value is not None:
+            raise ValueError("Keyed draws need the labels of all examples. Leave unlabelled out.")
+        array, rows = _encoded(self._kind, labels, missing.value)
         self._store = None if store is None else LabelStore(store, in_project=project)
-        row_ids = public_input(ids)
-        keyed = KeyedDraws(row_ids.value, len(self._sealed)) if draws == "keyed" else None
-        self._ledger = Ledger.of_labels(
-            self._sealed.open(), self._kind, people, budget, self._store, actor
-        )
+        keyed = KeyedDraws(row_ids.value, len(array)) if draws == "keyed" else None
+        self._ledger = Ledger.of_labels(array, rows, self._kind, people, budget, self._store, actor)
+        arrivals = [Arrival(len(array), rows)]
+        if self._store is not None:
+            arrivals = self._store.arrivals(len(array), rows)
+        self._sealed = Sealed(array, arrivals)
         if keyed is not None:
             keyed.open(self._ledger, self._store)
         self._draws = Draws(self._sealed, self._kind, self._ledger, insecure_seed, keyed)
         # A part of a split has the receipts of its choice, and its examples, int64 (m,) rising.
         self._chosen_by: PublicInput[Any] = PublicInput(None)
         self._among: np.ndarray | None = None
-        self.adopt(row_ids.receipts)
+        self._note_arrivals()
+        self.adopt(merge_receipts(row_ids.receipts, missing.receipts))
+
+    def _note_arrivals(self) -> None:
+        # In weeks whose examples all have a label, nothing depends on which have one.
+        if self._sealed.rows is not None or self._sealed.is_late:
+            self._ledger.notes = (_PUBLIC_ARRIVALS,)
+
+    @property
+    def _chosen(self) -> np.ndarray | None:
+        """The rows of these examples in the whole vault, ``int64`` (n,); None for all."""
+        return self._sealed.rows if self._among is None else self._among
 
     @property
     def kind(self) -> LabelKind:
@@ -280,7 +308,7 @@ class PrivateLabels:
         return self._rows(None).copy()
 
     def __len__(self) -> int:
-        return len(self._sealed) if self._among is None else self._among.size
+        return len(self._sealed) if self._chosen is None else self._chosen.size
 
     def split(self, held_out: Public[Any], *, seed: int = 0) -> tuple[PrivateLabels, PrivateLabels]:
         """Splits the examples in two parts, such as for training and for evaluation.
@@ -322,6 +350,89 @@ class PrivateLabels:
         chosen = public_input(self._chosen_by, public).with_value(None)
         return self._part(~second, chosen), self._part(second, chosen)
 
+    def extend(
+        self, labels: Private[Any], *, rows: Public[Any] = None, unlabelled: Public[Any] = None
+    ) -> PrivateLabels:
+        """Adds labels that came later, to this vault and to its store.
+
+        New examples have spent nothing: uses of them compose in parallel with uses of the others,
+        under the same budget, and ``guarantee()`` is that of the most charged example. Stored draws
+        stay: ``randomize`` with the same name draws for the new labels alone. Opened again, the
+        store takes all labels at once, or the first ones and then each arrival in its order, with
+        the same labels; nothing is drawn twice. A killed process leaves the labels of an arrival in
+        the store, or not.
+
+        Which examples have a label is public. If it depends on the labels, such as a purchase that
+        is known at once and its absence later, it reveals them: wait until all are known.
+
+        Args:
+            labels: the labels of new examples, or those of ``rows``.
+            rows: the examples ``unlabelled`` so far whose labels these are, integers (m,), in the
+                order of ``labels``; None adds new examples at the end.
+            unlabelled: the new examples without a label yet, as for the constructor.
+
+        Returns:
+            The part of the vault with these labels, as ``split`` returns one.
+
+        Raises:
+            LabelStoreError: the store has another arrival at this place.
+            ValueError: this is a part of a vault, draws are keyed, or the labels, rows or
+                unlabelled examples are wrong. Nothing was added.
+
+        Example:
+            >>> from tf_labeldp import PrivacyBudget, RandomizedResponse
+            >>> labels = PrivateLabels([0, 1, 1], num_classes=2, budget=PrivacyBudget(1.0))
+            >>> first = labels.randomize(RandomizedResponse(1.0, 2), key="weekly")
+            >>> week_2 = labels.extend([1, None, 0], unlabelled=[1])
+            >>> both = labels.randomize(RandomizedResponse(1.0, 2), key="weekly")
+            >>> len(both), labels.indices.tolist(), labels.guarantee().epsilon
+            (5, [0, 1, 2, 3, 5], 1.0)
+            >>> bool((both.values[:3] == first.values).all())
+            True
+            >>> late = labels.extend([0], rows=[4])
+            >>> len(labels), late.indices.tolist()
+            (6, [4])
+        """
+        if self._among is not None:
+            raise ValueError(
+                f"expected the whole vault, got a part with {len(self)} examples. Extend the vault "
+                "that was split."
+            )
+        if self._draws.is_keyed:
+            raise ValueError("Keyed draws are for all labels. Make a vault of the new ones.")
+        public = public_input(rows, unlabelled)
+        rows, unlabelled = public.value
+        array, labelled = _encoded(self._kind, labels, unlabelled)
+        self.adopt(public.receipts)
+        with self._ledger.turn():
+            size = len(self._sealed)
+            if not len(array):
+                raise ValueError("expected at least one more example, got none.")
+            if rows is None:
+                came, array, size = size + labelled, array[labelled], size + len(array)
+            else:
+                came = _checked_rows(rows, size)
+                if unlabelled is not None or came.size != len(array):
+                    raise ValueError(
+                        f"expected a label for each of rows, and no unlabelled=, got {len(array)} "
+                        f"labels and {came.size} rows. Leave out rows without a label."
+                    )
+                if known := int(np.count_nonzero(self._sealed.arrived[came] >= 0)):
+                    raise ValueError(
+                        f"expected rows without a label, but {known} of {came.size} have one. A "
+                        "label is given once."
+                    )
+                array, came = array[np.argsort(came)], np.sort(came)
+            arrival = Arrival(size, came, len(self._ledger.records))
+            self._ledger.arrive(arrival, array, self._sealed.arrivals)
+            if self._store is not None:
+                arrival = self._store.arrivals()[self._sealed.arrivals]
+            self._sealed.add(arrival, array)
+        self._note_arrivals()
+        among = np.zeros(len(self), dtype=bool)
+        among[np.searchsorted(self._rows(None), came)] = True
+        return self._part(among, public.with_value(None))
+
     def _part(self, mask: np.ndarray, chosen_by: PublicInput[Any]) -> PrivateLabels:
         part = object.__new__(PrivateLabels)
         for name in ("_draws", "_kind", "_ledger", "_sealed", "_store"):
@@ -332,7 +443,7 @@ class PrivateLabels:
     def _rows(self, indices: Any) -> np.ndarray:
         indices = bare(indices)
         rows = np.arange(len(self)) if indices is None else _checked_rows(indices, len(self))
-        return rows if self._among is None else self._among[rows]
+        return rows if self._chosen is None else self._chosen[rows]
 
     def randomize(
         self,
@@ -359,7 +470,8 @@ class PrivateLabels:
                 for mechanisms that use clusters.
             features: public features, for mechanisms that use features.
             key: a name for this draw. A second call with this name returns the stored draw, without
-                a charge and whatever the priors. Draws without a name are numbered, and a store
+                a charge and whatever the priors; it draws for, and charges, only the examples whose
+                labels came since (``extend``). Draws without a name are numbered, and a store
                 returns them in that order.
 
         Warns:
@@ -398,8 +510,10 @@ class PrivateLabels:
         elif needed == "clusters" and public.value is not None:
             assignments = getattr(public.value, "assignments", public.value)
             public = public.with_value(np.asarray(assignments))
-        record = self._draws.record(mechanism, self._rows(indices), public, key)
-        return noisy_labels(record, mechanism, self._kind.names, self._among)
+        rows, among = self._rows(indices), self._chosen
+        records = self._draws.records(mechanism, rows, public, key)
+        parts = [noisy_labels(each, mechanism, self._kind.names, among) for each in records]
+        return joined(parts, rows if among is None else np.searchsorted(among, rows))
 
     def release(
         self,
@@ -652,8 +766,8 @@ class PrivateLabels:
         return self._ledger.history()
 
     def remaining(self) -> float:
-        """Returns the largest epsilon of one more pure-DP use of all labels."""
-        return self._ledger.remaining()
+        """Returns the largest epsilon of one more pure-DP use of all these labels."""
+        return self._ledger.remaining(self._chosen)
 
     def raise_budget(self, budget: PrivacyBudget, *, reason: str) -> None:
         """Raises the budget; the store keeps it, and the history shows it with its reason.
@@ -696,6 +810,24 @@ class PrivateLabels:
     shape = property(_refuse)  # Keras reads the shape first.
 
 
+def _encoded(kind: LabelKind, labels: Any, unlabelled: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns encoded labels, and the examples that have one; the others have any label."""
+    if unlabelled is None:
+        array = kind.encode(labels)
+        return array, np.arange(len(array))
+    size = len(labels)
+    rows = np.setdiff1d(np.arange(size), _checked_rows(unlabelled, size))
+    array = kind.any_labels(size)
+    if rows.size:
+        known = np.asarray(labels, dtype=object if isinstance(labels, (list, tuple)) else None)
+        known = np.array(known[rows].tolist()) if known.dtype == object else known[rows]
+        # None and NaN turn whole numbers into floats.
+        if known.dtype.kind == "f" and array.dtype.kind == "i" and np.all(known == np.rint(known)):
+            known = known.astype(np.int64)
+        array[rows] = kind.encode(known)
+    return array, rows
+
+
 def _with_receipts_of(value: Any, *others: Any) -> PublicInput[Any]:
     return PublicInput(bare(value), public_input(value, *others).receipts)
 
@@ -726,7 +858,7 @@ def _checked_rows(indices: Any, n: int) -> np.ndarray:
 def labels_for_training(vault: PrivateLabels) -> np.ndarray:
     """Returns the true labels, for ``LabelDPModel.fit`` alone, whose steps are charged first."""
     with vault._ledger.turn():
-        labels = vault._sealed.open(vault._among).view()
+        labels = vault._sealed.open(vault._chosen).view()
     labels.flags.writeable = False
     return labels
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import errno
@@ -19,7 +20,7 @@ import numpy as np
 
 from tf_labeldp.accounting import Assumption, PrivacyBudget, Receipt
 from tf_labeldp.accounting.provenance import array_digest
-from tf_labeldp.accounting.receipts import LabelSet, Receipts, merge_receipts
+from tf_labeldp.accounting.receipts import Examples, LabelSet, Receipts, merge_receipts
 
 FORMAT = 3
 KEY_FILE = "labels.key"
@@ -38,6 +39,34 @@ class LabelStoreError(RuntimeError):
 
 class DrawSettingsError(LabelStoreError):
     """A stored draw of this name has other settings."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Arrival:
+    """Labels that came to a vault together; which examples have a label is public."""
+
+    total: int  # number of examples since then, with and without a label
+    rows: np.ndarray  # examples whose labels came, ``int64``, rising
+    records: int = 0  # number of earlier records, whose draws lack these labels
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the arrival as values for JSON."""
+        examples = Examples.of(self.rows, self.total)
+        bits = None if examples is None else base64.b64encode(examples.bits).decode()
+        return {"num_labels": self.total, "examples": bits, "records": self.records}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Arrival:
+        """Returns the arrival that ``to_json`` wrote."""
+        total, bits = fields["num_labels"], fields["examples"]
+        rows = np.arange(total)
+        if bits is not None:
+            rows = np.asarray(Examples(base64.b64decode(bits), total))
+        return cls(total, rows, fields["records"])
+
+    def has(self, total: int, rows: np.ndarray) -> bool:
+        """Returns whether these are its examples."""
+        return self.total == total and np.array_equal(self.rows, rows)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -42,6 +42,7 @@ from tf_labeldp.vault._store_of_0_2 import OF_0_2, upgrade
 from tf_labeldp.vault.records import (
     FORMAT,
     KEY_FILE,
+    Arrival,
     LabelStoreError,
     Record,
     check_seal,
@@ -99,26 +100,95 @@ class LabelStore:
         self._receipts: list[Receipt | None] = []  # of the read records
         self._numbers: dict[str, int] = {}  # record numbers by receipt id
         self._label_set: str | None = None
+        self.num_labels = 0  # as the header had it at the last reading of records
 
     def exists(self) -> bool:
         """Returns whether the folder has a store."""
         return (self.path / "header.json").exists()
 
-    def check(self, labels: np.ndarray, kind: dict[str, Any], people: str | None) -> None:
-        """Raises unless the store was made for these labels and settings; changes nothing."""
+    def check(
+        self, labels: np.ndarray, rows: np.ndarray, kind: dict[str, Any], people: str | None
+    ) -> None:
+        """Raises unless the store has these labels and settings; changes nothing.
+
+        ``rows`` are the examples with a label. Arrivals that came last may be missing.
+        """
         header = self.header()
         _check_not_forgotten(self.path, header)
+        arrivals = self.arrivals(len(labels), rows)
         wanted = {"num_labels": len(labels), **kind, **({"people": people} if people else {})}
-        others = {"format", "label_set", "budget", "digest", "key", "project", "people"}
+        if arrivals:
+            wanted["num_labels"] = header["num_labels"]
+        others = {"format", "label_set", "budget", "digest", "key", "project", "people", "arrivals"}
         names = sorted({*wanted, *(set(header) - others)})
         differing = [name for name in names if header.get(name) != wanted.get(name)]
         if differing:
             old, new = ({name: of.get(name) for name in differing} for of in (header, wanted))
+            more = differing == ["num_labels"] and new["num_labels"] > old["num_labels"]
+            advice = " New examples are for labels.extend." if more else ""
             raise LabelStoreError(
                 f"The store {self.path} was made with other settings: {', '.join(differing)} "
                 f"differ (expected {old}, got {new}). Open it with those settings, or give a new "
-                "path."
+                f"path.{advice}"
             )
+        if not arrivals:
+            raise LabelStoreError(
+                f"The store {self.path} has other examples with a label: the labels of "
+                f"{len(rows)} of {len(labels)} were given. Leave out the examples whose labels "
+                "came later, and give them to labels.extend."
+            )
+        salt, digests = self._fingerprints()
+        for arrival, digest in zip(arrivals, digests, strict=False):
+            own = labels if arrival.rows.size == len(labels) else labels[arrival.rows]
+            if digest != fingerprint_of(own, salt):
+                raise LabelStoreError(
+                    f"The store {self.path} was made for other labels (or another order). Give the "
+                    "labels it was made for, or a new path."
+                )
+
+    def arrivals(self, total: int | None = None, rows: np.ndarray | None = None) -> list[Arrival]:
+        """Returns the arrivals of labels, or the first ones, whose labels these examples have.
+
+        There are none if no such arrivals have the labels of just these examples.
+        """
+        header = self.header()
+        everything = Arrival(header["num_labels"], np.arange(header["num_labels"]))
+        found = [Arrival.from_json(fields) for fields in header.get("arrivals", [])] or [everything]
+        if rows is None:
+            return found
+        has_label = np.zeros(total or 0, dtype=bool)
+        has_label[rows] = True
+        for number, arrival in enumerate(found, 1):
+            if arrival.total > has_label.size or not has_label[arrival.rows].all():
+                break
+            has_label[arrival.rows] = False
+            if arrival.total == total and not has_label.any():
+                return found[:number]
+        return []
+
+    def extend(self, arrival: Arrival, labels: np.ndarray) -> None:
+        """Adds an arrival of these labels: the header, which is written last, decides."""
+        arrivals = self.arrivals()
+        salt, digests = self._fingerprints()
+        digests = [*digests[: len(arrivals)], fingerprint_of(labels, salt)]
+        self._write_fingerprints(salt, digests)
+        listed = [each.to_json() for each in (*arrivals, arrival)]
+        self._replace_header(num_labels=arrival.total, arrivals=listed)
+
+    def check_arrival(self, number: int, arrival: Arrival, labels: np.ndarray) -> None:
+        """Raises unless arrival ``number`` of the store has these examples and labels."""
+        salt, digests = self._fingerprints()
+        stored = self.arrivals()[number]
+        same = stored.has(arrival.total, arrival.rows)
+        if not same or digests[number] != fingerprint_of(labels, salt):
+            raise LabelStoreError(
+                f"The store {self.path} has {stored.rows.size} labels that came after the first "
+                f"{number} of its arrivals, and got {arrival.rows.size} others. Give all labels of "
+                "the store to PrivateLabels, or to labels.extend in the order in which they came."
+            )
+
+    def _fingerprints(self) -> tuple[str, list[str]]:
+        """Returns the salt, and the digest of the labels of each arrival."""
         path = self.path / _FINGERPRINT
         if not path.exists():
             raise LabelStoreError(
@@ -126,23 +196,39 @@ class LabelStore:
                 "from a backup, or start a new store."
             )
         stored = read_json(path)
-        salt, digest = str(stored.get("salt")), str(stored.get("digest"))
-        if not re.fullmatch("[0-9a-f]{64}", salt) or not re.fullmatch("[0-9a-f]{128}", digest):
+        salt = str(stored.get("salt"))
+        digests = [str(digest) for digest in (stored.get("digest"), *stored.get("later", []))]
+        is_whole = all(re.fullmatch("[0-9a-f]{128}", digest) for digest in digests)
+        if not (re.fullmatch("[0-9a-f]{64}", salt) and is_whole):
             raise damaged(path)
-        if digest != fingerprint_of(labels, salt):
-            raise LabelStoreError(
-                f"The store {self.path} was made for other labels (or another order). Give the "
-                "labels it was made for, or a new path."
-            )
+        if len(digests) < len(self.arrivals()):
+            raise damaged(path)
+        return salt, digests
+
+    def _write_fingerprints(self, salt: str, digests: list[str]) -> None:
+        content = {"salt": salt, "digest": digests[0]}
+        later = {"later": digests[1:]} if digests[1:] else {}
+        text = json.dumps({**content, **later}, indent=2)
+        publish(self.path / _FINGERPRINT, text.encode(), replace=True)
 
     def create_for(
-        self, labels: np.ndarray, people: str | None, budget: PrivacyBudget, **settings: Any
+        self,
+        labels: np.ndarray,
+        rows: np.ndarray,
+        people: str | None,
+        budget: PrivacyBudget,
+        **settings: Any,
     ) -> None:
-        """Creates the store of these labels, with a salted fingerprint of them."""
+        """Creates the store of these labels, with a salted fingerprint of them.
+
+        ``rows`` are the examples with a label.
+        """
         salt = secrets.token_hex(32)
-        fingerprint = {"salt": salt, "digest": fingerprint_of(labels, salt)}
-        publish(self.path / _FINGERPRINT, json.dumps(fingerprint, indent=2).encode(), replace=True)
+        known = labels if rows.size == len(labels) else labels[rows]
+        self._write_fingerprints(salt, [fingerprint_of(known, salt)])
         label_set = LabelSet.new(len(labels), people, stored=True)
+        if rows.size < len(labels):
+            settings["arrivals"] = [Arrival(len(labels), rows).to_json()]
         self.create(label_set, budget=[budget.epsilon, budget.delta], **settings)
 
     def create(self, label_set: LabelSet, **settings: Any) -> None:
@@ -300,6 +386,7 @@ class LabelStore:
     def new_records(self) -> list[Record]:
         """Returns the records since the last call; called within ``locked``."""
         header = self.header()
+        self.num_labels = header["num_labels"]
         # This file is read first: records may be ahead of it, after a kill or during a write.
         number, digest = self._read_last()
         self._digests = self._digests or [header["label_set"]]
