@@ -155,7 +155,15 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
         put("values", [0.0, 1.0]), put("probabilities", HALF), 1.0
     ),
     "vault.PrivateLabels": lambda put: ldp.PrivateLabels(
-        Y, K, budget=BUDGET, draws="keyed", ids=put("ids", np.arange(N))
+        Y,
+        K,
+        budget=BUDGET,
+        draws="keyed",
+        ids=put("ids", np.arange(N)),
+        unlabelled=put("unlabelled", None),
+    ),
+    "vault.PrivateLabels.extend": lambda put: labels_of().extend(
+        Y, rows=put("rows", None), unlabelled=put("unlabelled", [2])
     ),
     "vault.PrivateLabels.evaluate": lambda put: labels_of().evaluate(
         put("predictions", Y), "accuracy", 1.0

@@ -34,6 +34,15 @@ def draw_twice(folder):
         (folder / key).write_bytes(noisy.values.tobytes())  # The draw was returned.
 
 
+def draw_and_extend(folder):
+    labels = PrivateLabels(np.arange(100) % 5, 5, budget=PrivacyBudget(1.0), store=folder / "store")
+    first = labels.randomize(RandomizedResponse(1.0, 5), key="weekly")
+    (folder / "first").write_bytes(first.values.tobytes())
+    labels.extend(np.arange(60) % 3)
+    both = labels.randomize(RandomizedResponse(1.0, 5), key="weekly")
+    (folder / "both").write_bytes(both.values.tobytes())
+
+
 def copy_of_0_2(folder):
     shutil.copytree(pathlib.Path(__file__).parent / "of_0_2", folder, dirs_exist_ok=True)
 
@@ -52,6 +61,7 @@ def draw_once(folder):
 # For each scenario: its preparation, the work of the killed processes, and the step between them.
 SCENARIOS = {
     "draw": (nothing, draw_twice, 1),
+    "extend": (nothing, draw_and_extend, 2),
     "upgrade": (copy_of_0_2, upgrade, 8),
     "forget": (draw_once, lambda folder: forget(folder / "store"), 2),
 }

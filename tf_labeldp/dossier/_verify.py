@@ -162,7 +162,7 @@ def _are_drawn(noisy: NoisyLabels, ledgers: Sequence[Ledger]) -> bool:
         return True
     is_partial = isinstance(noisy.mechanism, (PeerToPeerRandomizedResponse, ConfidentGNMax))
     stored = [
-        record.values
+        (record.values, record.indices)
         for receipt in draws
         for ledger in ledgers
         for record in ledger.records
@@ -173,8 +173,13 @@ def _are_drawn(noisy: NoisyLabels, ledgers: Sequence[Ledger]) -> bool:
     # Only the store records who reported or was answered, until it is forgotten.
     if is_partial and not stored:
         return True
+    if stored and not is_partial:
+        # Labels that came late lie between those of earlier draws.
+        values, rows = (np.concatenate(part) for part in zip(*stored, strict=True))
+        if np.array_equal(values[np.argsort(rows, kind="stable")], noisy.values):
+            return True
     rest = noisy.values
-    for values in stored:
+    for values, _ in stored:
         values = values[values >= 0] if is_partial else values
         if np.array_equal(rest[: len(values)], values):
             rest = rest[len(values) :]

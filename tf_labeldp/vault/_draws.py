@@ -156,7 +156,7 @@ class Draws:
                     came_later = self._sealed.arrived[rows[places[~is_old]]] > stored.number
                     if is_old.sum() == stored.indices.size and np.all(came_later):
                         now = places[is_old]
-                some = public if now is places else _input_of(public, now, rows.size)
+                some = public if now.size == rows.size else _input_of(public, now, rows.size)
                 # A retrained model never gives exactly the same priors, so a named draw ignores
                 # them.
                 compared = key is None
@@ -335,13 +335,12 @@ def joined(parts: list[NoisyLabels], rows: np.ndarray) -> NoisyLabels:
     place = np.empty(rows.max(initial=-1) + 1, np.int64)
     place[rows] = np.arange(rows.size)
     order = np.argsort(place[indices])
+    drawn_with = [(part.priors, len(part)) for part in parts if part.priors is not None]
     priors = None
-    if parts[0].priors is not None:
-        each = [
-            np.broadcast_to(np.asarray(part.priors), (len(part), np.shape(part.priors)[-1]))
-            for part in parts
-        ]
-        receipts = merge_receipts(*(part.priors.receipts for part in parts if part.priors))
+    if drawn_with:
+        tables = [(np.asarray(of_part), size) for of_part, size in drawn_with]
+        each = [np.broadcast_to(table, (size, table.shape[-1])) for table, size in tables]
+        receipts = merge_receipts(*(of_part.receipts for of_part, _ in drawn_with))
         priors = Priors(np.concatenate(each)[order], receipts=receipts)
     return dataclasses.replace(
         parts[0],

@@ -227,7 +227,7 @@ class PrivateLabels:
             keyed.open(self._ledger, self._store)
         self._draws = Draws(self._sealed, self._kind, self._ledger, insecure_seed, keyed)
         # A part of a split has the receipts of its choice, and its examples, int64 (m,) rising.
-        self._chosen_by: PublicInput[Any] = PublicInput(None)
+        self._chosen_by: PublicInput[Any] = missing.with_value(None)
         self._among: np.ndarray | None = None
         self._note_arrivals()
         self.adopt(merge_receipts(row_ids.receipts, missing.receipts))
@@ -429,9 +429,10 @@ class PrivateLabels:
                 arrival = self._store.arrivals()[self._sealed.arrivals]
             self._sealed.add(arrival, array)
         self._note_arrivals()
+        self._chosen_by = public_input(self._chosen_by, public).with_value(None)
         among = np.zeros(len(self), dtype=bool)
         among[np.searchsorted(self._rows(None), came)] = True
-        return self._part(among, public.with_value(None))
+        return self._part(among, self._chosen_by)
 
     def _part(self, mask: np.ndarray, chosen_by: PublicInput[Any]) -> PrivateLabels:
         part = object.__new__(PrivateLabels)

@@ -124,7 +124,7 @@ class LabelStore:
         differing = [name for name in names if header.get(name) != wanted.get(name)]
         if differing:
             old, new = ({name: of.get(name) for name in differing} for of in (header, wanted))
-            more = differing == ["num_labels"] and new["num_labels"] > old["num_labels"]
+            more = differing == ["num_labels"] and len(labels) > header["num_labels"]
             advice = " New examples are for labels.extend." if more else ""
             raise LabelStoreError(
                 f"The store {self.path} was made with other settings: {', '.join(differing)} "
