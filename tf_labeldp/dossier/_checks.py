@@ -31,6 +31,8 @@ HOW_TO_CHECK = {
     "cluster-sizes": "Count the users of each cluster.",
     "disjoint-people": "Compare the ids of both populations.",
     "unique-ids": "Count the rows of each id. Engines refuse repeats within a release.",
+    "same-examples": "Compare the ids of the examples of each vault, row by row.",
+    "public-arrivals": "Ask whether an outcome becomes known earlier; if so, wait for all of them.",
     "metrics-reported": "Read logs and dashboards, or train without metrics.",
     "only-model-published": "List all files that were made from these labels.",
     "fixed-in-advance": "Compare the history with the plan of the study.",
