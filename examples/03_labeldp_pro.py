@@ -7,8 +7,14 @@ stays with the labels, and `publish` with the model and its statement. Every run
 noise and is charged for it: a second run on the same store is refused, as the budget is spent.
 """
 
+import argparse
 import pathlib
-import sys
+
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
+parser.add_argument("folder", nargs="?", type=pathlib.Path, default="labeldp-pro-output")
+folder = parser.parse_args().folder
 
 from sklearn.datasets import load_digits
 
@@ -18,7 +24,6 @@ ldp.cli.load_tensorflow()  # without the lines of its log
 
 import keras
 
-folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "labeldp-pro-output")
 private, publish = folder / "private", folder / "publish"
 publish.mkdir(parents=True, exist_ok=True)
 

@@ -7,8 +7,14 @@ stays with the labels, and `publish` with the model and its statement. A second 
 with the same folder uses the stored noisy labels: it draws nothing and spends nothing.
 """
 
+import argparse
 import pathlib
-import sys
+
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
+parser.add_argument("folder", nargs="?", type=pathlib.Path, default="clusters-output")
+folder = parser.parse_args().folder
 
 from sklearn.datasets import load_digits
 
@@ -18,7 +24,6 @@ ldp.cli.load_tensorflow()  # without the lines of its log
 
 import keras
 
-folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "clusters-output")
 private, publish = folder / "private", folder / "publish"
 publish.mkdir(parents=True, exist_ok=True)
 

@@ -7,8 +7,14 @@ stays with the labels, and `publish` with the model and its statement. A second 
 with the same folder uses the stored release: it draws nothing and spends nothing.
 """
 
+import argparse
 import pathlib
-import sys
+
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
+parser.add_argument("folder", nargs="?", type=pathlib.Path, default="one-release-output")
+folder = parser.parse_args().folder
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -19,7 +25,6 @@ ldp.cli.load_tensorflow()  # without the lines of its log
 
 import keras
 
-folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "one-release-output")
 private, publish = folder / "private", folder / "publish"
 publish.mkdir(parents=True, exist_ok=True)
 

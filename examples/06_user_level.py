@@ -8,11 +8,17 @@ the model reveals almost nothing about the labels of any one postcode. With so f
 epsilon leaves little to learn, as the output shows.
 """
 
+import argparse
 import csv
 import gzip
 import os
 import pathlib
 import sys
+
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
+parser.parse_args()
 
 import numpy as np
 

@@ -7,8 +7,14 @@ which stays with the labels, and `publish` with the model and its statement. A s
 same folder uses the stored noisy labels: it draws nothing and spends nothing.
 """
 
+import argparse
 import pathlib
-import sys
+
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
+parser.add_argument("folder", nargs="?", type=pathlib.Path, default="semi-supervised-output")
+folder = parser.parse_args().folder
 
 from sklearn.datasets import load_digits
 
@@ -20,7 +26,6 @@ import keras
 
 from tf_labeldp.semi_supervised import FixMatch
 
-folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "semi-supervised-output")
 private, publish = folder / "private", folder / "publish"
 publish.mkdir(parents=True, exist_ok=True)
 

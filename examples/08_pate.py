@@ -7,8 +7,14 @@ with the labels, and `publish` with the statement. A second run with the same fo
 answers: it draws nothing and spends nothing.
 """
 
+import argparse
 import pathlib
-import sys
+
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
+parser.add_argument("folder", nargs="?", type=pathlib.Path, default="pate-output")
+folder = parser.parse_args().folder
 
 import numpy as np
 from sklearn.datasets import make_classification
@@ -17,7 +23,6 @@ from sklearn.linear_model import LogisticRegression
 import tf_labeldp as ldp
 from tf_labeldp.pate import PATE
 
-folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "pate-output")
 private, publish = folder / "private", folder / "publish"
 publish.mkdir(parents=True, exist_ok=True)
 

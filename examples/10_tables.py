@@ -7,8 +7,14 @@ stays with the labels, and `publish` with the model, its statement and the repor
 the same folder uses the stored releases and spends nothing.
 """
 
+import argparse
 import pathlib
-import sys
+
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
+parser.add_argument("folder", nargs="?", type=pathlib.Path, default="tables-output")
+folder = parser.parse_args().folder
 
 import numpy as np
 
@@ -16,7 +22,6 @@ import tf_labeldp as ldp
 
 ldp.cli.load_tensorflow()  # without the lines of its log
 
-folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "tables-output")
 private, publish = folder / "private", folder / "publish"
 publish.mkdir(parents=True, exist_ok=True)
 

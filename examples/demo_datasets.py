@@ -9,6 +9,7 @@ TFDS data set) and writes FOLDER/mnist.npz. It downloads nothing.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import dataclasses
 import gzip
@@ -85,9 +86,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Classific
         )
     folder = pathlib.Path(data_dir)
     if not folder.is_dir():
-        raise DatasetError(
-            f"{folder} is not a folder; give the folder that holds {name}"
-        )
+        raise DatasetError(f"{folder} is not a folder; give the folder that holds {name}")
     if _is_tfds(folder, name):
         return load_tfds(name, folder)
     if name in IDX_SETS:
@@ -153,8 +152,7 @@ def read_file(folder: pathlib.Path, name: str) -> bytes:
             except (OSError, EOFError, zlib.error) as error:
                 raise DatasetError(f"{path} cannot be read ({error}); copy it again") from error
     raise DatasetError(
-        f"{folder / name}(.gz) does not exist; give the folder that holds "
-        f"{folder.name}/{name}.gz"
+        f"{folder / name}(.gz) does not exist; give the folder that holds {folder.name}/{name}.gz"
     )
 
 
@@ -302,14 +300,15 @@ def _images(array: np.ndarray) -> np.ndarray:
 
 
 def main() -> None:
-    if len(sys.argv) != 3:
-        sys.exit("usage: demo_datasets.py NAME FOLDER")
-    name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", help="mnist, fashion_mnist, adult, or the name of a TFDS data set")
+    parser.add_argument("folder", type=pathlib.Path, help="folder of the local files")
+    args = parser.parse_args()
     try:
-        data = dataclasses.asdict(load(name, folder))
+        data = dataclasses.asdict(load(args.name, args.folder))
     except DatasetError as error:
         sys.exit(str(error))
-    path = folder / f"{data.pop('name').replace('/', '-').replace(':', '-')}.npz"
+    path = args.folder / f"{data.pop('name').replace('/', '-').replace(':', '-')}.npz"
     np.savez(path, **data)
     print(f"{path}: {len(data['y_train']):,} training and {len(data['y_test']):,} test examples")
 

@@ -45,6 +45,33 @@ def run(monkeypatch, capsys):
     return run_script
 
 
+HELP = """
+import runpy, sys
+del sys.argv[0]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except SystemExit as end:
+    assert not end.code
+print(sorted({"keras", "tensorflow", "tfx"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_help_is_printed_at_once(script, tmp_path):
+    """Without a load of TensorFlow, and without a folder named --help."""
+    done = subprocess.run(
+        [sys.executable, "-c", HELP, str(script), "--help"],
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    title = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))).splitlines()[0]
+    assert done.stdout.startswith("usage: ") and done.stdout.endswith("\n[]\n")
+    assert title in " ".join(done.stdout.split()) and list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "epsilon", "accuracy", "epochs"),
