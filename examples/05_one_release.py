@@ -52,7 +52,7 @@ encoder = ldp.features.NeighbourSmoothing(patches).fit(x_train)
 head = ldp.heads.PrivateLogisticRegression(
     epsilon=1.0, delta=1e-5, encoder=encoder, key="head"
 ).fit(x_train, labels)
-print(f"{head.num_directions_} of {head.n_features_in_} directions got a share of the release")
+print(f"{head.num_directions_} of {head.coef_.shape[1]} directions got a share of the release")
 print(f"signal to noise in the release: {head.signal_to_noise_:.1f}")
 print(f"test accuracy: {head.score(x_test, y_test):.1%}")
 

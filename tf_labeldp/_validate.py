@@ -107,6 +107,8 @@ def real_vector(name: str, values: Any) -> np.ndarray:
         raise ValueError(
             f"{name} must have shape (n,), got shape {array.shape}. Flatten a column with .ravel()."
         )
+    if array.dtype.kind == "O" and all(isinstance(entry, numbers.Real) for entry in array):
+        array = array.astype(np.float64)
     if array.dtype.kind not in "iuf":
         raise TypeError(
             f"{name} must be numbers, got dtype {array.dtype}. Cast them with .astype('float64')."

@@ -71,7 +71,9 @@ def test_an_encoder_in_the_head_is_one_before_it(name):
     inside = head(encoder=encoder).fit(raw, LABELS)
     before = head().fit(features, LABELS)
     np.testing.assert_allclose(inside.predict_proba(raw), before.predict_proba(features), atol=1e-5)
-    assert inside.n_features_in_ == features.shape[1]
+    assert inside.coef_.shape[1] == before.n_features_in_ == features.shape[1]
+    own = len(raw) if isinstance(raw, dict) else np.prod(raw.shape[1:])
+    assert inside.n_features_in_ == own
     assert inside.score(raw, LABELS) > 0.8
     assert inside.predict(raw).shape == inside.decision_function(raw).shape == (N,)
 
@@ -127,7 +129,7 @@ def test_fit_from_a_data_set_of_features():
         np.testing.assert_array_equal(one.coef_, expected.coef_)
     with pytest.raises(ValueError, match="expected labels once"):
         head(kind).fit(pairs, LABELS)
-    with pytest.raises(ValueError, match="labels are missing"):
+    with pytest.raises(ValueError, match="requires y to be passed"):
         head(kind).fit(alone)
 
 

@@ -183,7 +183,7 @@ class FeatureMap:
 
 
 BAD = {
-    "vector": (X[:, 0], {}, ValueError, r"shape \(n, d\), got \(45,\). Give one example as x\[np"),
+    "vector": (X[:, 0], {}, ValueError, r"shape \(n, d\), got \(45,\). Reshape your data: x\[np"),
     "nothing": (None, {}, TypeError, "features must be an array, a list .* got NoneType"),
     "text": ("x.npy", {}, TypeError, "got str"),
     "words": ([["a", "b"]] * N, {}, TypeError, "features must be numbers, got dtype <U1"),
@@ -199,7 +199,7 @@ BAD = {
     "tuple of vectors": (tuple(X), {}, ValueError, "tuple of 45 vectors.*np.stack"),
     "endless": (ENDLESS, {}, ValueError, "is endless.*repeat"),
     "shuffled": (SHUFFLED, {}, ValueError, "must not be shuffled"),
-    "not in batches": (dataset(X).unbatch(), {}, ValueError, "and batch a data set"),
+    "not in batches": (dataset(X).unbatch(), {}, ValueError, "; batch a data set"),
     "three parts": (dataset((X, Y, Y)), {}, ValueError, "got 3 parts"),
     "not finite": (NOT_FINITE, {}, ValueError, "must be finite, but 1"),
     "encoder": (X, {"encoder": 3}, TypeError, "an encoder must be a fitted feature map.*got 3"),

@@ -64,7 +64,8 @@ def test_kinds_of_features():
 def test_a_data_frame_with_texts_and_missing_numbers(tmp_path):
     model = classifier(num_classes=2).fit(TABLE, ILL)
     assert model.score(TABLE, ILL) > 0.85
-    assert model.feature_names_in_ == ("age", "job", "sick")
+    assert model.feature_names_in_.tolist() == ["age", "job", "sick"]
+    assert model.n_features_in_ == 3
     assert isinstance(model.head_, ldp.PrivateLogisticRegression)
     assert model.choice_.kind == "table" and model.head_.spread == "half"
     assert model.head_.encoder.sparse
@@ -262,7 +263,7 @@ def test_an_encoder_of_one_s_own():
 def test_bad_input():
     for features, labels, arguments, message in (
         (ROWS, [], {}, "1500 rows and 0 labels"),
-        (ROWS[:, 0], CLASSES, {}, r"one row of features per example, got shape \(1500,\)"),
+        (ROWS[:, 0], CLASSES, {}, r"features must have shape \(n, d\), got \(1500,\)"),
         (ROWS[:10], CLASSES, {}, "10 rows and 1500 labels"),
         (ROWS, CLASSES + 9, {}, "labels must"),
         (ROWS, CLASSES, {"epsilon": 0.0}, "epsilon must be finite and above zero"),
@@ -471,7 +472,7 @@ def test_bad_tables_cost_nothing(name):
 
 def test_tables_without_rows_have_no_labels():
     for features in ({"x": np.zeros(0)}, np.zeros((0, 3))):
-        with pytest.raises(ValueError, match="expected at least one label, got none"):
+        with pytest.raises(ValueError, match="at least one label, got none|0 sample"):
             classifier().fit(features, [])
 
 

@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 from fits import release_of
+from sklearn.metrics import accuracy_score, r2_score
 
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.features import RandomFourierFeatures
@@ -87,8 +88,7 @@ def test_numbers_in_their_range(examples):
     predicted = one.predict(examples.features)
     assert predicted.shape == (3000,) and predicted.min() >= 0.0 and predicted.max() <= 50.0
     assert predicted.mean() == pytest.approx(examples.numbers.mean(), abs=1.5)
-    with pytest.raises(TypeError, match="no class probabilities"):
-        one.predict_proba(examples.features)
+    assert not hasattr(one, "predict_proba") and not hasattr(one, "decision_function")
 
 
 def test_rows_of_labels(examples):
@@ -232,8 +232,34 @@ def test_predictions_for_few_rows_and_a_score_for_labels_of_another_shape(exampl
         one.predict(np.where(np.arange(3000)[:, None] == 7, np.nan, x))
     assert np.all(np.isfinite(one.decision_function(np.zeros((2, 8)))))
     assert one.predict(x[:0]).shape == (0,) and one.predict_proba(x[:0]).shape == (0, 3)
-    with pytest.raises(ValueError, match=r"shape of the predictions, \(3000,\)"):
-        one.score(x, examples.classes[:, None])
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        one.score(x, examples.classes[1:])
+    labels = PrivateLabels(examples.classes, 3, budget=PrivacyBudget(1.0))
+    with pytest.raises(TypeError, match="a score would reveal its labels"):
+        one.score(x, labels)
+
+
+def test_the_score_is_that_of_scikit_learn(examples):
+    """Rows of labels count if all of their labels are right; weights are those of examples."""
+    x, weights = examples.features, np.arange(3000.0)
+    for kind, metric in (
+        ("classes", accuracy_score),
+        ("numbers", r2_score),
+        ("rows", accuracy_score),
+    ):
+        arguments, labels = examples.kinds[kind]
+        one = head(**arguments).fit(x, labels)
+        expected = metric(labels, one.predict(x), sample_weight=weights)
+        assert one.score(x, labels, sample_weight=weights) == pytest.approx(expected)
+
+
+def test_rows_of_zeros_get_the_intercept_alone(examples):
+    """Sparse texts may be empty."""
+    x = examples.features.copy()
+    x[:100] = 0.0
+    one = PrivateRidge(1.0, 1e-6, num_classes=3, insecure_seed=0, center=False)
+    scores = one.fit(x, examples.classes).decision_function(x[:100])
+    np.testing.assert_allclose(scores, np.broadcast_to(one.intercept_, (100, 3)))
 
 
 @pytest.mark.usefixtures("fits_apart")

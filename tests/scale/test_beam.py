@@ -497,5 +497,5 @@ def test_heads_refuse_what_they_can_not_fit(key):
     with pytest.raises(TypeError, match="without encoder"):
         FitPrivateHead(PrivateRidge(1.0, 1e-5, num_classes=2, encoder=np.abs), key, "head")
     fit = FitPrivateHead(PrivateRidge(1.0, 1e-5, num_classes=2), key, "head")
-    with pytest.raises(Exception, match="all zero"):
-        fit.fit(lambda p: p | beam.Create([([0.0, 0.0], 1)]), runner=FnApiRunner())
+    with pytest.raises(Exception, match="must be finite"):
+        fit.fit(lambda p: p | beam.Create([([0.0, np.nan], 1)]), runner=FnApiRunner())

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from sklearn.utils.metaestimators import available_if
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import Progress
@@ -20,7 +21,7 @@ from tf_labeldp.boosting._targets import check_range, target_of
 from tf_labeldp.boosting._trees import Trees
 from tf_labeldp.boosting.worth import worth
 from tf_labeldp.features import TableCodes
-from tf_labeldp.features.estimator import keras_model, note_release, with_encoder
+from tf_labeldp.features.estimator import keras_model, note_release, tags_of_tables, with_encoder
 from tf_labeldp.features.reader import column_names
 from tf_labeldp.heads.label_source import LabelSource, raw_digests
 from tf_labeldp.heads.one_release_head import Head
@@ -146,6 +147,7 @@ class PrivateBoosting(Head):
         seed = _validate.integer_at_least("seed", self.seed, 0)
         public = public_input(X, self.class_weight, sample_weight)
         features, class_weight, sample_weight = public.value
+        features = self._matrix(features)
         source = None
         if not isinstance(y, NoisyLabels):
             source = LabelSource(self, y, self._mechanism)
@@ -188,8 +190,7 @@ class PrivateBoosting(Head):
         self.classes_: Any = target.classes
         self._label_range = target.label_range
         self._class_weights = _class_weights(class_weight, target.classes, target.shares)
-        self.n_features_in_ = rows.shape[1]
-        self._remember_columns(column_names(features))
+        self._remember_columns(column_names(features), rows.shape[1])
         self.num_trees_ = sum(grower.num_trees(models) for fits in members for models in fits)
         if self.gain_ < _CLEAR * self.gain_stddev_:
             _validate.warn(
@@ -206,21 +207,19 @@ class PrivateBoosting(Head):
         Args:
             X: as in ``fit``; missing and unknown categories count as missing values.
         """
+        self._check_fitted()
         if not self._is_regressor():
             return self.classes_[self.predict_proba(X).argmax(axis=1)]
         scores = self._scores(X)[:, 0]
         low, high = self._label_range or (0.0, 0.0)
         return np.clip(np.exp(scores) if self.loss == "poisson" else scores, low, high)
 
+    @available_if(Head._is_classifier)
     def predict_proba(self, X: Public[Any]) -> np.ndarray:
         """Returns probabilities of the classes, ``float64`` (m, K).
 
-        Raises:
-            TypeError: the labels are numbers.
+        Models of numbers have no such method.
         """
-        self._check_fitted()
-        if self._is_regressor():
-            raise TypeError("labels that are numbers have no class probabilities. Use predict.")
         return self._probabilities(self._scores(X), np)
 
     def to_keras(self) -> Any:
@@ -252,6 +251,11 @@ class PrivateBoosting(Head):
     def _is_regressor(self) -> bool:
         return super()._is_regressor() or self.low is not None
 
+    def __sklearn_tags__(self) -> Any:
+        tags = tags_of_tables(super().__sklearn_tags__())
+        tags.input_tags.sparse = _has_lightgbm() and self.library != "scikit-learn"
+        return tags
+
     def _check_worth(self, number: int, num_classes: int) -> None:
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         signal = worth(number, epsilon, num_classes)
@@ -275,21 +279,18 @@ class PrivateBoosting(Head):
         check_range(self.loss, kind.label_range)
         return LabelRandomizer(epsilon)
 
-    def _scores(self, features: Any) -> np.ndarray:
+    def _scores(self, X: Any) -> np.ndarray:
         """Returns scores (m, C): the weighted sum of the means over folds."""
         self._check_fitted()
+        X = self._matrix(X, is_fitted=True)
         if self.coder_ is not None:
-            rows = self.coder_.transform(features)
-        elif hasattr(features, "tocsr"):
-            rows = features.tocsr()
+            rows = self.coder_.transform(X)
+        elif hasattr(X, "tocsr"):
+            rows = X.tocsr()
         else:
             raise TypeError(
-                f"expected a sparse matrix, as in fit, got {type(features).__name__}. Give "
+                f"expected a sparse matrix, as in fit, got {type(X).__name__}. Give "
                 "scipy.sparse.csr_matrix(features)."
-            )
-        if rows.shape[1] != self.n_features_in_:
-            raise ValueError(
-                f"expected {self.n_features_in_} features, as in fit, got {rows.shape[1]}."
             )
         total = np.zeros((rows.shape[0], self._start.size)) + self._start
         for weight, models in zip(self.shape_weights_, self._members, strict=True):
@@ -326,9 +327,13 @@ class PrivateBoosting(Head):
         ]
 
 
+def _has_lightgbm() -> bool:
+    return importlib.util.find_spec("lightgbm") is not None
+
+
 def _grower(library: str) -> Any:
     _validate.one_of("library", library, ("auto", "lightgbm", "scikit-learn"))
-    is_installed = importlib.util.find_spec("lightgbm") is not None
+    is_installed = _has_lightgbm()
     if library == "lightgbm" and not is_installed:
         raise ImportError(
             "library='lightgbm' needs LightGBM. Install it: pip install 'tf-labeldp[boosting]'; "
@@ -377,8 +382,8 @@ def _read(features: Any, grower: Any) -> tuple[TableCodes | None, Any]:
     if not any(_least_common(columns, place) >= least for place in range(rows.shape[1])):
         raise ValueError(
             f"expected a column in which at least {least} examples differ from the others, got "
-            "constant columns alone, or nearly constant ones. Check how they were computed. "
-            "Nothing was drawn."
+            f"constant columns alone, or nearly constant ones (n_samples={rows.shape[0]}). Check "
+            "how they were computed. Nothing was drawn."
         )
     return coder, rows
 

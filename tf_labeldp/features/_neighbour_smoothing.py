@@ -13,8 +13,14 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import Progress
-from tf_labeldp.accounting import Public, Setting
-from tf_labeldp.features.estimator import FeatureMap, keras_model, note_release, with_encoder
+from tf_labeldp.accounting import Public, Setting, public_input
+from tf_labeldp.features.estimator import (
+    FeatureMap,
+    keras_model,
+    note_release,
+    width_of,
+    with_encoder,
+)
 from tf_labeldp.features.reader import FeatureRows, checked_finite
 
 _Self = TypeVar("_Self", bound="NeighbourSmoothing")
@@ -123,12 +129,13 @@ class NeighbourSmoothing(FeatureMap):
         k = _validate.integer_at_least("num_neighbours", self.num_neighbours, 1)
         _validate.integer_at_least("num_components", self.num_components, 1)
         strength = _validate.number_in("strength", self.strength, "[0, 1)")
+        public = public_input(X, self.encoder)
+        X, self.receipts_ = self._matrix(public.value[0], encoder=self.encoder), public.receipts
         rows = FeatureRows(X, self.encoder)
-        self.receipts_ = rows.receipts
         if len(rows) <= k:
             raise ValueError(
-                f"expected more than num_neighbours={k} rows, got {len(rows)}. Give more rows, or "
-                "a smaller num_neighbours."
+                f"expected more than num_neighbours={k} rows, got {len(rows)} "
+                f"(n_samples={len(rows)}). Give more rows, or a smaller num_neighbours."
             )
         self._find_directions(rows)
         start = self._components(rows)
@@ -138,7 +145,7 @@ class NeighbourSmoothing(FeatureMap):
             found = find_neighbours(self._keys, self._keys, k, self.seed)
             _smooth_in_place(start, found, strength)
         self.n_features_out_ = start.shape[1]
-        self._remember_columns(rows.columns)
+        self._remember_columns(rows.columns, width_of(X, self._mean.size))
         return self
 
     def transform(self, X: Public[Any]) -> np.ndarray:
@@ -150,7 +157,8 @@ class NeighbourSmoothing(FeatureMap):
         Raises:
             ValueError: not fitted, or other features than in ``fit``.
         """
-        self._refuse_unfitted("_smooth", "fit(X)")
+        self._refuse_unfitted("_smooth")
+        X = self._matrix(X, encoder=self.encoder, is_fitted=True)
         start = self._components(FeatureRows(X, self.encoder, columns=self._known_columns()))
         if not self.strength:
             return start
@@ -175,7 +183,7 @@ class NeighbourSmoothing(FeatureMap):
             TypeError: the encoder is a plain function, which has no Keras model.
             ValueError: not fitted.
         """
-        self._refuse_unfitted("_smooth", "fit(X)")
+        self._refuse_unfitted("_smooth")
         import keras
 
         from tf_labeldp.keras_layers._fixed_features import NeighbourFeatures
@@ -230,10 +238,7 @@ class NeighbourSmoothing(FeatureMap):
         out = np.empty((len(rows), self._variances.size), np.float32)
         for at in range(0, len(rows), _BLOCK):
             part = _block(rows, slice(at, at + _BLOCK))
-            if part.shape[1] != self._mean.size:
-                raise ValueError(
-                    f"expected {self._mean.size} features, as in fit, got {part.shape[1]}."
-                )
+            self._check_width(part.shape[1], self._mean.size)
             out[at : at + _BLOCK] = (part - self._mean) @ self._vectors
         return out
 

@@ -6,6 +6,7 @@ The layer ``PatchFeatures`` computes the same responses of patches to filters.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from concurrent import futures
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
+from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.features.estimator import FeatureMap, note_release
 from tf_labeldp.features.reader import collected, is_dataset
 
@@ -104,6 +106,7 @@ class PatchDictionary(FeatureMap):
         size = array.shape[1:3]
         self._pools = tuple(_pooling_matrix(size, side, self.pooling) for side in sides)
         self.image_shape_ = tuple(array.shape[1:])
+        self._remember_columns(None, math.prod(array.shape[1:]))
         rng = np.random.default_rng(self.seed)
         with threadpool_limits(1, user_api="blas"):  # small products do not pay for more threads
             self.filters_ = tuple(self._learn_filters(array, side, rng) for side in sides)
@@ -121,8 +124,8 @@ class PatchDictionary(FeatureMap):
         """
         from threadpoolctl import threadpool_limits
 
-        self._refuse_unfitted("filters_", "fit(X)")
-        array = _checked_images(X)
+        self._refuse_unfitted("filters_")
+        array = _checked_images(bare(X))
         if tuple(array.shape[1:]) != self.image_shape_:
             raise ValueError(
                 f"images must have shape (m, {', '.join(map(str, self.image_shape_))}) as in fit, "
@@ -146,11 +149,11 @@ class PatchDictionary(FeatureMap):
             list(threads.map(fill, range(0, len(array), _SHARE)))  # raises the errors of threads
         return features.reshape(len(array), self.n_features_out_)
 
-    def fit_transform(self, X: Public[Any], y: Setting[Any] = None) -> np.ndarray:
-        """Fits and returns the features of the same images; ignores labels."""
-        del y
-        public = public_input(X)
-        return self.fit(public).transform(public.value)
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
+        tags.input_tags.sparse = False
+        return tags
 
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from raw images to the features; it saves and loads.
@@ -158,7 +161,7 @@ class PatchDictionary(FeatureMap):
         Its input has the shape and the scale of the images of ``fit``. Import
         ``tf_labeldp.keras_layers`` before you load its file.
         """
-        self._refuse_unfitted("filters_", "fit(X)")
+        self._refuse_unfitted("filters_")
         import keras
 
         from tf_labeldp.keras_layers._fixed_features import PatchFeatures

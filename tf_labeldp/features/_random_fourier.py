@@ -12,9 +12,10 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.features._categories import Categories
-from tf_labeldp.features.estimator import FeatureMap, columns_model, note_release
+from tf_labeldp.features.estimator import FeatureMap, columns_model, note_release, tags_of_tables
 from tf_labeldp.features.reader import (
     categorical_columns,
+    column_names,
     columns_of_fit,
     columns_to_fit,
     hashed_columns,
@@ -121,7 +122,9 @@ class RandomFourierFeatures(FeatureMap):
         del y
         self._check_arguments()
         public = public_input(X)
-        columns, self.receipts_ = columns_to_fit(public.value), public.receipts
+        X, self.receipts_ = self._matrix(public.value), public.receipts
+        columns = columns_to_fit(X)
+        self._remember_columns(column_names(X), len(columns))
         size = len(next(iter(columns.values())))
         self.columns_ = learn_columns(columns, self.categorical, self.hash_buckets)
         self.hashed_ = hashed_columns(self.columns_)
@@ -156,7 +159,8 @@ class RandomFourierFeatures(FeatureMap):
             TypeError: a column has another type than in ``fit``.
             ValueError: not fitted, missing columns, or infinite numbers.
         """
-        self._refuse_unfitted("_frequencies", "fit(X)")
+        self._refuse_unfitted("_frequencies")
+        X = self._matrix(X, is_fitted=True)
         columns = columns_of_fit(X, [column.name for column in self.columns_])
         size = len(columns[self.columns_[0].name])
         out = np.empty((size, self.n_features_out_), np.float32)
@@ -168,11 +172,8 @@ class RandomFourierFeatures(FeatureMap):
             out[part] = self._features(rows)
         return out
 
-    def fit_transform(self, X: Public[Any], y: Setting[Any] = None) -> np.ndarray:
-        """Fits and returns the features of the same table; ignores labels."""
-        del y
-        public = public_input(X)
-        return self.fit(public).transform(public.value)
+    def __sklearn_tags__(self) -> Any:
+        return tags_of_tables(super().__sklearn_tags__())
 
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from raw columns to the features; it saves and loads.
@@ -184,7 +185,7 @@ class RandomFourierFeatures(FeatureMap):
         (``column_price_unit`` for ``price/unit``), and Keras warns; the dict keeps the column
         names. Import ``tf_labeldp.keras_layers`` before you load its file.
         """
-        self._refuse_unfitted("_frequencies", "fit(X)")
+        self._refuse_unfitted("_frequencies")
         import keras
 
         from tf_labeldp.keras_layers._fixed_features import FourierFeatures, QuantileRanks

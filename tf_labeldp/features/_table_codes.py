@@ -11,9 +11,10 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.features._categories import Categories
-from tf_labeldp.features.estimator import FeatureMap, columns_model, note_release
+from tf_labeldp.features.estimator import FeatureMap, columns_model, note_release, tags_of_tables
 from tf_labeldp.features.reader import (
     categorical_columns,
+    column_names,
     columns_of_fit,
     columns_to_fit,
     hashed_columns,
@@ -82,7 +83,9 @@ class TableCodes(FeatureMap):
         del y
         _validate.integer_at_least("most_categories", self.most_categories, 2)
         public = public_input(X)
-        columns, self.receipts_ = columns_to_fit(_narrow(public.value)), public.receipts
+        X, self.receipts_ = self._matrix(public.value), public.receipts
+        columns = columns_to_fit(_narrow(X))
+        self._remember_columns(column_names(X), len(columns))
         chosen = categorical_columns(columns, self.categorical)
         self.columns_ = tuple(
             CategoryColumn.learn(name, values, self.most_categories, by_frequency=True)
@@ -109,7 +112,8 @@ class TableCodes(FeatureMap):
             TypeError: a column has another type than in ``fit``.
             ValueError: not fitted, missing columns, or infinite numbers.
         """
-        self._refuse_unfitted("columns_", "fit(X)")
+        self._refuse_unfitted("columns_")
+        X = self._matrix(X, is_fitted=True)
         columns = columns_of_fit(_narrow(X), [column.name for column in self.columns_])
         size = len(columns[self.columns_[0].name])
         codes = np.empty((size, len(self.columns_)), np.float32)
@@ -117,11 +121,8 @@ class TableCodes(FeatureMap):
             codes[:, place] = column.codes(columns[column.name])
         return codes
 
-    def fit_transform(self, X: Public[Any], y: Setting[Any] = None) -> np.ndarray:
-        """Fits and returns the codes of the same table; ignores labels."""
-        del y
-        public = public_input(X)
-        return self.fit(public).transform(public.value)
+    def __sklearn_tags__(self) -> Any:
+        return tags_of_tables(super().__sklearn_tags__())
 
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from raw columns to numbers and codes; it saves and loads.
@@ -134,7 +135,7 @@ class TableCodes(FeatureMap):
         warns; the dict keeps the column names. Import ``tf_labeldp.keras_layers`` before you load
         its file.
         """
-        self._refuse_unfitted("columns_", "fit(X)")
+        self._refuse_unfitted("columns_")
         from tf_labeldp.keras_layers.tree_ensemble import CategoryCodes
 
         layer = CategoryCodes(self.categorical_.tolist(), name="category_codes")

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import warnings
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils import check_array
+from sklearn.utils.validation import check_is_fitted
 
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts, receipts_to_bytes
-from tf_labeldp.features.tables import MISSING_INTEGER
+from tf_labeldp.features.tables import MISSING_INTEGER, as_table
 from tf_labeldp.vault.model_history import counted_weights
 
 _Self = TypeVar("_Self", bound="Estimator")
 _INPUT_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")
 """Input names with which a Keras model saves, loads and exports for serving."""
+RESHAPE = (
+    "Reshape your data: x[np.newaxis] is one example, x[:, np.newaxis] one feature of all "
+    "examples; batch a data set."
+)
 _LAYER_NAMES = frozenset(
     """
     above_low clip encoded_columns head label_range neighbour_smoothing neighbours
@@ -61,29 +69,84 @@ class Estimator(BaseEstimator):
             self._family: object = _Family()
         return self._family
 
-    def _refuse_unfitted(self, attribute: str, call: str) -> None:
-        if not hasattr(self, attribute):
-            raise ValueError(f"this {type(self).__name__} is not fitted; call {call} first.")
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
 
-    def _remember_columns(self, columns: tuple[str, ...] | None) -> None:
+    def _refuse_unfitted(self, attribute: str) -> None:
+        check_is_fitted(self, attribute, msg="this %(name)s is not fitted. Call fit first.")
+
+    def _matrix(self, X: Any, *, encoder: Any = None, is_fitted: bool = False) -> Any:
+        """Returns rows (n, p), an array or a CSR matrix, after scikit-learn's checks.
+
+        Tables, data sets, images and the vectors that an encoder takes return unchanged: the reader
+        checks them.
+        """
+        X = as_table(bare(X))
+        if isinstance(X, list):
+            X = np.asarray(X)
+        if isinstance(X, np.ndarray):
+            is_matrix = X.dtype.names is None and X.ndim <= 2
+        else:
+            is_matrix = hasattr(X, "tocsr") or (
+                hasattr(X, "__array__") and not hasattr(X, "__len__")
+            )
+        if not is_matrix or (encoder is not None and getattr(X, "ndim", 2) != 2):
+            return X
+        if len(getattr(X, "shape", (0, 0))) < 2:
+            raise ValueError(f"features must have shape (n, d), got {X.shape}. {RESHAPE}")
+        X = check_array(
+            X,
+            accept_sparse="csr",
+            dtype=None,
+            ensure_all_finite=False,
+            ensure_min_samples=0 if is_fitted else 1,
+            input_name="X",
+        )
+        if is_fitted and not hasattr(self, "feature_names_in_"):
+            self._check_width(X.shape[1], getattr(self, "n_features_in_", X.shape[1]))
+        return X
+
+    def _check_width(self, found: int, expected: int) -> None:
+        if found != expected:
+            raise ValueError(
+                f"X has {found} features, but {type(self).__name__} is expecting {expected} "
+                "features as input. Give the columns of fit, in their order."
+            )
+
+    def _remember_columns(self, columns: tuple[str, ...] | None, width: int) -> None:
+        """Sets ``n_features_in_``, and ``feature_names_in_`` or deletes them."""
         self.__dict__.pop("feature_names_in_", None)
+        self.n_features_in_ = width
         if columns is not None:
-            self.feature_names_in_ = columns
+            self.feature_names_in_ = np.array(columns, dtype=object)
+            self.n_features_in_ = len(columns)
 
     def _known_columns(self) -> tuple[str, ...] | None:
-        return getattr(self, "feature_names_in_", None)
+        names = getattr(self, "feature_names_in_", None)
+        return None if names is None else tuple(names)
 
 
-class FeatureMap(Estimator):
-    """A map of public inputs to features, with the tags of a transformer."""
+class FeatureMap(TransformerMixin, Estimator):
+    """A map of public inputs to features, ``float32`` (n, n_features_out_)."""
 
     def __sklearn_tags__(self) -> Any:
-        return tags_of(TransformerMixin)
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float32"]
+        return tags
 
 
-def tags_of(mixin: type) -> Any:
-    """Returns the scikit-learn tags (from 1.6 on) of an estimator with this mixin."""
-    return type(mixin.__name__, (mixin, BaseEstimator), {})().__sklearn_tags__()
+def tags_of_tables(tags: Any) -> Any:
+    """Returns scikit-learn's tags, changed for an estimator that takes texts and missing values."""
+    tags.input_tags.allow_nan = tags.input_tags.string = tags.input_tags.categorical = True
+    return tags
+
+
+def width_of(X: Any, otherwise: int) -> int:
+    """Returns the numbers in a row of an array (n, ...), or another width for other inputs."""
+    shape = getattr(X, "shape", ())
+    return math.prod(shape[1:]) if len(shape) > 1 else otherwise
 
 
 def note_release(layer: Any, receipts: Receipts, weights: Any = None) -> None:

@@ -13,7 +13,7 @@ from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts
-from tf_labeldp.features.estimator import FeatureMap
+from tf_labeldp.features.estimator import RESHAPE, FeatureMap
 from tf_labeldp.features.tables import (
     as_table,
     column_values,
@@ -510,10 +510,11 @@ def _as_matrix(inputs: Any, flatten: bool) -> Any:
             "Flatten images with .reshape(len(x), -1), or pass an encoder that maps them to "
             "features."
             if rows.ndim > 2
-            else "Give one example as x[np.newaxis], one feature as x[:, np.newaxis], and batch a "
-            "data set."
+            else RESHAPE
         )
         raise ValueError(f"features must have shape (n, d), got {rows.shape}. {hint}")
+    if rows.dtype.kind == "O":
+        rows = _objects_as_numbers(rows)
     check_numbers(rows.dtype)
     return rows
 
@@ -524,6 +525,16 @@ def _numeric_parts(inputs: Any) -> list[Any]:
     if texts := [name for name, values in columns.items() if values.dtype.kind not in "biuf"]:
         raise TypeError(text_error(texts))
     return list(columns.values()) or input_parts(inputs)
+
+
+def _objects_as_numbers(rows: np.ndarray) -> np.ndarray:
+    """Returns numbers, if there are no texts among the objects."""
+    if any(isinstance(entry, (str, bytes)) for entry in rows.flat):
+        return rows
+    try:
+        return rows.astype(np.float64)
+    except TypeError as error:
+        raise TypeError(f"features must be numbers: {error}. Convert them.") from None
 
 
 def _side_by_side(parts: list[Any]) -> np.ndarray:

@@ -25,9 +25,8 @@ from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_rec
 from tf_labeldp.boosting import PrivateBoosting
 from tf_labeldp.boosting.worth import worth
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
-from tf_labeldp.features.estimator import FeatureMap
+from tf_labeldp.features.estimator import FeatureMap, tags_of_tables
 from tf_labeldp.features.reader import column_names, is_dataset, table_columns
-from tf_labeldp.features.tables import as_table
 from tf_labeldp.front_door._recommend import Choice, recommend
 from tf_labeldp.heads import (
     BootstrappedHead,
@@ -36,6 +35,8 @@ from tf_labeldp.heads import (
     PrivateRidge,
 )
 from tf_labeldp.heads.label_source import (
+    MISSING_LABELS,
+    as_vector,
     kind_arguments,
     raw_digests,
     refuse_worker_processes,
@@ -45,6 +46,7 @@ from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.mechanisms import MetricMechanism
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.evaluation import check_metric
+from tf_labeldp.vault.label_kinds import label_kind
 
 _Self = TypeVar("_Self", bound="_FrontDoor")
 _SAME_UNIT = 20.0
@@ -145,8 +147,13 @@ class _FrontDoor(Head):
             UserWarning: an earlier fit of this process used these rows with an array of labels.
         """
         public = public_input(X, self.encoder, self.model)
-        features = all_features = as_table(public.value[0])
+        features = all_features = self._matrix(public.value[0], encoder=self.encoder)
+        if y is None:
+            raise ValueError(MISSING_LABELS.format(name=type(self).__name__))
         labels: Any = y
+        if not isinstance(y, PrivateLabels):
+            label_kind(**kind_arguments(self))  # checks the arguments
+            labels = as_vector(y)
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         size = len(labels)
         kind = kind_of(features)
@@ -176,8 +183,8 @@ class _FrontDoor(Head):
             cost_of_inputs = compose_receipts(public.receipts, delta).epsilon
             spent = cost_of_inputs if math.isfinite(cost_of_inputs) else 0.0
             budget = PrivacyBudget(max(epsilon, price or 0.0) + spent, delta)
-            label_kind = kind_arguments(self)
-            labels = PrivateLabels(labels, **label_kind, budget=budget, insecure_seed=seed)
+            arguments = kind_arguments(self)
+            labels = PrivateLabels(labels, **arguments, budget=budget, insecure_seed=seed)
             seed = None
         if price is not None:
             whole, (train, held_out) = labels, labels.split(_HELD_OUT)
@@ -230,8 +237,7 @@ class _FrontDoor(Head):
         self.receipts_ = merge_receipts(receipts, head.receipts_)
         self._label_range = head._label_range
         self.classes_ = head.classes_
-        self.n_features_in_ = getattr(head, "n_features_in_", math.prod(np.shape(features)[1:]))
-        self._remember_columns(head._known_columns())
+        self._remember_columns(head._known_columns(), head.n_features_in_)
         if held_out is not None and price is not None:
             predictions = predictions_for_metrics(self, held_out_features)
             self.evaluation_ = held_out.evaluate(predictions, metric, price, key=evaluation_key)
@@ -249,6 +255,9 @@ class _FrontDoor(Head):
         """Returns class values (m,), or numbers (m,) within their range."""
         self._check_fitted()
         return self.head_.predict(X)
+
+    def __sklearn_tags__(self) -> Any:
+        return tags_of_tables(super().__sklearn_tags__())
 
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from the inputs of ``fit`` to predictions, with its receipts.
@@ -574,6 +583,12 @@ def refuse_noisy_labels(model: Any, features: Any, labels: PrivateLabels) -> Non
 def places_in(whole: PrivateLabels, part: PrivateLabels) -> np.ndarray:
     """Returns the places (m,) of a part's examples in a vault, which may be a part itself."""
     return np.searchsorted(whole.indices, part.indices)
+
+
+def num_rows(features: Any) -> int:
+    """Returns the number of rows of a table, an array, or a sparse matrix."""
+    columns = list(features.values()) if isinstance(features, dict) else [features]
+    return int(np.shape(columns[0])[0])
 
 
 def rows_of(features: Any, indices: np.ndarray) -> Any:

@@ -6,21 +6,25 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from sklearn.base import clone
+from sklearn.base import clone, is_regressor
 from sklearn.model_selection import ParameterGrid
+from sklearn.utils import get_tags
+from sklearn.utils.metaestimators import available_if
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Charge, Private, Public, public_input
 from tf_labeldp.accounting.events import gaussian_event, pure_dp_event
 from tf_labeldp.accounting.gaussian import gaussian_share, gaussian_sigma
+from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import merge_receipts
-from tf_labeldp.features.tables import as_table
 from tf_labeldp.front_door._estimators import (
+    num_rows,
     places_in,
     predictions_for_metrics,
     refuse_noisy_labels,
     rows_of,
 )
+from tf_labeldp.heads.label_source import MISSING_LABELS
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.evaluation import release_choice, selection_mechanism
@@ -102,6 +106,8 @@ class PrivateSearchCV(Head):
             TypeError: labels that are not a ``PrivateLabels``.
             ValueError: a grid with unknown arguments, or arguments out of range.
         """
+        if y is None:
+            raise ValueError(MISSING_LABELS.format(name=type(self).__name__))
         if not isinstance(y, PrivateLabels):
             raise TypeError(
                 f"labels must be a PrivateLabels, got {type(y).__name__}. Put them into a "
@@ -109,7 +115,12 @@ class PrivateSearchCV(Head):
             )
         public = public_input(X, self.estimator, self.param_grid)
         features, estimator, grid = public.value
-        features = as_table(features)
+        features = self._matrix(features, encoder=getattr(estimator, "encoder", None))
+        if (number := num_rows(features)) != len(y):
+            raise ValueError(
+                f"expected {len(y)} rows of features, one per label, got {number}. Give both in "
+                "the same order."
+            )
         candidates = list(ParameterGrid(grid))
         searched = {name for candidate in candidates for name in candidate}
         if refused := sorted(_SET_HERE & searched):
@@ -161,6 +172,9 @@ class PrivateSearchCV(Head):
         self.epsilon_of_fit_ = charge.epsilon
         self.receipts_ = merge_receipts(*(model.receipts_ for model in fitted), released.receipts)
         self._label_range = y.label_range
+        self.classes_ = y.kind.class_values
+        best: Any = self.best_estimator_
+        self._remember_columns(best._known_columns(), best.n_features_in_)
         return self
 
     def predict(self, X: Public[Any]) -> np.ndarray:
@@ -168,10 +182,19 @@ class PrivateSearchCV(Head):
         self._check_fitted()
         return self.best_estimator_.predict(X)
 
+    @available_if(Head._is_classifier)
     def predict_proba(self, X: Public[Any]) -> np.ndarray:
         """Returns the chosen estimator's class probabilities (m, K)."""
         self._check_fitted()
         return self.best_estimator_.predict_proba(X)
+
+    def _is_regressor(self) -> bool:
+        return super()._is_regressor() or is_regressor(bare(self.estimator))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags = get_tags(bare(self.estimator)).input_tags
+        return tags
 
 
 def _charge_of_fit(epsilon: float, delta: float, number: int) -> Charge:

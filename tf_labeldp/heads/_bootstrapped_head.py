@@ -150,6 +150,7 @@ class BootstrappedHead(Head):
             self._learn(inputs, drawn.posterior(), receipts, y, "draw")
         self.heads_, self.receipts_ = tuple(heads), receipts
         self.classes_ = y.decode(np.arange(y.num_classes))
+        self._remember_columns(None, math.prod(inputs.shape[1:]))
         return self
 
     def epsilons(self) -> tuple[float, ...]:

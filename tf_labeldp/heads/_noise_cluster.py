@@ -13,8 +13,8 @@ from tf_labeldp.accounting.receipts import merge_receipts
 from tf_labeldp.estimation.priors import histogram_prior
 from tf_labeldp.features import find_clusters
 from tf_labeldp.features.clusters import Clusters, checked_clusters
-from tf_labeldp.features.estimator import keras_model, note_release, with_encoder
-from tf_labeldp.features.reader import collected, is_dataset
+from tf_labeldp.features.estimator import keras_model, note_release, width_of, with_encoder
+from tf_labeldp.features.reader import collected, column_names, is_dataset
 from tf_labeldp.heads.label_source import LabelSource, raw_digests
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.mechanisms import HistogramMechanism
@@ -114,6 +114,8 @@ class NoiseCluster(Head):
         source = LabelSource(self, y, self._mechanism)
         public = public_input(X, self.encoder, self.clusters)
         features = public.value[0]
+        if self.clusters is None:
+            features = self._matrix(features, encoder=self.encoder)
         # One reading of a data set serves the clusters and the digests.
         read = collected(features) if is_dataset(features) else features
         clusters = self._clusters_of(read)
@@ -135,6 +137,8 @@ class NoiseCluster(Head):
         has_count = np.any(counts > 0, axis=1, keepdims=True)
         self.cluster_probabilities_ = np.where(has_count, histogram_prior(counts), overall)
         self.cluster_classes_ = source.vault.decode(self.cluster_probabilities_.argmax(axis=1))
+        if features is not None:
+            self._remember_columns(column_names(features), width_of(features, 1))
         is_array = self.clusters is None and not isinstance(features, tuple)
         is_array = is_array and self.encoder is None
         self._input_shape = np.shape(features)[1:] if is_array else ()
@@ -149,13 +153,13 @@ class NoiseCluster(Head):
         Raises:
             ValueError: the head was fitted with bare assignments, which have no centres.
         """
-        self._check_fitted()
-        return self.cluster_classes_[self.clusters_.assign(X)]
+        clusters = self._clusters(X)
+        return self.cluster_classes_[clusters]
 
     def predict_proba(self, X: Public[Any]) -> np.ndarray:
         """Returns the class shares in the nearest clusters, ``float64`` (m, K)."""
-        self._check_fitted()
-        return self.cluster_probabilities_[self.clusters_.assign(X)]
+        clusters = self._clusters(X)
+        return self.cluster_probabilities_[clusters]
 
     def to_keras(self, encoder: Public[Any] = None) -> Any:
         """Returns a ``keras.Model`` for the probabilities, with fixed weights; it saves and loads.
@@ -195,6 +199,10 @@ class NoiseCluster(Head):
         receipts = merge_receipts(self.receipts_, public.receipts)
         note_release(layer, receipts, [layer.outputs])  # the centres are public
         return self._with_facts(model)
+
+    def _clusters(self, X: Any) -> np.ndarray:
+        self._check_fitted()
+        return self.clusters_.assign(self._matrix(X, encoder=self.encoder, is_fitted=True))
 
     def _clusters_of(self, features: Any) -> Clusters:
         if self.clusters is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import numpy as np
 
@@ -59,6 +60,14 @@ class PrivatePoissonRegression(LikelihoodHead):
     """
 
     _link = "exponential"
+
+    def _is_regressor(self) -> bool:
+        return True
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = True
+        return tags
 
     def _mechanism(self, kind: LabelKind) -> LabelMomentMechanism:
         if kind.label_range is None or kind.label_range[0] < 0.0:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from sklearn.utils import column_or_1d
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, PrivacyBudget, PublicInput
@@ -30,6 +31,10 @@ _BY_THIS_PROCESS = Assumption(
     "An array of labels has no vault: the fits of this process that are counted here are the only "
     "uses of these labels, or all others are added to this statement.",
 )
+MISSING_LABELS = (
+    "{name} requires y to be passed, but the target y is None. Give labels; a linear head also "
+    "takes a data set of (x, y) batches."
+)
 _KIND = ("num_classes", "classes", "low", "high", "num_labels")
 """The arguments of a head that describe the labels."""
 _KEY_OF_NUMBERS = "label-randomizer"
@@ -43,8 +48,11 @@ class LabelSource:
         arguments = kind_arguments(head)
         self._key = head.key
         self._is_array = not isinstance(labels, PrivateLabels)
+        if labels is None:
+            raise ValueError(MISSING_LABELS.format(name=type(head).__name__))
         if self._is_array:
             self.kind = label_kind(**arguments)
+            labels = labels if self.kind.num_labels else as_vector(labels)
             refuse_worker_processes()
         else:
             self.kind = labels.kind
@@ -107,6 +115,14 @@ class LabelSource:
         if not self._is_array:
             return receipts
         return merge_receipts(public.receipts, with_other_fits(receipts, rows, family))
+
+
+def as_vector(labels: Any) -> Any:
+    """Returns labels (n,) for a column (n, 1), with scikit-learn's warning."""
+    array = np.asarray(labels)
+    if array.ndim == 2 and array.shape[1] == 1:
+        return column_or_1d(array, warn=True)
+    return labels if hasattr(labels, "__len__") else array
 
 
 def refuse_worker_processes() -> None:

@@ -14,6 +14,8 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils import ClassifierTags, RegressorTags
+from sklearn.utils.metaestimators import available_if
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import (
@@ -29,15 +31,15 @@ from tf_labeldp.features.estimator import (
     Estimator,
     keras_model,
     note_release,
-    tags_of,
+    width_of,
     with_encoder,
 )
 from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads import _ridge_path
-from tf_labeldp.heads.label_source import LabelSource
+from tf_labeldp.heads.label_source import MISSING_LABELS, LabelSource
 from tf_labeldp.heads.public_rows import PublicRows, Scaling, checked_norms
 from tf_labeldp.mechanisms import LabelMomentMechanism
-from tf_labeldp.vault import LabelKind
+from tf_labeldp.vault import LabelKind, PrivateLabels
 from tf_labeldp.vault.model_history import note_facts
 
 _Self = TypeVar("_Self", bound="OneReleaseHead")
@@ -73,27 +75,27 @@ class Head(Estimator, abc.ABC):
     def predict(self, X: Any) -> np.ndarray:
         """Returns predictions for features as in ``fit``."""
 
-    def score(self, X: Public[Any], y: Public[Any]) -> float:
-        """Returns the accuracy, or R^2 for numbers.
+    def score(self, X: Public[Any], y: Public[Any], sample_weight: Public[Any] = None) -> float:
+        """Returns scikit-learn's score: the accuracy, or R^2 for numbers.
+
+        A row of several labels counts as right if all of its labels are.
 
         Args:
             X: as in ``predict``.
-            y: public labels in the shape of the predictions; a score on private labels would
-                reveal them.
+            y: public labels in the shape of the predictions.
+            sample_weight: weights (m,) of the examples; None for equal weights.
 
         Raises:
+            TypeError: private labels, which a score would reveal.
             ValueError: the labels have another shape.
         """
-        labels = np.asarray(y)
-        predicted = self.predict(X)
-        if labels.shape != predicted.shape:
-            raise ValueError(
-                f"labels must have the shape of the predictions, {predicted.shape}, got "
-                f"{labels.shape}. Turn columns into vectors with .ravel()."
+        if isinstance(y, PrivateLabels):
+            raise TypeError(
+                "expected public labels, got a PrivateLabels: a score would reveal its labels. Use "
+                "labels.evaluate(predictions, metric, epsilon)."
             )
-        if self._label_range is None:
-            return float(np.mean(predicted == labels))
-        return float(1.0 - np.mean((labels - predicted) ** 2) / np.var(labels))
+        mixin = RegressorMixin if self._is_regressor() else ClassifierMixin
+        return float(mixin.score(self, X, y, sample_weight=sample_weight))
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement on all releases in the head, its encoder's releases included.
@@ -105,7 +107,7 @@ class Head(Estimator, abc.ABC):
         return compose_receipts(self.receipts_, delta)
 
     def _check_fitted(self) -> None:
-        self._refuse_unfitted("receipts_", "fit(X, y)")
+        self._refuse_unfitted("receipts_")
 
     def _with_facts(self, model: Any) -> Any:
         """Returns the exported model, whose file names its classes or range, and its columns."""
@@ -123,15 +125,22 @@ class Head(Estimator, abc.ABC):
     def _is_regressor(self) -> bool:
         return self._label_range is not None
 
+    def _is_classifier(self) -> bool:
+        return not self._is_regressor()
+
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "receipts_")
 
-    @property
-    def _estimator_type(self) -> str:  # scikit-learn before 1.6 reads this, not tags
-        return "regressor" if self._is_regressor() else "classifier"
-
     def __sklearn_tags__(self) -> Any:
-        return tags_of(RegressorMixin if self._is_regressor() else ClassifierMixin)
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        if self._is_regressor():
+            tags.estimator_type = "regressor"
+            # A private model of numbers may explain little of a few hundred examples.
+            tags.regressor_tags = RegressorTags(poor_score=True)
+        else:
+            tags.estimator_type, tags.classifier_tags = "classifier", ClassifierTags()
+        return tags
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -176,8 +185,8 @@ class OneReleaseHead(Head):
         Raises:
             BudgetExceededError: a vault's budget does not allow the release; nothing was released.
             TypeError: features or labels have a wrong type.
-            ValueError: features are not finite, too many, or all zero in a row; labels are outside
-                the classes or the range; arguments are out of range.
+            ValueError: features are not finite, too many, or all equal; labels are outside the
+                classes or the range; arguments are out of range.
             RuntimeError: labels are an array in a worker process (``n_jobs``).
 
         Warns:
@@ -190,8 +199,11 @@ class OneReleaseHead(Head):
         before = dict(vars(self))
         try:
             public = public_input(X, self.encoder)
-            inputs = FeatureRows(*public.value, max_bytes=0.25 * self.max_bytes)
+            X, encoder = public.value
+            X = self._matrix(X, encoder=encoder)
+            inputs = FeatureRows(X, encoder, max_bytes=0.25 * self.max_bytes)
             rows, source = self._survey(inputs, y)
+            self._remember_columns(inputs.columns, width_of(X, rows.shape[1]))
             with _threads_that_pay(*rows.shape):
                 self._design(rows, source)
                 rows.scan()
@@ -210,6 +222,7 @@ class OneReleaseHead(Head):
             raise
         return self
 
+    @available_if(Head._is_classifier)
     def decision_function(self, X: Public[Any]) -> np.ndarray:
         """Returns scores; a larger score means a likelier class.
 
@@ -219,8 +232,7 @@ class OneReleaseHead(Head):
 
         Returns:
             ``float64`` (m, K); for two classes (m,), the scores of the second; for rows of labels
-            (m, L); for numbers (m,), the unclipped label minus the middle of its range or, with the
-            Poisson loss, the logarithm of the expected label.
+            (m, L). Models of numbers have no such method.
         """
         scores = self._scores(X)
         return scores[:, 0] if scores.shape[1] == 1 and not self._is_of_rows else scores
@@ -237,17 +249,15 @@ class OneReleaseHead(Head):
             return (scores > 0.0).astype(np.int64)
         return self.classes_[np.argmax(_ridge_path.class_scores(scores), axis=1)]
 
+    @available_if(Head._is_classifier)
     def predict_proba(self, X: Public[Any]) -> np.ndarray:
         """Returns probabilities of the classes (m, K) or labels (m, L): sharpened softmax.
 
-        Raises:
-            TypeError: the labels are numbers.
+        Models of numbers have no such method.
         """
         from scipy import special
 
         scores = self._scores(X)
-        if self._label_range is not None:
-            raise TypeError("labels that are numbers have no class probabilities. Use predict.")
         if self.classes_ is None:
             return special.expit(2.0 * self.sharpness_ * scores)
         return special.softmax(self.sharpness_ * _ridge_path.class_scores(scores), axis=1)
@@ -329,12 +339,11 @@ class OneReleaseHead(Head):
         source = None if labels is None else LabelSource(self, labels, self._mechanism)
         if source is not None and inputs.num_rows is not None:
             source.check_length(inputs.num_rows)
-        self._remember_columns(inputs.columns)
         rows = PublicRows(inputs, self.max_bytes, self._sample_rows)
         rows.survey()
         if source is None:
             if rows.labels is None:
-                raise ValueError("labels are missing. Pass them, or a data set of (x, y) batches.")
+                raise ValueError(MISSING_LABELS.format(name=type(self).__name__))
             source = LabelSource(self, rows.labels, self._mechanism)
         elif rows.labels is not None:
             raise ValueError("expected labels once, got them in the data set too. Leave out one.")
@@ -366,7 +375,6 @@ class OneReleaseHead(Head):
         self._is_of_rows = source.kind.num_labels is not None
         self._scaling = rows.scaling
         self.classes_ = source.kind.class_values
-        self.n_features_in_ = self._scaling.mean.size
         width = rows.gram.shape[0]
         self.noise_stddev_ = source.mechanism.noise_stddev(rows.num_rows, width)
         self.num_directions_ = width - bool(self.intercept)
@@ -450,9 +458,10 @@ class OneReleaseHead(Head):
         )
         return last + shifts / (self.sharpness_ * column)
 
-    def _scores(self, features: Any) -> np.ndarray:
+    def _scores(self, X: Any) -> np.ndarray:
         self._check_fitted()
-        rows = FeatureRows(features, self.encoder, columns=self._known_columns())
+        X = self._matrix(X, encoder=self.encoder, is_fitted=True)
+        rows = FeatureRows(X, self.encoder, columns=self._known_columns())
         spread = self._scaling.spread
         # In single precision, a prediction would depend on the other rows of its block.
         wide = None if spread is None else spread.astype(np.float64)
@@ -460,10 +469,7 @@ class OneReleaseHead(Head):
         parts = []
         for start in range(0, max(len(rows), 1), _PREDICT_ROWS):
             block = rows.take(slice(start, start + _PREDICT_ROWS))
-            if block.shape[1] != self.n_features_in_:
-                raise ValueError(
-                    f"expected {self.n_features_in_} features, as in fit, got {block.shape[1]}."
-                )
+            self._check_width(block.shape[1], self._scaling.mean.size)
             checked_norms(block, start)
             parts.append(plain.rows(block) @ self._column_weights + self.intercept_)
         return np.concatenate(parts)
@@ -542,7 +548,8 @@ class PrivateRidge(OneReleaseHead):
         signal_to_noise_: the ratio of signal energy to noise energy, estimated from the release;
             about zero without a signal.
         classes_: class values (K,); for classes.
-        n_features_in_: d.
+        n_features_in_: the number of columns, before the encoder; and ``feature_names_in_``, their
+            names, if the inputs have any.
 
     Raises:
         ValueError: ``fit`` gets arguments out of range or features that are not finite.

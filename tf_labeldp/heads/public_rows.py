@@ -110,7 +110,7 @@ class PublicRows:
         return self.num_rows, self.sample.shape[1]
 
     def survey(self) -> None:
-        """Reads all rows; raises if a row can't be scaled."""
+        """Reads all rows; raises if a row is not finite."""
         labels: list[np.ndarray] = []
         digests: list[np.ndarray] = []
         raw_parts: list[np.ndarray | None] = []
@@ -127,7 +127,7 @@ class PublicRows:
                 check_memory(rows.shape[1], self._max_bytes)
                 sample = self._new_sample(rows.shape[1], _DESIGN_ROWS)
             for part in _in_parts(rows):
-                _refuse_zeros(checked_norms(part, start) == 0.0, start)
+                checked_norms(part, start)
                 digests.append(row_digests(part))
                 start += len(part)
             sample.add(rows)
@@ -158,8 +158,8 @@ class PublicRows:
                 covariance = add_gram(covariance, rows)
         if not differ:
             raise ValueError(
-                "expected rows of features that differ, got equal rows. Check how they were "
-                "computed."
+                "expected rows of features that differ, got equal rows "
+                f"(n_samples={self.num_rows}). Check how they were computed."
             )
         spread = None
         if noise_to_signal is not None:
@@ -306,15 +306,6 @@ def checked_norms(raw: np.ndarray, start: int) -> np.ndarray:
 def _norms(rows: np.ndarray) -> np.ndarray:
     wide = rows.astype(np.float64, copy=False)
     return np.sqrt(np.einsum("ij,ij->i", wide, wide))
-
-
-def _refuse_zeros(is_zero: np.ndarray, start: int) -> None:
-    if np.any(is_zero):
-        raise ValueError(
-            f"rows of features need a direction, got {int(is_zero.sum())} row(s) of zeros, the "
-            f"first at row {start + int(is_zero.argmax())}. Leave these examples out, or add a "
-            "constant feature."
-        )
 
 
 def spread_shares(eigenvalues: np.ndarray, noise_to_signal: float) -> np.ndarray:

@@ -279,6 +279,10 @@ class Classes(LabelKind):
             number = len(names)
             if len(set(names)) != number:
                 raise ValueError("classes has a repeated value. Give each class once.")
+            if number < 2:
+                raise ValueError(
+                    f"classes must have at least 2 values, got {number} class. Give all classes."
+                )
         number = _validate.integer_at_least("num_classes", number, 2)
         object.__setattr__(self, "num_classes", number)
         object.__setattr__(self, "names", names)
@@ -471,6 +475,7 @@ def _codes(labels: Any, classes: tuple[Hashable, ...]) -> np.ndarray:
     if unknown:
         raise ValueError(
             f"{unknown} of {array.size} labels are not among the {len(classes)} classes. Add the "
-            "missing classes to classes=, or check the type and spelling of the labels."
+            "missing classes to classes=, check the type and spelling of the labels, or give low= "
+            "and high= for continuous labels."
         )
     return codes

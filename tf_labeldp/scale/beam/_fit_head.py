@@ -122,7 +122,7 @@ class FitPrivateHead:
                 _ = scaled | moments
         noisy = moments.result()
         rows.gram = np.asfortranarray(moments.gram())
-        head._remember_columns(None)
+        head._remember_columns(None, rows.scaling.mean.size)
         head._finish(rows, noisy.values, _Source(kind, mechanism))
         head.receipts_ = noisy.receipts
         return head
@@ -143,11 +143,7 @@ class _Survey(beam.DoFn):
 
     def process(self, pair: Any) -> Iterable[Any]:
         rows = np.atleast_2d(np.asarray(pair[0], dtype=np.float64))
-        if np.any(checked_norms(rows, 0) == 0.0):
-            raise ValueError(
-                "a row of features is all zero, and cannot be scaled to unit norm. Leave such rows "
-                "out, or add a constant feature."
-            )
+        checked_norms(rows, 0)
         self._found.append((len(rows), _hashes(rows), rows.astype(np.float32)))
         if len(self._found) >= _BATCH_ROWS:
             self._found = [_merged(self._found)]
