@@ -518,7 +518,7 @@ front(
     "shape",
     lambda v: door({"a": X[:, 0], "b": X[:7, 0]}, v()),
 )
-front("no rows", ValueError, "at least one label", lambda v: door(X[:0], Y[:0]))
+front("no rows", ValueError, "no rows", lambda v: door(X[:0], Y[:0]))
 front(
     "complex numbers",
     TypeError,
@@ -655,7 +655,7 @@ maps = functools.partial(case, "features")
 maps(
     "a vector",
     (TypeError, ValueError),
-    "shape \\(120",
+    "got \\(120",
     lambda v: ldp.features.RandomFourierFeatures().fit(X[:, 0]),
 )
 maps(

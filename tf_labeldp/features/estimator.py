@@ -26,6 +26,7 @@ RESHAPE = (
     "Reshape your data: x[np.newaxis] is one example, x[:, np.newaxis] one feature of all "
     "examples; batch a data set."
 )
+NO_ROWS = "features hold no rows; give at least one."
 _LAYER_NAMES = frozenset(
     """
     above_low clip encoded_columns head label_range neighbour_smoothing neighbours
@@ -101,9 +102,11 @@ class Estimator(BaseEstimator):
             accept_sparse="csr",
             dtype=None,
             ensure_all_finite=False,
-            ensure_min_samples=0 if is_fitted else 1,
+            ensure_min_samples=0,
             input_name="X",
         )
+        if not is_fitted and X.shape[0] == 0:
+            raise ValueError(NO_ROWS)
         if is_fitted and not hasattr(self, "feature_names_in_"):
             self._check_width(X.shape[1], getattr(self, "n_features_in_", X.shape[1]))
         return X

@@ -13,7 +13,7 @@ from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts
-from tf_labeldp.features.estimator import RESHAPE, FeatureMap
+from tf_labeldp.features.estimator import NO_ROWS, RESHAPE, FeatureMap
 from tf_labeldp.features.tables import (
     as_table,
     column_values,
@@ -30,7 +30,6 @@ _ENCODED_ROWS = 4096
 """Rows per call of an encoder."""
 _FINITE_CELLS = 1 << 24
 """Numbers checked at a time."""
-NO_ROWS = "features hold no rows; give at least one."
 SHUFFLED = (
     "expected the same rows in the same order on each reading, got others: the data set must not "
     "be shuffled. Leave out .shuffle(), or pass reshuffle_each_iteration=False with a seed; "
