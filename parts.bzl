@@ -84,5 +84,5 @@ MOST_LINES = {
     "dossier": 954,
     "tf_privacy": 338,
     "scale": 1150,
-    "cli": 3090,
+    "cli": 3035,
 }

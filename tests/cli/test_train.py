@@ -134,8 +134,11 @@ def test_columns_of_a_parquet_table_that_are_no_numbers(csv, capsys):
     assert np.mean(np.array(["no", "yes"])[predicted] == ILL) > 0.85
     days = pa.array(np.arange(N).astype("datetime64[D]"))
     parquet.write_table(pa.table({**columns, "day": days}), path)
-    assert command(path, *NAMES[:5], output="other") == 2
-    assert "the column day has type date32" in capsys.readouterr().err
+    assert command(path, *NAMES[:5], output="other") == 0
+    assert "flag (number), place (text), day (date, in days)" in capsys.readouterr().err
+    parquet.write_table(pa.table({**columns, "lists": [[1]] * N}), path)
+    assert command(path, *NAMES[:5], output="third") == 2
+    assert "column 'lists' must be numbers, text or dates" in capsys.readouterr().err
 
 
 def test_a_folder_of_images(tmp_path, capsys):

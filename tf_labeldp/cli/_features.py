@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import types
 
 from tf_labeldp._validate import counted
-from tf_labeldp.cli._console import CommandError
+from tf_labeldp.cli._console import CommandError, explained
+from tf_labeldp.features.tables import columns_of
 
 _FEWEST_ROWS = 20
 """Fewer rows may differ in every column."""
@@ -41,10 +40,7 @@ def column_of(table: Any, name: str, option: str) -> Any:
             f"{option} {name}: the table has {counted(table.column_names.count(name), 'column')} "
             f"of this name; its columns are {', '.join(table.column_names[:_LISTED])}"
         )
-    column = table.column(name)
-    if types.is_dictionary(column.type):  # as pandas writes its categories
-        column = column.cast(column.type.value_type)
-    return column.combine_chunks()
+    return table.column(name).combine_chunks()
 
 
 def chosen_columns(table: Any, args: argparse.Namespace) -> list[str]:
@@ -68,60 +64,43 @@ def chosen_columns(table: Any, args: argparse.Namespace) -> list[str]:
 
 
 def features_of(table: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Returns columns (n,) of numbers, NaN where missing, or of text, None where missing."""
-    features = {}
+    """Returns columns (n,): numbers, NaN where missing, or texts; dates become days."""
     for name in names:
-        column = column_of(table, name, "the column")
-        if types.is_boolean(column.type) or types.is_integer(column.type):
-            column = column.cast(pa.float64())
-        if types.is_null(column.type):
+        if types.is_null(table.column(name).type):
             raise CommandError(
                 f"the column {name} has no value at all; leave it out: --drop {name}"
             )
-        if types.is_floating(column.type):
-            features[name] = column.to_numpy(zero_copy_only=False)
-        elif types.is_string(column.type) or types.is_large_string(column.type):
-            # All rows of a category share one text.
-            encoded = column.dictionary_encode()
-            words = np.append(encoded.dictionary.to_numpy(zero_copy_only=False), [None])
-            features[name] = words[encoded.indices.fill_null(words.size - 1).to_numpy()]
-        else:
-            raise CommandError(
-                f"the column {name} has type {column.type}, expected numbers or text; convert it, "
-                f"or leave it out: --drop {name}"
-            )
-    return features
+    with explained(TypeError, ValueError):
+        return columns_of(table.select(names)) or {}
 
 
-def described(table: Any, names: Sequence[str], label: str) -> str:
+def described(table: Any, features: Mapping[str, np.ndarray], label: str) -> str:
     """Returns the columns that a model takes, and those that are left out, in one line."""
-    left_out = [name for name in table.column_names if name not in (*names, label)]
-    kinds = {name: "text" if _is_text(table.column(name).type) else "number" for name in names}
-    taken = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
-    line = f"{counted(len(names), 'feature')}: {taken}"
+    left_out = [name for name in table.column_names if name not in (*features, label)]
+    taken = ", ".join(f"{name} ({_kind(table, name, features[name])})" for name in features)
+    line = f"{counted(len(features), 'feature')}: {taken}"
     return line + (f"; left out: {', '.join(left_out)}" if left_out else "")
 
 
-def _is_text(kind: Any) -> bool:
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    return bool(types.is_string(kind) or types.is_large_string(kind))
+def _kind(table: Any, name: str, values: np.ndarray) -> str:
+    if types.is_temporal(table.column(name).type):
+        return "date, in days"
+    return "number" if values.dtype.kind in "biuf" else "text"
 
 
-def warnings_of_ids(table: Any, names: Sequence[str]) -> list[str]:
+def warnings_of_ids(table: Any, features: Mapping[str, np.ndarray]) -> list[str]:
     """Returns warnings of columns that differ in nearly every row, a public fact."""
     found = []
-    for name in names:
-        column = column_of(table, name, "the column")
-        if not (_is_text(column.type) or types.is_integer(column.type)):
+    for name, column in features.items():
+        kind = table.column(name).type
+        if types.is_floating(kind) or types.is_temporal(kind) or types.is_boolean(kind):
             continue
-        rows = len(column) - column.null_count
-        if rows < _FEWEST_ROWS:
-            continue
-        distinct = pc.count_distinct(column, mode="only_valid").as_py()
-        if distinct >= _UNIQUE * rows:
+        present = column[column != ""] if column.dtype.kind in "OU" else column
+        distinct = np.unique(present).size
+        if present.size >= _FEWEST_ROWS and distinct >= _UNIQUE * present.size:
             found.append(
-                f"the column {name} has {distinct:,} different values in {rows:,} rows, like an "
-                f"id, from which nothing can be learnt; leave it out: --drop {name}"
+                f"the column {name} has {distinct:,} different values in {present.size:,} rows, "
+                f"like an id, from which nothing can be learnt; leave it out: --drop {name}"
             )
     return found
 
@@ -168,11 +147,11 @@ def _share_of_variance(numbers: np.ndarray, groups: np.ndarray, ends: tuple[floa
 
 def _groups(column: np.ndarray) -> np.ndarray:
     """Returns the group (n,) of each row: a category, or a bin of numbers; missing ones are one."""
-    if column.dtype.kind == "f":
+    if column.dtype.kind in "biuf":
+        column = column.astype(np.float64)
         present = column[~np.isnan(column)]
         ends = np.unique(np.quantile(present, np.linspace(0.0, 1.0, _BINS + 1)[1:-1]))
         if np.unique(present).size <= _BINS:
             ends = np.unique(present)
         return np.where(np.isnan(column), ends.size + 1, np.searchsorted(ends, column))
-    texts = np.array([str(text) for text in column])
-    return np.unique(texts, return_inverse=True)[1].ravel()
+    return np.unique(column.astype(str), return_inverse=True)[1].ravel()

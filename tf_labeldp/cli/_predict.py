@@ -17,11 +17,9 @@ from tf_labeldp.cli import _features, _outputs, _tables, _train
 from tf_labeldp.cli._console import CommandError, explained, load_tensorflow, one_line, say
 
 _BATCH = 1024
-_INTEGERS = {"int32", "int64"}
 _IDS = ("id", "row_id", "row")
 _ROW = "row"
 """The column of row numbers in an output without ids."""
-_MISSING_INTEGER = -(2**63)
 
 
 def run_predict(args: argparse.Namespace) -> int:
@@ -98,50 +96,18 @@ def _inputs(
         )
     if is_image:
         return _train.images_of(table, args)
-    if isinstance(getattr(model, "input", None), Mapping) or len(tensors) > 1:
-        _check_columns(table, needed)
-        columns = {name: _column(table, name, tensor.dtype) for name, tensor in needed.items()}
-        return columns if isinstance(model.input, Mapping) else list(columns.values())
-    width = tensors[0].shape[-1]
-    names = facts.get("columns") or [name for name in table.column_names if name not in ids]
-    _check_columns(table, names)
-    if len(names) != width:
-        raise CommandError(
-            f"the model takes {counted(width, 'column')} without names, the table has "
-            f"{len(names)}; give a table of these columns alone, in their order"
-        )
-    return np.concatenate([_column(table, name, "float32") for name in names], axis=1)
-
-
-def _check_columns(table: Any, names: Sequence[str] | Mapping[str, Any]) -> None:
+    names = list(needed)
+    if len(tensors) == 1 and not isinstance(getattr(model, "input", None), Mapping):
+        names = facts.get("columns") or [name for name in table.column_names if name not in ids]
     if missing := [name for name in names if name not in table.column_names]:
         raise CommandError(
             f"the table lacks {counted(len(missing), 'column')} that the model takes: "
             f"{', '.join(missing)}; add them"
         )
+    from tf_labeldp.features import to_inputs
 
-
-def _column(table: Any, name: str, dtype: str) -> Any:
-    """Returns a column (n, 1): a missing text is empty, a missing number NaN."""
-    [values] = _features.features_of(table.select([name]), [name]).values()
-    if dtype == "string":
-        import tensorflow as tf
-
-        if values.dtype.kind == "f":
-            raise CommandError(
-                f"the column {name} has numbers, and the model takes text; write them as in the "
-                "table of the training"
-            )
-        return tf.constant(
-            ["" if text is None else text for text in values], shape=(len(values), 1)
-        )
-    if values.dtype.kind != "f":
-        raise CommandError(
-            f"the column {name} has text, and the model takes numbers; repair its cells"
-        )
-    if dtype in _INTEGERS:
-        values = np.where(np.isnan(values), _MISSING_INTEGER, values)
-    return values.astype(dtype).reshape(-1, 1)
+    with explained(TypeError, ValueError):
+        return to_inputs(table.select(names), model)
 
 
 def _predictions(outputs: np.ndarray, facts: Mapping[str, Any]) -> dict[str, Any]:

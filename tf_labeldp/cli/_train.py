@@ -45,9 +45,9 @@ def run_train(args: argparse.Namespace) -> int:
     labels = _labels(table, args)
     if args.images is None:
         names = _features.chosen_columns(table, args)
-        columns = _features.described(table, names, args.label)
         features: Any = _features.features_of(table, names)
-        warnings = _features.warnings_of_ids(table, names)
+        columns = _features.described(table, features, args.label)
+        warnings = _features.warnings_of_ids(table, features)
     else:
         columns, warnings = f"images of {args.images}, named by the column {args.file}", []
     remarks = [f"remark: {text}" for text in source.remarks]
