@@ -347,6 +347,14 @@ def test_confusion_matrix_and_calibration():
     never = vault().evaluate(codes, "confusion_matrix", 1.0)
     assert np.all(never.value[:, 1:] == 0.0) and np.all(never.noise_stderr[:, 1:] == 0.0)
 
+    low, high = found.interval()
+    assert np.all((low >= 0.0) & (low <= exact) & (exact <= high) & (high <= exact.sum(axis=0)))
+    assert np.all(never.interval()[1][:, 1:] == 0.0)
+    # The count of a cell among those that were predicted so is binomial.
+    share = exact / exact.sum(axis=0)
+    expected = np.sqrt(exact * (1.0 - share))
+    np.testing.assert_allclose(found.sampling_stderr, expected, rtol=0.1)
+
     for labels, predictions, sure in ((LABELS, ROWS, ROWS.max(axis=1)), (BINARY, SCORES, SCORES)):
         found = vault(labels, epsilon=4.0).evaluate(predictions, "calibration", 4.0)
         right = LABELS == ROWS.argmax(axis=1) if labels is LABELS else BINARY == 1
@@ -356,6 +364,10 @@ def test_confusion_matrix_and_calibration():
             assert abs(found.value[at] - share) < 12 * found.noise_stderr[at]
             assert found.details["predicted"][at] == pytest.approx(sure[bins == at].mean())
             assert found.details["examples"][at] == np.sum(bins == at)
+        low, high = found.interval()
+        empty = found.details["examples"] == 0
+        assert np.all(low[empty] == 0.0) and np.all(high[empty] == 1.0)
+        assert np.all((0.0 <= low) & (low < high) & (high <= 1.0))
 
 
 @pytest.mark.holds("vault.PrivateLabels.evaluate")

@@ -174,7 +174,7 @@ def _size_of_mean(shares: np.ndarray, sizes: np.ndarray, *, independent: bool) -
 def _size_by_bounds(least: np.ndarray, most: np.ndarray, mean: float, width: float) -> float:
     """Returns the number of examples whose share has the largest sampling error of a mean.
 
-    The value of each example is public but for its label: between ``least`` and ``most``, (n,). The
+    The value of each example lies between ``least`` and ``most``, (n,), which are public. The
     second moment is largest if the examples with the largest sums of both have their most.
     """
     size = len(least)

@@ -715,7 +715,7 @@ class PrivateLabels:
             self._ledger.check(rows, planned, merge_receipts(receipts, public.receipts))
 
     def has_draw(self, key: str | None) -> bool:
-        """Returns whether a draw of this name is recorded, and so costs nothing.
+        """Returns whether a draw of this name is recorded, and so costs nothing for its labels.
 
         None stands for the next draw without a key, which a store may have recorded.
         """
