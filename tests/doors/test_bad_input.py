@@ -528,7 +528,7 @@ front(
 front(
     "objects in a column",
     TypeError,
-    "numbers or text",
+    "numbers, text or dates",
     lambda v: door({"z": np.array([{}] * N, dtype=object)}, v()),
 )
 front("an unknown method", ValueError, "method", lambda v: door(method="trees"))
