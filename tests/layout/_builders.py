@@ -256,6 +256,7 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
         put("model", dense()),
         epsilon=1.0,
         x=put("x", X),
+        encoder=put("encoder", np.asarray),
         labels=labels_of(),
         epochs=1,
         batch_size=32,
@@ -428,6 +429,7 @@ def _(put):
         fractions=(0.5, 0.5),
         epochs_per_stage=1,
         priors=put("priors", HALF),
+        encoder=put("encoder", np.asarray),
         verbose=0,
     )
     model = compiled(dense())
@@ -447,8 +449,8 @@ def _(put):
 @builds("training.fit")
 def _(put):
     noisy, model = labels_of().randomize(RR), compiled(dense())
-    weights = put.only("settings", np.ones(N), "sample_weight")
-    ldp.fit(put("model", model), put("x", X), put("noisy", noisy), verbose=0, **weights)
+    options = put.only("settings", np.ones(N), "sample_weight") | put.only("encoder", np.asarray)
+    ldp.fit(put("model", model), put("x", X), put("noisy", noisy), verbose=0, **options)
     return model
 
 

@@ -7,14 +7,21 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_labeldp.features.reader import as_rows, check_lengths, check_numbers, map_parts, take_rows
+from tf_labeldp.features.reader import (
+    as_rows,
+    check_lengths,
+    check_numbers,
+    map_parts,
+    network_inputs,
+    take_rows,
+)
 
 
 class RowSource:
     """Reads the features of ``poisson_batches`` into buffers of a fixed size."""
 
     def __init__(self, features: Any) -> None:
-        parts = map_parts(as_rows, features)
+        parts = map_parts(as_rows, network_inputs(features))
         self._parts = tf.nest.flatten(parts)
         self.num_rows = check_lengths(self._parts)
         self._template = map_parts(lambda part: _arrays(part, np.zeros(1, np.int64)), parts)

@@ -75,7 +75,8 @@ def poisson_batches(
 
     Args:
         features: public features of n examples: an array (n, ...), or a nested dict or tuple of
-            arrays. For data larger than memory, an ``np.memmap`` or any object with ``__len__`` and
+            arrays; or a data frame or list of records, which becomes a matrix of its columns. For
+            data larger than memory, an ``np.memmap`` or any object with ``__len__`` and
             ``__getitem__``: it gets increasing ``int64`` row numbers (m,) without repeats, as
             ``h5py`` takes them, and returns an array (m, ...) or a dict or tuple of arrays.
             ``float64`` becomes ``float32``.

@@ -15,6 +15,7 @@ from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts
 from tf_labeldp.features.estimator import NO_ROWS, RESHAPE, FeatureMap
 from tf_labeldp.features.tables import (
+    as_matrix,
     as_table,
     column_values,
     columns_of,
@@ -22,6 +23,7 @@ from tf_labeldp.features.tables import (
     is_structured,
     names_of,
     text_error,
+    to_inputs,
 )
 
 _BLOCK_BYTES = 1 << 26
@@ -341,6 +343,32 @@ def as_rows(part: Any) -> Any:
     return part
 
 
+def network_inputs(inputs: Any, encoder: Any = None, model: Any = None) -> Any:
+    """Returns features as a network takes them: a table as a ``float32`` matrix of its columns.
+
+    With an encoder they are its outputs (n, d). For a model with a dict or list of inputs, a table
+    becomes ``to_inputs(table, model)``. Features that are no table stay as they are; a dict is one
+    input per entry.
+    """
+    table = as_table(inputs)
+    if encoder is not None:
+        return FeatureRows(table, encoder).array()
+    if table is inputs and not is_frame(table) and not is_structured(table):
+        return inputs
+    if isinstance(getattr(model, "input", None), (Mapping, list, tuple)):
+        return to_inputs(table, model)
+    columns = table_columns(table)
+    rows = as_matrix(columns)
+    if not np.isfinite(rows).all():
+        bad = [
+            name
+            for name, good in zip(columns, np.isfinite(rows).all(axis=0), strict=True)
+            if not good
+        ]
+        raise ValueError(text_error(bad, "missing or infinite ones"))
+    return rows
+
+
 def take_rows(part: Any, rows: Any) -> Any:
     """Returns rows from a result of ``as_rows``; sparse rows become a dense array."""
     found = part[rows]
@@ -372,8 +400,8 @@ def check_numbers(dtype: Any) -> None:
     if np.dtype(dtype).kind not in "biuf":
         raise TypeError(
             f"features must be numbers, got dtype {dtype}. Encode text and categories first, for "
-            "example with RandomFourierFeatures or keras.layers.StringLookup; PrivateClassifier "
-            "encodes them itself."
+            "example with RandomFourierFeatures (encoder=) or keras.layers.StringLookup; "
+            "PrivateClassifier encodes them itself."
         )
 
 

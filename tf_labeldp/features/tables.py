@@ -138,7 +138,7 @@ def to_inputs(table: Public[Any], model: Public[Any] = None) -> np.ndarray | dic
 
     Returns:
         A dict of arrays (n, 1) by column name, or of tensors if one of them is of texts; for a
-        model with one input of rows an array (n, p) of the columns side by side.
+        model with one input of rows an array ``float32`` (n, p) of the columns side by side.
 
     Raises:
         TypeError: a text where the model takes a number, or the other way round.
@@ -173,7 +173,13 @@ def to_inputs(table: Public[Any], model: Public[Any] = None) -> np.ndarray | dic
     if not isinstance(expected, Mapping):
         inputs = list(model.inputs)
         if len(inputs) == 1 and inputs[0].dtype != "string":
-            return _as_matrix(columns, inputs[0])
+            width = inputs[0].shape[-1]
+            if len(columns) != width:
+                raise ValueError(
+                    f"the model takes {width} columns, got {len(columns)}: {list(columns)}. Select "
+                    "its columns, in its order."
+                )
+            return as_matrix(columns)
         expected = {tensor.name: tensor for tensor in inputs}
     by_text = {str(name): values for name, values in columns.items()}
     missing = [repr(name) for name in expected if name not in by_text]
@@ -215,16 +221,11 @@ def as_categories(name: Any, values: np.ndarray) -> np.ndarray:
     return whole
 
 
-def _as_matrix(columns: dict[Any, np.ndarray], tensor: Any) -> np.ndarray:
+def as_matrix(columns: dict[Any, np.ndarray]) -> np.ndarray:
+    """Returns columns of numbers side by side, ``float32`` (n, p)."""
     if texts := [name for name, values in columns.items() if not _is_number(values)]:
         raise TypeError(text_error(texts))
-    width = tensor.shape[-1]
-    if len(columns) != width:
-        raise ValueError(
-            f"the model takes {width} columns, got {len(columns)}: {list(columns)}. Select its "
-            "columns, in its order."
-        )
-    return np.column_stack(list(columns.values())).astype(tensor.dtype)
+    return np.column_stack(list(columns.values())).astype(np.float32)
 
 
 def _as_inputs(columns: dict[str, tuple[np.ndarray, str]]) -> dict[str, Any]:
@@ -259,11 +260,11 @@ def _as_type(name: Any, values: np.ndarray, dtype: str) -> np.ndarray:
     return np.full(values.shape, "")
 
 
-def text_error(names: list[Any]) -> str:
-    """Returns the words of an error on columns of texts where numbers are needed."""
+def text_error(names: list[Any], found: str = "text") -> str:
+    """Returns the words of an error on columns where finite numbers are needed."""
     return (
-        f"expected numbers, got text in column {', '.join(map(repr, names))}. Encode the table: "
-        "encoder=tf_labeldp.features.RandomFourierFeatures().fit(table)."
+        f"expected numbers, got {found} in column {', '.join(map(repr, names))}. Encode the table: "
+        "encoder=tf_labeldp.features.RandomFourierFeatures().fit(table), or give its transform."
     )
 
 

@@ -66,9 +66,11 @@ def checked_images(images: Any) -> np.ndarray:
     """Returns images as ``float32`` (n, height, width, channels) in [0, 1], or raises."""
     array = np.asarray(images)
     if array.ndim != 4:
+        hint = "Add the channel of grey images with images[..., None]."
+        if array.ndim == 2:
+            hint = "For rows of a table, give views of rows, such as keras.layers.GaussianNoise."
         raise ValueError(
-            f"images must have shape (n, height, width, channels), got {array.shape}. Add the "
-            "channel of grey images with images[..., None]."
+            f"images must have shape (n, height, width, channels), got {array.shape}. {hint}"
         )
     if array.dtype.kind not in "f" or not array.size:
         raise ValueError(

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from tf_labeldp.accounting import PublicInput
+from tf_labeldp.features.reader import network_inputs
 from tf_labeldp.self_supervised._views import checked_images, strong_views, weak_views
 from tf_labeldp.vault.model_history import attach
 
@@ -34,6 +35,7 @@ class Learner(keras.Model):
             attach(self, public.receipts)
 
     def _read_images(self, images: Any) -> np.ndarray:
+        images = network_inputs(images)
         return checked_images(images) if self._checks_images else np.asarray(images)
 
     def get_config(self) -> dict[str, Any]:

@@ -17,9 +17,11 @@ from tf_labeldp.accounting import (
     dp_sgd_charge,
     public_input,
 )
+from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import merge_receipts
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.data.batches import OutputLabels, PoissonBatches, labels_by_output, vaults_of
+from tf_labeldp.features.reader import network_inputs
 from tf_labeldp.gradients.model_checks import loss_object, takes_rows
 from tf_labeldp.gradients.output_losses import by_output as by_name
 from tf_labeldp.gradients.output_losses import named_outputs
@@ -46,6 +48,7 @@ def make_private(
     epochs: int,
     batch_size: int,
     delta: float | None = None,
+    encoder: Public[Any] = None,
     columns: Setting[Any] = None,
     sample_weight: Public[Any] = None,
     class_weight: Public[Any] = None,
@@ -73,12 +76,15 @@ def make_private(
             trains ``model`` too (except where layers were replaced: use
             ``keras.Model(private.input, private.output)``).
         epsilon: finite and above zero.
-        x: public features of all examples, as for ``data.poisson_batches``.
+        x: public features of all examples, as for ``data.poisson_batches``. For a model with
+            several inputs a table becomes ``features.to_inputs(x, model)``.
         labels: a ``PrivateLabels``, which is charged per epoch; for several outputs a dict of them,
             as for ``data.poisson_batches``, all charged.
         epochs: number of epochs, with about n / batch_size steps each.
         batch_size: expected number of examples per batch.
         delta: in (0, 1); None takes the delta of the vault's budget.
+        encoder: a fitted feature map, such as ``RandomFourierFeatures`` for a table with texts; the
+            model takes its features of ``x``.
         columns, sample_weight, class_weight: as for ``data.poisson_batches``.
         insecure_seed: makes noise and batches repeatable, and the statement "not private: seeded".
 
@@ -127,8 +133,10 @@ def make_private(
             "PrivacyBudget(epsilon, delta=...), below 1/n for n labels."
         )
     share, steps = batch_size / size, math.ceil(size / batch_size)
+    inputs = public_input(x, encoder)
+    rows, encoder = inputs.value
     batches = poisson_batches(
-        x,
+        inputs.with_value(network_inputs(rows, encoder, bare(model))),
         labels,
         sampling_probability=share,
         steps=steps,

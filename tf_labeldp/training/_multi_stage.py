@@ -22,6 +22,7 @@ from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, public_inpu
 from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.accounting.receipts import merge_receipts
 from tf_labeldp.estimation import prior_from_logits, sharpen_prior
+from tf_labeldp.features.reader import network_inputs
 from tf_labeldp.gradients.model_checks import name_of, takes_codes
 from tf_labeldp.mechanisms import ClassificationMechanism, Priors, RandomizedResponse, RRWithPrior
 from tf_labeldp.mechanisms.classes import top_k_members
@@ -82,8 +83,9 @@ class MultiStageTraining(CountedTraining):
     before others that change the learning rate, which a new stage resets.
 
     Args:
-        features: array (n, ...), or dict or tuple of arrays with n rows: the model's input; or a
-            ``tf.data.Dataset`` of batches of arrays or dicts, which is read once, into memory.
+        features: array (n, ...), or dict or tuple of arrays with n rows: the model's input; a table
+            (data frame, records), which becomes a matrix of its columns; or a ``tf.data.Dataset``
+            of batches of arrays or dicts, which is read once, into memory.
         labels: the vault with the n true labels.
         epsilon: privacy parameter of each draw, finite and above zero.
         fractions: share of the examples in each stage, with sum one. ``(1.0,)`` is LP-1ST.
@@ -102,6 +104,8 @@ class MultiStageTraining(CountedTraining):
             where k is the rounded mean k of RRWithPrior on the new part.
         priors: public or released prior of the first stage, (K,) or (n, K), or
             ``mechanisms.Priors``; None for a uniform one.
+        encoder: a fitted feature map, such as ``features.RandomFourierFeatures`` for a table with
+            texts, whose features the model takes.
         key: name of the draws in the vault; letters, digits, "_", "-" and "." only. A second run
             with the same vault, key and settings trains on the same draws at no further cost.
         from_logits: whether the model returns logits; None takes it from the compiled loss.
@@ -145,6 +149,7 @@ class MultiStageTraining(CountedTraining):
         reuse_labels: bool = True,
         filter_labels: bool = False,
         priors: Public[Any] = None,
+        encoder: Public[Any] = None,
         key: str = "lp-mst",
         from_logits: bool | None = None,
         seed: int = 0,
@@ -159,9 +164,9 @@ class MultiStageTraining(CountedTraining):
             )
         self._epsilon = _validate.positive_finite("epsilon", epsilon)
         self._labels = labels
-        public = public_input(features)
+        public = public_input(features, encoder)
         super().__init__(public.receipts)
-        self._features = Features(public.value)
+        self._features = Features(network_inputs(*public.value))
         if self._features.num_examples != len(labels):
             raise ValueError(
                 f"expected one label per row, got {self._features.num_examples} rows and "

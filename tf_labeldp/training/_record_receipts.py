@@ -13,6 +13,7 @@ from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import Assumption, Charge, Public, PublicInput, Receipt, public_input
 from tf_labeldp.accounting.provenance import bare, inner_optimizer, value_of
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
+from tf_labeldp.features.reader import network_inputs
 from tf_labeldp.gradients.model_checks import name_of, takes_codes, takes_rows
 from tf_labeldp.vault import NoisyLabels
 from tf_labeldp.vault.model_history import (
@@ -124,6 +125,7 @@ def fit(
     noisy: Public[NoisyLabels],
     *,
     targets: str = "posterior",
+    encoder: Public[Any] = None,
     **settings: Public[Any],
 ) -> keras.callbacks.History:
     """Trains a Keras model on noisy labels, and attaches their receipts to it.
@@ -139,10 +141,13 @@ def fit(
             (m, K), for ``keras.losses.CategoricalCrossentropy`` and
             ``keras_layers.LabelWeightedLoss``; ``"values"`` are class codes (m,), for
             ``SparseCategoricalCrossentropy``.
-        x: an array, or a dict or tuple of arrays, with a row per example of the vault; or, for
-            noisy labels of a subset, a row per entry of ``noisy.indices``, in their order.
+        x: an array, a dict or tuple of arrays, or a table, with a row per example of the vault; or,
+            for noisy labels of a subset, a row per entry of ``noisy.indices``, in their order.
         noisy: the result of ``PrivateLabels.randomize``.
         targets: ``"posterior"``, ``"values"`` or ``"debiased"``; see ``NoisyLabels.to_dataset``.
+        encoder: a fitted feature map, such as ``RandomFourierFeatures``; the model takes its
+            features of ``x``. Without it a table becomes a matrix of its columns, or for a model
+            with several inputs ``features.to_inputs(x, model)``.
         settings: all other arguments of ``keras.Model.fit``; ``sample_weight`` has as many rows as
             ``x``.
 
@@ -168,8 +173,8 @@ def fit(
     wrapped = [v for v in (model, *settings.values()) if isinstance(v, PublicInput)]
     weights = settings.pop("sample_weight", None)
     # The callback reads the receipts of the model when the training begins.
-    public = public_input(x, noisy, weights, *wrapped)
-    x, labels, weights, *_ = public.value
+    public = public_input(x, noisy, weights, encoder, *wrapped)
+    x, labels, weights, encoder, *_ = public.value
     model, settings = bare(model), {name: bare(value) for name, value in settings.items()}
     if not isinstance(labels, NoisyLabels):
         raise TypeError(
@@ -188,13 +193,16 @@ def fit(
             "expected x as arrays, got a data set. Give it to model.fit, with "
             "callbacks=[RecordReceipts(noisy)]."
         )
+    x = network_inputs(x, encoder, model)
     y = labels.values if targets == "values" else getattr(labels, targets)()
     _check_loss(model, targets, y)
     leaves = keras.tree.flatten(x if weights is None else [x, weights])
     rows = labels.rows_among({np.shape(leaf)[:1] for leaf in leaves})
 
-    def take(part: Any) -> np.ndarray:
-        return np.asarray(part)[rows]
+    def take(part: Any) -> Any:
+        found = np.asarray(part)[rows]
+        # Keras takes texts as tensors alone.
+        return found if found.dtype.kind in "biufc" else keras.ops.convert_to_tensor(found)
 
     x = keras.tree.map_structure(take, x)
     if weights is not None:
