@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pickle
+from decimal import Decimal
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 
 from tf_labeldp import PrivacyBudget, PrivateLabels
@@ -27,6 +30,51 @@ KINDS = {
 @pytest.fixture(params=["two codes", "tuples", "clipped", "rows"])
 def case(request):
     return KINDS[request.param]
+
+
+def columns_of(values):
+    """Labels as columns of every library and type that holds them exactly."""
+    polars = pytest.importorskip("polars")
+    flags = [bool(value) for value in values]
+    floats = [float(value) for value in values]
+    yield from (values, flags, floats, np.array(flags), np.array(values, object))
+    yield [Decimal(value) for value in values]
+    for dtype in ("int64", "Int64", "boolean", "float64", "category", "int64[pyarrow]"):
+        yield pd.Series(values, dtype=dtype)
+    for entries in (values, flags, floats):
+        yield from (polars.Series(entries), pa.array(entries), pa.chunked_array([entries]))
+    yield pa.array(values).dictionary_encode()
+
+
+def test_labels_of_every_library_and_type_are_taken_where_they_are_exact():
+    for column in columns_of([1, 0, 1]):
+        for kind in (Classes(2), Classes([0, 1])):
+            assert kind.encode(column).tolist() == [1, 0, 1], repr(column)
+        vault = PrivateLabels(column, num_classes=2, budget=PrivacyBudget(1.0))
+        assert vault.split([0])[0].indices.tolist() == [1, 2]
+    rows = pd.DataFrame({"a": [True, False], "b": [1, 0]})
+    assert Rows(2).encode(rows).tolist() == [[1, 1], [0, 0]]
+    assert Numbers(0, 1).encode([Decimal("0.5")]).tolist() == [0.5]
+
+
+@pytest.mark.parametrize("labels", [[1.0, np.nan], [1, None], pd.Series([1, None], dtype="Int64")])
+def test_missing_labels_are_counted(labels):
+    for kind in (Classes(2), Numbers(0, 1)):
+        with pytest.raises(ValueError, match=r"1 of 2 are (missing|NaN)\. Leave"):
+            kind.encode(labels)
+
+
+@pytest.mark.parametrize("labels", [[0.5, 1.0], [np.inf, 1.0], ["0", "1"]])
+def test_labels_that_are_no_whole_numbers_are_no_classes(labels):
+    with pytest.raises(TypeError, match=r"must be integers 0\.\.1"):
+        Classes(2).encode(labels)
+
+
+def test_a_missing_entry_of_an_arrow_dictionary_is_no_class():
+    """NumPy reads it as the first entry of the dictionary."""
+    column = pa.array(["a", None, "b"]).dictionary_encode()
+    with pytest.raises(ValueError, match="1 of 3 labels are not among the 2 classes"):
+        Classes(["a", "b"]).encode(column)
 
 
 def test_a_vault_has_the_kind_that_its_arguments_describe(case):

@@ -81,7 +81,8 @@ def test_labels_outside_the_range():
         ([[SECRET]], {}, ValueError, r"shape \(1, 1\)"),
         ([str(SECRET)], {}, TypeError, "labels must be numbers, got dtype <U"),
         ([True, False], {}, TypeError, "labels must be numbers, got dtype bool"),
-        ([SECRET, None], {}, TypeError, "labels must be numbers, got dtype object"),
+        ([SECRET, None], {}, ValueError, "labels must be numbers, but 1 of 2 are NaN"),
+        ([SECRET, {}], {}, TypeError, "labels must be numbers, got dtype object"),
         (np.ma.array([1.0, SECRET], mask=[0, 1]), {}, ValueError, "labels are masked"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -204,7 +205,7 @@ class Numbers(LabelKind):
         return 0.25 * (self.high - self.low) ** 2
 
     def encode(self, labels: Private[Any]) -> np.ndarray:
-        array = _as_array(labels)
+        array = _numeric(labels)
         if self.clip:
             return np.clip(_validate.real_vector("labels", array), self.low, self.high)
         return _validate.numbers_in_range("labels", array, self.low, self.high)
@@ -301,10 +302,9 @@ class Classes(LabelKind):
         return 0.25 if self.num_classes == 2 else 1.0 - 1.0 / self.num_classes
 
     def encode(self, labels: Private[Any]) -> np.ndarray:
-        labels = _as_array(labels)
         if self.names is None:
             return _validate.class_indices("labels", _whole_numbers(labels), self.num_classes)
-        return _codes(labels, self.names)
+        return _codes(_as_array(labels), self.names)
 
     def decode(self, codes: Public[Any]) -> np.ndarray:
         return self.class_values[_validate.class_indices("codes", codes, self.num_classes)]
@@ -361,7 +361,7 @@ class Rows(LabelKind):
         return 0.25 * self.num_labels
 
     def encode(self, labels: Private[Any]) -> np.ndarray:
-        rows = np.asarray(_as_array(labels))
+        rows = _numeric(labels)
         if rows.ndim != 2 or rows.shape[1] != self.num_labels:
             raise ValueError(
                 f"labels must have shape (n, {self.num_labels}), a row of zeros and ones per "
@@ -432,16 +432,27 @@ def _as_array(labels: Any) -> Any:
     return labels.numpy() if hasattr(labels, "numpy") else labels
 
 
-def _whole_numbers(labels: Any) -> Any:
-    """Returns booleans and floats that are whole numbers as ``int64``, all else unchanged."""
-    array = np.asarray(labels)
-    if array.dtype.kind == "f" and (missing := int(np.count_nonzero(np.isnan(array)))):
-        raise ValueError(
-            f"labels must be classes, but {missing} of {array.size} are missing. Leave these "
-            "examples out, or fill them in, by a rule that does not use labels."
-        )
-    is_whole = array.dtype.kind == "f" and np.all(np.isfinite(array) & (array % 1.0 == 0.0))
-    return array.astype(np.int64) if is_whole or array.dtype.kind == "b" else labels
+def _numeric(labels: Any) -> Any:
+    """Returns objects that are numbers or missing as ``float64``, all other labels unchanged."""
+    array = np.asarray(_as_array(labels))
+    if array.dtype.kind == "O" and not any(isinstance(e, (str, bytes)) for e in array.flat):
+        with contextlib.suppress(TypeError, ValueError):
+            return array.astype(np.float64)
+    return array
+
+
+def _whole_numbers(labels: Any) -> np.ndarray:
+    """Returns labels, booleans and floats that are whole numbers as ``int64``."""
+    array = _numeric(labels)
+    if array.dtype.kind == "f":
+        if missing := int(np.count_nonzero(np.isnan(array))):
+            raise ValueError(
+                f"labels must be classes, but {missing} of {array.size} are missing. Leave these "
+                "examples out, or fill them in, by a rule that does not use labels."
+            )
+        if not np.array_equal(np.trunc(array), array) or np.isinf(array).any():
+            return array
+    return array.astype(np.int64) if array.dtype.kind in "bf" else array
 
 
 def _object_array(values: Sequence[Any]) -> np.ndarray:
