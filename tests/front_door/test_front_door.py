@@ -345,6 +345,28 @@ def test_images_teach_a_model_in_two_releases():
     assert model.predict(x).shape == (600,)
 
 
+@pytest.mark.parametrize("form", ["dict", "list"])
+def test_a_model_of_ones_own_with_several_inputs(form):
+    """A vector, rows of numbers and small images; each gives label-free features of its kind."""
+    shapes = {"age": (1,), "rows": (5,), "image": (8, 8, 1)}
+    noise = np.random.default_rng(0).normal(size=(len(ROWS), 8, 8, 1)).astype("float32")
+    parts = {"age": ROWS[:, 0], "rows": ROWS[:, 1:], "image": noise}
+    keras.utils.set_random_seed(0)
+    inputs = {name: keras.Input(shape, name=name) for name, shape in shapes.items()}
+    flat = [keras.layers.Flatten()(one) for one in inputs.values()]
+    hidden = keras.layers.Dense(16, "relu")(keras.layers.Concatenate()(flat))
+    is_dict = form == "dict"
+    mine = keras.Model(inputs if is_dict else list(inputs.values()), keras.layers.Dense(3)(hidden))
+    x = parts if is_dict else list(parts.values())
+    labels = ldp.PrivateLabels(CLASSES, 3, budget=ldp.PrivacyBudget(4.0, 1e-5))
+    model = ldp.PrivateClassifier(4.0, model=mine, epochs=40, budget_for_evaluation=1.0)
+    model.fit(x, labels)
+    assert np.mean(model.predict(x) == CLASSES) > 0.6
+    assert model.evaluation_.num_examples == 150
+    assert labels.guarantee().epsilon == pytest.approx(4.0, rel=1e-4)
+    assert set(np.shape(model.to_keras().predict(x, verbose=0))) == {len(ROWS), 3}
+
+
 def test_a_table_has_no_model_of_ones_own():
     with pytest.raises(TypeError, match="needs features in an array"):
         classifier(num_classes=2, model=network((3,), 2)).fit(TABLE, ILL)

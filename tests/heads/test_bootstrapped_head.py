@@ -191,3 +191,55 @@ def test_what_cannot_be_used_is_refused_before_anything_is_charged(options, labe
         assert of.guarantee().epsilon == 0.0
     with pytest.raises(ValueError, match="got 10 and 3"):
         head().fit(X[:10], vault())
+
+
+def two_inputs(form):
+    """A network that takes two columns of X each, by name or by place."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    inputs = {name: keras.Input((2,), name=name) for name in ("left", "right")}
+    joined = keras.layers.Concatenate()(list(inputs.values()))
+    logits = keras.layers.Dense(3)(keras.layers.Dense(32, "relu")(joined))
+    return keras.Model(inputs if form == "dict" else list(inputs.values()), logits)
+
+
+@pytest.mark.parametrize("form", ["dict", "tuple"])
+def test_a_network_with_several_inputs(form, tmp_path):
+    import keras
+
+    parts = [X[:, :2], X[:, 2:]]
+    inputs = {"left": parts[0], "right": parts[1]} if form == "dict" else parts
+    inputs = tuple(inputs) if form == "tuple" else inputs
+    labels = vault(4.0)
+    one = head(4.0, two_inputs(form), epochs=30, batch_size=64).fit(inputs, labels)
+    assert np.mean(one.predict(inputs) == TRUTH) > 0.7
+    assert one.guarantee().epsilon <= 4.0 and labels.guarantee().epsilon <= 4.0
+    exported = one.to_keras()
+    exported.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    given = inputs if form == "dict" else list(inputs)
+    np.testing.assert_allclose(
+        loaded.predict(given, verbose=0), one.predict_proba(inputs), atol=1e-5
+    )
+    assert ldp.guarantee(loaded).epsilon == pytest.approx(labels.guarantee().epsilon)
+
+
+def test_inputs_of_another_structure_are_refused_before_a_charge():
+    labels = vault()
+    named = {"left": X[:, :2], "right": X[:, 2:]}
+    for form, inputs in (
+        ("dict", X),
+        ("dict", {"left": X[:, :2]}),
+        ("dict", tuple(named.values())),
+        ("list", X),
+        ("list", named),
+        ("list", [X[:, :2]]),
+    ):
+        with pytest.raises(ValueError, match="expected the inputs that the network takes"):
+            head(4.0, two_inputs(form)).fit(inputs, labels)
+    with pytest.raises(ValueError, match="expected the inputs that the network takes, one array"):
+        head(4.0).fit(named, labels)
+    with pytest.raises(ValueError, match="same length"):
+        head(4.0, two_inputs("dict")).fit({**named, "left": X[1:, :2]}, labels)
+    assert not labels.history()

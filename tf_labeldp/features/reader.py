@@ -432,6 +432,13 @@ def map_parts(function: Callable[..., Any], *structures: Any) -> Any:
     return function(*structures)
 
 
+def num_rows(structure: Any) -> int:
+    """Returns the number of rows that all arrays in dicts and tuples have."""
+    leaves: list[Any] = []
+    map_parts(leaves.append, structure)
+    return check_lengths(leaves)
+
+
 def collected(dataset: Any) -> Any:
     """Returns all inputs in a data set of batches x or (x, y), joined; labels are dropped."""
     _refuse_endless(dataset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -55,6 +56,8 @@ _FEWEST = 100
 """Fewest examples among which neighbours are searched."""
 _SMALL_IMAGE = 16
 """Pixels: images with a shorter side get small patches."""
+_SMALLEST_IMAGE = 8
+"""Pixels: inputs with a shorter side, or more axes, are flattened."""
 _HELD_OUT = 0.1
 """Share of the examples that an evaluation holds out."""
 _LIKELIHOOD = 5e8
@@ -147,7 +150,11 @@ class _FrontDoor(Head):
             UserWarning: an earlier fit of this process used these rows with an array of labels.
         """
         public = public_input(X, self.encoder, self.model)
-        features = all_features = self._matrix(public.value[0], encoder=self.encoder)
+        is_several = takes_several(self.model) and isinstance(public.value[0], (dict, list, tuple))
+        if is_several:
+            features = all_features = inputs_of(public.value[0])
+        else:
+            features = all_features = self._matrix(public.value[0], encoder=self.encoder)
         if y is None:
             raise ValueError(MISSING_LABELS.format(name=type(self).__name__))
         labels: Any = y
@@ -156,8 +163,11 @@ class _FrontDoor(Head):
             labels = as_vector(y)
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         size = len(labels)
-        kind = kind_of(features)
-        rows = next(iter(table_columns(features).values())) if kind == "table" else features
+        kind = "inputs" if is_several else kind_of(features)
+        rows = features
+        if kind in ("table", "inputs"):
+            columns = features if kind == "inputs" else table_columns(features)
+            rows = next(iter(columns.values() if isinstance(columns, dict) else columns))
         if np.shape(rows)[0] != size:
             raise ValueError(
                 f"expected one label per row of features, got {np.shape(rows)[0]} rows and {size} "
@@ -286,7 +296,8 @@ class _FrontDoor(Head):
             if isinstance(labels, PrivateLabels):
                 number = labels.kind.num_classes
         own_model = self.model is not None
-        choice = recommend(epsilon, size, kind, num_classes=number, own_model=own_model)
+        known = "numbers" if kind == "inputs" else kind
+        choice = recommend(epsilon, size, known, num_classes=number, own_model=own_model)
         if kind == "numbers" and not has_own and not have_one_unit(features):
             as_table = recommend(epsilon, size, "table", num_classes=number)
             choice = choice if as_table.method == "head" else as_table
@@ -350,7 +361,8 @@ class PrivateClassifier(_FrontDoor):
         evaluation_metric: the metric, as for ``PrivateLabels.evaluate``, such as ``"auc"``, or
             ``"average_precision"`` for a rare class; None for the accuracy.
         model: your own built Keras model from arrays to logits (n, K), trained in place on a head's
-            probabilities (``heads.BootstrappedHead``). None fits a head alone.
+            probabilities (``heads.BootstrappedHead``). A model with several inputs takes a dict,
+            list or tuple of arrays in ``fit`` and ``predict``. None fits a head alone.
         epochs: passes over the examples when ``model`` is trained; few examples need many.
         encoder: replaces the chosen features: a fitted feature map, a Keras model, or a callable.
         method: ``"head"`` or ``"boosting"`` (of tables and rows of numbers), or ``"auto"`` for the
@@ -591,7 +603,23 @@ def num_rows(features: Any) -> int:
     return int(np.shape(columns[0])[0])
 
 
+def takes_several(model: Any) -> bool:
+    """Returns whether a Keras model takes a dict of inputs, or several inputs."""
+    if not getattr(model, "inputs", None):
+        return False
+    return len(model.inputs) > 1 or isinstance(getattr(model, "input", None), dict)
+
+
+def inputs_of(features: Any) -> Any:
+    """Returns a dict, or a list or tuple as a tuple, of arrays."""
+    if isinstance(features, dict):
+        return {name: np.asarray(part) for name, part in features.items()}
+    return tuple(map(np.asarray, features))
+
+
 def rows_of(features: Any, indices: np.ndarray) -> Any:
+    if isinstance(features, tuple):
+        return tuple(part[indices] for part in features)
     if isinstance(features, dict):
         return {name: np.asarray(column)[indices] for name, column in features.items()}
     return _safe_indexing(features, indices)
@@ -602,8 +630,8 @@ def _bootstrapped(
 ) -> BootstrappedHead:
     if kind == "table":
         raise TypeError(
-            "model= needs features in an array, got a table. Turn it into an array, or train the "
-            "model with make_private."
+            "model= needs features in an array, or a dict of arrays for a model with such inputs, "
+            "got a table. Turn it into an array, or train the model with make_private."
         )
     from tf_labeldp.self_supervised import weak_views
 
@@ -647,6 +675,9 @@ def make_encoder(features: Any, kind: str, size: int) -> Any:
     """Returns an encoder fitted on public features; None for sparse rows, which stay sparse."""
     if hasattr(features, "tocsr"):
         return None
+    if kind == "inputs":
+        # A callable gets all inputs at once; a map would get them as the columns of a table.
+        return _side_by_side(features, size).transform
     if kind == "images":
         small = min(np.shape(features)[1:3]) < _SMALL_IMAGE
         patches = PatchDictionary(50, 3) if small else PatchDictionary()
@@ -657,6 +688,48 @@ def make_encoder(features: Any, kind: str, size: int) -> Any:
         return fourier
     smooth = NeighbourSmoothing(None if have_one_unit(features) else fourier).fit(features)
     return SideBySide((fourier, smooth)).fit(features)
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class _OfInputs(FeatureMap):
+    """A map of one input of several, or of those that are vectors, as the columns of a table."""
+
+    map_: Any
+    names: tuple[Any, ...]
+    kind: str
+
+    def fit(self, X: Any, y: Any = None) -> _OfInputs:
+        """Does nothing: the map is fitted."""
+        return self
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Returns the map's features (n, d)."""
+        if self.kind == "table":
+            return self.map_.transform(_as_columns(X, self.names))
+        rows = np.asarray(X[self.names[0]])
+        is_image = self.kind == "images"
+        return self.map_.transform(rows if is_image else rows.reshape(len(rows), -1))
+
+
+def _as_columns(inputs: Any, names: Iterable[Any]) -> dict[str, np.ndarray]:
+    return {str(name): np.asarray(inputs[name]).reshape(-1) for name in names}
+
+
+def _side_by_side(inputs: Any, size: int) -> SideBySide:
+    """Returns fitted features of a dict or tuple of arrays."""
+    parts = dict(inputs if isinstance(inputs, dict) else enumerate(inputs))
+    vectors = tuple(name for name, part in parts.items() if part.shape[1:] in ((), (1,)))
+    maps = []
+    if vectors:
+        table = make_encoder(_as_columns(parts, vectors), "table", size)
+        maps.append(_OfInputs(table, vectors, "table"))
+    for name, part in parts.items():
+        if name not in vectors:
+            is_image = part.ndim in (3, 4) and min(part.shape[1:3]) >= _SMALLEST_IMAGE
+            rows = part if is_image else part.reshape(len(part), -1)
+            kind = "images" if is_image else "numbers"
+            maps.append(_OfInputs(make_encoder(rows, kind, size), (name,), kind))
+    return SideBySide(tuple(maps)).fit(inputs)
 
 
 def have_one_unit(rows: Any) -> bool:

@@ -16,7 +16,7 @@ from tf_labeldp.accounting import Private, Public, public_input
 from tf_labeldp.accounting.gaussian import gaussian_share
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
-from tf_labeldp.features.reader import FeatureRows
+from tf_labeldp.features.reader import FeatureRows, check_numbers, map_parts, num_rows
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads._prior_randomizer import _DRAW_PAYS, teacher_labels
 from tf_labeldp.heads.one_release_head import Head
@@ -61,12 +61,13 @@ class BootstrappedHead(Head):
     Args:
         epsilon: the epsilon of all releases together, finite and above zero.
         delta: in (0, 1), below 1/n for n labels.
-        network: a built Keras model from inputs to logits (n, K), which is trained in place. Its
-            last layer is dense. Its last hidden layer should be a few hundred wide: the time of a
-            release grows with the cube of that width.
+        network: a built Keras model from inputs, also a dict or list of them, to logits (n, K),
+            which is trained in place. Its last layer is dense. Its last hidden layer should be a
+            few hundred wide: the time of a release grows with the cube of that width.
         encoder: maps inputs to the first features, fitted without labels: a feature map, a Keras
             model or a callable; for images the best is
-            ``NeighbourSmoothing(PatchDictionary().fit(x)).fit(x)``. None for flattened inputs.
+            ``NeighbourSmoothing(PatchDictionary().fit(x)).fit(x)``. None for flattened inputs,
+            standardized if there are several.
         shares: shares of the squared precision, one per release of a head; they sum to one.
         epochs: epochs of training after each release.
         batch_size: examples per training step.
@@ -120,7 +121,8 @@ class BootstrappedHead(Head):
         key, or a fit after an interruption, reads releases and networks and continues.
 
         Args:
-            X: a public array (n, ...) that the network takes.
+            X: a public array (n, ...) that the network takes; or a dict, list or tuple of arrays,
+                for a network with several inputs.
             y: a vault with the classes of n examples and a budget for (epsilon, delta).
 
         Returns:
@@ -132,9 +134,12 @@ class BootstrappedHead(Head):
         from scipy import special
 
         public = public_input(X, self.encoder, self.network, self.views)
-        inputs = np.asarray(public.value[0])
-        heads = self._heads(len(inputs), y, public.receipts)
-        first = FeatureRows(inputs, self.encoder, flatten=True).array()
+        inputs = self._inputs(public.value[0])
+        heads = self._heads(num_rows(inputs), y, public.receipts)
+        if self.encoder is None and not isinstance(inputs, np.ndarray):
+            first = _standardized(inputs)
+        else:
+            first = FeatureRows(inputs, self.encoder, flatten=True).array()
         features, logits, receipts = first, np.zeros(()), public.receipts
         for number, head in enumerate(heads, 1):
             with silent(self.verbose):
@@ -150,7 +155,8 @@ class BootstrappedHead(Head):
             self._learn(inputs, drawn.posterior(), receipts, y, "draw")
         self.heads_, self.receipts_ = tuple(heads), receipts
         self.classes_ = y.decode(np.arange(y.num_classes))
-        self._remember_columns(None, math.prod(inputs.shape[1:]))
+        is_array = isinstance(inputs, np.ndarray)
+        self._remember_columns(None, math.prod(inputs.shape[1:]) if is_array else len(inputs))
         return self
 
     def epsilons(self) -> tuple[float, ...]:
@@ -170,7 +176,7 @@ class BootstrappedHead(Head):
     def predict_proba(self, X: Public[Any]) -> np.ndarray:
         """Returns the network's class probabilities (m, K) for inputs as in ``fit``."""
         self._check_fitted()
-        return self._probabilities(np.asarray(X))
+        return self._probabilities(self._inputs(X))
 
     def to_keras(self) -> Any:
         """Returns the network with a softmax; it shares the weights, and saves and loads.
@@ -180,8 +186,33 @@ class BootstrappedHead(Head):
         import keras
 
         self._check_fitted()
-        layers = [self._model, keras.layers.Softmax()]
-        return self._with_facts(keras.Sequential(layers, name="bootstrapped_head"))
+        name = "bootstrapped_head"
+        if len(self._model.inputs) == 1 and not isinstance(self._structure(), dict):
+            layers = [self._model, keras.layers.Softmax()]
+            return self._with_facts(keras.Sequential(layers, name=name))
+        outputs = keras.layers.Softmax()(self._model(self._structure()))
+        return self._with_facts(keras.Model(self._structure(), outputs, name=name))
+
+    def _structure(self) -> Any:
+        """Returns the network's symbolic inputs, in their structure."""
+        import keras
+
+        model = self._model
+        return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+
+    def _inputs(self, inputs: Any) -> Any:
+        """Returns inputs of the network: an array, or a dict or tuple of arrays."""
+        structure: Any = self._structure() if getattr(self._model, "inputs", None) else None
+        if isinstance(inputs, list) and isinstance(structure, (list, tuple)):
+            inputs = tuple(inputs)
+        inputs = map_parts(np.asarray, inputs)
+        expected, found = _names_of(structure), _names_of(inputs)
+        if structure is not None and expected != found:
+            raise ValueError(
+                f"expected the inputs that the network takes, {expected}, got {found}. Give an "
+                "array for each."
+            )
+        return inputs
 
     def _heads(
         self, num_rows: int, labels: PrivateLabels, receipts: Receipts
@@ -260,17 +291,38 @@ class BootstrappedHead(Head):
         return InformativeRR(self._for_draw(), labels.num_classes)
 
     @without_retracing_warnings()
-    def _probabilities(self, inputs: np.ndarray) -> np.ndarray:
+    def _probabilities(self, inputs: Any) -> np.ndarray:
         from scipy import special
 
         logits = self._model.predict(inputs, batch_size=_ROWS, verbose=0)
         return special.softmax(logits, axis=1)
 
     @without_retracing_warnings()
-    def _hidden(self, inputs: np.ndarray) -> np.ndarray:
+    def _hidden(self, inputs: Any) -> np.ndarray:
         """Returns the inputs of the network's last layer (n, width), divided by their mean norm."""
         import keras
 
-        model = keras.Model(self._model.inputs, self._model.layers[-1].input)
+        model = keras.Model(self._structure(), self._model.layers[-1].input)
         rows = model.predict(inputs, batch_size=_ROWS, verbose=0)
         return rows / max(float(np.linalg.norm(rows, axis=1).mean()), _LEAST)
+
+
+def _names_of(inputs: Any) -> Any:
+    if isinstance(inputs, dict):
+        return sorted(map(str, inputs))
+    is_several = isinstance(inputs, (list, tuple)) and len(inputs) > 1
+    return [f"number {place}" for place in range(len(inputs))] if is_several else "one array"
+
+
+def _standardized(inputs: Any) -> np.ndarray:
+    """Returns the flattened arrays side by side (n, d), each entry standardized, by array."""
+    rows: list[np.ndarray] = []
+
+    def add(part: np.ndarray) -> None:
+        check_numbers(part.dtype)
+        flat = part.reshape(len(part), -1).astype(np.float32)
+        centred = (flat - flat.mean(axis=0)) / np.maximum(flat.std(axis=0), 1e-6)
+        rows.append(centred / np.sqrt(flat.shape[1], dtype=np.float32))
+
+    map_parts(add, inputs)
+    return np.concatenate(rows, axis=1)

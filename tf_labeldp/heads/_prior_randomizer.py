@@ -16,6 +16,7 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, PublicInput, public_input
 from tf_labeldp.accounting.receipts import Receipts
+from tf_labeldp.features.reader import map_parts, num_rows
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads.one_release_head import OneReleaseHead
 from tf_labeldp.mechanisms import InformativeRR, PriorMechanism, Priors, RRWithPrior
@@ -227,7 +228,7 @@ class TeacherLabels:
         """Returns batches for ``model.fit``, in a new order each epoch.
 
         Args:
-            inputs: array (n, ...), in the order of the probabilities.
+            inputs: array (n, ...), or a dict or tuple of arrays, in the order of the probabilities.
             batch_size: examples per batch.
             augment: changes a batch of inputs at random but not its shape and classes, for example
                 a ``keras.Sequential`` of preprocessing layers; None for no augmentation. A Keras
@@ -243,11 +244,12 @@ class TeacherLabels:
         batch_size = _validate.integer_at_least("batch_size", batch_size, 1)
         public = public_input(self, inputs, augment)
         _, inputs, augment = public.value
-        inputs = np.asarray(inputs)
-        if len(inputs) != len(self.targets):
+        inputs = map_parts(np.asarray, inputs)
+        size = num_rows(inputs)
+        if size != len(self.targets):
             raise ValueError(
                 f"expected {len(self.targets)} inputs, one per row of probabilities, got "
-                f"{len(inputs)}. Give them in the same order."
+                f"{size}. Give them in the same order."
             )
         rng = np.random.default_rng(_validate.integer_at_least("seed", seed, 0))
         import keras
@@ -256,11 +258,12 @@ class TeacherLabels:
             augment = functools.partial(augment, training=True)
 
         def load(rows: np.ndarray) -> tuple[Any, np.ndarray]:
-            x = inputs[rows]
-            x = x if augment is None else keras.ops.convert_to_numpy(augment(x))
+            x = map_parts(lambda part: part[rows], inputs)
+            if augment is not None:
+                x = map_parts(keras.ops.convert_to_numpy, augment(x))
             return x, self.targets[rows]
 
-        batches = _shuffled_batches()(load, len(inputs), batch_size, rng)
+        batches = _shuffled_batches()(load, size, batch_size, rng)
         batches.receipts = public.receipts
         return batches
 
