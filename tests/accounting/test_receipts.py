@@ -106,6 +106,21 @@ NOTED = Charge(0.5, 0.0, pure_dp_event(0.5), ("a note",))
 STATED = {
     "in sequence": ([spent(A, 1.0), spent(A, 0.5)], 1.5, ()),
     "in parallel": ([spent(A, 1.0, [0, 1, 2]), spent(A, 0.5, [3, 4, 5])], 1.0, ()),
+    "later examples of a set": (
+        [spent(A, 1.0), spent(LabelSet("a", 9), 1.0, [6, 7, 8]), spent(LabelSet("a", 9), 0.5)],
+        1.5,
+        (),
+    ),
+    "earlier examples of a set": (
+        [spent(LabelSet("a", 9), 1.0, [6, 7, 8]), spent(A, 0.75), spent(A, 0.5)],
+        1.25,
+        (),
+    ),
+    "a set of unknown size": (
+        [spent(LabelSet("a", 0), 1.0), spent(LabelSet("a", 9), 0.75, [8]), spent(A, 0.5)],
+        1.75,
+        (),
+    ),
     "one shared example": ([spent(A, 1.0, [0, 1, 2]), spent(A, 0.5, [2, 3])], 1.5, ()),
     "in pairs": (
         [spent(A, 1.0, [0, 1]), spent(A, 0.5, [1, 2]), spent(A, 0.25, [2, 0])],
