@@ -309,6 +309,8 @@ def test_recommend_prints_measurements(capsys):
     assert main([*words, "--score", "91", "--num-classes", "2"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("Epsilon for 91 %: 0.") or last.startswith("Epsilon for 91 %: 1")
+    assert main([*words[:-1], "images", "--score", "99"]) == 2
+    assert "--score is for --kind table" in capsys.readouterr().err
     assert main([*words, "--numbers", "--score", "99"]) == 0
     assert capsys.readouterr().out.endswith("Epsilon for 99 %: more than measured\n")
 

@@ -305,9 +305,11 @@ def test_recommendations_say_where_the_tables_do_not_reach():
     assert "reach from epsilon 0.01 to 2, not to 9" in str(ldp.recommend(9.0, 60_000, "images"))
     few = ldp.recommend(1.0, 600, "images")
     assert few.remarks == (
-        "The tables are for up to 60,000 examples. With 600, expect the accuracy shown at "
+        "The tables are for up to 60,000 examples. With 600, expect the scores shown at "
         "epsilon 0.01.",
     )
+    assert "The tables show classes" in str(ldp.recommend(1.0, 60_000, "numbers", num_classes=None))
+    assert "show classes" not in str(ldp.recommend(1.0, 60_000, "table", num_classes=None))
     for arguments in ((0.0, 9, "table"), (1.0, 0, "table"), (1.0, 9, "tables")):
         with pytest.raises(ValueError, match="must be"):
             ldp.recommend(*arguments)

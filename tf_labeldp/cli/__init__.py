@@ -215,6 +215,14 @@ def _check_train(args: argparse.Namespace) -> None:
         raise _console.CommandError(f"--delta must be between 0 and 1, got {args.delta:g}")
 
 
+def _check_recommend(args: argparse.Namespace) -> None:
+    if args.score is not None and args.kind != "table":
+        raise _console.CommandError(
+            f"--score is for --kind table, whose curves it reads, got --kind {args.kind}; leave it "
+            "out"
+        )
+
+
 def _check_images(args: argparse.Namespace) -> None:
     if (args.images is None) != (args.file is None):
         raise _console.CommandError("--images DIR and --file NAME go together: give both or none")
@@ -247,7 +255,7 @@ def _verb(verbs: Any, name: str, run: str, check: Any = None, **texts: str) -> A
 
 def _add_recommend(verbs: Any) -> None:
     add = _verb(
-        verbs, "recommend", "_verbs.run_recommend",
+        verbs, "recommend", "_verbs.run_recommend", check=_check_recommend,
         help="print the method that was best at this epsilon",
         description="Prints the choice of PrivateClassifier for data of this kind, its reason and "
         "the measurements behind it, before any label is read.",
@@ -261,7 +269,7 @@ def _add_recommend(verbs: Any) -> None:
         help="number of classes (default: 2)")
     add("--numbers", action="store_true", help="labels are numbers, not classes")
     add("--score", type=_number, metavar="PERCENT",
-        help="also print the epsilon that this score needs, by the printed curves of tables")
+        help="for tables: also print the epsilon that this score needs, by the printed curves")
 
 
 def _add_audit(verbs: Any) -> None:

@@ -191,13 +191,17 @@ def recommend(
         remarks.append(
             f"The tables reach from epsilon {levels[0]:g} to {levels[-1]:g}, not to {epsilon:g}."
         )
+    if num_classes is None and kind != "table":
+        remarks.append(
+            "The tables show classes: for numbers, tables of columns alone were measured."
+        )
     measured = _LARGEST_MEASURED[kind]
     if num_examples < _FEW * measured:
         # Half the examples cost as much accuracy as half the epsilon: noise scales with 1/(n eps).
         equivalent = epsilon * num_examples / measured
         remarks.append(
             f"The tables are for up to {measured:,} examples. With {num_examples:,}, expect the "
-            f"accuracy shown at epsilon {equivalent:.2g}."
+            f"scores shown at epsilon {equivalent:.2g}."
         )
     return Choice(
         kind,
