@@ -226,11 +226,16 @@ def group_vector(name: str, values: Any, size: int, letter: str = "C") -> np.nda
     return group_numbers(name, array, letter)
 
 
+def most_bytes() -> int:
+    """Returns the largest size of an array: half of the memory, and at most 8 GiB."""
+    if not hasattr(os, "sysconf"):
+        return _MOST_BYTES
+    return min(_MOST_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+
+
 def check_size(name: str, shape: tuple[int, int], instead: str) -> None:
     """Raises if an array of doubles is too large, before its memory is allocated."""
-    most = _MOST_BYTES
-    if hasattr(os, "sysconf"):
-        most = min(most, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    most = most_bytes()
     needed = 8 * shape[0] * shape[1]
     if needed > most:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tf_labeldp import PrivacyBudget, PrivateLabels
+from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse, _validate
+from tf_labeldp.accounting import PublicInput
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.data.batches import PoissonBatches, open_for_training
 
@@ -257,3 +259,101 @@ def test_python_exits_while_a_batch_is_read() -> None:
         [sys.executable, "-c", EXITS], capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout.strip() == "read"
+
+
+NUMBERS = ROWS.astype(np.float32)[:, np.newaxis] + np.array([0.0, 0.5], np.float32)
+BY_NAME = {"a": NUMBERS, "b": ROWS}
+
+
+class OneExample:
+    """A source of single examples, as Grain's; its transformation takes one example."""
+
+    def __init__(self, module: str, returns_rows: bool) -> None:
+        self.returns_rows = returns_rows
+        type(self).__module__ = module
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, row: Any) -> dict[str, np.ndarray]:
+        row = row if self.returns_rows else int(row)
+        return {"a": NUMBERS[row], "b": ROWS[row]}
+
+
+FEATURES = {
+    "batches": tf.data.Dataset.from_tensor_slices(BY_NAME).batch(7),
+    "examples": tf.data.Dataset.from_tensor_slices(BY_NAME),
+    "one example per batch": tf.data.Dataset.from_tensor_slices(BY_NAME).batch(1),
+    "known sizes": tf.data.Dataset.from_tensor_slices(BY_NAME).batch(8, drop_remainder=True),
+    "source of one number": OneExample("my_sources", returns_rows=False),
+    "source of one number or rows": OneExample("grain.python", returns_rows=True),
+}
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_data_sets_and_sources_of_examples_are_read_like_arrays(name: str) -> None:
+    from_arrays, found = take(make(BY_NAME), 4), take(make(FEATURES[name]), 4)
+    for batch, other in zip(from_arrays, found, strict=True):
+        tf.nest.map_structure(np.testing.assert_array_equal, batch, other)
+
+
+def test_examples_of_one_number_and_of_unknown_shape_are_no_batches() -> None:
+    column = ROWS[:, np.newaxis]
+    dataset = tf.data.Dataset.from_tensor_slices(column)
+
+    def of_unknown_shape(row: Any) -> Any:
+        [row] = tf.numpy_function(lambda part: [part], [row], [tf.int64])
+        row.set_shape([None])
+        return tf.concat([row, row], 0)
+
+    for features, expected in (
+        (dataset, column),
+        (dataset.batch(1), column),
+        (dataset.map(of_unknown_shape), np.repeat(column, 2, axis=1)),
+    ):
+        for batch, other in zip(take(make(expected), 2), take(make(features), 2), strict=True):
+            np.testing.assert_array_equal(batch[0], other[0])
+
+
+def test_a_data_set_that_does_not_fit_in_memory_is_refused(monkeypatch: Any) -> None:
+    monkeypatch.setattr(_validate, "_MOST_BYTES", NUMBERS.nbytes - 1)
+    dataset = tf.data.Dataset.from_tensor_slices(NUMBERS)
+    with pytest.raises(ValueError, match=r"which are read into memory, got more.*np\.memmap"):
+        make(dataset)
+    # Its number of batches is unknown, and without end.
+    endless = tf.data.Dataset.from_generator(
+        lambda: itertools.repeat(np.zeros((1, 1), np.float32)),
+        output_signature=tf.TensorSpec((None, 1)),
+    )
+    with pytest.raises(ValueError, match="expected 40 examples.* data set of more"):
+        make(endless)
+
+
+def test_map_gets_the_features_alone_of_batches_and_of_other_examples() -> None:
+    shapes = []
+
+    def shifted(x: Any) -> Any:
+        shapes.append(tf.nest.map_structure(lambda part: tuple(part.shape), x))
+        return {"c": x["a"] + 100.0, "b": tf.reverse(x["b"], [0])}
+
+    plain, mapped = make(BY_NAME), make(BY_NAME).map(shifted)
+    rows = plain.buffer_size
+    assert mapped.feature_specs()["c"].shape == (rows, 2) and plain.feature_specs()["a"]
+    twice = mapped.map(lambda x: {**x, "c": 2.0 * x["c"]})
+    pairs = zip(*(take(batches, 3, alt_examples=5) for batches in (plain, twice)), strict=True)
+    for (x, y, weights, alt), (new, new_y, new_weights, new_alt) in pairs:
+        for before, after in ((x, new), (alt, new_alt)):
+            np.testing.assert_array_equal(after["c"], 2.0 * (before["a"] + 100.0))
+            np.testing.assert_array_equal(after["b"], before["b"][::-1])
+        np.testing.assert_array_equal(new_y, y)
+        np.testing.assert_array_equal(new_weights, weights)
+    assert {shape["a"] for shape in shapes} == {(rows, 2), (5, 2)}
+    assert {tuple(shape) for shape in shapes} == {("a", "b")}
+    with pytest.raises(ValueError, match="expected a function that returns 16 rows, as it gets"):
+        make().map(lambda x: x[1:])
+
+
+def test_the_receipts_of_a_mapped_function_are_counted() -> None:
+    noisy = vault().randomize(RandomizedResponse(0.5, K))
+    function = PublicInput(tf.identity, noisy.receipts)
+    assert make().map(function).receipts == noisy.receipts

@@ -388,6 +388,12 @@ def _(put):
     )
 
 
+@builds("data.PoissonBatches.map")
+def _(put):
+    batches = data.poisson_batches(X, labels_of(), sampling_probability=0.5, steps=1)
+    return batches.map(put("function", lambda x: 2.0 * x))
+
+
 @builds("data.randomize_labels")
 def _(put):
     mechanism, public = RR_WITH_PRIOR, {"priors": put("priors", HALF)}

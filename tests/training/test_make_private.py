@@ -258,3 +258,19 @@ def test_features_of_another_structure_and_an_input_over_the_budget_are_refused_
     ldp.fit(trained, X, noisy, targets="values", verbose=0)
     with pytest.raises(BudgetExceededError):
         made(trained, labels=vault())
+
+
+def test_a_data_set_of_features_that_are_augmented():
+    dataset = tf.data.Dataset.from_tensor_slices({"a": X, "b": X[:, :2]})
+
+    def model():
+        inputs = {"a": keras.Input((6,), name="a"), "b": keras.Input((2,), name="b")}
+        return keras.Model(inputs, layers.Dense(3)(layers.Concatenate()(list(inputs.values()))))
+
+    for data in (dataset, dataset.batch(300)):
+        private, batches, _ = made(model(), x=data, epochs=2)
+        noise = batches.map(lambda x: {**x, "b": x["b"] + tf.random.normal(tf.shape(x["b"]))})
+        private.fit(noise, epochs=2, verbose=0)
+        assert 1.9 < private.guarantee().epsilon <= 2.0
+    with pytest.raises(ValueError, match="expected 2000 examples.* data set of 1800 in 6 batches"):
+        made(model(), x=dataset.batch(300).take(6))

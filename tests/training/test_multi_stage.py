@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_labeldp as ldp
 from tf_labeldp.estimation import prior_from_logits
@@ -313,3 +314,15 @@ def test_training_in_the_clear_needs_a_declaration_or_promises_nothing(kit, prob
     # After the stages, too.
     model.fit(x, np.eye(4)[y], verbose=0)
     assert stages.guarantee().epsilon == np.inf
+
+
+def test_data_sets_batched_or_not_are_read_like_arrays(kit, problem):
+    x, y = problem
+    arrays = {"left": x[:, :1], "right": x[:, 1:]}
+    dataset = tf.data.Dataset.from_tensor_slices(arrays)
+    seen = []
+    for features in (arrays, dataset, dataset.batch(7)):
+        stages = kit.stages(features, kit.labels(y), fractions=(1.0,))
+        seen.append(list(stages.dataset().as_numpy_iterator()))
+    for others in seen[1:]:
+        tf.nest.map_structure(np.testing.assert_array_equal, seen[0], others)

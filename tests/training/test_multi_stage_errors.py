@@ -59,8 +59,13 @@ def test_an_empty_data_set_of_features(kit, problem):
     dataset = tf.data.Dataset.from_tensor_slices(x).batch(10)
     with pytest.raises(ValueError, match="got an empty one"):
         kit.stages(dataset.take(0), kit.labels(y))
-    with pytest.raises(ValueError, match=r"got 20 rows and 240 labels"):
+    # The number of examples is counted, not that of batches.
+    with pytest.raises(ValueError, match=r"expected 240 examples.* set of 20 in 2 batches"):
         kit.stages(dataset.take(2), kit.labels(y))
+    with pytest.raises(ValueError, match=r"expected 240 examples, one per label"):
+        kit.stages(dataset.unbatch().take(20), kit.labels(y))
+    with pytest.raises(ValueError, match=r"must not be shuffled"):
+        kit.stages(dataset.shuffle(24), kit.labels(y))
 
 
 def test_epochs_of_fit_must_be_those_of_the_stages(kit, problem):

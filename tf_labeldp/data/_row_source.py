@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_labeldp.data.examples import indexed_parts
 from tf_labeldp.features.reader import (
-    as_rows,
     check_lengths,
     check_numbers,
     map_parts,
@@ -20,8 +20,8 @@ from tf_labeldp.features.reader import (
 class RowSource:
     """Reads the features of ``poisson_batches`` into buffers of a fixed size."""
 
-    def __init__(self, features: Any) -> None:
-        parts = map_parts(as_rows, network_inputs(features))
+    def __init__(self, features: Any, num_examples: int) -> None:
+        parts = indexed_parts(network_inputs(features), num_examples)
         self._parts = tf.nest.flatten(parts)
         self.num_rows = check_lengths(self._parts)
         self._template = map_parts(lambda part: _arrays(part, np.zeros(1, np.int64)), parts)

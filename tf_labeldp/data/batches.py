@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -15,7 +16,7 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, Setting, public_input
-from tf_labeldp.accounting.receipts import Receipts
+from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.data._row_source import RowSource, kept_dtype
 from tf_labeldp.data.poisson_sampler import PoissonSampler, uniform_subset
 from tf_labeldp.mechanisms.random_bits import uniform_below, uniform_integers
@@ -75,11 +76,13 @@ def poisson_batches(
 
     Args:
         features: public features of n examples: an array (n, ...), or a nested dict or tuple of
-            arrays; or a data frame or list of records, which becomes a matrix of its columns. For
-            data larger than memory, an ``np.memmap`` or any object with ``__len__`` and
-            ``__getitem__``: it gets increasing ``int64`` row numbers (m,) without repeats, as
-            ``h5py`` takes them, and returns an array (m, ...) or a dict or tuple of arrays.
-            ``float64`` becomes ``float32``.
+            arrays; a data frame or list of records, which becomes a matrix of its columns; or a
+            ``tf.data.Dataset`` of arrays or dicts, batched or not, in the order of the labels,
+            which is read into memory. For data larger than memory, an ``np.memmap`` or any object
+            with ``__len__`` and ``__getitem__``: it gets increasing ``int64`` row numbers (m,)
+            without repeats, as ``h5py`` takes them, and returns an array (m, ...) or a dict or
+            tuple of arrays; or it takes one number and returns one example, as the sources and
+            ``MapDataset`` of Grain do. ``float64`` becomes ``float32``.
         labels: a ``PrivateLabels`` vault of n labels (or rows of labels), or an array (n, ...) of
             numbers. With an array you track the privacy budget yourself. For a model with several
             outputs, a dict of them by output, or a list or tuple in the order of the outputs. Row i
@@ -111,7 +114,7 @@ def poisson_batches(
         ``num_examples``, ``num_units``
         (examples, or users), ``sampling_probability``, ``steps``, ``buffer_size`` (in units),
         ``expected_batch_size``, ``privacy_unit`` ("label" or "user"), ``group_size`` (rows per
-        unit: 1, or k for users) and ``seeded``.
+        unit: 1, or k for users) and ``seeded``. Its method ``map`` augments the features.
 
     Raises:
         TypeError: features without row numbers, features or labels that are not numbers, another
@@ -132,7 +135,9 @@ def poisson_batches(
     _validate.keras_on_tensorflow("poisson_batches")
     public = public_input(features, users, sample_weight, class_weight)
     features, users, sample_weight, class_weight = public.value
-    source = RowSource(features)
+    labels = labels_by_output(labels, columns)
+    sizes = [len(part) for part in tf.nest.flatten(labels)]
+    source = RowSource(features, sizes[0])
     sample_weight = checked_sample_weight(sample_weight, source.num_rows)
     check_class_weight(class_weight)
     q = _validate.number_in(
@@ -146,8 +151,7 @@ def poisson_batches(
     seed = insecure_seed
     if seed is not None:
         seed = _validate.integer_at_least("insecure_seed", seed, 0)
-    labels = labels_by_output(labels, columns)
-    for size in map(len, tf.nest.flatten(labels)):
+    for size in sizes:
         if size != source.num_rows:
             raise ValueError(f"expected {source.num_rows} labels, one per row, got {size}.")
     rows_of_units = None
@@ -315,6 +319,45 @@ class PoissonBatches:
         self.privacy_unit = "label" if rows_of_units is None else "user"
         self.group_size = 1 if rows_of_units is None else int(rows_of_units.shape[1])
         self.seeded = seed is not None
+        self._function: Callable[[Any], Any] | None = None
+
+    def map(self, function: Public[Callable[[Any], Any]]) -> PoissonBatches:
+        """Returns these batches with a function applied to the features, such as augmentation.
+
+        Guarantee:
+            The function gets the public features of a batch, padding included, and no label. So it
+            may draw, and mix rows: clipping comes after it, and a replaced label changes no
+            features. It is public like the features, and its receipts are counted. It must not
+            write or show the batch, whose members have to stay hidden.
+
+        Args:
+            function: features -> features of as many rows, of TensorFlow operations; ``tf.data``
+                calls it for each batch, and for the public examples of denoisers.
+
+        Raises:
+            ValueError: another number of rows.
+
+        Example:
+            >>> from tf_labeldp import PrivacyBudget, PrivateLabels
+            >>> labels = PrivateLabels([0, 1] * 50, num_classes=2, budget=PrivacyBudget(1.0))
+            >>> images = np.zeros((100, 8, 8, 1), np.float32)
+            >>> batches = poisson_batches(images, labels, sampling_probability=0.2, steps=10)
+            >>> batches.map(tf.image.random_flip_left_right).feature_specs().shape
+            TensorShape([40, 8, 8, 1])
+        """
+        public = public_input(function)
+        earlier, function = self._function, public.value
+        mapped = copy.copy(self)
+        mapped._function = function if earlier is None else lambda x: function(earlier(x))
+        mapped.receipts = merge_receipts(self.receipts, public.receipts)
+        for spec in tf.nest.flatten(mapped.feature_specs()):
+            rows = self.buffer_size * self.group_size
+            if not isinstance(spec, tf.TensorSpec) or spec.shape[:1] != (rows,):
+                raise ValueError(
+                    f"expected a function that returns {rows} rows, as it gets, got {spec}. Return "
+                    "features of the same examples."
+                )
+        return mapped
 
     def _open(self, alt_examples: int, disjoint: bool) -> tf.data.Dataset:
         if alt_examples > self.num_examples:
@@ -335,6 +378,7 @@ class PoissonBatches:
         if alt_examples:
             spec += (features.pack(features.specs(alt_examples)),)
         flat_spec = tf.nest.flatten(spec)
+        function = self._function or (lambda part: part)
         opening = next(self._openings)
         units_of = self._units_in_turn(opening) if disjoint else self._sampled_units(opening)
         pool = ThreadPoolExecutor(max_workers=1)
@@ -371,7 +415,8 @@ class PoissonBatches:
             tensors = tf.numpy_function(one_ahead, [step], [part.dtype for part in flat_spec])
             for tensor, part in zip(tensors, flat_spec, strict=True):
                 tensor.set_shape(part.shape)
-            return tf.nest.pack_sequence_as(spec, tensors)
+            x, y, weights, *alt = tf.nest.pack_sequence_as(spec, tensors)
+            return function(x), y, weights, *(function(part) for part in alt)
 
         options = tf.data.Options()
         options.experimental_optimization.inject_prefetch = False
@@ -404,7 +449,15 @@ class PoissonBatches:
 
     def feature_specs(self) -> Any:
         """Returns the specs of the features of a batch, in their structure."""
-        return self._features.pack(self._features.specs(self.buffer_size * self.group_size))
+        specs = self._features.pack(self._features.specs(self.buffer_size * self.group_size))
+        if self._function is None:
+            return specs
+
+        def mapped(_: tf.Tensor) -> Any:
+            some = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), specs)
+            return self._function(some)  # type: ignore[misc]
+
+        return tf.data.Dataset.range(1).map(mapped).element_spec
 
     @property
     def disjoint_size(self) -> int:

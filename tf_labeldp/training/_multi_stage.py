@@ -84,8 +84,9 @@ class MultiStageTraining(CountedTraining):
 
     Args:
         features: array (n, ...), or dict or tuple of arrays with n rows: the model's input; a table
-            (data frame, records), which becomes a matrix of its columns; or a ``tf.data.Dataset``
-            of batches of arrays or dicts, which is read once, into memory.
+            (data frame, records), which becomes a matrix of its columns; a ``tf.data.Dataset`` of
+            arrays or dicts, batched or not, which is read into memory; or a source of examples, as
+            for ``data.poisson_batches``.
         labels: the vault with the n true labels.
         epsilon: privacy parameter of each draw, finite and above zero.
         fractions: share of the examples in each stage, with sum one. ``(1.0,)`` is LP-1ST.
@@ -166,7 +167,7 @@ class MultiStageTraining(CountedTraining):
         self._labels = labels
         public = public_input(features, encoder)
         super().__init__(public.receipts)
-        self._features = Features(network_inputs(*public.value))
+        self._features = Features(network_inputs(*public.value), len(labels))
         if self._features.num_examples != len(labels):
             raise ValueError(
                 f"expected one label per row, got {self._features.num_examples} rows and "

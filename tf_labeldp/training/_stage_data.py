@@ -14,7 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.features.reader import all_rows, as_rows, check_lengths, map_parts
+from tf_labeldp.data.examples import indexed_parts
+from tf_labeldp.features.reader import all_rows, check_lengths, map_parts
 
 FIT = "model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages], shuffle=False)"
 _FRACTION_TOLERANCE = 1e-6
@@ -106,18 +107,8 @@ class TrainingSet:
 class Features:
     """Features of all examples in the host's memory, as a nest of tensors."""
 
-    def __init__(self, features: Any) -> None:
-        if isinstance(features, tf.data.Dataset):
-            if isinstance(features.element_spec, tuple):
-                raise ValueError(
-                    "expected a data set of features alone, got tuples, such as (x, y). Give "
-                    "dataset.map(lambda x, y: x), and several inputs as a dict."
-                )
-            batches = list(features.as_numpy_iterator())
-            if not batches:
-                raise ValueError("expected a data set of features, got an empty one.")
-            features = tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)
-        parts = map_parts(as_rows, features)
+    def __init__(self, features: Any, num_examples: int) -> None:
+        parts = indexed_parts(features, num_examples)
         self.num_examples = check_lengths(tf.nest.flatten(parts))
         with tf.device("CPU:0"):
             self._tensors = map_parts(_as_tensor, parts)

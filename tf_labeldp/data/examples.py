@@ -1,0 +1,142 @@
+"""Public features of all examples: data sets in memory, and sources that are read by number."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_labeldp import _validate
+from tf_labeldp.features.reader import SHUFFLED, as_rows, is_dataset, map_parts
+
+_NO_TUPLES = (
+    "expected a data set of features alone, got tuples, such as (x, y). Give "
+    "dataset.map(lambda x, y: x), and several inputs as a dict."
+)
+_ENDLESS = "expected a data set that ends, got an endless one. Leave out .repeat()."
+
+
+def indexed_parts(features: Any, num_examples: int) -> Any:
+    """Returns features as a nest of arrays and sources that take arrays of row numbers.
+
+    A data set of ``num_examples`` examples is read into memory.
+    """
+    if is_dataset(features):
+        features = _stored(features, num_examples)
+    return map_parts(lambda part: _indexed(as_rows(part)), features)
+
+
+class _OneByOne:
+    """Reads several rows of a source that takes one integer, such as those of Grain."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, rows: np.ndarray) -> Any:
+        examples = [self._source[int(row)] for row in rows]
+        return map_parts(lambda *parts: np.stack(list(map(np.asarray, parts))), *examples)
+
+
+def _indexed(part: Any) -> Any:
+    if isinstance(part, np.ndarray) or hasattr(part, "tocsr") or len(part) == 0:
+        return part
+    one_by_one = _OneByOne(part)
+    # Grain would pass an array of numbers on to the functions of one example.
+    if any(base.__module__.partition(".")[0] == "grain" for base in type(part).__mro__):
+        return one_by_one
+    some = np.arange(min(2, len(part)))
+    try:
+        part[some]
+    except Exception:
+        try:
+            one_by_one[some]
+        except Exception:
+            return part  # The error of an array of numbers says more.
+        return one_by_one
+    return part
+
+
+def _stored(dataset: tf.data.Dataset, num_examples: int) -> Any:
+    """Returns the features of a data set, batched or not, in its order."""
+    specs = tf.nest.flatten(dataset.element_spec)
+    if isinstance(dataset.element_spec, tuple):
+        raise ValueError(_NO_TUPLES)
+    if not all(isinstance(spec, tf.TensorSpec) for spec in specs):
+        raise TypeError(
+            "expected a data set of dense tensors, got others, such as ragged ones. Pad them to "
+            "one shape: dataset.map(lambda x: x.to_tensor(shape=...))."
+        )
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(_ENDLESS)
+    elements: list[list[np.ndarray]] = []
+    digests, most, size = [], _validate.most_bytes(), 0
+    for reading in range(2):
+        digest = hashlib.sha256()
+        for element in dataset.as_numpy_iterator():
+            parts = [np.asarray(part) for part in tf.nest.flatten(element)]
+            for part in parts:
+                content = repr(part.tolist()).encode() if part.dtype.kind == "O" else part.tobytes()
+                digest.update(content)
+            if reading:
+                continue
+            elements.append(parts)
+            size += sum(part.nbytes for part in parts)
+            if size > most:
+                raise ValueError(
+                    f"expected a data set of features of at most {most / 1e9:.1f} GB, which are "
+                    "read into memory, got more. Give an object with __len__ and __getitem__ of "
+                    "row numbers, such as an np.memmap."
+                )
+            if len(elements) > num_examples:
+                raise ValueError(
+                    f"expected {num_examples} examples, one per label, got a data set of more. "
+                    "Leave out .repeat(), and give the examples of the labels alone."
+                )
+        digests.append(digest.digest())
+    if not elements:
+        raise ValueError(f"expected a data set of {num_examples} examples, got an empty one.")
+    if digests[0] != digests[1]:
+        raise ValueError(SHUFFLED)
+    columns = list(zip(*elements, strict=True))
+    is_batched = _is_batched(columns, specs, num_examples)
+    joined = [_joined(parts, is_batched) for parts in columns]
+    return tf.nest.pack_sequence_as(dataset.element_spec, joined)
+
+
+def _is_batched(columns: Any, specs: Any, num_examples: int) -> bool:
+    """Returns whether the elements of a data set are batches; raises for another number of rows."""
+    num_elements = len(columns[0])
+    has_rows = all(spec.shape.rank != 0 for spec in specs)
+    rows = {sum(map(len, parts)) for parts in columns} if has_rows else set()
+    # Elements of one row are examples with one number, unless their first size is open.
+    is_open = any(spec.shape.rank is None or spec.shape[:1] == [None] for spec in specs)
+    if rows == {num_examples} and (is_open or num_elements != num_examples):
+        return True
+    if num_elements == num_examples:
+        return False
+    found = f"{num_elements} examples"
+    if has_rows:
+        counts = " or ".join(map(str, sorted(rows)))
+        found = f"{counts} in {num_elements} batches"
+        found += "" if is_open else f", or {num_elements} if it is not batched"
+    raise ValueError(
+        f"expected {num_examples} examples, one per label, got a data set of {found}. Give the "
+        "examples of the labels, in their order."
+    )
+
+
+def _joined(parts: Sequence[np.ndarray], is_batched: bool) -> np.ndarray:
+    """Returns the rows (n, ...) of all elements, which are batches or single examples."""
+    shapes = sorted({part.shape[1:] if is_batched else part.shape for part in parts})
+    if len(shapes) > 1:
+        raise ValueError(
+            f"expected examples of one shape, got {shapes[0]} and {shapes[-1]}. Pad or crop them "
+            "to one shape."
+        )
+    return np.concatenate(parts) if is_batched else np.stack(parts)
