@@ -40,7 +40,11 @@ def labels_with(value: Any) -> np.ndarray:
         ({"features": {"a": FEATURES, "b": FEATURES[1:]}}, ValueError, r"lengths \[19, 20\]"),
         ({"features": FEATURES.astype(str)}, TypeError, "must be numbers.*StringLookup"),
         ({"features": tf.data.Dataset.range(N + 1)}, ValueError, "20 examples.* data set of more"),
-        ({"features": tf.data.Dataset.range(N - 1)}, ValueError, "20 examples.* set of 19 examples"),
+        (
+            {"features": tf.data.Dataset.range(N - 1)},
+            ValueError,
+            "20 examples.* set of 19 examples",
+        ),
         (
             {"features": tf.data.Dataset.from_tensor_slices(FEATURES[1:]).batch(8)},
             ValueError,

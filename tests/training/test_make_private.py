@@ -272,5 +272,5 @@ def test_a_data_set_of_features_that_are_augmented():
         noise = batches.map(lambda x: {**x, "b": x["b"] + tf.random.normal(tf.shape(x["b"]))})
         private.fit(noise, epochs=2, verbose=0)
         assert 1.9 < private.guarantee().epsilon <= 2.0
-    with pytest.raises(ValueError, match="expected 2000 examples.* data set of 1800 in 6 batches"):
+    with pytest.raises(ValueError, match=r"expected 2000 examples.* data set of 1800 in 6 batches"):
         made(model(), x=dataset.batch(300).take(6))
