@@ -63,7 +63,7 @@ PRIVATE_IMPORTS = {
 # The most lines of each part, with its docstrings; "" is the front.
 MOST_LINES = {
     "": 142,
-    "_validate": 276,
+    "_validate": 281,
     "_progress": 94,
     "keras_layers": 1243,
     "accounting": 2862,
@@ -74,10 +74,10 @@ MOST_LINES = {
     "self_supervised": 542,
     "semi_supervised": 728,
     "heads": 2958,
-    "data": 1256,
+    "data": 1451,
     "boosting": 1330,
     "gradients": 2901,
-    "training": 4110,
+    "training": 4102,
     "pate": 442,
     "front_door": 1197,
     "audit": 608,

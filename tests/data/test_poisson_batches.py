@@ -325,7 +325,7 @@ def test_a_data_set_that_does_not_fit_in_memory_is_refused(monkeypatch: Any) -> 
         lambda: itertools.repeat(np.zeros((1, 1), np.float32)),
         output_signature=tf.TensorSpec((None, 1)),
     )
-    with pytest.raises(ValueError, match="expected 40 examples.* data set of more"):
+    with pytest.raises(ValueError, match=r"expected 40 examples.* data set of more"):
         make(endless)
 
 
