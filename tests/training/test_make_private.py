@@ -174,6 +174,8 @@ def test_several_outputs_at_one_epsilon():
     private = fitted(two_headed(), labels=labels, epochs=30, class_weight={"up": {1: 1.0}})
     assert 1.9 < private.guarantee().epsilon <= 2.0
     assert all(1.9 < one.guarantee().epsilon <= 2.0 for one in labels.values())
+    scores = private.evaluate(X, {"kind": CLASSES, "up": TWO}, return_dict=True, verbose=0)
+    assert scores["kind_accuracy"] > 0.7
     found = private.predict(X, verbose=0)
     assert np.mean(found["kind"].argmax(axis=1) == CLASSES) > 0.7
     assert np.mean((found["up"][:, 0] > 0) == TWO) > 0.7

@@ -136,6 +136,7 @@ def test_several_vaults_are_charged_for_one_use(tmp_path: Any) -> None:
         assert "same-examples" in {note.code for note in stated.assumptions}
         for one in labels.values():
             assert one.guarantee().epsilon == pytest.approx(after(2))
+            assert len(one.history()) == 1
             assert public_input(model).receipts[-1].use in {r.use for r in one.receipts}
         # Noisy labels of one of the vaults add their cost, whichever it is.
         for one in labels.values():

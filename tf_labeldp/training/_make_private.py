@@ -208,7 +208,8 @@ def _losses_for(model: keras.Model, private: LabelDPModel, labels: Any) -> tuple
     if loss_weights is not None:
         weights = by_name(loss_weights, tuple(outputs), "weight")
         loss_weights = {name: weights.get(name, 1.0) for name in names}
-    return losses, loss_weights, None
+    metrics = {name: _metrics_of(parts[name]) for name in names}
+    return losses, loss_weights, {name: kind for name, kind in metrics.items() if kind}
 
 
 def _metrics_of(labels: OutputLabels) -> list[str] | None:

@@ -390,6 +390,12 @@ class Ledger:
         """Returns the uses in order; equal steps in a row share a line."""
         with self.turn():
             records = [record for record in self.records if record.receipt or record.budget]
+        # Receipts of other vaults for the same use would repeat its line.
+        receipts = [record.receipt for record in records if record.receipt is not None]
+        own = {use.use for use in receipts if use.labels.name == self.label_set.name} - {""}
+        repeated = {use.id for use in receipts if use.labels.name != self.label_set.name}
+        repeated &= {use.id for use in receipts if use.use in own}
+        records = [r for r in records if r.receipt is None or r.receipt.id not in repeated]
         uses: list[Use] = []
         so_far = Composition()
         delta = self.budget.delta
