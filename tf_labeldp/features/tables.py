@@ -173,13 +173,13 @@ def to_inputs(table: Public[Any], model: Public[Any] = None) -> np.ndarray | dic
     if not isinstance(expected, Mapping):
         inputs = list(model.inputs)
         if len(inputs) == 1 and inputs[0].dtype != "string":
-            width = inputs[0].shape[-1]
+            rows, width = as_matrix(columns), inputs[0].shape[-1]
             if len(columns) != width:
                 raise ValueError(
                     f"the model takes {width} columns, got {len(columns)}: {list(columns)}. Select "
                     "its columns, in its order."
                 )
-            return as_matrix(columns)
+            return rows
         expected = {tensor.name: tensor for tensor in inputs}
     by_text = {str(name): values for name, values in columns.items()}
     missing = [repr(name) for name in expected if name not in by_text]
