@@ -6,6 +6,8 @@ import pathlib
 
 import keras
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 
 import tf_labeldp as ldp
@@ -224,7 +226,9 @@ def test_a_vault_may_begin_without_labels(opened, response):
     noisy = labels.randomize(response(1.0), key="weekly")
     assert noisy.values.shape == (3,) and labels.guarantee().epsilon == 1.0
     labels.extend([None, None], unlabelled=[0, 1])
-    assert len(labels) == 3 and labels.label_set.size == 8
+    labels.extend(pd.Series([1, pd.NA, 3], dtype="Int64"), unlabelled=[1])
+    labels.extend(pl.Series([None, 4]), unlabelled=[0])
+    assert len(labels) == 6 and labels.label_set.size == 13
 
 
 @pytest.mark.filterwarnings("ignore:a budget of epsilon", "ignore:epsilon=40")
@@ -232,10 +236,11 @@ def test_a_vault_may_begin_without_labels(opened, response):
     ("labels", "more", "kind", "mechanism"),
     [
         (["no", "yes", None], ["yes", "no"], {"classes": ["no", "yes"]}, RandomizedResponse(40, 2)),
+        ([(1, 2), "b", None], ["b"], {"classes": [(1, 2), "b"]}, RandomizedResponse(40, 2)),
         ([0.5, 9.0, float("nan")], [3.0, 7.25], {"low": 0, "high": 10}, None),
         ([[0, 1], [1, 1], [0, 0]], [[1, 0], [0, 0]], {"num_labels": 2}, RandomizedResponse(40, 2)),
     ],
-    ids=["names", "numbers", "rows"],
+    ids=["names", "tuples", "numbers", "rows"],
 )
 def test_every_kind_of_labels(labels, more, kind, mechanism, tmp_path):
     for place in ({}, {"store": tmp_path / "labels"}):
@@ -270,7 +275,7 @@ def test_models_train_on_all_weeks(response):
     [
         (lambda v: v.extend([]), ValueError, "at least one more example, got none"),
         (lambda v: v.extend([5]), ValueError, r"labels must"),
-        (lambda v: v.extend([None, 1]), TypeError, "labels"),
+        (lambda v: v.extend([None, 1]), ValueError, r"1 of 2 are missing.*unlabelled="),
         (lambda v: v.extend([1], rows=[3]), ValueError, "1 of 1 have one"),
         (lambda v: v.extend([1], rows=[100]), ValueError, r"indices must lie in 0\.\.99"),
         (lambda v: v.extend([1, 2], rows=[7]), ValueError, "got 2 labels and 1 rows"),

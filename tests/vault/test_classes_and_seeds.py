@@ -93,7 +93,7 @@ def test_contradictory_arguments():
     for arguments, error, message in [
         ({"classes": ["a", "b", "a"]}, ValueError, "has a repeated value"),
         ({"classes": ["a", "b"], "num_classes": 3}, ValueError, "num_classes=3 but classes has 2"),
-        ({"classes": ["a"]}, ValueError, "num_classes must be at least 2, got 1"),
+        ({"classes": ["a"]}, ValueError, "classes must have at least 2 values, got 1"),
         ({"num_classes": 2.0}, TypeError, "num_classes must be an integer, got float"),
         ({"num_classes": 2, "insecure_seed": 1.0}, TypeError, "insecure_seed must be an integer"),
         ({"num_classes": 2, "budget": 1.0}, TypeError, "budget must be a PrivacyBudget, got float"),

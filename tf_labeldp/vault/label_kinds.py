@@ -447,8 +447,8 @@ def _whole_numbers(labels: Any) -> np.ndarray:
     if array.dtype.kind == "f":
         if missing := int(np.count_nonzero(np.isnan(array))):
             raise ValueError(
-                f"labels must be classes, but {missing} of {array.size} are missing. Leave these "
-                "examples out, or fill them in, by a rule that does not use labels."
+                f"labels must be classes, but {missing} of {array.size} are missing. Leave them "
+                "out by a rule that does not use labels, or name them: PrivateLabels(unlabelled=)."
             )
         if not np.array_equal(np.trunc(array), array) or np.isinf(array).any():
             return array

@@ -820,12 +820,12 @@ def _encoded(kind: LabelKind, labels: Any, unlabelled: Any) -> tuple[np.ndarray,
     rows = np.setdiff1d(np.arange(size), _checked_rows(unlabelled, size))
     array = kind.any_labels(size)
     if rows.size:
-        known = np.asarray(labels, dtype=object if isinstance(labels, (list, tuple)) else None)
-        known = np.array(known[rows].tolist()) if known.dtype == object else known[rows]
-        # None and NaN turn whole numbers into floats.
-        if known.dtype.kind == "f" and array.dtype.kind == "i" and np.all(known == np.rint(known)):
-            known = known.astype(np.int64)
-        array[rows] = kind.encode(known)
+        values = labels if isinstance(labels, (list, tuple)) else np.asarray(labels)
+        # A list keeps values of any type, such as tuples next to None.
+        if isinstance(values, (list, tuple)) or values.dtype.kind == "O":
+            array[rows] = kind.encode([values[row] for row in rows])
+        else:
+            array[rows] = kind.encode(values[rows])
     return array, rows
 
 
