@@ -106,12 +106,6 @@ vault(
     lambda v: v(np.r_[np.nan, X[1:, 0]], low=-5, high=5),
 )
 vault(
-    "None among labels",
-    (TypeError, ValueError),
-    "dtype object",
-    lambda v: v([None, *Y[1:].tolist()]),
-)
-vault(
     "texts without classes",
     (TypeError, ValueError),
     "classes",
@@ -190,7 +184,7 @@ vault("an unknown metric", ValueError, "metric", lambda v: v().evaluate(Y, "accu
 vault(
     "AUC of class values",
     ValueError,
-    "probabilities",
+    "for 'auc' must be probabilities",
     lambda v: v(FLAGS[:, 0], num_classes=2).evaluate(
         np.array(["no", "yes"])[FLAGS[:, 0]], "auc", 1.0
     ),
@@ -443,6 +437,19 @@ sgd(
     "batch_size",
     lambda v: make_private(v, batch_size=500),
 )
+sgd(
+    "features of another width",
+    ValueError,
+    "shape",
+    lambda v: private().fit(batches(v, X[:, :2]), verbose=0),
+)
+sgd(
+    "balanced class weights",
+    ValueError,
+    "balanced",
+    lambda v: private().fit(batches(v), class_weight="balanced", verbose=0),
+)
+sgd("make_private, two outputs", ValueError, "3", lambda v: make_private(v, network(2, sparse())))
 
 
 # --- Heads and front door --------------------------------------------------------------------
@@ -649,6 +656,7 @@ trees(
     "120, 8, 8",
     lambda v: ldp.PrivateBoosting(1.0, num_classes=3).fit(np.zeros((N, 8, 8)), v()),
 )
+trees("not fitted", ValueError, "fit", lambda v: ldp.PrivateBoosting(1.0, num_classes=3).predict(X))
 
 # --- Feature maps ----------------------------------------------------------------------------
 maps = functools.partial(case, "features")
@@ -1025,6 +1033,21 @@ command(
 command("report of no store", SystemExit, "none", tf_labeldp("report", "none", "--output", "page"))
 command("verify a missing file", SystemExit, "none.keras", tf_labeldp("verify", "none.keras"))
 command("forget without a yes", SystemExit, "--yes", tf_labeldp("forget", "none"))
+command(
+    "a ragged row", SystemExit, "row 12[12]|line 12[12]", tf_labeldp("train", "ragged.csv", *TRAIN)
+)
+command(
+    "predict without a model",
+    SystemExit,
+    "none.keras",
+    tf_labeldp("predict", "none.keras", "people.csv"),
+)
+command(
+    "predict with no model file",
+    SystemExit,
+    "text.keras",
+    tf_labeldp("predict", "text.keras", "people.csv"),
+)
 
 
 @pytest.fixture(autouse=True)

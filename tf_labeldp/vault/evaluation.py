@@ -256,7 +256,7 @@ def evaluate_by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: A
     receipts = merge_receipts(noisy.receipts, public.receipts)
     size = len(noisy)
     if metric == "auc" and number == 2 and noisy.values.ndim == 1:
-        scores = class_predictions("log_loss", predictions, 2)[:, 1]
+        scores = class_predictions("auc", predictions, 2)[:, 1]
         check_length(size, len(scores))
         value, error, spread = _noisy_auc(noisy.debiased()[:, 1], scores)
         return _with_both_errors(metric, value, error, spread, size, receipts, (0.0, 1.0))
@@ -489,7 +489,7 @@ def _auc(labels: Any, public: PublicInput[Any], epsilon: float, key: str | None)
     a bias. Ties count a half.
     """
     num_classes, size = labels.kind.num_classes, len(labels)
-    scores = class_predictions("log_loss", public.value, num_classes)
+    scores = class_predictions("auc", public.value, num_classes)
     positions = np.stack([_mid_ranks(scores[:, k]) for k in range(num_classes)], axis=1)
     counts, noise, receipts = _release_positives(
         labels, public, positions[:, 1] if num_classes == 2 else positions, 2, epsilon, key
@@ -518,7 +518,7 @@ def _average_precision(
     variance of the noise is subtracted from squares.
     """
     size = len(labels)
-    scores = class_predictions("log_loss", public.value, 2)[:, 1]
+    scores = class_predictions("average_precision", public.value, 2)[:, 1]
     # The number of scores of at least its own: precision changes at these ranks alone.
     ranks = size - np.searchsorted(np.sort(scores), scores, side="left")
     ends, least = [0], math.ceil(_FIRST_BIN / epsilon)
@@ -596,7 +596,7 @@ def _calibration(
     labels: Any, public: PublicInput[Any], epsilon: float, key: str | None
 ) -> Evaluation:
     num_classes, size = labels.kind.num_classes, len(labels)
-    rows = class_predictions("log_loss", public.value, num_classes)
+    rows = class_predictions("calibration", public.value, num_classes)
     predicted = np.full(size, 1) if num_classes == 2 else rows.argmax(axis=1)
     confidence = rows[np.arange(size), predicted]
     bins = np.minimum((confidence * _CALIBRATION_BINS).astype(np.int64), _CALIBRATION_BINS - 1)
