@@ -109,7 +109,7 @@ def test_numbers_leave_ids_and_few_bins(suffix, capsys):
     assert abs(total["estimate"] - AMOUNTS.sum()) < 4.0 * total["standard_error"]
     assert 0.0 < total["standard_error"] < 0.1 * AMOUNTS.sum()
     assert "ids copied from 'ID'" in printed.err  # and no other column
-    assert "2 others and the labels are left out" in printed.err
+    assert "2 other columns and the labels are left out" in printed.err
 
 
 @pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet"])

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tf_labeldp._progress import Progress
+from tf_labeldp._validate import counted
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import Assumption
 from tf_labeldp.cli import _outputs, _tables, _tasks
@@ -190,7 +191,8 @@ def _report(
         say(one_line(f"remark: {remark}"), error=True)
     copied = f"ids copied from {_listed(ids)}" if ids else f"row numbers in {_ROW_COLUMN!r}"
     rest = len({name for table in tables for name in table.columns} - {args.column, *ids})
-    say(one_line(f"columns: {copied}; {rest} others and the labels are left out"), error=True)
+    others = f"{counted(rest, 'other column')} and the labels are left out"
+    say(one_line(f"columns: {copied}; {others}"), error=True)
     if most_rows is not None and most_rows > 1:
         say(f"warning: {_repeated(most_rows)}", error=True)
     to_stdout = args.output == _tables.STREAM  # stdout then has rows alone
@@ -199,7 +201,7 @@ def _report(
         words = f"{total['estimate']:.6g} (standard error {total['standard_error']:.2g})"
         say(f"total of the true labels, estimated from the noisy ones: {words}", error=to_stdout)
     place = "stdout" if to_stdout else output.path
-    written = f"{len(draw.noisy_labels):,} rows to {place}, and their statement to"
+    written = f"{counted(len(draw.noisy_labels), 'row')} to {place}, and their statement to"
     say(one_line(f"wrote {written} {output.statement}"), error=to_stdout)
 
 
