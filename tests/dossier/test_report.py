@@ -374,3 +374,21 @@ def test_a_report_prints_as_lines(tmp_path):
     one.randomize(rr(0.5)).save(tmp_path / "noisy")
     found = report(tmp_path / "one", published=[tmp_path / "noisy"])
     assert "one: 1 label, 1 release;" in str(found) and "noisy: 1 noisy label by" in str(found)
+
+
+def test_one_step_is_no_steps(tmp_path):
+    """Uses of a training by their number, in the history of the page."""
+    import keras
+
+    labels = vault(tmp_path / "s", epsilon=10.0)
+    inputs = keras.Input((4,))
+    model = ldp.training.LabelDPModel(inputs, keras.layers.Dense(3)(inputs))
+    optimizer = ldp.training.LabelDPOptimizer(keras.optimizers.SGD(0.1), 1.0, 9.0)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    model.compile(optimizer, loss)
+    x = np.zeros((N, 4), np.float32)
+    for steps in (1, 2):
+        batches = ldp.data.poisson_batches(x, labels, sampling_probability=0.5, steps=steps)
+        model.fit(batches, epochs=1, verbose=0)
+    uses = [use["what"] for use in report(tmp_path / "s").content["label_sets"][0]["history"]]
+    assert uses[0].startswith("1 step of ") and uses[1].startswith("2 steps of ")

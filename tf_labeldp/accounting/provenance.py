@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from tf_labeldp._validate import counted
 from tf_labeldp.accounting._annotations import Public, Setting
 from tf_labeldp.accounting._guarantee import Assumption
 from tf_labeldp.accounting.budget import Charge
@@ -250,7 +251,8 @@ def _receipts_of_layer(layer: Any) -> Receipts:
         reason = f"{layer.name!r} was compiled again after a training that was interrupted"
     steps = _uncovered_steps(optimizer)
     if steps and not _are_known(layers_of(layer)):
-        reason = f"the optimizer of {layer.name!r} took {steps} steps that no receipt covers"
+        uncovered = counted(steps, "step")
+        reason = f"the optimizer of {layer.name!r} took {uncovered} that no receipt covers"
     if reason:
         charge = Charge.unknown(
             f"Nothing is promised: {reason}. Train with tf_labeldp.fit(model, x, noisy) or with "

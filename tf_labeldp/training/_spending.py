@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_labeldp._validate import counted
 from tf_labeldp.accounting import Assumption, Charge, PrivacyGuarantee, Receipt, public_input
 from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
 from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
@@ -204,7 +205,7 @@ class Spending:
         return Receipt(
             run.labels,
             charge,
-            what=f"{plan.steps_per_epoch} steps of {type(self._model).__name__} "
+            what=f"{counted(plan.steps_per_epoch, 'step')} of {type(self._model).__name__} "
             f"{self._model.name!r}, noise {self.optimizer.noise.noise_multiplier:g}, sampled with "
             f"{plan.sampling_probability:g}",
             kind="steps",
