@@ -180,7 +180,7 @@ vault(
     "prediction",
     lambda v: v().evaluate(Y[:7], "accuracy", 1.0),
 )
-vault("an unknown metric", ValueError, "metric", lambda v: v().evaluate(Y, "accurracy", 1.0))
+vault("an unknown metric", ValueError, "metric", lambda v: v().evaluate(Y, "acc", 1.0))
 vault(
     "AUC of class values",
     ValueError,

@@ -226,11 +226,13 @@ class TestB8:
 
     def test_b8_one_layer_of_several_with_other_weights(self, tmp_path):
         head = ldp.PrivateLogisticRegression(2.0, 1e-5).fit(X, vault(tmp_path / "s"))
-        encoder = keras.Sequential([keras.Input((X.shape[1],)), keras.layers.Dense(X.shape[1])])
+        encoder = keras.Sequential(
+            [keras.Input((X.shape[1],)), keras.layers.Dense(X.shape[1], name="own")]
+        )
         model = head.to_keras(encoder=encoder)
         model.save(tmp_path / "own.keras")
         found = verify(tmp_path / "own.keras", store=tmp_path / "s")
-        assert found.problems == () and "in the layers dense, spread" in found.contains
+        assert found.problems == () and "in the layers own, spread" in found.contains
         layer = model.get_layer("head")
         kernel, bias = layer.get_weights()
         layer.set_weights([kernel, bias + 1.0])
