@@ -100,7 +100,10 @@ def column_values(name: Any, column: Any) -> np.ndarray:
         raise TypeError(
             f"column {name!r} must be numbers or text, got dtype {array.dtype}. Convert it."
         )
-    entries = [e.decode() if isinstance(e, bytes) else e for e in array.tolist()]
+    entries = array.tolist()
+    if set(map(type, entries)) == {str} and set(entries).isdisjoint(MISSING_WORDS):
+        return array
+    entries = [entry.decode() if isinstance(entry, bytes) else entry for entry in entries]
     is_missing = np.fromiter(map(_is_missing, entries), bool, len(entries))
     present = [entry for entry, missing in zip(entries, is_missing, strict=True) if not missing]
     types = set(map(type, present))
