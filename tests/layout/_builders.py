@@ -436,6 +436,8 @@ def _(put):
         epochs_per_stage=1,
         priors=put("priors", HALF),
         encoder=put("encoder", np.asarray),
+        sample_weight=put("sample_weight", np.ones(N)),
+        class_weight=put("class_weight", {1: 2.0}),
         verbose=0,
     )
     model = compiled(dense())

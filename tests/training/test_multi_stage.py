@@ -326,3 +326,132 @@ def test_data_sets_batched_or_not_are_read_like_arrays(kit, problem):
         seen.append(list(stages.dataset().as_numpy_iterator()))
     for others in seen[1:]:
         tf.nest.map_structure(np.testing.assert_array_equal, seen[0], others)
+
+
+# Several outputs and weights.
+
+
+def two_outputs(form):
+    """A model with the output `kind`, of the classes, and another."""
+    inputs = {"left": keras.Input((1,), name="left"), "right": keras.Input((1,), name="right")}
+    joined = keras.layers.Concatenate()(list(inputs.values()))
+    other = keras.layers.Dense(1, name="other")(joined)
+    kind = keras.layers.Dense(4, name="kind")(joined)
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+    if form == "dict":
+        model = keras.Model(inputs, {"other": other, "kind": kind})
+        model.compile(keras.optimizers.Adam(0.05), loss={"kind": loss})
+    else:
+        model = keras.Model(inputs, [other, kind])
+        model.compile(keras.optimizers.Adam(0.05), loss=[None, loss])
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("form", ["dict", "list"])
+@pytest.mark.parametrize("weights", [{}, {"sample_weight": np.ones(240)}], ids=["", "weights"])
+def test_stages_train_one_named_output_of_a_model_with_a_dict_of_inputs(
+    kit, problem, form, weights
+):
+    x, y = problem
+    arrays = {"left": x[:, :1], "right": x[:, 1:]}
+    labels, model = kit.labels(y), two_outputs(form)
+    stages = kit.stages(arrays, labels, output="kind", epsilon=3.0, epochs_per_stage=20, **weights)
+    kit.fit(stages, model)
+    outputs = model.predict(arrays, verbose=0)
+    kind = outputs["kind"] if form == "dict" else outputs[1]
+    # Randomized response keeps exp(3) / (exp(3) + 3) = 0.87 of the labels.
+    assert np.mean(kind.argmax(axis=1) == y) > 0.9
+    assert ldp.guarantee(model).epsilon == labels.guarantee().epsilon == 3.0
+    assert [report.num_new for report in stages.reports] == [120, 120]
+
+
+def test_a_named_output_needs_its_loss_alone(kit, problem):
+    x, y = problem
+    arrays = {"left": x[:, :1], "right": x[:, 1:]}
+    labels = kit.labels(y)
+    both = two_outputs("dict")
+    both.compile("sgd", loss={"kind": "categorical_crossentropy", "other": "mse"})
+    for output, model, message in (
+        (None, two_outputs("dict"), "returns one tensor.*name one of several outputs in output="),
+        ("kinds", two_outputs("list"), r"one of the outputs \['other', 'kind'\], got 'kinds'"),
+        ("kind", both, "a loss for the output 'kind' alone.*got losses for"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kit.fit(kit.stages(arrays, labels, output=output), model)
+
+
+@pytest.mark.parametrize("mixup_alpha", [0.0, 4.0])
+def test_weights_of_examples_and_of_noisy_classes_multiply(kit, problem, mixup_alpha):
+    x, y = problem
+    rng = np.random.default_rng(3)
+    sample_weight = np.where(rng.uniform(size=240) < 0.2, 0.0, rng.uniform(size=240))
+    labels = kit.labels(y)
+    settings = {"fractions": (1.0,), "key": "same", "mixup_alpha": mixup_alpha}
+    plain = kit.stages(x, labels, **settings)
+    weighted = kit.stages(
+        x, labels, sample_weight=sample_weight, class_weight={1: 3.0, 2: 0.0}, **settings
+    )
+    of_classes = np.array([1.0, 3.0, 0.0, 1.0])
+    noisy = np.empty(240, np.int64)
+    noisy_labels = [stages.dataset() for stages in (plain, weighted)]
+    drawn = plain.noisy_labels()
+    noisy[drawn.indices] = drawn.values
+    assert labels.guarantee().epsilon == 3.0  # one draw: weights cost nothing
+    expected = sample_weight * of_classes[noisy]
+    found = np.zeros((240, 4))
+    for (x_plain, y_plain), (rows, y_new, weights) in zip(
+        *(dataset.as_numpy_iterator() for dataset in noisy_labels), strict=True
+    ):
+        np.testing.assert_array_equal(rows, x_plain)
+        np.testing.assert_allclose(y_new.sum(axis=1), 1.0, rtol=1e-5)
+        if not mixup_alpha:
+            np.testing.assert_array_equal(y_new, y_plain)
+            places = [int(np.flatnonzero((x == row).all(axis=1))[0]) for row in rows]
+            np.testing.assert_allclose(weights, expected[places], rtol=1e-6)
+        found[: len(rows)] += weights[:, None] * y_new
+    # Mixing keeps the weight of each class in the sum of all losses.
+    total = np.bincount(noisy, expected, minlength=4)
+    np.testing.assert_allclose(found.sum(axis=0), total, rtol=1e-4)
+
+
+def test_balanced_weights_come_from_the_noisy_labels_of_stage_1(kit, problem):
+    x, y = problem
+    few = np.where(y == 0, np.arange(240) % 12 // 4, y)  # class 0 is rare
+    labels = kit.labels(few, budget=ldp.PrivacyBudget(epsilon=8.0))
+    stages = kit.stages(x, labels, epsilon=6.0, fractions=(1.0,), class_weight="balanced")
+    weights = {}
+    for _, one_hot, weight in stages.dataset().as_numpy_iterator():
+        weights |= dict(zip(one_hot.argmax(axis=1).tolist(), weight.tolist(), strict=True))
+    # Randomized response changes about 2 of the 240 labels, and class 0 has 20.
+    shares = np.bincount(few) / 240
+    np.testing.assert_allclose([weights[c] for c in range(4)], 0.25 / shares, rtol=0.2)
+    assert labels.guarantee().epsilon == 6.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"class_weight": {4: 1.0}}, r"classes \[0, 1, 2, 3\], got \[4\]"),
+        ({"class_weight": {1: -1.0}}, "class_weight"),
+        ({"class_weight": "even"}, "class_weight as a dict of public numbers"),
+        ({"sample_weight": np.ones(239)}, r"shape \(240,\)"),
+    ],
+)
+def test_unsuitable_weights_are_refused_before_a_draw(kit, problem, change, message):
+    x, y = problem
+    labels = kit.labels(y)
+    with pytest.raises(ValueError, match=message):
+        kit.stages(x, labels, **change)
+    assert labels.guarantee().epsilon == 0.0
+
+
+def test_the_receipts_of_weights_are_counted(kit, problem):
+    x, y = problem
+    earlier = kit.labels(y, people="others").randomize(ldp.RandomizedResponse(1.0, 4))
+    labels, model = kit.labels(y, people="these"), kit.model()
+    weights = ldp.accounting.PublicInput({1: 2.0}, earlier.receipts)
+    kit.fit(kit.stages(x, labels, class_weight=weights), model)
+    assert {receipt.id for receipt in earlier.receipts} <= {
+        receipt.id for receipt in ldp.accounting.public_input(model).receipts
+    }

@@ -18,17 +18,20 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import without_retracing_warnings
-from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, public_input
+from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, Setting, public_input
 from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.accounting.receipts import merge_receipts
+from tf_labeldp.data.batches import check_class_weight, checked_sample_weight
 from tf_labeldp.estimation import prior_from_logits, sharpen_prior
 from tf_labeldp.features.reader import network_inputs
 from tf_labeldp.gradients.model_checks import name_of, takes_codes
+from tf_labeldp.gradients.output_losses import by_output, named_outputs
 from tf_labeldp.mechanisms import ClassificationMechanism, Priors, RandomizedResponse, RRWithPrior
 from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.training._record_receipts import CountedTraining
 from tf_labeldp.training._stage_data import FIT, Features, StageDataset, StagePlan, TrainingSet
-from tf_labeldp.vault import NoisyLabels, PrivateLabels, guarantee
+from tf_labeldp.training._training_plan import class_table
+from tf_labeldp.vault import Classes, NoisyLabels, PrivateLabels, guarantee
 from tf_labeldp.vault.model_history import attach
 from tf_labeldp.vault.records import publish
 
@@ -107,6 +110,13 @@ class MultiStageTraining(CountedTraining):
             ``mechanisms.Priors``; None for a uniform one.
         encoder: a fitted feature map, such as ``features.RandomFourierFeatures`` for a table with
             texts, whose features the model takes.
+        output: the name of the output that has these labels, for a model with several; compile the
+            model with a loss for this output alone. The labels of ``dataset()`` are then a dict
+            with this key.
+        sample_weight: public weights (n,), at least zero: factors of the losses on noisy labels.
+        class_weight: public weights of the noisy classes, ``{class: weight}``, 1 for others; or
+            ``"balanced"``, one over K times the class's share, as the noisy labels of stage 1
+            estimate it. Neither costs anything.
         key: name of the draws in the vault; letters, digits, "_", "-" and "." only. A second run
             with the same vault, key and settings trains on the same draws at no further cost.
         from_logits: whether the model returns logits; None takes it from the compiled loss.
@@ -151,6 +161,9 @@ class MultiStageTraining(CountedTraining):
         filter_labels: bool = False,
         priors: Public[Any] = None,
         encoder: Public[Any] = None,
+        output: Setting[str | None] = None,
+        sample_weight: Public[Any] = None,
+        class_weight: Public[Any] = None,
         key: str = "lp-mst",
         from_logits: bool | None = None,
         seed: int = 0,
@@ -165,14 +178,23 @@ class MultiStageTraining(CountedTraining):
             )
         self._epsilon = _validate.positive_finite("epsilon", epsilon)
         self._labels = labels
-        public = public_input(features, encoder)
+        public = public_input(features, encoder, sample_weight, class_weight)
         super().__init__(public.receipts)
-        self._features = Features(network_inputs(*public.value), len(labels))
+        *inputs, sample_weight, class_weight = public.value
+        self._features = Features(network_inputs(*inputs), len(labels))
         if self._features.num_examples != len(labels):
             raise ValueError(
                 f"expected one label per row, got {self._features.num_examples} rows and "
                 f"{len(labels)} labels."
             )
+        self._output = output
+        self._sample_weight = checked_sample_weight(sample_weight, len(labels))
+        self._class_weight = class_weight
+        if class_weight is not None and class_weight != "balanced":
+            check_class_weight(class_weight)
+            kind = labels.kind
+            classes = kind.classes if isinstance(kind, Classes) else range(labels.num_classes)
+            self._class_weight = np.array(class_table(class_weight, classes), np.float32)
         self._batch_size = batch_size
         seed = _validate.integer_at_least("seed", seed, 0)
         self._plan = StagePlan.make(
@@ -286,7 +308,8 @@ class MultiStageTraining(CountedTraining):
         the replicas.
 
         Returns:
-            ``steps_per_epoch`` batches ``(features, one-hot noisy labels (batch, K))``.
+            ``steps_per_epoch`` batches ``(features, one-hot noisy labels (batch, K))``; with
+            weights ``(features, labels, weights (batch,))``.
 
         Raises:
             BudgetExceededError: the vault's budget does not allow the draws.
@@ -311,7 +334,10 @@ class MultiStageTraining(CountedTraining):
             # A single stage needs no callback: its labels serve all epochs.
             passes = math.inf if len(self._plan.parts) == 1 else self._plan.epochs[0]
             self._data.set(self._training_set(stage=0, epoch=0), passes)
-        return self._data.build(self._use_mixup, replicas)
+        is_weighted = self._sample_weight is not None or self._class_weight is not None
+        return self._data.build(
+            self._use_mixup, replicas, is_weighted=is_weighted, output=self._output
+        )
 
     def set_model(self, model: keras.Model) -> None:
         """Copies the initial weights and optimizer, before other callbacks restore theirs.
@@ -343,17 +369,50 @@ class MultiStageTraining(CountedTraining):
     def _logits(self) -> bool:
         if self._from_logits is not None:
             return self._from_logits
-        return bool(getattr(self.model.loss, "from_logits", False))
+        return bool(getattr(self._loss, "from_logits", False))
+
+    @property
+    def _loss(self) -> Any:
+        """The loss of the output that has the labels."""
+        loss = self.model.loss
+        if self._output is None:
+            return loss
+        names = list(named_outputs(self.model))
+        is_known = names != [""] or not isinstance(loss, dict)
+        losses = by_output(loss, names, "loss") if is_known else dict(loss)
+        others = [name for name, part in losses.items() if part is not None]
+        if others != [self._output]:
+            raise ValueError(
+                f"expected a loss for the output {self._output!r} alone, which has the labels, got "
+                f"losses for {others}. Compile with loss={{{self._output!r}: ...}}, and None for "
+                "the outputs of a list."
+            )
+        return losses[self._output]
+
+    def _of_output(self, outputs: Any) -> Any:
+        """Returns the output that has the labels."""
+        if self._output is None:
+            return outputs
+        names = list(outputs if isinstance(outputs, dict) else named_outputs(self.model))
+        if self._output not in names:
+            raise ValueError(
+                f"expected output= to be one of the outputs {names}, got {self._output!r}. Name "
+                "the output as the model does."
+            )
+        if isinstance(outputs, dict):
+            return outputs[self._output]
+        return outputs if len(names) == 1 else outputs[names.index(self._output)]
 
     def _check_model(self) -> None:
-        loss, k = self.model.loss, self._labels.num_classes
-        outputs = self.model(self._features.take(np.arange(1)), training=False)
+        k = self._labels.num_classes
+        outputs = self._of_output(self.model(self._features.take(np.arange(1)), training=False))
+        loss = self._loss
         shape = tuple(getattr(outputs, "shape", ()))
         if shape != (1, k):
             raise ValueError(
                 f"expected a model that returns one tensor of shape (batch, {k}), got {shape} for "
-                f"one example. End it with keras.layers.Dense({k}), for CategoricalCrossentropy. "
-                "The same stages use the same draw."
+                f"one example. End it with keras.layers.Dense({k}), for CategoricalCrossentropy, "
+                "or name one of several outputs in output=. The same stages use the same draw."
             )
         if takes_codes(loss):
             raise ValueError(
@@ -445,7 +504,22 @@ class MultiStageTraining(CountedTraining):
         for drawn in self._drawn_stages():
             noisy[self._plan.parts[drawn]] = self._draw(drawn, None).values
         indices = np.concatenate([self._plan.parts[stage], self._kept[stage]])
-        return TrainingSet(indices, noisy[indices], self._plan.mixup_alphas[stage], epoch)
+        weights = np.ones(len(noisy), np.float32)
+        if self._sample_weight is not None:
+            weights = self._sample_weight
+        if self._class_weight is not None:
+            weights = weights * self._class_weights()[noisy]
+        alpha = self._plan.mixup_alphas[stage]
+        return TrainingSet(indices, noisy[indices], weights[indices], alpha, epoch)
+
+    def _class_weights(self) -> np.ndarray:
+        """Returns the weights ``float32`` (K,) of the noisy classes."""
+        if not isinstance(self._class_weight, str):
+            return self._class_weight
+        # The noisy labels of stage 1 are among the receipts of every stage.
+        drawn = self._draw(0, None)
+        shares = np.maximum(drawn.posterior().mean(axis=0), 1.0 / len(drawn))
+        return (1.0 / (len(shares) * shares)).astype(np.float32)
 
     def _mechanism(self, stage: int) -> ClassificationMechanism:
         kind = RandomizedResponse if stage == 0 and self._first_priors is None else RRWithPrior
@@ -472,6 +546,7 @@ class MultiStageTraining(CountedTraining):
         outputs = self.model.predict(
             self._features.batches(indices, self._batch_size), verbose=int(self._is_verbose)
         )
+        outputs = self._of_output(outputs)
         return priors_from_outputs(outputs, self._logits, temperature)
 
     def _filter(self, earlier: list[NoisyLabels], k: int) -> np.ndarray:

@@ -96,10 +96,11 @@ def _per_stage(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainingSet:
-    """The training set of one epoch, which seeds its order: indices and noisy labels (m,)."""
+    """The training set of one epoch, which seeds its order: indices, noisy labels, weights (m,)."""
 
     indices: np.ndarray
     noisy_labels: np.ndarray
+    weights: np.ndarray
     mixup_alpha: float
     epoch: int
 
@@ -153,20 +154,28 @@ class StageDataset:
         with self._lock:
             return self._served
 
-    def build(self, use_mixup: bool, num_replicas: int = 1) -> tf.data.Dataset:
-        """Returns the dataset of ``(features, one-hot noisy labels)`` batches.
+    def build(
+        self,
+        use_mixup: bool,
+        num_replicas: int = 1,
+        *,
+        is_weighted: bool = False,
+        output: str | None = None,
+    ) -> tf.data.Dataset:
+        """Returns the dataset of ``(features, one-hot noisy labels[, weights])`` batches.
 
-        All batches but the last have a multiple of ``num_replicas`` examples, for Keras to split.
+        With ``output`` the labels are a dict with this key, for a model with several outputs. All
+        batches but the last have a multiple of ``num_replicas`` examples, for Keras to split.
         """
         steps = self._steps
 
         def epoch(unused: tf.Tensor) -> tf.data.Dataset:
-            order, noisy, weights = tf.numpy_function(
-                self._epoch_order, [], (tf.int64, tf.int64, tf.float32)
+            order, noisy, weights, shares = tf.numpy_function(
+                self._epoch_order, [], (tf.int64, tf.int64, tf.float32, tf.float32)
             )
-            order.set_shape([None])
-            noisy.set_shape([None])
-            weights.set_shape([steps])
+            for part in (order, noisy, weights):
+                part.set_shape([None])
+            shares.set_shape([steps])
             size = tf.size(order, out_type=tf.int64)
 
             def bound(step: tf.Tensor) -> tf.Tensor:
@@ -175,16 +184,23 @@ class StageDataset:
 
             def cut(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
                 start, end = bound(step), bound(step + 1)
-                return order[start:end], noisy[start:end], weights[step]
+                rows = slice(start, end)
+                return order[rows], noisy[rows], weights[rows], shares[step]
 
             return tf.data.Dataset.range(steps).map(cut)
 
-        def load(rows: tf.Tensor, noisy: tf.Tensor, weight: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        def load(rows: tf.Tensor, noisy: tf.Tensor, weights: tf.Tensor, share: tf.Tensor) -> Any:
             x = self._features.take(rows)
             y = tf.one_hot(noisy, self._num_classes, dtype=keras.config.floatx())
             if use_mixup:
-                x, y = tf.nest.map_structure(lambda part: _mixed(part, weight), (x, y))
-            return x, y
+                x = tf.nest.map_structure(lambda part: _mixed(part, share), x)
+                y, weights = (
+                    _mixed_targets(y, weights, share)
+                    if is_weighted
+                    else (_mixed(y, share), weights)
+                )
+            targets = y if output is None else {output: y}
+            return (x, targets, weights) if is_weighted else (x, targets)
 
         dataset = tf.data.Dataset.from_tensors(0).flat_map(epoch)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps))
@@ -205,7 +221,7 @@ class StageDataset:
             self._passes_left -= 1
         return np.array(True)
 
-    def _epoch_order(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _epoch_order(self) -> tuple[np.ndarray, ...]:
         with self._lock:
             current, self._served, left = self._current, True, self._passes_left
         if left < 1:
@@ -216,10 +232,11 @@ class StageDataset:
         # The epoch alone is the seed: iterators that Keras makes and drops change nothing.
         rng = np.random.default_rng([self._seed, current.epoch])
         order = rng.permutation(current.indices.size)
-        weights = np.ones(self._steps)
+        shares = np.ones(self._steps)
         if current.mixup_alpha > 0:
-            weights = rng.beta(current.mixup_alpha, current.mixup_alpha, self._steps)
-        return current.indices[order], current.noisy_labels[order], weights.astype(np.float32)
+            shares = rng.beta(current.mixup_alpha, current.mixup_alpha, self._steps)
+        parts = (current.indices, current.noisy_labels, current.weights)
+        return *(part[order] for part in parts), shares.astype(np.float32)
 
 
 def _mixed(batch: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
@@ -227,6 +244,19 @@ def _mixed(batch: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     wide = tf.cast(batch, batch.dtype if batch.dtype == tf.float64 else tf.float32)
     weight = tf.cast(weight, wide.dtype)
     return tf.cast(weight * wide + (1 - weight) * tf.reverse(wide, [0]), batch.dtype)
+
+
+def _mixed_targets(y: tf.Tensor, weights: tf.Tensor, share: tf.Tensor) -> tuple[Any, tf.Tensor]:
+    """Returns mixed targets and weights; each part of a pair keeps its own weight in the loss.
+
+    A loss that is linear in the targets, such as cross-entropy, is then the weighted mean of the
+    losses of both parts.
+    """
+    total = _mixed(weights, share)
+    weighted = _mixed(tf.cast(y, tf.float32) * weights[:, None], share)
+    plain = tf.cast(_mixed(y, share), tf.float32)
+    mixed = tf.where(total[:, None] > 0.0, tf.math.divide_no_nan(weighted, total[:, None]), plain)
+    return tf.cast(mixed, y.dtype), total
 
 
 def _as_tensor(rows: Any) -> tf.Tensor:

@@ -384,6 +384,11 @@ def _class_table(weights: Any, loss: OutputLoss, labels: OutputLabels) -> list[f
             f"expected classes for class_weight, got {kind.describe()}. Give sample_weight, or "
             "loss_weights for outputs with one column each."
         )
+    return class_table(weights, classes)
+
+
+def class_table(weights: Any, classes: Any) -> list[float]:
+    """Returns the weight of each class, 1 for those without; raises for other classes."""
     unknown = [name for name in weights if name not in classes]
     if unknown:
         raise ValueError(
