@@ -284,3 +284,35 @@ def test_vaults_that_are_not_of_the_same_examples() -> None:
             batches(rows, columns=columns)
     with pytest.raises(ValueError, match="for a vault with num_labels=L"):
         batches(vault(KINDS, K), columns={"a": 0})
+
+
+def test_a_charge_that_fails_halfway_takes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vault that was charged keeps the charge, and a later fit charges both."""
+    labels, model = two_vaults(), compiled()
+    before = model.get_weights()
+
+    def full_disk(**content: Any) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(labels["kind"]._ledger, "keep", full_disk)
+        with pytest.raises(OSError, match="no space left"):
+            model.fit(batches(labels), verbose=0)
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert labels["click"].guarantee().epsilon == pytest.approx(after(1))
+    assert labels["kind"].guarantee().epsilon == model.guarantee().epsilon == 0.0
+    model.fit(batches(labels), verbose=0)
+    assert labels["click"].guarantee().epsilon == pytest.approx(after(2))
+    assert (
+        labels["kind"].guarantee().epsilon == pytest.approx(after(1)) == model.guarantee().epsilon
+    )
+
+
+def test_labels_of_several_outputs_of_one_user() -> None:
+    model, labels = compiled(), two_vaults()
+    users = {"users": np.arange(N) // 2, "max_examples_per_user": 2}
+    model.fit(batches(labels, q=0.2, **users), verbose=0)
+    expected = ldp.accounting.dp_sgd_guarantee(SIGMA, 0.2, 3, DELTA, privacy_unit="user")
+    assert model.guarantee().epsilon == pytest.approx(expected.epsilon)
+    assert all(one.guarantee().unit == "all labels of one user" for one in labels.values())
