@@ -278,7 +278,7 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     ),
     "front_door.PrivateRegressor": lambda put: ldp.PrivateRegressor(
         1.0, DELTA / 2, encoder=put("encoder", dense(3))
-    ).fit(put("X", X), numbers_of()),
+    ).fit(put("X", X), numbers_of(), **put.only("sample_weight", np.ones(N))),
     "front_door.PrivateSearchCV": lambda put: ldp.PrivateSearchCV(
         put("estimator", ldp.PrivateRidge(1.0, DELTA / 2)),
         put("param_grid", {"penalty": [1.0, 10.0]}),
@@ -333,7 +333,9 @@ def _(put):
 def _fits(head, labels):
     def fit(put):
         encoder = put("encoder", dense(3))
-        return head(1.0, DELTA / 2, encoder=encoder).fit(put("X", X), labels())
+        weights = put.only("class_weight", None if labels is numbers_of else {1: 2.0})
+        fitted = head(1.0, DELTA / 2, encoder=encoder, **weights)
+        return fitted.fit(put("X", X), labels(), **put.only("sample_weight", np.ones(N)))
 
     return fit
 
@@ -359,7 +361,8 @@ def _(put):
     if put.name == "clusters":
         head = heads.NoiseCluster(None, 1.0, clusters=put("clusters", GROUPS))
     else:
-        head = heads.NoiseCluster(2, 1.0, encoder=put("encoder", dense(3)))
+        weights = put.only("class_weight", {1: 2.0})
+        head = heads.NoiseCluster(2, 1.0, encoder=put("encoder", dense(3)), **weights)
     return head.fit(put("X", X), labels_of())
 
 
@@ -525,8 +528,9 @@ def _(put):
 def _(put):
     network = put.only("model", dense())
     encoder = {} if network else {"encoder": put("encoder", dense(3))}
-    door = ldp.PrivateClassifier(1.0, DELTA / 2, epochs=1, **network, **encoder)
-    return door.fit(put("X", X), labels_of())
+    weights = put.only("class_weight", {1: 2.0})
+    door = ldp.PrivateClassifier(1.0, DELTA / 2, epochs=1, **network, **encoder, **weights)
+    return door.fit(put("X", X), labels_of(), **put.only("sample_weight", np.ones(N)))
 
 
 def _registers(check):

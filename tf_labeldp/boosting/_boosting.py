@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from tf_labeldp.features.estimator import keras_model, note_release, tags_of_tab
 from tf_labeldp.features.reader import column_names
 from tf_labeldp.heads.label_source import LabelSource, raw_digests
 from tf_labeldp.heads.one_release_head import Head
+from tf_labeldp.heads.weights import class_weights, example_weights
 from tf_labeldp.mechanisms import RandomizedResponse
 from tf_labeldp.vault import LabelKind, LabelRandomizer, NoisyLabels
 
@@ -152,7 +152,7 @@ class PrivateBoosting(Head):
         if not isinstance(y, NoisyLabels):
             source = LabelSource(self, y, self._mechanism)
         coder, rows = _read(features, grower)
-        weights = _checked_weights(sample_weight, rows.shape[0])
+        weights = example_weights(sample_weight, rows.shape[0])
         rows_of_labels: Any = slice(None)
         if source is None:
             noisy = _checked_noisy(y)
@@ -162,7 +162,7 @@ class PrivateBoosting(Head):
             source.check_length(rows.shape[0])
             used = rows.shape[0] if weights is None else int(np.count_nonzero(weights))
             self._check_worth(used, source.kind.num_classes or 2)
-            _class_weights(class_weight, source.kind.class_values, None)
+            class_weights(class_weight, source.kind.class_values, None)
             digests = raw_digests(features)
             digests = None if digests is None else digests[:, np.newaxis]
             noisy, receipts = source.randomize(public, digests, self._family_of_clones())
@@ -189,7 +189,7 @@ class PrivateBoosting(Head):
         self.noisy_labels_, self.receipts_ = noisy, receipts
         self.classes_: Any = target.classes
         self._label_range = target.label_range
-        self._class_weights = _class_weights(class_weight, target.classes, target.shares)
+        self._class_weights = class_weights(class_weight, target.classes, target.shares)
         self._remember_columns(column_names(features), rows.shape[1])
         self.num_trees_ = sum(grower.num_trees(models) for fits in members for models in fits)
         if self.gain_ < _CLEAR * self.gain_stddev_:
@@ -401,41 +401,6 @@ def _least_common(columns: Any, place: int) -> int:
     if missing.all():
         return 0
     return int(np.count_nonzero(missing | (column != np.median(column[~missing]))))
-
-
-def _checked_weights(weights: Any, size: int) -> np.ndarray | None:
-    if weights is None:
-        return None
-    weights = _validate.real_vector("sample_weight", weights)
-    if weights.shape != (size,) or not (weights >= 0.0).all() or not weights.any():
-        raise ValueError(
-            f"sample_weight must have {size} weights of zero or more, not all zero, got shape "
-            f"{weights.shape}, from {weights.min(initial=0.0):g} to {weights.max(initial=0.0):g}."
-        )
-    return weights / weights.mean()
-
-
-def _class_weights(class_weight: Any, classes: Any, shares: Any) -> np.ndarray | None:
-    """Returns weights (K,) in the order of the classes; None for numbers."""
-    if class_weight is None or classes is None:
-        if class_weight is not None:
-            raise ValueError("class_weight is for classes, got numbers. Leave it out.")
-        return None if classes is None else np.ones(len(classes))
-    if isinstance(class_weight, str):
-        _validate.one_of("class_weight", class_weight, ("balanced",))
-        return np.ones(len(classes)) if shares is None else 1.0 / (len(shares) * shares)
-    known = dict(class_weight) if isinstance(class_weight, Mapping) else {}
-    values = [known.pop(name, 1.0) for name in classes.tolist()]
-    if (
-        not isinstance(class_weight, Mapping)
-        or known
-        or not all(0.0 < value < math.inf for value in values)
-    ):
-        raise ValueError(
-            f"class_weight must be 'balanced' or weights above zero by class, for "
-            f"{classes.tolist()}, got {class_weight!r}."
-        )
-    return np.array(values, np.float64)
 
 
 def _grown(grower: Any, task: Task) -> tuple[list[list[Any]], np.ndarray, np.ndarray]:

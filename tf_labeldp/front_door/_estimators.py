@@ -44,6 +44,7 @@ from tf_labeldp.heads.label_source import (
     with_other_fits,
 )
 from tf_labeldp.heads.one_release_head import Head
+from tf_labeldp.heads.weights import example_weights
 from tf_labeldp.mechanisms import MetricMechanism
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.evaluation import check_metric
@@ -123,10 +124,13 @@ class _FrontDoor(Head):
     key: str | None
     insecure_seed: int | None
     model: Public[Any] = None
+    class_weight: Public[Any] = None
     num_classes: int | None = None
     classes: Setting[Any] = None
 
-    def fit(self: _Self, X: Public[Any], y: Private[Any]) -> _Self:
+    def fit(
+        self: _Self, X: Public[Any], y: Private[Any], sample_weight: Public[Any] = None
+    ) -> _Self:
         """Chooses a method by public facts, and fits it at the cost of (epsilon, delta).
 
         Args:
@@ -135,6 +139,8 @@ class _FrontDoor(Head):
                 as embeddings; a sparse matrix.
             y: a ``PrivateLabels``, which charges the release to its budget; or an array (n,),
                 which gets a vault with the budget (epsilon, delta).
+            sample_weight: public weights (n,) of the examples for the fit, finite, at least zero.
+                For a head the noise grows with the largest weight over the mean.
 
         Returns:
             The estimator itself.
@@ -149,7 +155,7 @@ class _FrontDoor(Head):
         Warns:
             UserWarning: an earlier fit of this process used these rows with an array of labels.
         """
-        public = public_input(X, self.encoder, self.model)
+        public = public_input(X, self.encoder, self.model, self.class_weight, sample_weight)
         is_several = takes_several(self.model) and isinstance(public.value[0], (dict, list, tuple))
         if is_several:
             features = all_features = inputs_of(public.value[0])
@@ -175,6 +181,13 @@ class _FrontDoor(Head):
             )
         if not size:
             raise ValueError("expected at least one label, got none. Give labels and their rows.")
+        weights = example_weights(public.value[4], size)
+        has_weights = weights is not None or public.value[3] is not None
+        if self.model is not None and has_weights:
+            raise ValueError(
+                "expected no weights with model=, which learns a head's probabilities, got some. "
+                "Leave out sample_weight and class_weight, or train the model with make_private."
+            )
         delta = self._delta(labels, size)
         choice = self._choice(epsilon, size, kind, features, labels)
         price, metric = self.budget_for_evaluation, self.evaluation_metric
@@ -206,7 +219,9 @@ class _FrontDoor(Head):
                 # All metrics at one epsilon have the price of the first.
                 held_out.check_budget(MetricMechanism(price, first, **arguments))
             held_out_features = rows_of(features, places_in(whole, held_out))
-            features = rows_of(features, places_in(whole, train))
+            places = places_in(whole, train)
+            features = rows_of(features, places)
+            weights = None if weights is None else weights[places]
             labels, size = train, len(train)
         encoder = self.encoder
         if encoder is None and choice.method != "boosting":
@@ -214,6 +229,8 @@ class _FrontDoor(Head):
         elif self.model is None and encoder is not None:
             reason = "Your encoder, and one noisy release for a linear head."
             choice = dataclasses.replace(choice, reason=reason)
+        # ``BootstrappedHead`` takes no weights.
+        weighted = {} if weights is None else {"sample_weight": weights}
         some_rows = np.random.default_rng(0).choice(size, min(size, _SHARE_ROWS), replace=False)
         some_features = rows_of(features, some_rows)
         receipts: Receipts = ()
@@ -227,7 +244,7 @@ class _FrontDoor(Head):
                     labels.check_budget(charges, receipts=public.receipts)
             name = f"{key}/pilot"
             pilot = self._head(plan.epsilon_of_pilot, delta, encoder, kind, size, seed, name)
-            pilot.fit(public.with_value(features), labels)
+            pilot.fit(public.with_value(features), labels, **weighted)
             receipts = pilot.receipts_
             method = plan.method(pilot.predict(some_features), pilot._label_range, size)
             choice = dataclasses.replace(choice, method=method)
@@ -237,10 +254,11 @@ class _FrontDoor(Head):
             head: Any = self._boosting(epsilon, seed, key)
         else:
             head = self._head(epsilon, delta, encoder, kind, size, seed, key)
-        head.fit(public.with_value(features), labels)
+        head.fit(public.with_value(features), labels, **weighted)
         remarks = _hashed_columns(head.coder_ if is_boosting else encoder)
         choice = dataclasses.replace(choice, remarks=(*choice.remarks, *remarks))
-        if head.classes_ is not None and self.evaluation_metric in (None, "accuracy"):
+        has_accuracy = head.classes_ is not None and self.evaluation_metric in (None, "accuracy")
+        if has_accuracy and public.value[3] is None:
             remarks = [*choice.remarks, *_rare_class(head, some_features)]
             choice = dataclasses.replace(choice, remarks=tuple(remarks))
         self.head_, self.choice_ = head, choice
@@ -314,6 +332,7 @@ class _FrontDoor(Head):
         if isinstance(self, PrivateRegressor):
             arguments["loss"] = self.loss
         del arguments["num_labels"]
+        arguments["class_weight"] = self.class_weight
         return PrivateBoosting(epsilon, **arguments, key=key, insecure_seed=seed)
 
     def _delta(self, labels: Any, size: int) -> float:
@@ -367,6 +386,8 @@ class PrivateClassifier(_FrontDoor):
         encoder: replaces the chosen features: a fitted feature map, a Keras model, or a callable.
         method: ``"head"`` or ``"boosting"`` (of tables and rows of numbers), or ``"auto"`` for the
             choice by epsilon, the number of examples and of classes, and the kind of features.
+        class_weight: public weights above zero by class value, or ``"balanced"``, which divides by
+            the released class shares at no further cost. They multiply the probabilities.
         key: name of the release in a vault.
         insecure_seed: makes the fit repeatable, and the statement "not private: seeded".
 
@@ -398,6 +419,7 @@ class PrivateClassifier(_FrontDoor):
     epochs: int = 10
     encoder: Public[Any] = None
     method: str = "auto"
+    class_weight: Public[Any] = None
     key: str | None = None
     insecure_seed: int | None = None
 
@@ -429,6 +451,7 @@ class PrivateClassifier(_FrontDoor):
             classes=self.classes,
             encoder=encoder,
             spread="half" if is_table else True,
+            class_weight=self.class_weight,
             key=key,
             insecure_seed=seed,
         )

@@ -38,7 +38,7 @@ class LikelihoodHead(OneReleaseHead):
         problem: _ridge_path.Problem,
         rows: PublicRows,
         prior: tuple[float, float],
-        make: Callable[[np.ndarray, float], Any],
+        make: Callable[..., Any],
         *,
         unit: float = 1.0,
         offset: float | None = None,
@@ -64,7 +64,7 @@ class LikelihoodHead(OneReleaseHead):
             last = unit * fit.coefficients[-1] + (offset or 0.0) - problem.column @ weights
         if self._label_range is None:
             scores = unit * (likelihood.likelihood.rows @ fit.coefficients.astype(np.float32))
-            last = self._matched(last, scores, problem, rows.num_rows)
+            last = self._matched(last, scores, problem, rows)
         filter_ = first_order_filter(likelihood, fit, kept, problem.spectrum.k_eff)
         return weights, last, unit * filter_
 
@@ -138,6 +138,7 @@ class Likelihood:
     rows: np.ndarray  # float32 (m, d)
     weight: float  # n / m
     softmax: bool  # whether columns are mutually exclusive classes
+    weights: np.ndarray | None = None  # (m,) of the rows, with mean one
 
     def curvature(self, columns: int) -> float:
         """Returns h, a row's Hessian at zero in the directions that change the probabilities."""
@@ -149,7 +150,8 @@ class Likelihood:
         scores -= scores.max(axis=1, keepdims=True)
         shares = np.exp(scores)
         shares /= shares.sum(axis=1, keepdims=True)
-        curvature = float((shares * (1.0 - shares)).sum(axis=1).mean())
+        curvature = (shares * (1.0 - shares)).sum(axis=1)
+        curvature = float(np.average(curvature, weights=self._weights_of_scores(len(curvature))))
         return curvature / (scores.shape[1] - 1.0 if self.softmax else 2.0)
 
     def first_multiple(self, columns: int) -> float:
@@ -162,22 +164,34 @@ class Likelihood:
         step = max(1, _ENTRIES // max(u.shape))
         for start in range(0, len(self.rows), step):
             block = self.rows[start : start + step]
+            weights = self._weights_of(start, step)
             scores = block @ u
             if self.softmax:
                 top = scores.max(axis=1, keepdims=True)
                 scores -= top
                 np.exp(scores, out=scores)
                 total = scores.sum(axis=1, keepdims=True)
-                value += float((np.log(total) + top).sum(dtype=np.float64))
+                value += _total(np.log(total) + top, weights)
                 scores /= total
             else:
                 scores *= 0.5
                 size = np.abs(scores)  # log(e^x + e^-x) = |x| + log1p(e^(-2 |x|))
-                value += float((size + np.log1p(np.exp(-2.0 * size))).sum(dtype=np.float64))
+                value += _total(size + np.log1p(np.exp(-2.0 * size)), weights)
                 np.tanh(scores, out=scores)
                 scores *= 0.5
-            gradient += block.T @ scores
+            gradient += block.T @ (scores if weights is None else weights * scores)
         return self.weight * value, self.weight * gradient
+
+    def _weights_of(self, start: int, number: int) -> np.ndarray | None:
+        if self.weights is None:
+            return None
+        return self.weights[start : start + number, np.newaxis].astype(np.float32)
+
+    def _weights_of_scores(self, number: int) -> np.ndarray | None:
+        """Returns the weights of the rows of ``scores``, which has one per row and label."""
+        if self.weights is None:
+            return None
+        return np.repeat(self.weights, number // len(self.weights))
 
     def worth(
         self, u: np.ndarray, agreement: float, error: float, num_rows: int
@@ -186,10 +200,11 @@ class Likelihood:
         scores = self.scores(u)
         if not self.softmax:
             agreement, error = agreement / u.shape[1], error / u.shape[1]
-        agreement = _ridge_path.believable_agreement(scores, agreement, error)
+        weights = self._weights_of_scores(len(scores))
+        agreement = _ridge_path.believable_agreement(scores, agreement, error, weights)
         trusted = agreement - error**2 / agreement if agreement > error else 0.0
-        sharpness = _ridge_path.softmax_sharpness(scores, trusted)
-        return sharpness, _ridge_path.log_loss(scores, agreement, sharpness)
+        sharpness = _ridge_path.softmax_sharpness(scores, trusted, weights)
+        return sharpness, _ridge_path.log_loss(scores, agreement, sharpness, weights)
 
     def scores(self, coefficients: np.ndarray) -> np.ndarray:
         """Returns scores whose softmax gives probabilities; log-odds s become (-s/2, s/2)."""
@@ -197,6 +212,10 @@ class Likelihood:
         if self.softmax:
             return scores
         return _ridge_path.class_scores(0.5 * scores.reshape(-1, 1))
+
+
+def _total(values: np.ndarray, weights: np.ndarray | None) -> float:
+    return float((values if weights is None else weights * values).sum(dtype=np.float64))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,7 +321,7 @@ def likelihood_problem(
     problem: _ridge_path.Problem,
     public: PublicRows,
     bayes: np.ndarray,
-    make: Callable[[np.ndarray, float], Any],
+    make: Callable[..., Any],
 ) -> tuple[LikelihoodProblem, np.ndarray, np.ndarray]:
     """Returns the problem in the Gram matrix's eigenvectors, a start, and the kept directions."""
     spectrum = problem.spectrum
@@ -316,7 +335,8 @@ def likelihood_problem(
         block[:, :width] = block[:, :width] @ spectrum.vectors.astype(np.float32)
     keep = kept if not problem.count else np.append(kept, True)
     weight = public.num_rows / len(rows)
-    likelihood = make(rows if np.all(keep) else rows[:, keep], weight)
+    rows = rows if np.all(keep) else rows[:, keep]
+    likelihood = make(rows, weight, weights=public.sample_weights)
     curvature = likelihood.curvature(columns)
     values, moments, noise = spectrum.values[kept], spectrum.moments[kept], spectrum.noise[kept]
     penalties = curvature * np.maximum(1.0 / bayes[kept] - values, 0.0)

@@ -9,6 +9,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, Setting, public_input
+from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import merge_receipts
 from tf_labeldp.estimation.priors import histogram_prior
 from tf_labeldp.features import find_clusters
@@ -17,8 +18,12 @@ from tf_labeldp.features.estimator import keras_model, note_release, width_of, w
 from tf_labeldp.features.reader import collected, column_names, is_dataset
 from tf_labeldp.heads.label_source import LabelSource, raw_digests
 from tf_labeldp.heads.one_release_head import Head
+from tf_labeldp.heads.weights import class_weights
 from tf_labeldp.mechanisms import HistogramMechanism
 from tf_labeldp.vault import LabelKind
+
+_LEAST = 1e-12
+"""The least share of a class by which balanced weights divide."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -51,6 +56,8 @@ class NoiseCluster(Head):
         clusters: clusters of the training examples from ``find_clusters``, which replace k-means on
             the features; or integers (n,), with which ``predict`` fails.
         cluster_seed: seeds k-means; public.
+        class_weight: public weights above zero by class value, or ``"balanced"``, as in
+            ``PrivateRidge``: they multiply the shares of the classes in each cluster.
         key: the name of the release in a vault.
         insecure_seed: makes the noise repeatable, and the statement "not private: seeded".
 
@@ -85,6 +92,7 @@ class NoiseCluster(Head):
     encoder: Public[Any] = None
     clusters: Public[Any] = None
     cluster_seed: int = 0
+    class_weight: Public[Any] = None
     key: str | None = None
     insecure_seed: int | None = None
 
@@ -112,7 +120,7 @@ class NoiseCluster(Head):
                 release the statement then includes.
         """
         source = LabelSource(self, y, self._mechanism)
-        public = public_input(X, self.encoder, self.clusters)
+        public = public_input(X, self.encoder, self.clusters, self.class_weight)
         features = public.value[0]
         if self.clusters is None:
             features = self._matrix(features, encoder=self.encoder)
@@ -135,7 +143,11 @@ class NoiseCluster(Head):
         self.cluster_counts_ = counts
         overall = histogram_prior(counts.sum(axis=0))
         has_count = np.any(counts > 0, axis=1, keepdims=True)
-        self.cluster_probabilities_ = np.where(has_count, histogram_prior(counts), overall)
+        shares = np.where(has_count, histogram_prior(counts), overall)
+        # A class without a count above zero stays without one.
+        class_weight = bare(self.class_weight)
+        shares = shares * class_weights(class_weight, self.classes_, np.maximum(overall, _LEAST))
+        self.cluster_probabilities_ = shares / shares.sum(axis=1, keepdims=True)
         self.cluster_classes_ = source.vault.decode(self.cluster_probabilities_.argmax(axis=1))
         if features is not None:
             self._remember_columns(column_names(features), width_of(features, 1))
@@ -223,6 +235,7 @@ class NoiseCluster(Head):
             raise ValueError(
                 "NoiseCluster expected classes, got numbers or rows of labels. Use PrivateRidge."
             )
+        class_weights(bare(self.class_weight), kind.class_values)
         delta = _validate.number_in("delta", self.delta, "[0, 1)")
         noise = "gaussian" if delta > 0.0 else "discrete_laplace"
         return HistogramMechanism(self.epsilon, kind.num_classes, noise=noise, delta=delta)

@@ -108,6 +108,7 @@ class CountLikelihood:
     rate: float
     middle: float
     high: float
+    weights: np.ndarray | None = None  # (m,) of the rows, with mean one
     softmax: bool = False
 
     def curvature(self, columns: int) -> float:
@@ -115,7 +116,8 @@ class CountLikelihood:
         return self.rate
 
     def mean_curvature(self, coefficients: np.ndarray) -> float:
-        return float(self._rates(self._scores(coefficients)).mean(dtype=np.float64))
+        rates = self._rates(self._scores(coefficients))
+        return float(np.average(rates, weights=self.weights))
 
     def first_multiple(self, columns: int) -> float:
         del columns
@@ -125,8 +127,10 @@ class CountLikelihood:
         scores = self._scores(coefficients)
         rates = self._rates(scores)
         over = np.maximum(scores - math.log(self.high / self.rate), 0.0)
-        value = float((rates * (1.0 + over) - self.middle * scores).sum(dtype=np.float64))
-        slopes = (rates - self.middle).astype(np.float32)
+        values, slopes = rates * (1.0 + over) - self.middle * scores, rates - self.middle
+        if self.weights is not None:
+            values, slopes = self.weights * values, self.weights * slopes
+        value, slopes = float(values.sum(dtype=np.float64)), slopes.astype(np.float32)
         gradient = (self.rows.T @ slopes)[:, np.newaxis].astype(np.float64)
         return self.weight * value, self.weight * gradient
 

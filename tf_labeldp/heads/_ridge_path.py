@@ -202,7 +202,9 @@ def class_scores(scores: np.ndarray) -> np.ndarray:
     return np.concatenate([-scores, scores], axis=1) if scores.shape[1] == 1 else scores
 
 
-def softmax_sharpness(scores: np.ndarray, agreement: float) -> float:
+def softmax_sharpness(
+    scores: np.ndarray, agreement: float, weights: np.ndarray | None = None
+) -> float:
     """Returns the beta of maximum likelihood; zero (equal probabilities) without agreement."""
     from scipy import optimize, special
 
@@ -212,7 +214,7 @@ def softmax_sharpness(scores: np.ndarray, agreement: float) -> float:
 
     def slope(beta: float) -> float:
         expected = np.einsum("ik,ik->i", special.softmax(beta * scores, axis=1), scores)
-        return agreement - float(expected.mean())
+        return agreement - float(np.average(expected, weights=weights))
 
     largest = _LARGEST_SHARPNESS / size
     if slope(largest) >= 0.0:  # the noise puts the agreement above its ceiling
@@ -221,7 +223,12 @@ def softmax_sharpness(scores: np.ndarray, agreement: float) -> float:
 
 
 def matching_shifts(
-    scores: np.ndarray, mean_codes: np.ndarray, error: float, *, are_labels: bool = False
+    scores: np.ndarray,
+    mean_codes: np.ndarray,
+    error: float,
+    *,
+    are_labels: bool = False,
+    weights: np.ndarray | None = None,
 ) -> np.ndarray:
     """Returns (C,): added to sharpened scores (m, C), mean probabilities equal the class means.
 
@@ -230,14 +237,18 @@ def matching_shifts(
     if are_labels or scores.shape[1] == 1:
         pairs = [class_scores(column[:, np.newaxis]) for column in scores.T]
         means = [0.5 + np.array([-code, code]) for code in mean_codes]
-        return np.array([_shifts(*pair, error)[1] for pair in zip(pairs, means, strict=True)])
-    return _shifts(scores, mean_codes - mean_codes.mean() + 1.0 / scores.shape[1], error)
+        both = zip(pairs, means, strict=True)
+        return np.array([_shifts(*pair, error, weights)[1] for pair in both])
+    means = mean_codes - mean_codes.mean() + 1.0 / scores.shape[1]
+    return _shifts(scores, means, error, weights)
 
 
-def _shifts(scores: np.ndarray, means: np.ndarray, error: float) -> np.ndarray:
+def _shifts(
+    scores: np.ndarray, means: np.ndarray, error: float, weights: np.ndarray | None
+) -> np.ndarray:
     from scipy import optimize
 
-    own = _softmax(scores)[0].mean(axis=0)
+    own = mean_probabilities(scores, weights)
     part = _DIFFERENCE**2 / (_DIFFERENCE**2 + error**2)  # the part that is not noise
     # The noise can push a mean below zero: as much as its error stays of the fit's own mean.
     means = np.maximum(own + part * (means - own), np.minimum(own, error))
@@ -245,12 +256,17 @@ def _shifts(scores: np.ndarray, means: np.ndarray, error: float) -> np.ndarray:
 
     def loss(shifts: np.ndarray) -> tuple[float, np.ndarray]:
         probabilities, log_sums = _softmax(scores + shifts)
-        value = float(log_sums.mean()) - float(means @ shifts)
-        return value, probabilities.mean(axis=0) - means
+        value = float(np.average(log_sums, weights=weights)) - float(means @ shifts)
+        return value, np.average(probabilities, axis=0, weights=weights) - means
 
     start = np.log(means / np.maximum(own, 1e-12))
     found = optimize.minimize(loss, start, jac=True, method="BFGS", options={"gtol": 1e-6})
     return found.x - found.x.mean()
+
+
+def mean_probabilities(scores: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Returns the mean softmax (K,) of the rows, which may have weights."""
+    return np.average(_softmax(scores)[0], axis=0, weights=weights)
 
 
 def _softmax(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -262,7 +278,9 @@ def _softmax(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return probabilities, (np.log(sums) + top)[:, 0]
 
 
-def believable_agreement(scores: np.ndarray, agreement: float, error: float) -> float:
+def believable_agreement(
+    scores: np.ndarray, agreement: float, error: float, weights: np.ndarray | None = None
+) -> float:
     """Returns the mean of a normal law around a noisy estimate, truncated at the ceiling.
 
     The score of the true class is at most the largest score in its row; an agreement at that
@@ -270,7 +288,7 @@ def believable_agreement(scores: np.ndarray, agreement: float, error: float) -> 
     """
     from scipy import stats
 
-    ceiling = float(scores.max(axis=1).mean(dtype=np.float64))
+    ceiling = float(np.average(scores.max(axis=1).astype(np.float64), weights=weights))
     if error <= 0.0:
         return min(agreement, ceiling)
     place = (ceiling - agreement) / error
@@ -278,9 +296,12 @@ def believable_agreement(scores: np.ndarray, agreement: float, error: float) -> 
     return min(below, ceiling)  # rounding may exceed it for an estimate far above
 
 
-def log_loss(scores: np.ndarray, agreement: float, sharpness: float) -> float:
+def log_loss(
+    scores: np.ndarray, agreement: float, sharpness: float, weights: np.ndarray | None = None
+) -> float:
     """Returns the mean log-loss of a softmax over sharpened scores; arguments as above."""
     from scipy import special
 
     sharpened = sharpness * scores.astype(np.float64)
-    return float(special.logsumexp(sharpened, axis=1).mean()) - sharpness * agreement
+    mean = float(np.average(special.logsumexp(sharpened, axis=1), weights=weights))
+    return mean - sharpness * agreement

@@ -26,6 +26,7 @@ from tf_labeldp.accounting import (
     Setting,
     public_input,
 )
+from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts
 from tf_labeldp.features.estimator import (
     Estimator,
@@ -38,6 +39,7 @@ from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads import _ridge_path
 from tf_labeldp.heads.label_source import MISSING_LABELS, LabelSource
 from tf_labeldp.heads.public_rows import PublicRows, Scaling, checked_norms
+from tf_labeldp.heads.weights import class_weights, example_weights
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, PrivateLabels
 from tf_labeldp.vault.model_history import note_facts
@@ -48,9 +50,9 @@ _PREDICT_ROWS = 4096
 _INTERCEPT = 0.2
 """The constant column, relative to a row of length one: it costs the other features 2 % of signal;
 the mean of n centred codes then has noise sigma / (0.2 n)."""
-_L1_STEPS = 2.0**14
-"""The L1 norm of the longest row is rounded up to a multiple of 1 / 2^14, so that a machine with
-other rounding finds a stored release with Laplace noise."""
+_NORM_STEPS = 2.0**14
+"""The largest weight, and for Laplace noise the L1 norm of the longest row, are rounded up to
+multiples of 1 / 2^14, so that a machine with other rounding finds a stored release."""
 _SMALL_ENTRIES, _SMALL_WIDTH = 1 << 25, 512
 """The most numbers and columns of features for a fit on one thread: two threads took 2 to 10 times
 its processor time."""
@@ -161,6 +163,7 @@ class OneReleaseHead(Head):
     center: bool = True
     intercept: bool = True
     noise: str = "gaussian"
+    class_weight: Public[Any] = None
     key: str | None = None
     max_bytes: float = 8e9
     insecure_seed: int | None = None
@@ -169,7 +172,9 @@ class OneReleaseHead(Head):
     _link: ClassVar[str] = "linear"  # Keras activation of the scores, for labels that are numbers
     _has_prior = True  # whether the fit uses a prior, before or after the spread
 
-    def fit(self: _Self, X: Public[Any], y: Private[Any] = None) -> _Self:
+    def fit(
+        self: _Self, X: Public[Any], y: Private[Any] = None, sample_weight: Public[Any] = None
+    ) -> _Self:
         """Releases the moments of the labels, and fits the head to them.
 
         Args:
@@ -178,6 +183,9 @@ class OneReleaseHead(Head):
             y: a ``PrivateLabels``, which charges the release to its own budget; or an array of
                 classes or numbers (n,), or of zeros and ones (n, L), which is put into a vault with
                 the budget (epsilon, delta). None for a data set of pairs.
+            sample_weight: public weights (n,) of the examples, finite, at least zero; only their
+                ratios count. A weight multiplies the share of its example in the release, so the
+                noise grows with the largest weight over the mean.
 
         Returns:
             The head itself.
@@ -198,20 +206,20 @@ class OneReleaseHead(Head):
         """
         before = dict(vars(self))
         try:
-            public = public_input(X, self.encoder)
-            X, encoder = public.value
+            public = public_input(X, self.encoder, sample_weight, self.class_weight)
+            X, encoder, sample_weight, _ = public.value
             X = self._matrix(X, encoder=encoder)
             inputs = FeatureRows(X, encoder, max_bytes=0.25 * self.max_bytes)
-            rows, source = self._survey(inputs, y)
+            weights = example_weights(sample_weight, inputs.num_rows)
+            rows, source = self._survey(inputs, y, weights)
             self._remember_columns(inputs.columns, width_of(X, rows.shape[1]))
             with _threads_that_pay(*rows.shape):
                 self._design(rows, source)
                 rows.scan()
-                # Sensitivity: every row has L2 norm one, the mechanism's max_norm; Laplace noise
-                # uses the L1 norm of the longest row. In source.release the mechanism adds the
-                # noise.
-                max_l1 = math.ceil(rows.max_l1 * _L1_STEPS) / _L1_STEPS
-                source.mechanism = with_max_l1(source.mechanism, max_l1)
+                # Sensitivity: every row has L2 norm one, times its weight; the mechanism's max_norm
+                # is the largest weight. Laplace noise uses the L1 norm of the longest row. In
+                # source.release the mechanism adds the noise.
+                source.mechanism = with_max_l1(source.mechanism, _rounded_up(rows.max_l1))
                 released, self.receipts_ = source.release(
                     public.with_value(rows), rows.digests, self._family_of_clones()
                 )
@@ -316,7 +324,12 @@ class OneReleaseHead(Head):
         """Fits, sets the chosen penalty, and returns weights (D, C), constant (C,) and filter."""
 
     def _mechanism(self, kind: LabelKind) -> LabelMomentMechanism:
-        """Returns the mechanism for a release of rows with unit norm."""
+        """Returns the mechanism for a release of rows with unit norm; checks the arguments."""
+        class_weights(bare(self.class_weight), kind.class_values)
+        if bare(self.class_weight) is not None and not self.intercept:
+            raise ValueError(
+                "class_weight needs an intercept, which carries it. Leave intercept out."
+            )
         return LabelMomentMechanism(
             self.epsilon,
             self.delta,
@@ -325,7 +338,9 @@ class OneReleaseHead(Head):
             **kind.mechanism_arguments(),
         )
 
-    def _survey(self, inputs: FeatureRows, labels: Any) -> tuple[PublicRows, LabelSource]:
+    def _survey(
+        self, inputs: FeatureRows, labels: Any, weights: np.ndarray | None
+    ) -> tuple[PublicRows, LabelSource]:
         if not isinstance(self.penalty, str):
             _validate.positive_finite("penalty", self.penalty)
         elif self.penalty != "auto":
@@ -339,7 +354,7 @@ class OneReleaseHead(Head):
         source = None if labels is None else LabelSource(self, labels, self._mechanism)
         if source is not None and inputs.num_rows is not None:
             source.check_length(inputs.num_rows)
-        rows = PublicRows(inputs, self.max_bytes, self._sample_rows)
+        rows = PublicRows(inputs, self.max_bytes, self._sample_rows, weights)
         rows.survey()
         if source is None:
             if rows.labels is None:
@@ -348,6 +363,9 @@ class OneReleaseHead(Head):
         elif rows.labels is not None:
             raise ValueError("expected labels once, got them in the data set too. Leave out one.")
         source.check_length(rows.num_rows)
+        if weights is not None:
+            largest = _rounded_up(rows.max_weight)
+            source.mechanism = dataclasses.replace(source.mechanism, max_norm=largest)
         return rows, source
 
     def _design(self, rows: PublicRows, source: Any) -> None:
@@ -355,7 +373,8 @@ class OneReleaseHead(Head):
         if self.spread:
             n, d = rows.shape
             width = d + bool(self.intercept)
-            mechanism = with_max_l1(source.mechanism, float(width) ** 0.5)
+            longest = source.mechanism.max_norm * float(width) ** 0.5
+            mechanism = with_max_l1(source.mechanism, longest)
             noise = mechanism.noise_stddev(n, width) ** 2
             noisy_columns = mechanism.num_columns - _is_one_hot(mechanism)
             noise_to_signal = noisy_columns * noise / (n**2 * source.kind.code_variance)
@@ -438,9 +457,15 @@ class OneReleaseHead(Head):
         return last[:2] if last[2] < first[2] - clearly else first[:2]
 
     def _matched(
-        self, last: np.ndarray, scores: np.ndarray, problem: _ridge_path.Problem, num_rows: int
+        self,
+        last: np.ndarray,
+        scores: np.ndarray,
+        problem: _ridge_path.Problem,
+        rows: PublicRows,
     ) -> np.ndarray:
         """Returns the constant (C,) with which mean probabilities equal the released class means.
+
+        Class weights multiply the probabilities: they are added to the constant.
 
         Scores (m, C) are those of the sample, with the old constant. A sharpness of zero, with
         which all classes would be equally likely, becomes a small one.
@@ -449,13 +474,22 @@ class OneReleaseHead(Head):
             return last
         size = float(np.sqrt(np.mean(np.square(scores)))) or 1.0
         self.sharpness_ = max(self.sharpness_, _LEAST_SHARPNESS / size)
-        column = math.sqrt(problem.count / num_rows)
+        column = math.sqrt(problem.count / rows.num_rows)
+        scores = self.sharpness_ * scores
         shifts = _ridge_path.matching_shifts(
-            self.sharpness_ * scores,
+            scores,
             column * problem.kept() * problem.last,
-            problem.sigma / (num_rows * column),
+            problem.sigma / (rows.num_rows * column),
             are_labels=self._is_of_rows,
+            weights=rows.sample_weights,
         )
+        class_weight = bare(self.class_weight)
+        if class_weight is not None:
+            scores = _ridge_path.class_scores(scores + shifts)
+            shares = _ridge_path.mean_probabilities(scores, rows.sample_weights)
+            logs = np.log(class_weights(class_weight, self.classes_, shares))
+            # A single column has half the log-odds.
+            shifts = shifts + (logs - logs.mean() if shifts.size > 1 else 0.5 * np.diff(logs))
         return last + shifts / (self.sharpness_ * column)
 
     def _scores(self, X: Any) -> np.ndarray:
@@ -529,6 +563,9 @@ class PrivateRidge(OneReleaseHead):
         intercept: whether to add the constant column; its coefficient is not penalised. For classes
             it makes the mean probabilities equal the released class means.
         noise: ``"gaussian"``, or ``"laplace"`` for a pure guarantee with a handful of features.
+        class_weight: for classes: public weights above zero by class value, or ``"balanced"``,
+            which divides by the released class shares and spends no more budget. They multiply the
+            probabilities after the fit: these are those of a population with so weighted classes.
         key: the name of the release in a vault.
         max_bytes: the most memory for matrices and samples of rows.
         insecure_seed: makes the fit repeatable, and the statement "not private: seeded".
@@ -592,21 +629,27 @@ class PrivateRidge(OneReleaseHead):
                 scores,
                 problem.cross_moment(filter_, *prior) / rows.num_rows,
                 problem.cross_moment_error(filter_) / rows.num_rows,
+                rows.sample_weights,
             )
-            last = self._matched(last, scores, problem, rows.num_rows)
+            last = self._matched(last, scores, problem, rows)
         return weights, last, filter_
 
-    def _sharpness(self, scores: np.ndarray, agreement: float, error: float) -> float:
+    def _sharpness(
+        self, scores: np.ndarray, agreement: float, error: float, weights: np.ndarray | None
+    ) -> float:
         # A single column s stands for the scores s and -s of a label and its absence. Several
         # labels share one sharpness.
         factor = 1.0
         if self.classes_ is None:
-            factor, scores = 2.0 / scores.shape[1], scores.reshape(-1, 1)
+            factor, columns = 2.0 / scores.shape[1], scores.shape[1]
+            scores = scores.reshape(-1, 1)
+            weights = None if weights is None else np.repeat(weights, columns)
         elif scores.shape[1] == 1:
             factor = 2.0
         scores = _ridge_path.class_scores(scores)
-        credible = _ridge_path.believable_agreement(scores, factor * agreement, factor * error)
-        return _ridge_path.softmax_sharpness(scores, credible)
+        agreement, error = factor * agreement, factor * error
+        credible = _ridge_path.believable_agreement(scores, agreement, error, weights)
+        return _ridge_path.softmax_sharpness(scores, credible, weights)
 
 
 def _threads_that_pay(num_rows: int, width: int) -> contextlib.AbstractContextManager[Any]:
@@ -616,6 +659,10 @@ def _threads_that_pay(num_rows: int, width: int) -> contextlib.AbstractContextMa
     if num_rows * width > _SMALL_ENTRIES or width > _SMALL_WIDTH:
         return contextlib.nullcontext()
     return threadpool_limits(1, user_api="blas")
+
+
+def _rounded_up(norm: float) -> float:
+    return math.ceil(norm * _NORM_STEPS) / _NORM_STEPS
 
 
 def _is_one_hot(mechanism: LabelMomentMechanism) -> bool:

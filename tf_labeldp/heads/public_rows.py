@@ -92,16 +92,22 @@ class PublicRows:
     labels: np.ndarray | None  # from a data set of (x, y) batches
     digests: np.ndarray  # a row's features, and its encoder inputs if any; uint64 (n, 1 or 2)
     sample: np.ndarray  # uniform, float32: raw (m, d), and scaled (m, D) after the scan
+    sample_weights: np.ndarray | None  # (m,) of the sample, with mean one
     # From the design on:
     scaling: Scaling
     # From the scan on:
-    gram: np.ndarray  # X^T X of the scaled rows, float64 (D, D), upper triangle, Fortran order
-    max_l1: float  # the largest L1 norm of a scaled row
+    gram: np.ndarray  # X^T W X of the scaled rows, float64 (D, D), upper triangle, Fortran order
+    max_l1: float  # the largest L1 norm of a scaled row times its weight
 
     def __init__(
-        self, source: FeatureRows, max_bytes: float, sample_rows: int | None = None
+        self,
+        source: FeatureRows,
+        max_bytes: float,
+        sample_rows: int | None = None,
+        weights: np.ndarray | None = None,
     ) -> None:
         self._source, self._max_bytes, self._sample_rows = source, float(max_bytes), sample_rows
+        self._weights = weights  # (n,) with mean one, W
         self._kept: list[np.ndarray] = []
 
     @property
@@ -126,12 +132,16 @@ class PublicRows:
             if sample is None:
                 check_memory(rows.shape[1], self._max_bytes)
                 sample = self._new_sample(rows.shape[1], _DESIGN_ROWS)
+            sample.add(rows, self._weights_at(start, len(rows)))
             for part in _in_parts(rows):
                 checked_norms(part, start)
                 digests.append(row_digests(part))
                 start += len(part)
-            sample.add(rows)
-            self.sample = sample.rows()
+            self.sample, self.sample_weights = sample.rows(), sample.weights()
+        if self._weights is not None and len(self._weights) != start:
+            raise ValueError(
+                f"sample_weight must have {start} weights, one per row, got {len(self._weights)}."
+            )
         columns = [np.concatenate(digests)]
         raw = [part for part in raw_parts if part is not None]
         if raw and len(raw) == len(raw_parts) and sum(map(len, raw)) == start:
@@ -147,15 +157,21 @@ class PublicRows:
         mean = np.zeros(sample.shape[1])
         if center:
             mean = sample.mean(axis=0, dtype=np.float64)
+            if self.sample_weights is not None:
+                mean = self.sample_weights @ sample.astype(np.float64) / len(sample)
         units = Scaling(mean, None, 0.0)
         size, differ = 0.0, False
         covariance = np.zeros((mean.size, mean.size), order="F")
+        start = 0
         for block in _in_parts(sample):
             size = max(size, float(_norms(block - mean).max()))
             rows = units.rows(block)
             differ = differ or bool(np.any(rows))
             if noise_to_signal is not None:
-                covariance = add_gram(covariance, rows)
+                own = self.sample_weights
+                own = None if own is None else own[start : start + len(rows)]
+                covariance = add_gram(covariance, _times(rows, own, 0.5))
+            start += len(rows)
         if not differ:
             raise ValueError(
                 "expected rows of features that differ, got equal rows "
@@ -173,21 +189,44 @@ class PublicRows:
         width = self.scaling.width
         gram = np.zeros((width, width), order="F")
         sample = self._new_sample(width, self._sample_rows or self.num_rows)
-        weights = np.random.default_rng(1)
+        signs, start = np.random.default_rng(1), 0
         directions = np.random.default_rng(2).normal(size=(width, _SKETCH))
         self._sketch, self.max_l1, kept = np.zeros(_SKETCH), 0.0, []
         for rows in self._scaled("Gram matrix"):
-            self._sketch += weights.normal(size=len(rows)) @ (rows @ directions)
-            gram = add_gram(gram, rows, single=self.scaling.spread is not None)
-            self.max_l1 = max(self.max_l1, float(np.abs(rows).sum(axis=1).max()))
-            sample.add(rows)
+            weights = self._weights_at(start, len(rows))
+            start += len(rows)
+            root = _times(rows, weights, 0.5)
+            gram = add_gram(gram, root, single=self.scaling.spread is not None)
+            sample.add(rows, weights)
+            released = _times(rows, weights)
+            self._sketch += signs.normal(size=len(rows)) @ (released @ directions)
+            self.max_l1 = max(self.max_l1, float(np.abs(released).sum(axis=1).max()))
             if 8.0 * width * self.num_rows <= self._max_bytes / _SHARE:
-                kept.append(rows)
-        self.gram, self.sample, self._kept = gram, sample.rows(), kept
+                kept.append(released)
+        self.gram, self._kept = gram, kept
+        self.sample, self.sample_weights = sample.rows(), sample.weights()
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """Yields the scaled rows, ``float64`` (m, D), for the release."""
-        return iter(self._kept) if self._kept else self._scaled("Releasing the moments")
+        """Yields the scaled rows times their weights, ``float64`` (m, D), for the release."""
+        if self._kept:
+            yield from self._kept
+            return
+        start = 0
+        for rows in self._scaled("Releasing the moments"):
+            yield _times(rows, self._weights_at(start, len(rows)))
+            start += len(rows)
+
+    @property
+    def max_weight(self) -> float:
+        """The largest weight: no row for the release is longer."""
+        return 1.0 if self._weights is None else float(self._weights.max())
+
+    def _weights_at(self, start: int, number: int) -> np.ndarray | None:
+        """Returns the weights of consecutive rows, and zeros after the last weight."""
+        if self._weights is None:
+            return None
+        weights = self._weights[start : start + number]
+        return np.concatenate([weights, np.zeros(number - len(weights))])
 
     def digest(self) -> str:
         """Returns a sketch of the scanned rows; see ``matches``."""
@@ -234,9 +273,10 @@ class RowSample:
     def __init__(self, width: int, max_bytes: int, max_rows: int) -> None:
         most = max(64, min(max_bytes // (4 * width), max_rows))
         self._kept = np.empty((most, width), np.float32)  # pages without a row take no memory
+        self._weights: np.ndarray | None = None
         self._rng, self._num_rows = np.random.default_rng(0), 0
 
-    def add(self, rows: np.ndarray) -> None:
+    def add(self, rows: np.ndarray, weights: np.ndarray | None = None) -> None:
         """Adds rows to the stream; only their order decides on the sample."""
         places = np.arange(self._num_rows, self._num_rows + len(rows))
         # The first rows draw too, so that the result does not depend on the blocks.
@@ -244,11 +284,21 @@ class RowSample:
         slots = np.where(places < len(self._kept), places, slots)
         hit = slots < len(self._kept)
         self._kept[slots[hit]] = rows[hit]
+        if weights is not None:
+            self._weights = np.empty(len(self._kept)) if self._weights is None else self._weights
+            self._weights[slots[hit]] = weights[hit]
         self._num_rows += len(rows)
 
     def rows(self) -> np.ndarray:
         """Returns the kept rows, which later rows overwrite."""
         return self._kept[: self._num_rows]
+
+    def weights(self) -> np.ndarray | None:
+        """Returns the weights of the kept rows (m,), with mean one; None if they have none."""
+        if self._weights is None:
+            return None
+        weights = self._weights[: self._num_rows]
+        return weights / (weights.mean() or 1.0)
 
 
 def check_memory(width: int, max_bytes: float) -> None:
@@ -280,6 +330,11 @@ def add_gram(gram: np.ndarray, rows: np.ndarray, single: bool = False) -> np.nda
     for start in range(0, len(rows), _SINGLE_ROWS):
         gram += blas.ssyrk(1.0, rows[start : start + _SINGLE_ROWS].astype(np.float32).T)
     return gram
+
+
+def _times(rows: np.ndarray, weights: np.ndarray | None, power: float = 1.0) -> np.ndarray:
+    """Returns rows (m, D) times a power of their weights (m,); unchanged without weights."""
+    return rows if weights is None else rows * weights[:, np.newaxis] ** power
 
 
 def _in_parts(rows: np.ndarray) -> Iterator[np.ndarray]:

@@ -12,7 +12,8 @@ import numpy as np
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.transforms.window import GlobalWindows
 
-from tf_labeldp.accounting import Private, Setting
+from tf_labeldp.accounting import Private, Setting, public_input
+from tf_labeldp.accounting.receipts import merge_receipts
 from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads.label_source import kind_arguments
 from tf_labeldp.heads.one_release_head import OneReleaseHead, with_max_l1
@@ -124,7 +125,8 @@ class FitPrivateHead:
         rows.gram = np.asfortranarray(moments.gram())
         head._remember_columns(None, rows.scaling.mean.size)
         head._finish(rows, noisy.values, _Source(kind, mechanism))
-        head.receipts_ = noisy.receipts
+        public = public_input(head.class_weight)
+        head.receipts_ = merge_receipts(public.receipts, noisy.receipts)
         return head
 
 

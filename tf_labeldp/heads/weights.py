@@ -1,0 +1,57 @@
+"""Public weights of examples and of classes, which heads and boosting take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp import _validate
+
+
+def example_weights(weights: Any, num_rows: int | None) -> np.ndarray | None:
+    """Returns weights (n,) with mean one, or None; ``num_rows`` is None if it is not known yet."""
+    if weights is None:
+        return None
+    weights = _validate.real_vector("sample_weight", weights)
+    is_length = num_rows is None or len(weights) == num_rows
+    if not is_length or not np.isfinite(weights).all() or not weights.any() or weights.min() < 0.0:
+        expected = "one weight per example" if num_rows is None else f"{num_rows} weights"
+        raise ValueError(
+            f"sample_weight must have {expected}, finite, of zero or more, and not all zero, got "
+            f"shape {weights.shape}, from {weights.min(initial=0.0):g} to "
+            f"{weights.max(initial=0.0):g}."
+        )
+    return weights / weights.mean()
+
+
+def class_weights(
+    class_weight: Any, classes: np.ndarray | None, shares: np.ndarray | None = None
+) -> np.ndarray | None:
+    """Returns weights (K,) in the order of the classes; None for labels that are no classes.
+
+    ``"balanced"`` divides by released class shares (K,); without them, arguments are only checked.
+    """
+    if class_weight is None or classes is None:
+        if class_weight is not None:
+            raise ValueError(
+                "class_weight is for classes, got numbers or rows of labels. Leave it out."
+            )
+        return None if classes is None else np.ones(len(classes))
+    if isinstance(class_weight, str):
+        _validate.one_of("class_weight", class_weight, ("balanced",))
+        return np.ones(len(classes)) if shares is None else 1.0 / (len(shares) * shares)
+    rest = dict(class_weight) if isinstance(class_weight, Mapping) else {}
+    values = [rest.pop(name, 1.0) for name in classes.tolist()]
+    if (
+        not isinstance(class_weight, Mapping)
+        or rest
+        or not all(0.0 < value < math.inf for value in values)
+    ):
+        raise ValueError(
+            f"class_weight must be 'balanced' or weights above zero by class, for "
+            f"{classes.tolist()}, got {class_weight!r}."
+        )
+    return np.array(values, np.float64)
