@@ -487,7 +487,7 @@ class OneReleaseHead(Head):
         if class_weight is not None:
             scores = _ridge_path.class_scores(scores + shifts)
             shares = _ridge_path.mean_probabilities(scores, rows.sample_weights)
-            logs = np.log(class_weights(class_weight, self.classes_, shares))
+            logs = np.log(np.asarray(class_weights(class_weight, self.classes_, shares)))
             # A single column has half the log-odds.
             shifts = shifts + (logs - logs.mean() if shifts.size > 1 else 0.5 * np.diff(logs))
         return last + shifts / (self.sharpness_ * column)
