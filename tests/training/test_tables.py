@@ -164,3 +164,11 @@ def test_a_table_for_views_of_images_is_refused():
         noisy = labels_of().randomize(ldp.RandomizedResponse(2.0, 2))
         with pytest.raises(ValueError, match=r"got \(240, 2\). For rows of a table, give views"):
             learner.fit(NUMBERS, noisy, verbose=0)
+
+
+def test_a_data_set_of_noisy_labels_takes_numbers_of_a_table():
+    noisy = labels_of().randomize(ldp.RandomizedResponse(2.0, 2))
+    x, _ = next(iter(noisy.to_dataset(NUMBERS).batch(N)))
+    np.testing.assert_allclose(x, MATRIX, atol=1e-6)
+    with pytest.raises(TypeError, match=r"got a DataFrame with columns of several .*to_inputs"):
+        noisy.to_dataset(TEXTS)

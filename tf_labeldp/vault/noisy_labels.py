@@ -350,6 +350,11 @@ class NoisyLabels:
             )
         y = self.values if targets == "values" else getattr(self, targets)()
         x = tf.nest.map_structure(lambda leaf: np.asarray(leaf)[self.indices], features)
+        if any(leaf.dtype.kind == "O" and leaf.ndim > 1 for leaf in tf.nest.flatten(x)):
+            raise TypeError(
+                f"expected arrays, got a {type(features).__name__} with columns of several types. "
+                "Give tf_labeldp.features.to_inputs(table, model), or the features of a map."
+            )
         y = y.astype(np.float32) if y.dtype == np.float64 else y
         return tf.data.Dataset.from_tensor_slices((x, y))
 
