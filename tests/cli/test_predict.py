@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import keras
 import numpy as np
 import pyarrow as pa
@@ -116,6 +121,20 @@ def test_a_model_without_classes_in_its_file(data, capsys):
     found = predicted("plain.keras", "rows.parquet")
     assert list(found) == ["row", "output_0", "output_1", "output_2"]
     assert "remark: the model's file names no classes" in capsys.readouterr().err
+
+
+def test_stderr_is_empty(data):
+    """No line of TensorFlow's log, whatever the level of the caller."""
+    train(*CLASSES)
+    env = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tf_labeldp.cli", "predict", "out", "data.csv"],
+        env={**env, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == "" and "wrote 1,200 rows to predictions.csv" in done.stdout
 
 
 def test_images(data):

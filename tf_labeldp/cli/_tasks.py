@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from tf_labeldp import _validate, mechanisms
 from tf_labeldp.accounting import Assumption, BudgetExceededError, PrivacyBudget
 from tf_labeldp.cli import _tables
-from tf_labeldp.cli._console import CommandError, explained
+from tf_labeldp.cli._console import CommandError, explained, in_options
 from tf_labeldp.mechanisms.base import Mechanism, serialize
 from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.vault import LabelRandomizer, LabelStoreError, NoisyLabels, PrivateLabels
@@ -140,7 +140,7 @@ class Task(abc.ABC):
         except CommandError:
             raise
         except (LabelStoreError, ValueError, TypeError) as error:
-            raise CommandError(" ".join(str(error).split())) from None
+            raise CommandError(in_options(" ".join(str(error).split()))) from None
         except OSError as error:
             raise CommandError(
                 f"the store {store} cannot be used ({error.strerror}); make room or give another "
