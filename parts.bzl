@@ -81,7 +81,7 @@ MOST_LINES = {
     "pate": 442,
     "front_door": 1220,
     "audit": 608,
-    "dossier": 954,
+    "dossier": 963,
     "tf_privacy": 338,
     "scale": 1152,
     "cli": 3045,

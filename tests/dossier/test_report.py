@@ -162,6 +162,13 @@ class Page(html.parser.HTMLParser):
             assert self.open.pop() == tag
 
 
+def a_month_earlier(found):
+    """Returns a report whose first use was on another day than its last one."""
+    first = found.content["label_sets"][0]["history"][0]
+    first["time"] = "2026-01-01T09:30:00+00:00"
+    return found
+
+
 class TestPage:
     @pytest.fixture
     def page(self, tmp_path):
@@ -169,7 +176,8 @@ class TestPage:
         labels.randomize(rr(0.5), key="<script>alert(1)</script>").save(tmp_path / "noisy")
         labels.raise_budget(ldp.PrivacyBudget(5.0, 1e-4), reason="a 'second' study & more")
         labels.randomize(rr(0.25), key="second")
-        report(tmp_path / "s", published=[tmp_path / "noisy"]).save(tmp_path / "out")
+        found = report(tmp_path / "s", published=[tmp_path / "noisy"])
+        a_month_earlier(found).save(tmp_path / "out")
         return (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
     def test_it_is_complete_and_loads_nothing(self, page):
@@ -203,8 +211,17 @@ class TestPage:
         page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
         assert "svg" not in Page(page).tags
         assert re.search(
-            r"<p>One use, on [-\d]+ [:\d]+ UTC, spent epsilon=0.5 of a budget of 5", page
+            r"<p>1 use, on [-\d]+ [:\d]+ UTC, spent epsilon=0.5 of a budget of 5", page
         )
+
+    def test_a_plot_of_one_day_is_a_sentence(self, tmp_path):
+        labels = vault(tmp_path / "s")
+        labels.randomize(rr(0.5))
+        labels.randomize(rr(0.25), key="second")
+        report(tmp_path / "s").save(tmp_path / "out")
+        page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+        assert "svg" not in Page(page).tags
+        assert re.search(r"<p>2 uses, on [-\d]{10}, spent epsilon=0.75 of a budget of 4.</p>", page)
 
     def test_cells_are_named_where_tables_are_lists(self, page):
         """On a phone each row is a list of its cells, and the row of heads is hidden."""
@@ -241,7 +258,7 @@ class TestPage:
         labels = vault(tmp_path / "s")
         labels.randomize(rr(0.5))
         labels.randomize(rr(0.25), key="second")
-        found = report(tmp_path / "s")
+        found = a_month_earlier(report(tmp_path / "s"))
         found.content["label_sets"][0]["history"][-1]["epsilon_so_far"] = "inf"
         found.save(tmp_path / "out")
         page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import shutil
+import types
 
 import keras
 import numpy as np
 import pytest
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import Charge, Receipt
+from tf_labeldp.accounting import Charge, Receipt, receipts
 from tf_labeldp.accounting.events import pure_dp_event
 from tf_labeldp.cli import main
 from tf_labeldp.dossier import report, verify
@@ -310,7 +312,13 @@ class TestReportAndCommand:
     ):
         monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
         assert main(["report", str(tmp_path / "s"), "--output", str(tmp_path / "one")]) == 0
-        vault(tmp_path / "s").randomize(ldp.RandomizedResponse(0.25, 3), key="second")
+        later = types.SimpleNamespace(
+            now=lambda zone: datetime.datetime.now(zone) + datetime.timedelta(days=40)
+        )
+        clock = types.SimpleNamespace(datetime=later, timezone=datetime.timezone)
+        with monkeypatch.context() as patch:
+            patch.setattr(receipts, "datetime", clock)
+            vault(tmp_path / "s").randomize(ldp.RandomizedResponse(0.25, 3), key="second")
         out = tmp_path / "out"
         assert main(["report", str(tmp_path / "s"), "--output", str(out)]) == 2
         assert "tf-labeldp[plots]" in capsys.readouterr().err

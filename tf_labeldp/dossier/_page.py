@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from tf_labeldp._validate import counted
 from tf_labeldp.accounting import Assumption, PrivacyGuarantee
 from tf_labeldp.dossier._checks import HOW_TO_CHECK
 from tf_labeldp.dossier._verify import brief, verdict
@@ -224,15 +225,16 @@ def _odometer(label_set: dict[str, Any], until: str) -> str:
     uses = [use for use in label_set["history"] if use["time"]]
     releases = [use for use in uses if float(use["epsilon"])]
     budget = label_set["budget"]["epsilon"]
-    if len(releases) > 1:
+    days = sorted(use["time"][:10] for use in releases)
+    if days and days[0] != days[-1]:
         words = f"Epsilon spent over time: {_shown(uses[-1]['epsilon_so_far'])} of {budget:g}"
         svgs = [_plot(uses, until, budget, name) for name in _PLOTS]
         return f'<figure role="img" aria-label="{_text(words)}">{"".join(svgs)}</figure>'
     if not releases:
         return ""
-    [use] = releases
-    spent = f"One use, on {_when(use['time'])} UTC, spent epsilon={_shown(use['epsilon'])}"
-    return f"<p>{spent} of a budget of {budget:g}.</p>"
+    when = f"{_when(releases[0]['time'])} UTC" if len(releases) == 1 else days[0]
+    spent = f"epsilon={_shown(uses[-1]['epsilon_so_far'])} of a budget of {budget:g}"
+    return f"<p>{counted(len(releases), 'use')}, on {when}, spent {spent}.</p>"
 
 
 def _plot(uses: Sequence[dict[str, Any]], until: str, budget: float, name: str) -> str:
@@ -255,8 +257,15 @@ def _plot(uses: Sequence[dict[str, Any]], until: str, budget: float, name: str) 
         axes.step([times[0], *times], [0.0, *spent], where="post", color="#1f77b4")
         axes.plot(times[:-1], spent[:-1], "o", color="#1f77b4")
         axes.axhline(budget, color="#c0392b", linestyle="--")
-        corner = axes.get_yaxis_transform()
-        axes.text(0.01, budget, "budget now", color="#c0392b", transform=corner, va="bottom")
+        axes.annotate(
+            "budget now",
+            (0.99, budget),
+            (0, 6),  # points, above a use that spends all of it
+            xycoords=axes.get_yaxis_transform(),
+            textcoords="offset points",
+            color="#c0392b",
+            ha="right",
+        )
         axes.set_ylim(0.0, height)
         axes.set_ylabel("epsilon so far")
         locator = AutoDateLocator(minticks=2, maxticks=int(2 * _PLOTS[name][0]) - 3)
