@@ -36,6 +36,12 @@ class RowSource:
             for part in self._first
         ]
 
+    def in_memory(self) -> Any:
+        """Returns all rows in the structure of the features; None if they are read when needed."""
+        if any(not isinstance(p, np.ndarray) or isinstance(p, np.memmap) for p in self._parts):
+            return None
+        return self.pack(self._parts)
+
     def pack(self, parts: list[Any]) -> Any:
         """Returns the arrays of ``read`` in the structure of the features."""
         return tf.nest.pack_sequence_as(self._template, parts)

@@ -447,6 +447,10 @@ class PoissonBatches:
 
         return turn
 
+    def features_in_memory(self) -> Any:
+        """Returns all features; None if they are read or mapped when needed."""
+        return None if self._function else self._features.in_memory()
+
     def feature_specs(self) -> Any:
         """Returns the specs of the features of a batch, in their structure."""
         specs = self._features.pack(self._features.specs(self.buffer_size * self.group_size))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 _GROUP = "use LayerNormalization or GroupNormalization"
@@ -263,9 +264,13 @@ def check_output(output: Any, loss: Any) -> None:
 
 
 def check_features_fit(model: keras.Model, features: Any) -> None:
-    """Raises a ``ValueError`` if a functional or sequential model can't take these features.
+    """Raises if a functional or sequential model can't take these features.
 
-    ``features`` are the ``tf.TensorSpec`` of a batch, in their structure.
+    ``features`` are arrays, tensors, or the ``tf.TensorSpec`` of a batch, in their structure.
+
+    Raises:
+        TypeError: texts for an input of numbers.
+        ValueError: other shapes or names than the model has.
     """
     if not getattr(model, "inputs", None):
         return
@@ -288,6 +293,37 @@ def check_features_fit(model: keras.Model, features: Any) -> None:
             f"expected features of shape {expected[next(iter(expected))] if one else expected} per "
             f"example, as the model takes, got {shapes[next(iter(shapes))] if one else shapes}. "
             "Give one array for each input of the model."
+        )
+    for name, tensor in inputs.items():
+        if tf.as_dtype(found[name].dtype) == tf.string != tf.as_dtype(tensor.dtype):
+            raise TypeError(
+                f"expected numbers for the input {tensor.name!r} of the model, got texts. Encode "
+                "them: encoder=tf_labeldp.features.RandomFourierFeatures().fit(table), or a layer "
+                "such as keras.layers.StringLookup after an input of texts."
+            )
+
+
+def check_missing(model: keras.Model, features: Any) -> None:
+    """Raises a ``ValueError`` if a model returns NaN or infinity where features have one.
+
+    A model may fill in missing numbers itself. ``features`` are all examples, a nest of arrays
+    or tensors.
+    """
+    has_hole: Any = False
+    for part in map(np.asarray, keras.tree.flatten(features)):
+        # The sum finds out without memory for a mask.
+        if part.dtype.kind == "f" and not np.isfinite(part.sum(dtype=np.float64)):
+            has_hole = has_hole | ~np.isfinite(part.reshape(len(part), -1)).all(axis=1)
+    if not np.any(has_hole):
+        return
+    first = int(np.argmax(has_hole))
+    row = keras.tree.map_structure(lambda part: part[first : first + 1], features)
+    outputs = keras.tree.flatten(model(row, training=False))
+    if not all(np.isfinite(keras.ops.convert_to_numpy(output)).all() for output in outputs):
+        raise ValueError(
+            f"expected finite features, got NaN or infinity in {np.count_nonzero(has_hole)} "
+            f"examples, the first in row {first}, where the model returns NaN or infinity. Fill "
+            "them in, by a rule that reads no label, or in a layer of the model."
         )
 
 

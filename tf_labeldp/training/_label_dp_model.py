@@ -21,6 +21,7 @@ from tf_labeldp.gradients.label_distance import check_two_classes
 from tf_labeldp.gradients.model_checks import (
     check_features_fit,
     check_layers,
+    check_missing,
 )
 from tf_labeldp.gradients.output_losses import OutputLosses
 from tf_labeldp.keras_layers._released_dense import CarriesReceipts
@@ -337,6 +338,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
                 raise ValueError(f"{name}={size} must be a multiple of {replicas}, the replicas.")
         plan.check_labels(self._output_losses, self.optimizer.clipping)
         check_features_fit(self, plan.feature_specs())
+        if (features := plan.features_in_memory()) is not None:
+            check_missing(self, features)
 
     def _begin(self, plan: TrainingPlan) -> None:
         # A callback may restore the variables of the optimizer.

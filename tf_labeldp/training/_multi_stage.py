@@ -24,7 +24,12 @@ from tf_labeldp.accounting.receipts import merge_receipts
 from tf_labeldp.data.batches import check_class_weight, checked_sample_weight
 from tf_labeldp.estimation import prior_from_logits, sharpen_prior
 from tf_labeldp.features.reader import network_inputs
-from tf_labeldp.gradients.model_checks import name_of, takes_codes
+from tf_labeldp.gradients.model_checks import (
+    check_features_fit,
+    check_missing,
+    name_of,
+    takes_codes,
+)
 from tf_labeldp.gradients.output_losses import by_output, named_outputs
 from tf_labeldp.mechanisms import ClassificationMechanism, Priors, RandomizedResponse, RRWithPrior
 from tf_labeldp.mechanisms.classes import top_k_members
@@ -363,7 +368,9 @@ class MultiStageTraining(CountedTraining):
                 f"expected epochs={self.epochs}, as the stages have, got "
                 f"{self.params.get('epochs')}. Pass epochs=stages.epochs."
             )
+        check_features_fit(self.model, self._features.tensors)
         self._check_model()
+        check_missing(self.model, self._features.tensors)
 
     @property
     def _logits(self) -> bool:

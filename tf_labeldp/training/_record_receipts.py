@@ -14,7 +14,13 @@ from tf_labeldp.accounting import Assumption, Charge, Public, PublicInput, Recei
 from tf_labeldp.accounting.provenance import bare, inner_optimizer, value_of
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.features.reader import network_inputs
-from tf_labeldp.gradients.model_checks import name_of, takes_codes, takes_rows
+from tf_labeldp.gradients.model_checks import (
+    check_features_fit,
+    check_missing,
+    name_of,
+    takes_codes,
+    takes_rows,
+)
 from tf_labeldp.vault import NoisyLabels
 from tf_labeldp.vault.model_history import (
     begin_training,
@@ -156,7 +162,8 @@ def fit(
 
     Raises:
         TypeError: ``noisy`` is no ``NoisyLabels``, ``model`` no Keras model, or ``x`` a data set.
-        ValueError: ``x`` of another length, targets that the loss can't take, or no receipts.
+        ValueError: ``x`` of another length, or with NaN or infinity that the model does not
+            replace; targets that the loss can't take, or no receipts.
 
     Example:
         >>> import tf_labeldp as ldp
@@ -194,6 +201,7 @@ def fit(
             "callbacks=[RecordReceipts(noisy)]."
         )
     x = network_inputs(x, encoder, model)
+    check_features_fit(model, keras.tree.map_structure(np.asarray, x))
     y = labels.values if targets == "values" else getattr(labels, targets)()
     _check_loss(model, targets, y)
     leaves = keras.tree.flatten(x if weights is None else [x, weights])
@@ -205,6 +213,7 @@ def fit(
         return found if found.dtype.kind in "biufc" else keras.ops.convert_to_tensor(found)
 
     x = keras.tree.map_structure(take, x)
+    check_missing(model, x)
     if weights is not None:
         settings["sample_weight"] = take(weights)
     recorder = CountedTraining(public.receipts)

@@ -112,11 +112,11 @@ class Features:
         parts = indexed_parts(features, num_examples)
         self.num_examples = check_lengths(tf.nest.flatten(parts))
         with tf.device("CPU:0"):
-            self._tensors = map_parts(_as_tensor, parts)
-        self.all_floating = all(t.dtype.is_floating for t in tf.nest.flatten(self._tensors))
+            self.tensors = map_parts(_as_tensor, parts)
+        self.all_floating = all(t.dtype.is_floating for t in tf.nest.flatten(self.tensors))
 
     def take(self, indices: Any) -> Any:
-        return tf.nest.map_structure(lambda t: tf.gather(t, indices), self._tensors)
+        return tf.nest.map_structure(lambda t: tf.gather(t, indices), self.tensors)
 
     def batches(self, indices: np.ndarray, batch_size: int) -> tf.data.Dataset:
         """Returns batches of these examples' features, in order, for ``predict``."""

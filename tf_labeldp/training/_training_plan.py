@@ -130,6 +130,10 @@ class TrainingPlan(abc.ABC):
         """Returns the specs of the features of a batch, in their structure."""
 
     @abc.abstractmethod
+    def features_in_memory(self) -> Any:
+        """Returns the features of all examples; None if they are read when needed."""
+
+    @abc.abstractmethod
     def open(self) -> tuple[tf.data.Dataset, dict[str, Any]]:
         """Returns the dataset of (x, y, weights[, public x]) and settings for ``fit``."""
 
@@ -280,6 +284,9 @@ class PoissonPlan(TrainingPlan):
     def feature_specs(self) -> Any:
         return self.batches.feature_specs()
 
+    def features_in_memory(self) -> Any:
+        return self.batches.features_in_memory()
+
     def open(self) -> tuple[tf.data.Dataset, dict[str, Any]]:
         dataset = open_for_training(
             self.batches, alt_examples=self.num_examples, disjoint=self.disjoint
@@ -358,6 +365,9 @@ class ArrayPlan(TrainingPlan):
             lambda part: tf.TensorSpec((self.batch_size, *part.shape[1:]), part.dtype),
             self.arrays[0],
         )
+
+    def features_in_memory(self) -> Any:
+        return self.arrays[0]
 
     def open(self) -> tuple[tf.data.Dataset, dict[str, Any]]:
         return padded_batches(self.arrays, self.batch_size, self.shuffle), {}
