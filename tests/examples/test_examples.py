@@ -316,12 +316,14 @@ def test_tables(tmp_path, run):
         "10_tables",
     ],
 )
-def test_nothing_of_tensorflow_is_on_stderr(tmp_path, name):
+def test_nothing_of_tensorflow_is_on_stderr(tmp_path, name, request):
     script, folder = tmp_path / f"{name}.py", tmp_path / "output"
     source = (EXAMPLES / script.name).read_text(encoding="utf-8")
     script.write_text(re.sub(r"epochs(\w*)=\d+", r"epochs\1=1", source), encoding="utf-8")
-    unset = ["TF_CPP_MIN_LOG_LEVEL"] + ["LABELDP_DATA_DIR"] * (name != "06_user_level")
+    unset = ("TF_CPP_MIN_LOG_LEVEL", "LABELDP_DATA_DIR")
     environment = {key: text for key, text in os.environ.items() if key not in unset}
+    if name == "06_user_level":
+        environment["LABELDP_DATA_DIR"] = str(request.getfixturevalue("data_dir"))
     folders = {"02_two_party_regression": ["all", folder], "06_user_level": []}
     done = subprocess.run(
         [sys.executable, script, *folders.get(name, [folder])],
