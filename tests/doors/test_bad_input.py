@@ -202,6 +202,16 @@ vault(
     "1 of 120 are missing",
     lambda v: v([None, *Y[1:].tolist()]),
 )
+vault("nothing more", ValueError, "at least one", lambda v: v().extend([]))
+vault("later labels outside the classes", ValueError, "1 of 2", lambda v: v().extend([0, SECRET]))
+vault("later labels of a part", ValueError, "whole vault", lambda v: v().split(0.5)[0].extend([0]))
+vault("a label for the second time", ValueError, "given once", lambda v: v().extend([0], rows=[3]))
+vault(
+    "an unlabelled row outside",
+    (IndexError, ValueError),
+    "0..119",
+    lambda v: v(unlabelled=[500], num_classes=3),
+)
 
 # --- Mechanisms ------------------------------------------------------------------------------
 mechanism = functools.partial(case, "mechanism")
@@ -292,6 +302,7 @@ fit(
     "[Ee]ncode",
     lambda v: ldp.fit(network(width=1), TABLE["job"], v.noisy(), targets="posterior"),
 )
+fit("a posterior of an unknown kind", ValueError, "uniform", lambda v: v.noisy().posterior("even"))
 
 
 # --- Stages ----------------------------------------------------------------------------------
@@ -306,9 +317,14 @@ def stages(v: Vaults, x: Any = X, labels: Any = None, **settings: Any) -> ldp.Mu
 
 
 def run_stages(v: Vaults, model: keras.Model, x: Any = X, **fit_settings: Any) -> Any:
-    run = stages(v, x)
+    names = {name: fit_settings.pop(name) for name in ("output",) if name in fit_settings}
+    run = stages(v, x, **names)
     settings = {"epochs": run.epochs, "callbacks": [run], "verbose": 0} | fit_settings
     return model.fit(run.dataset(), **settings)
+
+
+def examples() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(X)
 
 
 stage = functools.partial(case, "stages")
@@ -361,6 +377,22 @@ stage(
     lambda v: stages(v, frame(job=TABLE["job"])),
 )
 stage("a hole in the features", ValueError, "finite", lambda v: run_stages(v, network(), HOLE))
+stage(
+    "an output that the model lacks",
+    ValueError,
+    "kind",
+    lambda v: run_stages(v, network(), output="kind"),
+)
+stage(
+    "weights of another length",
+    ValueError,
+    "sample_weight",
+    lambda v: stages(v, sample_weight=np.ones(7)),
+)
+stage(
+    "weights of an unknown class", ValueError, "class", lambda v: stages(v, class_weight={7: 2.0})
+)
+stage("a shuffled data set", ValueError, "shuffle", lambda v: stages(v, examples().shuffle(N)))
 
 
 # --- DP-SGD ----------------------------------------------------------------------------------
@@ -500,6 +532,45 @@ sgd(
     (ValueError, FloatingPointError),
     "finite",
     lambda v: private().fit(batches(v, HOLE), verbose=0),
+)
+sgd("a vault and an array", TypeError, "both", lambda v: batches(v, labels={"a": v(), "b": Y}))
+sgd(
+    "labels for unknown outputs",
+    ValueError,
+    "outputs",
+    lambda v: private().fit(batches(v, labels={"a": v(), "b": v()}), verbose=0),
+)
+sgd(
+    "a column outside the rows",
+    ValueError,
+    "0..1",
+    lambda v: batches(v, labels=v(FLAGS, num_labels=2), columns={"a": 0, "b": 7}),
+)
+sgd(
+    "weights of another length",
+    ValueError,
+    "sample_weight",
+    lambda v: batches(v, sample_weight=np.ones(7)),
+)
+sgd(
+    "a weight below zero",
+    ValueError,
+    "class_weight",
+    lambda v: private().fit(batches(v, class_weight={0: -1.0}), verbose=0),
+)
+sgd(
+    "weights of an unknown class",
+    ValueError,
+    "class_weight",
+    lambda v: private().fit(batches(v, class_weight={7: 2.0}), verbose=0),
+)
+sgd("a shuffled data set", ValueError, "shuffle", lambda v: batches(v, examples().shuffle(N)))
+sgd("an endless data set", ValueError, "endless", lambda v: batches(v, examples().repeat()))
+sgd(
+    "labels in the features",
+    ValueError,
+    "features alone|labels",
+    lambda v: batches(v, tf.data.Dataset.from_tensor_slices((X, Y))),
 )
 
 
@@ -774,6 +845,14 @@ maps(
     lambda v: ldp.features.PatchDictionary().fit(np.zeros((20, 2, 2), np.float32)),
 )
 maps("rows for patches", ValueError, "images must", lambda v: ldp.features.PatchDictionary().fit(X))
+maps(
+    "inputs of a model, a column missing",
+    ValueError,
+    "age",
+    lambda v: ldp.features.to_inputs(
+        frame().drop(columns="age").assign(job="nurse"), door(TABLE).to_keras()
+    ),
+)
 
 
 def twice() -> Any:
@@ -1108,6 +1187,33 @@ command(
     SystemExit,
     "text.keras",
     tf_labeldp("predict", "text.keras", "people.csv"),
+)
+command(
+    "predict, a column missing",
+    SystemExit,
+    "model",
+    tf_labeldp("predict", "text.keras", "only.csv"),
+)
+command(
+    "randomize a column of names as numbers",
+    SystemExit,
+    "ill",
+    tf_labeldp(
+        "randomize",
+        "people.csv",
+        "--column",
+        "ill",
+        "--task",
+        "regression",
+        "--low",
+        "0",
+        "--high",
+        "1",
+        "--epsilon",
+        "1",
+        "--output",
+        "noisy.csv",
+    ),
 )
 
 

@@ -197,6 +197,8 @@ def named_outputs(model: keras.Model) -> dict[str, Any]:
     outputs = getattr(model, "outputs", None)
     if not outputs:
         return {"": None}
+    if isinstance(model, keras.Sequential):  # It has no ``output`` before another model calls it.
+        return {model.layers[-1].name: outputs[0]}
     if len(outputs) == 1 and not isinstance(model.output, Mapping):
         return {model.output_names[0]: outputs[0]}
     structure = model.output
