@@ -14,11 +14,12 @@ from sklearn.utils import column_or_1d
 from sklearn.utils.estimator_checks import check_estimator
 
 import tf_labeldp as ldp
-from tf_labeldp import features, heads
+from tf_labeldp import boosting, features, front_door, heads
 from tf_labeldp.boosting import PrivateBoosting
 
 EPSILON, DELTA = 1e4, 1e-3
-NUMBERS = {"low": -1000.0, "high": 1000.0, "insecure_seed": 0}
+RANGE = {"low": -1000.0, "high": 1000.0}
+NUMBERS = {**RANGE, "insecure_seed": 0}
 TREES = {"library": "scikit-learn", "max_trees": 2, "insecure_seed": 0}
 
 
@@ -67,13 +68,13 @@ class Classifier(WithClasses, ldp.PrivateClassifier):
 class Search(ldp.PrivateSearchCV):
     """Puts labels into a vault, which a search needs."""
 
-    def fit(self, X, y):
+    def fit(self, X, y, sample_weight=None):
         if y is not None:
             kinds = dict(NUMBERS) if self._is_regressor() else {"classes": classes_of(y)}
             kinds["insecure_seed"] = 0
             y = column_or_1d(y, warn=True)
             y = ldp.PrivateLabels(y, budget=ldp.PrivacyBudget(EPSILON, DELTA), **kinds)
-        return super().fit(X, y)
+        return super().fit(X, y, sample_weight)
 
 
 class Case(NamedTuple):
@@ -127,9 +128,22 @@ CASES = {
     "PrivateClassifier": Case(Classifier(EPSILON, DELTA, insecure_seed=0), WITH_NOISE),
     "PrivateRegressor": Case(ldp.PrivateRegressor(EPSILON, DELTA, **NUMBERS)),
     "PrivateSearchCV, classes": Case(
-        Search(ldp.PrivateRidge(1.0, DELTA), {"penalty": [1.0, 10.0]}, 100.0, DELTA)
+        Search(ldp.PrivateRidge(1.0, DELTA), {"penalty": [1.0, 10.0]}, 100.0, DELTA), WITH_NOISE
+    ),
+    "PrivateSearchCV, numbers": Case(
+        Search(ldp.PrivateRidge(1.0, DELTA, **RANGE), {"penalty": [1.0, 10.0]}, 100.0, DELTA),
+        {**WITH_NOISE, "check_fit2d_1sample": "Its error names the part that has no example."},
     ),
 }
+
+
+def test_every_estimator_is_in_the_table():
+    """``BootstrappedHead`` takes a network, which fixes the numbers of inputs and of classes."""
+    parts = (features, heads, boosting, front_door)
+    public = {getattr(part, name) for part in parts for name in part.__all__}
+    public = {kind for kind in public if isinstance(kind, type) and issubclass(kind, BaseEstimator)}
+    tested = {kind for case in CASES.values() for kind in type(case.estimator).__mro__}
+    assert public - tested == {heads.BootstrappedHead}
 
 
 @pytest.mark.usefixtures("fits_apart")

@@ -155,3 +155,15 @@ def test_a_search_in_a_part_of_a_vault_reads_the_rows_of_that_part():
     part, _ = labels.split(np.arange(N // 2))
     found = search({"encoder": maps()}, 4.0).fit(ROWS[part.indices], part)
     assert found.best_index_ == 1 and found.score(ROWS, CIRCLE) > 0.7
+
+
+def test_weights_reach_the_fits_alone():
+    """Weights of zero leave out a third class of the fits, and no example of the choice."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(900, 3))
+    y = np.argmax(x, axis=1)
+    labels = ldp.PrivateLabels(y, 3, budget=ldp.PrivacyBudget(5.0, 1e-5), insecure_seed=0)
+    search = ldp.PrivateSearchCV(ldp.PrivateRidge(1.0, 1e-5), {"penalty": [1.0, 9.0]}, 5.0, 1e-5)
+    search.fit(x, labels, sample_weight=(y < 2).astype(float))  # as if the labels were public
+    assert (search.predict(x) == 2).mean() < 0.02
+    assert search.guarantee().epsilon == pytest.approx(5.0, rel=1e-3)

@@ -284,7 +284,7 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
         put("param_grid", {"penalty": [1.0, 10.0]}),
         1.0,
         DELTA / 2,
-    ).fit(put("X", X), labels_of()),
+    ).fit(put("X", X), labels_of(), **put.only("sample_weight", np.ones(N))),
 }
 
 

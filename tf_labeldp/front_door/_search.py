@@ -26,6 +26,7 @@ from tf_labeldp.front_door._estimators import (
 )
 from tf_labeldp.heads.label_source import MISSING_LABELS
 from tf_labeldp.heads.one_release_head import Head
+from tf_labeldp.heads.weights import example_weights
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.evaluation import release_choice, selection_mechanism
 
@@ -90,13 +91,17 @@ class PrivateSearchCV(Head):
     key: str = "search"
     seed: int = 0
 
-    def fit(self, X: Public[Any], y: Private[PrivateLabels]) -> PrivateSearchCV:
+    def fit(
+        self, X: Public[Any], y: Private[PrivateLabels], sample_weight: Public[Any] = None
+    ) -> PrivateSearchCV:
         """Fits all candidates and chooses one.
 
         Args:
             X: public, as the estimator takes them: arrays, sparse matrices, data frames, or
                 dicts of columns.
             y: a ``PrivateLabels``, which charges every release.
+            sample_weight: public weights (n,) of the examples, for the fits alone, if the estimator
+                takes them; the choice weighs all held-out examples equally.
 
         Returns:
             The search itself.
@@ -113,8 +118,8 @@ class PrivateSearchCV(Head):
                 f"labels must be a PrivateLabels, got {type(y).__name__}. Put them into a "
                 "vault, which charges every fit and the choice."
             )
-        public = public_input(X, self.estimator, self.param_grid)
-        features, estimator, grid = public.value
+        public = public_input(X, self.estimator, self.param_grid, sample_weight)
+        features, estimator, grid, sample_weight = public.value
         features = self._matrix(features, encoder=getattr(estimator, "encoder", None))
         if (number := num_rows(features)) != len(y):
             raise ValueError(
@@ -148,6 +153,8 @@ class PrivateSearchCV(Head):
         choice_key = f"{self.key}/choice"
         if not y.has_draw(choice_key):
             held_out.check_budget(selection_mechanism(held_out, epsilon, self.metric))
+        weights = example_weights(sample_weight, len(y))
+        weighted = {} if weights is None else {"sample_weight": weights[places_in(y, train)]}
         features_of = [rows_of(features, places_in(y, part)) for part in (train, held_out)]
         shares: dict[str, Any] = {"epsilon": charge.epsilon}
         if hasattr(estimator, "delta"):
@@ -161,7 +168,7 @@ class PrivateSearchCV(Head):
                 refuse_noisy_labels(model, features_of[0], train)
         predictions = []
         for model in fitted:
-            model.fit(public.with_value(features_of[0]), train)
+            model.fit(public.with_value(features_of[0]), train, **weighted)
             predictions.append(predictions_for_metrics(model, features_of[1]))
         released = release_choice(
             public.with_value(predictions), held_out, epsilon, self.metric, choice_key
