@@ -342,6 +342,30 @@ def test_a_killed_process_loses_nothing_and_draws_nothing_twice(run_writers, res
     assert {(False, 100, True), (True, 100, True), (True, 160, True), (True, 160, False)} <= states
 
 
+@pytest.mark.parametrize("rows", [None, [0]], ids=["new", "late"])
+def test_features_from_before_an_arrival_are_refused_with_its_labels(make, rows):
+    """A late label moves the rows of all that follow: they would train on others' labels."""
+    labels = make(50.0, 1e-3, labels=[None, *ALL[1:]], unlabelled=[0])
+    x = np.zeros((len(labels), 2), np.float32)
+    batches = ldp.data.poisson_batches(x, labels, sampling_probability=0.2, steps=2)
+    settings = {"fractions": (1.0,), "epochs_per_stage": 1, "verbose": 0}
+    stages = ldp.MultiStageTraining(x, labels, epsilon=1.0, **settings)
+    inputs = keras.Input((2,))
+    model = ldp.LabelDPModel(inputs, keras.layers.Dense(5)(inputs))
+    noisy = ldp.LabelDPOptimizer(keras.optimizers.SGD(0.1), 1.0, noise_multiplier=9.0)
+    model.compile(noisy, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(batches, verbose=0)
+    spent = labels.receipts
+    labels.extend(ALL[:1], rows=rows)
+    for use in (lambda: model.fit(batches, verbose=0), stages.dataset):
+        with pytest.raises(ValueError, match="got 200 since labels.extend. Make the batches or"):
+            use()
+    assert labels.receipts == spent
+    now = ldp.data.poisson_batches(np.zeros((200, 2)), labels, sampling_probability=0.2, steps=2)
+    model.fit(now, verbose=0)
+    assert len(labels.receipts) == len(spent) + 1
+
+
 def _read(folder: pathlib.Path, name: str):
     path = folder / name
     content = path.read_bytes() if path.exists() else b""

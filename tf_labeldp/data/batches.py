@@ -365,6 +365,8 @@ class PoissonBatches:
                 f"expected at most {self.num_examples} public examples per step, got "
                 f"{alt_examples}. Give the denoiser fewer num_examples."
             )
+        for part in tf.nest.flatten(self.by_output):
+            check_not_extended(len(part), self.num_examples)
         features, rows = self._features, self.buffer_size * self.group_size
         opened = [part.open() for part in tf.nest.flatten(self.by_output)]
         label_specs = [
@@ -490,6 +492,15 @@ def open_for_training(
     sampling by disjoint batches of the expected size, for steps that reveal their batch.
     """
     return batches._open(alt_examples, disjoint)
+
+
+def check_not_extended(num_labels: int, num_rows: int) -> None:
+    """Raises if ``labels.extend`` has added labels, which would shift the rows of the features."""
+    if num_labels != num_rows:
+        raise ValueError(
+            f"expected {num_rows} labels, one per row of the features, got {num_labels} since "
+            "labels.extend. Make the batches or stages again, with x[labels.indices]."
+        )
 
 
 def checked_sample_weight(weights: Any, num_rows: int) -> np.ndarray | None:

@@ -21,7 +21,11 @@ from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, Setting, public_input
 from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.accounting.receipts import merge_receipts
-from tf_labeldp.data.batches import check_class_weight, checked_sample_weight
+from tf_labeldp.data.batches import (
+    check_class_weight,
+    check_not_extended,
+    checked_sample_weight,
+)
 from tf_labeldp.estimation import prior_from_logits, sharpen_prior
 from tf_labeldp.features.reader import network_inputs
 from tf_labeldp.gradients.model_checks import (
@@ -536,6 +540,7 @@ class MultiStageTraining(CountedTraining):
         return [stage for stage, key in enumerate(self._keys) if self._labels.has_draw(key)]
 
     def _draw(self, stage: int, priors: Priors | None) -> NoisyLabels:
+        check_not_extended(len(self._labels), self._features.num_examples)
         part, key = self._plan.parts[stage], self._keys[stage]
         return self._labels.randomize(self._mechanism(stage), part, priors, key=key)
 

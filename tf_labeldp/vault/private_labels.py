@@ -357,7 +357,8 @@ class PrivateLabels:
 
         New examples have spent nothing: uses of them compose in parallel with uses of the others,
         under the same budget, and ``guarantee()`` is that of the most charged example. Stored draws
-        stay: ``randomize`` with the same name draws for the new labels alone. Opened again, the
+        stay: ``randomize`` with the same name draws for the new labels alone; a ``Randomizer`` of
+        several releases needs a name for each part that this method returns. Opened again, the
         store takes all labels at once, or the first ones and then each arrival in its order, with
         the same labels; nothing is drawn twice. A killed process leaves the labels of an arrival in
         the store, or not.
