@@ -244,6 +244,20 @@ def test_settings_for_one_output(settings: Any) -> None:
         two_headed().compile(optimizer(**settings), loss=LOSSES)
 
 
+@pytest.mark.parametrize("settings", [{"clipping": "label_distance"}, {}], ids=["distance", "norm"])
+def test_one_output_takes_its_labels_by_name(settings: Any) -> None:
+    trained = []
+    for named in (True, False):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((D,))
+        model = LabelDPModel(inputs, layers.Dense(1, name="click")(inputs))
+        model.compile(optimizer(insecure_seed=0, **settings), loss=LOSSES["click"])
+        labels = vault(CLICKS, 2, 50.0)
+        model.fit(batches({"click": labels} if named else labels, insecure_seed=0), verbose=0)
+        trained.append(model.get_weights()[0])
+    np.testing.assert_array_equal(*trained)
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [

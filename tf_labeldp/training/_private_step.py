@@ -268,6 +268,7 @@ class PrivateStep:
             only = losses.parts[0]
             factors = [only.weight * weight for weight in only.class_weights or (1.0, 1.0)]
             clip = LabelDistanceClip(optimizer.l2_norm_clip, 1, coordinates, factors)
+            y = only.part(y)
         result = self._clipping.clipped_sum(Batch(x, y, weights, losses), clip)
         step = optimizer.iterations.value
         half = {layer.name for layer in all_layers(self._model) if layer.compute_dtype == "float16"}
