@@ -231,6 +231,20 @@ def test_bad_input_is_one_line_and_writes_nothing(csv, capsys):
     assert "not empty" in capsys.readouterr().err
 
 
+def test_a_table_without_a_header_shows_no_cell(csv, capsys):
+    """Its first row, with a label, is taken for the names of the columns."""
+    names, *rows = csv.read_text().splitlines()
+    csv.write_text("\n".join(rows[1:]) + "\n")
+    for options in (NAMES, ("--label", "sick", "--classes", "no", "yes")):
+        assert command(csv, *options) == 2
+        error = capsys.readouterr().err
+        assert "has 0 columns of this name; check its header" in error
+        assert not {*rows[1].split(",")} & {*re.split(r"[ ,]+", error)}
+    csv.write_text("\n".join([names, *rows]) + "\n")
+    assert command(csv, "--label", "ills", *NAMES[2:]) == 2
+    assert "do you mean ill?" in capsys.readouterr().err
+
+
 def test_bad_files(tmp_path, capsys):
     for name, content, message in (
         ("data.txt", "a,ill\n1,no\n", "not known by its name"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,16 +30,17 @@ _CLEAR_SPREAD = 0.2
 labels have 0.29."""
 _SAMPLE = 20_000
 """Rows that are enough for means."""
-_LISTED = 20
-"""Columns that an error lists."""
 
 
 def column_of(table: Any, name: str, option: str) -> Any:
     """Returns a column as one Arrow array, or raises an error about the option that names it."""
-    if table.column_names.count(name) != 1:
+    number = table.column_names.count(name)
+    if number != 1:
+        # Without a header line the names are cells of the first row, and one of them is a label.
+        near = difflib.get_close_matches(name, table.column_names)
+        advice = f"do you mean {', '.join(near)}?" if near and not number else "check its header"
         raise CommandError(
-            f"{option} {name}: the table has {counted(table.column_names.count(name), 'column')} "
-            f"of this name; its columns are {', '.join(table.column_names[:_LISTED])}"
+            f"{option} {name}: the table has {counted(number, 'column')} of this name; {advice}"
         )
     return table.column(name).combine_chunks()
 
