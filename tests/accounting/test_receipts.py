@@ -72,7 +72,9 @@ def spent(labels, epsilon=1.0, examples=None, **fields):
 A, B, WIDE = LabelSet("a", SIZE), LabelSet("b", SIZE), LabelSet("wide", 100)
 NORTH, SOUTH = LabelSet("n", SIZE, "north"), LabelSet("s", SIZE, "south")
 LATER = LabelSet("later", 100, "north")
-WEIGHTED = "The weights of samples and classes were made without labels."
+WEIGHTED = (
+    "The weights of samples and classes were made without labels, except for the uses counted here."
+)
 BY_LABEL = "The statement is by label and not by user, since some uses are counted by label."
 REPORTED = "Nobody sees the training loss and metrics that were reported: they reveal true labels."
 

@@ -109,6 +109,8 @@ def test_rows_of_weight_zero_say_nothing():
     head = ldp.PrivateRidge(1.0, 1e-5, insecure_seed=0, **arguments)
     found = [outputs(clone(head).fit(X, each, sample_weight=weights)) for each in (y, other)]
     np.testing.assert_array_equal(*found)
+    # The statement names who vouches for the weights.
+    assert "features, weights, encoders and networks" in str(head.fit(X, y, weights).guarantee())
 
 
 @pytest.mark.parametrize("kind", [ldp.PrivateRidge, PrivateLogisticRegression])

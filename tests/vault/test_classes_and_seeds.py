@@ -161,7 +161,7 @@ def test_an_unseeded_run_names_its_assumptions(make, response):
 
 def test_priors_of_unknown_origin_are_an_assumption(make, response):
     """An array does not record how it was made; released priors do."""
-    text = "priors, clusters, features, encoders and networks of these uses were made without "
+    text = "features, weights, encoders and networks of these uses were made without "
     vault = make(epsilon=3.0)
     assert text not in str(vault.randomize(response(0.5)).guarantee())
     released = vault.release(HistogramMechanism(0.5, 5)).priors()

@@ -63,7 +63,8 @@ _FLAGS = {
     "sample_weights": Assumption(
         "public-sample-weights",
         "holder",
-        "The weights of samples and classes were made without labels.",
+        "The weights of samples and classes were made without labels, except for the uses counted "
+        "here.",
     ),
     "metrics_reported": Assumption(
         "metrics-reported",
