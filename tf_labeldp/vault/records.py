@@ -28,8 +28,9 @@ KEY_FILE = "labels.key"
 PUBLIC_INPUT = Assumption(
     "public-inputs",
     "holder",
-    "The priors, clusters, features, weights, encoders and networks of these uses were made without "
-    "these labels, except for the uses counted here: an array does not record how it was made.",
+    "The priors, clusters, features, weights, encoders and networks of these uses were made "
+    "without these labels, except for the uses counted here: an array does not record how it was "
+    "made.",
 )
 
 
