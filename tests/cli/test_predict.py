@@ -123,6 +123,41 @@ def test_a_model_without_classes_in_its_file(data, capsys):
     assert "remark: the model's file names no classes" in capsys.readouterr().err
 
 
+def nowhere(y_true, y_pred):
+    """A loss that the command does not find."""
+    return keras.ops.mean(y_pred, axis=-1)
+
+
+def test_a_model_of_unknown_weights_has_no_promise(data, capsys):
+    """Neither has one that went on training in the clear, nor one of a loss that is not there."""
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, keras.layers.Dense(2)(inputs))
+    model.save("fresh.keras")
+    x, y = np.zeros((9, 2), np.float32), np.zeros(9, int)
+    labels = ldp.PrivateLabels(y, 2, budget=ldp.PrivacyBudget(1.0))
+    noisy = labels.randomize(ldp.RandomizedResponse(1.0, 2))
+    model.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
+    ldp.fit(model, x, noisy, verbose=0)
+    model.save("noisy.keras")
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(x, y, verbose=0)
+    model.save("clear.keras")
+    model.compile("sgd", nowhere)
+    model.fit(x, y, verbose=0)
+    model.save("lost.keras")
+    parquet.write_table(pa.table({"a": AGE, "b": AGE}), "rows.parquet")
+    for name, promise in (
+        ("fresh", "No promise: the model's file has no receipts, so what its weights"),
+        ("noisy", "The promise of the model, and of these predictions: (1, 0)-label-DP"),
+        ("clear", "of these predictions: NOT PRIVATE: nothing is promised"),
+        ("lost", "No promise: the model's file cannot be loaded as compiled"),
+    ):
+        capsys.readouterr()
+        predicted(f"{name}.keras", "rows.parquet", "--overwrite")
+        printed = capsys.readouterr().out
+        assert promise in printed and "(0, 0)" not in printed
+
+
 def test_stderr_is_empty(data):
     """No line of TensorFlow's log, whatever the level of the caller."""
     train(*CLASSES)

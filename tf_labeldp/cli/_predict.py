@@ -33,11 +33,11 @@ def run_predict(args: argparse.Namespace) -> int:
         raise CommandError(f"there is no model {path}; give the output of tf-labeldp train")
     source = _tables.open_table(args.input)
     load_tensorflow()
-    from tf_labeldp.vault.model_history import facts_in, guarantee, load_model
+    from tf_labeldp.vault.model_history import facts_in
 
-    # Keras raises errors of any type for files that it did not write, and they quote no cell.
+    model, promise = _model(path)
     with explained(Exception):
-        model, facts = load_model(path, compile=False), facts_in(path)
+        facts = facts_in(path)
     needed = _inputs_of(model)
     texts = [name for name, tensor in needed.items() if tensor.dtype == "string"]
     table = source.whole(texts)
@@ -57,9 +57,26 @@ def run_predict(args: argparse.Namespace) -> int:
     if not facts:
         note = "remark: the model's file names no classes; its outputs are numbered"
         say(note, error=True)
-    say(f"The promise of the model, and of these predictions: {guarantee(model).headline}")
+    say(promise)
     say(one_line(f"wrote {counted(len(outputs), 'row')} to {args.output}"))
     return 0
+
+
+def _model(path: pathlib.Path) -> tuple[Any, str]:
+    """Returns a model, and what is known of the labels behind it."""
+    from tf_labeldp.accounting import public_input
+    from tf_labeldp.vault.model_history import guarantee, load_model
+
+    unknown = "No promise: the model's file {}, so what its weights were made of is not known"
+    try:
+        model = load_model(path)  # Its optimizer shows training without receipts.
+    except Exception:
+        # Keras raises errors of any type for files that it did not write, and they quote no cell.
+        with explained(Exception):
+            return load_model(path, compile=False), unknown.format("cannot be loaded as compiled")
+    if not public_input(model).receipts:
+        return model, unknown.format("has no receipts")
+    return model, f"The promise of the model, and of these predictions: {guarantee(model).headline}"
 
 
 def _inputs_of(model: Any) -> dict[str, Any]:
