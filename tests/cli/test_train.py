@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -394,6 +395,27 @@ def test_a_training_that_was_killed_goes_on(csv, capsys, monkeypatch, point):
     assert ldp.guarantee(csv.parent / "out" / "model.keras").epsilon == pytest.approx(2.0)
     assert command(csv, *words) == 2
     assert "exists and is not empty" in capsys.readouterr().err
+
+
+def test_a_killed_training_leaves_no_statement_of_another_model(csv, monkeypatch):
+    """Run 1 is killed at its report, and run 2, at another epsilon, after its model."""
+
+    def killed(*arguments, **options):
+        raise KeyboardInterrupt
+
+    out = csv.parent / "out"
+    for name, epsilon in (("report.txt", "2"), ("privacy.json", "8")):
+        write = pathlib.Path.write_text
+
+        def one_fails(path, *words, name=name, write=write, **options):
+            return killed() if path.name == name else write(path, *words, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pathlib.Path, "write_text", one_fails)
+            assert command(csv, *NAMES, "--method", "head", epsilon=epsilon) == 130
+        found = {path.name for path in out.iterdir()} - {".unfinished"}
+        assert found == {"model.keras"} | ({"privacy.json"} if epsilon == "2" else set())
+    assert ldp.guarantee(out / "model.keras").epsilon == pytest.approx(8.0)
 
 
 def test_a_store_below_the_output_is_a_warning(csv, capsys):

@@ -83,6 +83,9 @@ def _write(model: Any, args: argparse.Namespace, columns: str, warnings: list[st
         f"tf_labeldp.load_model({str(path)!r})",
     ]
     text = "\n\n".join(parts)
+    # A killed run may have left a statement, which is not that of this model.
+    for name in ("privacy.json", "report.txt"):
+        (folder / name).unlink(missing_ok=True)
     model.to_keras().save(path)
     statement = model.guarantee().to_json()
     (folder / "privacy.json").write_text(f"{statement}\n", encoding="utf-8")
