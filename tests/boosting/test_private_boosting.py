@@ -180,6 +180,8 @@ def test_weights_of_examples_and_classes(library):
         EPSILON, num_classes=2, library=library, max_trees=60, insecure_seed=0, seed=3
     )
     weighted = clone(model).fit(TABLE, flipped, sample_weight=(JOB != "c") + 0.0)
+    # The statement names who vouches for the weights.
+    assert "[public-sample-weights]" in str(weighted.guarantee())
     kept = {name: column[JOB != "c"] for name, column in TABLE.items()}
     assert weighted.score(kept, BINARY[JOB != "c"]) > 0.9
     rare = (BINARY == 1) & (TABLE["hours"] > 45)

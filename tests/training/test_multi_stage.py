@@ -363,6 +363,7 @@ def test_stages_train_one_named_output_of_a_model_with_a_dict_of_inputs(
     # Randomized response keeps exp(3) / (exp(3) + 3) = 0.87 of the labels.
     assert np.mean(kind.argmax(axis=1) == y) > 0.9
     assert ldp.guarantee(model).epsilon == labels.guarantee().epsilon == 3.0
+    assert ("[public-sample-weights]" in str(ldp.guarantee(model))) == bool(weights)
     assert [report.num_new for report in stages.reports] == [120, 120]
 
 

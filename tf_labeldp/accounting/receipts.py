@@ -274,6 +274,19 @@ def declared_receipt(
     )
 
 
+def weights_receipts(sample_weight: Any, class_weight: Any) -> Receipts:
+    """Returns the free receipt of weights in training on noisy labels, which a statement names.
+
+    Weights ``"balanced"`` come from the noisy labels, and have none.
+    """
+    import dp_accounting
+
+    if sample_weight is None and (class_weight is None or isinstance(class_weight, str)):
+        return ()
+    free = Charge(0.0, 0.0, dp_accounting.NoOpDpEvent())
+    return (Receipt(LabelSet.new(0), free, "public weights", "declared", sample_weights=True),)
+
+
 def receipts_to_bytes(receipts: Iterable[Receipt], **more: Any) -> bytes:
     """Returns receipts in the format of model files, with ``more`` values for JSON."""
     content = {"format": FORMAT, "version": __version__, **more}

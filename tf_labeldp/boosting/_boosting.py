@@ -13,7 +13,7 @@ from sklearn.utils.metaestimators import available_if
 from tf_labeldp import _validate
 from tf_labeldp._progress import Progress
 from tf_labeldp.accounting import Private, Public, Setting, public_input
-from tf_labeldp.accounting.receipts import merge_receipts
+from tf_labeldp.accounting.receipts import merge_receipts, weights_receipts
 from tf_labeldp.boosting._growers import LightGBMGrower, SklearnGrower, Task
 from tf_labeldp.boosting._losses import ScoreLoss
 from tf_labeldp.boosting._targets import check_range, target_of
@@ -186,7 +186,8 @@ class PrivateBoosting(Head):
         self.shape_weights_, self._start, self.gain_, self.gain_stddev_ = stack
         self._grower, self._members, self.coder_ = grower, members, coder
         self._base, self._floor = target.loss.start, target.floor
-        self.noisy_labels_, self.receipts_ = noisy, receipts
+        self.noisy_labels_ = noisy
+        self.receipts_ = merge_receipts(receipts, weights_receipts(sample_weight, class_weight))
         self.classes_: Any = target.classes
         self._label_range = target.label_range
         self._class_weights = class_weights(class_weight, target.classes, target.shares)

@@ -20,7 +20,7 @@ from tf_labeldp import _validate
 from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, Setting, public_input
 from tf_labeldp.accounting.provenance import array_digest
-from tf_labeldp.accounting.receipts import merge_receipts
+from tf_labeldp.accounting.receipts import merge_receipts, weights_receipts
 from tf_labeldp.data.batches import (
     check_class_weight,
     check_not_extended,
@@ -188,8 +188,9 @@ class MultiStageTraining(CountedTraining):
         self._epsilon = _validate.positive_finite("epsilon", epsilon)
         self._labels = labels
         public = public_input(features, encoder, sample_weight, class_weight)
-        super().__init__(public.receipts)
         *inputs, sample_weight, class_weight = public.value
+        of_weights = weights_receipts(sample_weight, class_weight)
+        super().__init__(merge_receipts(public.receipts, of_weights))
         self._features = Features(network_inputs(*inputs), len(labels))
         if self._features.num_examples != len(labels):
             raise ValueError(
