@@ -887,6 +887,12 @@ front(
     "age",
     lambda v: door(frame(pay=X[:, 0])).predict(frame(pay=X[:, 0]).assign(age="old")),
 )
+front(
+    "noisy labels without a kind",
+    TypeError,
+    "NoisyLabels",
+    lambda v: ldp.PrivateClassifier(1.0).fit(X, v.noisy()),
+)
 
 # --- Learners --------------------------------------------------------------------------------
 learners = functools.partial(case, "learners")
@@ -973,6 +979,7 @@ files(
     "epsilon",
     lambda v: ldp.declare(network(), "trained on public data", epsilon=-1.0),
 )
+files("a table as a model", ValueError, "people.csv", lambda v: ldp.guarantee("people.csv"))
 
 
 def stored(labels: Any) -> ldp.PrivateLabels:

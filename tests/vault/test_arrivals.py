@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import warnings
 
 import keras
 import numpy as np
@@ -215,7 +216,7 @@ def test_examples_without_a_label_are_kept_apart(opened):
         np.testing.assert_array_equal(table.randomize(sure, key="weekly"), everything)
         few = PrivateLabels(list(WEEKS[0]), 5, store=labels.store_path, unlabelled=[5])
         assert len(few) == 99 and table.guarantee().epsilon == SURE
-        with pytest.raises(LabelStoreError, match="other examples with a label"):
+        with pytest.raises(LabelStoreError, match="Name the others in unlabelled="):
             PrivateLabels(everything, 5, store=labels.store_path, unlabelled=[7])
 
 
@@ -293,11 +294,23 @@ def test_bad_arrivals_add_nothing(opened, change, error, message):
     assert len(labels) == 159
 
 
+def test_an_arrival_that_comes_twice_is_named(tmp_path):
+    path = tmp_path / "labels"
+    labels = PrivateLabels(WEEKS[0], 5, budget=PrivacyBudget(1.0), store=path)
+    labels.extend(WEEKS[1])
+    again = PrivateLabels(np.concatenate(WEEKS[:2]), 5, store=path)
+    with pytest.warns(UserWarning, match="equal those that came last.*a second time"):
+        again.extend(WEEKS[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again.extend(WEEKS[2])
+
+
 def test_what_a_store_refuses(tmp_path, response):
     path = tmp_path / "labels"
     labels = PrivateLabels(WEEKS[0], 5, budget=PrivacyBudget(1.0), store=path)
     labels.randomize(response(1.0), key="weekly")
-    with pytest.raises(LabelStoreError, match=r"num_labels differ .*for labels\.extend"):
+    with pytest.raises(LabelStoreError, match=r"got \d+\. Open it .*labels\.extend"):
         PrivateLabels(ALL, 5, store=path)
     labels.extend(WEEKS[1])
     other = np.concatenate([WEEKS[0], WEEKS[1][::-1]])

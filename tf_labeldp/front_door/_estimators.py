@@ -49,6 +49,7 @@ from tf_labeldp.mechanisms import MetricMechanism
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.evaluation import check_metric
 from tf_labeldp.vault.label_kinds import label_kind
+from tf_labeldp.vault.private_labels import refuse_noisy
 
 _Self = TypeVar("_Self", bound="_FrontDoor")
 _SAME_UNIT = 20.0
@@ -163,6 +164,7 @@ class _FrontDoor(Head):
             features = all_features = self._matrix(public.value[0], encoder=self.encoder)
         if y is None:
             raise ValueError(MISSING_LABELS.format(name=type(self).__name__))
+        refuse_noisy(y)
         labels: Any = y
         if not isinstance(y, PrivateLabels):
             label_kind(**kind_arguments(self))  # checks the arguments

@@ -24,6 +24,7 @@ from tf_labeldp.features.reader import all_rows, as_rows, input_parts
 from tf_labeldp.vault import LabelKind, LabelRandomizer, PrivateLabels
 from tf_labeldp.vault.label_kinds import label_kind
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic
+from tf_labeldp.vault.private_labels import refuse_noisy
 
 _BY_THIS_PROCESS = Assumption(
     "array-of-labels",
@@ -45,6 +46,7 @@ class LabelSource:
     """Labels in a vault, for one use; an array gets a vault with the budget of that use."""
 
     def __init__(self, head: Any, labels: Any, mechanism_of: Callable[[LabelKind], Any]) -> None:
+        refuse_noisy(labels)
         arguments = kind_arguments(head)
         self._key = head.key
         self._is_array = not isinstance(labels, PrivateLabels)

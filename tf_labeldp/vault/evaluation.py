@@ -448,6 +448,11 @@ def _detection(
     codes = class_predictions("accuracy", public.value, num_classes)
     is_hit = codes[:, np.newaxis] == np.arange(num_classes)
     positions = is_hit[:, 1] if num_classes == 2 else is_hit
+    if num_classes == 2 and not positions.any():
+        _validate.warn(
+            f"the predictions have no example of the second class, so {metric} is 0 whatever the "
+            "labels. Take 'average_precision' or 'auc', or predictions with a lower threshold."
+        )
     counts, noise, receipts = _release_positives(
         labels, public, positions.astype(np.int64), 2, epsilon, key
     )

@@ -309,7 +309,10 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
         raise FileNotFoundError(
             f"expected the file of a model, got no file {path}. Check the path."
         )
-    if path.suffix == ".keras" and path.is_file() and not zipfile.is_zipfile(path):
+    is_model = (
+        zipfile.is_zipfile(path) if path.suffix == ".keras" else path.suffix in (".h5", ".hdf5")
+    )
+    if path.is_file() and not is_model:
         raise ValueError(
             f"expected a .keras file of model.save, got {path}, which is no such file, or damaged. "
             "Save the model again, or restore the file."

@@ -192,11 +192,7 @@ class PrivateLabels:
                 f"budget must be a PrivacyBudget, got {type(budget).__name__}. Write "
                 "budget=PrivacyBudget(epsilon=1.0)."
             )
-        if isinstance(labels, NoisyLabels):
-            raise TypeError(
-                "expected true labels, got NoisyLabels, which are drawn already. Fit "
-                "PrivateBoosting().fit(features, noisy), or a Keras model by tf_labeldp.fit."
-            )
+        refuse_noisy(labels)
         if people is not None and not (isinstance(people, str) and people):
             raise TypeError(f"people must be the name of a population, got {people!r}.")
         if insecure_seed is not None:
@@ -855,6 +851,15 @@ def _checked_rows(indices: Any, n: int) -> np.ndarray:
             "randomize draws, and charges, again."
         )
     return rows
+
+
+def refuse_noisy(labels: Any) -> None:
+    """Raises for noisy labels, which would be randomized a second time."""
+    if isinstance(labels, NoisyLabels):
+        raise TypeError(
+            "expected true labels, got NoisyLabels, which are drawn already. Fit "
+            "PrivateBoosting().fit(X, noisy), or a Keras model by tf_labeldp.fit."
+        )
 
 
 def labels_for_training(vault: PrivateLabels) -> np.ndarray:

@@ -35,6 +35,7 @@ from typing import Any
 
 import numpy as np
 
+from tf_labeldp import _validate
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyBudget, Receipt
 from tf_labeldp.accounting.receipts import LabelSet
@@ -62,6 +63,8 @@ _FINGERPRINT = "PRIVATE-fingerprint"
 _LOCK = ".lock"
 _RECORDS, _LAST = "records", "last-record"
 _PROJECT = "project.json"
+_FEW = 20
+"""Fewer labels may well equal those of other examples."""
 _PLAIN_FIELDS = ("reason", "time", "actor", "mechanism", "public_digest", "release")
 """Fields of a record that JSON stores unchanged."""
 _ERASED = ("PRIVATE-*", f"{KEY_FILE}*", "ids-digest", SUMS, "networks", "stages", ".*.tmp", *OF_0_2)
@@ -122,20 +125,29 @@ class LabelStore:
         others = {"format", "label_set", "budget", "digest", "key", "project", "people", "arrivals"}
         names = sorted({*wanted, *(set(header) - others)})
         differing = [name for name in names if header.get(name) != wanted.get(name)]
+        if differing == ["num_labels"]:
+            number = header["num_labels"]
+            advice = (
+                "Open it with its own examples, and add new ones with labels.extend"
+                if len(labels) > number
+                else "Give all of them; examples without a label yet are named in unlabelled="
+            )
+            raise LabelStoreError(
+                f"expected the {number} examples of the store {self.path}, got {len(labels)}. "
+                f"{advice}."
+            )
         if differing:
             old, new = ({name: of.get(name) for name in differing} for of in (header, wanted))
-            more = differing == ["num_labels"] and len(labels) > header["num_labels"]
-            advice = " New examples are for labels.extend." if more else ""
             raise LabelStoreError(
                 f"The store {self.path} was made with other settings: {', '.join(differing)} "
                 f"differ (expected {old}, got {new}). Open it with those settings, or give a new "
-                f"path.{advice}"
+                "path: its uses of the same labels are added by hand."
             )
         if not arrivals:
             raise LabelStoreError(
-                f"The store {self.path} has other examples with a label: the labels of "
-                f"{len(rows)} of {len(labels)} were given. Leave out the examples whose labels "
-                "came later, and give them to labels.extend."
+                f"expected labels of the examples that had one when the store {self.path} was "
+                f"made, got those of {len(rows)} of {len(labels)}. Name the others in unlabelled=, "
+                "and give their labels to labels.extend(..., rows=...)."
             )
         salt, digests = self._fingerprints()
         for arrival, digest in zip(arrivals, digests, strict=False):
@@ -170,7 +182,13 @@ class LabelStore:
         """Adds an arrival of these labels: the header, which is written last, decides."""
         arrivals = self.arrivals()
         salt, digests = self._fingerprints()
-        digests = [*digests[: len(arrivals)], fingerprint_of(labels, salt)]
+        digest = fingerprint_of(labels, salt)
+        if digest == digests[len(arrivals) - 1] and len(labels) >= _FEW:
+            _validate.warn(
+                f"these {len(labels)} labels equal those that came last. If they are of the same "
+                "examples, do not use them: they would be drawn and charged a second time."
+            )
+        digests = [*digests[: len(arrivals)], digest]
         self._write_fingerprints(salt, digests)
         listed = [each.to_json() for each in (*arrivals, arrival)]
         self._replace_header(num_labels=arrival.total, arrivals=listed)
