@@ -71,6 +71,23 @@ def test_trees_if_they_are_asked_for(csv, capsys):
     assert ldp.guarantee(model).epsilon == pytest.approx(3.0)
 
 
+@pytest.mark.parametrize("method", ["boosting", "head", "auto"])
+def test_an_untouched_output_is_verified(csv, method):
+    """With a pilot, an evaluation, both or none, and against the store."""
+    number = ("--label", "days", "--low", "0", "--high", "30", "--drop", "id")
+    options = (*(number if method == "auto" else NAMES), "--method", method)
+    for output, more in (("a", ()), ("b", ("--evaluate", "0.5")), ("c", ("--evaluate", "4"))):
+        store = csv.parent / f"{output}-store"
+        out = csv.parent / output
+        assert command(csv, *options, *more, "--store", str(store), output=output) == 0
+        assert ldp.dossier.verify(out).problems == ()
+        assert ldp.dossier.verify(out, store=store).problems == ()
+        stated = json.loads((out / "privacy.json").read_text())
+        promise = ldp.dossier.report(store, published=[out]).statement
+        assert stated["epsilon"] == pytest.approx(promise.epsilon, rel=1e-3)
+        assert main(["verify", str(out)]) == 0
+
+
 def test_a_rare_class_and_its_metric(csv, capsys):
     header, *rows = csv.read_text().splitlines()
     rows = [row.replace(",yes,", ",no,") for row in rows]

@@ -26,7 +26,7 @@ from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_rec
 from tf_labeldp.boosting import PrivateBoosting
 from tf_labeldp.boosting.worth import worth
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
-from tf_labeldp.features.estimator import FeatureMap, tags_of_tables
+from tf_labeldp.features.estimator import FeatureMap, note_release, tags_of_tables
 from tf_labeldp.features.reader import column_names, is_dataset, table_columns
 from tf_labeldp.front_door._recommend import Choice, recommend
 from tf_labeldp.heads import (
@@ -292,14 +292,19 @@ class _FrontDoor(Head):
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from the inputs of ``fit`` to predictions, with its receipts.
 
-        The model of a table takes a dict of columns (m, 1) by name. Import
-        ``tf_labeldp.keras_layers`` before you load its file.
+        They include those of a pilot and of the evaluation, as ``guarantee()`` does. The model of a
+        table takes a dict of columns (m, 1) by name. Import ``tf_labeldp.keras_layers`` before you
+        load its file.
 
         Raises:
             TypeError: an encoder without a Keras model, or sparse inputs.
         """
         self._check_fitted()
-        return self.head_.to_keras()
+        model = self.head_.to_keras()
+        for layer in model.layers:
+            if getattr(layer, "label_dp_receipts", b""):
+                note_release(layer, self.receipts_)
+        return model
 
     def _choice(self, epsilon: float, size: int, kind: str, features: Any, labels: Any) -> Choice:
         """Returns the choice by public facts, or the method that the caller asked for."""
