@@ -64,13 +64,13 @@ PRIVATE_IMPORTS = {
 MOST_LINES = {
     "": 142,
     "_validate": 281,
-    "_progress": 94,
+    "_progress": 106,
     "keras_layers": 1243,
     "accounting": 2878,
     "mechanisms": 4378,
     "estimation": 699,
-    "vault": 6374,
-    "features": 3037,
+    "vault": 6375,
+    "features": 3036,
     "self_supervised": 542,
     "semi_supervised": 728,
     "heads": 3177,
@@ -84,5 +84,5 @@ MOST_LINES = {
     "dossier": 963,
     "tf_privacy": 338,
     "scale": 1152,
-    "cli": 3067,
+    "cli": 3104,
 }

@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import logging
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,6 +45,17 @@ def without_retracing_warnings() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_other)
+
+
+@contextlib.contextmanager
+def without_input_warnings() -> Iterator[None]:
+    """Drops Keras's warnings of inputs whose names are not their columns', in this context.
+
+    The name of a column may have characters that an input's name must not have.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "When providing `inputs` as a dict", UserWarning)
+        yield
 
 
 class Progress(tqdm):

@@ -10,13 +10,14 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import tqdm.std
 
 from tf_labeldp._progress import Progress
-from tf_labeldp.cli import main
+from tf_labeldp.cli import _verbs, main
 from tf_labeldp.mechanisms import RandomizedResponse
 from tf_labeldp.vault import PrivateLabels
 
@@ -218,6 +219,22 @@ def test_bad_command_lines(folder, capsys, monkeypatch, words, reason):
     assert [path.name for path in folder.iterdir()] == ["labels.csv"]
 
 
+def test_warnings_of_python_are_lines_of_the_command(folder, capsys, monkeypatch):
+    shown, before = [], warnings.showwarning
+
+    def verb(args):
+        warnings.warn("the release is noise.\n  Use num_classes=3.", UserWarning, stacklevel=1)
+        shown.append(warnings.showwarning)
+        raise ValueError
+
+    monkeypatch.setattr(_verbs, "run_recommend", verb)
+    words = ["recommend", "--epsilon", "1", "--examples", "9", "--kind", "table"]
+    assert main(words) == 2
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == "warning: the release is noise. Use --num-classes 3."
+    assert warnings.showwarning is before and shown != [before]
+
+
 def test_help_states_the_form_of_errors_and_what_may_be_published(capsys):
     for words, texts in (
         (
@@ -239,7 +256,7 @@ def test_help_states_the_form_of_errors_and_what_may_be_published(capsys):
 STOPPED = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
-from tf_labeldp.cli import main
+from tf_labeldp.cli import _verbs, main
 def slow(file):
     os.kill(os.getpid(), stop)
     time.sleep(60)
@@ -269,7 +286,7 @@ def test_output_that_is_a_file(capsys, tmp_path, below):
 
 LIGHT = """
 import sys
-from tf_labeldp.cli import main
+from tf_labeldp.cli import _verbs, main
 heavy = {"tensorflow", "keras", "numpy", "sklearn", "scipy", "pyarrow"}
 for words in (["--version"], ["--help"], *([verb, "--help"] for verb in sys.argv[1:])):
     try:

@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import warnings
 import zipfile
 
 import keras
@@ -50,9 +51,12 @@ NAMES = ("--label", "ill", "--classes", "no", "yes", "--drop", "id", "--drop", "
 
 def test_a_table_with_names_of_classes(csv, capsys):
     assert command(csv, *NAMES, "--evaluate", "1") == 0
-    printed = capsys.readouterr().out
-    out = csv.parent / "out"
-    assert (out / "report.txt").read_text().strip() == printed.strip()
+    shown = capsys.readouterr()
+    printed, out = shown.out, csv.parent / "out"
+    # The columns are on stderr before the release, and printed once.
+    columns = "2 features: age (number), job (text); left out: id, days"
+    assert shown.err.count(columns) == 1 and columns not in printed
+    assert (out / "report.txt").read_text() == f"{columns}.\n\n{printed}"
     assert "NOT PRIVATE: seeded" in printed and "held out: accuracy" in printed
     stated = json.loads((out / "privacy.json").read_text())
     assert stated["epsilon"] == pytest.approx(2.0) and stated["seeded"]
@@ -104,7 +108,16 @@ def test_a_rare_class_and_its_metric(csv, capsys):
 def test_a_column_of_any_name_costs_nothing_in_vain(csv, capsys):
     header, rows = csv.read_text().split("\n", 1)
     csv.write_text(header.replace("age", "price/unit").replace("job", "what he does") + "\n" + rows)
-    assert command(csv, *NAMES) == 0, capsys.readouterr().err
+    assert command(csv, *NAMES) == 0
+    shown = capsys.readouterr().err
+    assert "inputs" not in shown and len(shown.splitlines()) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        ldp.load_model(csv.parent / "out" / "model.keras")
+    words = [str(csv), "--output", str(csv.parent / "predictions.csv")]
+    assert main(["predict", str(csv.parent / "out"), *words]) == 0
+    assert main(["verify", str(csv.parent / "out")]) == 0
+    assert capsys.readouterr().err == ""
     with pytest.warns(UserWarning, match="price/unit"):  # Keras, of the input's other name
         model = keras.models.load_model(csv.parent / "out" / "model.keras")
     features = {"price/unit": AGE.reshape(-1, 1), "what he does": tf.constant(JOB.reshape(-1, 1))}
@@ -309,7 +322,8 @@ def test_columns_are_printed_and_ids_and_copies_of_the_label_are_named(leaky, ca
     assert "warning: the column id has 1,200 different values in 1,200 rows" in shown.err
     assert "leave it out: --drop id" in shown.err and "age has" not in shown.err
     named = "by the released model, the column leak alone predicts nearly all labels"
-    assert named in shown.out and shown.out.count("by the released model, the column") == 1
+    assert f"warning: {named}" in shown.err and named not in shown.out
+    assert shown.err.count("by the released model, the column") == 1
     report = (leaky.parent / "out" / "report.txt").read_text()
     assert named in report and "4 features: id (text)" in report
     options = ("--drop", "id", "days", "leak")
@@ -321,14 +335,14 @@ def test_columns_are_printed_and_ids_and_copies_of_the_label_are_named(leaky, ca
 def test_a_number_that_is_the_label_in_another_unit(csv, capsys):
     words = ("--label", "days", "--low", "0", "--high", "30", "--drop", "id", "ill")
     assert command(csv, *words, epsilon="8") == 0
-    assert "the column age alone predicts nearly all labels" in capsys.readouterr().out
+    assert "the column age alone predicts nearly all labels" in capsys.readouterr().err
     # A weak trend is no copy, though the predictions follow one column alone.
     rows = [line.rsplit(",", 1)[0] for line in csv.read_text().splitlines()]
     noise = RNG.uniform(0.0, 30.0, N)
     days = [f"{min(30.0, max(0.0, noise[i] + AGE[i] / 9)):.2f}" for i in range(N)]
     csv.write_text("\n".join(map(",".join, zip(rows, ["days", *days], strict=True))) + "\n")
     assert command(csv, *words, output="weak", epsilon="8") == 0
-    assert "predicts nearly all" not in capsys.readouterr().out
+    assert "predicts nearly all" not in capsys.readouterr().err
 
 
 def test_warnings_read_released_values_alone(csv, capsys):

@@ -112,7 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.check(args)
         module, _, function = args.run.partition(".")
         module = importlib.import_module(f"tf_labeldp.cli.{module}")
-        return int(getattr(module, function)(args))
+        with _console.warnings_in_lines():
+            return int(getattr(module, function)(args))
     except _console.CommandError as error:
         reason = str(error)
     except _console.Terminated:

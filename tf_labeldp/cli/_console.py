@@ -6,8 +6,11 @@ import contextlib
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
+
+from tf_labeldp._progress import without_input_warnings
 
 
 class CommandError(ValueError):
@@ -70,6 +73,24 @@ def say(text: str, *, error: bool = False) -> None:
         stream.flush()
     except (OSError, ValueError):  # ValueError is that of a closed stream.
         drop_rest(stream)
+
+
+@contextlib.contextmanager
+def warnings_in_lines() -> Iterator[None]:
+    """Shows Python's warnings on stderr as lines of the command, without a place in its code.
+
+    Those of deprecations, which its user cannot change, are dropped.
+    """
+
+    def show(message: Warning | str, category: type[Warning], *unused: Any, **named: Any) -> None:
+        if issubclass(category, (DeprecationWarning, FutureWarning)):
+            return
+        text = in_options(" ".join(str(message).split()))
+        say(f"warning: {one_line(text)}", error=True)
+
+    with without_input_warnings():  # It restores showwarning too.
+        warnings.showwarning = show
+        yield
 
 
 def drop_rest(stream: IO[str]) -> None:

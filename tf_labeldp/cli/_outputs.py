@@ -326,14 +326,17 @@ def _receipts_in(store: pathlib.Path | None) -> set[str]:
 
 
 def check_separate(
-    output: pathlib.Path, published: pathlib.Path, store: pathlib.Path, is_whole: bool
+    output: pathlib.Path, published: pathlib.Path, store: pathlib.Path, below: str
 ) -> None:
-    """Raises if the store is the folder of the output, or contains it; warns if it is below.
+    """Raises if the store is the folder of the output, or contains it.
 
-    With ``is_whole`` the folder is published as a whole, and a store below it is an error too.
+    A store below the folder is an ``"error"`` if the folder is published as a whole, a
+    ``"warning"`` if it may be, and ``"fine"`` if single files are published.
     """
     folder, kept = (pathlib.Path(os.path.realpath(path)) for path in (published, store))
-    if folder in kept.parents and not is_whole:
+    if folder in kept.parents and below == "fine":
+        return
+    if folder in kept.parents and below == "warning":
         say(
             f"warning: the store {one_line(str(store))} is below the folder of --output "
             f"{one_line(str(output))}: publish the files that are written, not the folder",

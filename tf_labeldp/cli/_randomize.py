@@ -54,8 +54,8 @@ def run_randomize(args: argparse.Namespace) -> int:
     schema = pa.schema([*columns, (noisy_column, task.output_type)])
     target = _outputs.output_of(args, files, several, schema)
     if args.store is not None:
-        is_whole = isinstance(target, _outputs.FolderOutput)
-        _outputs.check_separate(args.output, target.published, args.store, is_whole)
+        below = "error" if isinstance(target, _outputs.FolderOutput) else "fine"
+        _outputs.check_separate(args.output, target.published, args.store, below)
     progress_of = functools.partial(Progress, delay=_PATIENCE, quiet=args.quiet)
     with target as output:
         with progress_of("reading labels") as progress, ThreadPoolExecutor(jobs) as pool:

@@ -52,8 +52,9 @@ def run_train(args: argparse.Namespace) -> int:
         columns, warnings = f"images of {args.images}, named by the column {args.file}", []
     remarks = [f"remark: {text}" for text in source.remarks]
     # Before the release, so that a wrong column can be left out.
-    for line in (*remarks, columns, *(f"warning: {text}" for text in warnings)):
+    for line in (*remarks, columns):
         say(one_line(line), error=True)
+    _warn(warnings)
     load_tensorflow()
     if args.images is not None:
         features = images_of(table, args)
@@ -64,13 +65,24 @@ def run_train(args: argparse.Namespace) -> int:
         with _output(args.output):
             model = _estimator(args, delta).fit(features, vault)
             if args.images is None:
-                warnings += _features.warnings_of_leaks(features, model)
+                leaks = _features.warnings_of_leaks(features, model)
+                _warn(leaks)
+                warnings += leaks
             say(_write(model, args, columns, warnings))
     return 0
 
 
+def _warn(warnings: list[str]) -> None:
+    for text in warnings:
+        say(one_line(f"warning: {text}"), error=True)
+
+
 def _write(model: Any, args: argparse.Namespace, columns: str, warnings: list[str]) -> str:
-    """Writes the model, its statement and the report, and returns the report."""
+    """Writes the model, its statement and the report.
+
+    Returns:
+        The report without its first part, the columns and warnings, which are on stderr.
+    """
     folder: pathlib.Path = args.output
     path = folder / "model.keras"
     warnings = [f"Warning: {text}." for text in warnings]
@@ -90,7 +102,7 @@ def _write(model: Any, args: argparse.Namespace, columns: str, warnings: list[st
     statement = model.guarantee().to_json()
     (folder / "privacy.json").write_text(f"{statement}\n", encoding="utf-8")
     (folder / "report.txt").write_text(f"{text}\n", encoding="utf-8")
-    return text
+    return "\n\n".join(parts[1:])
 
 
 def _check_metric(args: argparse.Namespace) -> None:
@@ -108,7 +120,7 @@ def _check_metric(args: argparse.Namespace) -> None:
 def _check_output(args: argparse.Namespace) -> None:
     folder, store = args.output, args.store
     if store is not None:
-        _outputs.check_separate(folder, folder, store, is_whole=False)
+        _outputs.check_separate(folder, folder, store, below="warning")
     if not folder.exists():
         return
     kept = None if store is None else pathlib.Path(os.path.realpath(store))

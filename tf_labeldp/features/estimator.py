@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import warnings
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
 
+from tf_labeldp._progress import without_input_warnings
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts, receipts_to_bytes
 from tf_labeldp.features.tables import MISSING_INTEGER, as_table
@@ -187,8 +187,7 @@ def keras_model(inputs: Any, outputs: Any, name: str) -> Any:
     """Returns a Keras model; its inputs may be named differently from their columns."""
     import keras
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "When providing `inputs` as a dict", UserWarning)
+    with without_input_warnings():
         return keras.Model(inputs, outputs, name=name)
 
 

@@ -21,7 +21,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tf_labeldp._progress import without_retracing_warnings
+from tf_labeldp._progress import without_input_warnings, without_retracing_warnings
 from tf_labeldp.accounting import (
     PrivacyGuarantee,
     Public,
@@ -318,7 +318,8 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
             "Save the model again, or restore the file."
         )
     importlib.import_module("tf_labeldp.keras_layers")  # It registers the classes in model files.
-    model = keras.models.load_model(path, **settings)
+    with without_input_warnings():
+        model = keras.models.load_model(path, **settings)
     if facts := facts_in(path):
         note_facts(model, facts)
     histories = _histories_in(path)
