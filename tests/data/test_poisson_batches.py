@@ -329,6 +329,7 @@ def test_a_data_set_that_does_not_fit_in_memory_is_refused(monkeypatch: Any) -> 
         make(endless)
 
 
+@pytest.mark.holds("data.PoissonBatches.map")
 def test_map_gets_the_features_alone_of_batches_and_of_other_examples() -> None:
     shapes = []
 
@@ -353,6 +354,7 @@ def test_map_gets_the_features_alone_of_batches_and_of_other_examples() -> None:
         make().map(lambda x: x[1:])
 
 
+@pytest.mark.holds("data.PoissonBatches.map")
 def test_the_receipts_of_a_mapped_function_are_counted() -> None:
     noisy = vault().randomize(RandomizedResponse(0.5, K))
     function = PublicInput(tf.identity, noisy.receipts)

@@ -309,6 +309,7 @@ def rare(mechanism, labels=RARE, number=2, seed=4, **arguments):
     return vault.randomize(mechanism, **arguments)
 
 
+@pytest.mark.holds("estimation.estimated_prior")
 @pytest.mark.filterwarnings("ignore:a budget of epsilon=50")
 @pytest.mark.parametrize(
     ("mechanism", "seen"),

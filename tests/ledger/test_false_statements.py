@@ -69,7 +69,7 @@ def test_01_reported_metrics_are_in_the_statement_of_the_vault(tmp_path):
 def test_01_sample_weights_are_in_the_statement():
     model = private()
     model.fit(X, Y, sample_weight=np.ones(N, np.float32), verbose=0)
-    assert any("sample weights" in text for text in model.guarantee().assumptions)
+    assert any("weights of samples" in text for text in model.guarantee().assumptions)
 
 
 def test_02_stages_before_steps_are_counted():

@@ -152,7 +152,8 @@ BAD_NUMBERS = {
     "infinite": ([np.inf, -np.inf], ValueError, "but 2 of 2 do not"),
     "nan": ([np.nan, 987654, 2], ValueError, "1 of 3 are NaN"),
     "text": (["987654"], TypeError, "must be numbers, got dtype <U6"),
-    "object": (np.array([987654], dtype=object), TypeError, "must be numbers, got dtype object"),
+    "object": (np.array([987654], dtype=object), ValueError, "but 1 of 1 do not"),
+    "other object": (np.array([{}], dtype=object), TypeError, "must be numbers, got dtype object"),
     "column": (np.full((3, 1), 987654), ValueError, r"shape \(n,\), got shape \(3, 1\).*ravel"),
 }
 

@@ -238,10 +238,15 @@ def test_labels_of_a_step_that_is_not_charged_are_zeros() -> None:
     assert [part.numpy().tolist() for part in guard.admitted(labels)] == [[0, 0], [0.0, 0.0]]
 
 
-def test_nan_features_stop_with_the_step_and_the_layer() -> None:
+def overflowing() -> Any:
+    """Returns a layer of ones, whose sum of features of 3e38 is infinite."""
+    return keras.layers.Dense(4, kernel_initializer="ones", name="first")
+
+
+def test_a_model_that_overflows_stops_with_the_step_and_the_layer() -> None:
     x = features()
-    model = private_model(extra=(keras.layers.Dense(4, name="first"),), together=2)
-    x[55] = np.nan  # in the sixth batch of ten
+    model = private_model(extra=(overflowing(),), together=2)
+    x[55] = 3e38  # in the sixth batch of ten
     kept: list[Any] = []
     keep = watch(on_train_batch_end=lambda: kept.append(values(model)))
     with pytest.raises(FloatingPointError, match="step 5: the output of layer 'first'"):
@@ -253,8 +258,9 @@ def test_nan_features_stop_with_the_step_and_the_layer() -> None:
 
 def test_a_step_that_is_stopped_leaves_weight_decay_undone() -> None:
     x = features()
-    x[55] = np.nan  # in the sixth batch of ten
-    model, kept = private_model(inner=keras.optimizers.AdamW(0.1, weight_decay=0.5)), []
+    x[55] = 3e38  # in the sixth batch of ten
+    inner = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    model, kept = private_model(inner=inner, extra=(overflowing(),)), []
     keep = watch(on_train_batch_end=lambda: kept.append(values(model)))
     with pytest.raises(FloatingPointError, match="step 5: "):
         model.fit(x, codes(), batch_size=10, shuffle=False, verbose=0, callbacks=[keep])

@@ -328,10 +328,12 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
     _cover_weights(
         layer for layer in layers_of(model) if (h := history_of(layer)) and h.digests is None
     )
-    steps = histories.get(model.name, History()).steps
-    if steps is not None:
-        cover_steps(getattr(model, "optimizer", None), steps)
-    for layer in layers_of(model):  # Copies of these weights are recognized.
+    for layer in layers_of(model):
+        # A model within the model may have been compiled and trained.
+        steps = histories.get(layer.name, History()).steps
+        if steps is not None:
+            cover_steps(getattr(layer, "optimizer", None), steps)
+        # Copies of these weights are recognized.
         if (history := history_of(layer)) is not None:
             note_digests(history.digests or (), history.receipts)
     return model
