@@ -84,5 +84,5 @@ MOST_LINES = {
     "dossier": 963,
     "tf_privacy": 338,
     "scale": 1152,
-    "cli": 3104,
+    "cli": 3189,
 }

@@ -203,7 +203,10 @@ def test_bad_input_is_one_line_and_writes_nothing(data, capsys):
         (("out", "gone.csv"), "the input gone.csv does not exist"),
         (("out", "empty.csv"), "is empty; give a CSV file with a header line"),
         (("out", "few.csv"), "the table lacks 1 column that the model takes: job; add them"),
-        (("out", "text.csv"), "the model takes numbers in column 'age', got text"),
+        (
+            ("out", "text.csv"),
+            "the model takes numbers in column age, got text in 1 cell, the first in row 3",
+        ),
         (("out", "ragged.csv"), "has 2 cells in row 3 (the header is row 1), but 3 columns"),
         (("out", "data.csv", "--id", "name"), "--id name: the table has 0 columns of this name"),
         (("out", "named.csv", "--id", "prediction"), "the predictions have a column of this name"),

@@ -225,7 +225,7 @@ def test_stdin_to_stdout(monkeypatch, capsys, store):
     ("text", "reason"),
     [
         ("", "the input stdin is empty"),
-        ("id,y\na,99\n", "column 'y' of stdin: 1 of 1 labels are not in 0..2"),
+        ("id,y\na,99\n", "column 'y' of stdin: 1 of 1 labels is not in 0..2"),
         ("id,y\na,1\nb,-secret-\n", "of stdin has a cell that is not a whole number in row 3"),
     ],
 )

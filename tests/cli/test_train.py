@@ -235,7 +235,7 @@ def test_bad_input_is_one_line_and_writes_nothing(csv, capsys):
         ((*NAMES, "--drop", "name"), "--drop name"),
         ((*NAMES, "--images", "x"), "go together"),
         ((*NAMES, "--clip"), "--clip is for labels that are numbers"),
-        (("--label", "ill", "--classes", "no", "maybe"), "labels"),
+        (("--label", "ill", "--classes", "no", "maybe"), "labels are none of the 2 --classes"),
         (("--label", "days", "--low", "0", "--high", "10"), "labels"),
         (
             ("--label", "days", "--low", "-1", "--high", "9", "--loss", "poisson"),
@@ -381,6 +381,59 @@ def test_features_that_are_chosen(csv, capsys):
     ):
         assert command(csv, *words, *options, output="other") == 2
         assert message in capsys.readouterr().err
+
+
+def test_columns_of_numbers_that_have_become_text(csv, capsys):
+    """German hospitals write k.A. for an unknown number."""
+    header, first, second, *rows = csv.read_text().splitlines()
+    second = f"1,k.A.,{second.split(',', 2)[2]}"
+    csv.write_text("\n".join([header, first, second, *rows]) + "\n")
+    assert command(csv, *NAMES, "--method", "head") == 0
+    found = (
+        "warning: the column age is text: 1,079 of 1,080 cells are numbers, the first other one is "
+        "'k.A.' in row 3 (the header is row 1)"
+    )
+    shown = capsys.readouterr().err
+    assert found in shown and "like an id" not in shown and shown.count("warning") == 1
+    csv.write_text(csv.read_text().replace("k.A.", ""))
+    assert command(csv, *NAMES, "--method", "head", output="numbers") == 0
+    assert "warning" not in capsys.readouterr().err
+    new = csv.parent / "new.csv"
+    new.write_text("age,job\n30.5,nurse\n45%,smith\n03.04.2024,smith\n")
+    words = [str(new), "--output", str(csv.parent / "predictions.csv")]
+    assert main(["predict", str(csv.parent / "numbers"), *words]) == 2
+    message = (
+        "takes numbers in column age, got text in 2 cells, the first in row 3 (the header is row 1)"
+    )
+    assert f"{message}: '45%'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["separator at each line end", "sep=;"])
+def test_more_forms_of_excel(csv, capsys, form):
+    text = csv.read_text().replace(",", ";")
+    if form == "sep=;":
+        csv.write_bytes(b"\xef\xbb\xbfsep=;\r\n" + text.replace("\n", "\r\n").encode())
+    else:
+        csv.write_text(text.replace("\n", ";\n"))
+    assert command(csv, *NAMES, "--method", "head") == 0
+    shown = capsys.readouterr().err
+    assert "2 features: age (number), job (text); left out: id, days" in shown
+    assert ("without a name and without cells" in shown) == (form != "sep=;")
+    if form == "sep=;":
+        task = ("--task", "classification", "--column", "ill", "--classes", "no", "yes")
+        output = ("--epsilon", "1", "--output", str(csv.parent / "noisy.csv"))
+        assert main(["randomize", str(csv), *task, *output]) == 0
+
+
+def test_labels_with_spaces_show_none_of_them(csv, capsys):
+    csv.write_text(csv.read_text().replace(",yes,", ", yes,").replace(",no,", ", no,"))
+    assert command(csv, *NAMES) == 2
+    shown = capsys.readouterr().err
+    assert "1200 of 1200 labels are none of the 2 --classes" in shown
+    assert "spaces around the names" in shown and "yes" not in shown
+    csv.write_text(csv.read_text().replace(", yes,", ",yes,").replace(", no,", ",no,", 1))
+    assert command(csv, "--label", "ill", "--classes", "yes", " no") == 2
+    assert "1 of 1200 labels is none of the 2 --classes; add" in capsys.readouterr().err
 
 
 def test_errors_name_options_and_no_arguments_of_python(csv, capsys):

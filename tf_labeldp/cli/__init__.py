@@ -188,7 +188,7 @@ def _check_labels(args: argparse.Namespace) -> None:
     if args.classes and len(set(args.classes)) < max(2, len(args.classes)):
         raise _console.CommandError(
             "--classes must name at least two classes, each once, got "
-            f"{len(args.classes)} names of which {len(set(args.classes))} differ"
+            f"{len(set(args.classes))} distinct of {len(args.classes)}"
         )
     if args.low is None:
         return

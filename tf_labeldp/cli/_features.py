@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from pyarrow import types
 
 from tf_labeldp._validate import counted
@@ -16,6 +17,8 @@ from tf_labeldp.features.tables import columns_of
 
 _FEWEST_ROWS = 20
 """Fewer rows may differ in every column."""
+SHOWN = 40
+"""Characters of a cell in a message."""
 _UNIQUE = 0.95
 """Share of different values from which a column of text or whole numbers looks like an id."""
 _BINS, _ROWS_PER_VALUE = 20, 20
@@ -28,6 +31,8 @@ _SHARE_OF_VARIANCE = 0.98
 _CLEAR_SPREAD = 0.2
 """Standard deviation of predictions, in ranges of the labels, that is no mere trend; evenly spread
 labels have 0.29."""
+_NUMBER = r"^\s*([-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?|[-+]?(inf|nan))\s*$"
+"""A cell with a number, with a decimal point or comma; Arrow reads inf and nan as numbers too."""
 _SAMPLE = 20_000
 """Rows that are enough for means."""
 
@@ -88,6 +93,41 @@ def _kind(table: Any, name: str, values: np.ndarray) -> str:
     if types.is_temporal(table.column(name).type):
         return "date, in days"
     return "number" if values.dtype.kind in "biuf" else "text"
+
+
+def first_text(column: Any) -> tuple[int, int, int, str] | None:
+    """Returns the first cell of a text column that is no number; None if there is none.
+
+    Returns:
+        The number of cells that are numbers, the number of cells that are not empty, the row of
+        the first cell that is no number (the header is row 1), and this cell.
+    """
+    if types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if not (types.is_string(column.type) or types.is_large_string(column.type)):
+        return None
+    present = pc.not_equal(pc.utf8_trim_whitespace(column), "").fill_null(False)
+    number = pc.match_substring_regex(column, _NUMBER, ignore_case=True).fill_null(False)
+    others = pc.and_(present, pc.invert(number))
+    row = pc.index(others, True).as_py()
+    if row < 0:
+        return None
+    return pc.sum(number).as_py(), pc.sum(present).as_py(), row + 2, str(column[row])
+
+
+def warnings_of_texts(table: Any, features: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Returns warnings, by column, of texts that are mostly numbers, a public fact."""
+    found = {}
+    for name in features:
+        first = first_text(table.column(name))
+        if first is not None and 2 * first[0] > first[1]:
+            size, present, row, text = first
+            found[name] = (
+                f"the column {name} is text: {size:,} of {present:,} cells are numbers, the first "
+                f"other one is {text[:SHOWN]!r} in row {row:,} (the header is row 1). Empty or "
+                f"correct such cells to use its numbers, or leave it out: --drop {name}"
+            )
+    return found
 
 
 def warnings_of_ids(table: Any, features: Mapping[str, np.ndarray]) -> list[str]:

@@ -123,6 +123,15 @@ def _inputs(
         )
     from tf_labeldp.features import to_inputs
 
+    for name, tensor in needed.items():
+        if tensor.dtype == "string" or name not in table.column_names:
+            continue
+        if (first := _features.first_text(table.column(name))) is not None:
+            raise CommandError(
+                f"the model takes numbers in column {name}, got text in "
+                f"{counted(first[1] - first[0], 'cell')}, the first in row {first[2]:,} (the "
+                f"header is row 1): {first[3][: _features.SHOWN]!r}. Empty or correct such cells"
+            )
     with explained(TypeError, ValueError):
         return to_inputs(table.select(names), model)
 

@@ -65,6 +65,8 @@ _SNIFFED_BYTES = 1 << 16
 """Bytes at the start of a CSV file that show what is between its cells."""
 _LATIN_1 = "cp1252"
 """Latin-1 as Windows writes it, with the euro sign."""
+_SEPARATOR = re.compile(rb"(?:\xef\xbb\xbf)?sep=([^\r\n])\r?\n", re.IGNORECASE)
+"""A first line for Excel, which names what is between the cells."""
 _DECIMAL_COMMAS, _DECIMAL_POINTS = (
     re.compile(rb"(?:^|;)[ \"]*[-+]?\d+%b\d+[ \"]*(?=;|$)" % mark) for mark in (rb",", rb"\.")
 )
@@ -243,6 +245,7 @@ class CsvTable(Table):
     def __init__(self, path: pathlib.Path) -> None:
         super().__init__(path)
         self._encoding, self._delimiter, self._decimal_point = "utf8", ",", "."
+        self._lines_before = 0  # above the header line
         with self._explained(), self._stream() as stream:
             start = bytes(stream.read(_SNIFFED_BYTES))
             if start[:2] in (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b") or b"\0" in start:
@@ -254,11 +257,15 @@ class CsvTable(Table):
         self.types = dict.fromkeys(self.columns, pa.string())
 
     def _sniff(self, start: bytes) -> None:
+        if (separator := _SEPARATOR.match(start)) is not None:
+            self._lines_before, start = 1, start[separator.end() :]
         header, *lines = start.lstrip().splitlines() or [b""]
         self._delimiter = max(",;\t", key=lambda mark: header.count(mark.encode()))
+        if separator is not None and separator[1].isascii():
+            self._delimiter = separator[1].decode()
         if self._delimiter == ",":
             return
-        words = {";": "semicolons", "\t": "tabs"}[self._delimiter]
+        words = {";": "semicolons", "\t": "tabs"}.get(self._delimiter, repr(self._delimiter))
         if self._delimiter == ";":
             commas, points = (
                 any(map(pattern.search, lines)) for pattern in (_DECIMAL_COMMAS, _DECIMAL_POINTS)
@@ -294,7 +301,22 @@ class CsvTable(Table):
             return table
 
         with self._explained():
-            return self._decoded(read)
+            return self._named(self._decoded(read))
+
+    def _named(self, table: Any) -> Any:
+        """Returns the table without columns that have neither a name nor a cell."""
+        kept = [
+            place
+            for place, field in enumerate(table.schema)
+            if field.name.strip() or not types.is_null(field.type)
+        ]
+        if len(kept) < table.num_columns and table.num_rows:
+            self.remarks += (
+                f"{self.path} has a column without a name and without cells (a separator ends each "
+                "line), which is left out",
+            )
+            return table.select(kept)
+        return table
 
     def _read(self, columns: list[str], kind: ColumnKind) -> Any:
         with self._explained(columns, kind):
@@ -316,7 +338,10 @@ class CsvTable(Table):
         ignore_empty_lines = len(self.columns) != 1
         return (
             csv.ReadOptions(
-                block_size=_BLOCK_BYTES, use_threads=use_threads, encoding=self._encoding
+                block_size=_BLOCK_BYTES,
+                use_threads=use_threads,
+                encoding=self._encoding,
+                skip_rows=self._lines_before,
             ),
             csv.ParseOptions(
                 delimiter=self._delimiter,

@@ -263,26 +263,35 @@ class Regression(Task):
 
 def class_codes(column: Any, names: list[str] | None, num_classes: int) -> np.ndarray:
     """Returns codes of an Arrow column of names or codes, or raises an error with their number."""
-    outside = f"not in 0..{num_classes - 1}; raise --num-classes or renumber the classes"
+    advice = f"not in 0..{num_classes - 1}; raise --num-classes or renumber the classes"
     if names:
-        outside = f"none of the {num_classes} --classes; add what is missing or check the spelling"
+        advice = f"none of the {num_classes} --classes; add what is missing or check the spelling"
         column = pc.index_in(column, value_set=pa.array(names, pa.string()))
         column = column.fill_null(-1).cast(pa.int64())
     labels: np.ndarray = column.to_numpy()
     if wrong := np.count_nonzero((labels < 0) | (labels >= num_classes)):
-        raise CommandError(f"{wrong} of {labels.size} labels are {outside}")
+        if names and wrong == labels.size:
+            advice += " (cells may have spaces around the names)"
+        raise CommandError(f"{wrong} of {labels.size} labels {_verb(wrong)} {advice}")
     return labels
+
+
+def _verb(number: int, one: str = "is", several: str = "are") -> str:
+    return one if number == 1 else several
 
 
 def checked_numbers(labels: np.ndarray, args: argparse.Namespace) -> np.ndarray:
     """Returns finite labels within the range unless they are to be clipped, or raises."""
     low, high = args.low, args.high
     if bad := np.count_nonzero(~np.isfinite(labels)):
-        raise CommandError(f"{bad} of {labels.size} labels are NaN or infinite; {_tables.FILL}")
+        raise CommandError(
+            f"{bad} of {labels.size} labels {_verb(bad)} NaN or infinite; {_tables.FILL}"
+        )
     outside = np.count_nonzero((labels < low) | (labels > high))
     if outside and not args.clip:
         raise CommandError(
-            f"{outside} of {labels.size} labels lie outside --low {low:g} to --high {high:g}; "
+            f"{outside} of {labels.size} labels {_verb(outside, 'lies', 'lie')} outside "
+            f"--low {low:g} to --high {high:g}; "
             "widen the range, or give --clip to set them to its nearer end"
         )
     return labels

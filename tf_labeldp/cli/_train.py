@@ -47,7 +47,9 @@ def run_train(args: argparse.Namespace) -> int:
         names = _features.chosen_columns(table, args)
         features: Any = _features.features_of(table, names)
         columns = _features.described(table, features, args.label)
-        warnings = _features.warnings_of_ids(table, features)
+        texts = _features.warnings_of_texts(table, features)
+        others = {name: column for name, column in features.items() if name not in texts}
+        warnings = [*texts.values(), *_features.warnings_of_ids(table, others)]
     else:
         columns, warnings = f"images of {args.images}, named by the column {args.file}", []
     remarks = [f"remark: {text}" for text in source.remarks]
