@@ -192,7 +192,7 @@ def test_bad_input_is_one_line_and_writes_nothing(data, capsys):
     train(*CLASSES)
     capsys.readouterr()
     (data / "few.csv").write_text("id,age\n1,30\n")
-    (data / "text.csv").write_text("id,age,job\n1,30,nurse\n2,secret,smith\n")
+    (data / "text.csv").write_text("id,age,job\n1,30,nurse\n2,45%,smith\n")
     (data / "ragged.csv").write_text("id,age,job\n1,30,nurse\n2,30\n")
     (data / "empty.csv").write_text("")
     (data / "broken.keras").write_bytes(b"no model")
@@ -205,7 +205,8 @@ def test_bad_input_is_one_line_and_writes_nothing(data, capsys):
         (("out", "few.csv"), "the table lacks 1 column that the model takes: job; add them"),
         (
             ("out", "text.csv"),
-            "the model takes numbers in column age, got text in 1 cell, the first in row 3",
+            "the model takes numbers in column age, got text in 1 cell, the first in row 3 "
+            "(the header is row 1): '45%'",
         ),
         (("out", "ragged.csv"), "has 2 cells in row 3 (the header is row 1), but 3 columns"),
         (("out", "data.csv", "--id", "name"), "--id name: the table has 0 columns of this name"),
@@ -219,5 +220,5 @@ def test_bad_input_is_one_line_and_writes_nothing(data, capsys):
         assert main(["predict", *words]) == 2, message
         error = capsys.readouterr().err
         assert message in error and error.startswith("tf-labeldp predict: error: ")
-        assert error.count("\n") == 1 and "secret" not in error
+        assert error.count("\n") == 1
         assert not (data / "predictions.csv").exists() and not list(data.glob(".*"))
