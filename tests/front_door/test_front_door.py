@@ -672,5 +672,5 @@ def test_curves_answer_which_epsilon_a_score_needs():
     level, score = choices[0].curves["boosting"][-1]
     assert choices[0].epsilon_for(score) <= level
     assert choices[0].epsilon_for(99.9) == np.inf
-    assert "Expected over epsilon" in str(choices[0])
+    assert "as epsilon: score" in str(choices[0])
     assert ldp.recommend(1.0, 9000, "table", num_classes=None).curves["head"]

@@ -276,7 +276,7 @@ def class_codes(column: Any, names: list[str] | None, num_classes: int) -> np.nd
     return labels
 
 
-def _verb(number: int, one: str = "is", several: str = "are") -> str:
+def _verb(number: int | np.integer[Any], one: str = "is", several: str = "are") -> str:
     return one if number == 1 else several
 
 

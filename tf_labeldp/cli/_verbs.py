@@ -7,6 +7,9 @@ import math
 
 from tf_labeldp.cli._console import CommandError, explained, load_tensorflow, say
 
+_ROUNDING = 1e-9
+"""Relative error of sums of epsilon."""
+
 
 def run_recommend(args: argparse.Namespace) -> int:
     from tf_labeldp.front_door import recommend
@@ -17,7 +20,7 @@ def run_recommend(args: argparse.Namespace) -> int:
     if args.score is not None:
         needed = choice.epsilon_for(args.score)
         found = "more than measured" if math.isinf(needed) else f"{needed:.2g}"
-        say(f"Epsilon for {args.score:g} %: {found}")
+        say(f"Epsilon for {args.score:g} %, {choice.curves_of}: {found}")
     return 0
 
 
@@ -25,6 +28,11 @@ def audit(args: argparse.Namespace) -> int:
     from tf_labeldp.audit import audit_mechanism
     from tf_labeldp.vault import NoisyLabels
 
+    if args.output.suffix == ".keras" or (args.output / "model.keras").exists():
+        raise CommandError(
+            f"{args.output} is a model, and no output of tf-labeldp randomize, whose mechanism can "
+            f"be audited; check a model with tf-labeldp verify {args.output}"
+        )
     try:
         noisy = NoisyLabels.load(args.output)
     except (OSError, ValueError, KeyError) as error:
@@ -36,6 +44,14 @@ def audit(args: argparse.Namespace) -> int:
             noisy.mechanism, public=noisy.priors, draws=args.draws, seed=args.seed
         )
     say(f"{noisy.mechanism}\n{result}")
+    stated = noisy.guarantee().epsilon
+    rest = stated - noisy.mechanism.epsilon
+    if math.isfinite(rest) and rest > _ROUNDING * stated:
+        of = "the private histogram" if noisy.priors and noisy.priors.receipts else "other releases"
+        say(
+            f"This is a part of the stated epsilon {stated:.3g}; the other {rest:.3g}, of {of}, "
+            "was not audited."
+        )
     return int(result.refutes)
 
 

@@ -9,15 +9,31 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tf_labeldp import _validate
 from tf_labeldp.boosting.worth import worth
 
 _LARGEST_MEASURED = {"images": 60_000, "table": 32_561, "numbers": 12_000}
 """Examples in the largest training set measured, by kind of features."""
-_REFERENCE = {"table": ("adult", 32_561), "table of numbers": ("pg15training", 80_017)}
-"""Data set and training examples behind the curves, by table of figures."""
+
+
+class _Reference(NamedTuple):
+    """The data set behind curves."""
+
+    data: str
+    examples: int  # in its training set
+    num_classes: int | None
+    words: str  # its name and the score
+
+
+_REFERENCES = {
+    "two classes": _Reference("adult", 32_561, 2, "test AUC in % on Adult, two classes"),
+    "classes": _Reference("covtype", 4_200, 7, "test accuracy in % on Covertype, seven classes"),
+    "numbers": _Reference(
+        "pg15training", 80_017, None, "explained variance in % on French motor claims"
+    ),
+}
 _BOOSTING_FROM = 3_000.0
 """Boosting on classes is chosen from noisy labels of this worth in true ones on: between epsilon
 0.5 and 1 on Adult."""
@@ -79,8 +95,9 @@ class Choice:
         measured_at: measured epsilon nearest to ``epsilon``.
         score: what the figures are, such as ``"test accuracy in %"``.
         curves: for tables, pairs (epsilon, score) by method, as expected for this number of
-            examples if the labels are as hard as those of one public data set: of Adult, or for
-            numbers of French motor claims.
+            examples if the labels are as hard as those of one public data set: of Adult for two
+            classes, of Covertype for more, or for numbers of French motor claims.
+        curves_of: score and data set of the curves; empty without them.
         remarks: sentences on where the tables do not reach.
     """
 
@@ -93,6 +110,7 @@ class Choice:
     score: str = "test accuracy in %"
     curves: dict[str, tuple[tuple[float, float], ...]] = dataclasses.field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    curves_of: str = ""
 
     def epsilon_for(self, score: float) -> float:
         """Returns the smallest epsilon at which a method is expected to reach a score.
@@ -121,7 +139,10 @@ class Choice:
         lines = [self.reason, f"Measured at epsilon {self.measured_at:g}, {self.score}:"]
         lines += _columns(self.rows)
         if self.curves:
-            lines.append(f"Expected over epsilon, {self.score}, if labels are as hard as there:")
+            lines.append(
+                "Expected if the labels are as hard as there, as epsilon: score "
+                f"({self.curves_of}):"
+            )
             lines += _columns(
                 [name, *(f"{epsilon:.2g}: {score:.1f}" for epsilon, score in curve)]
                 for name, curve in self.curves.items()
@@ -195,6 +216,11 @@ def recommend(
         remarks.append(
             "The tables show classes: for numbers, tables of columns alone were measured."
         )
+    reference = None
+    if name == "table of numbers":
+        reference = _REFERENCES["numbers"]
+    elif name == "table":
+        reference = _REFERENCES["two classes" if num_classes == 2 else "classes"]
     measured = _LARGEST_MEASURED[kind]
     if num_examples < _FEW * measured:
         # Half the examples cost as much accuracy as half the epsilon: noise scales with 1/(n eps).
@@ -211,26 +237,26 @@ def recommend(
         tuple(rows),
         levels[nearest],
         table.get("score", Choice.score),
-        _curves(name, num_examples),
+        {} if reference is None else _curves(table, reference, num_examples),
         tuple(remarks),
+        "" if reference is None else reference.words,
     )
 
 
-def _curves(name: str, num_examples: int) -> dict[str, tuple[tuple[float, float], ...]]:
+def _curves(
+    table: dict[str, Any], reference: _Reference, num_examples: int
+) -> dict[str, tuple[tuple[float, float], ...]]:
     """Returns the curves of the reference data, moved to epsilons of equal noise at n examples."""
-    if name not in _REFERENCE:
-        return {}
-    data, measured = _REFERENCE[name]
-    table, ratio = _measured()[name], measured / num_examples
+    ratio, classes = reference.examples / num_examples, reference.num_classes or 2
     curves = {}
     for method in ("head", "boosting"):
-        cells = next(row[2:] for row in table["rows"] if row[:2] == [data, method])
+        cells = next(row[2:] for row in table["rows"] if row[:2] == [reference.data, method])
         points = []
         for level, cell in zip(map(float, table["epsilons"]), cells, strict=True):
             equal: float | None = level * ratio
-            if method == "boosting":  # n tanh(epsilon / 2)^2 is equal
-                share = math.tanh(0.5 * level) * math.sqrt(ratio)
-                equal = 2.0 * math.atanh(share) if share < 1.0 else None
+            if method == "boosting":  # The worth of the noisy labels is equal.
+                share = math.sqrt(ratio * worth(1, level, classes))
+                equal = math.log1p(classes * share / (1.0 - share)) if share < 1.0 else None
             if cell and equal is not None:
                 points.append((equal, float(cell.split()[0])))
         curves[method] = tuple(points)
