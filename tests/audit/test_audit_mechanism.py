@@ -74,6 +74,15 @@ def test_sound_mechanisms_pass_as_often_as_the_confidence_says() -> None:
     assert 20 < above < 136
 
 
+def test_a_refutation_shows_its_digits_and_how_often_it_is_wrong() -> None:
+    text = str(audit.AuditResult(1.0000421, SURE, 1.0, 0.0, "draws"))
+    assert "epsilon is at least 1.00004, with 0.999999 confidence" in text
+    assert "claimed: 1: the claim is FALSE" in text and "claimed: 1.0" not in text
+    assert "at most 1 audit in 1,000,000 ends like this: repeat the audit" in text
+    text = str(audit.AuditResult(0.9999, 0.95, 1.0, 0.0, "draws"))
+    assert "at least 1, with 0.95 confidence" in text and "repeat" not in text
+
+
 def gaussian(noise: float, steps: int = 1):
     """A sum that a label moves from -1 to 1 in each step, with noise of ``LabelDPOptimizer``."""
 

@@ -115,6 +115,9 @@ class TestAudits:
         assert len(found.content["audits"]) == 2 and not found.content["not_audited"]
         assert not any(result["refutes"] for result in found.content["audits"])
         assert all(0.3 < result["lower_bound"] < 0.5 for result in found.content["audits"])
+        # A page to sign refutes one correct mechanism in a million.
+        assert all(result["confidence"] == 1.0 - 1e-6 for result in found.content["audits"])
+        assert "with 0.999999 confidence" in found.content["audits"][0]["found"]
 
     def test_a_mechanism_whose_prior_was_erased_is_not_audited(self, tmp_path):
         labels = vault(tmp_path / "s")
@@ -134,7 +137,8 @@ class TestAudits:
         assert [result["refutes"] for result in found.content["audits"]] == [True, False]
         found.save(tmp_path / "out")
         page = (tmp_path / "out" / "report.html").read_text()
-        assert "class=bad" in page and "the claim is FALSE" in page
+        assert 'class="bad"' in page and "the claim is FALSE" in page
+        assert "Repeat an audit that ends with FALSE" in page
 
 
 class Page(html.parser.HTMLParser):
@@ -275,6 +279,8 @@ class TestPage:
         page = html.unescape((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
         promise, _, rest = page.partition("</div>")
         assert [text for text in remarks if f"<br>remark: {text}\n" not in promise] == []
+        assert "replace_label" not in promise
+        lines[1] = lines[1].replace("changed (replace_label)", "changed to any other one")
         assert all(line.strip() in promise for line in lines[:2])
         notes = [line.strip() for line in lines if line.startswith("    ")]
         assert len(notes) > 4 and not any(note in promise for note in notes)
@@ -284,6 +290,41 @@ class TestPage:
     def test_published_files_are_compared_with_their_statements(self, page):
         assert "400 noisy labels by RandomizedResponse" in page
         assert "matches its statement" in page
+
+    def test_a_file_without_receipts_has_no_promise(self, tmp_path):
+        import keras
+
+        vault(tmp_path / "s").randomize(rr(0.5)).save(tmp_path / "noisy")
+        keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).save(tmp_path / "m.keras")
+        files = [tmp_path / "noisy", tmp_path / "m.keras"]
+        found = report(tmp_path / "s", published=files)
+        found.save(tmp_path / "out")
+        page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+        assert ">none</td>" in page and "(0, 0)" not in page and "(0, 0)" not in str(found)
+        assert 'data-head="check" class="words bad">WRONG: the model has no receipts' in page
+        assert "publishing all of them costs up to the promise at the top" in page
+
+    def test_uses_are_in_words(self, tmp_path):
+        """History has purposes, and the settings below it leave out arguments that are None."""
+        labels = vault(tmp_path / "s", epsilon=9.0)
+        x = np.random.default_rng(0).normal(size=(N, 4))
+        ldp.PrivateLogisticRegression(1.0, 1e-5).fit(x, labels)
+        labels.evaluate(np.zeros(N, int), "accuracy", 0.5)
+        labels.release(ldp.mechanisms.LinearBinningMechanism(0.5, 3), public_input=np.zeros(N))
+        labels.randomize(rr(0.5), key="second")
+        report(tmp_path / "s").save(tmp_path / "out")
+        page = html.unescape((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+        for use in (
+            "noisy sums of features by label, for a head: LabelMomentMechanism",
+            "a noisy metric of predictions: MetricMechanism",
+            "noisy counts of labels by score, for a metric: LinearBinningMechanism",
+            "noisy labels: RandomizedResponse (second)",
+        ):
+            assert f'data-head="use" class="words">{use}</td>' in page
+        assert "LabelMomentMechanism(epsilon=1.0, delta=1e-05, num_classes=3, max_norm=" in page
+        assert "=None" not in page and " ...</td>" not in page
+        assert "compose to their sum or less" in page and "not declared (people=): those" in page
+        assert "for n = 400 examples (1 / n would allow publishing the label of" in page
 
     def test_no_label_and_no_secret_is_in_it(self, tmp_path):
         """Reports of stores with different labels differ in random bits alone."""

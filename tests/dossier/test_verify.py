@@ -167,7 +167,9 @@ class TestModels:
 
     def test_a_model_without_receipts_shows_nothing(self, tmp_path):
         keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).save(tmp_path / "m.keras")
-        assert "the model has no receipts" in verify(tmp_path / "m.keras").problems[0]
+        found = verify(tmp_path / "m.keras")
+        assert "the model has no receipts" in found.problems[0]
+        assert found.guarantee is None and "label-DP" not in str(found)
 
     def test_a_file_that_is_no_model(self, tmp_path):
         (tmp_path / "m.keras").write_text("no model")

@@ -22,6 +22,7 @@ class AuditResult:
         epsilon is at least 1.2, with 0.95 confidence
           by: 1,000 draws
           claimed: 1: the claim is FALSE, or covers something else than the audit
+          of a correct mechanism, at most 1 audit in 20 ends like this: repeat the audit
     """
 
     lower_bound: float
@@ -37,7 +38,8 @@ class AuditResult:
 
     def __str__(self) -> str:
         at = f" at delta={self.delta:g}" if self.delta else ""
-        found = f"epsilon is at least {self.lower_bound:.3g}{at}, with {self.confidence:.4g} "
+        bound, claim = _distinct(self.lower_bound, self.claimed)
+        found = f"epsilon is at least {bound}{at}, with {self.confidence:.9g} "
         lines = [f"{found}confidence", f"  by: {self.attack}"]
         if self.claimed is not None:
             verdict = (
@@ -45,7 +47,13 @@ class AuditResult:
                 if self.refutes
                 else "no contradiction; an audit can't show that a claim is true"
             )
-            lines.append(f"  claimed: {self.claimed:.3g}: {verdict}")
+            lines.append(f"  claimed: {claim}: {verdict}")
+        if self.refutes:
+            audits = f"{1.0 / (1.0 - self.confidence):,.0f}"
+            lines.append(
+                f"  of a correct mechanism, at most 1 audit in {audits} ends like this: repeat the "
+                "audit"
+            )
         return "\n".join(lines)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
@@ -62,6 +70,15 @@ class AuditResult:
         axes.set_xlim(0.0, 1.15 * max(self.lower_bound, self.claimed or 0.0, 1e-3))
         axes.set_xlabel(f"epsilon shown by the audit ({self.confidence:.4g} confidence)")
         figure.savefig(path, dpi=150)
+
+
+def _distinct(bound: float, claim: float | None) -> tuple[str, str]:
+    """Returns both numbers with three digits, or as many as show that they differ."""
+    for digits in range(3, 17):
+        texts = f"{bound:.{digits}g}", "" if claim is None else f"{claim:.{digits}g}"
+        if claim is None or bound <= claim or texts[0] != texts[1]:
+            break
+    return texts
 
 
 @dataclasses.dataclass(frozen=True)

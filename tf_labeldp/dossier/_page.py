@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from tf_labeldp import mechanisms
 from tf_labeldp._validate import counted
 from tf_labeldp.accounting import Assumption, PrivacyGuarantee
 from tf_labeldp.dossier._checks import HOW_TO_CHECK
@@ -64,6 +65,32 @@ _ASSUMPTIONS = "  Assumptions, by who"
 _PLOTS = {"wide": (8.0, 2.8), "narrow": (3.7, 2.8)}
 """Inches of the plot on a screen, and on a phone, where a wide plot would shrink its text."""
 _FONT_POINTS = 12.0
+_NOTHING = re.compile(r", \w+=None|(?<=\()\w+=None(?:, )?")
+"""Arguments of a mechanism that are not set."""
+_USE = re.compile(r"(\w+)\(.*\)((?:, which failed)?(?:, \d+ times)?(?: \(of an input\))?)", re.S)
+"""A mechanism in code, and the words that ``Ledger.history`` adds."""
+_PURPOSES = {
+    "LabelMomentMechanism": "noisy sums of features by label, for a head",
+    "HistogramMechanism": "noisy counts of labels",
+    "LinearBinningMechanism": "noisy counts of labels by score, for a metric",
+    "MetricMechanism": "a noisy metric of predictions",
+    "SelectionMechanism": "a noisy choice among models",
+    "ConfidentGNMax": "noisy votes of teachers",
+}
+"""Purpose of each mechanism that does not draw noisy labels."""
+_OF_PROMISE = (
+    "The promises of several files do not stand alone: publishing all of them costs up to the "
+    "promise at the top of this page."
+)
+_OF_BUDGETS = (
+    "Epsilons of the same examples compose to their sum or less, and uses of different examples do "
+    "not add: the spent epsilon is that of the most charged example."
+)
+_OF_AUDITS = (
+    "A correct mechanism fails an audit with a probability of at most 1 minus its confidence: one "
+    "in a million for --audit. Repeat an audit that ends with FALSE: a claim that fails twice is "
+    "false, or covers something else than the audit."
+)
 Columns = dict[str, tuple[str, Callable[[dict[str, Any]], Any]]]
 _SPREAD: Columns = {
     "epsilon": ("number", lambda row: _shown(row["epsilon"])),
@@ -72,7 +99,7 @@ _SPREAD: Columns = {
 }
 _HISTORY: Columns = {
     "when (UTC)": ("when", lambda row: _when(row["time"])),
-    "use": ("", lambda row: brief(row["what"]) + (f" ({row['key']})" if row["key"] else "")),
+    "use": ("words", lambda row: _in_words(row["what"]) + (f" ({row['key']})" * bool(row["key"]))),
     "examples": ("number", lambda row: f"{row['examples']:,}" if row["examples"] else ""),
     "epsilon": ("number", lambda row: _shown(row["epsilon"])),
     "so far": ("number", lambda row: _shown(row["epsilon_so_far"])),
@@ -80,16 +107,16 @@ _HISTORY: Columns = {
 }
 _RELEASES: Columns = {
     "receipt": ("", lambda row: row["id"][:12]),
-    "use": ("words", lambda row: brief(row["what"])),
+    "use": ("words", lambda row: _NOTHING.sub("", row["what"])),
     "settings": ("words", lambda row: row["settings"]),
     "flags": ("", lambda row: ", ".join(row["flags"])),
     "digest": ("digest", lambda row: row["output_digest"] or ""),
 }
 _PUBLISHED: Columns = {
     "file": ("", lambda row: row["path"]),
-    "contains": ("", lambda row: row["contains"]),
+    "contains": ("words", lambda row: row["contains"]),
     "promise": ("words", lambda row: "\n".join([row["headline"], *_remarks(row)])),
-    "check": ("", lambda row: verdict(row["problems"])),
+    "check": ("words", lambda row: verdict(row["problems"])),
     "digest (sha256)": (
         "digest",
         lambda row: "\n".join(f"{name} {digest}" for name, digest in row["sha256"].items()),
@@ -118,15 +145,15 @@ def page(content: dict[str, Any]) -> str:
         f"<p>Made on {_when(content['made_at'])} UTC by {_text(content['made_by'])}.</p>",
         "<div class=promise>",
         f"<b>{_text(headline)}</b><br>for one person, over all releases of {sets}.",
-        *(f"<br>{_text(line.strip())}" for line in promise if not line.startswith(_ASSUMPTIONS)),
+        *(f"<br>{_line(line)}" for line in promise if not line.startswith(_ASSUMPTIONS)),
         "</div>",
         *_sets(content),
         "<h2>Who must vouch for what</h2>",
         *(vouched or ["<p>Nothing was released.</p>"]),
         "<h2>Published files</h2>",
-        _table(_PUBLISHED, published) if published else _none("named", "--published FILE"),
+        *_noted(_OF_PROMISE, _PUBLISHED, published, _none("named", "--published FILE")),
         "<h2>Audits</h2>",
-        _table(_AUDITS, audits) if audits else _none("made", "--audit"),
+        *_noted(_OF_AUDITS, _AUDITS, audits, _none("made", "--audit")),
         f"<h2>Versions</h2>{_facts(content['versions'])}",
         f"<h2>Limits of this report</h2><ul>{''.join(f'<li>{text}</li>' for text in _LIMITS)}</ul>",
     ]
@@ -183,6 +210,27 @@ def _none(done: str, option: str) -> str:
     return f"<p>None was {done} (<code>{option}</code>).</p>"
 
 
+def _noted(note: str, columns: Columns, rows: Sequence[dict[str, Any]], none: str) -> list[str]:
+    return [f"<p>{note}</p>", _table(columns, rows)] if rows else [none]
+
+
+def _line(line: str) -> str:
+    """Returns a line of the promise with the relation in words, and its delta explained."""
+    line = line.replace("changed (replace_label)", "changed to any other one")
+    if line.startswith("  delta: ") and "WARNING" not in line:
+        line += " examples (1 / n would allow publishing the label of one example)"
+    return _text(line.strip())
+
+
+def _in_words(what: str) -> str:
+    """Returns the purpose of a use and its mechanism; the table of settings has the arguments."""
+    found = _USE.fullmatch(what)
+    mechanism = getattr(mechanisms, found[1], None) if found else None
+    if found is None or (mechanism is None and found[1] not in _PURPOSES):
+        return brief(_NOTHING.sub("", what))
+    return f"{_PURPOSES.get(found[1], 'noisy labels')}: {found[1]}{found[2]}"
+
+
 def _sets(content: dict[str, Any]) -> list[str]:
     parts = []
     for entry in content["label_sets"]:
@@ -190,7 +238,8 @@ def _sets(content: dict[str, Any]) -> list[str]:
         spent = max((float(row["epsilon"]) for row in entry["spread"]), default=0.0)
         facts = {
             "labels": f"{entry['num_labels']:,}: {entry['kind']}",
-            "people": entry["people"] or "not declared",
+            "people": entry["people"]
+            or "not declared (people=): those of other label sets may be the same, so epsilons add",
             "budget": budget + (", shared in a project" if entry["in_project"] else ""),
             "spent": f"epsilon={spent:.4g} by the most charged label",
             "left": f"epsilon={entry['remaining']:.4g} for another use of all labels",
@@ -201,6 +250,7 @@ def _sets(content: dict[str, Any]) -> list[str]:
         parts += [
             f"<h2>{_text(entry['folder'])}</h2>",
             _facts(facts),
+            f"<p>{_OF_BUDGETS}</p>",
             _odometer(entry, content["made_at"]),
             "<h3>Epsilon spent by example</h3>",
             _table(_SPREAD, shares),
@@ -293,9 +343,11 @@ def _table(columns: Columns, rows: Iterable[dict[str, Any]]) -> str:
         cells = []
         for head, (kind, text) in columns.items():
             cell = str(text(row))
-            kind = "bad" if cell.startswith("WRONG") or "FALSE" in cell else kind
+            is_bad = cell.startswith("WRONG") or "the claim is FALSE" in cell
+            kind = f"{kind} bad".strip() if is_bad else kind
             named = f' data-head="{_text(head)}"'
-            cells.append(f"<td{named}{f' class={kind}' if kind else ''}>{_text(cell)}</td>")
+            named += f' class="{kind}"' if kind else ""
+            cells.append(f"<td{named}>{_text(cell)}</td>")
         lines.append("".join(cells))
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table class=rows>\n{body}\n</table>"

@@ -26,6 +26,8 @@ from tf_labeldp.vault.records import Record
 from tf_labeldp.vault.store import LabelStore
 
 _LIBRARIES = ("dp-accounting", "keras", "numpy", "opendp", "scipy", "tensorflow")
+_CONFIDENCE = 1.0 - 1e-6
+"""Confidence of audits: a report is signed, so a correct mechanism fails one in a million."""
 _FLAGS = ("seeded", "metrics_reported", "sample_weights")
 
 
@@ -100,7 +102,8 @@ def report(
             same people unless ``people`` differ.
         published: files to list, each compared with its statement and the stores (``verify``).
         audits: audit results to list, by name.
-        audit: whether to audit each mechanism that drew noisy labels, too (some seconds each).
+        audit: whether to audit each mechanism that drew noisy labels, too (some seconds each), at
+            a confidence of 1 - 1e-6.
 
     Raises:
         LabelStoreError: there is no store, or one is damaged or lacks a part of its ledger.
@@ -211,7 +214,7 @@ def _published(file: Published) -> dict[str, Any]:
         "path": pathlib.Path(file.path).name,
         "contains": file.contains,
         "guarantee": None if stated is None else json.loads(stated.to_json()),
-        "headline": "" if stated is None else stated.headline,
+        "headline": "none" if stated is None else stated.headline,
         "sha256": file.sha256,
         "receipts": [receipt.id for receipt in file.receipts],
         "problems": list(file.problems),
@@ -232,7 +235,7 @@ def _audit_draws(
             continue
         # Mechanisms of rows of labels can't be audited, nor those whose priors were erased.
         try:
-            results[name] = audit_mechanism(mechanism, public=record.priors)
+            results[name] = audit_mechanism(mechanism, public=record.priors, confidence=_CONFIDENCE)
         except (TypeError, ValueError) as error:
             skipped[name] = str(error)
 

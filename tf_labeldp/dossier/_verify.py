@@ -45,7 +45,7 @@ class Published:
         path: path of the file or folder.
         contains: content in words.
         sha256: digest of each file, by name.
-        guarantee: statement of its receipts; None if they can't be read.
+        guarantee: statement of its receipts; None if it has none, or they can't be read.
         receipts: receipts of everything that the file depends on.
         problems: sentences; empty if no problem was found.
 
@@ -223,7 +223,9 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, ledgers: Sequence[Le
         if public:
             layers = "the layer" if len(public) == 1 else "the layers"
             contains += f", public by assumption in {layers} {', '.join(public)}"
-    return Published(str(place), contains, digests, stated, receipts, tuple(problems))
+    # Nothing is known of a model without receipts, so it has no promise.
+    promise = stated if receipts else None
+    return Published(str(place), contains, digests, promise, receipts, tuple(problems))
 
 
 def _differs(stated: PrivacyGuarantee, written: dict[str, Any]) -> list[str]:
