@@ -212,6 +212,7 @@ vault(
     "0..119",
     lambda v: v(unlabelled=[500], num_classes=3),
 )
+vault("a set of classes", TypeError, "list", lambda v: v(["a"] * N, classes={"a", "b"}))
 
 # --- Mechanisms ------------------------------------------------------------------------------
 mechanism = functools.partial(case, "mechanism")
@@ -303,6 +304,18 @@ fit(
     lambda v: ldp.fit(network(width=1), TABLE["job"], v.noisy(), targets="posterior"),
 )
 fit("a posterior of an unknown kind", ValueError, "uniform", lambda v: v.noisy().posterior("even"))
+fit(
+    "a weight that is missing",
+    ValueError,
+    "sample_weight",
+    lambda v: ldp.fit(network(), X, v.noisy(), sample_weight=NAN),
+)
+fit(
+    "balanced weights",
+    TypeError,
+    "posterior",
+    lambda v: ldp.fit(network(), X, v.noisy(), class_weight="balanced"),
+)
 
 
 # --- Stages ----------------------------------------------------------------------------------
@@ -893,6 +906,31 @@ front(
     "NoisyLabels",
     lambda v: ldp.PrivateClassifier(1.0).fit(X, v.noisy()),
 )
+front(
+    "a hole in one of several inputs",
+    ValueError,
+    "finite",
+    lambda v: door({"a": HOLE, "b": X}, v(), model=_two_inputs()),
+)
+front(
+    "an input of another width",
+    ValueError,
+    "shape",
+    lambda v: door({"a": X[:, :2], "b": X}, v(), model=_two_inputs()),
+)
+front(
+    "a price as text",
+    TypeError,
+    "budget_for_evaluation",
+    lambda v: door(y=v(), budget_for_evaluation="0.1"),
+)
+
+
+def _two_inputs() -> keras.Model:
+    inputs = {name: keras.Input((4,), name=name) for name in ("a", "b")}
+    joined = keras.layers.Concatenate()(list(inputs.values()))
+    return keras.Model(inputs, keras.layers.Dense(3)(joined))
+
 
 # --- Learners --------------------------------------------------------------------------------
 learners = functools.partial(case, "learners")
@@ -947,7 +985,7 @@ files(
 files(
     "a text as a model", (OSError, ValueError), "text.keras", lambda v: ldp.load_model("text.keras")
 )
-files("a statement of a number", TypeError, "got 3", lambda v: ldp.guarantee(3))
+files("a statement of a number", TypeError, "got int", lambda v: ldp.guarantee(3))
 files(
     "a statement of a missing file",
     (OSError, ValueError),
@@ -980,6 +1018,18 @@ files(
     lambda v: ldp.declare(network(), "trained on public data", epsilon=-1.0),
 )
 files("a table as a model", ValueError, "people.csv", lambda v: ldp.guarantee("people.csv"))
+files(
+    "a statement of a foreign model",
+    TypeError,
+    "LogisticRegression",
+    lambda v: ldp.guarantee(_foreign()),
+)
+
+
+def _foreign() -> Any:
+    from sklearn.linear_model import LogisticRegression
+
+    return LogisticRegression()
 
 
 def stored(labels: Any) -> ldp.PrivateLabels:

@@ -104,7 +104,8 @@ def test_the_result_is_a_keras_model_that_carries_its_statement(fitted, tmp_path
     one.to_keras().save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(loaded.predict(X, verbose=0), one.predict_proba(X), atol=1e-5)
-    assert ldp.guarantee(loaded).epsilon == pytest.approx(2.0, rel=1e-4)
+    for stated in (loaded, tmp_path / "model.keras"):  # the path's network has its optimizer
+        assert ldp.guarantee(stated).epsilon == pytest.approx(2.0, rel=1e-4)
     np.testing.assert_allclose(one.predict_proba(X).sum(axis=1), 1.0, rtol=1e-4)
 
 
@@ -215,6 +216,10 @@ def test_a_network_with_several_inputs(form, tmp_path):
     one = head(4.0, two_inputs(form), epochs=30, batch_size=64).fit(inputs, labels)
     assert np.mean(one.predict(inputs) == TRUTH) > 0.7
     assert one.guarantee().epsilon <= 4.0 and labels.guarantee().epsilon <= 4.0
+    # The rate falls over all steps of 64 examples, whatever the number of inputs.
+    steps = 30 * math.ceil(len(X) / 64)
+    rate = one.network.optimizer.get_config()["learning_rate"]["config"]
+    assert rate["warmup_steps"] + rate["decay_steps"] == steps
     exported = one.to_keras()
     exported.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")

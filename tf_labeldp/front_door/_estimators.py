@@ -193,6 +193,8 @@ class _FrontDoor(Head):
         delta = self._delta(labels, size)
         choice = self._choice(epsilon, size, kind, features, labels)
         price, metric = self.budget_for_evaluation, self.evaluation_metric
+        if price is not None:
+            price = _validate.positive_finite("budget_for_evaluation", price)
         if metric is not None and price is None:
             raise ValueError(
                 f"expected budget_for_evaluation with evaluation_metric={metric!r}, got None. Give "

@@ -16,7 +16,13 @@ from tf_labeldp.accounting import Private, Public, public_input
 from tf_labeldp.accounting.gaussian import gaussian_share
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
-from tf_labeldp.features.reader import FeatureRows, check_numbers, map_parts, num_rows
+from tf_labeldp.features.reader import (
+    FeatureRows,
+    check_numbers,
+    checked_finite,
+    map_parts,
+    num_rows,
+)
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads._prior_randomizer import _DRAW_PAYS, teacher_labels
 from tf_labeldp.heads.one_release_head import Head
@@ -136,6 +142,7 @@ class BootstrappedHead(Head):
         public = public_input(X, self.encoder, self.network, self.views)
         inputs = self._inputs(public.value[0])
         heads = self._heads(num_rows(inputs), y, public.receipts)
+        self._check_inputs(inputs)
         if self.encoder is None and not isinstance(inputs, np.ndarray):
             first = _standardized(inputs)
         else:
@@ -214,6 +221,15 @@ class BootstrappedHead(Head):
             )
         return inputs
 
+    def _check_inputs(self, inputs: Any) -> None:
+        """Raises for inputs that the network can't take, before a release."""
+        import keras
+
+        for part in keras.tree.flatten(inputs):
+            if part.dtype.kind == "f":
+                checked_finite(part.reshape(len(part), -1))
+        self._model(map_parts(lambda part: part[:1], inputs), training=False)
+
     def _heads(
         self, num_rows: int, labels: PrivateLabels, receipts: Receipts
     ) -> list[PrivateLogisticRegression]:
@@ -258,7 +274,7 @@ class BootstrappedHead(Head):
     ) -> None:
         import keras
 
-        steps = -(-len(inputs) // self.batch_size) * self.epochs
+        steps = -(-num_rows(inputs) // self.batch_size) * self.epochs
         warm = min(100, steps // 2)
         rate = keras.optimizers.schedules.CosineDecay(
             0.1 * self.learning_rate, steps - warm, 0.05, "cosine", self.learning_rate, warm

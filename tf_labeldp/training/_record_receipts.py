@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import dp_accounting
@@ -216,6 +217,18 @@ def fit(
     check_missing(model, x)
     if weights is not None:
         settings["sample_weight"] = take(weights)
+        if not all(
+            np.all(part >= 0) and np.all(np.isfinite(part))
+            for part in keras.tree.flatten(settings["sample_weight"])
+        ):
+            raise ValueError("sample_weight must be finite and at least zero. Correct the weights.")
+    class_weight = settings.get("class_weight")
+    if class_weight is not None and not isinstance(class_weight, Mapping):
+        raise TypeError(
+            "class_weight must be a dict of numbers by class code, got "
+            f"{type(class_weight).__name__}. For balanced classes divide by the shares: "
+            "noisy.posterior().mean(axis=0)."
+        )
     recorder = CountedTraining(public.receipts)
     callbacks = settings.pop("callbacks", None) or []
     callbacks = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]

@@ -274,6 +274,11 @@ class Classes(LabelKind):
 
     def __init__(self, classes: int | Sequence[Hashable]) -> None:
         number, names = classes, None
+        if isinstance(classes, (str, bytes, set, frozenset, Mapping)):
+            raise TypeError(
+                "classes must be a list of the class values in the order of their codes, got "
+                f"{type(classes).__name__}. Use a list."
+            )
         if isinstance(classes, Iterable):
             # A store has a digest of the names' repr, which differs between NumPy and Python.
             names = tuple(n.item() if isinstance(n, np.generic) else n for n in classes)

@@ -12,7 +12,6 @@ import dataclasses
 import importlib
 import json
 import math
-import numbers
 import os
 import pathlib
 import sys
@@ -258,7 +257,7 @@ def guarantee(artefact: Public[Any], delta: float | None = None) -> PrivacyGuara
         delta: the delta of the statement; None takes the largest of the charged budgets.
 
     Raises:
-        TypeError: a number or None.
+        TypeError: an object of another library, whose history is unknown.
         ReceiptError: the receipts are damaged, or a newer version wrote them.
 
     Example:
@@ -269,12 +268,15 @@ def guarantee(artefact: Public[Any], delta: float | None = None) -> PrivacyGuara
     """
     if isinstance(artefact, (str, os.PathLike)):
         artefact = load_model(artefact)  # The optimizer comes along: it shows training.
-    if artefact is None or isinstance(artefact, (bool, numbers.Number)):
-        raise TypeError(
-            f"expected noisy labels, a model, a head or the path of a file, got {artefact!r}. Give "
-            "the object that you publish."
-        )
     receipts = public_input(artefact).receipts
+    is_ours = type(artefact).__module__.partition(".")[0] in ("tf_labeldp", "keras_layers")
+    if not (receipts or is_ours or hasattr(artefact, "trainable_weights")):
+        if not hasattr(artefact, "__array__"):
+            raise TypeError(
+                "expected noisy labels, a Keras model, a head of this library or the path of a "
+                f"file, got {type(artefact).__name__}, whose history is unknown. Give the object "
+                "that has receipts."
+            )
     stated = compose_receipts(receipts, delta)
     if hasattr(artefact, "trainable_weights"):
         return stated.with_assumptions([WEIGHTS_ASSUMED])
