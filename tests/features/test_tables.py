@@ -66,7 +66,8 @@ def as_arrow(columns):
 
 
 def as_polars(columns):
-    polars = pytest.importorskip("polars")
+    import polars
+
     levels = polars.Enum(["low", "middle", "high"])
     return polars.DataFrame(columns, strict=False).with_columns(
         polars.col("level").cast(levels), polars.col("shade").cast(polars.Categorical)

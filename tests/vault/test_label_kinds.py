@@ -34,7 +34,8 @@ def case(request):
 
 def columns_of(values):
     """Labels as columns of every library and type that holds them exactly."""
-    polars = pytest.importorskip("polars")
+    import polars
+
     flags = [bool(value) for value in values]
     floats = [float(value) for value in values]
     yield from (values, flags, floats, np.array(flags), np.array(values, object))
