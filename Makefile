@@ -34,6 +34,9 @@ endif
 demo: $(VENV)/.plots
 	$(BIN)/python -m tf_labeldp.cli demo
 
+# Two workers share two cores: more threads of OpenMP would wait for each other.
+test test-slow test-without-onednn: export OMP_NUM_THREADS ?= 1
+
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n 2
 
