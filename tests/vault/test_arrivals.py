@@ -73,6 +73,7 @@ def test_a_draw_goes_on_with_the_new_labels_alone(opened, response):
     np.testing.assert_array_equal(first.indices, np.arange(100))  # a result stays what it was
 
 
+@pytest.mark.holds("vault.PrivateLabels.extend")
 def test_a_use_of_all_weeks_adds_up_on_each_label(opened, response):
     labels = opened(2.0)
     labels.randomize(response(1.0), key="a")

@@ -130,7 +130,10 @@ def test_a_new_store_of_its_project_upgrades_it(old):
 
 def test_with_other_labels_it_is_refused_and_unchanged(old):
     before = contents(old)
-    for labels, message in ((LABELS[::-1], "made for other labels"), (LABELS[1:], "num_labels")):
+    for labels, message in (
+        (LABELS[::-1], "made for other labels"),
+        (LABELS[1:], "expected the 60"),
+    ):
         with pytest.raises(LabelStoreError, match=message):
             PrivateLabels(labels, 3, store=old / "store")
     with pytest.raises(LabelStoreError, match="num_classes differ"):

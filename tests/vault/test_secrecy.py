@@ -107,9 +107,9 @@ BAD_LABELS = {
     "text": ([f"s{SECRET}"], {}, TypeError, "got dtype <U7.*classes="),
     "one-hot": (np.full((3, 5), SECRET), {}, ValueError, r"got shape \(3, 5\).*argmax"),
     "column": (np.full((3, 1), SECRET), {}, ValueError, r"got shape \(3, 1\).*ravel"),
-    "unknown class": (["a", f"s{SECRET}"], {"classes": "abcde"}, ValueError, "1 of 2 labels"),
-    "other type": ([1, SECRET], {"classes": "abcde"}, ValueError, "2 of 2 labels"),
-    "shape": (np.full((2, 2), SECRET), {"classes": "abcde"}, ValueError, r"shape \(n,\), got"),
+    "unknown class": (["a", f"s{SECRET}"], {"classes": [*"abcde"]}, ValueError, "1 of 2 labels"),
+    "other type": ([1, SECRET], {"classes": [*"abcde"]}, ValueError, "2 of 2 labels"),
+    "shape": (np.full((2, 2), SECRET), {"classes": [*"abcde"]}, ValueError, r"shape \(n,\), got"),
 }  # fmt: skip
 
 

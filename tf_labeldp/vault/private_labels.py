@@ -351,13 +351,16 @@ class PrivateLabels:
     ) -> PrivateLabels:
         """Adds labels that came later, to this vault and to its store.
 
-        New examples have spent nothing: uses of them compose in parallel with uses of the others,
-        under the same budget, and ``guarantee()`` is that of the most charged example. Stored draws
-        stay: ``randomize`` with the same name draws for the new labels alone; a ``Randomizer`` of
-        several releases needs a name for each part that this method returns. Opened again, the
-        store takes all labels at once, or the first ones and then each arrival in its order, with
-        the same labels; nothing is drawn twice. A killed process leaves the labels of an arrival in
-        the store, or not.
+        Guarantee:
+            New examples have spent nothing: uses of them compose in parallel with uses of the
+            others, under the same budget, and ``guarantee()`` is that of the most charged example
+            (``ghazi2021``, Observation 4). Nothing is drawn twice, also after a kill, which leaves
+            the labels of an arrival in the store, or not.
+
+        Stored draws stay: ``randomize`` with the same name draws for the new labels alone; a
+        ``Randomizer`` of several releases needs a name for each part that this method returns.
+        Opened again, the store takes all labels at once, or the first ones and then each arrival in
+        its order, with the same labels.
 
         Which examples have a label is public. If it depends on the labels, such as a purchase that
         is known at once and its absence later, it reveals them: wait until all are known.
