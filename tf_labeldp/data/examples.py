@@ -10,7 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.features.reader import SHUFFLED, as_rows, is_dataset, map_parts
+from tf_labeldp.features.reader import (
+    SHUFFLED,
+    add_to_digest,
+    as_rows,
+    is_dataset,
+    map_parts,
+)
 
 _NO_TUPLES = (
     "expected a data set of features alone, got tuples, such as (x, y). Give "
@@ -79,12 +85,10 @@ def _stored(dataset: tf.data.Dataset, num_examples: int) -> Any:
     for reading in range(2):
         digest = hashlib.sha256()
         for element in dataset.as_numpy_iterator():
-            parts = [np.asarray(part) for part in tf.nest.flatten(element)]
-            for part in parts:
-                content = repr(part.tolist()).encode() if part.dtype.kind == "O" else part.tobytes()
-                digest.update(content)
+            add_to_digest(digest, element)
             if reading:
                 continue
+            parts = [np.asarray(part) for part in tf.nest.flatten(element)]
             elements.append(parts)
             size += sum(part.nbytes for part in parts)
             if size > most:

@@ -235,6 +235,14 @@ def _as_dtype(numbers: Any, dtype: str) -> Any:
     return ops.cast(numbers, dtype)
 
 
+def symbolic_inputs(model: Any) -> Any:
+    """Returns the symbolic inputs of a built Keras model, in their structure."""
+    import keras
+
+    # A Sequential model has ``inputs``, but ``input`` only after another model called it.
+    return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+
+
 def with_encoder(encoder: Any, width: int) -> tuple[Any, Any]:
     """Returns new Keras inputs, and an encoder's outputs for them (m, width)."""
     import keras
@@ -250,8 +258,7 @@ def with_encoder(encoder: Any, width: int) -> tuple[Any, Any]:
             "to_keras(encoder=...) a Keras model that computes the same features."
         )
     try:
-        # A Sequential model has ``inputs``, but ``input`` only after another model called it.
-        old_inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+        old_inputs = symbolic_inputs(model)
         shape = tuple(model.output_shape)
     except AttributeError:
         raise TypeError(

@@ -172,7 +172,7 @@ class FeatureRows:
         is_empty = True
         for element in self._inputs.as_numpy_iterator():
             x, y = _pair(element)
-            _add_to_digest(digest, x)
+            add_to_digest(digest, x)
             rows = _features_of(x, self._encoder)
             if y is not None and np.shape(y)[:1] != rows.shape[:1]:
                 raise ValueError("expected one label per row, got another number in a batch.")
@@ -447,7 +447,7 @@ def collected(dataset: Any) -> Any:
         digest = hashlib.sha256()
         for element in dataset.as_numpy_iterator():
             x, _ = _pair(element)
-            _add_to_digest(digest, x)
+            add_to_digest(digest, x)
             if reading == 0:
                 batches.append(x)
         digests.append(digest.digest())
@@ -591,10 +591,11 @@ def _refuse_endless(dataset: Any) -> None:
         raise ValueError("the data set is endless. Leave out .repeat(), or add .take(steps).")
 
 
-def _add_to_digest(digest: Any, x: Any) -> None:
+def add_to_digest(digest: Any, x: Any) -> None:
+    """Adds an element of a data set: types, shapes of rows and contents, in any structure."""
     if isinstance(x, (Mapping, tuple)):
         for part in (x[name] for name in sorted(x)) if isinstance(x, Mapping) else x:
-            _add_to_digest(digest, part)
+            add_to_digest(digest, part)
         return
     part = np.asarray(x)
     digest.update(f"{part.dtype.str}{part.shape[1:]}".encode())

@@ -27,7 +27,7 @@ from tf_labeldp.boosting import PrivateBoosting
 from tf_labeldp.boosting.worth import worth
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
 from tf_labeldp.features.estimator import FeatureMap, note_release, tags_of_tables
-from tf_labeldp.features.reader import column_names, is_dataset, table_columns
+from tf_labeldp.features.reader import column_names, is_dataset, map_parts, table_columns
 from tf_labeldp.front_door._recommend import Choice, recommend
 from tf_labeldp.heads import (
     BootstrappedHead,
@@ -159,7 +159,9 @@ class _FrontDoor(Head):
         public = public_input(X, self.encoder, self.model, self.class_weight, sample_weight)
         is_several = takes_several(self.model) and isinstance(public.value[0], (dict, list, tuple))
         if is_several:
-            features = all_features = inputs_of(public.value[0])
+            parts = public.value[0]
+            parts = tuple(parts) if isinstance(parts, list) else parts
+            features = all_features = map_parts(np.asarray, parts)
         else:
             features = all_features = self._matrix(public.value[0], encoder=self.encoder)
         if y is None:
@@ -172,14 +174,11 @@ class _FrontDoor(Head):
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         size = len(labels)
         kind = "inputs" if is_several else kind_of(features)
-        rows = features
-        if kind in ("table", "inputs"):
-            columns = features if kind == "inputs" else table_columns(features)
-            rows = next(iter(columns.values() if isinstance(columns, dict) else columns))
-        if np.shape(rows)[0] != size:
+        number = num_rows(table_columns(features) if kind == "table" else features)
+        if number != size:
             raise ValueError(
-                f"expected one label per row of features, got {np.shape(rows)[0]} rows and {size} "
-                "labels. Give both in the same order."
+                f"expected one label per row of features, got {number} rows and {size} labels. "
+                "Give both in the same order."
             )
         if not size:
             raise ValueError("expected at least one label, got none. Give labels and their rows.")
@@ -630,9 +629,10 @@ def places_in(whole: PrivateLabels, part: PrivateLabels) -> np.ndarray:
 
 
 def num_rows(features: Any) -> int:
-    """Returns the number of rows of a table, an array, or a sparse matrix."""
-    columns = list(features.values()) if isinstance(features, dict) else [features]
-    return int(np.shape(columns[0])[0])
+    """Returns the number of rows of a table, an array, a sparse matrix, or several inputs."""
+    if isinstance(features, (dict, tuple)):
+        features = next(iter(features.values() if isinstance(features, dict) else features))
+    return int(np.shape(features)[0])
 
 
 def takes_several(model: Any) -> bool:
@@ -642,18 +642,9 @@ def takes_several(model: Any) -> bool:
     return len(model.inputs) > 1 or isinstance(getattr(model, "input", None), dict)
 
 
-def inputs_of(features: Any) -> Any:
-    """Returns a dict, or a list or tuple as a tuple, of arrays."""
-    if isinstance(features, dict):
-        return {name: np.asarray(part) for name, part in features.items()}
-    return tuple(map(np.asarray, features))
-
-
 def rows_of(features: Any, indices: np.ndarray) -> Any:
-    if isinstance(features, tuple):
-        return tuple(part[indices] for part in features)
-    if isinstance(features, dict):
-        return {name: np.asarray(column)[indices] for name, column in features.items()}
+    if isinstance(features, (dict, tuple)):
+        return map_parts(lambda part: np.asarray(part)[indices], features)
     return _safe_indexing(features, indices)
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tf_labeldp.features.estimator import symbolic_inputs
 from tf_labeldp.gradients._layer_rules import (
     FLOAT_BYTES,
     LayerRule,
@@ -243,7 +244,7 @@ def unfolded(model: keras.Model) -> tuple[Any, Any]:
     Layers inside a nested model are called once more, on symbolic tensors.
     """
     _check_kind(model)
-    structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    structure = symbolic_inputs(model)
     outputs = model.output if len(model.outputs) > 1 else model.outputs[0]
     if not any(isinstance(node.operation, keras.Model) for node in _nodes(model.outputs)):
         return structure, outputs

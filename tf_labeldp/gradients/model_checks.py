@@ -9,6 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_labeldp.features.estimator import symbolic_inputs
+
 _GROUP = "use LayerNormalization or GroupNormalization"
 # By the name of a base class, to include layers of other packages.
 _MIXING = {
@@ -276,7 +278,7 @@ def check_features_fit(model: keras.Model, features: Any) -> None:
         return
     inputs = dict(enumerate(model.inputs))
     found = dict(enumerate(tf.nest.flatten(features)))
-    structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    structure = symbolic_inputs(model)
     if isinstance(structure, dict) and isinstance(features, dict):
         inputs, found = structure, features
     shapes = {name: tuple(spec.shape[1:]) for name, spec in found.items()}

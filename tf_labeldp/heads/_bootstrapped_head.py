@@ -16,6 +16,7 @@ from tf_labeldp.accounting import Private, Public, public_input
 from tf_labeldp.accounting.gaussian import gaussian_share
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
+from tf_labeldp.features.estimator import symbolic_inputs
 from tf_labeldp.features.reader import (
     FeatureRows,
     check_numbers,
@@ -194,22 +195,17 @@ class BootstrappedHead(Head):
 
         self._check_fitted()
         name = "bootstrapped_head"
-        if len(self._model.inputs) == 1 and not isinstance(self._structure(), dict):
+        if len(self._model.inputs) == 1 and not isinstance(symbolic_inputs(self._model), dict):
             layers = [self._model, keras.layers.Softmax()]
             return self._with_facts(keras.Sequential(layers, name=name))
-        outputs = keras.layers.Softmax()(self._model(self._structure()))
-        return self._with_facts(keras.Model(self._structure(), outputs, name=name))
-
-    def _structure(self) -> Any:
-        """Returns the network's symbolic inputs, in their structure."""
-        import keras
-
-        model = self._model
-        return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+        outputs = keras.layers.Softmax()(self._model(symbolic_inputs(self._model)))
+        return self._with_facts(keras.Model(symbolic_inputs(self._model), outputs, name=name))
 
     def _inputs(self, inputs: Any) -> Any:
         """Returns inputs of the network: an array, or a dict or tuple of arrays."""
-        structure: Any = self._structure() if getattr(self._model, "inputs", None) else None
+        structure: Any = (
+            symbolic_inputs(self._model) if getattr(self._model, "inputs", None) else None
+        )
         if isinstance(inputs, list) and isinstance(structure, (list, tuple)):
             inputs = tuple(inputs)
         inputs = map_parts(np.asarray, inputs)
@@ -318,7 +314,7 @@ class BootstrappedHead(Head):
         """Returns the inputs of the network's last layer (n, width), divided by their mean norm."""
         import keras
 
-        model = keras.Model(self._structure(), self._model.layers[-1].input)
+        model = keras.Model(symbolic_inputs(self._model), self._model.layers[-1].input)
         rows = model.predict(inputs, batch_size=_ROWS, verbose=0)
         return rows / max(float(np.linalg.norm(rows, axis=1).mean()), _LEAST)
 

@@ -14,6 +14,7 @@ from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import Assumption, Charge, Public, PublicInput, Receipt, public_input
 from tf_labeldp.accounting.provenance import bare, inner_optimizer, value_of
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
+from tf_labeldp.data.batches import checked_sample_weight
 from tf_labeldp.features.reader import network_inputs
 from tf_labeldp.gradients.model_checks import (
     check_features_fit,
@@ -201,27 +202,22 @@ def fit(
             "expected x as arrays, got a data set. Give it to model.fit, with "
             "callbacks=[RecordReceipts(noisy)]."
         )
-    x = network_inputs(x, encoder, model)
-    check_features_fit(model, keras.tree.map_structure(np.asarray, x))
+    x = keras.tree.map_structure(np.asarray, network_inputs(x, encoder, model))
+    check_features_fit(model, x)
     y = labels.values if targets == "values" else getattr(labels, targets)()
     _check_loss(model, targets, y)
     leaves = keras.tree.flatten(x if weights is None else [x, weights])
     rows = labels.rows_among({np.shape(leaf)[:1] for leaf in leaves})
 
-    def take(part: Any) -> Any:
-        found = np.asarray(part)[rows]
+    def take(part: np.ndarray) -> Any:
+        found = part[rows]
         # Keras takes texts as tensors alone.
         return found if found.dtype.kind in "biufc" else keras.ops.convert_to_tensor(found)
 
     x = keras.tree.map_structure(take, x)
     check_missing(model, x)
     if weights is not None:
-        settings["sample_weight"] = take(weights)
-        if not all(
-            np.all(part >= 0) and np.all(np.isfinite(part))
-            for part in keras.tree.flatten(settings["sample_weight"])
-        ):
-            raise ValueError("sample_weight must be finite and at least zero. Correct the weights.")
+        settings["sample_weight"] = checked_sample_weight(np.asarray(weights)[rows], len(y))
     class_weight = settings.get("class_weight")
     if class_weight is not None and not isinstance(class_weight, Mapping):
         raise TypeError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import dp_accounting
@@ -19,7 +18,6 @@ from tf_labeldp.accounting.receipts import LabelSet, compose_receipts, merge_rec
 from tf_labeldp.mechanisms.base import is_of_this_library
 from tf_labeldp.training._private_step import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
-from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.model_history import (
     attach,
     begin_training,
@@ -197,7 +195,13 @@ class Spending:
     def _delta(self, plan: TrainingPlan) -> float:
         if not plan.vaults:
             return float(plan.num_units) ** -1.1
-        return least_delta(plan.vaults)
+        budget = min((vault.budget for vault in plan.vaults), key=lambda budget: budget.delta)
+        if budget.delta <= 0.0:
+            raise ValueError(
+                "expected a budget with delta above zero for Gaussian noise, got delta=0. Write "
+                f"PrivacyBudget(epsilon={budget.epsilon:g}, delta=...)."
+            )
+        return budget.delta
 
     def _receipt(self, run: Run, charge: Charge) -> Receipt:
         plan = run.plan
@@ -216,17 +220,6 @@ class Spending:
             metrics_reported=run.reported,
             sample_weights=plan.is_weighted,
         )
-
-
-def least_delta(vaults: Sequence[PrivateLabels]) -> float:
-    """Returns the least delta of the vaults' budgets, or raises if one is zero."""
-    budget = min((vault.budget for vault in vaults), key=lambda budget: budget.delta)
-    if budget.delta <= 0.0:
-        raise ValueError(
-            "expected a budget with delta above zero for Gaussian noise, got delta=0. Write "
-            f"PrivacyBudget(epsilon={budget.epsilon:g}, delta=...)."
-        )
-    return budget.delta
 
 
 class _EndEpochs(keras.callbacks.Callback):
