@@ -10,7 +10,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,10 +17,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_labeldp.gradients._window import FLOAT_BYTES, Window
 from tf_labeldp.gradients.clip import Coordinates, by_row, in_coordinates, zero_where
 
-FLOAT_BYTES = 4
 _FLOAT64_EPSILON = 2.0**-52
+# Multiplications in float32 that take as long, in products, as one in a Gram matrix in float64, and
+# as writing and reading an entry of a gradient twice; measured on one core with AVX-512.
+_GRAM_COST, _ENTRY_COST = 5, 60
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +70,10 @@ class Rule(abc.ABC):
     def squared_norms(self, taps: Taps) -> tf.Tensor:
         """Returns the squared norms (groups,) of ``gradients`` without forming them."""
         raise NotImplementedError
+
+    def forms_faster(self, taps: Taps) -> bool:
+        """Returns whether ``gradients``, kept for the sum, cost less time than ``squared_norms``."""
+        return False
 
     def sum(self, taps: Taps, coefficients: tf.Tensor | None = None) -> list[tf.Tensor]:
         """Returns the sum of all rows' gradients times coefficients (B,); zero drops even NaN."""
@@ -156,35 +162,6 @@ class LookupRule(Rule):
 
 
 @dataclasses.dataclass(frozen=True)
-class Window:
-    """The kernel size, strides, dilations and padding of a convolution, per spatial axis."""
-
-    size: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    # Zeros (before, after) the input.
-    padding: tuple[tuple[int, int], ...]
-
-    def views(self, inputs: tf.Tensor, out_size: Sequence[int]) -> list[tf.Tensor]:
-        """Returns the inputs of each kernel entry: prod(size) tensors (B, *out_size, C).
-
-        Patches would take prod(size) times the memory of the input; shifted views take none.
-        """
-        padded = inputs
-        if any(before or after for before, after in self.padding):
-            padded = tf.pad(inputs, [(0, 0), *self.padding, (0, 0)])
-        views = []
-        for offsets in itertools.product(*(range(size) for size in self.size)):
-            slices = []
-            for axis, offset in enumerate(offsets):
-                start = offset * self.dilations[axis]
-                stop = start + (out_size[axis] - 1) * self.strides[axis] + 1
-                slices.append(slice(start, stop, self.strides[axis]))
-            views.append(padded[(slice(None), *slices, slice(None))])
-        return views
-
-
-@dataclasses.dataclass(frozen=True)
 class ProductRule(Rule):
     """Trained kernel and bias of a dense layer or a convolution.
 
@@ -219,20 +196,22 @@ class ProductRule(Rule):
         return [by_group(view) for view in views], by_group(taps.output_gradients)
 
     def plain_gradients(self, taps: Taps) -> list[tf.Tensor]:
-        views, products = self._factors(taps)
         gradients = []
         if self.has_kernel:
-            kernel = self._kernel_gradients(views, products)
+            kernel = self._kernel_gradients(taps)
             gradients.append(tf.reshape(kernel, (taps.groups, *self.kernel_shape)))
         if self.has_bias:
+            products = tf.reshape(taps.output_gradients, (taps.groups, -1, self.num_outputs))
             gradients.append(tf.reduce_sum(products, axis=1))
         return gradients
 
-    def _kernel_gradients(self, views: list[tf.Tensor], products: tf.Tensor) -> tf.Tensor:
-        if self.kernel_shape[-2] == 1:
-            # One product instead of many thin ones.
-            return tf.matmul(tf.stack([view[..., 0] for view in views], axis=1), products)
-        return tf.stack([tf.matmul(v, products, transpose_a=True) for v in views], axis=1)
+    def _kernel_gradients(self, taps: Taps) -> tf.Tensor:
+        """Returns the gradients (groups, ...) of the kernel, its entries in their order."""
+        if self.window is None:
+            (inputs,), products = self._factors(taps)
+            return tf.matmul(inputs, products, transpose_a=True)
+        inputs, gradients = taps.inputs, taps.output_gradients
+        return self.window.kernel_gradients(inputs, gradients, taps.group_size)
 
     def norm_bytes(self, taps: Taps) -> int | None:
         if taps.positions is None:
@@ -244,6 +223,14 @@ class ProductRule(Rule):
             fan_in = math.prod(self.kernel_shape[:-1])
             needed += 4 * FLOAT_BYTES * taps.positions * (fan_in + self.num_outputs)
         return needed
+
+    def forms_faster(self, taps: Taps) -> bool:
+        positions = taps.positions
+        if positions is None or positions == 1 or not self.has_kernel:
+            return False
+        fan_in = math.prod(self.kernel_shape[:-1])
+        gram = _GRAM_COST * positions**2 * (fan_in + self.num_outputs)
+        return fan_in * self.num_outputs * (positions + _ENTRY_COST) < gram
 
     def squared_norms(self, taps: Taps) -> tf.Tensor:
         if taps.coordinates is not None:
@@ -301,11 +288,12 @@ class GroupedRule(ProductRule):
     def norm_bytes(self, taps: Taps) -> int | None:
         return None
 
-    def _kernel_gradients(self, views: list[tf.Tensor], products: tf.Tensor) -> tf.Tensor:
+    def _kernel_gradients(self, taps: Taps) -> tf.Tensor:
         def by_channels(values: tf.Tensor) -> tf.Tensor:
             sizes = self.channel_groups, values.shape[-1] // self.channel_groups
             return tf.reshape(values, (values.shape[0], -1, *sizes))
 
+        views, products = self._factors(taps)
         gradients = by_channels(products)
         parts = [tf.einsum("ntgi,ntgo->nigo", by_channels(view), gradients) for view in views]
         return tf.stack(parts, axis=1)

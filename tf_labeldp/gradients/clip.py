@@ -154,7 +154,13 @@ def in_coordinates(
 
 def weighted_sum(coefficients: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
     """Returns the weighted sum over the first axis; a coefficient of zero drops even NaN."""
-    return tf.tensordot(coefficients, zero_where(coefficients == 0, gradients), 1)
+    # Most batches drop no example, and the copy costs more than the sum.
+    kept = tf.cond(
+        tf.reduce_any(coefficients == 0),
+        lambda: zero_where(coefficients == 0, gradients),
+        lambda: gradients,
+    )
+    return tf.tensordot(coefficients, kept, 1)
 
 
 def zero_where(rows: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
@@ -182,3 +188,32 @@ def in_chunks(values: tf.Tensor, rows: int) -> tf.Tensor:
     shape = tf.concat([[num_chunks, rows], tf.shape(values)[1:]], 0)
     chunks = tf.reshape(tf.pad(values, padding), shape)
     return tf.ensure_shape(chunks, (num_chunks, rows, *values.shape[1:]))
+
+
+def by_chunks(
+    function: Callable[[Sequence[tf.Tensor]], tf.Tensor], tensors: Sequence[tf.Tensor], rows: int
+) -> tf.Tensor:
+    """Returns the values of ``function`` for chunks of this many rows in turn, as one tensor.
+
+    Parallel chunks would need the memory of the whole batch.
+    """
+    batch = tensors[0].shape[0]
+    if rows >= batch:
+        return function(tensors)
+
+    def values(start: Any, length: int) -> tf.Tensor:
+        parts = [tensor[start : start + length] for tensor in tensors]
+        return function([tf.ensure_shape(part, (length, *part.shape[1:])) for part in parts])
+
+    count, rest = divmod(batch, rows)
+    first = values(0, rows)
+    array = tf.TensorArray(first.dtype, count, element_shape=first.shape).write(0, first)
+    _, array = tf.while_loop(
+        lambda number, array: number < count,
+        lambda number, array: (number + 1, array.write(number, values(number * rows, rows))),
+        (tf.constant(1), array),
+        parallel_iterations=1,
+    )
+    shape = count * first.shape[0], *first.shape[1:]
+    whole = tf.ensure_shape(array.concat(), shape)
+    return tf.concat([whole, values(count * rows, rest)], 0) if rest else whole

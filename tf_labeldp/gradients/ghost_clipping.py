@@ -3,7 +3,7 @@
 Book-keeping (Bu et al. 2023, "Differentially private optimization on large foundation models at
 almost no cost", algorithm 1): the inputs and output gradients of the layers give the norms and
 then, scaled, the clipped sum. The gradients of a layer are formed and kept for the sum if that is
-cheaper than Gram matrices (Bu et al. 2022, "Scalable and efficient training of large convolutional
+faster than Gram matrices (Bu et al. 2022, "Scalable and efficient training of large convolutional
 neural networks with differential privacy") and if memory allows it.
 """
 
@@ -25,7 +25,7 @@ from tf_labeldp.gradients._layer_rules import (
     Taps,
     layer_rules,
 )
-from tf_labeldp.gradients.clip import Batch, Clip, Sums, in_chunks, squared_norms, weighted_sum
+from tf_labeldp.gradients.clip import Batch, Clip, Sums, by_chunks, squared_norms, weighted_sum
 
 
 class LayerRecord(NamedTuple):
@@ -62,6 +62,7 @@ def make_plans(records: Sequence[LayerRecord], max_bytes: int) -> list[Plan]:
             work[place] = (True, ghost)
         else:
             work[place] = (False, formed)
+        if not work[place][0] or rule.forms_faster(taps):
             candidates.append((formed * taps.groups, place))
         if work[place][1] > max_bytes:
             raise ValueError(
@@ -117,16 +118,7 @@ def _norms_in_chunks(record: LayerRecord, plan: Plan) -> tf.Tensor:
         return rule.squared_norms(chunk) if plan.ghost else squared_norms(rule.gradients(chunk))
 
     tensors = [taps.inputs, taps.output_gradients]
-    if plan.chunk >= taps.groups:
-        return squares(tensors)
-    # Parallel chunks would need the memory of the whole batch.
-    mapped = tf.map_fn(
-        squares,
-        [in_chunks(tensor, plan.chunk * taps.group_size) for tensor in tensors],
-        fn_output_signature=tf.TensorSpec((plan.chunk,), tf.float32),
-        parallel_iterations=1,
-    )
-    return tf.reshape(mapped, (-1,))[: taps.groups]
+    return by_chunks(squares, tensors, plan.chunk * taps.group_size)
 
 
 class GhostClipping:
