@@ -84,6 +84,16 @@ def test_the_plan_follows_memory():
     assert 1 <= small.chunk < BATCH and small.chunk * 4 * 9 <= 250
 
 
+def test_gradients_are_formed_where_that_is_faster_than_gram_matrices():
+    values = tf.zeros((BATCH, 64, 48))
+    layer = LayerRecord("dense", ProductRule((48, 48), True, True), Taps(values, values))
+    assert make_plans([layer], 10**9)[0].keep
+    tall = LayerRecord(
+        "dense", ProductRule((48, 48), True, True), Taps(values[:, :8], values[:, :8])
+    )
+    assert make_plans([tall], 10**9)[0].ghost
+
+
 @pytest.mark.parametrize(("max_bytes", "group_size"), [(2_600, 1), (2_500, 5), (20_000, 2)])
 def test_plans_keep_to_the_memory(max_bytes: int, group_size: int):
     kept, working = 0, 0

@@ -116,6 +116,14 @@ GHOST: dict[str, Callable[[], keras.Model]] = {
         layers.Conv2D(4, 2, groups=2, activation="gelu"),
         layers.Conv2D(6, 2, groups=2, strides=2, padding="same", activation="relu"),
     ),
+    # Its patches do not fit the cache: chunks of four examples and of two.
+    "large Conv2D": lambda: image_model(
+        layers.Conv2D(8, 3, activation="relu"), layers.AveragePooling2D(8), shape=(48, 48, 16)
+    ),
+    "Conv2D with dilations": lambda: image_model(
+        layers.Conv2D(3, (3, 2), dilation_rate=(2, 1), padding="same"),
+        layers.Conv2D(4, 3, strides=(1, 2)),
+    ),
     "Conv3D with groups": lambda: image_model(
         layers.Conv3D(4, (2, 1, 2), groups=2), shape=(3, 4, 4, 2)
     ),

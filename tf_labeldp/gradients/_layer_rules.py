@@ -72,7 +72,7 @@ class Rule(abc.ABC):
         raise NotImplementedError
 
     def forms_faster(self, taps: Taps) -> bool:
-        """Returns whether ``gradients``, kept for the sum, cost less time than ``squared_norms``."""
+        """Returns whether kept ``gradients`` take less time than ``squared_norms``."""
         return False
 
     def sum(self, taps: Taps, coefficients: tf.Tensor | None = None) -> list[tf.Tensor]:

@@ -95,7 +95,7 @@ class Window:
 
         Along the first axis the gradients move instead of the inputs, in the reverse direction.
         """
-        first, channels = self.size[0], inputs.shape[-1]
+        first = self.size[0]
         ones, (before, after) = (1,) * (len(self.size) - 1), self.padding[0]
         over_inputs = dataclasses.replace(
             self, size=(1, *self.size[1:]), padding=((0, 0), *self.padding[1:])
