@@ -13,6 +13,8 @@ TFX_VENV := .venv-tfx
 TORCH_VENV := .venv-torch
 # PyTorch's CPU build is enough, if the index has it: make test-torch TORCH=torch==2.13.0+cpu
 TORCH ?= torch
+OPACUS_VENV := .venv-opacus
+JAX_PRIVACY_VENV := .venv-jax-privacy
 # TFX 1.16 needs Python 3.10 (or 3.9, which this package does not support).
 TFX_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.10.*/bin/python) $(shell command -v python3.10))
 BAZEL ?= bazel
@@ -29,7 +31,7 @@ else
 unexport LABELDP_DATA_DIR
 endif
 
-.PHONY: demo test test-without-onednn docs mutants test-slow test-tf-privacy test-beam test-spark test-tfx test-torch lint bench bazel wheel wheel-test clean
+.PHONY: demo test test-without-onednn docs mutants test-slow test-tf-privacy test-beam test-spark test-tfx test-torch lint bench bench-nets bench-nets-gpu bazel wheel wheel-test clean
 
 demo: $(VENV)/.plots
 	$(BIN)/python -m tf_labeldp.cli demo
@@ -93,6 +95,16 @@ bench: $(VENV)/.test
 	  echo "== $$script"; $(BIN)/python $$script; \
 	done
 
+# Step times of seven nets beside jax_privacy and Opacus, which have environments of their own.
+bench-nets: $(VENV)/.test $(OPACUS_VENV)/.installed $(JAX_PRIVACY_VENV)/.installed
+	$(BIN)/python benchmarks/bench_nets.py
+
+# The same on a GPU, with the builds for CUDA.
+bench-nets-gpu: $(VENV)/.test $(OPACUS_VENV)/.installed $(JAX_PRIVACY_VENV)/.installed
+	$(BIN)/python -m pip install -q 'tensorflow[and-cuda]'
+	$(JAX_PRIVACY_VENV)/bin/python -m pip install -q 'jax[cuda12]'
+	$(BIN)/python benchmarks/bench_nets.py --gpu $(BENCH)
+
 # Builds the wheel from the source archive, so that both are complete and contain nothing stale.
 wheel: $(VENV)/.test
 	rm -rf dist
@@ -118,7 +130,7 @@ bazel:
 
 # Removes all outputs except demo-output/, which has a user's results.
 clean:
-	rm -rf $(VENV) $(TFP_VENV) $(BEAM_VENV) $(SPARK_VENV) $(TFX_VENV) $(TORCH_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TFP_VENV) $(BEAM_VENV) $(SPARK_VENV) $(TFX_VENV) $(TORCH_VENV) $(OPACUS_VENV) $(JAX_PRIVACY_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -160,4 +172,17 @@ $(TORCH_VENV)/.installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(TORCH_VENV)
 	$(TORCH_VENV)/bin/python -m pip install -q --upgrade pip
 	$(TORCH_VENV)/bin/python -m pip install -q -e '.[test]' '$(TORCH)'
+	@touch $@
+
+# Keras counts the weights of the nets, and gives them the same data.
+$(OPACUS_VENV)/.installed:
+	$(PYTHON) -m venv $(OPACUS_VENV)
+	$(OPACUS_VENV)/bin/python -m pip install -q --upgrade pip
+	$(OPACUS_VENV)/bin/python -m pip install -q 'opacus>=1.6' keras '$(TORCH)'
+	@touch $@
+
+$(JAX_PRIVACY_VENV)/.installed:
+	$(PYTHON) -m venv $(JAX_PRIVACY_VENV)
+	$(JAX_PRIVACY_VENV)/bin/python -m pip install -q --upgrade pip
+	$(JAX_PRIVACY_VENV)/bin/python -m pip install -q 'jax-privacy>=2.0' keras
 	@touch $@

@@ -21,17 +21,17 @@ import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
-import tempfile
-import time
 from importlib.util import find_spec
 from typing import Any
 
 import _results
+import _workers
 
 CORES = 2
 WARM_UP = 2
+# More than the rounds need: all steps are in one epoch.
+STEPS = 10_000
 CLASSES = 10
 WORDS = 100_000
 CLIP, NOISE = 1.0, 4.7
@@ -91,37 +91,6 @@ TARGETS = [
 ]
 
 
-class Rounds:
-    """Times rounds of steps inside one ``fit``, each when the parent starts it."""
-
-    def __init__(self) -> None:
-        # Only lines for the parent go to stdout; the output of libraries goes to stderr.
-        self._out = os.fdopen(os.dup(1), "w", buffering=1)
-        os.dup2(2, 1)
-
-    def callback(self, base: type) -> Any:
-        """Returns the callback, of the Keras that runs the model."""
-        rounds = self
-
-        class Callback(base):  # type: ignore[misc, valid-type]
-            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-                if not sys.stdin.readline():
-                    sys.exit()
-                self.start = time.perf_counter()
-
-            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-                seconds = time.perf_counter() - self.start
-                products = (logs or {}).get("projection_products")
-                line = {
-                    "seconds": seconds,
-                    "products": None if products is None else int(products),
-                    "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-                }
-                rounds._out.write(json.dumps(line) + "\n")
-
-        return Callback()
-
-
 def random_data(batch: int, batches: int = 1, network: str = "cnn") -> tuple[Any, Any]:
     """Returns images, or the words of texts, and labels."""
     import numpy as np
@@ -150,9 +119,9 @@ def make_network(network: str, classes: int = CLASSES) -> Any:
     return keras.Sequential([*stack, layers.Dense(classes)])
 
 
-def train_plain(batch: int, steps: int, epochs: int, settings: dict[str, Any]) -> None:
+def train_plain(batch: int, settings: dict[str, Any]) -> None:
     """Trains with ``model.fit`` of Keras 3."""
-    rounds = Rounds()
+    rounds = _workers.Rounds()
     import keras
     import tensorflow as tf
 
@@ -162,12 +131,12 @@ def train_plain(batch: int, steps: int, epochs: int, settings: dict[str, Any]) -
     model.compile(keras.optimizers.SGD(0.1), loss, **settings)
     data = tf.data.Dataset.from_tensors(random_data(batch, network=network)).repeat()
     callbacks = [rounds.callback(keras.callbacks.Callback)]
-    model.fit(data, steps_per_epoch=steps, epochs=epochs, callbacks=callbacks, verbose=0)
+    model.fit(data, steps_per_epoch=STEPS, callbacks=callbacks, verbose=0)
 
 
-def train_ours(batch: int, steps: int, epochs: int, settings: dict[str, Any]) -> None:
+def train_ours(batch: int, settings: dict[str, Any]) -> None:
     """Trains a ``LabelDPModel``; settings that are not popped here are those of ``AltConv``."""
-    rounds = Rounds()
+    rounds = _workers.Rounds()
     import keras
     from _projection_solvers import SOLVERS
 
@@ -199,14 +168,14 @@ def train_ours(batch: int, steps: int, epochs: int, settings: dict[str, Any]) ->
         jit_compile=jit,
     )
     x, y = random_data(batch, batches=16, network=network)
-    data = poisson_batches(x, y % classes, sampling_probability=1 / 16, steps=steps)
+    data = poisson_batches(x, y % classes, sampling_probability=1 / 16, steps=STEPS)
     callbacks = [rounds.callback(keras.callbacks.Callback)]
-    model.fit(data, epochs=epochs, callbacks=callbacks, verbose=0)
+    model.fit(data, callbacks=callbacks, verbose=0)
 
 
-def train_tf_privacy(batch: int, steps: int, epochs: int, settings: dict[str, Any]) -> None:
+def train_tf_privacy(batch: int, settings: dict[str, Any]) -> None:
     """Trains the same network of Keras 2 with TF Privacy: by its model, or by its optimizer."""
-    rounds = Rounds()
+    rounds = _workers.Rounds()
     import importlib
 
     import tensorflow as tf
@@ -238,7 +207,7 @@ def train_tf_privacy(batch: int, steps: int, epochs: int, settings: dict[str, An
         model.compile(optimizer, loss(from_logits=True, reduction="none"))
     data = tf.data.Dataset.from_tensors(random_data(batch)).repeat()
     callbacks = [rounds.callback(tf.keras.callbacks.Callback)]
-    model.fit(data, steps_per_epoch=steps, epochs=epochs, callbacks=callbacks, verbose=0)
+    model.fit(data, steps_per_epoch=STEPS, callbacks=callbacks, verbose=0)
 
 
 TRAINERS = {
@@ -249,86 +218,31 @@ TRAINERS = {
 }
 
 
-class Worker:
-    """A process that trains one case, and stops after each round."""
-
-    def __init__(self, name: str, batch: int, epochs: int) -> None:
-        kind, _, self.steps = CASES[name]
-        self.seconds: list[float] = []
-        self.products: int | None = None
-        self.peak = 0.0
-        self.problem = ""
-        self.errors = tempfile.TemporaryFile("w+")
-        environment = dict(os.environ)
-        if kind in ("tfp", "jacobian"):
-            environment["TF_USE_LEGACY_KERAS"] = "1"
-            missing = [name for name in ("tensorflow_privacy", "tf_keras") if not find_spec(name)]
-            if missing:
-                self.problem = f"no {' and no '.join(missing)}"
-                return
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "--worker", name, str(batch), str(epochs)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            env=environment,
-            text=True,
-        )
-
-    def round(self, *, counts: bool) -> None:
-        """Runs some steps, and records the time per step unless the round is for warming up."""
-        if self.problem or self.process.stdin is None or self.process.stdout is None:
-            return
-        try:
-            self.process.stdin.write("go\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            # The process failed: the line below is empty.
-            pass
-        line = self.process.stdout.readline()
-        if not line:
-            self._failed()
-            return
-        figures = json.loads(line)
-        self.products, self.peak = figures["products"], figures["peak"]
-        if counts:
-            self.seconds.append(figures["seconds"] / self.steps)
-
-    def _failed(self) -> None:
-        self.process.wait()
-        self.errors.seek(0)
-        text = self.errors.read()
-        words = ("OOM", "ResourceExhausted", "bad_alloc", "MemoryError", "allocate memory")
-        last = text.strip().splitlines()[-1:] or [f"exit status {self.process.returncode}"]
-        limit = f"out of memory (limit {MEMORY_LIMIT / 2**30:.0f} GiB)"
-        self.problem = limit if any(word in text for word in words) else last[0][:100]
-
-    def stop(self) -> None:
-        """Ends the process."""
-        if not self.problem and self.process.stdin is not None:
-            self.process.stdin.close()
-            self.process.wait()
+def started(name: str, batch: int) -> _workers.Worker:
+    """Returns the process of a case."""
+    kind, environment = CASES[name][0], {}
+    command: list[str] | str = [sys.executable, __file__, "--worker", name, str(batch)]
+    if kind in ("tfp", "jacobian"):
+        environment["TF_USE_LEGACY_KERAS"] = "1"
+        missing = [name for name in ("tensorflow_privacy", "tf_keras") if not find_spec(name)]
+        if missing:
+            command = f"no {' and no '.join(missing)}"
+    return _workers.Worker(command, environment, MEMORY_LIMIT)
 
 
-def measure(names: list[str], batch: int, rounds: int) -> dict[str, Worker]:
+def measure(names: list[str], batch: int, rounds: int) -> dict[str, _workers.Worker]:
     """Runs all cases in turn, round by round."""
-    workers = {name: Worker(name, batch, WARM_UP + rounds + 1) for name in names}
+    workers = {name: started(name, batch) for name in names}
     for number in range(WARM_UP + rounds):
-        for worker in workers.values():
-            worker.round(counts=number >= WARM_UP)
+        for name, worker in workers.items():
+            worker.round(CASES[name][2], counts=number >= WARM_UP)
         print(f"round {number + 1} of {WARM_UP + rounds}", file=sys.stderr)
     for worker in workers.values():
         worker.stop()
     return workers
 
 
-def ratio(above: Worker, below: Worker) -> float:
-    """Returns the median over rounds of the ratio within a round."""
-    pairs = zip(above.seconds, below.seconds, strict=True)
-    return statistics.median(a / b for a, b in pairs)
-
-
-def report(workers: dict[str, Worker], batch: int) -> None:
+def report(workers: dict[str, _workers.Worker], batch: int) -> None:
     """Prints one JSON line per case, the table, and the targets."""
     medians = {n: statistics.median(w.seconds) for n, w in workers.items() if w.seconds}
     for name, worker in workers.items():
@@ -336,8 +250,8 @@ def report(workers: dict[str, Worker], batch: int) -> None:
             "case": name,
             "batch": batch,
             "milliseconds": [round(1000 * s, 2) for s in worker.seconds],
-            "products": worker.products,
-            "peak": round(worker.peak, 2),
+            "products": worker.figures.get("products"),
+            "peak": round(worker.figures.get("peak", 0.0), 2),
             "problem": worker.problem,
         }
         print(json.dumps(line))
@@ -348,17 +262,19 @@ def report(workers: dict[str, Worker], batch: int) -> None:
             print(f"| {name} | {worker.problem} |  |  |  |  |")
             continue
         ratios = [
-            f"{ratio(workers[name], workers[base]):.2f}" if base in medians else ""
+            f"{_workers.ratio(worker.seconds, workers[base].seconds):.2f}"
+            if base in medians
+            else ""
             for base in ("plain", "dp-sgd")
         ]
-        products = "" if worker.products is None else worker.products
+        products = worker.figures["products"]
         milliseconds = f"{1000 * medians[name]:.1f}"
-        cells = [name, milliseconds, *ratios, str(products), f"{worker.peak:.2f}"]
-        print(f"| {' | '.join(cells)} |")
+        cells = [name, milliseconds, *ratios, "" if products is None else str(products)]
+        print(f"| {' | '.join(cells)} | {worker.figures['peak']:.2f} |")
     print()
     for what, above, below, most in TARGETS:
         if above in medians and below in medians:
-            value = ratio(workers[above], workers[below])
+            value = _workers.ratio(workers[above].seconds, workers[below].seconds)
             print(f"{what}: {value:.2f}, to be at most {most:g}: {value <= most}")
 
 
@@ -368,14 +284,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        name, batch, epochs = args.worker
-        kind, settings, steps = CASES[name]
+        name, batch = args.worker
+        kind, settings, _ = CASES[name]
         if kind == "jacobian":
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
-        TRAINERS[kind](int(batch), steps, int(epochs), dict(settings))
+        TRAINERS[kind](int(batch), dict(settings))
         return
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     workers = measure(args.cases, args.batch, args.rounds)
