@@ -422,6 +422,7 @@ def fastest(of: dict[str, Found], names: Sequence[str]) -> str:
 def tables(found: dict[int, dict[Row, dict[str, Found]]]) -> dict[str, str]:
     """Returns the tables by name."""
     ratios, times, starts, noise = [], [], [], []
+    names = [name for name in FRAMEWORKS if name != "draw"]
     for cores, rows in found.items():
         for row, of in rows.items():
             if "draw" in of and "Keras" in of and "ours" in of:
@@ -449,7 +450,6 @@ def tables(found: dict[int, dict[Row, dict[str, Found]]]) -> dict[str, str]:
                     over(of, "ours", peer),
                 ]
             )
-            names = [name for name in FRAMEWORKS if name != "draw"]
             head = [str(row), str(cores)]
             times.append(head + [of[n].milliseconds if n in of else "" for n in names])
             starts.append(
