@@ -326,12 +326,17 @@ class LayerRule:
     layer: keras.Layer
     rule: Rule
     variables: tuple[Any, ...]
-    # Maps the layer's inputs, outputs and output gradients to the rule's factors.
+    # Maps the inputs, the outputs and their gradients to the rule's factors.
     factors: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Factors]
+    # The places of inputs and outputs among the layer's outputs; None for the layer's own.
+    places: tuple[int, int] | None = None
+    # The number of rows of the factors per example.
+    rows: int = 1
 
 
 _Shape = tuple[int | None, ...]
 _MAKERS: dict[type, Callable[[Any, _Shape], list[LayerRule] | None]] = {}
+_TAPPED: dict[type, Callable[[Any], keras.Layer]] = {}
 
 
 def rule_of(*kinds: type) -> Callable[[Any], Any]:
@@ -347,6 +352,26 @@ def rule_of(*kinds: type) -> Callable[[Any], Any]:
     return register
 
 
+def tapped_by(*kinds: type) -> Callable[[Any], Any]:
+    """Registers a function that returns a layer with taps, given the layer.
+
+    A layer with taps is called like the layer and shares its weights. It returns a tuple: the
+    layer's outputs and then tensors inside it, which the rules of the layer with taps use.
+    """
+
+    def register(make: Any) -> Any:
+        _TAPPED.update(dict.fromkeys(kinds, make))
+        return make
+
+    return register
+
+
+def with_taps(layer: Any) -> Any:
+    """Returns the layer with taps, or the layer itself if its own tensors suffice for its rules."""
+    make = _TAPPED.get(type(layer))
+    return layer if make is None else make(layer)
+
+
 def layer_rules(layer: Any, input_shape: _Shape) -> list[LayerRule]:
     """Returns the rules of a layer in a functional model; none if the layer trains nothing."""
     kind = type(layer)
@@ -359,9 +384,7 @@ def layer_rules(layer: Any, input_shape: _Shape) -> list[LayerRule]:
     axes = list(axis) if isinstance(axis, (list, tuple)) else [axis]
     if 0 in axes or -len(input_shape) in axes:
         raise NoRuleError(f"{name} works along the batch axis")
-    activation = getattr(layer, "activation", None)
-    if activation is not None and activation not in _SLOPES.keys() | _OTHER_ACTIVATIONS:
-        raise NoRuleError(f"{name} has an activation that is not one of Keras's")
+    check_activation(name, getattr(layer, "activation", None))
     if kind in _PLAIN:
         return []
     rules = _MAKERS[kind](layer, input_shape)
@@ -369,6 +392,12 @@ def layer_rules(layer: Any, input_shape: _Shape) -> list[LayerRule]:
     if rules is None or _identities(covered) != _identities(layer.trainable_variables):
         raise NoRuleError(f"{name} is used in a way that has no rule")
     return [rule for rule in rules if rule.variables]
+
+
+def check_activation(name: str, activation: Any) -> None:
+    """Raises ``NoRuleError`` for an activation that may mix examples; None is no activation."""
+    if activation is not None and activation not in _SLOPES.keys() | _OTHER_ACTIVATIONS:
+        raise NoRuleError(f"{name} has an activation that is not one of Keras's")
 
 
 _ACTIVATIONS = keras.activations
@@ -426,6 +455,25 @@ def _convolution(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
 def _depthwise(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
     kind = functools.partial(DepthwiseRule, channel_groups=layer.kernel.shape[-2])
     return _kernel_and_bias(layer, input_shape, kind, is_convolution=True)
+
+
+@rule_of(keras.layers.TimeDistributed)
+def _time_distributed(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
+    steps = input_shape[1]
+    if steps is None:
+        return None
+
+    def flat(values: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(values, (-1, *values.shape[2:]))
+
+    def rule_at_all_steps(rule: LayerRule) -> LayerRule:
+        def factors(*tensors: tf.Tensor) -> Factors:
+            return rule.factors(*map(flat, tensors))
+
+        return dataclasses.replace(rule, factors=factors, rows=steps)
+
+    rules = layer_rules(layer.layer, (input_shape[0], *input_shape[2:]))
+    return [rule_at_all_steps(rule) for rule in rules]
 
 
 @rule_of(keras.layers.Embedding)

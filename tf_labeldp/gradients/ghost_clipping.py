@@ -10,12 +10,15 @@ neural networks with differential privacy") and if memory allows it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
+# Registers the rules of recurrent layers.
+import tf_labeldp.gradients._recurrent_rules  # noqa: F401
 from tf_labeldp.features.estimator import symbolic_inputs
 from tf_labeldp.gradients._layer_rules import (
     FLOAT_BYTES,
@@ -24,6 +27,7 @@ from tf_labeldp.gradients._layer_rules import (
     Rule,
     Taps,
     layer_rules,
+    with_taps,
 )
 from tf_labeldp.gradients.clip import Batch, Clip, Sums, by_chunks, squared_norms, weighted_sum
 
@@ -125,7 +129,8 @@ class GhostClipping:
     """Clips a functional or sequential model; raises ``NoRuleError`` if a layer lacks a rule."""
 
     def __init__(self, model: keras.Model) -> None:
-        inputs, outputs = unfolded(model)
+        # A layer that is called twice has the same taps.
+        inputs, outputs = unfolded(model, functools.cache(with_taps))
         self._model = model
         self._layers: list[LayerRule] = []
         befores, afters = [], []
@@ -135,8 +140,11 @@ class GhostClipping:
             tensors = node.input_tensors or node.output_tensors
             for rule in layer_rules(node.operation, tuple(tensors[0].shape)):
                 self._layers.append(rule)
-                befores.append(node.input_tensors[0])
-                afters.append(node.output_tensors[0])
+                before, after = node.input_tensors[0], node.output_tensors[0]
+                if rule.places is not None:
+                    before, after = (node.output_tensors[place] for place in rule.places)
+                befores.append(before)
+                afters.append(after)
         covered = [id(variable) for rule in self._layers for variable in rule.variables]
         if len(set(covered)) < len(covered):
             raise NoRuleError("it uses trained weights in more than one place")
@@ -163,7 +171,7 @@ class GhostClipping:
         parts = (tapped["inputs"], tapped["outputs"], batch.unscaled(gradients))
         for rule, *tensors in zip(self._layers, *parts, strict=True):
             own = [coordinates[id(v)] for v in rule.variables] if coordinates else None
-            taps = Taps(*rule.factors(*tensors), clip.group_size, own)
+            taps = Taps(*rule.factors(*tensors), clip.group_size * rule.rows, own)
             records.append(LayerRecord(rule.layer.name, rule.rule, taps))
 
         sums, norms = clipped_sums(
@@ -230,20 +238,25 @@ def _forward_and_backward(node: Any, inputs: list[tf.Tensor]) -> Any:
     return outputs, tape.gradient(outputs, sources)
 
 
-def unfolded(model: keras.Model) -> tuple[Any, Any]:
+def unfolded(
+    model: keras.Model, replace: Callable[[Any], Any] = lambda layer: layer
+) -> tuple[Any, Any]:
     """Returns the model's symbolic inputs and outputs in their structures, without nested models.
 
-    Layers inside a nested model are called once more, on symbolic tensors.
+    If there are nested models or replaced layers, all layers are called once more, on symbolic
+    tensors. ``replace`` maps a layer to one whose outputs start with the layer's.
     """
     _check_kind(model)
     structure = symbolic_inputs(model)
     outputs = model.output if len(model.outputs) > 1 else model.outputs[0]
-    if not any(isinstance(node.operation, keras.Model) for node in _nodes(model.outputs)):
+    operations = [node.operation for node in _nodes(model.outputs)]
+    if all(not isinstance(part, keras.Model) and replace(part) is part for part in operations):
         return structure, outputs
     inputs = keras.tree.map_structure(
         lambda old: keras.Input(batch_shape=old.shape, dtype=old.dtype, name=old.name), structure
     )
-    return inputs, keras.tree.pack_sequence_as(outputs, _replay(model, keras.tree.flatten(inputs)))
+    replayed = _replay(model, keras.tree.flatten(inputs), replace)
+    return inputs, keras.tree.pack_sequence_as(outputs, replayed)
 
 
 def _is_entrywise(node: Any) -> bool:
@@ -256,7 +269,7 @@ def _is_entrywise(node: Any) -> bool:
     return kind.__module__.startswith("keras.") and kind.__name__ in _ENTRYWISE and len(shapes) == 1
 
 
-def _replay(model: keras.Model, inputs: list[Any]) -> list[Any]:
+def _replay(model: keras.Model, inputs: list[Any], replace: Callable[[Any], Any]) -> list[Any]:
     _check_kind(model)
     replayed = {id(old): new for old, new in zip(model.inputs, inputs, strict=True)}
     for node in _nodes(model.outputs):
@@ -265,12 +278,13 @@ def _replay(model: keras.Model, inputs: list[Any]) -> list[Any]:
         operation = node.operation
         arguments, options = node.arguments.fill_in(replayed)
         if not isinstance(operation, keras.Model):
-            outputs = operation(*arguments, **options)
+            outputs = replace(operation)(*arguments, **options)
         elif any(option is not None for option in options.values()):
             raise NoRuleError(f"its nested model {operation.name!r} is called with {list(options)}")
         else:
-            outputs = _replay(operation, keras.tree.flatten(arguments))
-        for old, new in zip(node.output_tensors, keras.tree.flatten(outputs), strict=True):
+            outputs = _replay(operation, keras.tree.flatten(arguments), replace)
+        # A layer with taps returns more.
+        for old, new in zip(node.output_tensors, keras.tree.flatten(outputs), strict=False):
             replayed[id(old)] = new
     return [replayed[id(output)] for output in model.outputs]
 

@@ -34,6 +34,10 @@ _NO_KERNELS = (
     "TensorFlow lacks kernels on this CPU for vectorized gradients of grouped or channels-first "
     "convolutions. method='ghost' has rules for them; its error names the layer without one."
 )
+_LOOPS = (
+    "TensorFlow cannot vectorize the gradient of a loop's inputs. method='ghost' has rules for "
+    "Keras's recurrent cells; for others, set unroll=True."
+)
 
 
 class VectorizedClipping:
@@ -146,7 +150,7 @@ class Trace:
         of_example = {tensor.name for tensor in graph.inputs} - {
             inner.name for _, inner in graph.captures
         }
-        broadcasts = lacks_kernels = False
+        broadcasts = lacks_kernels = loops = False
         for operation in graph.get_operations():
             parts = [tensor.name in of_example for tensor in operation.inputs]
             if any(parts):
@@ -155,6 +159,8 @@ class Trace:
                 if operation.type.startswith("BatchMatMul"):
                     left, right = (tensor.shape[:-2] for tensor in operation.inputs)
                     broadcasts |= not all(parts) or left != right
+            # The gradient of a list of tensors, which a loop over time takes.
+            loops |= operation.type == "ZerosLike" and operation.outputs[0].dtype == tf.variant
             if operation.type in ("PartitionedCall", "StatefulPartitionedCall"):
                 # Keras lets XLA compile convolutions without kernels; vectorization does not.
                 if operation.node_def.attr["_XlaMustCompile"].b and not _on_gpu():
@@ -166,7 +172,7 @@ class Trace:
                     for tensor in operation.outputs
                     if tensor.shape.is_fully_defined()
                 )
-        one_by_one = _NO_KERNELS if lacks_kernels else ""
+        one_by_one = _NO_KERNELS if lacks_kernels else _LOOPS if loops else ""
         if broadcasts and _has_broadcast_bug():
             one_by_one = _BROADCASTS
         return cls(num_bytes, one_by_one, graph.structured_outputs)
