@@ -51,6 +51,36 @@ def channels_first(moved: bool = False) -> keras.Model:
     return image_model(*stack)
 
 
+def recurrent(*stack: Any, masked: bool = False) -> keras.Model:
+    """Returns layers over 5 words, some of which are masked."""
+    table = layers.Embedding(4, 2, mask_zero=masked)
+    flat = [layers.Flatten(), layers.Dense(CLASSES)]
+    return keras.Sequential([keras.Input((5,), dtype="int32"), table, *stack, *flat])
+
+
+def decoder() -> keras.Model:
+    """Starts layers from the states of other layers, with masks at the start and in between."""
+    inputs = keras.Input((5,), dtype="int32")
+    words = layers.Embedding(4, 2, mask_zero=True)(inputs)
+    _, *states = layers.LSTM(3, return_state=True)(words)
+    y = layers.LSTM(3, return_sequences=True)(words, initial_state=states)
+    first, second, *states = layers.Bidirectional(
+        layers.SimpleRNN(3, return_state=True), merge_mode=None
+    )(words)
+    z = layers.Bidirectional(layers.GRU(3), merge_mode="mul")(y, initial_state=states)
+    joined = layers.Concatenate()([layers.Flatten()(y), first, second, z])
+    return keras.Model(inputs, layers.Dense(CLASSES)(joined))
+
+
+def partly_frozen_rnn() -> keras.Model:
+    model = recurrent(
+        layers.SimpleRNN(3, return_sequences=True), layers.LSTM(3), layers.Reshape((1, 3))
+    )
+    model.layers[1].trainable = False
+    model.layers[2].cell.kernel.trainable = False
+    return model
+
+
 def nested() -> keras.Model:
     encoder = keras.Sequential(
         [keras.Input((7, 6, 2)), layers.Conv2D(3, 3, activation="relu"), layers.MaxPooling2D()]
@@ -168,6 +198,33 @@ GHOST: dict[str, Callable[[], keras.Model]] = {
     "nested": nested,
     "frozen": frozen,
     "frozen encoder": encoder,
+    "LSTM": lambda: recurrent(
+        layers.Bidirectional(layers.LSTM(3, return_sequences=True)),
+        layers.LSTM(3, return_sequences=True, go_backwards=True),
+        masked=True,
+    ),
+    "GRU": lambda: recurrent(
+        layers.GRU(3, return_sequences=True), layers.GRU(3, reset_after=False, unroll=True)
+    ),
+    "recurrent cells": lambda: recurrent(
+        layers.RNN(
+            [
+                layers.LSTMCell(3, use_bias=False),
+                layers.SimpleRNNCell(3, "hard_sigmoid"),
+                layers.GRUCell(2, use_bias=False),
+            ],
+            return_sequences=True,
+            zero_output_for_mask=True,
+        ),
+        masked=True,
+    ),
+    "decoder": decoder,
+    "partly frozen RNN": partly_frozen_rnn,
+    "TimeDistributed": lambda: image_model(
+        layers.TimeDistributed(layers.Conv2D(3, 2, strides=2, activation="gelu")),
+        layers.TimeDistributed(layers.LayerNormalization()),
+        shape=(3, 4, 4, 2),
+    ),
     "LoRA": lambda: adapted([keras.Input((5,))]),
     "LoRA over time": lambda: adapted([keras.Input((8,), dtype="int32"), layers.Embedding(4, 3)]),
 }
@@ -188,6 +245,10 @@ class Subclass(keras.Model):
         return keras.ops.sin(x)
 
 
+class OwnCell(keras.layers.SimpleRNNCell):
+    """Has no rule: a subclass may compute anything."""
+
+
 def subclassed() -> keras.Model:
     model = Subclass()
     model(np.zeros((1, 5), np.float32))
@@ -196,7 +257,7 @@ def subclassed() -> keras.Model:
 
 # Models that only the vectorized method supports.
 OTHER: dict[str, Callable[[], keras.Model]] = {
-    "GRU": lambda: keras.Sequential([keras.Input((5, 2)), layers.GRU(3), layers.Dense(CLASSES)]),
+    "own cell": lambda: recurrent(layers.RNN(OwnCell(3)), layers.Reshape((1, 3))),
     "attention": lambda: (
         lambda i: keras.Model(
             i, layers.Dense(CLASSES)(layers.Flatten()(layers.MultiHeadAttention(2, 3)(i, i)))
@@ -232,7 +293,7 @@ def problem(name: str, seed: int = 0) -> tuple[keras.Model, np.ndarray, np.ndarr
     rng = np.random.default_rng(seed)
     shape = (5,) if name == "subclass" else model.input_shape[1:]
     x = rng.normal(size=(ROWS, *shape)).astype(np.float32)
-    if name == "Embedding" or isinstance(model.layers[0], layers.Embedding):
+    if name != "subclass" and "int" in model.inputs[0].dtype:
         x = rng.integers(4, size=(ROWS, *shape))
     return model, x, rng.integers(CLASSES, size=ROWS)
 
@@ -330,6 +391,7 @@ def test_sums_and_norms_are_those_of_a_loop_over_examples(name: str, method: str
     ("name", "method", "group_size"),
     [
         *[(name, "ghost", 2) for name in (*FEW, "Conv2D of few positions", "LoRA over time")],
+        ("TimeDistributed", "ghost", 2),
         ("Conv2D", "ghost", 3),
         ("residual", "vectorized", 2),
     ],
@@ -345,6 +407,7 @@ def test_groups_are_clipped_as_one(name: str, method: str, group_size: int):
         ("groups", "ghost", 1_000),
         ("Embedding with masks", "ghost", 400),
         ("LoRA over time", "ghost", 1_000),
+        ("LSTM", "ghost", 2_000),
         ("large Embedding", "ghost", 2_000),  # a gradient of its table has 640,000 bytes
         ("residual", "vectorized", 3_000),
     ],
@@ -362,10 +425,89 @@ def test_too_little_memory_is_refused(method: str):
 
 
 def test_ghost_clipping_refuses_other_layers():
-    model = problem("GRU")[0]
+    model = problem("own cell")[0]
     clipper = PerExampleClipping(model, Speed("ghost"))
     with pytest.raises(ValueError, match=r"method='ghost' cannot handle model.*'auto'"):
         clipper.clipped_sum(Batch(np.zeros((1, 5)), np.zeros(1), np.ones(1), LOSS), Clip(1.0))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: layers.LSTM(3, activation=lambda x: x - keras.ops.mean(x, axis=0)),
+        lambda: layers.GRU(3, recurrent_activation=lambda x: x - keras.ops.mean(x, axis=0)),
+    ],
+)
+def test_privacy_a_cell_whose_activation_may_mix_examples_has_no_rule(layer):
+    model = keras.Sequential([keras.Input((2, 2)), layer(), layers.Dense(CLASSES)])
+    assert PerExampleClipping(model).method == "vectorized"
+
+
+def test_a_loop_that_cannot_be_vectorized_runs_one_by_one():
+    with pytest.warns(UserWarning, match="one by one.*set unroll=True"):
+        check_against_loop("own cell", PerExampleClipping)
+
+
+def test_privacy_a_state_that_outlives_the_batch_is_refused():
+    stack = [keras.Input(batch_shape=(1, 5, 2)), layers.LSTM(3, stateful=True)]
+    clipper = PerExampleClipping(keras.Sequential([*stack, layers.Dense(CLASSES)]))
+    batch = Batch(np.zeros((1, 5, 2), np.float32), np.zeros(1), np.ones(1), LOSS)
+    with pytest.raises(ValueError, match=r"\['lstm.*'\] keep.*stateful=False"):
+        clipper.clipped_sum(batch, Clip(1.0))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: layers.LSTM(8, dropout=0.4),
+        lambda: layers.LSTM(8, dropout=0.4, recurrent_dropout=0.4),
+        lambda: layers.GRU(8, dropout=0.4, recurrent_dropout=0.4),
+        lambda: layers.GRU(8, recurrent_dropout=0.4, reset_after=False),
+        lambda: layers.SimpleRNN(8, dropout=0.4, recurrent_dropout=0.4),
+    ],
+)
+def test_recurrent_dropout_is_that_of_the_layer(layer):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((5, 3)), layer(), layers.Dense(CLASSES)])
+    (seed,) = [v for v in model.variables if "seed" in v.path]
+    state = np.array(seed)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(ROWS, 5, 3)).astype(np.float32), rng.integers(CLASSES, size=ROWS)
+    sources = [variable.value for variable in model.trainable_variables]
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        loss = tf.reduce_sum(LOSS(y, model(x, training=True)))
+    expected_sums = tape.gradient(loss, sources)
+    seed.assign(state)
+    clipper = PerExampleClipping(model, Speed("ghost"))
+    # Nothing is clipped, so the sum is the gradient of the sum.
+    result = clipper.clipped_sum(Batch(x, y, np.ones(ROWS), LOSS), Clip(1e9))
+    for got, part in zip(result.gradients, expected_sums, strict=True):
+        np.testing.assert_allclose(got, part, atol=1e-5)
+
+
+def test_recurrent_layers_are_compiled_by_xla():
+    _, x, y = problem("LSTM")
+    model = recurrent(layers.LSTM(3), layers.Reshape((1, 3)), masked=True)
+    groups, norms = loop(model, x, y, np.ones(ROWS, np.float32))
+    clipper = PerExampleClipping(model, Speed("ghost"))
+    batch = Batch(tf.constant(x), tf.constant(y), tf.ones(ROWS), LOSS)
+    clip = Clip(float(np.median(norms)))
+    result = tf.function(lambda: clipper.clipped_sum(batch, clip), jit_compile=True)()
+    factors = np.minimum(1.0, np.median(norms) / norms)
+    for got, part in zip(result.gradients, groups, strict=True):
+        np.testing.assert_allclose(got, np.tensordot(factors, part, 1), atol=1e-5)
+
+
+def test_a_recurrent_step_has_one_loop_forward_and_one_backward():
+    _, x, y = problem("GRU")
+    model = recurrent(layers.GRU(3), layers.Reshape((1, 3)))
+    clipper = PerExampleClipping(model, Speed("ghost"))
+    batch = Batch(tf.constant(x), tf.constant(y), tf.ones(ROWS), LOSS)
+    step = tf.function(lambda: clipper.clipped_sum(batch, Clip(1.0))).get_concrete_function()
+    # The layers' outputs are looked at only if the model's are not finite: their loop is inside.
+    kinds = [operation.type for operation in step.graph.get_operations()]
+    assert sum(kind in ("While", "StatelessWhile") for kind in kinds) == 2
 
 
 IN_COORDINATES = (
@@ -380,6 +522,8 @@ IN_COORDINATES = (
     "LayerNormalization of two axes",
     "frozen",
     "LoRA over time",
+    "GRU",
+    "TimeDistributed",
 )
 
 

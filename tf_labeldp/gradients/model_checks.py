@@ -54,6 +54,12 @@ def check_layers(model: keras.Model) -> None:
             f"layers {regularized} have activity regularizers, whose loss is not clipped. Use "
             "kernel_regularizer, or add the term to the per-example loss."
         )
+    stateful = [layer.name for layer in layers if getattr(layer, "stateful", False)]
+    if stateful:
+        raise ValueError(
+            f"layers {stateful} keep their state, which carries examples into later steps. Use "
+            "stateful=False."
+        )
     weight_losses = sum(v.regularizer is not None for v in model.trainable_variables)
     if len(model.losses) > weight_losses:
         raise added_loss(model)

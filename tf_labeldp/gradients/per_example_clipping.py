@@ -38,8 +38,9 @@ class PerExampleClipping:
     Two methods give the same result. "ghost" needs one backward pass for the whole batch and forms
     per-example gradients only in layers where that is cheapest. It supports functional and
     sequential models of common layers (Dense, Conv1D to Conv3D, grouped and depthwise convolutions,
-    Embedding, LayerNormalization, GroupNormalization, and layers without weights). "vectorized"
-    supports any model: each example passes through it alone, so no layer can mix examples.
+    Embedding, LayerNormalization, GroupNormalization, LSTM, GRU, SimpleRNN and RNN of their cells,
+    Bidirectional, TimeDistributed, and layers without weights). "vectorized" supports any model:
+    each example passes through it alone, so no layer can mix examples.
 
     Guarantee:
         Replacing one example, features or label, moves the sum by at most ``2 * l2_norm_clip`` in
