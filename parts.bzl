@@ -76,7 +76,7 @@ MOST_LINES = {
     "heads": 3189,
     "data": 1476,
     "boosting": 1296,
-    "gradients": 3100,
+    "gradients": 3482,
     "training": 4252,
     "pate": 442,
     "front_door": 1253,
