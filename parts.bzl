@@ -10,7 +10,7 @@ PARTS = {
     "_progress": ["tqdm"],
     "accounting": ["numpy", "scipy", "dp_accounting"],
     # TensorFlow for the noise of training steps, which only `training` imports.
-    "mechanisms": ["numpy", "scipy", "opendp", "tensorflow"],
+    "mechanisms": ["numpy", "scipy", "opendp", "cryptography", "tensorflow"],
     "estimation": ["numpy", "scipy", "sklearn", "opendp", "threadpoolctl"],
     # Files of tables and the lock of a store; TensorFlow for `to_dataset`, and Keras for the
     # histories of models, on their calls.
@@ -67,7 +67,7 @@ MOST_LINES = {
     "_progress": 106,
     "keras_layers": 1243,
     "accounting": 2878,
-    "mechanisms": 4378,
+    "mechanisms": 4500,
     "estimation": 699,
     "vault": 6387,
     "features": 3044,
@@ -77,7 +77,7 @@ MOST_LINES = {
     "data": 1476,
     "boosting": 1296,
     "gradients": 3482,
-    "training": 4252,
+    "training": 4260,
     "pate": 442,
     "front_door": 1253,
     "audit": 626,

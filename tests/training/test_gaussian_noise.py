@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ssl
+import os
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 import scipy.special
 import scipy.stats
 import tensorflow as tf
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from tf_labeldp.mechanisms import step_noise
+from tf_labeldp.mechanisms import random_bits, step_noise
 from tf_labeldp.mechanisms.step_noise import standard_normal
 from tf_labeldp.training import GaussianNoise, NoiseMechanism
 
@@ -45,9 +47,8 @@ def test_standard_deviation_is_noise_multiplier_times_clip(source: str) -> None:
 
 @pytest.mark.holds("mechanisms.standard_normal")
 def test_every_layer_and_the_tail_have_their_share() -> None:
-    # The edges of the ziggurat, where a layer that is too high or too low would show itself.
-    size = 4_000_000
-    edges = np.sort(np.concatenate([step_noise._EDGE, -step_noise._EDGE[:-1]]))
+    # The ends of the ziggurat, where a layer that is too wide or too narrow would show itself.
+    size, edges = 4_000_000, np.sort(np.concatenate([step_noise._RIGHT, -step_noise._LEFT]))
     law = np.diff([0.0, *scipy.special.ndtr(edges), 1.0]) * size
     drawn = standard_normal(size, None)
 
@@ -59,37 +60,84 @@ def test_every_layer_and_the_tail_have_their_share() -> None:
     assert chance(1.01 * drawn) < 1e-6 and chance(0.99 * drawn) < 1e-6
 
 
-def test_beyond_the_last_layer_is_the_tail_of_the_law() -> None:
-    start = step_noise._RIGHT
-    drawn = np.sort(step_noise._tail(SIZE // 100))
-    law = 1.0 - scipy.special.ndtr(-drawn) / scipy.special.ndtr(-start)
-    assert drawn[0] >= start
-    assert scipy.stats.kstest(law, "uniform").pvalue > 1e-6
+def test_above_the_layers_is_the_rest_of_the_law() -> None:
+    # One number in 340 is drawn here: a sample of all numbers would hide what is wrong with it.
+    right = np.append(step_noise._RIGHT, 0.0)
+    top = np.exp(-0.5 * step_noise._RIGHT**2)
+    drawn = np.sort(step_noise._rest(SIZE, random_bits.KeyStream()))
+
+    def law(x: np.ndarray) -> np.ndarray:
+        whole = np.sqrt(0.5 * np.pi) * scipy.special.erf(x / np.sqrt(2.0))
+        # The layers reach up to the height at the next end to the right of x.
+        ends, heights = right[::-1], np.append(top[::-1], 0.0)
+        covered = np.concatenate([[0.0], np.cumsum(np.diff(ends) * heights[:-1])])
+        return whole - np.interp(x, np.append(ends, 50.0), np.append(covered, covered[-1]))
+
+    share = law(drawn) / law(np.array([50.0]))
+    assert scipy.stats.kstest(share, "uniform").pvalue > 1e-6
+    assert scipy.stats.kstest(law(0.99 * drawn) / law(np.array([50.0])), "uniform").pvalue < 1e-6
 
 
-def test_layers_have_one_area_and_end_at_the_top() -> None:
-    edge, height = step_noise._EDGE, step_noise._HEIGHT
-    areas = edge[1:-1] * np.diff(height)[1:]  # above the base, whose tail is drawn apart
-    np.testing.assert_allclose(areas, step_noise._AREA, rtol=1e-8)
-    base = edge[1] * height[1] + scipy.special.ndtr(-edge[1]) * np.sqrt(2.0 * np.pi)
-    assert abs(base / step_noise._AREA - 1.0) < 1e-8
+def test_layers_lie_below_the_density_and_have_the_area_of_a_code() -> None:
+    right, top = step_noise._RIGHT, np.exp(-0.5 * step_noise._RIGHT**2)
+    assert np.all(np.diff(right) < 0.0)
+    areas = right * np.diff(top, prepend=0.0)
+    np.testing.assert_allclose(areas, np.sqrt(0.5 * np.pi) / step_noise._CODES, rtol=1e-12)
+    assert right.size > 0.997 * step_noise._CODES  # the others are rejections
 
 
-def test_all_bits_are_those_of_openssl(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_all_bits_are_those_of_a_cipher_under_a_key_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys, asked = [], []
 
-    def counting(size: int, secure: Callable[[int], bytes] = ssl.RAND_bytes) -> bytes:
+    def key(size: int, secure: Callable[[int], bytes] = os.urandom) -> bytes:
+        keys.append(secure(size))
+        return keys[-1]
+
+    def counting(self: Any, size: int, words: Any = random_bits.KeyStream.words) -> np.ndarray:
         asked.append(size)
-        return secure(size)
+        drawn: np.ndarray = words(self, size)
+        # AES-256 in counter mode from zero on, as another library call has it.
+        if len(asked) == 1:
+            cipher = Cipher(algorithms.AES(keys[-1]), modes.CTR(bytes(16))).encryptor()
+            assert cipher.update(bytes(8 * size)) == drawn.tobytes()
+        return drawn
 
-    monkeypatch.setattr(ssl, "RAND_bytes", counting)
+    monkeypatch.setattr(random_bits.os, "urandom", key)
+    monkeypatch.setattr(random_bits.KeyStream, "words", counting)
     size = 3 * step_noise._BLOCK
     first, second = standard_normal(size, None), standard_normal(size, None)
-    assert sum(asked) >= 2 * 8 * size  # 64 bits each, and more near the edges
+    assert len(set(keys)) == len(keys) == 2 and {len(key) for key in keys} == {32}
+    # 64 bits each, and more near the edges.
+    assert sum(asked) >= 2 * size
     assert not np.any(first == second)
-    asked.clear()
+    keys.clear()
     standard_normal(size, np.random.default_rng(1))
-    assert asked == []
+    assert keys == []
+
+
+def test_sums_of_any_sizes_have_noise_in_blocks_of_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = []
+    monkeypatch.setattr(random_bits.os, "urandom", lambda n, f=os.urandom: keys.append(n) or f(n))
+    sizes = [(3,), (), (0, 5), (2, 5 * step_noise._BLOCK), (7, 1), (step_noise._BLOCK + 1,)]
+    sums = [np.full(size, 5.0, np.float32) for size in sizes]
+    for threads in (1, 3):
+        keys.clear()
+        noisy = step_noise.noisy_sums(sums, 2.0, 2.0**-15, None, threads)
+        assert [part.shape for part in noisy] == sizes and len(keys) == threads
+        assert all(part.ctypes.data % 64 == 0 for part in noisy if part.size)
+        sample = np.concatenate([part.ravel() for part in noisy]) - 5.0
+        assert np.unique(sample[: 2 * step_noise._BLOCK]).size > step_noise._BLOCK
+        assert distance_from_normal(sample, 2.0) < 2.7 / np.sqrt(sample.size)
+        assert distance_from_normal(sample, 2.0 * 1.05) > 2.7 / np.sqrt(sample.size)
+    # A seed gives one stream, which neither blocks nor threads change.
+    seeded = step_noise.noisy_sums(sums, 2.0, 2.0**-15, np.random.default_rng(1), 3)
+    stream = np.random.default_rng(1).standard_normal(sample.size)
+    rounded = np.rint((2.0 * stream + 5.0) * 2.0**15) * 2.0**-15
+    np.testing.assert_array_equal(np.concatenate([p.ravel() for p in seeded]), rounded)
 
 
 def test_odd_and_empty_sizes() -> None:

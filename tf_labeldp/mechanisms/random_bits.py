@@ -24,6 +24,8 @@ _MANY_BYTES = 1 << 16
 """Bytes from which on the cipher is faster than the operating system."""
 _PIECE_BYTES = 1 << 24
 """Bytes per call of OpenSSL, which takes less than 2^31."""
+_AES_BLOCK = 16
+"""Bytes per block of AES."""
 _MARGIN = 1.0 + 2.0**-50
 """Factor above the rounding errors of an exp and four float operations together (3 * 2^-52)."""
 
@@ -42,6 +44,29 @@ def cipher_bytes(size: int) -> bytes:
 
     starts = range(0, size, _PIECE_BYTES)
     return b"".join(ssl.RAND_bytes(min(_PIECE_BYTES, size - start)) for start in starts)
+
+
+class KeyStream:
+    """Random words of OpenSSL's AES-256 in counter mode, under a key of the operating system.
+
+    It serves one draw of one thread, several times as fast as ``cipher_bytes`` for any.
+    """
+
+    def __init__(self) -> None:
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+        mode = modes.CTR(bytes(_AES_BLOCK))
+        self._cipher = Cipher(algorithms.AES(os.urandom(32)), mode).encryptor()
+        self._zeros, self._written = memoryview(b""), memoryview(b"")
+
+    def words(self, size: int) -> np.ndarray:
+        """Returns ``size`` words, ``uint64``, in memory that the next call overwrites."""
+        if len(self._zeros) < 8 * size:
+            self._zeros = memoryview(bytes(8 * size))
+            # The cipher asks for room for one more block.
+            self._written = memoryview(bytearray(8 * size + _AES_BLOCK))
+        self._cipher.update_into(self._zeros[: 8 * size], self._written)
+        return np.frombuffer(self._written[: 8 * size], np.uint64)
 
 
 def uniform_integers(size: int, rng: Rng) -> np.ndarray:

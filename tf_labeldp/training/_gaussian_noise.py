@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import operator
+import os
 from typing import Any
 
 import keras
@@ -14,13 +15,19 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, Setting
 from tf_labeldp.accounting.events import dp_sgd_event
-from tf_labeldp.mechanisms.step_noise import DeviceNormal, standard_normal
+from tf_labeldp.mechanisms.step_noise import DeviceNormal, noisy_sums
 from tf_labeldp.training._configured import Configured
 
 _GRID = 2.0**-16
 """Noisy sums are rounded to this fraction of the noise's standard deviation."""
 _CIPHERS = {"host": "AES-256", "device": "ChaCha20"}
 """The pseudorandom generator of each source."""
+
+
+def _num_threads() -> int:
+    """Returns the number of threads of TensorFlow's operations."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return tf.config.threading.get_intra_op_parallelism_threads() or cores or 1
 
 
 def fixed(name: str, doc: str) -> Any:
@@ -96,11 +103,12 @@ class GaussianNoise(NoiseMechanism):
     Guarantee:
         The noise has standard deviation ``noise_multiplier * l2_norm_clip`` in each coordinate.
         Without a seed, its bits come from a cipher under keys of 256 bits that the operating system
-        draws: on the host from OpenSSL's AES-256 generator, on the device from ChaCha20 with a key
-        per ``fit`` and a nonce per step. Statements name the cipher as an assumption. Noise is
-        drawn and added in double precision, and the noisy sum is rounded to a grid of 2^-16
-        standard deviations, so that the last bits of a sum reveal nothing (Mironov 2012 shows that
-        they may for other noise). The statement treats the draw as an exact Gaussian.
+        draws: on the host from OpenSSL's AES-256 with new keys in each step, on the device from
+        ChaCha20 with a key per ``fit`` and a nonce per step. Statements name the cipher as an
+        assumption. Noise is drawn and added in double precision, and the noisy sum is rounded to a
+        grid of 2^-16 standard deviations, so that the last bits of a sum reveal nothing (Mironov
+        2012 shows that they may for other noise). The statement treats the draw as an exact
+        Gaussian.
 
     Args:
         noise_multiplier: standard deviation over ``l2_norm_clip``, finite and above zero.
@@ -159,24 +167,22 @@ class GaussianNoise(NoiseMechanism):
         self, clipped_sum: list[tf.Tensor], l2_norm_clip: float, state: Setting[Any]
     ) -> tuple[list[tf.Tensor], Any]:
         """Returns the sum with Gaussian noise, in ``float32``; there is no state."""
-        shapes = [tf.shape(part) for part in clipped_sum]
-        flat = tf.concat([tf.reshape(part, [-1]) for part in clipped_sum], 0)
         scale = self.noise_multiplier * l2_norm_clip
-        noisy = tf.cast(flat, tf.float64) + scale * tf.reshape(self._unit(flat), [-1])
         grid = scale * _GRID
-        noisy = tf.cast(tf.round(noisy / grid) * grid, tf.float32)
-        parts = tf.split(noisy, [tf.reduce_prod(shape) for shape in shapes])
+        if self.source == "host":
+            # A stateful operation, since TensorFlow could fold or share others.
+            add = lambda *sums: noisy_sums(sums, scale, grid, self._rng, _num_threads())  # noqa: E731
+            dtypes = [tf.float32] * len(clipped_sum)
+            parts = tf.nest.flatten(tf.numpy_function(add, clipped_sum, dtypes))
+        else:
+            flat = tf.concat([tf.reshape(part, [-1]) for part in clipped_sum], 0)
+            noisy = tf.cast(flat, tf.float64) + scale * self._device.draw(flat.shape[0])
+            noisy = tf.cast(tf.round(noisy / grid) * grid, tf.float32)
+            parts = tf.split(noisy, [tf.size(part) for part in clipped_sum])
         return [
-            tf.ensure_shape(tf.reshape(part, shape), like.shape)
-            for part, shape, like in zip(parts, shapes, clipped_sum, strict=True)
+            tf.ensure_shape(tf.reshape(part, tf.shape(like)), like.shape)
+            for part, like in zip(parts, clipped_sum, strict=True)
         ], state
-
-    def _unit(self, like: tf.Tensor) -> tf.Tensor:
-        if self.source == "device":
-            return self._device.draw(like.shape[0])
-        # A stateful operation, since TensorFlow could fold or share others.
-        draw = lambda size: standard_normal(int(size), self._rng)  # noqa: E731
-        return tf.numpy_function(draw, [tf.size(like)], tf.float64)
 
     @functools.cached_property
     def _device(self) -> DeviceNormal:

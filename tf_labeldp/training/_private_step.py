@@ -120,7 +120,8 @@ class StepGuard:
 
     def check_gradients(self, gradients: Sequence[Any], variables: Any, step: Any) -> tf.Tensor:
         names = [getattr(variable, "path", variable.name) for variable in variables]
-        flags = [tf.reduce_all(tf.math.is_finite(part)) for part in gradients]
+        # One pass without a copy: a sum is NaN or infinite if one of its terms is.
+        flags = [tf.math.is_finite(tf.reduce_sum(part)) for part in gradients]
         return self._check_all([_GRADIENT_NOT_FINITE.format(name=n) for n in names], flags, step)
 
     def admitted(self, labels: Any) -> Any:
@@ -289,12 +290,13 @@ class PrivateStep:
             mean, report = optimizer.denoise(mean, public)
         mean = _with_weight_penalties(mean, variables)
         report["noisy_gradient_norm"] = tf.linalg.global_norm(noisy)
-        # The inner optimizer sums over replicas, whose gradients are the same here.
-        share = 1.0 / replicas.num_replicas_in_sync
+        if replicas.num_replicas_in_sync > 1:
+            # The inner optimizer sums over replicas, whose gradients are the same here.
+            mean = [part / replicas.num_replicas_in_sync for part in mean]
         finite = self._guard.check_gradients(mean, variables, step)
         # Weight decay and metrics wait for the check, too.
         with tf.control_dependencies([finite]):
-            optimizer.apply(NoisyGradients(part * share for part in mean), variables)
+            optimizer.apply(NoisyGradients(mean), variables)
             outputs = tf.nest.map_structure(tf.identity, result.outputs)
         return outputs, report
 
