@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._annotations import Setting
 from tf_labeldp.accounting._guarantee import UNITS, Assumption, PrivacyGuarantee
-from tf_labeldp.accounting.events import event_from_json, event_to_json
+from tf_labeldp.accounting.events import NOT_PRIVATE, EventFields, checked_fields, event_of_text
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -82,14 +83,27 @@ class PrivacyBudget:
         return f"epsilon={self.epsilon:g}, delta={self.delta:g}"
 
 
-@dataclasses.dataclass(frozen=True)
+class _Event:
+    """The event of a charge: kept as the text of its fields, and built when it is read."""
+
+    def __get__(self, charge: Charge | None, kind: type | None = None) -> Any:
+        if charge is None:
+            raise AttributeError  # The argument has no default.
+        return event_of_text(charge.event_text)
+
+    def __set__(self, charge: Charge, event: DpEvent | EventFields) -> None:
+        object.__setattr__(charge, "event_text", checked_fields(event))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Charge:
     """The cost of one use of labels to each unit in it.
 
     Attributes:
         epsilon: epsilon of this use alone, at least zero; infinite if it promises nothing.
         delta: delta of this use alone, in [0, 1).
-        event: its ``dp_accounting`` event, for composition at a positive delta.
+        event: its ``dp_accounting`` event, for composition at a positive delta, or the event's
+            fields.
         assumptions: sentences that must be true for the use to cost no more.
 
     Example:
@@ -100,8 +114,9 @@ class Charge:
 
     epsilon: float
     delta: float
-    event: DpEvent
+    event: _Event = _Event()
     assumptions: tuple[Assumption, ...] = ()
+    event_text: str = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Checks the ranges, and normalizes fields, so that equal charges are counted together."""
@@ -109,17 +124,33 @@ class Charge:
             raise ValueError(f"epsilon must be zero or more, got {self.epsilon}.")
         object.__setattr__(self, "delta", _validate.number_in("delta", self.delta, "[0, 1)"))
         object.__setattr__(self, "assumptions", tuple(map(Assumption.of, self.assumptions)))
-        object.__setattr__(self, "event", event_from_json(event_to_json(self.event)))
+
+    def __eq__(self, other: object) -> bool:
+        """Returns whether all fields are equal; no event is built."""
+        return isinstance(other, Charge) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def _fields(self) -> tuple[Any, ...]:
+        return self.epsilon, self.delta, self.event_text, self.assumptions
+
+    @property
+    def event_fields(self) -> EventFields:
+        """The event as values for JSON, which loads no ``dp_accounting``."""
+        fields: EventFields = json.loads(self.event_text)
+        return fields
+
+    def with_assumptions(self, assumptions: Iterable[Assumption]) -> Charge:
+        """Returns the charge with these assumptions in place of its own."""
+        return Charge(self.epsilon, self.delta, self.event_fields, tuple(assumptions))
 
     @classmethod
     def of(cls, mechanism: Setting[object]) -> Charge:
         """Returns the charge of one use of ``mechanism``, from its epsilon, delta and dp_event."""
-        return cls(
-            mechanism.epsilon,  # type: ignore[attr-defined]
-            mechanism.delta,  # type: ignore[attr-defined]
-            mechanism.dp_event(),  # type: ignore[attr-defined]
-            tuple(getattr(mechanism, "assumptions", ())),
-        )
+        use: Any = mechanism
+        event = getattr(use, "_event_fields", use.dp_event)()
+        return cls(use.epsilon, use.delta, event, tuple(getattr(use, "assumptions", ())))
 
     @classmethod
     def of_event(
@@ -148,10 +179,8 @@ class Charge:
     @classmethod
     def unknown(cls, *reasons: str) -> Charge:
         """Returns an infinite charge, with the reasons why the cost of a use is unknown."""
-        import dp_accounting
-
         notes = tuple(Assumption("not-promised", "nobody", text) for text in reasons)
-        return cls(math.inf, 0.0, dp_accounting.NonPrivateDpEvent(), notes)
+        return cls(math.inf, 0.0, NOT_PRIVATE, notes)
 
 
 def compose_charges(charges: Sequence[Charge], delta: float = 0.0) -> PrivacyGuarantee:
@@ -179,7 +208,7 @@ def compose_counted(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
     if finite and spent_delta <= delta * (1.0 + _ROUNDING):
         basic = _exact_sum((charge.epsilon, count) for charge, count in charges)
     # An event with a count composes several uses in one charge.
-    several = sum(count for _, count in charges) > 1 or hasattr(charges[0][0].event, "count")
+    several = sum(count for _, count in charges) > 1 or "count" in charges[0][0].event_fields
     if delta > 0.0 and finite and (several or math.isinf(basic)):
         tight = _tight_epsilon(charges, delta)
         if tight < basic * _WORTH_IT:
@@ -193,15 +222,15 @@ def compose_counted(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
 
 
 def _tight_epsilon(charges: CountedCharges, delta: float) -> float:
-    from dp_accounting import ComposedDpEvent, NonPrivateDpEvent, SelfComposedDpEvent
-
-    from tf_labeldp.accounting._losses import epsilon_of
-
-    opaque = [pair for pair in charges if isinstance(pair[0].event, NonPrivateDpEvent)]
-    composed = [pair for pair in charges if not isinstance(pair[0].event, NonPrivateDpEvent)]
+    opaque = [pair for pair in charges if pair[0].event_fields == NOT_PRIVATE]
+    composed = [pair for pair in charges if pair[0].event_fields != NOT_PRIVATE]
     left = delta - math.fsum(charge.delta * count for charge, count in opaque)
     if not composed or left <= 0.0:
         return math.inf
+    from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
+
+    from tf_labeldp.accounting._losses import epsilon_of
+
     parts = tuple(SelfComposedDpEvent(charge.event, count) for charge, count in composed)
     on_top = _exact_sum((charge.epsilon, count) for charge, count in opaque)
     return on_top + epsilon_of(ComposedDpEvent(parts), left)

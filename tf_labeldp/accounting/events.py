@@ -1,13 +1,14 @@
 """The ``dp_accounting`` events of all uses of labels, and events as JSON.
 
 No other file builds events. ``_losses`` computes their cost; a call loads it and ``dp_accounting``
-only when it needs them.
+only when it needs them: a charge keeps the fields of its event, which are values for JSON.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,19 @@ LONGEST_CLIP = 0.75
 """The largest norm of a gradient after ``"label_distance"``, divided by D = 2 C. Secret sampling
 hides gradients on both sides of zero better: 1/2 costs as much as ``"norm"``."""
 
+EventFields = dict[str, Any]
+"""An event as values for JSON: its class and its arguments by name."""
+NO_EVENT: EventFields = {"class": "NoOpDpEvent"}
+NOT_PRIVATE: EventFields = {"class": "NonPrivateDpEvent"}
+_NUMBERS_OF: dict[Any, set[str]] = {
+    "NoOpDpEvent": set(),
+    "NonPrivateDpEvent": set(),
+    "GaussianDpEvent": {"noise_multiplier"},
+    "RandomizedResponseDpEvent": {"noise_parameter", "num_buckets"},
+}
+"""Arguments of the events that are checked without ``dp_accounting``, which takes a second to load:
+it imports ``scipy.stats``."""
+
 
 def randomized_response_event(epsilon: float, num_buckets: int = 2) -> DpEvent:
     """Returns the event of one randomized response over K values with worst log-ratio epsilon.
@@ -31,13 +45,17 @@ def randomized_response_event(epsilon: float, num_buckets: int = 2) -> DpEvent:
     Its ``noise_parameter`` is the probability ``K / (e^epsilon + K - 1)`` of a uniform answer
     (``ghazi2024``, appendix D.1).
     """
-    import dp_accounting
+    return event_from_json(randomized_response_fields(epsilon, num_buckets))
 
+
+def randomized_response_fields(epsilon: float, num_buckets: int = 2) -> EventFields:
+    """Returns the fields of ``randomized_response_event``."""
     epsilon = _validate.positive_finite("epsilon", epsilon)
     num_buckets = _validate.integer_at_least("num_buckets", num_buckets, 2)
     shrink = math.exp(-epsilon)
     noise = num_buckets * shrink / (1.0 + (num_buckets - 1) * shrink)
-    return dp_accounting.RandomizedResponseDpEvent(noise, num_buckets)
+    name = "RandomizedResponseDpEvent"
+    return {"class": name, "noise_parameter": noise, "num_buckets": num_buckets}
 
 
 def pure_dp_event(epsilon: float) -> DpEvent:
@@ -51,11 +69,13 @@ def approximate_dp_event(epsilon: float, delta: float) -> DpEvent:
     At ``delta=0`` it is ``pure_dp_event(epsilon)``. For a larger delta ``dp_accounting`` has no
     event: it is ``NonPrivateDpEvent``, for which ``compose_counted`` adds up epsilons and deltas.
     """
-    import dp_accounting
+    return event_from_json(approximate_dp_fields(epsilon, delta))
 
-    event = pure_dp_event(epsilon)
-    delta = _validate.number_in("delta", delta, "[0, 1)")
-    return event if delta == 0.0 else dp_accounting.NonPrivateDpEvent()
+
+def approximate_dp_fields(epsilon: float, delta: float) -> EventFields:
+    """Returns the fields of ``approximate_dp_event``."""
+    pure = randomized_response_fields(epsilon)
+    return pure if _validate.number_in("delta", delta, "[0, 1)") == 0.0 else NOT_PRIVATE
 
 
 def gaussian_event(noise_ratio: float) -> DpEvent:
@@ -64,10 +84,13 @@ def gaussian_event(noise_ratio: float) -> DpEvent:
     The sensitivity is that of replacement; an accountant under ``REPLACE_ONE`` takes noise relative
     to adding or removing, which is half as far.
     """
-    import dp_accounting
+    return event_from_json(gaussian_fields(noise_ratio))
 
+
+def gaussian_fields(noise_ratio: float) -> EventFields:
+    """Returns the fields of ``gaussian_event``."""
     noise_ratio = _validate.positive_finite("noise_ratio", noise_ratio)
-    return dp_accounting.GaussianDpEvent(2.0 * noise_ratio)
+    return {"class": "GaussianDpEvent", "noise_multiplier": 2.0 * noise_ratio}
 
 
 def dp_sgd_event(
@@ -101,7 +124,24 @@ def dp_sgd_event(
     return dp_accounting.SelfComposedDpEvent(step, steps)
 
 
-def event_to_json(event: DpEvent) -> dict[str, Any]:
+def checked_fields(event: DpEvent | EventFields) -> str:
+    """Returns the fields of an event as JSON text, or raises if it is no event."""
+    fields = event if isinstance(event, dict) else event_to_json(event)
+    numbers = {name: value for name, value in fields.items() if name != "class"}
+    if numbers.keys() != _NUMBERS_OF.get(fields.get("class")) or not all(
+        type(value) in (int, float) for value in numbers.values()
+    ):
+        fields = event_to_json(event_from_json(fields))
+    return json.dumps(fields, sort_keys=True)
+
+
+@functools.lru_cache(maxsize=4096)
+def event_of_text(text: str) -> DpEvent:
+    """Returns the event of ``checked_fields``."""
+    return event_from_json(json.loads(text))
+
+
+def event_to_json(event: DpEvent) -> EventFields:
     """Returns an event of ``dp_accounting`` as values for JSON; raises for any other event."""
     name = type(event).__name__
     if _known_events().get(name) is not type(event):
@@ -123,7 +163,7 @@ def _value_to_json(value: Any) -> Any:
     return event_to_json(value)
 
 
-def event_from_json(data: dict[str, Any]) -> DpEvent:
+def event_from_json(data: EventFields) -> DpEvent:
     """Returns the event that ``event_to_json`` wrote; ``ValueError`` for an unknown class."""
     kind = _known_events().get(data.get("class"))
     if kind is None:

@@ -25,6 +25,7 @@ from tf_labeldp._validate import counted
 from tf_labeldp.accounting._annotations import Public, Setting
 from tf_labeldp.accounting._guarantee import Assumption
 from tf_labeldp.accounting.budget import Charge
+from tf_labeldp.accounting.events import NO_EVENT
 from tf_labeldp.accounting.receipts import (
     LabelSet,
     Receipt,
@@ -176,10 +177,8 @@ def _of_assumptions(receipts: Receipts, assumptions: Any) -> Receipts:
     """Returns a receipt of zero cost with the assumptions that a value has next to its receipts."""
     if not receipts or not assumptions or not isinstance(assumptions, tuple):
         return ()
-    import dp_accounting
-
     last = receipts[-1]
-    free = Charge(0.0, 0.0, dp_accounting.NoOpDpEvent(), assumptions)
+    free = Charge(0.0, 0.0, NO_EVENT, assumptions)
     content = repr((last.id, tuple(map(str, assumptions)))).encode()
     name = hashlib.sha256(content).hexdigest()[:32]
     what = "assumptions of noisy labels"

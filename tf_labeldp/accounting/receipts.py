@@ -34,10 +34,10 @@ from tf_labeldp.accounting._guarantee import (
 )
 from tf_labeldp.accounting.budget import Charge, CountedCharges, compose_counted
 from tf_labeldp.accounting.events import (
-    approximate_dp_event,
-    event_from_json,
-    event_to_json,
-    pure_dp_event,
+    NO_EVENT,
+    NOT_PRIVATE,
+    approximate_dp_fields,
+    randomized_response_fields,
 )
 
 FORMAT = 2
@@ -204,7 +204,7 @@ class Receipt:
         fields["charge"] = {
             "epsilon": "inf" if math.isinf(epsilon) else epsilon,
             "delta": self.charge.delta,
-            "event": event_to_json(self.charge.event),
+            "event": self.charge.event_fields,
             "assumptions": [note.to_json() for note in self.charge.assumptions],
         }
         if self.examples is not None:
@@ -223,7 +223,6 @@ class Receipt:
                 raise ValueError("the digest does not match the content")
             charge = dict(fields["charge"])
             charge["epsilon"] = float(charge["epsilon"])
-            charge["event"] = event_from_json(charge["event"])
             fields["charge"] = Charge(**charge)
             fields["labels"] = LabelSet(**fields["labels"])
             if fields["examples"] is not None:
@@ -260,9 +259,7 @@ def declared_receipt(
     unknown: Iterable[Receipt], because: str, epsilon: float = 0.0, delta: float = 0.0
 ) -> Receipt:
     """Returns the receipt with which an author declares the cost of unknown uses of labels."""
-    import dp_accounting
-
-    event = approximate_dp_event(epsilon, delta) if epsilon else dp_accounting.NoOpDpEvent()
+    event = approximate_dp_fields(epsilon, delta) if epsilon else NO_EVENT
     note = Assumption("declared", "authors", f"Declared by its author, not checked: {because}")
     return Receipt(
         LabelSet.new(0),
@@ -279,11 +276,9 @@ def weights_receipts(sample_weight: Any, class_weight: Any) -> Receipts:
 
     Weights ``"balanced"`` come from the noisy labels, and have none.
     """
-    import dp_accounting
-
     if sample_weight is None and (class_weight is None or isinstance(class_weight, str)):
         return ()
-    free = Charge(0.0, 0.0, dp_accounting.NoOpDpEvent())
+    free = Charge(0.0, 0.0, NO_EVENT)
     return (Receipt(LabelSet.new(0), free, "public weights", "declared", sample_weights=True),)
 
 
@@ -586,8 +581,6 @@ def _sums(
     histories: list[CountedCharges], stated: float, delta: float | None
 ) -> list[PrivacyGuarantee]:
     """Returns the sum of each history at ``delta``, or else at the least possible delta."""
-    import dp_accounting
-
     if delta is not None:
         stated = _validate.number_in("delta", delta, "[0, 1)")
     sums = [compose_counted(history, stated) for history in histories]
@@ -597,7 +590,7 @@ def _sums(
             math.fsum(
                 charge.delta * count
                 for charge, count in history
-                if isinstance(charge.event, dp_accounting.NonPrivateDpEvent)
+                if charge.event_fields == NOT_PRIVATE
             )
             for history in histories
         )
@@ -623,7 +616,8 @@ def _largest(histories: list[CountedCharges]) -> CountedCharges:
             math.fsum(charge.epsilon * count for charge, count in history) for history in histories
         )
         notes = dict.fromkeys(note for charge in charges for note in charge.assumptions)
-        return ((Charge(total, 0.0, pure_dp_event(total), tuple(notes)), 1),)
+        pure = Charge(total, 0.0, randomized_response_fields(total), tuple(notes))
+        return ((pure, 1),)
     most: Counter[Charge] = Counter()
     for history in histories:
         most |= Counter(dict(history))

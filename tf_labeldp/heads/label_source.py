@@ -141,8 +141,8 @@ def with_other_fits(receipts: Receipts, rows: np.ndarray | None, family: object)
     """Returns the receipts of a fit on an array and of earlier fits on its rows."""
     own = []
     for receipt in receipts:
-        notes = tuple(dict.fromkeys((*receipt.charge.assumptions, _BY_THIS_PROCESS)))
-        charge = dataclasses.replace(receipt.charge, assumptions=notes)
+        notes = dict.fromkeys((*receipt.charge.assumptions, _BY_THIS_PROCESS))
+        charge = receipt.charge.with_assumptions(notes)
         own.append(dataclasses.replace(receipt, charge=charge))
     return _FITS.with_others(tuple(own), rows, family)
 

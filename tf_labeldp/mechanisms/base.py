@@ -12,13 +12,13 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, Receipt, Setting, public_input
-from tf_labeldp.accounting.events import approximate_dp_event
+from tf_labeldp.accounting.events import approximate_dp_fields, event_from_json, event_to_json
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.mechanisms.priors import PriorRows
 from tf_labeldp.mechanisms.random_bits import Rng
 
 if TYPE_CHECKING:
-    from tf_labeldp.accounting.events import DpEvent
+    from tf_labeldp.accounting.events import DpEvent, EventFields
 
 _Self = TypeVar("_Self", bound="Mechanism")
 _Kind = TypeVar("_Kind", bound="Mechanism")
@@ -68,14 +68,19 @@ class Mechanism(abc.ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         _REGISTRY[_name(cls)] = cls
-        owner = next(kind for kind in cls.__mro__ if "dp_event" in vars(kind))
-        if is_of_this_library(owner) and not is_of_this_library(cls):
+        if not is_of_this_library(cls):
             # A subclass in another library may draw differently from its parent.
-            cls.dp_event = Mechanism.dp_event  # type: ignore[method-assign]
+            is_plain = cls.dp_event is Mechanism.dp_event
+            fields: Any = Mechanism._event_fields if is_plain else _fields_of_event
+            cls._event_fields = fields  # type: ignore[method-assign]
 
     def dp_event(self) -> DpEvent:
-        """Returns the event of one use: the worst pure mechanism, or basic composition."""
-        return approximate_dp_event(self.epsilon, self.delta)
+        """Returns the event of one use; by default the worst with this epsilon and delta."""
+        return event_from_json(self._event_fields())
+
+    def _event_fields(self) -> EventFields:
+        """Returns the event as values for JSON, which loads no ``dp_accounting``."""
+        return approximate_dp_fields(self.epsilon, self.delta)
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument except the receipts, for JSON."""
@@ -86,6 +91,10 @@ class Mechanism(abc.ABC):
     def from_config(cls: type[_Self], config: Setting[dict[str, Any]]) -> _Self:
         """Returns the mechanism that ``get_config`` described."""
         return cls(**config)
+
+
+def _fields_of_event(mechanism: Mechanism) -> EventFields:
+    return event_to_json(mechanism.dp_event())
 
 
 class LabelMechanism(Mechanism):

@@ -16,13 +16,13 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public
-from tf_labeldp.accounting.events import randomized_response_event
+from tf_labeldp.accounting.events import randomized_response_fields
 from tf_labeldp.mechanisms import random_bits
 from tf_labeldp.mechanisms.base import FrozenClassification, WithoutPriors
 from tf_labeldp.mechanisms.random_bits import Rng
 
 if TYPE_CHECKING:
-    from tf_labeldp.accounting.events import DpEvent
+    from tf_labeldp.accounting.events import EventFields
 
 _CHUNK_CELLS = 1 << 20
 """Cells of rows per chunk, which bounds the working memory."""
@@ -104,9 +104,8 @@ class RandomizedResponse(WithoutPriors, SetResponse):
         """Returns K for each row, ``int64`` (n,)."""
         return np.full(len(priors), self.num_classes, dtype=np.int64)
 
-    def dp_event(self) -> DpEvent:
-        """Returns the randomized response event over K values."""
-        return randomized_response_event(self.epsilon, self.num_classes)
+    def _event_fields(self) -> EventFields:
+        return randomized_response_fields(self.epsilon, self.num_classes)
 
 
 class PriorMechanism(SetResponse):

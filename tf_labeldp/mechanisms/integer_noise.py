@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting.events import gaussian_event, pure_dp_event
+from tf_labeldp.accounting.events import gaussian_fields
 from tf_labeldp.accounting.gaussian import gaussian_sigma
 from tf_labeldp.mechanisms import random_bits
 from tf_labeldp.mechanisms.base import Frozen
 from tf_labeldp.mechanisms.random_bits import Rng
 
 if TYPE_CHECKING:
-    from tf_labeldp.accounting.events import DpEvent
+    from tf_labeldp.accounting.events import EventFields
 
 MIN_EPSILON = 1e-6
 """The smallest epsilon of noise on labels."""
@@ -66,11 +66,11 @@ class FrozenWithNoise(Frozen):
             )
         self._set(delta=delta)
 
-    def dp_event(self) -> DpEvent:
+    def _event_fields(self) -> EventFields:
         """Returns the Gaussian event, or the event that dominates all pure mechanisms."""
         if self.noise != "gaussian":
-            return pure_dp_event(self.epsilon)
-        return gaussian_event(gaussian_sigma(self.epsilon, self.delta, 1.0))
+            return super()._event_fields()
+        return gaussian_fields(gaussian_sigma(self.epsilon, self.delta, 1.0))
 
 
 def fitting_scale(scale: float, epsilon: float, largest: float) -> float:

@@ -10,14 +10,14 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public
-from tf_labeldp.accounting.events import gaussian_event
+from tf_labeldp.accounting.events import gaussian_fields
 from tf_labeldp.accounting.gaussian import gaussian_sigma
 from tf_labeldp.mechanisms import AggregateMechanism
 from tf_labeldp.mechanisms.base import Frozen
 from tf_labeldp.mechanisms.integer_noise import gaussian_scale, with_noise
 
 if TYPE_CHECKING:
-    from tf_labeldp.accounting.events import DpEvent
+    from tf_labeldp.accounting.events import EventFields
 
 _STEPS = 1 << 28
 """Steps per vote of the grid on which noise is drawn."""
@@ -93,9 +93,9 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
         # Raises an error if the grid is too coarse or too fine.
         self._scale(self._answer_sensitivity)
 
-    def dp_event(self) -> DpEvent:
+    def _event_fields(self) -> EventFields:
         """Returns the event of all checks and answers: one Gaussian release."""
-        return gaussian_event(gaussian_sigma(self.epsilon, self.delta, 1.0))
+        return gaussian_fields(gaussian_sigma(self.epsilon, self.delta, 1.0))
 
     @property
     def check_stddev(self) -> float:

@@ -212,7 +212,7 @@ class Draws:
         has_receipts = isinstance(public_input, Priors) and public_input.receipts
         if public_input is not None and not has_receipts:
             notes.append(PUBLIC_INPUT)
-        return dataclasses.replace(charge, assumptions=tuple(notes))
+        return charge.with_assumptions(notes)
 
     def _keyed_for(self, mechanism: Mechanism) -> KeyedDraws | None:
         # Statistics are never keyed.

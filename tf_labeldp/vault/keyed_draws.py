@@ -364,7 +364,7 @@ class ReleaseKey:
                 self._write(receipt=receipt)
         receipt = Receipt(
             dataclasses.replace(labels, size=num_rows),
-            dataclasses.replace(charge, assumptions=notes),
+            charge.with_assumptions(notes),
             what=f"{type(mechanism).__name__}, {'keyed draws' if is_draw else 'a release'}",
             kind="draw" if is_draw else "release",
             key=release,

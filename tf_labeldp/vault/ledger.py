@@ -23,7 +23,7 @@ from tf_labeldp.accounting import (
     Receipt,
 )
 from tf_labeldp.accounting.budget import CountedCharges, compose_counted
-from tf_labeldp.accounting.events import pure_dp_event
+from tf_labeldp.accounting.events import randomized_response_fields
 from tf_labeldp.accounting.provenance import note_digests
 from tf_labeldp.accounting.receipts import (
     Composition,
@@ -242,7 +242,7 @@ class Ledger:
             PrivacyGuarantee(0.0, self.budget.delta, num_units=max(1, n)).warn_of_delta()
         if self.notes:
             notes = dict.fromkeys((*charge.assumptions, *self.notes))
-            charge = dataclasses.replace(charge, assumptions=tuple(notes))
+            charge = charge.with_assumptions(notes)
         return Receipt(
             self.label_set,
             charge,
@@ -363,7 +363,7 @@ class Ledger:
         budget = self.budget
 
         def fits(epsilon: float) -> bool:
-            use = Charge(epsilon, 0.0, pure_dp_event(epsilon))
+            use = Charge(epsilon, 0.0, randomized_response_fields(epsilon))
             return all(budget.allows(self._composed(history, [use])) for history in histories)
 
         spent = max((self._composed(history).epsilon for history in histories), default=0.0)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp.accounting import Assumption, PrivacyBudget, Receipt
+from tf_labeldp.accounting.events import NO_EVENT
 from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.accounting.receipts import Examples, LabelSet, Receipts, merge_receipts
 
@@ -138,7 +139,7 @@ class Record:
 
 def is_charged(receipt: Receipt) -> bool:
     """Returns whether the cost of a use is known and above zero."""
-    return receipt.kind != "unknown" and type(receipt.charge.event).__name__ != "NoOpDpEvent"
+    return receipt.kind != "unknown" and receipt.charge.event_fields != NO_EVENT
 
 
 def may_count(labels: LabelSet, receipt: Receipt) -> bool:
