@@ -9,13 +9,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import os
 import pathlib
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeGuard
 
 import filelock
@@ -464,10 +463,7 @@ class KeyedRows:
 
     def randomize(self) -> np.ndarray:
         """Returns the noisy labels (n,)."""
-        try:
-            return self._drawn(slice(None))
-        except _Uneven:  # Some rows need more words than others, so each is drawn alone.
-            return np.concatenate([self._drawn(slice(i, i + 1)) for i in range(len(self._labels))])
+        return np.concatenate(list(self._drawn(0, len(self._labels))))
 
     def id_digests(self) -> np.ndarray:
         """Returns keyed digests of the ids, ``uint64`` (n, 2), for ``repeats_of``."""
@@ -479,10 +475,19 @@ class KeyedRows:
         last = self._state ^ np.array([1 << 63, 1 << 63], "<u8")
         return int(_encrypted(self._key, last)[:, 0].sum(dtype=np.uint64))
 
-    def _drawn(self, part: slice) -> np.ndarray:
+    def _drawn(self, start: int, stop: int) -> Iterator[np.ndarray]:
+        part = slice(start, stop)
         words = _KeyedWords(self._state[part], self._key)
         priors = _of_rows(self._priors, part)
-        return self._mechanism.randomize(self._labels[part], priors, rng=words)
+        try:
+            yield self._mechanism.randomize(self._labels[part], priors, rng=words)
+        except _Uneven:
+            # A row has the same words among any others, so halves are drawn in place of the whole.
+            if stop - start < 2:
+                raise
+            middle = (start + stop) // 2
+            yield from self._drawn(start, middle)
+            yield from self._drawn(middle, stop)
 
 
 class KeyedDraws:
@@ -527,7 +532,7 @@ class KeyedDraws:
 
 
 class _Uneven(Exception):
-    """A mechanism drew words for a part of the rows."""
+    """A mechanism drew words for a part of the rows: of a block, or of rows that it redraws."""
 
 
 def check_keyed(mechanism: Mechanism) -> None:
@@ -592,7 +597,9 @@ def _of_rows(priors: Priors | None, part: slice) -> Priors | None:
 
 def _prior_blocks(priors: Priors, size: int) -> np.ndarray:
     table = np.ascontiguousarray(priors.probabilities, "<f8") + 0.0
-    digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in table)
+    content, width = table.tobytes(), 8 * table.shape[1]
+    rows = (content[start : start + width] for start in range(0, len(content), width))
+    digests = b"".join(_digests(hashlib.blake2b(digest_size=16), rows))
     blocks = np.frombuffer(digests, "<u8").reshape(-1, 2)
     groups = _checked_groups(priors, size)
     return blocks if groups is None else blocks[groups]
@@ -670,19 +677,45 @@ def _text_blocks(texts: Any, key: bytes) -> np.ndarray:
 
     The last byte is the length, or 16 for a digest, so that no two texts share a block.
     """
+    content, starts, lengths = text_parts(texts)
+    blocks = np.stack([words_of(content, starts, lengths, at) for at in (0, 8)], 1)
+    blocks[:, 1] &= (1 << 56) - 1
+    blocks[:, 1] |= np.minimum(lengths, 16).astype("<u8") << np.uint64(56)
+    if (rows := np.flatnonzero(lengths > 15)).size:
+        state = hashlib.blake2b(key=key, digest_size=15, person=b"labeldp-text")
+        ends = zip(starts[rows].tolist(), (starts + lengths)[rows].tolist(), strict=True)
+        digests = _digests(state, (content[start:stop] for start, stop in ends))
+        blocks[rows] = np.frombuffer(b"".join(found + b"\x10" for found in digests), "<u8").reshape(
+            -1, 2
+        )
+    return blocks
+
+
+def text_parts(texts: Any) -> tuple[bytes, np.ndarray, np.ndarray]:
+    """Returns the bytes of Arrow texts without nulls, and the start and length of each text."""
     texts = texts.cast(pa.large_binary())
     texts = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
-    lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
+    if not len(texts):
+        return b"", np.zeros(0, np.int64), np.zeros(0, np.int64)
     _, offsets, content = texts.buffers()
-    starts = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts)]
-    padded = (b"" if content is None else content.to_pybytes()) + bytes(16)
+    bounds = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts) + 1]
+    first, last = bounds[[0, -1]].tolist()
+    used = b"" if content is None else content.slice(first, last - first).to_pybytes()
+    return used, bounds[:-1] - first, np.diff(bounds)
+
+
+def words_of(content: bytes, starts: np.ndarray, lengths: np.ndarray, at: int) -> np.ndarray:
+    """Returns the bytes ``at`` to ``at + 7`` of each text, zero beyond its end: ``uint64`` (n,)."""
+    padded = content + bytes(16)
     words = np.ndarray(len(padded) - 7, "<u8", padded, strides=(1,))  # one from each byte on
     masks = np.array([(1 << 8 * size) - 1 for size in range(9)], "<u8")  # of the first bytes
-    blocks = np.stack([words[starts], words[starts + 8]], 1)
-    blocks[:, 0] &= masks[np.minimum(lengths, 8)]
-    blocks[:, 1] &= masks[np.clip(lengths - 8, 0, 7)]
-    blocks[:, 1] |= np.minimum(lengths, 16).astype("<u8") << np.uint64(56)
-    digest = functools.partial(hashlib.blake2b, key=key, digest_size=15, person=b"labeldp-text")
-    for row in np.flatnonzero(lengths > 15):
-        blocks[row] = np.frombuffer(digest(texts[int(row)].as_py()).digest() + b"\x10", "<u8")
-    return blocks
+    inside = np.clip(lengths - at, 0, 8)
+    return words[np.minimum(starts + at, len(content))] & masks[inside]
+
+
+def _digests(state: Any, contents: Iterable[bytes]) -> Iterator[bytes]:
+    """Yields the digest of each content; a copy of the state takes less time than a new one."""
+    for content in contents:
+        own = state.copy()
+        own.update(content)
+        yield own.digest()
