@@ -1,7 +1,11 @@
 """Speed of RRWithPrior and InformativeRR, and the information in their draws with a head's priors.
 
     python benchmarks/bench_rr_with_prior.py
+    python benchmarks/bench_rr_with_prior.py --tables growth
     python benchmarks/bench_rr_with_prior.py --tables posteriors
+
+Growth: processor nanoseconds per label for three numbers of labels and of classes, next to numpy's
+own sort of each prior (medians of ratios over five rounds).
 
 Times: one million labels of ten classes, each with its prior, in at most 1.5 s on two cores; memory
 linear in n * K; Algorithm 2 as a loop over examples for comparison. Random bits come from the
@@ -18,6 +22,8 @@ import functools
 import math
 import os
 import secrets
+import statistics
+import time
 
 import _results
 import numpy as np
@@ -105,6 +111,36 @@ def times() -> None:
         print("| " + " | ".join(row) + " |")
 
 
+def growth(rounds: int = 5) -> None:
+    """Measures and prints a Markdown table."""
+    columns = ("labels", "classes", "RRWithPrior, ns a label", "numpy.sort, ns", "ratio")
+    print(_results.markdown(columns, ()), flush=True)
+    for num_labels, num_classes in ((200_000, 10), (400_000, 10), (10**6, 10), (10**6, 2)):
+        rng = np.random.default_rng(0)
+        priors = rng.dirichlet(np.ones(num_classes), num_labels)
+        labels = rng.integers(0, num_classes, num_labels)
+        mechanism = RRWithPrior(EPSILON, num_classes)
+        pairs = []
+        for _ in range(rounds):
+            start = time.process_time()
+            mechanism.randomize(labels, priors)
+            middle = time.process_time()
+            np.sort(priors, axis=1)
+            pairs.append((middle - start, time.process_time() - middle))
+        ours, theirs = (
+            1e9 * statistics.median(each) / num_labels for each in zip(*pairs, strict=True)
+        )
+        ratio = statistics.median(own / sort for own, sort in pairs)
+        cells = (
+            f"{num_labels:,}",
+            str(num_classes),
+            f"{ours:.0f}",
+            f"{theirs:.0f}",
+            f"{ratio:.2f}",
+        )
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
 def posteriors() -> None:
     """Measures and prints a Markdown table."""
     columns = ("data", "epsilon", "head", "whole on the head", "head's part", "RR")
@@ -144,7 +180,7 @@ def quality(labels: np.ndarray, probabilities: np.ndarray) -> str:
 
 
 if __name__ == "__main__":
-    tables = {"times": times, "posteriors": posteriors}
+    tables = {"times": times, "growth": growth, "posteriors": posteriors}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", nargs="+", choices=list(tables), default=list(tables))
     for table in parser.parse_args().tables:

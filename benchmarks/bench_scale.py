@@ -3,6 +3,10 @@
 Run it in the environment of each engine, which `make test-beam` and `make test-spark` create:
 ``.venv-beam/bin/python benchmarks/bench_scale.py beam``; also ``core``, ``spark`` and ``soak``.
 Each figure comes from a separate process; memory is the peak over its subprocesses.
+
+``python benchmarks/bench_scale.py keyed`` needs no engine: processor nanoseconds of a keyed draw
+per row for three numbers of rows, next to a draw by the operating system's bits (medians over five
+rounds), by whole numbers, short and long texts, and with a prior for each row.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import json
 import os
 import pathlib
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -109,6 +114,48 @@ def spark(rows: int, workers: int) -> None:
     session.stop()
 
 
+def keyed(rows: int, rounds: int = 5) -> None:
+    """Prints the table of keyed draws; batches have 2^17 rows, as those of a vault."""
+    import pyarrow as pa
+
+    from tf_labeldp.mechanisms import RRWithPrior
+    from tf_labeldp.scale import randomize_batch
+
+    batch = 1 << 17
+    columns = ("ids", "rows", "keyed, ns a row", "system's bits, ns", "ratio", "rows a second")
+    print(_results.markdown(columns, ()), flush=True)
+    for size in (rows // 4, rows // 2, rows):
+        numbers, rng = np.arange(size), np.random.default_rng(0)
+        labels = rng.integers(0, 10, size)
+        short = pa.array(numbers + 10**8).cast(pa.string())
+        long = pa.array(np.char.add(numbers.astype("U8"), " of a table with long names"))
+        priors = rng.dirichlet(np.ones(10), size)
+        with_prior = RRWithPrior(epsilon=1.0, num_classes=10)
+        for name, ids, method, prior in (
+            ("whole numbers", pa.array(numbers), mechanism(), None),
+            ("texts of 9 bytes", short, mechanism(), None),
+            ("texts above 15 bytes", long, mechanism(), None),
+            ("whole numbers, a prior for each", pa.array(numbers), with_prior, priors),
+        ):
+            pairs = []
+            for _ in range(rounds):
+                start = time.process_time()
+                for first in range(0, size, batch):
+                    part = slice(first, first + batch)
+                    of_rows = None if prior is None else prior[part]
+                    some = ids.slice(first, batch)
+                    randomize_batch(some, labels[part], method, bytes(32), "bench", of_rows)
+                middle = time.process_time()
+                method.randomize(labels, prior)
+                pairs.append((middle - start, time.process_time() - middle))
+            ours, plain = (
+                1e9 * statistics.median(each) / size for each in zip(*pairs, strict=True)
+            )
+            ratio = statistics.median(own / system for own, system in pairs)
+            cells = (name, f"{size:,}", f"{ours:.0f}", f"{plain:.0f}", f"{ratio:.1f}")
+            print(f"| {' | '.join(cells)} | {1e9 / ours:,.0f} |", flush=True)
+
+
 def measured(engine: str, **arguments: Any) -> tuple[float, float]:
     """Runs one engine in a separate process; returns seconds and peak megabytes."""
     run = [sys.executable, __file__, engine, "--one", json.dumps(arguments)]
@@ -159,7 +206,7 @@ def lines(engine: str, rows: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("engine", choices=("core", "beam", "spark", "soak", "plain"))
+    parser.add_argument("engine", choices=("core", "keyed", "beam", "spark", "soak", "plain"))
     parser.add_argument("--rows", type=int, help="default: 2 million, for soak 100 million")
     parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -167,6 +214,10 @@ def main() -> None:
         one(args.engine, args.one)
         return
     rows = args.rows or (100_000_000 if args.engine == "soak" else 2_000_000)
+    if args.engine == "keyed":
+        with _results.recorded(__file__, "keyed"):
+            keyed(rows // 4)
+        return
     table = []
     for name, workers, arguments in lines(args.engine, rows):
         seconds, peak = measured(**{"engine": args.engine, **arguments})

@@ -173,6 +173,41 @@ def test_a_budget_that_protects_nothing_is_told(arguments):
         PrivacyBudget(20.0, 0.009)
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        dp_accounting.NoOpDpEvent(),
+        dp_accounting.NonPrivateDpEvent(),
+        pure_dp_event(0.3),
+        gaussian_event(2.0),
+        dp_accounting.SelfComposedDpEvent(pure_dp_event(0.3), 3),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_a_charge_has_the_same_event_from_its_fields(event):
+    charge = Charge(0.5, 0.0, event, ("a note",))
+    assert charge.event == event and type(charge.event) is type(event)
+    same = Charge(0.5, 0.0, charge.event_fields, ("a note",))
+    assert same == charge and hash(same) == hash(charge) and same.event == event
+    assert charge != Charge(0.5, 0.0, pure_dp_event(0.4), ("a note",))
+    assert charge.with_assumptions(()) == Charge(0.5, 0.0, event)
+    assert charge != "a charge"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"class": "SecretDpEvent"},
+        {"class": "GaussianDpEvent"},
+        {"class": "GaussianDpEvent", "noise_multiplier": 1.0, "more": 2},
+        {},
+    ],
+)
+def test_fields_of_no_event_are_refused(fields):
+    with pytest.raises((ValueError, TypeError)):
+        Charge(0.5, 0.0, fields)
+
+
 def test_a_charge_out_of_range_is_refused():
     for epsilon, delta in ((-1e-3, 0.0), (0.1, -1e-6), (0.1, 1.0)):
         with pytest.raises(ValueError, match=r"epsilon|delta"):

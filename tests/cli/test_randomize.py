@@ -418,6 +418,10 @@ def test_it_loads_no_tensorflow(in_process):
         (pa.array(["a", "b", "a", "a\0"], pa.string_view()), 2),
         (pa.array(["b", "b", "b", "eight or more"]).dictionary_encode(), 3),
         (["eight or more", "eight or mora", "eight or more", "eight or"], 2),
+        # Equal in all bytes that a hash covers, and in length.
+        (["x" * 99 + end for end in "abca"], 2),
+        ([-1, 2**62, -1, -1], 3),
+        (pa.array([1, 255, 255, 2], pa.uint8()), 2),
     ],
 )
 def test_rows_of_one_id_are_counted(ids, most, capsys):

@@ -46,6 +46,40 @@ def test_the_vault_and_its_mechanisms_load_scipy_only_where_they_need_it():
     assert "numpy" in loaded and "scipy" not in loaded
 
 
+DRAW = """
+import json, sys
+import numpy as np
+import tf_labeldp as ldp
+from tf_labeldp.cli import main
+store, table = sys.argv[1:]
+for _ in range(2):
+    budget = ldp.PrivacyBudget(2.0)
+    labels = ldp.PrivateLabels(np.arange(9) % 3, 3, budget=budget, store=store)
+    noisy = labels.randomize(ldp.RandomizedResponse(0.5, 3), key="a")
+    labels.randomize(ldp.RRWithPrior(0.5, 3), priors=np.full(3, 1 / 3), key="b")
+    assert noisy.guarantee().epsilon == 0.5
+options = ["--epsilon", "1", "--store", table + "-store", "--output", table + ".csv"]
+options += ["--column", "y", "--task", "classification", "--num-classes", "2"]
+assert main(["randomize", table + "-in.csv", *options]) == 0
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+
+
+def test_a_first_draw_and_the_command_load_neither_scipy_nor_an_accountant(tmp_path):
+    # dp_accounting imports scipy.stats, which takes a second; pyarrow.array imports pandas.
+    (tmp_path / "t-in.csv").write_text("id,y\n" + "".join(f"{i},{i % 2}\n" for i in range(9)))
+    done = subprocess.run(
+        [sys.executable, "-c", DRAW, str(tmp_path / "store"), str(tmp_path / "t")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    assert "pyarrow" in loaded and not loaded & {*HEAVY, "scipy", "dp_accounting", "pandas"}
+
+
 def test_heavy_imports_are_detected(tmp_path, monkeypatch):
     # An empty module in place of Keras.
     (tmp_path / "keras.py").touch()

@@ -147,3 +147,34 @@ def test_secure_bits_decide_the_draw(monkeypatch):
     labels = np.array([0, 1, 2, 3])
     monkeypatch.setattr(os, "urandom", lambda size: b"\x00" * size)  # flips to the first other
     assert RandomizedResponse(1.0, 4).randomize(labels).tolist() == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 5, 10, 13, 32])
+def test_columns_of_priors_give_the_draws_of_sorted_rows(num_classes, monkeypatch):
+    rng = np.random.default_rng(num_classes)
+    priors = rng.dirichlet(np.full(num_classes, 0.5), 4000)
+    priors[::3] = rng.integers(1, 4, priors[::3].shape)  # with many ties
+    priors[1] = np.eye(num_classes)[-1]
+    priors /= priors.sum(axis=1, keepdims=True)
+    labels, given = rng.integers(0, num_classes, len(priors)), priors.copy()
+
+    def drawn():
+        found = []
+        for epsilon in (0.1, 1.0, 3.0):
+            mechanism = RRWithPrior(epsilon, num_classes)
+            found.append(mechanism.optimal_k(priors))
+            found.append(mechanism.randomize(labels, priors, rng=np.random.default_rng(1)))
+            found.append(mechanism.randomize(labels[:1], priors[:1], rng=np.random.default_rng(1)))
+            informative = InformativeRR(epsilon, num_classes)
+            found.append(informative.randomize(labels, priors, rng=np.random.default_rng(1)))
+        return found
+
+    by_columns = drawn()
+    np.testing.assert_array_equal(priors, given)
+    # With more classes each row is sorted, as in earlier versions.
+    monkeypatch.setattr(classes, "_FEW_CLASSES", 0)
+    for columns, rows in zip(by_columns, drawn(), strict=True):
+        np.testing.assert_array_equal(columns, rows)
+    weights = 1.0 / (1.0 + np.arange(num_classes) * np.exp(-1.0))
+    mass = np.cumsum(np.sort(priors, axis=1)[:, ::-1], axis=1)
+    np.testing.assert_array_equal(by_columns[4], np.argmax(mass * weights, axis=1) + 1)

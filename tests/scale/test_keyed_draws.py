@@ -24,6 +24,7 @@ from tf_labeldp.mechanisms import (
     RROnBins,
     RRTopK,
     RRWithPrior,
+    classes,
     random_bits,
 )
 from tf_labeldp.scale import ReleaseKey, randomize_batch
@@ -317,6 +318,24 @@ def test_a_vault_refuses_what_it_cannot_key(tmp_path):
     with pytest.raises(TypeError, match="keyed draws need"):
         numbers.randomize(LaplaceMechanism(1.0, low=0.0, high=1.0))
     assert numbers.guarantee().epsilon == 0.0
+
+
+def test_a_block_beyond_the_chunks_of_a_mechanism_is_halved(monkeypatch):
+    n = 3000
+    priors = np.random.default_rng(0).dirichlet(np.ones(4), n)
+    ids, labels, mechanism = np.arange(n), np.arange(n) % 4, RRWithPrior(1.0, 4)
+    alone = draw(ids, labels, mechanism, priors=priors)
+    sizes = []
+
+    class Counted(keyed_draws._KeyedWords):
+        def __init__(self, state, key):
+            sizes.append(len(state))
+            super().__init__(state, key)
+
+    monkeypatch.setattr(keyed_draws, "_KeyedWords", Counted)
+    monkeypatch.setattr(classes, "_CHUNK_CELLS", 4 * 1000)
+    np.testing.assert_array_equal(draw(ids, labels, mechanism, priors=priors), alone)
+    assert sizes == [3000, 1500, 750, 750, 1500, 750, 750]
 
 
 @pytest.mark.parametrize("by_group", [False, True])

@@ -281,7 +281,10 @@ class CsvWriter:
                 raise pa.ArrowNotImplementedError(f"{kind} has no text")
             pa.nulls(0, kind).cast(pa.string())
         self._file = file
-        self.write_table(pa.table([[name] for name in schema.names], schema.names))
+        names = schema.names
+        if any(not name or set(name) & set(',"\r\n') for name in names):
+            names = ['"' + name.replace('"', '""') + '"' for name in names]
+        file.write((",".join(names) + "\n").encode())
 
     def write_table(self, table: Any) -> None:
         cells = [

@@ -13,6 +13,8 @@ import argparse
 import dataclasses
 import functools
 import hashlib
+import math
+import os
 import pathlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +30,7 @@ from tf_labeldp._version import __version__
 from tf_labeldp.accounting import Assumption
 from tf_labeldp.cli import _outputs, _tables, _tasks
 from tf_labeldp.cli._console import CommandError, one_line, say
+from tf_labeldp.vault.keyed_draws import text_parts, words_of
 from tf_labeldp.vault.noisy_labels import sealed, table_arrays
 from tf_labeldp.vault.records import publish
 
@@ -37,15 +40,21 @@ _ROW_COLUMN = "row"
 """The column of row numbers in an output without ids."""
 _AUTOMATIC = ("id", "row_id", _ROW_COLUMN)
 _DIGEST_FILE = "ids-digest"
+_HASHED_BYTES = 64
+"""Bytes of an id that its hash depends on."""
+_ODD = 0x9E3779B97F4A7C15
+"""An odd number without pattern: 2^64 divided by the golden ratio."""
 _PATIENCE = 2.0
 """Seconds before the first line of progress."""
 
 
 def run_randomize(args: argparse.Namespace) -> int:
-    jobs = args.jobs or pa.cpu_count()
+    jobs = args.jobs or _cores()
     files, several = _tables.find_files(args.input)
     with ThreadPoolExecutor(jobs) as pool:
         tables = list(pool.map(_tables.open_table, files))
+    for table in tables:
+        table.use_threads = jobs > 1
     noisy_column = args.column if args.output_column is None else args.output_column
     ids = _id_columns(tables, args, noisy_column)
     regression = args.task == "regression"
@@ -63,7 +72,7 @@ def run_randomize(args: argparse.Namespace) -> int:
             parts, shards = zip(
                 *pool.map(functools.partial(_read, **settings), tables), strict=True
             )
-        labels = np.concatenate(parts)
+        labels = parts[0] if len(parts) == 1 else np.concatenate(parts)
         del parts
         with progress_of("drawing noisy labels") as progress, task.explained():
             keyed = ids and args.draws == "keyed"
@@ -123,6 +132,12 @@ def _read(
     return encoded, _Shard(table.path.name, rows, columns, digest)
 
 
+def _cores() -> int:
+    """Returns the number of cores that this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else math.inf
+    return int(min(pa.cpu_count(), allowed))
+
+
 def _count_missing(column: Any) -> int:
     """Returns the number of ids that are null or an empty text."""
     texts = (_texts_of(chunk) for chunk in column.chunks)
@@ -135,10 +150,12 @@ def _output_rows(
 ) -> list[Iterator[Any]]:
     def rows_of(shard: _Shard, first: int) -> Iterator[Any]:
         for start in range(0, shard.size, _ROWS):
-            part = np.arange(first + start, first + min(start + _ROWS, shard.size))
-            ids = shard.ids.slice(start, len(part)).columns or [pa.array(part)]
-            yield pa.table([*ids, task.decoded(noisy[part])], schema=schema)
-            progress.advance(len(part))
+            stop = min(start + _ROWS, shard.size)
+            ids = shard.ids.slice(start, stop - start).columns
+            ids = ids or [_tables.to_arrow(np.arange(first + start, first + stop))]
+            part = task.decoded(noisy[first + start : first + stop])
+            yield pa.table([*ids, part], schema=schema)
+            progress.advance(stop - start)
 
     starts = np.cumsum([0, *(shard.size for shard in shards)]).tolist()
     return [rows_of(shard, start) for shard, start in zip(shards, starts, strict=False)]
@@ -252,11 +269,10 @@ def _digest_of(ids: Any) -> str:
     for batch in ids.to_batches(_ROWS):
         for column, (of_texts, of_lengths) in zip(batch.columns, digests, strict=True):
             texts = _texts_of(column)
-            lengths = pc.binary_length(texts).fill_null(-1).to_numpy(zero_copy_only=False)
-            texts = texts.fill_null(b"")  # Arrow may store any bytes under a null.
-            _, offsets, content = texts.buffers()
-            bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-            of_texts.update(np.frombuffer(content or b"", np.uint8)[bounds[0] : bounds[-1]].data)
+            content, _, lengths = text_parts(_filled(texts))
+            if texts.null_count:
+                lengths[texts.is_null().to_numpy(zero_copy_only=False)] = -1
+            of_texts.update(content)
             of_lengths.update(lengths.data)
     whole = hashlib.sha256(repr(tuple(ids.column_names)).encode())
     for digest in (digest for pair in digests for digest in pair):
@@ -269,8 +285,33 @@ def _most_rows_of_one_id(tables: Sequence[Any]) -> int | None:
     if tables[0].num_columns != 1:
         return None
     batches = [batch.column(0) for table in tables for batch in table.to_batches(_ROWS)]
-    counts = pc.value_counts(pa.chunked_array([_texts_of(column) for column in batches]))
-    return int(pc.max(counts.field("counts")).as_py())
+    hashes = np.concatenate([_hashes_of(column) for column in batches])
+    ordered = np.sort(hashes)
+    shared = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not shared.size:
+        return 1
+    # Different ids may share a hash, so the ids of shared hashes are counted.
+    is_shared = np.split(np.isin(hashes, shared), np.cumsum([len(column) for column in batches]))
+    pairs = zip(batches, is_shared, strict=False)
+    texts = [_texts_of(column).filter(pa.array(some)) for column, some in pairs]
+    return int(pc.max(pc.value_counts(pa.chunked_array(texts)).field("counts")).as_py())
+
+
+def _hashes_of(column: Any) -> np.ndarray:
+    """Returns a hash of each id, ``uint64`` (n,), by its first bytes; equal ids have equal ones."""
+    if pa.types.is_integer(column.type) and not column.null_count:
+        return _tables.to_numpy(column).astype(np.uint64)
+    content, starts, lengths = text_parts(_filled(_texts_of(column)))
+    hashes = lengths.astype(np.uint64)
+    for at in range(0, min(_HASHED_BYTES, int(lengths.max(initial=0))), 8):
+        hashes = (hashes ^ words_of(content, starts, lengths, at)) * np.uint64(_ODD)
+        hashes ^= hashes >> np.uint64(32)
+    return hashes
+
+
+def _filled(texts: Any) -> Any:
+    # Arrow may store any bytes under a null.
+    return texts.fill_null(b"") if texts.null_count else texts
 
 
 def _texts_of(column: Any) -> Any:

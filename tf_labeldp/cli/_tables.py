@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import csv, parquet, types
 
@@ -61,6 +62,8 @@ _MISSING = ["", "NA", "N/A", "NULL", "null", "None"]
 """Missing values in a CSV column of numbers."""
 _BLOCK_BYTES = 16 << 20
 """Bytes of a CSV file parsed at a time; Arrow refuses a longer row."""
+_FIRST_BYTES = 1 << 20
+"""Bytes at the start of a CSV file from which its header line is read."""
 _SNIFFED_BYTES = 1 << 16
 """Bytes at the start of a CSV file that show what is between its cells."""
 _LATIN_1 = "cp1252"
@@ -140,6 +143,27 @@ def open_table(path: pathlib.Path) -> Table:
     return ParquetTable(path) if format_of(path, "the input") == "parquet" else CsvTable(path)
 
 
+def to_arrow(numbers: np.ndarray) -> Any:
+    """Returns numbers as an Arrow array without a copy.
+
+    ``pyarrow.array`` would load pandas, which takes longer than all other imports together.
+    """
+    kind = pa.from_numpy_dtype(numbers.dtype)
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def to_numpy(numbers: Any) -> np.ndarray:
+    """Returns an Arrow array of numbers without nulls, without a copy if it is one chunk."""
+    chunks = numbers.chunks if isinstance(numbers, pa.ChunkedArray) else [numbers]
+    dtype = np.dtype(numbers.type.to_pandas_dtype())
+    parts = [
+        np.frombuffer(chunk.buffers()[1], dtype)[chunk.offset :][: len(chunk)]
+        for chunk in chunks
+        if len(chunk)
+    ]
+    return parts[0] if len(parts) == 1 else np.concatenate([*parts, np.zeros(0, dtype)])
+
+
 def no_rows(path: pathlib.Path) -> CommandError:
     return CommandError(_NO_ROWS.format(path=path))
 
@@ -150,6 +174,7 @@ class Table(abc.ABC):
     columns: list[str]
     types: dict[str, Any]
     remarks: tuple[str, ...] = ()  # about a form that was guessed
+    use_threads = True  # of Arrow; one core takes less time and memory without them
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
@@ -229,7 +254,7 @@ class ParquetTable(Table):
             )
         with self._explained(), parquet.ParquetFile(str(self.path)) as file:
             # The reader takes "a" for "a.b" too.
-            table = file.read(columns).select(columns)
+            table = file.read(columns, use_threads=self.use_threads).select(columns)
             # Unsafe: an unsigned number above 2^63 turns negative, and is then out of range.
             labels = table.column(0).cast(kind.arrow_type, safe=False)
         return table.set_column(0, label, labels)
@@ -289,7 +314,16 @@ class CsvTable(Table):
         return read()
 
     def _header(self) -> list[str]:
-        with csv.open_csv(self._stream(), *self._options()) as reader:
+        try:
+            return self._names(_FIRST_BYTES)
+        except pa.ArrowInvalid:  # A block must have the whole of a row.
+            return self._names(_BLOCK_BYTES)
+
+    def _names(self, block_size: int) -> list[str]:
+        # Threads would read far ahead.
+        read, *others = self._options(use_threads=False)
+        read.block_size = block_size
+        with csv.open_csv(self._stream(), read, *others) as reader:
             return list(reader.schema.names)
 
     def _whole(self, texts: Sequence[str]) -> Any:
@@ -328,7 +362,7 @@ class CsvTable(Table):
         self,
         columns: Sequence[str] = (),
         kind: ColumnKind | None = None,
-        use_threads: bool = True,
+        use_threads: bool | None = None,
         texts: Sequence[str] | None = None,
     ) -> tuple[Any, Any, Any]:
         column_types = dict.fromkeys(texts or columns, pa.string())
@@ -339,7 +373,7 @@ class CsvTable(Table):
         return (
             csv.ReadOptions(
                 block_size=_BLOCK_BYTES,
-                use_threads=use_threads,
+                use_threads=self.use_threads if use_threads is None else use_threads,
                 encoding=self._encoding,
                 skip_rows=self._lines_before,
             ),

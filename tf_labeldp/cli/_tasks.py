@@ -77,7 +77,7 @@ class Task(abc.ABC):
 
     def decoded(self, noisy: np.ndarray) -> Any:
         """Returns noisy labels as an Arrow array."""
-        return pa.array(noisy)
+        return _tables.to_arrow(noisy)
 
     @abc.abstractmethod
     def _draw(self, vault: PrivateLabels) -> tuple[NoisyLabels, dict[str, Any]]:
@@ -233,7 +233,7 @@ class Regression(Task):
                 self.randomizer = getattr(mechanisms, name)(args.epsilon, args.low, args.high)
 
     def encoded(self, column: Any) -> np.ndarray:
-        return checked_numbers(column.to_numpy(), self.args)
+        return checked_numbers(_tables.to_numpy(column), self.args)
 
     def _draw(self, vault: PrivateLabels) -> tuple[NoisyLabels, dict[str, Any]]:
         # Clipping is not mentioned: whether it was needed depends on the labels.
@@ -268,7 +268,7 @@ def class_codes(column: Any, names: list[str] | None, num_classes: int) -> np.nd
         advice = f"none of the {num_classes} --classes; add what is missing or check the spelling"
         column = pc.index_in(column, value_set=pa.array(names, pa.string()))
         column = column.fill_null(-1).cast(pa.int64())
-    labels: np.ndarray = column.to_numpy()
+    labels = _tables.to_numpy(column)
     if wrong := np.count_nonzero((labels < 0) | (labels >= num_classes)):
         if names and wrong == labels.size:
             advice += " (cells may have spaces around the names)"

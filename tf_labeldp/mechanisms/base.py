@@ -179,7 +179,7 @@ class ClassificationMechanism(LabelMechanism):
         array = checked_output(self, noisy, (size,), "iu")
         if size and (array.min() < 0 or array.max() >= self.num_classes):
             raise _wrong_output(self, "classes that do not exist", f"0..{self.num_classes - 1}")
-        return array.astype(np.int64)
+        return array.astype(np.int64, copy=False)
 
 
 class RegressionMechanism(LabelMechanism):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 _CHUNK_CELLS = 1 << 20
 """Cells of rows per chunk, which bounds the working memory."""
+_CACHED_CELLS = 1 << 16
+"""Cells of rows that fit a processor's cache."""
+_FEW_CLASSES = 32
+"""Up to here, comparing columns of priors with each other is faster than sorting each row."""
 _TIE = 1.0 - 1e-9
 """Share of the largest information that counts as a tie, so that rounding decides no choice."""
 _MOST_CLASSES, _RESOLUTION = 1e9, 2.0**49
@@ -98,7 +103,7 @@ class RandomizedResponse(WithoutPriors, SetResponse):
 
     def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
         labels = _validate.class_indices("labels", labels, self.num_classes)
-        return draw_ranks(labels, self.set_sizes(labels), self.epsilon, rng)
+        return draw_ranks(labels, np.array([self.num_classes]), self.epsilon, rng)
 
     def set_sizes(self, priors: Public[np.ndarray]) -> np.ndarray:
         """Returns K for each row, ``int64`` (n,)."""
@@ -138,12 +143,16 @@ class PriorMechanism(SetResponse):
                 row = prior.groups[some]
                 rank = ranks[row, labels[some]]
             else:
-                ranked = rank_classes(prior.rows[some])
-                row = np.arange(ranked.shape[0])
-                rank = np.argmax(ranked == labels[some][:, np.newaxis], axis=1)
+                of_classes = _ranks_of_classes(prior.rows[some])
+                rank = of_classes[labels[some], np.arange(of_classes.shape[1])].astype(np.int64)
             if self.rest_as_one:
                 rank = np.minimum(rank, sizes[some] - 1)
-            noisy[some] = ranked[row, draw_ranks(rank, sizes[some], self.epsilon, rng)]
+            drawn = draw_ranks(rank, sizes[some], self.epsilon, rng)
+            if prior.groups is not None:
+                noisy[some] = ranked[row, drawn]
+            else:
+                for label, rank in enumerate(of_classes):
+                    np.copyto(noisy[some], label, where=rank == drawn)
         return noisy
 
 
@@ -211,9 +220,15 @@ class RRWithPrior(PriorMechanism):
         best = np.empty(priors.shape[0], dtype=np.int64)
         # e^-epsilon does not overflow for a large epsilon.
         weights = 1.0 / (1.0 + np.arange(priors.shape[1]) * math.exp(-self.epsilon))
-        for rows in row_chunks(priors.shape):
-            mass = np.cumsum(np.sort(priors[rows], axis=1)[:, ::-1], axis=1)
-            best[rows] = np.argmax(mass * weights, axis=1) + 1
+        for rows in row_chunks(priors.shape, _CACHED_CELLS):
+            ordered = _ordered_columns(priors[rows])
+            mass, k = np.zeros_like(ordered[0]), best[rows]
+            largest = np.full_like(mass, -1.0)
+            for size, (column, weight) in enumerate(zip(ordered, weights, strict=True), start=1):
+                mass += column
+                kept = mass * weight
+                np.copyto(k, size, where=kept > largest)
+                largest = np.maximum(kept, largest)
         return best
 
 
@@ -288,12 +303,14 @@ def _information(priors: np.ndarray, epsilon: float) -> np.ndarray:
 def draw_ranks(rank: np.ndarray, k: np.ndarray, epsilon: float, rng: Rng) -> np.ndarray:
     """Returns randomized ranks in [0, k) for true ranks (n,); a rank >= k is outside the set.
 
+    ``k`` is (n,), or (1,) for all ranks.
+
     A rank inside the set moves to another with the flip probability of randomized response over k
     values. A rank outside becomes uniform over the set.
     """
 
     def draw(start: int, stop: int) -> np.ndarray:
-        ranks, sizes = rank[start:stop], k[start:stop]
+        ranks, sizes = rank[start:stop], k if k.size == 1 else k[start:stop]
         inside = ranks < sizes
         flip = random_bits.uniform_integers(ranks.size, rng) < random_bits.flip_threshold(
             epsilon, sizes
@@ -320,8 +337,51 @@ def top_k_members(scores: np.ndarray, k: np.ndarray | int) -> np.ndarray:
     return members
 
 
-def row_chunks(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Yields slices of rows with about ``_CHUNK_CELLS`` cells each."""
-    step = max(1, _CHUNK_CELLS // max(1, shape[1]))
+def _ranks_of_classes(priors: np.ndarray) -> np.ndarray:
+    """Returns the place of each class in ``rank_classes`` of its row: integers (K, n)."""
+    num_rows, num_classes = priors.shape
+    if num_classes > _FEW_CLASSES:
+        return np.argsort(rank_classes(priors), axis=1).T
+    ranks = np.zeros((num_classes, num_rows), np.uint8)
+    for rows in row_chunks(priors.shape, _CACHED_CELLS):
+        columns, of_rows = np.ascontiguousarray(priors[rows].T), ranks[:, rows]
+        for label in range(1, num_classes):
+            # Each pair of classes moves one of the two by one place.
+            is_before = columns[:label] >= columns[label]
+            of_rows[label] += np.add.reduce(is_before, axis=0, dtype=np.uint8)
+            of_rows[:label] += ~is_before
+    return ranks
+
+
+def _ordered_columns(priors: np.ndarray) -> np.ndarray:
+    """Returns each row from its largest prior to its smallest: ``float64`` (K, n)."""
+    num_classes = priors.shape[1]
+    if num_classes > _FEW_CLASSES:
+        return np.sort(priors, axis=1)[:, ::-1].T
+    columns = priors.T.copy()
+    for first, second in _sorting_network(num_classes):
+        smaller = np.minimum(columns[first], columns[second])
+        np.maximum(columns[first], columns[second], out=columns[first])
+        columns[second] = smaller
+    return columns
+
+
+@functools.cache
+def _sorting_network(size: int) -> list[tuple[int, int]]:
+    """Returns the comparisons of Batcher's odd-even merge sort (Knuth, volume 3, 5.2.2 M)."""
+    pairs = []
+    for merged in (1 << power for power in range((size - 1).bit_length())):
+        for distance in (merged >> power for power in range(merged.bit_length())):
+            for first in range(distance % merged, size - distance):
+                in_run = (first - distance % merged) % (2 * distance) < distance
+                second = first + distance
+                if in_run and first // (2 * merged) == second // (2 * merged):
+                    pairs.append((first, second))
+    return pairs
+
+
+def row_chunks(shape: tuple[int, ...], cells: int | None = None) -> Iterator[slice]:
+    """Yields slices of rows with about ``cells`` cells each; None for ``_CHUNK_CELLS``."""
+    step = max(1, (cells or _CHUNK_CELLS) // max(1, shape[1]))
     for start in range(0, shape[0], step):
         yield slice(start, min(start + step, shape[0]))

@@ -84,8 +84,13 @@ def in_blocks(draw: Callable[[int, int], np.ndarray], size: int, rng: Rng) -> np
     """
     if rng is not None or size <= _BLOCK_ROWS:
         return draw(0, size)
-    starts = range(0, size, _BLOCK_ROWS)
-    return np.concatenate([draw(start, min(start + _BLOCK_ROWS, size)) for start in starts])
+    first = draw(0, _BLOCK_ROWS)
+    drawn = np.empty((size, *first.shape[1:]), first.dtype)
+    drawn[:_BLOCK_ROWS] = first
+    for start in range(_BLOCK_ROWS, size, _BLOCK_ROWS):
+        stop = min(start + _BLOCK_ROWS, size)
+        drawn[start:stop] = draw(start, stop)
+    return drawn
 
 
 def checked_generator(rng: Any) -> np.random.Generator:

@@ -161,7 +161,8 @@ class Draws:
                 # them.
                 compared = key is None
                 found.append(self._named(name, mechanism, rows[now], some, is_compared=compared))
-                places = np.setdiff1d(places, now, assume_unique=True)
+                is_whole = now.size == places.size
+                places = places[:0] if is_whole else np.setdiff1d(places, now, assume_unique=True)
             self._unnamed += key is None
         return found
 

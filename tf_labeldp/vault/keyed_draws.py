@@ -14,7 +14,7 @@ import json
 import os
 import pathlib
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard
 
 import filelock
@@ -597,9 +597,9 @@ def _of_rows(priors: Priors | None, part: slice) -> Priors | None:
 
 def _prior_blocks(priors: Priors, size: int) -> np.ndarray:
     table = np.ascontiguousarray(priors.probabilities, "<f8") + 0.0
-    content, width = table.tobytes(), 8 * table.shape[1]
-    rows = (content[start : start + width] for start in range(0, len(content), width))
-    digests = b"".join(_digests(hashlib.blake2b(digest_size=16), rows))
+    ends = 8 * table.shape[1] * np.arange(len(table) + 1)
+    state = hashlib.blake2b(digest_size=16)
+    digests = b"".join(_digests(state, table.tobytes(), ends[:-1], ends[1:]))
     blocks = np.frombuffer(digests, "<u8").reshape(-1, 2)
     groups = _checked_groups(priors, size)
     return blocks if groups is None else blocks[groups]
@@ -683,11 +683,9 @@ def _text_blocks(texts: Any, key: bytes) -> np.ndarray:
     blocks[:, 1] |= np.minimum(lengths, 16).astype("<u8") << np.uint64(56)
     if (rows := np.flatnonzero(lengths > 15)).size:
         state = hashlib.blake2b(key=key, digest_size=15, person=b"labeldp-text")
-        ends = zip(starts[rows].tolist(), (starts + lengths)[rows].tolist(), strict=True)
-        digests = _digests(state, (content[start:stop] for start, stop in ends))
-        blocks[rows] = np.frombuffer(b"".join(found + b"\x10" for found in digests), "<u8").reshape(
-            -1, 2
-        )
+        digests = _digests(state, content, starts[rows], (starts + lengths)[rows])
+        joined = b"\x10".join([*digests, b""])
+        blocks[rows] = np.frombuffer(joined, "<u8").reshape(-1, 2)
     return blocks
 
 
@@ -713,9 +711,14 @@ def words_of(content: bytes, starts: np.ndarray, lengths: np.ndarray, at: int) -
     return words[np.minimum(starts + at, len(content))] & masks[inside]
 
 
-def _digests(state: Any, contents: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields the digest of each content; a copy of the state takes less time than a new one."""
-    for content in contents:
-        own = state.copy()
-        own.update(content)
-        yield own.digest()
+def _digests(state: Any, content: bytes, starts: np.ndarray, stops: np.ndarray) -> list[bytes]:
+    """Returns the digest of each part of a content, from a copy of the state for each.
+
+    A copy takes less time than a new state.
+    """
+    copy, found = state.copy, []
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        own = copy()
+        own.update(content[start:stop])
+        found.append(own.digest())
+    return found
