@@ -28,6 +28,8 @@ from tf_labeldp.features.tables import (
 
 _BLOCK_BYTES = 1 << 26
 """Bytes per block in double precision: large enough for fast matrix products."""
+_ROWS_TOGETHER = 2048
+"""Longer blocks have a multiple of these rows, which heads sum together."""
 _ENCODED_ROWS = 4096
 """Rows per call of an encoder."""
 _FINITE_CELLS = 1 << 24
@@ -117,6 +119,13 @@ class FeatureRows:
     def __len__(self) -> int:
         return int(self._source[0].shape[0])
 
+    def held(self) -> np.ndarray | None:
+        """Returns all rows (n, d) if they lie in memory as one array, without a copy."""
+        if is_dataset(self._inputs):
+            return None
+        source, encoder = self._source
+        return source if encoder is None and isinstance(source, np.ndarray) else None
+
     def take(self, rows: Setting[Any]) -> np.ndarray:
         """Returns rows (m, d) by a slice or by their numbers."""
         source, encoder = self._source
@@ -156,6 +165,7 @@ class FeatureRows:
             raise ValueError(NO_ROWS)
         width = self.take(slice(0, 1)).shape[1]
         step = max(1, _BLOCK_BYTES // (8 * width))
+        step -= step % _ROWS_TOGETHER if step > _ROWS_TOGETHER else 0
         if self._source[1] is None:
             return step
         if 4.0 * width * len(self) > self._max_bytes:

@@ -20,8 +20,10 @@ from tf_labeldp.heads.public_rows import PublicRows
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind
 
-_ENTRIES = 1 << 22
-"""Scores computed at a time."""
+_ENTRIES = 1 << 18
+"""Numbers of rows, or scores, at a time: the second product reads both from a core's cache."""
+_CHOICE_ROWS, _CHOICE_ROWS_PER_FEATURE = 1 << 14, 16
+"""The least rows, and rows per feature, of the sample on which the penalty is chosen."""
 _STEP = 0.3
 """The step of the finite difference, in standard deviations of the noise."""
 _LEAST, _MOST = 0.25, 4096.0
@@ -55,15 +57,14 @@ class LikelihoodHead(OneReleaseHead):
         if offset is not None:
             start[-1] = 0.0
         fit, path = likelihood.chosen(self.penalty, start, rows.num_rows)
+        coefficients = likelihood.directions @ fit.coefficients
         self.penalty_, self.risk_, self.sharpness_ = fit.multiple, fit.loss - least, fit.sharpness
         self.risk_path_ = (np.array(list(path)), np.array(list(path.values())) - least)
-        vectors = problem.spectrum.vectors[:, kept]
-        weights = unit * (vectors @ fit.coefficients[: vectors.shape[1]])
-        last = np.zeros(weights.shape[1])
+        weights, last = unit * coefficients, np.zeros(coefficients.shape[1])
         if self.intercept:
-            last = unit * fit.coefficients[-1] + (offset or 0.0) - problem.column @ weights
+            weights, last = weights[:-1], weights[-1] + (offset or 0.0)
         if self._label_range is None:
-            scores = unit * (likelihood.likelihood.rows @ fit.coefficients.astype(np.float32))
+            scores = rows.sample @ (unit * coefficients).astype(np.float32)
             last = self._matched(last, scores, problem, rows)
         filter_ = first_order_filter(likelihood, fit, kept, problem.spectrum.k_eff)
         return weights, last, unit * filter_
@@ -147,10 +148,9 @@ class Likelihood:
     def mean_curvature(self, coefficients: np.ndarray) -> float:
         """Returns the mean of h over the rows at a fit; along the coefficients it is less."""
         scores = self.scores(coefficients)
-        scores -= scores.max(axis=1, keepdims=True)
-        shares = np.exp(scores)
-        shares /= shares.sum(axis=1, keepdims=True)
-        curvature = (shares * (1.0 - shares)).sum(axis=1)
+        curvature = np.empty(len(scores))
+        for places, shares, _ in _ridge_path.softmax_parts(scores):
+            curvature[places] = 1.0 - np.square(shares).sum(axis=0)
         curvature = float(np.average(curvature, weights=self._weights_of_scores(len(curvature))))
         return curvature / (scores.shape[1] - 1.0 if self.softmax else 2.0)
 
@@ -159,18 +159,18 @@ class Likelihood:
 
     def value_and_gradient(self, coefficients: np.ndarray) -> tuple[float, np.ndarray]:
         """Returns the sum, and its gradient (d, C)."""
-        u = coefficients.astype(np.float32)
-        value, gradient = 0.0, np.zeros(coefficients.shape)
+        u = np.ascontiguousarray(coefficients.T, np.float32)
+        value, gradient = 0.0, np.zeros(u.shape)
         step = max(1, _ENTRIES // max(u.shape))
         for start in range(0, len(self.rows), step):
             block = self.rows[start : start + step]
             weights = self._weights_of(start, step)
-            scores = block @ u
+            scores = u @ block.T
             if self.softmax:
-                top = scores.max(axis=1, keepdims=True)
+                top = scores.max(axis=0)
                 scores -= top
                 np.exp(scores, out=scores)
-                total = scores.sum(axis=1, keepdims=True)
+                total = scores.sum(axis=0)
                 value += _total(np.log(total) + top, weights)
                 scores /= total
             else:
@@ -179,13 +179,13 @@ class Likelihood:
                 value += _total(size + np.log1p(np.exp(-2.0 * size)), weights)
                 np.tanh(scores, out=scores)
                 scores *= 0.5
-            gradient += block.T @ (scores if weights is None else weights * scores)
-        return self.weight * value, self.weight * gradient
+            gradient += (scores if weights is None else weights * scores) @ block
+        return self.weight * value, self.weight * gradient.T
 
     def _weights_of(self, start: int, number: int) -> np.ndarray | None:
         if self.weights is None:
             return None
-        return self.weights[start : start + number, np.newaxis].astype(np.float32)
+        return self.weights[start : start + number].astype(np.float32)
 
     def _weights_of_scores(self, number: int) -> np.ndarray | None:
         """Returns the weights of the rows of ``scores``, which has one per row and label."""
@@ -221,6 +221,7 @@ def _total(values: np.ndarray, weights: np.ndarray | None) -> float:
 @dataclasses.dataclass(frozen=True)
 class LikelihoodFit:
     coefficients: np.ndarray  # U (d, C)
+    changes: list[np.ndarray]  # of U (d, C), by each probe
     multiple: float  # c
     sharpness: float  # beta
     loss: float  # estimated mean on the training set
@@ -231,12 +232,15 @@ class LikelihoodFit:
 class LikelihoodProblem:
     """A release in coordinates in which penalties are diagonal."""
 
-    likelihood: Likelihood  # of rows in these coordinates
+    likelihood: Likelihood
+    directions: np.ndarray  # (D, d), from these coordinates to coefficients of the rows
     moments: np.ndarray  # float64 (d, C); rows sum to zero over classes
     noise: np.ndarray  # (d,), variances
     eigenvalues: np.ndarray  # l (d,)
     penalties: np.ndarray  # p (d,), finite
     fixed: np.ndarray  # (d,), true where c does not multiply the penalty (the constant column)
+    tilt: np.ndarray | float = 0.0  # (d, C), added to the likelihood's gradient
+    whole: Likelihood | None = None  # of all rows, if ``likelihood`` is of a sample of them
 
     def fit(self, multiple: float, moments: np.ndarray, start: np.ndarray) -> np.ndarray:
         from scipy import optimize
@@ -246,11 +250,13 @@ class LikelihoodProblem:
         scale = 1.0 / np.sqrt(curvature * self.eigenvalues + penalties)[:, np.newaxis]
         penalties = penalties[:, np.newaxis]
 
+        linear = moments - self.tilt
+
         def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
             u = flat.reshape(moments.shape) * scale
-            value, gradient = self.likelihood.value_and_gradient(u)
-            value += 0.5 * float((penalties * u * u).sum()) - float((u * moments).sum())
-            gradient = self._centred(gradient - moments + penalties * u)
+            value, gradient = self._value_and_gradient(u)
+            value += 0.5 * float((penalties * u * u).sum()) - float((u * linear).sum())
+            gradient = self._centred(gradient - linear + penalties * u)
             return value, (gradient * scale).ravel()
 
         found = optimize.minimize(
@@ -262,46 +268,85 @@ class LikelihoodProblem:
         )
         return self._centred(found.x.reshape(moments.shape) * scale)
 
+    def _value_and_gradient(self, u: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = self.likelihood.value_and_gradient(self.directions @ u)
+        return value, self.directions.T @ gradient
+
     def assess(
-        self, multiple: float, start: np.ndarray, num_rows: int, probe_seed: int = 0
+        self, multiple: float, start: np.ndarray | LikelihoodFit, num_rows: int, seed: int = 0
     ) -> LikelihoodFit:
         """Returns the fit for a multiple, with its sharpness and estimated log-loss.
 
         Stein's identity gives ``tr(U^T B) / n``; random probes estimate the divergence of the fit.
         """
-        u = self.fit(multiple, self.moments, start)
+        known = isinstance(start, LikelihoodFit)
+        u = self.fit(multiple, self.moments, start.coefficients if known else start)
         # With the same probes, the comparison of multiples hardly depends on the draw.
-        rng = np.random.default_rng(probe_seed)
+        rng = np.random.default_rng(seed)
         number = min(_MOST_PROBES, math.ceil(_PROBE_ENTRIES / self.moments.size))
-        overlap, variance = 0.0, np.zeros(len(u))
-        for _ in range(number):
+        overlap, variance, changes = 0.0, np.zeros(len(u)), []
+        for place in range(number):
             probe = rng.choice([-1.0, 1.0], size=self.moments.shape)
             probe = self._centred(probe * np.sqrt(self.noise)[:, np.newaxis])
-            change = (self.fit(multiple, self.moments + _STEP * probe, u) - u) / _STEP
+            near = u + _STEP * start.changes[place] if known else u
+            change = (self.fit(multiple, self.moments + _STEP * probe, near) - u) / _STEP
             overlap += float((probe * change).sum()) / number
             variance += np.square(change).sum(axis=1) / number
+            changes.append(change)
         agreement = (float((u * self.moments).sum()) - overlap) / num_rows
         error = math.sqrt(float(self.noise @ (np.square(u).sum(axis=1) + variance))) / num_rows
-        sharpness, loss = self.likelihood.worth(u, agreement, error, num_rows)
-        return LikelihoodFit(u, multiple, sharpness, loss, variance)
+        likelihood = self.likelihood if self.whole is None else self.whole
+        sharpness, loss = likelihood.worth(self.directions @ u, agreement, error, num_rows)
+        return LikelihoodFit(u, changes, multiple, sharpness, loss, variance)
 
     def chosen(
         self, penalty: str | float, start: np.ndarray, num_rows: int
     ) -> tuple[LikelihoodFit, dict[float, float]]:
-        if penalty != "auto":
-            fit = self.assess(float(penalty), start, num_rows)
-            return fit, {fit.multiple: fit.loss}
+        """Returns the fit for the best multiple, or a fixed one, and the losses of all tried.
+
+        With many rows, the multiples are compared by fits to a sample of them.
+        """
+        first = self.likelihood.first_multiple(self.moments.shape[1])
+        first = first if penalty == "auto" else float(penalty)
+        small = self._of_a_sample(first, start)
         tried: dict[float, LikelihoodFit] = {}
 
         def at(multiple: float) -> float:
             if multiple not in tried:
                 near = min(tried, key=lambda m: abs(math.log(m / multiple)), default=None)
-                begin = start if near is None else tried[near].coefficients
-                tried[multiple] = self.assess(multiple, begin, num_rows)
+                begin = start if near is None else tried[near]
+                tried[multiple] = small.assess(multiple, begin, num_rows)
             return tried[multiple].loss
 
-        best = _descend(at, self.likelihood.first_multiple(self.moments.shape[1]))
+        at(first)
+        best = _descend(at, first) if penalty == "auto" else first
+        if small is not self:
+            tried[best] = self.assess(best, tried[best], num_rows)
         return tried[best], {multiple: tried[multiple].loss for multiple in sorted(tried)}
+
+    def _of_a_sample(self, multiple: float, start: np.ndarray) -> LikelihoodProblem:
+        """Returns the problem with fewer rows and, near its fit for a multiple, the same gradient.
+
+        So its fits differ from those of all rows in the second order of what the sample lacks.
+
+        Source: Shamir, Srebro and Zhang 2014, "Communication-efficient distributed optimization
+        using an approximate Newton-type method".
+        """
+        rows, weights = self.likelihood.rows, self.likelihood.weights
+        most = max(_CHOICE_ROWS, _CHOICE_ROWS_PER_FEATURE * rows.shape[1])
+        if len(rows) <= 2 * most:
+            return self
+        chosen = np.sort(np.random.default_rng(0).permutation(len(rows))[:most])
+        weight = self.likelihood.weight * len(rows) / most
+        if weights is not None:
+            weights = weights[chosen] / weights[chosen].mean()
+        part = dataclasses.replace(
+            self.likelihood, rows=rows[chosen], weight=weight, weights=weights
+        )
+        small = dataclasses.replace(self, likelihood=part)
+        u = small.fit(multiple, self.moments, start)
+        tilt = self._value_and_gradient(u)[1] - small._value_and_gradient(u)[1]
+        return dataclasses.replace(small, tilt=tilt, whole=self.likelihood)
 
     def _centred(self, values: np.ndarray) -> np.ndarray:
         if not self.likelihood.softmax:
@@ -326,17 +371,13 @@ def likelihood_problem(
     """Returns the problem in the Gram matrix's eigenvectors, a start, and the kept directions."""
     spectrum = problem.spectrum
     kept = bayes > 0.0
-    width, columns = spectrum.values.size, spectrum.moments.shape[1]
-    rows = public.sample
-    for begin in range(0, len(rows), 8192):  # in place
-        block = rows[begin : begin + 8192]
-        if problem.count:
-            block[:, :width] -= block[:, width:] * problem.column.astype(np.float32)
-        block[:, :width] = block[:, :width] @ spectrum.vectors.astype(np.float32)
-    keep = kept if not problem.count else np.append(kept, True)
-    weight = public.num_rows / len(rows)
-    rows = rows if np.all(keep) else rows[:, keep]
-    likelihood = make(rows, weight, weights=public.sample_weights)
+    columns = spectrum.moments.shape[1]
+    directions = spectrum.vectors[:, kept]
+    if problem.count:  # the constant column, which carries the mean
+        directions = np.vstack([directions, -problem.column @ directions])
+        directions = np.column_stack([directions, np.eye(len(directions))[-1]])
+    weight = public.num_rows / len(public.sample)
+    likelihood = make(public.sample, weight, weights=public.sample_weights)
     curvature = likelihood.curvature(columns)
     values, moments, noise = spectrum.values[kept], spectrum.moments[kept], spectrum.noise[kept]
     penalties = curvature * np.maximum(1.0 / bayes[kept] - values, 0.0)
@@ -350,7 +391,8 @@ def likelihood_problem(
         start = np.vstack([start, share * problem.last / curvature])
     fixed = np.zeros(values.size, bool)
     fixed[kept.sum() :] = True
-    return LikelihoodProblem(likelihood, moments, noise, values, penalties, fixed), start, kept
+    problem_ = LikelihoodProblem(likelihood, directions, moments, noise, values, penalties, fixed)
+    return problem_, start, kept
 
 
 def first_order_filter(
@@ -360,7 +402,7 @@ def first_order_filter(
 
     h is the mean curvature of the loss at the fit.
     """
-    curvature = logistic.likelihood.mean_curvature(fit.coefficients)
+    curvature = logistic.likelihood.mean_curvature(logistic.directions @ fit.coefficients)
     number = int(kept.sum())
     denominator = curvature * logistic.eigenvalues + fit.multiple * logistic.penalties
     filter_ = np.zeros(kept.size)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
+_CACHED = 1 << 17
+"""Probabilities computed at a time."""
 _RANK = 1e-12
 """An eigenvalue below this fraction of the largest is zero up to rounding."""
 _DIFFERENCE = 0.05
@@ -206,20 +209,25 @@ def softmax_sharpness(
     scores: np.ndarray, agreement: float, weights: np.ndarray | None = None
 ) -> float:
     """Returns the beta of maximum likelihood; zero (equal probabilities) without agreement."""
-    from scipy import optimize, special
+    from scipy import optimize
 
     size = float(np.sqrt(np.mean(np.square(scores))))
     if agreement <= 0.0 or size == 0.0:
         return 0.0
 
     def slope(beta: float) -> float:
-        expected = np.einsum("ik,ik->i", special.softmax(beta * scores, axis=1), scores)
+        expected = np.empty(len(scores))
+        for places, shares, _ in softmax_parts(scores, beta):
+            expected[places] = np.einsum("ki,ik->i", shares, scores[places])
         return agreement - float(np.average(expected, weights=weights))
 
     largest = _LARGEST_SHARPNESS / size
-    if slope(largest) >= 0.0:  # the noise puts the agreement above its ceiling
-        return largest
-    return float(optimize.brentq(slope, 0.0, largest, xtol=1e-7 * largest, rtol=1e-6))
+    low, high = 0.0, 1.0 / size
+    while slope(high) > 0.0:
+        if high >= largest:  # the noise puts the agreement above its ceiling
+            return largest
+        low, high = high, min(8.0 * high, largest)
+    return float(optimize.brentq(slope, low, high, xtol=1e-7 * high, rtol=1e-6))
 
 
 def matching_shifts(
@@ -255,9 +263,8 @@ def _shifts(
     means /= means.sum()
 
     def loss(shifts: np.ndarray) -> tuple[float, np.ndarray]:
-        probabilities, log_sums = _softmax(scores + shifts)
-        value = float(np.average(log_sums, weights=weights)) - float(means @ shifts)
-        return value, np.average(probabilities, axis=0, weights=weights) - means
+        own, log_sum = _mean_softmax(scores, shifts, weights)
+        return log_sum - float(means @ shifts), own - means
 
     start = np.log(means / np.maximum(own, 1e-12))
     found = optimize.minimize(loss, start, jac=True, method="BFGS", options={"gtol": 1e-6})
@@ -266,16 +273,41 @@ def _shifts(
 
 def mean_probabilities(scores: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     """Returns the mean softmax (K,) of the rows, which may have weights."""
-    return np.average(_softmax(scores)[0], axis=0, weights=weights)
+    return _mean_softmax(scores, np.zeros(scores.shape[1]), weights)[0]
 
 
-def _softmax(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns probabilities (m, K) and the logarithms of the sums of exponentials (m,)."""
-    top = scores.max(axis=1, keepdims=True)
-    probabilities = np.exp(scores - top)
-    sums = probabilities.sum(axis=1, keepdims=True)
-    probabilities /= sums
-    return probabilities, (np.log(sums) + top)[:, 0]
+def _mean_softmax(
+    scores: np.ndarray, shifts: np.ndarray, weights: np.ndarray | None
+) -> tuple[np.ndarray, float]:
+    """Returns mean probabilities (K,), and the mean logarithm of the sums of exponentials."""
+    weights = np.ones(len(scores)) if weights is None else weights
+    means, log_sum = np.zeros(scores.shape[1]), 0.0
+    for places, shares, log_sums in softmax_parts(scores, shifts=shifts):
+        means += shares @ weights[places]
+        log_sum += float(log_sums @ weights[places])
+    return means / weights.sum(), log_sum / weights.sum()
+
+
+def softmax_parts(
+    scores: np.ndarray, sharpness: float = 1.0, shifts: np.ndarray | None = None
+) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """Yields places of rows, their softmax (K, m), and the logarithms of its sums (m,).
+
+    A part stays in a core's own cache. Shifts (K,), if any, make it ``float64``.
+    """
+    step = max(1, _CACHED // scores.shape[1])
+    for start in range(0, len(scores), step):
+        places = slice(start, start + step)
+        shares = np.array(scores[places].T, order="C")
+        shares *= sharpness
+        if shifts is not None:
+            shares = shares + shifts[:, np.newaxis]
+        top = shares.max(axis=0)
+        shares -= top
+        np.exp(shares, out=shares)
+        sums = shares.sum(axis=0)
+        shares /= sums
+        yield places, shares, np.log(sums) + top
 
 
 def believable_agreement(
@@ -300,8 +332,7 @@ def log_loss(
     scores: np.ndarray, agreement: float, sharpness: float, weights: np.ndarray | None = None
 ) -> float:
     """Returns the mean log-loss of a softmax over sharpened scores; arguments as above."""
-    from scipy import special
-
-    sharpened = sharpness * scores.astype(np.float64)
-    mean = float(np.average(special.logsumexp(sharpened, axis=1), weights=weights))
-    return mean - sharpness * agreement
+    log_sums = np.empty(len(scores))
+    for places, _, found in softmax_parts(scores, sharpness):
+        log_sums[places] = found
+    return float(np.average(log_sums, weights=weights)) - sharpness * agreement

@@ -624,7 +624,7 @@ class PrivateRidge(OneReleaseHead):
         weights, last = problem.solve(filter_)
         if self._label_range is None:
             coefficients = np.vstack([weights, last]) if self.intercept else weights
-            scores = rows.sample @ coefficients
+            scores = rows.sample @ coefficients.astype(np.float32)
             self.sharpness_ = self._sharpness(
                 scores,
                 problem.cross_moment(filter_, *prior) / rows.num_rows,

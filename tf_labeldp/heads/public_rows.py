@@ -33,7 +33,9 @@ _SKETCH_TOLERANCE = 0.02
 _LARGEST = 1e38
 """Longer rows overflow single precision, which samples of rows use."""
 _ENTRIES = 1 << 21
-"""Numbers per block of scaled rows: small enough for a processor's cache."""
+"""Numbers per block of scaled rows: enough for fast matrix products."""
+_CACHED = 1 << 17
+"""Numbers that one step after the other changes: they stay in a core's own cache."""
 _SINGLE_WIDTH = 512
 """From this many features on, rows mapped in single precision get a Gram matrix in it too."""
 _SINGLE_ROWS = 2048
@@ -44,6 +46,8 @@ sum. With a large budget, more would let rare categories fill the length of thei
 _RANK = 1e-10
 """An eigenvalue below this fraction of the largest counts as zero: such a direction, 1e-5 of a
 row's length, has a relative error of one percent in single precision."""
+_SINGLE_RANK = 1e-5
+"""The least such fraction of a direction with a share, for a covariance in single precision."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,20 +72,38 @@ class Scaling:
 
     def rows(self, raw: np.ndarray) -> np.ndarray:
         """Returns scaled rows, ``float64`` (m, D)."""
-        moved = raw - self.mean
-        norms = _norms(moved)
-        norms[norms <= _SAME * _norms(raw)] = np.inf
-        moved /= norms[:, np.newaxis]
-        if self.spread is not None:
-            moved = (moved.astype(self.spread.dtype) @ self.spread).astype(np.float64)
+        return self.with_unit_norm(self.mapped(raw))
+
+    def mapped(self, raw: np.ndarray) -> np.ndarray:
+        """Returns ``u M``, or u without a map, in the precision of the map."""
+        unit = np.empty(raw.shape, np.float64 if self.spread is None else self.spread.dtype)
+        self.centred(raw, unit)
+        return unit if self.spread is None else unit @ self.spread
+
+    def centred(self, raw: np.ndarray, out: np.ndarray) -> float:
+        """Fills ``out`` (m, d) with u; returns the largest norm of x - m that is not rounding."""
+        least, largest = _SAME * float(np.linalg.norm(self.mean)), 0.0
+        for part, rows in _in_parts(_CACHED, raw, out):
+            moved = part.astype(np.float64)
+            moved -= self.mean
             norms = _norms(moved)
-            norms[norms == 0.0] = np.inf
+            largest = max(largest, float(norms.max()))
+            norms[norms <= least] = np.inf
             moved /= norms[:, np.newaxis]
-        if not self.intercept:
-            return moved
+            rows[:] = moved
+        return largest if largest > least else 0.0
+
+    def with_unit_norm(self, mapped: np.ndarray) -> np.ndarray:
+        """Returns the scaled rows of a result of ``mapped``."""
+        out = np.empty((len(mapped), self.width))
         length = math.sqrt(1.0 + self.intercept**2)
-        constant = np.full((len(moved), 1), self.intercept / length)
-        return np.concatenate([moved / length, constant], axis=1)
+        out[:, self.width - bool(self.intercept) :] = self.intercept / length
+        for part, rows in _in_parts(_CACHED, mapped, out[:, : mapped.shape[1]]):
+            rows[:] = part
+            norms = _norms(rows)
+            norms[norms == 0.0] = np.inf
+            rows /= length * norms[:, np.newaxis]
+        return out
 
 
 class PublicRows:
@@ -91,7 +113,7 @@ class PublicRows:
     num_rows: int
     labels: np.ndarray | None  # from a data set of (x, y) batches
     digests: np.ndarray  # a row's features, and its encoder inputs if any; uint64 (n, 1 or 2)
-    sample: np.ndarray  # uniform, float32: raw (m, d), and scaled (m, D) after the scan
+    sample: np.ndarray  # uniform: raw (m, d), and scaled (m, D) in float32 after the scan
     sample_weights: np.ndarray | None  # (m,) of the sample, with mean one
     # From the design on:
     scaling: Scaling
@@ -131,9 +153,9 @@ class PublicRows:
         for rows in self._blocks("Reading features", see):
             if sample is None:
                 check_memory(rows.shape[1], self._max_bytes)
-                sample = self._new_sample(rows.shape[1], _DESIGN_ROWS)
+                sample = self._new_sample(rows.shape[1], _DESIGN_ROWS, self._source.held())
             sample.add(rows, self._weights_at(start, len(rows)))
-            for part in _in_parts(rows):
+            for (part,) in _in_parts(_CACHED, rows):
                 checked_norms(part, start)
                 digests.append(row_digests(part))
                 start += len(part)
@@ -156,32 +178,44 @@ class PublicRows:
         sample = self.sample
         mean = np.zeros(sample.shape[1])
         if center:
-            mean = sample.mean(axis=0, dtype=np.float64)
-            if self.sample_weights is not None:
-                mean = self.sample_weights @ sample.astype(np.float64) / len(sample)
+            weights = self.sample_weights
+            weights = np.ones(len(sample)) if weights is None else weights
+            parts = _in_parts(_CACHED, sample, weights[:, np.newaxis])
+            mean = np.sum([own[:, 0] @ part.astype(np.float64) for part, own in parts], axis=0)
+            mean /= len(sample)
         units = Scaling(mean, None, 0.0)
-        size, differ = 0.0, False
-        covariance = np.zeros((mean.size, mean.size), order="F")
-        start = 0
-        for block in _in_parts(sample):
-            size = max(size, float(_norms(block - mean).max()))
-            rows = units.rows(block)
-            differ = differ or bool(np.any(rows))
-            if noise_to_signal is not None:
-                own = self.sample_weights
-                own = None if own is None else own[start : start + len(rows)]
-                covariance = add_gram(covariance, _times(rows, own, 0.5))
-            start += len(rows)
-        if not differ:
+        single = mean.size >= _SINGLE_WIDTH
+        covariance, size = self._covariance(units, single, noise_to_signal is not None)
+        if not size:
             raise ValueError(
                 "expected rows of features that differ, got equal rows "
                 f"(n_samples={self.num_rows}). Check how they were computed."
             )
         spread = None
         if noise_to_signal is not None:
-            covariance /= len(sample)
-            spread = spread_map(covariance, noise_to_signal, half)
-        self.scaling = Scaling(mean, spread, float(intercept), size or 1.0)
+            spread, least = spread_map(covariance, noise_to_signal, half)
+            if single and least < _SINGLE_RANK:
+                covariance, _ = self._covariance(units, False, True)
+                spread, _ = spread_map(covariance, noise_to_signal, half)
+        self.scaling = Scaling(mean, spread, float(intercept), size)
+
+    def _covariance(self, units: Scaling, single: bool, wanted: bool) -> tuple[np.ndarray, float]:
+        """Returns the covariance of the sample's rows of unit norm, and their largest norm before.
+
+        The matrix is the upper triangle, zero unless it is wanted; the norm is zero if all rows are
+        equal.
+        """
+        covariance, size = np.zeros((units.mean.size,) * 2, order="F"), 0.0
+        start, dtype = 0, np.float32 if single else np.float64
+        for (block,) in _in_parts(_ENTRIES, self.sample):
+            rows = np.empty(block.shape, dtype)
+            size = max(size, units.centred(block, rows))
+            if self.sample_weights is not None:
+                rows = _times(rows, self.sample_weights[start : start + len(rows)], 0.5)
+            if wanted:
+                covariance = add_gram(covariance, rows, single)
+            start += len(rows)
+        return covariance / len(self.sample), size
 
     def scan(self) -> None:
         """Reads the scaled rows for Gram matrix, sample and digest; keeps them if memory allows."""
@@ -192,27 +226,27 @@ class PublicRows:
         signs, start = np.random.default_rng(1), 0
         directions = np.random.default_rng(2).normal(size=(width, _SKETCH))
         self._sketch, self.max_l1, kept = np.zeros(_SKETCH), 0.0, []
-        for rows in self._scaled("Gram matrix"):
+        for mapped in self._mapped("Gram matrix"):
+            rows = self.scaling.with_unit_norm(mapped)
             weights = self._weights_at(start, len(rows))
             start += len(rows)
             root = _times(rows, weights, 0.5)
             gram = add_gram(gram, root, single=self.scaling.spread is not None)
             sample.add(rows, weights)
             released = _times(rows, weights)
-            self._sketch += signs.normal(size=len(rows)) @ (released @ directions)
-            self.max_l1 = max(self.max_l1, float(np.abs(released).sum(axis=1).max()))
-            if 8.0 * width * self.num_rows <= self._max_bytes / _SHARE:
-                kept.append(released)
+            self._sketch += (signs.normal(size=len(rows)) @ released) @ directions
+            for (part,) in _in_parts(_CACHED, released):
+                self.max_l1 = max(self.max_l1, float(np.abs(part).sum(axis=1).max()))
+            if float(mapped.itemsize) * width * self.num_rows <= self._max_bytes / _SHARE:
+                kept.append(mapped)
         self.gram, self._kept = gram, kept
         self.sample, self.sample_weights = sample.rows(), sample.weights()
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yields the scaled rows times their weights, ``float64`` (m, D), for the release."""
-        if self._kept:
-            yield from self._kept
-            return
         start = 0
-        for rows in self._scaled("Releasing the moments"):
+        for mapped in self._kept or self._mapped("Releasing the moments"):
+            rows = self.scaling.with_unit_norm(mapped)
             yield _times(rows, self._weights_at(start, len(rows)))
             start += len(rows)
 
@@ -243,15 +277,15 @@ class PublicRows:
         distance = np.linalg.norm(self._sketch - other)
         return bool(distance <= _SKETCH_TOLERANCE * np.linalg.norm(self._sketch))
 
-    def _new_sample(self, width: int, max_rows: int) -> RowSample:
+    def _new_sample(self, width: int, max_rows: int, whole: np.ndarray | None = None) -> RowSample:
         num_rows = self._source.num_rows
         max_rows = max_rows if num_rows is None else min(max_rows, num_rows)
-        return RowSample(width, int(self._max_bytes / _SHARE), max_rows)
+        return RowSample(width, int(self._max_bytes / _SHARE), max_rows, whole)
 
-    def _scaled(self, task: str) -> Iterator[np.ndarray]:
+    def _mapped(self, task: str) -> Iterator[np.ndarray]:
         for block in self._blocks(task):
-            for part in _in_parts(block):
-                yield self.scaling.rows(part)
+            for (part,) in _in_parts(_ENTRIES, block):
+                yield self.scaling.mapped(part)
 
     def _blocks(self, task: str, see: Any = None) -> Iterator[np.ndarray]:
         progress = Progress(task, self._source.num_rows)
@@ -262,7 +296,7 @@ class PublicRows:
 
 
 class RowSample:
-    """A uniform sample from a stream of rows of unknown length, ``float32``.
+    """A uniform sample from a stream of rows of unknown length, ``float32`` where it is a copy.
 
     Evenly spaced rows would be biased: the writers of MNIST alternate between two groups. The
     choice is public and repeatable, and does not depend on the blocks of the stream.
@@ -270,24 +304,33 @@ class RowSample:
     Source: Vitter 1985, "Random sampling with a reservoir", algorithm R.
     """
 
-    def __init__(self, width: int, max_bytes: int, max_rows: int) -> None:
+    def __init__(
+        self, width: int, max_bytes: int, max_rows: int, whole: np.ndarray | None = None
+    ) -> None:
         most = max(64, min(max_bytes // (4 * width), max_rows))
-        self._kept = np.empty((most, width), np.float32)  # pages without a row take no memory
+        # All rows of an array that lies in memory are a sample without a copy.
+        self._is_whole = whole is not None and len(whole) <= most
+        # Pages without a row take no memory.
+        self._kept = whole if self._is_whole else np.empty((most, width), np.float32)
         self._weights: np.ndarray | None = None
         self._rng, self._num_rows = np.random.default_rng(0), 0
 
     def add(self, rows: np.ndarray, weights: np.ndarray | None = None) -> None:
         """Adds rows to the stream; only their order decides on the sample."""
-        places = np.arange(self._num_rows, self._num_rows + len(rows))
+        start, self._num_rows = self._num_rows, self._num_rows + len(rows)
+        places = np.arange(start, self._num_rows)
         # The first rows draw too, so that the result does not depend on the blocks.
         slots = (self._rng.random(len(rows)) * (places + 1)).astype(np.int64)
         slots = np.where(places < len(self._kept), places, slots)
         hit = slots < len(self._kept)
-        self._kept[slots[hit]] = rows[hit]
+        if self._num_rows <= len(self._kept):
+            if not self._is_whole:
+                self._kept[start : self._num_rows] = rows
+        else:
+            self._kept[slots[hit]] = rows[hit]
         if weights is not None:
             self._weights = np.empty(len(self._kept)) if self._weights is None else self._weights
             self._weights[slots[hit]] = weights[hit]
-        self._num_rows += len(rows)
 
     def rows(self) -> np.ndarray:
         """Returns the kept rows, which later rows overwrite."""
@@ -327,8 +370,10 @@ def add_gram(gram: np.ndarray, rows: np.ndarray, single: bool = False) -> np.nda
 
     if not single or len(gram) < _SINGLE_WIDTH:
         return blas.dsyrk(1.0, rows.T, beta=1.0, c=gram, overwrite_c=1)
+    total = np.zeros(gram.shape, np.float32, order="F")
     for start in range(0, len(rows), _SINGLE_ROWS):
-        gram += blas.ssyrk(1.0, rows[start : start + _SINGLE_ROWS].astype(np.float32).T)
+        part = rows[start : start + _SINGLE_ROWS].astype(np.float32, copy=False)
+        gram += blas.ssyrk(1.0, part.T, beta=0.0, c=total, overwrite_c=1)
     return gram
 
 
@@ -337,9 +382,13 @@ def _times(rows: np.ndarray, weights: np.ndarray | None, power: float = 1.0) -> 
     return rows if weights is None else rows * weights[:, np.newaxis] ** power
 
 
-def _in_parts(rows: np.ndarray) -> Iterator[np.ndarray]:
-    step = max(1, _ENTRIES // rows.shape[1])
-    return (rows[start : start + step] for start in range(0, len(rows), step))
+def _in_parts(entries: int, *arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+    """Yields the same rows of each array, about ``entries`` numbers of the first."""
+    step = max(1, entries // arrays[0].shape[1])
+    # Sums in single precision then have no short remainder.
+    step -= step % _SINGLE_ROWS if step > _SINGLE_ROWS else 0
+    for start in range(0, len(arrays[0]), step):
+        yield tuple(array[start : start + step] for array in arrays)
 
 
 def checked_norms(raw: np.ndarray, start: int) -> np.ndarray:
@@ -387,8 +436,13 @@ def half_spread_shares(eigenvalues: np.ndarray, noise_to_signal: float) -> np.nd
     return halves / halves.sum()
 
 
-def spread_map(covariance: np.ndarray, noise_to_signal: float, half: bool = False) -> np.ndarray:
-    """Returns the map (d, m), ``float32``, from centred rows to the directions with a share."""
+def spread_map(
+    covariance: np.ndarray, noise_to_signal: float, half: bool = False
+) -> tuple[np.ndarray, float]:
+    """Returns the map (d, m), ``float32``, from centred rows to the directions with a share.
+
+    And the least of their eigenvalues, as a fraction of the largest.
+    """
     from scipy import linalg
 
     driver = "evd" if len(covariance) > 1 else "ev"  # some versions of SciPy fail at 1 x 1
@@ -402,4 +456,4 @@ def spread_map(covariance: np.ndarray, noise_to_signal: float, half: bool = Fals
     # An eigenvector's sign is arbitrary, and a stored release needs the same signs.
     largest = np.abs(vectors).argmax(axis=0)
     gains *= np.sign(vectors[largest, np.arange(largest.size)])
-    return (vectors * gains).astype(np.float32)
+    return (vectors * gains).astype(np.float32), float(values[kept].min() / values[-1])

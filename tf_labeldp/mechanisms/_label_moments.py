@@ -16,6 +16,8 @@ from tf_labeldp.mechanisms.base import FrozenAggregate
 from tf_labeldp.mechanisms.random_bits import Rng
 
 _BLOCK_BYTES = 1 << 26
+_CACHED = 1 << 17
+"""Numbers rounded and summed at a time: they stay in a core's own cache."""
 _TOLERANCE = 1e-9
 """Allowed relative excess of a row over ``max_norm``, which the sensitivity includes."""
 
@@ -140,9 +142,13 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
             grid = self._grid(num_rows, block.shape[1])
             self._check_rows(block, start)
             # Every product and sum is an integer below 2^53, which doubles represent exactly.
-            steps = np.rint(block * grid.steps)
-            moments = moments + steps.T @ self._code_block(codes[start:stop], grid)
-            totals = totals + steps.sum(axis=0)
+            few = max(1, _CACHED // max(block.shape[1], self.num_columns))
+            for place in range(start, stop, few):
+                steps = block[place - start : place - start + few] * grid.steps
+                np.rint(steps, out=steps)
+                coded = self._code_block(codes[place : min(place + few, stop)], grid)
+                moments = moments + steps.T @ coded
+                totals = totals + steps.sum(axis=0)
             start = stop
         if not 0 < start == stop == len(codes):
             raise ValueError(
