@@ -76,7 +76,7 @@ MOST_LINES = {
     "heads": 3316,
     "data": 1476,
     "boosting": 1296,
-    "gradients": 3482,
+    "gradients": 3621,
     "training": 4260,
     "pate": 442,
     "front_door": 1253,

@@ -188,6 +188,14 @@ GHOST: dict[str, Callable[[], keras.Model]] = {
     "GroupNormalization": lambda: image_model(
         layers.Conv2D(4, 2), layers.GroupNormalization(2), layers.LeakyReLU()
     ),
+    "GroupNormalization of other axes": lambda: image_model(
+        layers.GroupNormalization(3, axis=2, center=False),
+        layers.Flatten(),
+        layers.GroupNormalization(-1, scale=False, epsilon=0.1),
+    ),
+    "frozen GroupNormalization": lambda: image_model(
+        layers.Conv2D(4, 2), layers.GroupNormalization(2, trainable=False)
+    ),
     "other activations": lambda: image_model(
         layers.Dense(4, "softplus"),
         layers.Dense(4, "leaky_relu"),

@@ -489,7 +489,7 @@ def _embedding(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
     return [LayerRule(layer, rule, tuple(layer.trainable_variables), factors)]
 
 
-@rule_of(keras.layers.LayerNormalization, keras.layers.GroupNormalization)
+@rule_of(keras.layers.LayerNormalization)
 def _normalization(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
     rank = len(input_shape)
     listed = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]

@@ -69,16 +69,19 @@ class Window:
         if groups == 1:
             return self._kernel_gradient(inputs, gradients)
         by_inputs, by_both = self._patch_sizes(inputs, gradients)
-        product = self._product_of_both if by_both < by_inputs else self._product
         patch_bytes = FLOAT_BYTES * group_size * min(by_inputs, by_both)
         kernel = math.prod(self.size) * inputs.shape[-1] * gradients.shape[-1]
         chunk = max(1, _CHUNK_BYTES // patch_bytes)
         if FLOAT_BYTES * kernel > patch_bytes or tf.config.list_logical_devices("GPU"):
             # The copies of the products would cost more than the cache saves.
             chunk = groups
-        return by_chunks(
-            lambda part: product(*part, group_size), [inputs, gradients], chunk * group_size
-        )
+
+        def product(part: Sequence[tf.Tensor]) -> tf.Tensor:
+            if by_both < by_inputs:
+                return self._product_of_both(*part, group_size)
+            return self._product(*part, group_size)
+
+        return by_chunks(product, [inputs, gradients], chunk * group_size)
 
     def _product(self, inputs: tf.Tensor, gradients: tf.Tensor, group_size: int) -> tf.Tensor:
         views = self.views(inputs, gradients.shape[1:-1])
@@ -122,14 +125,14 @@ class Window:
             )
         return tape.gradient(outputs, kernel, output_gradients=gradients)[tf.newaxis]
 
-    def _patch_sizes(self, inputs: tf.Tensor, gradients: tf.Tensor) -> tuple[float, float]:
+    def _patch_sizes(self, inputs: tf.Tensor, gradients: tf.Tensor) -> tuple[int, int]:
         """Returns how many numbers per example the factors of the two products have."""
         first, all_entries = self.size[0], math.prod(self.size)
         channels, outputs = inputs.shape[-1], gradients.shape[-1]
         positions = math.prod(gradients.shape[1:-1])
         by_inputs = positions * (all_entries * channels + outputs)
         if self.strides[0] > 1 or channels == 1:
-            return by_inputs, math.inf
+            return by_inputs, by_inputs
         positions = inputs.shape[1] * math.prod(gradients.shape[2:-1])
         return by_inputs, positions * (all_entries // first * channels + first * outputs)
 

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-# Registers the rules of recurrent layers.
+# Registers the rules of these layers.
+import tf_labeldp.gradients._group_normalization
 import tf_labeldp.gradients._recurrent_rules  # noqa: F401
 from tf_labeldp.features.estimator import symbolic_inputs
 from tf_labeldp.gradients._layer_rules import (
