@@ -59,7 +59,7 @@ class LabelDistanceDpEvent(DpEvent):
         """
         q, (a, b) = self.sampling_probability, self.worst_pair
         with np.errstate(divide="ignore"):  # log 0 at order 1
-            constant = np.log(np.expm1(losses)) + math.log1p(-q)
+            constant = losses + np.log(-np.expm1(-losses)) + math.log1p(-q)
         border = (losses + (a * a - b * b) / 2.0) / (a - b)
         for _ in range(12):
             other = losses + math.log(q) + b * border - b * b / 2.0
@@ -67,7 +67,9 @@ class LabelDistanceDpEvent(DpEvent):
             short = total - (math.log(q) + a * border - a * a / 2.0)
             border = border + short / (a - b * np.exp(other - total))
         gained = q * (special.ndtr(a - border) - np.exp(losses + special.log_ndtr(b - border)))
-        found: np.ndarray = gained - (1.0 - q) * np.expm1(losses) * special.ndtr(-border)
+        # Orders above e^709 overflow, and their products with small probabilities do not.
+        lost = np.exp(losses + special.log_ndtr(-border)) - special.ndtr(-border)
+        found: np.ndarray = gained - (1.0 - q) * lost
         return np.maximum(found, 0.0)
 
     def loss(self, grid: float) -> Any:

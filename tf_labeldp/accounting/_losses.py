@@ -4,7 +4,7 @@
 in larger blocks; the grid grows with the spread of the loss. Blocks are cached, so one more use
 recomposes only a few. docs/theory.md proves that all rounding is upwards.
 
-This file corrects or extends ``dp_accounting`` 0.6.0 in five places:
+This file corrects or extends ``dp_accounting`` 0.6.0 in six places:
 
 * It ignores the count of a repeated ``RandomizedResponseDpEvent``; blocks count every use.
 * It has no pure mechanism under ``REPLACE_ONE``. Binary randomized response of the same epsilon
@@ -15,6 +15,9 @@ This file corrects or extends ``dp_accounting`` 0.6.0 in five places:
   errors: a multiple of these is taken off delta.
 * Its grid of privacy losses, 1e-4, can double the epsilon of many small steps of DP-SGD. Here the
   grid depends on the event.
+* The rounding errors of its sampled Gaussian grow with the inverse of the loss: at 1e9 steps they
+  make epsilon fifteen times too large. With replaced labels it is ``LabelDistanceDpEvent`` here, at
+  the least norm: the same pair.
 * It has no event for clipped distances of gradients or for an added delta; ``_added_events`` does.
 """
 
@@ -35,6 +38,7 @@ from scipy import fft, signal
 from tf_labeldp import _validate
 from tf_labeldp.accounting._added_events import AddedDeltaDpEvent, LabelDistanceDpEvent
 from tf_labeldp.accounting.events import pure_dp_event, randomized_response_event
+from tf_labeldp.accounting.gaussian import gaussian_epsilon
 
 _NEIGHBOURS = {"replace_label": "REPLACE_ONE", "add_or_remove": "ADD_OR_REMOVE_ONE"}
 """Names of relations in ``dp_accounting``."""
@@ -156,14 +160,15 @@ class PrivacyLoss:
 
     def epsilon(self, delta: float) -> float:
         """Returns the least epsilon >= 0 at which the loss is (epsilon, delta)-DP."""
-        if self.infinite > delta:
+        # The negated comparisons keep a NaN from passing for a small loss.
+        if not self.infinite <= delta:
             return math.inf
         values = self.values
 
         def is_more(epsilon: float) -> bool:
             first = int(np.searchsorted(values, epsilon, side="right"))
             finite = _dot(np.expm1(epsilon - values[first:]), self.masses[first:])
-            return self.infinite - finite > delta
+            return not self.infinite - finite <= delta
 
         if not is_more(0.0):
             return 0.0
@@ -199,6 +204,11 @@ def composed_epsilon(
     if delta <= taken_off > 0.0 or any(noise < _LEAST_NOISE for _, noise in gaussians):
         return math.inf
     uses = tuple(sorted(_merged(counted).items(), key=repr))
+    rounding = _ROUNDING * sum(n for _, n in uses)
+    if len(uses) == 1 and isinstance(uses[0][0], dp_accounting.GaussianDpEvent) and delta > 0.0:
+        left, distance = delta - taken_off - rounding, 2.0 if relation == "replace_label" else 1.0
+        noise = uses[0][0].noise_multiplier
+        return gaussian_epsilon(noise, left, distance) * _ULPS if left > 0.0 else math.inf
     neighbours = _NEIGHBOURS[relation]
     both = [_losses_of_one(event, neighbours) for event, _ in uses]
     if not all(both):
@@ -206,7 +216,7 @@ def composed_epsilon(
     if delta == 0.0:
         largest = (max(loss.epsilon(0.0) for loss in losses) for losses in both)
         return math.fsum(epsilon * n for epsilon, (_, n) in zip(largest, uses, strict=True)) * _ULPS
-    delta -= taken_off + _ROUNDING * sum(n for _, n in uses)
+    delta -= taken_off + rounding
     if delta <= 0.0:
         return math.inf
     # Way 0 is replacing or removing a unit; way 1 is adding one, where its loss is another.
@@ -327,10 +337,13 @@ def _losses_of_one(event: DpEvent, neighbours: str) -> tuple[PrivacyLoss, ...]:
             [other, (event.num_buckets - 2) * other, 1.0 - event.noise_parameter + other]
         )
         return (PrivacyLoss(_response_epsilon(event), -1, masses),)
-    if isinstance(event, LabelDistanceDpEvent):
-        if neighbours != "REPLACE_ONE":
-            raise dp_accounting.UnsupportedEventError(f"{event} supports replaced labels only.")
-        found = [event.loss(_grid(event))]
+    is_distance = isinstance(event, LabelDistanceDpEvent)
+    gaussian = _gaussian_noise(event)
+    if is_distance and neighbours != "REPLACE_ONE":
+        raise dp_accounting.UnsupportedEventError(f"{event} supports replaced labels only.")
+    if neighbours == "REPLACE_ONE" and gaussian is not None and gaussian[0] < 1.0:
+        step = event if is_distance else LabelDistanceDpEvent(*gaussian, longest=0.5)
+        found = [step.loss(_grid(event))]
     else:
         relation = dp_accounting.NeighboringRelation[neighbours]
         accountant = pld.PLDAccountant(relation, _grid(event))
