@@ -25,7 +25,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import math
+import operator
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -58,9 +60,12 @@ _LEAST_NOISE = 1e-2
 """Below, noise multipliers promise nothing (epsilon above ten thousand per use) and overflow."""
 
 _KINDS = 64
-"""Most kinds of events composed unchanged; with more, epsilons of RR are rounded up."""
+"""Most kinds of events composed unchanged; with more, their settings are rounded to fewer."""
 _PARTS = 32
-"""Rounding adds at most one part in 32, which leaves 75 epsilons in each factor of ten."""
+"""Rounding adds at most one part in 32 to epsilons of randomized response, which leaves 75 in each
+factor of ten."""
+_PARTS_OF_SAMPLED = 128
+"""Rounding adds at most one part in 128 to sampling probabilities and to precisions of noise."""
 _BLOCK = 64
 """Uses that one block composes; a larger block composes as many blocks."""
 _CELLS = 1024
@@ -261,12 +266,21 @@ def _leaves(event: DpEvent, times: int) -> Iterator[tuple[DpEvent, int]]:
         yield event, times
 
 
+def fewer_events(events: Iterable[DpEvent]) -> tuple[DpEvent, ...]:
+    """Returns a few events that jointly cost no less in ``composed_epsilon``, for labels."""
+    counted = _counted(events, "replace_label")
+    if not any(noise < _LEAST_NOISE for _, noise in filter(None, map(_gaussian_noise, counted))):
+        counted = _merged(counted)
+    return tuple(dp_accounting.SelfComposedDpEvent(*use) for use in counted.items())
+
+
 def _merged(counted: dict[DpEvent, int]) -> dict[DpEvent, int]:
     """Returns fewer kinds of events whose joint cost is no less.
 
     Unsampled Gaussians cost as much as one with the sum of their squared precisions (Dong, Roth and
     Su 2022, "Gaussian differential privacy", Corollary 2). Randomized response of a larger epsilon
-    costs no less: mixing in uniform answers makes it the original one.
+    costs no less: mixing in uniform answers makes it the original one. So does a sampled Gaussian of
+    a larger probability, by dropping examples, or of less noise, by adding some.
     """
     merged: dict[DpEvent, int] = {}
     precisions = []
@@ -274,15 +288,35 @@ def _merged(counted: dict[DpEvent, int]) -> dict[DpEvent, int]:
         if isinstance(event, dp_accounting.GaussianDpEvent):
             precisions.append(count / event.noise_multiplier**2)
             continue
-        if len(counted) > _KINDS and isinstance(event, dp_accounting.RandomizedResponseDpEvent):
-            epsilon = _response_epsilon(event)
-            if 0.0 < epsilon < math.inf:
-                larger = math.exp(math.ceil(_PARTS * math.log(epsilon)) / _PARTS)
-                event = randomized_response_event(max(epsilon, larger), event.num_buckets)
+        if len(counted) > _KINDS:
+            event = _rounded(event)
         merged[event] = merged.get(event, 0) + count
     if precisions:
         merged[dp_accounting.GaussianDpEvent(1.0 / math.sqrt(math.fsum(precisions)))] = 1
     return merged
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _rounded(event: DpEvent) -> DpEvent:
+    """Returns an event that costs no less, with one of a few settings."""
+    if isinstance(event, dp_accounting.RandomizedResponseDpEvent):
+        epsilon = _response_epsilon(event)
+        if 0.0 < epsilon < math.inf:
+            return randomized_response_event(_raised(epsilon, _PARTS), event.num_buckets)
+    gaussian = _gaussian_noise(event)
+    if gaussian is None or min(gaussian) <= 0.0:
+        return event
+    probability = _raised(gaussian[0], _PARTS_OF_SAMPLED)
+    probability = probability if probability < 1.0 else gaussian[0]
+    noise = 1.0 / _raised(1.0 / gaussian[1], _PARTS_OF_SAMPLED)
+    if isinstance(event, LabelDistanceDpEvent):
+        return dataclasses.replace(event, sampling_probability=probability, noise_multiplier=noise)
+    return dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(noise))
+
+
+def _raised(value: float, parts: int) -> float:
+    """Returns the next larger power of ``e^(1 / parts)``; a power stays."""
+    return max(value, math.exp(math.ceil(parts * math.log(value) - 1e-9) / parts))
 
 
 def _response_epsilon(event: dp_accounting.RandomizedResponseDpEvent) -> float:
@@ -363,16 +397,31 @@ def _losses_of_one(event: DpEvent, neighbours: str) -> tuple[PrivacyLoss, ...]:
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _mixed(uses: tuple[tuple[DpEvent, int], ...], neighbours: str, way: int) -> PrivacyLoss:
-    """Returns the privacy loss of different uses, composed by halves: one more changes few."""
+def _mixed(
+    uses: tuple[tuple[DpEvent, int], ...], neighbours: str, way: int, level: int = 0
+) -> PrivacyLoss:
+    """Returns the privacy loss of different uses, composed by halves of their digests.
+
+    One more kind changes one half of each half.
+    """
     if len(uses) > 1:
-        half = 1 << (len(uses) - 1).bit_length() - 1
-        return _mixed(uses[:half], neighbours, way) + _mixed(uses[half:], neighbours, way)
+        halves = [[use for use in uses if _bit(use[0], level) == bit] for bit in (0, 1)]
+        parts = [_mixed(tuple(half), neighbours, way, level + 1) for half in halves if half]
+        return functools.reduce(operator.add, parts)
     ((event, count),) = uses
     loss = _repeated(event, count, neighbours, way)
     if isinstance(event, dp_accounting.RandomizedResponseDpEvent):
         loss = loss.on_grid(_response_epsilon(event) * math.sqrt(count) / _CELLS_OF_RESPONSE)
     return loss
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _digest(event: DpEvent) -> int:
+    return int.from_bytes(hashlib.sha256(repr(event).encode()).digest(), "little")
+
+
+def _bit(event: DpEvent, level: int) -> int:
+    return _digest(event) >> level & 1
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._annotations import Setting
@@ -29,6 +29,10 @@ _FIXED = Assumption(
     "The mechanisms and the number of their uses were fixed in advance, not chosen after seeing "
     "earlier noisy labels.",
 )
+_OPAQUE = checked_fields(NOT_PRIVATE)
+"""The text of a use without an event."""
+_BLOCK = 64
+"""Different charges that are summed together; a larger block sums as many blocks."""
 _DELTA, _DELTA_TIMES_N = 1e-5, 0.1
 _LARGE_EPSILON, _LARGE_DELTA = 20.0, 0.01
 """Budgets above these are usually a mistake."""
@@ -130,7 +134,15 @@ class Charge:
         return isinstance(other, Charge) and self._fields() == other._fields()
 
     def __hash__(self) -> int:
-        return hash(self._fields())
+        # Histories of thousands of charges are looked up with each new charge.
+        if "_hash" not in self.__dict__:
+            object.__setattr__(self, "_hash", hash(self._fields()))
+        found: int = self.__dict__["_hash"]
+        return found
+
+    def __getstate__(self) -> dict[str, object]:
+        # Another process has other hashes of texts.
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
     def _fields(self) -> tuple[Any, ...]:
         return self.epsilon, self.delta, self.event_text, self.assumptions
@@ -189,7 +201,6 @@ def compose_charges(charges: Sequence[Charge], delta: float = 0.0) -> PrivacyGua
     return compose_counted(tuple(Counter(charges).items()), delta)
 
 
-@functools.lru_cache(maxsize=4096)
 def compose_counted(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
     """Returns the composition of charges on the *same* unit, each with its number of uses.
 
@@ -201,44 +212,95 @@ def compose_counted(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
     """
     if not charges:
         return PrivacyGuarantee(epsilon=0.0)
-    rests_on = tuple(dict.fromkeys(text for charge, _ in charges for text in charge.assumptions))
-    spent_delta = math.fsum(charge.delta * count for charge, count in charges)
-    finite = all(math.isfinite(charge.epsilon) for charge, _ in charges)
+    # A cache of long histories would be large, and their blocks are cached.
+    return (_composed if len(charges) <= _BLOCK else _composed.__wrapped__)(charges, delta)
+
+
+@functools.lru_cache(maxsize=4096)
+def _composed(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
+    total = _total(charges)
+    rests_on, spent_delta = total.assumptions, float(total.delta)
     basic = math.inf
-    if finite and spent_delta <= delta * (1.0 + _ROUNDING):
-        basic = _exact_sum((charge.epsilon, count) for charge, count in charges)
+    if total.is_finite and spent_delta <= delta * (1.0 + _ROUNDING):
+        basic = float(total.epsilon)
     # An event with a count composes several uses in one charge.
-    several = sum(count for _, count in charges) > 1 or "count" in charges[0][0].event_fields
-    if delta > 0.0 and finite and (several or math.isinf(basic)):
-        tight = _tight_epsilon(charges, delta)
+    several = total.uses > 1 or "count" in charges[0][0].event_fields
+    if delta > 0.0 and total.is_finite and (several or math.isinf(basic)):
+        tight = _tight_epsilon(_total(charges, with_events=True), delta)
         if tight < basic * _WORTH_IT:
             return PrivacyGuarantee(epsilon=tight, delta=delta, assumptions=(_FIXED, *rests_on))
     if math.isfinite(basic):
         return PrivacyGuarantee(epsilon=basic, delta=spent_delta, assumptions=rests_on)
-    if finite:
+    if total.is_finite:
         text = f"Nothing is promised at delta={delta:g}: the uses' deltas sum to {spent_delta:g}."
         rests_on = (Assumption("not-promised", "nobody", text), *rests_on)
     return PrivacyGuarantee(epsilon=basic, delta=delta, assumptions=rests_on)
 
 
-def _tight_epsilon(charges: CountedCharges, delta: float) -> float:
-    opaque = [pair for pair in charges if pair[0].event_fields == NOT_PRIVATE]
-    composed = [pair for pair in charges if pair[0].event_fields != NOT_PRIVATE]
-    left = delta - math.fsum(charge.delta * count for charge, count in opaque)
-    if not composed or left <= 0.0:
-        return math.inf
-    from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
+class _Total(NamedTuple):
+    """The sums of counted charges, without rounding errors."""
+
+    is_finite: bool
+    uses: int
+    epsilon: Fraction  # of finite epsilons
+    delta: Fraction
+    opaque_epsilon: Fraction  # of uses without an event
+    opaque_delta: Fraction
+    assumptions: tuple[Assumption, ...]
+    events: tuple[DpEvent, ...]  # of the other uses
+
+
+@functools.lru_cache(maxsize=256)
+def _total(charges: CountedCharges, *, with_events: bool = False) -> _Total:
+    """Returns the sums; one more charge changes few of the blocks that they are summed in."""
+    if len(charges) > _BLOCK:
+        size = _BLOCK ** math.floor(math.log(len(charges) - 1, _BLOCK) + 1e-9)
+        starts = range(0, len(charges), size)
+        totals = [
+            _total(charges[start : start + size], with_events=with_events) for start in starts
+        ]
+        events = tuple(event for total in totals for event in total.events)
+        if with_events:
+            from tf_labeldp.accounting._losses import fewer_events
+
+            events = fewer_events(events)
+        sums: Any = map(sum, zip(*(total[1:6] for total in totals), strict=True))
+        notes = dict.fromkeys(note for total in totals for note in total.assumptions)
+        return _Total(all(total.is_finite for total in totals), *sums, tuple(notes), events)
+    finite = [pair for pair in charges if math.isfinite(pair[0].epsilon)]
+    opaque = [pair for pair in finite if pair[0].event_text == _OPAQUE]
+    events: tuple[DpEvent, ...] = ()
+    if with_events:
+        from dp_accounting import SelfComposedDpEvent
+
+        others = [pair for pair in charges if pair[0].event_text != _OPAQUE]
+        events = tuple(SelfComposedDpEvent(charge.event, count) for charge, count in others)
+    return _Total(
+        len(finite) == len(charges),
+        sum(count for _, count in charges),
+        _exact_sum((charge.epsilon, count) for charge, count in finite),
+        _exact_sum((charge.delta, count) for charge, count in charges),
+        _exact_sum((charge.epsilon, count) for charge, count in opaque),
+        _exact_sum((charge.delta, count) for charge, count in opaque),
+        tuple(dict.fromkeys(note for charge, _ in charges for note in charge.assumptions)),
+        events,
+    )
+
+
+def _exact_sum(counted: Iterable[tuple[float, int]]) -> Fraction:
+    """Returns the sum of finite numbers, each times its count."""
+    return sum((Fraction(value) * count for value, count in counted if value), Fraction())
+
+
+def _tight_epsilon(total: _Total, delta: float) -> float:
+    from dp_accounting import ComposedDpEvent
 
     from tf_labeldp.accounting._losses import epsilon_of
 
-    parts = tuple(SelfComposedDpEvent(charge.event, count) for charge, count in composed)
-    on_top = _exact_sum((charge.epsilon, count) for charge, count in opaque)
-    return on_top + epsilon_of(ComposedDpEvent(parts), left)
-
-
-def _exact_sum(counted: Iterable[tuple[float, int]]) -> float:
-    """Returns the correctly rounded sum of finite numbers, each times its count."""
-    return float(sum(Fraction(float(value)) * count for value, count in counted))
+    left = delta - float(total.opaque_delta)
+    if not total.events or left <= 0.0:
+        return math.inf
+    return float(total.opaque_epsilon) + epsilon_of(ComposedDpEvent(total.events), left)
 
 
 def group_privacy(guarantee: PrivacyGuarantee, group_size: int) -> PrivacyGuarantee:

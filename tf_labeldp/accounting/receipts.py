@@ -318,7 +318,8 @@ class Histories:
         self._of_all: Counter[Charge] = Counter()
         self._of_any: Counter[Charge] = Counter()  # of all examples, also later ones
         self._rows: list[CountedCharges] = [()]
-        self._sizes = [size]  # number of examples per row; a row without examples is reused
+        self._sizes = [size]  # number of examples per row
+        self._free: list[int] = []  # rows without examples, for reuse
         self._place: dict[frozenset[tuple[Charge, int]], int] = {frozenset(): 0}
         self._row_of = np.zeros(size, dtype=np.int32)
 
@@ -353,15 +354,18 @@ class Histories:
             self._sizes[old] -= int(moved[old])
             if self._sizes[old] == 0:
                 del self._place[frozenset(self._rows[old])]
+                self._free.append(int(old))
 
     def _row(self, history: CountedCharges) -> int:
         name = frozenset(history)
         if name not in self._place:
-            if 0 not in self._sizes:
+            if not self._free:
+                self._free.append(len(self._rows))
                 self._rows.append(())
                 self._sizes.append(0)
-            self._place[name] = self._sizes.index(0)
-            self._rows[self._place[name]] = history
+            place = self._free.pop()
+            self._rows[place] = history
+            self._place[name] = place
         return self._place[name]
 
     def spread(self) -> list[tuple[CountedCharges, int]]:
@@ -397,11 +401,15 @@ class Histories:
         found._of_all, found._of_any = self._of_all.copy(), self._of_any.copy()
         found._place = self._place.copy()
         found._rows, found._sizes = self._rows.copy(), self._sizes.copy()
+        found._free = self._free.copy()
         found._row_of = self._row_of.copy()
         return found
 
 
 def _sum_of(*histories: CountedCharges) -> CountedCharges:
+    histories = tuple(filter(None, histories))
+    if len(histories) == 1:
+        return histories[0]
     counts: Counter[Charge] = Counter()
     for history in histories:
         counts.update(dict(history))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import inspect
 import json
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -84,7 +85,7 @@ class Mechanism(abc.ABC):
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument except the receipts, for JSON."""
-        names = inspect.signature(type(self)).parameters
+        names = _arguments(type(self))
         return {name: getattr(self, name) for name in names if name != "receipts"}
 
     @classmethod
@@ -397,6 +398,11 @@ def checked_mechanism(value: Any, kind: type[_Kind]) -> _Kind:
         f"mechanism must be a tf_labeldp mechanism{kind.labels_of}, got {found}. Use one from "
         "tf_labeldp.mechanisms."
     )
+
+
+@functools.cache
+def _arguments(cls: type) -> tuple[str, ...]:
+    return tuple(inspect.signature(cls).parameters)
 
 
 def serialize(mechanism: Mechanism) -> dict[str, Any]:

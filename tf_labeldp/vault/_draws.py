@@ -146,23 +146,32 @@ class Draws:
         found: list[Record] = []
         with self._ledger.turn():
             first = self.next_name() if key is None else str(key)
-            places = np.arange(rows.size)
-            while places.size or not found:
+            left, place_of = rows.size, None
+            while left or not found:
                 name = f"{first}+{len(found)}" if found else first
                 stored = self._ledger.draws.get(name)
-                now = places
-                if stored is not None and stored.indices.size < places.size:
-                    is_old = np.isin(rows[places], stored.indices)
-                    came_later = self._sealed.arrived[rows[places[~is_old]]] > stored.number
-                    if is_old.sum() == stored.indices.size and np.all(came_later):
-                        now = places[is_old]
+                now = None
+                if stored is not None and (old := stored.indices).size < left:
+                    if place_of is None:
+                        # Each draw costs its own size: a thousand weeks have a thousand draws.
+                        place_of = np.full(len(self._sealed), -1, dtype=np.int64)
+                        place_of[rows] = np.arange(rows.size)  # of rows without a draw
+                        arrived = np.sort(self._sealed.arrived[rows])
+                    came = np.searchsorted(arrived, stored.number, side="right")
+                    # All rows of the draw are left, and the others came later.
+                    if came == rows.size - left + old.size and np.all(place_of[old] >= 0):
+                        now = np.sort(place_of[old])
+                if now is None:
+                    is_left = slice(None) if place_of is None else place_of[rows] >= 0
+                    now = np.arange(rows.size)[is_left]
                 some = public if now.size == rows.size else _input_of(public, now, rows.size)
                 # A retrained model never gives exactly the same priors, so a named draw ignores
                 # them.
                 compared = key is None
                 found.append(self._named(name, mechanism, rows[now], some, is_compared=compared))
-                is_whole = now.size == places.size
-                places = places[:0] if is_whole else np.setdiff1d(places, now, assume_unique=True)
+                left -= now.size
+                if place_of is not None:
+                    place_of[rows[now]] = -1
             self._unnamed += key is None
         return found
 

@@ -103,6 +103,7 @@ class LabelStore:
         self._receipts: list[Receipt | None] = []  # of the read records
         self._numbers: dict[str, int] = {}  # record numbers by receipt id
         self._label_set: str | None = None
+        self._arrivals: list[tuple[dict[str, Any], Arrival]] = []  # as the header had them
         self.num_labels = 0  # as the header had it at the last reading of records
 
     def exists(self) -> bool:
@@ -165,7 +166,13 @@ class LabelStore:
         """
         header = self.header()
         everything = Arrival(header["num_labels"], np.arange(header["num_labels"]))
-        found = [Arrival.from_json(fields) for fields in header.get("arrivals", [])] or [everything]
+        listed = header.get("arrivals", [])
+        known = len(self._arrivals)
+        if [fields for fields, _ in self._arrivals] != listed[:known]:
+            known = 0
+        new = [(fields, Arrival.from_json(fields)) for fields in listed[known:]]
+        self._arrivals = [*self._arrivals[:known], *new]
+        found = [arrival for _, arrival in self._arrivals] or [everything]
         if rows is None:
             return found
         has_label = np.zeros(total or 0, dtype=bool)
