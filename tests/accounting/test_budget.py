@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import warnings
 from fractions import Fraction
 
@@ -212,3 +213,29 @@ def test_a_charge_out_of_range_is_refused():
     for epsilon, delta in ((-1e-3, 0.0), (0.1, -1e-6), (0.1, 1.0)):
         with pytest.raises(ValueError, match=r"epsilon|delta"):
             Charge(epsilon, delta, pure_dp_event(0.5))
+
+
+def test_hundreds_of_different_charges_add_up_as_a_few_do():
+    """Their sums are taken in blocks: exact, whatever the place of a block."""
+    ratios = [50.0 + number for number in range(300)]
+    used = [Charge(0.1 + 1.0 / ratio, 1e-9, gaussian_event(ratio)) for ratio in ratios]
+    counted = tuple((charge, 1 + number % 3) for number, charge in enumerate(used))
+    basic = sum((Fraction(charge.epsilon) * count for charge, count in counted), Fraction())
+    spent = sum((Fraction(charge.delta) * count for charge, count in counted), Fraction())
+    stated = compose_counted(counted, 1e-5)
+    precision = math.fsum(count / ratio**2 for ratio, (_, count) in zip(ratios, counted))
+    exact = gaussian_epsilon(1.0, 1e-5, math.sqrt(precision))
+    assert exact <= stated.epsilon <= exact * (1.0 + 1e-8) < float(basic)
+    pure = tuple((Charge(each.epsilon, 0.0, each.event), count) for each, count in counted)
+    assert compose_counted(pure, 0.0).epsilon == float(basic)
+    noted = compose_counted((*counted, (Charge.unknown("because"), 1)), 1e-5)
+    assert math.isinf(noted.epsilon) and "because" in noted.assumptions
+    assert spent < 1e-5  # else basic composition would promise nothing
+
+
+def test_a_charge_has_its_hash_in_its_process_alone():
+    [charge] = charges(0.5)
+    hash(charge)
+    copy = pickle.loads(pickle.dumps(charge))
+    assert copy == charge and hash(copy) == hash(charge) and len({copy, charge}) == 1
+    assert "_hash" not in charge.__getstate__()

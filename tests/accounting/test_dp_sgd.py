@@ -197,3 +197,26 @@ def test_bad_targets(change, error, message):
     target = {"epsilon": 1.0, "delta": 1e-5, "sampling_probability": 0.1, "steps": 10}
     with pytest.raises(error, match=message):
         calibrate_noise_multiplier(**{**target, **change})
+
+
+def test_noise_at_a_billion_steps_is_that_of_the_central_limit():
+    noise = calibrate_noise_multiplier(1.0, 1e-5, 0.01, 10**9)
+    limit = gaussian_sigma(1.0, 1e-5, 2.0 * 0.01 * math.sqrt(1e9))
+    assert limit <= noise <= 1.005 * limit
+
+
+@pytest.mark.parametrize("relation", ["replace_label", "add_or_remove"])
+def test_full_batches_cost_what_the_gaussian_costs_also_at_ten_thousand(relation):
+    distance = {"replace_label": 2.0, "add_or_remove": 1.0}[relation]
+    noise = calibrate_noise_multiplier(10_000.0, 1e-5, 1.0, 4, relation)
+    exact = gaussian_epsilon(noise, 1e-5, 2.0 * distance)
+    found = dp_sgd_guarantee(noise, 1.0, 4, 1e-5, relation).epsilon
+    assert exact <= found <= min(10_000.0, exact * (1.0 + 1e-8))
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.03])
+def test_little_noise_costs_more_when_clipped_by_label_distance(noise):
+    # Orders above e^709 once overflowed, and an epsilon of zero was stated.
+    norm = dp_sgd_guarantee(noise, 0.5, 1, 1e-5).epsilon
+    distance = dp_sgd_guarantee(noise, 0.5, 1, 1e-5, clipping="label_distance").epsilon
+    assert distance > norm > 0.5 / noise**2

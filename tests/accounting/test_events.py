@@ -187,6 +187,18 @@ def test_many_kinds_of_responses_are_rounded_up():
     assert least <= ours <= most * 1.001
 
 
+@pytest.mark.parametrize("clipping", ["norm", "label_distance"])
+def test_many_kinds_of_sampled_steps_are_rounded_up(clipping):
+    noises = np.linspace(20.0, 20.5, 200)
+    ours = composed_epsilon([dp_sgd_event(noise, 0.05, 1, clipping) for noise in noises], 1e-6)
+    mean = np.mean(noises**-2.0) ** -0.5
+    least, most = (
+        composed_epsilon([dp_sgd_event(noise, 0.05, 200, clipping)], 1e-6)
+        for noise in (mean, mean / (1 + 1 / 128) ** 2)
+    )
+    assert least <= ours <= most * 1.001
+
+
 def test_gaussians_are_one_of_their_precisions():
     ratios = [3.0, 7.0, 11.0]
     together = sum(one**-2 for one in ratios) ** -0.5

@@ -160,6 +160,7 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
                 f"votes must be integers (teachers, {queries}) in 0..{self.num_classes - 1}. "
                 "Return one vote per teacher and query."
             )
-        cells = votes + self.num_classes * np.arange(queries)
-        counts = np.bincount(cells.ravel(), minlength=queries * self.num_classes)
-        return counts.reshape(queries, self.num_classes)
+        counts = np.zeros((queries, self.num_classes), dtype=np.int64)
+        for row in votes:  # by teacher, in the memory of one
+            counts[np.arange(queries), row] += 1
+        return counts

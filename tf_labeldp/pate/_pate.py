@@ -15,6 +15,7 @@ from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.pate._confident_gnmax import NO_ANSWER, ConfidentGNMax
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
+from tf_labeldp.vault.records import compact
 
 Teacher = Callable[[Any, np.ndarray, np.ndarray], np.ndarray]
 
@@ -151,9 +152,12 @@ class _Teachers:
     def votes(self, labels: np.ndarray) -> np.ndarray:
         """Returns the class that each teacher votes for, (teachers, queries)."""
         votes = []
-        for number in range(self._count):
-            shard = np.where(self._shard_of == number, labels, NO_ANSWER)
-            votes.append(np.asarray(self._teacher(self._features, shard, self.queries)))
+        # Every shard has a row more than the next, or as many.
+        rows_of = np.array_split(np.argsort(self._shard_of, kind="stable"), self._count)
+        for rows in rows_of:
+            shard = np.full(len(labels), NO_ANSWER, dtype=np.int64)
+            shard[rows] = labels[rows]
+            votes.append(compact(np.asarray(self._teacher(self._features, shard, self.queries))))
         return np.stack(votes)
 
     def digest(self) -> str:
