@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._annotations import Setting
@@ -264,9 +264,17 @@ def _total(charges: CountedCharges, *, with_events: bool = False) -> _Total:
             from tf_labeldp.accounting._losses import fewer_events
 
             events = fewer_events(events)
-        sums: Any = map(sum, zip(*(total[1:6] for total in totals), strict=True))
         notes = dict.fromkeys(note for total in totals for note in total.assumptions)
-        return _Total(all(total.is_finite for total in totals), *sums, tuple(notes), events)
+        return _Total(
+            all(total.is_finite for total in totals),
+            sum(total.uses for total in totals),
+            sum((total.epsilon for total in totals), Fraction()),
+            sum((total.delta for total in totals), Fraction()),
+            sum((total.opaque_epsilon for total in totals), Fraction()),
+            sum((total.opaque_delta for total in totals), Fraction()),
+            tuple(notes),
+            events,
+        )
     finite = [pair for pair in charges if math.isfinite(pair[0].epsilon)]
     opaque = [pair for pair in finite if pair[0].event_text == _OPAQUE]
     events: tuple[DpEvent, ...] = ()
