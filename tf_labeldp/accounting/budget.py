@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._annotations import Setting
@@ -253,6 +253,7 @@ class _Total(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def _total(charges: CountedCharges, *, with_events: bool = False) -> _Total:
     """Returns the sums; one more charge changes few of the blocks that they are summed in."""
+    events: tuple[DpEvent, ...] = ()
     if len(charges) > _BLOCK:
         size = _BLOCK ** math.floor(math.log(len(charges) - 1, _BLOCK) + 1e-9)
         starts = range(0, len(charges), size)
@@ -277,7 +278,6 @@ def _total(charges: CountedCharges, *, with_events: bool = False) -> _Total:
         )
     finite = [pair for pair in charges if math.isfinite(pair[0].epsilon)]
     opaque = [pair for pair in finite if pair[0].event_text == _OPAQUE]
-    events: tuple[DpEvent, ...] = ()
     if with_events:
         from dp_accounting import SelfComposedDpEvent
 
