@@ -223,7 +223,9 @@ def test_hundreds_of_different_charges_add_up_as_a_few_do():
     basic = sum((Fraction(charge.epsilon) * count for charge, count in counted), Fraction())
     spent = sum((Fraction(charge.delta) * count for charge, count in counted), Fraction())
     stated = compose_counted(counted, 1e-5)
-    precision = math.fsum(count / ratio**2 for ratio, (_, count) in zip(ratios, counted))
+    precision = math.fsum(
+        count / ratio**2 for ratio, (_, count) in zip(ratios, counted, strict=True)
+    )
     exact = gaussian_epsilon(1.0, 1e-5, math.sqrt(precision))
     assert exact <= stated.epsilon <= exact * (1.0 + 1e-8) < float(basic)
     pure = tuple((Charge(each.epsilon, 0.0, each.event), count) for each, count in counted)

@@ -279,8 +279,8 @@ def _merged(counted: dict[DpEvent, int]) -> dict[DpEvent, int]:
 
     Unsampled Gaussians cost as much as one with the sum of their squared precisions (Dong, Roth and
     Su 2022, "Gaussian differential privacy", Corollary 2). Randomized response of a larger epsilon
-    costs no less: mixing in uniform answers makes it the original one. So does a sampled Gaussian of
-    a larger probability, by dropping examples, or of less noise, by adding some.
+    costs no less: mixing in uniform answers makes it the original one. Nor does a sampled Gaussian
+    of a larger probability, by dropping examples, or of less noise, by adding some.
     """
     merged: dict[DpEvent, int] = {}
     precisions = []
