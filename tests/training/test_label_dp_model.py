@@ -182,3 +182,41 @@ def test_noise_of_a_step_is_rate_sigma_clip_over_the_batch() -> None:
     # Both hold for every draw inside the interval: it is narrower than a tenth of sigma.
     assert not low < ratio * (size / N) ** 2 < high  # as if divided by all examples
     assert not low < ratio * (sigma / (sigma + 0.15)) ** 2 < high
+
+
+class CountsTraces(LabelDPModel):
+    traces = 0
+
+    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        type(self).traces += 1
+        return super().train_step(data)
+
+
+def test_later_fits_trace_the_step_only_after_a_change_of_what_it_contains() -> None:
+    CountsTraces.traces = 0
+    model = CountsTraces.from_model(network(keras.layers.Dense(5, name="hidden")))
+    model.compile(optimizer(1e-9, keras.optimizers.SGD(RATE), CLIP), loss=LOSS)
+
+    def traces_of_fit(size: int = 8, **settings: Any) -> int:
+        before = CountsTraces.traces
+        fresh = network(keras.layers.Dense(5, name="hidden"))
+        fresh.get_layer("hidden").trainable = model.get_layer("hidden").trainable
+        fresh.compile(optimizer(1e-9, keras.optimizers.SGD(RATE), CLIP), loss=LOSS)
+        fresh.set_weights(model.get_weights())
+        for each in (fresh, model):
+            each.fit(X, Y, batch_size=size, shuffle=False, verbose=0, **settings)
+        assert same_weights(model.get_weights(), fresh.get_weights())
+        return CountsTraces.traces - before
+
+    def changes(**settings: Any) -> list[int]:
+        return [traces_of_fit(**settings), traces_of_fit(**settings)]
+
+    assert changes() == [1, 0]
+    assert changes(size=11) == [1, 0]
+    assert changes(class_weight={1: 3.0}) == [1, 0]
+    model.report_training_metrics = True
+    assert changes(class_weight={1: 3.0}) == [1, 0]
+    hidden = model.get_layer("hidden")
+    hidden.trainable, kernel = False, hidden.kernel.numpy()
+    assert changes() == [1, 0]
+    np.testing.assert_array_equal(hidden.kernel, kernel)

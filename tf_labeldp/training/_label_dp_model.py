@@ -113,6 +113,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
 
     train_function: Any
     _batch_spec: Any = None
+    _traced_with: Any = None
 
     @classmethod
     def from_model(cls, model: Public[keras.Model], inputs: Public[Any] = None) -> LabelDPModel:
@@ -237,6 +238,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         self._step = PrivateStep(self, optimizer, losses, self._guard)
         optimizer._owner = weakref.ref(self)
         self._spending = Spending(self, optimizer, self._guard)
+        self._traced_with = None
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles a loaded model with its saved settings."""
@@ -291,7 +293,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         self._initial_epoch = None
         self._begin(plan)
         try:
-            with without_retracing_warnings():  # Each fit traces its step, which has its plan.
+            with without_retracing_warnings():  # A fit may trace its step, which has its plan.
                 return super().fit(dataset, **settings)
         except tf.errors.OpError as error:
             if self._guard.error is None and isinstance(error, _HARMLESS):
@@ -299,7 +301,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             withheld = type(error).__name__
         finally:
             self._spending.end()
-            self.train_function, self._withholding = None, False
+            self._withholding = False
         if self._guard.compiled and self._guard.error is None:
             layer = layer_not_compiled(self)
             if layer is not None:
@@ -349,8 +351,23 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         self._guard.error = None
         self._withholding = not self.report_training_metrics
         self._spending.begin(plan, self.report_training_metrics)
-        # The traced step contains the plan as a constant.
-        self.train_function = None
+        constants = self._constants(plan)
+        if constants != self._traced_with:
+            self.train_function, self._traced_with = None, constants
+
+    def _constants(self, plan: TrainingPlan) -> tuple[Any, ...]:
+        """Returns the values that a traced step contains, and that may change between two fits."""
+        optimizer = self.optimizer
+        settings = optimizer.denoiser, optimizer.preconditioner, optimizer.noise
+        return (
+            plan.traced_values(self._output_losses),
+            optimizer.noise_multiplier,
+            [repr(vars(each)) for each in settings if each is not None],
+            [(id(layer), layer.trainable) for layer in layers_of(self)],
+            [id(variable) for variable in self.trainable_variables],
+            self.report_training_metrics,
+            (self.run_eagerly, self.jit_compile, self.steps_per_execution),
+        )
 
     def _is_training(self) -> bool:
         spending = getattr(self, "_spending", None)

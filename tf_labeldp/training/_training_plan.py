@@ -125,6 +125,12 @@ class TrainingPlan(abc.ABC):
             if loss.name in weights
         }
 
+    def traced_values(self, losses: OutputLosses) -> tuple[Any, ...]:
+        """Returns the values of the plan that a traced step contains."""
+        weights = None if self.class_weight is None else self.class_weights(losses)
+        sums = self.divisor, self.group_rows, self.has_sample_weight, weights
+        return *sums, self.label_range, self.sampling_probability, self.shared
+
     @abc.abstractmethod
     def feature_specs(self) -> Any:
         """Returns the specs of the features of a batch, in their structure."""
