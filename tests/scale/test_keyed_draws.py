@@ -320,7 +320,7 @@ def test_a_vault_refuses_what_it_cannot_key(tmp_path):
     assert numbers.guarantee().epsilon == 0.0
 
 
-def test_a_block_beyond_the_chunks_of_a_mechanism_is_halved(monkeypatch):
+def test_rows_beyond_the_chunk_of_a_mechanism_are_drawn_in_its_chunks(monkeypatch):
     n = 3000
     priors = np.random.default_rng(0).dirichlet(np.ones(4), n)
     ids, labels, mechanism = np.arange(n), np.arange(n) % 4, RRWithPrior(1.0, 4)
@@ -335,7 +335,8 @@ def test_a_block_beyond_the_chunks_of_a_mechanism_is_halved(monkeypatch):
     monkeypatch.setattr(keyed_draws, "_KeyedWords", Counted)
     monkeypatch.setattr(classes, "_CHUNK_CELLS", 4 * 1000)
     np.testing.assert_array_equal(draw(ids, labels, mechanism, priors=priors), alone)
-    assert sizes == [3000, 1500, 750, 750, 1500, 750, 750]
+    assert sizes == [1000, 1000, 1000]
+    assert draw([], [], mechanism, priors=PRIOR).size == 0
 
 
 @pytest.mark.parametrize("by_group", [False, True])

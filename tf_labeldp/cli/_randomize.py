@@ -30,7 +30,7 @@ from tf_labeldp._version import __version__
 from tf_labeldp.accounting import Assumption
 from tf_labeldp.cli import _outputs, _tables, _tasks
 from tf_labeldp.cli._console import CommandError, one_line, say
-from tf_labeldp.vault.keyed_draws import text_parts, words_of
+from tf_labeldp.vault.keyed_draws import text_hashes, text_parts
 from tf_labeldp.vault.noisy_labels import sealed, table_arrays
 from tf_labeldp.vault.records import publish
 
@@ -40,10 +40,6 @@ _ROW_COLUMN = "row"
 """The column of row numbers in an output without ids."""
 _AUTOMATIC = ("id", "row_id", _ROW_COLUMN)
 _DIGEST_FILE = "ids-digest"
-_HASHED_BYTES = 64
-"""Bytes of an id that its hash depends on."""
-_ODD = 0x9E3779B97F4A7C15
-"""An odd number without pattern: 2^64 divided by the golden ratio."""
 _PATIENCE = 2.0
 """Seconds before the first line of progress."""
 
@@ -298,15 +294,10 @@ def _most_rows_of_one_id(tables: Sequence[Any]) -> int | None:
 
 
 def _hashes_of(column: Any) -> np.ndarray:
-    """Returns a hash of each id, ``uint64`` (n,), by its first bytes; equal ids have equal ones."""
+    """Returns a hash of each id, ``uint64`` (n,); equal ids have equal ones."""
     if pa.types.is_integer(column.type) and not column.null_count:
         return _tables.to_numpy(column).astype(np.uint64)
-    content, starts, lengths = text_parts(_filled(_texts_of(column)))
-    hashes = lengths.astype(np.uint64)
-    for at in range(0, min(_HASHED_BYTES, int(lengths.max(initial=0))), 8):
-        hashes = (hashes ^ words_of(content, starts, lengths, at)) * np.uint64(_ODD)
-        hashes ^= hashes >> np.uint64(32)
-    return hashes
+    return text_hashes(_filled(_texts_of(column)))
 
 
 def _filled(texts: Any) -> Any:

@@ -135,6 +135,7 @@ class PriorMechanism(SetResponse):
         prior = self._checked_priors(priors, labels.size)
         sizes = prior.by_label(self.set_sizes(prior.rows))
         noisy = np.empty_like(labels)
+        by_columns = prior.groups is None and self.num_classes <= _FEW_CLASSES
         if prior.groups is not None:
             ranked = rank_classes(prior.rows)
             ranks = np.argsort(ranked, axis=1)  # the inverse permutations
@@ -142,17 +143,17 @@ class PriorMechanism(SetResponse):
             if prior.groups is not None:
                 row = prior.groups[some]
                 rank = ranks[row, labels[some]]
-            else:
+            elif by_columns:
                 of_classes = _ranks_of_classes(prior.rows[some])
                 rank = of_classes[labels[some], np.arange(of_classes.shape[1])].astype(np.int64)
+            else:
+                ranked = rank_classes(prior.rows[some])
+                row = np.arange(len(ranked))
+                rank = np.argmax(ranked == labels[some][:, np.newaxis], axis=1)
             if self.rest_as_one:
                 rank = np.minimum(rank, sizes[some] - 1)
             drawn = draw_ranks(rank, sizes[some], self.epsilon, rng)
-            if prior.groups is not None:
-                noisy[some] = ranked[row, drawn]
-            else:
-                for label, rank in enumerate(of_classes):
-                    np.copyto(noisy[some], label, where=rank == drawn)
+            noisy[some] = _classes_at(of_classes, drawn) if by_columns else ranked[row, drawn]
         return noisy
 
 
@@ -222,13 +223,14 @@ class RRWithPrior(PriorMechanism):
         weights = 1.0 / (1.0 + np.arange(priors.shape[1]) * math.exp(-self.epsilon))
         for rows in row_chunks(priors.shape, _CACHED_CELLS):
             ordered = _ordered_columns(priors[rows])
-            mass, k = np.zeros_like(ordered[0]), best[rows]
-            largest = np.full_like(mass, -1.0)
+            mass, largest = np.zeros_like(ordered[0]), np.full_like(ordered[0], -1.0)
+            k = np.zeros(mass.size, np.min_scalar_type(priors.shape[1]))
             for size, (column, weight) in enumerate(zip(ordered, weights, strict=True), start=1):
                 mass += column
                 kept = mass * weight
                 np.copyto(k, size, where=kept > largest)
-                largest = np.maximum(kept, largest)
+                np.maximum(kept, largest, out=largest)
+            best[rows] = k
         return best
 
 
@@ -338,10 +340,8 @@ def top_k_members(scores: np.ndarray, k: np.ndarray | int) -> np.ndarray:
 
 
 def _ranks_of_classes(priors: np.ndarray) -> np.ndarray:
-    """Returns the place of each class in ``rank_classes`` of its row: integers (K, n)."""
+    """Returns the place of each class in ``rank_classes`` of its row: ``uint8`` (K, n)."""
     num_rows, num_classes = priors.shape
-    if num_classes > _FEW_CLASSES:
-        return np.argsort(rank_classes(priors), axis=1).T
     ranks = np.zeros((num_classes, num_rows), np.uint8)
     for rows in row_chunks(priors.shape, _CACHED_CELLS):
         columns, of_rows = np.ascontiguousarray(priors[rows].T), ranks[:, rows]
@@ -351,6 +351,14 @@ def _ranks_of_classes(priors: np.ndarray) -> np.ndarray:
             of_rows[label] += np.add.reduce(is_before, axis=0, dtype=np.uint8)
             of_rows[:label] += ~is_before
     return ranks
+
+
+def _classes_at(ranks: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    """Returns the class of each row with a rank (n,), ``uint8``; ranks of classes are (K, n)."""
+    found, places = np.zeros(drawn.size, np.uint8), drawn.astype(np.uint8)
+    for label in range(1, len(ranks)):
+        np.copyto(found, label, where=ranks[label] == places)
+    return found
 
 
 def _ordered_columns(priors: np.ndarray) -> np.ndarray:

@@ -46,6 +46,7 @@ from tf_labeldp.mechanisms import (
     random_bits,
 )
 from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, settings
+from tf_labeldp.mechanisms.classes import row_chunks
 from tf_labeldp.vault._store_of_0_2 import import_key, key_of_0_2, output_of_0_2
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import (
@@ -59,6 +60,10 @@ from tf_labeldp.vault.records import (
 )
 from tf_labeldp.vault.store import SUMS, LabelStore
 
+_HASHED_BYTES = 64
+"""Bytes of an id that its public hash depends on."""
+_ODD = 0x9E3779B97F4A7C15
+"""An odd number without pattern: 2^64 divided by the golden ratio."""
 _LEDGER = ".ledger"
 """The suffix of the folder for the ledger of a key without a vault."""
 _KEYED = (RandomizedResponse, RRTopK, RRWithPrior, InformativeRR, RROnBins)
@@ -463,7 +468,12 @@ class KeyedRows:
 
     def randomize(self) -> np.ndarray:
         """Returns the noisy labels (n,)."""
-        return np.concatenate(list(self._drawn(0, len(self._labels))))
+        size = len(self._labels)
+        chunks = [slice(0, size)]
+        if self._priors is not None and size:
+            # A mechanism with priors draws the words of one chunk after those of another.
+            chunks = list(row_chunks((size, np.shape(self._priors.probabilities)[-1])))
+        return np.concatenate([part for rows in chunks for part in self._drawn(rows)])
 
     def id_digests(self) -> np.ndarray:
         """Returns keyed digests of the ids, ``uint64`` (n, 2), for ``repeats_of``."""
@@ -475,19 +485,18 @@ class KeyedRows:
         last = self._state ^ np.array([1 << 63, 1 << 63], "<u8")
         return int(_encrypted(self._key, last)[:, 0].sum(dtype=np.uint64))
 
-    def _drawn(self, start: int, stop: int) -> Iterator[np.ndarray]:
-        part = slice(start, stop)
+    def _drawn(self, part: slice) -> Iterator[np.ndarray]:
         words = _KeyedWords(self._state[part], self._key)
         priors = _of_rows(self._priors, part)
         try:
             yield self._mechanism.randomize(self._labels[part], priors, rng=words)
         except _Uneven:
             # A row has the same words among any others, so halves are drawn in place of the whole.
-            if stop - start < 2:
+            if part.stop - part.start < 2:
                 raise
-            middle = (start + stop) // 2
-            yield from self._drawn(start, middle)
-            yield from self._drawn(middle, stop)
+            middle = (part.start + part.stop) // 2
+            yield from self._drawn(slice(part.start, middle))
+            yield from self._drawn(slice(middle, part.stop))
 
 
 class KeyedDraws:
@@ -497,7 +506,7 @@ class KeyedDraws:
         self._ids = checked_ids(np.arange(size) if ids is None else ids)
         if len(self._ids) != size:
             raise ValueError(f"there are {len(self._ids)} ids and {size} labels. Give each an id.")
-        if ids is not None:
+        if ids is not None and _may_repeat(self._ids):
             counts = pc.value_counts(self._ids).field("counts").to_numpy()
             refuse_repeats(int(np.sum(counts > 1)), size - counts.size, size)
 
@@ -524,7 +533,11 @@ class KeyedDraws:
 
         def draw(start: int, stop: int) -> np.ndarray:
             part = slice(start, stop)
-            ids = self._ids.take(pa.array(rows[part]))
+            first, some = int(rows[start]), rows[part]
+            if np.array_equal(some, np.arange(first, first + len(some))):
+                ids = self._ids.slice(first, len(some))
+            else:
+                ids = self._ids.take(pa.array(some))
             of_rows = _of_rows(of_all, part)
             return randomize_batch(ids, labels[part], mechanism, self._secret, release, of_rows)
 
@@ -532,7 +545,7 @@ class KeyedDraws:
 
 
 class _Uneven(Exception):
-    """A mechanism drew words for a part of the rows: of a block, or of rows that it redraws."""
+    """A mechanism drew words for a part of the rows, such as those that it redraws."""
 
 
 def check_keyed(mechanism: Mechanism) -> None:
@@ -629,6 +642,17 @@ def repeats_of(digests: np.ndarray) -> tuple[int, int]:
     return int(is_first.sum()), int(is_copy.sum())
 
 
+def _may_repeat(ids: Any) -> bool:
+    """Returns whether two hashes are equal, as those of repeated ids are."""
+
+    def hashes_of(start: int, stop: int) -> np.ndarray:
+        some = ids.slice(start, stop - start)
+        return text_hashes(some) if _are_texts(some) else _id_blocks(some, b"")[:, 0].copy()
+
+    ordered = np.sort(random_bits.in_blocks(hashes_of, len(ids), None))
+    return bool(np.any(ordered[1:] == ordered[:-1]))
+
+
 def refuse_repeats(repeated: int, too_many: int, rows: int) -> None:
     """Raises if ids are repeated among the rows of a release or a vault."""
     if repeated:
@@ -678,7 +702,7 @@ def _text_blocks(texts: Any, key: bytes) -> np.ndarray:
     The last byte is the length, or 16 for a digest, so that no two texts share a block.
     """
     content, starts, lengths = text_parts(texts)
-    blocks = np.stack([words_of(content, starts, lengths, at) for at in (0, 8)], 1)
+    blocks = np.stack([_words_of(content, starts, lengths, at) for at in (0, 8)], 1)
     blocks[:, 1] &= (1 << 56) - 1
     blocks[:, 1] |= np.minimum(lengths, 16).astype("<u8") << np.uint64(56)
     if (rows := np.flatnonzero(lengths > 15)).size:
@@ -702,7 +726,17 @@ def text_parts(texts: Any) -> tuple[bytes, np.ndarray, np.ndarray]:
     return used, bounds[:-1] - first, np.diff(bounds)
 
 
-def words_of(content: bytes, starts: np.ndarray, lengths: np.ndarray, at: int) -> np.ndarray:
+def text_hashes(texts: Any) -> np.ndarray:
+    """Returns a public hash of the first bytes of each Arrow text, ``uint64`` (n,)."""
+    content, starts, lengths = text_parts(texts)
+    hashes = lengths.astype(np.uint64)
+    for at in range(0, min(_HASHED_BYTES, int(lengths.max(initial=0))), 8):
+        hashes = (hashes ^ _words_of(content, starts, lengths, at)) * np.uint64(_ODD)
+        hashes ^= hashes >> np.uint64(32)
+    return hashes
+
+
+def _words_of(content: bytes, starts: np.ndarray, lengths: np.ndarray, at: int) -> np.ndarray:
     """Returns the bytes ``at`` to ``at + 7`` of each text, zero beyond its end: ``uint64`` (n,)."""
     padded = content + bytes(16)
     words = np.ndarray(len(padded) - 7, "<u8", padded, strides=(1,))  # one from each byte on
