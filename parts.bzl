@@ -76,7 +76,7 @@ MOST_LINES = {
     "heads": 3316,
     "data": 1476,
     "boosting": 1296,
-    "gradients": 3621,
+    "gradients": 3620,
     "training": 4283,
     "pate": 447,
     "front_door": 1253,

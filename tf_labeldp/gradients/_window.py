@@ -77,9 +77,8 @@ class Window:
             chunk = groups
 
         def product(part: Sequence[tf.Tensor]) -> tf.Tensor:
-            if by_both < by_inputs:
-                return self._product_of_both(*part, group_size)
-            return self._product(*part, group_size)
+            (some, theirs), both = part, by_both < by_inputs
+            return (self._product_of_both if both else self._product)(some, theirs, group_size)
 
         return by_chunks(product, [inputs, gradients], chunk * group_size)
 
