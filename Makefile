@@ -31,25 +31,34 @@ else
 unexport LABELDP_DATA_DIR
 endif
 
-.PHONY: demo test test-without-onednn docs mutants test-slow test-tf-privacy test-beam test-spark test-tfx test-torch lint bench bench-nets bench-nets-gpu bazel wheel wheel-test clean
+.PHONY: demo test test-all test-without-onednn docs mutants test-slow test-tf-privacy test-beam test-spark test-tfx test-torch lint bench bench-nets bench-nets-gpu bazel wheel wheel-test clean
 
 demo: $(VENV)/.plots
 	$(BIN)/python -m tf_labeldp.cli demo
 
-# Two workers share two cores: more threads of OpenMP would wait for each other.
-test test-slow test-without-onednn: export OMP_NUM_THREADS ?= 1
+# Two workers share two cores: more threads of OpenMP would wait for each other. Each takes half of
+# the tests in their order, so that hardly a module's fixture is made twice.
+test test-slow test-all test-without-onednn: export OMP_NUM_THREADS ?= 1
+WORKERS := -n 2 --dist worksteal
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q $(WORKERS)
 
 test-slow: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n 2 -m slow
+	$(BIN)/python -m pytest -q $(WORKERS) -m slow
 
-# TensorFlow disables oneDNN on some CPUs, and then has fewer kernels for convolutions. These tests
-# cover all per-example gradients, and the other training of models with convolutions.
+# Both in one run: the workers start, collect and make the shared fixtures once.
+test-all: $(VENV)/.test
+	$(BIN)/python -m pytest -q $(WORKERS) -m "slow or not slow"
+
+# TensorFlow disables oneDNN on some CPUs, and then has fewer kernels for convolutions, and other
+# products of stacked matrices. These tests cover per-example gradients of models with either, and
+# the other training of models with convolutions.
+OF_KERNELS := onv or channels or groups or Normalization or nested or frozen or vectorized \
+  or attention or clipping_privacy or hull or span or operator or make_private or bootstrapped
 test-without-onednn: $(VENV)/.test
-	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m pytest -q -n 2 tests/gradients \
-	  tests/training/test_make_private.py tests/heads/test_bootstrapped_head.py
+	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m pytest -q $(WORKERS) -k "$(OF_KERNELS)" \
+	  tests/gradients tests/training/test_make_private.py tests/heads/test_bootstrapped_head.py
 
 # TF Privacy needs Keras 2, hence a separate environment.
 test-tf-privacy: $(TFP_STAMP)

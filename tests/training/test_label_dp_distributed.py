@@ -231,7 +231,6 @@ def result_of(script: str) -> dict[str, Any]:
     return json.loads(result.stdout.split("RESULT")[1])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("on", ["arrays", "users", "poisson"])
 def test_two_replicas_take_the_steps_of_one(found: dict[str, Any], on: str) -> None:
     """By examples, by users, and with noise of one seed."""
