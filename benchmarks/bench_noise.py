@@ -1,7 +1,7 @@
-"""Time of one step's noise: on the host, inside the program, and as version 0.1 drew it.
+"""Time of one step's noise: on the host, and inside the program, next to NumPy's own draw.
 
-``GaussianNoise.add_noise`` on one tensor, on one core. Version 0.1 used the operating system's bits
-and the transform of Box and Muller. The variants take turns; ratios are medians over rounds of the
+``GaussianNoise.add_noise`` on one tensor, on one core, and NumPy's draw of as many normal numbers
+from a generator that is not secure. The variants take turns; ratios are medians over rounds of the
 ratio within a round, and seconds are processor time.
 
     python benchmarks/bench_noise.py
@@ -33,32 +33,21 @@ def main() -> None:
     from tf_labeldp.mechanisms.step_noise import standard_normal
     from tf_labeldp.training import GaussianNoise
 
-    def box_muller(size: int) -> np.ndarray:
-        pairs = (size + 1) // 2
-        bits = np.frombuffer(os.urandom(16 * pairs), np.uint64) >> np.uint64(11)
-        uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53
-        radius = np.sqrt(-2.0 * np.log(uniform[:pairs]))
-        angle = 2.0 * np.pi * uniform[pairs:]
-        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
-
-    class Before(GaussianNoise):
-        def _unit(self, like: tf.Tensor) -> tf.Tensor:
-            return tf.numpy_function(box_muller, [tf.size(like)], tf.float64)
-
     def adding(noise: GaussianNoise, jit: bool = False) -> tf.types.experimental.GenericFunction:
         return tf.function(lambda part: noise.add_noise([part], 1.0, ())[0], jit_compile=jit)
 
     device = GaussianNoise(1.0, source="device")
     zeros = tf.zeros([args.weights])
+    adding_host, adding_device = adding(GaussianNoise(1.0)), adding(device)
+    adding_jit = adding(device, jit=True)
+    rng = np.random.default_rng(0)
     calls = {
-        "version 0.1 (`urandom`, Box and Muller)": lambda: adding_before(zeros),
+        "NumPy's own draw, not secure": lambda: rng.standard_normal(args.weights),
         '`source="host"` (AES-256, ziggurat)': lambda: adding_host(zeros),
         "of which the sampler": lambda: standard_normal(args.weights, None),
         '`source="device"` (ChaCha20, Box and Muller)': lambda: adding_device(zeros),
         "the same in one program of XLA": lambda: adding_jit(zeros),
     }
-    adding_before, adding_host = adding(Before(1.0)), adding(GaussianNoise(1.0))
-    adding_device, adding_jit = adding(device), adding(device, jit=True)
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(args.rounds + 1):
         for name, call in calls.items():
@@ -73,7 +62,7 @@ def main() -> None:
         ratio = statistics.median(a / b for a, b in zip(found, first, strict=True))
         rows.append([name, f"{statistics.median(found):.2f}", f"{ratio:.2f}"])
     with _results.recorded(__file__, "draws"):
-        columns = [f"noise of {args.weights:,} weights", "s", "x version 0.1"]
+        columns = [f"noise of {args.weights:,} weights", "s", "x NumPy's draw"]
         print(_results.markdown(columns, rows))
 
 

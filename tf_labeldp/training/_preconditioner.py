@@ -35,6 +35,11 @@ class GaussNewton(Configured):
     damping (Martens and Grosse 2015, "K-FAC", section 6.3). Vectors, and sides longer than 1,024,
     have diagonal factors; rows of embeddings share one scale. The method is not in the papers.
 
+    Cond-DP (Jiang, Krichene and Mayoraz 2026, "Private learning with public feature conditioning",
+    arXiv 2606.18773) conditions the first linear layer alone, once, by the inverse square root of
+    the second moments of all public features; here each layer has both sides, and the curvature
+    follows the weights.
+
     Guarantee:
         The guarantee is that of the step without it: the coordinates depend on public features and
         private weights alone, and gradients are clipped to ``l2_norm_clip`` and noised in them. The
