@@ -24,6 +24,7 @@ from tf_labeldp.mechanisms import (
 )
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 from tf_labeldp.vault.ledger import Ledger
+from tf_labeldp.vault.records import Arrival
 
 WEEKS = [np.random.default_rng(i).integers(0, 5, size) for i, size in enumerate((100, 60, 40))]
 ALL = np.concatenate(WEEKS)
@@ -384,3 +385,20 @@ def _read(folder: pathlib.Path, name: str):
     path = folder / name
     content = path.read_bytes() if path.exists() else b""
     return np.frombuffer(content, np.int64) if content else None
+
+
+def test_one_more_week_reads_its_own_arrival_alone(make, tmp_path, monkeypatch, response):
+    labels = make(1.0, labels=WEEKS[0], store=tmp_path / "labels")
+    read = []
+    from_json = Arrival.from_json
+    monkeypatch.setattr(
+        Arrival, "from_json", lambda fields: read.append(fields) or from_json(fields)
+    )
+    counts = []
+    for week in range(6):
+        labels.extend(WEEKS[1])
+        drawn = labels.randomize(response(1.0), key="weekly")
+        assert len(drawn) == len(labels) == 100 + 60 * (week + 1)
+        counts.append(len(read))
+        read.clear()
+    assert max(counts[1:]) <= counts[1]  # however many weeks there are
