@@ -358,6 +358,12 @@ def test_a_vault_draws_rows_in_blocks(tmp_path, monkeypatch, by_group):
     np.testing.assert_array_equal(
         drawn, randomize_batch(range(5), y, mechanism, secret, "vault/a", priors)
     )
+    response, few = RandomizedResponse(0.5, 4), vault(y, tmp_path / "few", budget=budget)
+    drawn = few.randomize(response, indices=[3, 1], key="c")
+    secret = ReleaseKey(tmp_path / "few" / "labels.key").secret
+    expected = randomize_batch([3, 1], [y[3], y[1]], response, secret, "vault/c")
+    np.testing.assert_array_equal(drawn.values, expected)
+    assert few.randomize(response, indices=[], key="none").values.size == 0
     with pytest.raises(ValueError, match="priors must have shape"):
         other.randomize(mechanism, priors=np.full((7, 4), 0.25), key="b")
     with pytest.raises(ValueError, match="1 ids name more than one row"):

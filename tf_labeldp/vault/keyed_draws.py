@@ -533,9 +533,9 @@ class KeyedDraws:
 
         def draw(start: int, stop: int) -> np.ndarray:
             part = slice(start, stop)
-            first, some = int(rows[start]), rows[part]
-            if np.array_equal(some, np.arange(first, first + len(some))):
-                ids = self._ids.slice(first, len(some))
+            some = rows[part]
+            if len(some) and np.array_equal(some, some[0] + np.arange(len(some))):
+                ids = self._ids.slice(int(some[0]), len(some))
             else:
                 ids = self._ids.take(pa.array(some))
             of_rows = _of_rows(of_all, part)
