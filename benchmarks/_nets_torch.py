@@ -136,7 +136,7 @@ def make_net(name: str, *, private: bool, sparse: bool) -> nn.Module:
 
 
 def train(
-    rounds: Any, name: str, optimizer: str, data: Any, device: str, mode: str, noise: float
+    rounds: Any, name: str, optimizer: str, data: Any, weights: int, mode: str, noise: float
 ) -> None:
     """Takes steps on one batch until the parent ends them.
 
@@ -145,16 +145,20 @@ def train(
         name: the net.
         optimizer: "SGD" or "Adam".
         data: inputs and labels; images have their channels last.
-        device: "cpu" or "cuda".
+        weights: the number that the net has in Keras.
         mode: "plain", or Opacus's mode of gradients: "ghost" or "hooks".
         noise: the noise multiplier, at a clip of 1.
     """
     private = mode != "plain"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     x, y = (torch.from_numpy(part).to(device) for part in data)
     if x.ndim == 4:
         x = x.permute(0, 3, 1, 2).contiguous()
     # Noise is dense, so that a sparse gradient would only cost a conversion.
     net = make_net(name, private=private, sparse=not private and optimizer == "SGD").to(device)
+    second_bias = 4 * WIDTH if name == "lstm" else 0
+    if sum(part.numel() for part in net.parameters()) != weights + second_bias:
+        raise ValueError(f"{name} has other weights in PyTorch than the {weights} in Keras.")
     kind = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam}[optimizer]
     inner: Any = kind(net.parameters(), lr=0.1)
     loss: Any = nn.CrossEntropyLoss()

@@ -156,7 +156,7 @@ class Worker:
         words += ("allocate memory", "out of memory")
         lines = [line for line in text.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line)]
         last = lines[-1] if lines else f"exit status {self._process.returncode}"
-        self.problem = last[:100].replace("|", "/")
+        self.problem = last[:60].replace("|", "/")
         if any(word in text for word in words):
             self.problem = f"out of memory (limit {self._limit / 2**30:.0f} GiB)"
 

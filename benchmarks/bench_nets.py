@@ -19,10 +19,10 @@ their favour. They have environments of their own, ``.venv-jax-privacy`` and ``.
     python benchmarks/bench_nets.py --nets resnet lstm --frameworks Keras ours --cores 1
     python benchmarks/bench_nets.py --clock processor --cores 1   # on a busy machine
 
-On a GPU, absolute times and peak memory of the device, batch 256 to 8,192. Needs Python, make, a
-package index and a driver; ``make bench-gpu`` installs the builds for CUDA first:
+On a GPU, absolute times and peak memory of the device. The first command needs Python, make, a
+package index and a driver of NVIDIA, and installs the builds for CUDA:
 
-    make bench-gpu
+    make bench-nets-gpu
     python benchmarks/bench_nets.py --gpu --nets cnn resnet --batches 256 8192
 """
 
@@ -101,8 +101,9 @@ ON_A_GPU: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 OPACUS = [name for name in FRAMEWORKS if name.startswith("Opacus")]
 ALL = {**FRAMEWORKS, **ON_A_GPU}
-# The fastest microbatch of jax_privacy on two cores by net, of 8, 32 and the whole batch.
-MICROBATCH: dict[str, int] = {}
+# The fastest microbatch of jax_privacy by net on one core, of 1, 4 to 64, and the whole batch, which
+# is its default.
+MICROBATCH = {"perceptron": 1, "embedding": 1}
 
 
 def train_keras(rounds: Any, row: Row, settings: dict[str, Any]) -> None:
@@ -135,7 +136,8 @@ def train_ours(rounds: Any, row: Row, settings: dict[str, Any]) -> None:
             adding()
             rounds.after_step()
     jit = settings.pop("jit_compile", False)
-    denoiser = AltConv(num_examples=256, **settings) if settings else None
+    examples = min(256, row.batch)
+    denoiser = AltConv(num_examples=examples, **settings) if settings else None
     network, (x, y) = _net(dataclasses.replace(row, batch=16 * row.batch))
     model = LabelDPModel.from_model(network)
     optimizer = LabelDPOptimizer(_optimizer(row), CLIP, noise=noise, denoiser=denoiser)
@@ -175,11 +177,10 @@ def train_jax(rounds: Any, row: Row, settings: dict[str, Any]) -> None:
 def train_torch(rounds: Any, row: Row, settings: dict[str, Any]) -> None:
     """Trains a net of PyTorch, plain or with Opacus."""
     import _nets_torch
-    import torch
 
-    _, data = _net(row)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    _nets_torch.train(rounds, row.net, row.optimizer, data, device, settings["mode"], NOISE * CLIP)
+    model, data = _net(row)
+    weights = model.count_params()
+    _nets_torch.train(rounds, row.net, row.optimizer, data, weights, settings["mode"], NOISE)
 
 
 def draw(rounds: Any, row: Row, settings: dict[str, Any]) -> None:

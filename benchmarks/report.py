@@ -49,9 +49,44 @@ class Panel:
     axes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(frozen=True)
+class Bars:
+    """One panel of bars, a group per row: those with the most cores, the second cell.
+
+    Attributes:
+        table: the table, `script/table`.
+        title: the title of the panel.
+        columns: the column of each bar of a group, by its name in the legend.
+    """
+
+    table: str
+    title: str
+    columns: dict[str, str]
+
+
 _ERROR = {"yscale": "log", "ylabel": "mean squared error"}
 _CLUSTERS = {"xlabel": "number of clusters"}
-PLOTS = {
+PLOTS: dict[str, list[Panel] | list[Bars]] = {
+    "step_time.png": [
+        Bars(
+            "nets/ratios",
+            "private step / plain step of Keras",
+            {
+                "tf-labeldp": "ours / Keras",
+                "Opacus": "Opacus / Keras",
+                "jax_privacy": "jax_privacy / Keras",
+            },
+        ),
+        Bars(
+            "nets/ratios",
+            "private step / plain step of the same framework",
+            {
+                "tf-labeldp": "ours / Keras",
+                "Opacus": "Opacus / PyTorch",
+                "jax_privacy": "jax_privacy / JAX",
+            },
+        ),
+    ],
     "lp_mst.png": [
         Panel("lp_mst/accuracy", "MNIST", "mnist"),
         Panel("lp_mst/accuracy", "Fashion-MNIST", "fashion_mnist"),
@@ -220,8 +255,30 @@ def curves(panel: Panel) -> dict[str, np.ndarray]:
     return {name: points for name, points in arrays.items() if len(points) > 1}
 
 
-def draw(panels: list[Panel], path: pathlib.Path) -> None:
-    """Draws curves with error bars, a panel per table."""
+def draw_bars(panel: Bars, axis: Any) -> None:
+    """Draws groups of bars; a cell without a number has none."""
+    table = table_of(panel.table)
+    cores = table["rows"][-1][1]
+    rows = [row for row in table["rows"] if row[1] == cores]
+    for number, (name, column) in enumerate(panel.columns.items()):
+        cells = [row[table["columns"].index(column)] for row in rows]
+        heights = [numbers(cell)[0] if _NUMBER.match(cell) else np.nan for cell in cells]
+        places = np.arange(len(rows)) + 0.29 * (number - 1)
+        bars = axis.bar(places, heights, 0.27, label=name, color=f"C{number}")
+        labels = ["" if np.isnan(height) else f"{height:.3g}" for height in heights]
+        axis.bar_label(bars, labels, fontsize=7, rotation=90, padding=2)
+    axis.set_xticks(range(len(rows)), [row[0] for row in rows], rotation=25, ha="right", fontsize=8)
+    axis.set(title=f"{panel.title}, {cores} cores", yscale="log", ylabel="times as long")
+    # Room for the labels of the bars.
+    low, high = axis.get_ylim()
+    axis.set_ylim(min(low, 0.9), 2 * high)
+    axis.axhline(1, color="black", linewidth=0.8)
+    axis.grid(alpha=0.3, axis="y")
+    axis.legend(fontsize=8, loc="upper left")
+
+
+def draw(panels: list[Panel] | list[Bars], path: pathlib.Path) -> None:
+    """Draws curves with error bars, or bars, a panel per table."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -231,6 +288,9 @@ def draw(panels: list[Panel], path: pathlib.Path) -> None:
     size = (7 * wide, 5.2 * (len(panels) // wide))
     figure, axes = plt.subplots(len(panels) // wide, wide, figsize=size, squeeze=False)
     for axis, panel in zip(axes.flat, panels, strict=True):
+        if isinstance(panel, Bars):
+            draw_bars(panel, axis)
+            continue
         drawn = curves(panel)
         for i, (name, points) in enumerate(drawn.items()):
             x, y, spread = points.T
