@@ -268,10 +268,14 @@ def draw_bars(panel: Bars, axis: Any) -> None:
         labels = ["" if np.isnan(height) else f"{height:.3g}" for height in heights]
         axis.bar_label(bars, labels, fontsize=7, rotation=90, padding=2)
     axis.set_xticks(range(len(rows)), [row[0] for row in rows], rotation=25, ha="right", fontsize=8)
-    axis.set(title=f"{panel.title}, {cores} cores", yscale="log", ylabel="times as long")
+    on = "one core" if cores == "1" else f"{cores} cores"
+    axis.set(title=f"{panel.title}, {on}", yscale="log", ylabel="times as long")
     # Room for the labels of the bars.
     low, high = axis.get_ylim()
     axis.set_ylim(min(low, 0.9), 2 * high)
+    axis.minorticks_off()
+    ticks = [tick for tick in (0.5, 1, 2, 5, 10, 20, 50, 100, 200) if low <= tick <= 2 * high]
+    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.axhline(1, color="black", linewidth=0.8)
     axis.grid(alpha=0.3, axis="y")
     axis.legend(fontsize=8, loc="upper left")
