@@ -272,7 +272,8 @@ def draw_bars(panel: Bars, axis: Any) -> None:
     axis.set(title=f"{panel.title}, {on}", yscale="log", ylabel="times as long")
     # Room for the labels of the bars.
     low, high = axis.get_ylim()
-    axis.set_ylim(min(low, 0.9), 2 * high)
+    low = min(low, 0.9)
+    axis.set_ylim(low, 2 * high)
     axis.minorticks_off()
     ticks = [tick for tick in (0.5, 1, 2, 5, 10, 20, 50, 100, 200) if low <= tick <= 2 * high]
     axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
