@@ -13,6 +13,7 @@ from tf_labeldp.features import (
     NeighbourSmoothing,
     PatchDictionary,
     RandomFourierFeatures,
+    TableCodes,
     find_clusters,
 )
 from tf_labeldp.features.reader import FeatureRows, collected, table_columns
@@ -288,3 +289,12 @@ def test_a_tuple_of_vectors_is_no_table():
     x = np.random.default_rng(0).normal(size=(30, 4))
     with pytest.raises(ValueError, match="may be rows or columns"):
         table_columns(tuple(x))
+
+
+def test_a_sparse_matrix_of_a_million_columns_is_refused_before_it_is_dense():
+    wide = sparse.random_array((50, 10**6), density=1e-5, format="csr", rng=0)
+    for map_ in (RandomFourierFeatures(), TableCodes(), NeighbourSmoothing()):
+        with pytest.raises(ValueError, match=r"at most 20,000 columns.* got 1,000,000\. Project"):
+            map_.fit(wide)
+    with pytest.raises(ValueError, match=r"at most \d+ features .* got 1000000"):
+        PrivateRidge(1.0, 1e-3, num_classes=2).fit(wide, np.arange(50) % 2)

@@ -7,7 +7,7 @@ import pytest
 from fits import release_of
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
+from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge, _logistic
 from tf_labeldp.vault import PrivateLabels
 
 pytestmark = pytest.mark.usefixtures("fits_apart")
@@ -167,3 +167,25 @@ def test_pure_noise_is_not_sharpened_into_certainties(examples):
     sure = [one.predict_proba(x).max(axis=1).mean() for one in fits]
     # Were a Stein estimate taken as it is, half of them would be near one.
     assert np.count_nonzero(np.array(sure) > 0.9) <= 3
+
+
+def test_the_penalty_is_chosen_on_few_rows_and_the_fit_is_to_all(examples, monkeypatch):
+    """A multiple of nearly the least risk, and for one multiple nearly the same fit."""
+    passes = []
+
+    def counted(likelihood, coefficients):
+        passes.append(len(likelihood.rows))
+        return value_and_gradient(likelihood, coefficients)
+
+    value_and_gradient = _logistic.Likelihood.value_and_gradient
+    monkeypatch.setattr(_logistic.Likelihood, "value_and_gradient", counted)
+    x, y = examples.features, examples.classes
+    whole, fixed = head(3.0).fit(x, y), head(3.0, penalty=8.0).fit(x, y)
+    assert set(passes) == {3000}
+    number = len(passes)
+    passes.clear()
+    monkeypatch.setattr(_logistic, "_CHOICE_ROWS", 900)
+    part, again = head(3.0).fit(x, y), head(3.0, penalty=8.0).fit(x, y)
+    assert set(passes) == {900, 3000} and passes.count(3000) < 0.5 * number
+    assert part.risk_ == pytest.approx(whole.risk_, rel=0.02)
+    np.testing.assert_allclose(again.coef_, fixed.coef_, atol=0.02 * np.abs(fixed.coef_).max())

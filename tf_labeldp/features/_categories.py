@@ -94,7 +94,7 @@ class Categories:
             place_of |= {word: places.get(word, 0) for word in distinct}
         elif distinct:
             place_of |= dict(zip(distinct, self._hashed(distinct).tolist(), strict=True))
-        return np.fromiter((place_of[word] for word in words), np.int64, len(words))
+        return np.fromiter(map(place_of.__getitem__, words), np.int64, len(words))
 
     def layers(self, inputs: Any) -> Any:
         """Returns the places of a Keras tensor, as ``places`` does."""

@@ -21,7 +21,7 @@ from tf_labeldp.features.estimator import (
     width_of,
     with_encoder,
 )
-from tf_labeldp.features.reader import FeatureRows, checked_finite
+from tf_labeldp.features.reader import FeatureRows, check_columns_of_sparse, checked_finite
 
 _Self = TypeVar("_Self", bound="NeighbourSmoothing")
 _BLOCK = 4096
@@ -137,6 +137,8 @@ class NeighbourSmoothing(FeatureMap):
                 f"expected more than num_neighbours={k} rows, got {len(rows)} "
                 f"(n_samples={len(rows)}). Give more rows, or a smaller num_neighbours."
             )
+        if hasattr(X, "tocsr") and self.encoder is None:
+            check_columns_of_sparse(X)
         self._find_directions(rows)
         start = self._components(rows)
         self._keys = self._search_keys(start)
@@ -213,6 +215,7 @@ class NeighbourSmoothing(FeatureMap):
 
     def _find_directions(self, rows: FeatureRows) -> None:
         from scipy import linalg
+        from scipy.linalg import blas
 
         size = len(rows)
         sample = np.unique(np.linspace(0, size - 1, min(size, _SAMPLE)).astype(np.int64))
@@ -220,13 +223,15 @@ class NeighbourSmoothing(FeatureMap):
         total = np.sum([part.sum(axis=0, dtype=np.float64) for part in parts], axis=0)
         self._mean = (total / len(sample)).astype(np.float32)
         width = self._mean.size
-        scatter = np.zeros((width, width))
-        for part in parts:
-            part = part - self._mean
-            scatter += part.T @ part
+        scatter = np.zeros((width, width), order="F")
+        for part in parts:  # one half of a symmetric matrix
+            scatter += blas.ssyrk(1.0, (part - self._mean).T)
         first = max(0, width - self.num_components)
         values, vectors = linalg.eigh(
-            scatter / len(sample), subset_by_index=[first, width - 1], overwrite_a=True
+            scatter / len(sample),
+            lower=False,
+            subset_by_index=[first, width - 1],
+            overwrite_a=True,
         )
         kept = values > 1e-9 * max(values[-1], 1e-30)
         if not np.any(kept):

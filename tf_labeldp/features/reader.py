@@ -32,6 +32,8 @@ _ROWS_TOGETHER = 2048
 """Longer blocks have a multiple of these rows, which heads sum together."""
 _ENCODED_ROWS = 4096
 """Rows per call of an encoder."""
+_MOST_SPARSE_COLUMNS = 20_000
+"""The most columns of a sparse matrix that is read as a table, or whose covariance is computed."""
 _FINITE_CELLS = 1 << 24
 """Numbers checked at a time."""
 SHUFFLED = (
@@ -225,7 +227,10 @@ def table_columns(table: Any) -> dict[Any, np.ndarray]:
     columns = columns_of(table)
     if columns is None:
         matrix: Any = _side_by_side(input_parts(table)) if _is_several(table) else table
-        matrix = matrix.toarray() if _is_sparse(matrix) else np.asarray(matrix)
+        if _is_sparse(matrix):
+            check_columns_of_sparse(matrix)
+            matrix = matrix.toarray()
+        matrix = np.asarray(matrix)
         if matrix.ndim != 2:
             raise TypeError(
                 "a table must be a dict of columns, a structured array, a data frame, an array "
@@ -240,6 +245,16 @@ def table_columns(table: Any) -> dict[Any, np.ndarray]:
             f"the columns of a table must all have shape (n,), got shapes {sorted(shapes)}."
         )
     return columns
+
+
+def check_columns_of_sparse(matrix: Any) -> None:
+    """Raises if a sparse matrix has too many columns to make it dense."""
+    if matrix.shape[1] > _MOST_SPARSE_COLUMNS:
+        raise ValueError(
+            f"expected a sparse matrix of at most {_MOST_SPARSE_COLUMNS:,} columns, which is made "
+            f"dense, got {matrix.shape[1]:,}. Project it first: "
+            "sklearn.random_projection.SparseRandomProjection(1000).fit_transform(X)."
+        )
 
 
 def columns_to_fit(table: Any) -> dict[Any, np.ndarray]:

@@ -18,6 +18,8 @@ MISSING_WORDS = ("", "nan", "None", "<NA>", "NaT")
 """Texts that count as missing: the empty text, and missing values that were turned into text."""
 MISSING_INTEGER = -(2**63)
 """The smallest ``int64`` stands for a missing category of whole numbers."""
+_TEXTS_AND_MISSING = frozenset([str, type(None), float])
+"""Types in a column of texts, whose missing entries may be NaN."""
 _MISSING_TYPES = frozenset(["NoneType", "NAType", "NaTType"])
 """Names of the types of missing entries; pandas has the last two."""
 
@@ -101,8 +103,8 @@ def column_values(name: Any, column: Any) -> np.ndarray:
             f"column {name!r} must be numbers or text, got dtype {array.dtype}. Convert it."
         )
     entries = array.tolist()
-    if set(map(type, entries)) == {str} and set(entries).isdisjoint(MISSING_WORDS):
-        return array
+    if set(map(type, entries)) <= _TEXTS_AND_MISSING and (texts := _texts(array)) is not None:
+        return texts
     entries = [entry.decode() if isinstance(entry, bytes) else entry for entry in entries]
     is_missing = np.fromiter(map(_is_missing, entries), bool, len(entries))
     present = [entry for entry, missing in zip(entries, is_missing, strict=True) if not missing]
@@ -277,6 +279,21 @@ def _is_number(values: np.ndarray) -> bool:
 
 def _are(types: set[type], kinds: Any) -> bool:
     return all(issubclass(each, kinds) for each in types)
+
+
+def _texts(array: np.ndarray) -> np.ndarray | None:
+    """Returns texts, None and NaN (n,) with empty texts for missing ones, if some are not missing.
+
+    A column of millions of entries is compared as a whole: one by one they took minutes.
+    """
+    texts = array.astype(object)
+    texts[(texts != texts) | np.equal(texts, None)] = ""
+    words = set(texts.tolist())
+    if set(map(type, words)) != {str} or words.issubset(MISSING_WORDS):
+        return None
+    for word in words.intersection(MISSING_WORDS[1:]):
+        texts[texts == word] = ""
+    return array if array.dtype.kind == "U" and "" not in words else texts
 
 
 def _is_missing(entry: Any) -> bool:

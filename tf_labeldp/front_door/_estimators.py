@@ -174,6 +174,8 @@ class _FrontDoor(Head):
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         size = len(labels)
         kind = "inputs" if is_several else kind_of(features)
+        if kind == "table" and column_names(features) is not None:
+            features = all_features = table_columns(features)  # texts are read once
         number = num_rows(table_columns(features) if kind == "table" else features)
         if number != size:
             raise ValueError(

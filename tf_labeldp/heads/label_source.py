@@ -271,7 +271,11 @@ def _as_numbers(part: Any) -> np.ndarray:
     rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
     if rows.dtype.kind in "biuf":
         return rows
-    texts, places = np.unique(rows.astype(str), return_inverse=True)
+    texts = list(map(str, rows.ravel().tolist()))
     key = _KEY[:8].tobytes()
-    hashes = [hashlib.blake2b(t.encode(), digest_size=4, key=key).digest() for t in texts.tolist()]
-    return np.frombuffer(b"".join(hashes), np.float32)[places.reshape(rows.shape)]
+    hashes = {}
+    for text in set(texts):
+        digest = hashlib.blake2b(text.encode(), digest_size=4, key=key).digest()
+        hashes[text] = int.from_bytes(digest, "little")
+    bits = np.fromiter(map(hashes.__getitem__, texts), np.uint32, len(texts))
+    return bits.view(np.float32).reshape(rows.shape)
