@@ -6,6 +6,9 @@ the process is that of the head. The features are a fixed block of random number
 in each batch, at next to no cost; a linear model of them draws the labels. Epsilon is 1 for a
 million rows and larger for fewer, so that as many directions are kept.
 
+``--ratios`` fits both heads to arrays of these numbers of rows: processor time as a ratio to one
+Gram product of the same rows (``ssyrk``), which is timed before and after each fit.
+
 ``--smoothing`` times ``NeighbourSmoothing`` on images of Fashion-MNIST, shifted by up to two pixels
 for more rows: the search over all pairs (some queries, scaled up) against the search in lists, and
 the share of neighbours that it finds. ``--accuracy`` fits heads on features smoothed by either
@@ -13,6 +16,8 @@ search.
 
     python benchmarks/bench_large_head.py --rows 100000 --against ce97f1e
     python benchmarks/bench_large_head.py --rows 100000 --head logistic
+    OMP_NUM_THREADS=1 python benchmarks/bench_large_head.py --ratios 25000 50000 100000 \
+        --features 1000 --against 31ad80d
     python benchmarks/bench_large_head.py --smoothing 60000 200000 1000000
     python benchmarks/bench_large_head.py --accuracy
 """
@@ -84,9 +89,68 @@ def fit_one(rows: int, width: int, head: str) -> dict[str, float]:
     }
 
 
-def fit_apart(code: pathlib.Path, args: argparse.Namespace) -> dict[str, float]:
+def ratio_one(rows: int, width: int, head: str) -> dict[str, float]:
+    """Fits a head to an array; returns its processor time, that of a Gram product, and accuracy."""
+    from scipy.linalg import blas
+
+    from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
+
+    rng = np.random.default_rng(0)
+    scales = np.geomspace(1.0, 0.03, width).astype(np.float32)
+    x = rng.normal(size=(rows, width)).astype(np.float32) * scales
+    scores = x @ rng.normal(size=(width, CLASSES)).astype(np.float32)
+    y = np.argmax(scores + 0.1 * rng.normal(size=scores.shape), axis=1)
+    kind = PrivateRidge if head == "ridge" else PrivateLogisticRegression
+    # The first fit of a process imports libraries.
+    PrivateLogisticRegression(1.0, 1e-5, num_classes=2).fit(x[:300, :5], y[:300] % 2)
+    times = []
+    for call in ("product", "fit", "product"):
+        begun = time.process_time()
+        if call == "product":
+            blas.ssyrk(1.0, x.T)
+        else:
+            fitted = kind(1e5 / rows, 0.1 / rows, num_classes=CLASSES, insecure_seed=0).fit(x, y)
+        times.append(time.process_time() - begun)
+    product = 0.5 * (times[0] + times[2])
+    return {"product": product, "fit": times[1], "accuracy": fitted.score(x, y), "peak": peak()}
+
+
+def compare_ratios(args: argparse.Namespace) -> None:
+    """Prints a table of both heads over the numbers of rows."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        versions = {"this version": ROOT}
+        if args.against:
+            extract(args.against, folder)
+            versions = {args.against: pathlib.Path(folder), **versions}
+        for size in args.ratios:
+            for args.head in ("ridge", "logistic"):
+                for name, code in versions.items():
+                    args.rows = size
+                    found = fit_apart(code, args, "--ratio-one")
+                    figures = [f"{found['product']:.2f}", f"{found['fit']:.1f}"]
+                    figures += [f"{found['fit'] / found['product']:.1f}", f"{found['peak']:.1f}"]
+                    figures.append(f"{100 * found['accuracy']:.2f}")
+                    rows.append([f"{size:,} x {args.features:,}", args.head, name, *figures])
+                    print(rows[-1], file=sys.stderr, flush=True)
+    columns = ["shape", "head", "version", "product, s", "fit, s", "ratio", "peak GB"]
+    print(_results.markdown([*columns, "accuracy, %"], rows))
+
+
+def extract(commit: str, folder: str) -> None:
+    """Writes the files of a commit to a folder."""
+    archive = subprocess.run(
+        ["git", "-C", str(ROOT), "archive", commit], stdout=subprocess.PIPE, check=True
+    ).stdout
+    tarfile.open(fileobj=io.BytesIO(archive)).extractall(folder)
+    keras_layers = pathlib.Path(folder) / "tf_labeldp" / "keras_layers"
+    if not keras_layers.exists():
+        keras_layers.symlink_to("../keras_layers")
+
+
+def fit_apart(code: pathlib.Path, args: argparse.Namespace, how: str = "--one") -> dict[str, float]:
     """Fits a head in a separate process, with the library of a folder."""
-    call = [sys.executable, __file__, "--one", "--rows", str(args.rows)]
+    call = [sys.executable, __file__, how, "--rows", str(args.rows)]
     call += ["--features", str(args.features), "--head", args.head]
     env = {**os.environ, "PYTHONPATH": str(code)}
     done = subprocess.run(call, env=env, stdout=subprocess.PIPE, text=True, check=True)
@@ -97,11 +161,8 @@ def compare_heads(args: argparse.Namespace) -> None:
     """Prints a table of both versions, with ratios."""
     found = {}
     if args.against:
-        archive = subprocess.run(
-            ["git", "-C", str(ROOT), "archive", args.against], stdout=subprocess.PIPE, check=True
-        ).stdout
         with tempfile.TemporaryDirectory() as folder:
-            tarfile.open(fileobj=io.BytesIO(archive)).extractall(folder)
+            extract(args.against, folder)
             found[args.against] = fit_apart(pathlib.Path(folder), args)
     found["this version"] = fit_apart(ROOT, args)
     rows = [
@@ -212,6 +273,8 @@ def main() -> None:
     parser.add_argument("--head", choices=["ridge", "logistic"], default="ridge")
     parser.add_argument("--against", help="a commit to compare with")
     parser.add_argument("--one", action="store_true", help="fit here, and print figures as JSON")
+    parser.add_argument("--ratios", type=int, nargs="+", help="numbers of rows of arrays")
+    parser.add_argument("--ratio-one", action="store_true", help="as --one, for --ratios")
     parser.add_argument("--smoothing", type=int, nargs="+", help="numbers of rows")
     parser.add_argument("--accuracy", action="store_true")
     parser.add_argument("--seeds", type=int, default=5)
@@ -220,6 +283,11 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if args.one:
         print(json.dumps(fit_one(args.rows, args.features, args.head)))
+    elif args.ratio_one:
+        print(json.dumps(ratio_one(args.rows, args.features, args.head)))
+    elif args.ratios:
+        with _results.recorded(__file__, "ratios"):
+            compare_ratios(args)
     elif args.smoothing:
         with _results.recorded(__file__, "smoothing"):
             time_smoothing(args.smoothing)

@@ -1,9 +1,12 @@
 """Boosting on large tables: time and peak memory of a fit, in a process of its own.
 
     python benchmarks/bench_large_tables.py call        # the one call, 1M rows x 40 columns
+    python benchmarks/bench_large_tables.py mixed 100000 300000 1000000     # growth
     python benchmarks/bench_large_tables.py randomized      # 20M labels by tf-labeldp randomize
 
-`call` is the one call at epsilon 0.2, and its statement. `randomized` writes a table of 20 million
+`call` is the one call at epsilon 0.2, and its statement. `mixed` is the one call at epsilon 1 on
+data frames of 100 columns, a third of them texts of 3 to 300 categories, some entries missing; the
+peak is that of all sizes so far. `randomized` writes a table of 20 million
 labels, draws noisy labels with the command line at epsilon 1, loads them, and fits
 `PrivateBoosting(max_trees=100)` on 8 columns. AUC is that of 100,000 fresh rows; "best" is the AUC
 of the true probabilities. The tables are synthetic.
@@ -19,6 +22,7 @@ import time
 
 import _results
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
 from sklearn.metrics import roc_auc_score
@@ -64,6 +68,42 @@ def call(rows: int = 1_000_000, columns: int = 40) -> list[list[str]]:
     return [["one call", *cells, aucs(model, columns, names)]]
 
 
+def mixed_table(rows: int, columns: int = 100) -> tuple[pd.DataFrame, np.ndarray]:
+    """Returns a table of numbers and texts, some of them missing, and labels."""
+    rng = np.random.default_rng(0)
+    scores, found = np.zeros(rows), {}
+    for place in range(columns):
+        values: np.ndarray = rng.normal(size=rows).astype(np.float32)
+        signal = 0.3 * values
+        if place % 3 == 2:
+            number = (3, 10, 50, 300)[place // 3 % 4]
+            codes = rng.integers(0, number, rows)
+            signal = 0.5 * np.sin(codes)
+            codes[rng.random(rows) < 0.05] = number
+            values = np.array([f"word {code}" for code in range(number)] + [None], object)[codes]
+        elif place % 5 == 0:
+            values[rng.random(rows) < 0.1] = np.nan
+        scores += signal if place < 12 else 0.0
+        found[f"column {place}"] = values
+    return pd.DataFrame(found), (rng.random(rows) < 1.0 / (1.0 + np.exp(-scores))).astype(int)
+
+
+def mixed(*sizes: str) -> list[list[str]]:
+    """Returns a row per number of rows, for the one call on numbers and texts."""
+    lines = []
+    for size in map(int, sizes):
+        x, y = mixed_table(size)
+        started, processor = time.perf_counter(), time.process_time()
+        model = ldp.PrivateClassifier(1.0, num_classes=2).fit(x, y)
+        minutes = (time.perf_counter() - started) / 60.0
+        processor = time.process_time() - processor
+        step = f"fit ({model.choice_.method}), {processor:.0f} processor s"
+        cells = [f"{size:,}", "100", "1", step, f"{minutes:.1f}", f"{peak():.1f}", ""]
+        lines.append(["mixed columns", *cells])
+        print(lines[-1], file=sys.stderr, flush=True)
+    return lines
+
+
 def randomized(rows: int = 20_000_000, columns: int = 8) -> list[list[str]]:
     """Returns the rows of the draw by the command line and of the fit."""
     x, y, _ = table(rows, columns, 0)
@@ -88,5 +128,6 @@ def randomized(rows: int = 20_000_000, columns: int = 8) -> list[list[str]]:
 
 if __name__ == "__main__":
     TASK = sys.argv[1]
+    TASKS = {"call": call, "mixed": mixed, "randomized": randomized}
     with _results.recorded(__file__, TASK):
-        print(_results.markdown(COLUMNS, {"call": call, "randomized": randomized}[TASK]()))
+        print(_results.markdown(COLUMNS, TASKS[TASK](*sys.argv[2:])))

@@ -193,7 +193,9 @@ def _parts(values: tuple[Any, ...]) -> Iterator[Any]:
         part = waiting.pop()
         if isinstance(part, np.ndarray) and part.dtype == object:
             part = part.ravel().tolist()
-        if isinstance(part, list) and all(issubclass(kind, _ATOMS) for kind in set(map(type, part))):
+        if isinstance(part, list) and all(
+            issubclass(kind, _ATOMS) for kind in set(map(type, part))
+        ):
             continue  # a column of a table may have millions of texts
         if isinstance(part, _ATOMS) or type(part) is np.ndarray or id(part) in visited:
             continue

@@ -287,7 +287,7 @@ def _texts(array: np.ndarray) -> np.ndarray | None:
     A column of millions of entries is compared as a whole: one by one they took minutes.
     """
     texts = array.astype(object)
-    texts[(texts != texts) | np.equal(texts, None)] = ""
+    texts[(texts != texts) | np.equal(texts, np.array(None, object))] = ""
     words = set(texts.tolist())
     if set(map(type, words)) != {str} or words.issubset(MISSING_WORDS):
         return None

@@ -151,8 +151,8 @@ class Likelihood:
         curvature = np.empty(len(scores))
         for places, shares, _ in _ridge_path.softmax_parts(scores):
             curvature[places] = 1.0 - np.square(shares).sum(axis=0)
-        curvature = float(np.average(curvature, weights=self._weights_of_scores(len(curvature))))
-        return curvature / (scores.shape[1] - 1.0 if self.softmax else 2.0)
+        mean = float(np.average(curvature, weights=self._weights_of_scores(len(curvature))))
+        return mean / (scores.shape[1] - 1.0 if self.softmax else 2.0)
 
     def first_multiple(self, columns: int) -> float:
         return 2.0 ** round(math.log2(1.2 / self.curvature(columns)))
@@ -279,8 +279,9 @@ class LikelihoodProblem:
 
         Stein's identity gives ``tr(U^T B) / n``; random probes estimate the divergence of the fit.
         """
-        known = isinstance(start, LikelihoodFit)
-        u = self.fit(multiple, self.moments, start.coefficients if known else start)
+        near = start if isinstance(start, LikelihoodFit) else None
+        first = start if isinstance(start, np.ndarray) else start.coefficients
+        u = self.fit(multiple, self.moments, first)
         # With the same probes, the comparison of multiples hardly depends on the draw.
         rng = np.random.default_rng(seed)
         number = min(_MOST_PROBES, math.ceil(_PROBE_ENTRIES / self.moments.size))
@@ -288,8 +289,8 @@ class LikelihoodProblem:
         for place in range(number):
             probe = rng.choice([-1.0, 1.0], size=self.moments.shape)
             probe = self._centred(probe * np.sqrt(self.noise)[:, np.newaxis])
-            near = u + _STEP * start.changes[place] if known else u
-            change = (self.fit(multiple, self.moments + _STEP * probe, near) - u) / _STEP
+            begin = u if near is None else u + _STEP * near.changes[place]
+            change = (self.fit(multiple, self.moments + _STEP * probe, begin) - u) / _STEP
             overlap += float((probe * change).sum()) / number
             variance += np.square(change).sum(axis=1) / number
             changes.append(change)

@@ -310,8 +310,10 @@ class RowSample:
         most = max(64, min(max_bytes // (4 * width), max_rows))
         # All rows of an array that lies in memory are a sample without a copy.
         self._is_whole = whole is not None and len(whole) <= most
-        # Pages without a row take no memory.
-        self._kept = whole if self._is_whole else np.empty((most, width), np.float32)
+        if whole is not None and self._is_whole:
+            self._kept: np.ndarray = whole
+        else:  # pages without a row take no memory
+            self._kept = np.empty((most, width), np.float32)
         self._weights: np.ndarray | None = None
         self._rng, self._num_rows = np.random.default_rng(0), 0
 
