@@ -117,6 +117,31 @@ def adapted(first: Any) -> keras.Model:
     return model
 
 
+def attention(
+    layer: Any = None, shape: tuple[int, ...] = (4,), mask_zero: bool = False, **options: Any
+) -> keras.Model:
+    """Returns a transformer block over embedded words, with a weight for each position."""
+    layer = layer or layers.MultiHeadAttention(2, 3, **options)
+    inputs = keras.Input(shape, dtype="int32")
+    x = layers.Embedding(4, 4, mask_zero=mask_zero)(inputs)
+    if not mask_zero:
+        x = Shift()(x)
+    x = layers.Add()([x, layer(layers.LayerNormalization()(x), x, use_causal_mask=len(shape) > 1)])
+    x = layers.Add()([x, layers.Dense(4, "gelu")(layers.LayerNormalization()(x))])
+    x = layers.GlobalAveragePooling1D()(x) if len(shape) == 1 else layers.Flatten()(x)
+    return keras.Model(inputs, layers.Dense(CLASSES)(x))
+
+
+class Shift(layers.Layer):
+    """Adds a weight per position, without a rule."""
+
+    def build(self, shape: Any) -> None:
+        self.shift = self.add_weight(shape=shape[1:], initializer="random_normal")
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + self.shift
+
+
 def encoder() -> keras.Model:
     """Returns a model with a frozen encoder of layers that both methods support."""
     inner = residual()
@@ -233,6 +258,26 @@ GHOST: dict[str, Callable[[], keras.Model]] = {
         layers.TimeDistributed(layers.LayerNormalization()),
         shape=(3, 4, 4, 2),
     ),
+    "own cell": lambda: recurrent(layers.RNN(OwnCell(3)), layers.Reshape((1, 3))),
+    "attention": lambda: attention(),
+    "attention with masks": lambda: attention(mask_zero=True),
+    "causal attention of several axes": lambda: attention(shape=(3, 2), attention_axes=(1,)),
+    "grouped attention": lambda: attention(layers.GroupQueryAttention(2, 4, 2)),
+    "EinsumDense": lambda: image_model(
+        layers.EinsumDense("abc,dc->abd", (3, 4), "gelu", bias_axes="d"),
+        layers.EinsumDense("abc,bcd->abd", (3, 3), "relu", bias_axes="bd"),
+        layers.EinsumDense("...x,xyz->...yz", (4, 2), bias_axes="z"),
+        layers.EinsumDense("abcd,cd->ac", (4,)),
+        shape=(3, 5),
+    ),
+    "EinsumDense of few positions": lambda: image_model(
+        layers.EinsumDense("abc,cde->adbe", (2, 3, 8), bias_axes="de"), shape=(3, 20)
+    ),
+    "RMSNormalization": lambda: text_model(layers.RMSNormalization(), layers.PReLU()),
+    "SeparableConv2D": lambda: image_model(layers.SeparableConv2D(3, 2), layers.PReLU()),
+    "groups and Lambda": lambda: image_model(
+        layers.Conv2D(4, 2, groups=2), layers.Lambda(lambda x: x * x), layers.Conv2D(4, 2, groups=2)
+    ),
     "LoRA": lambda: adapted([keras.Input((5,))]),
     "LoRA over time": lambda: adapted([keras.Input((8,), dtype="int32"), layers.Embedding(4, 3)]),
 }
@@ -265,16 +310,6 @@ def subclassed() -> keras.Model:
 
 # Models that only the vectorized method supports.
 OTHER: dict[str, Callable[[], keras.Model]] = {
-    "own cell": lambda: recurrent(layers.RNN(OwnCell(3)), layers.Reshape((1, 3))),
-    "attention": lambda: (
-        lambda i: keras.Model(
-            i, layers.Dense(CLASSES)(layers.Flatten()(layers.MultiHeadAttention(2, 3)(i, i)))
-        )
-    )(keras.Input((5, 4))),
-    "PReLU and SeparableConv2D": lambda: image_model(layers.SeparableConv2D(3, 2), layers.PReLU()),
-    "groups and Lambda": lambda: image_model(
-        layers.Conv2D(4, 2, groups=2), layers.Lambda(lambda x: x * x), layers.Conv2D(4, 2, groups=2)
-    ),
     "shared layer": lambda: (lambda i, d: keras.Model(i, layers.Dense(CLASSES)(d(d(i)))))(
         keras.Input((5,)), layers.Dense(5, "tanh")
     ),
@@ -288,7 +323,7 @@ CASES = [
     *[(name, "vectorized") for name in VECTORIZED],
     *[
         pytest.param(name, "vectorized", marks=pytest.mark.slow)
-        for name in ("Embedding", *OTHER)
+        for name in ("Embedding", "own cell", "SeparableConv2D", *OTHER)
         if name not in VECTORIZED
     ],
 ]
@@ -433,7 +468,7 @@ def test_too_little_memory_is_refused(method: str):
 
 
 def test_ghost_clipping_refuses_other_layers():
-    model = problem("own cell")[0]
+    model = problem("subclass")[0]
     clipper = PerExampleClipping(model, Speed("ghost"))
     with pytest.raises(ValueError, match=r"method='ghost' cannot handle model.*'auto'"):
         clipper.clipped_sum(Batch(np.zeros((1, 5)), np.zeros(1), np.ones(1), LOSS), Clip(1.0))

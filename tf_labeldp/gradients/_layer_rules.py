@@ -11,6 +11,8 @@ import abc
 import dataclasses
 import functools
 import math
+import re
+import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,17 +32,17 @@ _GRAM_COST, _ENTRY_COST = 5, 60
 class Taps:
     """The tensors of one layer in one backward pass: the batch first, the channels last."""
 
-    # (B, ...), float32, or integers for embeddings.
-    inputs: tf.Tensor
-    # (B, ...), float32, already multiplied by the weight of each row.
-    output_gradients: tf.Tensor
+    # (B, ...), float32, or integers for embeddings; a nest of them for layers without a rule.
+    inputs: Any
+    # (B, ...), float32, already multiplied by the weight of each row; or a nest of them.
+    output_gradients: Any
     group_size: int = 1
     # One for each weight; None leaves the gradients as they are.
     coordinates: list[Coordinates] | None = None
 
     @property
     def groups(self) -> int:
-        return self.output_gradients.shape[0] // self.group_size
+        return tf.nest.flatten(self.output_gradients)[0].shape[0] // self.group_size
 
     @property
     def positions(self) -> int | None:
@@ -62,6 +64,14 @@ class Rule(abc.ABC):
 
     def gradients(self, taps: Taps) -> list[tf.Tensor]:
         return in_coordinates(taps.coordinates, self.plain_gradients(taps))
+
+    def formed_bytes(self, taps: Taps) -> int:
+        """Returns the memory of ``gradients`` per group."""
+        # In coordinates: before and after the map, and in between.
+        return FLOAT_BYTES * self.num_weights * (1 if taps.coordinates is None else 3)
+
+    # Whether ``sum`` is that of formed gradients.
+    forms_sum = False
 
     def norm_bytes(self, taps: Taps) -> int | None:
         """Returns the memory of ``squared_norms`` per group; None if the rule lacks it."""
@@ -280,6 +290,75 @@ class ProductRule(Rule):
 
 
 @dataclasses.dataclass(frozen=True)
+class EinsumRule(Rule):
+    """Trained kernel and bias of ``einsum(inputs, kernel) + bias``, with a letter for each axis.
+
+    The first letter of inputs and outputs is the batch.
+    """
+
+    inputs: str
+    kernel: str
+    outputs: str
+    # The axes of the outputs that the bias has; its shape may have more, of size one.
+    bias: str
+    kernel_shape: tuple[int, ...]
+    bias_shape: tuple[int, ...]
+    has_kernel: bool
+    has_bias: bool
+
+    @property
+    def num_weights(self) -> int:
+        kernel = math.prod(self.kernel_shape) if self.has_kernel else 0
+        return kernel + (math.prod(self.bias_shape) if self.has_bias else 0)
+
+    def plain_gradients(self, taps: Taps) -> list[tf.Tensor]:
+        def by_group(values: tf.Tensor) -> tf.Tensor:
+            return tf.reshape(values, (taps.groups, taps.group_size, *values.shape[1:]))
+
+        gradients, products = [], by_group(taps.output_gradients)
+        if self.has_kernel:
+            equation = f"Z{self.inputs},Z{self.outputs}->Z{self.kernel}"
+            gradients.append(tf.einsum(equation, by_group(taps.inputs), products))
+        if self.has_bias:
+            sums = tf.einsum(f"Z{self.outputs}->Z{self.bias}", products)
+            gradients.append(tf.reshape(sums, (taps.groups, *self.bias_shape)))
+        return gradients
+
+    def norm_bytes(self, taps: Taps) -> int | None:
+        if taps.coordinates is not None or not self._is_product:
+            return None
+        rule, flat = self._as_product(taps)
+        return rule.norm_bytes(flat)
+
+    def squared_norms(self, taps: Taps) -> tf.Tensor:
+        rule, flat = self._as_product(taps)
+        return rule.squared_norms(flat)
+
+    @property
+    def _is_product(self) -> bool:
+        """Whether the kernel is a matrix from inputs to outputs, the same at all positions."""
+        kernel, outputs = set(self.kernel), set(self.outputs)
+        fits = not kernel & outputs & set(self.inputs) and set(self.inputs) <= kernel | outputs
+        return fits and (not self.has_bias or set(self.bias) == kernel & outputs)
+
+    def _as_product(self, taps: Taps) -> tuple[ProductRule, Taps]:
+        """Returns the rule and taps of a dense layer with these norms."""
+        positions = [axis for axis in self.outputs if axis in self.inputs]
+
+        def flat(values: tf.Tensor, axes: str) -> tf.Tensor:
+            own = [axis for axis in axes if axis not in positions]
+            values = tf.transpose(values, [axes.index(axis) for axis in (*positions, *own)])
+            width = math.prod(values.shape[len(positions) :])
+            return tf.reshape(values, (values.shape[0], -1, width))
+
+        inputs = flat(taps.inputs, self.inputs)
+        gradients = flat(taps.output_gradients, self.outputs)
+        shape = inputs.shape[-1], gradients.shape[-1]
+        rule = ProductRule(shape, self.has_kernel, self.has_bias)
+        return rule, Taps(inputs, gradients, taps.group_size)
+
+
+@dataclasses.dataclass(frozen=True)
 class GroupedRule(ProductRule):
     """A grouped convolution: inputs and outputs have this number of contiguous, equal parts."""
 
@@ -319,6 +398,21 @@ class NoRuleError(ValueError):
 Factors = tuple[tf.Tensor, tf.Tensor]
 
 
+_Function = Callable[[Any], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """Functions that compute a layer's outputs in turn, to tap what is inside it.
+
+    The rule's inputs and outputs are those of ``inner``. None does nothing, or calls the layer.
+    """
+
+    first: _Function | None = None
+    inner: _Function | None = None
+    last: _Function | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class LayerRule:
     """A rule for the gradients of ``variables``, in this order."""
@@ -327,11 +421,13 @@ class LayerRule:
     rule: Rule
     variables: tuple[Any, ...]
     # Maps the inputs, the outputs and their gradients to the rule's factors.
-    factors: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Factors]
+    factors: Callable[[Any, Any, Any], Any]
     # The places of inputs and outputs among the layer's outputs; None for the layer's own.
     places: tuple[int, int] | None = None
     # The number of rows of the factors per example.
     rows: int = 1
+    # The same for all rules of a layer.
+    steps: Steps = Steps()
 
 
 _Shape = tuple[int | None, ...]
@@ -466,11 +562,22 @@ def _time_distributed(layer: Any, input_shape: _Shape) -> list[LayerRule] | None
     def flat(values: tf.Tensor) -> tf.Tensor:
         return tf.reshape(values, (-1, *values.shape[2:]))
 
+    def at_all_steps(function: _Function | None) -> _Function | None:
+        if function is None:
+            return None
+
+        def of_steps(values: tf.Tensor) -> tf.Tensor:
+            outputs = function(flat(values))
+            return tf.reshape(outputs, (-1, steps, *outputs.shape[1:]))
+
+        return of_steps
+
     def rule_at_all_steps(rule: LayerRule) -> LayerRule:
         def factors(*tensors: tf.Tensor) -> Factors:
             return rule.factors(*map(flat, tensors))
 
-        return dataclasses.replace(rule, factors=factors, rows=steps)
+        inside = [at_all_steps(getattr(rule.steps, name)) for name in ("first", "inner", "last")]
+        return dataclasses.replace(rule, factors=factors, rows=steps, steps=Steps(*inside))
 
     rules = layer_rules(layer.layer, (input_shape[0], *input_shape[2:]))
     return [rule_at_all_steps(rule) for rule in rules]
@@ -478,36 +585,84 @@ def _time_distributed(layer: Any, input_shape: _Shape) -> list[LayerRule] | None
 
 @rule_of(keras.layers.Embedding)
 def _embedding(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
-    def factors(inputs: tf.Tensor, outputs: tf.Tensor, gradients: tf.Tensor) -> Factors:
-        return inputs, gradients
-
     if getattr(layer, "lora_enabled", False):
         pair = layer.lora_embeddings_a, layer.lora_embeddings_b
         down = LookupRule(layer.input_dim, layer.lora_rank)
-        return _adapted(layer, down, pair, (), factors, lambda ids, rows: tf.gather(rows, ids))
+        return _adapted(layer, down, pair, (), unchanged, lambda ids, rows: tf.gather(rows, ids))
     rule = LookupRule(layer.input_dim, layer.output_dim)
-    return [LayerRule(layer, rule, tuple(layer.trainable_variables), factors)]
+    return [LayerRule(layer, rule, tuple(layer.trainable_variables), unchanged)]
 
 
 @rule_of(keras.layers.LayerNormalization)
 def _normalization(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
+    if getattr(layer, "rms_scaling", False):
+        return None
+    pair = getattr(layer, "gamma", None), getattr(layer, "beta", None)
+    config = {**layer.get_config(), "scale": False, "center": False, "dtype": "float32"}
+    return _scaled(layer, input_shape, type(layer).from_config(config), *pair)
+
+
+@rule_of(*([keras.layers.RMSNormalization] if hasattr(keras.layers, "RMSNormalization") else []))
+def _rms_normalization(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
+    def normalized(inputs: tf.Tensor) -> tf.Tensor:
+        return keras.ops.rms_normalization(inputs, axis=layer.axis, epsilon=layer.epsilon)
+
+    return _scaled(layer, input_shape, normalized, layer.scale, None)
+
+
+def _scaled(
+    layer: Any, input_shape: _Shape, normalized: _Function, scale: Any, offset: Any
+) -> list[LayerRule] | None:
+    """Returns the rule of a layer that normalizes, then scales and shifts along its axes."""
     rank = len(input_shape)
     listed = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
     axes = tuple(axis % rank for axis in listed)
-    if getattr(layer, "rms_scaling", False) or list(axes) != sorted(axes):
+    if list(axes) != sorted(axes):
         return None
     trained = _identities(layer.trainable_variables)
-    has_scale, has_offset = id(layer.gamma) in trained, id(layer.beta) in trained
-    rule = ScaleRule(tuple(input_shape[a] or 0 for a in axes), axes, has_scale, has_offset)
-    variables = (*[layer.gamma] * has_scale, *[layer.beta] * has_offset)
-    normalized = type(layer).from_config(
-        {**layer.get_config(), "scale": False, "center": False, "dtype": "float32"}
-    )
+    has_scale, has_offset = id(scale) in trained, id(offset) in trained
+    sizes = tuple(input_shape[axis] or 0 for axis in axes)
+    variables = (*[scale] * has_scale, *[offset] * has_offset)
+    broadcast = [input_shape[axis] if axis in axes else 1 for axis in range(rank)]
 
-    def factors(inputs: tf.Tensor, outputs: tf.Tensor, gradients: tf.Tensor) -> Factors:
-        return normalized(_as_rounded(layer, inputs)), gradients
+    def first(inputs: tf.Tensor) -> tf.Tensor:
+        return normalized(_as_rounded(layer, inputs))
 
-    return [LayerRule(layer, rule, variables, factors)]
+    def inner(inputs: tf.Tensor) -> tf.Tensor:
+        if scale is not None:
+            inputs *= tf.reshape(tf.cast(scale.value, tf.float32), broadcast)
+        if offset is not None:
+            inputs += tf.reshape(tf.cast(offset.value, tf.float32), broadcast)
+        return tf.cast(inputs, layer.compute_dtype)
+
+    rule = ScaleRule(sizes, axes, has_scale, has_offset)
+    return [LayerRule(layer, rule, variables, unchanged, steps=Steps(first, inner))]
+
+
+def unchanged(inputs: Any, outputs: Any, gradients: Any) -> Any:
+    return inputs, gradients
+
+
+@rule_of(keras.layers.EinsumDense)
+def _einsum(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
+    letters = [char for char in string.ascii_letters if char not in f"{layer.equation}Z"]
+    found = re.fullmatch(r"(\.*)([a-zA-Y]+)(\.*),([a-zA-Y]+)->\1([a-zA-Y]+)\3", layer.equation)
+    if found is None or getattr(layer, "lora_enabled", False):
+        return None
+    left, inputs, right, kernel, outputs = found.groups()
+    elided = "".join(letters[: len(input_shape) - len(inputs)])
+    if left or right:
+        inputs, outputs = (elided + axes if left else axes + elided for axes in (inputs, outputs))
+    if inputs[0] != outputs[0] or inputs[0] in kernel or inputs[0] in (layer.bias_axes or ""):
+        # It works along the batch axis.
+        return None
+    bias = "".join(axis for axis in outputs if axis in (layer.bias_axes or ""))
+
+    def kind(shape: Any, has_kernel: bool, has_bias: bool, window: None) -> Rule:
+        bias_shape = tuple(layer.bias.shape) if has_bias else ()
+        return EinsumRule(inputs, kernel, outputs, bias, shape, bias_shape, has_kernel, has_bias)
+
+    return _kernel_and_bias(layer, input_shape, kind)
 
 
 def _kernel_and_bias(
@@ -520,40 +675,40 @@ def _kernel_and_bias(
     if getattr(layer, "lora_enabled", False):
         pair = layer.lora_kernel_a, layer.lora_kernel_b
     kernel = layer._kernel if pair else layer.kernel
-    bias = (layer.bias,) if layer.use_bias else ()
+    bias = (layer.bias,) if layer.bias is not None else ()
     if _identities([kernel, *bias, *pair]) != _identities(layer.variables) or (pair and window):
         # Quantized weights, or adapters of a convolution.
         return None
-    before_activation = None
-    if layer.activation in _OTHER_ACTIVATIONS:
-        config = {**layer.get_config(), "activation": None, "dtype": "float32", "trainable": True}
+    steps, slope = Steps(), _SLOPES.get(layer.activation)
+    if slope is None:
+        # The outputs before the activation are tapped.
+        config = {**layer.get_config(), "activation": None, "trainable": True}
         config.pop("lora_rank", None)
-        before_activation = type(layer).from_config(config)
-        before_activation.build(input_shape)
+        linear = type(layer).from_config(config)
+        linear.build(input_shape)
+
+        def inner(inputs: tf.Tensor) -> tf.Tensor:
+            values = [tf.convert_to_tensor(variable) for variable in (layer.kernel, *bias)]
+            return linear.stateless_call(values, [], inputs)[0]
+
+        steps, slope = Steps(inner=inner, last=layer.activation), _SLOPES[_ACTIVATIONS.linear]
 
     def factors(inputs: tf.Tensor, outputs: tf.Tensor, gradients: tf.Tensor) -> Factors:
         inputs = _as_rounded(layer, inputs)
-        if before_activation is None:
-            gradients = _SLOPES[layer.activation](tf.cast(outputs, tf.float32), gradients)
-        else:
-            values = [tf.cast(tf.convert_to_tensor(v), tf.float32) for v in (layer.kernel, *bias)]
-            before, _ = before_activation.stateless_call(values, [], inputs)
-            with tf.GradientTape() as tape:
-                tape.watch(before)
-                after = layer.activation(before)
-            gradients = tape.gradient(after, before, output_gradients=gradients)
+        gradients = slope(tf.cast(outputs, tf.float32), gradients)
         if getattr(layer, "data_format", None) == "channels_first":
             inputs, gradients = _channels_last(inputs), _channels_last(gradients)
         return inputs, gradients
 
     if pair:
         down = ProductRule(tuple(pair[0].shape), True, False)
-        return _adapted(layer, down, pair, bias, factors, lambda x, a: tf.tensordot(x, a, 1))
+        rules = _adapted(layer, down, pair, bias, factors, lambda x, a: tf.tensordot(x, a, 1))
+        return [dataclasses.replace(rule, steps=steps) for rule in rules]
     trained = _identities(layer.trainable_variables)
     variables = tuple(variable for variable in (kernel, *bias) if id(variable) in trained)
     has_kernel = id(kernel) in trained
     rule = kind(tuple(kernel.shape), has_kernel, len(variables) > has_kernel, window)
-    return [LayerRule(layer, rule, variables, factors)]
+    return [LayerRule(layer, rule, variables, factors, steps=steps)]
 
 
 def _adapted(

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tf_labeldp import _validate
@@ -26,9 +27,11 @@ class Batch:
     # A factor of the losses that is divided out of the gradients, for float16.
     loss_scale: float = 1.0
 
-    def unscaled(self, gradients: Sequence[Any]) -> list[tf.Tensor]:
-        """Returns gradients in ``float32``, divided by ``loss_scale``."""
-        return [tf.cast(tf.convert_to_tensor(g), tf.float32) / self.loss_scale for g in gradients]
+    def unscaled(self, gradients: Any) -> Any:
+        """Returns a nest of gradients in ``float32``, divided by ``loss_scale``."""
+        return keras.tree.map_structure(
+            lambda g: tf.cast(tf.convert_to_tensor(g), tf.float32) / self.loss_scale, gradients
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,14 +8,20 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tf_labeldp import _validate
 from tf_labeldp.gradients._layer_rules import NoRuleError
 from tf_labeldp.gradients.clip import Batch, Clip, Speed
-from tf_labeldp.gradients.ghost_clipping import GhostClipping, layer_outputs
+from tf_labeldp.gradients.ghost_clipping import GhostClipping
+from tf_labeldp.gradients.layer_graph import layer_outputs
 from tf_labeldp.gradients.model_checks import all_layers, check_layers
 from tf_labeldp.gradients.vectorized_clipping import VectorizedClipping
 
 # Gradient entries from 2e-10 to 255 survive in float16; an example with larger ones adds zero.
 _FLOAT16_LOSS_SCALE = 256.0
+_VECTORIZED = (
+    "the per-example gradients of model {name!r} are vectorized in part or whole, which takes "
+    "longer: {reason}."
+)
 
 
 class ClippedSum(NamedTuple):
@@ -37,10 +43,9 @@ class PerExampleClipping:
 
     Two methods give the same result. "ghost" needs one backward pass for the whole batch and forms
     per-example gradients only in layers where that is cheapest. It supports functional and
-    sequential models of common layers (Dense, Conv1D to Conv3D, grouped and depthwise convolutions,
-    Embedding, LayerNormalization, GroupNormalization, LSTM, GRU, SimpleRNN and RNN of their cells,
-    Bidirectional, TimeDistributed, and layers without weights). "vectorized" supports any model:
-    each example passes through it alone, so no layer can mix examples.
+    sequential models. A layer without an exact rule is vectorized: each example passes through it
+    alone. A warning names such layers; docs/api.md lists the rules. "vectorized" supports any
+    model: each example passes through all of it alone, so no layer can mix examples.
 
     Guarantee:
         Replacing one example, features or label, moves the sum by at most ``2 * l2_norm_clip`` in
@@ -105,6 +110,16 @@ class PerExampleClipping:
             self._chosen = self._choose()
             self._probe = layer_outputs(model)
         self._trained = trained
+        if isinstance(self._chosen, GhostClipping) and self._chosen.vectorized:
+            layers = ", ".join(self._chosen.vectorized)
+            _validate.warn(_VECTORIZED.format(name=model.name, reason=f"no rule for {layers}"))
+
+    def forward(self, x: Any) -> Any:
+        """Returns the model's outputs in training mode, with the random numbers of the next sum."""
+        self._prepare()
+        if isinstance(self._chosen, GhostClipping):
+            return self._chosen.forward(x)
+        return self._model(x, training=True)
 
     def _choose(self) -> GhostClipping | VectorizedClipping:
         if self._speed.method != "vectorized":
@@ -116,6 +131,7 @@ class PerExampleClipping:
                         f"method='ghost' cannot handle model {self._model.name!r}: {error}. "
                         "Use method='auto'."
                     ) from error
+                _validate.warn(_VECTORIZED.format(name=self._model.name, reason=error))
         return VectorizedClipping(self._model)
 
     def _finite_layers(self, x: Any, outputs: Any) -> dict[str, tf.Tensor]:

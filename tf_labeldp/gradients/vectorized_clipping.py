@@ -24,7 +24,7 @@ from tf_labeldp.gradients.clip import (
 )
 from tf_labeldp.gradients.model_checks import added_loss, parts_of
 
-_ONE_BY_ONE = "the examples of model {name!r} are processed one by one, which is slow: "
+ONE_BY_ONE = "the examples of {name} are processed one by one, which is slow: "
 _BROADCASTS = (
     "vectorized matrix products hit a bug in TensorFlow's oneDNN kernels "
     "(https://github.com/tensorflow/tensorflow/issues/117700). To avoid it, set the environment "
@@ -59,7 +59,7 @@ class VectorizedClipping:
         rows = (batch.x, batch.y, batch.weights, row_seeds(states, num_rows))
         trace = Trace.of(example, rows)
         if trace.one_by_one:
-            _validate.warn(_ONE_BY_ONE.format(name=model.name) + trace.one_by_one)
+            _validate.warn(ONE_BY_ONE.format(name=f"model {model.name!r}") + trace.one_by_one)
 
         def clipped(rows: Any) -> Sums:
             gradients, outputs = trace.map_rows(example, rows)
@@ -100,22 +100,27 @@ class VectorizedClipping:
             with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
                 outputs = model(x, training=True)
             objective = clip.objective(single, outputs)
-        if scope.losses:
-            raise added_loss(model)
-        seeded = {id(state) for state in states}
-        written = [
-            variable.path
-            for variable in model.non_trainable_variables
-            if id(variable) not in seeded and scope.get_current_value(variable) is not None
-        ]
-        if written:
-            raise ValueError(
-                f"model {model.name!r} updates its own state in training: {written}. Such state "
-                "carries examples into later steps. Freeze these layers or leave them out (for a "
-                "stateful RNN: stateful=False)."
-            )
+        check_scope(model, states, scope)
         gradients = tape.gradient(objective, values, unconnected_gradients="zero")
         return batch.unscaled(gradients), tf.nest.map_structure(lambda out: out[0], outputs)
+
+
+def check_scope(model: keras.Model, states: list[Any], scope: keras.StatelessScope) -> None:
+    """Raises a ``ValueError`` if a pass added losses or wrote variables other than ``states``."""
+    if scope.losses:
+        raise added_loss(model)
+    seeded = {id(state) for state in states}
+    written = [
+        variable.path
+        for variable in model.non_trainable_variables
+        if id(variable) not in seeded and scope.get_current_value(variable) is not None
+    ]
+    if written:
+        raise ValueError(
+            f"model {model.name!r} updates its own state in training: {written}. Such state "
+            "carries examples into later steps. Freeze these layers or leave them out (for a "
+            "stateful RNN: stateful=False)."
+        )
 
 
 def row_seeds(states: list[Any], batch: int) -> list[tf.Tensor]:

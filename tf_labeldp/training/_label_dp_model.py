@@ -16,8 +16,8 @@ from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, public_inpu
 from tf_labeldp.accounting.provenance import history_of, layers_of
 from tf_labeldp.accounting.receipts import receipts_from_bytes, receipts_to_bytes
 from tf_labeldp.data.batches import PoissonBatches
-from tf_labeldp.gradients.ghost_clipping import layer_not_compiled
 from tf_labeldp.gradients.label_distance import check_two_classes
+from tf_labeldp.gradients.layer_graph import layer_not_compiled
 from tf_labeldp.gradients.model_checks import (
     check_features_fit,
     check_layers,

@@ -244,7 +244,9 @@ class PrivateStep:
         pieces = 1 if optimizer.preconditioner is not None else replicas.num_replicas_in_sync
         by_example = self._clipping.method == "vectorized"
         # The forward pass comes before the gradients, to draw the same random masks.
-        forward = TrainingPass(self._model, by_example=by_example, pieces=pieces)
+        forward = TrainingPass(
+            self._model, by_example=by_example, pieces=pieces, forward=self._clipping.forward
+        )
 
         def vertices(needs: Any, mask: Any = None, stddev: Any = None) -> VertexLosses:
             mask = None if mask is None else _gathered(mask, pieces)

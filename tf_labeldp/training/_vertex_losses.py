@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -63,11 +64,19 @@ class TrainingPass:
     """The model in training mode, with the random numbers of the next gradient pass.
 
     It changes no state. ``by_example`` draws random numbers per example, as the method "vectorized"
-    does; ``pieces`` replicas share the rows and draw the same numbers.
+    does; ``pieces`` replicas share the rows and draw the same numbers; ``forward`` calls the model.
     """
 
-    def __init__(self, model: keras.Model, *, by_example: bool, pieces: int = 1) -> None:
-        self._model, self._pieces = model, pieces
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        by_example: bool,
+        pieces: int = 1,
+        forward: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._forward = forward or functools.partial(model, training=True)
+        self._pieces = pieces
         self._states = [part.state for part in parts_of(model, keras.random.SeedGenerator)]
         self._now = [tf.identity(state.value) for state in self._states]
         self._by_example = by_example and bool(self._states)
@@ -83,7 +92,7 @@ class TrainingPass:
     def _outputs(self, x: Any) -> Any:
         if not self._by_example:
             with self._drawing(self._now):
-                return self._model(x, training=True)
+                return self._forward(x)
         # The scope also keeps the states of the generators.
         with self._drawing(self._now):
             seeds = row_seeds(self._states, tf.nest.flatten(x)[0].shape[0])
@@ -91,7 +100,7 @@ class TrainingPass:
         def row_outputs(row: Any) -> Any:
             features = tf.nest.map_structure(lambda part: part[tf.newaxis], row[0])
             with self._drawing(row[1]):
-                outputs = self._model(features, training=True)
+                outputs = self._forward(features)
             return tf.nest.map_structure(lambda part: part[0], outputs)
 
         rows = tf.nest.map_structure(tf.convert_to_tensor, (x, seeds))
