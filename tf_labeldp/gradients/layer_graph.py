@@ -62,11 +62,11 @@ class TappedModel:
 
         try:
             tf.function(trace, autograph=False).get_concrete_function(specs)
-        except ValueError as error:
-            if isinstance(error, NoRuleError) or not self._rows:
-                raise
-            described = [rows.described for rows in self.row_by_row]
-            raise NoRuleError(f"no gradient passes through one of {described}") from error
+        except NoRuleError:
+            raise
+        except Exception as error:
+            # The model may still run as a whole.
+            raise NoRuleError(f"it cannot be run layer by layer: {error}") from error
 
     @property
     def row_by_row(self) -> list[RowByRow]:
@@ -112,7 +112,9 @@ class TappedModel:
                 name = operation.name
                 raise NoRuleError(f"its nested model {name!r} is called with {list(options)}")
             return self._run(operation, keras.tree.flatten(arguments), taps)
-        if type(operation) in _COMPOSITE and 0 not in (operation.attention_axes or ()):
+        if type(operation) in _COMPOSITE and 0 not in (
+            getattr(operation, "attention_axes", None) or ()
+        ):
             return self._called_in_parts(node, values, taps)
         found = self._rules_of(node, values)
         if found is None:
