@@ -271,6 +271,9 @@ GHOST: dict[str, Callable[[], keras.Model]] = {
         layers.EinsumDense("abc,cde->adbe", (2, 3, 8), bias_axes="de"), shape=(3, 20)
     ),
     "RMSNormalization": lambda: text_model(layers.RMSNormalization(), layers.PReLU()),
+    "a gradient of its own": lambda: image_model(
+        layers.Dense(4), layers.Lambda(tf.custom_gradient(lambda x: (x, lambda g: -2 * g)))
+    ),
     "SeparableConv2D": lambda: image_model(layers.SeparableConv2D(3, 2), layers.PReLU()),
     "groups and Lambda": lambda: image_model(
         layers.Conv2D(4, 2, groups=2), layers.Lambda(lambda x: x * x), layers.Conv2D(4, 2, groups=2)

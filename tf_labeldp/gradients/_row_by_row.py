@@ -47,18 +47,38 @@ class RowByRow:
         rows = tensors, row_seeds(self._states, tensors[0].shape[0])
         trace = Trace.of(self.alone, rows)
         self.warn_if_slow(trace)
+        floats = _floating(tensors)
 
-        @tf.function(autograph=False)
-        def mapped(rows: Any) -> list[Any]:
-            # Outside a function, no tape sees the operations of a vectorized map.
-            return trace.map_rows(self.alone, rows)
+        def backward(*gradients: Any, variables: Any = ()) -> Any:
+            kept = [g for g, part in zip(gradients, results, strict=True) if part.dtype.is_floating]
+            backs = Trace.of(self._backward, (rows, kept)).map_rows(self._backward, (rows, kept))
+            # The rule has the gradients of the weights.
+            return (backs, [None] * len(variables)) if variables else backs
 
-        results = mapped(rows)
+        @tf.custom_gradient
+        def mapped(*floats: Any) -> Any:
+            # A vectorized map would drop the gradients that an operation defines itself.
+            nonlocal results
+            results = trace.map_rows(self.alone, rows)
+            return results, backward
+
+        results: list[Any] = []
+        results = mapped(*floats)
         outputs = results[: len(self._output_masks)]
         masks = iter(results[len(outputs) :])
         for output, has_mask in zip(outputs, self._output_masks, strict=True):
             output._keras_mask = next(masks) if has_mask else None
         return outputs, (rows, _floating(outputs))
+
+    def _backward(self, row: Any) -> list[tf.Tensor]:
+        """Returns the gradients of one example's inputs from those of its outputs."""
+        (tensors, seeds), gradients = row
+        floats = _floating(tensors)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(floats)
+            outputs = _floating(self.alone((tensors, seeds)))
+        found = tape.gradient(outputs, floats, gradients, unconnected_gradients="zero")
+        return [tf.convert_to_tensor(part) for part in found]
 
     def warn_if_slow(self, trace: Trace) -> None:
         if trace.one_by_one:

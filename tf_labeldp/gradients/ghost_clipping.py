@@ -196,8 +196,8 @@ class GhostClipping:
         for tap, gradient in zip(taps, batch.unscaled(gradients), strict=True):
             rule = tap.rule
             own = [coordinates[id(v)] for v in rule.variables] if coordinates else None
-            factors = rule.factors(tap.inputs, tap.outputs, gradient)
-            own_taps = Taps(*factors, clip.group_size * rule.rows, own)
+            inputs, products = rule.factors(tap.inputs, tap.outputs, gradient)
+            own_taps = Taps(inputs, products, clip.group_size * rule.rows, own)
             records.append(LayerRecord(rule.layer.name, rule.rule, own_taps))
 
         sums, norms = clipped_sums(

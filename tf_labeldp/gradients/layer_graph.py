@@ -121,7 +121,7 @@ class TappedModel:
             return self._called_row_by_row(node, values, taps)
         layer, rules = found
         steps = rules[0].steps if rules else Steps()
-        source = id(node.input_tensors[0]) if node.input_tensors else None
+        source = id(node.input_tensors[0]) if node.input_tensors else 0
         if steps.first is not None:
             values = {**values, source: _step(steps.first, values[source])}
         if steps.inner is not None:

@@ -44,7 +44,7 @@ class PerExampleClipping:
     Two methods give the same result. "ghost" needs one backward pass for the whole batch and forms
     per-example gradients only in layers where that is cheapest. It supports functional and
     sequential models. A layer without an exact rule is vectorized: each example passes through it
-    alone. A warning names such layers; docs/api.md lists the rules. "vectorized" supports any
+    alone. A warning names such layers; docs/guide.md lists the rules. "vectorized" supports any
     model: each example passes through all of it alone, so no layer can mix examples.
 
     Guarantee:
