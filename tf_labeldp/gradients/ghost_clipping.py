@@ -171,6 +171,11 @@ class GhostClipping:
         """The layers with trained weights and no rule."""
         return [rows.described for rows in self._tapped.row_by_row if rows.variables]
 
+    @property
+    def by_row(self) -> bool:
+        """Whether an operation runs on each example alone."""
+        return bool(self._tapped.row_by_row)
+
     def forward(self, x: Any) -> Any:
         """Returns the outputs of the model in training mode, as ``sums`` does."""
         return self._tapped(x)[0]

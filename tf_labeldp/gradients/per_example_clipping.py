@@ -117,7 +117,7 @@ class PerExampleClipping:
     def forward(self, x: Any) -> Any:
         """Returns the model's outputs in training mode, with the random numbers of the next sum."""
         self._prepare()
-        if isinstance(self._chosen, GhostClipping):
+        if isinstance(self._chosen, GhostClipping) and self._chosen.by_row:
             return self._chosen.forward(x)
         return self._model(x, training=True)
 
