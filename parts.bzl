@@ -76,7 +76,7 @@ MOST_LINES = {
     "heads": 3323,
     "data": 1476,
     "boosting": 1296,
-    "gradients": 4225,
+    "gradients": 4224,
     "training": 4299,
     "pate": 447,
     "front_door": 1255,

@@ -47,7 +47,7 @@ class RowByRow:
         rows = tensors, row_seeds(self._states, tensors[0].shape[0])
         trace = Trace.of(self.alone, rows)
         self.warn_if_slow(trace)
-        floats = _floating(tensors)
+        floats, results = _floating(tensors), []  # type: list[Any], list[Any]
 
         def backward(*gradients: Any, variables: Any = ()) -> Any:
             kept = [g for g, part in zip(gradients, results, strict=True) if part.dtype.is_floating]
@@ -62,7 +62,6 @@ class RowByRow:
             results = trace.map_rows(self.alone, rows)
             return results, backward
 
-        results: list[Any] = []
         results = mapped(*floats)
         outputs = results[: len(self._output_masks)]
         masks = iter(results[len(outputs) :])
