@@ -261,8 +261,8 @@ GHOST: dict[str, Callable[[], keras.Model]] = {
     "attention with masks": lambda: attention(mask_zero=True),
     "grouped attention": lambda: attention(layers.GroupQueryAttention(2, 4, 2)),
     "EinsumDense": lambda: image_model(
-        layers.EinsumDense("abc,dc->abd", (3, 4), "gelu", bias_axes="d"),
-        layers.EinsumDense("abc,bcd->abd", (3, 3), "relu", bias_axes="bd"),
+        layers.EinsumDense("btc,dc->btd", (3, 4), "gelu", bias_axes="d"),
+        layers.EinsumDense("btc,tcd->btd", (3, 3), "relu", bias_axes="td"),
         layers.EinsumDense("...x,xyz->...yz", (4, 2), bias_axes="z"),
         layers.EinsumDense("abcd,cd->ac", (4,)),
         shape=(3, 5),
