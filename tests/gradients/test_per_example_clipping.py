@@ -251,6 +251,9 @@ GHOST: dict[str, Callable[[], keras.Model]] = {
     ),
     "decoder": decoder,
     "partly frozen RNN": partly_frozen_rnn,
+    "TimeDistributed twice": lambda: image_model(
+        layers.TimeDistributed(layers.TimeDistributed(layers.Dense(3, "tanh"))),
+    ),
     "TimeDistributed": lambda: image_model(
         layers.TimeDistributed(layers.Conv2D(3, 2, strides=2, activation="gelu")),
         layers.TimeDistributed(layers.LayerNormalization()),

@@ -14,7 +14,7 @@ from label_dp_cases import LOSS, network, optimizer, watch
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.data.batches import open_for_training
 from tf_labeldp.mechanisms.step_noise import standard_normal
-from tf_labeldp.training import LabelDPModel
+from tf_labeldp.training import GaussianNoise, LabelDPModel, LabelDPOptimizer, NoiseMechanism
 
 N, D, K, CLIP, RATE = 22, 3, 4, 0.4, 0.7
 X = np.random.default_rng(1).normal(size=(N, D)).astype(np.float32)
@@ -220,3 +220,76 @@ def test_later_fits_trace_the_step_only_after_a_change_of_what_it_contains() -> 
     hidden.trainable, kernel = False, hidden.kernel.numpy()
     assert changes() == [1, 0]
     np.testing.assert_array_equal(hidden.kernel, kernel)
+
+
+class Shifts(NoiseMechanism):
+    """Adds a number that another object has, in place of noise."""
+
+    noise_multiplier = 1.0
+
+    def __init__(self) -> None:
+        self.settings = {"shift": np.zeros(1)}
+
+    def add_noise(self, clipped_sum: Any, l2_norm_clip: float, state: Any) -> Any:
+        shift = float(self.settings["shift"][0])
+        return [0.0 * part + shift for part in clipped_sum], state
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+def set_shift(model: LabelDPModel) -> None:
+    model.optimizer.noise.settings["shift"][0] = 5.0
+
+
+def set_momentum(model: LabelDPModel) -> None:
+    model.optimizer.inner_optimizer.momentum = 0.9
+
+
+def set_schedule(model: LabelDPModel) -> None:
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.01, 1, 0.5)
+    model.optimizer.learning_rate = schedule
+
+
+def freeze(model: LabelDPModel) -> None:
+    model.get_layer("hidden").trainable = False
+
+
+def unfreeze(model: LabelDPModel) -> None:
+    model.get_layer("hidden").trainable = True
+
+
+@pytest.mark.parametrize("change", [set_shift, set_momentum, set_schedule, unfreeze])
+def test_a_later_fit_has_the_step_of_its_settings(change: Callable[[LabelDPModel], None]) -> None:
+    # The layer is frozen by a callback in the first fit, which is then traced.
+    freezes = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: freeze(model))
+    found = []
+    for trace in (False, True):
+        keras.utils.set_random_seed(1)
+        model = network(keras.layers.Dense(5, name="hidden"))
+        inner = keras.optimizers.SGD(RATE, momentum=0.1)
+        noise = Shifts() if change is set_shift else GaussianNoise(1e-9)
+        model.compile(LabelDPOptimizer(inner, CLIP, noise=noise), loss=LOSS)
+        callbacks = [freezes] if change is unfreeze else []
+        model.fit(X, Y, shuffle=False, verbose=0, callbacks=callbacks)
+        change(model)
+        if trace:
+            model.train_function = None
+        model.fit(X, Y, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    assert same_weights(*found)
+
+
+@pytest.mark.parametrize("method", ["ghost", "vectorized"])
+def test_a_later_fit_takes_features_of_another_length_and_labels_of_another_shape(
+    method: str,
+) -> None:
+    inputs = keras.Input((None, D))
+    pooled = keras.layers.GlobalAveragePooling1D()(keras.layers.Dense(4)(inputs))
+    model = LabelDPModel(inputs, keras.layers.Dense(K)(pooled))
+    model.compile(optimizer(1e-9, keras.optimizers.SGD(RATE), CLIP, method=method), loss=LOSS)
+    for length, labels in ((4, Y), (6, Y), (6, Y[:, np.newaxis]), (4, Y)):
+        x = np.repeat(X[:, np.newaxis], length, axis=1)
+        expected = by_hand(model, [(x, Y, np.ones(N))], N)
+        model.fit(x, labels, batch_size=N, shuffle=False, verbose=0)
+        assert same_weights(model.get_weights(), expected)

@@ -577,7 +577,8 @@ def _time_distributed(layer: Any, input_shape: _Shape) -> list[LayerRule] | None
             return rule.factors(*map(flat, tensors))
 
         inside = [at_all_steps(getattr(rule.steps, name)) for name in ("first", "inner", "last")]
-        return dataclasses.replace(rule, factors=factors, rows=steps, steps=Steps(*inside))
+        rows, steps_of_rule = steps * rule.rows, Steps(*inside)
+        return dataclasses.replace(rule, factors=factors, rows=rows, steps=steps_of_rule)
 
     rules = layer_rules(layer.layer, (input_shape[0], *input_shape[2:]))
     return [rule_at_all_steps(rule) for rule in rules]

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, public_input
-from tf_labeldp.accounting.provenance import history_of, layers_of
+from tf_labeldp.accounting.provenance import COVERED, history_of, layers_of
 from tf_labeldp.accounting.receipts import receipts_from_bytes, receipts_to_bytes
 from tf_labeldp.data.batches import PoissonBatches
 from tf_labeldp.gradients.label_distance import check_two_classes
@@ -25,6 +25,7 @@ from tf_labeldp.gradients.model_checks import (
 )
 from tf_labeldp.gradients.output_losses import OutputLosses
 from tf_labeldp.keras_layers._released_dense import CarriesReceipts
+from tf_labeldp.mechanisms.base import is_of_this_library
 from tf_labeldp.training._configured import Configured
 from tf_labeldp.training._denoisers import NoOp
 from tf_labeldp.training._gaussian_noise import GaussianNoise
@@ -351,18 +352,24 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         self._guard.error = None
         self._withholding = not self.report_training_metrics
         self._spending.begin(plan, self.report_training_metrics)
-        constants = self._constants(plan)
-        if constants != self._traced_with:
-            self.train_function, self._traced_with = None, constants
+        if self._constants(plan) != self._traced_with:
+            self.train_function, self._traced_with = None, None
 
     def _constants(self, plan: TrainingPlan) -> tuple[Any, ...]:
         """Returns the values that a traced step contains, and that may change between two fits."""
-        optimizer = self.optimizer
-        settings = optimizer.denoiser, optimizer.preconditioner, optimizer.noise
+        optimizer, inner = self.optimizer, self.optimizer.inner_optimizer
+        settings = [optimizer.denoiser, optimizer.preconditioner or NoOp(), optimizer.noise]
+        numbers = {
+            name: number
+            for name, number in vars(inner).items()
+            if isinstance(number, (int, float)) and not name.startswith(("_", COVERED))
+        }
+        # The settings of plug-ins may be inside other objects: each fit traces their steps.
         return (
             plan.traced_values(self._output_losses),
             optimizer.noise_multiplier,
-            [repr(vars(each)) for each in settings if each is not None],
+            [repr(vars(part)) if is_of_this_library(part) else object() for part in settings],
+            (id(inner), id(inner._learning_rate), numbers),
             [(id(layer), layer.trainable) for layer in layers_of(self)],
             [id(variable) for variable in self.trainable_variables],
             self.report_training_metrics,
@@ -428,6 +435,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         plan = self._spending.plan if self._is_training() else None
         if plan is None:
             raise RuntimeError("train_step is for fit alone, which charges its steps.")
+        # A callback may have changed them since fit began.
+        self._traced_with = self._constants(plan)
         x, y, weights, alt = [*data, None][:4]
         y, weights = self._guard.admitted((y, weights))
         written = [*self.variables, *self.optimizer.variables]

@@ -129,7 +129,9 @@ class TrainingPlan(abc.ABC):
         """Returns the values of the plan that a traced step contains."""
         weights = None if self.class_weight is None else self.class_weights(losses)
         sums = self.divisor, self.group_rows, self.has_sample_weight, weights
-        return *sums, self.label_range, self.sampling_probability, self.shared
+        # TensorFlow would trace a step of unknown sizes, if those of the batches changed.
+        specs = self.feature_specs(), tf.nest.map_structure(lambda part: part.spec(2), self.labels)
+        return *sums, self.label_range, self.sampling_probability, self.shared, specs
 
     @abc.abstractmethod
     def feature_specs(self) -> Any:
