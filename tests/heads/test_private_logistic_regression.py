@@ -189,3 +189,32 @@ def test_the_penalty_is_chosen_on_few_rows_and_the_fit_is_to_all(examples, monke
     assert set(passes) == {900, 3000} and passes.count(3000) < 0.5 * number
     assert part.risk_ == pytest.approx(whole.risk_, rel=0.02)
     np.testing.assert_allclose(again.coef_, fixed.coef_, atol=0.02 * np.abs(fixed.coef_).max())
+
+
+def test_losses_of_many_scores_are_estimated_from_rows_that_the_fits_do_not_know(
+    examples, monkeypatch
+):
+    fitted, judged = [], []
+
+    def noted(name, rows):
+        method = getattr(_logistic.Likelihood, name)
+
+        def call(likelihood, *args):
+            rows.append(likelihood.rows)
+            return method(likelihood, *args)
+
+        monkeypatch.setattr(_logistic.Likelihood, name, call)
+
+    noted("value_and_gradient", fitted)
+    noted("worth", judged)
+    x, y = examples.features, examples.classes
+    monkeypatch.setattr(_logistic, "_CHOICE_ROWS", 900)
+    every = head(3.0).fit(x, y)
+    assert {len(rows) for rows in judged} == {3000}
+    judged.clear()
+    monkeypatch.setattr(_logistic, "_LOSS_SCORES", 3000)
+    part = head(3.0).fit(x, y)
+    assert [len(rows) for rows in judged] == [1000] * (len(judged) - 1) + [3000]
+    known = {row.tobytes() for rows in fitted if len(rows) == 900 for row in rows}
+    assert not known & {row.tobytes() for row in judged[0]}
+    assert part.risk_ == pytest.approx(every.risk_, rel=0.02)

@@ -162,3 +162,23 @@ def test_an_agreement_stays_below_its_ceiling():
     assert _ridge_path.believable_agreement(scores, 1e9, 1.0) == pytest.approx(ceiling, abs=1e-6)
     assert _ridge_path.believable_agreement(scores, ceiling + 1.0, 0.0) == ceiling
     assert _ridge_path.believable_agreement(scores, -3.0, 0.0) == -3.0
+
+
+@pytest.mark.parametrize("classes, most", [(2, 10), (300, 25)])
+def test_shifts_match_the_means_in_few_passes(classes, most, monkeypatch):
+    passes = []
+
+    def counted(*args):
+        passes.append(args)
+        return mean_softmax(*args)
+
+    mean_softmax = _ridge_path._mean_softmax
+    monkeypatch.setattr(_ridge_path, "_mean_softmax", counted)
+    rng = np.random.default_rng(0)
+    scores = rng.normal(scale=3.0, size=(2000, classes)).astype(np.float32)
+    means = rng.uniform(0.5, 1.5, classes)
+    means /= means.sum()
+    shifts = _ridge_path.matching_shifts(scores, means - 1.0 / classes, 0.0)
+    assert len(passes) <= most
+    found = special.softmax(scores + shifts, axis=1).mean(axis=0)
+    np.testing.assert_allclose(found, means, rtol=1e-3)

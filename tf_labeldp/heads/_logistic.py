@@ -24,6 +24,8 @@ _ENTRIES = 1 << 18
 """Numbers of rows, or scores, at a time: the second product reads both from a core's cache."""
 _CHOICE_ROWS, _CHOICE_ROWS_PER_FEATURE = 1 << 14, 16
 """The least rows, and rows per feature, of the sample on which the penalty is chosen."""
+_LOSS_SCORES = 1 << 24
+"""The most scores of rows with which the loss of a multiple is estimated."""
 _STEP = 0.3
 """The step of the finite difference, in standard deviations of the noise."""
 _LEAST, _MOST = 0.25, 4096.0
@@ -240,7 +242,7 @@ class LikelihoodProblem:
     penalties: np.ndarray  # p (d,), finite
     fixed: np.ndarray  # (d,), true where c does not multiply the penalty (the constant column)
     tilt: np.ndarray | float = 0.0  # (d, C), added to the likelihood's gradient
-    whole: Likelihood | None = None  # of all rows, if ``likelihood`` is of a sample of them
+    other: Likelihood | None = None  # of rows for losses, if ``likelihood`` is of a sample
 
     def fit(self, multiple: float, moments: np.ndarray, start: np.ndarray) -> np.ndarray:
         from scipy import optimize
@@ -296,7 +298,7 @@ class LikelihoodProblem:
             changes.append(change)
         agreement = (float((u * self.moments).sum()) - overlap) / num_rows
         error = math.sqrt(float(self.noise @ (np.square(u).sum(axis=1) + variance))) / num_rows
-        likelihood = self.likelihood if self.whole is None else self.whole
+        likelihood = self.likelihood if self.other is None else self.other
         sharpness, loss = likelihood.worth(self.directions @ u, agreement, error, num_rows)
         return LikelihoodFit(u, changes, multiple, sharpness, loss, variance)
 
@@ -333,26 +335,33 @@ class LikelihoodProblem:
         Source: Shamir, Srebro and Zhang 2014, "Communication-efficient distributed optimization
         using an approximate Newton-type method".
         """
-        rows, weights = self.likelihood.rows, self.likelihood.weights
+        rows = self.likelihood.rows
         most = max(_CHOICE_ROWS, _CHOICE_ROWS_PER_FEATURE * rows.shape[1])
         if len(rows) <= 2 * most:
             return self
-        chosen = np.sort(np.random.default_rng(0).permutation(len(rows))[:most])
-        weight = self.likelihood.weight * len(rows) / most
-        if weights is not None:
-            weights = weights[chosen] / weights[chosen].mean()
-        part = dataclasses.replace(
-            self.likelihood, rows=rows[chosen], weight=weight, weights=weights
-        )
-        small = dataclasses.replace(self, likelihood=part)
+        places = np.random.default_rng(0).permutation(len(rows))
+        small = dataclasses.replace(self, likelihood=_sampled(self.likelihood, places[:most]))
         u = small.fit(multiple, self.moments, start)
         tilt = self._value_and_gradient(u)[1] - small._value_and_gradient(u)[1]
-        return dataclasses.replace(small, tilt=tilt, whole=self.likelihood)
+        other, number = self.likelihood, max(most, _LOSS_SCORES // len(tilt.T))
+        if len(rows) > number:  # the fits know the sample, and its loss would be too small
+            other = _sampled(other, places[most : most + number])
+        return dataclasses.replace(small, tilt=tilt, other=other)
 
     def _centred(self, values: np.ndarray) -> np.ndarray:
         if not self.likelihood.softmax:
             return values
         return values - values.mean(axis=1, keepdims=True)
+
+
+def _sampled(likelihood: Any, places: np.ndarray) -> Any:
+    """Returns the likelihood, estimated from the rows at the places alone."""
+    places, weights = np.sort(places), likelihood.weights
+    if weights is not None:
+        weights = weights[places] / weights[places].mean()
+    weight = likelihood.weight * len(likelihood.rows) / len(places)
+    rows = likelihood.rows[places]
+    return dataclasses.replace(likelihood, rows=rows, weight=weight, weights=weights)
 
 
 def _descend(loss: Callable[[float], float], best: float) -> float:

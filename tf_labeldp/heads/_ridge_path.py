@@ -262,13 +262,19 @@ def _shifts(
     means = np.maximum(own + part * (means - own), np.minimum(own, error))
     means /= means.sum()
 
-    def loss(shifts: np.ndarray) -> tuple[float, np.ndarray]:
-        own, log_sum = _mean_softmax(scores, shifts, weights)
-        return log_sum - float(means @ shifts), own - means
+    # In these units the curvature is about one for many classes, so few passes over the scores
+    # suffice.
+    unit = 1.0 / np.sqrt(np.maximum(means, 1e-12))
 
-    start = np.log(means / np.maximum(own, 1e-12))
-    found = optimize.minimize(loss, start, jac=True, method="BFGS", options={"gtol": 1e-6})
-    return found.x - found.x.mean()
+    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        own, log_sum = _mean_softmax(scores, unit * flat, weights)
+        return log_sum - float(means @ (unit * flat)), unit * (own - means)
+
+    start = np.log(means / np.maximum(own, 1e-12)) / unit
+    options = {"maxcor": 20, "ftol": 1e-12, "gtol": 1e-6}
+    found = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
+    shifts = unit * found.x
+    return shifts - shifts.mean()
 
 
 def mean_probabilities(scores: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
