@@ -73,7 +73,7 @@ MOST_LINES = {
     "features": 3091,
     "self_supervised": 542,
     "semi_supervised": 728,
-    "heads": 3323,
+    "heads": 3338,
     "data": 1476,
     "boosting": 1296,
     "gradients": 4225,

@@ -18,6 +18,8 @@ search.
     python benchmarks/bench_large_head.py --rows 100000 --head logistic
     OMP_NUM_THREADS=1 python benchmarks/bench_large_head.py --ratios 25000 50000 100000 \
         --features 1000 --against 31ad80d
+    OMP_NUM_THREADS=1 python benchmarks/bench_large_head.py --ratios 50000 200000 --features 64 \
+        --classes 1000
     python benchmarks/bench_large_head.py --smoothing 60000 200000 1000000
     python benchmarks/bench_large_head.py --accuracy
 """
@@ -89,7 +91,7 @@ def fit_one(rows: int, width: int, head: str) -> dict[str, float]:
     }
 
 
-def ratio_one(rows: int, width: int, head: str) -> dict[str, float]:
+def ratio_one(rows: int, width: int, head: str, classes: int) -> dict[str, float]:
     """Fits a head to an array; returns its processor time, that of a Gram product, and accuracy."""
     from scipy.linalg import blas
 
@@ -98,7 +100,7 @@ def ratio_one(rows: int, width: int, head: str) -> dict[str, float]:
     rng = np.random.default_rng(0)
     scales = np.geomspace(1.0, 0.03, width).astype(np.float32)
     x = rng.normal(size=(rows, width)).astype(np.float32) * scales
-    scores = x @ rng.normal(size=(width, CLASSES)).astype(np.float32)
+    scores = x @ rng.normal(size=(width, classes)).astype(np.float32)
     y = np.argmax(scores + 0.1 * rng.normal(size=scores.shape), axis=1)
     kind = PrivateRidge if head == "ridge" else PrivateLogisticRegression
     # The first fit of a process imports libraries.
@@ -109,7 +111,7 @@ def ratio_one(rows: int, width: int, head: str) -> dict[str, float]:
         if call == "product":
             blas.ssyrk(1.0, x.T)
         else:
-            fitted = kind(1e5 / rows, 0.1 / rows, num_classes=CLASSES, insecure_seed=0).fit(x, y)
+            fitted = kind(1e5 / rows, 0.1 / rows, num_classes=classes, insecure_seed=0).fit(x, y)
         times.append(time.process_time() - begun)
     product = 0.5 * (times[0] + times[2])
     return {"product": product, "fit": times[1], "accuracy": fitted.score(x, y), "peak": peak()}
@@ -152,6 +154,7 @@ def fit_apart(code: pathlib.Path, args: argparse.Namespace, how: str = "--one") 
     """Fits a head in a separate process, with the library of a folder."""
     call = [sys.executable, __file__, how, "--rows", str(args.rows)]
     call += ["--features", str(args.features), "--head", args.head]
+    call += ["--classes", str(args.classes)]
     env = {**os.environ, "PYTHONPATH": str(code)}
     done = subprocess.run(call, env=env, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -274,6 +277,7 @@ def main() -> None:
     parser.add_argument("--against", help="a commit to compare with")
     parser.add_argument("--one", action="store_true", help="fit here, and print figures as JSON")
     parser.add_argument("--ratios", type=int, nargs="+", help="numbers of rows of arrays")
+    parser.add_argument("--classes", type=int, default=CLASSES, help="for --ratios")
     parser.add_argument("--ratio-one", action="store_true", help="as --one, for --ratios")
     parser.add_argument("--smoothing", type=int, nargs="+", help="numbers of rows")
     parser.add_argument("--accuracy", action="store_true")
@@ -284,7 +288,7 @@ def main() -> None:
     if args.one:
         print(json.dumps(fit_one(args.rows, args.features, args.head)))
     elif args.ratio_one:
-        print(json.dumps(ratio_one(args.rows, args.features, args.head)))
+        print(json.dumps(ratio_one(args.rows, args.features, args.head, args.classes)))
     elif args.ratios:
         with _results.recorded(__file__, "ratios"):
             compare_ratios(args)
