@@ -76,7 +76,7 @@ MOST_LINES = {
     "heads": 3338,
     "data": 1476,
     "boosting": 1296,
-    "gradients": 4225,
+    "gradients": 4212,
     "training": 4310,
     "pate": 447,
     "front_door": 1255,

@@ -164,12 +164,14 @@ GHOST: dict[str, Callable[[], keras.Model]] = {
         layers.AveragePooling2D(2, padding="same"),
         layers.Conv2D(2, 2, activation="softmax"),
     ),
+    # The product for the kernel has the bias's gradient, too.
+    "one channel": lambda: image_model(layers.Conv2D(3, 2, padding="same"), shape=(7, 6, 1)),
     "channels first": lambda: channels_first(),
     "groups": lambda: image_model(
         layers.Conv2D(4, 2, groups=2, activation="gelu"),
         layers.Conv2D(6, 2, groups=2, strides=2, padding="same", activation="relu"),
     ),
-    # Its patches do not fit the cache: chunks of four examples and of two.
+    # Its patches do not fit the cache: chunks of three examples.
     "large Conv2D": lambda: image_model(
         layers.Conv2D(8, 3, activation="relu"), layers.AveragePooling2D(8), shape=(48, 48, 16)
     ),
@@ -439,6 +441,7 @@ def test_sums_and_norms_are_those_of_a_loop_over_examples(name: str, method: str
         *[(name, "ghost", 2) for name in (*FEW, "Conv2D of few positions", "LoRA over time")],
         ("TimeDistributed", "ghost", 2),
         ("Conv2D", "ghost", 3),
+        ("one channel", "ghost", 2),
         ("residual", "vectorized", 2),
     ],
 )
@@ -450,6 +453,7 @@ def test_groups_are_clipped_as_one(name: str, method: str, group_size: int):
     ("name", "method", "max_bytes"),
     [
         ("Conv2D", "ghost", 1_000),
+        ("one channel", "ghost", 200),
         ("groups", "ghost", 1_000),
         ("Embedding with masks", "ghost", 400),
         ("LoRA over time", "ghost", 1_000),

@@ -90,7 +90,15 @@ class Rule(abc.ABC):
         inputs, gradients = taps.inputs, taps.output_gradients
         if coefficients is not None:
             dropped = coefficients == 0
-            inputs, gradients = zero_where(dropped, inputs), zero_where(dropped, gradients)
+            # Most batches drop no example, and the copies cost more than the product by rows.
+            inputs, gradients = tf.cond(
+                tf.reduce_any(dropped),
+                lambda: (
+                    zero_where(dropped, taps.inputs),
+                    zero_where(dropped, taps.output_gradients),
+                ),
+                lambda: (taps.inputs, taps.output_gradients),
+            )
             gradients *= by_row(coefficients, gradients)
         whole = Taps(inputs, gradients, gradients.shape[0], taps.coordinates)
         return [tf.squeeze(gradient, 0) for gradient in self.gradients(whole)]
@@ -207,11 +215,16 @@ class ProductRule(Rule):
 
     def plain_gradients(self, taps: Taps) -> list[tf.Tensor]:
         gradients = []
+        products = tf.reshape(taps.output_gradients, (taps.groups, -1, self.num_outputs))
         if self.has_kernel:
-            kernel = self._kernel_gradients(taps)
+            shape = taps.groups, -1, self.kernel_shape[-1]
+            kernel = tf.reshape(self._kernel_gradients(taps), shape)
+            fan_in = math.prod(self.kernel_shape[:-1])
+            if kernel.shape[1] > fan_in:
+                # The last row is the bias's gradient already.
+                kernel, products = kernel[:, :fan_in], kernel[:, fan_in:]
             gradients.append(tf.reshape(kernel, (taps.groups, *self.kernel_shape)))
         if self.has_bias:
-            products = tf.reshape(taps.output_gradients, (taps.groups, -1, self.num_outputs))
             gradients.append(tf.reduce_sum(products, axis=1))
         return gradients
 

@@ -1,6 +1,6 @@
-"""The gradient of a convolution's kernel for each group of examples, as one product per group.
+"""The gradient of a convolution's kernel for each group of examples, as products per group.
 
-The product is of patches of the inputs and of the output gradients. It costs what its memory
+The products are of patches of the inputs and of the output gradients. They cost what their memory
 traffic costs: the patches of a few groups at a time stay in the processor's cache.
 """
 
@@ -17,8 +17,8 @@ import tensorflow as tf
 from tf_labeldp.gradients.clip import by_chunks
 
 FLOAT_BYTES = 4
-# The patches of a chunk; measured with 1 MiB of second-level cache per core.
-_CHUNK_BYTES = 3 * 2**20
+# The patches and products of a chunk; measured with 1 MiB of second-level cache per core.
+_CHUNK_BYTES = 6 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,57 +61,43 @@ class Window:
     def kernel_gradients(
         self, inputs: tf.Tensor, gradients: tf.Tensor, group_size: int
     ) -> tf.Tensor:
-        """Returns the sums (groups, ...) of each group's kernel gradients, in the kernel's order.
+        """Returns the sums (groups, fan in, K) of each group's kernel gradients.
 
-        ``inputs`` (B, ..., C) and the output gradients (B, ..., K) are contiguous.
+        ``inputs`` (B, ..., C) and the output gradients (B, ..., K) are contiguous. With one channel
+        a last row (groups, fan in + 1, K) has the bias's gradients, from the same product.
         """
-        groups = gradients.shape[0] // group_size
+        groups, channels = gradients.shape[0] // group_size, inputs.shape[-1]
+        entries, outputs = math.prod(self.size) * channels, gradients.shape[-1]
         if groups == 1:
-            return self._kernel_gradient(inputs, gradients)
-        by_inputs, by_both = self._patch_sizes(inputs, gradients)
-        patch_bytes = FLOAT_BYTES * group_size * min(by_inputs, by_both)
-        kernel = math.prod(self.size) * inputs.shape[-1] * gradients.shape[-1]
-        chunk = max(1, _CHUNK_BYTES // patch_bytes)
-        if FLOAT_BYTES * kernel > patch_bytes or tf.config.list_logical_devices("GPU"):
+            kernel = tf.reshape(self._kernel_gradient(inputs, gradients), (1, entries, outputs))
+            if channels > 1:
+                return kernel
+            bias = tf.reduce_sum(tf.reshape(gradients, (1, -1, outputs)), 1, keepdims=True)
+            return tf.concat([kernel, bias], 1)
+        kernel_bytes = FLOAT_BYTES * entries * outputs
+        positions = group_size * math.prod(gradients.shape[1:-1])
+        patch_bytes = FLOAT_BYTES * positions * (entries + outputs)
+        # The products of the views are written, and written again side by side.
+        chunk = max(1, _CHUNK_BYTES // (patch_bytes + 2 * kernel_bytes))
+        # Equal chunks need no copy that adds the rest.
+        chunk = max((n for n in range(chunk // 2 + 1, chunk) if groups % n == 0), default=chunk)
+        if kernel_bytes > patch_bytes or tf.config.list_logical_devices("GPU"):
             # The copies of the products would cost more than the cache saves.
             chunk = groups
 
         def product(part: Sequence[tf.Tensor]) -> tf.Tensor:
-            (some, theirs), both = part, by_both < by_inputs
-            return (self._product_of_both if both else self._product)(some, theirs, group_size)
+            return self._product(*part, group_size)
 
         return by_chunks(product, [inputs, gradients], chunk * group_size)
 
     def _product(self, inputs: tf.Tensor, gradients: tf.Tensor, group_size: int) -> tf.Tensor:
-        views = self.views(inputs, gradients.shape[1:-1])
-        columns = _by_group([gradients], group_size)
-        if inputs.shape[-1] > 1:
-            return tf.matmul(_by_group(views, group_size), columns, transpose_a=True)
-        rows = [_by_group([view], group_size)[..., 0] for view in views]
-        return tf.matmul(tf.stack(rows, axis=1), columns)
-
-    def _product_of_both(
-        self, inputs: tf.Tensor, gradients: tf.Tensor, group_size: int
-    ) -> tf.Tensor:
-        """Returns the same for a first stride of 1, with smaller patches of both factors.
-
-        Along the first axis the gradients move instead of the inputs, in the reverse direction.
-        """
-        first = self.size[0]
-        ones, (before, after) = (1,) * (len(self.size) - 1), self.padding[0]
-        over_inputs = dataclasses.replace(
-            self, size=(1, *self.size[1:]), padding=((0, 0), *self.padding[1:])
-        )
-        ends = self._reach(0) - before, self._reach(0) - after
-        over_gradients = Window(
-            (first, *ones), (1, *ones), (self.dilations[0], *ones), (ends, *[(0, 0)] * len(ones))
-        )
-        size = inputs.shape[1], *gradients.shape[2:-1]
-        rows = _by_group(over_inputs.views(inputs, size), group_size)
-        columns = _by_group(over_gradients.views(gradients, size)[::-1], group_size)
-        product = tf.matmul(rows, columns, transpose_a=True)
-        shape = product.shape[0], -1, first, gradients.shape[-1]
-        return tf.transpose(tf.reshape(product, shape), (0, 2, 1, 3))
+        columns = _by_group(gradients, group_size)
+        # To join the views of many channels for one product would be a copy of all patches.
+        rows = [_by_group(view, group_size) for view in self.views(inputs, gradients.shape[1:-1])]
+        if inputs.shape[-1] == 1:
+            rows = [row[..., 0] for row in rows]
+            return tf.matmul(tf.stack([*rows, tf.ones_like(rows[0])], axis=1), columns)
+        return tf.concat([tf.matmul(row, columns, transpose_a=True) for row in rows], 1)
 
     def _kernel_gradient(self, inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
         """Returns the sum (1, ...) over all examples, from TensorFlow's own operation."""
@@ -124,22 +110,10 @@ class Window:
             )
         return tape.gradient(outputs, kernel, output_gradients=gradients)[tf.newaxis]
 
-    def _patch_sizes(self, inputs: tf.Tensor, gradients: tf.Tensor) -> tuple[int, int]:
-        """Returns how many numbers per example the factors of the two products have."""
-        first, all_entries = self.size[0], math.prod(self.size)
-        channels, outputs = inputs.shape[-1], gradients.shape[-1]
-        positions = math.prod(gradients.shape[1:-1])
-        by_inputs = positions * (all_entries * channels + outputs)
-        if self.strides[0] > 1 or channels == 1:
-            return by_inputs, by_inputs
-        positions = inputs.shape[1] * math.prod(gradients.shape[2:-1])
-        return by_inputs, positions * (all_entries // first * channels + first * outputs)
-
     def _reach(self, axis: int) -> int:
         return (self.size[axis] - 1) * self.dilations[axis]
 
 
-def _by_group(views: Sequence[tf.Tensor], group_size: int) -> tf.Tensor:
-    """Returns the entries of all views at each position: (groups, positions, entries)."""
-    values = tf.concat(views, -1) if len(views) > 1 else views[0]
+def _by_group(values: tf.Tensor, group_size: int) -> tf.Tensor:
+    """Returns the entries at each position: (groups, positions, entries)."""
     return tf.reshape(values, (values.shape[0] // group_size, -1, values.shape[-1]))
