@@ -368,3 +368,21 @@ def test_public_inputs_over_the_budget_are_not_counted():
     with pytest.raises(BudgetExceededError):
         model.fit(TABLE, vault, sample_weight=drawn.with_value(np.ones(N)))
     assert vault.guarantee().epsilon == 0.0
+
+
+def test_lightgbm_bins_the_rows_once_for_all_folds(monkeypatch):
+    lightgbm = pytest.importorskip("lightgbm")
+    binned = []
+
+    class Counted(lightgbm.Dataset):
+        def __init__(self, data, *args, **kwargs):
+            if data is not None:
+                binned.append(len(data))
+            super().__init__(data, *args, **kwargs)
+
+    monkeypatch.setattr(lightgbm, "Dataset", Counted)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 3))
+    model = PrivateBoosting(4.0, num_classes=2, insecure_seed=0)
+    model.fit(x, (x[:, 0] > 0.0).astype(int))
+    assert binned == [600] and model.score(x, (x[:, 0] > 0.0).astype(int)) > 0.8

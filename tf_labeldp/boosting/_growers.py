@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from typing import Any, ClassVar
 
@@ -34,6 +35,30 @@ class Task:
 
     def weights_of(self, rows: np.ndarray) -> np.ndarray | None:
         return None if self.weights is None else self.weights[rows]
+
+    @functools.cached_property
+    def lightgbm_settings(self) -> dict[str, Any]:
+        return {
+            "min_data_in_leaf": self.min_rows,
+            "feature_pre_filter": False,  # it fails if it drops all columns
+            "force_col_wise": True,
+            "deterministic": True,
+            "seed": self.seed,
+            "verbosity": -1,
+            **_CATEGORIES,
+        }
+
+    @functools.cached_property
+    def binned(self) -> Any:
+        """All rows as LightGBM's bins, of which each fold takes a part."""
+        import lightgbm
+
+        return lightgbm.Dataset(
+            self.rows,
+            np.zeros(self.rows.shape[0]),
+            categorical_feature=np.flatnonzero(self.is_categorical).tolist(),
+            params=self.lightgbm_settings,
+        )
 
 
 class SklearnGrower:
@@ -128,15 +153,6 @@ class LightGBMGrower:
             values = weighted(losses["held_out"].values(scores), held_out)
             return "loss", float(values.mean()), False
 
-        shared = {
-            "min_data_in_leaf": task.min_rows,
-            "feature_pre_filter": False,  # it fails if it drops all columns
-            "force_col_wise": True,
-            "deterministic": True,
-            "seed": task.seed,
-            "verbosity": -1,
-            **_CATEGORIES,
-        }
         settings = {
             "objective": objective,
             "metric": "None",
@@ -145,25 +161,13 @@ class LightGBMGrower:
             "learning_rate": rate,
             "lambda_l2": task.shrinkage,
         }
-        columns = np.flatnonzero(task.is_categorical).tolist()
-
-        def data(rows: np.ndarray, reference: Any = None) -> Any:
-            return lightgbm.Dataset(
-                task.rows[rows],
-                np.zeros(len(rows)),
-                reference=reference,
-                categorical_feature=columns,
-                params=shared,
-            )
-
-        first = data(train)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="lightgbm")
             booster = lightgbm.train(
-                settings | shared,
-                first,
+                settings | task.lightgbm_settings,
+                task.binned.subset(train),
                 task.max_trees,
-                valid_sets=[data(held_out, first)],
+                valid_sets=[task.binned.subset(held_out)],
                 feval=held_out_loss,
                 callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False)],
             )
