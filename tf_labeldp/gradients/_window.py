@@ -86,7 +86,7 @@ class Window:
             chunk = groups
 
         def product(part: Sequence[tf.Tensor]) -> tf.Tensor:
-            return self._product(*part, group_size)
+            return self._product(part[0], part[1], group_size)
 
         return by_chunks(product, [inputs, gradients], chunk * group_size)
 
