@@ -118,7 +118,7 @@ class Charge:
 
     epsilon: float
     delta: float
-    event: _Event = _Event()
+    event: Setting[Any] = _Event()
     assumptions: tuple[Assumption, ...] = ()
     event_text: str = dataclasses.field(init=False, repr=False)
 
