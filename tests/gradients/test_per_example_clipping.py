@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp.gradients.clip import Batch, Clip, Coordinates, Speed
+from tf_labeldp.gradients.label_distance import LabelDistanceClip
 from tf_labeldp.gradients.model_checks import per_example_loss
 from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
 
@@ -128,6 +129,69 @@ def attention(layer: Any = None, mask_zero: bool = False) -> keras.Model:
     x = layers.Add()([x, layers.Dense(4, "gelu")(layers.LayerNormalization()(x))])
     x = layers.GlobalAveragePooling1D()(x)
     return keras.Model(inputs, layers.Dense(CLASSES)(x))
+
+
+def cross_attention(layer: Any, **options: Any) -> keras.Model:
+    """Returns attention of 3 words to 7, some of which are masked, with a mask of its own."""
+    inputs = keras.Input((7,), dtype="int32")
+    words = layers.Embedding(4, 4, mask_zero=True)(inputs)
+    queries = layers.Cropping1D(2)(layers.Embedding(4, 4)(inputs))
+    mask = np.tril(np.ones((1, 3, 7), bool), 3)
+    found = keras.tree.flatten(layer(queries, words, attention_mask=mask, **options))
+    x = layers.Concatenate()([layers.Flatten()(part) for part in (*found, queries)])
+    return keras.Model(inputs, layers.Dense(CLASSES)(x))
+
+
+def siamese() -> keras.Model:
+    """Returns branches of the same layers, one of which is called on its own output."""
+    inputs = keras.Input((5, 4))
+    inner_in = keras.Input((5, 2))
+    recurrent = layers.GRU(3, return_sequences=True)(layers.Dense(4, "gelu")(inner_in))
+    normalized = layers.LayerNormalization()(layers.Conv1D(3, 2)(recurrent))
+    inner = keras.Model(inner_in, layers.PReLU()(normalized))
+    first, second = inner(inputs[:, :, :2]), inner(inputs[:, :, 2:])
+    dense = layers.Dense(3, "tanh")
+    at_steps = layers.TimeDistributed(dense)(second)
+    joined = layers.Subtract()([dense(dense(first)), at_steps])
+    return keras.Model(inputs, layers.Dense(CLASSES)(layers.Flatten()(joined)))
+
+
+class Tied(layers.Layer):
+    """Scores words by the table of an embedding."""
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.table = table
+
+    def call(self, inputs: Any) -> Any:
+        return keras.ops.matmul(inputs, keras.ops.transpose(self.table.embeddings))
+
+
+def tied(reversible: bool = False) -> keras.Model:
+    inputs = keras.Input((6,), dtype="int32")
+    if reversible:
+        table = layers.ReversibleEmbedding(CLASSES + 1, 4)
+        scores = functools.partial(table, reverse=True)
+    else:
+        table = layers.Embedding(CLASSES + 1, 4)
+        scores = Tied(table)
+    x = layers.GlobalAveragePooling1D()(layers.Dense(4, "relu")(table(inputs)))
+    return keras.Model(inputs, scores(x))
+
+
+def two_lookups() -> keras.Model:
+    """Looks words up in one table twice, which has more rows than words."""
+    inputs, table = keras.Input((8,), dtype="int32"), layers.Embedding(1_000, 4)
+    halves = table(inputs[:, :3]), table(inputs[:, 3:])
+    pooled = [layers.GlobalAveragePooling1D()(half) for half in halves]
+    return keras.Model(inputs, layers.Dense(CLASSES)(layers.Multiply()(pooled)))
+
+
+def adapted_twice() -> keras.Model:
+    inputs, dense = keras.Input((5,)), layers.Dense(5, "tanh")
+    model = keras.Model(inputs, layers.Dense(CLASSES)(dense(dense(inputs))))
+    dense.enable_lora(2, b_initializer="he_uniform")
+    return model
 
 
 class Shift(layers.Layer):
@@ -265,6 +329,17 @@ GHOST: dict[str, Callable[[], keras.Model]] = {
     "attention": lambda: attention(),
     "attention with masks": lambda: attention(mask_zero=True),
     "grouped attention": lambda: attention(layers.GroupQueryAttention(2, 4, 2)),
+    "cross-attention": lambda: cross_attention(layers.MultiHeadAttention(2, 3, value_dim=2)),
+    "causal cross-attention": lambda: cross_attention(
+        layers.GroupQueryAttention(2, 4, 2), use_causal_mask=True, return_attention_scores=True
+    ),
+    "shared layer": lambda: (lambda i, d: keras.Model(i, layers.Dense(CLASSES)(d(d(i)))))(
+        keras.Input((5,)), layers.Dense(5, "tanh")
+    ),
+    "siamese": siamese,
+    "tied": tied,
+    "two lookups": two_lookups,
+    "LoRA twice": adapted_twice,
     "EinsumDense": lambda: image_model(
         layers.EinsumDense("btc,dc->btd", (3, 4), "gelu", bias_axes="d"),
         layers.EinsumDense("btc,tcd->btd", (3, 3), "relu", bias_axes="td"),
@@ -313,11 +388,10 @@ def subclassed() -> keras.Model:
     return model
 
 
+if hasattr(layers, "ReversibleEmbedding"):
+    GHOST["ReversibleEmbedding"] = lambda: tied(reversible=True)
 # Models that only the vectorized method supports.
 OTHER: dict[str, Callable[[], keras.Model]] = {
-    "shared layer": lambda: (lambda i, d: keras.Model(i, layers.Dense(CLASSES)(d(d(i)))))(
-        keras.Input((5,)), layers.Dense(5, "tanh")
-    ),
     "subclass": subclassed,
 }
 # The vectorized method treats all layers alike, so a few of the ghost models suffice.
@@ -442,6 +516,11 @@ def test_sums_and_norms_are_those_of_a_loop_over_examples(name: str, method: str
         ("TimeDistributed", "ghost", 2),
         ("Conv2D", "ghost", 3),
         ("one channel", "ghost", 2),
+        ("attention with masks", "ghost", 2),
+        ("cross-attention", "ghost", 3),
+        ("EinsumDense", "ghost", 2),
+        ("siamese", "ghost", 2),
+        ("tied", "ghost", 3),
         ("residual", "vectorized", 2),
     ],
 )
@@ -458,6 +537,8 @@ def test_groups_are_clipped_as_one(name: str, method: str, group_size: int):
         ("Embedding with masks", "ghost", 400),
         ("LoRA over time", "ghost", 1_000),
         ("LSTM", "ghost", 2_000),
+        ("siamese", "ghost", 8_000),
+        ("two lookups", "ghost", 2_000),  # a gradient of its table has 16,000 bytes
         ("large Embedding", "ghost", 2_000),  # a gradient of its table has 640,000 bytes
         ("residual", "vectorized", 3_000),
     ],
@@ -537,9 +618,99 @@ def test_recurrent_dropout_is_that_of_the_layer(layer):
         np.testing.assert_allclose(got, part, atol=1e-5)
 
 
-def test_recurrent_layers_are_compiled_by_xla():
-    _, x, y = problem("LSTM")
-    model = recurrent(layers.LSTM(3), layers.Reshape((1, 3)), masked=True)
+@pytest.mark.parametrize(
+    "layer",
+    [
+        layers.MultiHeadAttention(2, 3, dropout=0.4),
+        layers.GroupQueryAttention(2, 4, 2, dropout=0.4),
+    ],
+)
+def test_attention_is_clipped_with_the_dropout_of_the_layer(layer):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((5, 4))
+    x = layers.Flatten()(layer(inputs, inputs, use_causal_mask=True))
+    model = keras.Model(inputs, layers.Dense(CLASSES)(x))
+    seeds = [v for v in model.variables if "seed" in v.path]
+    states = [np.array(seed) for seed in seeds]
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(ROWS, 5, 4)).astype(np.float32), rng.integers(CLASSES, size=ROWS)
+    sources = [variable.value for variable in model.trainable_variables]
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(sources)
+        losses = LOSS(y, model(x, training=True))
+    rows = tape.jacobian(losses, sources, experimental_use_pfor=False)
+    squares = sum(np.square(np.reshape(part, (ROWS, -1))).sum(axis=1) for part in rows)
+    norms = np.sqrt(squares)
+    for seed, state in zip(seeds, states, strict=True):
+        seed.assign(state)
+    clip = float(np.median(norms))
+    clipper = PerExampleClipping(model, Speed("ghost"))
+    result = clipper.clipped_sum(Batch(x, y, np.ones(ROWS), LOSS), Clip(clip))
+    np.testing.assert_allclose(result.norms, norms, rtol=1e-5)
+    for got, part in zip(result.gradients, rows, strict=True):
+        np.testing.assert_allclose(
+            got, np.tensordot(np.minimum(1, clip / norms), part, 1), atol=1e-5
+        )
+
+
+def test_attention_is_clipped_by_the_distance_of_labels():
+    model, x, y = problem("attention with masks")
+    model = keras.Model(model.input, layers.Dense(2)(model.output))
+    batch = Batch(x, np.minimum(y, 1), np.ones(ROWS), LOSS)
+    results = [
+        PerExampleClipping(model, Speed(method)).clipped_sum(batch, LabelDistanceClip(0.1))
+        for method in ("ghost", "vectorized")
+    ]
+    np.testing.assert_allclose(results[0].norms, results[1].norms, rtol=1e-5)
+    assert np.max(results[0].norms) > 0.2
+    for got, part in zip(results[0].gradients, results[1].gradients, strict=True):
+        np.testing.assert_allclose(got, part, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("attention", "mixed_float16"),
+        ("cross-attention", "mixed_bfloat16"),
+        ("cross-attention", "mixed_float16"),
+        ("RMSNormalization", "mixed_float16"),
+        ("siamese", "mixed_bfloat16"),
+        ("tied", "mixed_float16"),
+    ],
+)
+def test_layers_in_mixed_precision_have_the_same_up_to_its_rounding(name: str, policy: str):
+    reference, x, y = problem(name)
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = problem(name)[0]
+    finally:
+        keras.config.set_dtype_policy("float32")
+    model.set_weights(reference.get_weights())
+    groups, norms = loop(reference, x, y, np.ones(ROWS, np.float32))
+    clip = float(np.median(norms))
+    clipper = PerExampleClipping(model, Speed("ghost"))
+    result = clipper.clipped_sum(Batch(x, y, np.ones(ROWS), LOSS), Clip(clip))
+    rounding = 2.0**-10 if policy == "mixed_float16" else 2.0**-7
+    np.testing.assert_allclose(result.norms, norms, rtol=20 * rounding)
+    for got, part in zip(result.gradients, groups, strict=True):
+        expected_sum = np.tensordot(np.minimum(1, clip / norms), part, 1)
+        assert np.linalg.norm(got - expected_sum) < 20 * rounding * ROWS * clip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "masked LSTM",
+        "attention with masks",
+        "cross-attention",
+        "grouped attention",
+        "tied",
+    ],
+)
+def test_layers_are_compiled_by_xla(name: str):
+    model, x, y = problem("LSTM" if name == "masked LSTM" else name)
+    if name == "masked LSTM":
+        model = recurrent(layers.LSTM(3), layers.Reshape((1, 3)), masked=True)
     groups, norms = loop(model, x, y, np.ones(ROWS, np.float32))
     clipper = PerExampleClipping(model, Speed("ghost"))
     batch = Batch(tf.constant(x), tf.constant(y), tf.ones(ROWS), LOSS)
@@ -575,6 +746,10 @@ IN_COORDINATES = (
     "LoRA over time",
     "GRU",
     "TimeDistributed",
+    "attention with masks",
+    "shared layer",
+    "siamese",
+    "two lookups",
 )
 
 

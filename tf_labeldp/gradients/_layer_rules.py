@@ -14,7 +14,7 @@ import math
 import re
 import string
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -441,6 +441,88 @@ class LayerRule:
     rows: int = 1
     # The same for all rules of a layer.
     steps: Steps = Steps()
+
+
+class Use(NamedTuple):
+    """A rule with the factors of one call of its layer."""
+
+    rule: LayerRule
+    inputs: Any
+    gradients: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedRule(Rule):
+    """Several uses of the same weights: their gradients add up before the norm.
+
+    Inputs and output gradients are tuples with those of each use.
+    """
+
+    uses: tuple[LayerRule, ...]
+    variables: tuple[Any, ...]
+    forms_sum = True
+
+    @property
+    def num_weights(self) -> int:
+        return sum(math.prod(variable.shape) for variable in self.variables)
+
+    def plain_gradients(self, taps: Taps) -> list[tf.Tensor]:
+        sums: dict[int, tf.Tensor] = {}
+        for use, own in self._taps(taps):
+            gradients = use.rule.plain_gradients(own)
+            for variable, gradient in zip(use.variables, gradients, strict=True):
+                key = id(variable)
+                sums[key] = sums[key] + gradient if key in sums else gradient
+        return [sums[id(variable)] for variable in self.variables]
+
+    def formed_bytes(self, taps: Taps) -> int:
+        # The sums, and the gradients of one use.
+        return super().formed_bytes(taps) + max(
+            use.rule.formed_bytes(own) for use, own in self._taps(taps)
+        )
+
+    def _taps(self, taps: Taps) -> list[tuple[LayerRule, Taps]]:
+        def flat(values: Any, use: LayerRule) -> Any:
+            return values if use.rows == 1 else tf.reshape(values, (-1, *values.shape[2:]))
+
+        return [
+            (use, Taps(flat(inputs, use), flat(gradients, use), taps.group_size * use.rows))
+            for use, inputs, gradients in zip(
+                self.uses, taps.inputs, taps.output_gradients, strict=True
+            )
+        ]
+
+
+def shared(uses: Sequence[Use]) -> Use:
+    """Returns one use that stands for several uses of the same weights."""
+    first, rule = uses[0].rule, uses[0].rule.rule
+    identities = {tuple(map(id, use.rule.variables)) for use in uses}
+    has_positions = type(rule) is LookupRule or (type(rule) is ProductRule and rule.window is None)
+    if has_positions and len(identities) == 1 and all(use.rule.rule == rule for use in uses):
+        # One use at all of their positions, which has norms without gradients.
+        inputs, gradients = [], []
+        for use in uses:
+            rows = use.gradients.shape[0] // use.rule.rows
+            # A lookup has an index for each position.
+            widths = () if isinstance(rule, LookupRule) else use.inputs.shape[-1:]
+            inputs.append(tf.reshape(use.inputs, (rows, -1, *widths)))
+            gradients.append(tf.reshape(use.gradients, (rows, -1, use.gradients.shape[-1])))
+        if isinstance(rule, LookupRule):
+            inputs = [tf.cast(indices, tf.int64) for indices in inputs]
+        whole = dataclasses.replace(first, rows=1)
+        return Use(whole, tf.concat(inputs, 1), tf.concat(gradients, 1))
+
+    def by_example(values: Any, use: Use) -> Any:
+        rows = use.rule.rows
+        return values if rows == 1 else tf.reshape(values, (-1, rows, *values.shape[1:]))
+
+    variables = tuple({id(v): v for use in uses for v in use.rule.variables}.values())
+    summed = SharedRule(tuple(use.rule for use in uses), variables)
+    return Use(
+        dataclasses.replace(first, rule=summed, variables=variables, rows=1),
+        tuple(by_example(use.inputs, use) for use in uses),
+        tuple(by_example(use.gradients, use) for use in uses),
+    )
 
 
 _Shape = tuple[int | None, ...]

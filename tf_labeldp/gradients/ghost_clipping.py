@@ -10,13 +10,14 @@ neural networks with differential privacy") and if memory allows it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from tf_labeldp.gradients._layer_rules import NoRuleError, Rule, Taps
+from tf_labeldp.gradients._layer_rules import Rule, Taps, Use, shared
 from tf_labeldp.gradients.clip import (
     Batch,
     Clip,
@@ -156,15 +157,26 @@ def _chunks(taps: Taps, groups: int) -> Any:
     )
 
 
+def _by_weights(uses: Sequence[Use]) -> list[Use]:
+    """Returns uses of distinct weights: the norm of a sum is not the sum of norms."""
+
+    def weights(group: Sequence[Use]) -> set[int]:
+        return {id(variable) for use in group for variable in use.rule.variables}
+
+    groups: list[list[Use]] = []
+    for use in uses:
+        joined = [group for group in groups if weights(group) & weights([use])]
+        groups = [group for group in groups if not weights(group) & weights([use])]
+        groups.append([*itertools.chain(*joined), use])
+    return [group[0] if len(group) == 1 else shared(group) for group in groups]
+
+
 class GhostClipping:
     """Clips a functional or sequential model; raises ``NoRuleError`` for any other."""
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
         self._tapped = TappedModel(model)
-        covered = [id(variable) for rule in self._tapped.rules for variable in rule.variables]
-        if len(set(covered)) < len(covered):
-            raise NoRuleError("it uses trained weights in more than one place")
 
     @property
     def vectorized(self) -> list[str]:
@@ -197,12 +209,15 @@ class GhostClipping:
         coordinates = {}
         if clip.coordinates is not None:
             coordinates = dict(zip(map(id, variables), clip.coordinates, strict=True))
-        records = []
-        for tap, gradient in zip(taps, batch.unscaled(gradients), strict=True):
-            rule = tap.rule
+        uses = [
+            Use(tap.rule, *tap.rule.factors(tap.inputs, tap.outputs, gradient))
+            for tap, gradient in zip(taps, batch.unscaled(gradients), strict=True)
+        ]
+        rules, records = [], []
+        for rule, inputs, products in _by_weights(uses):
             own = [coordinates[id(v)] for v in rule.variables] if coordinates else None
-            inputs, products = rule.factors(tap.inputs, tap.outputs, gradient)
             own_taps = Taps(inputs, products, clip.group_size * rule.rows, own)
+            rules.append(rule)
             records.append(LayerRecord(rule.layer.name, rule.rule, own_taps))
 
         sums, norms = clipped_sums(
@@ -210,8 +225,8 @@ class GhostClipping:
         )
         by_variable = {
             id(variable): gradient
-            for tap, gradients in zip(taps, sums, strict=True)
-            for variable, gradient in zip(tap.rule.variables, gradients, strict=True)
+            for rule, gradients in zip(rules, sums, strict=True)
+            for variable, gradient in zip(rule.variables, gradients, strict=True)
         }
         unused = [v for v in variables if id(v) not in by_variable]
         by_variable |= {id(variable): tf.zeros(variable.shape) for variable in unused}

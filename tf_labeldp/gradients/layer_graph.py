@@ -7,6 +7,7 @@ import inspect
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 # Registers the rules of these layers.
@@ -210,6 +211,9 @@ def _parts_of_call(layer: Any, named: dict[str, Any], tensors: dict[str, Any]) -
     for name, symbol in symbols.items():
         if f"{name}_mask" in symbols:
             symbol._keras_mask = symbols[f"{name}_mask"]
+    if named.get("use_causal_mask") and named.get("attention_mask") is None:
+        # Otherwise the causal mask may be made from tensors inside, whose lengths are not known.
+        named = {**named, "attention_mask": np.ones((1, 1, 1), bool)}
     # Constants that the call makes outlive this graph.
     with tf.init_scope():
         outputs = layer.call(**{**named, **symbols, "training": True})
