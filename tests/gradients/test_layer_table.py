@@ -20,7 +20,7 @@ _NOT_BUILT = {"FlaxLayer", "JaxLayer", "TFSMLayer", "TorchModuleWrapper"}
 # A call on an input, and the input's shape per example.
 _CALLS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "Dense": (layers.Dense(2), (3,)),
-    "EinsumDense": (layers.EinsumDense("abc,cd->abd", (4, 2)), (4, 3)),
+    "EinsumDense": (layers.EinsumDense("xyz,zw->xyw", (4, 2)), (4, 3)),
     "Embedding": (layers.Embedding(3, 2), (4,)),
     **{f"Conv{n}D": (getattr(layers, f"Conv{n}D")(2, 2), (3,) * n + (2,)) for n in (1, 2, 3)},
     **{
