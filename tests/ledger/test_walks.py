@@ -188,8 +188,10 @@ class Walk:
     def export_head(self):
         if self.heads:
             head, origin = self.pick(self.heads)
-            if head.n_features_in_ == D:
-                self.models.append((head.to_keras(), origin.copy()))
+            model = head.to_keras()
+            # That of a head with an encoder may take the encoder's features.
+            if model.input_shape[-1] == D:
+                self.models.append((model, origin.copy()))
 
     def fit_privately(self):
         model, origin = self.pick(self.models)
@@ -366,7 +368,10 @@ class Walk:
             if math.isinf(stated):
                 # If a model was read with its optimizer, and another model then trained its layers,
                 # the steps of the optimizer are not covered.
-                read = any(artefact is model and model.optimizer for model in self.of_files)
+                read = any(
+                    artefact is model and getattr(model, "optimizer", None)
+                    for model in self.of_files
+                )
                 assert origin.possible - counted or read, artefact
             else:
                 assert not any(artefact is model for model in self.uncovered)
@@ -405,12 +410,12 @@ MOVES: list[Callable[[Walk], None]] = [
 ]
 
 
-def walk(seed):
+def walk(seed, moves=10):
     keras.utils.set_random_seed(seed)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         state = Walk(seed, pathlib.Path(folder))
-        for number in state.rng.permutation(len(MOVES))[:10]:
+        for number in state.rng.permutation(len(MOVES))[:moves]:
             move = MOVES[number]
             try:
                 move(state)
@@ -426,10 +431,11 @@ def test_statements_follow_a_random_walk(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [0, *range(1000, 1500, 25)])
+@pytest.mark.parametrize("first", range(1000, 1175, 25))
 def test_statements_follow_many_random_walks(first):
+    """Each sequence of three moves comes 4 times on average: 175 * comb(16, 3) / (28 * 27 * 26)."""
     for seed in range(first, first + 25):
-        walk(seed)
+        walk(seed, moves=16)
         keras.backend.clear_session()
 
 
