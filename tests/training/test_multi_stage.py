@@ -166,9 +166,11 @@ def test_true_labels_never_enter_training(kit, problem):
 
     # Labels not yet drawn are read back as integers; a NaN among them would fail the check.
     kit.monkeypatch.setattr(type(labels._draws), "_new_record", draw_and_poison)
-    real_open = type(labels._sealed).open
+    sealed = type(labels._sealed)
+    kit.monkeypatch.setattr(sealed, "look", lambda self, rows: _exact(self._array[rows]))
+    real_open = sealed.open
     kit.monkeypatch.setattr(
-        type(labels._sealed),
+        sealed,
         "open",
         lambda self, rows=None: real_open(self) if rows is None else _exact(real_open(self)[rows]),
     )

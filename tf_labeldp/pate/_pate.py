@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import Private, Public, public_input
 from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.features.reader import FeatureRows
@@ -246,6 +247,7 @@ class _FixMatchTeacher:
         self._start = self._network.get_weights()
         self._training = (epochs, steps, batch_size)
 
+    @without_retracing_warnings()
     def __call__(self, features: Any, labels: np.ndarray, queries: np.ndarray) -> np.ndarray:
         import keras
 
