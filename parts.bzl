@@ -76,7 +76,7 @@ MOST_LINES = {
     "heads": 3338,
     "data": 1476,
     "boosting": 1300,
-    "gradients": 4313,
+    "gradients": 4307,
     "training": 4310,
     "pate": 449,
     "front_door": 1255,

@@ -13,11 +13,9 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.gradients._layer_rules import LayerRule, NoRuleError, Rule, Taps, unchanged
+from tf_labeldp.gradients.clip import FLOAT16_SCALE
 from tf_labeldp.gradients.model_checks import parts_of
 from tf_labeldp.gradients.vectorized_clipping import ONE_BY_ONE, Trace, check_scope, row_seeds
-
-# Keeps small gradients from rounding to zero in float16.
-_HALF_SCALE = 256.0
 
 
 class RowByRow:
@@ -159,7 +157,7 @@ class RowsRule(Rule):
             tape.watch(values)
             outputs = _floating(self.rows.alone(row[0], values))
         is_half = any(output.dtype == tf.float16 for output in outputs)
-        scale = _HALF_SCALE if is_half else 1.0
+        scale = FLOAT16_SCALE if is_half else 1.0
         directions = [
             tf.cast(scale * gradient, output.dtype)
             for gradient, output in zip(row[1], outputs, strict=True)

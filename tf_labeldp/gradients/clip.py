@@ -11,6 +11,9 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 
+# Gradient entries from 2e-10 to 255 survive in float16; an example with larger ones adds zero.
+FLOAT16_SCALE = 256.0
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:

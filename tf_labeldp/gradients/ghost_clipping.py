@@ -131,7 +131,10 @@ def _norms_in_chunks(record: LayerRecord, plan: Plan) -> tf.Tensor:
 def _sum_in_chunks(record: LayerRecord, plan: Plan, coefficients: tf.Tensor) -> list[tf.Tensor]:
     """Returns the sum of a layer's gradients times coefficients (groups,), formed in chunks."""
     _, rule, taps = record
-    tensors = _chunks(taps, plan.chunk)
+    tensors = tf.nest.map_structure(
+        lambda part: in_chunks(part, plan.chunk * taps.group_size),
+        (taps.inputs, taps.output_gradients),
+    )
     factors = in_chunks(coefficients, plan.chunk)
 
     def of_chunk(number: Any) -> list[tf.Tensor]:
@@ -149,12 +152,6 @@ def _sum_in_chunks(record: LayerRecord, plan: Plan, coefficients: tf.Tensor) -> 
         parallel_iterations=1,
     )
     return sums
-
-
-def _chunks(taps: Taps, groups: int) -> Any:
-    return tf.nest.map_structure(
-        lambda part: in_chunks(part, groups * taps.group_size), (taps.inputs, taps.output_gradients)
-    )
 
 
 def _by_weights(uses: Sequence[Use]) -> list[Use]:

@@ -53,11 +53,9 @@ class TappedModel:
         specs = keras.tree.map_structure(
             lambda part: tf.TensorSpec([part.shape[0] or 2, *part.shape[1:]], part.dtype), inputs
         )
-        self.rules: list[LayerRule] = []
 
         def trace(x: Any) -> Any:
             outputs, taps = self(x)
-            self.rules = [tap.rule for tap in taps]
             # No tape records where clipping is prepared.
             tf.gradients(tf.nest.flatten(outputs), tf.nest.flatten([tap.outputs for tap in taps]))
 
@@ -75,7 +73,7 @@ class TappedModel:
         return list(self._rows.values())
 
     def __call__(self, x: Any) -> tuple[Any, list[Tap]]:
-        """Returns the outputs, in their structure, and a tap for each of ``rules``."""
+        """Returns the outputs, in their structure, and a tap for each rule."""
         model, taps = self._model, []  # type: keras.Model, list[Tap]
         outputs = self._run(model, keras.tree.flatten(self._convert(x)), taps)
         if len(outputs) == 1:

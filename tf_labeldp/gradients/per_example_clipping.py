@@ -10,14 +10,12 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.gradients._layer_rules import NoRuleError
-from tf_labeldp.gradients.clip import Batch, Clip, Speed
+from tf_labeldp.gradients.clip import FLOAT16_SCALE, Batch, Clip, Speed
 from tf_labeldp.gradients.ghost_clipping import GhostClipping
 from tf_labeldp.gradients.layer_graph import layer_outputs
 from tf_labeldp.gradients.model_checks import all_layers, check_layers
 from tf_labeldp.gradients.vectorized_clipping import VectorizedClipping
 
-# Gradient entries from 2e-10 to 255 survive in float16; an example with larger ones adds zero.
-_FLOAT16_LOSS_SCALE = 256.0
 _VECTORIZED = (
     "the per-example gradients of model {name!r} are vectorized in part or whole, which takes "
     "longer: {reason}."
@@ -88,7 +86,7 @@ class PerExampleClipping:
         batch = _checked(batch, clip.group_size)
         self._prepare()
         if any(layer.compute_dtype == "float16" for layer in all_layers(self._model)):
-            batch = dataclasses.replace(batch, loss_scale=_FLOAT16_LOSS_SCALE)
+            batch = dataclasses.replace(batch, loss_scale=FLOAT16_SCALE)
         gradients, norms, outputs = self._chosen.sums(batch, clip, self._speed.max_bytes)
         return ClippedSum(gradients, norms, outputs, self._finite_layers(batch.x, outputs))
 
