@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -37,7 +36,6 @@ RUNS = {
     "regression, Laplace": (*REGRESSION, "--mechanism", "laplace"),
     "classification, RR": CLASSES,
 }
-PHASES = ("reading labels", "drawing noisy labels", "writing")
 PART = 1_000_000
 FILES = 8
 
@@ -74,8 +72,8 @@ def make_parquet(path: Path) -> None:
     parquet.write_table(csv.read_csv(path), path.with_suffix(".parquet"))
 
 
-def measured(command: list[str]) -> tuple[float, float, float, str]:
-    """Runs a command; returns its wall time, processor time, peak memory in MB, and stderr."""
+def measured(command: list[str]) -> tuple[float, float, float]:
+    """Runs a command; returns its wall time, processor time, and peak memory in MB."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     errors = process.stderr.read().decode() if process.stderr is not None else ""
@@ -84,7 +82,7 @@ def measured(command: list[str]) -> tuple[float, float, float, str]:
     if status:
         sys.exit(f"bench_randomize_csv: {errors}")
     peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
-    return wall, usage.ru_utime + usage.ru_stime, peak, errors
+    return wall, usage.ru_utime + usage.ru_stime, peak
 
 
 def alone(command: list[str]) -> tuple[float, float]:
@@ -93,7 +91,7 @@ def alone(command: list[str]) -> tuple[float, float]:
     os.environ.update(threads)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    _, processor, peak, _ = measured(command)
+    _, processor, peak = measured(command)
     return processor, peak
 
 
@@ -190,12 +188,6 @@ def starts(rounds: int = 5) -> None:
             print(f"| {run} | {taken:.2f} |", flush=True)
 
 
-def shares(errors: str, wall: float) -> list[str]:
-    """Returns the share of each phase, from the last line that a run of some seconds prints."""
-    taken = {name: re.search(rf"{name}: .* rows in ([\d.]+) s", errors) for name in PHASES}
-    return [f"{float(found[1]) / wall:.0%}" if found else "-" for found in taken.values()]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("rows", type=int, nargs="?")
@@ -234,11 +226,8 @@ def main() -> None:
         subprocess.run([sys.executable, __file__, rows, "--make", str(table)], check=True)
         print(f"{arguments.rows:,} rows, {table.stat().st_size / 1e6:,.0f} MB, epsilon 1\n")
         with _results.recorded(__file__, "times"):
-            print(
-                "| run | seconds | rows a second | processor seconds | peak memory, MB | reading | "
-                "drawing | writing |"
-            )
-            print("|---|---:|---:|---:|---:|---:|---:|---:|")
+            print("| run | seconds | rows a second | processor seconds | peak memory, MB |")
+            print("|---|---:|---:|---:|---:|")
             for number, (name, options) in enumerate(RUNS.items()):
                 if arguments.only not in (None, name):
                     continue
@@ -255,10 +244,10 @@ def main() -> None:
                     [str(Path(folder) / f"store-{number}")] if options[-1] == "--store" else []
                 )
                 command += ["--epsilon", "1", "--output", str(output)]
-                wall, processor, peak, errors = measured(command)
+                wall, processor, peak = measured(command)
                 print(
                     f"| {name} | {wall:.1f} | {arguments.rows / wall:,.0f} | {processor:.1f} | "
-                    f"{peak:,.0f} | {' | '.join(shares(errors, wall))} |",
+                    f"{peak:,.0f} |",
                     flush=True,
                 )
                 shutil.rmtree(output) if output.is_dir() else output.unlink()

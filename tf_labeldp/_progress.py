@@ -1,10 +1,11 @@
-"""Progress bars of long passes over rows, on stderr, and where they are silent."""
+"""Long passes over rows: progress bars on stderr, where they are silent, and the cores."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -16,6 +17,12 @@ _TERMINAL_SECONDS = 1.0
 _FILE_SECONDS = 10.0
 """Seconds between two reports: a terminal overwrites its line, a file grows."""
 _IS_SILENT = contextvars.ContextVar("is_silent", default=False)
+
+
+def num_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from fits import release_of
@@ -218,3 +220,23 @@ def test_losses_of_many_scores_are_estimated_from_rows_that_the_fits_do_not_know
     known = {row.tobytes() for rows in fitted if len(rows) == 900 for row in rows}
     assert not known & {row.tobytes() for row in judged[0]}
     assert part.risk_ == pytest.approx(every.risk_, rel=0.02)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
+def test_all_cores_give_the_numbers_of_one(monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 20)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int64)
+    monkeypatch.setattr(_logistic, "_ENTRIES", 400)  # several blocks for each of several threads
+    cores = os.sched_getaffinity(0)
+    head = PrivateLogisticRegression(1.0, 1e-4, num_classes=2, insecure_seed=0)
+    fits = []
+    for allowed in ({min(cores)}, cores):
+        os.sched_setaffinity(0, allowed)
+        try:
+            fits.append(head.fit(x, y).coef_.copy())
+        finally:
+            os.sched_setaffinity(0, cores)
+    np.testing.assert_array_equal(*fits)
+    monkeypatch.setattr(_logistic, "_BLOCKS", 10**6)
+    np.testing.assert_allclose(head.fit(x, y).coef_, fits[0], rtol=1e-4)

@@ -13,8 +13,6 @@ import argparse
 import dataclasses
 import functools
 import hashlib
-import math
-import os
 import pathlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tf_labeldp._progress import Progress
+from tf_labeldp._progress import Progress, num_cores
 from tf_labeldp._validate import counted
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import Assumption
@@ -45,7 +43,7 @@ _PATIENCE = 2.0
 
 
 def run_randomize(args: argparse.Namespace) -> int:
-    jobs = args.jobs or _cores()
+    jobs = args.jobs or min(pa.cpu_count(), num_cores())
     files, several = _tables.find_files(args.input)
     with ThreadPoolExecutor(jobs) as pool:
         tables = list(pool.map(_tables.open_table, files))
@@ -126,12 +124,6 @@ def _read(
     digest = "" if args.store is None else _digest_of(columns)
     progress.advance(rows)
     return encoded, _Shard(table.path.name, rows, columns, digest)
-
-
-def _cores() -> int:
-    """Returns the number of cores that this process may use."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else math.inf
-    return int(min(pa.cpu_count(), allowed))
 
 
 def _count_missing(column: Any) -> int:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import math
-import os
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._progress import Progress
+from tf_labeldp._progress import Progress, num_cores
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.features.estimator import (
     FeatureMap,
@@ -288,7 +287,7 @@ def _smooth_in_place(start: np.ndarray, neighbours: np.ndarray, strength: float)
             part += own
         start[order, at : at + _COLUMNS] = part
 
-    with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+    with concurrent.futures.ThreadPoolExecutor(min(4, num_cores())) as pool:
         # Reading the results raises the errors of the threads.
         list(pool.map(smooth, range(0, start.shape[1], _COLUMNS)))
 

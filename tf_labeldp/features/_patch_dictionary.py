@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from concurrent import futures
 from typing import Any, TypeVar
 
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp._progress import num_cores
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.features.estimator import FeatureMap, note_release
@@ -142,10 +142,8 @@ class PatchDictionary(FeatureMap):
                 out = features[part, scale]
                 _fill(four[part], filters, pool, float(self.threshold), out)
 
-        has_affinity = hasattr(os, "sched_getaffinity")
-        cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
         one_each = threadpool_limits(1, user_api="blas")
-        with one_each, futures.ThreadPoolExecutor(cores) as threads:
+        with one_each, futures.ThreadPoolExecutor(num_cores()) as threads:
             list(threads.map(fill, range(0, len(array), _SHARE)))  # raises the errors of threads
         return features.reshape(len(array), self.n_features_out_)
 

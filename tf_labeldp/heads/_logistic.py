@@ -10,10 +10,12 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from concurrent import futures
 from typing import Any
 
 import numpy as np
 
+from tf_labeldp._progress import num_cores
 from tf_labeldp.heads import _ridge_path
 from tf_labeldp.heads.one_release_head import OneReleaseHead
 from tf_labeldp.heads.public_rows import PublicRows
@@ -22,6 +24,8 @@ from tf_labeldp.vault import LabelKind
 
 _ENTRIES = 1 << 18
 """Numbers of rows, or scores, at a time: the second product reads both from a core's cache."""
+_BLOCKS = 8
+"""Blocks of so many numbers that a thread adds up at a time."""
 _CHOICE_ROWS, _CHOICE_ROWS_PER_FEATURE = 1 << 14, 16
 """The least rows, and rows per feature, of the sample on which the penalty is chosen."""
 _LOSS_SCORES = 1 << 24
@@ -162,11 +166,25 @@ class Likelihood:
     def value_and_gradient(self, coefficients: np.ndarray) -> tuple[float, np.ndarray]:
         """Returns the sum, and its gradient (d, C)."""
         u = np.ascontiguousarray(coefficients.T, np.float32)
+        rows = max(1, _ENTRIES // max(u.shape))
+        starts = range(0, len(self.rows), _BLOCKS * rows)
+        total = functools.partial(self._sum_of_blocks, u, rows)
+        if len(starts) == 1:
+            parts = [total(0)]
+        else:
+            one_each = _blas().limit(limits=1)
+            with one_each, futures.ThreadPoolExecutor(num_cores()) as threads:
+                parts = list(threads.map(total, starts))
+        # The order of the sum does not depend on the number of cores.
+        value, gradient = sum(part[0] for part in parts), sum(part[1] for part in parts)
+        return self.weight * value, self.weight * gradient.T
+
+    def _sum_of_blocks(self, u: np.ndarray, rows: int, first: int) -> tuple[float, np.ndarray]:
+        """Returns the unweighted sum and gradient (C, d) of ``_BLOCKS`` blocks of rows."""
         value, gradient = 0.0, np.zeros(u.shape)
-        step = max(1, _ENTRIES // max(u.shape))
-        for start in range(0, len(self.rows), step):
-            block = self.rows[start : start + step]
-            weights = self._weights_of(start, step)
+        for start in range(first, min(first + _BLOCKS * rows, len(self.rows)), rows):
+            block = self.rows[start : start + rows]
+            weights = self._weights_of(start, rows)
             scores = u @ block.T
             if self.softmax:
                 top = scores.max(axis=0)
@@ -182,7 +200,7 @@ class Likelihood:
                 np.tanh(scores, out=scores)
                 scores *= 0.5
             gradient += (scores if weights is None else weights * scores) @ block
-        return self.weight * value, self.weight * gradient.T
+        return value, gradient
 
     def _weights_of(self, start: int, number: int) -> np.ndarray | None:
         if self.weights is None:
@@ -214,6 +232,14 @@ class Likelihood:
         if self.softmax:
             return scores
         return _ridge_path.class_scores(0.5 * scores.reshape(-1, 1))
+
+
+@functools.cache
+def _blas() -> Any:
+    """Returns the controller of linear algebra's threads; to find the libraries takes long."""
+    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+
+    return ThreadpoolController().select(user_api="blas")
 
 
 def _total(values: np.ndarray, weights: np.ndarray | None) -> float:

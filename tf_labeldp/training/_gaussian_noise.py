@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import functools
 import operator
-import os
 from typing import Any
 
 import keras
@@ -13,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
+from tf_labeldp._progress import num_cores
 from tf_labeldp.accounting import Assumption, Setting
 from tf_labeldp.accounting.events import dp_sgd_event
 from tf_labeldp.mechanisms.step_noise import DeviceNormal, noisy_sums
@@ -26,8 +26,7 @@ _CIPHERS = {"host": "AES-256", "device": "ChaCha20"}
 
 def _num_threads() -> int:
     """Returns the number of threads of TensorFlow's operations."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return tf.config.threading.get_intra_op_parallelism_threads() or cores or 1
+    return tf.config.threading.get_intra_op_parallelism_threads() or num_cores()
 
 
 def fixed(name: str, doc: str) -> Any:
