@@ -29,7 +29,7 @@ def labels_with(value: Any) -> np.ndarray:
     [
         ({"sampling_probability": 0.0}, ValueError, r"in \(0, 1\], got 0\. For"),
         ({"sampling_probability": 1.5}, ValueError, r"in \(0, 1\], got 1\.5.* b / n"),
-        ({"sampling_probability": 0.09}, ValueError, r"at least two .* got 1\.8 = 0\.09 \* 20"),
+        ({"sampling_probability": 0.04}, ValueError, r"at least one .* got 0\.8 = 0\.04 \* 20"),
         ({"steps": 0}, ValueError, "steps must be at least 1, got 0"),
         ({"buffer_size": 9}, ValueError, "at least the mean batch, 10, got 9.* Leave it out"),
         ({"labels": LABELS[1:]}, ValueError, "expected 20 labels, one per row, got 19"),
@@ -72,7 +72,7 @@ def labels_with(value: Any) -> np.ndarray:
         ({"users": USERS, "max_examples_per_user": 0}, ValueError, "at least 1, got 0"),
         ({"users": None}, ValueError, "Give both"),
         ({"users": np.where(USERS == 2, np.nan, USERS)}, ValueError, f"5 of {N} are None or NaN"),
-        ({"users": USERS, "sampling_probability": 0.3}, ValueError, r"on average, got 1\.2"),
+        ({"users": USERS, "sampling_probability": 0.2}, ValueError, r"on average, got 0\.8"),
     ],
 )
 def test_bad_input_is_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:

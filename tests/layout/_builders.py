@@ -274,7 +274,9 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
         teacher=put("teacher", lambda rows, labels, queries: np.zeros(len(queries), np.int64)),
     ).answer(put("features", X), labels_of()),
     "pate.fix_match_teacher": lambda put: pate.fix_match_teacher(
-        put("network", dense(K, (8, 8, 1))), **put.only("settings", same, "weak")
+        put("network", dense(K, (8, 8, 1))),
+        optimizer=put("optimizer", keras.optimizers.SGD()),
+        **put.only("settings", same, "weak"),
     ),
     "front_door.PrivateRegressor": lambda put: ldp.PrivateRegressor(
         1.0, DELTA / 2, encoder=put("encoder", dense(3))

@@ -173,26 +173,32 @@ def test_teachers_by_fix_match():
     images, classes = shapes(120)
     labels = ldp.PrivateLabels(classes, 3, budget=ldp.PrivacyBudget(50.0, delta=1e-3))
     views = {"weak": keras.layers.GaussianNoise(0.1), "strong": keras.layers.GaussianNoise(0.2)}
-    teacher = fix_match_teacher(network(), steps_per_epoch=30, batch_size=8, threshold=0.7, **views)
+    sgd = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 30), momentum=0.9)
+    teacher = fix_match_teacher(
+        network(), optimizer=sgd, steps_per_epoch=30, batch_size=8, threshold=0.7, **views
+    )
     pate = PATE(50.0, 1e-3, num_teachers=4, num_queries=20, teacher=teacher)
     answers = pate.answer(images, labels)
     assert (answers.values == classes[answers.indices]).mean() > 0.7
+    # Each teacher has an optimizer of its own.
+    assert int(sgd.iterations) == 0
 
 
 def test_the_digest_of_a_fix_match_teacher_is_repeatable():
     """It depends on the settings, not on the identity of their objects."""
     keras = pytest.importorskip("keras")
 
-    def described(noise, width=3):
-        return fix_match_teacher(
-            network(width), weak=lambda images: images, strong=keras.layers.GaussianNoise(noise)
-        ).describe()
+    def described(noise, width=3, optimizer=None):
+        views = {"weak": lambda images: images, "strong": keras.layers.GaussianNoise(noise)}
+        return fix_match_teacher(network(width), optimizer=optimizer, **views).describe()
 
     keras.backend.clear_session()
     first = described(0.2)
     keras.backend.clear_session()
     assert described(0.2) == first
-    for other in (described(0.1), described(0.2, width=4)):
+    rates = [described(0.2, optimizer=keras.optimizers.SGD(rate)) for rate in (0.1, 0.1, 0.2)]
+    assert rates[0] == rates[1] != rates[2]
+    for other in (described(0.1), described(0.2, width=4), *rates):
         assert other != first
 
 

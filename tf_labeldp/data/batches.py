@@ -89,7 +89,7 @@ def poisson_batches(
             of each is the same example; vaults must be of one population. Each is charged, and the
             unit of privacy is all labels of one example.
         sampling_probability: q in (0, 1]; the expected batch must have at least two examples
-            (users).
+            (users), or one for a denoiser that takes single examples (``SelfSpan``).
         steps: steps per epoch. An epoch is a number of steps, not a pass over the data.
         columns: the columns of a vault of rows for each output, a number or a list of numbers:
             ``{"click": 0, "tags": [1, 2, 3]}``, or a list in the order of the outputs.
@@ -119,7 +119,7 @@ def poisson_batches(
     Raises:
         TypeError: features without row numbers, features or labels that are not numbers, another
             type than above, vaults together with arrays of labels.
-        ValueError: an argument out of range, an expected batch below two examples or above the
+        ValueError: an argument out of range, an expected batch below one example or above the
             buffer, lengths that differ, labels with NaN, ``users`` alone, vaults of different
             populations or of different examples, unsuitable columns or weights.
         RuntimeError: Keras runs on another backend than TensorFlow.
@@ -591,9 +591,9 @@ def _user_codes(users: Any, num_rows: int) -> np.ndarray:
 
 def _checked_sampler(num_units: int, q: float, buffer_size: Any) -> PoissonSampler:
     expected = round(q * num_units, 6)  # (b / n) * n may miss b
-    if expected < 2.0:
+    if expected < 1.0:
         raise ValueError(
-            f"expected batches of at least two examples (users) on average, got {expected:g} = "
+            f"expected batches of at least one example (user) on average, got {expected:g} = "
             f"{q:g} * {num_units}. Raise sampling_probability, or give more examples."
         )
     if buffer_size is not None:

@@ -209,6 +209,7 @@ def logistic_teacher(features: Any, labels: np.ndarray, queries: np.ndarray) -> 
 def fix_match_teacher(
     network: Public[Any],
     *,
+    optimizer: Public[Any] = None,
     epochs: int = 1,
     steps_per_epoch: int = 500,
     batch_size: int = 32,
@@ -219,6 +220,8 @@ def fix_match_teacher(
     Args:
         network: a built Keras model from images to logits (n, K); each teacher starts from its
             weights.
+        optimizer: a Keras optimizer or its name; each teacher gets a new one with these settings.
+            None for Adam with a learning rate of 1e-3.
         epochs: epochs of ``steps_per_epoch`` steps each.
         steps_per_epoch: steps per epoch.
         batch_size: size of the labelled batch.
@@ -229,23 +232,28 @@ def fix_match_teacher(
         >>> network = keras.Sequential(
         ...     [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(2)]
         ... )
-        >>> teacher = fix_match_teacher(network)
+        >>> rate = keras.optimizers.schedules.CosineDecay(0.03, 500)
+        >>> teacher = fix_match_teacher(network, optimizer=keras.optimizers.SGD(rate, momentum=0.9))
         >>> pate = PATE(1.0, 1e-5, num_teachers=5, num_queries=9, teacher=teacher)
     """
-    return _FixMatchTeacher(network, epochs, steps_per_epoch, batch_size, settings)
+    training = (epochs, steps_per_epoch, batch_size)
+    return _FixMatchTeacher(network, optimizer, training, settings)
 
 
 class _FixMatchTeacher:
     """A teacher that starts from the network's weights at construction."""
 
     def __init__(
-        self, network: Any, epochs: int, steps: int, batch_size: int, settings: dict[str, Any]
+        self, network: Any, optimizer: Any, training: tuple[int, int, int], settings: dict[str, Any]
     ) -> None:
-        public = public_input(network, settings)
-        self._network, self._settings = public.value
+        import keras
+
+        public = public_input(network, optimizer, settings)
+        self._network, optimizer, self._settings = public.value
+        self._optimizer = None if optimizer is None else keras.optimizers.get(optimizer)
         self.receipts = public.receipts
         self._start = self._network.get_weights()
-        self._training = (epochs, steps, batch_size)
+        self._training = training
 
     @without_retracing_warnings()
     def __call__(self, features: Any, labels: np.ndarray, queries: np.ndarray) -> np.ndarray:
@@ -259,7 +267,8 @@ class _FixMatchTeacher:
         own.set_weights(self._start)
         model = FixMatch(own, **self._settings)
         loss = keras.losses.CategoricalCrossentropy(from_logits=model.from_logits)
-        model.compile(keras.optimizers.Adam(1e-3), loss)
+        optimizer = self._optimizer or keras.optimizers.Adam(1e-3)
+        model.compile(type(optimizer).from_config(optimizer.get_config()), loss)
         # A shard may lack a class, which the error of `fit` would reveal.
         rows = np.flatnonzero(labels >= 0)
         targets = np.eye(model.num_classes, dtype=np.float32)[labels[rows]]
@@ -271,4 +280,7 @@ class _FixMatchTeacher:
         settings = sorted(
             (name, _setting_identity(value)) for name, value in self._settings.items()
         )
-        return f"{self._network.to_json()} {array_digest(*self._start)} {self._training} {settings}"
+        # Stored answers of earlier versions have no optimizer in their digest.
+        optimizer = [] if self._optimizer is None else [_setting_identity(self._optimizer)]
+        parts = [self._network.to_json(), array_digest(*self._start), self._training, settings]
+        return " ".join(map(str, parts + optimizer))

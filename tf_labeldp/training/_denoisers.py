@@ -91,7 +91,9 @@ class SelfSpan(Denoiser):
     """Projects onto the span of the batch's gradients for all labels (``ghazi2024``, Table 1).
 
     The clean gradient is in the span, so only noise is removed. In steps of a single example this
-    is LP-Normal-SGD (``ghazi2021``, Algorithm 6). Reveals the batch: no amplification by sampling.
+    is LP-Normal-SGD (``ghazi2021``, Algorithm 6): one epoch of ``poisson_batches(x, labels,
+    sampling_probability=1 / n, steps=n)`` uses each label once. Reveals the batch: no amplification
+    by sampling.
 
     Args:
         tolerance: stop at this relative residual of the normal equations; at least 1e-6, as single

@@ -264,6 +264,8 @@ class PoissonPlan(TrainingPlan):
                 f"expected no sample_weight with {type(optimizer.denoiser).__name__}, whose public "
                 "examples have none, got weights. Leave out one of them."
             )
+        # (2 / n) * n may miss 2.
+        _check_batch_size("the mean batch", round(batches.expected_batch_size, 6), optimizer)
         disjoint = optimizer.denoiser.reveals_batch
         q, uses = batches.sampling_probability, batches.steps
         if disjoint:
@@ -346,11 +348,7 @@ class ArrayPlan(TrainingPlan):
                 f"{', '.join(str(length[0]) if length else 'no' for length in lengths)} rows."
             )
         size = min(int(settings.pop("batch_size", None) or 32), n)
-        if size < 2 and not optimizer.denoiser.takes_single_examples:
-            raise ValueError(
-                f"batch_size must be at least 2, got {size}. SelfSpan alone allows single "
-                "examples: LP-Normal-SGD."
-            )
+        _check_batch_size("batch_size", size, optimizer)
         return cls(
             arrays=arrays,
             batch_size=size,
@@ -379,6 +377,14 @@ class ArrayPlan(TrainingPlan):
 
     def open(self) -> tuple[tf.data.Dataset, dict[str, Any]]:
         return padded_batches(self.arrays, self.batch_size, self.shuffle), {}
+
+
+def _check_batch_size(name: str, size: float, optimizer: Any) -> None:
+    if size < 2 and not optimizer.denoiser.takes_single_examples:
+        raise ValueError(
+            f"{name} must be at least 2, got {size:g}. SelfSpan alone takes single examples: "
+            "LP-Normal-SGD."
+        )
 
 
 def _unit(labels: Any, vaults: tuple[PrivateLabels, ...], unit: str) -> str:
