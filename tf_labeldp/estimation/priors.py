@@ -179,7 +179,7 @@ def _prior_of_bins(mechanism: RROnBins, noisy_labels: Any) -> Priors:
 
 
 def prior_from_logits(logits: Public[Any], temperature: float = 1.0) -> np.ndarray:
-    """Returns ``softmax(logits / temperature)``, the prior of LP-MST (``ghazi2021``, appendix B).
+    """Returns ``softmax(logits / temperature)``, the prior of LP-MST (``ghazi2021``, appendix E).
 
     Args:
         logits: array (K,) or (n, K); finite. The result has the same shape.

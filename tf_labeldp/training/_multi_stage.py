@@ -151,7 +151,7 @@ class MultiStageTraining(CountedTraining):
         >>> labels.guarantee().epsilon
         2.0
 
-    Source: ``ghazi2021``, Algorithm 3 (LP-MST) and the enhancements of appendix B.
+    Source: ``ghazi2021``, Algorithm 3 (LP-MST), and its enhancements of appendices B and E.
     """
 
     def __init__(
