@@ -1,13 +1,16 @@
 """Accuracy of LabelDP-Pro, DP-SGD and randomized response (``ghazi2024``, Tables 2, 3, 5(a), 14).
 
 The CNN is that of Table 10(a). Batches are Poisson samples of 1,024 of 60,000 images on average;
-delta is 1/n, as in the paper. ``--relation add_or_remove`` sets the noise as the paper's accounting
-does, ``replace_label`` by the definition of label DP; each line has the epsilon under both. Every
-finished run is a line in a JSON file, so a stopped benchmark resumes.
+delta is 1/n, as in the paper. `mnist:5` has the first five classes alone, for Table 12(a), and
+``lp-normal-sgd`` is Algorithm 6 of ``ghazi2021``: one image per step. ``--relation add_or_remove``
+sets the noise as the paper's accounting does, ``replace_label`` by the definition of label DP; each
+line has the epsilon under both. Every finished run is a line in a JSON file, so a stopped benchmark
+resumes.
 
     python benchmarks/bench_label_dp_pro.py --data mnist --methods dp-sgd gauss-newton
     python benchmarks/bench_label_dp_pro.py --data adult --set clipping=label_distance
     python benchmarks/bench_label_dp_pro.py --table
+    python benchmarks/bench_label_dp_pro.py --crossings
 
 For two classes (Adult, a perceptron of 32 units) the table has the AUC, otherwise the accuracy.
 """
@@ -75,9 +78,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "stop-at-noise": {"learning_rate": 4.0, "clip": 1.0, "epochs": 5, "residual": 0.0},
     "self-conv": {"learning_rate": 4.0, "clip": 1.0, "epochs": 2},
     "self-span": {"learning_rate": 4.0, "clip": 1.0, "epochs": 2},
+    "lp-normal-sgd": {
+        "learning_rate": 0.003,
+        "clip": 1.0,
+        "epochs": 1,
+        "standardize": 1,
+        "batch": 1,
+        "max_products": 40,
+    },
 }
 OF_TRAINING = {"learning_rate", "epochs", "standardize", "flatten"}
-OF_DP_SGD = OF_TRAINING | {"clip", "clipping", "optimizer"}
+OF_DP_SGD = OF_TRAINING | {"clip", "clipping", "optimizer", "batch"}
 AMPLIFICATION = "unearned_amplification"
 """For denoisers that reveal the batch."""
 PARTS = {
@@ -86,6 +97,7 @@ PARTS = {
     "stop-at-noise": functools.partial(AltConvStoppingAtNoise, **ALT),
     "self-conv": SelfConv,
     "self-span": SelfSpan,
+    "lp-normal-sgd": SelfSpan,
 }
 
 
@@ -101,6 +113,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--set", nargs="*", default=[], help="settings to change: name=value")
     parser.add_argument("--results", type=pathlib.Path, default="label_dp_pro.jsonl")
     parser.add_argument("--table", action="store_true", help="only print the runs of the file")
+    parser.add_argument("--crossings", action="store_true", help="print RR next to LabelDP-Pro")
     return parser.parse_args()
 
 
@@ -151,19 +164,33 @@ def flattened(data: _datasets.ClassificationData) -> _datasets.ClassificationDat
     return dataclasses.replace(data, x_train=train, x_test=test)
 
 
+def load(name: str) -> _datasets.ClassificationData:
+    """Returns a data set; `NAME:K` has its first K classes alone."""
+    name, _, number = name.partition(":")
+    data = _datasets.load(name)
+    if not number:
+        return data
+    kept = {}
+    for part in ("train", "test"):
+        labels = getattr(data, f"y_{part}")
+        rows = labels < int(number)
+        kept |= {f"x_{part}": getattr(data, f"x_{part}")[rows], f"y_{part}": labels[rows]}
+    return dataclasses.replace(data, **kept, class_names=data.class_names[: int(number)])
+
+
 def train_privately(
     data: _datasets.ClassificationData, run: dict[str, Any], settings: dict[str, Any]
 ) -> tuple[keras.Model, dict[str, float]]:
     """Trains by DP-SGD with or without denoiser; returns the model and its cost."""
-    n, method = len(data.x_train), run["method"]
-    q, delta = BATCH / n, 1.0 / n
+    n, method, batch = len(data.x_train), run["method"], settings.get("batch", BATCH)
+    q, delta = batch / n, 1.0 / n
     steps = max(1, round(settings["epochs"] / q))
     uses, probability = steps, q
     part = part_of(method, settings)
     denoiser, preconditioner = (None, part) if method == "gauss-newton" else (part, None)
     if denoiser is not None and denoiser.reveals_batch:
         uses, probability = settings["epochs"], 1.0
-        a_pass = n // BATCH
+        a_pass = n // batch
         steps = a_pass * settings["epochs"]
     # Gray columns of Table 3: noise as if sampling amplified, stated at its true, higher cost.
     amplified = (q, steps) if settings.get(AMPLIFICATION) else (probability, uses)
@@ -186,7 +213,7 @@ def train_privately(
         ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
-    a_pass = steps if probability < 1.0 else n // BATCH
+    a_pass = steps if probability < 1.0 else n // batch
     batches = ldp.data.poisson_batches(
         data.x_train, data.y_train, sampling_probability=q, steps=a_pass, insecure_seed=run["seed"]
     )
@@ -243,9 +270,31 @@ def print_table(lines: list[dict[str, Any]]) -> None:
         )
 
 
+def print_crossings(lines: list[dict[str, Any]]) -> None:
+    """Prints RR next to LabelDP-Pro, whose order changes at an epsilon (Table 12(a))."""
+    means = collections.defaultdict(list)
+    for line in lines:
+        key = (line["data"], line["relation"], line["epsilon"], line["method"])
+        means[key].append(line["accuracy"])
+    print("| data | relation | epsilon | RR | LabelDP-Pro | seeds |")
+    print("|---|---|---|---|---|---|")
+    for data, relation, epsilon, method in sorted(means):
+        rr = means.get((data, relation, epsilon, "rr"))
+        pro = means[(data, relation, epsilon, method)]
+        if method == "labeldp-pro" and rr:
+            print(
+                f"| {data} | {relation} | {epsilon:g} | {np.mean(rr):.1f} | {np.mean(pro):.1f} | "
+                f"{min(len(rr), len(pro))} |"
+            )
+
+
 def main() -> None:
     """Runs what is missing, or prints the table."""
     options = arguments()
+    if options.crossings:
+        with _results.recorded(__file__, "crossings"):
+            print_crossings(_results.runs(options.results))
+        return
     if options.table:
         with _results.recorded(__file__, "runs"):
             print_table(_results.runs(options.results))
@@ -256,7 +305,7 @@ def main() -> None:
     changes = {name: number_or_word(value) for name, _, value in pairs}
     every_setting = {method: settings_of(method, changes) for method in options.methods}
     for data_name in options.data:
-        raw = _datasets.load(data_name)
+        raw = load(data_name)
         runs = itertools.product(options.seeds, options.epsilons, options.methods)
         jobs = [
             {
