@@ -25,9 +25,9 @@ class SimCLR(Learner):
         Training uses no labels, so nothing is charged and nothing is assumed. The images are
         public.
 
-    Source: Chen et al. (2020), with the NT-Xent loss; the encoder of ``ghazi2024`` (section 5.3: a
-    ResNet for 1,000 epochs with batches of 1,024) and, below SCAN, of ``tang2022``. ``ghazi2021``
-    (section 5.2) has BYOL and DINO in its place.
+    Source: Chen et al. (2020), with the NT-Xent loss; the encoder of the experiments with
+    self-supervised learning in ``ghazi2021`` (section 4), ``ghazi2024`` (section 5.3) and
+    ``tang2022``, which train ResNets for 500 to 1,000 epochs with batches of 512.
 
     Args:
         network: a built Keras model from images to features (n, d).
