@@ -75,7 +75,7 @@ network = keras.Sequential(
 noise = {"weak": keras.layers.GaussianNoise(0.1), "strong": keras.layers.GaussianNoise(0.5)}
 model = DivideMix(network, **noise)
 model.compile(keras.optimizers.Adam(1e-3))
-model.fit(x_train, labels_of_all, 128, epochs=4, warmup_epochs=1, verbose=0)
+model.fit(x_train, labels_of_all, 128, epochs=4, steps_per_epoch=50, verbose=0)
 predicted = model.predict(x_test, verbose=0).argmax(axis=1)
 print(f"test accuracy of AugDescent on its labels: {(predicted == y_test).mean():.1%}")
 print(ldp.guarantee(model).headline)

@@ -160,8 +160,9 @@ def test_pate(tmp_path, run):
         assert "(1, 1e-05)-label-DP" in printed
         # Of 400 queries about 310 pass the threshold, with a standard deviation below 10.
         assert 250 <= int(re.findall(r"(\d+) answers", printed)[0]) <= 300
-        student, head = re.findall(r"test accuracy of .*: (.*)%", printed)
-        assert float(student) > 85 and float(head) > 95
+        # In four runs the student had 93 to 96 %, AugDescent on its labels 99 and more.
+        student, both, head = map(float, re.findall(r"test accuracy of .*: (.*)%", printed))
+        assert student > 85 and both > 95 and head > 95
 
 
 @pytest.mark.slow

@@ -189,12 +189,12 @@ def test_the_digest_of_a_fix_match_teacher_is_repeatable():
     keras = pytest.importorskip("keras")
 
     def described(noise, width=3, optimizer=None):
+        # The names of layers count those of the session.
+        keras.backend.clear_session()
         views = {"weak": lambda images: images, "strong": keras.layers.GaussianNoise(noise)}
         return fix_match_teacher(network(width), optimizer=optimizer, **views).describe()
 
-    keras.backend.clear_session()
     first = described(0.2)
-    keras.backend.clear_session()
     assert described(0.2) == first
     rates = [described(0.2, optimizer=keras.optimizers.SGD(rate)) for rate in (0.1, 0.1, 0.2)]
     assert rates[0] == rates[1] != rates[2]
