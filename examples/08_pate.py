@@ -60,8 +60,8 @@ student = LogisticRegression(max_iter=1000).fit(x_train[answers.indices], np.asa
 print(f"test accuracy of the student: {student.score(x_test, y_test):.1%}")
 
 # 5. The student labels every example, at no further cost, and two networks learn which of these
-#    labels to believe: AugDescent on the labels of PATE (Tang et al. 2022). Views of rows are noise;
-#    for images, leave out both. `public_input` passes on the receipts of the answers.
+#    labels to believe: AugDescent on labels of PATE (Tang et al. 2022). Views of rows are noise;
+#    leave out both for images. `public_input` passes on the receipts of the answers.
 labels_of_all = public_input(answers).with_value(student.predict(x_train))
 keras.utils.set_random_seed(0)
 network = keras.Sequential(
