@@ -56,6 +56,8 @@ PRIVATE_IMPORTS = {
     # Saved models name the file of each layer, so these files keep their names.
     "keras_layers._fixed_features": 4,
     "keras_layers._released_dense": 5,
+    # One draw of mixup that XLA compiles; DivideMix pairs and weighs in its own way.
+    "keras_layers._mixup": 1,
     # The search of neighbours is smoothing's; SCAN needs its ids alone.
     "features._neighbour_smoothing": 1,
 }

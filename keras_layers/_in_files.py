@@ -18,7 +18,15 @@ OF_OTHER_PARTS = {
         "SelfSpan",
         "PrivacySpent",
     ),
-    "self_supervised": ("SCAN", "SimCLR"),
+    "self_supervised": (
+        "SCAN",
+        "SimCLR",
+        "ColorJitter",
+        "RandAugmentViews",
+        "RandomBlur",
+        "RandomResizedCrop",
+        "RandomWarp",
+    ),
     "semi_supervised": ("DivideMix", "FixMatch"),
     "tf_privacy": ("QueryNoise",),
 }
@@ -43,8 +51,8 @@ class ImportedOnUse:
         self._part, self._name = part, name
 
     def from_config(self, config: dict[str, Any]) -> Any:
-        part = importlib.import_module(f"tf_labeldp.{self._part}")
-        return getattr(part, self._name).from_config(config)
+        importlib.import_module(f"tf_labeldp.{self._part}")
+        return keras.saving.get_registered_object(f"tf_labeldp>{self._name}").from_config(config)
 
 
 def register_other_parts() -> None:

@@ -142,6 +142,24 @@ def test_bad_settings(learner, change, match):
 
 
 @pytest.mark.parametrize("learner", MEMBERS)
+def test_xla_compiles_a_step_with_the_default_views(learner):
+    settings, options = MEMBERS[learner]
+    name, net = next(iter(parts(learner).items()))
+    model = learner(
+        **{name: net}, **{**settings, "division": "mixture"} if learner is DivideMix else settings
+    )
+    loss = "categorical_crossentropy" if learner is FixMatch else None
+    model.compile("sgd", loss, jit_compile=True)
+    labels = [CLASSES] if learner in LABELLED else []
+    before = [np.array(weight) for weight in model.trainable_weights]
+    history = model.fit(IMAGES, *labels, **options, verbose=0)
+    assert np.all(np.isfinite(history.history["loss"]))
+    assert any(
+        not np.array_equal(a, b) for a, b in zip(before, model.trainable_weights, strict=True)
+    )
+
+
+@pytest.mark.parametrize("learner", MEMBERS)
 @pytest.mark.parametrize(
     "images, match",
     [

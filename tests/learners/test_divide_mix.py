@@ -63,6 +63,25 @@ def test_the_channel_must_be_known(images, noisy):
         compiled(division="channel").fit(images[0], np.asarray(noisy), verbose=0)
 
 
+def test_the_network_in_training_predicts_with_the_statistics_of_its_batch():
+    """As in the public code: two labelled views, two unlabelled ones and the mixed batch."""
+    keras.utils.set_random_seed(0)
+    normalisation = keras.layers.BatchNormalization(momentum=0.5)
+    network = keras.Sequential([keras.Input((3,)), normalisation, keras.layers.Dense(NUM_CLASSES)])
+    model = DivideMix(network, keras.layers.Identity(), keras.layers.Identity())
+    batch = {"x": np.ones((4, 3)), "u": np.ones((4, 3)), "y": np.eye(3)[[0, 1, 2, 0]]}
+    batch["w"] = np.ones(4)
+    sides = {
+        f"{side}_{key}": part.astype(np.float32)
+        for side in ("first", "second")
+        for key, part in batch.items()
+    }
+    model(sides, training=True)
+    # Neither network moves its statistics when it predicts for the other one.
+    for net in (model.network, model.second):
+        np.testing.assert_allclose(net.layers[0].moving_mean, 1 - 0.5**5, rtol=1e-5)
+
+
 def test_the_channel_is_not_trained(trained, noisy):
     model, _ = trained
     [channel] = [weight for weight in model.weights if weight.name == "channel"]

@@ -2,6 +2,11 @@
 
 from tf_labeldp.self_supervised._scan import SCAN
 from tf_labeldp.self_supervised._simclr import SimCLR
-from tf_labeldp.self_supervised._views import strong_views, weak_views
+from tf_labeldp.self_supervised._views import (
+    rand_augment_views,
+    sim_clr_views,
+    strong_views,
+    weak_views,
+)
 
-__all__ = ["SCAN", "SimCLR", "strong_views", "weak_views"]
+__all__ = ["SCAN", "SimCLR", "rand_augment_views", "sim_clr_views", "strong_views", "weak_views"]

@@ -13,6 +13,7 @@ from tf_labeldp._progress import silent, without_retracing_warnings
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.features._neighbour_smoothing import nearest_neighbours
 from tf_labeldp.features.clusters import Clusters
+from tf_labeldp.self_supervised._views import rand_augment_views
 from tf_labeldp.self_supervised.training import Batches, Learner, built_network
 from tf_labeldp.vault.model_history import counted_training
 
@@ -21,17 +22,22 @@ from tf_labeldp.vault.model_history import counted_training
 class SCAN(Learner):
     """Clusters images with a network that gives an image and its neighbours the same cluster.
 
-    The first stage puts each image into the cluster of its nearest neighbours, by the features of
-    an encoder, and keeps all clusters in use. The second stage (self-labelling) trains on the
-    clusters of confident images. ``clusters(images)`` goes into ``NoiseCluster``,
-    ``denoise_labels``, ``FixMatch.fit(clusters=)`` and ``ClusterRandomizedResponse``.
+    The first stage puts a strong view of each image into the cluster of a strong view of one of its
+    nearest neighbours, by the features of an encoder, and keeps all clusters in use. The second
+    stage (self-labelling) trains strong views on the clusters of confident images.
+    ``clusters(images)`` goes into ``NoiseCluster``, ``denoise_labels``, ``FixMatch.fit(clusters=)``
+    and ``ClusterRandomizedResponse``.
 
     Guarantee:
         Training uses no labels, so nothing is charged. The images are public; receipts of the
         encoder are passed on.
 
     Source: Van Gansbeke et al. (2020), which ``tang2022`` uses for Algorithms 1, 2 and 7: 20
-    neighbours, entropy weight 5, self-labelling at 0.99; Adam with a learning rate of 1e-4.
+    neighbours and the image itself, entropy weight 5, 50 epochs of batches of 128; self-labelling
+    at 0.99, 200 epochs of batches of 1,000 (``fit(epochs=0, self_label_epochs=200,
+    batch_size=1000)``, after the first stage); ``keras.optimizers.Adam(1e-4)`` with an L2 penalty
+    of 1e-4. Neighbours are those of the encoder's centred features; the authors take SimCLR's
+    projections, which are not part of an encoder.
 
     Args:
         encoder: a built Keras model from images to features (n, d), for example
@@ -41,8 +47,11 @@ class SCAN(Learner):
         num_neighbours: neighbours per image, at least 1.
         entropy_weight: weight of the mean assignment's entropy, at least 0.
         threshold: probability from which self-labelling uses an image, in (0, 1).
-        weak: layers for weak views; None for ``self_supervised.weak_views()``.
-        strong: layers for strong views; None for ``self_supervised.strong_views()``.
+        weak: layers for the views whose clusters are targets of self-labelling; None for the images
+            themselves, as the authors take them.
+        strong: layers for strong views; None for those of the authors without mirrored images,
+            ``self_supervised.rand_augment_views(shift=0.0, operations=4, reach=0.1,
+            cutout=(0.0, 0.5))``. Set ``flip=True`` for photographs and clothes.
 
     Raises:
         ValueError: arguments out of range, or an encoder without outputs (n, d).
@@ -77,7 +86,13 @@ class SCAN(Learner):
         self.num_neighbours = _validate.integer_at_least("num_neighbours", num_neighbours, 1)
         self.entropy_weight = _validate.number_in("entropy_weight", entropy_weight, "[0, inf)")
         self.threshold = _validate.number_in("threshold", threshold, "(0, 1)")
-        self._set_views(weak, strong)
+        self._checks_images = strong is None
+        self.weak = keras.layers.Identity() if weak is None else weak
+        self.strong = (
+            rand_augment_views(shift=0.0, operations=4, reach=0.1, cutout=(0.0, 0.5))
+            if strong is None
+            else strong
+        )
         width = self.encoder.output_shape[-1]
         self.head = keras.Sequential(
             [keras.Input((width,)), keras.layers.Dense(self.num_clusters, activation="softmax")]
@@ -89,14 +104,15 @@ class SCAN(Learner):
         """Returns cluster probabilities (n, C), for two views in training (2n, C)."""
         if not isinstance(inputs, dict):
             return self.head(self.encoder(inputs, training=training))
+        sources = [(self.weak, inputs["images"]), (self.strong, inputs["images"])]
         if "neighbours" in inputs:
-            views = [self.weak(inputs[key], training=True) for key in ("images", "neighbours")]
-        else:
-            views = [
-                self.weak(inputs["images"], training=True),
-                self.strong(inputs["images"], training=True),
-            ]
-        return self.head(self.encoder(ops.concatenate(views), training=training))
+            sources = [(self.strong, inputs[key]) for key in ("images", "neighbours")]
+        # Each kind of view has its own batch statistics, as in the authors' code.
+        views = [
+            self.encoder(views(images, training=True), training=training)
+            for views, images in sources
+        ]
+        return self.head(ops.concatenate(views))
 
     def compute_loss(
         self,
@@ -163,10 +179,11 @@ class SCAN(Learner):
             rows = rows - rows.mean(axis=0)
             rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
             near = nearest_neighbours(rows, rows, self.num_neighbours)
+        near = np.column_stack([np.arange(len(images)), near])
         rng = np.random.default_rng(seed)
 
         def pairs(batch: np.ndarray) -> Any:
-            column = rng.integers(self.num_neighbours, size=len(batch))
+            column = rng.integers(near.shape[1], size=len(batch))
             return ({"images": images[batch], "neighbours": images[near[batch, column]]},)
 
         def singles(batch: np.ndarray) -> Any:

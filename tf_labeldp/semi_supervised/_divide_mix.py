@@ -10,6 +10,7 @@ from keras import ops
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
+from tf_labeldp.keras_layers._mixup import symmetric_beta
 from tf_labeldp.mechanisms import ClassificationMechanism
 from tf_labeldp.self_supervised.training import Batches, Learner
 from tf_labeldp.semi_supervised._fix_match import checked_network, sharpened
@@ -37,7 +38,11 @@ class DivideMix(Learner):
     LDP-AugDescent, Algorithm 6 of ``tang2022``. The papers fit a mixture of two Gaussians to the
     losses (``division="mixture"``). For a known mechanism, ``division="channel"`` uses Bayes' rule
     with the network's probabilities and the mechanism's channel; the channel then also corrects the
-    loss of the warm-up.
+    loss of the warm-up. ``tang2022`` trains with ``keras.optimizers.SGD(0.02, momentum=0.9)``,
+    an L2 penalty of 5e-4, batches of 128, and strong views of AutoAugment's policy for CIFAR-10,
+    which ``rand_augment_views`` comes closest to. Their code trains the networks one after the other in
+    each epoch, raises ``unlabelled_weight`` per step and adds logits for predictions; here both
+    networks take each step together, the weight grows per epoch, and probabilities are averaged.
 
     Args:
         network: a built Keras model from images to K logits; both networks have its layers, and the
@@ -121,9 +126,10 @@ class DivideMix(Learner):
         if is_warmup:
             views = self.weak(inputs["images"], training=True)
             return [net(views, training=training) for net in (self.network, self.second)]
+        sides = (("first", self.network, self.second), ("second", self.second, self.network))
         return [
-            self._mixed(net, *(inputs[f"{name}_{key}"] for key in ("x", "y", "w", "u")))
-            for name, net in (("first", self.network), ("second", self.second))
+            self._mixed(*networks, *(inputs[f"{name}_{key}"] for key in ("x", "y", "w", "u")))
+            for name, *networks in sides
         ]
 
     def compute_loss(
@@ -252,20 +258,24 @@ class DivideMix(Learner):
         return mechanism.transition_matrix()
 
     @staticmethod
-    def _predicted(network: Any, images: Any) -> Any:
-        return ops.softmax(network(images, training=False))
+    def _predicted(network: Any, images: Any, training: bool = False) -> Any:
+        return ops.softmax(network(images, training=training))
 
-    def _mixed(self, network: Any, images: Any, targets: Any, clean: Any, unlabelled: Any) -> Any:
+    def _mixed(
+        self, network: Any, other: Any, images: Any, targets: Any, clean: Any, unlabelled: Any
+    ) -> Any:
         """Returns logits, mixed targets, and the number of rows that begin as labelled images."""
 
-        def mean_prediction(networks: Any, images: Any) -> Any:
+        def mean_prediction(images: Any, *others: Any) -> Any:
             views = [self.weak(images, training=True) for _ in range(2)]
-            shares = [self._predicted(net, view) for net in networks for view in views]
+            # The network in training uses the statistics of its batch, as in the authors' code.
+            shares = [self._predicted(network, view, training=True) for view in views]
+            shares += [self._predicted(net, view) for net in others for view in views]
             return sum(shares) / float(len(shares))
 
         clean = clean[:, None]
-        refined = clean * targets + (1.0 - clean) * mean_prediction([network], images)
-        predicted = mean_prediction([self.network, self.second], unlabelled)
+        refined = clean * targets + (1.0 - clean) * mean_prediction(images)
+        predicted = mean_prediction(unlabelled, other)
         refined, predicted = (
             ops.stop_gradient(sharpened(shares, self.temperature))
             for shares in (refined, predicted)
@@ -274,7 +284,7 @@ class DivideMix(Learner):
         inputs = ops.concatenate([self.strong(source, training=True) for source in sources])
         mixed = ops.concatenate([refined, refined, predicted, predicted])
         size = ops.shape(inputs)[0]
-        share = keras.random.beta((), self.mixup_alpha, self.mixup_alpha, seed=self.seed_generator)
+        share = symmetric_beta(self.mixup_alpha, seed=self.seed_generator)
         share = ops.maximum(share, 1.0 - share)
         partner = keras.random.shuffle(ops.arange(size), seed=self.seed_generator)
         inputs, mixed = (
