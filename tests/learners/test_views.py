@@ -18,7 +18,8 @@ from tf_labeldp.self_supervised import (
 from tf_labeldp.self_supervised.view_layers import (
     OPERATIONS,
     ColorJitter,
-    RandAugmentViews,
+    Cutout,
+    RandAugment,
     RandomBlur,
     RandomResizedCrop,
     RandomWarp,
@@ -27,7 +28,7 @@ from tf_labeldp.self_supervised.view_layers import (
 VIEWS = {
     "weak": lambda: weak_views(flip=True),
     "strong": lambda: strong_views(flip=True),
-    "rand_augment": lambda: rand_augment_views(flip=True),
+    "rand_augment": lambda: rand_augment_views(flip=True, operations=1),
     "sim_clr": lambda: sim_clr_views(flip=True, blur=True),
 }
 SIDE = 24
@@ -96,7 +97,7 @@ def test_views_keep_shape_and_range_and_draw_for_each_image(name, channels):
     assert outputs.shape == images.shape
     assert outputs.min() >= 0 and outputs.max() <= 1.0001
     assert len(np.unique(outputs.reshape(8, -1), axis=0)) > 5
-    np.testing.assert_array_equal(views(images), images)
+    np.testing.assert_array_equal(views(images, training=False), images)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -282,7 +283,8 @@ def test_half_of_the_views_are_blurred():
 LAYERS = [
     RandomWarp(0.1, True, 0.05, 0.3, seed=3),
     RandomResizedCrop(0.2, True, seed=3),
-    RandAugmentViews(0.1, True, 3, 0.2, (0.1, 0.4), ["rotate", "color"], seed=3),
+    RandAugment(0.1, True, 3, 0.2, ["rotate", "color"], seed=3),
+    Cutout(0.1, 0.4, seed=3),
     ColorJitter(0.1, 0.2, 0.3, 0.05, 0.7, 0.3, seed=3),
     RandomBlur(seed=3),
 ]
@@ -300,14 +302,19 @@ def test_a_configuration_has_every_argument_and_a_seed_repeats_the_draws(layer):
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_xla_compiles_views_and_a_policy_sets_their_dtype(name):
+def test_xla_compiles_views(name):
     images, _ = shapes(4, channels=3)
     views = VIEWS[name]()
     compiled = tf.function(lambda x: views(x, training=True), jit_compile=True)
     first, second = compiled(images), compiled(images)
     assert first.shape == images.shape and not np.array_equal(first, second)
-    half = RandAugmentViews(dtype="mixed_float16")(images, training=True)
+
+
+def test_a_policy_sets_the_dtype_but_not_the_draws():
+    images, _ = shapes(4)
+    half = RandAugment(seed=1, dtype="mixed_float16")(images, training=True)
     assert half.dtype == "float16"
+    np.testing.assert_allclose(half, RandAugment(seed=1)(images, training=True), atol=1e-3)
 
 
 @pytest.mark.parametrize(

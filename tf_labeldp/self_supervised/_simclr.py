@@ -102,8 +102,10 @@ class SimCLR(Learner):
         training: bool = True,
     ) -> Any:
         """Returns the NT-Xent loss of the projections."""
-        projections = y_pred if training else self(x, training=True)
-        rows = ops.normalize(projections, axis=-1)
+        projections = ops.cast(y_pred if training else self(x, training=True), "float32")
+        # XLA's gradient of ops.normalize is NaN where a projection is zero.
+        squares = ops.sum(ops.square(projections), axis=-1, keepdims=True)
+        rows = projections * ops.rsqrt(ops.maximum(squares, 1e-12))
         size = ops.shape(rows)[0]
         scores = rows @ ops.transpose(rows) / self.temperature - 1e9 * ops.eye(size)
         partner = ops.roll(ops.arange(size), size // 2)

@@ -12,7 +12,8 @@ from tf_labeldp import _validate
 from tf_labeldp.self_supervised.view_layers import (
     OPERATIONS,
     ColorJitter,
-    RandAugmentViews,
+    Cutout,
+    RandAugment,
     RandomBlur,
     RandomResizedCrop,
     RandomWarp,
@@ -43,7 +44,7 @@ def strong_views(
     """Returns layers that shift, rotate, zoom, shade and partly erase images.
 
     They are our own and take the least time. ``rand_augment_views`` and ``sim_clr_views`` are those
-    of the papers. Nothing is erased before Keras 3.9.
+    of the papers.
 
     Args:
         shift: as for ``weak_views``.
@@ -57,14 +58,12 @@ def strong_views(
     """
     strength = _validate.number_in("strength", strength, "(0, 1)")
     shift = _validate.number_in("shift", shift, "[0, 1)")
-    layers: list[Any] = [
+    layers = [
         RandomWarp(shift, _validate.boolean("flip", flip), strength / 6, strength),
         keras.layers.RandomBrightness(strength, value_range=(0.0, 1.0)),
         keras.layers.RandomContrast(strength, value_range=(0.0, 1.0)),
+        Cutout(0.15, 0.55),
     ]
-    # Keras has RandomErasing since 3.9.
-    if hasattr(keras.layers, "RandomErasing"):
-        layers.append(keras.layers.RandomErasing(value_range=(0.0, 1.0)))
     return keras.Sequential(layers, name="strong_views")
 
 
@@ -76,7 +75,7 @@ def rand_augment_views(
     reach: float = 0.3,
     cutout: tuple[float, float] = (0.5, 0.5),
     choices: Sequence[str] | None = None,
-) -> keras.layers.Layer:
+) -> keras.Sequential:
     """Returns the strong views of FixMatch: RandAugment's operations, and a Cutout.
 
     Each image draws its operations, with replacement, and their strengths, uniform in the paper's
@@ -115,15 +114,15 @@ def rand_augment_views(
         raise ValueError(
             f"cutout must be a smallest and a largest side, got {cutout}. Swap the two."
         )
-    return RandAugmentViews(
+    augment = RandAugment(
         _validate.number_in("shift", shift, "[0, 1)"),
         _validate.boolean("flip", flip),
         _validate.integer_at_least("operations", operations, 0),
         _validate.number_in("reach", reach, "[0, 1)"),
-        (smallest, largest),
         names,
-        name="rand_augment_views",
     )
+    layers = [augment, Cutout(smallest, largest)] if largest else [augment]
+    return keras.Sequential(layers, name="rand_augment_views")
 
 
 def sim_clr_views(

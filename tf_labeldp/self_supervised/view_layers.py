@@ -101,16 +101,18 @@ class RandomWarp(ImageViews):
 
     def drawn(self, images: Any) -> Any:
         """Returns one view per image."""
-        down, right, mirror, turn, tall, wide = self.uniform(images, 6)
-        place = shifted(images, self.shift * (2 * down - 1), self.shift * (2 * right - 1))
+        height, width = images.shape[1:3]
+        mirror, turn, *draws = self.uniform(images, 6)
+        down, right, tall, wide = (2 * draw - 1 for draw in draws)
+        rows = (1 + self.zoom * tall, self.shift * height * down)
+        columns = (1 + self.zoom * wide, self.shift * width * right)
         if self.flip:
-            place = place @ mirrored(mirror)
-        if self.turn:
-            place = place @ rotated(2 * math.pi * self.turn * (2 * turn - 1))
-        if self.zoom:
-            tall, wide = (1 + self.zoom * (2 * draw - 1) for draw in (tall, wide))
-            place = place @ stretched(tall, wide)
-        return warped(images, place)
+            columns = (columns[0] * ops.where(mirror < 0.5, -1.0, 1.0), columns[1])
+        if not self.turn:
+            return resampled(images, rows, columns)
+        place = affine(((1.0, 0.0, rows[1]), (0.0, 1.0, columns[1])), turn)
+        place = place @ rotated(2 * math.pi * self.turn * (2 * turn - 1))
+        return warped(images, place @ affine(((rows[0], 0.0, 0.0), (0.0, columns[0], 0.0)), turn))
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
@@ -137,26 +139,26 @@ class RandomResizedCrop(ImageViews):
 
     def drawn(self, images: Any) -> Any:
         """Returns one view per image."""
+        height, width = images.shape[1:3]
         area, ratio, down, right, mirror = self.uniform(images, 5)
-        area = self.smallest + (1 - self.smallest) * area
-        root = ops.sqrt(area)
+        root = ops.sqrt(self.smallest + (1 - self.smallest) * area)
         ratio = ops.exp(math.log(4 / 3) * (ratio - 0.5))
         tall, wide = ops.minimum(root / ratio, 1.0), ops.minimum(root * ratio, 1.0)
-        place = shifted(images, (1 - tall) * (down - 0.5), (1 - wide) * (right - 0.5))
-        place = place @ stretched(tall, wide)
-        return warped(images, place @ mirrored(mirror) if self.flip else place)
+        down, right = height * (1 - tall) * (down - 0.5), width * (1 - wide) * (right - 0.5)
+        if self.flip:
+            wide = wide * ops.where(mirror < 0.5, -1.0, 1.0)
+        return resampled(images, (tall, down), (wide, right))
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
-class RandAugmentViews(ImageViews):
-    """Shifts and mirrors each image, then applies operations of its own and erases a square.
+class RandAugment(ImageViews):
+    """Shifts and mirrors each image, then applies operations of its own.
 
     Args:
         shift: as for ``RandomWarp``.
         flip: as for ``RandomWarp``.
         operations: number of operations per image, drawn with replacement.
         reach: largest shear and shift of an operation, as a share.
-        cutout: smallest and largest side of the erased square, as shares of the shorter side.
         choices: operations to draw from.
         seed: public seed of the draws, or None.
         **kwargs: as in ``keras.layers.Layer``.
@@ -168,36 +170,56 @@ class RandAugmentViews(ImageViews):
         flip: bool = False,
         operations: int = 2,
         reach: float = 0.3,
-        cutout: Sequence[float] = (0.5, 0.5),
         choices: Sequence[str] = OPERATIONS,
         seed: int | None = None,
         **kwargs: Setting[Any],
     ) -> None:
         super().__init__(seed, **kwargs)
         self.shift, self.flip, self.operations, self.reach = shift, flip, operations, reach
-        self.cutout, self.choices = list(cutout), list(choices)
+        self.choices = list(choices)
 
     def drawn(self, images: Any) -> Any:
         """Returns one view per image."""
+        height, width = images.shape[1:3]
         down, right, mirror, *draws = self.uniform(images, 3 + 2 * self.operations)
-        place = shifted(images, self.shift * (2 * down - 1), self.shift * (2 * right - 1))
-        if self.flip:
-            place = place @ mirrored(mirror)
+        down, right = (self.shift * (2 * draw - 1) for draw in (down, right))
+        side = ops.where(mirror < 0.5, -1.0, 1.0) if self.flip else 1.0
+        place = affine(((1.0, 0.0, down * height), (0.0, side, right * width)), down)
         for number in range(self.operations):
             choice, strength = draws[2 * number : 2 * number + 2]
             index = ops.floor(choice * len(self.choices))
             chosen = {name: ops.equal(index, row) for row, name in enumerate(self.choices)}
             images = recoloured(images, chosen, strength)
             place = place @ moved(images, chosen, strength, self.reach)
-        images = warped(images, place)
-        return self._erased(images) if self.cutout[1] else images
+        return warped(images, place)
 
-    def _erased(self, images: Any) -> Any:
-        """Returns images with a grey square around a random pixel, cut off at the borders."""
+
+@keras.saving.register_keras_serializable(package="tf_labeldp")
+class Cutout(ImageViews):
+    """Paints a grey square around a random pixel of each image; the borders cut it off.
+
+    Args:
+        smallest: smallest side, as a share of the shorter side of the image.
+        largest: largest side.
+        seed: public seed of the draws, or None.
+        **kwargs: as in ``keras.layers.Layer``.
+    """
+
+    def __init__(
+        self,
+        smallest: float = 0.5,
+        largest: float = 0.5,
+        seed: int | None = None,
+        **kwargs: Setting[Any],
+    ) -> None:
+        super().__init__(seed, **kwargs)
+        self.smallest, self.largest = smallest, largest
+
+    def drawn(self, images: Any) -> Any:
+        """Returns one view per image."""
         height, width = images.shape[1:3]
         side, *centre = self.uniform(images, 3)
-        smallest, largest = self.cutout
-        side = smallest + (largest - smallest) * side
+        side = self.smallest + (self.largest - self.smallest) * side
         half = ops.round(side * (min(height, width) / 2))[:, None]
         inside = []
         for draw, length in zip(centre, (height, width), strict=True):
@@ -280,6 +302,29 @@ class RandomBlur(ImageViews):
         return ops.where(_per_image(change < 0.5), blurred, images)
 
 
+def resampled(images: Any, rows: tuple[Any, Any], columns: tuple[Any, Any]) -> Any:
+    """Returns the images at other rows and columns, bilinear, black outside.
+
+    ``rows`` and ``columns`` are a scale (n,) and an offset (n,) each: a row of the view, from the
+    centre, times the scale, plus the offset, is its source. Two products of matrices per image take
+    a fraction of the time of ``warped``.
+    """
+    height, width, channels = images.shape[1:]
+    # Columns first: both products then have whole rows of memory.
+    turned = ops.reshape(ops.transpose(images, (0, 2, 1, 3)), (-1, width, height * channels))
+    turned = ops.reshape(_weights(*columns, width) @ turned, (-1, width, height, channels))
+    straight = ops.reshape(ops.transpose(turned, (0, 2, 1, 3)), (-1, height, width * channels))
+    return ops.reshape(_weights(*rows, height) @ straight, (-1, height, width, channels))
+
+
+def _weights(scale: Any, offset: Any, length: int) -> Any:
+    """Returns the shares of all sources in each place of a view, (n, length, length)."""
+    numbers = ops.arange(length, dtype="float32")
+    centre = (length - 1) / 2
+    sources = scale[:, None] * (numbers - centre) + (offset[:, None] + centre)
+    return ops.relu(1.0 - ops.abs(sources[:, :, None] - numbers))
+
+
 def warped(images: Any, places: Any) -> Any:
     """Returns the images at other places, bilinear, black outside.
 
@@ -316,22 +361,6 @@ def affine(rows: Sequence[Sequence[Any]], like: Any) -> Any:
     """Returns matrices (n, 3, 3) of two rows of three numbers or draws (n,) each."""
     full = [[ops.zeros_like(like) + entry for entry in row] for row in (*rows, (0.0, 0.0, 1.0))]
     return ops.stack([ops.stack(row, axis=-1) for row in full], axis=-2)
-
-
-def shifted(images: Any, down: Any, right: Any) -> Any:
-    """Returns maps whose sources lie lower and further right, as shares (n,) of the sides."""
-    height, width = images.shape[1:3]
-    return affine(((1.0, 0.0, down * height), (0.0, 1.0, right * width)), down)
-
-
-def mirrored(draw: Any) -> Any:
-    """Returns maps that mirror where a draw (n,) is below one half."""
-    return affine(((1.0, 0.0, 0.0), (0.0, ops.where(draw < 0.5, -1.0, 1.0), 0.0)), draw)
-
-
-def stretched(tall: Any, wide: Any) -> Any:
-    """Returns maps whose sources are so many times as tall and wide, each (n,)."""
-    return affine(((tall, 0.0, 0.0), (0.0, wide, 0.0)), tall)
 
 
 def rotated(angle: Any) -> Any:

@@ -40,9 +40,10 @@ class DivideMix(Learner):
     with the network's probabilities and the mechanism's channel; the channel then also corrects the
     loss of the warm-up. ``tang2022`` trains with ``keras.optimizers.SGD(0.02, momentum=0.9)``,
     an L2 penalty of 5e-4, batches of 128, and strong views of AutoAugment's policy for CIFAR-10,
-    which ``rand_augment_views`` comes closest to. Their code trains the networks one after the other in
-    each epoch, raises ``unlabelled_weight`` per step and adds logits for predictions; here both
-    networks take each step together, the weight grows per epoch, and probabilities are averaged.
+    which ``rand_augment_views`` comes closest to. Their code trains the networks one after the
+    other in each epoch, raises ``unlabelled_weight`` per step and adds logits for predictions; here
+    both networks take each step together, the weight grows per epoch, and probabilities are
+    averaged.
 
     Args:
         network: a built Keras model from images to K logits; both networks have its layers, and the
