@@ -59,7 +59,8 @@ class SCAN(Learner):
     Example:
         >>> images = np.random.default_rng(0).random((64, 8, 8, 1), dtype=np.float32)
         >>> encoder = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()])
-        >>> model = SCAN(encoder, num_clusters=2, num_neighbours=5)
+        >>> strong = keras.layers.GaussianNoise(0.1)
+        >>> model = SCAN(encoder, num_clusters=2, num_neighbours=5, strong=strong)
         >>> model.compile(keras.optimizers.Adam(1e-3))
         >>> history = model.fit(images, batch_size=32, self_label_epochs=1, verbose=0)
         >>> len(model.clusters(images))
