@@ -9,7 +9,8 @@ import tensorflow as tf
 from scipy import stats
 
 from tf_labeldp.keras_layers import LabelWeightedLoss, Mixup
-from tf_labeldp.keras_layers._mixup import mixup, symmetric_beta
+from tf_labeldp.keras_layers._mixup import mixup
+from tf_labeldp.keras_layers.beta import symmetric_beta
 
 X = np.arange(8.0, dtype="float32").reshape(4, 2)
 Y = np.eye(4, dtype="float32")

@@ -10,7 +10,7 @@ from keras import ops
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
-from tf_labeldp.keras_layers._mixup import symmetric_beta
+from tf_labeldp.keras_layers.beta import symmetric_beta
 from tf_labeldp.mechanisms import ClassificationMechanism
 from tf_labeldp.self_supervised.training import Batches, Learner
 from tf_labeldp.semi_supervised._fix_match import checked_network, sharpened
