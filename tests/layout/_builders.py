@@ -211,6 +211,9 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "features.PatchDictionary": lambda put: features.PatchDictionary(4, 3, pooling=1).fit(
         put("X", IMAGES)
     ),
+    "features.PublicEncoder": lambda put: features.PublicEncoder(put("model", dense(3))).fit(
+        put("X", X)
+    ),
     "features.RandomFourierFeatures": lambda put: features.RandomFourierFeatures(8).fit(
         put("X", X)
     ),

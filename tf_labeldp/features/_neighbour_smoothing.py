@@ -20,6 +20,7 @@ from tf_labeldp.features.estimator import (
     width_of,
     with_encoder,
 )
+from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import FeatureRows, check_columns_of_sparse, checked_finite
 
 _Self = TypeVar("_Self", bound="NeighbourSmoothing")
@@ -82,7 +83,8 @@ class NeighbourSmoothing(FeatureMap):
     examples. To ship less, distil the head into a small model (``teacher_labels``).
 
     Args:
-        encoder: maps raw inputs to features (n, d), as in ``FeatureRows``; None for none.
+        encoder: maps raw inputs to features (n, d): a fitted feature map, or what
+            ``PublicEncoder`` takes; None for none.
         num_neighbours: number of nearest neighbours.
         strength: in [0, 1), the weight of the neighbours; 0 turns smoothing off.
         num_components: the most principal components.
@@ -128,9 +130,10 @@ class NeighbourSmoothing(FeatureMap):
         k = _validate.integer_at_least("num_neighbours", self.num_neighbours, 1)
         _validate.integer_at_least("num_components", self.num_components, 1)
         strength = _validate.number_in("strength", self.strength, "[0, 1)")
-        public = public_input(X, self.encoder)
-        X, self.receipts_ = self._matrix(public.value[0], encoder=self.encoder), public.receipts
-        rows = FeatureRows(X, self.encoder)
+        public = public_input(X, fitted_encoder(self.encoder, X))
+        X, self.encoder_ = public.value
+        X, self.receipts_ = self._matrix(X, encoder=self.encoder_), public.receipts
+        rows = FeatureRows(X, self.encoder_)
         if len(rows) <= k:
             raise ValueError(
                 f"expected more than num_neighbours={k} rows, got {len(rows)} "
@@ -159,8 +162,9 @@ class NeighbourSmoothing(FeatureMap):
             ValueError: not fitted, or other features than in ``fit``.
         """
         self._refuse_unfitted("_smooth")
-        X = self._matrix(X, encoder=self.encoder, is_fitted=True)
-        start = self._components(FeatureRows(X, self.encoder, columns=self._known_columns()))
+        encoder = self._fitted_encoder()
+        X = self._matrix(X, encoder=encoder, is_fitted=True)
+        start = self._components(FeatureRows(X, encoder, columns=self._known_columns()))
         if not self.strength:
             return start
         keys = self._search_keys(start)
@@ -189,7 +193,7 @@ class NeighbourSmoothing(FeatureMap):
 
         from tf_labeldp.keras_layers._fixed_features import NeighbourFeatures
 
-        inputs, features = with_encoder(self.encoder, self._mean.size)
+        inputs, features = with_encoder(self._fitted_encoder(), self._mean.size)
         width = self._variances.size
         directions = keras.layers.Dense(
             width, trainable=False, dtype="float32", name="principal_components"
@@ -211,6 +215,9 @@ class NeighbourSmoothing(FeatureMap):
         layer.set_weights([scale, self._keys, self._smooth])
         note_release(layer, self.receipts_)
         return keras_model(inputs, outputs, "neighbour_smoothing")
+
+    def _fitted_encoder(self) -> Any:
+        return getattr(self, "encoder_", self.encoder)  # a map of 0.2 has its argument alone
 
     def _find_directions(self, rows: FeatureRows) -> None:
         from scipy import linalg

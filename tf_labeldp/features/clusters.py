@@ -11,6 +11,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, public_input
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts
+from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import FeatureRows
 
 _MINI_BATCHES_ABOVE = 100_000
@@ -162,7 +163,7 @@ def find_clusters(
         features: finite numbers (n, ...), flattened to (n, d), or inputs of the encoder; any input
             that ``FeatureRows`` reads.
         num_clusters: C, in 1..n.
-        encoder: as in ``FeatureRows``.
+        encoder: a fitted feature map, or what ``PublicEncoder`` takes.
         seed: draws the initial centres; public.
 
     Raises:
@@ -176,6 +177,7 @@ def find_clusters(
         True
     """
     num_clusters = _validate.integer_at_least("num_clusters", num_clusters, 1)
+    encoder = fitted_encoder(encoder, features)
     read = FeatureRows(features, encoder, flatten=True)
     receipts, rows = read.receipts, read.array()
     if num_clusters > rows.shape[0]:

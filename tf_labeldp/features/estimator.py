@@ -85,6 +85,8 @@ class Estimator(BaseEstimator):
         checks them.
         """
         X = as_table(bare(X))
+        if encoder is not None and isinstance(X, list) and all(isinstance(row, str) for row in X):
+            return X  # texts, which an encoder gets as a list
         if isinstance(X, list):
             X = np.asarray(X)
         if isinstance(X, np.ndarray):
@@ -133,6 +135,12 @@ class Estimator(BaseEstimator):
 
 class FeatureMap(TransformerMixin, Estimator):
     """A map of public inputs to features, ``float32`` (n, n_features_out_)."""
+
+    reads_columns = True  # whether it takes any table as a dict of columns
+
+    def kept_features(self, X: Any) -> Any:
+        """Returns the features of inputs whose rows are all kept, or None."""
+        del X
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from sklearn.utils import _safe_indexing
 
 from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import Public, Setting, public_input
@@ -36,6 +37,14 @@ _MOST_SPARSE_COLUMNS = 20_000
 """The most columns of a sparse matrix that is read as a table, or whose covariance is computed."""
 _FINITE_CELLS = 1 << 24
 """Numbers checked at a time."""
+_FLATTEN = (
+    "Flatten or pool its outputs, for example with keras.layers.Flatten or GlobalAveragePooling2D."
+)
+_POOL = {
+    3: "Flatten or average its sequence: keras.Sequential([encoder, keras.layers.GlobalAveragePooling1D()]).",
+    4: "Flatten or average its map: keras.Sequential([encoder, keras.layers.GlobalAveragePooling2D()]).",
+}
+"""What to do with an encoder whose outputs have more axes, by their number."""
 SHUFFLED = (
     "expected the same rows in the same order on each reading, got others: the data set must not "
     "be shuffled. Leave out .shuffle(), or pass reshuffle_each_iteration=False with a seed; "
@@ -54,7 +63,8 @@ class FeatureRows:
             the inputs that it takes.
         encoder: a fitted map with ``transform``, a Keras model, a callable, or an object with
             ``predict``; None if the inputs are features. It gets arrays in blocks, and all other
-            inputs whole, except for the maps of this library, which get tables in blocks too.
+            inputs whole, except for the maps of this library, which get tables in blocks too. Of a
+            ``PublicEncoder`` the kept features are read.
         columns: the required column names, from ``fit``; None for any.
         flatten: whether rows with more dimensions are flattened; otherwise they are refused.
         max_bytes: the most memory for the encoded features that ``blocks`` keeps; features that
@@ -85,13 +95,14 @@ class FeatureRows:
         max_bytes: float = 0.0,
     ) -> None:
         self._public = (inputs, encoder)
-        self._inputs, self._encoder = as_table(bare(inputs)), _checked_encoder(bare(encoder))
+        self._inputs, self._encoder = as_table(bare(inputs)), check_encoder(bare(encoder))
         self.is_encoded = self._encoder is not None
         self._flatten, self._max_bytes = flatten, max_bytes
         self._digest: str | None = None  # set by the first reading of a data set
         self.columns = column_names(self._inputs)
         # A fitted map checks its own columns, and the columns of a dict are found by name.
-        by_name = hasattr(self._encoder, "transform") or isinstance(self._inputs, Mapping)
+        finds = getattr(self._encoder, "finds_columns", hasattr(self._encoder, "transform"))
+        by_name = finds or isinstance(self._inputs, Mapping)
         if self._encoder is None or not by_name:
             _check_columns(self.columns, columns)
         if is_dataset(self._inputs):
@@ -111,10 +122,13 @@ class FeatureRows:
     def _source(self) -> tuple[Any, Any]:
         """Inputs that are read by row number, and their encoder; None if they are features."""
         inputs = collected(self._inputs) if is_dataset(self._inputs) else self._inputs
+        is_map = isinstance(self._encoder, FeatureMap)
+        if is_map and (kept := self._encoder.kept_features(inputs)) is not None:
+            return kept, None
         is_plain = isinstance(inputs, np.ndarray) and not inputs.dtype.names and inputs.ndim > 0
         if is_plain and self._encoder is not None:
             return inputs, self._encoder
-        if isinstance(self._encoder, FeatureMap) and names_of(inputs) is not None:
+        if is_map and self._encoder.reads_columns and names_of(inputs) is not None:
             return _TableRows(table_columns(inputs)), self._encoder
         return _features_of(inputs, self._encoder, self._flatten), None
 
@@ -464,6 +478,35 @@ def num_rows(structure: Any) -> int:
     return check_lengths(leaves)
 
 
+def is_lazy(inputs: Any) -> bool:
+    """Returns whether inputs are an object that gives its rows by their numbers alone."""
+    if isinstance(inputs, (list, tuple, Mapping)) or not hasattr(inputs, "__getitem__"):
+        return False
+    return not hasattr(inputs, "shape") and not is_frame(inputs)
+
+
+def rows_of(inputs: Any, places: np.ndarray) -> Any:
+    """Returns rows of inputs in their own type, by their numbers."""
+    if isinstance(inputs, (dict, tuple)):
+        return map_parts(lambda part: np.asarray(part)[places], inputs)
+    if is_lazy(inputs):
+        return inputs[places]
+    if hasattr(inputs, "column_names") and hasattr(inputs, "take"):  # a table of Arrow
+        return inputs.take(places)
+    return _safe_indexing(inputs, places)
+
+
+def stacked(parts: list[Any]) -> Any:
+    """Returns blocks of rows as one array or CSR matrix."""
+    if len(parts) == 1:
+        return parts[0]
+    if not _is_sparse(parts[0]):
+        return np.concatenate(parts)
+    from scipy import sparse
+
+    return sparse.vstack(parts, format="csr")
+
+
 def collected(dataset: Any) -> Any:
     """Returns all inputs in a data set of batches x or (x, y), joined; labels are dropped."""
     _refuse_endless(dataset)
@@ -518,7 +561,8 @@ def _check_widths(blocks: list[np.ndarray]) -> None:
         raise ValueError(f"all batches need the same number of features, got {first} and {last}.")
 
 
-def _checked_encoder(encoder: Any) -> Any:
+def check_encoder(encoder: Any) -> Any:
+    """Returns an encoder; raises for an object that can't encode."""
     usable = callable(encoder) or hasattr(encoder, "transform") or hasattr(encoder, "predict")
     if encoder is None or (usable and not isinstance(encoder, type)):
         return encoder
@@ -529,10 +573,8 @@ def _checked_encoder(encoder: Any) -> Any:
     )
 
 
-def _features_of(inputs: Any, encoder: Any, flatten: bool = False) -> Any:
-    """Returns the encoder's outputs (m, d), or the inputs; these may stay a CSR matrix."""
-    if encoder is None:
-        return _as_matrix(inputs, flatten)
+def encoded(inputs: Any, encoder: Any) -> Any:
+    """Returns the encoder's outputs (m, d), numbers; they may be a CSR matrix."""
     if hasattr(encoder, "transform"):
         found = encoder.transform(inputs)
     elif hasattr(encoder, "predict_on_batch"):  # a Keras model
@@ -540,19 +582,26 @@ def _features_of(inputs: Any, encoder: Any, flatten: bool = False) -> Any:
             found = encoder.predict(inputs, batch_size=256, verbose=0)
     else:
         found = encoder(inputs) if callable(encoder) else encoder.predict(inputs)
-    features = found.toarray() if _is_sparse(found) else np.asarray(found)
+    features = found.tocsr() if _is_sparse(found) else np.asarray(found)
     if features.ndim != 2 or features.shape[1] == 0 or features.dtype.kind not in "biuf":
         raise ValueError(
             "the encoder must return numbers of shape (m, d), got an array of shape "
-            f"{features.shape} and dtype {features.dtype}. Flatten or pool its outputs, for "
-            "example with keras.layers.Flatten or GlobalAveragePooling2D."
+            f"{features.shape} and dtype {features.dtype}. {_POOL.get(features.ndim, _FLATTEN)}"
         )
-    if isinstance(inputs, np.ndarray) and len(features) != len(inputs):
+    if isinstance(inputs, (np.ndarray, list)) and features.shape[0] != len(inputs):
         raise ValueError(
             f"the encoder must return {len(inputs)} rows (d,), one per example, got "
-            f"{len(features)}."
+            f"{features.shape[0]}."
         )
     return features
+
+
+def _features_of(inputs: Any, encoder: Any, flatten: bool = False) -> Any:
+    """Returns the encoder's outputs (m, d), or the inputs; these may stay a CSR matrix."""
+    if encoder is None:
+        return _as_matrix(inputs, flatten)
+    features = encoded(inputs, encoder)
+    return features.toarray() if _is_sparse(features) else features
 
 
 def _as_matrix(inputs: Any, flatten: bool) -> Any:

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import numpy as np
-from sklearn.utils import _safe_indexing
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import (
@@ -27,7 +26,14 @@ from tf_labeldp.boosting import PrivateBoosting
 from tf_labeldp.boosting.worth import worth
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
 from tf_labeldp.features.estimator import FeatureMap, note_release, tags_of_tables
-from tf_labeldp.features.reader import column_names, is_dataset, map_parts, table_columns
+from tf_labeldp.features.public_encoder import fitted_encoder, is_own_map
+from tf_labeldp.features.reader import (
+    column_names,
+    is_dataset,
+    map_parts,
+    rows_of,
+    table_columns,
+)
 from tf_labeldp.front_door._recommend import Choice, recommend
 from tf_labeldp.heads import (
     BootstrappedHead,
@@ -173,7 +179,11 @@ class _FrontDoor(Head):
             labels = as_vector(y)
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         size = len(labels)
-        kind = "inputs" if is_several else kind_of(features)
+        takes_raw = self.encoder is not None and not is_own_map(self.encoder)
+        if is_several:
+            kind = "inputs"
+        else:
+            kind = "encoded" if takes_raw and self.model is None else kind_of(features)
         if kind == "table" and column_names(features) is not None:
             features = all_features = table_columns(features)  # texts are read once
         number = num_rows(table_columns(features) if kind == "table" else features)
@@ -202,6 +212,9 @@ class _FrontDoor(Head):
                 "the epsilon of the evaluation, or leave out the metric."
             )
         seed, held_out = self.insecure_seed, None
+        # Once for all rows: those of the fit, the pilot and the evaluation.
+        public = public_input(public, fitted_encoder(self.encoder, features))
+        raw, encoder = public.value
         is_array = not isinstance(labels, PrivateLabels)
         makes_vault = is_array and (
             price is not None or self.model is not None or choice.method == "pilot"
@@ -228,12 +241,14 @@ class _FrontDoor(Head):
             features = rows_of(features, places)
             weights = None if weights is None else weights[places]
             labels, size = train, len(train)
-        encoder = self.encoder
         if encoder is None and choice.method != "boosting":
             encoder = make_encoder(features, kind, size)
-        elif self.model is None and encoder is not None:
+        elif encoder is not None:
             reason = "Your encoder, and one noisy release for a linear head."
-            choice = dataclasses.replace(choice, reason=reason)
+            if takes_raw:
+                encoder, reason = with_smoothing(encoder, features, size)
+            if self.model is None:
+                choice = dataclasses.replace(choice, reason=reason)
         # ``BootstrappedHead`` takes no weights.
         weighted = {} if weights is None else {"sample_weight": weights}
         some_rows = np.random.default_rng(0).choice(size, min(size, _SHARE_ROWS), replace=False)
@@ -263,7 +278,7 @@ class _FrontDoor(Head):
         remarks = _hashed_columns(head.coder_ if is_boosting else encoder)
         choice = dataclasses.replace(choice, remarks=(*choice.remarks, *remarks))
         has_accuracy = head.classes_ is not None and self.evaluation_metric in (None, "accuracy")
-        if has_accuracy and public.value[3] is None:
+        if has_accuracy and raw[3] is None:
             remarks = [*choice.remarks, *_rare_class(head, some_features)]
             choice = dataclasses.replace(choice, remarks=tuple(remarks))
         self.head_, self.choice_ = head, choice
@@ -324,7 +339,7 @@ class _FrontDoor(Head):
             if isinstance(labels, PrivateLabels):
                 number = labels.kind.num_classes
         own_model = self.model is not None
-        known = "numbers" if kind == "inputs" else kind
+        known = "numbers" if kind in ("inputs", "encoded") else kind
         choice = recommend(epsilon, size, known, num_classes=number, own_model=own_model)
         if kind == "numbers" and not has_own and not have_one_unit(features):
             as_table = recommend(epsilon, size, "table", num_classes=number)
@@ -393,7 +408,11 @@ class PrivateClassifier(_FrontDoor):
             probabilities (``heads.BootstrappedHead``). A model with several inputs takes a dict,
             list or tuple of arrays in ``fit`` and ``predict``. None fits a head alone.
         epochs: passes over the examples when ``model`` is trained; few examples need many.
-        encoder: replaces the chosen features: a fitted feature map, a Keras model, or a callable.
+        encoder: replaces the chosen features: a Keras model, the name of one in
+            ``keras.applications``, a backbone of KerasHub, a fitted scikit-learn transformer, or a
+            function from raw inputs, such as texts, to (n, d) (``features.PublicEncoder``); or a
+            fitted feature map. Features of images are smoothed over neighbours, and ``to_keras()``
+            takes raw images.
         method: ``"head"`` or ``"boosting"`` (of tables and rows of numbers), or ``"auto"`` for the
             choice by epsilon, the number of examples and of classes, and the kind of features.
         class_weight: public weights above zero by class value, or ``"balanced"``, which divides by
@@ -644,12 +663,6 @@ def takes_several(model: Any) -> bool:
     return len(model.inputs) > 1 or isinstance(getattr(model, "input", None), dict)
 
 
-def rows_of(features: Any, indices: np.ndarray) -> Any:
-    if isinstance(features, (dict, tuple)):
-        return map_parts(lambda part: np.asarray(part)[indices], features)
-    return _safe_indexing(features, indices)
-
-
 def _bootstrapped(
     door: PrivateClassifier, epsilon: float, delta: float, encoder: Any, kind: str
 ) -> BootstrappedHead:
@@ -713,6 +726,20 @@ def make_encoder(features: Any, kind: str, size: int) -> Any:
         return fourier
     smooth = NeighbourSmoothing(None if have_one_unit(features) else fourier).fit(features)
     return SideBySide((fourier, smooth)).fit(features)
+
+
+def with_smoothing(encoder: Any, features: Any, size: int) -> tuple[Any, str]:
+    """Returns the encoder, smoothed over neighbours where that pays by public facts, and why."""
+    is_image = (
+        getattr(features, "ndim", 0) in (3, 4) and min(features.shape[1:3]) >= _SMALLEST_IMAGE
+    )
+    if is_image and size >= _FEWEST:
+        smooth = NeighbourSmoothing(encoder).fit(features)
+        return smooth, (
+            "Images behind your encoder: its features, smoothed over their nearest neighbours, and "
+            "one noisy release for a linear head."
+        )
+    return encoder, "Your encoder, and one noisy release for a linear head."
 
 
 @dataclasses.dataclass(eq=False, repr=False)

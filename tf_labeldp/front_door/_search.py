@@ -17,12 +17,13 @@ from tf_labeldp.accounting.events import gaussian_event, pure_dp_event
 from tf_labeldp.accounting.gaussian import gaussian_share, gaussian_sigma
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import merge_receipts
+from tf_labeldp.features.public_encoder import fitted_encoder
+from tf_labeldp.features.reader import rows_of
 from tf_labeldp.front_door._estimators import (
     num_rows,
     places_in,
     predictions_for_metrics,
     refuse_noisy_labels,
-    rows_of,
 )
 from tf_labeldp.heads.label_source import MISSING_LABELS
 from tf_labeldp.heads.one_release_head import Head
@@ -126,6 +127,9 @@ class PrivateSearchCV(Head):
                 f"expected {len(y)} rows of features, one per label, got {number}. Give both in "
                 "the same order."
             )
+        if getattr(estimator, "encoder", None) is not None:  # once for all candidates
+            encoder = fitted_encoder(estimator.encoder, features)
+            estimator = clone(estimator).set_params(encoder=encoder)
         candidates = list(ParameterGrid(grid))
         searched = {name for candidate in candidates for name in candidate}
         if refused := sorted(_SET_HERE & searched):

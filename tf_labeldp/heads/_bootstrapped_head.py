@@ -17,6 +17,7 @@ from tf_labeldp.accounting.gaussian import gaussian_share
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.features.estimator import symbolic_inputs
+from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import (
     FeatureRows,
     check_numbers,
@@ -144,10 +145,12 @@ class BootstrappedHead(Head):
         inputs = self._inputs(public.value[0])
         heads = self._heads(num_rows(inputs), y, public.receipts)
         self._check_inputs(inputs)
-        if self.encoder is None and not isinstance(inputs, np.ndarray):
+        public = public_input(public, fitted_encoder(self.encoder, inputs))
+        encoder = public.value[1]
+        if encoder is None and not isinstance(inputs, np.ndarray):
             first = _standardized(inputs)
         else:
-            first = FeatureRows(inputs, self.encoder, flatten=True).array()
+            first = FeatureRows(inputs, encoder, flatten=True).array()
         features, logits, receipts = first, np.zeros(()), public.receipts
         for number, head in enumerate(heads, 1):
             with silent(self.verbose):

@@ -60,7 +60,7 @@ class HeadPriorRandomizer(Randomizer):
         delta: the delta of the head's release, in (0, 1), below 1/n; 0 with ``noise="laplace"``.
         head_share: the part of epsilon for the head, between 0 and 1; None for the default above.
         head: the class of the head, ``PrivateLogisticRegression`` or ``PrivateRidge``.
-        encoder: maps raw inputs to features; None if the inputs are features.
+        encoder: maps raw inputs to features, as for heads; None if the inputs are features.
         penalty: ``"auto"``, or another penalty of ``head``.
         noise: ``"gaussian"``, or ``"laplace"`` for a pure guarantee.
         draw: the class of the draw: ``RRWithPrior``, whose noisy labels are right most often, or

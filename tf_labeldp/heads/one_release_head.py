@@ -35,7 +35,8 @@ from tf_labeldp.features.estimator import (
     width_of,
     with_encoder,
 )
-from tf_labeldp.features.reader import FeatureRows
+from tf_labeldp.features.public_encoder import fitted_encoder, is_own_map
+from tf_labeldp.features.reader import FeatureRows, is_dataset, num_rows
 from tf_labeldp.heads import _ridge_path
 from tf_labeldp.heads.label_source import MISSING_LABELS, LabelSource
 from tf_labeldp.heads.public_rows import PublicRows, Scaling, checked_norms
@@ -209,9 +210,15 @@ class OneReleaseHead(Head):
             public = public_input(X, self.encoder, sample_weight, self.class_weight)
             X, encoder, sample_weight, _ = public.value
             X = self._matrix(X, encoder=encoder)
+            # Reading features takes time, so labels in an array or a vault are checked first.
+            source = self._checked_source(y)
+            if source is not None and not (is_dataset(X) or encoder is None or is_own_map(encoder)):
+                source.check_length(num_rows(X))
+            public = public_input(public, fitted_encoder(self.encoder, X))
+            encoder = self.encoder_ = public.value[1]
             inputs = FeatureRows(X, encoder, max_bytes=0.25 * self.max_bytes)
             weights = example_weights(sample_weight, inputs.num_rows)
-            rows, source = self._survey(inputs, y, weights)
+            rows, source = self._survey(inputs, source, weights)
             self._remember_columns(inputs.columns, width_of(X, rows.shape[1]))
             with _threads_that_pay(*rows.shape):
                 self._design(rows, source)
@@ -303,7 +310,7 @@ class OneReleaseHead(Head):
         else:
             weights = self.sharpness_ * _ridge_path.class_scores(weights)
             bias = self.sharpness_ * _ridge_path.class_scores(bias[np.newaxis])[0]
-        public = public_input(self.encoder if encoder is None else encoder)
+        public = public_input(self._fitted_encoder() if encoder is None else encoder)
         inputs, rows = with_encoder(public.value, self._scaling.mean.size)
         dense = ReleasedDense(weights.shape[1], activation, name="head", **_FIXED)
         outputs = dense(_scaled(rows, self._scaling))
@@ -316,6 +323,9 @@ class OneReleaseHead(Head):
             outputs = layers.ReLU(max_value=high - low, dtype="float32", name="clip")(outputs)
             outputs = layers.Rescaling(1.0, low, dtype="float32", name="label_range")(outputs)
         return self._with_facts(keras_model(inputs, outputs, "one_release_head"))
+
+    def _fitted_encoder(self) -> Any:
+        return getattr(self, "encoder_", self.encoder)  # a model of 0.2 has its argument alone
 
     @abc.abstractmethod
     def _choose(
@@ -338,9 +348,8 @@ class OneReleaseHead(Head):
             **kind.mechanism_arguments(),
         )
 
-    def _survey(
-        self, inputs: FeatureRows, labels: Any, weights: np.ndarray | None
-    ) -> tuple[PublicRows, LabelSource]:
+    def _checked_source(self, labels: Any) -> LabelSource | None:
+        """Checks the arguments; returns the source of labels, None for those of a data set."""
         if not isinstance(self.penalty, str):
             _validate.positive_finite("penalty", self.penalty)
         elif self.penalty != "auto":
@@ -350,8 +359,11 @@ class OneReleaseHead(Head):
         if isinstance(self.spread, str):
             _validate.one_of("spread", self.spread, ("half",))
         _validate.positive_finite("max_bytes", self.max_bytes)
-        # Reading features takes time, so labels in an array or a vault are checked first.
-        source = None if labels is None else LabelSource(self, labels, self._mechanism)
+        return None if labels is None else LabelSource(self, labels, self._mechanism)
+
+    def _survey(
+        self, inputs: FeatureRows, source: LabelSource | None, weights: np.ndarray | None
+    ) -> tuple[PublicRows, LabelSource]:
         if source is not None and inputs.num_rows is not None:
             source.check_length(inputs.num_rows)
         rows = PublicRows(inputs, self.max_bytes, self._sample_rows, weights)
@@ -494,8 +506,9 @@ class OneReleaseHead(Head):
 
     def _scores(self, X: Any) -> np.ndarray:
         self._check_fitted()
-        X = self._matrix(X, encoder=self.encoder, is_fitted=True)
-        rows = FeatureRows(X, self.encoder, columns=self._known_columns())
+        encoder = self._fitted_encoder()
+        X = self._matrix(X, encoder=encoder, is_fitted=True)
+        rows = FeatureRows(X, encoder, columns=self._known_columns())
         spread = self._scaling.spread
         # In single precision, a prediction would depend on the other rows of its block.
         wide = None if spread is None else spread.astype(np.float64)
@@ -549,8 +562,9 @@ class PrivateRidge(OneReleaseHead):
         high: the largest label of a regression task, public.
         num_labels: L, for labels that are rows (n, L) of zeros and ones; a person's whole row is
             then protected.
-        encoder: a fitted feature map, a Keras model, or a callable from raw inputs to (m, d);
-            ``fit``, ``predict`` and ``to_keras`` then take raw inputs. None for features.
+        encoder: a fitted feature map, or what ``features.PublicEncoder`` takes: a Keras model, a
+            name of ``keras.applications``, a fitted transformer, or a function from raw inputs to
+            (m, d); ``fit``, ``predict`` and ``to_keras`` then take raw inputs. None for features.
         penalty: ``"auto"`` for a normal prior whose variances maximise the likelihood of the
             release; or a ridge penalty, in units of the Gram matrix of unit rows (whose trace is
             n).

@@ -21,6 +21,7 @@ from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import merge_receipts
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.data.batches import OutputLabels, PoissonBatches, labels_by_output, vaults_of
+from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import network_inputs
 from tf_labeldp.gradients.model_checks import loss_object, takes_rows
 from tf_labeldp.gradients.output_losses import by_output as by_name
@@ -83,8 +84,8 @@ def make_private(
         epochs: number of epochs, with about n / batch_size steps each.
         batch_size: expected number of examples per batch.
         delta: in (0, 1); None takes the delta of the vault's budget.
-        encoder: a fitted feature map, such as ``RandomFourierFeatures`` for a table with texts; the
-            model takes its features of ``x``.
+        encoder: a fitted feature map, such as ``RandomFourierFeatures`` for a table with texts, or
+            what ``features.PublicEncoder`` takes; the model takes its features of ``x``.
         columns, sample_weight, class_weight: as for ``data.poisson_batches``.
         insecure_seed: makes noise and batches repeatable, and the statement "not private: seeded".
 
@@ -133,7 +134,7 @@ def make_private(
             "PrivacyBudget(epsilon, delta=...), below 1/n for n labels."
         )
     share, steps = batch_size / size, math.ceil(size / batch_size)
-    inputs = public_input(x, encoder)
+    inputs = public_input(x, fitted_encoder(encoder, x))
     rows, encoder = inputs.value
     batches = poisson_batches(
         inputs.with_value(network_inputs(rows, encoder, bare(model))),

@@ -27,6 +27,7 @@ from tf_labeldp.data.batches import (
     checked_sample_weight,
 )
 from tf_labeldp.estimation import prior_from_logits, sharpen_prior
+from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import network_inputs
 from tf_labeldp.gradients.model_checks import (
     check_features_fit,
@@ -118,7 +119,7 @@ class MultiStageTraining(CountedTraining):
         priors: public or released prior of the first stage, (K,) or (n, K), or
             ``mechanisms.Priors``; None for a uniform one.
         encoder: a fitted feature map, such as ``features.RandomFourierFeatures`` for a table with
-            texts, whose features the model takes.
+            texts, or what ``features.PublicEncoder`` takes; the model takes its features.
         output: the name of the output that has these labels, for a model with several; compile the
             model with a loss for this output alone. The labels of ``dataset()`` are then a dict
             with this key.
@@ -187,6 +188,7 @@ class MultiStageTraining(CountedTraining):
             )
         self._epsilon = _validate.positive_finite("epsilon", epsilon)
         self._labels = labels
+        encoder = fitted_encoder(encoder, features)
         public = public_input(features, encoder, sample_weight, class_weight)
         *inputs, sample_weight, class_weight = public.value
         of_weights = weights_receipts(sample_weight, class_weight)

@@ -15,6 +15,7 @@ from tf_labeldp.accounting import Assumption, Charge, Public, PublicInput, Recei
 from tf_labeldp.accounting.provenance import bare, inner_optimizer, value_of
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.data.batches import checked_sample_weight
+from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import network_inputs
 from tf_labeldp.gradients.model_checks import (
     check_features_fit,
@@ -153,8 +154,8 @@ def fit(
             for noisy labels of a subset, a row per entry of ``noisy.indices``, in their order.
         noisy: the result of ``PrivateLabels.randomize``.
         targets: ``"posterior"``, ``"values"`` or ``"debiased"``; see ``NoisyLabels.to_dataset``.
-        encoder: a fitted feature map, such as ``RandomFourierFeatures``; the model takes its
-            features of ``x``. Without it a table becomes a matrix of its columns, or for a model
+        encoder: a fitted feature map, such as ``RandomFourierFeatures``, or what
+            ``features.PublicEncoder`` takes; the model takes its features of ``x``. Without it a table becomes a matrix of its columns, or for a model
             with several inputs ``features.to_inputs(x, model)``.
         settings: all other arguments of ``keras.Model.fit``; ``sample_weight`` has as many rows as
             ``x``.
@@ -202,6 +203,8 @@ def fit(
             "expected x as arrays, got a data set. Give it to model.fit, with "
             "callbacks=[RecordReceipts(noisy)]."
         )
+    public = public_input(public, fitted_encoder(encoder, x))
+    encoder = public.value[1]
     x = keras.tree.map_structure(np.asarray, network_inputs(x, encoder, model))
     check_features_fit(model, x)
     y = labels.values if targets == "values" else getattr(labels, targets)()

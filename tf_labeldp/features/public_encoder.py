@@ -1,0 +1,506 @@
+"""``PublicEncoder``: an encoder that was made elsewhere, with the features that it computed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import os
+import pathlib
+import zipfile
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+from sklearn.exceptions import NotFittedError
+
+from tf_labeldp._progress import Progress, without_retracing_warnings
+from tf_labeldp._validate import counted
+from tf_labeldp.accounting import Assumption, Charge, Public, Receipt, Setting, public_input
+from tf_labeldp.accounting.events import NO_EVENT
+from tf_labeldp.accounting.provenance import array_digest, bare, value_of
+from tf_labeldp.accounting.receipts import LabelSet, merge_receipts
+from tf_labeldp.features import _pixels
+from tf_labeldp.features.estimator import NO_ROWS, FeatureMap, symbolic_inputs
+from tf_labeldp.features.reader import (
+    all_rows,
+    as_rows,
+    check_encoder,
+    encoded,
+    input_parts,
+    is_dataset,
+    is_lazy,
+    num_rows,
+    rows_of,
+    stacked,
+)
+from tf_labeldp.features.tables import as_table, is_frame, is_structured, to_inputs
+from tf_labeldp.vault.records import npz, publish
+
+_Self = TypeVar("_Self", bound="PublicEncoder")
+_BLOCK = 1024
+"""Rows per call of an encoder, and per file of a cache: an interrupted run loses these at most."""
+_BATCH = 128
+"""Rows per step of a Keras model, which bounds its memory."""
+_MOST_BYTES = 4e9
+"""The most memory for kept features; further rows are encoded on each reading."""
+_DIGEST_SHOWN = 32
+"""Hexadecimal digits of a digest in a statement: 128 bits."""
+_PUBLIC = (
+    'The encoder "{name}" ({of} sha256 {digest}) is public: it was made without these labels, '
+    "except for the uses counted here."
+)
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class PublicEncoder(FeatureMap):
+    """Features of an encoder that was made elsewhere, computed once for each example and kept.
+
+    ``encoder=`` of heads and of the front door makes one of any encoder. Make it yourself to share
+    the features between fits, to keep them in a folder, or to set a size or a pixel range.
+
+    Images are resized to the size that a Keras model takes, and grey ones get three channels if it
+    takes colours. Their values are compared with the range that the model expects, as far as it is
+    known: from a leading ``Rescaling`` or ``Normalization`` layer, or from the preprocessing of
+    ``keras.applications``. Without ``pixel_range`` a Keras model gets the values as they are, and
+    another range is refused. ``to_keras`` takes the same raw images.
+
+    Guarantee:
+        Fitting and using it reads no label. Assumes that the encoder was made without the labels,
+        except for uses that its receipts count; statements name it, with a digest of its weights,
+        or of its outputs where it is no Keras model.
+
+    Args:
+        model: a Keras model with outputs (n, d); a backbone of KerasHub, whose outputs are
+            averaged over positions; the name of a model in ``keras.applications``, built without
+            its top and with average pooling; a fitted scikit-learn transformer or pipeline; or a
+            function from raw inputs to (m, d), which gets rows in the type of the inputs: lists of
+            texts, arrays, data frames.
+        size: height and width to which images are resized, one number or two. None for the model's
+            own size, and for 224 with a name.
+        pixel_range: the range (low, high) that the model expects, to which images are rescaled; or
+            a name in ``keras.applications``, whose preprocessing is applied. None for a name's own.
+        weights: with a name: the weights, as ``keras.applications`` takes them: ``"imagenet"``, a
+            path to a file, or None for random ones.
+        cache_dir: folder that keeps features, by digests of weights and rows; a run that was
+            interrupted continues there. Before features of a function or transformer are read, one
+            row is computed and compared. None keeps features in memory alone.
+
+    Attributes:
+        digest_: SHA-256 of weights or outputs.
+        n_features_out_: number of features.
+
+    Raises:
+        OSError: the weights of a name are neither on this machine nor reachable.
+        TypeError: a model of another type.
+        ValueError: ``fit`` gets inputs that do not fit the model, pixels in another or an unknown
+            range, or features that are no vectors, not finite, or equal for all examples.
+
+    Example:
+        >>> import keras
+        >>> images = np.random.default_rng(0).integers(0, 256, (20, 8, 8, 3), dtype=np.uint8)
+        >>> model = keras.Sequential(
+        ...     [keras.Input((16, 16, 3)), keras.layers.GlobalAveragePooling2D()]
+        ... )
+        >>> encoder = PublicEncoder(model, size=16, pixel_range=(0, 1)).fit(images)
+        >>> encoder.transform(images).shape, encoder.to_keras().input_shape
+        ((20, 3), (None, 8, 8, 3))
+    """
+
+    model: Public[Any]
+    _: dataclasses.KW_ONLY
+    size: int | tuple[int, int] | None = None
+    pixel_range: tuple[float, float] | str | None = None
+    weights: str | os.PathLike[str] | None = "imagenet"
+    cache_dir: str | os.PathLike[str] | None = None
+
+    reads_columns = False
+
+    def fit(self: _Self, X: Public[Any], y: Setting[Any] = None) -> _Self:
+        """Computes the features of all rows that are not kept yet, and keeps them.
+
+        Args:
+            X: public inputs of the model: an array, a list of texts, a table, a dict of arrays, or
+                a ``tf.data.Dataset`` of batches.
+            y: ignored; scikit-learn's pipelines pass them to every step.
+
+        Returns:
+            The encoder itself.
+        """
+        del y
+        public = public_input(X, self.model)
+        inputs, before = public.value[0], dict(vars(self))
+        try:
+            model = self._keras_model()
+            weights = None if model is None else array_digest(*map(value_of, model.weights))
+            if self._is_new(weights) or self.kept_features(inputs) is None:
+                self._prepare(model, weights, inputs)
+                self._encode_all(inputs, weights)
+        except BaseException:  # a failed fit must not change a fitted encoder
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+        self.receipts_ = merge_receipts(public.receipts, (self._receipt,))
+        return self
+
+    def transform(self, X: Public[Any]) -> Any:
+        """Returns the features, ``float32`` (m, n_features_out_); a CSR matrix if they are sparse.
+
+        Args:
+            X: as in ``fit``, with any number of rows.
+        """
+        self._refuse_unfitted("digest_")
+        parts = [self._features(block)[1] for block in _blocks(X)]
+        return stacked(parts) if parts else np.zeros((0, self.n_features_out_), np.float32)
+
+    def to_keras(self) -> Any:
+        """Returns a ``keras.Model`` from raw inputs to the features; it shares the weights.
+
+        Raises:
+            TypeError: the model is a function or a transformer, which has no Keras model.
+        """
+        self._refuse_unfitted("digest_")
+        if self._network is None:
+            raise TypeError(
+                f"expected an encoder with a Keras model, got {type(bare(self.model)).__name__}. "
+                "Pass to_keras(encoder=...) a Keras model that computes the same features."
+            )
+        return self._network
+
+    def kept_features(self, X: Any) -> Any:
+        """Returns the features of inputs whose rows are all kept, or None."""
+        if is_dataset(X) or is_lazy(X) or not hasattr(self, "digest_"):
+            return None
+        keys = _row_keys(X)
+        return None if keys is None else self._kept.take(keys)
+
+    @property
+    def finds_columns(self) -> bool:
+        """Whether the model checks the columns of a table itself, as transformers do."""
+        return hasattr(bare(self.model), "transform")
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the features, which are computed again or read from the folder.
+        return {**super().__getstate__(), "_kept": _Rows([], None)}
+
+    def _keras_model(self) -> Any:
+        """Returns the Keras model, built from a name or pooled; None for other encoders."""
+        model = bare(self.model)
+        settings = (model, self.weights, self.size)
+        if isinstance(model, str):
+            if getattr(self, "_built", (None,))[0] != settings:
+                self._built = settings, _pixels.application(*settings)
+            return self._built[1]
+        if hasattr(model, "predict_on_batch"):
+            return _pooled(model)
+        check_encoder(model)
+        return None
+
+    def _is_new(self, weights: str | None) -> bool:
+        """Returns whether a fit has to start afresh: kept features are of other weights."""
+        return not hasattr(self, "digest_") or self._weights != weights
+
+    def _prepare(self, model: Any, weights: str | None, inputs: Any) -> None:
+        first = next(_blocks(inputs), None)
+        if first is None:
+            raise ValueError(NO_ROWS)
+        name, front, own = _name_of(self.model), None, bare(self.model)
+        if model is not None:
+            pixels = self.pixel_range or (own if isinstance(own, str) else None)
+            front = _pixels.front_of(model, first, _blocks(inputs), self.size, pixels, name)
+        identity = (name, weights, front)
+        if getattr(self, "_identity", None) != identity:
+            self._network = model if front is None else front.to_keras(model)
+            self._identity, self._weights, self._kept = identity, weights, _Rows([], None)
+        self._folder = None
+        if self.cache_dir is not None:
+            digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:_DIGEST_SHOWN]
+            self._folder = _Folder(pathlib.Path(self.cache_dir) / digest)
+            if weights is None:
+                self._check_folder(self._folder, first)
+
+    def _check_folder(self, folder: _Folder, first: Any) -> None:
+        """Raises if another function or transformer of the same name wrote a folder."""
+        keys = _row_keys(first)
+        if keys is None or keys[0] not in folder:
+            return
+        computed = self._computed(rows_of(first, np.arange(1)))
+        stored = folder.read(keys[:1])
+        if stored.shape != computed.shape or not np.allclose(stored, computed, 1e-3, 1e-5):
+            raise ValueError(
+                f"expected features of the encoder {_name_of(self.model)!r} in {folder.path}, got "
+                "those of another one. Give each encoder its own cache_dir."
+            )
+
+    def _encode_all(self, inputs: Any, weights: str | None) -> None:
+        keys: list[bytes] | None = []
+        parts: list[Any] = []
+        size = 0
+        with Progress("Encoding", None if is_dataset(inputs) else num_rows(inputs)) as progress:
+            for block in _blocks(inputs):
+                found_keys, found = self._features(block)
+                keys = None if found_keys is None or keys is None else keys + found_keys
+                parts.append(found)
+                progress.advance(found.shape[0])
+                size += (found.data if hasattr(found, "tocsr") else found).nbytes
+                if size > _MOST_BYTES:
+                    keys = None
+                    break
+        features, name = stacked(parts), _name_of(self.model)
+        if features.shape[0] > 1 and not np.any(_spread(features)):
+            raise ValueError(
+                f"expected features that differ, got equal rows for all {features.shape[0]} "
+                f"examples from the encoder {name!r}. Check its weights and the range of its "
+                "inputs."
+            )
+        self.digest_ = weights or array_digest(*_arrays(features))
+        of = "weights" if weights else f"outputs for {counted(features.shape[0], 'row')},"
+        digest = self.digest_[:_DIGEST_SHOWN]
+        self._receipt = _receipt(_PUBLIC.format(name=name, of=of, digest=digest))
+        self.n_features_out_ = int(features.shape[1])
+        if keys is not None:
+            self._kept = _Rows(keys, features)
+
+    def _features(self, block: Any) -> tuple[list[bytes] | None, Any]:
+        """Returns the digests of a block's rows and its features, computed where they are new."""
+        keys = _row_keys(block)
+        if keys is None:
+            return None, self._computed(block)
+        kept = np.array([key in self._kept.places for key in keys], bool)
+        stored = np.array([self._folder is not None and key in self._folder for key in keys], bool)
+        stored &= ~kept
+        new = np.flatnonzero(~kept & ~stored)
+        parts: list[Any] = []
+        if kept.any():
+            parts.append(self._kept.take([keys[place] for place in np.flatnonzero(kept)]))
+        if self._folder is not None and stored.any():
+            parts.append(self._folder.read([keys[place] for place in np.flatnonzero(stored)]))
+        if new.size:
+            computed = self._computed(block if new.size == len(keys) else rows_of(block, new))
+            parts.append(computed)
+            if self._folder is not None and not hasattr(computed, "tocsr"):
+                self._folder.write([keys[place] for place in new], computed)
+        if len(parts) == 1:
+            return keys, parts[0]
+        order = np.concatenate([np.flatnonzero(kept), np.flatnonzero(stored), new])
+        return keys, stacked(parts)[np.argsort(order)]
+
+    def _computed(self, block: Any) -> Any:
+        model: Any = bare(self.model)
+        if self._network is not None:
+            model = _predictor(self._network)
+        try:
+            features = encoded(block, model)
+        except NotFittedError:
+            raise ValueError(
+                f"expected a fitted transformer, got an unfitted {type(model).__name__}. Fit it "
+                "first, on public rows and without labels."
+            ) from None
+        features = features.astype(np.float32)
+        rows = features.sum(axis=1) if hasattr(features, "tocsr") else features
+        bad = int((~np.isfinite(np.asarray(rows).reshape(features.shape[0], -1)).all(axis=1)).sum())
+        if bad:
+            raise ValueError(
+                f"the encoder's features must be finite, but {bad} of {features.shape[0]} rows "
+                "hold NaN or infinity. Check its weights and the range of its inputs."
+            )
+        return features
+
+
+def fitted_encoder(encoder: Any, inputs: Any) -> Any:
+    """Returns an encoder that keeps its features of these inputs.
+
+    Maps of this library are returned as they are, and so is None. A ``PublicInput`` around an
+    encoder keeps its receipts.
+    """
+    inner = bare(encoder)
+    if isinstance(inner, PublicEncoder):
+        inner.fit(inputs)
+        return encoder
+    if inner is None or is_own_map(inner):
+        return encoder
+    return PublicEncoder(encoder).fit(inputs)
+
+
+def is_own_map(encoder: Any) -> bool:
+    """Returns whether an encoder is a map of this library, or a method of one."""
+    inner = bare(encoder)
+    maps = (inner, getattr(inner, "__self__", None))
+    return any(
+        isinstance(each, FeatureMap) and not isinstance(each, PublicEncoder) for each in maps
+    )
+
+
+class _Rows:
+    """Features by the digests of their rows; slots hide them from the search for receipts."""
+
+    __slots__ = ("features", "places")
+
+    def __init__(self, keys: list[bytes], features: Any) -> None:
+        self.places = {key: place for place, key in enumerate(keys)}
+        self.features = features
+
+    def take(self, keys: list[bytes]) -> Any:
+        """Returns the features of rows (m, d), without a copy of all; None if one is missing."""
+        if not all(key in self.places for key in keys):
+            return None
+        rows = np.fromiter(map(self.places.__getitem__, keys), np.int64, len(keys))
+        is_whole = self.features.shape[0] == len(rows) and bool((np.diff(rows) == 1).all())
+        return self.features if is_whole else self.features[rows]
+
+
+class _Folder:
+    """Features in files, each with the digests of its rows; a file is complete or absent."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self._places: dict[bytes, tuple[pathlib.Path, int]] = {}
+        path.mkdir(parents=True, exist_ok=True)
+        for file in sorted(path.glob("*.npz")):
+            # A damaged file counts as absent.
+            with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
+                with np.load(file, allow_pickle=False) as arrays:
+                    self._add(file, arrays["keys"])
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._places
+
+    def read(self, keys: list[bytes]) -> np.ndarray:
+        """Returns the features of rows (m, d) that are all here."""
+        places = [self._places[key] for key in keys]
+        tables = {}
+        for file in {file for file, _ in places}:
+            with np.load(file, allow_pickle=False) as arrays:
+                tables[file] = arrays["features"]
+        return np.stack([tables[file][row] for file, row in places])
+
+    def write(self, keys: list[bytes], features: np.ndarray) -> None:
+        table = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), -1)
+        file = self.path / f"{hashlib.sha256(table.tobytes()).hexdigest()[:16]}.npz"
+        publish(file, npz({"keys": table, "features": features}), replace=True)
+        self._add(file, table)
+
+    def _add(self, file: pathlib.Path, keys: np.ndarray) -> None:
+        for row, key in enumerate(keys):
+            self._places[key.tobytes()] = (file, row)
+
+
+def _blocks(inputs: Any) -> Iterator[Any]:
+    """Yields inputs in blocks of rows, in their own type."""
+    if is_dataset(inputs):
+        for element in inputs.as_numpy_iterator():
+            yield element[0] if isinstance(element, tuple) else element
+        return
+    inputs = _in_rows(inputs)
+    size = num_rows(inputs)
+    for start in range(0, size, _BLOCK):
+        yield (
+            inputs
+            if size <= _BLOCK
+            else rows_of(inputs, np.arange(start, min(start + _BLOCK, size)))
+        )
+
+
+def _in_rows(inputs: Any) -> Any:
+    """Returns inputs whose rows can be taken; a list of texts stays a list."""
+    inputs = as_table(inputs)
+    if isinstance(inputs, list) and not all(isinstance(row, str) for row in inputs):
+        return np.asarray(inputs)
+    if hasattr(inputs, "numpy"):  # a tensor
+        return inputs.numpy()
+    return inputs.tocsr() if hasattr(inputs, "tocsr") else inputs
+
+
+def _row_keys(inputs: Any) -> list[bytes] | None:
+    """Returns a digest of each row; None for inputs whose rows have no content to digest."""
+    try:
+        parts = [_row_contents(part) for part in input_parts(inputs)]
+    except (TypeError, ValueError):
+        return None
+    rows = parts[0] if len(parts) == 1 else zip(*parts, strict=True)
+    contents = (row if isinstance(row, bytes) else repr(row).encode() for row in rows)
+    return [hashlib.blake2b(content, digest_size=16).digest() for content in contents]
+
+
+def _row_contents(part: Any) -> list[Any]:
+    """Returns the content of each row, as bytes or as a value with an exact ``repr``."""
+    rows = as_rows(part)
+    if hasattr(rows, "tocsr"):
+        starts = rows.indptr
+        return [
+            rows.indices[a:b].tobytes() + b"/" + rows.data[a:b].tobytes()
+            for a, b in itertools.pairwise(starts)
+        ]
+    array = all_rows(rows)
+    if array.dtype.kind not in "biuf" or array.ndim == 1:
+        return array.tolist()
+    flat = np.ascontiguousarray(array).reshape(len(array), -1)
+    kind = f"{array.dtype.str}{array.shape[1:]}".encode()
+    return [kind + row.tobytes() for row in flat]
+
+
+def _pooled(model: Any) -> Any:
+    """Returns a backbone of KerasHub with its outputs averaged over positions.
+
+    Any other model is returned as it is.
+    """
+    if not any(kind.__name__ == "Backbone" for kind in type(model).__mro__):
+        return model
+    import keras
+
+    inputs, outputs = symbolic_inputs(model), model.output
+    if isinstance(outputs, dict):  # of text: the sequence; of images: the coarsest level
+        outputs = outputs.get("sequence_output", list(outputs.values())[-1])
+    if len(outputs.shape) == 4:
+        outputs = keras.layers.GlobalAveragePooling2D(name="average")(outputs)
+    elif len(outputs.shape) == 3:
+        mask = inputs.get("padding_mask") if isinstance(inputs, dict) else None
+        outputs = keras.layers.GlobalAveragePooling1D(name="average")(outputs, mask=mask)
+    return keras.Model(inputs, outputs, name=model.name)
+
+
+def _predictor(network: Any) -> Any:
+    """Returns the function from rows in any type to a Keras model's outputs."""
+
+    def predict(block: Any) -> Any:
+        if is_frame(block) or is_structured(block):
+            block = to_inputs(block, network)
+        elif isinstance(block, list) or getattr(block, "dtype", np.dtype(float)).kind == "O":
+            import keras
+
+            inputs = symbolic_inputs(network)
+            if getattr(inputs, "dtype", "") == "string":
+                rows = np.asarray(block, str).reshape(len(block), *inputs.shape[1:])
+                block = keras.ops.convert_to_tensor(rows)
+        with without_retracing_warnings():
+            return network.predict(block, batch_size=_BATCH, verbose=0)
+
+    return predict
+
+
+def _name_of(model: Any) -> str:
+    model = bare(model)
+    if isinstance(model, str):
+        return model
+    if hasattr(model, "predict_on_batch"):
+        return str(model.name)
+    return str(getattr(model, "__qualname__", type(model).__name__))
+
+
+def _receipt(text: str) -> Receipt:
+    """Returns the free receipt of an encoder, which a statement names; equal for equal texts."""
+    name = hashlib.sha256(text.encode()).hexdigest()[:32]
+    charge = Charge(0.0, 0.0, NO_EVENT, (Assumption("public-encoder", "trainer", text),))
+    return Receipt(LabelSet(name, 0), charge, "a public encoder", "declared", id=name)
+
+
+def _arrays(features: Any) -> tuple[np.ndarray, ...]:
+    is_sparse = hasattr(features, "tocsr")
+    return (features.indptr, features.indices, features.data) if is_sparse else (features,)
+
+
+def _spread(features: Any) -> np.ndarray:
+    """Returns the range of each column (d,)."""
+    most, least = features.max(axis=0), features.min(axis=0)
+    return (most - least).toarray() if hasattr(features, "tocsr") else most - least
