@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,12 @@ def fits_of_this_test_alone(monkeypatch):
 def fits_apart(monkeypatch):
     """Each fit on an array as in a process of its own: for tests of numbers that take many fits."""
     monkeypatch.setattr(label_source._Fits, "with_others", lambda self, receipts, *rest: receipts)
+
+
+def without_encoder(stated):
+    """A statement without the sentence that names an encoder, which vaults do not keep."""
+    notes = tuple(note for note in stated.assumptions if note.code != "public-encoder")
+    return dataclasses.replace(stated, assumptions=notes)
 
 
 class Released(Exception):

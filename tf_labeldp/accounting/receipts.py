@@ -79,6 +79,8 @@ _BY_LABEL = Assumption(
     "holder",
     "The statement is by label and not by user, since some uses are counted by label.",
 )
+_DIGEST_SHOWN = 32
+"""Hexadecimal digits of a digest in a statement: 128 bits."""
 _MOST_PAIRS = 1000
 """Most combinations of the histories of several label sets that are composed one by one."""
 
@@ -253,6 +255,20 @@ def standing(receipts: Receipts) -> Receipts:
     """Returns the receipts that no other receipt answers."""
     answered = {name for receipt in receipts for name in receipt.answers}
     return tuple(receipt for receipt in receipts if receipt.id not in answered)
+
+
+def encoder_receipt(name: str, of: str, digest: str) -> Receipt:
+    """Returns the free receipt that names a public encoder; equal for the same encoder.
+
+    ``of`` names what the SHA-256 digest is of.
+    """
+    text = (
+        f'The encoder "{name}" ({of} sha256 {digest[:_DIGEST_SHOWN]}) is public: it was made '
+        "without these labels, except for the uses counted here."
+    )
+    own = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_SHOWN]
+    charge = Charge(0.0, 0.0, NO_EVENT, (Assumption("public-encoder", "trainer", text),))
+    return Receipt(LabelSet(own, 0), charge, "a public encoder", "declared", id=own)
 
 
 def declared_receipt(

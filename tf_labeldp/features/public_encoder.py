@@ -17,10 +17,9 @@ from sklearn.exceptions import NotFittedError
 
 from tf_labeldp._progress import Progress, without_retracing_warnings
 from tf_labeldp._validate import counted
-from tf_labeldp.accounting import Assumption, Charge, Public, Receipt, Setting, public_input
-from tf_labeldp.accounting.events import NO_EVENT
+from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.accounting.provenance import array_digest, bare, value_of
-from tf_labeldp.accounting.receipts import LabelSet, merge_receipts
+from tf_labeldp.accounting.receipts import encoder_receipt, merge_receipts
 from tf_labeldp.features import _pixels
 from tf_labeldp.features.estimator import NO_ROWS, FeatureMap, symbolic_inputs
 from tf_labeldp.features.reader import (
@@ -45,12 +44,6 @@ _BATCH = 128
 """Rows per step of a Keras model, which bounds its memory."""
 _MOST_BYTES = 4e9
 """The most memory for kept features; further rows are encoded on each reading."""
-_DIGEST_SHOWN = 32
-"""Hexadecimal digits of a digest in a statement: 128 bits."""
-_PUBLIC = (
-    'The encoder "{name}" ({of} sha256 {digest}) is public: it was made without these labels, '
-    "except for the uses counted here."
-)
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -129,8 +122,8 @@ class PublicEncoder(FeatureMap):
             The encoder itself.
         """
         del y
-        public = public_input(X, self.model)
-        inputs, before = public.value[0], dict(vars(self))
+        public = public_input(X)
+        inputs, before = public.value, dict(vars(self))
         try:
             model = self._keras_model()
             weights = None if model is None else array_digest(*map(value_of, model.weights))
@@ -141,7 +134,9 @@ class PublicEncoder(FeatureMap):
             self.__dict__.clear()
             self.__dict__.update(before)
             raise
-        self.receipts_ = merge_receipts(public.receipts, (self._receipt,))
+        # Unknown training of the model has a new receipt on each reading, and is found there.
+        of_model = [part for part in public_input(self.model).receipts if part.kind != "unknown"]
+        self.receipts_ = merge_receipts(public.receipts, of_model, (self._receipt,))
         return self
 
     def transform(self, X: Public[Any]) -> Any:
@@ -215,7 +210,7 @@ class PublicEncoder(FeatureMap):
             self._identity, self._weights, self._kept = identity, weights, _Rows([], None)
         self._folder = None
         if self.cache_dir is not None:
-            digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:_DIGEST_SHOWN]
+            digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
             self._folder = _Folder(pathlib.Path(self.cache_dir) / digest)
             if weights is None:
                 self._check_folder(self._folder, first)
@@ -256,8 +251,7 @@ class PublicEncoder(FeatureMap):
             )
         self.digest_ = weights or array_digest(*_arrays(features))
         of = "weights" if weights else f"outputs for {counted(features.shape[0], 'row')},"
-        digest = self.digest_[:_DIGEST_SHOWN]
-        self._receipt = _receipt(_PUBLIC.format(name=name, of=of, digest=digest))
+        self._receipt = encoder_receipt(name, of, self.digest_)
         self.n_features_out_ = int(features.shape[1])
         if keys is not None:
             self._kept = _Rows(keys, features)
@@ -486,13 +480,6 @@ def _name_of(model: Any) -> str:
     if hasattr(model, "predict_on_batch"):
         return str(model.name)
     return str(getattr(model, "__qualname__", type(model).__name__))
-
-
-def _receipt(text: str) -> Receipt:
-    """Returns the free receipt of an encoder, which a statement names; equal for equal texts."""
-    name = hashlib.sha256(text.encode()).hexdigest()[:32]
-    charge = Charge(0.0, 0.0, NO_EVENT, (Assumption("public-encoder", "trainer", text),))
-    return Receipt(LabelSet(name, 0), charge, "a public encoder", "declared", id=name)
 
 
 def _arrays(features: Any) -> tuple[np.ndarray, ...]:

@@ -41,8 +41,10 @@ _FLATTEN = (
     "Flatten or pool its outputs, for example with keras.layers.Flatten or GlobalAveragePooling2D."
 )
 _POOL = {
-    3: "Flatten or average its sequence: keras.Sequential([encoder, keras.layers.GlobalAveragePooling1D()]).",
-    4: "Flatten or average its map: keras.Sequential([encoder, keras.layers.GlobalAveragePooling2D()]).",
+    3: "Flatten or average its sequence: keras.Sequential([encoder, "
+    "keras.layers.GlobalAveragePooling1D()]).",
+    4: "Flatten or average its map: keras.Sequential([encoder, "
+    "keras.layers.GlobalAveragePooling2D()]).",
 }
 """What to do with an encoder whose outputs have more axes, by their number."""
 SHUFFLED = (

@@ -162,7 +162,7 @@ class _FrontDoor(Head):
         Warns:
             UserWarning: an earlier fit of this process used these rows with an array of labels.
         """
-        public = public_input(X, self.encoder, self.model, self.class_weight, sample_weight)
+        public = public_input(X, self.model, self.class_weight, sample_weight)
         is_several = takes_several(self.model) and isinstance(public.value[0], (dict, list, tuple))
         if is_several:
             parts = public.value[0]
@@ -194,8 +194,8 @@ class _FrontDoor(Head):
             )
         if not size:
             raise ValueError("expected at least one label, got none. Give labels and their rows.")
-        weights = example_weights(public.value[4], size)
-        has_weights = weights is not None or public.value[3] is not None
+        weights = example_weights(public.value[3], size)
+        has_weights = weights is not None or public.value[2] is not None
         if self.model is not None and has_weights:
             raise ValueError(
                 "expected no weights with model=, which learns a head's probabilities, got some. "
@@ -278,7 +278,7 @@ class _FrontDoor(Head):
         remarks = _hashed_columns(head.coder_ if is_boosting else encoder)
         choice = dataclasses.replace(choice, remarks=(*choice.remarks, *remarks))
         has_accuracy = head.classes_ is not None and self.evaluation_metric in (None, "accuracy")
-        if has_accuracy and raw[3] is None:
+        if has_accuracy and raw[2] is None:
             remarks = [*choice.remarks, *_rare_class(head, some_features)]
             choice = dataclasses.replace(choice, remarks=tuple(remarks))
         self.head_, self.choice_ = head, choice

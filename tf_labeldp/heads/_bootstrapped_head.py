@@ -141,9 +141,10 @@ class BootstrappedHead(Head):
         """
         from scipy import special
 
-        public = public_input(X, self.encoder, self.network, self.views)
+        public = public_input(X, self.network, self.views)
         inputs = self._inputs(public.value[0])
-        heads = self._heads(num_rows(inputs), y, public.receipts)
+        known = public_input(public, self.encoder).receipts
+        heads = self._heads(num_rows(inputs), y, known)
         self._check_inputs(inputs)
         public = public_input(public, fitted_encoder(self.encoder, inputs))
         encoder = public.value[1]

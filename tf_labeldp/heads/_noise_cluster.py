@@ -120,7 +120,7 @@ class NoiseCluster(Head):
                 release the statement then includes.
         """
         source = LabelSource(self, y, self._mechanism)
-        public = public_input(X, self.encoder, self.clusters, self.class_weight)
+        public = public_input(X, self.clusters, self.class_weight)
         features = public.value[0]
         if self.clusters is None:
             features = self._matrix(features, encoder=self.encoder)

@@ -207,12 +207,13 @@ class OneReleaseHead(Head):
         """
         before = dict(vars(self))
         try:
-            public = public_input(X, self.encoder, sample_weight, self.class_weight)
-            X, encoder, sample_weight, _ = public.value
-            X = self._matrix(X, encoder=encoder)
+            public = public_input(X, sample_weight, self.class_weight)
+            X, sample_weight, _ = public.value
+            X = self._matrix(X, encoder=self.encoder)
             # Reading features takes time, so labels in an array or a vault are checked first.
             source = self._checked_source(y)
-            if source is not None and not (is_dataset(X) or encoder is None or is_own_map(encoder)):
+            takes_raw = self.encoder is not None and not is_own_map(self.encoder)
+            if source is not None and takes_raw and not is_dataset(X):
                 source.check_length(num_rows(X))
             public = public_input(public, fitted_encoder(self.encoder, X))
             encoder = self.encoder_ = public.value[1]

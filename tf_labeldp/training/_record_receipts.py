@@ -155,8 +155,9 @@ def fit(
         noisy: the result of ``PrivateLabels.randomize``.
         targets: ``"posterior"``, ``"values"`` or ``"debiased"``; see ``NoisyLabels.to_dataset``.
         encoder: a fitted feature map, such as ``RandomFourierFeatures``, or what
-            ``features.PublicEncoder`` takes; the model takes its features of ``x``. Without it a table becomes a matrix of its columns, or for a model
-            with several inputs ``features.to_inputs(x, model)``.
+            ``features.PublicEncoder`` takes; the model takes its features of ``x``. Without it a
+            table becomes a matrix of its columns, or for a model with several inputs
+            ``features.to_inputs(x, model)``.
         settings: all other arguments of ``keras.Model.fit``; ``sample_weight`` has as many rows as
             ``x``.
 
@@ -183,8 +184,8 @@ def fit(
     wrapped = [v for v in (model, *settings.values()) if isinstance(v, PublicInput)]
     weights = settings.pop("sample_weight", None)
     # The callback reads the receipts of the model when the training begins.
-    public = public_input(x, noisy, weights, encoder, *wrapped)
-    x, labels, weights, encoder, *_ = public.value
+    public = public_input(x, noisy, weights, *wrapped)
+    x, labels, weights, *_ = public.value
     model, settings = bare(model), {name: bare(value) for name, value in settings.items()}
     if not isinstance(labels, NoisyLabels):
         raise TypeError(
