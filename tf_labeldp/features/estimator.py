@@ -136,9 +136,9 @@ class Estimator(BaseEstimator):
 class FeatureMap(TransformerMixin, Estimator):
     """A map of public inputs to features, ``float32`` (n, n_features_out_)."""
 
-    reads_columns = True  # whether it takes any table as a dict of columns
+    _reads_columns = True  # whether it takes any table as a dict of columns
 
-    def kept_features(self, X: Any) -> Any:
+    def _kept_features(self, X: Any) -> Any:
         """Returns the features of inputs whose rows are all kept, or None."""
         del X
 

@@ -108,7 +108,7 @@ class PublicEncoder(FeatureMap):
     weights: str | os.PathLike[str] | None = "imagenet"
     cache_dir: str | os.PathLike[str] | None = None
 
-    reads_columns = False
+    _reads_columns = False
 
     def fit(self: _Self, X: Public[Any], y: Setting[Any] = None) -> _Self:
         """Computes the features of all rows that are not kept yet, and keeps them.
@@ -127,7 +127,7 @@ class PublicEncoder(FeatureMap):
         try:
             model = self._keras_model()
             weights = None if model is None else array_digest(*map(value_of, model.weights))
-            if self._is_new(weights) or self.kept_features(inputs) is None:
+            if self._is_new(weights) or self._kept_features(inputs) is None:
                 self._prepare(model, weights, inputs)
                 self._encode_all(inputs, weights)
         except BaseException:  # a failed fit must not change a fitted encoder
@@ -163,7 +163,7 @@ class PublicEncoder(FeatureMap):
             )
         return self._network
 
-    def kept_features(self, X: Any) -> Any:
+    def _kept_features(self, X: Any) -> Any:
         """Returns the features of inputs whose rows are all kept, or None."""
         if is_dataset(X) or is_lazy(X) or not hasattr(self, "digest_"):
             return None

@@ -125,12 +125,12 @@ class FeatureRows:
         """Inputs that are read by row number, and their encoder; None if they are features."""
         inputs = collected(self._inputs) if is_dataset(self._inputs) else self._inputs
         is_map = isinstance(self._encoder, FeatureMap)
-        if is_map and (kept := self._encoder.kept_features(inputs)) is not None:
+        if is_map and (kept := self._encoder._kept_features(inputs)) is not None:
             return kept, None
         is_plain = isinstance(inputs, np.ndarray) and not inputs.dtype.names and inputs.ndim > 0
         if is_plain and self._encoder is not None:
             return inputs, self._encoder
-        if is_map and self._encoder.reads_columns and names_of(inputs) is not None:
+        if is_map and self._encoder._reads_columns and names_of(inputs) is not None:
             return _TableRows(table_columns(inputs)), self._encoder
         return _features_of(inputs, self._encoder, self._flatten), None
 
