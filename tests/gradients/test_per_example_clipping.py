@@ -118,6 +118,16 @@ def adapted(first: Any) -> keras.Model:
     return model
 
 
+def adapted_convolutions() -> keras.Model:
+    model = image_model(
+        layers.Conv2D(4, (3, 2), strides=(2, 1), padding="same", activation="tanh"),
+        layers.Conv2D(4, 2, dilation_rate=(1, 2), activation="gelu"),
+    )
+    for layer in model.layers[:2]:
+        layer.enable_lora(2, b_initializer="he_uniform")
+    return model
+
+
 def attention(layer: Any = None, mask_zero: bool = False) -> keras.Model:
     """Returns a transformer block over embedded words, with a weight for each position."""
     layer = layer or layers.MultiHeadAttention(2, 3)
@@ -359,6 +369,7 @@ GHOST: dict[str, Callable[[], keras.Model]] = {
         layers.Conv2D(4, 2, groups=2), layers.Lambda(lambda x: x * x), layers.Conv2D(4, 2, groups=2)
     ),
     "LoRA": lambda: adapted([keras.Input((5,))]),
+    "LoRA of Conv2D": lambda: adapted_convolutions(),
     "LoRA over time": lambda: adapted([keras.Input((8,), dtype="int32"), layers.Embedding(4, 3)]),
 }
 
@@ -499,6 +510,13 @@ def check_against_loop(
             np.testing.assert_allclose(got, np.tensordot(factors, part, 1), atol=1e-5 * clip)
         np.testing.assert_allclose(result.outputs, runnable(model)(x), rtol=1e-4, atol=1e-5)
         assert all(bool(flag) for flag in result.finite.values())
+
+
+def test_adapters_of_a_convolution_in_groups_have_no_rule():
+    model = image_model(layers.Conv2D(4, 2, groups=2))
+    model.layers[0].enable_lora(2)
+    with pytest.warns(UserWarning, match=r"no rule for .*\(Conv2D\)"):
+        assert PerExampleClipping(model).method == "ghost"
 
 
 @pytest.mark.parametrize(("name", "method"), CASES)

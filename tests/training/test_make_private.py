@@ -96,7 +96,7 @@ def test_normalisation_over_the_batch_is_replaced_with_a_warning():
     hidden = layers.BatchNormalization(name="mixes")(layers.Conv2D(12, 3)(inputs))
     kept = layers.Dense(3)
     model = keras.Model(inputs, kept(layers.Flatten()(hidden)))
-    with pytest.warns(UserWarning, match=r"\['mixes'\] normalise over the batch"):
+    with pytest.warns(UserWarning, match=r"\['mixes'\] normalise over the batch.*freeze them"):
         private, _, _ = made(model, x=IMAGES)
     found = [type(one).__name__ for one in private.layers]
     assert "GroupNormalization" in found and "BatchNormalization" not in found
@@ -108,6 +108,37 @@ def test_normalisation_over_the_batch_is_replaced_with_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert any(one is frozen for one in made(model)[0].layers)
+
+
+STATISTICS = (1.5, 0.5, 0.1, 2.0)
+
+
+def pretrained(norm):
+    """Returns a model behind an encoder whose normalisation has statistics of its own."""
+    encoder = keras.Sequential([keras.Input((6,)), layers.Dense(8), norm, layers.ReLU()])
+    norm.set_weights([np.full(8, value) for value in STATISTICS])
+    return keras.Sequential([keras.Input((6,)), encoder, layers.Dense(3)])
+
+
+def test_a_frozen_normalisation_inside_a_pretrained_model_keeps_its_statistics():
+    norm = layers.BatchNormalization(trainable=False)
+    model = pretrained(norm)
+    model.layers[0].layers[0].enable_lora(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # each layer has an exact rule
+        private = fitted(model, epochs=1)
+    assert private.guarantee().epsilon <= 2.0
+    np.testing.assert_array_equal(
+        [w[0] for w in norm.get_weights()], np.float32([1.5, 0.5, 0.1, 2])
+    )
+    assert len(private.trainable_variables) == 5  # two of the adapter, its bias, the last layer
+
+
+def test_a_normalisation_inside_a_pretrained_model_is_refused_with_what_to_do():
+    labels = vault()
+    with pytest.raises(ValueError, match=r"'norm'.*may stay if it is frozen \(trainable=False\)"):
+        made(pretrained(layers.BatchNormalization(name="norm")), labels=labels)
+    assert not labels.history()
 
 
 @pytest.mark.parametrize(

@@ -772,8 +772,9 @@ def _kernel_and_bias(
         pair = layer.lora_kernel_a, layer.lora_kernel_b
     kernel = layer._kernel if pair else layer.kernel
     bias = (layer.bias,) if layer.bias is not None else ()
-    if _identities([kernel, *bias, *pair]) != _identities(layer.variables) or (pair and window):
-        # Quantized weights, or adapters of a convolution.
+    has_groups = getattr(layer, "groups", 1) > 1
+    if _identities([kernel, *bias, *pair]) != _identities(layer.variables) or (pair and has_groups):
+        # Quantized weights, or adapters of a convolution in groups.
         return None
     steps, slope = Steps(), _SLOPES.get(layer.activation)
     if slope is None:
@@ -797,8 +798,12 @@ def _kernel_and_bias(
         return inputs, gradients
 
     if pair:
-        down = ProductRule(tuple(pair[0].shape), True, False)
-        rules = _adapted(layer, down, pair, bias, factors, lambda x, a: tf.tensordot(x, a, 1))
+
+        def apply(inputs: tf.Tensor, a: tf.Tensor) -> tf.Tensor:
+            return tf.tensordot(inputs, a, 1) if window is None else window.convolved(inputs, a)
+
+        down = ProductRule(tuple(pair[0].shape), True, False, window)
+        rules = _adapted(layer, down, pair, bias, factors, apply)
         return [dataclasses.replace(rule, steps=steps) for rule in rules]
     trained = _identities(layer.trainable_variables)
     variables = tuple(variable for variable in (kernel, *bias) if id(variable) in trained)

@@ -58,6 +58,13 @@ class Window:
             views.append(values[tuple(slices)])
         return views
 
+    def convolved(self, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        """Returns the convolution (B, *out_size, K) of inputs (B, ..., C)."""
+        padded = tf.pad(inputs, [(0, 0), *self.padding, (0, 0)])
+        return tf.nn.convolution(
+            padded, kernel, strides=self.strides, padding="VALID", dilations=self.dilations
+        )
+
     def kernel_gradients(
         self, inputs: tf.Tensor, gradients: tf.Tensor, group_size: int
     ) -> tf.Tensor:
@@ -101,13 +108,10 @@ class Window:
 
     def _kernel_gradient(self, inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
         """Returns the sum (1, ...) over all examples, from TensorFlow's own operation."""
-        padded = tf.pad(inputs, [(0, 0), *self.padding, (0, 0)])
         kernel = tf.zeros((*self.size, inputs.shape[-1], gradients.shape[-1]), inputs.dtype)
         with tf.GradientTape() as tape:
             tape.watch(kernel)
-            outputs = tf.nn.convolution(
-                padded, kernel, strides=self.strides, padding="VALID", dilations=self.dilations
-            )
+            outputs = self.convolved(inputs, kernel)
         return tape.gradient(outputs, kernel, output_gradients=gradients)[tf.newaxis]
 
     def _reach(self, axis: int) -> int:
