@@ -49,8 +49,8 @@ SETTINGS: dict[str, dict[str, dict[str, float]]] = {
         "LoRA": {"rate": 2.0, "epochs": 4},
         "last block": {"rate": 2.0, "epochs": 4},
     },
-    "RR": dict.fromkeys(TRAINED, {"rate": 1e-3, "epochs": 3}),
-    "prior": dict.fromkeys(TRAINED, {"rate": 1e-3, "epochs": 3}),
+    "RR": {trained: {"rate": 1e-3, "epochs": 3} for trained in TRAINED},
+    "prior": {trained: {"rate": 3e-4, "epochs": 3} for trained in TRAINED},
 }
 RATES = {"DP-SGD": (0.3, 1.0, 4.0), "RR": (1e-4, 1e-3), "prior": (1e-4, 1e-3)}
 EPOCHS = {"DP-SGD": (4, 12), "RR": (3, 10), "prior": (3, 10)}
@@ -257,7 +257,7 @@ def accuracy(job: dict[str, Any], data: Data) -> float:
 
 
 def table(what: str, runs: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> str:
-    """Returns the runs of the jobs as Markdown: mean over seeds, median seconds of the processor."""
+    """Returns the runs of the jobs as Markdown: mean over seeds, median seconds of a core."""
     epsilons = CHOSEN_AT if what == "choose" else EPSILONS
     cells: dict[tuple[str, ...], dict[float, list[dict[str, Any]]]] = {}
     for job in jobs:
