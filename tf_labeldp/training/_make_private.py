@@ -63,8 +63,8 @@ def make_private(
     of 8 sqrt(epsilon), at most 8, that falls to zero, others by Adam; the clip is 1: the best in
     our measurements. ``BatchNormalization``, which mixes examples, is replaced by
     ``GroupNormalization`` in a copy of the model, with a warning. It stays where it is frozen
-    (``layer.trainable = False``), as it should be in a pretrained model; in a model inside the model
-    it has to be.
+    (``layer.trainable = False``), as it should be in a pretrained model; inside another model it
+    has to be.
 
     What ``fit`` would refuse is refused at once: labels or features that do not fit the model, a
     loss for other labels, layers that mix examples, a budget that is too small.
@@ -265,7 +265,7 @@ def _without_batch_normalization(model: keras.Model) -> keras.Model:
     if replaced:
         _validate.warn(
             f"layers {replaced} normalise over the batch, which mixes examples: they were replaced "
-            "by GroupNormalization with fresh weights, in a copy of the model. In a pretrained model "
-            "freeze them instead (layer.trainable = False): they stay, with their statistics."
+            "by GroupNormalization with fresh weights, in a copy of the model. In a pretrained "
+            "model freeze them instead (layer.trainable = False): they stay as they are."
         )
     return clone
