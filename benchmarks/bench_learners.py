@@ -43,7 +43,13 @@ from tf_labeldp.heads import (
 )
 from tf_labeldp.mechanisms import HistogramMechanism
 from tf_labeldp.pate import PATE
-from tf_labeldp.self_supervised import SCAN, SimCLR, strong_views, weak_views
+from tf_labeldp.self_supervised import (
+    SCAN,
+    SimCLR,
+    rand_augment_views,
+    strong_views,
+    weak_views,
+)
 from tf_labeldp.semi_supervised import DivideMix, FixMatch
 
 EPSILONS = (0.2, 1.0, 2.0, 4.0)
@@ -132,16 +138,19 @@ class Data:
 
     @functools.cached_property
     def scan(self) -> SCAN:
-        """SCAN with a cluster per class, both stages on some of the images."""
-        model = SCAN(self.encoder(SIMCLR_MINUTES), self.num_classes, **self.views)
-        for stage in ("epochs", "self_label_epochs"):
+        """SCAN with a cluster per class and its authors' views, on some of the images."""
+        views = rand_augment_views(
+            shift=0.0, flip=self.flip, operations=4, reach=0.1, cutout=(0.0, 0.5)
+        )
+        model = SCAN(self.encoder(SIMCLR_MINUTES), self.num_classes, strong=views)
+        for stage, batch in (("epochs", 128), ("self_label_epochs", 1000)):
             file = self.encoders / f"{self.name}_scan_{stage}.weights.h5"
             if not file.exists():
                 model.compile(keras.optimizers.Adam(1e-4))
                 epochs = {"epochs": 0, stage: SCAN_EPOCHS}
                 saved = [self.saved(f"scan_{stage}")]
                 x = self.x[:SCAN_IMAGES]
-                model.fit(x, **epochs, callbacks=saved, verbose=2)
+                model.fit(x, batch_size=batch, **epochs, callbacks=saved, verbose=2)
                 model.save_weights(file)
             model.load_weights(file)
         return model

@@ -25,13 +25,13 @@ class SimCLR(Learner):
         Training uses no labels, so nothing is charged and nothing is assumed. The images are
         public.
 
-    Source: Chen et al. (2020), with the NT-Xent loss of both views; the encoder of the experiments
-    with self-supervised learning in ``ghazi2021`` (section 4), ``ghazi2024`` (section 5.3) and
-    ``tang2022``, which train ResNets for 500 to 1,000 epochs with batches of 512. On CIFAR-10 the
-    paper has ``views=self_supervised.sim_clr_views(flip=True)``, a temperature of 0.5 and the
-    optimizer LARS, which Keras lacks; SCAN's authors have ``sim_clr_views(flip=True,
-    smallest=0.2)``, a temperature of 0.1 and ``keras.optimizers.SGD`` with a momentum of 0.9, an L2
-    penalty of 1e-4 and a rate of 0.4 on a cosine, and score the first views alone.
+    Source: Chen et al. (2020), with the NT-Xent loss of both views; the encoder of ``ghazi2024``
+    (section 5.3: a ResNet for 1,000 epochs with batches of 1,024) and, below SCAN, of ``tang2022``.
+    ``ghazi2021`` (section 5.2) has BYOL and DINO in its place. On CIFAR-10 the paper has
+    ``views=self_supervised.sim_clr_views(flip=True)``, a temperature of 0.5 and the optimizer LARS,
+    which Keras lacks; SCAN's authors have ``sim_clr_views(flip=True, smallest=0.2)``, a temperature
+    of 0.1 and ``keras.optimizers.SGD`` with a momentum of 0.9, an L2 penalty of 1e-4 and a rate of
+    0.4 on a cosine, and score the first views alone.
 
     Args:
         network: a built Keras model from images to features (n, d).
