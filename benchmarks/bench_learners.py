@@ -591,11 +591,12 @@ def main() -> None:
             keras.backend.clear_session()
     with _results.recorded(__file__, "accuracy", "longest", "ours"):
         runs = _results.runs(args.results)
-        print(table(runs, args.data, METHODS, EPSILONS, args.steps))
+        names = sorted({run["data"] for run in runs})
+        print(table(runs, names, METHODS, EPSILONS, args.steps))
         print()
-        print(table(runs, args.data, WITH_STEPS, EPSILONS))
+        print(table(runs, names, WITH_STEPS, EPSILONS))
         print()
-        print(table(runs, args.data, OURS, OURS_AT))
+        print(table(runs, names, OURS, OURS_AT))
 
 
 if __name__ == "__main__":
