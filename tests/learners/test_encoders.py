@@ -88,6 +88,18 @@ def test_the_losses_of_scan_are_those_of_the_paper():
     assert float(model.compute_loss({"images": 0}, y_pred=rows)) == pytest.approx(-np.log(0.6))
 
 
+def test_the_first_stage_of_scan_has_strong_views_alone():
+    inside = keras.Sequential([keras.Input((3,)), keras.layers.Activation("linear")])
+    black = keras.layers.Rescaling(0.0)
+    model = SCAN(inside, 2, weak=keras.layers.Identity(), strong=black)
+    model.head = keras.layers.Identity()
+    ones = np.ones((4, 3), np.float32)
+    pairs = model({"images": ones, "neighbours": ones}, training=True)
+    assert np.array_equal(pairs, np.zeros((8, 3)))
+    # The targets of self-labelling are those of weak views.
+    assert np.array_equal(model({"images": ones}, training=True), [[1] * 3] * 4 + [[0] * 3] * 4)
+
+
 def test_views_keep_shape_and_range():
     for channels in (1, 3):
         images, _ = shapes(8, channels=channels)
