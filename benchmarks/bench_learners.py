@@ -293,14 +293,18 @@ def fix_match(
     steps: int,
     *,
     loss: Any = None,
+    published: bool = True,
     settings: dict[str, Any] | None = None,
     **fit: Any,
 ) -> tuple[FixMatch, Trained]:
     """Trains FixMatch, with further settings of the model and of its ``fit``."""
-    settings = {"threshold": 0.95, "priors": None, "unlabelled_ratio": RATIO, **(settings or {})}
+    of_paper = {"threshold": 0.95, "temperature": None, "priors": None} if published else {}
+    settings = {**of_paper, "unlabelled_ratio": RATIO, **(settings or {})}
     logits = network(data.x.shape[1:], data.num_classes)
     model = FixMatch(logits, **data.views, **settings)
-    model.compile(optimizer(steps), loss or keras.losses.CategoricalCrossentropy(from_logits=True))
+    if published:
+        loss = loss or keras.losses.CategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer(steps), loss)
     fit |= {"batch_size": BATCH, "steps_per_epoch": steps // EPOCHS, "epochs": EPOCHS}
     history = model.fit(data.x, labels, seed=seed, verbose=0, **fit).history
     steps = EPOCHS * (steps // EPOCHS)
@@ -319,6 +323,11 @@ def ldp_ssl_corrected(data: Data, epsilon: float, seed: int, steps: int) -> Trai
     loss = ldp.keras_layers.ForwardCorrectedLoss(channel, from_logits=True)
     equal = np.full(data.num_classes, 1.0 / data.num_classes)
     return fix_match(data, noisy, seed, steps, loss=loss, settings={"priors": equal})[1]
+
+
+def fix_match_by_default(data: Data, epsilon: float, seed: int, steps: int) -> Trained:
+    """FixMatch without a compiled loss: through the channel, with the estimated class shares."""
+    return fix_match(data, data.noisy(epsilon, seed), seed, steps, published=False)[1]
 
 
 def denoise_ssl(data: Data, epsilon: float, seed: int, steps: int) -> Trained:
@@ -421,6 +430,7 @@ METHODS: dict[str, Callable[..., Trained]] = {
     "priors of SimCLR": ssl_priors,
     "LDP-SSL": ldp_ssl,
     "LDP-SSL, corrected loss": ldp_ssl_corrected,
+    "FixMatch, channel": fix_match_by_default,
     "DenoiseSSL": denoise_ssl,
     "LDP-AugDescent": aug_descent,
     "LDP-AugDescent, channel": functools.partial(aug_descent, division="channel"),

@@ -57,12 +57,11 @@ network = keras.Sequential(
 )
 
 # 4. FixMatch (LDP-SSL, Tang et al. 2022): confident predictions become targets for strong views.
-#    The loss corrects for the label noise; the paper uses CategoricalCrossentropy. For DenoiseSSL,
-#    which uses only the labels that agree with their cluster, call `fit(..., clusters=...)`.
-model = FixMatch(network, threshold=0.9, unlabelled_ratio=3)
-channel = noisy.mechanism.transition_matrix()
-loss = ldp.keras_layers.ForwardCorrectedLoss(channel, from_logits=True)
-model.compile(keras.optimizers.Adam(2e-3), loss=loss)
+#    Without a loss, the network learns the true labels through the channel of the noisy ones;
+#    `FixMatch.from_paper(network, steps=...)` has the paper's settings. For DenoiseSSL, which uses
+#    only the labels that agree with their cluster, call `fit(..., clusters=...)`.
+model = FixMatch(network, unlabelled_ratio=3)
+model.compile(keras.optimizers.Adam(2e-3))
 model.fit(images[:1400], noisy, epochs=120, verbose=2)
 predicted = model.predict(images[1400:], verbose=0).argmax(axis=1)
 print(f"test accuracy: {(predicted == y_test).mean():.1%}")

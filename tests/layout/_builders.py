@@ -520,6 +520,13 @@ def _learns(learner, **options):
 BUILDERS["semi_supervised.FixMatch"] = _learns(FixMatch)
 BUILDERS["semi_supervised.DivideMix"] = _learns(DivideMix, warmup_epochs=0)
 
+BUILDERS["semi_supervised.FixMatch.from_paper"] = lambda put: FixMatch.from_paper(
+    put("network", dense(K, (8, 8, 1))),
+    put("weak", same),
+    put("strong", same),
+    **put.only("settings", HALF, "priors"),
+)
+
 
 @builds("semi_supervised.FixMatch.fit_targets")
 def _(put):

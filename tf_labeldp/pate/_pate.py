@@ -265,7 +265,8 @@ class _FixMatchTeacher:
         epochs, steps, batch_size = self._training
         own = keras.models.clone_model(self._network)
         own.set_weights(self._start)
-        model = FixMatch(own, **self._settings)
+        published = {"threshold": 0.95, "temperature": None, "priors": None}
+        model = FixMatch(own, **{**published, **self._settings})
         loss = keras.losses.CategoricalCrossentropy(from_logits=model.from_logits)
         optimizer = self._optimizer or keras.optimizers.Adam(1e-3)
         model.compile(type(optimizer).from_config(optimizer.get_config()), loss)
