@@ -139,26 +139,34 @@ PLOTS: dict[str, list[Panel] | list[Bars]] = {
 }
 
 
-_MEASURED = {
-    "images": (
-        "one_release/accuracy",
-        {"mnist", "fashion_mnist"},
-        {"smooth logistic", "logistic", "RR", "LP-2ST"},
-    ),
-    "table": (
-        "tables/classes",
-        {"adult", "bank", "covtype"},
-        {"head", "boosting", "no privacy"},
-    ),
-    "table of numbers": ("tables/numbers", None, {"head", "boosting", "no privacy"}),
-    "numbers": ("front_door/accuracy", None, None),
-    "model": (
-        "one_release/accuracy",
-        {"mnist", "fashion_mnist", "adult"},
-        {"teacher", "RR", "LP-2ST"},
-    ),
+_MEASURED: dict[str, list[tuple[str, set[str] | None, set[str] | None]]] = {
+    "images": [
+        (
+            "one_release/accuracy",
+            {"mnist", "fashion_mnist"},
+            {"smooth logistic", "logistic", "RR", "LP-2ST"},
+        ),
+        ("recipe/accuracy", None, None),
+    ],
+    "table": [
+        (
+            "tables/classes",
+            {"adult", "bank", "covtype"},
+            {"head", "boosting", "no privacy"},
+        )
+    ],
+    "table of numbers": [("tables/numbers", None, {"head", "boosting", "no privacy"})],
+    "numbers": [("front_door/accuracy", None, None)],
+    "model": [
+        (
+            "one_release/accuracy",
+            {"mnist", "fashion_mnist", "adult"},
+            {"teacher", "RR", "LP-2ST"},
+        )
+    ],
 }
-"""The figures of `tf_labeldp.recommend`: table, data sets and methods; None for all."""
+"""The figures of `tf_labeldp.recommend`: tables, data sets and methods; None for all. Of two tables
+with one cell, the first counts."""
 _SCORES = {
     "table": "test AUC in % (accuracy for more than two classes)",
     "table of numbers": "explained variance of the test labels in %",
@@ -168,16 +176,20 @@ _SCORES = {
 
 def measured() -> str:
     """Returns the content of `measured.json` of the front door."""
-    content = {}
-    for kind, (name, data, methods) in _MEASURED.items():
-        table = table_of(name)
-        at = [i for i, column in enumerate(table["columns"]) if _X_COLUMN.fullmatch(column)]
-        rows = [
-            [row[0], row[1], *(row[i] for i in at)]
-            for row in table["rows"]
-            if (data is None or row[0] in data) and (methods is None or row[1] in methods)
-        ]
-        content[kind] = {"epsilons": [table["columns"][i].split()[-1] for i in at], "rows": rows}
+    content: dict[str, dict[str, Any]] = {}
+    for kind, sources in _MEASURED.items():
+        found: dict[tuple[str, str], dict[str, str]] = {}
+        for name, data, methods in sources:
+            table = table_of(name)
+            at = [i for i, column in enumerate(table["columns"]) if _X_COLUMN.fullmatch(column)]
+            for row in table["rows"]:
+                if (data is None or row[0] in data) and (methods is None or row[1] in methods):
+                    cells = {table["columns"][i].split()[-1]: row[i] for i in at if row[i]}
+                    key = (row[0], row[1])
+                    found[key] = cells | found.get(key, {})
+        levels = sorted({level for cells in found.values() for level in cells}, key=float)
+        rows = [[*key, *(cells.get(x, "") for x in levels)] for key, cells in found.items()]
+        content[kind] = {"epsilons": levels, "rows": rows}
         if kind in _SCORES:
             content[kind]["score"] = _SCORES[kind]
     return json.dumps(content, ensure_ascii=False, indent=1) + "\n"

@@ -347,6 +347,39 @@ def test_images_teach_a_model_in_two_releases():
     assert model.predict(x).shape == (600,)
 
 
+def test_a_network_from_scratch_learns_images_without_channels(tmp_path):
+    digits = load_digits()
+    x, y = digits.images[:400], digits.target[:400]
+    model = ldp.PrivateClassifier(4.0, 1e-5, num_classes=10, method="network", epochs=1)
+    model.fit(x, y)
+    assert model.choice_.method == "network" and "You chose" in model.choice_.reason
+    assert model.head_.rounds() == 4 and model.guarantee().epsilon == pytest.approx(4.0, rel=1e-4)
+    expected = model.predict_proba(x[:20])
+    model.to_keras().save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_allclose(loaded.predict(x[:20], verbose=0), expected, atol=1e-4)
+    assert ldp.guarantee(loaded).epsilon == model.guarantee().epsilon
+
+
+@pytest.mark.parametrize(
+    ("features", "options", "words"),
+    [
+        (ROWS, {}, "needs images"),
+        (np.zeros((N, 8, 8)), {"model": network((8, 8))}, "without model="),
+        (np.zeros((N, 8, 8)), {"class_weight": {0: 1.0, 1: 1.0, 2: 2.0}}, "expected no weights"),
+        (np.zeros((N, 8, 8, 3, 1)), {}, "needs images"),
+    ],
+)
+def test_a_network_from_scratch_is_of_images(features, options, words):
+    labels = ldp.PrivateLabels(CLASSES, 3, budget=ldp.PrivacyBudget(2.0, 1e-5))
+    model = ldp.PrivateClassifier(2.0, method="network", **options)
+    with pytest.raises(ValueError, match=words):
+        model.fit(features, labels)
+    assert not labels.history()
+    with pytest.raises(ValueError, match="method must be"):
+        ldp.PrivateRegressor(1.0, low=0, high=2, method="network").fit(ROWS, CLASSES)
+
+
 @pytest.mark.parametrize("form", ["dict", "list"])
 def test_a_model_of_ones_own_with_several_inputs(form):
     """A vector, rows of numbers and small images; each gives label-free features of its kind."""

@@ -145,7 +145,7 @@ def test_a_front_door_that_may_boost_is_refused_before_a_release():
         (ldp.PrivateClassifier(1.0, method="boosting"), vault(epsilon=9.0), {"epochs": [5, 10]}),
         (ldp.PrivateRegressor(1.0, method="boosting"), numbers, losses),
     ):
-        with pytest.raises(ValueError, match="method='boosting', which may fit boosting"):
+        with pytest.raises(ValueError, match="method='boosting', which may draw noisy labels"):
             ldp.PrivateSearchCV(estimator, grid, 2.0).fit(ROWS, labels)
         assert not labels.history()
 

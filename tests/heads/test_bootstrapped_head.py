@@ -161,7 +161,71 @@ def test_noisy_labels_come_last_where_they_pay():
     heads_alone = one.heads_[0].predict_proba(X[:, :1]).argmax(axis=1)
     error = 5 * math.sqrt(0.25 / len(X))
     assert one.score(X, TRUTH) > (heads_alone == TRUTH).mean() + error
-    assert sum(head(2.0).epsilons()) > 2.0  # all of a smaller epsilon is the heads'
+    assert sum(head(1.0).epsilons()) > 1.0  # all of a smaller epsilon is the heads'
+
+
+@pytest.mark.parametrize(("epsilon", "draw_share"), [(0.5, 0.4), (2.0, None), (2.0, 0.92)])
+@pytest.mark.holds("heads.BootstrappedHead")
+def test_head_and_draw_together_cost_epsilon(epsilon, draw_share):
+    """Both are priced by the ledger: never above epsilon, and below by less than 1 in 10,000."""
+    labels = vault(epsilon)
+    one = head(epsilon, draw_share=draw_share, refinements=0, epochs=1, batch_size=1000)
+    one.fit(X, labels)
+    share = 0.85 if draw_share is None else draw_share
+    assert labels.mechanism(f"{one.key}/draw").epsilon == pytest.approx(share * epsilon)
+    assert one.epsilons() == pytest.approx(((1.0 - share) * epsilon,), rel=1e-4)
+    assert epsilon * (1.0 - 1e-4) < labels.guarantee().epsilon <= epsilon
+    with pytest.raises(ldp.BudgetExceededError):
+        labels.randomize(ldp.RandomizedResponse(1e-3 * epsilon, 3))
+
+
+def test_refined_posteriors_correct_a_prior_that_was_sure_and_wrong():
+    """The encoder hides the column that moves a tenth of the examples to the other class.
+
+    There the prior of the true class is 0.1. A noisy label that confirms it, the likelier one,
+    leaves its posterior below one half; the mean posterior as the new prior raises it.
+    """
+    import keras
+
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(6000, 2)).astype("float32")
+    moved = x[:, 1] > 1.28
+    truth = (x[:, 0] > 0) ^ moved
+    right = {}
+    for refinements in (0, 3):
+        keras.utils.set_random_seed(0)
+        dense = keras.layers.Dense
+        net = keras.Sequential([keras.Input((2,)), dense(32, "relu"), dense(2)])
+        labels = ldp.PrivateLabels(
+            truth.astype(int), 2, budget=ldp.PrivacyBudget(2.0, DELTA), insecure_seed=0
+        )
+        options = {"encoder": lambda rows: rows[:, :1], "epochs": 8, "learning_rate": 1e-2}
+        one = head(2.0, net, refinements=refinements, **options).fit(x, labels)
+        assert one.rounds() == 2 + refinements
+        right[refinements] = np.mean(one.predict(x)[moved] == truth[moved])
+    error = 5 * math.sqrt(0.25 / moved.sum())
+    assert right[0] < 0.5 - error and right[3] > 0.5 + error
+
+
+def test_mirrored_images_share_their_prediction(tmp_path):
+    import keras
+
+    images = X.reshape(-1, 2, 2)
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    net = keras.Sequential([keras.Input((2, 2)), layers.Flatten(), layers.Dense(3)])
+    labels = vault(1.0)
+    one = head(1.0, net, mirrored=True, shares=(1.0,), epochs=1, batch_size=500)
+    one.fit(images, labels)
+    expected = one.predict_proba(images[:50])
+    np.testing.assert_allclose(one.predict_proba(images[:50, :, ::-1]), expected, atol=1e-6)
+    assert np.abs(keras.ops.softmax(net(images[:50])) - expected).max() > 1e-3
+    one.to_keras().save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded.predict(images[:50], verbose=0), expected, atol=1e-5)
+    with pytest.raises(ValueError, match="expected images"):
+        head(1.0, mirrored=True).fit(X, labels)
+    assert len(labels.history()) == 1
 
 
 def test_a_budget_for_one_release_alone_pays_for_none():
@@ -177,6 +241,8 @@ def test_a_budget_for_one_release_alone_pays_for_none():
         ({"shares": (0.5, 0.6)}, None, "sum to one"),
         ({"epochs": 0}, None, "epochs"),
         ({"batch_size": 0}, None, "batch_size"),
+        ({"refinements": -1}, None, "refinements"),
+        ({"draw_share": 1.0}, None, "draw_share"),
         ({"learning_rate": -1.0}, None, "learning_rate"),
         ({"shares": (0.0, 1.0)}, None, "shares"),
         ({"epsilon": 0.0}, None, "epsilon"),

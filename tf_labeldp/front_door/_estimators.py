@@ -35,6 +35,7 @@ from tf_labeldp.features.reader import (
     table_columns,
 )
 from tf_labeldp.front_door._recommend import Choice, recommend
+from tf_labeldp.front_door.image_network import image_network, image_views
 from tf_labeldp.heads import (
     BootstrappedHead,
     PrivateLogisticRegression,
@@ -74,8 +75,6 @@ _RARE = 0.1
 """A class with less than this multiple of an equal share is rare: below 5 % of two classes."""
 _SHARE_ROWS = 4096
 """Rows whose predictions give the shares of the classes, within 1 % of all examples."""
-_IMAGE_SHARES = (0.3, 0.7)
-"""Shares of the squared precision: the second release uses features that the network learnt."""
 _PILOT_SHARE = 0.01
 """The share of the squared precision for a pilot, which is a tenth of epsilon."""
 _PILOT_MARGIN = 1e-4
@@ -196,10 +195,12 @@ class _FrontDoor(Head):
             raise ValueError("expected at least one label, got none. Give labels and their rows.")
         weights = example_weights(public.value[3], size)
         has_weights = weights is not None or public.value[2] is not None
-        if self.model is not None and has_weights:
+        trains_network = self.model is not None or self.method == "network"
+        if trains_network and has_weights:
             raise ValueError(
-                "expected no weights with model=, which learns a head's probabilities, got some. "
-                "Leave out sample_weight and class_weight, or train the model with make_private."
+                "expected no weights with model= or method='network', which learn a head's "
+                "probabilities, got some. Leave out sample_weight and class_weight, or train a "
+                "model with make_private."
             )
         delta = self._delta(labels, size)
         choice = self._choice(epsilon, size, kind, features, labels)
@@ -216,9 +217,7 @@ class _FrontDoor(Head):
         public = public_input(public, fitted_encoder(self.encoder, features))
         raw, encoder = public.value
         is_array = not isinstance(labels, PrivateLabels)
-        makes_vault = is_array and (
-            price is not None or self.model is not None or choice.method == "pilot"
-        )
+        makes_vault = is_array and (price is not None or trains_network or choice.method == "pilot")
         if makes_vault:
             refuse_worker_processes()
             cost_of_inputs = compose_receipts(public.receipts, delta).epsilon
@@ -247,7 +246,7 @@ class _FrontDoor(Head):
             reason = "Your encoder, and one noisy release for a linear head."
             if takes_raw:
                 encoder, reason = with_smoothing(encoder, features, size)
-            if self.model is None:
+            if not trains_network:
                 choice = dataclasses.replace(choice, reason=reason)
         # ``BootstrappedHead`` takes no weights.
         weighted = {} if weights is None else {"sample_weight": weights}
@@ -272,6 +271,11 @@ class _FrontDoor(Head):
         is_boosting = choice.method == "boosting"
         if is_boosting:
             head: Any = self._boosting(epsilon, seed, key)
+        elif trains_network and isinstance(self, PrivateClassifier):
+            network = self.model
+            if network is None:
+                network = image_network(features, labels.num_classes)
+            head = _bootstrapped(self, network, epsilon, delta, encoder, kind)
         else:
             head = self._head(epsilon, delta, encoder, kind, size, seed, key)
         head.fit(public.with_value(features), labels, **weighted)
@@ -327,7 +331,14 @@ class _FrontDoor(Head):
     def _choice(self, epsilon: float, size: int, kind: str, features: Any, labels: Any) -> Choice:
         """Returns the choice by public facts, or the method that the caller asked for."""
         has_own = self.encoder is not None or self.model is not None
-        method = _validate.one_of("method", self.method, ("auto", "head", "boosting"))
+        methods = ("auto", "head", "boosting", *(() if self._is_regressor() else ("network",)))
+        method = _validate.one_of("method", self.method, methods)
+        is_image = kind == "images" and np.ndim(features) <= 4
+        if method == "network" and (self.model is not None or not is_image):
+            raise ValueError(
+                "method='network' needs images (n, height, width) or (n, height, width, channels), "
+                "without model=. Leave model out, or use model= for other inputs."
+            )
         if method == "boosting" and (has_own or kind == "images"):
             raise ValueError(
                 "method='boosting' needs a table or rows of numbers, without encoder= and model=. "
@@ -407,14 +418,19 @@ class PrivateClassifier(_FrontDoor):
         model: your own built Keras model from arrays to logits (n, K), trained in place on a head's
             probabilities (``heads.BootstrappedHead``). A model with several inputs takes a dict,
             list or tuple of arrays in ``fit`` and ``predict``. None fits a head alone.
-        epochs: passes over the examples when ``model`` is trained; few examples need many.
+        epochs: passes over the examples in each round of training a network, of which
+            ``BootstrappedHead`` has two to four; few examples need many.
+        mirrored: whether mirrored images keep their class, as photographs and clothes do but
+            letters do not; a network learns from both, and predicts the mean of both.
         encoder: replaces the chosen features: a Keras model, the name of one in
             ``keras.applications``, a backbone of KerasHub, a fitted scikit-learn transformer, or a
             function from raw inputs, such as texts, to (n, d) (``features.PublicEncoder``); or a
             fitted feature map. Features of images are smoothed over neighbours, and ``to_keras()``
             takes raw images.
-        method: ``"head"`` or ``"boosting"`` (of tables and rows of numbers), or ``"auto"`` for the
-            choice by epsilon, the number of examples and of classes, and the kind of features.
+        method: ``"head"``; ``"boosting"`` (of tables and rows of numbers); ``"network"`` (of
+            images), which trains a residual network from scratch, in minutes to hours; or
+            ``"auto"`` for the choice by epsilon, the number of examples and of classes, and the
+            kind of features.
         class_weight: public weights above zero by class value, or ``"balanced"``, which divides by
             the released class shares at no further cost. They multiply the probabilities.
         key: name of the release in a vault.
@@ -424,7 +440,7 @@ class PrivateClassifier(_FrontDoor):
         choice_: the choice, its reasons, and the benchmark rows behind it; print it. Its remarks
             name the columns that are hashed, and a class that is rare by the fitted model.
         head_: the fitted model: a ``PrivateLogisticRegression``, a ``PrivateRidge``, a
-            ``PrivateBoosting``, or with ``model`` a ``BootstrappedHead``.
+            ``PrivateBoosting``, or with a network a ``BootstrappedHead``.
         evaluation_: the noisy metric, with ``budget_for_evaluation``; print it.
         classes_: class values (K,).
 
@@ -446,6 +462,7 @@ class PrivateClassifier(_FrontDoor):
     evaluation_metric: str | None = None
     model: Public[Any] = None
     epochs: int = 10
+    mirrored: bool = False
     encoder: Public[Any] = None
     method: str = "auto"
     class_weight: Public[Any] = None
@@ -467,8 +484,6 @@ class PrivateClassifier(_FrontDoor):
         seed: int | None,
         key: str | None,
     ) -> Any:
-        if self.model is not None:
-            return _bootstrapped(self, epsilon, delta, encoder, kind)
         is_table = kind == "table"
         entries = size * getattr(encoder, "n_features_out_", 0)
         is_large = is_table and entries > _LIKELIHOOD
@@ -636,11 +651,11 @@ def refuse_noisy_labels(model: Any, features: Any, labels: PrivateLabels) -> Non
     if not isinstance(model, _FrontDoor):
         return
     choice = model._choice(model.epsilon, len(labels), kind_of(features), features, labels)
-    if choice.method in ("boosting", "pilot"):
+    if choice.method in ("boosting", "pilot", "network"):
         raise ValueError(
             "expected candidates that fit a head, whose fits compose as one release, got "
-            f"{type(model).__name__} with method={model.method!r}, which may fit boosting. Use "
-            "method='head', or search over PrivateBoosting. Nothing was released."
+            f"{type(model).__name__} with method={model.method!r}, which may draw noisy labels. "
+            "Use method='head', or search over PrivateBoosting. Nothing was released."
         )
 
 
@@ -664,24 +679,23 @@ def takes_several(model: Any) -> bool:
 
 
 def _bootstrapped(
-    door: PrivateClassifier, epsilon: float, delta: float, encoder: Any, kind: str
+    door: PrivateClassifier, network: Any, epsilon: float, delta: float, encoder: Any, kind: str
 ) -> BootstrappedHead:
     if kind == "table":
         raise TypeError(
             "model= needs features in an array, or a dict of arrays for a model with such inputs, "
             "got a table. Turn it into an array, or train the model with make_private."
         )
-    from tf_labeldp.self_supervised import weak_views
-
     is_image = kind == "images"
     return BootstrappedHead(
         epsilon,
         delta,
-        door.model,
+        network,
         encoder=encoder,
-        shares=_IMAGE_SHARES if is_image else (1.0,),
+        shares=None if is_image else (1.0,),
+        mirrored=door.mirrored,
         epochs=door.epochs,
-        views=weak_views(shift=0.07) if is_image else None,
+        views=image_views(network.input_shape[1:], door.mirrored) if is_image else None,
         key="private-classifier" if door.key is None else door.key,
         verbose=0,
     )

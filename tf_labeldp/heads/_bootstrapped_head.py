@@ -16,6 +16,7 @@ from tf_labeldp.accounting import Private, Public, public_input
 from tf_labeldp.accounting.gaussian import gaussian_share
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
+from tf_labeldp.estimation import likelihoods
 from tf_labeldp.features.estimator import symbolic_inputs
 from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import (
@@ -26,7 +27,7 @@ from tf_labeldp.features.reader import (
     num_rows,
 )
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
-from tf_labeldp.heads._prior_randomizer import _DRAW_PAYS, teacher_labels
+from tf_labeldp.heads._prior_randomizer import teacher_labels
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.mechanisms import InformativeRR, Priors
 from tf_labeldp.mechanisms.base import Mechanism
@@ -37,8 +38,8 @@ from tf_labeldp.vault.records import npz, publish
 _Self = TypeVar("_Self", bound="BootstrappedHead")
 _MARGIN = 1e-5
 """Share of epsilon that stays unspent, because the ledger also counts the rounding of releases."""
-_DRAW_SHARE = 0.85
-"""Share of epsilon for noisy labels, from ``_DRAW_PAYS`` on."""
+_DRAW_SHARE, _DRAW_FROM = 0.85, 1.5
+"""Share of epsilon for noisy labels, and the epsilon from which they are drawn."""
 _ROWS = 512
 """Rows per prediction of the network."""
 _LEAST = 1e-12
@@ -52,9 +53,12 @@ class BootstrappedHead(Head):
     A ``PrivateLogisticRegression`` on label-free features makes the first release. The network
     learns its probabilities on random views of all inputs. The next head is fitted on the network's
     last hidden layer and the label-free features; the network then learns the sum of the heads'
-    log-probabilities, and so on. From epsilon 2.5 on, 85 % of it draws noisy labels last, by
-    ``InformativeRR`` with the network's probabilities as priors, and the network learns their
-    posteriors. The result is the network.
+    log-probabilities, and so on. The result is the network.
+
+    From epsilon 1.5 on, 85 % of it draws noisy labels last, by ``InformativeRR`` with the network's
+    probabilities as priors. The network learns their posteriors. Where the priors were sure and
+    wrong, so are these posteriors; so the network's new probabilities replace the priors, and it
+    learns again (expectation maximisation of the noisy labels' likelihood).
 
     Guarantee:
         (epsilon, delta)-label-DP for the replacement of one label, whatever the number of releases.
@@ -76,8 +80,14 @@ class BootstrappedHead(Head):
             model or a callable; for images the best is
             ``NeighbourSmoothing(PatchDictionary().fit(x)).fit(x)``. None for flattened inputs,
             standardized if there are several.
-        shares: shares of the squared precision, one per release of a head; they sum to one.
-        epochs: epochs of training after each release.
+        shares: shares of the squared precision, one per release of a head; they sum to one. None
+            for one release if noisy labels follow, and else two, of 0.3 and 0.7.
+        draw_share: share of epsilon for noisy labels, in [0, 1); 0 draws none. None for 0.85 from
+            epsilon 1.5 on, and 0 below.
+        refinements: times that posteriors are computed again and learnt, at least 0.
+        mirrored: whether a mirrored image keeps its class. Probabilities are then means over image
+            and mirror image; ``views`` should mirror, too.
+        epochs: epochs of training after each release, and after each computation of posteriors.
         batch_size: examples per training step.
         learning_rate: the peak learning rate of AdamW; a cosine lowers it in every round.
         views: Keras layers that change inputs at random but not their class, for images
@@ -113,7 +123,10 @@ class BootstrappedHead(Head):
     network: Public[Any]
     _: dataclasses.KW_ONLY
     encoder: Public[Any] = None
-    shares: tuple[float, ...] = (0.3, 0.7)
+    shares: tuple[float, ...] | None = None
+    draw_share: float | None = None
+    refinements: int = 2
+    mirrored: bool = False
     epochs: int = 5
     batch_size: int = 256
     learning_rate: float = 2e-3
@@ -164,7 +177,11 @@ class BootstrappedHead(Head):
             priors = Priors(self._probabilities(inputs).astype(np.float64), receipts=receipts)
             drawn = y.randomize(self._draw(y), priors=priors, key=f"{self.key}/draw")
             receipts = merge_receipts(receipts, drawn.receipts)
-            self._learn(inputs, drawn.posterior(), receipts, y, "draw")
+            likelihood = likelihoods(drawn.mechanism, drawn.values, drawn.priors)
+            for number in range(1 + self.refinements):
+                joint = self._probabilities(inputs) * likelihood
+                posterior = joint / joint.sum(axis=1, keepdims=True)
+                self._learn(inputs, posterior, receipts, y, f"draw-{number}")
         self.heads_, self.receipts_ = tuple(heads), receipts
         self.classes_ = y.decode(np.arange(y.num_classes))
         is_array = isinstance(inputs, np.ndarray)
@@ -174,7 +191,11 @@ class BootstrappedHead(Head):
     def epsilons(self) -> tuple[float, ...]:
         """Returns the epsilon of each head's release alone, at ``delta``."""
         epsilon = (self.epsilon - self._for_draw()) * (1.0 - _MARGIN)
-        return tuple(gaussian_share(epsilon, self.delta, share) for share in self.shares)
+        return tuple(gaussian_share(epsilon, self.delta, share) for share in self._shares())
+
+    def rounds(self) -> int:
+        """Returns the number of rounds of training, of ``epochs`` each."""
+        return len(self._shares()) + (1 + self.refinements if self._for_draw() else 0)
 
     @property
     def _model(self) -> Any:
@@ -199,11 +220,16 @@ class BootstrappedHead(Head):
 
         self._check_fitted()
         name = "bootstrapped_head"
-        if len(self._model.inputs) == 1 and not isinstance(symbolic_inputs(self._model), dict):
+        is_single = len(self._model.inputs) == 1
+        if is_single and not isinstance(symbolic_inputs(self._model), dict) and not self.mirrored:
             layers = [self._model, keras.layers.Softmax()]
             return self._with_facts(keras.Sequential(layers, name=name))
-        outputs = keras.layers.Softmax()(self._model(symbolic_inputs(self._model)))
-        return self._with_facts(keras.Model(symbolic_inputs(self._model), outputs, name=name))
+        inputs = symbolic_inputs(self._model)
+        outputs = keras.layers.Softmax()(self._model(inputs))
+        if self.mirrored:
+            mirror = keras.layers.Softmax()(self._model(keras.ops.flip(inputs, axis=2)))
+            outputs = keras.layers.Average()([outputs, mirror])
+        return self._with_facts(keras.Model(inputs, outputs, name=name))
 
     def _inputs(self, inputs: Any) -> Any:
         """Returns inputs of the network: an array, or a dict or tuple of arrays."""
@@ -225,6 +251,11 @@ class BootstrappedHead(Head):
         """Raises for inputs that the network can't take, before a release."""
         import keras
 
+        if self.mirrored and not (isinstance(inputs, np.ndarray) and inputs.ndim in (3, 4)):
+            raise ValueError(
+                "expected images (n, height, width) or (n, height, width, channels) with "
+                "mirrored=True, got other inputs. Leave mirrored out."
+            )
         for part in keras.tree.flatten(inputs):
             if part.dtype.kind == "f":
                 checked_finite(part.reshape(len(part), -1))
@@ -241,13 +272,16 @@ class BootstrappedHead(Head):
                 "vault: it checks the budget for all releases before the first."
             )
         _validate.positive_finite("epsilon", self.epsilon)
-        shares = [_validate.positive_finite("shares", share) for share in self.shares]
+        if self.draw_share is not None:
+            _validate.number_in("draw_share", self.draw_share, "[0, 1)")
+        shares = [_validate.positive_finite("shares", share) for share in self._shares()]
         if not math.isclose(sum(shares), 1.0, abs_tol=1e-9):
             raise ValueError(
                 f"shares must be one number per release and sum to one, got {self.shares}."
             )
-        for name in ("epochs", "batch_size"):  # a bad value must not cost budget
-            _validate.integer_at_least(name, getattr(self, name), 1)
+        # A bad value must not cost budget.
+        for name, least in (("epochs", 1), ("batch_size", 1), ("refinements", 0)):
+            _validate.integer_at_least(name, getattr(self, name), least)
         _validate.positive_finite("learning_rate", self.learning_rate)
         width = built_network(self._model, "network").output_shape[-1]
         if width != labels.num_classes or num_rows != len(labels):
@@ -300,8 +334,16 @@ class BootstrappedHead(Head):
             weights = {f"arr_{i}": value for i, value in enumerate(self._model.get_weights())}
             publish(stored, npz(weights), replace=True)
 
+    def _shares(self) -> tuple[float, ...]:
+        if self.shares is not None:
+            return self.shares
+        return (1.0,) if self._for_draw() else (0.3, 0.7)
+
     def _for_draw(self) -> float:
-        return _DRAW_SHARE * self.epsilon if self.epsilon >= _DRAW_PAYS else 0.0
+        share = self.draw_share
+        if share is None:
+            share = _DRAW_SHARE if self.epsilon >= _DRAW_FROM else 0.0
+        return share * self.epsilon
 
     def _draw(self, labels: PrivateLabels) -> InformativeRR:
         return InformativeRR(self._for_draw(), labels.num_classes)
@@ -310,8 +352,10 @@ class BootstrappedHead(Head):
     def _probabilities(self, inputs: Any) -> np.ndarray:
         from scipy import special
 
-        logits = self._model.predict(inputs, batch_size=_ROWS, verbose=0)
-        return special.softmax(logits, axis=1)
+        # The same views as in ``to_keras``.
+        images = [inputs, inputs[:, :, ::-1]] if self.mirrored else [inputs]
+        logits = [self._model.predict(x, batch_size=_ROWS, verbose=0) for x in images]
+        return np.mean([special.softmax(each, axis=1) for each in logits], axis=0)
 
     @without_retracing_warnings()
     def _hidden(self, inputs: Any) -> np.ndarray:
