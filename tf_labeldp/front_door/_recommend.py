@@ -39,7 +39,7 @@ _BOOSTING_FROM = 3_000.0
 0.5 and 1 on Adult."""
 _PILOT_FROM = 500.0
 """For numbers, a pilot release decides from this worth on: below, trees lost on each set."""
-_NETWORK_FROM, _NETWORK_RATE = 1.5, 600.0
+_NETWORK_FROM, _NETWORK_RATE = 2.0, 600.0
 """Epsilon from which a network is mentioned, and examples per minute of its training by default."""
 _FEW = 0.1
 """With a smaller share of those examples, a remark names the epsilon to look up."""

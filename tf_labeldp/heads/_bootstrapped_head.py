@@ -38,7 +38,7 @@ from tf_labeldp.vault.records import npz, publish
 _Self = TypeVar("_Self", bound="BootstrappedHead")
 _MARGIN = 1e-5
 """Share of epsilon that stays unspent, because the ledger also counts the rounding of releases."""
-_DRAW_SHARE, _DRAW_FROM = 0.85, 1.5
+_DRAW_SHARE, _DRAW_FROM = 0.85, 2.5
 """Share of epsilon for noisy labels, and the epsilon from which they are drawn."""
 _ROWS = 512
 """Rows per prediction of the network."""
@@ -55,7 +55,7 @@ class BootstrappedHead(Head):
     last hidden layer and the label-free features; the network then learns the sum of the heads'
     log-probabilities, and so on. The result is the network.
 
-    From epsilon 1.5 on, 85 % of it draws noisy labels last, by ``InformativeRR`` with the network's
+    From epsilon 2.5 on, 85 % of it draws noisy labels last, by ``InformativeRR`` with the network's
     probabilities as priors. The network learns their posteriors. Where the priors were sure and
     wrong, so are these posteriors; so the network's new probabilities replace the priors, and it
     learns again (expectation maximisation of the noisy labels' likelihood).
@@ -83,7 +83,7 @@ class BootstrappedHead(Head):
         shares: shares of the squared precision, one per release of a head; they sum to one. None
             for one release if noisy labels follow, and else two, of 0.3 and 0.7.
         draw_share: share of epsilon for noisy labels, in [0, 1); 0 draws none. None for 0.85 from
-            epsilon 1.5 on, and 0 below.
+            epsilon 2.5 on, and 0 below.
         refinements: times that posteriors are computed again and learnt, at least 0.
         mirrored: whether a mirrored image keeps its class. Probabilities are then means over image
             and mirror image; ``views`` should mirror, too.
