@@ -302,7 +302,7 @@ def test_recommendations_are_measured_rows_the_best_first(kind):
 
 
 def test_recommendations_say_where_the_tables_do_not_reach():
-    assert "reach from epsilon 0.01 to 2, not to 9" in str(ldp.recommend(9.0, 60_000, "images"))
+    assert "reach from epsilon 0.01 to 4, not to 9" in str(ldp.recommend(9.0, 60_000, "images"))
     few = ldp.recommend(1.0, 600, "images")
     assert few.remarks == (
         "The tables are for up to 60,000 examples. With 600, expect the scores shown at "

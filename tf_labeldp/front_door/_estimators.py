@@ -178,11 +178,12 @@ class _FrontDoor(Head):
             labels = as_vector(y)
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         size = len(labels)
+        trains_network = self.model is not None or self.method == "network"
         takes_raw = self.encoder is not None and not is_own_map(self.encoder)
         if is_several:
             kind = "inputs"
         else:
-            kind = "encoded" if takes_raw and self.model is None else kind_of(features)
+            kind = "encoded" if takes_raw and not trains_network else kind_of(features)
         if kind == "table" and column_names(features) is not None:
             features = all_features = table_columns(features)  # texts are read once
         number = num_rows(table_columns(features) if kind == "table" else features)
@@ -195,7 +196,6 @@ class _FrontDoor(Head):
             raise ValueError("expected at least one label, got none. Give labels and their rows.")
         weights = example_weights(public.value[3], size)
         has_weights = weights is not None or public.value[2] is not None
-        trains_network = self.model is not None or self.method == "network"
         if trains_network and has_weights:
             raise ValueError(
                 "expected no weights with model= or method='network', which learn a head's "
