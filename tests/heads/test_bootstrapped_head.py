@@ -150,7 +150,8 @@ def test_a_fit_that_was_killed_reads_its_releases_and_networks(tmp_path, monkeyp
 def test_noisy_labels_come_last_where_they_pay():
     """By default from epsilon 2.5 on; their price is added to that of the heads."""
     labels = vault(insecure_seed=0)
-    one = head(epochs=4, batch_size=32, shares=(1.0,), encoder=lambda rows: rows[:, :1])
+    options = {"shares": (1.0,), "refinements": 1, "encoder": lambda rows: rows[:, :1]}
+    one = head(epochs=4, batch_size=64, **options)
     one.fit(X, labels)
     assert labels.has_draw(f"{one.key}/draw")
     assert one.epsilons()[0] == pytest.approx(0.15 * 4.0, rel=1e-4)
