@@ -12,6 +12,7 @@ a JSON file, and long ones are saved by epoch in ``--made``, so a stopped benchm
     python benchmarks/bench_learners.py
     python benchmarks/bench_learners.py --encoders 10 30 60 --data fashion_mnist
     python benchmarks/bench_learners.py --histograms
+    python benchmarks/bench_learners.py --methods RR "FixMatch, channel" --data cifar10_subset
 """
 
 from __future__ import annotations
