@@ -273,7 +273,8 @@ def table(what: str, runs: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> 
             spread = f" ± {np.std(values, ddof=1):.1f} ({len(values)})" if values[1:] else ""
             line.append(f"{np.mean(values):.1f}{spread}" if values else "")
         seconds = [run["seconds"] for found in by_epsilon.values() for run in found]
-        rows.append([*names, *line, f"{np.median(seconds):.0f}" if seconds else ""])
+        if seconds:
+            rows.append([*names, *line, f"{np.median(seconds):.0f}"])
     columns = [f"ε {epsilon:g}" for epsilon in epsilons]
     return _results.markdown(["trained", "by", "settings", *columns, "seconds"], rows)
 

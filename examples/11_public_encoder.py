@@ -61,28 +61,25 @@ subset = pathlib.Path(os.environ.get("LABELDP_DATA_DIR", "data")) / "cifar10_sub
 found = photographs(subset) if subset.exists() else tiles()
 x_train, y_train, x_test, y_test = found  # test labels are public: they are used outside the vault
 
-# 2. The encoder was trained on the public ImageNet, so it costs no budget. With a network,
-#    keras.applications has more: EfficientNetV2B0(include_top=False, pooling="avg"), for example.
-encoder = efficientnet_lite0(x_train.shape[1:], size=96)
+# 2. The encoder was trained on the public ImageNet, so it costs no budget. It computes each feature
+#    once, and keeps them in the folder. With a network, put "EfficientNetV2B0" in place of the
+#    model, or another name in keras.applications.
+network = efficientnet_lite0(x_train.shape[1:], size=96)
+encoder = ldp.features.PublicEncoder(network, cache_dir=folder / "features").fit(x_train)
 
-# 3. Features, computed once and without labels: of the encoder, and, to compare, those that
-#    PrivateClassifier takes from pixels. Both are smoothed over the nearest neighbours.
-patches = ldp.features.PatchDictionary().fit(x_train)
-computed = {
-    "pixels": [patches.transform(images) for images in (x_train, x_test)],
-    "encoder": [encoder.predict(images, verbose=0) for images in (x_train, x_test)],
-}
-features = {}
-for name, rows in computed.items():
-    smooth = ldp.features.NeighbourSmoothing().fit(rows[0])
-    features[name] = [smooth.transform(part) for part in rows]
+# 3. The features of PrivateClassifier, from pixels and with the encoder: both are made without
+#    labels, and smoothed over the nearest neighbours.
+features = []
+for map_ in (ldp.features.PatchDictionary().fit(x_train), encoder):
+    smooth = ldp.features.NeighbourSmoothing(map_).fit(x_train)
+    features.append((smooth.transform(x_train), smooth.transform(x_test)))
 
 # 4. A model at each epsilon. These have one-time vaults of their own, to show the accuracy: publish
 #    several of them, and their epsilons add up.
 print("test accuracy:     pixels   encoder")
 for epsilon in (0.1, 0.5, 1.0, 2.0, 4.0):
     scores = []
-    for rows, test_rows in features.values():
+    for rows, test_rows in features:
         shown = ldp.PrivateLabels(y_train, 10, budget=ldp.PrivacyBudget(epsilon, delta=1e-5))
         head = ldp.PrivateLogisticRegression(epsilon, 1e-5).fit(rows, shown)
         scores.append(f"{head.score(test_rows, y_test):7.1%}")
