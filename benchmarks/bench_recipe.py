@@ -33,7 +33,7 @@ from tf_labeldp.front_door.image_network import image_network, image_views
 from tf_labeldp.heads import BootstrappedHead, PrivateLogisticRegression
 
 EPSILONS, DELTA = (0.1, 0.5, 1.0, 2.0, 4.0), 1e-5
-PASSES = {"mnist": 32, "fashion_mnist": 32, "cifar10_subset": 120}
+PASSES = {"mnist": 40, "fashion_mnist": 40, "cifar10_subset": 120}
 """Passes over the training set, in all rounds together."""
 CHOOSE_EXAMPLES, CHOOSE_TEST = 12_000, 10_000
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -28,7 +28,8 @@ def image_network(images: np.ndarray, num_classes: int) -> Any:
         start = keras.initializers.HeNormal(next(seeds))
         options = {"strides": strides, "padding": "same", "use_bias": False}
         x = layers.Conv2D(width, 3, kernel_initializer=start, **options)(x)
-        return layers.ReLU()(layers.BatchNormalization()(x))
+        # Few examples are few steps, in which the averages for predictions have to settle.
+        return layers.ReLU()(layers.BatchNormalization(momentum=0.9)(x))
 
     inputs = keras.Input(shape)
     x = inputs if len(shape) == 3 else layers.Reshape((*shape, 1))(inputs)
