@@ -48,7 +48,7 @@ def photographs(count, channels=3, side=32):
     return (coarse.repeat(side // 4, 2) + fine).astype(np.uint8)
 
 
-def seen(views, images):
+def viewed(views, images):
     return np.asarray(views(images.astype(np.float32), training=True))
 
 
@@ -65,7 +65,7 @@ def maps(views, count=200, side=SIDE):
     A warp that is linear in the place is exact in the inside of the image, where a fit by least
     squares finds it. Offsets and places are from the centre, in pixels.
     """
-    found = seen(views, places(count, side))
+    found = viewed(views, places(count, side))
     axis = np.arange(side) - (side - 1) / 2
     rows, columns = np.meshgrid(axis, axis, indexing="ij")
     design = np.stack([rows, columns, np.ones_like(rows)], axis=-1)
@@ -107,7 +107,7 @@ def test_operations_on_colours_are_those_of_pillow(name, channels):
     from PIL import ImageEnhance, ImageOps
 
     images = photographs(30, channels)
-    found = 255 * seen(only(name), images / 255.0)
+    found = 255 * viewed(only(name), images / 255.0)
     factors = []
     for image, view in zip(images, found, strict=True):
         before = image_module.fromarray(image.squeeze())
@@ -146,7 +146,7 @@ def test_operations_on_colours_are_those_of_pillow(name, channels):
 
 def test_strengths_are_uniform_in_the_published_ranges():
     flat = np.full((2000, 4, 4, 1), 0.5, np.float32)
-    factors = seen(only("brightness"), flat)[:, 0, 0, 0] / 0.5
+    factors = viewed(only("brightness"), flat)[:, 0, 0, 0] / 0.5
     assert_uniform(factors, 0.05, 0.95)
     turns = maps(only("rotate"))
     angles = np.degrees(np.arctan2(turns[:, 0, 1], turns[:, 0, 0]))
@@ -173,7 +173,7 @@ def test_every_operation_has_the_same_probability():
     flat = np.full((4000, 4, 4, 1), 0.5, np.float32)
     names = ["identity", "rotate", "brightness", "solarize"]
     views = rand_augment_views(shift=0.0, operations=1, cutout=(0.0, 0.0), choices=names)
-    outputs = seen(views, flat)
+    outputs = viewed(views, flat)
     dark = outputs[:, 1, 1, 0] < 0.49
     turned = ~dark & (outputs[:, 0, 0, 0] < 0.499)
     for share in (dark.sum(), turned.sum()):
@@ -181,7 +181,7 @@ def test_every_operation_has_the_same_probability():
     twice = rand_augment_views(
         shift=0.0, operations=2, cutout=(0.0, 0.0), choices=["identity", "brightness"]
     )
-    unchanged = int((seen(twice, flat)[:, 0, 0, 0] == 0.5).sum())
+    unchanged = int((viewed(twice, flat)[:, 0, 0, 0] == 0.5).sum())
     assert stats.binomtest(unchanged, 4000, 0.25).pvalue > 0.005
 
 
@@ -205,7 +205,7 @@ def test_operations_on_places_are_composed_in_their_order():
 @pytest.mark.parametrize("cutout, sides", [((0.5, 0.5), [16]), ((0.0, 0.5), list(range(0, 17, 2)))])
 def test_the_erased_square_is_grey_and_of_that_size(cutout, sides):
     views = rand_augment_views(shift=0.0, operations=0, cutout=cutout)
-    erased = seen(views, np.ones((3000, 32, 32, 1), np.float32))[..., 0] == 0.5
+    erased = viewed(views, np.ones((3000, 32, 32, 1), np.float32))[..., 0] == 0.5
     tall, wide = erased.any(axis=2).sum(axis=1), erased.any(axis=1).sum(axis=1)
     assert np.array_equal(erased.sum(axis=(1, 2)), tall * wide)
     # Its centre is any pixel, so the borders cut off nearly half of the squares of 16 pixels.
@@ -243,7 +243,7 @@ def test_crops_have_the_published_area_and_ratio():
 
 def test_hue_turns_and_keeps_value_and_saturation():
     images = photographs(20) / 255.0
-    outputs = seen(ColorJitter(0.0, 0.0, 0.0, 0.3, 1.0, 0.0), images)
+    outputs = viewed(ColorJitter(0.0, 0.0, 0.0, 0.3, 1.0, 0.0), images)
     for image, output in zip(images, outputs, strict=True):
         colourful = np.ptp(image, axis=-1) > 0.1
         pixels = zip(image[colourful][::50], output[colourful][::50], strict=True)
@@ -259,20 +259,20 @@ def test_hue_turns_and_keeps_value_and_saturation():
 def test_colours_change_as_published():
     flat = np.full((4000, 2, 2, 3), 0.5, np.float32)
     flat[..., 0] = 0.4
-    outputs = seen(ColorJitter(grey=0.0), flat)
+    outputs = viewed(ColorJitter(grey=0.0), flat)
     same = np.all(np.abs(outputs - flat) < 1e-6, axis=(1, 2, 3)).sum()
     assert stats.binomtest(int(same), 4000, 0.2).pvalue > 0.005
-    grey = seen(ColorJitter(0.0, 0.0, 0.0, 0.0), flat)
+    grey = viewed(ColorJitter(0.0, 0.0, 0.0, 0.0), flat)
     is_grey = np.ptp(grey, axis=-1).max(axis=(1, 2)) < 1e-6
     assert stats.binomtest(int(is_grey.sum()), 4000, 0.2).pvalue > 0.005
-    factors = seen(ColorJitter(0.4, 0.0, 0.0, 0.0, 1.0, 0.0), flat)[:, 0, 0, 1] / 0.5
+    factors = viewed(ColorJitter(0.4, 0.0, 0.0, 0.0, 1.0, 0.0), flat)[:, 0, 0, 1] / 0.5
     assert_uniform(factors, 0.6, 1.4)
 
 
 def test_half_of_the_views_are_blurred():
     spots = np.zeros((1000, 32, 32, 1), np.float32)
     spots[:, 16, 16] = 1
-    outputs = seen(RandomBlur(), spots)
+    outputs = viewed(RandomBlur(), spots)
     # Rows of weights sum to one.
     np.testing.assert_allclose(outputs.sum(axis=(1, 2, 3)), 1, rtol=1e-4)
     # Below a standard deviation of 0.17, one time in 26, a blur has no effect in float32.

@@ -1,4 +1,4 @@
-"""Layers that draw a view of each image: one affine warp per image, no shape that XLA lacks.
+"""Layers that draw a view of each image, with one affine warp, on every backend and with XLA.
 
 Keras's own layers warp images by an operation that XLA lacks on TensorFlow, and its ``RandAugment``
 draws one list of operations per batch.
@@ -17,7 +17,7 @@ from keras import ops
 from tf_labeldp.accounting import Setting
 
 _GREY = (0.299, 0.587, 0.114)
-# The order is that of FixMatch's appendix. The first six change the colours by a factor and a term.
+# FixMatch's list, colours first.
 OPERATIONS = (
     "identity",
     "autocontrast",
@@ -294,9 +294,9 @@ class RandomBlur(ImageViews):
         matrices = []
         for length in (height, width):
             places = ops.arange(length, dtype="float32")
-            apart = places[:, None] - places[None, :]
-            near = ops.cast(ops.abs(apart) <= reach, "float32")
-            weights = near * ops.exp(-0.5 * (apart / sigma) ** 2)
+            distances = places[:, None] - places[None, :]
+            near = ops.cast(ops.abs(distances) <= reach, "float32")
+            weights = near * ops.exp(-0.5 * (distances / sigma) ** 2)
             matrices.append(weights / ops.sum(weights, axis=-1, keepdims=True))
         blurred = ops.einsum("nij,njkc,nlk->nilc", matrices[0], images, matrices[1])
         return ops.where(_per_image(change < 0.5), blurred, images)
