@@ -270,7 +270,7 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", default=names, choices=names)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("views.jsonl"))
     args = parser.parse_args()
     if args.part == "times":
