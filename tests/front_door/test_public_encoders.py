@@ -95,9 +95,22 @@ def test_a_model_of_raw_images_is_exported(tmp_path):
     assert "weights sha256" in note
 
 
-def test_images_are_smoothed_over_neighbours_and_texts_are_not():
-    images = classifier(PublicEncoder(network(), size=16)).fit(IMAGES, vault())
-    assert isinstance(images.head_.encoder, NeighbourSmoothing)
-    assert "smoothed over their nearest neighbours" in images.choice_.reason
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+def test_images_are_smoothed_over_neighbours_by_public_facts(epsilon, tmp_path):
+    encoder = PublicEncoder(network(), size=16).fit(IMAGES)
+    model = ldp.PrivateClassifier(epsilon, 1e-4, encoder=encoder).fit(IMAGES, vault())
+    few = N * epsilon < 700.0
+    assert isinstance(model.head_.encoder, NeighbourSmoothing) == few
+    words = "smoothed over their nearest neighbours, and" if few else "next to the same smoothed"
+    assert words in model.choice_.reason
+    # Both kinds of features are in the export, the encoder once.
+    model.to_keras().save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    found = loaded.predict(IMAGES, verbose=0)
+    np.testing.assert_allclose(found, model.predict_proba(IMAGES), atol=1e-3)
+
+
+def test_features_of_texts_are_not_smoothed():
     texts = classifier(TfidfVectorizer().fit(TEXTS)).fit(TEXTS, vault())
+    assert "not smoothed" in texts.choice_.reason
     assert texts.score(TEXTS, Y) > 0.9

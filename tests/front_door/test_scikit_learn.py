@@ -138,12 +138,12 @@ CASES = {
 
 
 def test_every_estimator_is_in_the_table():
-    """``BootstrappedHead`` takes a network, which fixes the numbers of inputs and of classes."""
+    """``BootstrappedHead`` and ``PublicEncoder`` take a network, which fixes their inputs."""
     parts = (features, heads, boosting, front_door)
     public = {getattr(part, name) for part in parts for name in part.__all__}
     public = {kind for kind in public if isinstance(kind, type) and issubclass(kind, BaseEstimator)}
     tested = {kind for case in CASES.values() for kind in type(case.estimator).__mro__}
-    assert public - tested == {heads.BootstrappedHead}
+    assert public - tested == {heads.BootstrappedHead, features.PublicEncoder}
 
 
 @pytest.mark.usefixtures("fits_apart")

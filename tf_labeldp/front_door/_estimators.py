@@ -25,9 +25,15 @@ from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_rec
 from tf_labeldp.boosting import PrivateBoosting
 from tf_labeldp.boosting.worth import worth
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
-from tf_labeldp.features.estimator import FeatureMap, note_release, tags_of_tables
+from tf_labeldp.features.estimator import (
+    FeatureMap,
+    note_release,
+    tags_of_tables,
+    with_encoder,
+)
 from tf_labeldp.features.public_encoder import fitted_encoder, is_own_map
 from tf_labeldp.features.reader import (
+    FeatureRows,
     column_names,
     is_dataset,
     map_parts,
@@ -75,6 +81,9 @@ _RARE = 0.1
 """A class with less than this multiple of an equal share is rare: below 5 % of two classes."""
 _SHARE_ROWS = 4096
 """Rows whose predictions give the shares of the classes, within 1 % of all examples."""
+_SMOOTHED_BELOW = 700.0
+"""Examples times epsilon below which features of images are smoothed alone: between 4,000 and
+12,000 photographs at epsilon 0.1, behind EfficientNet-Lite0 at 112 pixels."""
 _PILOT_SHARE = 0.01
 """The share of the squared precision for a pilot, which is a tenth of epsilon."""
 _PILOT_MARGIN = 1e-4
@@ -87,20 +96,25 @@ _LEAST_NORM = np.float32(1e-12)
 
 @dataclasses.dataclass(eq=False, repr=False)
 class SideBySide(FeatureMap):
-    """Features of several fitted maps, each centred and scaled to unit norm."""
+    """Features of several fitted maps, each centred and scaled to unit norm.
+
+    With an encoder, the maps take its features.
+    """
 
     maps: tuple[Any, ...] = ()
+    encoder: Any = None
 
     def fit(self, X: Any, y: Any = None) -> SideBySide:
         """Learns the means of the maps' features; ignores labels."""
         del y
+        X = self._encoded(X)
         self._means = [np.asarray(map_.transform(X)).mean(axis=0) for map_ in self.maps]
         self.n_features_out_ = sum(mean.size for mean in self._means)
         return self
 
     def transform(self, X: Any) -> np.ndarray:
         """Returns ``float32`` ``(n, n_features_out_)``."""
-        parts = []
+        X, parts = self._encoded(X), []
         for map_, mean in zip(self.maps, self._means, strict=True):
             rows = np.asarray(map_.transform(X), np.float32) - mean.astype(np.float32)
             norms = np.linalg.norm(rows, axis=1, keepdims=True)
@@ -108,16 +122,24 @@ class SideBySide(FeatureMap):
         return np.concatenate(parts, axis=1)
 
     def to_keras(self) -> Any:
-        """Returns a ``keras.Model`` from rows of numbers to the features."""
+        """Returns a ``keras.Model`` from rows of numbers, or inputs of the encoder, to features."""
         import keras
 
         models = [map_.to_keras() for map_ in self.maps]
-        inputs = keras.Input(models[0].input_shape[1:], name="rows")
+        for number, model in enumerate(models):
+            model.name = f"{model.name}_{number}"  # Keras needs other names within a model
+        if self.encoder is None:
+            inputs = rows = keras.Input(models[0].input_shape[1:], name="rows")
+        else:
+            inputs, rows = with_encoder(self.encoder, models[0].input_shape[1])
         parts = []
         for model, mean in zip(models, self._means, strict=True):
-            centred = keras.layers.Rescaling(1.0, (-mean).tolist(), dtype="float32")(model(inputs))
+            centred = keras.layers.Rescaling(1.0, (-mean).tolist(), dtype="float32")(model(rows))
             parts.append(keras.layers.UnitNormalization(axis=-1, dtype="float32")(centred))
         return keras.Model(inputs, keras.layers.Concatenate(dtype="float32")(parts))
+
+    def _encoded(self, X: Any) -> Any:
+        return X if self.encoder is None else FeatureRows(X, self.encoder).array()
 
 
 class _FrontDoor(Head):
@@ -243,11 +265,11 @@ class _FrontDoor(Head):
         if encoder is None and choice.method != "boosting":
             encoder = make_encoder(features, kind, size)
         elif encoder is not None:
-            reason = "Your encoder, and one noisy release for a linear head."
+            reasons: tuple[str, ...] = ("Your encoder, and one noisy release for a linear head.",)
             if takes_raw:
-                encoder, reason = with_smoothing(encoder, features, size)
+                encoder, reasons = with_smoothing(encoder, features, size, epsilon)
             if not trains_network:
-                choice = dataclasses.replace(choice, reason=reason)
+                choice = dataclasses.replace(choice, reason=" ".join(reasons))
         # ``BootstrappedHead`` takes no weights.
         weighted = {} if weights is None else {"sample_weight": weights}
         some_rows = np.random.default_rng(0).choice(size, min(size, _SHARE_ROWS), replace=False)
@@ -425,8 +447,8 @@ class PrivateClassifier(_FrontDoor):
         encoder: replaces the chosen features: a Keras model, the name of one in
             ``keras.applications``, a backbone of KerasHub, a fitted scikit-learn transformer, or a
             function from raw inputs, such as texts, to (n, d) (``features.PublicEncoder``); or a
-            fitted feature map. Features of images are smoothed over neighbours, and ``to_keras()``
-            takes raw images.
+            fitted feature map. Features of images are also smoothed over neighbours, and
+            ``to_keras()`` takes raw images.
         method: ``"head"``; ``"boosting"`` (of tables and rows of numbers); ``"network"`` (of
             images), which trains a residual network from scratch, in minutes to hours; or
             ``"auto"`` for the choice by epsilon, the number of examples and of classes, and the
@@ -742,18 +764,31 @@ def make_encoder(features: Any, kind: str, size: int) -> Any:
     return SideBySide((fourier, smooth)).fit(features)
 
 
-def with_smoothing(encoder: Any, features: Any, size: int) -> tuple[Any, str]:
+def with_smoothing(
+    encoder: Any, features: Any, size: int, epsilon: float
+) -> tuple[Any, tuple[str, ...]]:
     """Returns the encoder, smoothed over neighbours where that pays by public facts, and why."""
-    is_image = (
-        getattr(features, "ndim", 0) in (3, 4) and min(features.shape[1:3]) >= _SMALLEST_IMAGE
-    )
-    if is_image and size >= _FEWEST:
-        smooth = NeighbourSmoothing(encoder).fit(features)
-        return smooth, (
-            "Images behind your encoder: its features, smoothed over their nearest neighbours, and "
-            "one noisy release for a linear head."
+    is_image = getattr(features, "ndim", 0) in (3, 4)
+    if not is_image or min(features.shape[1:3]) < _SMALLEST_IMAGE or size < _FEWEST:
+        return encoder, (
+            "Your encoder, and one noisy release for a linear head.",
+            "Its features are not smoothed over their neighbours: that pays for images, and lost "
+            "1 to 5 points on texts.",
         )
-    return encoder, "Your encoder, and one noisy release for a linear head."
+    if size * epsilon < _SMOOTHED_BELOW:
+        return NeighbourSmoothing(encoder).fit(features), (
+            "Images: features of your encoder, smoothed over their nearest neighbours, and one "
+            "noisy release for a linear head.",
+            "For so few examples at so small an epsilon, smoothing gained 8 points on photographs.",
+        )
+    rows = FeatureRows(features, encoder).array()
+    maps = tuple(NeighbourSmoothing(strength=strength).fit(rows) for strength in (0.0, 0.8))
+    return SideBySide(maps, encoder).fit(features), (
+        "Images: features of your encoder, next to the same smoothed over their nearest "
+        "neighbours, and one noisy release for a linear head on both.",
+        "Both together were better than either at each epsilon measured on photographs, by 0.2 to "
+        "2 points.",
+    )
 
 
 @dataclasses.dataclass(eq=False, repr=False)
