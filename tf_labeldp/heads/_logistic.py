@@ -176,8 +176,8 @@ class Likelihood:
             with one_each, futures.ThreadPoolExecutor(num_cores()) as threads:
                 parts = list(threads.map(total, starts))
         # The order of the sum does not depend on the number of cores.
-        value, gradient = sum(part[0] for part in parts), sum(part[1] for part in parts)
-        return self.weight * value, self.weight * gradient.T
+        values, gradients = zip(*parts, strict=True)
+        return self.weight * sum(values), self.weight * np.sum(gradients, axis=0).T
 
     def _sum_of_blocks(self, u: np.ndarray, rows: int, first: int) -> tuple[float, np.ndarray]:
         """Returns the unweighted sum and gradient (C, d) of ``_BLOCKS`` blocks of rows."""
