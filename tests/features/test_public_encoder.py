@@ -125,6 +125,36 @@ def test_an_interrupted_run_continues_from_its_folder(inputs, tmp_path, monkeypa
     )
 
 
+def test_arguments_that_were_set_count_in_the_next_fit():
+    encoder = PublicEncoder(lambda rows: rows.reshape(N, -1)[:, :3]).fit(IMAGES)
+    encoder.set_params(model=lambda rows: rows.reshape(N, -1)[:, 3:6]).fit(IMAGES)
+    np.testing.assert_array_equal(encoder.transform(IMAGES), IMAGES.reshape(N, -1)[:, 3:6])
+    pooled = [keras.Input((None, None, 3)), layers.Conv2D(4, 3), layers.GlobalMaxPooling2D()]
+    encoder = PublicEncoder(keras.Sequential(pooled), size=4).fit(UNIT)
+    small = encoder.transform(UNIT)
+    assert not np.allclose(encoder.set_params(size=9).fit(UNIT).transform(UNIT), small)
+
+
+def test_all_of_a_row_identifies_it():
+    # The repr of a long array leaves out its middle.
+    rows = np.empty(4, object)
+    rows[:] = [np.insert(np.zeros(2000), 1000, value) for value in range(4)]
+    largest = PublicEncoder(lambda rows: np.array([[row.max()] for row in rows])).fit(rows)
+    np.testing.assert_array_equal(largest.transform(rows).ravel(), range(4))
+    table = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0]})
+    column = PublicEncoder(lambda table: table[["a"]].to_numpy()).fit(table)
+    swapped = table.rename(columns={"a": "b", "b": "a"})
+    np.testing.assert_array_equal(column.transform(swapped).ravel(), [3.0, 4.0])
+
+
+def test_a_folder_holds_the_features_of_each_use_of_equal_weights(tmp_path):
+    found = [
+        PublicEncoder(network(pool(2)), cache_dir=tmp_path).fit_transform(UNIT)
+        for pool in (layers.MaxPooling2D, layers.AveragePooling2D)
+    ]
+    assert not np.allclose(*found)
+
+
 def test_a_folder_holds_the_features_of_each_model(tmp_path):
     first, second = network(), network()
     second.layers[-1].set_weights([2.0 * part for part in first.layers[-1].get_weights()])
@@ -196,6 +226,16 @@ OTHER_RANGE = {
         UNIT,
         r"0 to 255 .*got images of 0 to 1",
     ),
+    "standardized into 255": (
+        network(layers.Rescaling(1 / 255.0)),
+        3.0 * UNIT - 1.5,
+        r"0 to 255 .*got -1.5 to 1.4\d+\. Give raw",
+    ),
+    "65535 into 255": (
+        network(layers.Rescaling(1 / 255.0)),
+        257 * IMAGES.astype(np.uint16),
+        r"0 to 255 .*got \d+ to \d+\. Give raw",
+    ),
     "255 into an application": (NAMED, IMAGES, "pixel_range='MobileNetV2'"),
     "1 into an application": (NAMED, UNIT, "keras.applications preprocesses them for MobileNetV2"),
     "255 into an unknown model": (
@@ -229,6 +269,37 @@ def test_pixels_in_the_range_pass_unchanged(case):
     found = PublicEncoder(model).fit(images)
     assert found.to_keras() is model
     np.testing.assert_allclose(found.transform(images), model.predict(images, verbose=0), rtol=1e-4)
+
+
+def test_resized_pixels_may_exceed_one():
+    images = UNIT * (1.01 / UNIT.max())
+    found = PublicEncoder(network(), pixel_range=(0, 1)).fit_transform(images)
+    np.testing.assert_allclose(found, network().predict(images, verbose=0), rtol=1e-4)
+
+
+OTHER_THAN_IN_FIT = {
+    "range": (UNIT, "expected pixels of 0 to 255, as in fit, got 0"),
+    "shape": (IMAGES[:, :6], r"\(n, 8, 8, 3\), as in fit, got \(60, 6, 8, 3\)"),
+    "one image": (IMAGES[0], r"as in fit, got \(8, 8, 3\)\. Reshape"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_THAN_IN_FIT)
+def test_images_of_another_range_or_shape_than_in_fit_are_refused(case):
+    images, message = OTHER_THAN_IN_FIT[case]
+    encoder = PublicEncoder(network(), pixel_range=(0, 1))
+    fitted = head(encoder).fit(IMAGES, labels_of())
+    with pytest.raises(ValueError, match=message):
+        fitted.predict(images)
+    # One encoder in two heads: the second must not change the features of the first.
+    if images.ndim == 4:
+        labels = labels_of()
+        with pytest.raises(ValueError, match=r"as in the first fit .* Make another PublicEncoder"):
+            head(encoder).fit(images, labels)
+        assert labels.receipts == ()
+    assert fitted.score(IMAGES, Y) > 0.9
+    black = np.zeros((1, 8, 8, 3), np.float32)
+    assert fitted.predict(np.concatenate([black, black + 1.0])).shape == (2,)
 
 
 # Statements.
@@ -295,7 +366,9 @@ def test_an_encoder_that_was_trained_on_these_labels_is_counted(wrap):
 # Kinds of encoders.
 
 
-@pytest.mark.parametrize("make", [list, np.array, pd.Series], ids=["list", "array", "series"])
+@pytest.mark.parametrize(
+    "make", [list, tuple, np.array, pd.Series], ids=["list", "tuple", "array", "series"]
+)
 def test_texts(make):
     texts = make(TEXTS)
     for encoder in (
@@ -444,6 +517,12 @@ BAD = {
         "expected numbers for the encoder",
     ),
     "no encoder": (lambda: 3, UNIT, TypeError, "an encoder must be a fitted feature map.*got 3"),
+    "a table of texts": (
+        lambda: TfidfVectorizer().fit(TEXTS),
+        pd.DataFrame({"text": TEXTS}),
+        ValueError,
+        r"return 60 rows .* got 1\. Give it a column, table\['text'\]",
+    ),
     "no known range": (
         lambda: PublicEncoder(network(), pixel_range=(0, 1)),
         3.0 * UNIT - 1.5,
@@ -473,6 +552,19 @@ def test_bad_input_is_refused_before_anything_is_charged(case, monkeypatch):
     with pytest.raises(error, match=message):
         classifier.fit(inputs, labels)
     assert labels.receipts == ()
+
+
+def test_one_image_and_data_sets_that_are_not_batched_or_endless_are_refused():
+    data = tf.data.Dataset.from_tensor_slices(UNIT)
+    with pytest.raises(ValueError, match=r"got one of shape .*batch a data set"):
+        PublicEncoder(network()).fit(data)
+    with pytest.raises(ValueError, match="the data set is endless"):
+        PublicEncoder(network()).fit(data.batch(9).repeat())
+    with pytest.raises(ValueError, match=r"got one of shape \(8, 8, 3\)\. Reshape"):
+        PublicEncoder(network()).fit(UNIT[0])
+    classifier = ldp.PrivateClassifier(5.0, DELTA, encoder=network())
+    with pytest.raises(TypeError, match=r"got a tf\.data\.Dataset"):
+        classifier.fit(data.batch(9), labels_of())
 
 
 def test_images_of_another_size_are_resized_with_a_warning():

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.features.estimator import symbolic_inputs
+from tf_labeldp.features.estimator import RESHAPE, symbolic_inputs
 
 _RANGES = {"0 to 255": (0.0, 255.0), "0 to 1": (0.0, 1.0), "-1 to 1": (-1.0, 1.0)}
 """The usual ranges of pixels, by the words of errors."""
@@ -25,6 +25,12 @@ _SMALL_SCALE = 1.0 / 32.0
 """A leading ``Rescaling`` with a smaller factor expects pixels to 255, with a larger one to 1."""
 _LARGE_MEAN = 2.0
 """A leading ``Normalization`` with a larger mean expects pixels to 255."""
+_LARGE_OVERSHOOT = 2.0
+"""Pixels of 0 to 1 that were resized may exceed 1, but not this."""
+_LARGE_DEVIATION = 16.0
+"""Pixels that were divided by their standard deviation stay below this."""
+_MOST_CHANNELS = 4
+"""An image has at most these channels."""
 _SKIPPED = ("InputLayer", "Resizing", "ZeroPadding2D", "Reshape", "CenterCrop", "Identity")
 """Layers that leave the range of pixels unchanged; those of random augmentation do too."""
 
@@ -81,8 +87,10 @@ def front_of(
     size: Any,
     pixel_range: tuple[float, float] | str | None,
     name: str,
-) -> Front | None:
-    """Returns the layers in front of a Keras model; None if it takes the inputs as they are.
+) -> tuple[Front | None, tuple[float, float] | None]:
+    """Returns the layers in front of a Keras model, and the range of the raw pixels.
+
+    They are None if it takes the inputs as they are, and for inputs without a usual range.
 
     Args:
         model: a Keras model.
@@ -99,15 +107,20 @@ def front_of(
     expected = _input_shape(model)
     is_array = isinstance(first, np.ndarray) and not first.dtype.names
     if expected is None or symbolic_inputs(model).dtype == "string":
-        return None
+        return None, None
     if isinstance(first, list) or (is_array and first.dtype.kind not in "biuf"):
         raise TypeError(
             f"expected numbers for the encoder {name!r}, got texts or objects. Give a function "
             "that turns them into its features."
         )
     if not is_array:
-        return None
+        return None, None
     rows = first.shape[1:]
+    if len(expected) == 3 == first.ndim and expected[2] == first.shape[2] <= _MOST_CHANNELS:
+        raise ValueError(
+            f"expected images of shape {_words(expected)} for the encoder {name!r}, got one of "
+            f"shape {first.shape}. {RESHAPE}"
+        )
     if len(expected) != 3 or len(rows) not in (2, 3):
         if len(rows) != len(expected) or any(
             side not in (None, found) for side, found in zip(expected, rows, strict=True)
@@ -116,7 +129,7 @@ def front_of(
                 f"expected inputs of shape {_words(expected)} for the encoder {name!r}, got "
                 f"{_words(rows)}. Reshape them."
             )
-        return None
+        return None, None
     channels = rows[2] if len(rows) == 3 else 1
     is_grey = _check_channels(rows, channels, expected[2], name)
     if size is not None:
@@ -131,7 +144,8 @@ def front_of(
         raise ValueError(
             f"expected size={expected[:2]} for the encoder {name!r}, got {own}. Leave size out."
         )
-    kernel, bias = _mapping(model, blocks, pixel_range, expected[2] or channels, name)
+    found, ends = _range_of(blocks)
+    kernel, bias = _mapping(model, found, ends, pixel_range, expected[2] or channels, name)
     resized = (own[0], own[1]) if own != rows[:2] else None
     if resized and size is None and pixel_range is None:
         _validate.warn(
@@ -139,7 +153,37 @@ def front_of(
             f"{own[1]}: they are resized. Give PublicEncoder(model, size={own}) to say so."
         )
     front = Front(tuple(rows), resized, is_grey, kernel, bias)
-    return None if front == Front(tuple(rows)) and len(rows) == 3 else front
+    return None if front == Front(tuple(rows)) and len(rows) == 3 else front, found
+
+
+def check_rows(network: Any, rows: Any, fitted: tuple[float, float] | None) -> None:
+    """Raises if raw images have another shape than a network takes, or another range than in fit.
+
+    Args:
+        network: a Keras model of raw inputs.
+        rows: the inputs; all but arrays of numbers pass.
+        fitted: the range of pixels in fit; None for any.
+    """
+    expected = _input_shape(network)
+    if expected is None or not isinstance(rows, np.ndarray) or rows.dtype.kind not in "biuf":
+        return
+    if rows.ndim != len(expected) + 1 or any(
+        side not in (None, found) for side, found in zip(expected, rows.shape[1:], strict=True)
+    ):
+        raise ValueError(
+            f"expected inputs of shape {_words(expected)}, as in fit, got {rows.shape}. Reshape "
+            "them; images[np.newaxis] is one image."
+        )
+    if fitted is None or not rows.size:
+        return
+    ends = float(rows.min()), float(rows.max())
+    # Dark images of 0 to 255 have small values, too, but whole ones.
+    is_unit = fitted[1] == 255.0 and ends[1] <= 1.0 and bool((rows != np.round(rows)).any())
+    if is_unit or _is_outside(ends, fitted):
+        raise ValueError(
+            f"expected pixels of {fitted[0]:g} to {fitted[1]:g}, as in fit, got {ends[0]:g} to "
+            f"{ends[1]:g}. Rescale the images."
+        )
 
 
 def application(name: str, weights: Any, size: Any) -> Any:
@@ -206,12 +250,16 @@ def _check_channels(rows: tuple[int, ...], channels: int, wanted: Any, name: str
 
 
 def _mapping(
-    model: Any, blocks: Iterator[Any], pixel_range: Any, channels: int, name: str
+    model: Any,
+    found: tuple[float, float] | None,
+    ends: tuple[float, float],
+    pixel_range: Any,
+    channels: int,
+    name: str,
 ) -> tuple[Any, Any]:
     """Returns kernel and bias from raw pixels to those that the model expects; None for none."""
-    found, ends = _range_of(blocks)
     if pixel_range is None:
-        _check_range(model, found, name)
+        _check_range(model, found, ends, name)
         return None, ()
     if found is None:
         raise ValueError(
@@ -242,16 +290,31 @@ def _range_of(blocks: Iterator[Any]) -> tuple[tuple[float, float] | None, tuple[
         is_whole = is_whole and np.asarray(block).dtype.kind in "iu"
     if low < -1.0 or high > 255.0 or (low < 0.0 and high > 1.0) or not np.isfinite(high - low):
         return None, (low, high)
-    if high > 1.0:
+    if high > (1.0 if is_whole else _LARGE_OVERSHOOT):
         return _RANGES["0 to 255"], (low, high)
     if low < 0.0 and not is_whole:
         return _RANGES["-1 to 1"], (low, high)
     return (_RANGES["0 to 1"] if low >= 0.0 else None), (low, high)
 
 
-def _check_range(model: Any, found: tuple[float, float] | None, name: str) -> None:
+def _is_outside(ends: tuple[float, float], pixel_range: tuple[float, float]) -> bool:
+    """Returns whether pixels lie outside a range by more than resizing overshoots."""
+    margin = (pixel_range[1] - pixel_range[0]) / 2.0
+    return ends[0] < pixel_range[0] - margin or ends[1] > pixel_range[1] + margin
+
+
+def _check_range(
+    model: Any, found: tuple[float, float] | None, ends: tuple[float, float], name: str
+) -> None:
     """Raises if pixels are in another range than the model expects, or if that must be asked."""
     if found is None:
+        leading = _leading_range(model)
+        is_small = leading == _RANGES["0 to 255"] and ends[1] <= _LARGE_DEVIATION
+        if leading is not None and (is_small or _is_outside(ends, leading)):
+            raise ValueError(
+                f"expected pixels of {leading[0]:g} to {leading[1]:g} for the encoder {name!r}, "
+                f"got {ends[0]:g} to {ends[1]:g}. Give raw images."
+            )
         return
     words = {value: key for key, value in _RANGES.items()}
     own = _application_of(model)

@@ -85,8 +85,9 @@ class Estimator(BaseEstimator):
         checks them.
         """
         X = as_table(bare(X))
-        if encoder is not None and isinstance(X, list) and all(isinstance(row, str) for row in X):
-            return X  # texts, which an encoder gets as a list
+        is_list = encoder is not None and isinstance(X, (list, tuple))
+        if is_list and all(isinstance(row, str) for row in X):
+            return list(X)  # texts, which an encoder gets as a list
         if isinstance(X, list):
             X = np.asarray(X)
         if isinstance(X, np.ndarray):

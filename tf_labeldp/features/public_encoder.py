@@ -6,8 +6,11 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
+import numbers
 import os
 import pathlib
+import pickle
+import re
 import zipfile
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -31,10 +34,11 @@ from tf_labeldp.features.reader import (
     is_dataset,
     is_lazy,
     num_rows,
+    refuse_endless,
     rows_of,
     stacked,
 )
-from tf_labeldp.features.tables import as_table, is_frame, is_structured, to_inputs
+from tf_labeldp.features.tables import as_table, is_frame, is_structured, names_of, to_inputs
 from tf_labeldp.vault.records import npz, publish
 
 _Self = TypeVar("_Self", bound="PublicEncoder")
@@ -88,7 +92,8 @@ class PublicEncoder(FeatureMap):
         OSError: the weights of a name are neither on this machine nor reachable.
         TypeError: a model of another type.
         ValueError: ``fit`` gets inputs that do not fit the model, pixels in another or an unknown
-            range, or features that are no vectors, not finite, or equal for all examples.
+            range, or features that are no vectors, not finite, or equal for all examples; a second
+            ``fit`` or ``transform`` gets images of another shape or range than the first ``fit``.
 
     Example:
         >>> import keras
@@ -127,8 +132,9 @@ class PublicEncoder(FeatureMap):
         try:
             model = self._keras_model()
             weights = None if model is None else array_digest(*map(value_of, model.weights))
-            if self._is_new(weights) or self._kept_features(inputs) is None:
-                self._prepare(model, weights, inputs)
+            is_new = self._is_new(weights)
+            if is_new or self._kept_features(inputs) is None:
+                self._prepare(model, weights, inputs, is_new)
                 self._encode_all(inputs, weights)
         except BaseException:  # a failed fit must not change a fitted encoder
             self.__dict__.clear()
@@ -193,21 +199,36 @@ class PublicEncoder(FeatureMap):
         return None
 
     def _is_new(self, weights: str | None) -> bool:
-        """Returns whether a fit has to start afresh: kept features are of other weights."""
-        return not hasattr(self, "digest_") or self._weights != weights
+        """Returns whether kept features are of other weights or other arguments."""
+        if not hasattr(self, "digest_") or self._weights != weights:
+            return True
+        model, *settings = self._fitted_with
+        return model is not bare(self.model) or settings != self._settings()
 
-    def _prepare(self, model: Any, weights: str | None, inputs: Any) -> None:
+    def _settings(self) -> list[Any]:
+        return [self.size, self.pixel_range, self.weights, self.cache_dir]
+
+    def _prepare(self, model: Any, weights: str | None, inputs: Any, is_new: bool) -> None:
         first = next(_blocks(inputs), None)
         if first is None:
             raise ValueError(NO_ROWS)
-        name, front, own = _name_of(self.model), None, bare(self.model)
+        name, own = _name_of(self.model), bare(self.model)
+        front = pixels = layers = None
         if model is not None:
-            pixels = self.pixel_range or (own if isinstance(own, str) else None)
-            front = _pixels.front_of(model, first, _blocks(inputs), self.size, pixels, name)
-        identity = (name, weights, front)
-        if getattr(self, "_identity", None) != identity:
+            wanted = self.pixel_range or (own if isinstance(own, str) else None)
+            front, pixels = _pixels.front_of(model, first, _blocks(inputs), self.size, wanted, name)
+            layers = _layers_digest(model)
+        identity = (name, weights, front, layers)
+        if is_new:
             self._network = model if front is None else front.to_keras(model)
             self._identity, self._weights, self._kept = identity, weights, _Rows([], None)
+            self._fitted_with, self._pixels = (own, *self._settings()), pixels
+        elif self._identity != identity:
+            # Heads that have this encoder would get other features.
+            raise ValueError(
+                f"expected inputs as in the first fit of the encoder {name!r}, got images of "
+                "another shape or range. Make another PublicEncoder for them."
+            )
         self._folder = None
         if self.cache_dir is not None:
             digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
@@ -283,6 +304,7 @@ class PublicEncoder(FeatureMap):
     def _computed(self, block: Any) -> Any:
         model: Any = bare(self.model)
         if self._network is not None:
+            _pixels.check_rows(self._network, block, self._pixels)
             model = _predictor(self._network)
         try:
             features = encoded(block, model)
@@ -383,6 +405,7 @@ class _Folder:
 def _blocks(inputs: Any) -> Iterator[Any]:
     """Yields inputs in blocks of rows, in their own type."""
     if is_dataset(inputs):
+        refuse_endless(inputs)
         for element in inputs.as_numpy_iterator():
             yield element[0] if isinstance(element, tuple) else element
         return
@@ -410,11 +433,12 @@ def _row_keys(inputs: Any) -> list[bytes] | None:
     """Returns a digest of each row; None for inputs whose rows have no content to digest."""
     try:
         parts = [_row_contents(part) for part in input_parts(inputs)]
-    except (TypeError, ValueError):
+        names = repr(list(names_of(as_table(inputs)) or ())).encode()
+    except (AttributeError, TypeError, ValueError, pickle.PicklingError):
         return None
     rows = parts[0] if len(parts) == 1 else zip(*parts, strict=True)
     contents = (row if isinstance(row, bytes) else repr(row).encode() for row in rows)
-    return [hashlib.blake2b(content, digest_size=16).digest() for content in contents]
+    return [hashlib.blake2b(names + content, digest_size=16).digest() for content in contents]
 
 
 def _row_contents(part: Any) -> list[Any]:
@@ -428,10 +452,30 @@ def _row_contents(part: Any) -> list[Any]:
         ]
     array = all_rows(rows)
     if array.dtype.kind not in "biuf" or array.ndim == 1:
-        return array.tolist()
+        return [_exact(value) for value in array.tolist()]
     flat = np.ascontiguousarray(array).reshape(len(array), -1)
     kind = f"{array.dtype.str}{array.shape[1:]}".encode()
     return [kind + row.tobytes() for row in flat]
+
+
+def _exact(value: Any) -> Any:
+    """Returns a value, or its content in bytes where its ``repr`` would leave some out."""
+    if isinstance(value, (list, tuple)):
+        return [_exact(entry) for entry in value]
+    is_exact = value is None or isinstance(value, (str, bytes, numbers.Number))
+    return value if is_exact else pickle.dumps(value)
+
+
+def _layers_digest(model: Any) -> str:
+    """Returns a digest of a model's layers: equal weights may be used in another way.
+
+    It is without the numbers that Keras appends to names, which differ between runs.
+    """
+    try:
+        config = repr(model.get_config())
+    except NotImplementedError:  # a subclass of keras.Model
+        config = type(model).__qualname__
+    return hashlib.sha256(re.sub(r"_\d+\b", "", config).encode()).hexdigest()
 
 
 def _pooled(model: Any) -> Any:

@@ -47,6 +47,7 @@ _POOL = {
     "keras.layers.GlobalAveragePooling2D()]).",
 }
 """What to do with an encoder whose outputs have more axes, by their number."""
+_EACH = "Return one row for each row of the inputs."
 SHUFFLED = (
     "expected the same rows in the same order on each reading, got others: the data set must not "
     "be shuffled. Leave out .shuffle(), or pass reshuffle_each_iteration=False with a seed; "
@@ -108,7 +109,7 @@ class FeatureRows:
         if self._encoder is None or not by_name:
             _check_columns(self.columns, columns)
         if is_dataset(self._inputs):
-            _refuse_endless(self._inputs)
+            refuse_endless(self._inputs)
 
     @property
     def receipts(self) -> Receipts:
@@ -511,7 +512,7 @@ def stacked(parts: list[Any]) -> Any:
 
 def collected(dataset: Any) -> Any:
     """Returns all inputs in a data set of batches x or (x, y), joined; labels are dropped."""
-    _refuse_endless(dataset)
+    refuse_endless(dataset)
     batches, digests = [], []
     for reading in range(2):
         digest = hashlib.sha256()
@@ -590,10 +591,12 @@ def encoded(inputs: Any, encoder: Any) -> Any:
             "the encoder must return numbers of shape (m, d), got an array of shape "
             f"{features.shape} and dtype {features.dtype}. {_POOL.get(features.ndim, _FLATTEN)}"
         )
-    if isinstance(inputs, (np.ndarray, list)) and features.shape[0] != len(inputs):
+    has_rows = isinstance(inputs, (np.ndarray, list)) or is_frame(inputs)
+    if has_rows and features.shape[0] != len(inputs):
+        hint = f"Give it a column, table[{names_of(inputs)[0]!r}]." if is_frame(inputs) else _EACH
         raise ValueError(
             f"the encoder must return {len(inputs)} rows (d,), one per example, got "
-            f"{features.shape[0]}."
+            f"{features.shape[0]}. {hint}"
         )
     return features
 
@@ -662,7 +665,8 @@ def _pair(element: Any) -> tuple[Any, Any]:
     return element if len(element) == 2 else (element[0], None)
 
 
-def _refuse_endless(dataset: Any) -> None:
+def refuse_endless(dataset: Any) -> None:
+    """Raises if a data set never ends."""
     if int(dataset.cardinality()) == -1:
         raise ValueError("the data set is endless. Leave out .repeat(), or add .take(steps).")
 

@@ -205,7 +205,7 @@ class _FrontDoor(Head):
         if is_several:
             kind = "inputs"
         else:
-            kind = "encoded" if takes_raw and not trains_network else kind_of(features)
+            kind = kind_of(features, is_encoded=takes_raw and not trains_network)
         if kind == "table" and column_names(features) is not None:
             features = all_features = table_columns(features)  # texts are read once
         number = num_rows(table_columns(features) if kind == "table" else features)
@@ -723,13 +723,18 @@ def _bootstrapped(
     )
 
 
-def kind_of(features: Any) -> str:
-    """Returns ``"images"``, ``"table"`` or ``"numbers"``, the kinds of ``recommend``."""
+def kind_of(features: Any, is_encoded: bool = False) -> str:
+    """Returns ``"images"``, ``"table"`` or ``"numbers"``, the kinds of ``recommend``.
+
+    Inputs of a caller's encoder are ``"encoded"``.
+    """
     if is_dataset(features):
         raise TypeError(
             "expected arrays or a table, which can be read more than once, got a tf.data.Dataset. "
             "Give an array, or fit a head (PrivateLogisticRegression), which takes data sets."
         )
+    if is_encoded:
+        return "encoded"
     if column_names(features) is not None:
         return "table"
     if hasattr(features, "tocsr"):
