@@ -134,6 +134,22 @@ def test_a_frozen_normalisation_inside_a_pretrained_model_keeps_its_statistics()
     assert len(private.trainable_variables) == 5  # two of the adapter, its bias, the last layer
 
 
+def test_the_file_of_a_model_with_adapters_has_its_statement(tmp_path):
+    # Keras saves the sum of kernel and adapters, which is no weight of the trained model.
+    model = pretrained(layers.BatchNormalization(trainable=False))
+    adapted = model.layers[0].layers[0]
+    adapted.enable_lora(2)
+    private = fitted(model, epochs=1)
+    private.save(tmp_path / "model.keras")
+    loaded = ldp.load_model(tmp_path / "model.keras")
+    assert ldp.guarantee(loaded).epsilon == private.guarantee().epsilon
+    rows = np.eye(6, dtype=np.float32)
+    np.testing.assert_allclose(loaded(rows), private(rows), atol=1e-5)
+    adapted.lora_kernel_b.assign(adapted.lora_kernel_b + 1.0)
+    private.save(tmp_path / "changed.keras")
+    assert np.isinf(ldp.guarantee(tmp_path / "changed.keras").epsilon)
+
+
 def test_a_normalisation_inside_a_pretrained_model_is_refused_with_what_to_do():
     labels = vault()
     with pytest.raises(ValueError, match=r"'norm'.*may stay if it is frozen \(trainable=False\)"):

@@ -181,9 +181,26 @@ def _set_history(layer: Any, history: History) -> None:
         if covered == math.inf:
             covered = value_of(inner_optimizer(optimizer).iterations)
         steps = None if covered is None else int(covered)
-        return f"{name}\n".encode() + dataclasses.replace(history, steps=steps).to_bytes()
+        digests = _digests_in_files(owner(), history.digests)
+        written = dataclasses.replace(history, digests=digests, steps=steps)
+        return f"{name}\n".encode() + written.to_bytes()
 
     _keep_in_files(layer, HISTORY, history, write)
+
+
+def _digests_in_files(layer: Any, digests: frozenset[bytes] | None) -> frozenset[bytes] | None:
+    """Returns the digests of a history; of a layer with adapters also those of its saved weights.
+
+    Weights that changed since the counted training are left out.
+    """
+    if digests is None or not getattr(layer, "lora_enabled", False):
+        return digests
+    if not digests.issuperset(weight_digests(own_weights(layer))):
+        return digests
+    # Keras adds low-rank adapters to the kernel in the file, and loads adapters of zero.
+    saved: dict[str, Any] = {}
+    layer.save_own_variables(saved)
+    return digests.union(weight_digests(saved.values()))
 
 
 def _keep_in_files(layer: Any, attribute: str, *content: Any) -> None:
