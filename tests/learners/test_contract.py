@@ -145,6 +145,62 @@ def test_bad_settings(learner, change, match):
         learner(**{**parts(learner), **MEMBERS[learner][0], **change})
 
 
+@pytest.mark.parametrize("learner", LABELLED)
+def test_evaluate_takes_classes_and_rows_of_classes(learner):
+    model = learner(**parts(learner), **({} if learner is DivideMix else {"from_logits": False}))
+    # FixMatch without a loss has the likelihoods of the labels.
+    model.compile("sgd", metrics=["accuracy"])
+    model.fit(IMAGES, CLASSES, 20, steps_per_epoch=1, verbose=0)
+    rows, predicted = np.eye(NUM_CLASSES)[CLASSES], model.predict(IMAGES, verbose=0)
+    found = model.evaluate(IMAGES, CLASSES, verbose=0)
+    assert found == model.evaluate(IMAGES, CLASSES[:, None], verbose=0)
+    assert found == model.evaluate(IMAGES, rows, verbose=0)
+    expected = -np.log((predicted * rows).sum(axis=1)), predicted.argmax(axis=1) == CLASSES
+    np.testing.assert_allclose(found[:2], np.mean(expected, axis=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("learner", LABELLED)
+def test_all_images_with_the_labels_of_a_part_are_refused(learner):
+    """A part counts its examples from 0, so labels would go to other images."""
+    vault = ldp.PrivateLabels(CLASSES, NUM_CLASSES, budget=ldp.PrivacyBudget(1.0))
+    _, rest = vault.split(np.arange(30, 60))
+    noisy = rest.randomize(ldp.RandomizedResponse(1.0, NUM_CLASSES))
+    settings = {} if learner is DivideMix else {"from_logits": False}
+    model = compiled(learner(**parts(learner), **settings))
+    with pytest.raises(ValueError, match=r"Give x\[part.indices\]"):
+        model.fit(IMAGES, noisy, 20, verbose=0)
+    model.fit(IMAGES[rest.indices], noisy, 20, steps_per_epoch=1, verbose=0)
+    assert ldp.guarantee(model).epsilon == 1.0
+
+
+@pytest.mark.parametrize("learner", MEMBERS)
+def test_a_learner_that_is_not_compiled(learner):
+    labels = [CLASSES] if learner in LABELLED else []
+    settings = {} if learner is DivideMix else MEMBERS[learner][0]
+    with pytest.raises(ValueError, match=r"call `compile\(\)`"):
+        learner(**parts(learner), **settings).fit(IMAGES, *labels, batch_size=20)
+
+
+@pytest.mark.parametrize("learner", MEMBERS)
+def test_mixed_precision(learner):
+    keras.mixed_precision.set_dtype_policy("mixed_bfloat16")
+    try:
+        settings, options = MEMBERS[learner]
+        settings = {**settings, "division": "mixture"} if learner is DivideMix else settings
+        if learner is FixMatch:
+            # A running threshold, and likelihoods.
+            settings = {"from_logits": False}
+        model = learner(**parts(learner), **settings)
+        model.compile("sgd")
+        labels = [CLASSES] if learner in LABELLED else []
+        history = model.fit(IMAGES, *labels, **options, verbose=0).history
+        assert np.all(np.isfinite(history["loss"]))
+        inner = model.encoder if learner is SCAN else model.network
+        assert inner.compute_dtype == "bfloat16"
+    finally:
+        keras.mixed_precision.set_dtype_policy("float32")
+
+
 @pytest.mark.parametrize("learner", MEMBERS)
 def test_xla_compiles_training(learner):
     """Also the views, of which ``test_views`` compiles all others."""

@@ -152,6 +152,7 @@ def pseudo_labeller(**settings):
         outputs = model(batch, training=True)
         return np.asarray(outputs["targets"]), np.asarray(outputs["mask"])
 
+    pseudo_labels.model = model
     return pseudo_labels
 
 
@@ -188,6 +189,21 @@ def test_the_threshold_of_a_class_is_its_mean_confidence():
     assert mask.tolist() == [0, 1, 0, 1]
     third = np.log(np.array([[0.3, 0.35, 0.36]], np.float32))
     assert pseudo_labels(third[:, [2, 1, 0]])[1] == [0] and pseudo_labels(third)[1] == [1]
+
+
+def test_a_class_that_is_never_predicted_leaves_pseudo_labels_finite():
+    pseudo_labels = pseudo_labeller(priors=[0.5, 0.5, 0.0])
+    targets = [pseudo_labels(np.full((2, 3), [0.0, 0.0, -200.0], np.float32), [0.5, 0.5, 0.0])[0]]
+    pseudo_labels.model.mean_prediction.assign([0.5, 0.5, 0.0])
+    targets.append(pseudo_labels(np.full((2, 3), [0.0, 0.0, -200.0], np.float32))[0])
+    np.testing.assert_allclose(targets, np.full((2, 2, 3), [0.5, 0.5, 0.0]), atol=1e-6)
+
+
+def test_posteriors_need_a_loss(images, noisy):
+    model = FixMatch(network())
+    model.compile("sgd")
+    with pytest.raises(ValueError, match="Compile a loss"):
+        model.fit(images[0], noisy, targets="posterior", verbose=0)
 
 
 def test_alignment_moves_pseudo_labels_to_the_priors():
@@ -238,6 +254,7 @@ BAD = {
     "weights": (IMAGES, CLASSES, {"sample_weight": -np.ones(30)}, "at least 0"),
     "clusters": (IMAGES, np.eye(3)[CLASSES], {"clusters": CLASSES}, "one noisy class per image"),
     "soft": (IMAGES, np.full((30, 3), 1 / 3), {"loss": None}, "Compile a loss"),
+    "other targets": (IMAGES, CLASSES, {"targets": "likelihoods"}, "values, posterior"),
 }
 
 

@@ -113,7 +113,7 @@ class SCAN(Learner):
             self.encoder(views(images, training=True), training=training)
             for views, images in sources
         ]
-        return self.head(ops.concatenate(views))
+        return ops.cast(self.head(ops.concatenate(views)), "float32")
 
     def compute_loss(
         self,

@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from tf_labeldp.accounting import PublicInput
+from tf_labeldp import _validate
+from tf_labeldp.accounting import PublicInput, Setting
 from tf_labeldp.features.reader import network_inputs
 from tf_labeldp.self_supervised._views import checked_images, strong_views, weak_views
 from tf_labeldp.vault.model_history import attach
@@ -22,6 +23,10 @@ class Learner(keras.Model):
     """
 
     _checks_images = False
+
+    def __init__(self, **kwargs: Setting[Any]) -> None:
+        # Parts follow their own dtype policies; losses, targets and running means are float32.
+        super().__init__(autocast=False, **kwargs)
 
     def _set_views(self, weak: Any, strong: Any) -> None:
         """Sets weak and strong views; our own views, for None, need images in [0, 1]."""
@@ -37,6 +42,19 @@ class Learner(keras.Model):
     def _read_images(self, images: Any) -> np.ndarray:
         images = network_inputs(images)
         return checked_images(images) if self._checks_images else np.asarray(images)
+
+    def evaluate(
+        self,
+        x: Setting[Any] = None,
+        y: Setting[Any] = None,
+        *args: Setting[Any],
+        **kwargs: Setting[Any],
+    ) -> Any:
+        """Evaluates as Keras does, on classes (n,) or (n, 1) too, which become rows (n, K)."""
+        if y is not None and np.shape(y)[1:] in ((), (1,)):
+            classes = _validate.class_indices("y", np.ravel(y), self.num_classes)
+            y = np.eye(self.num_classes, dtype=np.float32)[classes]
+        return super().evaluate(x, y, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""

@@ -126,7 +126,10 @@ class DivideMix(Learner):
         is_warmup = "images" in inputs
         if is_warmup:
             views = self.weak(inputs["images"], training=True)
-            return [net(views, training=training) for net in (self.network, self.second)]
+            return [
+                ops.cast(net(views, training=training), "float32")
+                for net in (self.network, self.second)
+            ]
         sides = (("first", self.network, self.second), ("second", self.second, self.network))
         return [
             self._mixed(*networks, *(inputs[f"{name}_{key}"] for key in ("x", "y", "w", "u")))
@@ -260,7 +263,7 @@ class DivideMix(Learner):
 
     @staticmethod
     def _predicted(network: Any, images: Any, training: bool = False) -> Any:
-        return ops.softmax(network(images, training=training))
+        return ops.softmax(ops.cast(network(images, training=training), "float32"))
 
     def _mixed(
         self, network: Any, other: Any, images: Any, targets: Any, clean: Any, unlabelled: Any
@@ -282,7 +285,8 @@ class DivideMix(Learner):
             for shares in (refined, predicted)
         )
         sources = (images, images, unlabelled, unlabelled)
-        inputs = ops.concatenate([self.strong(source, training=True) for source in sources])
+        views = [self.strong(source, training=True) for source in sources]
+        inputs = ops.cast(ops.concatenate(views), "float32")
         mixed = ops.concatenate([refined, refined, predicted, predicted])
         size = ops.shape(inputs)[0]
         share = symmetric_beta(self.mixup_alpha, seed=self.seed_generator)
@@ -292,7 +296,8 @@ class DivideMix(Learner):
             share * part + (1.0 - share) * ops.take(part, partner, axis=0)
             for part in (inputs, mixed)
         )
-        return network(inputs, training=True), mixed, 2 * ops.shape(images)[0]
+        logits = ops.cast(network(inputs, training=True), "float32")
+        return logits, mixed, 2 * ops.shape(images)[0]
 
     def _mixed_loss(self, logits: Any, targets: Any, size: Any) -> Any:
         shares = ops.softmax(logits)

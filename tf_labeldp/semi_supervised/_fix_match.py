@@ -41,8 +41,9 @@ class FixMatch(Learner):
 
     Source: FixMatch (Sohn et al., 2020), as Algorithms 6 and 7 of ``tang2022`` use it: ``fit`` with
     all noisy labels is LDP-SSL, with ``clusters=`` DenoiseSSL; ``from_paper`` has their settings.
-    The alignment is that of ReMixMatch (Berthelot et al., 2020). The thresholds follow FreeMatch
-    (Wang et al., 2023). The likelihoods of noisy labels, in loss and pseudo-labels, are ours.
+    The alignment is that of ReMixMatch (Berthelot et al., 2020). FreeMatch (Wang et al., 2023)
+    scales the running mean of all classes by class; here each class has its own mean. The
+    likelihoods of noisy labels, in loss and pseudo-labels, are ours.
 
     Args:
         network: a built Keras model from images (n, height, width, channels) to K outputs.
@@ -120,7 +121,7 @@ class FixMatch(Learner):
         def running(name: str) -> Any:
             start = keras.initializers.Constant(1.0 / self.num_classes)
             return self.add_weight(
-                shape=(self.num_classes,), initializer=start, trainable=False, name=name
+                (self.num_classes,), start, trainable=False, autocast=False, name=name
             )
 
         if self.threshold is None:
@@ -187,7 +188,7 @@ class FixMatch(Learner):
             self.weak(unlabelled, training=True),
             self.strong(unlabelled, training=True),
         ]
-        outputs = self.network(ops.concatenate(views), training=training)
+        outputs = ops.cast(self.network(ops.concatenate(views), training=training), "float32")
         first, second = ops.shape(labelled)[0], ops.shape(unlabelled)[0]
         weak, strong = outputs[first : first + second], outputs[first + second :]
         targets, mask = self._pseudo_labels(ops.stop_gradient(weak), inputs["evidence"])
@@ -202,7 +203,7 @@ class FixMatch(Learner):
         training: bool = True,
     ) -> Any:
         """Returns the loss of the noisy labels plus that of the pseudo-labels."""
-        outputs = y_pred if isinstance(y_pred, dict) else {"labelled": y_pred}
+        outputs = y_pred if isinstance(y_pred, dict) else {"labelled": ops.cast(y_pred, "float32")}
         if self.loss is None:
             losses = self._negative_log_likelihood(y, outputs["labelled"])
             loss = ops.mean(losses if sample_weight is None else sample_weight * losses)
@@ -268,9 +269,17 @@ class FixMatch(Learner):
         """
         public = public_input(x, clusters, sample_weight)
         images = self._read_images(public.value[0])
-        if targets is None:
-            targets = "likelihoods" if getattr(self, "loss", None) is None else "values"
-        labelled = read_targets(y, public, len(images), self.num_classes, targets)
+        has_loss = getattr(self, "loss", None) is not None
+        if targets is None and not has_loss:
+            kind = "likelihoods"
+        else:
+            kind = _validate.one_of("targets", targets or "values", ("values", "posterior"))
+        labelled = read_targets(y, public, len(images), self.num_classes, kind)
+        if not has_loss and labelled.likelihoods is None and labelled.targets.max(axis=1).min() < 1:
+            raise ValueError(
+                "expected classes, or NoisyLabels of a mechanism for classes, got probabilities. "
+                "Compile a loss for them: CategoricalCrossentropy(from_logits=True)."
+            )
         size = _validate.integer_at_least("batch_size", batch_size or 64, 1)
         return self.fit_targets(
             images, labelled, size, steps_per_epoch, seed, epochs=epochs, **kwargs
@@ -328,7 +337,8 @@ class FixMatch(Learner):
         shares = ops.softmax(outputs) if self.from_logits else outputs
         if self.priors is not None:
             self.mean_prediction.assign(_averaged(self.mean_prediction, ops.mean(shares, axis=0)))
-            shares = shares / self.mean_prediction
+            # A class that is never predicted has a mean of 0.
+            shares = shares / ops.maximum(self.mean_prediction.value, _SMALL)
         shares = _normalized(shares * evidence + _SMALL)
         confidence = ops.max(shares, axis=-1)
         classes = ops.one_hot(ops.argmax(shares, axis=-1), self.num_classes)
@@ -336,9 +346,10 @@ class FixMatch(Learner):
         if threshold is None:
             counts = ops.sum(classes, axis=0)
             means = ops.matmul(confidence, classes) / ops.maximum(counts, 1.0)
-            means = ops.where(counts > 0.0, means, self.mean_confidence)
+            # JAX takes no variables here.
+            means = ops.where(counts > 0.0, means, self.mean_confidence.value)
             self.mean_confidence.assign(_averaged(self.mean_confidence, means))
-            threshold = ops.matmul(classes, self.mean_confidence)
+            threshold = ops.matmul(classes, self.mean_confidence.value)
         mask = ops.cast(confidence >= threshold, shares.dtype)
         if self.temperature is None:
             return classes, mask

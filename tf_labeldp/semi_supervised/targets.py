@@ -80,7 +80,6 @@ def read_targets(
 
     ``public`` has the images, the clusters and the sample weights.
     """
-    _validate.one_of("targets", kind, ("values", "posterior", "likelihoods"))
     _, clusters, sample_weight = public.value
     label_input = public_input(labels)
     labels, public = label_input.value, public_input(label_input, public)
@@ -99,11 +98,9 @@ def read_targets(
             array = found.argmax(axis=1)
     elif noisy is not None and (kind == "posterior" or array.ndim == 2):
         array = noisy.posterior()
-    if kind == "likelihoods" and rows_of_all is None and array.ndim == 2:
-        raise ValueError(
-            "expected classes, or NoisyLabels of a mechanism for classes, got probabilities. "
-            "Compile a loss for them: CategoricalCrossentropy(from_logits=True)."
-        )
+    if noisy is not None and noisy.receipts and num_rows == noisy.receipts[-1].labels.size:
+        # Refuses all images with the labels of a part, which counts its examples from 0.
+        noisy.rows_among({(num_rows,)})
     if array.shape[:1] != rows.shape or rows.max(initial=-1) >= num_rows:
         raise ValueError(
             f"expected one label per image, got {num_rows} images and labels of shape "

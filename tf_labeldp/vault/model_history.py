@@ -104,7 +104,7 @@ def end_training(model: Any, before: Iterable[bytes]) -> None:
     if keras.backend.backend() == "jax":
         # Weights and their averages (`use_ema`) share a buffer here, which `predict` would free.
         model.set_weights(model.get_weights())
-    cover_steps(model.optimizer)
+    cover_steps(getattr(model, "optimizer", None))
     attach(model, known_of_weights(model))  # A callback may have set other weights.
     digests = _cover_weights(layers_of(model))
     note_weights(sorted(set(digests).difference(before)), _receipts_of(model))
@@ -125,7 +125,7 @@ def note_epoch(model: Any, before: Iterable[bytes]) -> None:
 def counted_training(model: Any, receipts: Iterable[Receipt]) -> Iterator[None]:
     """Adds receipts to a model, and counts the training in this context."""
     before = begin_training(model, receipts)
-    cover_steps(model.optimizer, math.inf)
+    cover_steps(getattr(model, "optimizer", None), math.inf)
     try:
         with without_retracing_warnings():
             yield
