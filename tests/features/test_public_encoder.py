@@ -271,6 +271,12 @@ def test_pixels_in_the_range_pass_unchanged(case):
     np.testing.assert_allclose(found.transform(images), model.predict(images, verbose=0), rtol=1e-4)
 
 
+def test_outputs_in_bfloat16_are_read():
+    model = keras.Sequential([keras.Input((8, 8, 3)), layers.Flatten(dtype="bfloat16")])
+    found = PublicEncoder(model).fit_transform(UNIT)
+    np.testing.assert_allclose(found, UNIT.reshape(N, -1), atol=0.01)
+
+
 def test_resized_pixels_may_exceed_one():
     images = UNIT * (1.01 / UNIT.max())
     found = PublicEncoder(network(), pixel_range=(0, 1)).fit_transform(images)
@@ -522,6 +528,12 @@ BAD = {
         pd.DataFrame({"text": TEXTS}),
         ValueError,
         r"return 60 rows .* got 1\. Give it a column, table\['text'\]",
+    ),
+    "a builder": (
+        lambda: keras.applications.ResNet50,
+        UNIT,
+        TypeError,
+        "got the function ResNet50, which builds one. Give its name",
     ),
     "no known range": (
         lambda: PublicEncoder(network(), pixel_range=(0, 1)),

@@ -195,6 +195,12 @@ class PublicEncoder(FeatureMap):
             return self._built[1]
         if hasattr(model, "predict_on_batch"):
             return _pooled(model)
+        if str(getattr(model, "__module__", "")).startswith("keras.src.applications"):
+            name = _name_of(model)
+            raise TypeError(
+                f"expected an encoder, got the function {name}, which builds one. Give its name, "
+                f"{name!r}."
+            )
         check_encoder(model)
         return None
 

@@ -586,6 +586,8 @@ def encoded(inputs: Any, encoder: Any) -> Any:
     else:
         found = encoder(inputs) if callable(encoder) else encoder.predict(inputs)
     features = found.tocsr() if _is_sparse(found) else np.asarray(found)
+    if features.dtype.name == "bfloat16":  # NumPy does not know it as a number.
+        features = features.astype(np.float32)
     if features.ndim != 2 or features.shape[1] == 0 or features.dtype.kind not in "biuf":
         raise ValueError(
             "the encoder must return numbers of shape (m, d), got an array of shape "
