@@ -321,8 +321,8 @@ def _check_range(
     known: Any = _leading_range(model)
     if own is not None and known is None:
         kernel, bias = _preprocessing(own)
-        ends = np.stack([bias, 255.0 * kernel.sum(axis=0) + bias])
-        known = (float(ends.min()), float(ends.max()))
+        limits = np.stack([bias, 255.0 * kernel.sum(axis=0) + bias])
+        known = (float(limits.min()), float(limits.max()))
         if known == found:
             return
         mend = f"pixel_range={own!r}"
