@@ -138,7 +138,7 @@ class FixMatch(Learner):
         weak: Public[Any] = None,
         strong: Public[Any] = None,
         *,
-        steps: int = 1 << 17,
+        steps: int = 1 << 20,
         learning_rate: float = 0.03,
         l2_penalty: float = 5e-4,
         **settings: Public[Any],
@@ -154,7 +154,7 @@ class FixMatch(Learner):
             network: as for the constructor.
             weak: as for the constructor.
             strong: as for the constructor; the paper's are in ``self_supervised.strong_views``.
-            steps: all steps of the training.
+            steps: all steps of the training; the paper has 2^20.
             learning_rate: the rate of the first step.
             l2_penalty: 5e-4; the paper has 1e-3 for 100 classes.
             **settings: further arguments of the constructor.

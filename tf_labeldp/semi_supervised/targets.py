@@ -131,7 +131,8 @@ def read_targets(
     if array.shape[1:] != (num_classes,):
         raise ValueError(
             f"labels must be classes (n,) or probabilities (n, {num_classes}), got shape "
-            f"{array.shape}. Flatten a column of classes with labels.ravel()."
+            f"{array.shape}. Flatten a column of classes with labels.ravel(), and give the network "
+            "an output per class."
         )
     if np.any(array < 0) or np.any(np.abs(array.sum(axis=1) - 1) > 1e-3):
         raise ValueError(
