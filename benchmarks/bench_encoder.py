@@ -11,6 +11,7 @@ that the table is reproducible, and protect nobody. A stopped benchmark resumes.
     pip install 'tf-labeldp[encoders]'
     python benchmarks/bench_encoder.py choose   # settings, on the training images
     python benchmarks/bench_encoder.py          # the table, on the test images
+    python benchmarks/bench_encoder.py smoothing --seeds 0 1 2   # on the training images
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from efficientnet_lite import efficientnet_lite0
 
 import tf_labeldp as ldp
 from tf_labeldp.features import NeighbourSmoothing
+from tf_labeldp.front_door._estimators import SideBySide
 from tf_labeldp.heads import HeadPriorRandomizer
 from tf_labeldp.mechanisms import InformativeRR
 
@@ -55,6 +57,8 @@ SETTINGS: dict[str, dict[str, dict[str, float]]] = {
 RATES = {"DP-SGD": (0.3, 1.0, 4.0), "RR": (1e-4, 1e-3), "prior": (1e-4, 1e-3)}
 EPOCHS = {"DP-SGD": (4, 12), "RR": (3, 10), "prior": (3, 10)}
 CHOSEN_AT = (1.0, 4.0)
+ROWS = (500, 1000, 2000, 4000, 9600)
+WAYS = ("plain", "smoothed", "both")
 DP_BATCH, BATCH = 500, 100
 
 
@@ -212,6 +216,48 @@ def pixels(data: Data, epsilon: float, seed: int) -> np.ndarray:
     return model.fit(data.images[0], data.vault(epsilon, seed)).predict_proba(data.images[1])
 
 
+def smoothing(args: argparse.Namespace) -> None:
+    """Heads on plain, smoothed and both features, of some rows: prints a table."""
+    data = Data(args.size, args.made, "validation")
+    common = {"part": "validation", "trained": "-", "size": args.size}
+    for rows in ROWS:
+        chosen = np.random.default_rng(0).permutation(len(data.labels[0]))[:rows]
+        jobs = [
+            {**common, "how": way, "rows": rows, "epsilon": epsilon, "seed": seed}
+            for way, epsilon, seed in itertools.product(WAYS, args.epsilons, args.seeds)
+        ]
+        jobs = _results.missing(args.results, jobs)
+        if not jobs:
+            continue
+        x, y = data.features[0][chosen], data.labels[0][chosen]
+        maps = [NeighbourSmoothing(strength=strength).fit(x) for strength in (0.0, 0.8)]
+        encoders = dict(zip(WAYS, (*maps, SideBySide(tuple(maps)).fit(x)), strict=True))
+        parts = {
+            way: [map_.transform(part) for part in (x, data.features[1])]
+            for way, map_ in encoders.items()
+        }
+        for job in jobs:
+            features, test = parts[job["how"]]
+            model = ldp.PrivateLogisticRegression(
+                job["epsilon"], 1.0 / rows, num_classes=CLASSES, insecure_seed=job["seed"]
+            )
+            score = model.fit(features, y).score(test, data.labels[1])
+            _results.add_run(args.results, {**job, "accuracy": round(100.0 * score, 2)})
+    runs = [run for run in _results.runs(args.results) if "rows" in run]
+    lines = []
+    for rows, way in itertools.product(ROWS, WAYS):
+        line = [f"{rows:,}", way]
+        for epsilon in args.epsilons:
+            wanted = {"rows": rows, "how": way, "epsilon": epsilon, "size": args.size}
+            values = [run["accuracy"] for run in runs if wanted.items() <= run.items()]
+            spread = f" ± {np.std(values, ddof=1):.1f} ({len(values)})" if values[1:] else ""
+            line.append(f"{np.mean(values):.1f}{spread}" if values else "")
+        lines.append(line)
+    columns = [f"ε {epsilon:g}" for epsilon in args.epsilons]
+    with _results.recorded(__file__, "smoothing"):
+        print(_results.markdown(["images", "features", *columns], lines))
+
+
 HOW: dict[str, Callable[..., np.ndarray]] = {
     "DP-SGD": dp_sgd,
     "RR": on_noisy_labels,
@@ -282,7 +328,7 @@ def table(what: str, runs: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> 
 def main() -> None:
     """Runs what is missing, prints and records a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="?", choices=["test", "choose"], default="test")
+    parser.add_argument("what", nargs="?", choices=["test", "choose", "smoothing"], default="test")
     parser.add_argument("--size", type=int, default=96, help="pixels of the resized images")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--trained", nargs="+", default=["-", *TRAINED])
@@ -294,6 +340,8 @@ def main() -> None:
     parser.add_argument("--results", type=pathlib.Path, default=runs)
     args = parser.parse_args()
     warnings.filterwarnings("ignore", "delta")
+    if args.what == "smoothing":
+        return smoothing(args)
     start, data, jobs = time.perf_counter(), None, jobs_of(args.what, args)
     chosen = [job for job in jobs if job["trained"] in args.trained and job["how"] in args.how]
     chosen = [job for job in chosen if job["epsilon"] in args.epsilons]
@@ -309,6 +357,7 @@ def main() -> None:
         keras.backend.clear_session()
     with _results.recorded(__file__, "choice" if args.what == "choose" else "accuracy"):
         print(table(args.what, _results.runs(args.results), jobs))
+    return None
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from tf_labeldp.vault import LabelKind
 _ENTRIES = 1 << 18
 """Numbers of rows, or scores, at a time: the second product reads both from a core's cache."""
 _BLOCKS = 8
-"""Blocks of so many numbers that a thread adds up at a time."""
+"""Blocks that a thread adds up at a time."""
 _CHOICE_ROWS, _CHOICE_ROWS_PER_FEATURE = 1 << 14, 16
 """The least rows, and rows per feature, of the sample on which the penalty is chosen."""
 _LOSS_SCORES = 1 << 24
