@@ -67,8 +67,8 @@ x_train, y_train, x_test, y_test = found  # test labels are public: they are use
 network = efficientnet_lite0(x_train.shape[1:], size=96)
 encoder = ldp.features.PublicEncoder(network, cache_dir=folder / "features").fit(x_train)
 
-# 3. The features of PrivateClassifier, from pixels and with the encoder: both are made without
-#    labels, and smoothed over the nearest neighbours.
+# 3. Features from pixels and of the encoder: both are made without labels, and smoothed over the
+#    nearest neighbours.
 features = []
 for map_ in (ldp.features.PatchDictionary().fit(x_train), encoder):
     smooth = ldp.features.NeighbourSmoothing(map_).fit(x_train)

@@ -81,9 +81,6 @@ _RARE = 0.1
 """A class with less than this multiple of an equal share is rare: below 5 % of two classes."""
 _SHARE_ROWS = 4096
 """Rows whose predictions give the shares of the classes, within 1 % of all examples."""
-_SMOOTHED_BELOW = 700.0
-"""Examples times epsilon below which features of images are smoothed alone: between 4,000 and
-12,000 photographs at epsilon 0.1, behind EfficientNet-Lite0 at 112 pixels."""
 _PILOT_SHARE = 0.01
 """The share of the squared precision for a pilot, which is a tenth of epsilon."""
 _PILOT_MARGIN = 1e-4
@@ -267,7 +264,7 @@ class _FrontDoor(Head):
         elif encoder is not None:
             reasons: tuple[str, ...] = ("Your encoder, and one noisy release for a linear head.",)
             if takes_raw:
-                encoder, reasons = with_smoothing(encoder, features, size, epsilon)
+                encoder, reasons = with_smoothing(encoder, features, size)
             if not trains_network:
                 choice = dataclasses.replace(choice, reason=" ".join(reasons))
         # ``BootstrappedHead`` takes no weights.
@@ -769,10 +766,8 @@ def make_encoder(features: Any, kind: str, size: int) -> Any:
     return SideBySide((fourier, smooth)).fit(features)
 
 
-def with_smoothing(
-    encoder: Any, features: Any, size: int, epsilon: float
-) -> tuple[Any, tuple[str, ...]]:
-    """Returns the encoder, smoothed over neighbours where that pays by public facts, and why."""
+def with_smoothing(encoder: Any, features: Any, size: int) -> tuple[Any, tuple[str, ...]]:
+    """Returns the encoder, with features smoothed over neighbours for images, and why."""
     is_image = getattr(features, "ndim", 0) in (3, 4)
     if not is_image or min(features.shape[1:3]) < _SMALLEST_IMAGE or size < _FEWEST:
         return encoder, (
@@ -780,18 +775,13 @@ def with_smoothing(
             "Its features are not smoothed over their neighbours: that pays for images, and lost "
             "1 to 5 points on texts.",
         )
-    if size * epsilon < _SMOOTHED_BELOW:
-        return NeighbourSmoothing(encoder).fit(features), (
-            "Images: features of your encoder, smoothed over their nearest neighbours, and one "
-            "noisy release for a linear head.",
-            "For so few examples at so small an epsilon, smoothing gained 8 points on photographs.",
-        )
     rows = FeatureRows(features, encoder).array()
     maps = tuple(NeighbourSmoothing(strength=strength).fit(rows) for strength in (0.0, 0.8))
     return SideBySide(maps, encoder).fit(features), (
         "Images: features of your encoder, next to the same smoothed over their nearest "
         "neighbours, and one noisy release for a linear head on both.",
-        "On photographs both together were as good as either, or better by up to 2 points.",
+        "On photographs both gained 6 to 9 points over the features alone for few examples at a "
+        "small epsilon, and lost up to 1 for many at a large one.",
     )
 
 
