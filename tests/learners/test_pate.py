@@ -3,6 +3,7 @@
 import math
 
 import dp_accounting
+import keras
 import numpy as np
 import pytest
 from _shapes import network, shapes
@@ -11,6 +12,7 @@ from dp_accounting.rdp import RdpAccountant
 import tf_labeldp as ldp
 from tf_labeldp.accounting.gaussian import gaussian_epsilon
 from tf_labeldp.pate import PATE, ConfidentGNMax, fix_match_teacher
+from tf_labeldp.semi_supervised import FixMatch
 
 TRUTH = np.arange(1200) % 3
 FEATURES = 4.0 * np.eye(3)[TRUTH] + np.random.default_rng(0).normal(size=(1200, 3))
@@ -137,6 +139,21 @@ def test_answers_are_right_and_charged_once(tmp_path, monkeypatch):
     with pytest.raises(ldp.BudgetExceededError):
         PATE(0.5, 1e-4, **settings, key="more").answer(FEATURES, labels)
     assert labels.guarantee().epsilon == 2.0
+
+
+def test_students_learn_from_answers_on_all_features():
+    """A release has no draw, and its answers count the examples of the vault."""
+    settings = {"num_teachers": 200, "num_queries": 60, "max_answers": 30, "threshold": 0.6}
+    answers = PATE(2.0, 1e-4, **settings).answer(FEATURES, vault())
+    plain, student = (
+        keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)]) for _ in range(2)
+    )
+    plain.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    ldp.fit(plain, FEATURES, answers, targets="values", verbose=0)
+    model = FixMatch(student, *[keras.layers.GaussianNoise(0.1)] * 2)
+    model.compile("sgd")
+    model.fit(FEATURES, answers, 16, steps_per_epoch=1, verbose=0)
+    assert ldp.guarantee(plain).epsilon == ldp.guarantee(model).epsilon == 2.0
 
 
 @pytest.mark.holds("pate.PATE")

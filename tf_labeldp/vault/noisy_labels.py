@@ -504,7 +504,9 @@ class NoisyLabels:
     def _indices_of_a_part(self) -> bool:
         """Whether indices count the examples of a part (``PrivateLabels.split``)."""
         name = self.receipts[-1].labels.name
-        draws = [r for r in self.receipts if r.labels.name == name and r.kind == "draw"]
+        uses = [receipt for receipt in self.receipts if receipt.labels.name == name]
+        # The answers of PATE are a release.
+        draws = [receipt for receipt in uses if receipt.kind == "draw"] or uses
         size = max(receipt.labels.size for receipt in draws)
         if any(receipt.examples is None and receipt.labels.size == size for receipt in draws):
             return False
