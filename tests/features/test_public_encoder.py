@@ -439,8 +439,8 @@ def test_the_outputs_of_a_backbone_are_averaged():
 
 
 def test_a_name_of_keras_applications():
-    encoder = PublicEncoder("MobileNetV2", weights=None, size=32).fit(IMAGES[:8])
-    assert encoder.n_features_out_ == 1280
+    encoder = PublicEncoder("MobileNet", weights=None, size=32).fit(IMAGES[:8])
+    assert encoder.n_features_out_ == 1024
     model = encoder.to_keras()
     assert model.input_shape == (None, 8, 8, 3)
     assert {"resizing", "rescaling"} <= {layer.name for layer in model.layers}
