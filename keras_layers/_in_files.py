@@ -53,7 +53,8 @@ class ImportedOnUse:
 
     def from_config(self, config: dict[str, Any]) -> Any:
         importlib.import_module(f"tf_labeldp.{self._part}")
-        return keras.saving.get_registered_object(f"tf_labeldp>{self._name}").from_config(config)
+        # Keras may search a scope that was copied before the import.
+        return keras.saving.get_custom_objects()[f"tf_labeldp>{self._name}"].from_config(config)
 
 
 def register_other_parts() -> None:

@@ -190,7 +190,7 @@ def test_04_a_loaded_private_encoder_is_counted(whole, tmp_path):
     head = PrivateRidge(0.5, 1e-4, encoder=encoder).fit(X, vault())
     release = ldp.accounting._losses.composed_epsilon([head.receipts_[-1].charge.event], DELTA)
     assert head.guarantee(DELTA).epsilon > max(release, steps_epsilon(STEPS))
-    assert len(head.receipts_) == 2
+    assert len([receipt for receipt in head.receipts_ if receipt.labels.size]) == 2
 
 
 def small_net():

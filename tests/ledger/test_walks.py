@@ -177,7 +177,9 @@ class Walk:
         of_head = origin.copy()
         of_head.add(self.record(vault, range(N), epsilon))
         if encoder is not None:
-            head.encoder = None  # The head is pickled and exported without its encoder.
+            head.encoder = head.encoder_ = (
+                None  # The head is pickled and exported without its encoder.
+            )
         self.heads.append((head, of_head))
 
     def copy_head(self):

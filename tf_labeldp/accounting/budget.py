@@ -224,7 +224,7 @@ def _composed(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
     if total.is_finite and spent_delta <= delta * (1.0 + _ROUNDING):
         basic = float(total.epsilon)
     # An event with a count composes several uses in one charge.
-    several = total.uses > 1 or "count" in charges[0][0].event_fields
+    several = total.uses > 1 or any("count" in charge.event_fields for charge, _ in charges)
     if delta > 0.0 and total.is_finite and (several or math.isinf(basic)):
         tight = _tight_epsilon(_total(charges, with_events=True), delta)
         if tight < basic * _WORTH_IT:
@@ -285,7 +285,7 @@ def _total(charges: CountedCharges, *, with_events: bool = False) -> _Total:
         events = tuple(SelfComposedDpEvent(charge.event, count) for charge, count in others)
     return _Total(
         len(finite) == len(charges),
-        sum(count for _, count in charges),
+        sum(count for charge, count in charges if charge.epsilon or charge.delta),
         _exact_sum((charge.epsilon, count) for charge, count in finite),
         _exact_sum((charge.delta, count) for charge, count in charges),
         _exact_sum((charge.epsilon, count) for charge, count in opaque),

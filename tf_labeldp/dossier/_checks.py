@@ -16,6 +16,7 @@ HOW_TO_CHECK = {
     "array-of-labels": "List everyone who can read the labels, and their other fits.",
     "only-release": "List all files that were made from these labels.",
     "public-inputs": _MADE_WITHOUT_LABELS,
+    "public-encoder": _MADE_WITHOUT_LABELS,
     "public-bins": _MADE_WITHOUT_LABELS,
     "public-clusters": _MADE_WITHOUT_LABELS,
     "public-sample-weights": _MADE_WITHOUT_LABELS,
