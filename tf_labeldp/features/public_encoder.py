@@ -146,7 +146,7 @@ class PublicEncoder(FeatureMap):
         return self
 
     def transform(self, X: Public[Any]) -> Any:
-        """Returns the features, ``float32`` (m, n_features_out_); a CSR matrix if they are sparse.
+        """Returns the features, ``float32`` ``(m, n_features_out_)``; CSR if they are sparse.
 
         Args:
             X: as in ``fit``, with any number of rows.
