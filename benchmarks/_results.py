@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import pathlib
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +28,14 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Returns a table as Markdown."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cell(values: Sequence[float], digits: int = 1) -> str:
+    """Returns the mean of figures, with deviation and number of several; empty for none."""
+    if not values:
+        return ""
+    several = f" ± {statistics.stdev(values):.{digits}f} ({len(values)})" if values[1:] else ""
+    return f"{statistics.fmean(values):.{digits}f}{several}"
 
 
 @contextlib.contextmanager

@@ -250,8 +250,7 @@ def smoothing(args: argparse.Namespace) -> None:
         for epsilon in args.epsilons:
             wanted = {"rows": rows, "how": way, "epsilon": epsilon, "size": args.size}
             values = [run["accuracy"] for run in runs if wanted.items() <= run.items()]
-            spread = f" ± {np.std(values, ddof=1):.1f} ({len(values)})" if values[1:] else ""
-            line.append(f"{np.mean(values):.1f}{spread}" if values else "")
+            line.append(_results.cell(values))
         lines.append(line)
     columns = [f"ε {epsilon:g}" for epsilon in args.epsilons]
     with _results.recorded(__file__, "smoothing"):
@@ -316,8 +315,7 @@ def table(what: str, runs: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> 
         line = []
         for epsilon in epsilons:
             values = [run["accuracy"] for run in by_epsilon.get(epsilon, [])]
-            spread = f" ± {np.std(values, ddof=1):.1f} ({len(values)})" if values[1:] else ""
-            line.append(f"{np.mean(values):.1f}{spread}" if values else "")
+            line.append(_results.cell(values))
         seconds = [run["seconds"] for found in by_epsilon.values() for run in found]
         if seconds:
             rows.append([*names, *line, f"{np.median(seconds):.0f}"])

@@ -477,8 +477,7 @@ def table(
                 kept = {0, steps or most}
                 found = [r for r in found if r["steps"] in kept]
                 values = [r["accuracy"] for r in found]
-                spread = f" ± {np.std(values, ddof=1):.1f} ({len(values)})" if values[1:] else ""
-                cells.append(f"{np.mean(values):.1f}{spread}" if found else "")
+                cells.append(_results.cell(values))
                 pseudo = [r["pseudo"] for r in found if r.get("pseudo") is not None]
                 shares.append(f"{100 * np.mean(pseudo):.0f}" if pseudo else "-")
                 labelled = sorted({r["labelled_steps"] for r in found})

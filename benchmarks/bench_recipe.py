@@ -128,8 +128,7 @@ def table(runs: list[dict[str, Any]], choose: bool) -> str:
                 wanted = {"data": name, "variant": variant, "epsilon": epsilon, "choose": choose}
                 found = [run for run in runs if wanted.items() <= run.items()]
                 values = [run["accuracy"] for run in found]
-                spread = f" ± {np.std(values, ddof=1):.2f} ({len(values)})" if values[1:] else ""
-                cells.append(f"{np.mean(values):.2f}{spread}" if found else "")
+                cells.append(_results.cell(values, 2))
                 seconds += [run["seconds"] for run in found]
             if any(cells):
                 rows.append([name, variant, *cells, f"{np.median(seconds) / 60:.0f}"])

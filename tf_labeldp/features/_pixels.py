@@ -197,7 +197,7 @@ def application(name: str, weights: Any, size: Any) -> Any:
 
     build = getattr(keras.applications, name, None)
     if not name[:1].isupper() or not callable(build):
-        names = [each for each in dir(keras.applications) if each[:1].isupper()]
+        names = _application_names()
         close = difflib.get_close_matches(name, names, 3, 0.5) or names[:3]
         raise ValueError(
             f"expected the name of a model in keras.applications, got {name!r}. Choose for example "
@@ -363,13 +363,16 @@ def _leading_range(model: Any) -> tuple[float, float] | None:
     return None
 
 
-def _application_of(model: Any) -> str | None:
-    """Returns the name in ``keras.applications`` that a model's name begins with, or None."""
+def _application_names() -> list[str]:
     import keras
 
+    return [each for each in dir(keras.applications) if each[:1].isupper()]
+
+
+def _application_of(model: Any) -> str | None:
+    """Returns the name in ``keras.applications`` that a model's name begins with, or None."""
     own = str(model.name).replace("_", "").lower()
-    names = [each for each in dir(keras.applications) if each[:1].isupper()]
-    matches = [each for each in names if own.startswith(each.lower())]
+    matches = [each for each in _application_names() if own.startswith(each.lower())]
     return max(matches, key=len, default=None)
 
 

@@ -81,6 +81,8 @@ _RARE = 0.1
 """A class with less than this multiple of an equal share is rare: below 5 % of two classes."""
 _SHARE_ROWS = 4096
 """Rows whose predictions give the shares of the classes, within 1 % of all examples."""
+_OF_ENCODER = "Your encoder, and one noisy release for a linear head."
+"""The reason for a head on features of a caller's encoder."""
 _PILOT_SHARE = 0.01
 """The share of the squared precision for a pilot, which is a tenth of epsilon."""
 _PILOT_MARGIN = 1e-4
@@ -262,7 +264,7 @@ class _FrontDoor(Head):
         if encoder is None and choice.method != "boosting":
             encoder = make_encoder(features, kind, size)
         elif encoder is not None:
-            reasons: tuple[str, ...] = ("Your encoder, and one noisy release for a linear head.",)
+            reasons: tuple[str, ...] = (_OF_ENCODER,)
             if takes_raw:
                 encoder, reasons = with_smoothing(encoder, features, size)
             if not trains_network:
@@ -771,7 +773,7 @@ def with_smoothing(encoder: Any, features: Any, size: int) -> tuple[Any, tuple[s
     is_image = getattr(features, "ndim", 0) in (3, 4)
     if not is_image or min(features.shape[1:3]) < _SMALLEST_IMAGE or size < _FEWEST:
         return encoder, (
-            "Your encoder, and one noisy release for a linear head.",
+            _OF_ENCODER,
             "Its features are not smoothed over their neighbours: that pays for images, and lost "
             "1 to 5 points on texts.",
         )
