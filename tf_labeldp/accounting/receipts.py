@@ -258,7 +258,7 @@ def standing(receipts: Receipts) -> Receipts:
 
 
 def encoder_receipt(name: str, of: str, digest: str) -> Receipt:
-    """Returns the free receipt that names a public encoder; equal for the same encoder.
+    """Returns the free receipt that names a public encoder; one id for one encoder.
 
     ``of`` names what the SHA-256 digest is of.
     """
