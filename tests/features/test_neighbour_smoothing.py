@@ -178,7 +178,7 @@ def test_an_encoder_that_was_trained_on_private_labels_is_counted():
         other = PrivateLabels(CLUSTER, 6, budget=PrivacyBudget(6.0, 1e-6))
         head = PrivateRidge(5.0, 1e-6, encoder=encoder).fit(X, other)
         assert _ids(receipts) < _ids(head.receipts_)
-        assert len(_ids(head.receipts_) - _ids(named)) == 2
+        assert sum(receipt.charge.epsilon > 0 for receipt in head.receipts_) == 2
         stated, charged = head.guarantee(), other.guarantee()  # the head's also names the encoder
         assert stated.epsilon == charged.epsilon > 5.0 and stated.delta == charged.delta
         assert set(charged.assumptions) < set(stated.assumptions)
