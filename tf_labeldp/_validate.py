@@ -86,6 +86,14 @@ def one_of(name: str, value: Any, words: Iterable[str]) -> str:
     return value
 
 
+def pair(name: str, value: Any) -> tuple[Any, Any]:
+    """Returns the two ends of a setting that has a smallest and a largest value."""
+    if isinstance(value, (str, bytes)) or np.shape(value) != (2,):
+        raise ValueError(f"expected {name} as (smallest, largest), got {value!r}. Give both.")
+    low, high = value
+    return low, high
+
+
 def number_range(low: Any, high: Any) -> tuple[float, float]:
     """Returns the ends of a range, finite and in order, as floats."""
     low, high = real_number("low", low), real_number("high", high)

@@ -271,6 +271,12 @@ def test_pixels_in_the_range_pass_unchanged(case):
     np.testing.assert_allclose(found.transform(images), model.predict(images, verbose=0), rtol=1e-4)
 
 
+@pytest.mark.parametrize("pixel_range", [255, (0, 1, 2), (1, 0)])
+def test_a_range_is_two_ends_in_order(pixel_range):
+    with pytest.raises(ValueError, match=r"pixel_range as \(smallest, largest\)|below high"):
+        PublicEncoder(network(), pixel_range=pixel_range).fit(IMAGES)
+
+
 def test_outputs_in_bfloat16_are_read():
     model = keras.Sequential([keras.Input((8, 8, 3)), layers.Flatten(dtype="bfloat16")])
     found = PublicEncoder(model).fit_transform(UNIT)

@@ -326,6 +326,7 @@ def test_a_policy_sets_the_dtype_but_not_the_draws():
         (lambda: rand_augment_views(reach=1.0), "reach"),
         (lambda: rand_augment_views(cutout=(0.5, 0.2)), "smallest and a largest"),
         (lambda: rand_augment_views(cutout=(0.0, 1.1)), "cutout"),
+        (lambda: rand_augment_views(cutout=0.5), r"cutout as \(smallest, largest\), got 0.5"),
         (lambda: rand_augment_views(choices=[]), "choices must be one of"),
         (lambda: rand_augment_views(choices=["invert"]), "choices must be one of"),
         (lambda: sim_clr_views(smallest=0.0), "smallest"),

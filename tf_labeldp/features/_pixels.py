@@ -274,7 +274,7 @@ def _mapping(
         scale = 255.0 / (high - low)
         kernel, bias = scale * of_255, add - scale * low * of_255.sum(axis=0)
     else:
-        target = _validate.number_range(*pixel_range)
+        target = _validate.number_range(*_validate.pair("pixel_range", pixel_range))
         scale = (target[1] - target[0]) / (high - low)
         kernel, bias = scale * kernel, bias + target[0] - scale * low
     if np.array_equal(kernel, np.eye(len(kernel))) and not bias.any():

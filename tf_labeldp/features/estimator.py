@@ -24,7 +24,7 @@ _INPUT_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")
 """Input names with which a Keras model saves, loads and exports for serving."""
 RESHAPE = (
     "Reshape your data: x[np.newaxis] is one example, x[:, np.newaxis] one feature of all "
-    "examples; batch a data set."
+    "examples; batch a data set; give texts an encoder."
 )
 NO_ROWS = "features hold no rows; give at least one."
 _LAYER_NAMES = frozenset(

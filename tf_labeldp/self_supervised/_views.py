@@ -109,7 +109,9 @@ def rand_augment_views(
     names = list(dict.fromkeys(OPERATIONS if choices is None else choices))
     for name in names or [""]:
         _validate.one_of("choices", name, OPERATIONS)
-    smallest, largest = (_validate.number_in("cutout", side, "[0, 1]") for side in cutout)
+    smallest, largest = (
+        _validate.number_in("cutout", side, "[0, 1]") for side in _validate.pair("cutout", cutout)
+    )
     if smallest > largest:
         raise ValueError(
             f"cutout must be a smallest and a largest side, got {cutout}. Swap the two."
