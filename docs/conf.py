@@ -53,6 +53,7 @@ TUTORIALS = {
     "06_user_level": "Users with several examples",
     "07_semi_supervised": "Noisy labels and all the images",
     "08_pate": "Answers of teachers",
+    "12_ads": "Ads between two parties",
     "09_tfx_pipeline": "A TFX pipeline",
 }
 

@@ -16,6 +16,7 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.accounting.gaussian import gaussian_delta
 from tf_labeldp.mechanisms import RandomizedResponse
+from tf_labeldp.vault import PrivateLabels
 
 
 @pytest.mark.parametrize(("k", "epsilon"), [(2, 1.5), (3, 0.2)])
@@ -82,6 +83,13 @@ def test_the_statement_is_of_a_user_and_keeps_what_it_rests_on():
     assert many.seeded and many.relation == one.relation
     assert "all labels of one user" in str(many)
     assert group_privacy(one, 1) is one
+    # It would contradict itself with the assumption that each person has one example.
+    labels = PrivateLabels([0, 1] * 9, 2, budget=PrivacyBudget(1.0))
+    of_labels = labels.randomize(RandomizedResponse(0.5, 2)).guarantee()
+    assert "each person has one example" in str(of_labels)
+    of_users = group_privacy(of_labels, 2)
+    assert "one example" not in str(of_users)
+    assert "The features and the user of each example are public." in of_users.assumptions
 
 
 def test_nothing_spent_is_nothing_spent():

@@ -389,3 +389,41 @@ def test_classes_of_any_type_are_decoded(tmp_path, kind):
     wanted = [known[classes.index(label)] for label in labels]
     assert typed(loaded.decode().tolist()) == typed(wanted)
     assert same(loaded.values, noisy.values)
+
+
+class TestSeveralFolders:
+    """Draws of a vault by file, such as a day's: together they cost what one of them costs."""
+
+    @staticmethod
+    def saved(folder, *parts):
+        for number, part in enumerate(parts):
+            part.save(folder / f"day {number}")
+        return folder
+
+    def test_they_are_joined_in_the_order_of_their_examples(self, tmp_path):
+        labels, mechanism = vault("names"), RRWithPrior(1.0, 4)
+        shares = np.full((N, 4), 0.1) + 0.6 * np.eye(4)[CODES]
+        days = [EVEN, np.arange(101, N, 2), np.arange(1, 101, 2)]
+        parts = [labels.randomize(mechanism, day, priors=shares[day]) for day in days]
+        whole = NoisyLabels.load(self.saved(tmp_path, *parts))
+        np.testing.assert_array_equal(whole.indices, np.arange(N))
+        np.testing.assert_array_equal(np.asarray(whole.priors), shares)
+        for part in parts:
+            np.testing.assert_array_equal(whole.values[part.indices], part.values)
+            np.testing.assert_array_equal(whole.posterior()[part.indices], part.posterior())
+        assert whole.classes == NAMES and len(whole.receipts) == 3
+        assert whole.guarantee().epsilon == 1.0
+        assert set(whole.guarantee().assumptions) == set(parts[0].guarantee().assumptions)
+
+    def test_draws_that_do_not_belong_together_are_refused(self, tmp_path):
+        labels, mechanism = vault(), RandomizedResponse(1.0, 4)
+        first, rest = labels.randomize(mechanism, EVEN), np.arange(1, N, 2)
+        others = {
+            "the same examples": labels.randomize(mechanism, EVEN),
+            "another vault": vault().randomize(mechanism, rest),
+            "another mechanism": labels.randomize(RandomizedResponse(2.0, 4), rest),
+            "no receipts": NoisyLabels(CODES[rest], rest, mechanism),
+        }
+        for name, other in others.items():
+            with pytest.raises(ReceiptError, match=r"got 2 folders of other draws\. Load each"):
+                NoisyLabels.load(self.saved(tmp_path / name, first, other))

@@ -13,13 +13,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import click_logs
 import keras
 import numpy as np
 import pytest
+from pyarrow import parquet
 
+import tf_labeldp as ldp
 from tf_labeldp.accounting import PrivacyGuarantee
 from tf_labeldp.cli import main
+from tf_labeldp.scale import ReleaseKey, randomize_batch
 from tf_labeldp.vault import NoisyLabels
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -61,7 +66,7 @@ def test_help_is_printed_at_once(script, tmp_path):
     """Without a load of TensorFlow, and without a folder named --help."""
     done = subprocess.run(
         [sys.executable, "-c", HELP, str(script), "--help"],
-        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
+        env={**os.environ, "PYTHONPATH": f"{EXAMPLES.parent}{os.pathsep}{EXAMPLES}"},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -321,6 +326,92 @@ def test_public_encoder(tmp_path, monkeypatch, capsys):
     statement = PrivacyGuarantee.from_json(Path("output/publish/privacy.json").read_text())
     assert statement.epsilon == 1.0 and statement.is_private
     assert keras.models.load_model("output/publish/model.keras").input_shape == (None, 32, 32, 3)
+
+
+def test_clicks_have_the_law_and_users_differ():
+    table = click_logs.clicks(200_000, seed=1)
+    chance, converted = click_logs.probability(table), table["converted"]
+    assert chance.max() < click_logs.MOST
+    # Tenths of the chances, and campaigns. Purchases of one user vary together, which widens the
+    # errors by less than a tenth.
+    tenths = np.array_split(np.argsort(chance), 10)
+    campaigns = [np.flatnonzero(table["campaign"] == name) for name in click_logs.CAMPAIGNS]
+    for rows in (*tenths, *campaigns):
+        p = chance[rows]
+        z = (converted[rows].sum() - p.sum()) / np.sqrt(np.sum(p * (1.0 - p)))
+        assert rows.size > 1000 and abs(z) < 4.5
+    # With another click of the user that led to a purchase, the chance is 1.25 times as large: half
+    # of the users have 1.5 times the chance, and bought three times as often as the other half.
+    order = np.argsort(table["user"], kind="stable")
+    first, second = order[:-1], order[1:]
+    pairs = (table["user"][first] == table["user"][second]) & converted[first]
+    assert 1.15 < converted[second][pairs].mean() / chance[second][pairs].mean() < 1.35
+    assert table["clicks_of_user"].max() < 50 and np.isnan(table["days_since_visit"]).any()
+
+
+@pytest.mark.slow
+def test_ads(tmp_path, run, capsys):
+    script, folder = EXAMPLES / "12_ads.py", tmp_path / "output"
+    run(script.name, "prepare", folder, "--rows", 30_000)
+    log = parquet.read_table(folder / "publisher")
+    run(script.name, "ask", folder)
+    request = parquet.read_table(folder / "request")
+    assert request.column_names == ["click", "day", "group"]
+    user = dict(zip(log["click"].to_pylist(), log["user"].to_pylist(), strict=True))
+    asked = np.bincount([user[click] for click in request["click"].to_pylist()])
+    clicks = np.bincount(log["user"].to_numpy())
+    np.testing.assert_array_equal(asked, np.minimum(clicks, 4))
+
+    # The promise is about users.
+    assert "(4, 0)-label-DP" in run(script.name, "advertiser", folder)
+    message = folder / "message"
+    promise = PrivacyGuarantee.from_json((message / "privacy.json").read_text())
+    assert promise.unit == "all labels of one user (at most 4 examples)"
+    # A day that was lost is drawn again, here or by its ids elsewhere, at no cost.
+    lost = message / "train" / click_logs.DAYS[2]
+    noisy = NoisyLabels.load(lost)
+    shutil.rmtree(lost)
+    assert "(4, 0)-label-DP" in run(script.name, "advertiser", folder)
+    np.testing.assert_array_equal(NoisyLabels.load(lost).values, noisy.values)
+    bought = parquet.read_table(sorted((folder / "advertiser").glob("*.parquet")))["click"]
+    ids = request["click"].to_numpy()[noisy.indices]
+    key = ReleaseKey(folder / "advertiser" / "label-store" / "labels.key")
+    elsewhere = randomize_batch(
+        ids, np.isin(ids, bought).astype(int), noisy.mechanism, key.secret, f"vault/{lost.name}"
+    )
+    np.testing.assert_array_equal(elsewhere, noisy.values)
+
+    # Fewer trees save time, and 22,000 labels need smaller batches.
+    source = script.read_text(encoding="utf-8")
+    for text, less in {
+        "Boosting()": "Boosting(max_trees=30)",
+        "batch_size=1024": "batch_size=400",
+    }.items():
+        assert source.count(text) == 1
+        source = source.replace(text, less)
+    scope: dict[str, Any] = {"__name__": "ads"}
+    exec(compile(source, str(script), "exec"), scope)
+    scope["publisher"](folder)
+    printed = capsys.readouterr().out
+    assert "(3.6, 0)-label-DP" in printed
+    # Labels and counts differ from the law by no more than their errors explain.
+    number = r" +([\d,.-]+) ± (\d+)"
+    rows = re.findall(rf"^campaign \d\d +([\d,]+){number}{number}", printed, re.M)
+    table = np.array([[float(cell.replace(",", "")) for cell in row] for row in rows])
+    assert table.shape == (20, 5)
+    for estimate, error in table[:, 1:].T.reshape(2, 2, 20):
+        z = (estimate - table[:, 0]) / error
+        assert np.abs(z).max() < 8.0 and 4.0 < np.sum(z**2) < 80.0
+    assert table[:, 4].mean() < table[:, 2].mean()
+    # Some 25,000 labels at epsilon 0.9 are worth 4,500: the chances are known to some percent.
+    errors = [float(found) for found in re.findall("calibration error: ([\\d.]+)", printed)]
+    assert len(errors) == 2 and max(errors) < 0.04
+    for name in ("trees", "network"):
+        assert ldp.guarantee(folder / "publish" / f"{name}.keras").epsilon == 0.9
+
+    assert "left 0" in run(script.name, "report", folder)
+    page = (message / "report" / "report.html").read_text(encoding="utf-8")
+    assert page.count("matches its statement") == 7 and "WRONG" not in page
 
 
 @pytest.mark.slow

@@ -29,6 +29,9 @@ _FIXED = Assumption(
     "The mechanisms and the number of their uses were fixed in advance, not chosen after seeing "
     "earlier noisy labels.",
 )
+_FEATURES_OF_USERS = Assumption(
+    "public-features", "holder", "The features and the user of each example are public."
+)
 _OPAQUE = checked_fields(NOT_PRIVATE)
 """The text of a use without an event."""
 _BLOCK = 64
@@ -350,9 +353,16 @@ def group_privacy(guarantee: PrivacyGuarantee, group_size: int) -> PrivacyGuaran
                 f"{guarantee.epsilon:g} and delta={delta:g}. Start from item_budget_for_group."
             )
         delta = math.exp(log_delta)
+    # A statement about users must not assume one example per person.
+    assumptions = (
+        _FEATURES_OF_USERS if note.code == _FEATURES_OF_USERS.code else note
+        for note in guarantee.assumptions
+        if note.code != "one-example-per-set"
+    )
     note = Assumption("examples-per-user", "holder", f"No user has more than {k} examples.")
     return dataclasses.replace(
         guarantee,
+        assumptions=tuple(dict.fromkeys(assumptions)),
         epsilon=k * guarantee.epsilon,
         delta=delta,
         unit=f"{UNITS['user']} (at most {k} examples)",

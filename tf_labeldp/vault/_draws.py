@@ -14,7 +14,7 @@ import numpy as np
 
 from tf_labeldp.accounting import Assumption, Charge, PublicInput
 from tf_labeldp.accounting.provenance import array_digest
-from tf_labeldp.accounting.receipts import Receipts, merge_receipts
+from tf_labeldp.accounting.receipts import Receipts
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
     ClassificationMechanism,
@@ -343,30 +343,6 @@ def noisy_labels(
         groups = record.arrays.get("groups")
         priors = Priors(record.priors, groups, receipts=record.made_of)
     return NoisyLabels(values, indices, mechanism, priors, record.receipts, classes=names)
-
-
-def joined(parts: list[NoisyLabels], rows: np.ndarray) -> NoisyLabels:
-    """Returns the noisy labels of several draws as one, in the order of ``rows``."""
-    if len(parts) == 1:
-        return parts[0]
-    indices = np.concatenate([part.indices for part in parts])
-    place = np.empty(rows.max(initial=-1) + 1, np.int64)
-    place[rows] = np.arange(rows.size)
-    order = np.argsort(place[indices])
-    drawn_with = [(part.priors, len(part)) for part in parts if part.priors is not None]
-    priors = None
-    if drawn_with:
-        tables = [(np.asarray(of_part), size) for of_part, size in drawn_with]
-        each = [np.broadcast_to(table, (size, table.shape[-1])) for table, size in tables]
-        receipts = merge_receipts(*(of_part.receipts for of_part, _ in drawn_with))
-        priors = Priors(np.concatenate(each)[order], receipts=receipts)
-    return dataclasses.replace(
-        parts[0],
-        values=np.concatenate([part.values for part in parts])[order],
-        indices=indices[order],
-        priors=priors,
-        receipts=merge_receipts(*(part.receipts for part in parts)),
-    )
 
 
 def in_words(mechanism: Mechanism, charge: Charge) -> str:

@@ -32,7 +32,7 @@ from tf_labeldp.estimation.priors import (
     shift_of_clusters,
 )
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors, RROnBins
-from tf_labeldp.mechanisms.base import LabelMechanism, deserialize, serialize
+from tf_labeldp.mechanisms.base import LabelMechanism, deserialize, serialize, settings
 from tf_labeldp.mechanisms.clusters import PriorResampling
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_noisy_labels
 from tf_labeldp.vault.label_kinds import class_array
@@ -403,14 +403,20 @@ class NoisyLabels:
         """Reads noisy labels that ``save`` or ``tf-labeldp randomize`` wrote.
 
         Args:
-            path: the folder of ``save``; or the output of ``tf-labeldp randomize``: a table
-                (``.csv``, ``.csv.gz`` or ``.parquet``) next to its ``.privacy.json``, or a folder
-                of tables, whose rows are joined in the order of the statement.
+            path: the folder of ``save``, or a folder of several such folders, with draws of one
+                mechanism for different examples of a vault, which are joined; or the output of
+                ``tf-labeldp randomize``: a table (``.csv``, ``.csv.gz`` or ``.parquet``) next to
+                its ``.privacy.json``, or a folder of tables, whose rows are joined in the order of
+                the statement.
 
         Raises:
-            FileNotFoundError, ValueError: files that are missing, damaged, edited, or newer.
+            FileNotFoundError, ValueError: files that are missing, damaged, edited, or newer; or
+                folders whose draws do not belong together.
         """
         path = pathlib.Path(path).expanduser()
+        if folders := sorted(part.parent for part in path.glob(f"*/{_JSON}")):
+            if not any((path / name).exists() for name in (_JSON, IN_FOLDER)):
+                return _of_folders(folders)
         if not path.is_dir():
             statement = path.with_name(path.name + STATEMENT_SUFFIX)
         else:
@@ -521,12 +527,58 @@ class NoisyLabels:
         return not np.isin(self.indices, drawn).all()
 
     @property
+    def _kind_of_draw(self) -> tuple[str, ...]:
+        vaults = [receipt.labels.name for receipt in self.receipts[-1:]]
+        return *vaults, *map(repr, (settings(self.mechanism), self.classes, self.bias_correction))
+
+    @property
     def _draws_with_priors(self) -> bool:
         return getattr(self.mechanism, "public_input", None) == "priors"
 
     @property
     def _is_rows_of_labels(self) -> bool:
         return hasattr(self.mechanism, "transition_matrix") and self.values.ndim == 2
+
+
+def joined(parts: list[NoisyLabels], rows: np.ndarray) -> NoisyLabels:
+    """Returns the noisy labels of several draws as one, in the order of ``rows``."""
+    if len(parts) == 1:
+        return parts[0]
+    indices = np.concatenate([part.indices for part in parts])
+    place = np.empty(rows.max(initial=-1) + 1, np.int64)
+    place[rows] = np.arange(rows.size)
+    order = np.argsort(place[indices])
+    drawn_with = [(part.priors, len(part)) for part in parts if part.priors is not None]
+    priors = None
+    if drawn_with:
+        tables = [(np.asarray(of_part), size) for of_part, size in drawn_with]
+        each = [np.broadcast_to(table, (size, table.shape[-1])) for table, size in tables]
+        receipts = merge_receipts(*(of_part.receipts for of_part, _ in drawn_with))
+        priors = Priors(np.concatenate(each)[order], receipts=receipts)
+    return dataclasses.replace(
+        parts[0],
+        values=np.concatenate([part.values for part in parts])[order],
+        indices=indices[order],
+        priors=priors,
+        receipts=merge_receipts(*(part.receipts for part in parts)),
+    )
+
+
+def _of_folders(folders: list[pathlib.Path]) -> NoisyLabels:
+    """Returns the noisy labels of several folders as one, in the order of their examples."""
+    parts = [NoisyLabels.load(folder) for folder in folders]
+    kinds = {part._kind_of_draw for part in parts}
+    rows = np.sort(np.concatenate([part.indices for part in parts]))
+    is_repeated = np.any(rows[1:] == rows[:-1])
+    is_of_prior = any(getattr(part.priors, "values", None) is not None for part in parts)
+    if not all(part.receipts for part in parts) or len(kinds) > 1 or is_repeated or is_of_prior:
+        raise ReceiptError(
+            f"expected draws of one mechanism for different examples of one vault in "
+            f"{folders[0].parent}, got {len(parts)} folders of other draws. Load each by itself."
+        )
+    notes = tuple(dict.fromkeys(note for part in parts for note in part.assumptions))
+    remarks = tuple(dict.fromkeys(remark for part in parts for remark in part.remarks))
+    return dataclasses.replace(joined(parts, rows), assumptions=notes, remarks=remarks)
 
 
 def sealed(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:

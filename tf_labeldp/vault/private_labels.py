@@ -28,12 +28,12 @@ from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import UNITS, LabelSet, Receipts, merge_receipts
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors
 from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, checked_mechanism, deserialize
-from tf_labeldp.vault._draws import Draws, Sealed, in_words, joined, noisy_labels
+from tf_labeldp.vault._draws import Draws, Sealed, in_words, noisy_labels
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_release
 from tf_labeldp.vault.keyed_draws import KeyedDraws
 from tf_labeldp.vault.label_kinds import Classes, LabelKind, label_kind
 from tf_labeldp.vault.ledger import Ledger, UseHistory
-from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic
+from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic, joined
 from tf_labeldp.vault.records import Arrival
 from tf_labeldp.vault.store import LabelStore
 
