@@ -25,6 +25,7 @@ from tf_labeldp.mechanisms import (
     LinearBinningMechanism,
     MetricMechanism,
     PeerToPeerRandomizedResponse,
+    ProjectiveGeometryResponse,
     RandomizedResponse,
     RROnBins,
     RRTopK,
@@ -62,6 +63,9 @@ CHANNELS = {
     "RRTopK": every_set_size,
     "RRWithPrior": by_prior(RRWithPrior),
     "InformativeRR": by_prior(InformativeRR),
+    "ProjectiveGeometryResponse": lambda e: [
+        ProjectiveGeometryResponse(e, k).transition_matrix() for k in (2, 5, 12, 40)
+    ],
     "RROnBins": lambda e: [bins(e).transition_matrix()],
 }
 
@@ -71,6 +75,7 @@ CHANNELS = {
     "mechanisms.ClassificationMechanism",
     "mechanisms.InformativeRR",
     "mechanisms.PriorMechanism",
+    "mechanisms.ProjectiveGeometryResponse",
     "mechanisms.RROnBins",
     "mechanisms.RRTopK",
     "mechanisms.RRWithPrior",
@@ -160,6 +165,7 @@ def resampling(epsilon):
 
 MEMBERS = {
     "RandomizedResponse": Member(lambda e: RandomizedResponse(e, 4)),
+    "ProjectiveGeometryResponse": Member(lambda e: ProjectiveGeometryResponse(e, 4)),
     "RRTopK": Member(lambda e: RRTopK(e, 4, 2), PRIOR),
     "RRWithPrior": Member(lambda e: RRWithPrior(e, 4), PRIOR),
     "InformativeRR": Member(lambda e: InformativeRR(e, 4), PRIOR),

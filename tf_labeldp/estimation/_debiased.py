@@ -14,6 +14,7 @@ from tf_labeldp.mechanisms import (
     ALIBI,
     ClassificationMechanism,
     PeerToPeerRandomizedResponse,
+    ProjectiveGeometryResponse,
     RROnBins,
 )
 from tf_labeldp.mechanisms.base import LabelMechanism, checked_mechanism
@@ -42,8 +43,11 @@ def debiased(
     ``w = (onehot(noisy) - p * [class in top-k]) / (1 - k p)``. For randomized response (k = K) this
     is RR-Debiased: Algorithm 5, equation 7 of ``ghazi2021``, and appendix D.1 of ``ghazi2024``. The
     loss is unbiased where the true label lies in the top-k set (Lemma 18); for bounded losses the
-    bias is at most the probability that it does not (Lemma 20). For any other mechanism with a
-    square channel Q, w is the row of ``Q^-1`` at the noisy label.
+    bias is at most the probability that it does not (Lemma 20). For
+    ``ProjectiveGeometryResponse``, whose sets S contain the label with probability p and another
+    class with probability o, ``w = ([class in S] - o) / (p - o)``, plus an equal part for each
+    class that makes the sum one; that part has mean zero. For any other mechanism with a channel Q,
+    w is the row of its (pseudo-)inverse at the noisy label.
 
     For ``PriorResampling`` the weights follow the modified loss of ``esfandiari2022`` (lines 28 to
     30 of Algorithm 1): ``w = (onehot(noisy) - beta q) / (1 - beta)`` with the prior q. The
@@ -117,9 +121,11 @@ def debiased(
 def _of_classes(
     mechanism: ClassificationMechanism, noisy_labels: Any, priors: Any, beta: float | None
 ) -> np.ndarray:
-    noisy = _validate.class_indices("noisy_labels", noisy_labels, mechanism.num_classes)
+    noisy = _validate.class_indices("noisy_labels", noisy_labels, mechanism.num_outputs)
     if not mechanism.uses_priors:
         mechanism._refuse_public(priors)
+        if isinstance(mechanism, ProjectiveGeometryResponse):
+            return _set_weights(mechanism, noisy)
         if not isinstance(mechanism, SetResponse):
             return channel_inverse(mechanism.transition_matrix())[noisy]
     prior = rows_of_the_draw(mechanism, priors, noisy.size)
@@ -147,6 +153,15 @@ def _of_classes(
             f"{impossible} noisy label(s) lie outside the top-k set of their prior. Pass the "
             "priors of the draw, in the same order."
         )
+    return found
+
+
+def _set_weights(mechanism: ProjectiveGeometryResponse, noisy: np.ndarray) -> np.ndarray:
+    found = empty_targets(noisy.size, mechanism.num_classes)
+    own, other = mechanism.inclusion_probabilities
+    for some in row_chunks(found.shape):
+        weights = (mechanism.members(noisy[some]) - other) / (own - other)
+        found[some] = weights + (1.0 - weights.sum(axis=1, keepdims=True)) / mechanism.num_classes
     return found
 
 
@@ -197,7 +212,7 @@ def _of_bins(mechanism: RROnBins, noisy_labels: Any, priors: Any) -> np.ndarray:
 
 
 def channel_inverse(transition_matrix: Any) -> np.ndarray:
-    """Returns ``Q^-1`` of a square channel ``Q[input, output]`` (``esfandiari2022``).
+    """Returns ``Q^-1`` of a channel ``Q[input, output]`` (``esfandiari2022``), or its pseudo-inverse.
 
     Row z has the weights of the unbiased loss for the noisy label z:
     ``sum_z Q[y, z] Q^-1[z, k] = [y == k]``.
@@ -209,4 +224,6 @@ def channel_inverse(transition_matrix: Any) -> np.ndarray:
             f"the channel cannot be inverted (condition number {condition:.3g}). Raise epsilon, "
             "or use ForwardCorrectedLoss."
         )
+    if matrix.shape[0] != matrix.shape[1]:
+        return np.linalg.pinv(matrix)
     return np.linalg.solve(matrix, np.eye(matrix.shape[0]))

@@ -104,7 +104,7 @@ def likelihoods(
             f"expected labels drawn by a mechanism for classes, got {type(mechanism).__name__}. "
             "Use debiased labels."
         )
-    noisy = _validate.class_indices("noisy_labels", noisy_labels, mechanism.num_classes)
+    noisy = _validate.class_indices("noisy_labels", noisy_labels, mechanism.num_outputs)
     rows = rows_of_the_draw(mechanism, priors, noisy.size)
     found = empty_targets(noisy.size, mechanism.num_classes)
     for chunk in row_chunks(found.shape):
@@ -134,7 +134,7 @@ def empty_targets(size: int, num_classes: int) -> np.ndarray:
 
 
 def _of_classes(mechanism: ClassificationMechanism, noisy_labels: Any, priors: Any) -> np.ndarray:
-    noisy = _validate.class_indices("noisy_labels", noisy_labels, mechanism.num_classes)
+    noisy = _validate.class_indices("noisy_labels", noisy_labels, mechanism.num_outputs)
     rows = rows_of_the_draw(mechanism, priors, noisy.size)
     found = empty_targets(noisy.size, mechanism.num_classes)
     for chunk in row_chunks(found.shape):

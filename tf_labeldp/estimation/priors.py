@@ -14,6 +14,7 @@ from tf_labeldp.mechanisms import (
     ALIBI,
     ClassificationMechanism,
     Priors,
+    ProjectiveGeometryResponse,
     RandomizedResponse,
     RROnBins,
 )
@@ -24,6 +25,10 @@ _SPLIT_AT = 1.5
 """Standard deviations of noise that the smaller part of a split must exceed to get a share."""
 _LEAST_KEPT = 1e-9
 """The least probability of keeping a label at which the shares of clusters are estimated."""
+_SURE = 2.0
+"""Standard deviations of an estimate of risk by which the better estimator must be better."""
+_REST = 0.01
+"""Total share of the floors where few classes have most of the mass."""
 _WARP = math.expm1(4.0)
 """54: the widest step of a grid from zero is 55 times the narrowest."""
 
@@ -102,13 +107,35 @@ def estimated_prior(mechanism: Any, noisy_labels: Any) -> np.ndarray | Priors | 
         return class_prior(np.asarray(noisy_labels))[0]
     if not isinstance(mechanism, ClassificationMechanism):
         return None
+    if isinstance(mechanism, (RandomizedResponse, ProjectiveGeometryResponse)):
+        return _shares_of_sets(mechanism, np.asarray(noisy_labels))
     noisy, counts = np.unique(np.asarray(noisy_labels), return_counts=True)
-    if isinstance(mechanism, RandomizedResponse):
-        return class_prior(debiased(mechanism, noisy), counts)[0]
     channel = mechanism.transition_matrix()
     inverse = np.linalg.pinv(channel)
     inverse = inverse + (1.0 - (channel @ inverse).sum(axis=0)) / mechanism.num_classes
     return class_prior(inverse[noisy], counts)[0]
+
+
+def _shares_of_sets(
+    mechanism: RandomizedResponse | ProjectiveGeometryResponse, noisy: np.ndarray
+) -> np.ndarray:
+    """Returns the result of ``class_prior`` for answers of sets, without a table of targets."""
+    number = mechanism.num_classes
+    if isinstance(mechanism, RandomizedResponse):  # the sets have one class
+        shrink = math.exp(-mechanism.epsilon)
+        own, other = np.array([1.0, shrink]) / (1.0 + (number - 1) * shrink)
+        counts = np.bincount(noisy, minlength=number)
+    else:
+        own, other = mechanism.inclusion_probabilities
+        counts = mechanism.set_counts(noisy)
+    if not noisy.size:
+        return np.full(number, 1.0 / number)
+    mean = (counts / noisy.size - other) / (own - other)
+    mean += (1.0 - mean.sum()) / number
+    classes_per_set = counts.sum() / noisy.size
+    squares = classes_per_set * (1.0 - other) ** 2 + (number - classes_per_set) * other**2
+    centre = np.full(number, 1.0 / number)
+    return _shrunk(mean, squares / (own - other) ** 2, noisy.size, centre)[0]
 
 
 def shift_of_clusters(mechanism: PriorResampling, noisy_labels: Any, priors: Any) -> np.ndarray:
@@ -132,9 +159,10 @@ def class_prior(
     """Returns the class shares (K,) of debiased labels (m, K), and their floor.
 
     The mean shrinks to ``centre``, by as much of its distance from it as the variance of the labels
-    explains (James and Stein 1961). It is projected onto the simplex: negative shares set to zero
-    alone would leave too much for empty classes. The floor is one example among as many true labels
-    as the noisy ones are worth.
+    explains (James and Stein 1961), unless its estimated risk is clearly lower without (Stein
+    1981), as where few of many classes have most of the mass. It is projected onto the simplex:
+    negative shares set to zero alone would leave too much for empty classes. The floor is one
+    example among as many true labels as the noisy ones are worth.
 
     Args:
         targets: debiased labels, whose rows sum to one on average.
@@ -149,15 +177,37 @@ def class_prior(
     weights = np.full(len(targets), 1.0 / size) if counts is None else counts / size
     mean = weights @ targets
     squares = float(weights @ np.einsum("ij,ij->i", targets, targets))
+    return _shrunk(mean, squares, size, centre)
+
+
+def _shrunk(
+    mean: np.ndarray, squares: float, size: float, centre: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """Returns ``class_prior`` of debiased labels by their mean (K,) and mean squared norm."""
+    num_classes = mean.size
     variance, distance = (squares - mean @ mean) / size, np.square(mean - centre).sum()
-    mean = centre + (1.0 - variance / max(distance, variance, 1e-300)) * (mean - centre)
-    ordered = np.sort(mean)[::-1]
-    excess = (np.cumsum(ordered) - 1.0) / np.arange(1, num_classes + 1)
-    shares = mean - excess[np.count_nonzero(ordered > excess) - 1]
+    kept = 1.0 - variance / max(distance, variance, 1e-300)
+    shares = _on_simplex(mean)
+    # Stein's unbiased estimates of both risks. The projection alone subtracts the same from all
+    # shares above zero; it is better where few of many classes have most of the mass.
+    changes = np.square(shares - mean).sum()
+    risk = changes + variance * (2.0 * np.count_nonzero(shares > 0.0) / num_classes - 1.0)
+    noise = _SURE * variance * math.sqrt(2.0 / num_classes)
     # The squared norm of a true one-hot label is one.
     floor = 1.0 / (size / squares + num_classes)
+    if risk < variance * kept - noise:
+        floor = min(floor, _REST / num_classes)
+    else:
+        shares = _on_simplex(centre + kept * (mean - centre))
     shares = np.maximum(shares, floor)
     return shares / shares.sum(), floor
+
+
+def _on_simplex(mean: np.ndarray) -> np.ndarray:
+    """Returns the nearest shares, at least zero and with sum one."""
+    ordered = np.sort(mean)[::-1]
+    excess = (np.cumsum(ordered) - 1.0) / np.arange(1, mean.size + 1)
+    return np.maximum(mean - excess[np.count_nonzero(ordered > excess) - 1], 0.0)
 
 
 def _prior_of_bins(mechanism: RROnBins, noisy_labels: Any) -> Priors:

@@ -10,6 +10,7 @@ from tf_labeldp.mechanisms._check import check_mechanism
 from tf_labeldp.mechanisms._histogram import HistogramMechanism
 from tf_labeldp.mechanisms._label_moments import LabelMomentMechanism
 from tf_labeldp.mechanisms._optimal_bins import optimal_bins
+from tf_labeldp.mechanisms._projective_geometry import ProjectiveGeometryResponse
 from tf_labeldp.mechanisms.base import (
     AggregateMechanism,
     ClassificationMechanism,
@@ -54,6 +55,7 @@ __all__ = [
     "PeerToPeerRandomizedResponse",
     "PriorMechanism",
     "Priors",
+    "ProjectiveGeometryResponse",
     "RROnBins",
     "RRTopK",
     "RRWithPrior",

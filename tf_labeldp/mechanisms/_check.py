@@ -91,13 +91,14 @@ def _check_classes(mechanism: ClassificationMechanism, draws: int) -> None:
     middle = np.random.default_rng().permutation(np.arange(1, num_classes - 1))
     chosen = np.concatenate([[0, num_classes - 1], middle[: _MOST_LABELS - 2]])
     channels = _channels(mechanism, num_classes)
-    level = _FALSE_ALARM / (2 * num_classes * chosen.size * len(channels))
+    outputs = mechanism.num_outputs
+    level = _FALSE_ALARM / (2 * outputs * chosen.size * len(channels))
     for prior, channel in channels:
-        _check_channel(mechanism, channel, num_classes)
+        _check_channel(mechanism, channel, (num_classes, outputs))
         labels = np.random.default_rng().permutation(np.repeat(chosen, draws // chosen.size))
         noisy = _drawn(mechanism, labels, prior)
         for label in chosen:
-            counts = np.bincount(noisy[labels == label], minlength=num_classes)
+            counts = np.bincount(noisy[labels == label], minlength=outputs)
             _check_counts(mechanism, counts, channel[label], level)
     if not has_own_event(mechanism):
         return
@@ -134,12 +135,12 @@ def _channels(
     return found
 
 
-def _check_channel(mechanism: Mechanism, channel: np.ndarray, num_classes: int) -> None:
+def _check_channel(mechanism: Mechanism, channel: np.ndarray, shape: tuple[int, int]) -> None:
     name = type(mechanism).__name__
-    if channel.shape != (num_classes, num_classes):
+    if channel.shape != shape:
         raise ValueError(
-            f"{name}.transition_matrix must have shape ({num_classes}, {num_classes}), P[output | "
-            f"input], got {channel.shape}."
+            f"{name}.transition_matrix must have shape {shape}, P[output | input], got "
+            f"{channel.shape}."
         )
     sums = channel.sum(axis=1)
     if not np.all(channel >= 0.0) or np.abs(sums - 1.0).max() > _TOLERANCE:

@@ -139,11 +139,14 @@ class LabelMechanism(Mechanism):
 
 
 class ClassificationMechanism(LabelMechanism):
-    """A label randomizer over the classes 0..K-1; noisy labels are ``int64`` in 0..K-1.
+    """A label randomizer over the classes 0..K-1; noisy labels are ``int64`` in 0..M-1.
+
+    Noisy labels are classes, M = K, unless a subclass overrides ``num_outputs`` and
+    ``outputs_are_classes``.
 
     Guarantee:
         For every pair of labels and every output, ``P[out | y] <= e^epsilon P[out | y']``;
-        ``transition_matrix`` returns the (K, K) channel of the draws.
+        ``transition_matrix`` returns the (K, M) channel of the draws.
 
     Attributes:
         num_classes: K, at least 2.
@@ -151,6 +154,12 @@ class ClassificationMechanism(LabelMechanism):
 
     num_classes: int
     labels_of = " for classes"
+    outputs_are_classes: ClassVar[bool] = True
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of possible noisy labels, M; K if noisy labels are classes."""
+        return self.num_classes
 
     @abc.abstractmethod
     def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
@@ -178,8 +187,8 @@ class ClassificationMechanism(LabelMechanism):
     def check_output(self, noisy: Public[Any], size: int) -> np.ndarray:
         """Returns noisy labels as ``int64`` (size,), or raises."""
         array = checked_output(self, noisy, (size,), "iu")
-        if size and (array.min() < 0 or array.max() >= self.num_classes):
-            raise _wrong_output(self, "classes that do not exist", f"0..{self.num_classes - 1}")
+        if size and (array.min() < 0 or array.max() >= self.num_outputs):
+            raise _wrong_output(self, "classes that do not exist", f"0..{self.num_outputs - 1}")
         return array.astype(np.int64, copy=False)
 
 
@@ -294,14 +303,14 @@ class FrozenClassification(Frozen, ClassificationMechanism):
             )
 
     def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
-        """Returns ``P[output | input]`` of the draws, ``float64`` (K, K).
+        """Returns ``P[output | input]`` of the draws, ``float64`` (K, M); M is ``num_outputs``.
 
         ``prior`` is one prior (K,) for mechanisms with priors, else None.
         """
         row = self._one_prior(prior)
-        instead = "Merge rare classes. Draws and targets need no channel of RandomizedResponse."
-        _validate.check_size("a channel", (self.num_classes, self.num_classes), instead)
-        return self.likelihood(np.arange(self.num_classes), row).T.copy()
+        instead = f"Merge rare classes. Draws of {type(self).__name__} need no channel."
+        _validate.check_size("a channel", (self.num_classes, self.num_outputs), instead)
+        return self.likelihood(np.arange(self.num_outputs), row).T.copy()
 
     def _one_prior(self, prior: Any) -> np.ndarray | None:
         if not self.uses_priors:

@@ -254,7 +254,8 @@ class DivideMix(Learner):
 
     def _known_channel(self, labelled: Targets) -> np.ndarray:
         mechanism = getattr(labelled.noisy, "mechanism", None)
-        if not isinstance(mechanism, ClassificationMechanism) or mechanism.uses_priors:
+        is_fixed = isinstance(mechanism, ClassificationMechanism) and not mechanism.uses_priors
+        if not is_fixed or not mechanism.outputs_are_classes:
             raise ValueError(
                 "division='channel' needs NoisyLabels of a mechanism with one channel, such as "
                 f"RandomizedResponse, got {mechanism}. Use division='mixture'."

@@ -210,6 +210,12 @@ def fit(
     check_features_fit(model, x)
     y = labels.values if targets == "values" else getattr(labels, targets)()
     _check_loss(model, targets, y)
+    if targets == "values" and labels.are_sets and takes_codes(model.loss):
+        raise ValueError(
+            f"expected noisy labels that are classes, for targets='values', got those of "
+            f"{type(labels.mechanism).__name__}. Give targets='posterior', or the loss "
+            "ForwardCorrectedLoss."
+        )
     leaves = keras.tree.flatten(x if weights is None else [x, weights])
     rows = labels.rows_among({np.shape(leaf)[:1] for leaf in leaves})
 

@@ -39,6 +39,7 @@ from tf_labeldp.accounting.receipts import LabelSet, Receipts, compose_receipts,
 from tf_labeldp.mechanisms import (
     InformativeRR,
     Priors,
+    ProjectiveGeometryResponse,
     RandomizedResponse,
     RROnBins,
     RRTopK,
@@ -66,7 +67,14 @@ _ODD = 0x9E3779B97F4A7C15
 """An odd number without pattern: 2^64 divided by the golden ratio."""
 _LEDGER = ".ledger"
 """The suffix of the folder for the ledger of a key without a vault."""
-_KEYED = (RandomizedResponse, RRTopK, RRWithPrior, InformativeRR, RROnBins)
+_KEYED = (
+    RandomizedResponse,
+    RRTopK,
+    RRWithPrior,
+    InformativeRR,
+    ProjectiveGeometryResponse,
+    RROnBins,
+)
 KEYED_ASSUMPTIONS = (
     Assumption(
         "secure-keyed-draws",

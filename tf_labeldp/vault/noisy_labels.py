@@ -26,6 +26,7 @@ from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts
 from tf_labeldp.estimation import debiased, posterior
 from tf_labeldp.estimation.priors import (
+    class_prior,
     estimated_prior,
     histogram_prior,
     ordered_prior,
@@ -185,6 +186,11 @@ class NoisyLabels:
         return f"NoisyLabels({self.mechanism!r}, num_labels={len(self)})"
 
     @property
+    def are_sets(self) -> bool:
+        """Whether noisy labels name sets of classes, as of ``ProjectiveGeometryResponse``."""
+        return not getattr(self.mechanism, "outputs_are_classes", True)
+
+    @property
     def shape(self) -> NoReturn:
         """Raises, since Keras reads the shape first, and would train without the receipts."""
         raise AttributeError(
@@ -267,6 +273,27 @@ class NoisyLabels:
         beta = self.bias_correction if bias_correction is None else bias_correction
         return debiased(self.mechanism, self.values, self.priors, bias_correction=beta)
 
+    def class_shares(self) -> np.ndarray:
+        """Returns the shares of the classes among the true labels, estimated, ``float64`` (K,).
+
+        They are the mean of ``debiased()``, shrunk to equal shares by as much of its distance from
+        them as noise explains, projected onto the simplex, and at least a small share each. For
+        ``RandomizedResponse`` and ``ProjectiveGeometryResponse`` no table (m, K) is made.
+
+        Guarantee:
+            Post-processing of the noisy labels: no charge beyond theirs.
+
+        Raises:
+            TypeError: noisy labels that are not of classes.
+        """
+        if getattr(self.mechanism, "num_classes", None) is None or self._is_rows_of_labels:
+            raise TypeError(
+                f"expected noisy labels of classes, got labels drawn by {self.mechanism!r}. Use "
+                "debiased()."
+            )
+        shares = None if self._draws_with_priors else estimated_prior(self.mechanism, self.values)
+        return class_prior(self.debiased())[0] if shares is None else np.asarray(shares)
+
     def evaluate(self, predictions: Public[Any], metric: str, *, model: Public[Any]) -> Evaluation:
         """Returns an unbiased estimate of a metric of predictions, at no further cost.
 
@@ -309,14 +336,15 @@ class NoisyLabels:
     def decode(self) -> np.ndarray:
         """Returns the class values of the noisy labels (m,), or ``values`` without class values.
 
-        Noisy one-hot rows of ``ALIBI`` raise a ``TypeError``.
+        Noisy labels that are no classes, of ``ALIBI`` and ``ProjectiveGeometryResponse``, raise a
+        ``TypeError``.
         """
-        if self.classes is None:
+        if self.classes is None and not self.are_sets:
             return self.values
-        if self.values.dtype.kind != "i":
+        if self.are_sets or self.values.dtype.kind != "i":
             raise TypeError(
-                f"{type(self.mechanism).__name__} draws noisy one-hot rows, not classes. Use "
-                "posterior(), which has one column per class."
+                f"expected noisy labels that are classes, got those of "
+                f"{type(self.mechanism).__name__}. Use posterior(), with one column per class."
             )
         return class_array(self.classes)[self.values]
 
