@@ -18,9 +18,9 @@ from tf_labeldp import BudgetExceededError, PrivacyBudget, PrivateLabels
 from tf_labeldp.mechanisms import (
     HistogramMechanism,
     InformativeRR,
-    ProjectiveGeometryResponse,
     LaplaceMechanism,
     Priors,
+    ProjectiveGeometryResponse,
     RandomizedResponse,
     RROnBins,
     RRTopK,

@@ -212,7 +212,7 @@ def _of_bins(mechanism: RROnBins, noisy_labels: Any, priors: Any) -> np.ndarray:
 
 
 def channel_inverse(transition_matrix: Any) -> np.ndarray:
-    """Returns ``Q^-1`` of a channel ``Q[input, output]`` (``esfandiari2022``), or its pseudo-inverse.
+    """Returns the (pseudo-)inverse of a channel ``Q[input, output]`` (``esfandiari2022``).
 
     Row z has the weights of the unbiased loss for the noisy label z:
     ``sum_z Q[y, z] Q^-1[z, k] = [y == k]``.

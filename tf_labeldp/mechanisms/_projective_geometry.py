@@ -1,4 +1,4 @@
-"""Projective geometry response: one integer per label, whose error hardly grows with the classes."""
+"""Projective geometry response: one integer per label, for many classes."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ class DivideMix(Learner):
         return mixture.predict_proba(losses)[:, lower]
 
     def _known_channel(self, labelled: Targets) -> np.ndarray:
-        mechanism = getattr(labelled.noisy, "mechanism", None)
+        mechanism: Any = getattr(labelled.noisy, "mechanism", None)
         is_fixed = isinstance(mechanism, ClassificationMechanism) and not mechanism.uses_priors
         if not is_fixed or not mechanism.outputs_are_classes:
             raise ValueError(

@@ -339,14 +339,13 @@ class NoisyLabels:
         Noisy labels that are no classes, of ``ALIBI`` and ``ProjectiveGeometryResponse``, raise a
         ``TypeError``.
         """
-        if self.classes is None and not self.are_sets:
-            return self.values
-        if self.are_sets or self.values.dtype.kind != "i":
+        has_names = self.classes is not None
+        if self.are_sets or (has_names and self.values.dtype.kind != "i"):
             raise TypeError(
                 f"expected noisy labels that are classes, got those of "
                 f"{type(self.mechanism).__name__}. Use posterior(), with one column per class."
             )
-        return class_array(self.classes)[self.values]
+        return self.values if self.classes is None else class_array(self.classes)[self.values]
 
     def to_dataset(self, features: Public[Any], targets: str = "values") -> tf.data.Dataset:
         """Returns a ``tf.data.Dataset`` of single examples (x, target), in order of ``indices``.
