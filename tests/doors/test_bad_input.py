@@ -775,6 +775,66 @@ search(
 search("an unknown kind", ValueError, "kind", lambda v: ldp.recommend(1.0, 1000, "video"))
 search("no examples", ValueError, "num_examples", lambda v: ldp.recommend(1.0, 0, "table"))
 
+# --- Sets with coverage ----------------------------------------------------------------------
+sets = functools.partial(case, "sets")
+ROWS = np.full((N, 3), 1 / 3)
+
+
+def conformal(v: Vaults, x: Any = X, labels: Any = None, alpha: Any = 0.3, epsilon: Any = 1.0):
+    labels = v() if labels is None else labels
+    return ldp.conformal(lambda x: ROWS[: len(x)], (x, labels), alpha, epsilon)
+
+
+sets("alpha below 1/n", ValueError, "at least", lambda v: conformal(v, alpha=0.5 / N))
+sets("alpha of one", ValueError, "alpha", lambda v: conformal(v, alpha=1.0))
+sets("no epsilon", ValueError, "epsilon, the cost", lambda v: conformal(v, epsilon=None))
+sets("epsilon of zero", ValueError, "epsilon", lambda v: conformal(v, epsilon=0.0))
+sets("an array of labels", TypeError, "PrivateLabels", lambda v: conformal(v, labels=Y))
+sets("rows of other labels", ValueError, "120 held-out", lambda v: conformal(v, x=X[:60]))
+sets(
+    "no features",
+    TypeError,
+    r"\(features, labels\)",
+    lambda v: ldp.conformal(lambda x: ROWS, v(), 0.3, 1.0),
+)
+sets(
+    "labels of rows",
+    TypeError,
+    "each column",
+    lambda v: conformal(v, labels=v(FLAGS, num_labels=2)),
+)
+sets(
+    "predictions of numbers for classes",
+    ValueError,
+    "probabilities",
+    lambda v: ldp.conformal(lambda x: x[:, 0], (X, v()), 0.3, 1.0),
+)
+sets(
+    "predictions with a hole",
+    ValueError,
+    "NaN",
+    lambda v: ldp.conformal(lambda x: NAN, (X, v.numbers()), 0.3, 1.0),
+)
+sets(
+    "probabilities for numbers",
+    ValueError,
+    "shape",
+    lambda v: conformal(v, labels=v.numbers()),
+)
+sets(
+    "too few noisy labels",
+    ValueError,
+    "more than",
+    lambda v: conformal(v, labels=v.noisy(), alpha=0.1, epsilon=None),
+)
+sets("a price for noisy labels", ValueError, "no epsilon", lambda v: conformal(v, labels=v.noisy()))
+sets(
+    "noisy numbers",
+    ValueError,
+    "one channel",
+    lambda v: conformal(v, labels=v.noisy_numbers(), epsilon=None),
+)
+
 # --- Trees -----------------------------------------------------------------------------------
 trees = functools.partial(case, "boosting")
 trees(

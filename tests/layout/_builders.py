@@ -198,6 +198,15 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
         .randomize(RR)
         .evaluate(put("predictions", Y), "accuracy", model=put("model", dense()))
     ),
+    "vault.ConformalPredictor": lambda put: ldp.vault.ConformalPredictor(
+        put("model", same), 0.5, alpha=0.1, num_examples=N
+    ),
+    "vault.conformal": lambda put: ldp.conformal(
+        put("model", lambda x: np.full((len(x), K), 0.5)),
+        put("held_out", (X, labels_of())),
+        0.5,
+        1.0,
+    ),
     "vault.declare": lambda put: ldp.declare(
         put("artefact", dense()), because="a test", made_of=put("made_of", [X])
     ),

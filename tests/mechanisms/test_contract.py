@@ -26,6 +26,7 @@ from tf_labeldp.mechanisms import (
     MetricMechanism,
     PeerToPeerRandomizedResponse,
     ProjectiveGeometryResponse,
+    QuantileMechanism,
     RandomizedResponse,
     RROnBins,
     RRTopK,
@@ -196,6 +197,12 @@ MEMBERS = {
     ),
     "LinearBinningMechanism": Member(lambda e: LinearBinningMechanism(e, 4), LABELS / 8.0),
     "SelectionMechanism": Member(lambda e: SelectionMechanism(e, "accuracy", 4), VOTES),
+    "QuantileMechanism": Member(
+        lambda e: QuantileMechanism(e, 0.5, 4), np.random.default_rng(3).dirichlet(PRIOR, 60)
+    ),
+    "QuantileMechanism of numbers": Member(
+        lambda e: QuantileMechanism(e, 0.5, **RANGE), LABELS * 1.0, RANGE
+    ),
 }
 
 

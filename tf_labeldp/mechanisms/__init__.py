@@ -37,6 +37,7 @@ from tf_labeldp.mechanisms.numbers import (
     StaircaseMechanism,
 )
 from tf_labeldp.mechanisms.priors import Priors
+from tf_labeldp.mechanisms.quantile import QuantileMechanism
 
 __all__ = [
     "ALIBI",
@@ -56,6 +57,7 @@ __all__ = [
     "PriorMechanism",
     "Priors",
     "ProjectiveGeometryResponse",
+    "QuantileMechanism",
     "RROnBins",
     "RRTopK",
     "RRWithPrior",

@@ -1,6 +1,7 @@
 """The vault of the true labels and its outputs, without TensorFlow."""
 
 from tf_labeldp.vault._cluster_randomized_response import ClusterRandomizedResponse
+from tf_labeldp.vault._conformal import ConformalPredictor, conformal
 from tf_labeldp.vault._label_randomizer import LabelRandomizer
 from tf_labeldp.vault.evaluation import Evaluation, select
 from tf_labeldp.vault.label_kinds import Classes, LabelKind, Numbers, Rows
@@ -13,6 +14,7 @@ from tf_labeldp.vault.records import LabelStoreError
 __all__ = [
     "Classes",
     "ClusterRandomizedResponse",
+    "ConformalPredictor",
     "Evaluation",
     "LabelKind",
     "LabelRandomizer",
@@ -21,6 +23,7 @@ __all__ = [
     "Numbers",
     "PrivateLabels",
     "Rows",
+    "conformal",
     "declare",
     "forget",
     "guarantee",

@@ -1,0 +1,303 @@
+"""Sets of classes, and intervals of numbers, that cover the true label with a stated chance."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting import PrivacyGuarantee, Public, Receipt, public_input
+from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED, bare
+from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_receipts
+from tf_labeldp.estimation import debiased
+from tf_labeldp.mechanisms import ClassificationMechanism, QuantileMechanism
+from tf_labeldp.mechanisms.quantile import class_scores, class_thresholds
+from tf_labeldp.vault.noisy_labels import NoisyLabels
+from tf_labeldp.vault.private_labels import PrivateLabels
+
+_MEAN_LARGEST = 0.74
+"""A bound on ``sqrt(n)`` times the mean of the largest excess of an empirical distribution function
+of n draws over the true one: the integral of ``min(1, e^(-2 x^2))`` from Massart 1990, which needs
+``x^2 >= ln(2) / 2``, is 0.7386."""
+_SUM_TOLERANCE = 1e-3
+"""Error allowed in a sum of probabilities, which may be half-precision numbers."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ConformalPredictor:
+    """Sets of classes or intervals of numbers with coverage, as ``conformal`` returns them.
+
+    Guarantee:
+        A prediction is post-processing of the model and of one threshold, and costs nothing more;
+        ``guarantee()`` states both.
+
+    Attributes:
+        model: the model that makes the predictions.
+        threshold: for classes the least probability in a set, for numbers half the width.
+        alpha: the chance of a miss, at most.
+        num_examples: the number of held-out labels.
+        receipts: receipts of the model, the features and the threshold.
+        label_range: the smallest and the largest label, for numbers; None for classes.
+        from_logits: whether the model returns logits.
+
+    Example:
+        >>> chances = ConformalPredictor(lambda x: x, 0.3, alpha=0.1, num_examples=1000)
+        >>> chances.predict([[0.6, 0.35, 0.05], [0.2, 0.25, 0.55]]).tolist()
+        [[True, True, False], [False, False, True]]
+    """
+
+    model: Public[Any] = dataclasses.field(repr=False)
+    threshold: float
+    alpha: float
+    num_examples: int
+    receipts: Receipts = dataclasses.field(default=(), repr=False)
+    label_range: tuple[float, float] | None = None
+    from_logits: bool = False
+
+    def __post_init__(self) -> None:
+        public = public_input(self.model)
+        object.__setattr__(self, "model", public.value)
+        object.__setattr__(self, "receipts", merge_receipts(public.receipts, self.receipts))
+
+    def predict(self, X: Public[Any]) -> np.ndarray:
+        """Returns sets, ``bool`` (m, K), or the ends of intervals, ``float64`` (m, 2).
+
+        The columns of a set are the classes in the order of their codes. The most likely class is
+        always in the set, so that none is empty. Intervals lie within the labels' range.
+        """
+        found = _predictions(self.model, bare(X), self.label_range is None)
+        if self.label_range is not None:
+            low, high = self.label_range
+            centres = np.clip(_validate.real_vector("predictions", found), low, high)
+            ends = (centres - self.threshold, centres + self.threshold)
+            return np.clip(np.stack(ends, axis=1), low, high)
+        chances = _probabilities(found, self.from_logits)
+        number = max(2, np.shape(chances)[-1] if np.ndim(chances) == 2 else 2)
+        chances = -class_scores(chances, number)
+        sets = chances >= self.threshold
+        sets[np.arange(len(sets)), chances.argmax(axis=1)] = True
+        return sets
+
+    def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
+        """Returns the statement of the model and the threshold together."""
+        stated = compose_receipts(self.receipts, delta)
+        is_keras = hasattr(self.model, "trainable_weights")
+        return stated.with_assumptions([WEIGHTS_ASSUMED]) if is_keras else stated
+
+
+def conformal(
+    model: Public[Any],
+    held_out: Public[tuple[Any, Any]],
+    alpha: float,
+    epsilon: float | None = None,
+    *,
+    key: str | None = None,
+) -> ConformalPredictor:
+    """Turns a model's predictions into sets or intervals that cover 1 - alpha of the true labels.
+
+    Guarantee:
+        Epsilon-DP for the replacement of one held-out label, charged to the vault, by one private
+        quantile (``mechanisms.QuantileMechanism``); noisy labels cost nothing more. The set or
+        interval of a new example contains its label with probability at least 1 - alpha, over the
+        held-out labels, the noise and the new example, if the model has not learnt from held-out
+        labels and these n examples and the new one are exchangeable (for noisy labels independent
+        and of one law). Holds for every model, also a bad one, whose sets are large.
+
+    *Noisy labels.* The share that a set covers at each threshold t is estimated with debiased
+    labels, ``c(t) = mean of sum_y D_iy 1{score_iy <= t}``, and the least t with ``c(t) >= 1 - alpha
+    + margin`` is taken. The rows of D sum to one, their positive parts to W at most and their
+    negative parts to V. Each part of c is a conditional mean of an empirical distribution function
+    of n draws, weighted by W or V, so ``E sup_t (c(t) - coverage(t)) <= 0.74 (W + V) / sqrt(n)``,
+    by Jensen's inequality and Dvoretzky, Kiefer and Wolfowitz with Massart's constant. This is the
+    margin, so the coverage at the chosen t is at least 1 - alpha on average. The vault's quantile
+    has a margin of about 11 / (epsilon n) only.
+
+    Source: split-conformal prediction (Papadopoulos et al. 2002) with labels of randomized
+    response, after Penso, Mahpud, Goldberger and Sheffet 2025 (arXiv 2505.15721); the margins are
+    by our own derivation.
+
+    Args:
+        model: a classifier or regressor of this library, or another with ``predict_proba`` or
+            ``predict``; a head; a Keras model with probabilities, logits or numbers; a function.
+        held_out: features and labels, ``(x[part.indices], part)``, that the model has not learnt
+            from. The labels are a ``PrivateLabels`` of classes or numbers (``labels.split``), or
+            ``NoisyLabels`` of classes with one channel, such as ``RandomizedResponse``.
+        alpha: the chance of a miss, in (0, 1).
+        epsilon: the cost for a ``PrivateLabels``; None for noisy labels.
+        key: a name for the release of a vault, as for ``PrivateLabels.randomize``.
+
+    Raises:
+        BudgetExceededError: an example would pass the budget; nothing was released.
+        TypeError: the labels are an array, or rows.
+        ValueError: a model that has learnt from these labels by its receipts, too few labels for
+            alpha, or unsuitable predictions; nothing was charged.
+
+    Example:
+        >>> from tf_labeldp import PrivacyBudget
+        >>> labels = PrivateLabels([0, 1] * 500, num_classes=2, budget=PrivacyBudget(1.0))
+        >>> x = np.array([0.2, 0.9] * 500)
+        >>> sets = conformal(lambda x: x, (x, labels), alpha=0.1, epsilon=1.0)
+        >>> sets.predict(np.array([0.1, 0.95])).tolist(), sets.guarantee().epsilon
+        ([[True, False], [False, True]], 1.0)
+    """
+    both = public_input(model, held_out)
+    network, pair = both.value
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise TypeError(
+            f"expected held_out=(features, labels), got {type(pair).__name__}. Give "
+            "(x[part.indices], part) with train, part = labels.split(0.2)."
+        )
+    features, labels = bare(pair[0]), bare(pair[1])
+    alpha = _validate.number_in("alpha", alpha, "(0, 1)")
+    is_noisy = isinstance(labels, NoisyLabels)
+    if not (is_noisy or isinstance(labels, PrivateLabels)):
+        raise TypeError(
+            f"expected held-out labels in a PrivateLabels or NoisyLabels, got "
+            f"{type(labels).__name__}. Make PrivateLabels(y, budget=...) and split it."
+        )
+    if is_noisy != (epsilon is None):
+        raise ValueError(
+            f"expected {'no epsilon with NoisyLabels' if is_noisy else 'epsilon, the cost'}, got "
+            f"epsilon={epsilon}. A vault is charged, noisy labels are not."
+        )
+    _refuse_learnt(public_input(model, pair[0]).receipts, labels)
+    arguments = _kind_of_noisy(labels) if is_noisy else labels.kind.mechanism_arguments()
+    if "num_labels" in arguments:
+        raise TypeError(
+            "expected classes or numbers, got rows of labels. Make a PrivateLabels of each column."
+        )
+    is_classes = "num_classes" in arguments
+    if not is_classes and getattr(network, "classes_", None) is not None:
+        raise ValueError(
+            "expected a model of numbers for labels that are numbers, got a classifier. Fit a "
+            "PrivateRegressor."
+        )
+    predictions = _predictions(network, features, is_classes)
+    if len(predictions) != len(labels):
+        raise ValueError(
+            f"expected the features of {len(labels)} held-out labels, got {len(predictions)} rows. "
+            "Give x[part.indices], in the order of the labels."
+        )
+    from_logits = is_classes and _are_logits(predictions)
+    if is_classes:
+        predictions = _probabilities(predictions, from_logits)
+    if is_noisy:
+        receipts = labels.receipts
+        found = _threshold_of_noisy(
+            labels, class_scores(predictions, arguments["num_classes"]), alpha
+        )
+    else:
+        mechanism = QuantileMechanism(epsilon, alpha, **arguments)  # type: ignore[arg-type]
+        mechanism.rank(len(labels))
+        if is_classes:  # The predictions are checked before anything is charged.
+            class_scores(predictions, mechanism.num_classes or 0)
+        else:
+            _validate.real_vector("predictions", predictions)
+        released = labels.release(mechanism, public_input=both.with_value(predictions), key=key)
+        receipts, found = released.receipts, float(released.values)
+    return ConformalPredictor(
+        network,
+        -found if is_classes else found,
+        alpha,
+        len(labels),
+        merge_receipts(both.receipts, public_input(labels).receipts, receipts),
+        None if is_classes else (arguments["low"], arguments["high"]),
+        from_logits,
+    )
+
+
+def _refuse_learnt(receipts: Receipts, labels: Any) -> None:
+    """Raises if receipts include a use of held-out labels."""
+    if isinstance(labels, PrivateLabels):
+        name, rows = labels.label_set.name, labels.indices
+    elif labels.receipts:
+        name, rows = labels.receipts[-1].labels.name, _charged(labels.receipts, "draw")
+    else:
+        raise ValueError(
+            "expected noisy labels with receipts, got some without, for which nothing is promised. "
+            "Draw them with PrivateLabels.randomize."
+        )
+    uses = [part for part in receipts if part.labels.name == name and part.kind != "declared"]
+    if uses and np.isin(rows, _charged(uses)).any():
+        raise ValueError(
+            "expected a model that has not learnt from the held-out labels, got one whose receipts "
+            f'name them ("{uses[-1].what}"): its sets would be too small. Train it on the first '
+            "part of labels.split(0.2), and give the second one."
+        )
+
+
+def _charged(receipts: Sequence[Receipt], kind: str = "") -> np.ndarray:
+    """Returns the examples of uses of the label set of the last receipt, maybe of one kind."""
+    uses = [part for part in receipts if part.labels.name == receipts[-1].labels.name]
+    uses = [part for part in uses if part.kind == kind] or uses
+    return np.concatenate(
+        [
+            np.arange(part.labels.size) if part.examples is None else np.asarray(part.examples)
+            for part in uses
+        ]
+    )
+
+
+def _kind_of_noisy(noisy: NoisyLabels) -> dict[str, int]:
+    mechanism = noisy.mechanism
+    is_plain = isinstance(mechanism, ClassificationMechanism) and not mechanism.uses_priors
+    if not is_plain or noisy.values.ndim != 1:
+        raise ValueError(
+            f"expected noisy classes with one channel, got those of {type(mechanism).__name__}. "
+            "Draw them with RandomizedResponse, or give the vault and epsilon."
+        )
+    return {"num_classes": mechanism.num_classes}
+
+
+def _threshold_of_noisy(noisy: NoisyLabels, scores: np.ndarray, alpha: float) -> float:
+    size, number = scores.shape
+    by_output = debiased(noisy.mechanism, np.arange(number))
+    weights = sum(np.maximum(sign * by_output, 0.0).sum(axis=1).max() for sign in (1.0, -1.0))
+    margin = _MEAN_LARGEST * weights / math.sqrt(size)
+    if margin >= alpha:
+        needed = math.ceil((_MEAN_LARGEST * weights / alpha) ** 2)
+        raise ValueError(
+            f"expected more than {needed:,} noisy labels for alpha={alpha:g}, got {size:,}. Draw "
+            "more, raise alpha, or give the vault and epsilon, which needs far fewer."
+        )
+    thresholds = class_thresholds(scores)
+    cells = np.searchsorted(thresholds, scores, side="left")
+    shares = np.bincount(cells.ravel(), noisy.debiased().ravel(), minlength=thresholds.size)
+    passing = np.flatnonzero(np.cumsum(shares) / size >= 1.0 - alpha + margin)
+    return float(thresholds[passing[0]] if passing.size else thresholds[-1])
+
+
+def _predictions(model: Any, X: Any, is_classes: bool) -> np.ndarray:
+    """Returns probabilities, logits or numbers of a model, (n,) if there is one column."""
+    if is_classes and hasattr(model, "predict_proba"):
+        found = model.predict_proba(X)
+    elif hasattr(model, "predict"):
+        is_keras = hasattr(model, "trainable_weights")
+        found = model.predict(X, verbose=0) if is_keras else model.predict(X)
+    else:
+        found = model(X)
+    array = np.asarray(found)
+    return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+
+
+def _are_logits(predictions: np.ndarray) -> bool:
+    """Returns whether some predictions are no probabilities; those of classes (n,) or (n, K)."""
+    if predictions.dtype.kind != "f":
+        return False
+    if predictions.ndim != 2:
+        return bool(np.any((predictions < 0.0) | (predictions > 1.0)))
+    off = np.abs(predictions.sum(axis=1, dtype=np.float64) - 1.0)
+    return bool(np.any(predictions < 0.0) or np.any(off > _SUM_TOLERANCE))
+
+
+def _probabilities(predictions: np.ndarray, from_logits: bool) -> np.ndarray:
+    if not from_logits:
+        return predictions
+    logits = predictions.astype(np.float64)
+    logits = np.stack([0.0 * logits, logits], axis=1) if logits.ndim == 1 else logits
+    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return odds / odds.sum(axis=1, keepdims=True)
