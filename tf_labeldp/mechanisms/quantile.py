@@ -22,7 +22,7 @@ _EXPECTED = 320
 """Thresholds of classes at the first 320 levels, down to 2^-20, of the share that the model expects
 to miss. The other 192 are for models that are too sure: the mean set grows by equal steps."""
 _MOST_SCORES = 1 << 22
-"""Scores from which the thresholds are made; of more, those of every so many rows."""
+"""Scores from which the thresholds are made; of more, those of every few rows."""
 _NEGLIGIBLE = 60.0
 """Noise above this many nats and the mean largest noise has a mass below e^-60."""
 

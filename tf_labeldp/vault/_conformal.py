@@ -250,7 +250,7 @@ def _kind_of_noisy(noisy: NoisyLabels) -> dict[str, int]:
             f"expected noisy classes with one channel, got those of {type(mechanism).__name__}. "
             "Draw them with RandomizedResponse, or give the vault and epsilon."
         )
-    return {"num_classes": mechanism.num_classes}
+    return {"num_classes": mechanism.num_classes}  # type: ignore[attr-defined]
 
 
 def _threshold_of_noisy(noisy: NoisyLabels, scores: np.ndarray, alpha: float) -> float:
