@@ -62,14 +62,14 @@ PRIVATE_IMPORTS = {
 
 # The most lines of each part, with its docstrings; "" is the front.
 MOST_LINES = {
-    "": 142,
+    "": 144,
     "_validate": 289,
     "_progress": 113,
     "keras_layers": 1260,
     "accounting": 3112,
-    "mechanisms": 4897,
+    "mechanisms": 5075,
     "estimation": 766,
-    "vault": 6565,
+    "vault": 6871,
     "features": 4102,
     "self_supervised": 1194,
     "semi_supervised": 929,

@@ -109,8 +109,8 @@ def conformal(
 
     *Noisy labels.* The share that a set covers at each threshold t is estimated with debiased
     labels, ``c(t) = mean of sum_y D_iy 1{score_iy <= t}``, and the least t with ``c(t) >= 1 - alpha
-    + margin`` is taken. The rows of D sum to one, their positive parts to W at most and their
-    negative parts to V. Each part of c is a conditional mean of an empirical distribution function
+    + margin`` is taken. The positive parts of a row of D sum to W at most, and the negative ones to
+    V. Each part of c is a conditional mean of an empirical distribution function
     of n draws, weighted by W or V, so ``E sup_t (c(t) - coverage(t)) <= 0.74 (W + V) / sqrt(n)``,
     by Jensen's inequality and Dvoretzky, Kiefer and Wolfowitz with Massart's constant. This is the
     margin, so the coverage at the chosen t is at least 1 - alpha on average. The vault's quantile
@@ -254,8 +254,8 @@ def _kind_of_noisy(noisy: NoisyLabels) -> dict[str, int]:
 
 
 def _threshold_of_noisy(noisy: NoisyLabels, scores: np.ndarray, alpha: float) -> float:
-    size, number = scores.shape
-    by_output = debiased(noisy.mechanism, np.arange(number))
+    size, outputs = len(noisy), np.arange(noisy.mechanism.num_outputs)  # type: ignore[attr-defined]
+    by_output = debiased(noisy.mechanism, outputs)
     weights = sum(np.maximum(sign * by_output, 0.0).sum(axis=1).max() for sign in (1.0, -1.0))
     margin = _MEAN_LARGEST * weights / math.sqrt(size)
     if margin >= alpha:
