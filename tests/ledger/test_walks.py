@@ -438,7 +438,7 @@ def test_statements_follow_many_random_walks(first):
     """Each sequence of three moves comes 4 times on average: 175 * comb(16, 3) / (28 * 27 * 26)."""
     for seed in range(first, first + 25):
         walk(seed, moves=16)
-        keras.backend.clear_session()
+    keras.backend.clear_session()  # collects all garbage, which takes longer than a walk
 
 
 def test_the_account_composes_in_parallel_and_in_sequence():

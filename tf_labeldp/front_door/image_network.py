@@ -40,7 +40,8 @@ def image_network(images: np.ndarray, num_classes: int) -> Any:
         x = layers.Add()([x, block(block(x, width), width)])
     pooled = [layers.GlobalAveragePooling2D()(x), layers.GlobalMaxPooling2D()(x)]
     start = keras.initializers.GlorotUniform(next(seeds))
-    logits = layers.Dense(num_classes, kernel_initializer=start)(layers.Concatenate()(pooled))
+    dense = layers.Dense(num_classes, kernel_initializer=start, dtype="float32")
+    logits = dense(layers.Concatenate()(pooled))
     return keras.Model(inputs, logits, name="image_network")
 
 

@@ -40,6 +40,8 @@ _MARGIN = 1e-5
 """Share of epsilon that stays unspent, because the ledger also counts the rounding of releases."""
 _DRAW_SHARE, _DRAW_FROM = 0.85, 2.5
 """Share of epsilon for noisy labels, and the epsilon from which they are drawn."""
+_DRAW_ROUNDS = 4
+"""Rounds of ``epochs`` on noisy labels."""
 _ROWS = 512
 """Rows per prediction of the network."""
 _LEAST = 1e-12
@@ -56,9 +58,9 @@ class BootstrappedHead(Head):
     log-probabilities, and so on. The result is the network.
 
     From epsilon 2.5 on, 85 % of it draws noisy labels last, by ``InformativeRR`` with the network's
-    probabilities as priors. The network learns their posteriors. Where the priors were sure and
-    wrong, so are these posteriors; so the network's new probabilities replace the priors, and it
-    learns again (expectation maximisation of the noisy labels' likelihood).
+    probabilities as priors. The network then maximises the probability of the noisy labels, which
+    is the sum over classes of its probability times the channel's. Posteriors of the priors would
+    be sure and wrong where the priors were; here the network's own probabilities replace them.
 
     Guarantee:
         (epsilon, delta)-label-DP for the replacement of one label, whatever the number of releases.
@@ -84,10 +86,9 @@ class BootstrappedHead(Head):
             for one release if noisy labels follow, and else two, of 0.3 and 0.7.
         draw_share: share of epsilon for noisy labels, in [0, 1); 0 draws none. None for 0.85 from
             epsilon 2.5 on, and 0 below.
-        refinements: times that posteriors are computed again and learnt, at least 0.
         mirrored: whether a mirrored image keeps its class. Probabilities are then means over image
             and mirror image; ``views`` should mirror, too.
-        epochs: epochs of training after each release, and after each computation of posteriors.
+        epochs: epochs of training after each release of a head; noisy labels get four times these.
         batch_size: examples per training step.
         learning_rate: the peak learning rate of AdamW; a cosine lowers it in every round.
         views: Keras layers that change inputs at random but not their class, for images
@@ -125,7 +126,6 @@ class BootstrappedHead(Head):
     encoder: Public[Any] = None
     shares: tuple[float, ...] | None = None
     draw_share: float | None = None
-    refinements: int = 2
     mirrored: bool = False
     epochs: int = 5
     batch_size: int = 256
@@ -138,7 +138,7 @@ class BootstrappedHead(Head):
     def fit(self: _Self, X: Public[Any], y: Private[PrivateLabels]) -> _Self:
         """Alternates between a release and training of the network.
 
-        A vault with a store also keeps the network after each round: a second fit with the same
+        A vault with a store also keeps the network after each epoch: a second fit with the same
         key, or a fit after an interruption, reads releases and networks and continues.
 
         Args:
@@ -178,10 +178,8 @@ class BootstrappedHead(Head):
             drawn = y.randomize(self._draw(y), priors=priors, key=f"{self.key}/draw")
             receipts = merge_receipts(receipts, drawn.receipts)
             likelihood = likelihoods(drawn.mechanism, drawn.values, drawn.priors)
-            for number in range(1 + self.refinements):
-                joint = self._probabilities(inputs) * likelihood
-                posterior = joint / joint.sum(axis=1, keepdims=True)
-                self._learn(inputs, posterior, receipts, y, f"draw-{number}")
+            likelihood /= likelihood.sum(axis=1, keepdims=True)
+            self._learn(inputs, likelihood, receipts, y, "draw")
         self.heads_, self.receipts_ = tuple(heads), receipts
         self.classes_ = y.decode(np.arange(y.num_classes))
         is_array = isinstance(inputs, np.ndarray)
@@ -195,7 +193,7 @@ class BootstrappedHead(Head):
 
     def rounds(self) -> int:
         """Returns the number of rounds of training, of ``epochs`` each."""
-        return len(self._shares()) + (1 + self.refinements if self._for_draw() else 0)
+        return len(self._shares()) + (_DRAW_ROUNDS if self._for_draw() else 0)
 
     @property
     def _model(self) -> Any:
@@ -280,7 +278,7 @@ class BootstrappedHead(Head):
                 f"shares must be one number per release and sum to one, got {self.shares}."
             )
         # A bad value must not cost budget.
-        for name, least in (("epochs", 1), ("batch_size", 1), ("refinements", 0)):
+        for name, least in (("epochs", 1), ("batch_size", 1)):
             _validate.integer_at_least(name, getattr(self, name), least)
         _validate.positive_finite("learning_rate", self.learning_rate)
         width = built_network(self._model, "network").output_shape[-1]
@@ -304,35 +302,36 @@ class BootstrappedHead(Head):
         return heads
 
     def _learn(
-        self, inputs: Any, targets: Any, receipts: Receipts, labels: PrivateLabels, number: str
+        self, inputs: Any, targets: Any, receipts: Receipts, labels: PrivateLabels, name: str
     ) -> None:
+        """Trains on a head's probabilities, or on ``"draw"``, likelihoods of the noisy labels."""
         import keras
 
-        steps = -(-num_rows(inputs) // self.batch_size) * self.epochs
+        epochs = self.epochs * (_DRAW_ROUNDS if name == "draw" else 1)
+        steps = -(-num_rows(inputs) // self.batch_size) * epochs
         warm = min(100, steps // 2)
         rate = keras.optimizers.schedules.CosineDecay(
             0.1 * self.learning_rate, steps - warm, 0.05, "cosine", self.learning_rate, warm
         )
         loss = keras.losses.CategoricalCrossentropy(from_logits=True)
-        self._model.compile(keras.optimizers.AdamW(rate, weight_decay=1e-3), loss)
-        stored = None
+        model, optimizer = self._model, keras.optimizers.AdamW(rate, weight_decay=1e-3)
+        model.compile(optimizer, _negative_log_likelihood if name == "draw" else loss)
+        saved = None
         if labels.store_path is not None:  # within a store, the key identifies the release
-            name = f"{self.key}-{number}.npz".replace("/", "-")
-            stored = pathlib.Path(labels.store_path) / "networks" / name
-        with counted_training(self._model, receipts):
-            if stored is not None and stored.exists():
-                with np.load(stored, allow_pickle=False) as weights:
-                    self._model.set_weights([weights[name] for name in weights])
-                return
-            taught = teacher_labels(targets)
-            batches = taught.batches(inputs, self.batch_size, augment=self.views, seed=self.seed)
-            self._model.fit(batches, epochs=self.epochs, verbose=self.verbose)
-        if stored is not None:
-            stored.parent.mkdir(exist_ok=True)
-            with contextlib.suppress(OSError):  # some file systems have no modes
-                stored.parent.chmod(0o700)
-            weights = {f"arr_{i}": value for i, value in enumerate(self._model.get_weights())}
-            publish(stored, npz(weights), replace=True)
+            file = f"{self.key}-{name}.npz".replace("/", "-")
+            saved = _SavedTraining(pathlib.Path(labels.store_path) / "networks" / file, model)
+        with counted_training(model, receipts):
+            done = 0 if saved is None else saved.restored(epochs)
+            if done < epochs:
+                taught, seed = teacher_labels(targets), self.seed + done
+                model.fit(
+                    taught.batches(inputs, self.batch_size, augment=self.views, seed=seed),
+                    initial_epoch=done,
+                    epochs=epochs,
+                    callbacks=None if saved is None else [saved.callback()],
+                    verbose=self.verbose,
+                )
+            model.compile(optimizer, loss)  # which loads in Keras without this package
 
     def _shares(self) -> tuple[float, ...]:
         if self.shares is not None:
@@ -365,6 +364,51 @@ class BootstrappedHead(Head):
         model = keras.Model(symbolic_inputs(self._model), self._model.layers[-1].input)
         rows = model.predict(inputs, batch_size=_ROWS, verbose=0)
         return rows / max(float(np.linalg.norm(rows, axis=1).mean()), _LEAST)
+
+
+@dataclasses.dataclass(frozen=True)
+class _SavedTraining:
+    """A file of a model's weights and its optimizer's state, replaced after each epoch."""
+
+    file: pathlib.Path
+    model: Any
+
+    def restored(self, epochs: int) -> int:
+        """Loads the file, and returns the number of its epochs; 0 without a file."""
+        if not self.file.exists():
+            return 0
+        with np.load(self.file, allow_pickle=False) as file:
+            self.model.set_weights([file[name] for name in file if name.startswith("arr")])
+            if "epochs" not in file:  # of version 0.2.0, after all epochs
+                return epochs
+            if file["epochs"] < epochs:
+                self.model.optimizer.build(self.model.trainable_variables)
+                for number, variable in enumerate(self.model.optimizer.variables):
+                    variable.assign(file[f"optimizer_{number}"])
+            return int(file["epochs"])
+
+    def callback(self) -> Any:
+        """Returns the callback that writes the file."""
+        import keras
+
+        return keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self._save(epoch))
+
+    def _save(self, epoch: int) -> None:
+        parts = {f"arr_{i}": part for i, part in enumerate(self.model.get_weights())}
+        state = [np.asarray(variable) for variable in self.model.optimizer.variables]
+        parts |= {f"optimizer_{i}": part for i, part in enumerate(state)}
+        self.file.parent.mkdir(exist_ok=True)
+        with contextlib.suppress(OSError):  # some file systems have no modes
+            self.file.parent.chmod(0o700)
+        publish(self.file, npz({**parts, "epochs": np.asarray(epoch + 1)}), replace=True)
+
+
+def _negative_log_likelihood(likelihoods: Any, logits: Any) -> Any:
+    """Returns ``-log P[noisy label | input]`` (n,), for likelihoods of the classes (n, K)."""
+    from keras import ops
+
+    logs = ops.log_softmax(ops.cast(logits, "float32"))
+    return -ops.logsumexp(logs + ops.log(likelihoods + _LEAST), axis=-1)
 
 
 def _names_of(inputs: Any) -> Any:
