@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -11,6 +12,12 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 # TensorFlow reads this at its import; its start-up notes would fill the reports.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def pytest_collection_finish() -> None:
+    """Keeps what was imported out of garbage collections, which Keras starts often."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
