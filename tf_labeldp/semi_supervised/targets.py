@@ -86,16 +86,9 @@ def read_targets(
     noisy = labels if isinstance(labels, NoisyLabels) else None
     rows = np.arange(num_rows) if noisy is None else noisy.indices
     array = np.asarray(labels)
-    rows_of_all, spread = None, 1.0
+    spread = 0.0
     if kind == "likelihoods" and clusters is None and _has_channel(noisy):
-        found = likelihoods(noisy.mechanism, noisy.values, noisy.priors)
-        found = found / found.sum(axis=1, keepdims=True)
-        spread = _spread(found)
-        if spread >= _LEAST_SPREAD:
-            array = found
-            rows_of_all = np.ones((num_rows, num_classes), np.float32)
-        elif array.ndim == 2:
-            array = found.argmax(axis=1)
+        array, spread = _likelihoods_of(noisy, array)
     elif noisy is not None and (kind == "posterior" or array.ndim == 2):
         array = noisy.posterior()
     if noisy is not None and noisy.receipts and num_rows == noisy.receipts[-1].labels.size:
@@ -114,20 +107,49 @@ def read_targets(
             )
         kept = denoise_labels(array, clusters, num_classes).labelled
         rows, array = rows[kept], array[kept]
-    weights = np.ones(num_rows, np.float32)
-    if sample_weight is not None:
-        weights = np.asarray(sample_weight, np.float32)
-        if weights.shape != (num_rows,) or not np.all(np.isfinite(weights)) or weights.min() < 0:
-            raise ValueError(
-                f"sample_weight must have shape ({num_rows},) and finite numbers of at least 0, "
-                f"got shape {weights.shape}. Give one weight per image."
-            )
-    weights = weights[rows]
+    weights = _weights(sample_weight, num_rows)[rows]
     used = (weights > 0) & (array >= 0 if array.ndim == 1 else True)
-    rows, array, weights = rows[used], array[used], weights[used]
+    rows, weights = rows[used], weights[used]
+    targets = _probabilities(array[used], num_classes)
+    _check_classes(targets, clusters)
+    of_all = None
+    if spread:
+        of_all = np.ones((num_rows, num_classes), np.float32)
+        of_all[rows] = targets
+        # Flat likelihoods have small gradients. This makes them as large as those of true labels.
+        weights = weights / np.float32(spread)
+    # Receipts of priors alone do not cover a draw.
+    is_counted = bool(label_input.receipts if noisy is None else noisy.receipts)
+    return Targets(rows, targets, weights, noisy, public, is_counted, of_all)
+
+
+def _likelihoods_of(noisy: NoisyLabels, array: np.ndarray) -> tuple[np.ndarray, float]:
+    """Returns likelihoods that sum to one, and their spread; classes and zero if they are flat."""
+    found = likelihoods(noisy.mechanism, noisy.values, noisy.priors)
+    found = found / found.sum(axis=1, keepdims=True)
+    spread = _spread(found)
+    if spread >= _LEAST_SPREAD:
+        return found, spread
+    return found.argmax(axis=1) if array.ndim == 2 else array, 0.0
+
+
+def _weights(sample_weight: Any, num_rows: int) -> np.ndarray:
+    if sample_weight is None:
+        return np.ones(num_rows, np.float32)
+    weights = np.asarray(sample_weight, np.float32)
+    if weights.shape != (num_rows,) or not np.all(np.isfinite(weights)) or weights.min() < 0:
+        raise ValueError(
+            f"sample_weight must have shape ({num_rows},) and finite numbers of at least 0, "
+            f"got shape {weights.shape}. Give one weight per image."
+        )
+    return weights
+
+
+def _probabilities(array: np.ndarray, num_classes: int) -> np.ndarray:
+    """Returns classes (m,) or rows that sum to one as checked rows, ``float32`` (m, K)."""
     if array.ndim == 1:
         codes = _validate.class_indices("labels", array, num_classes)
-        array = np.eye(num_classes, dtype=np.float32)[codes]
+        return np.eye(num_classes, dtype=np.float32)[codes]
     if array.shape[1:] != (num_classes,):
         raise ValueError(
             f"labels must be classes (n,) or probabilities (n, {num_classes}), got shape "
@@ -139,10 +161,16 @@ def read_targets(
             "rows of targets must be probabilities that sum to one. For signed weights train a "
             "plain model with keras_layers.LabelWeightedLoss."
         )
-    missing = np.flatnonzero(array.sum(axis=0) == 0)
-    if not len(array) or (missing.size and clusters is None):
+    return array.astype(np.float32)
+
+
+def _check_classes(targets: np.ndarray, clusters: Any) -> None:
+    """Raises if a class has no target, or warns if its clusters have another class."""
+    num_classes = targets.shape[1]
+    missing = np.flatnonzero(targets.sum(axis=0) == 0)
+    if not len(targets) or (missing.size and clusters is None):
         raise ValueError(
-            f"expected labelled examples of all {num_classes} classes, got {len(array)} without "
+            f"expected labelled examples of all {num_classes} classes, got {len(targets)} without "
             f"classes {missing.tolist()}. Use more labels."
         )
     if missing.size:
@@ -152,14 +180,6 @@ def read_targets(
             f"{missing.tolist()}, which the model will hardly predict. Use more clusters than "
             f"classes, for example find_clusters(images, {10 * num_classes})."
         )
-    targets = array.astype(np.float32)
-    if rows_of_all is not None:
-        rows_of_all[rows] = targets
-        # Flat likelihoods have small gradients. This makes them as large as those of true labels.
-        weights = weights / np.float32(spread)
-    # Receipts of priors alone do not cover a draw.
-    is_counted = bool(label_input.receipts if noisy is None else noisy.receipts)
-    return Targets(rows, targets, weights, noisy, public, is_counted, rows_of_all)
 
 
 def _has_channel(noisy: NoisyLabels | None) -> TypeGuard[NoisyLabels]:
