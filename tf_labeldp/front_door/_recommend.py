@@ -41,7 +41,7 @@ _PILOT_FROM = 500.0
 """For numbers, a pilot release decides from this worth on: below, trees lost on each set."""
 _NETWORK_FROM, _NETWORK_RATE = 2.0, 800.0
 """Epsilon from which a network is mentioned, and examples per minute of its training by default:
-40 passes at 330 images per second of a core."""
+50 passes at 330 images per second of a core."""
 _FEW = 0.1
 """With a smaller share of those examples, a remark names the epsilon to look up."""
 _REASONS = {
