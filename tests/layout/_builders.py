@@ -161,6 +161,7 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
         draws="keyed",
         ids=put("ids", np.arange(N)),
         unlabelled=put("unlabelled", None),
+        users=put("users", None),
     ),
     "vault.PrivateLabels.extend": lambda put: labels_of().extend(
         Y, rows=put("rows", None), unlabelled=put("unlabelled", [2])

@@ -147,3 +147,28 @@ def test_users_with_a_denoiser_that_reveals_the_batch_are_counted_by_passes() ->
     expected = dp_sgd_guarantee(SIGMA, 1.0, 1, DELTA, privacy_unit="user")
     assert model.guarantee().epsilon == expected.epsilon
     assert model.guarantee().unit == "all labels of one user"
+
+
+def test_a_vault_knows_its_users() -> None:
+    x, y = data()
+    budget = ldp.PrivacyBudget(50.0, DELTA)
+    labels = ldp.PrivateLabels(y, K, budget=budget, users=USERS, max_examples_per_user=LIMIT)
+    made = poisson_batches(x[labels.indices], labels, sampling_probability=0.5, steps=STEPS)
+    assert (made.privacy_unit, made.num_units, made.group_size) == ("user", 12, LIMIT)
+    model = private_model()
+    model.fit(made, verbose=0)
+    stated = model.guarantee()
+    assert stated.unit == labels.guarantee().unit == "all labels of one user"
+    assert stated.epsilon == labels.guarantee().epsilon and stated.num_units == 12
+    fewer = poisson_batches(
+        x[labels.indices], labels, sampling_probability=0.5, steps=1, max_examples_per_user=2
+    )
+    assert fewer.group_size == 2
+    with pytest.raises(ValueError, match="expected the users of the vault, got others"):
+        poisson_batches(
+            x[labels.indices],
+            labels,
+            sampling_probability=0.5,
+            steps=1,
+            users=np.arange(len(labels)),
+        )

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tf_labeldp import _validate
 from tf_labeldp.accounting._annotations import Setting
 from tf_labeldp.accounting._guarantee import UNITS, Assumption, PrivacyGuarantee
-from tf_labeldp.accounting.events import NOT_PRIVATE, EventFields, checked_fields, event_of_text
+from tf_labeldp.accounting.events import (
+    NOT_PRIVATE,
+    EventFields,
+    approximate_dp_fields,
+    checked_fields,
+    event_of_text,
+    gaussian_fields,
+)
+from tf_labeldp.accounting.gaussian import gaussian_epsilon
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -190,6 +198,42 @@ class Charge:
             )
             assumptions = (Assumption("not-promised", "nobody", reason), *assumptions)
         return cls(epsilon, delta, event, tuple(map(Assumption.of, assumptions)))
+
+    def repeated(self, times: int) -> Charge:
+        """Returns the charge of independent uses of a user's labels, one per label.
+
+        Example:
+            >>> from tf_labeldp.mechanisms import RandomizedResponse
+            >>> Charge.of(RandomizedResponse(epsilon=0.5, num_classes=2)).repeated(4).epsilon
+            2.0
+        """
+        if times == 1:
+            return self
+        event = {"class": "SelfComposedDpEvent", "event": self.event_fields, "count": times}
+        return Charge(times * self.epsilon, times * self.delta, event, self.assumptions)
+
+    def for_group(self, group_size: float) -> Charge:
+        """Returns the charge of one release for all labels of a user.
+
+        They move it as far as ``group_size`` labels do. Gaussian noise is so much smaller relative
+        to the sensitivity; other noise costs what ``group_privacy`` states.
+
+        Example:
+            >>> from tf_labeldp.mechanisms import HistogramMechanism
+            >>> Charge.of(HistogramMechanism(epsilon=0.5, num_classes=2)).for_group(4).epsilon
+            2.0
+        """
+        if group_size <= 1.0:
+            return self
+        fields = self.event_fields
+        if fields["class"] == "GaussianDpEvent" and 0.0 < self.delta:
+            ratio = 0.5 * fields["noise_multiplier"] / group_size
+            epsilon = gaussian_epsilon(ratio, self.delta, 1.0)
+            return Charge(epsilon, self.delta, gaussian_fields(ratio), self.assumptions)
+        one = PrivacyGuarantee(self.epsilon, self.delta)
+        group = group_privacy(one, math.ceil(group_size))
+        event = approximate_dp_fields(group.epsilon, group.delta)
+        return Charge(group.epsilon, group.delta, event, self.assumptions)
 
     @classmethod
     def unknown(cls, *reasons: str) -> Charge:

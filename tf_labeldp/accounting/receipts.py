@@ -576,7 +576,8 @@ class Composition:
             text = f"No person is in more than one of the populations {names}."
             yield Assumption("disjoint-people", "holder", text)
         elif len(sized) > 1:
-            text = f"Each person has at most one example in each of {len(sized)} label sets."
+            one = "is at most one user" if unit == "user" else "has at most one example"
+            text = f"Each person {one} in each of {len(sized)} label sets."
             yield Assumption("one-example-per-set", "holder", text)
         if by_user and unit != "user":
             yield _BY_LABEL

@@ -23,6 +23,7 @@ from tf_labeldp.mechanisms.random_bits import uniform_below, uniform_integers
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.label_kinds import LabelKind, Rows
 from tf_labeldp.vault.private_labels import labels_for_training
+from tf_labeldp.vault.users import user_codes, without_names
 
 _WARN_OVERFLOW = 0.01
 """Share of emptied batches: more of them waste steps and budget."""
@@ -102,8 +103,9 @@ def poisson_batches(
             a batch exceeds with probability at most 1e-3: one step in a thousand is then noise
             alone, and the others compute less padding.
         users: for user-level privacy, the user of each example (n,): integers, texts or other
-            hashable values. Public knowledge.
-        max_examples_per_user: k; each user contributes exactly k rows to a batch. From a user with
+            hashable values. Public knowledge. A vault made with ``users`` knows them.
+        max_examples_per_user: k; each user contributes exactly k rows to a batch. None takes the
+            most that a user of the vault has. From a user with
             more examples k are chosen at random, once; fewer are repeated at random up to k
             (``ghazi2024``, section 6).
         insecure_seed: makes the batches repeatable, and the guarantee "not private: seeded".
@@ -146,6 +148,10 @@ def poisson_batches(
         "(0, 1]",
         ". For an expected batch of b of n examples, give b / n",
     )
+    for vault in vaults_of(labels):
+        if vault.users is not None:
+            users = _users_of_vault(vault, users)
+            max_examples_per_user = max_examples_per_user or vault.group_size
     if (users is None) != (max_examples_per_user is None):
         raise ValueError("expected users and max_examples_per_user, got one of them. Give both.")
     seed = insecure_seed
@@ -554,11 +560,21 @@ def _checked_labels(labels: Any) -> np.ndarray:
     return array
 
 
+def _users_of_vault(vault: PrivateLabels, users: Any) -> np.ndarray:
+    """Returns the users of a vault; raises for others."""
+    own: Any = vault.users
+    if users is not None:
+        asked = without_names(user_codes(users, len(vault)))
+        if not np.array_equal(without_names(own), asked):
+            raise ValueError("expected the users of the vault, got others. Leave users= out.")
+    return own
+
+
 def rows_of_users(
     users: Any, num_rows: int, rows_per_user: int, rng: np.random.Generator | None
 ) -> np.ndarray:
     """Returns k row numbers for each user, ``int64`` (num_users, k), without looking at labels."""
-    codes = _user_codes(users, num_rows)
+    codes = user_codes(users, num_rows)
     counts = np.bincount(codes)
     starts = np.cumsum(counts) - counts
     # The rows of each user are adjacent, in random order.
@@ -568,25 +584,6 @@ def rows_of_users(
     owners = np.nonzero(missing)[0]
     places[missing] = uniform_below(counts[owners], rng)
     return shuffled[starts[:, np.newaxis] + places]
-
-
-def _user_codes(users: Any, num_rows: int) -> np.ndarray:
-    """Returns users as numbers 0..num_users-1, ``int64`` (n,)."""
-    array = np.asarray(users.numpy() if hasattr(users, "numpy") else users)
-    if array.shape != (num_rows,):
-        raise ValueError(
-            f"expected users of shape ({num_rows},), got {array.shape}. Turn tuples into texts."
-        )
-    missing = sum(user is None or user != user for user in array.tolist())  # NaN is not itself
-    if missing:
-        raise ValueError(
-            f"expected a user for each row, but {missing} of {num_rows} are None or NaN. Give each "
-            "of these rows a new user, or leave them out, without looking at labels."
-        )
-    if array.dtype.kind != "O":
-        return np.unique(array, return_inverse=True)[1].astype(np.int64)
-    numbers = {user: code for code, user in enumerate(dict.fromkeys(array))}  # not sortable
-    return np.fromiter((numbers[user] for user in array), np.int64, array.size)
 
 
 def _checked_sampler(num_units: int, q: float, buffer_size: Any) -> PoissonSampler:

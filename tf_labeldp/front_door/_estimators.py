@@ -255,7 +255,8 @@ class _FrontDoor(Head):
             if evaluation_key is None or not labels.has_draw(evaluation_key):
                 arguments = labels.kind.mechanism_arguments()
                 # All metrics at one epsilon have the price of the first.
-                held_out.check_budget(MetricMechanism(price, first, **arguments))
+                each = price / held_out.group_size
+                held_out.check_budget(MetricMechanism(each, first, **arguments))
             held_out_features = rows_of(features, places_in(whole, held_out))
             places = places_in(whole, train)
             features = rows_of(features, places)
@@ -370,6 +371,8 @@ class _FrontDoor(Head):
             number = self.num_classes or (self.classes and len(self.classes))
             if isinstance(labels, PrivateLabels):
                 number = labels.kind.num_classes
+        if isinstance(labels, PrivateLabels):
+            epsilon /= labels.group_size  # noisy labels cost as often as a user has labels
         own_model = self.model is not None
         known = "numbers" if kind in ("inputs", "encoded") else kind
         choice = recommend(epsilon, size, known, num_classes=number, own_model=own_model)

@@ -169,7 +169,7 @@ def recommend(
     """Returns the choice that ``PrivateClassifier`` would make; it needs no labels.
 
     Args:
-        epsilon: finite and above zero.
+        epsilon: finite and above zero; for users with k labels each, epsilon / k.
         num_examples: n.
         kind: kind of the features: ``"images"`` (n, h, w) or (n, h, w, c); ``"table"``, with named
             columns or columns of texts; or ``"numbers"``, rows of numbers with one meaning, such as

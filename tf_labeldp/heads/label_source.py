@@ -19,8 +19,10 @@ from sklearn.utils import column_or_1d
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, PrivacyBudget, PublicInput
+from tf_labeldp.accounting.budget import item_budget_for_group
 from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_receipts, standing
 from tf_labeldp.features.reader import all_rows, as_rows, input_parts
+from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, LabelRandomizer, PrivateLabels
 from tf_labeldp.vault.label_kinds import label_kind
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic
@@ -68,6 +70,13 @@ class LabelSource:
             self.vault = PrivateLabels(
                 labels, **arguments, budget=budget, insecure_seed=head.insecure_seed
             )
+        size = self.vault.group_size
+        if size > 1 and not isinstance(self.mechanism, LabelMomentMechanism):
+            # The head's budget is for a user; these mechanisms cost as often as she has labels.
+            budget = PrivacyBudget(self.mechanism.epsilon, getattr(self.mechanism, "delta", 0.0))
+            each = item_budget_for_group(budget, size)
+            part = {"epsilon": each.epsilon, **({"delta": each.delta} if each.delta else {})}
+            self.mechanism = dataclasses.replace(self.mechanism, **part)
         self._check_budget(())
 
     def check_length(self, num_rows: int) -> None:

@@ -40,7 +40,7 @@ from tf_labeldp.features.reader import FeatureRows, is_dataset, num_rows
 from tf_labeldp.heads import _ridge_path
 from tf_labeldp.heads.label_source import MISSING_LABELS, LabelSource
 from tf_labeldp.heads.public_rows import PublicRows, Scaling, checked_norms
-from tf_labeldp.heads.weights import class_weights, example_weights
+from tf_labeldp.heads.weights import class_weights, example_weights, user_weights
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, PrivateLabels
 from tf_labeldp.vault.model_history import note_facts
@@ -223,11 +223,18 @@ class OneReleaseHead(Head):
             self._remember_columns(inputs.columns, width_of(X, rows.shape[1]))
             with _threads_that_pay(*rows.shape):
                 self._design(rows, source)
+                has_users = source.vault.users is not None
+                if has_users:
+                    self._weigh_users(rows, source, weights)
+                    self._design(rows, source)  # with the noise for users
+                    self._weigh_users(rows, source, weights)
                 rows.scan()
                 # Sensitivity: every row has L2 norm one, times its weight; the mechanism's max_norm
-                # is the largest weight. Laplace noise uses the L1 norm of the longest row. In
-                # source.release the mechanism adds the noise.
-                source.mechanism = with_max_l1(source.mechanism, _rounded_up(rows.max_l1))
+                # is the largest weight, or bounds the change by all labels of a user. Laplace noise
+                # uses the L1 norm of the longest row. In source.release the mechanism adds the
+                # noise.
+                if not has_users:
+                    source.mechanism = with_max_l1(source.mechanism, _rounded_up(rows.max_l1))
                 released, self.receipts_ = source.release(
                     public.with_value(rows), rows.digests, self._family_of_clones()
                 )
@@ -397,6 +404,27 @@ class OneReleaseHead(Head):
             noise_to_signal=noise_to_signal,
             half=self.spread == "half",
         )
+
+    def _weigh_users(
+        self, rows: PublicRows, source: LabelSource, weights: np.ndarray | None
+    ) -> None:
+        """Weighs rows by user, without labels, and sets the noise for all labels of a user."""
+        users: Any = source.vault.users
+        n, width = rows.num_rows, rows.scaling.width
+        weights = np.ones(n) if weights is None else weights
+        rows.reweigh(weights)
+        of_one = with_max_l1(dataclasses.replace(source.mechanism, max_norm=1.0), 1.0)
+        norms = of_one.user_norms(users, rows.blocks(), width)
+        noise = of_one.noise_stddev(n, width) ** 2 * width * of_one.num_columns
+        totals = np.bincount(users, weights=weights)
+        factors = user_weights(norms, totals, noise, source.kind.code_variance)
+        mean = float(np.mean(factors[users] * weights))
+        rows.reweigh(factors[users] * weights / mean)
+        mechanism = dataclasses.replace(of_one, max_norm=_rounded_up(rows.max_weight))
+        mechanism = mechanism.for_users(factors * norms / mean, np.bincount(users), width)
+        longest = _rounded_up(mechanism.max_norm)
+        mechanism = with_max_l1(mechanism, _rounded_up(mechanism.max_l1 or 1.0))
+        source.mechanism = dataclasses.replace(mechanism, max_norm=longest)
 
     def _constant(self) -> float:
         return _INTERCEPT if self.intercept else 0.0

@@ -250,6 +250,10 @@ class PublicRows:
             yield _times(rows, self._weights_at(start, len(rows)))
             start += len(rows)
 
+    def reweigh(self, weights: np.ndarray | None) -> None:
+        """Replaces the weights (n,) with mean one, before the scan."""
+        self._weights = weights
+
     @property
     def max_weight(self) -> float:
         """The largest weight: no row for the release is longer."""

@@ -106,6 +106,18 @@ class HistogramMechanism(integer_noise.FrozenWithNoise, AggregateMechanism):
         """The number of cells in each group."""
         return int(self.num_classes or 0) if self.values is None else len(self.values)
 
+    def group_size(self, users: Public[Any], public_input: Public[Any] = None) -> float:
+        """Returns the largest norm of a user's counts of labels by group, L2 for Gaussian noise.
+
+        For other noise it is the L1 norm. The release moves furthest if all her labels move from
+        one cell to another: by two such counts in each group.
+        """
+        if self.noise != "gaussian" or public_input is None:
+            return super().group_size(users)
+        pairs = np.stack([np.asarray(users), np.asarray(public_input)])
+        (owners, _), counts = np.unique(pairs, axis=1, return_counts=True)
+        return float(np.sqrt(np.bincount(owners, weights=np.square(counts)).max(initial=1.0)))
+
     def release(
         self, labels: Private[Any], public_input: Public[Any] = None, *, rng: Rng = None
     ) -> np.ndarray:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Private, Public
+from tf_labeldp.accounting import Private, Public, Setting
 from tf_labeldp.mechanisms import integer_noise
 from tf_labeldp.mechanisms.base import FrozenAggregate
 from tf_labeldp.mechanisms.random_bits import Rng
+from tf_labeldp.mechanisms.user_norms import sums_of_norms, user_norms
 
 _BLOCK_BYTES = 1 << 26
 _CACHED = 1 << 17
 """Numbers rounded and summed at a time: they stay in a core's own cache."""
+_MOST_BYTES = 1 << 30
+"""The most memory for the rows of all users; the norms of larger ones add up, in one reading."""
 _TOLERANCE = 1e-9
 """Allowed relative excess of a row over ``max_norm``, which the sensitivity includes."""
 
@@ -88,6 +92,51 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
         self._set(max_norm=_validate.positive_finite("max_norm", self.max_norm))
         if self.max_l1 is not None:
             self._set(max_l1=_validate.positive_finite("max_l1", self.max_l1))
+
+    def group_size(self, users: Public[Any], public_input: Public[Any] = None) -> float:
+        """Returns how much further all labels of a user move the release than the noise is for.
+
+        Labels y_i of a user that become z_i move it by ``sum_i x_i (code(y_i) - code(z_i))^T``, and
+        rounding adds as much as for one label each. It is at most 1 after ``for_users``, which
+        heads call; so it is 1 without features, before they are known.
+        """
+        if public_input is None:
+            return 1.0
+        blocks = _blocks(public_input)
+        first = next(blocks)
+        counts, width = np.bincount(users), first.shape[1]
+        norms = self.user_norms(users, itertools.chain([first], blocks), width)
+        grid = self._grid(len(users), width)
+        moved = norms * (1.0 + _TOLERANCE) * grid.steps + self._rounding(width) * counts
+        return float(moved.max() / self._row_steps(grid, width))
+
+    def user_norms(
+        self, users: Public[Any], blocks: Public[Iterable[np.ndarray]], num_features: int
+    ) -> np.ndarray:
+        """Returns the norms of ``for_users`` from rows of features (m, d), in blocks."""
+        order = 1 if self.noise == "laplace" else 2
+        if order == 1 or 8 * len(users) * num_features > _MOST_BYTES:
+            return sums_of_norms(blocks, users, order)
+        one_column = self.num_classes is None or self.num_classes == 2
+        return user_norms(blocks, users, by_signs=one_column)
+
+    def for_users(
+        self, norms: Setting[np.ndarray], counts: Setting[np.ndarray], num_features: int
+    ) -> LabelMomentMechanism:
+        """Returns the mechanism whose noise is for all labels of any one user.
+
+        Args:
+            norms: bounds (U,) on the changes of the moments by each user's labels, divided by the
+                distance of two codes, as of ``user_norms``.
+            counts: the number of each user's labels, (U,).
+            num_features: d.
+        """
+        steps = self._grid(int(counts.sum()), num_features).steps * (1.0 + _TOLERANCE)
+        extra = self._rounding(num_features) * (counts - 1) / steps
+        if self.noise == "laplace":
+            return dataclasses.replace(self, max_l1=float((norms + extra).max()))
+        share = 1.0 - extra / self.max_norm  # of a step's norm that rounding leaves
+        return dataclasses.replace(self, max_norm=float((norms / share).max()))
 
     @property
     def num_columns(self) -> int:
@@ -203,16 +252,26 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
         """Returns the scale of the noise and the L1 sensitivity, both in grid steps."""
         coding = self._coding
         l2_code, l1_code = coding.l2 * grid.label_steps, coding.l1 * grid.label_steps
-        # Rounding moves each of d entries by at most half a step.
-        norm = self.max_norm * (1.0 + _TOLERANCE) * grid.steps + 0.5 * math.sqrt(num_features)
+        norm = self._row_steps(grid, num_features)
         if self.noise == "gaussian":
             entries = num_features * coding.columns
             scale = integer_noise.gaussian_scale(self.epsilon, self.delta, l2_code * norm, entries)
             return scale, 0.0
-        l1 = math.sqrt(num_features) * norm
-        if self.max_l1 is not None:
-            l1 = self.max_l1 * (1.0 + _TOLERANCE) * grid.steps + 0.5 * num_features
-        return integer_noise.laplace_scale(self.epsilon, l1_code * l1), l1_code * l1
+        return integer_noise.laplace_scale(self.epsilon, l1_code * norm), l1_code * norm
+
+    def _row_steps(self, grid: _Grid, num_features: int) -> float:
+        """Returns the largest L2 norm of a rounded row in grid steps, for Laplace noise the L1."""
+        longest = self.max_norm
+        if self.noise == "laplace":
+            longest = math.sqrt(num_features) * longest if self.max_l1 is None else self.max_l1
+        return longest * (1.0 + _TOLERANCE) * grid.steps + self._rounding(num_features)
+
+    def _rounding(self, num_features: int) -> float:
+        """Returns the largest norm, in grid steps, by which rounding moves a row.
+
+        It moves each of d entries by at most half a step.
+        """
+        return 0.5 * (num_features if self.noise == "laplace" else math.sqrt(num_features))
 
     def _codes(self, labels: Any) -> np.ndarray:
         """Returns checked labels: classes, numbers in half ranges around the centre, or rows."""

@@ -244,6 +244,19 @@ class AggregateMechanism(Mechanism):
         """Returns (low, high), outside of which numbers are refused; None without a range."""
         return None
 
+    def group_size(self, users: Public[Any], public_input: Public[Any] = None) -> float:
+        """Returns how many labels move the release as far as all labels of any one user.
+
+        By default it is the largest number of labels of a user (group privacy). Noise in the L2
+        norm is often better.
+
+        Args:
+            users: the user of each label, integers in 0..U-1, (n,).
+            public_input: as for ``release``.
+        """
+        del public_input
+        return float(np.bincount(users).max(initial=1))
+
     @abc.abstractmethod
     def release(
         self, labels: Private[Any], public_input: Public[Any] = None, *, rng: Rng = None

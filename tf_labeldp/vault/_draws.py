@@ -44,6 +44,7 @@ from tf_labeldp.vault.records import (
     Record,
     compact,
 )
+from tf_labeldp.vault.users import charge_for_users
 
 _CHECKED: dict[tuple[type, str], str] = {}
 """Channels of other libraries' mechanisms that passed ``check_mechanism`` in this process."""
@@ -214,8 +215,10 @@ class Draws:
         _check_same(record, mechanism, rows, same_input)
         return record
 
-    def charge_of(self, mechanism: Mechanism, public_input: Any = None) -> Charge:
+    def charge_of(self, mechanism: Mechanism, rows: np.ndarray, public_input: Any = None) -> Charge:
         charge = self._kind.charge(mechanism)
+        if (users := self._ledger.users) is not None:
+            charge = charge_for_users(charge, mechanism, users[rows], public_input)
         notes = list(charge.assumptions)
         if self._keyed_for(mechanism) is not None:
             notes += KEYED_ASSUMPTIONS
@@ -258,7 +261,7 @@ class Draws:
         digest: str | None,
         made_of: Receipts,
     ) -> Record:
-        ledger, charge = self._ledger, self.charge_of(mechanism, public_input)
+        ledger, charge = self._ledger, self.charge_of(mechanism, rows, public_input)
         inherited = ledger.check(rows, [(in_words(mechanism, charge), charge)], made_of)
         rng = None
         if self._seed is not None:

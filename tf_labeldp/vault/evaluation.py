@@ -369,6 +369,7 @@ def selection_mechanism(labels: Any, epsilon: float, metric: str | None) -> Sele
     """Returns the mechanism that selects by a metric; None is the first metric of the labels."""
     metrics = labels.kind.metrics
     metric = _validate.one_of("metric", metrics[0] if metric is None else metric, metrics)
+    epsilon = _validate.positive_finite("epsilon", epsilon) / labels.group_size
     return SelectionMechanism(epsilon, metric, **labels.kind.mechanism_arguments())
 
 

@@ -403,13 +403,8 @@ class Rows(LabelKind):
     def charge(self, mechanism: Setting[Mechanism]) -> Charge:
         """Returns the charge of a release, or of one draw per label of the row."""
         once = Charge.of(mechanism)
-        if isinstance(mechanism, AggregateMechanism):
-            return once
-        import dp_accounting
-
-        times = self.num_labels
-        event = dp_accounting.SelfComposedDpEvent(once.event, times)
-        return Charge(times * once.epsilon, times * once.delta, event, once.assumptions)
+        is_release = isinstance(mechanism, AggregateMechanism)
+        return once if is_release else once.repeated(self.num_labels)
 
     def randomize(
         self,

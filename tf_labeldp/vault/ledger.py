@@ -24,7 +24,7 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.accounting.budget import CountedCharges, compose_counted
 from tf_labeldp.accounting.events import randomized_response_fields
-from tf_labeldp.accounting.provenance import note_digests
+from tf_labeldp.accounting.provenance import array_digest, note_digests
 from tf_labeldp.accounting.receipts import (
     Composition,
     LabelSet,
@@ -37,6 +37,7 @@ from tf_labeldp.vault.label_kinds import LabelKind
 from tf_labeldp.vault.model_history import LEDGERS
 from tf_labeldp.vault.records import Arrival, DrawSettingsError, Record, may_count
 from tf_labeldp.vault.store import LabelStore, Project
+from tf_labeldp.vault.users import rows_of_same_users, without_names
 
 UNNAMED = "unnamed-"
 """The prefix of the names of draws without a key."""
@@ -97,6 +98,7 @@ class Ledger:
         self._store, self._project = store, project
         self._unit, self._actor = unit, actor or actor_name()
         self.notes: tuple[Assumption, ...] = ()  # of each new charge
+        self.users: np.ndarray | None = None  # of all labels, as numbers 0..U-1
         self._composition = Composition()
         self._counted: dict[str, Receipt] = {}  # all receipts by id, in order
         self._others: dict[pathlib.Path, Ledger] = {}  # the other stores of a project
@@ -113,6 +115,7 @@ class Ledger:
         budget: PrivacyBudget | None,
         store: LabelStore | None,
         actor: str | None,
+        users: np.ndarray | None = None,
     ) -> Ledger:
         """Returns the ledger of a vault; without a budget it takes that of its store or project.
 
@@ -120,14 +123,20 @@ class Ledger:
         """
         if store is None:
             label_set = LabelSet.new(len(labels), people)
-            return cls(label_set, budget, unit=kind.unit, actor=actor)  # type: ignore[arg-type]
-        with store.locked(lambda: store.check(labels, rows, kind.header(), people)):
+            ledger = cls(label_set, budget, unit=kind.unit, actor=actor)  # type: ignore[arg-type]
+            ledger.users = users
+            return ledger
+        header = kind.header() | (
+            {} if users is None else {"users": array_digest(without_names(users))}
+        )
+        with store.locked(lambda: store.check(labels, rows, header, people)):
             project = Project(store.path) if store.in_project else None
             if not store.exists():
-                settings = kind.header() | ({"project": project.name} if project else {})
+                settings = header | ({"project": project.name} if project else {})
                 shared = _first_budget(budget, store, project)
                 store.create_for(labels, rows, people, shared, **settings)
             ledger = cls(*store.look(), store, project, kind.unit, actor)
+            ledger.users = users
             if project is not None:
                 project.join(ledger.label_set.name)
             ledger._read_new_records()
@@ -236,9 +245,18 @@ class Ledger:
     def new_receipt(
         self, charge: Charge, what: str, kind: str, key: str, rows: np.ndarray, **flags: Any
     ) -> Receipt:
-        """Returns the receipt of a use of these rows; charges nothing yet."""
+        """Returns the receipt of a use of these rows; charges nothing yet.
+
+        With users, it is charged to all labels of the users of these rows: the labels of a user
+        share one history, which composes all uses of any of them.
+        """
         n = self.label_set.size
-        if flags.get("unit") != "user":  # The number of labels is not the number of users.
+        if self.users is not None:
+            rows = rows_of_same_users(self.users, rows)
+            number = int(self.users.max(initial=-1)) + 1
+            flags |= {"unit": "user", "num_units": flags.get("num_units") or number}
+            PrivacyGuarantee(0.0, self.budget.delta, num_units=max(1, number)).warn_of_delta()
+        elif flags.get("unit") != "user":  # The number of labels is not the number of users.
             PrivacyGuarantee(0.0, self.budget.delta, num_units=max(1, n)).warn_of_delta()
         if self.notes:
             notes = dict.fromkeys((*charge.assumptions, *self.notes))

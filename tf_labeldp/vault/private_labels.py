@@ -36,6 +36,7 @@ from tf_labeldp.vault.ledger import Ledger, UseHistory
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic, joined
 from tf_labeldp.vault.records import Arrival
 from tf_labeldp.vault.store import LabelStore
+from tf_labeldp.vault.users import some_rows, user_codes
 
 _PUBLIC_ARRIVALS = Assumption(
     "public-arrivals",
@@ -94,7 +95,8 @@ class PrivateLabels:
 
     Guarantee:
         At any time all outputs together are ``guarantee()``-label-DP, for the replacement of one
-        label (of one row, with ``num_labels``). Uses of disjoint examples compose in parallel, uses
+        label (of one row, with ``num_labels``; of all labels of one user, with ``users``). Uses of
+        disjoint examples compose in parallel, uses
         of the same example in sequence (``ghazi2021``, Observation 4;
         ``accounting.compose_receipts``). A use that would take an example past the budget raises
         before anything is drawn.
@@ -132,6 +134,15 @@ class PrivateLabels:
             knowledge. Their entries in ``labels`` are not read, and may be None or NaN. The others
             are numbered from 0, like those of a part: their features are ``x[labels.indices]``.
             ``extend`` takes their labels later.
+        users: the user of each example (n,), if one person has several: integers, texts or other
+            hashable values. Public knowledge. The budget and every statement are then for all
+            labels of one user. The epsilon of a mechanism stays that of one label: a draw costs as
+            often as a user has labels in it, a release as a user counts for
+            (``AggregateMechanism.group_size``). The epsilon of heads, ``evaluate`` and ``select``
+            is the cost for a user.
+        max_examples_per_user: k; of a user with more examples k are chosen at random, without
+            labels, and the others are not used. As with ``unlabelled``, the features are
+            ``x[labels.indices]``. None uses all: heads then weigh the rows of users who have many.
         ids: a unique id for each row (n,), for keyed draws: whole numbers or texts. None takes the
             row numbers.
         actor: the author of receipts, which are published; None takes the environment variable
@@ -183,6 +194,8 @@ class PrivateLabels:
         project: bool | None = None,
         draws: str = "stored",
         unlabelled: Public[Any] = None,
+        users: Public[Any] = None,
+        max_examples_per_user: int | None = None,
         ids: Public[Any] = None,
         actor: str | None = None,
         insecure_seed: int | None = None,
@@ -208,13 +221,20 @@ class PrivateLabels:
         if draws == "keyed" and (num_labels, insecure_seed) != (None, None):
             raise ValueError("Keyed draws take neither num_labels nor insecure_seed. Leave it out.")
         self._kind = label_kind(num_classes, classes, low, high, num_labels, clip=clip)
-        missing, row_ids = public_input(unlabelled), public_input(ids)
+        missing, row_ids, owners = map(public_input, (unlabelled, ids, users))
+        if draws == "keyed" and owners.value is not None:
+            raise ValueError("Keyed draws are for one label per user. Leave users= or draws= out.")
+        if owners.value is None and max_examples_per_user is not None:
+            raise ValueError("expected users with max_examples_per_user, got none. Give both.")
         if draws == "keyed" and missing.value is not None:
             raise ValueError("Keyed draws need the labels of all examples. Leave unlabelled out.")
         array, rows = _encoded(self._kind, labels, missing.value)
         self._store = None if store is None else LabelStore(store, in_project=project)
         keyed = KeyedDraws(row_ids.value, len(array)) if draws == "keyed" else None
-        self._ledger = Ledger.of_labels(array, rows, self._kind, people, budget, self._store, actor)
+        codes = None if owners.value is None else user_codes(owners.value, len(array))
+        self._ledger = Ledger.of_labels(
+            array, rows, self._kind, people, budget, self._store, actor, codes
+        )
         arrivals = [Arrival(len(array), rows)]
         if self._store is not None:
             arrivals = self._store.arrivals(len(array), rows)
@@ -226,7 +246,11 @@ class PrivateLabels:
         self._chosen_by: PublicInput[Any] = missing.with_value(None)
         self._among: np.ndarray | None = None
         self._note_arrivals()
-        self.adopt(merge_receipts(row_ids.receipts, missing.receipts))
+        if codes is not None and max_examples_per_user is not None:
+            most = _validate.integer_at_least("max_examples_per_user", max_examples_per_user, 1)
+            labelled = self._rows(None)
+            self._among = labelled[some_rows(codes[labelled], most)]
+        self.adopt(merge_receipts(row_ids.receipts, missing.receipts, owners.receipts))
 
     def _note_arrivals(self) -> None:
         # In weeks whose examples all have a label, nothing depends on which have one.
@@ -274,8 +298,19 @@ class PrivateLabels:
 
     @property
     def unit(self) -> str:
-        """The unit of privacy: ``"label"``, or ``"row"`` for rows of labels."""
-        return self._kind.unit
+        """The unit of privacy: ``"label"``, ``"row"`` for rows of labels, or ``"user"``."""
+        return self._kind.unit if self._ledger.users is None else "user"
+
+    @property
+    def users(self) -> np.ndarray | None:
+        """The users of these examples as numbers from 0, ``int64`` (n,); None without users."""
+        codes = self._ledger.users
+        return None if codes is None else np.unique(codes[self._rows(None)], return_inverse=True)[1]
+
+    @property
+    def group_size(self) -> int:
+        """The largest number of these examples that one user has; 1 without users."""
+        return 1 if self.users is None else int(np.bincount(self.users).max(initial=1))
 
     @property
     def budget(self) -> PrivacyBudget:
@@ -314,8 +349,9 @@ class PrivateLabels:
         whole vault. Each part numbers its examples from 0: their features are ``x[part.indices]``.
 
         Args:
-            held_out: the share of the second part, in (0, 1), chosen at random; or its examples,
-                integers (m,) or a boolean mask (n,). Neither part may be empty.
+            held_out: the share of the second part, in (0, 1), chosen at random (with users, the
+                share of the users); or its examples, integers (m,) or a boolean mask (n,). Neither
+                part may be empty. A user with examples in both parts is charged for both.
             seed: the public seed of the random choice.
 
         Returns:
@@ -334,7 +370,9 @@ class PrivateLabels:
         if np.ndim(held_out) == 0:
             share = _validate.number_in("held_out", held_out, "(0, 1)")
             order = np.random.default_rng(_validate.integer_at_least("seed", seed, 0))
-            held_out = order.permutation(n)[: round(share * n)]
+            owners = np.arange(n) if self.users is None else self.users
+            number = int(owners.max(initial=-1)) + 1
+            held_out = np.isin(owners, order.permutation(number)[: round(share * number)])
         second = np.zeros(n, dtype=bool)
         second[_checked_rows(held_out, n)] = True
         if not 0 < second.sum() < n:
@@ -398,8 +436,11 @@ class PrivateLabels:
                 f"expected the whole vault, got a part with {len(self)} examples. Extend the vault "
                 "that was split."
             )
-        if self._draws.is_keyed:
-            raise ValueError("Keyed draws are for all labels. Make a vault of the new ones.")
+        if self._draws.is_keyed or self._ledger.users is not None:
+            raise ValueError(
+                "expected a vault without keyed draws and without users, which are for its first "
+                "labels. Make a vault of the new ones."
+            )
         public = public_input(rows, unlabelled)
         rows, unlabelled = public.value
         array, labelled = _encoded(self._kind, labels, unlabelled)
@@ -600,7 +641,15 @@ class PrivateLabels:
             >>> abs(score.value - 1.0) < 10 * score.standard_error, score.guarantee().epsilon
             (True, 0.5)
         """
-        return evaluate_by_release(self, predictions, metric, epsilon, key)
+        # A user's labels move any sum by as much as so many labels, each of which costs a part.
+        epsilon = _validate.positive_finite("epsilon", epsilon) / self.group_size
+        found = evaluate_by_release(self, predictions, metric, epsilon, key)
+        if self.users is not None:
+            # The labels of a user may all be equal: then they count as the square root of so many.
+            squares = float(np.square(np.bincount(self.users), dtype=np.float64).sum())
+            examples = np.asarray(found.effective_examples) * (len(self) / squares)
+            found = dataclasses.replace(found, effective_examples=examples)
+        return found
 
     def charge(
         self,
@@ -656,6 +705,7 @@ class PrivateLabels:
             )
         if unit is not None:
             _validate.one_of("unit", unit, UNITS)
+        self._check_unit(unit)
         rows = self._rows(indices)
         flags = {
             "unit": unit or self.unit,
@@ -666,6 +716,13 @@ class PrivateLabels:
         }
         inherited = public_input(made_of, indices, self._chosen_by).receipts
         return self._charge(charge, what, key, rows, inherited, **flags)
+
+    def _check_unit(self, unit: str | None) -> None:
+        if self._ledger.users is not None and unit not in (None, "user"):
+            raise ValueError(
+                f"expected a use whose cost is for all labels of one user, got unit={unit!r}. Give "
+                "users= and max_examples_per_user= to poisson_batches, or unit='user' to charge."
+            )
 
     def _charge(
         self, charge: Charge, what: str, key: str, rows: np.ndarray, made_of: Receipts, **flags: Any
@@ -710,7 +767,8 @@ class PrivateLabels:
         arguments; ``receipts`` are those of the public inputs of the uses.
         """
         public = public_input(mechanism, indices)
-        planned, rows = self._planned(public.value[0]), self._rows(public.value[1])
+        rows = self._rows(public.value[1])
+        planned = self._planned(public.value[0], rows)
         with self._ledger.turn():
             self._ledger.check(rows, planned, merge_receipts(receipts, public.receipts))
 
@@ -743,13 +801,19 @@ class PrivateLabels:
         """
         public = public_input(after)
         planned = [
-            Receipt(self.label_set, charge, what, unit=self.unit)
+            Receipt(self.label_set, charge, what, unit=self.unit, num_units=self._num_users)
             for what, charge in self._planned(public.value)
         ]
         stated = self._ledger.guarantee(merge_receipts(public.receipts, planned), delta)
         if stated.num_units is None:  # There are no receipts.
-            stated = dataclasses.replace(stated, num_units=len(self._sealed) or None)
+            number = self._num_users or len(self._sealed)
+            stated = dataclasses.replace(stated, num_units=number or None)
         return stated
+
+    @property
+    def _num_users(self) -> int | None:
+        codes = self._ledger.users
+        return None if codes is None else int(codes.max(initial=-1)) + 1
 
     def history(self) -> UseHistory:
         """Returns the uses so far in order; equal steps in a row share a line.
@@ -781,15 +845,15 @@ class PrivateLabels:
             raise TypeError("reason must say why the budget is raised, in a sentence.")
         self._ledger.raise_budget(budget, reason.strip())
 
-    def _planned(self, uses: Any) -> list[tuple[str, Charge]]:
-        planned = []
+    def _planned(self, uses: Any, rows: np.ndarray | None = None) -> list[tuple[str, Charge]]:
+        planned, rows = [], self._rows(None) if rows is None else rows
         for use in uses if isinstance(uses, Sequence) else [uses]:
             if isinstance(use, Charge):
                 planned.append(("the use", use))
             elif isinstance(use, Randomizer):
-                planned += self._planned(use.parts(self))
+                planned += self._planned(use.parts(self), rows)
             else:
-                charge = self._draws.charge_of(checked_mechanism(use, Mechanism))
+                charge = self._draws.charge_of(checked_mechanism(use, Mechanism), rows)
                 planned.append((in_words(use, charge), charge))
         return planned
 
@@ -882,6 +946,8 @@ def charge_together(
     statement. Returns a receipt for each vault. No vault is charged if the budget of one of them
     does not allow the use.
     """
+    for vault in vaults:
+        vault._check_unit(unit)
     if len(vaults) == 1:
         return (vaults[0].charge(charge, what=what, unit=unit, **flags),)
     for vault in vaults:

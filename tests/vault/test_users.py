@@ -1,0 +1,217 @@
+"""Vaults with users: every use is charged for all labels of one user, and stated so."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting import Charge, group_privacy
+from tf_labeldp.accounting.gaussian import gaussian_epsilon
+from tf_labeldp.audit import audit_mechanism
+from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, MetricMechanism
+
+SIZES = (1, 2, 3, 5)
+USERS = np.repeat(["ann", "bob", "cyd", "dan"], SIZES)
+N, DELTA = USERS.size, 1e-3
+Y = np.arange(N) % 2
+RR = ldp.RandomizedResponse(0.5, 2)
+
+
+def vault(budget: float = 9.0, **options: Any) -> ldp.PrivateLabels:
+    options = {"users": USERS, "budget": ldp.PrivacyBudget(budget)} | options
+    return ldp.PrivateLabels(Y, 2, **options)
+
+
+def test_noisy_labels_cost_as_often_as_a_user_has_labels() -> None:
+    labels = vault()
+    stated = labels.randomize(RR).guarantee()
+    assert stated.epsilon == labels.guarantee().epsilon == 2.5  # five labels of dan
+    assert stated.unit == "all labels of one user" and stated.num_units == 4
+    assert "public-features" in {note.code for note in stated.assumptions}
+    assert labels.guarantee(after=[RR]).epsilon == 5.0 and labels.remaining() == 6.5
+    # The channel of k labels is a product: its worst log-ratio is k epsilon, and not less.
+    channel = RR.transition_matrix()
+    for k in (1, 2, 3):
+        rows = list(itertools.product((0, 1), repeat=k))
+        joint = np.array([[np.prod(channel[list(a), list(b)]) for b in rows] for a in rows])
+        worst = np.log(joint.max(axis=0) / joint.min(axis=0)).max()
+        price = Charge.of(RR).repeated(k)
+        assert worst == pytest.approx(price.epsilon, rel=1e-12) and worst > 0.999 * k * 0.5
+
+
+def test_uses_of_some_labels_compose_for_their_users() -> None:
+    labels = vault()
+    labels.randomize(RR, indices=[0, 1])  # ann and bob, one label each
+    assert labels.guarantee().epsilon == 0.5
+    labels.randomize(RR, indices=[2])  # the other label of bob
+    assert labels.guarantee().epsilon == 1.0
+    labels.randomize(RR, indices=np.flatnonzero(USERS == "cyd"))  # in parallel
+    assert labels.guarantee().epsilon == 1.5
+    assert labels.receipts[0].num_examples == 3 and labels.receipts[0].num_units == 4
+
+
+def test_at_most_k_examples_of_a_user() -> None:
+    labels = vault(max_examples_per_user=2)
+    assert np.bincount(labels.users).tolist() == [1, 2, 2, 2] and labels.group_size == 2
+    assert len(labels) == 7 and len(set(labels.indices)) == 7
+    np.testing.assert_array_equal(
+        np.unique(USERS[labels.indices], return_inverse=True)[1], labels.users
+    )
+    noisy = labels.randomize(RR)
+    assert len(noisy) == 7 and noisy.guarantee().epsilon == 1.0
+    more = vault(max_examples_per_user=3)
+    assert set(labels.indices) < set(more.indices)  # the choice does not depend on labels
+    other = ldp.PrivateLabels(
+        1 - Y, 2, budget=ldp.PrivacyBudget(1.0), users=USERS, max_examples_per_user=2
+    )
+    np.testing.assert_array_equal(other.indices, labels.indices)
+
+
+def test_parts_have_whole_users() -> None:
+    train, held_out = vault().split(0.5)
+    owners = [set(USERS[part.indices]) for part in (train, held_out)]
+    assert len(owners[0]) == len(owners[1]) == 2 and not owners[0] & owners[1]
+    labels = vault()
+    first, second = labels.split([0, 1])  # one of the two labels of bob is in each
+    second.randomize(RR)
+    first.randomize(ldp.RandomizedResponse(0.1, 2))  # all users pay for the five labels of dan
+    assert labels.guarantee().epsilon == 0.5 + 0.1 * 5
+
+
+def test_histograms_by_enumeration() -> None:
+    """The largest change by a user's labels, over that by one label, is the group size."""
+    users, groups = np.array([0, 0, 0, 1]), np.array([0, 1, 1, 0])
+    found = {}
+    for order, noise in ((1, "discrete_laplace"), (2, "gaussian")):
+        mechanism = HistogramMechanism(
+            1.0, 3, noise=noise, delta=DELTA if noise == "gaussian" else 0.0
+        )
+        tables = [
+            mechanism.exact_counts(np.array([*own, 0]), groups).ravel()
+            for own in itertools.product(range(3), repeat=3)
+        ]
+        moved = max(np.linalg.norm(a - b, order) for a, b in itertools.combinations(tables, 2))
+        of_one = {1: 2.0, 2: math.sqrt(2.0)}[order]
+        found[noise] = mechanism.group_size(users, groups)
+        assert found[noise] == pytest.approx(moved / of_one, rel=1e-12)
+    assert found == {"discrete_laplace": 3.0, "gaussian": math.sqrt(5.0)}
+    # The charge of Gaussian noise is the closed form, from both sides.
+    labels = ldp.PrivateLabels(
+        np.array([0, 1, 2, 0]), 3, budget=ldp.PrivacyBudget(9.0, 5e-3), users=users
+    )
+    labels.release(mechanism, public_input=groups)
+    exact = gaussian_epsilon(mechanism.noise_stddev, DELTA, math.sqrt(2.0) * math.sqrt(5.0))
+    [receipt] = labels.receipts
+    assert exact * (1.0 - 1e-8) <= receipt.charge.epsilon <= exact * (1.0 + 1e-8)
+    by_group = group_privacy(ldp.accounting.PrivacyGuarantee(1.0, DELTA), 3)
+    assert receipt.charge.epsilon < 0.9 * by_group.epsilon and by_group.delta > 10 * DELTA
+
+
+def test_metrics_cost_their_epsilon_for_a_user() -> None:
+    labels = vault()
+    found = labels.evaluate(Y, "accuracy", epsilon=0.5)
+    assert labels.guarantee().epsilon == pytest.approx(0.5, rel=1e-12)
+    assert found.noise_stderr == MetricMechanism(0.1, "accuracy", num_classes=2).noise_stddev(N)
+    # All labels of a user may be equal: the sample is as small as this.
+    assert found.effective_examples == pytest.approx(N**2 / np.square(SIZES).sum())
+    assert ldp.select([Y, 1 - Y], labels, epsilon=2.0) in (0, 1)
+    assert labels.guarantee().epsilon == pytest.approx(2.5, rel=1e-12)
+    alone = vault(users=np.arange(N)).evaluate(Y, "accuracy", epsilon=0.5)
+    assert alone.effective_examples == N  # a user with one label is a label
+
+
+class Mean(AggregateMechanism):
+    """A plug-in, which knows nothing of users."""
+
+    def __init__(self, epsilon: float, num_classes: int = 2) -> None:
+        self.epsilon, self.num_classes = epsilon, num_classes
+
+    def release(self, labels: Any, public_input: Any = None, *, rng: Any = None) -> np.ndarray:
+        rng = np.random.default_rng() if rng is None else rng
+        return np.array(np.sum(labels) + rng.laplace(scale=1.0 / self.epsilon))
+
+
+def test_plug_ins_and_steps() -> None:
+    labels = vault()
+    labels.release(Mean(0.25))
+    assert labels.guarantee().epsilon == 1.25  # group privacy
+    charge = Charge.of(RR)
+    assert labels.charge(charge, what="noisy steps by user").unit == "user"
+    with pytest.raises(ValueError, match="expected a use whose cost is for all labels of one user"):
+        labels.charge(charge, what="noisy steps", unit="label")
+    assert labels.guarantee().epsilon == 1.75
+    with pytest.raises(ldp.BudgetExceededError, match="Nothing was drawn"):
+        labels.randomize(ldp.RandomizedResponse(2.0, 2))
+    approximate = Charge(0.5, 1e-6, {"class": "NonPrivateDpEvent"}).for_group(3)
+    by_group = group_privacy(ldp.accounting.PrivacyGuarantee(0.5, 1e-6), 3)
+    assert (approximate.epsilon, approximate.delta) == (by_group.epsilon, by_group.delta)
+
+
+def test_an_audit_of_a_user_whose_labels_all_change() -> None:
+    users = np.array([0, 0, 0, 1, 2])
+    mechanism = HistogramMechanism(0.5, 2)
+
+    def counts(label: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        exact = np.stack([1 + 3 * (label == 0), 1 + 3 * (label == 1)], axis=1)
+        return np.clip(mechanism.add_noise(exact, rng=rng), 1, 4)  # has the likeliest event
+
+    claimed = Charge.of(mechanism).for_group(mechanism.group_size(users)).epsilon
+    found = audit_mechanism(counts, [0, 1], claimed=claimed, draws=100_000, seed=0)
+    assert claimed == 1.5 and 0.9 * claimed < found.lower_bound <= claimed
+    # The cost of one label would be refuted.
+    assert audit_mechanism(counts, [0, 1], claimed=0.5, draws=40_000, seed=0).refutes
+
+
+def test_a_store_keeps_the_users(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "labels"
+    first = vault(store=path).randomize(RR, key="a")
+    renamed = np.char.add("user of ", USERS)
+    again = vault(store=path, users=renamed)
+    np.testing.assert_array_equal(again.randomize(RR, key="a").values, first.values)
+    assert again.guarantee().epsilon == 2.5 and len(again.receipts) == 1
+    for other in (None, USERS[::-1]):
+        with pytest.raises(ldp.LabelStoreError, match="made with other settings: users"):
+            vault(store=path, users=other)
+
+
+WRONG = {
+    "another length": ({"users": USERS[1:]}, "expected users of shape"),
+    "tuples": ({"users": [(1, 2)] * N}, "Turn tuples into texts"),
+    "None": ({"users": [None, *USERS[1:]]}, "1 of 11 are None or NaN"),
+    "NaN": ({"users": np.where(np.arange(N) < 2, np.nan, 1.0)}, "2 of 11 are None or NaN"),
+    "k alone": ({"users": None, "max_examples_per_user": 2}, "Give both"),
+    "k of zero": ({"max_examples_per_user": 0}, "max_examples_per_user"),
+    "keyed": ({"draws": "keyed"}, "Keyed draws are for one label per user"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_users(case: str) -> None:
+    options, message = WRONG[case]
+    with pytest.raises(ValueError, match=message):
+        vault(**options)
+
+
+def test_a_vault_with_users_is_not_extended() -> None:
+    with pytest.raises(ValueError, match="without users"):
+        vault().extend([0, 1])
+
+
+def test_a_user_with_ten_thousand_labels() -> None:
+    users = np.r_[np.zeros(10_000, int), np.arange(1, 11)]
+    y = np.arange(users.size) % 2
+    labels = ldp.PrivateLabels(y, 2, budget=ldp.PrivacyBudget(1.0, 1e-4), users=users)
+    with pytest.raises(ldp.BudgetExceededError, match="epsilon=10000"):
+        labels.randomize(ldp.RandomizedResponse(1.0, 2))
+    assert labels.receipts == ()
+    bounded = ldp.PrivateLabels(
+        y, 2, budget=ldp.PrivacyBudget(1.0, 1e-4), users=users, max_examples_per_user=2
+    )
+    assert len(bounded) == 12
+    assert bounded.randomize(ldp.RandomizedResponse(0.5, 2)).guarantee().epsilon == 1.0

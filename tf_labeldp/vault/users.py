@@ -1,0 +1,69 @@
+"""The public users of examples: the unit of privacy is all labels of one user."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp.accounting import Charge
+from tf_labeldp.mechanisms import AggregateMechanism, PeerToPeerRandomizedResponse
+from tf_labeldp.mechanisms.base import Mechanism, is_of_this_library
+
+
+def user_codes(users: Any, num_rows: int) -> np.ndarray:
+    """Returns users as numbers 0..U-1, ``int64`` (n,)."""
+    array = np.asarray(users.numpy() if hasattr(users, "numpy") else users)
+    if array.shape != (num_rows,):
+        raise ValueError(
+            f"expected users of shape ({num_rows},), got {array.shape}. Turn tuples into texts."
+        )
+    missing = sum(user is None or user != user for user in array.tolist())  # NaN is not itself
+    if missing:
+        raise ValueError(
+            f"expected a user for each row, but {missing} of {num_rows} are None or NaN. Give each "
+            "of these rows a new user, or leave them out, without looking at labels."
+        )
+    if array.dtype.kind != "O":
+        return np.unique(array, return_inverse=True)[1].astype(np.int64)
+    numbers = {user: code for code, user in enumerate(dict.fromkeys(array))}  # not sortable
+    return np.fromiter((numbers[user] for user in array), np.int64, array.size)
+
+
+def without_names(users: np.ndarray) -> np.ndarray:
+    """Returns users as numbers in the order of their first rows, whatever their names are."""
+    _, first, codes = np.unique(users, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[codes].astype(np.int64)
+
+
+def some_rows(users: np.ndarray, most: int) -> np.ndarray:
+    """Returns at most k rows of each user, a repeatable random choice, ``int64``, rising."""
+    order = np.lexsort((np.random.default_rng(0).random(users.size), users))
+    counts = np.bincount(users)
+    place = np.arange(users.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.sort(order[place < most])
+
+
+def rows_of_same_users(users: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns all rows of the users of these rows, ``int64``, rising."""
+    chosen = np.zeros(int(users.max(initial=-1)) + 1, dtype=bool)
+    chosen[users[rows]] = True
+    return np.flatnonzero(chosen[users])
+
+
+def charge_for_users(
+    charge: Charge, mechanism: Mechanism, users: np.ndarray, public_input: Any
+) -> Charge:
+    """Returns the cost of a use for all labels of one user, from its cost for one label.
+
+    Noisy labels of this library are drawn independently, so those of a user compose. For all else
+    a user counts as the mechanism's ``group_size``.
+    """
+    is_independent = is_of_this_library(mechanism) and not isinstance(
+        mechanism, (AggregateMechanism, PeerToPeerRandomizedResponse)
+    )
+    if is_independent:
+        return charge.repeated(int(np.bincount(users).max(initial=1)))
+    if isinstance(mechanism, AggregateMechanism):
+        return charge.for_group(mechanism.group_size(users, public_input))
+    return charge.for_group(float(np.bincount(users).max(initial=1)))
