@@ -122,6 +122,11 @@ def test_metrics_cost_their_epsilon_for_a_user() -> None:
     assert found.effective_examples == pytest.approx(N**2 / np.square(SIZES).sum())
     assert ldp.select([Y, 1 - Y], labels, epsilon=2.0) in (0, 1)
     assert labels.guarantee().epsilon == pytest.approx(2.5, rel=1e-12)
+    many = ldp.PrivateLabels(
+        np.arange(2000) % 2, 2, budget=ldp.PrivacyBudget(1.0), users=np.arange(2000) // 2
+    )
+    sets = ldp.conformal(lambda x: x, (np.full(2000, 0.5), many), 0.1, epsilon=1.0)
+    assert sets.guarantee().epsilon == 1.0
     alone = vault(users=np.arange(N)).evaluate(Y, "accuracy", epsilon=0.5)
     assert alone.effective_examples == N  # a user with one label is a label
 

@@ -191,7 +191,9 @@ def conformal(
             labels, class_scores(predictions, arguments["num_classes"]), alpha
         )
     else:
-        mechanism = QuantileMechanism(epsilon, alpha, **arguments)  # type: ignore[arg-type]
+        # With users it is the cost for all labels of one user.
+        epsilon = _validate.positive_finite("epsilon", epsilon) / labels.group_size
+        mechanism = QuantileMechanism(epsilon, alpha, **arguments)
         mechanism.rank(len(labels))
         if is_classes:  # The predictions are checked before anything is charged.
             class_scores(predictions, mechanism.num_classes or 0)

@@ -138,8 +138,8 @@ class PrivateLabels:
             hashable values. Public knowledge. The budget and every statement are then for all
             labels of one user. The epsilon of a mechanism stays that of one label: a draw costs as
             often as a user has labels in it, a release as a user counts for
-            (``AggregateMechanism.group_size``). The epsilon of heads, ``evaluate`` and ``select``
-            is the cost for a user.
+            (``AggregateMechanism.group_size``). The epsilon of heads, ``evaluate``, ``select`` and
+            ``conformal`` is the cost for a user.
         max_examples_per_user: k; of a user with more examples k are chosen at random, without
             labels, and the others are not used. As with ``unlabelled``, the features are
             ``x[labels.indices]``. None uses all: heads then weigh the rows of users who have many.
