@@ -464,8 +464,8 @@ def _add_randomize(verbs: Any) -> None:
         "row, else a column row with row numbers from 0). No other column is copied")
     add("--output-column", metavar="NAME", help="name of the noisy labels (default: --column)")
     add("--draws", choices=("stored", "keyed"), default="stored",
-        help="keyed: by a secret key, labels.key in --store, and the row id, so that Beam and "
-        "Spark can repeat the draws; stored: by the operating system's generator (default)")
+        help="keyed: by a secret key, labels.key in --store, and the row id, so that a run "
+        "elsewhere can repeat the draws; stored: by the operating system's generator (default)")
     add("--overwrite", action="store_true", help="replace an existing output")
     add("--quiet", action="store_true", help="print errors alone: no progress, no remarks")
     _add_labels(parser)

@@ -127,9 +127,9 @@ class PrivateLabels:
             choice of an existing store; a new store joins the project of its folder, if any.
         draws: the source of the random bits of noisy labels. ``"stored"`` draws once, with the
             operating system's random bits. ``"keyed"`` derives them from a secret key and the row,
-            so that the engines of ``scale`` repeat the draw. The key is ``labels.key`` in the
-            store, a ``scale.ReleaseKey`` whose releases count here. Keyed draws take the mechanisms
-            of ``scale.randomize_batch``.
+            so that ``scale.randomize_batch`` repeats the draw of a ``key=``, as the release
+            ``"vault/<key>"``. The key is ``labels.key`` in the store, a ``scale.ReleaseKey`` whose
+            releases count here. Keyed draws take the mechanisms of ``scale.randomize_batch``.
         unlabelled: the examples without a label yet, integers or a boolean mask (n,); public
             knowledge. Their entries in ``labels`` are not read, and may be None or NaN. The others
             are numbered from 0, like those of a part: their features are ``x[labels.indices]``.
