@@ -90,7 +90,7 @@ def predictor(
         found = searched(scores, thresholds, alpha, epsilon or 0.0, seed)
     limits = None if "num_classes" in kind else (kind["low"], kind["high"])
     threshold = -found if limits is None else found
-    return ldp.vault.ConformalPredictor(model, threshold, alpha, len(scores), (), limits)
+    return ldp.vault.ConformalPredictor(model, threshold, alpha, (), limits)
 
 
 def measured(

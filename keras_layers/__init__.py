@@ -7,7 +7,7 @@ registers every class of the library, so that a ``.keras`` file loads without ``
 - Losses on noisy labels: ``LabelWeightedLoss`` (unbiased, from the signed weights of a channel's
   inverse), ``ForwardCorrectedLoss`` (the prediction passed through the channel) and ``ALIBILoss``
   (the posterior given a noisy one-hot row).
-- ``Mixup``, for batches of features and noisy labels.
+- ``Mixup``, for batches of features and noisy labels; ``PreferenceLogits``, for pairs of answers.
 - The layers in ``to_keras()`` of feature maps, heads and boosted trees: fixed, label-free features,
   and released models on them.
 
@@ -24,7 +24,8 @@ from ._alibi_loss import ALIBILoss
 from ._forward_corrected_loss import ForwardCorrectedLoss
 from ._label_weighted_loss import LabelWeightedLoss
 from ._mixup import Mixup
+from ._preference_logits import PreferenceLogits
 
 _in_files.register_other_parts()
 
-__all__ = ["ALIBILoss", "ForwardCorrectedLoss", "LabelWeightedLoss", "Mixup"]
+__all__ = ["ALIBILoss", "ForwardCorrectedLoss", "LabelWeightedLoss", "Mixup", "PreferenceLogits"]

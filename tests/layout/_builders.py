@@ -200,7 +200,7 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
         .evaluate(put("predictions", Y), "accuracy", model=put("model", dense()))
     ),
     "vault.ConformalPredictor": lambda put: ldp.vault.ConformalPredictor(
-        put("model", same), 0.5, alpha=0.1, num_examples=N
+        put("model", same), 0.5, alpha=0.1
     ),
     "vault.conformal": lambda put: ldp.conformal(
         put("model", lambda x: np.full((len(x), K), 0.5)),

@@ -133,3 +133,6 @@ def test_alpha_below_what_n_allows_is_refused_with_the_least():
     assert QuantileMechanism(1.0, 0.115, num_classes=2).rank(100) == 100
     with pytest.raises(ValueError, match="alpha must be in"):
         QuantileMechanism(1.0, 0.0, num_classes=2)
+    needed = [QuantileMechanism(e, 0.5, num_classes=2).rank(10**9) for e in (2.1e-4, 1.9e-4, 1e-6)]
+    above = np.array(needed) - 500_000_001  # inversely proportional to epsilon, also if tiny
+    np.testing.assert_allclose(above * [2.1e-4, 1.9e-4, 1e-6], 11.62, rtol=0.01)

@@ -158,7 +158,7 @@ def test_models_of_numbers_give_intervals():
         ends = found.predict(x)
         assert ends.shape == (1500, 2) and is_within(ends, y).mean() > 0.88
         assert found.label_range == (0.0, 6.0)
-    with pytest.raises(ValueError, match="expected a model of numbers"):
+    with pytest.raises(ValueError, match="expected a regressor for numbers"):
         classes = ldp.PrivateRidge(1.0, 1e-5).fit(x, vault((y > 3).astype(int), num_classes=2))
         ldp.conformal(classes, (x[held.indices], held), 0.1, 1.0)
 
@@ -194,7 +194,7 @@ class TestLabelsThatTheModelHasLearntFrom:
             ldp.conformal(model, (x[train.indices], train), 0.1, 1.0)
         assert private.guarantee().epsilon == before
         other = ldp.PrivateRidge(1.0, 1e-5).fit(x[train.indices], train)
-        assert ldp.conformal(other, rows, 0.1, 1.0).num_examples == 600
+        assert ldp.conformal(other, rows, 0.1, 1.0).alpha == 0.1
 
     @pytest.mark.filterwarnings("ignore")
     def test_features_of_such_a_model_are_refused_too(self, both):

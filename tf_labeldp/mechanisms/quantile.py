@@ -14,7 +14,7 @@ from tf_labeldp.accounting import Private, Public
 from tf_labeldp.mechanisms.base import FrozenAggregate
 from tf_labeldp.mechanisms.integer_noise import decay_per_step, geometric
 from tf_labeldp.mechanisms.metrics import check_length, class_predictions
-from tf_labeldp.mechanisms.random_bits import Rng, checked_generator
+from tf_labeldp.mechanisms.random_bits import Rng
 
 _LEVELS = 2.0 ** (-np.arange(512) / 16.0)
 """Levels of the thresholds of numbers: steps of 4 % over 32 octaves."""
@@ -23,19 +23,19 @@ _EXPECTED = 320
 to miss. The other 192 are for models that are too sure: the mean set grows by equal steps."""
 _MOST_SCORES = 1 << 22
 """Scores from which the thresholds are made; of more, those of every few rows."""
-_NEGLIGIBLE = 60.0
-"""Noise above this many nats and the mean largest noise has a mass below e^-60."""
 
 
 @functools.lru_cache(maxsize=64)
 def mean_shortfall(epsilon: float, num_thresholds: int) -> float:
     """Returns S, the mean of ``max(0, M - X - 1)``: see ``QuantileMechanism``."""
-    decay = float(decay_per_step(epsilon, 2))
-    last = math.ceil((math.log(num_thresholds) + _NEGLIGIBLE) / decay)
+    exact = float(decay_per_step(epsilon, 2))
+    decay = max(exact, 1e-4)  # Less takes memory: S + 2 is at least as large in units of 1 / decay.
+    last = math.ceil((math.log(num_thresholds) + 60.0) / decay)  # More has a chance of e^-60.
     y = np.arange(2.0, last + 2.0)
     # P[M >= y], and the sum of P[X = y - 1 - c] over c >= 1.
     most = -np.expm1((num_thresholds - 1) * np.log(-np.expm1(-decay * y)))
-    return float(most @ -np.expm1(-decay * (y - 1.0)))
+    found = float(most @ -np.expm1(-decay * (y - 1.0)))
+    return found if decay == exact else (found + 2.0) * decay / exact
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,11 +111,7 @@ class QuantileMechanism(FrozenAggregate):
         return rank
 
     def thresholds(self, predictions: Public[Any]) -> np.ndarray:
-        """Returns rising thresholds (m,) from public predictions; the last one covers all labels.
-
-        For classes the share that the model expects to miss falls in equal ratios, and the mean
-        size of the sets grows in equal steps; for numbers the width grows in equal ratios.
-        """
+        """Returns rising thresholds (m,) from public predictions; the last covers all labels."""
         if self.num_classes is not None:
             return class_thresholds(class_scores(predictions, self.num_classes))
         low, high = self.label_range() or (0.0, 0.0)
@@ -153,7 +149,6 @@ class QuantileMechanism(FrozenAggregate):
                 (n,) of the second of two classes, or numbers (n,).
             rng: a generator for repeatable (not private) runs; None uses secure random bits.
         """
-        rng = None if rng is None else checked_generator(rng)
         thresholds, utilities = self.utilities(labels, public_input)
         noisy = utilities + geometric(utilities.size, decay_per_step(self.epsilon, 2), rng)
         # Of equal sums the last wins.

@@ -39,13 +39,12 @@ class ConformalPredictor:
         model: the model that makes the predictions.
         threshold: for classes the least probability in a set, for numbers half the width.
         alpha: the chance of a miss, at most.
-        num_examples: the number of held-out labels.
         receipts: receipts of the model, the features and the threshold.
         label_range: the smallest and the largest label, for numbers; None for classes.
         from_logits: whether the model returns logits.
 
     Example:
-        >>> chances = ConformalPredictor(lambda x: x, 0.3, alpha=0.1, num_examples=1000)
+        >>> chances = ConformalPredictor(lambda x: x, 0.3, alpha=0.1)
         >>> chances.predict([[0.6, 0.35, 0.05], [0.2, 0.25, 0.55]]).tolist()
         [[True, True, False], [False, False, True]]
     """
@@ -53,7 +52,6 @@ class ConformalPredictor:
     model: Public[Any] = dataclasses.field(repr=False)
     threshold: float
     alpha: float
-    num_examples: int
     receipts: Receipts = dataclasses.field(default=(), repr=False)
     label_range: tuple[float, float] | None = None
     from_logits: bool = False
@@ -75,18 +73,16 @@ class ConformalPredictor:
             centres = np.clip(_validate.real_vector("predictions", found), low, high)
             ends = (centres - self.threshold, centres + self.threshold)
             return np.clip(np.stack(ends, axis=1), low, high)
-        chances = _probabilities(found, self.from_logits)
-        number = max(2, np.shape(chances)[-1] if np.ndim(chances) == 2 else 2)
-        chances = -class_scores(chances, number)
+        found = _probabilities(found, self.from_logits)
+        chances = -class_scores(found, found.shape[1] if found.ndim == 2 else 2)
         sets = chances >= self.threshold
         sets[np.arange(len(sets)), chances.argmax(axis=1)] = True
         return sets
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of the model and the threshold together."""
-        stated = compose_receipts(self.receipts, delta)
-        is_keras = hasattr(self.model, "trainable_weights")
-        return stated.with_assumptions([WEIGHTS_ASSUMED]) if is_keras else stated
+        notes = [WEIGHTS_ASSUMED] if hasattr(self.model, "trainable_weights") else []
+        return compose_receipts(self.receipts, delta).with_assumptions(notes)
 
 
 def conformal(
@@ -146,37 +142,27 @@ def conformal(
     """
     both = public_input(model, held_out)
     network, pair = both.value
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise TypeError(
-            f"expected held_out=(features, labels), got {type(pair).__name__}. Give "
-            "(x[part.indices], part) with train, part = labels.split(0.2)."
-        )
-    features, labels = bare(pair[0]), bare(pair[1])
-    alpha = _validate.number_in("alpha", alpha, "(0, 1)")
+    features, labels = pair if isinstance(pair, (tuple, list)) and len(pair) == 2 else (None, pair)
     is_noisy = isinstance(labels, NoisyLabels)
-    if not (is_noisy or isinstance(labels, PrivateLabels)):
+    if features is None or not (is_noisy or isinstance(labels, PrivateLabels)):
         raise TypeError(
-            f"expected held-out labels in a PrivateLabels or NoisyLabels, got "
-            f"{type(labels).__name__}. Make PrivateLabels(y, budget=...) and split it."
+            "expected held_out=(features, labels) with PrivateLabels or NoisyLabels, got "
+            f"{type(labels).__name__}. Give (x[part.indices], part) of _, part = labels.split(0.2)."
         )
+    alpha = _validate.number_in("alpha", alpha, "(0, 1)")
     if is_noisy != (epsilon is None):
         raise ValueError(
             f"expected {'no epsilon with NoisyLabels' if is_noisy else 'epsilon, the cost'}, got "
             f"epsilon={epsilon}. A vault is charged, noisy labels are not."
         )
-    _refuse_learnt(public_input(model, pair[0]).receipts, labels)
     arguments = _kind_of_noisy(labels) if is_noisy else labels.kind.mechanism_arguments()
+    _refuse_learnt(public_input(model, features).receipts, labels)
     if "num_labels" in arguments:
-        raise TypeError(
-            "expected classes or numbers, got rows of labels. Make a PrivateLabels of each column."
-        )
+        raise TypeError("expected classes or numbers, got rows. Make a vault of each column.")
     is_classes = "num_classes" in arguments
     if not is_classes and getattr(network, "classes_", None) is not None:
-        raise ValueError(
-            "expected a model of numbers for labels that are numbers, got a classifier. Fit a "
-            "PrivateRegressor."
-        )
-    predictions = _predictions(network, features, is_classes)
+        raise ValueError("expected a regressor for numbers, got a classifier. Fit PrivateRidge.")
+    predictions = _predictions(network, bare(features), is_classes)
     if len(predictions) != len(labels):
         raise ValueError(
             f"expected the features of {len(labels)} held-out labels, got {len(predictions)} rows. "
@@ -185,44 +171,31 @@ def conformal(
     from_logits = is_classes and _are_logits(predictions)
     if is_classes:
         predictions = _probabilities(predictions, from_logits)
+        scores = class_scores(predictions, int(arguments["num_classes"]))
+    else:
+        predictions = _validate.real_vector("predictions", predictions)
     if is_noisy:
-        receipts = labels.receipts
-        found = _threshold_of_noisy(
-            labels, class_scores(predictions, arguments["num_classes"]), alpha
-        )
+        receipts = public_input(labels).receipts
+        found = _threshold_of_noisy(labels, scores, alpha)
     else:
         # With users it is the cost for all labels of one user.
         epsilon = _validate.positive_finite("epsilon", epsilon) / labels.group_size
         mechanism = QuantileMechanism(epsilon, alpha, **arguments)
-        mechanism.rank(len(labels))
-        if is_classes:  # The predictions are checked before anything is charged.
-            class_scores(predictions, mechanism.num_classes or 0)
-        else:
-            _validate.real_vector("predictions", predictions)
+        mechanism.rank(len(labels))  # It raises before anything is charged.
         released = labels.release(mechanism, public_input=both.with_value(predictions), key=key)
         receipts, found = released.receipts, float(released.values)
-    return ConformalPredictor(
-        network,
-        -found if is_classes else found,
-        alpha,
-        len(labels),
-        merge_receipts(both.receipts, public_input(labels).receipts, receipts),
-        None if is_classes else (arguments["low"], arguments["high"]),
-        from_logits,
-    )
+    receipts = merge_receipts(both.receipts, receipts)
+    label_range = None if is_classes else (arguments["low"], arguments["high"])
+    threshold = -found if is_classes else found
+    return ConformalPredictor(network, threshold, alpha, receipts, label_range, from_logits)
 
 
 def _refuse_learnt(receipts: Receipts, labels: Any) -> None:
     """Raises if receipts include a use of held-out labels."""
     if isinstance(labels, PrivateLabels):
         name, rows = labels.label_set.name, labels.indices
-    elif labels.receipts:
-        name, rows = labels.receipts[-1].labels.name, _charged(labels.receipts, "draw")
     else:
-        raise ValueError(
-            "expected noisy labels with receipts, got some without, for which nothing is promised. "
-            "Draw them with PrivateLabels.randomize."
-        )
+        name, rows = labels.receipts[-1].labels.name, _charged(labels.receipts, "draw")
     uses = [part for part in receipts if part.labels.name == name and part.kind != "declared"]
     if uses and np.isin(rows, _charged(uses)).any():
         raise ValueError(
@@ -235,22 +208,20 @@ def _refuse_learnt(receipts: Receipts, labels: Any) -> None:
 def _charged(receipts: Sequence[Receipt], kind: str = "") -> np.ndarray:
     """Returns the examples of uses of the label set of the last receipt, maybe of one kind."""
     uses = [part for part in receipts if part.labels.name == receipts[-1].labels.name]
-    uses = [part for part in uses if part.kind == kind] or uses
-    return np.concatenate(
-        [
-            np.arange(part.labels.size) if part.examples is None else np.asarray(part.examples)
-            for part in uses
-        ]
-    )
+    rows = [
+        np.arange(part.labels.size) if part.examples is None else np.asarray(part.examples)
+        for part in [part for part in uses if part.kind == kind] or uses
+    ]
+    return np.concatenate(rows)
 
 
 def _kind_of_noisy(noisy: NoisyLabels) -> dict[str, int]:
     mechanism = noisy.mechanism
     is_plain = isinstance(mechanism, ClassificationMechanism) and not mechanism.uses_priors
-    if not is_plain or noisy.values.ndim != 1:
+    if not (is_plain and noisy.values.ndim == 1 and noisy.receipts):
         raise ValueError(
-            f"expected noisy classes with one channel, got those of {type(mechanism).__name__}. "
-            "Draw them with RandomizedResponse, or give the vault and epsilon."
+            "expected noisy classes with one channel and with receipts, got others of "
+            f"{type(mechanism).__name__}. Draw RandomizedResponse, or give the vault and epsilon."
         )
     return {"num_classes": mechanism.num_classes}  # type: ignore[attr-defined]
 
@@ -287,13 +258,10 @@ def _predictions(model: Any, X: Any, is_classes: bool) -> np.ndarray:
 
 
 def _are_logits(predictions: np.ndarray) -> bool:
-    """Returns whether some predictions are no probabilities; those of classes (n,) or (n, K)."""
-    if predictions.dtype.kind != "f":
-        return False
-    if predictions.ndim != 2:
-        return bool(np.any((predictions < 0.0) | (predictions > 1.0)))
-    off = np.abs(predictions.sum(axis=1, dtype=np.float64) - 1.0)
-    return bool(np.any(predictions < 0.0) or np.any(off > _SUM_TOLERANCE))
+    """Returns whether some predictions, (n,) or (n, K), are no probabilities."""
+    sums = predictions.sum(axis=1, dtype=np.float64) if predictions.ndim == 2 else 1.0
+    outside = (predictions < 0.0).any() or (predictions > 1.0 + _SUM_TOLERANCE).any()
+    return bool(outside or np.any(np.abs(sums - 1.0) > _SUM_TOLERANCE))
 
 
 def _probabilities(predictions: np.ndarray, from_logits: bool) -> np.ndarray:
