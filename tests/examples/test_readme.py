@@ -70,7 +70,7 @@ def test_the_python_blocks_run(tmp_path, monkeypatch, capsys):
     assert 0.9 < float(re.findall(r"^(0\.\d+)$", shown, re.M)[-1]) < 1.0
     assert "(1, 1e-05)-label-DP" in shown and "(3, 0)-label-DP" in shown
     # The noisy amounts and the clusters.
-    assert shown.count("(1, 0)-label-DP") == 2
+    assert shown.count("(1, 0)-label-DP") == 3
     for file in ("digits.keras", "network.keras"):
         assert guarantee(tmp_path / file).is_private
     assert "The labels of this fit are those of this draw." in shown
