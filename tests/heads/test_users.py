@@ -154,7 +154,7 @@ def test_weights_do_not_depend_on_labels_and_bound_heavy_users() -> None:
     assert heads[0].noise_stddev_ < 400.0 * plain
     norms, totals = np.array([1.0, 1.0, 50.0]), np.array([1.0, 1.0, 100.0])
     noisy = user_weights(norms, totals, noise=1e6, label_variance=0.25)
-    np.testing.assert_allclose(noisy, [1.0, 1.0, 1.0 / 50.0])  # everybody is heard as loudly
+    np.testing.assert_allclose(noisy, [1.0, 1.0, 1.0 / 50.0])
     exact = user_weights(norms, totals, noise=0.0, label_variance=1e-9)
     assert exact[2] > noisy[2]
     np.testing.assert_array_equal(user_weights(np.zeros(2), np.ones(2), 1.0, 1.0), [1.0, 1.0])

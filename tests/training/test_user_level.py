@@ -164,11 +164,8 @@ def test_a_vault_knows_its_users() -> None:
         x[labels.indices], labels, sampling_probability=0.5, steps=1, max_examples_per_user=2
     )
     assert fewer.group_size == 2
-    with pytest.raises(ValueError, match="expected the users of the vault, got others"):
-        poisson_batches(
-            x[labels.indices],
-            labels,
-            sampling_probability=0.5,
-            steps=1,
-            users=np.arange(len(labels)),
-        )
+    rows, alone = x[labels.indices], np.arange(len(labels))
+    other = ldp.PrivateLabels(y[labels.indices], K, budget=budget, users=alone)
+    for several, options in (({"a": labels, "b": other}, {}), (labels, {"users": alone})):
+        with pytest.raises(ValueError, match="expected the users of the vault, got others"):
+            poisson_batches(rows, several, sampling_probability=0.5, steps=1, **options)

@@ -200,13 +200,7 @@ class Charge:
         return cls(epsilon, delta, event, tuple(map(Assumption.of, assumptions)))
 
     def repeated(self, times: int) -> Charge:
-        """Returns the charge of independent uses of a user's labels, one per label.
-
-        Example:
-            >>> from tf_labeldp.mechanisms import RandomizedResponse
-            >>> Charge.of(RandomizedResponse(epsilon=0.5, num_classes=2)).repeated(4).epsilon
-            2.0
-        """
+        """Returns the charge of independent uses of a user's labels, one per label."""
         if times == 1:
             return self
         event = {"class": "SelfComposedDpEvent", "event": self.event_fields, "count": times}
@@ -217,11 +211,6 @@ class Charge:
 
         They move it as far as ``group_size`` labels do. Gaussian noise is so much smaller relative
         to the sensitivity; other noise costs what ``group_privacy`` states.
-
-        Example:
-            >>> from tf_labeldp.mechanisms import HistogramMechanism
-            >>> Charge.of(HistogramMechanism(epsilon=0.5, num_classes=2)).for_group(4).epsilon
-            2.0
         """
         if group_size <= 1.0:
             return self

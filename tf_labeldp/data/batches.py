@@ -23,7 +23,7 @@ from tf_labeldp.mechanisms.random_bits import uniform_below, uniform_integers
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.label_kinds import LabelKind, Rows
 from tf_labeldp.vault.private_labels import labels_for_training
-from tf_labeldp.vault.users import user_codes, without_names
+from tf_labeldp.vault.users import user_codes
 
 _WARN_OVERFLOW = 0.01
 """Share of emptied batches: more of them waste steps and budget."""
@@ -148,10 +148,13 @@ def poisson_batches(
         "(0, 1]",
         ". For an expected batch of b of n examples, give b / n",
     )
-    for vault in vaults_of(labels):
-        if vault.users is not None:
-            users = _users_of_vault(vault, users)
-            max_examples_per_user = max_examples_per_user or vault.group_size
+    owners = [vault for vault in vaults_of(labels) if vault.users is not None]
+    if owners:
+        own = [np.asarray(vault.users) for vault in owners]
+        if users is not None or not all(np.array_equal(own[0], other) for other in own):
+            raise ValueError("expected the users of the vault, got others. Leave users= out.")
+        users = own[0]
+        max_examples_per_user = max_examples_per_user or owners[0].group_size
     if (users is None) != (max_examples_per_user is None):
         raise ValueError("expected users and max_examples_per_user, got one of them. Give both.")
     seed = insecure_seed
@@ -558,16 +561,6 @@ def _checked_labels(labels: Any) -> np.ndarray:
             "or fill them in, by a rule that does not look at labels."
         )
     return array
-
-
-def _users_of_vault(vault: PrivateLabels, users: Any) -> np.ndarray:
-    """Returns the users of a vault; raises for others."""
-    own: Any = vault.users
-    if users is not None:
-        asked = without_names(user_codes(users, len(vault)))
-        if not np.array_equal(without_names(own), asked):
-            raise ValueError("expected the users of the vault, got others. Leave users= out.")
-    return own
 
 
 def rows_of_users(

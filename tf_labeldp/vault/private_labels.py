@@ -641,11 +641,11 @@ class PrivateLabels:
             >>> abs(score.value - 1.0) < 10 * score.standard_error, score.guarantee().epsilon
             (True, 0.5)
         """
-        # A user's labels move any sum by as much as so many labels, each of which costs a part.
+        # All labels of a user cost epsilon together (group privacy of a pure release).
         epsilon = _validate.positive_finite("epsilon", epsilon) / self.group_size
         found = evaluate_by_release(self, predictions, metric, epsilon, key)
         if self.users is not None:
-            # The labels of a user may all be equal: then they count as the square root of so many.
+            # The labels of a user may all be equal, so her rows are one draw of their weight.
             squares = float(np.square(np.bincount(self.users), dtype=np.float64).sum())
             examples = np.asarray(found.effective_examples) * (len(self) / squares)
             found = dataclasses.replace(found, effective_examples=examples)

@@ -59,11 +59,9 @@ def charge_for_users(
     Noisy labels of this library are drawn independently, so those of a user compose. For all else
     a user counts as the mechanism's ``group_size``.
     """
-    is_independent = is_of_this_library(mechanism) and not isinstance(
-        mechanism, (AggregateMechanism, PeerToPeerRandomizedResponse)
-    )
-    if is_independent:
-        return charge.repeated(int(np.bincount(users).max(initial=1)))
     if isinstance(mechanism, AggregateMechanism):
         return charge.for_group(mechanism.group_size(users, public_input))
-    return charge.for_group(float(np.bincount(users).max(initial=1)))
+    most = int(np.bincount(users).max(initial=1))
+    mixes = isinstance(mechanism, PeerToPeerRandomizedResponse)
+    independent = is_of_this_library(mechanism) and not mixes
+    return charge.repeated(most) if independent else charge.for_group(most)
