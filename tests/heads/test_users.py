@@ -36,6 +36,7 @@ def for_users(rows: np.ndarray, users: np.ndarray, **options: Any) -> LabelMomen
     return mechanism.for_users(norms, np.bincount(users), rows.shape[1])
 
 
+@pytest.mark.holds("mechanisms.LabelMomentMechanism")
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_largest_change_by_enumeration(kind: str, k: int) -> None:
@@ -168,6 +169,7 @@ def test_sample_weights_of_users() -> None:
     assert fitted.guarantee().epsilon == 1.0
 
 
+@pytest.mark.holds("heads.PrivateRidge")
 def test_a_release_for_one_label_costs_more_for_users() -> None:
     """The vault prices the release itself: it does not trust the caller's max_norm."""
     rows, users = unit_rows(60), np.repeat(np.arange(20), 3)

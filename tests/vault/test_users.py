@@ -28,6 +28,7 @@ def vault(budget: float = 9.0, **options: Any) -> ldp.PrivateLabels:
     return ldp.PrivateLabels(Y, 2, **options)
 
 
+@pytest.mark.holds("vault.PrivateLabels")
 def test_noisy_labels_cost_as_often_as_a_user_has_labels() -> None:
     labels = vault()
     stated = labels.randomize(RR).guarantee()
@@ -45,6 +46,7 @@ def test_noisy_labels_cost_as_often_as_a_user_has_labels() -> None:
         assert worst == pytest.approx(price.epsilon, rel=1e-12) and worst > 0.999 * k * 0.5
 
 
+@pytest.mark.holds("vault.PrivateLabels")
 def test_uses_of_some_labels_compose_for_their_users() -> None:
     labels = vault()
     labels.randomize(RR, indices=[0, 1])  # ann and bob, one label each
@@ -84,6 +86,7 @@ def test_parts_have_whole_users() -> None:
     assert labels.guarantee().epsilon == 0.5 + 0.1 * 5
 
 
+@pytest.mark.holds("mechanisms.HistogramMechanism")
 def test_histograms_by_enumeration() -> None:
     """The largest change by a user's labels, over that by one label, is the group size."""
     users, groups = np.array([0, 0, 0, 1]), np.array([0, 1, 1, 0])
@@ -113,6 +116,7 @@ def test_histograms_by_enumeration() -> None:
     assert receipt.charge.epsilon < 0.9 * by_group.epsilon and by_group.delta > 10 * DELTA
 
 
+@pytest.mark.holds("vault.PrivateLabels.evaluate")
 def test_metrics_cost_their_epsilon_for_a_user() -> None:
     labels = vault()
     found = labels.evaluate(Y, "accuracy", epsilon=0.5)

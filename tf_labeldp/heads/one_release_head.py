@@ -564,7 +564,9 @@ class PrivateRidge(OneReleaseHead):
 
     Guarantee:
         The head, with all its attributes and predictions, is (epsilon, delta)-DP for the
-        replacement of one label, by one release; the rest is post-processing. Assumes that the
+        replacement of one label, by one release; the rest is post-processing. On a vault with
+        ``users`` it is so for all labels of one user: the noise is for the largest change of the
+        moments by the labels of a user (docs/theory.md, users). Assumes that the
         features, the order and the number of the examples, and all arguments are public: the
         classes and the range are never taken from the labels, and a feature map or an encoder must
         not have been trained with them. ``guarantee()`` names these assumptions.

@@ -46,7 +46,8 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
         Laplace noise. The features, their number and the number of labels are public. The sum is
         exact: features (and labels that are numbers) are rounded to a public grid on which the sums
         are integers below 2^53. The sensitivity includes the rounding (at most ``sqrt(d) / 2``
-        steps per row), and OpenDP's exact samplers draw the noise on the integers.
+        steps per row), and OpenDP's exact samplers draw the noise on the integers. After
+        ``for_users`` it holds for all labels of any one user (docs/theory.md, users).
 
     Source: analytic calibration, Balle and Wang 2018, Theorem 8; releasing the moments of a
     regression ("sufficient statistics perturbation"): Vu and Slavkovic 2009.

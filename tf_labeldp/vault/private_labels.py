@@ -603,7 +603,8 @@ class PrivateLabels:
         """Releases a noisy metric of predictions on these labels.
 
         Guarantee:
-            Epsilon-DP for the replacement of one label, charged to the vault: noise of the exact
+            Epsilon-DP for the replacement of one label (of all labels of one user, with ``users``),
+            charged to the vault: noise of the exact
             sensitivity on a sum (``mechanisms.MetricMechanism``), or on class counts by prediction
             (``mechanisms.LinearBinningMechanism``, ``HistogramMechanism``). Assumes that the
             predictions are public.
