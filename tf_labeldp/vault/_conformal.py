@@ -123,7 +123,7 @@ def conformal(
             from. The labels are a ``PrivateLabels`` of classes or numbers (``labels.split``), or
             ``NoisyLabels`` of classes with one channel, such as ``RandomizedResponse``.
         alpha: the chance of a miss, in (0, 1).
-        epsilon: the cost for a ``PrivateLabels``; None for noisy labels.
+        epsilon: the cost for a ``PrivateLabels``, with users for a user; None for noisy labels.
         key: a name for the release of a vault, as for ``PrivateLabels.randomize``.
 
     Raises:
