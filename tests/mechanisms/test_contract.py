@@ -182,6 +182,9 @@ MEMBERS = {
     "ChannelMechanism": Member(
         lambda e: ChannelMechanism(e, (0, 8), (0, 8), ((0.6, 0.4), (0.4, 0.6))), None, RANGE
     ),
+    "optimal_unbiased": Member(
+        lambda e: mechanisms.optimal_unbiased((0, 4, 8), (0.5, 0.3, 0.2), e), None, RANGE
+    ),
     **{
         name: Member(lambda e, kind=kind: kind(e, 0, 8), None, RANGE)
         for name, kind in MECHANISMS.items()

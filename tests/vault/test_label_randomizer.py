@@ -9,7 +9,13 @@ import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.estimation.priors import histogram_prior, ordered_prior
-from tf_labeldp.mechanisms import HistogramMechanism, LaplaceMechanism, RROnBins, optimal_bins
+from tf_labeldp.mechanisms import (
+    ChannelMechanism,
+    HistogramMechanism,
+    LaplaceMechanism,
+    RROnBins,
+    optimal_bins,
+)
 from tf_labeldp.vault import LabelRandomizer, LabelStoreError, PrivateLabels
 
 AMOUNTS = np.random.default_rng(6).gamma(1.0, 80.0, 5000).clip(0.0, 400.0)
@@ -168,6 +174,34 @@ def test_a_total_is_of_its_own_noisy_labels():
     public = LabelRandomizer(1.0, values=values, prior=tuple(known))
     total, error = public.total(make(epsilon=1.0, insecure_seed=3).randomize(public))
     assert abs(total - AMOUNTS.sum()) < 4.0 * error < 0.2 * AMOUNTS.sum()
+
+
+@pytest.mark.holds("vault.LabelRandomizer", "vault.LabelRandomizer.total")
+def test_totals_of_groups_add_up_by_unbiased_labels_and_not_by_debiased_bins(tmp_path):
+    """Ratings of two groups with other laws: bins take each label for the mean of its bin."""
+    rng, size = np.random.default_rng(8), 60_000
+    group = np.arange(size) % 2
+    ratings = np.clip(np.round(rng.normal(3.0 + (group - 0.5), 1.1)), 1, 5)
+    # Two standard errors of a group's mean: 1.3 (bins) and 2.2 (unbiased) over sqrt(30,000).
+    limits, kind = {False: 0.015, True: 0.025}, {"low": 1.0, "high": 5.0}
+    for unbiased, limit in limits.items():
+        randomizer = LabelRandomizer(2.0, whole_numbers=True, unbiased=unbiased)
+        vault = make(ratings, 2.0, insecure_seed=4, store=tmp_path / f"{unbiased}", **kind)
+        noisy = vault.randomize(randomizer)
+        assert noisy.guarantee().epsilon == vault.guarantee().epsilon == pytest.approx(2.0)
+        off = [(noisy.debiased() - ratings)[group == one].mean() for one in (0, 1)]
+        assert (max(np.abs(off)) < limit) == unbiased
+        total, error = randomizer.total(noisy)
+        assert total == pytest.approx(noisy.debiased().sum())
+        assert abs(total - ratings.sum()) < 4.0 * error < 0.02 * ratings.sum()
+    assert isinstance(noisy.mechanism, ChannelMechanism) and len(noisy.mechanism.outputs) <= 10
+    np.testing.assert_array_equal(noisy.debiased(), noisy.values)
+    again = make(ratings, 2.0, insecure_seed=4, store=tmp_path / "True", **kind)
+    np.testing.assert_array_equal(again.randomize(randomizer).values, noisy.values)
+    with pytest.raises(LabelStoreError, match="made with other settings"):
+        again.randomize(LabelRandomizer(2.0, whole_numbers=True))
+    with pytest.raises(ValueError, match="expected loss='squared_error' with unbiased=True"):
+        LabelRandomizer(1.0, "poisson", unbiased=True)
 
 
 def test_killed_between_prior_and_draw(tmp_path, monkeypatch):

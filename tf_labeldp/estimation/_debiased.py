@@ -12,6 +12,7 @@ from tf_labeldp.accounting import Public
 from tf_labeldp.estimation._posterior import empty_targets, number_priors, rows_of_the_draw
 from tf_labeldp.mechanisms import (
     ALIBI,
+    ChannelMechanism,
     ClassificationMechanism,
     PeerToPeerRandomizedResponse,
     ProjectiveGeometryResponse,
@@ -62,7 +63,7 @@ def debiased(
     ``w_j = (T r_j - s sum_i r_i) / (1 - s)`` have ``E[w | bin b] = r_b``: the inverse channel over
     the bins, applied to ``r``. Their spread is larger by about ``T / (1 - s)``; the remaining bias
     is the width of the bins. Laplace and staircase noise without clipping is unbiased, and so are
-    the noisy one-hot rows of ``ALIBI``.
+    the channels of ``optimal_unbiased`` and the noisy one-hot rows of ``ALIBI``.
 
     Guarantee:
         Post-processing of noisy labels and of a public or released prior: no charge.
@@ -107,6 +108,8 @@ def debiased(
                 f"{mechanism!r} clips its noisy labels, a bias that cannot be undone. Draw with "
                 "clip=False."
             )
+        return _validate.real_vector("noisy_labels", noisy_labels)
+    if isinstance(mechanism, ChannelMechanism) and mechanism.is_unbiased:
         return _validate.real_vector("noisy_labels", noisy_labels)
     if isinstance(mechanism, ALIBI):
         return np.array(noisy_labels, dtype=np.float64)

@@ -10,6 +10,7 @@ from tf_labeldp.mechanisms._check import check_mechanism
 from tf_labeldp.mechanisms._histogram import HistogramMechanism
 from tf_labeldp.mechanisms._label_moments import LabelMomentMechanism
 from tf_labeldp.mechanisms._optimal_bins import optimal_bins
+from tf_labeldp.mechanisms._optimal_unbiased import optimal_unbiased
 from tf_labeldp.mechanisms._projective_geometry import ProjectiveGeometryResponse
 from tf_labeldp.mechanisms.base import (
     AggregateMechanism,
@@ -67,4 +68,5 @@ __all__ = [
     "StaircaseMechanism",
     "check_mechanism",
     "optimal_bins",
+    "optimal_unbiased",
 ]

@@ -249,6 +249,13 @@ class ChannelMechanism(FiniteMechanism):
         return self._units[row, column] / float(_UNITS)
 
     @functools.cached_property
+    def is_unbiased(self) -> bool:
+        """Whether the mean of the noisy labels of each input is that input, up to rounding."""
+        outputs = np.asarray(self.outputs)
+        off = np.abs(self._units / float(_UNITS) @ outputs - np.asarray(self.inputs))
+        return bool(off.max() <= _TOLERANCE * (outputs[-1] - outputs[0]))
+
+    @functools.cached_property
     def _units(self) -> np.ndarray:
         """The probabilities of the draws, in units, ``int64`` (k, m)."""
         table = np.array(self.probabilities)

@@ -71,7 +71,7 @@ def optimal_bins(
     """
     epsilon = _validate.positive_finite("epsilon", epsilon)
     public = public_input(values, probabilities)
-    values, prior = _checked_prior(*public.value)
+    values, prior = checked_prior(*public.value)
     checked_loss(loss, float(values[0]))
     support = prior > 0.0
     points = values[support]
@@ -127,7 +127,7 @@ def _all_bins(
     return tuple(np.maximum.accumulate(np.where(left, low, high)).tolist())
 
 
-def _checked_prior(values: Any, probabilities: Any) -> tuple[np.ndarray, np.ndarray]:
+def checked_prior(values: Any, probabilities: Any) -> tuple[np.ndarray, np.ndarray]:
     array = _validate.real_vector("values", values)
     distinct, place = np.unique(array, return_inverse=True)
     distinct = _validate.increasing_numbers("values", distinct)

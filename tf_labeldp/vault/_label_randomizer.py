@@ -13,7 +13,14 @@ from tf_labeldp.accounting import Private, Public, PublicInput, public_input
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.estimation import debiased
 from tf_labeldp.estimation.priors import ordered_prior, rounding_grid
-from tf_labeldp.mechanisms import HistogramMechanism, Priors, RROnBins, optimal_bins
+from tf_labeldp.mechanisms import (
+    ChannelMechanism,
+    HistogramMechanism,
+    Priors,
+    RROnBins,
+    optimal_bins,
+    optimal_unbiased,
+)
 from tf_labeldp.mechanisms.base import Mechanism
 from tf_labeldp.mechanisms.bin_losses import checked_loss
 from tf_labeldp.vault.noisy_labels import NoisyLabels
@@ -50,6 +57,12 @@ class LabelRandomizer(Randomizer):
         values: the values themselves, from the low end of the label range to the high end; None
             for a grid.
         prior: public probabilities of ``values``; the whole epsilon then goes to the draw.
+        unbiased: whether the draw is ``optimal_unbiased`` instead of the best bins, for the squared
+            error alone. Take it for totals of large groups whose labels differ from the others':
+            debiased bins put each label at the mean of its bin, and such a total was 1 to 11 % off
+            at epsilon 1 to 4 (``benchmarks``). Keep the bins for a model, for groups below some
+            thousands, and for counts that are mostly zero: their labels are far less noisy. With
+            more than 32 values it takes up to 15 s.
 
     Raises:
         ValueError: nothing is left for the draw, or the arguments contradict each other.
@@ -70,6 +83,7 @@ class LabelRandomizer(Randomizer):
     whole_numbers: bool = False
     values: Public[tuple[float, ...] | None] = None
     prior: Public[tuple[float, ...] | None] = None
+    unbiased: bool = False
     receipts: Receipts = dataclasses.field(default=(), repr=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -77,6 +91,11 @@ class LabelRandomizer(Randomizer):
         values, prior = public.value
         _validate.positive_finite("epsilon", self.epsilon)
         checked_loss(self.loss)
+        if self.unbiased and self.loss != "squared_error":
+            raise ValueError(
+                f"expected loss='squared_error' with unbiased=True, got {self.loss!r}. Leave loss "
+                "out."
+            )
         _validate.integer_at_least("max_values", self.max_values, 2)
         if self.prior_epsilon is not None:
             spent = _validate.positive_finite("prior_epsilon", self.prior_epsilon)
@@ -150,7 +169,7 @@ class LabelRandomizer(Randomizer):
         mechanism, prior = noisy.mechanism, noisy.priors
         spent = prior.receipts[-1].charge.epsilon if prior and self.prior is None else 0.0
         if (
-            not isinstance(mechanism, RROnBins)
+            not isinstance(mechanism, self._kind)
             or prior is None
             or not math.isclose(mechanism.epsilon + spent, self.epsilon, rel_tol=1e-9)
         ):
@@ -159,6 +178,9 @@ class LabelRandomizer(Randomizer):
                 f"labels drawn by {mechanism!r}. Pass what it drew."
             )
         values, shares = np.asarray(prior.values), np.asarray(prior.probabilities)
+        if isinstance(mechanism, ChannelMechanism):  # The squared error is the variance.
+            variance = len(noisy) * mechanism.expected_loss(shares)
+            return float(noisy.debiased().sum()), math.sqrt(variance)
         used, firsts = np.unique(mechanism.bin_of_input, return_index=True)
         channel = mechanism.transition_matrix()[firsts]  # (bins, outputs)
         histogram = self._histogram(values, spent) if spent else None
@@ -203,14 +225,17 @@ class LabelRandomizer(Randomizer):
             prior = Priors(np.asarray(self.prior), values=values, receipts=public.receipts)
         else:
             prior = labels.release(self._histogram(values, prior_epsilon), key=names[0]).priors()
-        mechanism = optimal_bins(values, prior, rest, self.loss)
+        if self.unbiased:
+            mechanism: Any = optimal_unbiased(values, prior, rest)
+        else:
+            mechanism = optimal_bins(values, prior, rest, self.loss)
         if stored is not None:
             # Machines round differently and may choose other bins among equally good ones.
             losses = [
                 bins.expected_loss(prior.probabilities, self.loss) for bins in (stored, mechanism)
             ]
             if not math.isclose(*losses, rel_tol=1e-6, abs_tol=1e-12):
-                why = f"the stored bins are not optimal for loss={self.loss!r}"
+                why = f"the stored channel is not optimal for loss={self.loss!r}"
                 raise _other_settings(key, stored, f"{mechanism!r}, and {why}")
             mechanism = stored
         noisy = labels.randomize(mechanism, key=key)
@@ -220,15 +245,18 @@ class LabelRandomizer(Randomizer):
     def _histogram(self, values: np.ndarray, epsilon: float) -> HistogramMechanism:
         return HistogramMechanism(epsilon, values=tuple(values.tolist()), receipts=self.receipts)
 
-    @staticmethod
+    @property
+    def _kind(self) -> type[RROnBins | ChannelMechanism]:
+        return ChannelMechanism if self.unbiased else RROnBins
+
     def _stored_bins(
-        labels: PrivateLabels, key: str, values: np.ndarray, epsilon: float
-    ) -> RROnBins | None:
+        self, labels: PrivateLabels, key: str, values: np.ndarray, epsilon: float
+    ) -> RROnBins | ChannelMechanism | None:
         if not labels.has_draw(key):
             return None
         stored = labels.mechanism(key)
         if (
-            not isinstance(stored, RROnBins)
+            not isinstance(stored, self._kind)
             or not math.isclose(stored.epsilon, epsilon, rel_tol=1e-9)
             or stored.inputs != tuple(values.tolist())
         ):

@@ -8,8 +8,10 @@ from fractions import Fraction
 import bins_oracles
 import numpy as np
 import pytest
-from _unbiased_channel import unbiased_channel
 from scipy import optimize, sparse
+
+from tf_labeldp import audit, estimation
+from tf_labeldp.mechanisms import ChannelMechanism, optimal_unbiased
 
 
 def largest_bias(channel):
@@ -58,21 +60,46 @@ def worst_log_ratio(matrix):
 
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 12.0, 50.0])
 @pytest.mark.parametrize("size", [2, 9])
+@pytest.mark.holds("mechanisms.optimal_unbiased")
 def test_noisy_labels_are_unbiased_and_private(epsilon, size):
     rng = np.random.default_rng([size, int(100 * epsilon)])
     for start, step in ((0.0, 1.0), (1e6, 0.25), (-300.0, 40.0)):
         values = start + step * np.sort(rng.choice(50, size, replace=False))
         prior = rng.dirichlet(np.full(size, 0.5))
-        channel = unbiased_channel(values, prior, epsilon)
+        channel = optimal_unbiased(values, prior, epsilon)
         assert channel.epsilon == epsilon and channel.inputs == tuple(values)
-        assert largest_bias(channel) <= 1e-12
+        assert largest_bias(channel) <= 1e-12 and channel.is_unbiased
+        assert len(channel.outputs) <= 2 * size
         ratio = worst_log_ratio(channel.transition_matrix())
         # The channel uses the whole of epsilon, up to 20.
         assert min(epsilon, 20.0) * (1 - 2e-7) - 1e-6 <= ratio <= epsilon + 1e-13
 
 
+def test_noisy_labels_of_an_unbiased_channel_are_debiased_already():
+    channel = optimal_unbiased([0, 1, 5], [0.2, 0.5, 0.3], 1.0)
+    noisy = channel.randomize([0, 1, 5, 5], rng=np.random.default_rng(0))
+    np.testing.assert_array_equal(estimation.debiased(channel, noisy), noisy)
+    biased = ChannelMechanism(1.0, (0.0, 1.0), (0.0, 1.0), ((0.7, 0.3), (0.3, 0.7)))
+    with pytest.raises(TypeError, match="the bias of labels drawn by ChannelMechanism is unknown"):
+        estimation.debiased(biased, [0.0])
+
+
+def test_an_audit_finds_most_of_epsilon():
+    channel = optimal_unbiased([0, 1, 5], [0.2, 0.5, 0.3], 1.0)
+    found = audit.audit_mechanism(channel, draws=60_000, seed=0)
+    assert 0.8 < found.lower_bound <= 1.0 and not found.refutes
+    assert audit.audit_mechanism(channel, claimed=0.8, draws=60_000, seed=0).refutes
+
+
+def test_equal_values_merge_and_a_single_one_is_refused():
+    merged = optimal_unbiased([5, 0, 1, 5], [0.1, 0.2, 0.5, 0.2], 1.0)
+    assert merged == optimal_unbiased([0, 1, 5], [0.2, 0.5, 0.3], 1.0)
+    with pytest.raises(ValueError, match="expected at least two different values, got one"):
+        optimal_unbiased([2.0, 2.0], [0.5, 0.5], 1.0)
+
+
 def test_values_without_probability_are_unbiased_too():
-    channel = unbiased_channel(range(6), [0.0, 0.5, 0.0, 0.0, 0.5, 0.0], 1.0)
+    channel = optimal_unbiased(range(6), [0.0, 0.5, 0.0, 0.0, 0.5, 0.0], 1.0)
     assert largest_bias(channel) <= 1e-12
 
 
@@ -83,7 +110,7 @@ def test_two_labels_need_binary_randomized_response(epsilon):
     reach = margin(high - low, epsilon)
     keep = 1.0 / (1.0 + math.exp(-epsilon))
     closed_form = keep * reach**2 + (1.0 - keep) * (high - low + reach) ** 2
-    found = unbiased_channel([low, high], prior, epsilon).expected_loss(prior)
+    found = optimal_unbiased([low, high], prior, epsilon).expected_loss(prior)
     assert closed_form * (1 - 1e-9) <= found <= closed_form * (1 + 5e-6)
 
 
@@ -92,7 +119,7 @@ def test_two_labels_need_binary_randomized_response(epsilon):
 def test_as_good_as_the_program_on_a_finer_grid(epsilon, prior):
     prior = np.array(prior)
     values = np.arange(prior.size) * 1.0
-    channel = unbiased_channel(values, prior, epsilon)
+    channel = optimal_unbiased(values, prior, epsilon)
     reach = margin(values[-1], epsilon / 2)
     fine = np.union1d(np.linspace(-reach, values[-1] + reach, 401), values)
     best = program_of_all_pairs(values, prior, epsilon, fine)
@@ -106,7 +133,7 @@ def test_the_price_of_no_bias():
     """Without the equations for the means the same outputs allow a smaller loss."""
     values, prior = np.arange(6.0), np.array([0.4, 0.2, 0.1, 0.1, 0.1, 0.1])
     for epsilon in (0.5, 2.0):
-        channel = unbiased_channel(values, prior, epsilon)
+        channel = optimal_unbiased(values, prior, epsilon)
         free = bins_oracles.best_channel_loss(
             values, prior, epsilon, "squared_error", channel.outputs
         )
@@ -135,7 +162,7 @@ def test_the_smallest_range_is_the_truth_and_not_the_solver(epsilon):
 @pytest.mark.slow
 def test_many_values():
     values, prior = np.arange(64.0), np.full(64, 1 / 64)
-    channel = unbiased_channel(values, prior, 8.0)
+    channel = optimal_unbiased(values, prior, 8.0)
     assert largest_bias(channel) <= 1e-12
     assert channel.expected_loss(prior) < 0.005 * 63**2
 
@@ -147,7 +174,7 @@ def test_epsilon_at_which_the_solver_has_no_digits_left(epsilon):
     for size, concentration in ((2, 1.0), (4, 1e-3), (10, 1.0), (23, 1.0)):
         rng = np.random.default_rng([size, int(epsilon * 1e6)])
         prior = rng.dirichlet(np.full(size, concentration))
-        channel = unbiased_channel(np.arange(float(size)), prior, epsilon)
+        channel = optimal_unbiased(np.arange(float(size)), prior, epsilon)
         width = channel.outputs[-1] - channel.outputs[0]
         means = channel.transition_matrix() @ np.array(channel.outputs)
         assert np.abs(means - np.arange(size)).max() <= 1e-9 * width
