@@ -136,7 +136,9 @@ def _unbiased(data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int) 
     """Noisy labels whose mean is the true label, if that is on the grid."""
     labels = vault(data, rows, epsilon, seed)
     priors, prior_epsilon = _private_prior(data, labels, epsilon, UNBIASED_VALUES)
-    mechanism = mechanisms.optimal_unbiased(priors.values, priors.probabilities, epsilon - prior_epsilon)
+    mechanism = mechanisms.optimal_unbiased(
+        priors.values, priors.probabilities, epsilon - prior_epsilon
+    )
     details = {"prior_epsilon": prior_epsilon, "k": len(priors.values), **_bins(mechanism)}
     return Drawn(labels.randomize(mechanism).values, details)
 

@@ -52,7 +52,9 @@ EPOCHS, BATCH = 10, 500
 WITH_SHARES = ("randomized response", "projective geometry for shares")
 
 
-def data(name: str, number: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def data(
+    name: str, number: int, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Returns features and labels to train and to test, with rows of norm one."""
     rng = np.random.default_rng(seed)
     if name == "synthetic":
@@ -230,15 +232,14 @@ def tables() -> None:
     with _results.recorded(__file__, "variance", "accuracy", "shares"):
         print(_results.markdown(columns, rows), "\n")
         rows = []
-        for name, counts in CLASSES.items():
-            for number in counts:
-                cells = [name, f"{number:,}"]
-                for epsilon in EPSILONS:
-                    for method in METHODS[:-1]:
-                        cells.append(_cell(runs, name, number, method, epsilon))
-                rows.append([*cells, _cell(runs, name, number, METHODS[-1], 0.0)])
-        heads = [f"{method}, ε {epsilon:g}" for epsilon in EPSILONS for method in METHODS[:-1]]
-        print(_results.markdown(["data", "K", *heads, METHODS[-1]], rows), "\n")
+        for name, number in ((name, k) for name, counts in CLASSES.items() for k in counts):
+            for method in METHODS:
+                at = EPSILONS if method != "no privacy" else (0.0, 0.0)
+                cells = [_cell(runs, name, number, method, epsilon) for epsilon in at]
+                if any(cells):
+                    rows.append([f"{name}, K = {number:,}", method, *cells])
+        heads = [f"ε {epsilon:g}" for epsilon in EPSILONS]
+        print(_results.markdown(["data", "method", *heads], rows), "\n")
         rows = []
         for found in (one for one in runs if "total variation" in one):
             cells = [f"{found['classes']:,}", found["method"], f"{found['epsilon']:g}"]

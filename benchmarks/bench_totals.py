@@ -1,6 +1,7 @@
 """The mean of noisy labels against the true mean, and their error: do noisy numbers add up?
 
     python benchmarks/bench_totals.py
+    python benchmarks/bench_totals.py groups    # the mean of a group, by bins and unbiased
 
 "Before" is Algorithm 3 of ``ghazi2023``: equally spaced values, ``sqrt(k / n)`` of epsilon for the
 prior, negative counts set to zero. "Now" is ``LabelRandomizer``. The number of values, the
@@ -11,6 +12,7 @@ insurance data confirm them.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,8 +22,9 @@ from _insurance import column
 
 import tf_labeldp as ldp
 from tf_labeldp.estimation import debiased
-from tf_labeldp.estimation.priors import histogram_prior
-from tf_labeldp.mechanisms import HistogramMechanism, Priors
+from tf_labeldp.estimation.priors import histogram_prior, rounding_grid
+from tf_labeldp.mechanisms import HistogramMechanism, Priors, optimal_unbiased
+from tf_labeldp.mechanisms._bins import nearest_index
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
 SIZES = (100_000, 10_000)
@@ -102,6 +105,57 @@ def figures(labels: Labels, draws: list[list[np.ndarray]]) -> list[str]:
     return [*cells, f"{loss:.3f}"]
 
 
+def of_groups(size: int = 200_000) -> Iterator[tuple[Labels, float, np.ndarray]]:
+    """Yields labels, their smallest value, and the half of them with other labels (1.5 times)."""
+    rng = np.random.default_rng(0)
+    group = rng.integers(0, 2, size) == 1
+    scale = np.where(group, 1.5, 1.0)
+    yield Labels("amounts", rng.gamma(1.0, 80.0 * scale).clip(0.0, 1000.0), 1000.0), 0.0, group
+    counts = rng.poisson(0.5 * scale).clip(0, 5).astype(float)
+    yield Labels("counts", counts, 5.0, True), 0.0, group
+    rare = rng.poisson(0.13 * scale).clip(0, 5).astype(float)
+    yield Labels("rare counts", rare, 5.0, True), 0.0, group
+    claims = np.where(rng.random(size) < 0.1, rng.lognormal(6.0, 1.2, size) * scale, 0.0)
+    yield Labels("zero-inflated", claims.clip(0.0, 5000.0), 5000.0), 0.0, group
+    ratings = np.round(rng.normal(2.75 + 0.5 * group, 1.1)).clip(1, 5)
+    yield Labels("ratings", ratings, 5.0, True), 1.0, group
+    ages = rng.normal(40.0 + 10.0 * group, 15.0).clip(18.0, 90.0)
+    yield Labels("ages", ages, 90.0), 18.0, group
+
+
+def groups() -> None:
+    """Prints the errors of the mean of a group, exactly, for labels rounded to 32 values."""
+    rows = []
+    for labels, low, group in of_groups():
+        grid = rounding_grid(low, labels.high, 32, whole_numbers=labels.whole)
+        place = nearest_index(grid, labels.values)
+        prior = np.bincount(place, minlength=grid.size) / place.size
+        of_group = np.bincount(place[group], minlength=grid.size) / group.sum()
+        mean = of_group @ grid
+        for epsilon in (1.0, 2.0, 4.0):
+            bins = ldp.optimal_bins(grid, prior, epsilon)
+            targets = debiased(bins, bins.outputs, Priors(prior, values=grid))
+            unbiased = optimal_unbiased(grid, prior, epsilon)
+            variances = []
+            for channel, numbers in ((unbiased, np.array(unbiased.outputs)), (bins, targets)):
+                matrix = channel.transition_matrix()
+                means = matrix @ numbers
+                variances.append(float(of_group @ (matrix @ numbers**2 - means**2)))
+            bias = float(of_group @ (means - grid))
+            cells = [labels.name, f"{epsilon:g}", f"{100 * bias / mean:+.1f}"]
+            cells += [f"{math.sqrt(variance) / mean:.2f}" for variance in variances[::-1]]
+            rows.append([*cells, f"{(variances[0] - variances[1]) / bias**2:,.0f}"])
+    columns = [
+        "labels",
+        "epsilon",
+        "bias of bins, %",
+        "noise, bins",
+        "noise, unbiased",
+        "from n on",
+    ]
+    print(_results.markdown(columns, rows))
+
+
 def main() -> None:
     """Prints the tables."""
     kinds = [f"{what}, {when}" for when in ("before", "now") for what in ("noisy", "debiased")]
@@ -129,5 +183,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with _results.recorded(__file__, "many", "few", "values"):
-        main()
+    if sys.argv[1:] == ["groups"]:
+        with _results.recorded(__file__, "groups"):
+            groups()
+    else:
+        with _results.recorded(__file__, "many", "few", "values"):
+            main()

@@ -157,6 +157,13 @@ _MEASURED: dict[str, list[tuple[str, set[str] | None, set[str] | None]]] = {
     ],
     "table of numbers": [("tables/numbers", None, {"head", "boosting", "no privacy"})],
     "numbers": [("front_door/accuracy", None, None)],
+    "many classes": [
+        (
+            "many_classes/accuracy",
+            None,
+            {"randomized response", "projective geometry", "head", "no privacy"},
+        )
+    ],
     "model": [
         (
             "one_release/accuracy",

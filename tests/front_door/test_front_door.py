@@ -571,6 +571,22 @@ LARGE = pd.DataFrame({"a": RNG.uniform(size=SIZE), "b": RNG.choice(["x", "y"], S
 INTERACTION = ((LARGE["a"] > 0.5) ^ (LARGE["b"] == "y")).to_numpy().astype(int)
 
 
+def test_many_classes_have_a_ridge_head_and_their_own_table():
+    """Above 50: 60,000 labels of 60 classes are worth 12,000 true ones at epsilon 4."""
+    for kind in ("images", "table", "numbers"):
+        choice = ldp.recommend(4.0, 60_000, kind, num_classes=60)
+        assert choice.method == "head" and "More than 50 classes" in choice.reason
+        assert "ProjectiveGeometryResponse" in str(choice)
+        assert {"head", "projective geometry"} <= {method for _, method, _ in choice.rows}
+    assert ldp.recommend(4.0, 60_000, "table", num_classes=50).method == "boosting"
+    assert ldp.recommend(4.0, 60_000, "table", num_classes=60, own_model=True).method == "model"
+    codes = np.arange(1800) % 60
+    rows = np.eye(60, dtype=np.float32)[codes]
+    model = classifier(8.0, num_classes=60, encoder=RandomFourierFeatures(128).fit(rows))
+    assert isinstance(model.fit(rows, codes).head_, ldp.PrivateRidge)
+    assert model.predict_proba(rows[:3]).shape == (3, 60)
+
+
 def test_boosting_is_chosen_where_noisy_labels_are_worth_many_true_ones(tmp_path):
     """6,000 labels are worth 1,281 true ones at epsilon 1, and 3,480 at 2."""
     assert ldp.recommend(1.0, SIZE, "table").method == "head"

@@ -40,7 +40,7 @@ from tf_labeldp.features.reader import (
     rows_of,
     table_columns,
 )
-from tf_labeldp.front_door._recommend import Choice, recommend
+from tf_labeldp.front_door._recommend import MANY_CLASSES, Choice, recommend
 from tf_labeldp.front_door.image_network import image_network, image_views
 from tf_labeldp.heads import (
     BootstrappedHead,
@@ -284,7 +284,7 @@ class _FrontDoor(Head):
                 for charges in plan.charges():
                     labels.check_budget(charges, receipts=public.receipts)
             name = f"{key}/pilot"
-            pilot = self._head(plan.epsilon_of_pilot, delta, encoder, kind, size, seed, name)
+            pilot = self._head(plan.epsilon_of_pilot, delta, encoder, kind, size, None, seed, name)
             pilot.fit(public.with_value(features), labels, **weighted)
             receipts = pilot.receipts_
             method = plan.method(pilot.predict(some_features), pilot._label_range, size)
@@ -299,7 +299,8 @@ class _FrontDoor(Head):
                 network = image_network(features, labels.num_classes)
             head = _bootstrapped(self, network, epsilon, delta, encoder, kind)
         else:
-            head = self._head(epsilon, delta, encoder, kind, size, seed, key)
+            classes = self._number_of_classes(labels)
+            head = self._head(epsilon, delta, encoder, kind, size, classes, seed, key)
         head.fit(public.with_value(features), labels, **weighted)
         remarks = _hashed_columns(head.coder_ if is_boosting else encoder)
         choice = dataclasses.replace(choice, remarks=(*choice.remarks, *remarks))
@@ -366,11 +367,7 @@ class _FrontDoor(Head):
                 "method='boosting' needs a table or rows of numbers, without encoder= and model=. "
                 "Leave these out, or use method='head'."
             )
-        number = None
-        if not self._is_regressor():
-            number = self.num_classes or (self.classes and len(self.classes))
-            if isinstance(labels, PrivateLabels):
-                number = labels.kind.num_classes
+        number = self._number_of_classes(labels)
         if isinstance(labels, PrivateLabels):
             epsilon /= labels.group_size  # noisy labels cost as often as a user has labels
         own_model = self.model is not None
@@ -386,6 +383,13 @@ class _FrontDoor(Head):
         if method == choice.method:
             return choice
         return dataclasses.replace(choice, method=method, reason=f"You chose method={method!r}.")
+
+    def _number_of_classes(self, labels: Any) -> int | None:
+        if self._is_regressor():
+            return None
+        if isinstance(labels, PrivateLabels):
+            return labels.kind.num_classes
+        return self.num_classes or (self.classes and len(self.classes))
 
     def _boosting(self, epsilon: float, seed: int | None, key: str | None) -> PrivateBoosting:
         arguments: dict[str, Any] = kind_arguments(self)
@@ -409,6 +413,7 @@ class _FrontDoor(Head):
         encoder: Any,
         kind: str,
         size: int,
+        number: int | None,
         seed: int | None,
         key: str | None,
     ) -> Any:
@@ -505,12 +510,14 @@ class PrivateClassifier(_FrontDoor):
         encoder: Any,
         kind: str,
         size: int,
+        number: int | None,
         seed: int | None,
         key: str | None,
     ) -> Any:
         is_table = kind == "table"
         entries = size * getattr(encoder, "n_features_out_", 0)
-        is_large = is_table and entries > _LIKELIHOOD
+        # A likelihood of many classes takes ten times as long, and was no better.
+        is_large = (is_table and entries > _LIKELIHOOD) or (number or 0) > MANY_CLASSES
         head = PrivateRidge if is_large else PrivateLogisticRegression
         return head(
             epsilon,
@@ -580,6 +587,7 @@ class PrivateRegressor(_FrontDoor):
         encoder: Any,
         kind: str,
         size: int,
+        number: int | None,
         seed: int | None,
         key: str | None,
     ) -> Any:

@@ -73,8 +73,8 @@ def optimal_unbiased(
     table: Any
     if values.size < 2:
         raise ValueError(
-            "expected at least two different values, got one, whose label needs no noise. Leave the "
-            "labels as they are."
+            "expected at least two different values, got one. Leave such labels as they are: they "
+            "are known."
         )
     solved_for = min(epsilon, _MAX_EPSILON)
     least, chosen = (_extended(values, part) for part in (solved_for, solved_for / 2.0))
