@@ -38,8 +38,8 @@ _BOOSTING_FROM = 3_000.0
 """Boosting on classes is chosen from noisy labels of this worth in true ones on: between epsilon
 0.5 and 1 on Adult."""
 MANY_CLASSES = 50
-"""Above, a head is chosen and its own table is shown: boosting grows a tree per class and round, and
-noisy labels were worth less at epsilon 1, and no more at 4."""
+"""Above, a head is chosen and its own table is shown: boosting grows a tree per class and round,
+and noisy labels were worth less at epsilon 1, and no more at 4."""
 _PILOT_FROM = 500.0
 """For numbers, a pilot release decides from this worth on: below, trees lost on each set."""
 _NETWORK_FROM, _NETWORK_RATE = 2.0, 800.0
