@@ -67,11 +67,11 @@ def data(
     else:
         images, parts = load(name), []
         digits = round(math.log10(number))
-        flat = images.train_images.reshape(len(images.train_images), -1)
+        flat = images.x_train.reshape(len(images.x_train), -1)
         pca = PCA(40, random_state=0).fit(flat[:10_000])
-        train = pca.transform(flat), images.train_labels
-        test = pca.transform(images.test_images.reshape(len(images.test_images), -1))
-        for x, y in (train, (test, images.test_labels)):
+        train = pca.transform(flat), images.y_train
+        test = pca.transform(images.x_test.reshape(len(images.x_test), -1))
+        for x, y in (train, (test, images.y_test)):
             chosen = rng.integers(0, len(y), (digits, len(y)))
             rows = np.concatenate([x[some] for some in chosen], axis=1)
             codes = functools.reduce(lambda code, some: 10 * code + y[some], chosen, 0)

@@ -151,6 +151,9 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
         outputs=put("outputs", (0.0, 1.0)),
         bin_of_input=put("bin_of_input", (0, 1)),
     ),
+    "mechanisms.optimal_unbiased": lambda put: mechanisms.optimal_unbiased(
+        put("values", [0.0, 1.0]), put("probabilities", HALF), 1.0
+    ),
     "mechanisms.optimal_bins": lambda put: mechanisms.optimal_bins(
         put("values", [0.0, 1.0]), put("probabilities", HALF), 1.0
     ),
