@@ -8,7 +8,8 @@ All local mechanisms here answer a set of classes that contains the label more o
 randomized response a single class, subset selection and vector approximation (arXiv 2405.15150) a
 random set, projective geometry response a hyperplane. So one loss trains on each: the likelihood of
 the set under the prediction, or the debiased cross-entropy. The model is linear.
-``head`` is ``PrivateRidge`` of one release, at delta 1e-6. Draws are seeded: they protect nobody.
+``head`` is one release at delta 1e-6: ``PrivateLogisticRegression`` up to 200 classes, else
+``PrivateRidge``. Draws are seeded: they protect nobody.
 
 Data: "synthetic" has Gaussian classes in 64 dimensions, and "mnist" pairs (K = 100) and triples
 (K = 1,000) of digits next to each other, each by 40 principal components.
@@ -160,7 +161,8 @@ def run(job: dict[str, Any]) -> float:
     if method == "head":
         budget = ldp.PrivacyBudget(epsilon, 1e-6)
         labels = ldp.PrivateLabels(y, number, budget=budget, insecure_seed=job["seed"])
-        predicted = ldp.PrivateRidge(epsilon, 1e-6).fit(x, labels).predict(x_test)
+        kind = ldp.PrivateRidge if number > 200 else ldp.PrivateLogisticRegression
+        predicted = kind(epsilon, 1e-6).fit(x, labels).predict(x_test)
         return 100.0 * float(np.mean(predicted == y_test))
     rows: Any = np.eye(number, dtype=bool)[y]
     loss: Any = keras.losses.CategoricalCrossentropy(from_logits=True)

@@ -580,11 +580,11 @@ def test_many_classes_have_a_ridge_head_and_their_own_table():
         assert {"head", "projective geometry"} <= {method for _, method, _ in choice.rows}
     assert ldp.recommend(4.0, 60_000, "table", num_classes=50).method == "boosting"
     assert ldp.recommend(4.0, 60_000, "table", num_classes=60, own_model=True).method == "model"
-    codes = np.arange(1800) % 60
-    rows = np.eye(60, dtype=np.float32)[codes]
-    model = classifier(8.0, num_classes=60, encoder=RandomFourierFeatures(128).fit(rows))
+    codes = np.arange(2010) % 201
+    rows = np.eye(201, dtype=np.float32)[codes]
+    model = classifier(8.0, num_classes=201, encoder=RandomFourierFeatures(128).fit(rows))
     assert isinstance(model.fit(rows, codes).head_, ldp.PrivateRidge)
-    assert model.predict_proba(rows[:3]).shape == (3, 60)
+    assert model.predict_proba(rows[:3]).shape == (3, 201)
 
 
 def test_boosting_is_chosen_where_noisy_labels_are_worth_many_true_ones(tmp_path):

@@ -127,15 +127,13 @@ def test_debiased_rows_are_unbiased_and_sum_to_one(epsilon, k):
     np.testing.assert_allclose(mechanism.transition_matrix() @ rows, np.eye(k), atol=1e-9)
 
 
-@pytest.mark.parametrize(("epsilon", "k"), [(1.0, 4200), (0.05, 4200), (4.0, 4200), (10.0, 4200)])
-def test_counts_of_many_outputs_are_those_of_few(epsilon, k):
-    """The Fourier transform of the counts against the sets one by one."""
+@pytest.mark.parametrize(("epsilon", "k"), [(1.0, 400), (0.05, 400), (4.0, 3000), (10.0, 400)])
+def test_counts_by_fourier_transforms_are_those_of_the_sets(epsilon, k):
     mechanism, rng = ProjectiveGeometryResponse(epsilon, k), np.random.default_rng(3)
-    noisy = rng.integers(0, mechanism.num_outputs, 15_000)
-    assert np.unique(noisy).size * k > 1 << 24 > 1000 * k
-    counts = mechanism.set_counts(noisy)
-    parts = [mechanism.set_counts(part) for part in np.split(noisy, 15)]
-    np.testing.assert_array_equal(counts, np.sum(parts, axis=0))
+    noisy = rng.integers(0, mechanism.num_outputs, 3000)
+    expected = mechanism.members(noisy).sum(axis=0)
+    np.testing.assert_array_equal(mechanism.set_counts(noisy), expected)
+    assert not mechanism.set_counts(noisy[:0]).any()
 
 
 @pytest.mark.holds("vault.NoisyLabels.class_shares")

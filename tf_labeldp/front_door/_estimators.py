@@ -40,7 +40,7 @@ from tf_labeldp.features.reader import (
     rows_of,
     table_columns,
 )
-from tf_labeldp.front_door._recommend import MANY_CLASSES, Choice, recommend
+from tf_labeldp.front_door._recommend import Choice, recommend
 from tf_labeldp.front_door.image_network import image_network, image_views
 from tf_labeldp.heads import (
     BootstrappedHead,
@@ -77,6 +77,8 @@ _HELD_OUT = 0.1
 """Share of the examples that an evaluation holds out."""
 _LIKELIHOOD = 5e8
 """The most features of all rows together for a likelihood, which would need a sample of more."""
+_MOST_CLASSES = 200
+"""With more, a likelihood took ten times as long as least squares, and was no better."""
 _RARE = 0.1
 """A class with less than this multiple of an equal share is rare: below 5 % of two classes."""
 _SHARE_ROWS = 4096
@@ -516,8 +518,7 @@ class PrivateClassifier(_FrontDoor):
     ) -> Any:
         is_table = kind == "table"
         entries = size * getattr(encoder, "n_features_out_", 0)
-        # A likelihood of many classes takes ten times as long, and was no better.
-        is_large = (is_table and entries > _LIKELIHOOD) or (number or 0) > MANY_CLASSES
+        is_large = (is_table and entries > _LIKELIHOOD) or (number or 0) > _MOST_CLASSES
         head = PrivateRidge if is_large else PrivateLogisticRegression
         return head(
             epsilon,

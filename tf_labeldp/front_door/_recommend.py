@@ -37,7 +37,7 @@ _REFERENCES = {
 _BOOSTING_FROM = 3_000.0
 """Boosting on classes is chosen from noisy labels of this worth in true ones on: between epsilon
 0.5 and 1 on Adult."""
-MANY_CLASSES = 50
+_MANY_CLASSES = 50
 """Above, a head is chosen and its own table is shown: boosting grows a tree per class and round,
 and noisy labels were worth less at epsilon 1, and no more at 4."""
 _PILOT_FROM = 500.0
@@ -79,7 +79,7 @@ _REASONS = {
     "many": (
         "More than 50 classes: one noisy release for a linear head, whose noise does not grow with "
         "the number of classes.",
-        "It was ahead of noisy labels at epsilon 1 and about equal at 4; for noisy labels take "
+        "It was ahead of noisy labels at epsilon 1, and at 4 with 1,000 classes; for these take "
         "ProjectiveGeometryResponse.",
     ),
     "model": (
@@ -205,7 +205,7 @@ def recommend(
     name, method, reason = kind, "head", kind
     if own_model:
         name = method = reason = "model"
-    elif num_classes is not None and num_classes > MANY_CLASSES:
+    elif num_classes is not None and num_classes > _MANY_CLASSES:
         name, reason = "many classes", "many"
     elif kind == "table":
         name = "table" if num_classes is not None else "table of numbers"

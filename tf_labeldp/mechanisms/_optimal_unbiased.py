@@ -82,18 +82,13 @@ def optimal_unbiased(
         try:
             outputs, table = _optimum(values, prior, solved_for * (1.0 - slack), least, chosen)
             return ChannelMechanism(epsilon, values, outputs, table, receipts=public.receipts)
-        # Infeasible, or repaired into a channel that is refused.
-        except (_NotSolved, ValueError):
+        except ValueError:  # not solved, or repaired into a channel that is refused
             continue
     # Randomized response on the ends of the smallest range is always private and unbiased.
     up = (values - least[0]) / (least[1] - least[0])
     table = np.stack([1.0 - up, up], axis=1)
     outputs = least
     return ChannelMechanism(epsilon, values, outputs, table, receipts=public.receipts)
-
-
-class _NotSolved(Exception):
-    """The solver found no optimum at its tolerances."""
 
 
 def _extended(values: np.ndarray, epsilon: float) -> tuple[float, float]:
@@ -162,7 +157,7 @@ def _solve(
         options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
     )
     if result.status != 0:
-        raise _NotSolved(result.message)
+        raise ValueError(result.message)
     upper = np.maximum(result.x[k * m :], 0.0)
     more = np.clip(result.x[: k * m].reshape(k, m), 0.0, (1.0 - shrink) * upper)
     return shrink * upper + more
