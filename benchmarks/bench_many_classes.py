@@ -43,14 +43,14 @@ METHODS = (
     "vector approximation",
     "subset selection",
     "projective geometry",
-    "projective geometry for shares",
+    "projective geometry for pairs",
     "projective geometry, debiased",
     "head",
     "no privacy",
 )
 SIZES = {"synthetic": 50_000, "mnist": 60_000}
 EPOCHS, BATCH = 10, 500
-WITH_SHARES = ("randomized response", "projective geometry for shares")
+WITH_SHARES = ("randomized response", "projective geometry")
 
 
 def data(
@@ -114,8 +114,8 @@ def probabilities(method: str, epsilon: float, number: int) -> tuple[float, floa
 
 
 def geometry(method: str, epsilon: float, number: int) -> ProjectiveGeometryResponse:
-    """Returns projective geometry response for training, or for shares."""
-    best_for = "training" if method == "projective geometry" else "shares"
+    """Returns projective geometry response for shares, or for pairs."""
+    best_for = "pairs" if method.endswith("pairs") else "shares"
     return ProjectiveGeometryResponse(epsilon, number, best_for)
 
 

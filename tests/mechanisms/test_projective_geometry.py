@@ -32,27 +32,27 @@ def best_by_hand(epsilon, k, best_for):
         total = one * np.exp(epsilon) + q ** (t - 1)
         own, other = one * np.exp(epsilon) / total, (both * np.exp(epsilon) + one - both) / total
         gap = own - other
-        scores.append(gap if best_for == "training" else gap**2 / (other * (1 - other)))
+        scores.append(gap if best_for == "pairs" else gap**2 / (other * (1 - other)))
     return max(scores)
 
 
-@pytest.mark.parametrize("best_for", ["training", "shares"])
+@pytest.mark.parametrize("best_for", ["pairs", "shares"])
 def test_the_prime_is_nearly_the_best_of_all(best_for):
     for epsilon, k in ((0.5, 60), (1.0, 100), (2.0, 300), (4.0, 500), (4.0, 50)):
         own, other = ProjectiveGeometryResponse(epsilon, k, best_for).inclusion_probabilities
         gap = own - other
-        score = gap if best_for == "training" else gap**2 / (other * (1 - other))
+        score = gap if best_for == "pairs" else gap**2 / (other * (1 - other))
         assert score >= 0.97 * best_by_hand(epsilon, k, best_for)
     with pytest.raises(ValueError, match="best_for must be"):
         ProjectiveGeometryResponse(1.0, 9, "anything")
 
 
 def test_the_divergence_of_two_classes_is_epsilon_times_the_gap():
-    mechanism = ProjectiveGeometryResponse(4.0, 100)
+    mechanism = ProjectiveGeometryResponse(4.0, 100, "pairs")
     channel, (own, other) = mechanism.transition_matrix(), mechanism.inclusion_probabilities
     divergence = np.sum(channel[3] * np.log(channel[3] / channel[8]))
     assert divergence == pytest.approx(4.0 * (own - other), rel=1e-12)
-    of_shares = ProjectiveGeometryResponse(4.0, 100, "shares").inclusion_probabilities
+    of_shares = ProjectiveGeometryResponse(4.0, 100).inclusion_probabilities
     assert own - other > 1.3 * (of_shares[0] - of_shares[1])
 
 
@@ -167,7 +167,7 @@ def test_shares_are_much_closer_than_those_of_randomized_response():
 def test_noisy_labels_are_sets_and_no_classes():
     names = [f"word {number}" for number in range(57)]
     labels = ldp.PrivateLabels(names, classes=names, budget=ldp.PrivacyBudget(2.0))
-    noisy = labels.randomize(ProjectiveGeometryResponse(2.0, 57, "shares"))  # 57 sets too
+    noisy = labels.randomize(ProjectiveGeometryResponse(2.0, 57))  # 57 sets too
     assert noisy.mechanism.num_outputs == 57
     with pytest.raises(TypeError, match="expected noisy labels that are classes, got those of Pro"):
         noisy.decode()
@@ -211,7 +211,7 @@ def test_other_numbers_of_classes_are_refused(k):
 
 
 def test_the_most_classes_are_drawn_and_more_counts_than_memory_are_refused(monkeypatch):
-    mechanism = ProjectiveGeometryResponse(8.0, 1 << 24, "shares")
+    mechanism = ProjectiveGeometryResponse(8.0, 1 << 24)
     noisy = mechanism.randomize([0, (1 << 24) - 1])
     assert noisy.max() < mechanism.num_outputs
     with pytest.raises(ValueError, match=r"expected (counts|a channel) of at most"):
