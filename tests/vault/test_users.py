@@ -208,7 +208,7 @@ def test_wrong_users(case: str) -> None:
 
 
 def test_a_vault_with_users_is_not_extended() -> None:
-    with pytest.raises(ValueError, match="without users"):
+    with pytest.raises(ValueError, match="Users are for all labels"):
         vault().extend([0, 1])
 
 

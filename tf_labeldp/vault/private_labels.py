@@ -437,10 +437,8 @@ class PrivateLabels:
                 "that was split."
             )
         if self._draws.is_keyed or self._ledger.users is not None:
-            raise ValueError(
-                "expected a vault without keyed draws and without users, which are for its first "
-                "labels. Make a vault of the new ones."
-            )
+            name = "Keyed draws" if self._draws.is_keyed else "Users"
+            raise ValueError(f"{name} are for all labels. Make a vault of the new ones.")
         public = public_input(rows, unlabelled)
         rows, unlabelled = public.value
         array, labelled = _encoded(self._kind, labels, unlabelled)
