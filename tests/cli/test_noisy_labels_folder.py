@@ -139,7 +139,7 @@ UNKNOWN = {
     ("laplace", "posterior"): "need priors with values",
     ("laplace", "debiased"): "a bias that cannot be undone",
     ("peers", "posterior"): "is unknown",
-    ("ALIBI", "decode"): "one-hot|rows",
+    ("ALIBI", "decode"): "that are classes, got those of ALIBI",
 }
 """What a mechanism lacks, and a part of the error."""
 
