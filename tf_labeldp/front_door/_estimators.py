@@ -415,7 +415,7 @@ class _FrontDoor(Head):
         encoder: Any,
         kind: str,
         size: int,
-        number: int | None,
+        num_classes: int | None,
         seed: int | None,
         key: str | None,
     ) -> Any:
@@ -512,13 +512,13 @@ class PrivateClassifier(_FrontDoor):
         encoder: Any,
         kind: str,
         size: int,
-        number: int | None,
+        num_classes: int | None,
         seed: int | None,
         key: str | None,
     ) -> Any:
         is_table = kind == "table"
         entries = size * getattr(encoder, "n_features_out_", 0)
-        is_large = (is_table and entries > _LIKELIHOOD) or (number or 0) > _MOST_CLASSES
+        is_large = (is_table and entries > _LIKELIHOOD) or (num_classes or 0) > _MOST_CLASSES
         head = PrivateRidge if is_large else PrivateLogisticRegression
         return head(
             epsilon,
@@ -588,7 +588,7 @@ class PrivateRegressor(_FrontDoor):
         encoder: Any,
         kind: str,
         size: int,
-        number: int | None,
+        num_classes: int | None,
         seed: int | None,
         key: str | None,
     ) -> Any:

@@ -307,7 +307,8 @@ class BootstrappedHead(Head):
         """Trains on a head's probabilities, or on ``"draw"``, likelihoods of the noisy labels."""
         import keras
 
-        epochs = self.epochs * (_DRAW_ROUNDS if name == "draw" else 1)
+        is_draw = name == "draw"
+        epochs = self.epochs * (_DRAW_ROUNDS if is_draw else 1)
         steps = -(-num_rows(inputs) // self.batch_size) * epochs
         warm = min(100, steps // 2)
         rate = keras.optimizers.schedules.CosineDecay(
@@ -315,7 +316,7 @@ class BootstrappedHead(Head):
         )
         loss = keras.losses.CategoricalCrossentropy(from_logits=True)
         model, optimizer = self._model, keras.optimizers.AdamW(rate, weight_decay=1e-3)
-        model.compile(optimizer, _negative_log_likelihood if name == "draw" else loss)
+        model.compile(optimizer, _loss_of_noisy_labels if is_draw else loss)
         saved = None
         if labels.store_path is not None:  # within a store, the key identifies the release
             file = f"{self.key}-{name}.npz".replace("/", "-")
@@ -403,12 +404,12 @@ class _SavedTraining:
         publish(self.file, npz({**parts, "epochs": np.asarray(epoch + 1)}), replace=True)
 
 
-def _negative_log_likelihood(likelihoods: Any, logits: Any) -> Any:
-    """Returns ``-log P[noisy label | input]`` (n,), for likelihoods of the classes (n, K)."""
+def _loss_of_noisy_labels(likelihoods: Any, logits: Any) -> Any:
     from keras import ops
 
-    logs = ops.log_softmax(ops.cast(logits, "float32"))
-    return -ops.logsumexp(logs + ops.log(likelihoods + _LEAST), axis=-1)
+    from tf_labeldp.self_supervised.training import negative_log_likelihood
+
+    return negative_log_likelihood(likelihoods, ops.log_softmax(ops.cast(logits, "float32")))
 
 
 def _names_of(inputs: Any) -> Any:

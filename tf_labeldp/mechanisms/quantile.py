@@ -121,13 +121,14 @@ class QuantileMechanism(FrozenAggregate):
         self, labels: Private[Any], predictions: Public[Any]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the thresholds, and their utilities ``int64`` (m,), which are not private."""
-        thresholds = self.thresholds(predictions)
         if self.num_classes is not None:
-            labels = _validate.class_indices("labels", labels, self.num_classes)
             scores = class_scores(predictions, self.num_classes)
+            thresholds = class_thresholds(scores)
+            labels = _validate.class_indices("labels", labels, self.num_classes)
             check_length(labels.size, len(scores))
             scores = scores[np.arange(labels.size), labels]
         else:
+            thresholds = self.thresholds(predictions)
             low, high = self.label_range() or (0.0, 0.0)
             labels = _validate.numbers_in_range("labels", labels, low, high)
             centres = _validate.real_vector("predictions", predictions)

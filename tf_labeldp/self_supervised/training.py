@@ -15,6 +15,9 @@ from tf_labeldp.features.reader import network_inputs
 from tf_labeldp.self_supervised._views import checked_images, strong_views, weak_views
 from tf_labeldp.vault.model_history import attach
 
+SMALL = 1e-30
+"""Added before logarithms and divisions: a normal number in single precision."""
+
 
 class Learner(keras.Model):
     """A model around the user's networks and views, with a configuration of its arguments.
@@ -121,6 +124,12 @@ class Batches(keras.utils.PyDataset):
             rows = self._steps * size
             passes = [rng.permutation(count) for _ in range(-(-rows // count))]
             self._orders.append(np.concatenate(passes)[:rows])
+
+
+def negative_log_likelihood(likelihoods: Any, log_probabilities: Any) -> Any:
+    """Returns ``-log P[noisy label | input]`` (n,) from values of the classes (n, K)."""
+    joint = log_probabilities + keras.ops.log(likelihoods + SMALL)
+    return -keras.ops.logsumexp(joint, axis=-1)
 
 
 def built_network(network: Any, name: str) -> keras.Model:

@@ -10,11 +10,16 @@ from keras import ops
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
-from tf_labeldp.self_supervised.training import Batches, Learner, built_network
+from tf_labeldp.self_supervised.training import (
+    SMALL,
+    Batches,
+    Learner,
+    built_network,
+    negative_log_likelihood,
+)
 from tf_labeldp.semi_supervised.targets import Targets, class_shares, read_targets
 from tf_labeldp.vault.model_history import attach
 
-_SMALL = 1e-30
 _MOMENTUM = 0.9
 """Of running means. With 0.99 the alignment lags, and one class may take all pseudo-labels."""
 
@@ -205,7 +210,9 @@ class FixMatch(Learner):
         """Returns the loss of the noisy labels plus that of the pseudo-labels."""
         outputs = y_pred if isinstance(y_pred, dict) else {"labelled": ops.cast(y_pred, "float32")}
         if self.loss is None:
-            losses = self._negative_log_likelihood(y, outputs["labelled"])
+            predicted = outputs["labelled"]
+            logs = ops.log_softmax(predicted) if self.from_logits else ops.log(predicted + SMALL)
+            losses = negative_log_likelihood(y, logs)
             loss = ops.mean(losses if sample_weight is None else sample_weight * losses)
             loss = loss + sum(self.losses)
         else:
@@ -324,11 +331,6 @@ class FixMatch(Learner):
                 self.optimizer.build(self.trainable_variables)
             return super().fit(batches, **kwargs)
 
-    def _negative_log_likelihood(self, likelihoods: Any, outputs: Any) -> Any:
-        """Returns ``-log P[noisy label | image]`` (n,), for likelihoods of the classes (n, K)."""
-        logs = ops.log_softmax(outputs) if self.from_logits else ops.log(outputs + _SMALL)
-        return -ops.logsumexp(logs + ops.log(likelihoods + _SMALL), axis=-1)
-
     def _pseudo_labels(self, outputs: Any, evidence: Any) -> tuple[Any, Any]:
         """Returns targets for the strong views, and a mask of those above the threshold.
 
@@ -338,8 +340,8 @@ class FixMatch(Learner):
         if self.priors is not None:
             self.mean_prediction.assign(_averaged(self.mean_prediction, ops.mean(shares, axis=0)))
             # A class that is never predicted has a mean of 0.
-            shares = shares / ops.maximum(self.mean_prediction.value, _SMALL)
-        shares = _normalized(shares * evidence + _SMALL)
+            shares = shares / ops.maximum(self.mean_prediction.value, SMALL)
+        shares = _normalized(shares * evidence + SMALL)
         confidence = ops.max(shares, axis=-1)
         classes = ops.one_hot(ops.argmax(shares, axis=-1), self.num_classes)
         threshold = self.threshold

@@ -13,7 +13,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyGuarantee, Public, Receipt, public_input
 from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED, bare
 from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_receipts
-from tf_labeldp.estimation import debiased
+from tf_labeldp.estimation import debiased, prior_from_logits
 from tf_labeldp.mechanisms import ClassificationMechanism, QuantileMechanism
 from tf_labeldp.mechanisms.quantile import class_scores, class_thresholds
 from tf_labeldp.vault.noisy_labels import NoisyLabels
@@ -269,5 +269,4 @@ def _probabilities(predictions: np.ndarray, from_logits: bool) -> np.ndarray:
         return predictions
     logits = predictions.astype(np.float64)
     logits = np.stack([0.0 * logits, logits], axis=1) if logits.ndim == 1 else logits
-    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return odds / odds.sum(axis=1, keepdims=True)
+    return prior_from_logits(logits, 1.0)

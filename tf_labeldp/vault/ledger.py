@@ -242,6 +242,11 @@ class Ledger:
             self.draws[record.key] = record
         return record
 
+    @property
+    def num_users(self) -> int | None:
+        """The number of users of all labels; None without users."""
+        return None if self.users is None else int(self.users.max(initial=-1)) + 1
+
     def new_receipt(
         self, charge: Charge, what: str, kind: str, key: str, rows: np.ndarray, **flags: Any
     ) -> Receipt:
@@ -253,7 +258,7 @@ class Ledger:
         n = self.label_set.size
         if self.users is not None:
             rows = rows_of_same_users(self.users, rows)
-            number = int(self.users.max(initial=-1)) + 1
+            number = self.num_users or 0
             flags |= {"unit": "user", "num_units": flags.get("num_units") or number}
             PrivacyGuarantee(0.0, self.budget.delta, num_units=max(1, number)).warn_of_delta()
         elif flags.get("unit") != "user":  # The number of labels is not the number of users.

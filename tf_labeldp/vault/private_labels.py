@@ -310,7 +310,8 @@ class PrivateLabels:
     @property
     def group_size(self) -> int:
         """The largest number of these examples that one user has; 1 without users."""
-        return 1 if self.users is None else int(np.bincount(self.users).max(initial=1))
+        codes = self._ledger.users
+        return 1 if codes is None else int(np.bincount(codes[self._rows(None)]).max(initial=1))
 
     @property
     def budget(self) -> PrivacyBudget:
@@ -370,7 +371,8 @@ class PrivateLabels:
         if np.ndim(held_out) == 0:
             share = _validate.number_in("held_out", held_out, "(0, 1)")
             order = np.random.default_rng(_validate.integer_at_least("seed", seed, 0))
-            owners = np.arange(n) if self.users is None else self.users
+            users = self.users
+            owners = np.arange(n) if users is None else users
             number = int(owners.max(initial=-1)) + 1
             held_out = np.isin(owners, order.permutation(number)[: round(share * number)])
         second = np.zeros(n, dtype=bool)
@@ -643,9 +645,10 @@ class PrivateLabels:
         # All labels of a user cost epsilon together (group privacy of a pure release).
         epsilon = _validate.positive_finite("epsilon", epsilon) / self.group_size
         found = evaluate_by_release(self, predictions, metric, epsilon, key)
-        if self.users is not None:
+        users = self.users
+        if users is not None:
             # The labels of a user may all be equal, so her rows are one draw of their weight.
-            squares = float(np.square(np.bincount(self.users), dtype=np.float64).sum())
+            squares = float(np.square(np.bincount(users), dtype=np.float64).sum())
             examples = np.asarray(found.effective_examples) * (len(self) / squares)
             found = dataclasses.replace(found, effective_examples=examples)
         return found
@@ -800,19 +803,14 @@ class PrivateLabels:
         """
         public = public_input(after)
         planned = [
-            Receipt(self.label_set, charge, what, unit=self.unit, num_units=self._num_users)
+            Receipt(self.label_set, charge, what, unit=self.unit, num_units=self._ledger.num_users)
             for what, charge in self._planned(public.value)
         ]
         stated = self._ledger.guarantee(merge_receipts(public.receipts, planned), delta)
         if stated.num_units is None:  # There are no receipts.
-            number = self._num_users or len(self._sealed)
+            number = self._ledger.num_users or len(self._sealed)
             stated = dataclasses.replace(stated, num_units=number or None)
         return stated
-
-    @property
-    def _num_users(self) -> int | None:
-        codes = self._ledger.users
-        return None if codes is None else int(codes.max(initial=-1)) + 1
 
     def history(self) -> UseHistory:
         """Returns the uses so far in order; equal steps in a row share a line.
