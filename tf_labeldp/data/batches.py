@@ -23,7 +23,7 @@ from tf_labeldp.mechanisms.random_bits import uniform_below, uniform_integers
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.label_kinds import LabelKind, Rows
 from tf_labeldp.vault.private_labels import labels_for_training
-from tf_labeldp.vault.users import user_codes
+from tf_labeldp.vault.users import rows_by_user, user_codes
 
 _WARN_OVERFLOW = 0.01
 """Share of emptied batches: more of them waste steps and budget."""
@@ -568,10 +568,7 @@ def rows_of_users(
 ) -> np.ndarray:
     """Returns k row numbers for each user, ``int64`` (num_users, k), without looking at labels."""
     codes = user_codes(users, num_rows)
-    counts = np.bincount(codes)
-    starts = np.cumsum(counts) - counts
-    # The rows of each user are adjacent, in random order.
-    shuffled = np.lexsort((uniform_integers(num_rows, rng), codes))
+    shuffled, starts, counts = rows_by_user(codes, uniform_integers(num_rows, rng))
     places = np.tile(np.arange(rows_per_user), (counts.size, 1))
     missing = places >= counts[:, np.newaxis]
     owners = np.nonzero(missing)[0]

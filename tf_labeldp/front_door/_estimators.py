@@ -63,6 +63,7 @@ from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.evaluation import check_metric
 from tf_labeldp.vault.label_kinds import label_kind
 from tf_labeldp.vault.private_labels import refuse_noisy
+from tf_labeldp.vault.users import epsilon_of_one_label
 
 _Self = TypeVar("_Self", bound="_FrontDoor")
 _SAME_UNIT = 20.0
@@ -257,7 +258,7 @@ class _FrontDoor(Head):
             if evaluation_key is None or not labels.has_draw(evaluation_key):
                 arguments = labels.kind.mechanism_arguments()
                 # All metrics at one epsilon have the price of the first.
-                each = price / held_out.group_size
+                each = epsilon_of_one_label(held_out, price)
                 held_out.check_budget(MetricMechanism(each, first, **arguments))
             held_out_features = rows_of(features, places_in(whole, held_out))
             places = places_in(whole, train)
@@ -371,7 +372,7 @@ class _FrontDoor(Head):
             )
         number = self._number_of_classes(labels)
         if isinstance(labels, PrivateLabels):
-            epsilon /= labels.group_size  # noisy labels cost as often as a user has labels
+            epsilon = epsilon_of_one_label(labels, epsilon)  # decides what noisy labels are worth
         own_model = self.model is not None
         known = "numbers" if kind in ("inputs", "encoded") else kind
         choice = recommend(epsilon, size, known, num_classes=number, own_model=own_model)

@@ -44,6 +44,7 @@ from tf_labeldp.heads.weights import class_weights, example_weights, user_weight
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, PrivateLabels
 from tf_labeldp.vault.model_history import note_facts
+from tf_labeldp.vault.users import mean_group_size
 
 _Self = TypeVar("_Self", bound="OneReleaseHead")
 _PREDICT_ROWS = 4096
@@ -223,17 +224,15 @@ class OneReleaseHead(Head):
             self._remember_columns(inputs.columns, width_of(X, rows.shape[1]))
             with _threads_that_pay(*rows.shape):
                 self._design(rows, source)
-                has_users = source.vault.users is not None
-                if has_users:
-                    self._weigh_users(rows, source, weights)
-                    self._design(rows, source)  # with the noise for users
-                    self._weigh_users(rows, source, weights)
+                users = source.vault.users
+                if users is not None:
+                    self._weigh_users(rows, source, users, weights)
                 rows.scan()
                 # Sensitivity: every row has L2 norm one, times its weight; the mechanism's max_norm
                 # is the largest weight, or bounds the change by all labels of a user. Laplace noise
                 # uses the L1 norm of the longest row. In source.release the mechanism adds the
                 # noise.
-                if not has_users:
+                if users is None:
                     source.mechanism = with_max_l1(source.mechanism, _rounded_up(rows.max_l1))
                 released, self.receipts_ = source.release(
                     public.with_value(rows), rows.digests, self._family_of_clones()
@@ -383,9 +382,9 @@ class OneReleaseHead(Head):
         elif rows.labels is not None:
             raise ValueError("expected labels once, got them in the data set too. Leave out one.")
         source.check_length(rows.num_rows)
-        if weights is not None:
-            largest = _rounded_up(rows.max_weight)
-            source.mechanism = dataclasses.replace(source.mechanism, max_norm=largest)
+        # The noise for users follows the design, which takes their rows to be at right angles.
+        longest = _rounded_up(rows.max_weight * math.sqrt(mean_group_size(source.vault)))
+        source.mechanism = dataclasses.replace(source.mechanism, max_norm=longest)
         return rows, source
 
     def _design(self, rows: PublicRows, source: Any) -> None:
@@ -406,13 +405,11 @@ class OneReleaseHead(Head):
         )
 
     def _weigh_users(
-        self, rows: PublicRows, source: LabelSource, weights: np.ndarray | None
+        self, rows: PublicRows, source: LabelSource, users: np.ndarray, weights: np.ndarray | None
     ) -> None:
         """Weighs rows by user, without labels, and sets the noise for all labels of a user."""
-        users: Any = source.vault.users
         n, width = rows.num_rows, rows.scaling.width
         weights = np.ones(n) if weights is None else weights
-        rows.reweigh(weights)
         of_one = with_max_l1(dataclasses.replace(source.mechanism, max_norm=1.0), 1.0)
         norms = of_one.user_norms(users, rows.blocks(), width)
         noise = of_one.noise_stddev(n, width) ** 2 * width * of_one.num_columns

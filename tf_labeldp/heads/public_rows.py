@@ -250,7 +250,7 @@ class PublicRows:
             yield _times(rows, self._weights_at(start, len(rows)))
             start += len(rows)
 
-    def reweigh(self, weights: np.ndarray | None) -> None:
+    def reweigh(self, weights: np.ndarray) -> None:
         """Replaces the weights (n,) with mean one, before the scan."""
         self._weights = weights
 

@@ -109,6 +109,8 @@ class LabelMechanism(Mechanism):
 
     public_input: ClassVar[str | None] = None
     """The public argument of ``randomize``: ``"priors"``, ``"clusters"`` or None."""
+    draws_are_independent: ClassVar[bool] = True
+    """Whether a noisy label depends on its own label alone; not asked of plug-ins."""
 
     @abc.abstractmethod
     def randomize(

@@ -270,6 +270,7 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
     """
 
     public_input = "clusters"
+    draws_are_independent = False
 
     flip_probability: float
     subsampling_rate: float

@@ -35,6 +35,7 @@ from tf_labeldp.mechanisms.metrics import (
     class_values,
     metric_bounds,
 )
+from tf_labeldp.vault.users import epsilon_of_one_label
 
 _CALIBRATION_BINS = 10
 _LEAST_WIDTH = 1e-300
@@ -369,8 +370,8 @@ def selection_mechanism(labels: Any, epsilon: float, metric: str | None) -> Sele
     """Returns the mechanism that selects by a metric; None is the first metric of the labels."""
     metrics = labels.kind.metrics
     metric = _validate.one_of("metric", metrics[0] if metric is None else metric, metrics)
-    epsilon = _validate.positive_finite("epsilon", epsilon) / labels.group_size
-    return SelectionMechanism(epsilon, metric, **labels.kind.mechanism_arguments())
+    each = epsilon_of_one_label(labels, epsilon)
+    return SelectionMechanism(each, metric, **labels.kind.mechanism_arguments())
 
 
 def _checked_predictions(predictions: Any, mechanism: MetricMechanism | SelectionMechanism) -> Any:

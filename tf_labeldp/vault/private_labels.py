@@ -36,7 +36,7 @@ from tf_labeldp.vault.ledger import Ledger, UseHistory
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic, joined
 from tf_labeldp.vault.records import Arrival
 from tf_labeldp.vault.store import LabelStore
-from tf_labeldp.vault.users import some_rows, user_codes
+from tf_labeldp.vault.users import epsilon_of_one_label, mean_group_size, some_rows, user_codes
 
 _PUBLIC_ARRIVALS = Assumption(
     "public-arrivals",
@@ -642,16 +642,11 @@ class PrivateLabels:
             >>> abs(score.value - 1.0) < 10 * score.standard_error, score.guarantee().epsilon
             (True, 0.5)
         """
-        # All labels of a user cost epsilon together (group privacy of a pure release).
-        epsilon = _validate.positive_finite("epsilon", epsilon) / self.group_size
+        epsilon = epsilon_of_one_label(self, epsilon)
         found = evaluate_by_release(self, predictions, metric, epsilon, key)
-        users = self.users
-        if users is not None:
-            # The labels of a user may all be equal, so her rows are one draw of their weight.
-            squares = float(np.square(np.bincount(users), dtype=np.float64).sum())
-            examples = np.asarray(found.effective_examples) * (len(self) / squares)
-            found = dataclasses.replace(found, effective_examples=examples)
-        return found
+        # The labels of a user may all be equal, so her rows are one draw of their weight.
+        examples = found.effective_examples / mean_group_size(self)
+        return dataclasses.replace(found, effective_examples=examples)
 
     def charge(
         self,

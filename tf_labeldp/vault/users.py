@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from tf_labeldp import _validate
 from tf_labeldp.accounting import Charge
-from tf_labeldp.mechanisms import AggregateMechanism, PeerToPeerRandomizedResponse
+from tf_labeldp.mechanisms import AggregateMechanism
 from tf_labeldp.mechanisms.base import Mechanism, is_of_this_library
 
 
@@ -36,12 +37,18 @@ def without_names(users: np.ndarray) -> np.ndarray:
     return np.argsort(np.argsort(first))[codes].astype(np.int64)
 
 
+def rows_by_user(
+    users: np.ndarray, order_within: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns row numbers sorted by user (n,), and the starts and counts of the users (U,)."""
+    counts = np.bincount(users)
+    return np.lexsort((order_within, users)), np.cumsum(counts) - counts, counts
+
+
 def some_rows(users: np.ndarray, most: int) -> np.ndarray:
     """Returns at most k rows of each user, a repeatable random choice, ``int64``, rising."""
-    order = np.lexsort((np.random.default_rng(0).random(users.size), users))
-    counts = np.bincount(users)
-    place = np.arange(users.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.sort(order[place < most])
+    rows, starts, counts = rows_by_user(users, np.random.default_rng(0).random(users.size))
+    return np.sort(rows[np.arange(users.size) - np.repeat(starts, counts) < most])
 
 
 def rows_of_same_users(users: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -51,17 +58,23 @@ def rows_of_same_users(users: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.flatnonzero(chosen[users])
 
 
+def mean_group_size(labels: Any) -> float:
+    """Returns how many labels the user of a label has on average; 1 without users."""
+    users = labels.users
+    return 1.0 if users is None else float(np.square(np.bincount(users)).sum() / users.size)
+
+
 def charge_for_users(
     charge: Charge, mechanism: Mechanism, users: np.ndarray, public_input: Any
 ) -> Charge:
-    """Returns the cost of a use for all labels of one user, from its cost for one label.
-
-    Noisy labels of this library are drawn independently, so those of a user compose. For all else
-    a user counts as the mechanism's ``group_size``.
-    """
+    """Returns the cost of a use for all labels of one user, from its cost for one label."""
     if isinstance(mechanism, AggregateMechanism):
         return charge.for_group(mechanism.group_size(users, public_input))
     most = int(np.bincount(users).max(initial=1))
-    mixes = isinstance(mechanism, PeerToPeerRandomizedResponse)
-    independent = is_of_this_library(mechanism) and not mixes
-    return charge.repeated(most) if independent else charge.for_group(most)
+    composes = is_of_this_library(mechanism) and mechanism.draws_are_independent
+    return charge.repeated(most) if composes else charge.for_group(most)
+
+
+def epsilon_of_one_label(labels: Any, epsilon: float) -> float:
+    """Returns the epsilon of a mechanism that costs this epsilon for all labels of a user."""
+    return _validate.positive_finite("epsilon", epsilon) / labels.group_size
