@@ -41,6 +41,18 @@ def fitted():
     return labels, head(2.0).fit(X, labels)
 
 
+@pytest.mark.parametrize("epsilon", [6.0, 4.0])
+@pytest.mark.holds("heads.BootstrappedHead")
+def test_epsilon_is_the_cost_for_a_user(epsilon):
+    """Two labels of a user are drawn at half of the draw's epsilon; 2 per label is too little."""
+    labels = vault(epsilon, users=np.arange(len(X)) // 2)
+    stated = head(epsilon, epochs=1).fit(X, labels).guarantee()
+    assert stated.epsilon == pytest.approx(epsilon, rel=1e-4) and stated.epsilon <= epsilon
+    kinds = [receipt.kind for receipt in labels.receipts]
+    assert kinds == ["release", "draw" if epsilon == 6.0 else "release"]
+    assert stated.unit == "all labels of one user"
+
+
 @pytest.mark.parametrize(("epsilon", "shares"), [(0.1, (0.2, 0.3, 0.5)), (2.4, (0.3, 0.7))])
 @pytest.mark.holds("heads.BootstrappedHead")
 def test_the_releases_together_are_one_gaussian_release(epsilon, shares):

@@ -34,6 +34,19 @@ def test_each_label_is_drawn_once_for_the_stated_epsilon(kit, problem):
     ]
 
 
+def test_a_stage_has_whole_users(kit, problem):
+    """Stages of one user would compose: a budget for her labels would end in the second stage."""
+    x, y = problem
+    users = np.random.default_rng(0).permutation(np.arange(y.size) // 2)
+    labels = kit.labels(y, users=users, budget=ldp.PrivacyBudget(2 * 3.0))
+    stages = kit.stages(x, labels)
+    kit.fit(stages, kit.model())
+    first, second = (users[rows] for _, rows, _ in kit.draws)
+    assert not np.intersect1d(first, second).size and first.size + second.size == y.size
+    assert stages.guarantee().epsilon == labels.guarantee().epsilon == 6.0
+    assert stages.guarantee().unit == "all labels of one user"
+
+
 def test_an_epoch_is_one_pass_in_batches_of_nearly_one_size(kit):
     """The order is random, and rows stay with their labels."""
     y = np.arange(103) % kit.num_classes

@@ -51,6 +51,19 @@ def vault() -> ldp.PrivateLabels:
     return ldp.PrivateLabels(data()[1], K, budget=ldp.PrivacyBudget(50.0, DELTA))
 
 
+def test_a_user_with_most_rows_needs_a_bound() -> None:
+    users = np.r_[np.zeros(1000, int), np.arange(1, 101)]
+    x, budget = np.zeros((users.size, D), np.float32), ldp.PrivacyBudget(50.0, DELTA)
+    labels = ldp.PrivateLabels(np.zeros(users.size, int), K, budget=budget, users=users)
+    with pytest.raises(ValueError, match=r"at most 20 times the mean of 10\.9 rows, got 1,000"):
+        poisson_batches(x, labels, sampling_probability=0.1, steps=1)
+    bounded = ldp.PrivateLabels(
+        np.zeros(users.size, int), K, budget=budget, users=users, max_examples_per_user=5
+    )
+    found = poisson_batches(x[bounded.indices], bounded, sampling_probability=0.1, steps=1)
+    assert (found.num_units, found.group_size) == (101, 5)
+
+
 def user_gradient(model: keras.Model, x: Any, y: Any) -> np.ndarray:
     """The clipped mean gradient of one user's rows."""
     with tf.GradientTape() as tape:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import public_input
@@ -228,3 +229,19 @@ def test_a_named_threshold_is_released_once_and_a_vault_without_budget_refuses()
     assert found[0] == found[1] and private.guarantee().epsilon == 1.0
     with pytest.raises(ldp.BudgetExceededError):
         ldp.conformal(MODELS["the law"], (x, private), 0.2, 1.0)
+
+
+def test_a_model_with_the_classes_in_another_order_is_refused():
+    """scikit-learn sorts them; the sets would be large, and their columns other classes."""
+    x = np.linspace(-1.0, 1.0, 400)[:, np.newaxis]
+    words = np.where(x[:, 0] > 0, "yes", "no")
+    model = LogisticRegression().fit(x, words)
+    private = vault(words.tolist(), classes=["yes", "no"])
+    with pytest.raises(ValueError, match=r"\['yes', 'no'\], in the order of the labels, got \['no"):
+        ldp.conformal(model, (x, private), 0.2, 1.0)
+    noisy = private.randomize(ldp.RandomizedResponse(5.0, 2))
+    with pytest.raises(ValueError, match="in the order of the labels"):
+        ldp.conformal(model, (x, noisy), 0.2)
+    same = vault(words.tolist(), classes=["no", "yes"])
+    sets = ldp.conformal(model, (x, same), 0.2, 1.0).predict(x[[0, -1]])
+    assert sets.tolist() == [[True, False], [False, True]]

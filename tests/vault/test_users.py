@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import tf_labeldp as ldp
@@ -135,6 +136,18 @@ def test_metrics_cost_their_epsilon_for_a_user() -> None:
     assert alone.effective_examples == N  # a user with one label is a label
 
 
+def test_inputs_that_were_priced_by_label_are_refused() -> None:
+    """A user has several labels in the other vault, too, and its receipts do not say how many."""
+    labels, others = vault(), vault(users=None)
+    prior = others.release(HistogramMechanism(0.5, 2)).priors()
+    with pytest.raises(ValueError, match=r"got one whose cost is by label \(HistogramMechanism"):
+        labels.randomize(ldp.RRWithPrior(0.5, 2), priors=prior)
+    assert labels.receipts == ()
+    prior = vault().release(HistogramMechanism(0.5, 2)).priors()
+    assert labels.randomize(ldp.RRWithPrior(0.5, 2), priors=prior).guarantee().epsilon == 5.0
+    assert labels.guarantee().unit == "all labels of one user"
+
+
 class Mean(AggregateMechanism):
     """A plug-in, which knows nothing of users."""
 
@@ -151,9 +164,10 @@ def test_plug_ins_and_steps() -> None:
     labels.release(Mean(0.25))
     assert labels.guarantee().epsilon == 1.25  # group privacy
     charge = Charge.of(RR)
-    assert labels.charge(charge, what="noisy steps by user").unit == "user"
-    with pytest.raises(ValueError, match="expected a use whose cost is for all labels of one user"):
-        labels.charge(charge, what="noisy steps", unit="label")
+    assert labels.charge(charge, what="noisy steps by user", unit="user").unit == "user"
+    for unit in ("label", None):  # a cost that does not name its unit is for one label
+        with pytest.raises(ValueError, match="whose cost is for all labels of one user"):
+            labels.charge(charge, what="noisy steps", unit=unit)
     assert labels.guarantee().epsilon == 1.75
     with pytest.raises(ldp.BudgetExceededError, match="Nothing was drawn"):
         labels.randomize(ldp.RandomizedResponse(2.0, 2))
@@ -193,6 +207,7 @@ WRONG = {
     "another length": ({"users": USERS[1:]}, "expected users of shape"),
     "tuples": ({"users": [(1, 2)] * N}, "Turn tuples into texts"),
     "None": ({"users": [None, *USERS[1:]]}, "1 of 11 are None or NaN"),
+    "NA of pandas": ({"users": pd.array(["a"] * (N - 1) + [None], "string")}, "1 of 11 are None"),
     "NaN": ({"users": np.where(np.arange(N) < 2, np.nan, 1.0)}, "2 of 11 are None or NaN"),
     "k alone": ({"users": None, "max_examples_per_user": 2}, "Give both"),
     "k of zero": ({"max_examples_per_user": 0}, "max_examples_per_user"),

@@ -27,6 +27,8 @@ from tf_labeldp.vault.users import rows_by_user, user_codes
 
 _WARN_OVERFLOW = 0.01
 """Share of emptied batches: more of them waste steps and budget."""
+_MOST_REPEATS = 20
+"""The largest number of rows of a user, over the mean, that batches take without being asked."""
 _BATCH, _ALT, _USERS = range(3)
 """Streams of a seed: drawing a second batch does not change the first one."""
 
@@ -105,7 +107,7 @@ def poisson_batches(
         users: for user-level privacy, the user of each example (n,): integers, texts or other
             hashable values. Public knowledge. A vault made with ``users`` knows them.
         max_examples_per_user: k; each user contributes exactly k rows to a batch. None takes the
-            most that a user of the vault has. From a user with
+            most that a user of the vault has, up to 20 times the mean. From a user with
             more examples k are chosen at random, once; fewer are repeated at random up to k
             (``ghazi2024``, section 6).
         insecure_seed: makes the batches repeatable, and the guarantee "not private: seeded".
@@ -154,7 +156,8 @@ def poisson_batches(
         if users is not None or not all(np.array_equal(own[0], other) for other in own):
             raise ValueError("expected the users of the vault, got others. Leave users= out.")
         users = own[0]
-        max_examples_per_user = max_examples_per_user or owners[0].group_size
+        if max_examples_per_user is None:
+            max_examples_per_user = _rows_per_user(users, owners[0].group_size)
     if (users is None) != (max_examples_per_user is None):
         raise ValueError("expected users and max_examples_per_user, got one of them. Give both.")
     seed = insecure_seed
@@ -574,6 +577,18 @@ def rows_of_users(
     owners = np.nonzero(missing)[0]
     places[missing] = uniform_below(counts[owners], rng)
     return shuffled[starts[:, np.newaxis] + places]
+
+
+def _rows_per_user(users: np.ndarray, largest: int) -> int:
+    """Returns the largest number of rows of a user, unless batches would mostly repeat rows."""
+    mean = max(1.0, len(users) / (int(users.max(initial=0)) + 1))
+    if largest > _MOST_REPEATS * mean:
+        raise ValueError(
+            f"expected users with at most {_MOST_REPEATS} times the mean of {mean:.3g} rows, got "
+            f"{largest:,}: each user has as many rows in a batch, most of them repeated. Give "
+            "max_examples_per_user to PrivateLabels."
+        )
+    return largest
 
 
 def _checked_sampler(num_units: int, q: float, buffer_size: Any) -> PoissonSampler:

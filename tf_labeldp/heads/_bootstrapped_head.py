@@ -57,17 +57,19 @@ class BootstrappedHead(Head):
     last hidden layer and the label-free features; the network then learns the sum of the heads'
     log-probabilities, and so on. The result is the network.
 
-    From epsilon 2.5 on, 85 % of it draws noisy labels last, by ``InformativeRR`` with the network's
-    probabilities as priors. The network then maximises the probability of the noisy labels, which
-    is the sum over classes of its probability times the channel's. Posteriors of the priors would
-    be sure and wrong where the priors were; here the network's own probabilities replace them.
+    From epsilon 2.5 per label on, 85 % of it draws noisy labels last, by ``InformativeRR`` with the
+    network's probabilities as priors. The network then maximises the probability of the noisy
+    labels, which is the sum over classes of its probability times the channel's. Posteriors of the
+    priors would be sure and wrong where the priors were; here the network's own probabilities
+    replace them.
 
     Guarantee:
         (epsilon, delta)-label-DP for the replacement of one label, whatever the number of releases.
         The heads' releases are Gaussian with noise multipliers s_r, each chosen after the earlier
         releases; together they are as private as one release with ``1 / s^2 = sum_r 1 / s_r^2``
         (Dong, Roth and Su, "Gaussian differential privacy", 2022, Corollary 2). The draw's epsilon
-        is added (basic composition). The network learns from released probabilities alone. The
+        is added (basic composition); with users, of whom none has more than k labels, each label is
+        drawn at a k-th of it. The network learns from released probabilities alone. The
         vault is charged, and refuses before the first release if its budget is too small for all.
 
     Source: ours; every release is made by ``PrivateLogisticRegression``.
@@ -135,6 +137,8 @@ class BootstrappedHead(Head):
     seed: int = 0
     verbose: int | str = "auto"
 
+    _group_size = 1  # the most labels of one user in the vault of ``fit``
+
     def fit(self: _Self, X: Public[Any], y: Private[PrivateLabels]) -> _Self:
         """Alternates between a release and training of the network.
 
@@ -154,6 +158,7 @@ class BootstrappedHead(Head):
         """
         from scipy import special
 
+        self._group_size = getattr(y, "group_size", 1)
         public = public_input(X, self.network, self.views)
         inputs = self._inputs(public.value[0])
         known = public_input(public, self.encoder).receipts
@@ -342,11 +347,12 @@ class BootstrappedHead(Head):
     def _for_draw(self) -> float:
         share = self.draw_share
         if share is None:
-            share = _DRAW_SHARE if self.epsilon >= _DRAW_FROM else 0.0
+            share = _DRAW_SHARE if self.epsilon / self._group_size >= _DRAW_FROM else 0.0
         return share * self.epsilon
 
     def _draw(self, labels: PrivateLabels) -> InformativeRR:
-        return InformativeRR(self._for_draw(), labels.num_classes)
+        # A user's noisy labels compose, and together they cost the draw's share.
+        return InformativeRR(self._for_draw() / self._group_size, labels.num_classes)
 
     @without_retracing_warnings()
     def _probabilities(self, inputs: Any) -> np.ndarray:

@@ -84,7 +84,8 @@ class MultiStageTraining(CountedTraining):
         models and all noisy labels together (``ghazi2021``, Observation 4): each label is drawn
         once, and the priors of a stage depend on the labels of earlier parts alone. It assumes that
         ``priors`` do not depend on these labels, and that training reads labels through the vault
-        only.
+        only. With users a stage has whole users, and all labels of one user cost epsilon as often
+        as she has labels.
 
     Put most examples into the first stage (80 % at epsilon 1, 60 to 70 % above). With the defaults
     two stages were then never less accurate than one on MNIST and Fashion-MNIST, and up to 2 points
@@ -217,6 +218,7 @@ class MultiStageTraining(CountedTraining):
             temperature=temperature,
             mixup_alpha=mixup_alpha,
             seed=seed,
+            users=labels.users,
         )
         self._use_mixup = max(self._plan.mixup_alphas) > 0
         if self._use_mixup and not self._features.all_floating:

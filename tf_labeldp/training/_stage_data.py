@@ -48,8 +48,12 @@ class StagePlan:
         temperature: float | Sequence[float],
         mixup_alpha: float | Sequence[float],
         seed: int,
+        users: np.ndarray | None = None,
     ) -> StagePlan:
-        """Returns the plan: part t ends at ``floor(n (f_1 + ... + f_t))`` of one permutation."""
+        """Returns the plan: part t ends at ``floor(n (f_1 + ... + f_t))`` of one permutation.
+
+        With users (n,), numbers from 0, it is one of users, and a part has whole users.
+        """
         batch_size = _validate.integer_at_least("batch_size", batch_size, 1)
         if np.ndim(fractions) != 1:
             raise ValueError(f"fractions must be one number per stage, got {fractions!r}.")
@@ -58,8 +62,12 @@ class StagePlan:
             raise ValueError(f"fractions must sum to one, got {math.fsum(shares):.6g}.")
         steps = math.ceil(num_examples / batch_size)
         ends = np.floor(np.cumsum(shares) * num_examples + 1e-9).astype(np.int64)[:-1]
-        order = np.random.default_rng(seed).permutation(num_examples)
-        parts = tuple(np.sort(part) for part in np.split(order, ends))
+        owners = np.arange(num_examples) if users is None else users
+        counts = np.bincount(owners)
+        order = np.random.default_rng(seed).permutation(counts.size)
+        stage_of = np.empty(counts.size, np.int64)
+        stage_of[order] = np.searchsorted(ends, np.cumsum(counts[order]) - counts[order], "right")
+        parts = tuple(np.flatnonzero(stage_of[owners] == stage) for stage in range(len(shares)))
         for stage, part in enumerate(parts, start=1):
             if part.size < steps:
                 raise ValueError(

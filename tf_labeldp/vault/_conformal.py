@@ -169,6 +169,8 @@ def conformal(
             f"expected the features of {len(labels)} held-out labels, got {len(predictions)} rows. "
             "Give x[part.indices], in the order of the labels."
         )
+    if is_classes:
+        _refuse_other_order(getattr(network, "classes_", None), labels.classes)
     from_logits = is_classes and _are_logits(predictions)
     if is_classes:
         predictions = _probabilities(predictions, from_logits)
@@ -201,6 +203,18 @@ def _refuse_learnt(receipts: Receipts, labels: Any) -> None:
             "expected a model that has not learnt from the held-out labels, got one whose receipts "
             f'name them ("{uses[-1].what}"): its sets would be too small. Train it on the first '
             "part of labels.split(0.2), and give the second one."
+        )
+
+
+def _refuse_other_order(columns: Any, classes: Any) -> None:
+    """Raises for a model with these classes in another order, as scikit-learn sorts them."""
+    if columns is None or classes is None:
+        return
+    found, expected = np.asarray(columns).tolist(), list(classes)
+    if found != expected and set(found) == set(expected):
+        raise ValueError(
+            f"expected a model with the classes {expected}, in the order of the labels, got "
+            f"{found}. Make PrivateLabels with classes={found}."
         )
 
 

@@ -328,6 +328,14 @@ class Ledger:
         These are receipts among ``made_of`` that may be about the labels, and are not counted yet.
         """
         inherited = self._not_counted(made_of, self.label_set)
+        priced = [use for use in inherited if use.kind not in ("declared", "unknown")]
+        by_label = [use for use in priced if use.unit != "user"]
+        if by_label and self.users is not None:
+            raise ValueError(
+                "expected inputs whose cost is for all labels of one user, got one whose cost is "
+                f"by label ({by_label[0].what}). Make its vault with users=, too, or give both "
+                "vaults different people=."
+            )
         composition = self._composition
         if inherited:
             composition = composition.with_receipts(inherited)

@@ -674,8 +674,9 @@ class PrivateLabels:
             indices: the examples, as for ``randomize``.
             made_of: the public inputs of the use, such as the model and its features; their
                 receipts count in the budget too.
-            unit: the unit of privacy, ``"label"``, ``"row"`` or ``"user"``; None takes that of the
-                labels.
+            unit: the unit of privacy that the cost is for, ``"label"``, ``"row"`` or ``"user"``;
+                None takes that of the labels. With users it must be ``"user"``: the cost for all
+                labels of one user.
             num_units: the number of users.
             seeded: whether the noise can be repeated.
             metrics_reported: whether loss or metrics on true labels are shown.
@@ -715,7 +716,8 @@ class PrivateLabels:
         return self._charge(charge, what, key, rows, inherited, **flags)
 
     def _check_unit(self, unit: str | None) -> None:
-        if self._ledger.users is not None and unit not in (None, "user"):
+        # Most costs are for one label, so the unit must be said.
+        if self._ledger.users is not None and unit != "user":
             raise ValueError(
                 f"expected a use whose cost is for all labels of one user, got unit={unit!r}. Give "
                 "users= and max_examples_per_user= to poisson_batches, or unit='user' to charge."
@@ -745,6 +747,7 @@ class PrivateLabels:
 
         Raises:
             BudgetExceededError: the receipts would pass the budget; none was counted.
+            ValueError: the vault has users, and a receipt is by label.
         """
         with self._ledger.turn():
             for receipt in self._ledger.check(self._rows(None), [], receipts):

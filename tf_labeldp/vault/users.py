@@ -19,7 +19,7 @@ def user_codes(users: Any, num_rows: int) -> np.ndarray:
         raise ValueError(
             f"expected users of shape ({num_rows},), got {array.shape}. Turn tuples into texts."
         )
-    missing = sum(user is None or user != user for user in array.tolist())  # NaN is not itself
+    missing = sum(map(_is_missing, array.tolist()))
     if missing:
         raise ValueError(
             f"expected a user for each row, but {missing} of {num_rows} are None or NaN. Give each "
@@ -29,6 +29,12 @@ def user_codes(users: Any, num_rows: int) -> np.ndarray:
         return np.unique(array, return_inverse=True)[1].astype(np.int64)
     numbers = {user: code for code, user in enumerate(dict.fromkeys(array))}  # not sortable
     return np.fromiter((numbers[user] for user in array), np.int64, array.size)
+
+
+def _is_missing(user: Any) -> bool:
+    # NaN and NaT do not equal themselves, and a comparison with NA is no truth value.
+    equals_itself = user == user
+    return user is None or not (isinstance(equals_itself, (bool, np.bool_)) and equals_itself)
 
 
 def without_names(users: np.ndarray) -> np.ndarray:
