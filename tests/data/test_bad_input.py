@@ -8,7 +8,12 @@ import tensorflow as tf
 
 from tf_labeldp.data import randomize_labels
 from tf_labeldp.heads import HeadPriorRandomizer
-from tf_labeldp.mechanisms import RandomizedResponse, RROnBins, RRWithPrior
+from tf_labeldp.mechanisms import (
+    ProjectiveGeometryResponse,
+    RandomizedResponse,
+    RROnBins,
+    RRWithPrior,
+)
 from tf_labeldp.vault import ClusterRandomizedResponse, LabelRandomizer
 
 N, K = 300, 5
@@ -72,6 +77,12 @@ def test_a_dataset_is_refused(kind):
     ("settings", "labels", "error", "message"),
     [
         ({"mechanism": RandomizedResponse(1.0, 1000)}, Y.astype("u1"), ValueError, "uint8.*int64"),
+        (
+            {"mechanism": ProjectiveGeometryResponse(1.0, 200)},
+            Y.astype("u1"),
+            ValueError,
+            "the noisy label 363, got uint8",
+        ),
         ({"mechanism": BINS}, Y, TypeError, "dtype float32 or float64, got int64"),
         ({"mechanism": BINS}, Y - 3.0, ValueError, r"must lie in \[0, 50\], but \d+ of 300 do not"),
         ({"mechanism": RRWithPrior(1.0, K)}, Y, ValueError, "priors"),

@@ -66,6 +66,20 @@ def test_true_labels_have_cross_entropy_and_answers_of_some_images_leave_ones(im
     np.testing.assert_allclose(labelled.class_shares, some.posterior().mean(axis=0))
 
 
+def test_sets_of_classes_have_likelihoods_and_are_no_classes(images):
+    """Three sets of three classes, which nothing else would distinguish from classes."""
+    vault = ldp.PrivateLabels(images[1], NUM_CLASSES, budget=ldp.PrivacyBudget(0.2))
+    sets = vault.randomize(ldp.mechanisms.ProjectiveGeometryResponse(0.2, NUM_CLASSES))
+    assert sets.mechanism.num_outputs == NUM_CLASSES
+    expected = sets.mechanism.transition_matrix().T[sets.values]
+    expected /= expected.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(targets_of(sets).targets, expected, rtol=1e-6)
+    with pytest.raises(ValueError, match="noisy labels that are classes, got those of Projective"):
+        targets_of(sets, kind="values")
+    with pytest.raises(TypeError, match="noisy labels that are classes, got NoisyLabels"):
+        ldp.features.denoise_labels(sets, images[1], NUM_CLASSES)
+
+
 def test_the_settings_of_the_paper():
     """Two steps by hand: an L2 penalty of the kernel, Nesterov momentum, a cosine to 7 pi / 16."""
     rate, decay, steps = 0.1, 0.01, 4

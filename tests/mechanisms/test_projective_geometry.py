@@ -82,7 +82,7 @@ def test_every_random_number_gives_another_set_of_its_kind(epsilon, k, monkeypat
             assert np.all(mechanism.members(drawn)[:, label] == (flip > 0))
 
 
-@pytest.mark.parametrize("epsilon", [1e-9, 0.1, 1.0, 4.0, 40.0])
+@pytest.mark.parametrize("epsilon", [2e-12, 1e-9, 0.1, 1.0, 4.0, 40.0])
 @pytest.mark.parametrize("k", [2, 50, 1000])
 @pytest.mark.holds("mechanisms.ProjectiveGeometryResponse")
 def test_guarantee_the_drawn_channel_is_never_less_private_than_stated(epsilon, k, monkeypatch):
@@ -105,7 +105,7 @@ def test_guarantee_the_drawn_channel_is_never_less_private_than_stated(epsilon, 
     def ratio(threshold):
         return Fraction((1 << 53) - threshold, inside) / Fraction(threshold, outside)
 
-    assert ratio(high) <= bound * (1 - Fraction(1, 10**40))
+    assert 1 / bound <= ratio(high) <= bound * (1 - Fraction(1, 10**40))
     # From the other side: rounding costs a few units of 2^-53 and a share of 2^-47.
     less = high - 3 - (high >> 46)
     if high > 100:
@@ -127,10 +127,21 @@ def test_debiased_rows_are_unbiased_and_sum_to_one(epsilon, k):
     np.testing.assert_allclose(mechanism.transition_matrix() @ rows, np.eye(k), atol=1e-9)
 
 
-@pytest.mark.parametrize(("epsilon", "k"), [(1.0, 400), (0.05, 400), (4.0, 3000), (10.0, 400)])
-def test_counts_by_fourier_transforms_are_those_of_the_sets(epsilon, k):
+@pytest.mark.parametrize(
+    ("epsilon", "k", "size"),
+    [
+        (1.0, 400, 3000),  # by Fourier transforms
+        (0.05, 400, 3000),
+        (2.0, 2, 50),
+        (1.0, 400, 5),  # by lines of classes
+        (4.0, 3000, 3000),
+        (10.0, 400, 3000),
+        (9.0, 100_000, 90),  # 65 million sets, of 12 classes each
+    ],
+)
+def test_counts_without_a_table_are_those_of_the_sets(epsilon, k, size):
     mechanism, rng = ProjectiveGeometryResponse(epsilon, k), np.random.default_rng(3)
-    noisy = rng.integers(0, mechanism.num_outputs, 3000)
+    noisy = rng.integers(0, mechanism.num_outputs, size)
     expected = mechanism.members(noisy).sum(axis=0)
     np.testing.assert_array_equal(mechanism.set_counts(noisy), expected)
     assert not mechanism.set_counts(noisy[:0]).any()
@@ -204,6 +215,18 @@ def test_a_network_trains_on_posteriors_and_debiased_rows():
         ldp.fit(model, x, noisy, targets="values", verbose=0)
 
 
+def test_epsilons_that_doubles_cannot_resolve():
+    """Flips are rounded up by 2^-48 of their odds, which may not exceed twice epsilon."""
+    for make in (ProjectiveGeometryResponse, RandomizedResponse):
+        with pytest.raises(ValueError, match="num_classes must be at most 28 at epsilon=5e-14"):
+            make(5e-14, 29)
+        assert make(5e-14, 28).randomize([0]).shape == (1,)
+    with pytest.warns(UserWarning, match="epsilon=1000 protects next to nothing"):
+        mechanism = ProjectiveGeometryResponse(1000.0, 30)  # where e^-epsilon is zero
+    members = mechanism.members(mechanism.randomize(np.arange(30)))
+    np.testing.assert_array_equal(members, np.eye(30))
+
+
 @pytest.mark.parametrize("k", [1, 0, (1 << 24) + 1, 1 << 32])
 def test_other_numbers_of_classes_are_refused(k):
     with pytest.raises(ValueError, match=r"num_classes must be at (least 2|most 16,777,216)"):
@@ -214,9 +237,11 @@ def test_the_most_classes_are_drawn_and_more_counts_than_memory_are_refused(monk
     mechanism = ProjectiveGeometryResponse(8.0, 1 << 24)
     noisy = mechanism.randomize([0, (1 << 24) - 1])
     assert noisy.max() < mechanism.num_outputs
-    with pytest.raises(ValueError, match=r"expected (counts|a channel) of at most"):
+    with pytest.raises(ValueError, match="expected a channel of at most"):
         mechanism.transition_matrix()
+    several = ProjectiveGeometryResponse(4.0, 1 << 24)  # 426 million sets
+    monkeypatch.setattr(np, "unique", lambda noisy, **_: (np.arange(53**2), None))
     with pytest.raises(ValueError, match="expected counts of at most"):
-        mechanism.set_counts(noisy)
+        several.set_counts(noisy % 9)
     with pytest.raises(ValueError, match="noisy labels must lie in"):
         mechanism.members([mechanism.num_outputs])

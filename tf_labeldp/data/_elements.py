@@ -85,7 +85,9 @@ class LabelSlot:
         return make((element[0], label, *element[2:]))
 
 
-def check_label_spec(spec: Any, num_classes: int | None) -> tf.DType:
+def check_label_spec(
+    spec: Any, num_classes: int | None, num_outputs: int | None = None
+) -> tf.DType:
     """Returns the dtype of a scalar label: an integer class, or a float if there are no classes."""
     if not isinstance(spec, tf.TensorSpec) or spec.shape.rank != 0:
         raise ValueError(
@@ -103,9 +105,9 @@ def check_label_spec(spec: Any, num_classes: int | None) -> tf.DType:
             f"expected integer labels 0..{num_classes - 1}, got dtype {spec.dtype.name}. Cast "
             "whole numbers with tf.cast(label, tf.int64); number names from zero."
         )
-    elif num_classes - 1 > spec.dtype.max:
+    elif (most := max(num_classes, num_outputs or 0) - 1) > spec.dtype.max:
         raise ValueError(
-            f"expected a dtype that holds the noisy label {num_classes - 1}, got "
+            f"expected a dtype that holds the noisy label {most}, got "
             f"{spec.dtype.name}. Cast the labels to tf.int64 first."
         )
     return spec.dtype

@@ -206,7 +206,8 @@ class LabelRandomization:
             raise RuntimeError("randomize_labels needs eager execution, outside of tf.function.")
         slot = LabelSlot.of(dataset.element_spec, self._label_key)
         num_classes = getattr(self.mechanism, "num_classes", None)
-        dtype = check_label_spec(slot.label(dataset.element_spec), num_classes)
+        num_outputs = getattr(self.mechanism, "num_outputs", num_classes)
+        dtype = check_label_spec(slot.label(dataset.element_spec), num_classes, num_outputs)
         if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError("the dataset is endless. Apply randomize_labels before .repeat().")
         check_no_repeat(dataset)

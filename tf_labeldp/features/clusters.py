@@ -303,7 +303,7 @@ def denoise_labels(
         num_classes: K, at least 2.
 
     Raises:
-        TypeError: labels or clusters are not integers.
+        TypeError: labels are no classes, or labels or clusters are not integers.
         ValueError: sizes differ, or arguments are out of range.
 
     Example:
@@ -314,6 +314,11 @@ def denoise_labels(
     num_classes = _validate.integer_at_least("num_classes", num_classes, 2)
     public = public_input(noisy_labels, clusters)
     noisy_labels, clusters = public.value
+    if getattr(noisy_labels, "are_sets", False):
+        raise TypeError(
+            f"expected noisy labels that are classes, got {noisy_labels!r}. Draw "
+            "RandomizedResponse."
+        )
     noisy = _validate.class_indices("noisy_labels", noisy_labels, num_classes)
     found = checked_clusters(clusters)
     if len(found) != noisy.size:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,13 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Public
 from tf_labeldp.mechanisms import random_bits
 from tf_labeldp.mechanisms.base import FrozenClassification, WithoutPriors
-from tf_labeldp.mechanisms.classes import row_chunks
+from tf_labeldp.mechanisms.classes import check_number, row_chunks
 from tf_labeldp.mechanisms.random_bits import Rng
 
 _MOST_CLASSES = 1 << 24
 """With more, products of coordinates would exceed the whole numbers of doubles."""
+_COPIES = 6
+"""Doubles per hyperplane that a Fourier transform of counts needs at a time."""
 _ROUNDED_UP = 1.0 + 2.0**-48
 """Factor above the rounding of a ratio of two integers, for a flip that is never too rare."""
 
@@ -72,11 +75,7 @@ class ProjectiveGeometryResponse(WithoutPriors, FrozenClassification):
     def __post_init__(self) -> None:
         super().__post_init__()
         _validate.one_of("best_for", self.best_for, ("shares", "pairs"))
-        if self.num_classes > _MOST_CLASSES:
-            raise ValueError(
-                f"num_classes must be at most {_MOST_CLASSES:,}, got {self.num_classes:,}. Merge "
-                "rare classes."
-            )
+        check_number(self, _MOST_CLASSES)
 
     @property
     def num_outputs(self) -> int:
@@ -104,10 +103,14 @@ class ProjectiveGeometryResponse(WithoutPriors, FrozenClassification):
     def set_counts(self, noisy: Public[Any]) -> np.ndarray:
         """Returns the number of noisy labels (m,) whose set contains each class, (K,).
 
-        It takes memory for M numbers, and no table of noisy labels and classes.
+        It takes about ``K min(q, m / q)`` steps, and memory for M numbers at most: no table of
+        noisy labels and classes.
         """
-        _validate.check_size("counts", (self.num_outputs, 2), "Merge rare classes.")
         noisy = _validate.class_indices("noisy labels", noisy, self.num_outputs)
+        distinct, repeats = np.unique(noisy, return_counts=True)
+        if distinct.size < self._space.prime**2:
+            return self._space.sums_of_few(distinct, repeats, self.num_classes)
+        _validate.check_size("counts", (self.num_outputs, _COPIES), "Merge rare classes.")
         counts = np.bincount(noisy, minlength=self.num_outputs)
         return self._space.sums(counts, self._class_points)
 
@@ -189,8 +192,9 @@ class _Space:
         own, other = self.inclusion_probabilities(epsilon)
         if best_for == "pairs":
             return own - other
-        # The inverse variance of one noisy label's term in the share of a rare class.
-        return (own - other) ** 2 / (other * (1.0 - other))
+        # The inverse variance of one noisy label's term in the share of a rare class, which may be
+        # above all doubles.
+        return (own - other) ** 2 / max(other * (1.0 - other), sys.float_info.min)
 
     def points(self, numbers: np.ndarray, coordinates: int | None = None) -> np.ndarray:
         """Returns the coordinates of points, of this space or one with other coordinates."""
@@ -247,6 +251,32 @@ class _Space:
         # Products are whole numbers below 2^53, and the nearest multiple of the prime is exact.
         return np.rint(product / self.prime) * self.prime == product
 
+    def sums_of_few(
+        self, hyperplanes: np.ndarray, counts: np.ndarray, num_points: int
+    ) -> np.ndarray:
+        """Returns the sum of the counts (m,) of the hyperplanes (m,) through each point: (k,).
+
+        Points from 1 on come in lines of q, which differ in the last coordinate alone. A hyperplane
+        contains one point of a line, unless its normal ends in zero: then all of it or none.
+        """
+        normals = self.points(hyperplanes)
+        first, last = normals[:-1].T, normals[-1]
+        lines = self.points(np.arange(-(-(num_points - 1) // self.prime)), len(first.T))
+        total = np.zeros(1 + lines.shape[1] * self.prime)
+        total[0] = counts[last == 0].sum()
+        starts = 1 + self.prime * np.arange(lines.shape[1])
+        for some in row_chunks((counts.size, lines.shape[1])):
+            product = np.rint(first[some].astype(np.float64) @ lines.astype(np.float64))
+            product = product.astype(np.int64) % self.prime
+            ends = last[some] == 0
+            place = -product * self._inverse(last[some])[:, np.newaxis] % self.prime
+            of_one = (starts + place)[~ends]
+            weights = np.broadcast_to(counts[some][~ends, np.newaxis], of_one.shape)
+            np.add.at(total, of_one.ravel(), weights.ravel())
+            of_all = counts[some][ends] @ (product[ends] == 0)
+            total[1:] += np.repeat(of_all, self.prime)
+        return total[:num_points]
+
     def sums(self, counts: np.ndarray, points: np.ndarray) -> np.ndarray:
         """Returns the sum of the counts (M,) of the hyperplanes through each point (t, k): (k,).
 
@@ -254,11 +284,7 @@ class _Space:
         it, ``1[v + r w = 0]`` is the mean over b of ``exp(2 pi i b (v + r w) / q)``. So the sum
         over r is a mean of q values of a Fourier transform, at b w.
         """
-        size, start = points.shape[1], 0
-        if self.num_coordinates == 2:  # one hyperplane through each point
-            none = np.zeros(size, dtype=np.int64)
-            return counts[self.hyperplane(np.arange(size), none > 0, none)].astype(np.float64)
-        total = np.zeros(size)
+        total, start = np.zeros(points.shape[1]), 0
         for free in range(self.num_coordinates):
             block = counts[start : start + self.prime**free].reshape((self.prime,) * free)
             start += block.size
@@ -295,6 +321,6 @@ def _is_prime(number: int) -> bool:
     return number > 1 and all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=2)
 def _first_points(space: _Space, number: int) -> np.ndarray:
     return space.points(np.arange(number))

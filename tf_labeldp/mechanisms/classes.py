@@ -38,6 +38,16 @@ _MOST_CLASSES, _RESOLUTION = 1e9, 2.0**49
 costs more than epsilon."""
 
 
+def check_number(mechanism: FrozenClassification, most: float) -> None:
+    """Raises if the classes are too many, or too many for rounded probabilities at this epsilon."""
+    most = int(min(most, _RESOLUTION * mechanism.epsilon))
+    if mechanism.num_classes > most:
+        raise ValueError(
+            f"num_classes must be at most {most:,} at epsilon={mechanism.epsilon:g}, got "
+            f"{mechanism.num_classes:,}. Merge rare classes."
+        )
+
+
 class SetResponse(FrozenClassification):
     """Randomized response over the top-k set of a prior: Algorithm 1 of ``ghazi2021``."""
 
@@ -46,12 +56,7 @@ class SetResponse(FrozenClassification):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        most = int(min(_MOST_CLASSES, _RESOLUTION * self.epsilon))
-        if self.num_classes > most:
-            raise ValueError(
-                f"num_classes must be at most {most:,} at epsilon={self.epsilon:g}, got "
-                f"{self.num_classes:,}. Merge rare classes."
-            )
+        check_number(self, _MOST_CLASSES)
 
     @abc.abstractmethod
     def set_sizes(self, priors: Public[np.ndarray]) -> np.ndarray:

@@ -99,6 +99,12 @@ def read_targets(
             f"expected one label per image, got {num_rows} images and labels of shape "
             f"{array.shape}. Use -1 for an image without, or the NoisyLabels of these images."
         )
+    if noisy is not None and noisy.are_sets and array.ndim == 1:
+        raise ValueError(
+            f"expected noisy labels that are classes, got those of "
+            f"{type(noisy.mechanism).__name__}. Draw RandomizedResponse, or give FixMatch no "
+            "clusters and no compiled loss."
+        )
     if clusters is not None:
         if array.ndim != 1 or len(rows) != num_rows:
             raise ValueError(
@@ -124,11 +130,14 @@ def read_targets(
 
 
 def _likelihoods_of(noisy: NoisyLabels, array: np.ndarray) -> tuple[np.ndarray, float]:
-    """Returns likelihoods that sum to one, and their spread; classes and zero if they are flat."""
+    """Returns likelihoods that sum to one, and their spread; classes and zero if they are flat.
+
+    Noisy labels that are no classes keep their likelihoods.
+    """
     found = likelihoods(noisy.mechanism, noisy.values, noisy.priors)
     found = found / found.sum(axis=1, keepdims=True)
     spread = _spread(found)
-    if spread >= _LEAST_SPREAD:
+    if spread >= _LEAST_SPREAD or noisy.are_sets:
         return found, spread
     return found.argmax(axis=1) if array.ndim == 2 else array, 0.0
 
