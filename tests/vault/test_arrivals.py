@@ -193,7 +193,7 @@ def test_examples_without_a_label_are_kept_apart(opened):
     noisy = labels.randomize(sure, key="weekly")
     np.testing.assert_array_equal(noisy.values, WEEKS[0][rest])
     assert NOTE in noisy.guarantee().assumptions and len(labels) == 97
-    with pytest.raises(ValueError, match=r"Give x\[part.indices\]"):
+    with pytest.raises(ValueError, match=r"Give x\[labels.indices\]"):
         noisy.rows_among({(100,)})
     late = labels.extend(WEEKS[0][[99, 1]], rows=[99, 1])
     np.testing.assert_array_equal(late.indices, [1, 99])

@@ -76,6 +76,16 @@ def test_at_most_k_examples_of_a_user() -> None:
     np.testing.assert_array_equal(other.indices, labels.indices)
 
 
+def test_features_of_all_rows_are_refused_with_noisy_labels_of_some_rows() -> None:
+    """The receipt names all rows of the users, so it does not show which were drawn."""
+    labels = vault(max_examples_per_user=2)
+    noisy = labels.randomize(RR)
+    with pytest.raises(ValueError, match=r"Give x\[labels.indices\] of that part"):
+        noisy.rows_among({(N,)})
+    assert noisy.rows_among({(len(labels),)}) == slice(None)
+    assert vault().randomize(RR).rows_among({(N,)}) is not None
+
+
 def test_parts_have_whole_users() -> None:
     train, held_out = vault().split(0.5)
     owners = [set(USERS[part.indices]) for part in (train, held_out)]

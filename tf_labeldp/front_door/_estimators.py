@@ -214,7 +214,7 @@ class _FrontDoor(Head):
         if number != size:
             raise ValueError(
                 f"expected one label per row of features, got {number} rows and {size} labels. "
-                "Give both in the same order."
+                "Give both in the same order: x[labels.indices] with a part of a vault."
             )
         if not size:
             raise ValueError("expected at least one label, got none. Give labels and their rows.")
@@ -379,6 +379,12 @@ class _FrontDoor(Head):
         if kind == "numbers" and not has_own and not have_one_unit(features):
             as_table = recommend(epsilon, size, "table", num_classes=number)
             choice = choice if as_table.method == "head" else as_table
+        if isinstance(labels, PrivateLabels) and (most := labels.group_size) > 1:
+            remark = (
+                f"A user has up to {most:,} labels: choice and figures are those at epsilon / "
+                f"{most:,}, the epsilon of a noisy label. A head loses less."
+            )
+            choice = dataclasses.replace(choice, remarks=(remark, *choice.remarks))
         if self.model is not None:
             return choice
         if method == "auto":

@@ -520,7 +520,7 @@ class NoisyLabels:
             if number == size and self._indices_of_a_part:
                 raise ValueError(
                     f"expected x with a row for each of {len(self)} noisy labels from a part of "
-                    f"the vault, got {size} rows. Give x[part.indices]."
+                    f"the vault, got {size} rows. Give x[labels.indices] of that part."
                 )
             if number == size:
                 return self.indices
@@ -541,6 +541,8 @@ class NoisyLabels:
         # The answers of PATE are a release.
         draws = [receipt for receipt in uses if receipt.kind == "draw"] or uses
         size = max(receipt.labels.size for receipt in draws)
+        if draws[-1].unit == "user":  # All labels of a user are charged, also those not drawn.
+            return len(self) < size
         if any(receipt.examples is None and receipt.labels.size == size for receipt in draws):
             return False
         drawn = np.concatenate(
