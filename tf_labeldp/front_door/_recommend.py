@@ -79,8 +79,8 @@ _REASONS = {
     "many": (
         "More than 50 classes: one noisy release for a linear head, whose noise does not grow with "
         "the number of classes.",
-        "It was ahead of noisy labels at epsilon 1, and at 4 with 1,000 classes; for these take "
-        "ProjectiveGeometryResponse.",
+        "It was ahead of noisy labels at epsilon 1, and at 4 with 1,000 classes; draw noisy labels "
+        "by ProjectiveGeometryResponse.",
     ),
     "model": (
         "Your own model: it learns the probabilities of a head of one noisy release on label-free "

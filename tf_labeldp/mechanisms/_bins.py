@@ -101,6 +101,15 @@ class FiniteMechanism(WithoutPriors, Frozen, RegressionMechanism):
             total += float(np.dot(weights[used], values))
         return total
 
+    def __repr__(self) -> str:
+        low, high = self.label_range()
+        shown = ", ".join(f"{output:.6g}" for output in self.outputs[:8])
+        more = ", ..." if len(self.outputs) > 8 else ""
+        return (
+            f"{type(self).__name__}(epsilon={self.epsilon!r}, inputs=<{len(self.inputs)} in "
+            f"[{low:g}, {high:g}]>, outputs=<{len(self.outputs)}: {shown}{more}>)"
+        )
+
     def _rows(self, labels: Any) -> np.ndarray:
         labels = _validate.numbers_in_range("labels", labels, *self.label_range())
         return nearest_index(self.inputs, labels)
@@ -184,17 +193,8 @@ class RROnBins(FiniteMechanism):
         true_bin = np.asarray(self.bin_of_input)[rows]
         return classes.draw_ranks(true_bin, np.full(rows.shape, self.num_bins), self.epsilon, rng)
 
-    def __repr__(self) -> str:
-        low, high = self.label_range()
-        shown = ", ".join(f"{output:.6g}" for output in self.outputs[:8])
-        more = ", ..." if self.num_bins > 8 else ""
-        return (
-            f"RROnBins(epsilon={self.epsilon!r}, inputs=<{len(self.inputs)} in [{low:g}, {high:g}]>"
-            f", outputs=<{self.num_bins}: {shown}{more}>)"
-        )
 
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class ChannelMechanism(FiniteMechanism):
     """Draws the noisy label from a table: one row of probabilities for each possible label.
 
