@@ -190,11 +190,14 @@ def test_other_models_of_users() -> None:
     for model in (
         ldp.PrivateBoosting(1.0, max_trees=2),
         ldp.heads.NoiseCluster(8, 1.0),
+        ldp.heads.NoiseCluster(1, 1.0, DELTA),  # k labels in one cluster: the noise is for them
         ldp.PrivateClassifier(1.0, DELTA, budget_for_evaluation=1.0),
     ):
         labels = vault(y, users)
         assert model.fit(x, labels).guarantee().epsilon == pytest.approx(1.0, rel=1e-9)
         assert labels.guarantee().unit == "all labels of one user"
+    of_clusters = ldp.heads.NoiseCluster(8, 1.0, DELTA).fit(x, vault(y, users)).guarantee()
+    assert 0.6 < of_clusters.epsilon <= 1.0 and of_clusters.delta == DELTA
 
 
 def test_an_audit_of_a_user_whose_labels_all_change() -> None:

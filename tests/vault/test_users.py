@@ -32,6 +32,7 @@ def vault(budget: float = 9.0, **options: Any) -> ldp.PrivateLabels:
 @pytest.mark.holds("vault.PrivateLabels")
 def test_noisy_labels_cost_as_often_as_a_user_has_labels() -> None:
     labels = vault()
+    assert labels.guarantee().unit == "all labels of one user"
     stated = labels.randomize(RR).guarantee()
     assert stated.epsilon == labels.guarantee().epsilon == 2.5  # five labels of dan
     assert stated.unit == "all labels of one user" and stated.num_units == 4

@@ -19,7 +19,7 @@ from sklearn.utils import column_or_1d
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, PrivacyBudget, PublicInput
-from tf_labeldp.accounting.budget import item_budget_for_group
+from tf_labeldp.accounting.gaussian import gaussian_share
 from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_receipts, standing
 from tf_labeldp.features.reader import all_rows, as_rows, input_parts
 from tf_labeldp.mechanisms import LabelMomentMechanism
@@ -27,6 +27,7 @@ from tf_labeldp.vault import LabelKind, LabelRandomizer, PrivateLabels
 from tf_labeldp.vault.label_kinds import label_kind
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic
 from tf_labeldp.vault.private_labels import refuse_noisy
+from tf_labeldp.vault.users import epsilon_of_one_label
 
 _BY_THIS_PROCESS = Assumption(
     "array-of-labels",
@@ -72,11 +73,12 @@ class LabelSource:
             )
         size = self.vault.group_size
         if size > 1 and not isinstance(self.mechanism, LabelMomentMechanism):
-            # The head's budget is for a user; these mechanisms cost as often as she has labels.
-            budget = PrivacyBudget(self.mechanism.epsilon, getattr(self.mechanism, "delta", 0.0))
-            each = item_budget_for_group(budget, size)
-            part = {"epsilon": each.epsilon, **({"delta": each.delta} if each.delta else {})}
-            self.mechanism = dataclasses.replace(self.mechanism, **part)
+            # The head's budget is for a user, whose labels move these mechanisms as far as k do.
+            each = epsilon_of_one_label(self.vault, self.mechanism.epsilon)
+            if delta := getattr(self.mechanism, "delta", 0.0):
+                # Gaussian noise, k times that for one label.
+                each = gaussian_share(self.mechanism.epsilon, delta, size**-2)
+            self.mechanism = dataclasses.replace(self.mechanism, epsilon=each)
         self._check_budget(())
 
     def check_length(self, num_rows: int) -> None:

@@ -807,7 +807,7 @@ class PrivateLabels:
         stated = self._ledger.guarantee(merge_receipts(public.receipts, planned), delta)
         if stated.num_units is None:  # There are no receipts.
             number = self._ledger.num_users or len(self._sealed)
-            stated = dataclasses.replace(stated, num_units=number or None)
+            stated = dataclasses.replace(stated, unit=UNITS[self.unit], num_units=number or None)
         return stated
 
     def history(self) -> UseHistory:
