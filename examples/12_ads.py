@@ -231,7 +231,11 @@ def print_totals(
 
 
 def report(folder: pathlib.Path) -> None:
-    """Advertiser: writes the report to sign, from its store and the files that it sent."""
+    """Advertiser: writes the report to sign, from its store and the files that it sent.
+
+    The store counts by click, and so does the report: in its assumption that each person has one
+    example, read click for person. `privacy.json` has the promise to a user.
+    """
     import tf_labeldp as ldp
 
     message = folder / "message"

@@ -231,6 +231,15 @@ def test_a_named_threshold_is_released_once_and_a_vault_without_budget_refuses()
         ldp.conformal(MODELS["the law"], (x, private), 0.2, 1.0)
 
 
+def test_a_table_of_outputs_and_classes_is_not_needed_for_a_refusal():
+    """The outputs are more than the classes, so the table would take over 20 GB."""
+    k, n = 50_000, 4
+    channel = ldp.mechanisms.ProjectiveGeometryResponse(2.0, k)
+    noisy = vault(np.arange(n), num_classes=k).randomize(channel)
+    with pytest.raises(ValueError, match=r"noisy labels for alpha=0\.1, got 4"):
+        ldp.conformal(lambda x: np.full((n, k), 1.0 / k), (np.zeros(n), noisy), 0.1)
+
+
 def test_a_model_with_the_classes_in_another_order_is_refused():
     """scikit-learn sorts them; the sets would be large, and their columns other classes."""
     x = np.linspace(-1.0, 1.0, 400)[:, np.newaxis]

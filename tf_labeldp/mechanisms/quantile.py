@@ -103,10 +103,11 @@ class QuantileMechanism(FrozenAggregate):
         # The margin covers the rounding errors of the sum.
         rank = math.ceil((1.0 - self.alpha) * (num_labels + 1) + shortfall * (1.0 + 1e-9))
         if rank > num_labels:
+            needed = math.ceil((1.0 + shortfall) / self.alpha) - 1
             raise ValueError(
-                f"expected alpha of at least {(1.0 + shortfall) / (num_labels + 1):.3g} for "
-                f"{num_labels} held-out labels at epsilon={self.epsilon:g}, got {self.alpha:g}. "
-                "Hold out more labels, or raise alpha or epsilon."
+                f"expected at least {needed:,} held-out labels for alpha={self.alpha:g} at epsilon="
+                f"{self.epsilon:g}, got {num_labels:,}. Hold out more labels, or raise alpha or "
+                "epsilon."
             )
         return rank
 

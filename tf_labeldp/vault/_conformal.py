@@ -24,6 +24,8 @@ _MEAN_LARGEST = 0.74
 """A bound on ``sqrt(n)`` times the mean of the largest excess of an empirical distribution function
 of n draws over the true one: the integral of ``min(1, e^(-2 x^2))`` from Massart 1990, which needs
 ``x^2 >= ln(2) / 2``, is 0.7386."""
+_ENTRIES = 1 << 22
+"""Numbers at a time."""
 _SUM_TOLERANCE = 1e-3
 """Error allowed in a sum of probabilities, which may be half-precision numbers."""
 
@@ -240,16 +242,20 @@ def _kind_of_noisy(noisy: NoisyLabels) -> dict[str, int]:
 
 
 def _threshold_of_noisy(noisy: NoisyLabels, scores: np.ndarray, alpha: float) -> float:
-    size, outputs = len(noisy), np.arange(noisy.mechanism.num_outputs)  # type: ignore[attr-defined]
-    by_output = debiased(noisy.mechanism, outputs)
-    weights = sum(np.maximum(sign * by_output, 0.0).sum(axis=1).max() for sign in (1.0, -1.0))
-    margin = _MEAN_LARGEST * weights / math.sqrt(size)
-    if margin >= alpha:
-        needed = math.ceil((_MEAN_LARGEST * weights / alpha) ** 2)
-        raise ValueError(
-            f"expected more than {needed:,} noisy labels for alpha={alpha:g}, got {size:,}. Draw "
-            "more, raise alpha, or give the vault and epsilon, which needs far fewer."
-        )
+    mechanism: Any = noisy.mechanism
+    size, weights = len(noisy), np.zeros(2)
+    step = max(1, _ENTRIES // mechanism.num_classes)
+    for first in range(0, mechanism.num_outputs, step):
+        some = debiased(mechanism, np.arange(first, min(first + step, mechanism.num_outputs)))
+        by_sign = [np.maximum(signed, 0.0).sum(axis=1).max() for signed in (some, -some)]
+        weights = np.maximum(weights, by_sign)
+        margin = _MEAN_LARGEST * float(weights.sum()) / math.sqrt(size)
+        if margin >= alpha:  # Many classes have large weights, and a table that is too large.
+            needed = math.ceil(size * (margin / alpha) ** 2)
+            raise ValueError(
+                f"expected more than {needed:,} noisy labels for alpha={alpha:g}, got {size:,}. "
+                "Draw more, raise alpha, or give the vault and epsilon, which needs far fewer."
+            )
     thresholds = class_thresholds(scores)
     cells = np.searchsorted(thresholds, scores, side="left")
     shares = np.bincount(cells.ravel(), noisy.debiased().ravel(), minlength=thresholds.size)
