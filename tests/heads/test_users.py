@@ -198,6 +198,7 @@ def test_other_models_of_users() -> None:
         assert labels.guarantee().unit == "all labels of one user"
     of_clusters = ldp.heads.NoiseCluster(8, 1.0, DELTA).fit(x, vault(y, users)).guarantee()
     assert 0.6 < of_clusters.epsilon <= 1.0 and of_clusters.delta == DELTA
+    assert "A user has up to 2 labels" in str(model.choice_)
 
 
 def test_an_audit_of_a_user_whose_labels_all_change() -> None:

@@ -121,6 +121,9 @@ def _shares_of_sets(
 ) -> np.ndarray:
     """Returns the result of ``class_prior`` for answers of sets, without a table of targets."""
     number = mechanism.num_classes
+    centre = np.full(number, 1.0 / number)
+    if not noisy.size:
+        return centre
     if isinstance(mechanism, RandomizedResponse):  # the sets have one class
         shrink = math.exp(-mechanism.epsilon)
         own, other = np.array([1.0, shrink]) / (1.0 + (number - 1) * shrink)
@@ -128,13 +131,10 @@ def _shares_of_sets(
     else:
         own, other = mechanism.inclusion_probabilities
         counts = mechanism.set_counts(noisy)
-    if not noisy.size:
-        return np.full(number, 1.0 / number)
     mean = (counts / noisy.size - other) / (own - other)
     mean += (1.0 - mean.sum()) / number
     classes_per_set = counts.sum() / noisy.size
     squares = classes_per_set * (1.0 - other) ** 2 + (number - classes_per_set) * other**2
-    centre = np.full(number, 1.0 / number)
     return _shrunk(mean, squares / (own - other) ** 2, noisy.size, centre)[0]
 
 

@@ -69,26 +69,22 @@ def optimal_unbiased(
     epsilon = _validate.positive_finite("epsilon", epsilon)
     public = public_input(values, probabilities)
     values, prior = checked_prior(*public.value)
-    outputs: Any
-    table: Any
     if values.size < 2:
         raise ValueError(
-            "expected at least two different values, got one. Leave such labels as they are: they "
-            "are known."
+            "expected at least two different values, got one. Publish such labels: they are known."
         )
     solved_for = min(epsilon, _MAX_EPSILON)
     least, chosen = (_extended(values, part) for part in (solved_for, solved_for / 2.0))
     for slack in _EPSILON_SLACKS:
         try:
-            outputs, table = _optimum(values, prior, solved_for * (1.0 - slack), least, chosen)
-            return ChannelMechanism(epsilon, values, outputs, table, receipts=public.receipts)
+            found: Any = _optimum(values, prior, solved_for * (1.0 - slack), least, chosen)
+            return ChannelMechanism(epsilon, values, *found, receipts=public.receipts)
         except ValueError:  # not solved, or repaired into a channel that is refused
             continue
     # Randomized response on the ends of the smallest range is always private and unbiased.
     up = (values - least[0]) / (least[1] - least[0])
-    table = np.stack([1.0 - up, up], axis=1)
-    outputs = least
-    return ChannelMechanism(epsilon, values, outputs, table, receipts=public.receipts)
+    table: Any = np.stack([1.0 - up, up], axis=1)
+    return ChannelMechanism(epsilon, values, least, table, receipts=public.receipts)
 
 
 def _extended(values: np.ndarray, epsilon: float) -> tuple[float, float]:

@@ -288,4 +288,4 @@ def _probabilities(predictions: np.ndarray, from_logits: bool) -> np.ndarray:
         return predictions
     logits = predictions.astype(np.float64)
     logits = np.stack([0.0 * logits, logits], axis=1) if logits.ndim == 1 else logits
-    return prior_from_logits(logits, 1.0)
+    return prior_from_logits(logits)
