@@ -136,3 +136,14 @@ def test_alpha_below_what_n_allows_is_refused_with_the_labels_that_it_needs():
     needed = [QuantileMechanism(e, 0.5, num_classes=2).rank(10**9) for e in (2.1e-4, 1.9e-4, 1e-6)]
     above = np.array(needed) - 500_000_001  # inversely proportional to epsilon, also if tiny
     np.testing.assert_allclose(above * [2.1e-4, 1.9e-4, 1e-6], 11.62, rtol=0.01)
+
+
+def test_of_equal_sums_the_larger_threshold_wins(monkeypatch):
+    """The proof of coverage needs it: a smaller one must exceed the noise, not reach it."""
+    mechanism = QuantileMechanism(1.0, 0.2, num_classes=2)
+    labels, rows = np.arange(200) % 2, np.random.default_rng(0).dirichlet([1, 1], 200)
+    thresholds, utilities = mechanism.utilities(labels, rows)
+    monkeypatch.setattr(
+        "tf_labeldp.mechanisms.quantile.geometric", lambda *_: utilities.max() - utilities
+    )
+    assert mechanism.release(labels, rows) == thresholds[-1] > thresholds[0]

@@ -45,12 +45,10 @@ def optimal_unbiased(
     Source: Badanidiyuru et al. 2023, "Optimal unbiased randomizers for regression with label
     differential privacy", on a grid of outputs that is refined around those in use: within 1 % of
     the loss on 1,600 outputs for up to 32 values, up to 5 % above it at epsilon 8 under sparse
-    priors. A vertex of the program uses at most 2k outputs, as each of its 2k equations for k
-    values admits one. The range is ours: for outputs in [lo, hi], ``output - lo`` is not negative,
-    so ``high - lo <= e^epsilon (low - lo)`` for its means; and randomized response on {lo, hi} with
-    ``P[hi | v] = (v - lo) / (hi - lo)`` attains it. Where the solver fails, as may happen below
-    epsilon 0.01, the result is near the optimum, or that channel. Above epsilon 20 it is the
-    channel for 20, which errs in one draw in 10^7. 32 values take 2 s, 64 take 2 to 15 s.
+    priors. The least range of outputs is ours (docs/theory.md, unbiased numbers). Where the solver
+    fails, as may happen below epsilon 0.01, the result is near the optimum, or randomized response
+    on that range. Above epsilon 20 it is the channel for 20, which errs in one draw in 10^7. 32
+    values take 2 s, 64 take 2 to 15 s.
 
     Args:
         values: possible labels, (k,), finite, in any order; equal values are merged; at least two.

@@ -41,11 +41,9 @@ class ProjectiveGeometryResponse(WithoutPriors, FrozenClassification):
 
     The variance of shares is least near ``q = e^eps + 1``: within 3 % of the best mechanism's
     (subset selection) from 100 classes on. A model that already knows the few likely classes of
-    an example learns most from sets that separate a pair. The likelihoods of y and y' differ where
-    a set contains one of them, by e^eps, so the divergence (Kullback-Leibler) of their draws is
-    ``eps (own - other)``, for the probabilities that the set contains the label and another class.
-    It is largest near ``q = e^(eps / 2) + 1`` (our derivation). At epsilon 4 it won 1 to 3 points
-    of accuracy with 500 examples per class and lost 29 with 50; below 2 the two hardly differ.
+    an example learns most from sets that separate a pair, best near ``q = e^(eps / 2) + 1`` (our
+    derivation, docs/theory.md, many classes). At epsilon 4 these won 1 to 3 points of accuracy with
+    500 examples per class and lost 29 with 50; below 2 the two hardly differ.
 
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label: a hyperplane has one probability for all

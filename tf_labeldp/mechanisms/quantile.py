@@ -51,20 +51,10 @@ class QuantileMechanism(FrozenAggregate):
     Of m public thresholds let F_j be the number of scores up to the j-th. The mechanism returns the
     threshold with the largest sum of utility and noise, the larger one of equals. The utility is
     ``-max(0, k - F_j, F_{j-1} - k + 1)``: zero for the threshold of the k-th smallest score. The
-    noise is geometric, ``P[X >= x] = e^(-x epsilon / 2)``.
-
-    *Privacy.* A replaced label changes all F_j between two thresholds by one, in one direction, so
-    that the difference of two utilities changes by at most 2. Given the noise of the others, a
-    threshold wins if its own noise reaches a bound that moves by at most 2.
-
-    *Coverage.* Take the n + 1 scores in order, and let the new one be the i-th, which has
-    probability 1/(n + 1) for each i. For i <= k, the threshold of utility zero covers it, and a
-    threshold below it has F_j <= i - 1. One of these wins only if its noise exceeds the noise X of
-    the former by k - i + 1, so for the largest noise M of m - 1 thresholds ``M - X - 1 >= k - i +
-    1``. Summed over i, the chance of a miss is at most ``(n + 1 - k + S) / (n + 1)`` with ``S = E
-    max(0, M - X - 1)``, about ``11.6 / epsilon`` for the
-    513 thresholds here. So ``k = ceil((1 - alpha) (n + 1) +
-    S)``, and alpha is at least ``(1 + S) / (n + 1)``.
+    noise is geometric, ``P[X >= x] = e^(-x epsilon / 2)``. The rank is ``k = ceil((1 - alpha)
+    (n + 1) + S)`` with ``S = E max(0, M - X - 1)`` for the largest noise M of m - 1 thresholds:
+    about ``11.6 / epsilon`` for the 513 here. So alpha is at least ``(1 + S) / (n + 1)``. Proofs
+    are in docs/theory.md (sets with coverage).
 
     Source: split-conformal prediction (Papadopoulos et al. 2002; Vovk, Gammerman and Shafer 2005)
     with a private quantile (after Angelopoulos, Bates et al. 2022, "Private prediction sets");

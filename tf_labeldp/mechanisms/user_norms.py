@@ -27,11 +27,8 @@ def user_norms(blocks: Iterable[np.ndarray], users: np.ndarray, *, by_signs: boo
     """Returns a bound on ``||sum_i x_i d_i^T||`` for the rows x_i of each user, ``float64`` (U,).
 
     The d_i are any vectors of norm at most one, with ``by_signs`` any numbers in [-1, 1]: the
-    changes of codes, divided by the largest. With the Gram matrix G of a user's k rows the square
-    is ``sum_ij G_ij <d_i, d_j>``, which is at most ``sum_ij |G_ij|``, and at most k times the
-    largest eigenvalue of G. Neither exceeds the squared sum of norms. The first bound is exact for
-    k = 2. A convex function of numbers in [-1, 1] is largest at signs, so with ``by_signs`` it is
-    exact up to ten rows.
+    changes of codes, divided by the largest. The bounds are proved in docs/theory.md (users); with
+    ``by_signs`` they are exact up to ten rows.
 
     Args:
         blocks: rows (m, d) in order, n in total.

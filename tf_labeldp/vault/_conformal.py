@@ -106,14 +106,11 @@ def conformal(
         labels and these n examples and the new one are exchangeable (for noisy labels independent
         and of one law). Holds for every model, also a bad one, whose sets are large.
 
-    *Noisy labels.* The share that a set covers at each threshold t is estimated with debiased
-    labels, ``c(t) = mean of sum_y D_iy 1{score_iy <= t}``, and the least t with ``c(t) >= 1 - alpha
-    + margin`` is taken. The positive parts of a row of D sum to W at most, and the negative ones to
-    V. Each part of c is a conditional mean of an empirical distribution function
-    of n draws, weighted by W or V, so ``E sup_t (c(t) - coverage(t)) <= 0.74 (W + V) / sqrt(n)``,
-    by Jensen's inequality and Dvoretzky, Kiefer and Wolfowitz with Massart's constant. This is the
-    margin, so the coverage at the chosen t is at least 1 - alpha on average. The vault's quantile
-    has a margin of about 11 / (epsilon n) only.
+    *Noisy labels* estimate the share that a set covers at each threshold; the least one with 1 -
+    alpha and a margin for the estimate's largest error is taken: ``0.74 (W + V) / sqrt(n)``, if the
+    positive parts of a debiased label sum to W at most, and the negative ones to V. The vault's
+    quantile has a margin of about 11 / (epsilon n) only. Proofs are in docs/theory.md (sets with
+    coverage).
 
     Source: split-conformal prediction (Papadopoulos et al. 2002) with labels of randomized
     response, after Penso, Mahpud, Goldberger and Sheffet 2025 (arXiv 2505.15721); the margins are
