@@ -77,10 +77,10 @@ def charge_for_users(
     if isinstance(mechanism, AggregateMechanism):
         return charge.for_group(mechanism.group_size(users, public_input))
     most = int(np.bincount(users).max(initial=1))
-    composes = is_of_this_library(mechanism) and mechanism.draws_are_independent
+    composes = is_of_this_library(mechanism) and getattr(mechanism, "draws_are_independent", False)
     return charge.repeated(most) if composes else charge.for_group(most)
 
 
-def epsilon_of_one_label(labels: Any, epsilon: float) -> float:
+def epsilon_of_one_label(labels: Any, epsilon: Any) -> float:
     """Returns the epsilon of a mechanism that costs this epsilon for all labels of a user."""
     return _validate.positive_finite("epsilon", epsilon) / labels.group_size
