@@ -187,6 +187,16 @@ def test_plug_ins_and_steps() -> None:
     assert (approximate.epsilon, approximate.delta) == (by_group.epsilon, by_group.delta)
 
 
+def test_reports_of_peers_cost_group_privacy() -> None:
+    """A report depends on the labels of other rows, so those of a user do not compose."""
+    mechanism = ldp.mechanisms.PeerToPeerRandomizedResponse.for_cluster_size(0.4, 0.5, N, 1e-6)
+    labels = ldp.PrivateLabels(Y, 2, users=USERS, budget=ldp.PrivacyBudget(9.0, 0.05))
+    labels.randomize(mechanism)
+    [receipt] = labels.receipts
+    one = ldp.accounting.PrivacyGuarantee(mechanism.epsilon, mechanism.delta)
+    assert receipt.charge.delta == group_privacy(one, 5).delta > 5.5 * mechanism.delta
+
+
 def test_an_audit_of_a_user_whose_labels_all_change() -> None:
     users = np.array([0, 0, 0, 1, 2])
     mechanism = HistogramMechanism(0.5, 2)
