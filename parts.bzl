@@ -69,7 +69,7 @@ MOST_LINES = {
     "accounting": 3146,
     "mechanisms": 5461,
     "estimation": 769,
-    "vault": 7064,
+    "vault": 7052,
     "features": 4107,
     "self_supervised": 1203,
     "semi_supervised": 960,

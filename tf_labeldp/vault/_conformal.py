@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import PrivacyGuarantee, Public, Receipt, public_input
+from tf_labeldp.accounting import PrivacyGuarantee, Public, public_input
 from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED, bare
 from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_receipts
 from tf_labeldp.estimation import debiased, prior_from_logits
 from tf_labeldp.mechanisms import ClassificationMechanism, QuantileMechanism
 from tf_labeldp.mechanisms.quantile import class_scores, class_thresholds
-from tf_labeldp.vault.noisy_labels import NoisyLabels
+from tf_labeldp.vault.noisy_labels import NoisyLabels, charged_examples
 from tf_labeldp.vault.private_labels import PrivateLabels
 from tf_labeldp.vault.users import epsilon_of_one_label
 
@@ -195,9 +194,9 @@ def _refuse_learnt(receipts: Receipts, labels: Any) -> None:
     if isinstance(labels, PrivateLabels):
         name, rows = labels.label_set.name, labels.indices
     else:
-        name, rows = labels.receipts[-1].labels.name, _charged(labels.receipts, "draw")
+        name, rows = labels.receipts[-1].labels.name, charged_examples(labels.receipts, "draw")
     uses = [part for part in receipts if part.labels.name == name and part.kind != "declared"]
-    if uses and np.isin(rows, _charged(uses)).any():
+    if uses and np.isin(rows, charged_examples(uses)).any():
         raise ValueError(
             "expected a model that has not learnt from the held-out labels, got one whose receipts "
             f'name them ("{uses[-1].what}"): its sets would be too small. Train it on the first '
@@ -215,16 +214,6 @@ def _refuse_other_order(columns: Any, classes: Any) -> None:
             f"expected a model with the classes {expected}, in the order of the labels, got "
             f"{found}. Make PrivateLabels with classes={found}."
         )
-
-
-def _charged(receipts: Sequence[Receipt], kind: str = "") -> np.ndarray:
-    """Returns the examples of uses of the label set of the last receipt, maybe of one kind."""
-    uses = [part for part in receipts if part.labels.name == receipts[-1].labels.name]
-    rows = [
-        np.arange(part.labels.size) if part.examples is None else np.asarray(part.examples)
-        for part in [part for part in uses if part.kind == kind] or uses
-    ]
-    return np.concatenate(rows)
 
 
 def _kind_of_noisy(noisy: NoisyLabels) -> dict[str, int]:

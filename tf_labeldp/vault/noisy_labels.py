@@ -23,7 +23,7 @@ from tf_labeldp.accounting import (
     public_input,
 )
 from tf_labeldp.accounting.provenance import bare
-from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts
+from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_receipts
 from tf_labeldp.estimation import debiased, posterior
 from tf_labeldp.estimation.priors import (
     class_prior,
@@ -536,24 +536,10 @@ class NoisyLabels:
     @property
     def _indices_of_a_part(self) -> bool:
         """Whether indices count the examples of a part (``PrivateLabels.split``)."""
-        name = self.receipts[-1].labels.name
-        uses = [receipt for receipt in self.receipts if receipt.labels.name == name]
-        # The answers of PATE are a release.
-        draws = [receipt for receipt in uses if receipt.kind == "draw"] or uses
-        size = max(receipt.labels.size for receipt in draws)
-        if draws[-1].unit == "user":  # All labels of a user are charged, also those not drawn.
-            return len(self) < size
-        if any(receipt.examples is None and receipt.labels.size == size for receipt in draws):
-            return False
-        drawn = np.concatenate(
-            [
-                np.arange(receipt.labels.size)
-                if receipt.examples is None
-                else np.asarray(receipt.examples)
-                for receipt in draws
-            ]
-        )
-        return not np.isin(self.indices, drawn).all()
+        last = self.receipts[-1]
+        if last.unit == "user":  # All labels of a user are charged, also those not drawn.
+            return len(self) < last.labels.size
+        return not np.isin(self.indices, charged_examples(self.receipts, "draw")).all()
 
     @property
     def _kind_of_draw(self) -> tuple[str, ...]:
@@ -567,6 +553,19 @@ class NoisyLabels:
     @property
     def _is_rows_of_labels(self) -> bool:
         return hasattr(self.mechanism, "transition_matrix") and self.values.ndim == 2
+
+
+def charged_examples(receipts: Receipts, kind: str = "") -> np.ndarray:
+    """Returns the examples of uses of the last receipt's label set, maybe repeated.
+
+    Of one kind, such as "draw", if there are any: the answers of PATE are a release.
+    """
+    uses = [use for use in receipts if use.labels.name == receipts[-1].labels.name]
+    rows = [
+        np.arange(use.labels.size) if use.examples is None else np.asarray(use.examples)
+        for use in [use for use in uses if use.kind == kind] or uses
+    ]
+    return np.concatenate(rows)
 
 
 def joined(parts: list[NoisyLabels], rows: np.ndarray) -> NoisyLabels:
