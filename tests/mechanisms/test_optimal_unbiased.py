@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from scipy import optimize, sparse
 
-from tf_labeldp import audit, estimation
+from tf_labeldp import PrivacyBudget, PrivateLabels, audit, estimation
 from tf_labeldp.mechanisms import ChannelMechanism, optimal_unbiased
+from tf_labeldp.vault import LabelRandomizer
 
 
 def largest_bias(channel):
@@ -79,6 +80,10 @@ def test_noisy_labels_of_an_unbiased_channel_are_debiased_already():
     channel = optimal_unbiased([0, 1, 5], [0.2, 0.5, 0.3], 1.0)
     noisy = channel.randomize([0, 1, 5, 5], rng=np.random.default_rng(0))
     np.testing.assert_array_equal(estimation.debiased(channel, noisy), noisy)
+    # Times in seconds: the range is small against the offset.
+    times = optimal_unbiased(1.7e9 + np.arange(8.0), np.full(8, 1 / 8), 8.0)
+    noisy = times.randomize(times.inputs)
+    np.testing.assert_array_equal(estimation.debiased(times, noisy), noisy)
     biased = ChannelMechanism(1.0, (0.0, 1.0), (0.0, 1.0), ((0.7, 0.3), (0.3, 0.7)))
     with pytest.raises(TypeError, match="the bias of labels drawn by ChannelMechanism is unknown"):
         estimation.debiased(biased, [0.0])
@@ -96,6 +101,25 @@ def test_equal_values_merge_and_a_single_one_is_refused():
     assert merged == optimal_unbiased([0, 1, 5], [0.2, 0.5, 0.3], 1.0)
     with pytest.raises(ValueError, match="expected at least two different values, got one"):
         optimal_unbiased([2.0, 2.0], [0.5, 0.5], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.arange(129.0), "expected at most 128 values of an unbiased channel, got 129"),
+        ([1e15, 1e15 + 1.0], "distances that doubles resolve at epsilon=9"),
+        ([-1.7e308, 1.7e308], "distances that doubles resolve at epsilon=9"),
+    ],
+)
+def test_values_without_a_channel_are_refused_before_a_charge(values, message):
+    values = np.array(values)
+    with pytest.raises(ValueError, match=message):
+        optimal_unbiased(values, np.full(values.size, 1 / values.size), 9.0)
+    budget = PrivacyBudget(12.0)
+    labels = PrivateLabels(np.tile(values, 9), low=values[0], high=values[-1], budget=budget)
+    with pytest.raises(ValueError, match=r"expected at most 128|doubles resolve"):
+        labels.randomize(LabelRandomizer(12.0, values=tuple(values), unbiased=True))
+    assert labels.receipts == ()
 
 
 def test_values_without_probability_are_unbiased_too():

@@ -251,8 +251,10 @@ class ChannelMechanism(FiniteMechanism):
     @functools.cached_property
     def is_unbiased(self) -> bool:
         """Whether the mean of the noisy labels of each input is that input, up to rounding."""
-        outputs = np.asarray(self.outputs)
-        off = np.abs(self._units / float(_UNITS) @ outputs - np.asarray(self.inputs))
+        # Differences from the first input lose no digits to a large offset.
+        first = self.inputs[0]
+        outputs, inputs = np.asarray(self.outputs) - first, np.asarray(self.inputs) - first
+        off = np.abs(self._units / float(_UNITS) @ outputs - inputs)
         return bool(off.max() <= _TOLERANCE * (outputs[-1] - outputs[0]))
 
     @functools.cached_property

@@ -11,20 +11,17 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, public_input
 from tf_labeldp.mechanisms._bins import ChannelMechanism
 from tf_labeldp.mechanisms._optimal_bins import checked_prior
+from tf_labeldp.mechanisms.bin_losses import MOST_UNBIASED_EPSILON, unbiased_range
 
 _GRID = 101
 _FEW_VALUES = 32
 """Up to here the grid is refined twice, for about a second more (at 64 values fifteen)."""
-_SLACK = 1e-6
-"""Relative. Outputs extend by this beyond the minimum, so that the program has an interior."""
 _EPSILON_SLACKS = (1e-7, 1e-4, 1e-2, 0.1)
 """Relative. The program is solved for a smaller epsilon, so that repairs keep the stated epsilon.
 
 The first nearly always suffices. At epsilon below 0.01, or above 15 with priors at one point, the
 solver's tolerances can exceed it, and the next is tried.
 """
-_MAX_EPSILON = 20.0
-"""Above, the smallest entries of the program vanish in the solver's tolerances."""
 
 
 def optimal_unbiased(
@@ -48,15 +45,16 @@ def optimal_unbiased(
     priors. The least range of outputs is ours (docs/theory.md, unbiased numbers). Where the solver
     fails, as may happen below epsilon 0.01, the result is near the optimum, or randomized response
     on that range. Above epsilon 20 it is the channel for 20, which errs in one draw in 10^7. 32
-    values take 2 s, 64 take 2 to 15 s.
+    values take 2 s, 64 take 2 to 15 s, 128 up to a minute.
 
     Args:
-        values: possible labels, (k,), finite, in any order; equal values are merged; at least two.
+        values: possible labels, (k,), finite, in any order; equal values are merged; 2 to 128.
         probabilities: their probabilities, (k,), with sum one (tolerance 1e-4); zeros are allowed.
         epsilon: finite and above zero.
 
     Raises:
-        ValueError: values or probabilities are out of range, or a single value.
+        ValueError: values or probabilities are out of range, or values are too many, too close
+            together for doubles, or a single one.
 
     Example:
         >>> mechanism = optimal_unbiased([0, 1, 2], [0.5, 0.3, 0.2], epsilon=2.0)
@@ -71,8 +69,8 @@ def optimal_unbiased(
         raise ValueError(
             "expected at least two different values, got one. Publish such labels: they are known."
         )
-    solved_for = min(epsilon, _MAX_EPSILON)
-    least, chosen = (_extended(values, part) for part in (solved_for, solved_for / 2.0))
+    solved_for = min(epsilon, MOST_UNBIASED_EPSILON)
+    least, chosen = (unbiased_range(values, part) for part in (solved_for, solved_for / 2.0))
     for slack in _EPSILON_SLACKS:
         try:
             found: Any = _optimum(values, prior, solved_for * (1.0 - slack), least, chosen)
@@ -83,13 +81,6 @@ def optimal_unbiased(
     up = (values - least[0]) / (least[1] - least[0])
     table: Any = np.stack([1.0 - up, up], axis=1)
     return ChannelMechanism(epsilon, values, least, table, receipts=public.receipts)
-
-
-def _extended(values: np.ndarray, epsilon: float) -> tuple[float, float]:
-    """Returns the smallest range of outputs of an unbiased channel."""
-    low, high = float(values[0]), float(values[-1])
-    margin = (high - low) / math.expm1(epsilon) * (1.0 + _SLACK)
-    return low - margin, high + margin
 
 
 def _optimum(

@@ -10,6 +10,12 @@ import numpy as np
 
 from tf_labeldp import _validate
 
+_MOST_UNBIASED = 128
+"""The most values of an unbiased channel: a linear program of half a minute; of minutes at 150."""
+MOST_UNBIASED_EPSILON = 20.0
+"""Above, the smallest entries of the program vanish in the solver's tolerances."""
+_SLACK = 1e-6
+"""Relative. Outputs extend by this beyond the minimum, so that the program has an interior."""
 LOSSES = ("squared_error", "absolute_error", "poisson")
 
 
@@ -35,6 +41,27 @@ def loss_values(loss: str, y_hat: Any, y: Any) -> np.ndarray:
     if loss == "absolute_error":
         return np.abs(y_hat - y)
     return y_hat - _xlogy(y, y_hat)
+
+
+def unbiased_range(values: np.ndarray, epsilon: float) -> tuple[float, float]:
+    """Returns the smallest range of outputs of an unbiased channel of increasing values.
+
+    It raises a ``ValueError`` if there is no channel: values are too many, or too close together.
+    """
+    if values.size > _MOST_UNBIASED:
+        raise ValueError(
+            f"expected at most {_MOST_UNBIASED} values of an unbiased channel, got {values.size:,}."
+            " Round the labels to fewer."
+        )
+    low, high = float(values[0]), float(values[-1])
+    margin = (high - low) / math.expm1(min(epsilon, MOST_UNBIASED_EPSILON)) * (1.0 + _SLACK)
+    least = low - margin, high + margin
+    if not -math.inf < least[0] < low < high < least[1] < math.inf:
+        raise ValueError(
+            f"expected values at distances that doubles resolve at epsilon={epsilon:g}, got "
+            f"{low!r} to {high!r}. Subtract an offset, or change the unit."
+        )
+    return least
 
 
 def _xlogy(x: Any, y: Any) -> np.ndarray:

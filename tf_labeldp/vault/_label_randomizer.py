@@ -22,7 +22,7 @@ from tf_labeldp.mechanisms import (
     optimal_unbiased,
 )
 from tf_labeldp.mechanisms.base import Mechanism
-from tf_labeldp.mechanisms.bin_losses import checked_loss
+from tf_labeldp.mechanisms.bin_losses import checked_loss, unbiased_range
 from tf_labeldp.vault.noisy_labels import NoisyLabels
 from tf_labeldp.vault.private_labels import PrivateLabels, Randomizer
 from tf_labeldp.vault.records import DrawSettingsError
@@ -61,8 +61,8 @@ class LabelRandomizer(Randomizer):
             error alone. Take it for totals of large groups whose labels differ from the others':
             debiased bins put each label at the mean of its bin, and such a total was 1 to 11 % off
             at epsilon 1 to 4 (``benchmarks``). Keep the bins for a model, for groups below some
-            thousands, and for counts that are mostly zero: their labels are far less noisy. With
-            more than 32 values it takes up to 15 s.
+            thousands, and for counts that are mostly zero: their labels are far less noisy. It
+            takes up to 15 s with 64 values, a minute with 128, the most.
 
     Raises:
         ValueError: nothing is left for the draw, or the arguments contradict each other.
@@ -218,6 +218,8 @@ class LabelRandomizer(Randomizer):
         checked_loss(self.loss, label_range[0])
         values, prior_epsilon = self.split(len(labels), *label_range)
         rest = self.epsilon - prior_epsilon
+        if self.unbiased:
+            unbiased_range(values, rest)
         stored = self._stored_bins(labels, key, values, rest)
         names = [key] if self.prior is not None else [f"{key}/prior", key]
         self._reserve(labels, dict(zip(names, self.parts(labels), strict=True)), public.receipts)
