@@ -1,5 +1,6 @@
 """Logits of private preferences between two public answers."""
 
+import functools
 from typing import Annotated, Any
 
 import keras
@@ -27,7 +28,8 @@ class PreferenceLogits(NamesItsImport, keras.layers.Layer):
     Args:
         model: a built Keras model with one number per answer, such as a reward or the sum of the
             log-probabilities of its tokens.
-        reference: such as a copy of the model before the training; it is frozen. None for zero.
+        reference: such as a copy of the model before the training; it is frozen, without dropout.
+            None for zero.
         beta: the weight of the difference, above zero; in DPO about 0.1.
         **kwargs: as in ``keras.layers.Layer``.
 
@@ -35,8 +37,8 @@ class PreferenceLogits(NamesItsImport, keras.layers.Layer):
         inputs: a pair of the model's inputs, ``(first, second)``; the logits are (batch, 2).
 
     Raises:
-        ValueError: beta is not above zero, the reference is the model, or a model returns several
-            numbers per answer.
+        ValueError: beta is not above zero, the reference is the model or shares weights with it,
+            or a model returns several numbers per answer.
 
     Example:
         >>> import numpy as np
@@ -66,6 +68,13 @@ class PreferenceLogits(NamesItsImport, keras.layers.Layer):
         # As parts of the layer, both models bring their receipts.
         self.model, self.reference, self.beta = model, reference, float(beta)
         if reference is not None:
+            shared = {id(weight) for weight in model.weights} & {id(w) for w in reference.weights}
+            if shared:
+                raise ValueError(
+                    "expected a reference with its own weights, got one that shares "
+                    f"{len(shared)} with the model. Copy it: keras.models.clone_model, then "
+                    "set_weights."
+                )
             reference.trainable = False
 
     def call(self, inputs: tuple[Any, Any]) -> Any:
@@ -73,7 +82,8 @@ class PreferenceLogits(NamesItsImport, keras.layers.Layer):
         first, second = inputs
         margin = _scores(self.model, first) - _scores(self.model, second)
         if self.reference is not None:
-            margin -= _scores(self.reference, first) - _scores(self.reference, second)
+            fixed = functools.partial(self.reference, training=False)
+            margin -= _scores(fixed, first) - _scores(fixed, second)
         half = 0.5 * self.beta * margin
         return ops.stack([-half, half], axis=-1)
 
@@ -98,4 +108,5 @@ def _scores(model: Any, answers: Any) -> Any:
             f"expected a model with one number per answer, got shape {tuple(scores.shape)}. Sum "
             "the log-probabilities of the tokens, or end with Dense(1)."
         )
-    return ops.reshape(scores, (-1,))
+    # Differences of log-probabilities lose their digits in half precision.
+    return ops.cast(ops.reshape(scores, (-1,)), keras.backend.result_type(scores.dtype, "float32"))

@@ -89,12 +89,30 @@ def test_noisy_preferences_train_the_scorer_which_carries_the_receipts(loss, tmp
     assert ldp.guarantee(loaded).epsilon == 1.0
 
 
+def test_a_reference_has_no_dropout_in_training_and_differences_have_single_precision():
+    model = scorer()
+    reference = keras.Sequential([keras.Input((D,)), keras.layers.Dropout(0.5), scorer(2)])
+    layer = PreferenceLogits(model, reference)
+    np.testing.assert_array_equal(
+        layer((FIRST, SECOND), training=True), layer((FIRST, SECOND), training=False)
+    )
+
+    def log_probabilities(answers):  # of texts: 0.5 apart, as half precision has them
+        return keras.ops.cast(answers[:, :1] - 600.0, "float16")
+
+    logits = PreferenceLogits(log_probabilities, beta=1.001)((FIRST, SECOND))
+    assert logits.dtype == "float32"
+
+
 def test_what_does_not_fit_is_refused():
     model = scorer()
     with pytest.raises(ValueError, match=r"beta above zero.*got beta=0"):
         PreferenceLogits(model, beta=0.0)
     with pytest.raises(ValueError, match="another model as reference"):
         PreferenceLogits(model, model)
+    with pytest.raises(ValueError, match="with its own weights, got one that shares 2 with"):
+        PreferenceLogits(model, keras.Model(model.inputs, model.outputs))
+    assert model.trainable
     several = keras.Sequential([keras.Input((D,)), keras.layers.Dense(3)])
     with pytest.raises(ValueError, match="one number per answer"):
         PreferenceLogits(several)((FIRST, SECOND))

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, ReceiptError
 from tf_labeldp.accounting.receipts import compose_receipts
 from tf_labeldp.dossier import verify
 from tf_labeldp.mechanisms import (
@@ -22,7 +22,7 @@ from tf_labeldp.mechanisms import (
     RandomizedResponse,
     RRWithPrior,
 )
-from tf_labeldp.vault import LabelStoreError, PrivateLabels
+from tf_labeldp.vault import LabelStoreError, NoisyLabels, PrivateLabels
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import Arrival
 
@@ -89,6 +89,29 @@ def test_a_use_of_all_weeks_adds_up_on_each_label(opened, response):
         labels.randomize(response(0.3), key="c")
     labels.split(np.arange(160, 200))[1].randomize(response(2.0), key="c")
     assert labels.guarantee().epsilon == 2.0
+
+
+def test_folders_of_draws_are_joined_if_they_count_examples_alike(tmp_path, response):
+    vault = PrivateLabels(WEEKS[0], 5, budget=PrivacyBudget(2.0))
+    halves = vault.split(0.5)
+
+    def joined(name, *draws):
+        for number, noisy in enumerate(draws):
+            noisy.save(tmp_path / name / str(number))
+        return NoisyLabels.load(tmp_path / name)
+
+    days = [vault.randomize(response(1.0), indices=rows) for rows in np.split(np.arange(90), 3)]
+    found = joined("days", days[1], days[2], days[0])
+    np.testing.assert_array_equal(found.indices, np.arange(90))
+    np.testing.assert_array_equal(found.values, np.concatenate([day.values for day in days]))
+    assert found.guarantee().epsilon == 1.0
+    parts = [
+        half.randomize(response(1.0), indices=rows)
+        for half, rows in zip(halves, np.split(np.arange(40), 2), strict=True)
+    ]
+    for name, draws in {"parts": parts, "both": [parts[1], days[0]], "twice": days[:1] * 2}.items():
+        with pytest.raises(ReceiptError, match="different examples of one vault"):
+            joined(name, *draws)
 
 
 def test_receipts_of_each_week_compose_in_parallel_in_any_order(response):

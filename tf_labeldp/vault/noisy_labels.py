@@ -599,7 +599,9 @@ def _of_folders(folders: list[pathlib.Path]) -> NoisyLabels:
     rows = np.sort(np.concatenate([part.indices for part in parts]))
     is_repeated = np.any(rows[1:] == rows[:-1])
     is_of_prior = any(getattr(part.priors, "values", None) is not None for part in parts)
-    if not all(part.receipts for part in parts) or len(kinds) > 1 or is_repeated or is_of_prior:
+    is_mixed = len(kinds) > 1 or is_repeated or is_of_prior
+    # Parts of a vault (``split``) count their examples from 0, each on its own.
+    if is_mixed or not all(part.receipts and not part._indices_of_a_part for part in parts):
         raise ReceiptError(
             f"expected draws of one mechanism for different examples of one vault in "
             f"{folders[0].parent}, got {len(parts)} folders of other draws. Load each by itself."
