@@ -185,6 +185,7 @@ def test_plug_ins_and_steps() -> None:
     approximate = Charge(0.5, 1e-6, {"class": "NonPrivateDpEvent"}).for_group(3)
     by_group = group_privacy(ldp.accounting.PrivacyGuarantee(0.5, 1e-6), 3)
     assert (approximate.epsilon, approximate.delta) == (by_group.epsilon, by_group.delta)
+    assert Charge.of(Mean(0.25)).for_group(1.2).epsilon == 0.5  # a part of a label counts as one
 
 
 def test_reports_of_peers_cost_group_privacy() -> None:
