@@ -195,8 +195,8 @@ def _refuse_learnt(receipts: Receipts, labels: Any) -> None:
         name, rows = labels.label_set.name, labels.indices
     else:
         name, rows = labels.receipts[-1].labels.name, charged_examples(labels.receipts, "draw")
-    uses = [part for part in receipts if part.labels.name == name and part.kind != "declared"]
-    if uses and np.isin(rows, charged_examples(uses)).any():
+    uses = [use for use in receipts if use.labels.name == name and use.kind != "declared"]
+    if uses and np.isin(rows, charged_examples(tuple(uses))).any():
         raise ValueError(
             "expected a model that has not learnt from the held-out labels, got one whose receipts "
             f'name them ("{uses[-1].what}"): its sets would be too small. Train it on the first '
