@@ -3,7 +3,7 @@
     python examples/01_multi_stage.py [FOLDER]
 
 The folder (default: multi-stage-output) gets two sub-folders: `private` with the label store, which
-stays with the labels, and `publish` with the model and its statement. A second run
+stays with the labels, and `publish` with the model and its card. A second run
 with the same folder uses the stored noisy labels: it draws nothing and spends nothing.
 """
 
@@ -26,7 +26,6 @@ ldp.cli.load_tensorflow()  # without the lines of its log
 import keras
 
 private, publish = folder / "private", folder / "publish"
-publish.mkdir(parents=True, exist_ok=True)
 
 # 1. Your data: public features and private labels 0..K-1, one example per person.
 features, true_labels = load_digits(return_X_y=True)
@@ -70,11 +69,10 @@ model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages], shuffle=Fa
 
 # 5. The statement: what was spent, and its assumptions. Publish it with the model.
 print(stages.guarantee())
-(publish / "privacy.json").write_text(stages.guarantee().to_json())
 
-# 6. The model is an ordinary Keras model: save it, load it, predict. `ldp.guarantee` and
-#    `ldp.load_model` read the receipts in its file, which Keras alone loads, too.
-model.save(publish / "model.keras")
+# 6. The model is an ordinary Keras model: save it with its card, load it, predict. `ldp.guarantee`
+#    and `ldp.load_model` read the receipts in its file, which Keras alone loads, too.
+ldp.save(model, publish)
 print(ldp.guarantee(publish / "model.keras").headline)
 loaded = ldp.load_model(publish / "model.keras")
 predicted = np.argmax(loaded.predict(x_test, verbose=0), axis=1)

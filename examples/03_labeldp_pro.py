@@ -3,7 +3,7 @@
     python examples/03_labeldp_pro.py [FOLDER]
 
 The folder (default: labeldp-pro-output) gets two sub-folders: `private` with the label store, which
-stays with the labels, and `publish` with the model and its statement. Every run trains with fresh
+stays with the labels, and `publish` with the model and its card. Every run trains with fresh
 noise and is charged for it: a second run on the same store is refused, as the budget is spent.
 """
 
@@ -25,7 +25,6 @@ ldp.cli.load_tensorflow()  # without the lines of its log
 import keras
 
 private, publish = folder / "private", folder / "publish"
-publish.mkdir(parents=True, exist_ok=True)
 
 # 1. Your data: public images and private labels 0..K-1, one example per person.
 digits = load_digits()
@@ -82,5 +81,4 @@ print(f"test accuracy: {accuracy:.1%}")
 
 # 6. The statement: what was spent, and its assumptions. Publish it with the model.
 print(model.guarantee())
-(publish / "privacy.json").write_text(model.guarantee().to_json())
-model.save(publish / "model.keras")
+ldp.save(model, publish)

@@ -3,7 +3,7 @@
     python examples/04_clusters.py [FOLDER]
 
 The folder (default: clusters-output) gets two sub-folders: `private` with the label store, which
-stays with the labels, and `publish` with the model and its statement. A second run
+stays with the labels, and `publish` with the model and its card. A second run
 with the same folder uses the stored noisy labels: it draws nothing and spends nothing.
 """
 
@@ -25,7 +25,6 @@ ldp.cli.load_tensorflow()  # without the lines of its log
 import keras
 
 private, publish = folder / "private", folder / "publish"
-publish.mkdir(parents=True, exist_ok=True)
 
 # 1. Your data: public features and private labels 0..K-1, one example per person.
 features, true_labels = load_digits(return_X_y=True)
@@ -71,7 +70,6 @@ print(f"test accuracy: {(predicted == y_test).mean():.1%}")
 
 # 7. The statement: what was spent, and its assumptions. Publish it with the model.
 print(ldp.guarantee(model))
-(publish / "privacy.json").write_text(ldp.guarantee(model).to_json())
 # The file carries the receipts, which `ldp.load_model` reads, too.
-model.save(publish / "model.keras")
+ldp.save(model, publish)
 print(ldp.guarantee(publish / "model.keras").headline)

@@ -3,7 +3,7 @@
     python examples/05_one_release.py [FOLDER]
 
 The folder (default: one-release-output) gets two sub-folders: `private` with the label store, which
-stays with the labels, and `publish` with the model and its statement. A second run
+stays with the labels, and `publish` with the model and its card. A second run
 with the same folder uses the stored release: it draws nothing and spends nothing.
 """
 
@@ -26,7 +26,6 @@ ldp.cli.load_tensorflow()  # without the lines of its log
 import keras
 
 private, publish = folder / "private", folder / "publish"
-publish.mkdir(parents=True, exist_ok=True)
 
 # 1. Your data: public images (n, height, width[, channels]) and private labels 0..K-1, one example
 #    per person. For a table of columns, use RandomFourierFeatures instead of PatchDictionary.
@@ -58,11 +57,10 @@ print(f"test accuracy: {head.score(x_test, y_test):.1%}")
 
 # 5. The statement: what was spent, and its assumptions. Publish it with the model.
 print(head.guarantee())
-(publish / "privacy.json").write_text(head.guarantee().to_json())
 
 # 6. An ordinary Keras model from raw images to class probabilities: save it, load it, predict. In
 #    another process, import `tf_labeldp.keras_layers` before you load it.
-head.to_keras().save(publish / "model.keras")
+ldp.save(head, publish)
 loaded = keras.models.load_model(publish / "model.keras")
 probabilities = loaded.predict(x_test.astype("float32"), verbose=0)
 print(f"test accuracy of the saved model: {np.mean(probabilities.argmax(axis=1) == y_test):.1%}")

@@ -3,7 +3,7 @@
     python examples/07_semi_supervised.py [FOLDER]
 
 The folder (default: semi-supervised-output) gets two sub-folders: `private` with the label store,
-which stays with the labels, and `publish` with the model and its statement. A second run with the
+which stays with the labels, and `publish` with the model and its card. A second run with the
 same folder uses the stored noisy labels: it draws nothing and spends nothing.
 """
 
@@ -27,7 +27,6 @@ import keras
 from tf_labeldp.semi_supervised import FixMatch
 
 private, publish = folder / "private", folder / "publish"
-publish.mkdir(parents=True, exist_ok=True)
 
 # 1. Your data: public images in [0, 1] with a channel axis, and private labels 0..K-1.
 digits = load_digits()
@@ -69,7 +68,6 @@ print(f"test accuracy: {(predicted == y_test).mean():.1%}")
 # 5. The statement: what was spent, and its assumptions. Publish it with the model.
 statement = ldp.guarantee(model)
 print(statement)
-(publish / "privacy.json").write_text(statement.to_json())
 # The file carries the receipts.
-model.network.save(publish / "model.keras")
+ldp.save(model.network, publish)
 print(ldp.guarantee(publish / "model.keras").headline)

@@ -23,7 +23,6 @@ import tf_labeldp as ldp
 ldp.cli.load_tensorflow()  # without the lines of its log
 
 private, publish = folder / "private", folder / "publish"
-publish.mkdir(parents=True, exist_ok=True)
 
 # 1. Your data: public columns (a data frame, or arrays by name) and private labels, one row per
 #    person. This example makes them up: illness depends on age, visits and town.
@@ -59,8 +58,7 @@ print(model.evaluation_)
 # 5. The statement: what was spent, and its assumptions. Publish it with the model, an ordinary
 #    Keras model. Import `tf_labeldp.keras_layers` before you load it.
 print(model.guarantee())
-(publish / "privacy.json").write_text(model.guarantee().to_json())
-model.to_keras().save(publish / "model.keras")
+ldp.save(model, publish)
 print(model.predict({"age": [80], "visits": [5], "town": ["Rome"]}))
 
 # 6. A report to sign: each release, its date, its epsilon, and the assumptions.

@@ -6,7 +6,7 @@
 Reads `cifar10_subset/` of the folder LABELDP_DATA_DIR; without it, the images are tiles of two
 photographs. It prints the test accuracy with and without the encoder, by epsilon, and writes to the
 folder (default: public-encoder-output): `private` has the label store, which stays with the labels,
-and `publish` the model, which takes raw images, and its statement.
+and `publish` the model, which takes raw images, and its card.
 """
 
 import argparse
@@ -30,7 +30,6 @@ ldp.cli.load_tensorflow()  # without the lines of its log
 import keras
 
 private, publish = folder / "private", folder / "publish"
-publish.mkdir(parents=True, exist_ok=True)
 
 
 def photographs(path):
@@ -92,11 +91,10 @@ labels = ldp.PrivateLabels(y_train, 10, budget=budget, store=private / "label-st
 model = ldp.PrivateClassifier(1.0, encoder=encoder, key="model").fit(x_train, labels)
 print(model.choice_)
 print(model.guarantee())
-(publish / "privacy.json").write_text(model.guarantee().to_json())
 
 # 6. An ordinary Keras model, from raw images of 32 pixels to class probabilities. In another
 #    process, import `tf_labeldp.keras_layers` before you load it.
-model.to_keras().save(publish / "model.keras")
+ldp.save(model, publish)
 loaded = keras.models.load_model(publish / "model.keras")
 probabilities = loaded.predict(x_test, verbose=0)
 print(f"test accuracy of the saved model: {np.mean(probabilities.argmax(axis=1) == y_test):.1%}")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, PrivacyGuarantee
     from tf_labeldp.boosting import PrivateBoosting
-    from tf_labeldp.dossier import report
+    from tf_labeldp.dossier import report, save
     from tf_labeldp.front_door import (
         PrivateClassifier,
         PrivateRegressor,
@@ -117,7 +117,7 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "pate": (),
     "front_door": ("PrivateClassifier", "PrivateRegressor", "PrivateSearchCV", "recommend"),
     "audit": (),
-    "dossier": ("report",),
+    "dossier": ("report", "save"),
     "tf_privacy": (),
     "scale": (),
     "keras_layers": (),

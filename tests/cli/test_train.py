@@ -56,10 +56,12 @@ def test_a_table_with_names_of_classes(csv, capsys):
     # The columns are on stderr before the release, and printed once.
     columns = "2 features: age (number), job (text); left out: id, days"
     assert shown.err.count(columns) == 1 and columns not in printed
-    assert (out / "report.txt").read_text() == f"{columns}.\n\n{printed}"
+    card = (out / "README.md").read_text()
+    assert f"{columns}." in card and "NOT PRIVATE: seeded" in card
     assert "NOT PRIVATE: seeded" in printed and "held out: accuracy" in printed
-    stated = json.loads((out / "privacy.json").read_text())
-    assert stated["epsilon"] == pytest.approx(2.0) and stated["seeded"]
+    card = json.loads((out / "privacy.json").read_text())
+    assert card["guarantee"]["epsilon"] == pytest.approx(2.0) and card["guarantee"]["seeded"]
+    assert [metric["metric"] for metric in card["metrics"]] == ["accuracy"]
     model = keras.models.load_model(out / "model.keras")
     assert ldp.guarantee(model).epsilon == pytest.approx(2.0)
     features = {"age": AGE.reshape(-1, 1), "job": JOB.astype(object).reshape(-1, 1)}
@@ -86,9 +88,9 @@ def test_an_untouched_output_is_verified(csv, method):
         assert command(csv, *options, *more, "--store", str(store), output=output) == 0
         assert ldp.dossier.verify(out).problems == ()
         assert ldp.dossier.verify(out, store=store).problems == ()
-        stated = json.loads((out / "privacy.json").read_text())
+        stated = ldp.PrivacyGuarantee.from_json((out / "privacy.json").read_text())
         promise = ldp.dossier.report(store, published=[out]).statement
-        assert stated["epsilon"] == pytest.approx(promise.epsilon, rel=1e-3)
+        assert stated.epsilon == pytest.approx(promise.epsilon, rel=1e-3)
         assert main(["verify", str(out)]) == 0
 
 
@@ -324,8 +326,8 @@ def test_columns_are_printed_and_ids_and_copies_of_the_label_are_named(leaky, ca
     named = "by the released model, the column leak alone predicts nearly all labels"
     assert f"warning: {named}" in shown.err and named not in shown.out
     assert shown.err.count("by the released model, the column") == 1
-    report = (leaky.parent / "out" / "report.txt").read_text()
-    assert named in report and "4 features: id (text)" in report
+    card = (leaky.parent / "out" / "README.md").read_text()
+    assert named in card and "4 features: id (text)" in card
     options = ("--drop", "id", "days", "leak")
     assert command(leaky, *words, *options, output="again", epsilon="3") == 0
     shown = capsys.readouterr()
@@ -473,7 +475,7 @@ def test_a_training_that_was_killed_goes_on(csv, capsys, monkeypatch, point):
     assert (csv.parent / "out" / ".unfinished").exists()
     assert command(csv, *words) == 0
     names = {path.name for path in (csv.parent / "out").iterdir()}
-    assert names == {"model.keras", "privacy.json", "report.txt"}
+    assert names == {"model.keras", "privacy.json", "README.md"}
     again = {path: path.read_bytes() for path in store.glob("records/[0-9]*")}
     assert {path: again[path] for path in draws} == draws
     assert ldp.guarantee(csv.parent / "out" / "model.keras").epsilon == pytest.approx(2.0)
@@ -482,13 +484,13 @@ def test_a_training_that_was_killed_goes_on(csv, capsys, monkeypatch, point):
 
 
 def test_a_killed_training_leaves_no_statement_of_another_model(csv, monkeypatch):
-    """Run 1 is killed at its report, and run 2, at another epsilon, after its model."""
+    """Run 1 is killed at its page, and run 2, at another epsilon, after its model."""
 
     def killed(*arguments, **options):
         raise KeyboardInterrupt
 
     out = csv.parent / "out"
-    for name, epsilon in (("report.txt", "2"), ("privacy.json", "8")):
+    for name, epsilon in (("README.md", "2"), ("privacy.json", "8")):
         write = pathlib.Path.write_text
 
         def one_fails(path, *words, name=name, write=write, **options):

@@ -122,6 +122,7 @@ def test_one_release(tmp_path, run):
     guarantee = PrivacyGuarantee.from_json((folder / "publish" / "privacy.json").read_text())
     assert (guarantee.epsilon, guarantee.delta) == (1.0, 1e-5) and guarantee.is_private
     assert sorted(path.name for path in (folder / "publish").iterdir()) == [
+        "README.md",
         "model.keras",
         "privacy.json",
     ]

@@ -337,8 +337,8 @@ def _add_train(verbs: Any) -> None:
         verbs, "train", "_train.run_train", check=_check_train,
         help="train a model on private labels",
         description="Trains PrivateClassifier or PrivateRegressor on a table, or on images and a "
-        "table of their labels, and writes a folder: model.keras, its statement privacy.json, and "
-        "report.txt. All three may be published.",
+        "table of their labels, and writes a folder: model.keras, and its card, privacy.json and "
+        "README.md. All three may be published.",
         epilog="Every column but --label is a public feature unless --features or --drop leaves it "
         "out: the command prints the columns that it takes, warns of ids before it spends, and of "
         "columns from which the released model predicts nearly all labels. Classes and range must "

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tf_labeldp import dossier
 from tf_labeldp._validate import counted
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.accounting.budget import default_delta
@@ -80,31 +81,23 @@ def _warn(warnings: list[str]) -> None:
 
 
 def _write(model: Any, args: argparse.Namespace, columns: str, warnings: list[str]) -> str:
-    """Writes the model, its statement and the report.
+    """Writes the model and its card.
 
     Returns:
-        The report without its first part, the columns and warnings, which are on stderr.
+        The choice, the score and the statement, for stdout; columns and warnings are on stderr.
     """
     folder: pathlib.Path = args.output
-    path = folder / "model.keras"
-    warnings = [f"Warning: {text}." for text in warnings]
+    warnings = [f"Warning: {one_line(text)}." for text in warnings]
+    data = "\n\n".join([f"{columns[0].upper()}{one_line(columns[1:])}.", *warnings])
+    stated = dossier.save(model, folder, data=data)
     parts = [
-        "\n".join([f"{columns[0].upper()}{columns[1:]}.", *map(one_line, warnings)]),
         in_options(str(model.choice_)),
         *([f"On a tenth of the rows, held out: {model.evaluation_}"] if args.evaluate else []),
-        str(model.guarantee()),
+        str(stated),
         f"The model: tf-labeldp predict {folder} TABLE, or in Python "
-        f"tf_labeldp.load_model({str(path)!r})",
+        f"tf_labeldp.load_model({str(folder / 'model.keras')!r})",
     ]
-    text = "\n\n".join(parts)
-    # A killed run may have left a statement, which is not that of this model.
-    for name in ("privacy.json", "report.txt"):
-        (folder / name).unlink(missing_ok=True)
-    model.to_keras().save(path)
-    statement = model.guarantee().to_json()
-    (folder / "privacy.json").write_text(f"{statement}\n", encoding="utf-8")
-    (folder / "report.txt").write_text(f"{text}\n", encoding="utf-8")
-    return "\n\n".join(parts[1:])
+    return "\n\n".join(parts)
 
 
 def _check_metric(args: argparse.Namespace) -> None:

@@ -22,7 +22,13 @@ from tf_labeldp.accounting.provenance import (
     own_weights,
     weight_digests,
 )
-from tf_labeldp.accounting.receipts import Receipt, Receipts, merge_receipts
+from tf_labeldp.accounting.receipts import (
+    Receipt,
+    Receipts,
+    compose_receipts,
+    merge_receipts,
+)
+from tf_labeldp.dossier._card import CARD, MODEL, PAGE, receipts_digest, receipts_of_metrics
 from tf_labeldp.mechanisms import PeerToPeerRandomizedResponse
 from tf_labeldp.pate import ConfidentGNMax
 from tf_labeldp.vault import NoisyLabels, guarantee, load_model
@@ -30,7 +36,6 @@ from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.noisy_labels import STATEMENT_SUFFIX
 from tf_labeldp.vault.records import compact, is_charged
 
-_STATEMENT_OF_MODEL = "privacy.json"
 _TOLERANCE = 2e-4
 """Largest relative difference between an epsilon that version 0.2 composed and the same today."""
 _LONGEST = 100
@@ -87,7 +92,7 @@ def verify(
 
     Args:
         path: noisy labels (a folder of ``NoisyLabels.save``, or an output of ``tf-labeldp
-            randomize``), a ``.keras`` file, or the folder of ``tf-labeldp train``.
+            randomize``), a ``.keras`` file, or the folder of ``save`` or ``tf-labeldp train``.
         store: folder of the store that paid for the file; or None.
         report: ``report.json`` of ``tf-labeldp report``; or None.
 
@@ -117,7 +122,7 @@ def verify_against(path: str | os.PathLike[str], ledgers: Sequence[Ledger]) -> P
     place = pathlib.Path(path).expanduser()
     if not place.exists():
         raise FileNotFoundError(f"expected a published file, got no file {place}. Check the path.")
-    model = place / "model.keras" if (place / "model.keras").exists() else place
+    model = place / MODEL if (place / MODEL).exists() else place
     if model.suffix == ".keras":
         found = _verify_model(place, model, ledgers)
     else:
@@ -202,6 +207,10 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, ledgers: Sequence[Le
     try:
         loaded = load_model(model, compile=False)
         receipts, stated = public_input(loaded).receipts, guarantee(loaded)
+        card = _card_of(place)
+        if measured := receipts_of_metrics(card):
+            receipts = merge_receipts(receipts, measured)
+            stated = compose_receipts(receipts).with_assumptions([WEIGHTS_ASSUMED])
     # Layers and file formats raise errors of any type.
     except Exception as error:
         problem = f"the model can't be read ({type(error).__name__}: {error})"
@@ -212,9 +221,18 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, ledgers: Sequence[Le
     problems += [
         str(receipt.charge.assumptions[0]) for receipt in receipts if receipt.kind == "unknown"
     ]
-    statement = place / _STATEMENT_OF_MODEL
-    if statement.exists():
-        problems += _differs(stated, json.loads(statement.read_text(encoding="utf-8")))
+    if card:
+        # Version 0.2 wrote the statement alone.
+        problems += _differs(stated, card.get("guarantee", card))
+        digest = receipts_digest(receipts)
+        if card.get("receipts_sha256", digest) != digest:
+            problems.append("its card is about other receipts")
+        model_digest = digests[model.name]
+        if card.get("model_sha256", model_digest) != model_digest:
+            problems.append(f"{model.name} was changed after its card was written")
+    page = place / PAGE
+    if card and page.exists() and str(stated) not in page.read_text(encoding="utf-8"):
+        problems.append(f"{PAGE} does not quote the statement of the receipts")
     contains = f"a Keras model of {counted(loaded.count_params(), 'weight')}"
     if ledgers and receipts:
         unknown, public = _unknown_layers(loaded, ledgers)
@@ -226,6 +244,15 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, ledgers: Sequence[Le
     # Nothing is known of a model without receipts, so it has no promise.
     promise = stated if receipts else None
     return Published(str(place), contains, digests, promise, receipts, tuple(problems))
+
+
+def _card_of(folder: pathlib.Path) -> dict[str, Any]:
+    """Returns the card of a folder; {} without one."""
+    path = folder / CARD
+    if not path.exists():
+        return {}
+    card: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return card
 
 
 def _differs(stated: PrivacyGuarantee, written: dict[str, Any]) -> list[str]:

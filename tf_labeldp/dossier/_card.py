@@ -1,0 +1,212 @@
+"""Saves a model in a folder with its card: what it promises, how good it is, how to check both."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp._validate import counted
+from tf_labeldp._version import __version__
+from tf_labeldp.accounting import PrivacyGuarantee, Public, Receipt, Setting, public_input
+from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
+from tf_labeldp.accounting.receipts import Receipts, compose_receipts
+from tf_labeldp.vault import Evaluation
+
+MODEL, CARD, PAGE = "model.keras", "privacy.json", "README.md"
+_OF_NUMBERS = ("mse", "mae")
+_TAGS = ("differential-privacy", "label-differential-privacy")
+
+
+def save(
+    model: Public[Any],
+    folder: str | os.PathLike[str],
+    *,
+    metrics: Public[Iterable[Evaluation] | None] = None,
+    data: Setting[str] = "",
+) -> PrivacyGuarantee:
+    """Saves a model with a model card: its statement, its metrics, and how to verify both.
+
+    The folder gets ``model.keras``; ``README.md``, the card, with the metadata that model hubs
+    read; and ``privacy.json``, the card as data. All three may be published. The statement covers
+    the model and the metrics. ``tf-labeldp verify FOLDER`` compares the three.
+
+    Args:
+        model: a Keras model, or an estimator with ``to_keras``: a head, ``PrivateClassifier``.
+        folder: made if it is missing; an earlier model there is replaced.
+        metrics: results of ``labels.evaluate`` or ``noisy.evaluate``. For labels that you declare
+            public, make one: ``vault.Evaluation("accuracy", value, 0.0, n, effective_examples=n)``.
+            None for the ``evaluation_`` of a ``PrivateClassifier``, if it has one.
+        data: sentences on the training data and its columns, for the card.
+
+    Returns:
+        The statement.
+
+    Raises:
+        TypeError: the model is none, or a metric is no ``Evaluation`` of one number; nothing was
+            written.
+
+    Source: Mitchell et al., "Model cards for model reporting", 2019; the metadata are those of
+    ``model-index`` of model hubs.
+
+    Example:
+        >>> import tempfile
+        >>> import keras
+        >>> from tf_labeldp import declare
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> _ = declare(model, because="its labels are public")
+        >>> save(model, tempfile.mkdtemp()).epsilon
+        0.0
+    """
+    public = public_input(model, metrics)
+    estimator, metrics = public.value
+    network = estimator.to_keras() if hasattr(estimator, "to_keras") else estimator
+    if not (hasattr(network, "save") and hasattr(network, "trainable_weights")):
+        raise TypeError(
+            f"expected a Keras model, or an estimator with to_keras, got "
+            f"{type(estimator).__name__}. Give the trained model."
+        )
+    if metrics is None:
+        own = getattr(estimator, "evaluation_", None)
+        metrics = [] if own is None else [own]
+    metrics = list(metrics)
+    for found in metrics:
+        if not isinstance(found, Evaluation) or np.ndim(found.value):
+            raise TypeError(
+                f"expected metrics of one number from labels.evaluate, got {found!r}. For labels "
+                "that are public, give vault.Evaluation(metric, value, 0.0, n, "
+                "effective_examples=n)."
+            )
+    receipts = public_input(public, network, metrics).receipts
+    stated = compose_receipts(receipts).with_assumptions([WEIGHTS_ASSUMED])
+    path = pathlib.Path(folder).expanduser()
+    path.mkdir(parents=True, exist_ok=True)
+    # A run that is killed leaves no card of another model.
+    for name in (PAGE, CARD):
+        (path / name).unlink(missing_ok=True)
+    network.save(path / MODEL)
+    card = {
+        "made_by": f"tf-labeldp {__version__}",
+        "guarantee": json.loads(stated.to_json()),
+        "receipts_sha256": receipts_digest(receipts),
+        "model_sha256": hashlib.sha256((path / MODEL).read_bytes()).hexdigest(),
+        "data": data,
+        "metrics": [_metric(found) for found in metrics],
+    }
+    (path / CARD).write_text(json.dumps(card, indent=1), encoding="utf-8")
+    choice = getattr(estimator, "choice_", None)
+    name = path.resolve().name
+    page = _page(name, _metadata(name, network, card), str(choice or ""), card, stated, receipts)
+    (path / PAGE).write_text(page, encoding="utf-8")
+    return stated
+
+
+def receipts_digest(receipts: Receipts) -> str:
+    """Returns the SHA-256 of receipts, in any order."""
+    content = sorted(json.dumps(receipt.to_json(), sort_keys=True) for receipt in receipts)
+    return hashlib.sha256("\n".join(content).encode()).hexdigest()
+
+
+def receipts_of_metrics(card: dict[str, Any]) -> Receipts:
+    """Returns the receipts of a card's metrics; raises ``ReceiptError`` if they were changed."""
+    return tuple(
+        Receipt.from_json(receipt)
+        for metric in card.get("metrics", [])
+        for receipt in metric["receipts"]
+    )
+
+
+def _metric(found: Evaluation) -> dict[str, Any]:
+    return {
+        "metric": found.metric,
+        "value": float(found.value),
+        "interval": [float(end) for end in found.interval()],
+        "examples": found.num_examples,
+        "receipts": [receipt.to_json() for receipt in found.receipts],
+    }
+
+
+def _metadata(name: str, network: Any, card: dict[str, Any]) -> dict[str, Any]:
+    """Returns the metadata of model hubs."""
+    shapes = [np.shape(each) for each in getattr(network, "inputs", None) or []]
+    field = "image" if any(len(shape) == 4 for shape in shapes) else "tabular"
+    results = [
+        {
+            "task": {
+                "type": f"{field}-"
+                + ("regression" if metric["metric"] in _OF_NUMBERS else "classification")
+            },
+            "dataset": {"type": "private", "name": card["data"] or "labels of this model's owner"},
+            "metrics": [{"type": metric["metric"], "value": metric["value"]}],
+        }
+        for metric in card["metrics"]
+    ]
+    index = {"model-index": [{"name": name, "results": results}]} if results else {}
+    return {"library_name": "keras", "tags": list(_TAGS), **index}
+
+
+def _page(
+    name: str,
+    metadata: dict[str, Any],
+    choice: str,
+    card: dict[str, Any],
+    stated: PrivacyGuarantee,
+    receipts: Receipts,
+) -> str:
+    # A value in JSON is one in YAML, too.
+    front = [f"{key}: {json.dumps(value)}" for key, value in metadata.items()]
+    uses = [
+        f"| {_cell(receipt.what)} | {receipt.charge.epsilon:.4g} | {receipt.charge.delta:.2g} | "
+        f"{receipt.num_examples:,} | {receipt.time[:10]} |"
+        for receipt in receipts
+        if receipt.charge.epsilon
+    ]
+    rows = [
+        f"| {metric['metric']} | {metric['value']:.4g} | "
+        f"{metric['interval'][0]:.4g} to {metric['interval'][1]:.4g} | {metric['examples']:,} | "
+        + ("private, by a release in the statement" if metric["receipts"] else "declared public")
+        + " |"
+        for metric in card["metrics"]
+    ]
+    parts = [
+        "\n".join(["---", *front, "---"]),
+        f"# {name}",
+        f"A Keras model that was trained on private labels, saved by {card['made_by']}.",
+        *([f"```text\n{choice}\n```"] if choice else []),
+        "## Privacy",
+        f"```text\n{stated}\n```",
+        f"The statement rests on {counted(len(receipts), 'receipt')}, which the model's file and "
+        f"`{CARD}` carry (SHA-256 of all: `{card['receipts_sha256']}`).",
+    ]
+    if uses:
+        head = ["| use | epsilon | delta | labels | date |", "| --- | --- | --- | --- | --- |"]
+        parts.append("\n".join([*head, *uses]))
+    if rows:
+        head = [
+            "| metric | value | 95 % interval | examples | labels |",
+            "| --- | --- | --- | --- | --- |",
+        ]
+        parts += ["## Metrics", "\n".join([*head, *rows])]
+        parts.append("The intervals cover the noise and the sample of examples.")
+    if card["data"]:
+        parts += ["## Data", card["data"]]
+    parts += [
+        "## Use",
+        f'```python\nimport tf_labeldp as ldp\n\nmodel = ldp.load_model("{MODEL}")\n```',
+        "## Verify",
+        "```sh\ntf-labeldp verify .                     # the files against their receipts\n"
+        "tf-labeldp verify . --store LABEL-STORE # by the owner of the labels, against the ledger"
+        "\n```",
+        f"SHA-256 of `{MODEL}`: `{card['model_sha256']}`.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Returns a text for a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")
