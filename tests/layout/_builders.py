@@ -214,6 +214,9 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "vault.declare": lambda put: ldp.declare(
         put("artefact", dense()), because="a test", made_of=put("made_of", [X])
     ),
+    "dossier.save": lambda put: ldp.save(
+        put("model", dense()), tempfile.mkdtemp(), metrics=put("metrics", [])
+    ),
     "vault.guarantee": lambda put: ldp.guarantee(put("artefact", dense())),
     "features.Clusters.from_assignments": lambda put: Clusters.from_assignments(
         put("assignments", GROUPS)

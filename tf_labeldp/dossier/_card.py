@@ -17,6 +17,7 @@ from tf_labeldp.accounting import PrivacyGuarantee, Public, Receipt, Setting, pu
 from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
 from tf_labeldp.accounting.receipts import Receipts, compose_receipts
 from tf_labeldp.vault import Evaluation
+from tf_labeldp.vault.model_history import attach
 
 MODEL, CARD, PAGE = "model.keras", "privacy.json", "README.md"
 _OF_NUMBERS = ("mse", "mae")
@@ -63,6 +64,7 @@ def save(
         >>> save(model, tempfile.mkdtemp()).epsilon
         0.0
     """
+    of_model = public_input(model).receipts
     public = public_input(model, metrics)
     estimator, metrics = public.value
     network = estimator.to_keras() if hasattr(estimator, "to_keras") else estimator
@@ -82,6 +84,9 @@ def save(
                 "that are public, give vault.Evaluation(metric, value, 0.0, n, "
                 "effective_examples=n)."
             )
+    # The file states alone what the model was made of.
+    in_file = {receipt.id for receipt in public_input(network).receipts}
+    attach(network, [receipt for receipt in of_model if receipt.id not in in_file])
     receipts = public_input(public, network, metrics).receipts
     stated = compose_receipts(receipts).with_assumptions([WEIGHTS_ASSUMED])
     path = pathlib.Path(folder).expanduser()
