@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Each target installs the extra of its name into the one environment, and no other.
-EXTRAS := $(addprefix $(VENV)/.,plots test docs lint mutants)
+EXTRAS := $(addprefix $(VENV)/.,plots test docs lint mutants release)
 TFP_VENV := .venv-tf-privacy
 TFP_BIN := $(TFP_VENV)/bin
 TFP_STAMP := $(TFP_VENV)/.installed
@@ -18,6 +18,7 @@ JAX_PRIVACY_VENV := .venv-jax-privacy
 # TFX 1.16 needs Python 3.10 (or 3.9, which this package does not support).
 TFX_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.10.*/bin/python) $(shell command -v python3.10))
 BAZEL ?= bazel
+COMPILE = $(BIN)/uv pip compile pyproject.toml -q --universal --python-version 3.10 --no-header --no-annotate
 BAZEL_TESTS ?= //:test_accounting //:test_mechanisms //:test_estimation
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -31,7 +32,7 @@ else
 unexport LABELDP_DATA_DIR
 endif
 
-.PHONY: demo test test-all test-without-onednn docs mutants test-slow test-tf-privacy test-beam test-spark test-tfx test-torch lint bench bench-nets bench-nets-gpu bazel wheel wheel-test clean
+.PHONY: demo test test-all test-without-onednn docs mutants test-slow test-tf-privacy test-beam test-spark test-tfx test-torch lint bench bench-nets bench-nets-gpu bazel wheel wheel-test lock clean
 
 demo: $(VENV)/.plots
 	$(BIN)/python -m tf_labeldp.cli demo
@@ -115,9 +116,17 @@ bench-nets-gpu: $(VENV)/.test $(OPACUS_VENV)/.installed $(JAX_PRIVACY_VENV)/.ins
 	$(BIN)/python benchmarks/bench_nets.py --gpu $(BENCH)
 
 # Builds the wheel from the source archive, so that both are complete and contain nothing stale.
-wheel: $(VENV)/.test
+# With the date of the commit, two wheels of a commit have the same bytes. The bill of materials
+# (CycloneDX) lists what the wheel installs, in the versions of today.
+wheel: $(VENV)/.test $(VENV)/.release
 	rm -rf dist
-	$(BIN)/python -m build --outdir dist
+	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(BIN)/python -m build --outdir dist
+	$(COMPILE) | $(BIN)/cyclonedx-py requirements - --pyproject pyproject.toml --output-reproducible \
+	  --output-file dist/sbom.cdx.json
+
+# Writes the versions that CI tests: pip install -c tested-versions.txt 'tf-labeldp[...]'.
+lock: $(VENV)/.release
+	$(COMPILE) --upgrade --extra test --output-file tested-versions.txt >/dev/null
 
 # Tries the wheel in an empty environment, from another folder.
 wheel-test: wheel

@@ -34,10 +34,8 @@ def run(*command, cwd, **environment):
     return done.stdout
 
 
-@pytest.fixture(scope="session")
-def wheel(tmp_path_factory):
+def build(folder, **environment):
     """Builds from a copy, since setuptools reads the build folder that it leaves in the sources."""
-    folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
     for name in FILES:
@@ -47,9 +45,21 @@ def wheel(tmp_path_factory):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / name, source / name, ignore=ignored)
     options = ("--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder)
-    run("-m", "pip", "wheel", source, *options, cwd=folder)
+    run("-m", "pip", "wheel", source, *options, cwd=folder, **environment)
     (built,) = folder.glob("*.whl")
     return built
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("wheel"))
+
+
+def test_two_wheels_have_the_same_bytes(tmp_path_factory):
+    """With the date of the commit, as `make wheel` has it; the copies have dates of their own."""
+    folders = [tmp_path_factory.mktemp(f"wheel-{number}") for number in range(2)]
+    first, second = (build(folder, SOURCE_DATE_EPOCH="1700000000") for folder in folders)
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_wheel_has_the_packages_and_nothing_else(wheel):
