@@ -83,7 +83,9 @@ def test_each_change_is_found(saved):
     assert "other receipts" in problem_of(lambda card: card.update(receipts_sha256="0"))
     assert "was changed" in problem_of(lambda card: card.update(model_sha256="0"))
     page.write_text(original[page].replace("(2, 0.0001)-label-DP", "(1, 0.0001)-label-DP"))
-    assert "does not quote" in verify(folder).problems[0]
+    assert "README.md lacks (2, 0.0001)-label-DP of the" in verify(folder).problems[0]
+    page.write_text(original[page].replace("[public-features]", ""))
+    assert "README.md lacks [public-features] of the" in verify(folder).problems[0]
     page.write_text(original[page] + "\n## Intended use\n\nNone.\n")
     assert verify(folder).problems == ()
     # The score without its cost.

@@ -230,9 +230,7 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, ledgers: Sequence[Le
         model_digest = digests[model.name]
         if card.get("model_sha256", model_digest) != model_digest:
             problems.append(f"{model.name} was changed after its card was written")
-    page = place / PAGE
-    if card and page.exists() and str(stated) not in page.read_text(encoding="utf-8"):
-        problems.append(f"{PAGE} does not quote the statement of the receipts")
+        problems += _unquoted(stated, place / PAGE) if "guarantee" in card else []
     contains = f"a Keras model of {counted(loaded.count_params(), 'weight')}"
     if ledgers and receipts:
         unknown, public = _unknown_layers(loaded, ledgers)
@@ -253,6 +251,14 @@ def _card_of(folder: pathlib.Path) -> dict[str, Any]:
         return {}
     card: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return card
+
+
+def _unquoted(stated: PrivacyGuarantee, page: pathlib.Path) -> list[str]:
+    """Returns a problem if a card's page lacks the promise or an assumption, in any wording."""
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    parts = [stated.headline, *(f"[{note.code}]" for note in stated.assumptions)]
+    missing = [part for part in parts if part not in text]
+    return [f"{page.name} lacks {', '.join(missing)} of the statement"] if text and missing else []
 
 
 def _differs(stated: PrivacyGuarantee, written: dict[str, Any]) -> list[str]:
