@@ -106,6 +106,7 @@ def end_training(model: Any, before: Iterable[bytes]) -> None:
         model.set_weights(model.get_weights())
     cover_steps(getattr(model, "optimizer", None))
     attach(model, known_of_weights(model))  # A callback may have set other weights.
+    _cover_namesakes(layers_of(model))
     digests = _cover_weights(layers_of(model))
     note_weights(sorted(set(digests).difference(before)), _receipts_of(model))
 
@@ -170,6 +171,18 @@ def _cover_weights(layers: Iterable[Any]) -> list[bytes]:
         if (history := history_of(layer)) is not None:
             _set_history(layer, dataclasses.replace(history, digests=frozenset(own)))
     return digests
+
+
+def _cover_namesakes(layers: Sequence[Any]) -> None:
+    """Gives frozen copies of layers, which share their names, a history without receipts.
+
+    Files name the layer of a history, so the copy would seem to be the trained layer, changed.
+    """
+    names = {layer.name for layer in layers if history_of(layer) is not None}
+    for layer in layers:
+        own = weight_digests(own_weights(layer))
+        if own and history_of(layer) is None and layer.name in names:
+            _set_history(layer, History((), frozenset(own)))
 
 
 def _set_history(layer: Any, history: History) -> None:
@@ -349,7 +362,7 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
     )
     for layer in layers_of(model):
         # A model within the model may have been compiled and trained.
-        steps = histories.get(layer.name, History()).steps
+        steps = _merged(histories.get(layer.name, [History()])).steps
         if steps is not None:
             cover_steps(getattr(layer, "optimizer", None), steps)
         # Copies of these weights are recognized.
@@ -377,10 +390,11 @@ def facts_in(path: str | os.PathLike[str]) -> dict[str, Any]:
         return dict(json.loads(content.read(member))) if member in content.namelist() else {}
 
 
-def _histories_in(path: pathlib.Path) -> dict[str, History]:
+def _histories_in(path: pathlib.Path) -> dict[str, list[History]]:
+    """Returns the histories in a file, by the names of layers, which several may share."""
     from tf_labeldp.keras_layers._released_dense import ASSET
 
-    histories: dict[str, History] = {}
+    histories: dict[str, list[History]] = {}
     if not zipfile.is_zipfile(path):
         return histories
     with zipfile.ZipFile(path) as content:
@@ -390,28 +404,36 @@ def _histories_in(path: pathlib.Path) -> dict[str, History]:
             name, _, history = content.read(member).partition(b"\n")
             layer = name.decode()
             try:
-                new = History.from_bytes(history)
+                histories.setdefault(layer, []).append(History.from_bytes(history))
             except ReceiptError as error:
                 raise ReceiptError(f"{path}: {error}") from error
-            # Several layers may share a name: their histories are merged.
-            old = histories.get(layer, new)
-            both = old.digests is not None and new.digests is not None
-            histories[layer] = History(
-                merge_receipts(old.receipts, new.receipts),
-                (old.digests | new.digests) if both else None,  # type: ignore[operator]
-                True,
-                old.steps if new.steps is None else new.steps,
-            )
     return histories
 
 
-def _match_by_name(model: Any, histories: Mapping[str, History]) -> None:
+def _merged(histories: Sequence[History]) -> History:
+    digests = [history.digests for history in histories if history.digests is not None]
+    steps = [history.steps for history in histories if history.steps is not None]
+    return History(
+        merge_receipts(*(history.receipts for history in histories)),
+        frozenset().union(*digests) if len(digests) == len(histories) else None,
+        True,
+        steps[-1] if steps else None,
+    )
+
+
+def _match_by_name(model: Any, histories: Mapping[str, Sequence[History]]) -> None:
     by_name: dict[str, list[Any]] = {}
     for layer in layers_of(model):
         by_name.setdefault(layer.name, []).append(layer)
-    for name, history in histories.items():
+    for name, several in histories.items():
         # Without a layer of this name, any layer may have this history.
         for layer in by_name.get(name, layers_of(model)):
+            own = weight_digests(own_weights(layer))
+            # Layers that share a name have the history of their weights.
+            fitting = [
+                part for part in several if own and part.digests and part.digests >= set(own)
+            ]
+            history = _merged(fitting or several)
             digests = history.digests if name in by_name else None
             receipts = merge_receipts(_receipts_of(layer), history.receipts)
             _set_history(layer, dataclasses.replace(history, receipts=receipts, digests=digests))
