@@ -84,7 +84,7 @@ _REASONS = {
     ),
     "model": (
         "Your own model: it learns the probabilities of a head of one noisy release on label-free "
-        "features, and from epsilon 2.5 it also learns from noisy labels.",
+        "features, and from epsilon 2 it also learns from noisy labels.",
         "A network trained on a head's probabilities beat the same network on noisy labels and "
         "DP-SGD at every epsilon measured.",
     ),

@@ -38,7 +38,7 @@ from tf_labeldp.vault.records import npz, publish
 _Self = TypeVar("_Self", bound="BootstrappedHead")
 _MARGIN = 1e-5
 """Share of epsilon that stays unspent, because the ledger also counts the rounding of releases."""
-_DRAW_SHARE, _DRAW_FROM = 0.85, 2.5
+_DRAW_SHARE, _DRAW_FROM = 0.85, 2.0
 """Share of epsilon for noisy labels, and the epsilon from which they are drawn."""
 _DRAW_ROUNDS = 4
 """Rounds of ``epochs`` on noisy labels."""
@@ -57,7 +57,7 @@ class BootstrappedHead(Head):
     last hidden layer and the label-free features; the network then learns the sum of the heads'
     log-probabilities, and so on. The result is the network.
 
-    From epsilon 2.5 per label on, 85 % of it draws noisy labels last, by ``InformativeRR`` with the
+    From epsilon 2 per label on, 85 % of it draws noisy labels last, by ``InformativeRR`` with the
     network's probabilities as priors. The network then maximises the probability of the noisy
     labels, which is the sum over classes of its probability times the channel's. Posteriors of the
     priors would be sure and wrong where the priors were; here the network's own probabilities
@@ -87,7 +87,7 @@ class BootstrappedHead(Head):
         shares: shares of the squared precision, one per release of a head; they sum to one. None
             for one release if noisy labels follow, and else two, of 0.3 and 0.7.
         draw_share: share of epsilon for noisy labels, in [0, 1); 0 draws none. None for 0.85 from
-            epsilon 2.5 on, and 0 below.
+            epsilon 2 on, and 0 below.
         mirrored: whether a mirrored image keeps its class. Probabilities are then means over image
             and mirror image; ``views`` should mirror, too.
         epochs: epochs of training after each release of a head; noisy labels get four times these.
