@@ -796,7 +796,9 @@ class PrivateLabels:
         ``model.guarantee()`` and ``noisy.guarantee()`` are the statements of one output.
 
         Args:
-            after: mechanisms to add, with one use of all examples each; nothing is charged.
+            after: mechanisms to add, with one use of all examples each; nothing is charged. With
+                users, a ``LabelMomentMechanism`` costs what it costs in a head; with less noise
+                than that of a head, its release costs more.
             delta: the delta of the statement; None takes the budget's.
         """
         public = public_input(after)
