@@ -167,7 +167,7 @@ def test_all_images_with_the_labels_of_a_part_are_refused(learner):
     noisy = rest.randomize(ldp.RandomizedResponse(1.0, NUM_CLASSES))
     settings = {} if learner is DivideMix else {"from_logits": False}
     model = compiled(learner(**parts(learner), **settings))
-    with pytest.raises(ValueError, match=r"Give x\[part.indices\]"):
+    with pytest.raises(ValueError, match=r"Give x\[labels.indices\]"):
         model.fit(IMAGES, noisy, 20, verbose=0)
     model.fit(IMAGES[rest.indices], noisy, 20, steps_per_epoch=1, verbose=0)
     assert ldp.guarantee(model).epsilon == 1.0

@@ -382,7 +382,7 @@ BAD: dict[str, tuple[Any, ...]] = {
         ValueError,
         "each of the 60 examples of the vault, or for each of the 20 noisy labels",
     ),
-    "of a part": (lambda: (X, of_a_part()), ValueError, r"a part.* x\[part\.indices\]"),
+    "of a part": (lambda: (X, of_a_part()), ValueError, r"a part.* x\[labels\.indices\]"),
     "a data set": (lambda: (data_set(), drawn()), TypeError, r"callbacks=\[RecordReceipts"),
     "two draws": (
         lambda: (X, [drawn(), drawn()]),
