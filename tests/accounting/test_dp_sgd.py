@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from importlib import metadata
 
+import dp_accounting
 import numpy as np
 import pytest
 from _composed_loss import ComposedLoss
+from dp_accounting import rdp
 from scipy import stats
 
 from tf_labeldp.accounting import calibrate_noise_multiplier, dp_sgd_guarantee
@@ -220,3 +223,16 @@ def test_little_noise_costs_more_when_clipped_by_label_distance(noise):
     norm = dp_sgd_guarantee(noise, 0.5, 1, 1e-5).epsilon
     distance = dp_sgd_guarantee(noise, 0.5, 1, 1e-5, clipping="label_distance").epsilon
     assert distance > norm > 0.5 / noise**2
+
+
+@pytest.mark.skipif(metadata.version("dp-accounting") != "0.6.0", reason="of version 0.6.0")
+def test_the_rdp_accountant_of_dp_accounting_understates_replacement():
+    """google/differential-privacy #378, as docs/comparison.md says."""
+    noise, delta, relation = 5.0, 1e-5, dp_accounting.NeighboringRelation.REPLACE_ONE
+    by_rdp = rdp.RdpAccountant(neighboring_relation=relation)
+    found = by_rdp.compose(dp_accounting.GaussianDpEvent(noise)).get_epsilon(delta)
+    # A changed label moves the sum by 2: the closed form of the Gaussian.
+    exact = gaussian_epsilon(noise, delta, 2.0)
+    assert found == pytest.approx(0.7945, abs=1e-3) and exact == pytest.approx(1.5550, abs=1e-3)
+    ours = dp_sgd_guarantee(noise, 1.0, 1, delta).epsilon
+    assert exact <= ours < exact * (1.0 + 1e-4)
