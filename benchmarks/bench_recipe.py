@@ -9,7 +9,6 @@ of training that was cut off. ``--policy mixed_bfloat16`` is faster on processor
     python benchmarks/bench_recipe.py                     # the table
     python benchmarks/bench_recipe.py --choose            # variants, on a part of the training set
 
-The variant "no privacy", at any one epsilon, trains the network on the true labels.
 ``--choose`` trains on 12,000 examples of the training set, and tests on 10,000 others of it.
 """
 
@@ -27,12 +26,11 @@ import _datasets
 import _results
 import keras
 import numpy as np
-from scipy.special import softmax
 
 import tf_labeldp as ldp
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary
 from tf_labeldp.front_door.image_network import image_network, image_views
-from tf_labeldp.heads import BootstrappedHead, PrivateLogisticRegression, teacher_labels
+from tf_labeldp.heads import BootstrappedHead, PrivateLogisticRegression
 
 EPSILONS, DELTA = (0.1, 0.5, 1.0, 2.0, 4.0), 1e-5
 PASSES = {"mnist": 40, "fashion_mnist": 40, "cifar10_subset": 120}
@@ -45,7 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "noisy labels, 70 %": {"draw_share": 0.7},
     "two releases, noisy labels": {"draw_share": 0.6, "shares": (0.3, 0.7)},
 }
-HEAD, TRUE_LABELS = "smooth logistic", "no privacy"
+HEAD = "smooth logistic"
 
 
 class Data:
@@ -118,29 +116,11 @@ def recipe(data: Data, job: dict[str, Any], folder: pathlib.Path) -> dict[str, A
     return {**found, "stated": round(model.guarantee().epsilon, 4)}
 
 
-def without_privacy(data: Data, job: dict[str, Any]) -> dict[str, Any]:
-    """Trains the network on the true labels, as on noisy ones; returns the test accuracy."""
-    keras.utils.set_random_seed(job["seed"])
-    network = image_network(data.x, data.num_classes)
-    taught = teacher_labels(np.eye(data.num_classes, dtype=np.float32)[data.y])
-    views = image_views(data.x.shape[1:], data.mirrored)
-    batches = taught.batches(data.x, 256, augment=views, seed=job["seed"])
-    rate = keras.optimizers.schedules.CosineDecay(
-        2e-4, job["passes"] * len(batches) - 100, 0.05, warmup_target=2e-3, warmup_steps=100
-    )
-    loss = keras.losses.CategoricalCrossentropy(from_logits=True)
-    network.compile(keras.optimizers.AdamW(rate, weight_decay=1e-3), loss)
-    network.fit(batches, epochs=job["passes"], verbose=2)
-    images = [data.x_test, data.x_test[:, :, ::-1]] if data.mirrored else [data.x_test]
-    logits = [network.predict(x, batch_size=512, verbose=0) for x in images]
-    return {"accuracy": data.accuracy(np.mean([softmax(x, axis=1) for x in logits], axis=0))}
-
-
 def table(runs: list[dict[str, Any]], choose: bool) -> str:
     """Returns accuracies as Markdown, mean and standard deviation over seeds, and minutes."""
     rows = []
     for name in PASSES:
-        for variant in (HEAD, *VARIANTS, TRUE_LABELS):
+        for variant in (HEAD, *VARIANTS):
             cells, seconds = [], []
             for epsilon in EPSILONS:
                 wanted = {"data": name, "variant": variant, "epsilon": epsilon, "choose": choose}
@@ -158,7 +138,7 @@ def main() -> None:
     """Runs what is missing, prints and records the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", nargs="+", default=list(PASSES), choices=PASSES)
-    parser.add_argument("--variants", nargs="+", choices=(HEAD, *VARIANTS, TRUE_LABELS))
+    parser.add_argument("--variants", nargs="+", choices=(HEAD, *VARIANTS))
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--passes", type=int, help="over the examples, in all rounds together")
@@ -187,8 +167,6 @@ def main() -> None:
             start = time.perf_counter()
             if job["variant"] == HEAD:
                 found = head(data, job["epsilon"], job["seed"])
-            elif job["variant"] == TRUE_LABELS:
-                found = without_privacy(data, job)
             else:
                 found = recipe(data, job, args.made)
             seconds = round(time.perf_counter() - start, 1)

@@ -133,8 +133,10 @@ class PrivacyGuarantee:
 
     @classmethod
     def from_json(cls, text: str) -> PrivacyGuarantee:
-        """Returns the statement that ``to_json`` wrote, also from the content of a
-        ``privacy.json``, which has it as ``guarantee``."""
+        """Returns the statement that ``to_json`` wrote.
+
+        A published ``privacy.json`` has it as ``guarantee``, and its content is read, too.
+        """
         fields = json.loads(text)
         fields = fields.get("guarantee", fields)
         fields.pop("private", None)

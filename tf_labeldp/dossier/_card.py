@@ -99,7 +99,7 @@ def save(
         "made_by": f"tf-labeldp {__version__}",
         "guarantee": json.loads(stated.to_json()),
         "receipts_sha256": receipts_digest(receipts),
-        "model_sha256": hashlib.sha256((path / MODEL).read_bytes()).hexdigest(),
+        "model_sha256": file_digest(path / MODEL),
         "data": data,
         "metrics": [_metric(found) for found in metrics],
     }
@@ -109,6 +109,20 @@ def save(
     page = _page(name, _metadata(name, network, card), str(choice or ""), card, stated, receipts)
     (path / PAGE).write_text(page, encoding="utf-8")
     return stated
+
+
+def card_in(folder: pathlib.Path) -> dict[str, Any]:
+    """Returns the card of a folder as data; {} without one."""
+    path = folder / CARD
+    if not path.exists():
+        return {}
+    card: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return card
+
+
+def file_digest(path: pathlib.Path) -> str:
+    """Returns the SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def receipts_digest(receipts: Receipts) -> str:

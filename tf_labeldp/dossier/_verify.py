@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -28,7 +27,14 @@ from tf_labeldp.accounting.receipts import (
     compose_receipts,
     merge_receipts,
 )
-from tf_labeldp.dossier._card import CARD, MODEL, PAGE, receipts_digest, receipts_of_metrics
+from tf_labeldp.dossier._card import (
+    MODEL,
+    PAGE,
+    card_in,
+    file_digest,
+    receipts_digest,
+    receipts_of_metrics,
+)
 from tf_labeldp.mechanisms import PeerToPeerRandomizedResponse
 from tf_labeldp.pate import ConfidentGNMax
 from tf_labeldp.vault import NoisyLabels, guarantee, load_model
@@ -207,7 +213,7 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, ledgers: Sequence[Le
     try:
         loaded = load_model(model, compile=False)
         receipts, stated = public_input(loaded).receipts, guarantee(loaded)
-        card = _card_of(place)
+        card = card_in(place)
         if measured := receipts_of_metrics(card):
             receipts = merge_receipts(receipts, measured)
             stated = compose_receipts(receipts).with_assumptions([WEIGHTS_ASSUMED])
@@ -242,15 +248,6 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, ledgers: Sequence[Le
     # Nothing is known of a model without receipts, so it has no promise.
     promise = stated if receipts else None
     return Published(str(place), contains, digests, promise, receipts, tuple(problems))
-
-
-def _card_of(folder: pathlib.Path) -> dict[str, Any]:
-    """Returns the card of a folder; {} without one."""
-    path = folder / CARD
-    if not path.exists():
-        return {}
-    card: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return card
 
 
 def _unquoted(stated: PrivacyGuarantee, page: pathlib.Path) -> list[str]:
@@ -343,8 +340,4 @@ def _not_listed(report: pathlib.Path, found: Published) -> list[str]:
 
 
 def _digests(files: Iterable[pathlib.Path]) -> dict[str, str]:
-    return {
-        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(files)
-        if file.is_file()
-    }
+    return {file.name: file_digest(file) for file in sorted(files) if file.is_file()}
