@@ -41,12 +41,15 @@ class Panel:
         title: the title of the panel.
         rows: the first cell of the rows to draw, or None for all rows.
         axes: further settings of the axes.
+        lines: instead of rows, the curves by their name: each has the numbers of rows, given by
+            table and first two cells; of two rows with one epsilon the last counts.
     """
 
     table: str
     title: str
     rows: str | None = None
     axes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    lines: dict[str, list[tuple[str, str, str]]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +70,40 @@ class Bars:
 _ERROR = {"yscale": "log", "ylabel": "mean squared error"}
 _CLUSTERS = {"xlabel": "number of clusters"}
 PLOTS: dict[str, list[Panel] | list[Bars]] = {
+    "decides.png": [
+        Panel(
+            "",
+            "Adult: earns more than 50,000?",
+            None,
+            {"xlim": (0.09, 4.5), "ylim": (68, 94), "ylabel": "test AUC (%)"},
+            {
+                "tf-labeldp": [("tables/classes", "adult", "one call")],
+                "network on randomized response": [("one_release/accuracy", "adult", "RR, AUC")],
+                "network on LP-2ST": [("one_release/accuracy", "adult", "LP-2ST, AUC")],
+                "no privacy": [("tables/classes", "adult", "no privacy")],
+            },
+        ),
+        Panel(
+            "",
+            "Fashion-MNIST: pictures of clothes",
+            None,
+            {"ylim": (55, 96)},
+            {
+                "tf-labeldp": [
+                    ("one_release/accuracy", "fashion_mnist", "smooth logistic"),
+                    ("recipe/accuracy", "fashion_mnist", "network"),
+                ],
+                "LP-2ST (ghazi2021)": [("recipe/accuracy", "fashion_mnist", "LP-2ST (ghazi2021)")],
+                "LabelDP-Pro (ghazi2024, add/remove)": [
+                    ("one_release/accuracy", "fashion_mnist", "LabelDP-Pro (ghazi2024, add/remove)")
+                ],
+                "ALIBI (ghazi2024)": [
+                    ("one_release/accuracy", "fashion_mnist", "ALIBI (ghazi2024)")
+                ],
+                "no privacy": [("recipe/accuracy", "fashion_mnist", "no privacy (ghazi2021)")],
+            },
+        ),
+    ],
     "step_time.png": [
         Bars(
             "nets/ratios",
@@ -146,7 +183,7 @@ _MEASURED: dict[str, list[tuple[str, set[str] | None, set[str] | None]]] = {
             {"mnist", "fashion_mnist"},
             {"smooth logistic", "logistic", "RR", "LP-2ST"},
         ),
-        ("recipe/accuracy", None, None),
+        ("recipe/accuracy", None, {"smooth logistic", "network"}),
     ],
     "table": [
         (
@@ -250,6 +287,8 @@ def numbers(cell: str) -> tuple[float, float]:
 
 def curves(panel: Panel) -> dict[str, np.ndarray]:
     """Returns each curve of a panel, rows of (x, y, spread), by its name."""
+    if panel.lines:
+        return {name: curve(rows) for name, rows in panel.lines.items()}
     table = table_of(panel.table)
     columns = table["columns"]
     rows = [row for row in table["rows"] if panel.rows is None or row[0] == panel.rows]
@@ -272,6 +311,19 @@ def curves(panel: Panel) -> dict[str, np.ndarray]:
     arrays = {name: np.array(points) for name, points in found.items()}
     arrays = {name: points[np.isfinite(points[:, 1])] for name, points in arrays.items()}
     return {name: points for name, points in arrays.items() if len(points) > 1}
+
+
+def curve(wanted: list[tuple[str, str, str]]) -> np.ndarray:
+    """Returns the numbers of rows, each given by table and first two cells: (x, y, spread)."""
+    points: dict[float, tuple[float, float, float]] = {}
+    for name, *cells in wanted:
+        table = table_of(name)
+        row = next(row for row in table["rows"] if [cell.strip("*") for cell in row[:2]] == cells)
+        for column, cell in zip(table["columns"], row, strict=True):
+            if _X_COLUMN.fullmatch(column) and cell:
+                x = numbers(column)[0]
+                points[x] = (x, *numbers(cell))
+    return np.array([points[x] for x in sorted(points)])
 
 
 def draw_bars(panel: Bars, axis: Any) -> None:
@@ -326,9 +378,9 @@ def draw(panels: list[Panel] | list[Bars], path: pathlib.Path) -> None:
                 linewidth=1.2, label=name,
             )  # fmt: skip
         axis.set(title=panel.title, xscale="log", xlabel="epsilon", ylabel="test accuracy (%)")
-        axis.set(**panel.axes)
         ticks = np.unique(np.concatenate([points[:, 0] for points in drawn.values()]))
         axis.set_xticks(ticks, [f"{tick:,g}" for tick in ticks], fontsize=8)
+        axis.set(**panel.axes)
         axis.minorticks_off()
         axis.grid(alpha=0.3)
         if drawn:
