@@ -12,7 +12,7 @@ from _composed_loss import ComposedLoss
 from dp_accounting import rdp
 from scipy import stats
 
-from tf_labeldp.accounting import calibrate_noise_multiplier, dp_sgd_guarantee
+from tf_labeldp.accounting import Charge, calibrate_noise_multiplier, dp_sgd_guarantee
 from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
 from tf_labeldp.accounting.gaussian import gaussian_epsilon, gaussian_sigma
 
@@ -236,3 +236,19 @@ def test_the_rdp_accountant_of_dp_accounting_understates_replacement():
     assert found == pytest.approx(0.7945, abs=1e-3) and exact == pytest.approx(1.5550, abs=1e-3)
     ours = dp_sgd_guarantee(noise, 1.0, 1, delta).epsilon
     assert exact <= ours < exact * (1.0 + 1e-4)
+
+
+@pytest.mark.skipif(metadata.version("dp-accounting") != "0.6.0", reason="of version 0.6.0")
+def test_the_pld_accountant_of_dp_accounting_counts_repeated_randomized_response_once():
+    """As docs/comparison.md says."""
+    # Ten classes and epsilon 1: the true one has e times the probability of another.
+    once = dp_accounting.RandomizedResponseDpEvent(10.0 / (9.0 + math.e), 10)
+    relation, repeated = dp_accounting.NeighboringRelation.REPLACE_ONE, (once,) * 10
+    events = dp_accounting.SelfComposedDpEvent(once, 10), dp_accounting.ComposedDpEvent(repeated)
+    found, exact = (
+        dp_accounting.pld.PLDAccountant(relation).compose(event).get_epsilon(1e-5)
+        for event in events
+    )
+    assert found == pytest.approx(1.0, abs=1e-3) and exact == pytest.approx(7.9933, abs=1e-3)
+    for event in events:
+        assert Charge.of_event(event, 1e-5).epsilon == pytest.approx(exact, rel=1e-5)
