@@ -12,7 +12,8 @@ totals are compared with this law. To copy this, replace `prepare` by your table
 what uses `probability`.
 
 The unit of privacy is a user: all labels of one user together have epsilon 4. So the publisher asks
-for at most four clicks of each user, chosen without labels, and each of these has epsilon 1.
+for at most four clicks of each user, on different days and chosen without labels, and each of these
+has epsilon 1.
 """
 
 import argparse
@@ -27,23 +28,26 @@ from click_logs import CAMPAIGNS, DAYS, FEATURES, probability, write
 from pyarrow import compute, parquet
 
 EPSILON = 4.0  # of all labels of one user
-MOST_CLICKS = 4  # of one user that get a label
+MOST_CLICKS = 4  # of one user that get a label, each on another day
 EPSILON_OF_COUNTS = 0.1  # of a click in the counts by campaign; its noisy label gets the rest
+SIZES = 5  # groups of users by their clicks: one to four, or more
 TEXTS = ["campaign", "site", "device"]
 
 
 def ask(folder: pathlib.Path) -> None:
-    """Publisher: writes the clicks that get a label, at most four of each user, a table per day."""
+    """Publisher: writes the clicks that get a label, one of a user and day, a table per day."""
     log = parquet.read_table(folder / "publisher")
-    user = log["user"].to_numpy()
-    # Each user's clicks are taken in a random order, which depends on no label.
+    user, day = log["user"].to_numpy(), np.searchsorted(DAYS, np.asarray(log["day"]))
+    # A random click of each user and day, and of these four of each user: no label is used.
     order = np.random.default_rng(0).permutation(user.size)
+    _, first = np.unique(len(DAYS) * user[order] + day[order], return_index=True)
+    order = order[np.sort(first)]
     order = order[np.argsort(user[order], kind="stable")]
-    place = np.arange(user.size) - np.searchsorted(user[order], user[order])
-    asked = np.empty(user.size, dtype=bool)
-    asked[order] = place < MOST_CLICKS
+    place = np.arange(order.size) - np.searchsorted(user[order], user[order])
+    asked = np.zeros(user.size, dtype=bool)
+    asked[order[place < MOST_CLICKS]] = True
 
-    request = pa.table({"click": log["click"], "day": log["day"], "group": groups(log)})
+    request = log.select(["click", "day", "user"]).append_column("group", pa.array(groups(log)))
     request = request.filter(asked)
     (folder / "request").mkdir(exist_ok=True)
     for day in DAYS:
@@ -53,13 +57,13 @@ def ask(folder: pathlib.Path) -> None:
 
 
 def groups(log: pa.Table) -> np.ndarray:
-    """Returns the group of each click: its campaign, and whether its user has more than four.
+    """Returns the group of each click: its campaign, and its user's clicks, one to five or more.
 
     Users with many clicks buy less per click, and only a part of their clicks gets a label. So
     counts of labelled clicks are scaled to all clicks within a group.
     """
     campaign = np.searchsorted(CAMPAIGNS, np.asarray(log["campaign"]))
-    return 2 * campaign + (log["clicks_of_user"].to_numpy() > MOST_CLICKS)
+    return SIZES * campaign + np.minimum(log["clicks_of_user"].to_numpy(), SIZES) - 1
 
 
 def advertiser(folder: pathlib.Path) -> None:
@@ -72,20 +76,21 @@ def advertiser(folder: pathlib.Path) -> None:
     bought = parquet.read_table(sorted((folder / "advertiser").glob("*.parquet")))
     converted = np.isin(request["click"].to_numpy(), bought["click"].to_numpy())
 
-    # A click has a quarter of its user's budget. Keyed draws are functions of a secret key, the id
+    # The budget is for all labels of one user. Keyed draws are functions of a secret key, the id
     # and the label, so that a day which is drawn again, here or elsewhere, has the same labels.
-    budget = ldp.accounting.item_budget_for_group(ldp.PrivacyBudget(EPSILON), MOST_CLICKS)
     labels = ldp.PrivateLabels(
         converted,
         classes=[False, True],
-        budget=budget,
+        budget=ldp.PrivacyBudget(EPSILON),
+        users=request["user"],
         store=folder / "advertiser" / "label-store",
         draws="keyed",
         ids=request["click"],
     )
-    # Each day has its own draw and file. No click is in two, so together they cost what one costs.
+    # Each day has its own draw and file, and a user is charged for each day on which she has one.
     # The last day is kept for a check of the models.
-    mechanism = ldp.RandomizedResponse(budget.epsilon - EPSILON_OF_COUNTS, num_classes=2)
+    epsilon = EPSILON / MOST_CLICKS - EPSILON_OF_COUNTS
+    mechanism = ldp.RandomizedResponse(epsilon, num_classes=2)
     for day in DAYS:
         rows = np.flatnonzero(np.asarray(request["day"]) == day)
         noisy = labels.randomize(mechanism, indices=rows, key=day)
@@ -103,10 +108,8 @@ def advertiser(folder: pathlib.Path) -> None:
     }
     (message / "counts.json").write_text(json.dumps(content, indent=1))
     print(labels.history())
-    # The promise to a user, whose four clicks are replaced together.
-    guarantee = ldp.accounting.group_privacy(labels.guarantee(), MOST_CLICKS)
-    (message / "privacy.json").write_text(guarantee.to_json())
-    print(guarantee)
+    (message / "privacy.json").write_text(labels.guarantee().to_json())
+    print(labels.guarantee())
 
 
 def publisher(folder: pathlib.Path) -> None:
@@ -173,12 +176,12 @@ def publisher(folder: pathlib.Path) -> None:
     counts = json.loads((folder / "message" / "counts.json").read_text())
     print_totals(log, asked, noisy, counts, chances(log))
 
-    # The promise of each model to a user. The whole message, with the counts, costs a little more.
+    # Each model costs a little less than the whole message, with the counts.
     publish = folder / "publish"
     publish.mkdir(exist_ok=True)
     trees.to_keras().save(publish / "trees.keras")
     network.save(publish / "network.keras")
-    print(ldp.accounting.group_privacy(ldp.guarantee(network), MOST_CLICKS))
+    print(ldp.guarantee(network))
 
 
 def print_calibration(predicted: np.ndarray, law: np.ndarray, noisy: np.ndarray) -> None:
@@ -202,7 +205,9 @@ def print_totals(
 ) -> None:
     """Prints the purchases of each campaign by the law, the labels, the counts and the models."""
     of_all, of_asked = groups(log), groups(asked)
-    size, asked_size = (np.bincount(of, minlength=2 * CAMPAIGNS.size) for of in (of_all, of_asked))
+    size, asked_size = (
+        np.bincount(of, minlength=SIZES * CAMPAIGNS.size) for of in (of_all, of_asked)
+    )
     # Estimates of labelled clicks stand for all clicks of their group, with the error of the noise
     # and of the purchases themselves. A model predicts every click.
     scale = size / np.maximum(asked_size, 1)
@@ -216,9 +221,9 @@ def print_totals(
         "counts": (scale * bought, scale**2 * spread),
     }
     found |= {name: (np.bincount(of_all, chance), 0 * size) for name, chance in predicted.items()}
-    # Each campaign has two groups.
-    totals = {name: value.reshape(-1, 2).sum(axis=1) for name, (value, _) in found.items()}
-    errors = {name: value.reshape(-1, 2).sum(axis=1) ** 0.5 for name, (_, value) in found.items()}
+    shape = (CAMPAIGNS.size, SIZES)
+    totals = {name: value.reshape(shape).sum(axis=1) for name, (value, _) in found.items()}
+    errors = {name: value.reshape(shape).sum(axis=1) ** 0.5 for name, (_, value) in found.items()}
     print("\npurchases    " + "".join(f"{name:>16}" for name in totals))
     for row, campaign in enumerate(CAMPAIGNS):
         cells = [f"{totals[name][row]:,.0f}" for name in totals]
@@ -231,11 +236,7 @@ def print_totals(
 
 
 def report(folder: pathlib.Path) -> None:
-    """Advertiser: writes the report to sign, from its store and the files that it sent.
-
-    The store counts by click, and so does the report: in its assumption that each person has one
-    example, read click for person. `privacy.json` has the promise to a user.
-    """
+    """Advertiser: writes the report to sign, from its store and the files that it sent."""
     import tf_labeldp as ldp
 
     message = folder / "message"

@@ -233,7 +233,6 @@ WRONG = {
     "NaN": ({"users": np.where(np.arange(N) < 2, np.nan, 1.0)}, "2 of 11 are None or NaN"),
     "k alone": ({"users": None, "max_examples_per_user": 2}, "Give both"),
     "k of zero": ({"max_examples_per_user": 0}, "max_examples_per_user"),
-    "keyed": ({"draws": "keyed"}, "Keyed draws are for one label per user"),
 }
 
 
@@ -242,6 +241,26 @@ def test_wrong_users(case: str) -> None:
     options, message = WRONG[case]
     with pytest.raises(ValueError, match=message):
         vault(**options)
+
+
+@pytest.mark.holds("vault.PrivateLabels")
+def test_keyed_draws_compose_over_the_files_of_a_user(tmp_path: pathlib.Path) -> None:
+    labels = vault(2.0, store=tmp_path / "labels", draws="keyed", ids=np.arange(N))
+    place = np.arange(N) - np.repeat(np.cumsum(SIZES) - SIZES, SIZES)  # of a label of its user
+    files = [labels.randomize(RR, np.flatnonzero(place == i), key=f"day {i}") for i in range(4)]
+    assert [noisy.guarantee().epsilon for noisy in files] == [0.5] * 4
+    stated = labels.guarantee()
+    assert stated.epsilon == 2.0 and stated.unit == "all labels of one user"
+    assert {"secure-keyed-draws", "public-features"} <= {note.code for note in stated.assumptions}
+    with pytest.raises(ldp.BudgetExceededError):
+        labels.randomize(RR, np.flatnonzero(place == 4), key="day 4")
+    # A row's draw depends on its id, whatever its user.
+    key = ldp.scale.ReleaseKey(tmp_path / "labels" / "labels.key")
+    same = ldp.scale.randomize_batch(files[3].indices, Y[place == 3], RR, key.secret, "vault/day 3")
+    np.testing.assert_array_equal(files[3].values, same)
+    # An engine's release would be charged by label.
+    with pytest.raises(ValueError, match="whose vault has users"):
+        key.register("day 4", RR)
 
 
 def test_a_vault_with_users_is_not_extended() -> None:

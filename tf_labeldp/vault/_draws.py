@@ -336,6 +336,7 @@ def noisy_labels(
     ``among`` are the examples of a part of the vault, rising, from which indices count.
     """
     values, indices = np.asarray(record.values), record.indices
+    of_part = among is not None and bool(np.any(among != np.arange(among.size)))
     if among is not None:
         indices = np.searchsorted(among, indices)
     if isinstance(mechanism, PeerToPeerRandomizedResponse):
@@ -345,7 +346,9 @@ def noisy_labels(
     if record.priors is not None:
         groups = record.arrays.get("groups")
         priors = Priors(record.priors, groups, receipts=record.made_of)
-    return NoisyLabels(values, indices, mechanism, priors, record.receipts, classes=names)
+    return NoisyLabels(
+        values, indices, mechanism, priors, record.receipts, classes=names, of_part=of_part
+    )
 
 
 def in_words(mechanism: Mechanism, charge: Charge) -> str:

@@ -355,7 +355,13 @@ class ReleaseKey:
 
     def _check_budget(self, public: PublicInput[Any]) -> None:
         """Raises if a release on all labels would pass the budget of the vault of this store."""
-        if "budget" in self._store.header():
+        header = self._store.header()
+        if "users" in header:
+            raise ValueError(
+                f"expected a store of one label per user, got {self._store.path}, whose vault has "
+                "users. Draw with PrivateLabels(..., users=..., draws='keyed'), or take a new key."
+            )
+        if "budget" in header:
             ledger, mechanism = Ledger.of_store(self._store.path), public.value[0]
             use = (type(mechanism).__name__, Charge.of(mechanism))
             ledger.check(np.arange(ledger.label_set.size), [use], public.receipts)

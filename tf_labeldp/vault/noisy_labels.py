@@ -137,6 +137,8 @@ class NoisyLabels:
         remarks: remarks on this draw, beyond the promise.
         assumptions: assumptions of the statement beyond those of its receipts.
         classes: the class values in the order of their codes; None if the codes are the values.
+        of_part: whether ``indices`` count the examples of a part of the vault (``split``); None if
+            that is known from the receipts alone.
 
     Example:
         >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
@@ -155,6 +157,7 @@ class NoisyLabels:
     remarks: tuple[str, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
     classes: tuple[Hashable, ...] | None = None
+    of_part: bool | None = None
 
     def __post_init__(self) -> None:
         """Keeps read-only copies of the arrays, and the receipts of all fields."""
@@ -417,6 +420,7 @@ class NoisyLabels:
             "guarantee": json.loads(stated.to_json()),
             "mechanism": serialize(self.mechanism),
             "bias_correction": self.bias_correction,
+            "of_part": self.of_part,
             "remarks": list(self.remarks),
             "assumptions": [Assumption.of(note).to_json() for note in self.assumptions],
             "receipts": [receipt.to_json() for receipt in self.receipts],
@@ -502,6 +506,7 @@ class NoisyLabels:
             tuple(fields["remarks"]),
             tuple(map(Assumption.of, fields["assumptions"])),
             None if classes is None else tuple(classes),
+            fields.get("of_part"),
         )
 
     def rows_among(self, lengths: Setting[Iterable[tuple[int, ...]]]) -> np.ndarray | slice:
@@ -536,6 +541,8 @@ class NoisyLabels:
     @property
     def _indices_of_a_part(self) -> bool:
         """Whether indices count the examples of a part (``PrivateLabels.split``)."""
+        if self.of_part is not None:
+            return self.of_part
         last = self.receipts[-1]
         if last.unit == "user":  # All labels of a user are charged, also those not drawn.
             return len(self) < last.labels.size

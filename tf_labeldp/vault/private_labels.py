@@ -139,7 +139,7 @@ class PrivateLabels:
             labels of one user. The epsilon of a mechanism stays that of one label: a draw costs as
             often as a user has labels in it, a release as a user counts for
             (``AggregateMechanism.group_size``). The epsilon of heads, ``evaluate``, ``select`` and
-            ``conformal`` is the cost for a user.
+            ``conformal`` is the cost for a user. Engines (``scale``) refuse its key.
         max_examples_per_user: k; of a user with more examples k are chosen at random, without
             labels, and the others are not used. As with ``unlabelled``, the features are
             ``x[labels.indices]``. None uses all: heads then weigh the rows of users who have many.
@@ -222,8 +222,6 @@ class PrivateLabels:
             raise ValueError("Keyed draws take neither num_labels nor insecure_seed. Leave it out.")
         self._kind = label_kind(num_classes, classes, low, high, num_labels, clip=clip)
         missing, row_ids, owners = map(public_input, (unlabelled, ids, users))
-        if draws == "keyed" and owners.value is not None:
-            raise ValueError("Keyed draws are for one label per user. Leave users= or draws= out.")
         if owners.value is None and max_examples_per_user is not None:
             raise ValueError("expected users with max_examples_per_user, got none. Give both.")
         if draws == "keyed" and missing.value is not None:
