@@ -302,7 +302,7 @@ class NoisyLabels:
 
         The error of its noise is about 1 / (epsilon sqrt(m)) for two classes; that of
         ``PrivateLabels.evaluate`` is about 1 / (epsilon m), at a cost of epsilon. Intervals cover
-        noise and sample (``Evaluation``).
+        noise and sample (``Evaluation``), as if a user's examples were independent.
 
         Args:
             predictions: in the order of ``indices``, as ``PrivateLabels.evaluate`` takes them.
