@@ -63,7 +63,7 @@ PRIVATE_IMPORTS = {
 # The most lines of each part, with its docstrings; "" is the front.
 MOST_LINES = {
     "": 144,
-    "_validate": 289,
+    "_validate": 290,
     "_progress": 113,
     "keras_layers": 1373,
     "accounting": 3150,
@@ -77,12 +77,12 @@ MOST_LINES = {
     "data": 1481,
     "boosting": 1300,
     "gradients": 4316,
-    "training": 4343,
+    "training": 4345,
     "pate": 462,
     "front_door": 1429,
     "audit": 626,
-    "dossier": 1279,
+    "dossier": 1282,
     "tf_privacy": 338,
     "scale": 1152,
-    "cli": 3259,
+    "cli": 3260,
 }

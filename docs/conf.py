@@ -18,6 +18,10 @@ root_doc = "docs/index"
 include_patterns = ["*.md", "docs/**.md", "benchmarks/*.md"]
 html_theme = "furo"
 html_title = f"{project} {release}"
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
+# The default underlines names of modules as if they were links.
+pygments_dark_style = "github-dark"
 myst_heading_anchors = 4
 # Methods of scikit-learn that set metadata of pipelines, which no estimator here uses.
 _SWITCHES = (

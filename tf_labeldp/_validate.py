@@ -191,7 +191,8 @@ def class_indices(name: str, labels: Any, num_classes: int) -> np.ndarray:
     if array.dtype.kind not in "iu" and array.size:
         raise TypeError(
             f"{name} must be integers 0..{num_classes - 1}, got dtype {array.dtype}. Cast whole "
-            "numbers with .astype('int64'), and give PrivateLabels the `classes=` of names."
+            "numbers with .astype('int64'). For names give PrivateLabels classes=[...] in place of "
+            "num_classes."
         )
     wrong = int(np.count_nonzero((array < 0) | (array >= num_classes)))
     if wrong:

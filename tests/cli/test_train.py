@@ -433,6 +433,7 @@ def test_labels_with_spaces_show_none_of_them(csv, capsys):
     shown = capsys.readouterr().err
     assert "1200 of 1200 labels are none of the 2 --classes" in shown
     assert "spaces around the names" in shown and "yes" not in shown
+    assert "for whole numbers give --num-classes" in shown
     csv.write_text(csv.read_text().replace(", yes,", ",yes,").replace(", no,", ",no,", 1))
     assert command(csv, "--label", "ill", "--classes", "yes", " no") == 2
     assert "1 of 1200 labels is none of the 2 --classes; add" in capsys.readouterr().err

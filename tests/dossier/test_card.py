@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import keras
 import numpy as np
@@ -110,6 +111,18 @@ def test_a_score_on_labels_that_are_public(tmp_path):
     (result,) = front_matter(page)["model-index"][0]["results"]
     assert result["task"]["type"] == "image-regression"
     assert verify(tmp_path).problems == ()
+
+
+def test_the_card_of_a_model_of_a_table_shows_how_to_predict(tmp_path):
+    table = {"age": np.arange(400.0), "job": np.repeat(["nurse", "smith"], 200)}
+    door = ldp.PrivateClassifier(1.0, 1e-4, num_classes=2, method="head").fit(table, LABELS)
+    ldp.save(door, tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "README.md").read_text(), re.S)
+    *rest, last = code.strip().splitlines()
+    names = {"table": table}
+    exec("\n".join(rest).replace('"model.keras"', repr(str(tmp_path / "model.keras"))), names)
+    predicted = eval(last, names)
+    np.testing.assert_allclose(predicted, door.predict_proba(table), atol=1e-5)
 
 
 def test_a_model_that_is_not_private_says_so(tmp_path):

@@ -405,11 +405,19 @@ def test_bad_input_is_refused_before_a_step(name: str) -> None:
     assert stated(model) == 0.0
 
 
+def one_unit() -> keras.Model:
+    """A model that its first batch builds, for two classes."""
+    model = keras.Sequential([keras.layers.Dense(1, "sigmoid")])
+    model.compile("sgd", "binary_crossentropy")
+    return model
+
+
 @pytest.mark.parametrize(
     ("make", "targets", "message"),
     [
         (lambda: plain(CODES), "posterior", "loss of rows.*targets='values'"),
         (lambda: plain(ROWS), "values", "loss of class codes.*targets='posterior'"),
+        (one_unit, "posterior", "one unit per class.*, 1\\).*targets='values'"),
         (lambda: plain(ROWS), "likely", "targets must be one of"),
         (uncompiled, "posterior", r"expected a compiled model.*Call model\.compile"),
     ],

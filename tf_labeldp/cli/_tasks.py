@@ -272,6 +272,7 @@ def class_codes(column: Any, names: list[str] | None, num_classes: int) -> np.nd
     if wrong := np.count_nonzero((labels < 0) | (labels >= num_classes)):
         if names and wrong == labels.size:
             advice += " (cells may have spaces around the names)"
+            advice += "; for whole numbers give --num-classes in place of --classes"
         raise CommandError(f"{wrong} of {labels.size} labels {_verb(wrong)} {advice}")
     return labels
 

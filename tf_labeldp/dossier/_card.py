@@ -106,7 +106,7 @@ def save(
     (path / CARD).write_text(json.dumps(card, indent=1), encoding="utf-8")
     choice = getattr(estimator, "choice_", None)
     name = path.resolve().name
-    page = _page(name, _metadata(name, network, card), str(choice or ""), card, stated, receipts)
+    page = _page(name, network, str(choice or ""), card, stated, receipts)
     (path / PAGE).write_text(page, encoding="utf-8")
     return stated
 
@@ -171,14 +171,14 @@ def _metadata(name: str, network: Any, card: dict[str, Any]) -> dict[str, Any]:
 
 def _page(
     name: str,
-    metadata: dict[str, Any],
+    network: Any,
     choice: str,
     card: dict[str, Any],
     stated: PrivacyGuarantee,
     receipts: Receipts,
 ) -> str:
     # A value in JSON is one in YAML, too.
-    front = [f"{key}: {json.dumps(value)}" for key, value in metadata.items()]
+    front = [f"{key}: {json.dumps(value)}" for key, value in _metadata(name, network, card).items()]
     uses = [
         f"| {_cell(receipt.what)} | {receipt.charge.epsilon:.4g} | {receipt.charge.delta:.2g} | "
         f"{receipt.num_examples:,} | {receipt.time[:10]} |"
@@ -214,9 +214,12 @@ def _page(
         parts.append("The intervals cover the noise and the sample of examples.")
     if card["data"]:
         parts += ["## Data", card["data"]]
+    lines = ["import tf_labeldp as ldp", "", f'model = ldp.load_model("{MODEL}")']
+    if isinstance(getattr(network, "input", None), dict):
+        lines.append("model.predict(ldp.features.to_inputs(table, model))  # of a table")
     parts += [
         "## Use",
-        f'```python\nimport tf_labeldp as ldp\n\nmodel = ldp.load_model("{MODEL}")\n```',
+        "\n".join(["```python", *lines, "```"]),
         "## Verify",
         "```sh\ntf-labeldp verify .                     # the files against their receipts\n"
         "tf-labeldp verify . --store LABEL-STORE # by the owner of the labels, against the ledger"

@@ -209,7 +209,7 @@ def fit(
     x = keras.tree.map_structure(np.asarray, network_inputs(x, encoder, model))
     check_features_fit(model, x)
     y = labels.values if targets == "values" else getattr(labels, targets)()
-    _check_loss(model, targets, y)
+    _check_loss(model, targets, x, y)
     if targets == "values" and labels.are_sets and takes_codes(model.loss):
         raise ValueError(
             f"expected noisy labels that are classes, for targets='values', got those of "
@@ -252,11 +252,13 @@ def _check_receipts(labels: Any) -> None:
         raise ValueError(_NO_RECEIPTS)
 
 
-def _check_loss(model: keras.Model, targets: str, y: np.ndarray) -> None:
+def _check_loss(model: keras.Model, targets: str, x: Any, y: np.ndarray) -> None:
     loss = getattr(model, "loss", None)
     if loss is None:
         raise ValueError("expected a compiled model, got one without a loss. Call model.compile.")
     outputs, expected, other = getattr(model, "output_shape", None), "", "values"
+    if outputs is None and isinstance(model, keras.Sequential):  # is built by the first batch
+        outputs = model.compute_output_shape(keras.tree.map_structure(np.shape, x))
     if y.ndim == 1 and takes_rows(loss):
         expected, other = "a loss of class codes, SparseCategoricalCrossentropy", "posterior"
     elif y.ndim == 2 and takes_codes(loss):
