@@ -360,10 +360,15 @@ def draw(panels: list[Panel] | list[Bars], path: pathlib.Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    wide = 1 if len(panels) == 1 else 2 if len(panels) in (2, 4) else 3
-    size = (7 * wide, 5.2 * (len(panels) // wide))
-    figure, axes = plt.subplots(len(panels) // wide, wide, figsize=size, squeeze=False)
-    for axis, panel in zip(axes.flat, panels, strict=True):
+    # A page shows 736 pixels, in which the smallest text is to have 7.
+    wide = min(len(panels), 2)
+    tall = -(-len(panels) // wide)
+    size = (5 * wide, 4.6 * tall)
+    plt.rc("axes", titlesize=9)
+    figure, axes = plt.subplots(tall, wide, figsize=size, squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.remove()
+    for axis, panel in zip(axes.flat, panels, strict=False):
         if isinstance(panel, Bars):
             draw_bars(panel, axis)
             continue
@@ -384,10 +389,10 @@ def draw(panels: list[Panel] | list[Bars], path: pathlib.Path) -> None:
         axis.minorticks_off()
         axis.grid(alpha=0.3)
         if drawn:
-            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12)}
-            axis.legend(fontsize=7, ncols=3, **below)
+            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
+            axis.legend(fontsize=7, ncols=2, **below)
     figure.tight_layout()
-    figure.savefig(path, dpi=80)
+    figure.savefig(path, dpi=112)
     plt.close(figure)
 
 
