@@ -307,7 +307,10 @@ class CsvWriter:
 def _csv_lines(cells: Sequence[Any], quoting_style: str) -> Any:
     lines = pa.BufferOutputStream()
     table = pa.table(list(cells), [str(column) for column in range(len(cells))])
-    options = csv.WriteOptions(include_header=False, quoting_style=quoting_style)
+    try:
+        options = csv.WriteOptions(include_header=False, quoting_style=quoting_style)
+    except TypeError:  # pyarrow 10, which TFX pins, puts quotes around every text.
+        options = csv.WriteOptions(include_header=False)
     csv.write_csv(table, lines, options)
     return lines.getvalue()
 

@@ -67,12 +67,23 @@ class CountedTraining(keras.callbacks.Callback):
         batches = batch + self.model.steps_per_execution
         if (in_epoch := self.params.get("steps")) is not None:
             batches = min(batches, in_epoch)
-        per_step = getattr(inner_optimizer(self.model.optimizer), _ACCUMULATED, None) or 1
-        cover_steps(self.model.optimizer, self._steps_before_epoch + -(-batches // per_step))
+        cover_steps(self.model.optimizer, self._steps_after(batches))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Records the weights, which another callback may save."""
+        together, in_epoch = self.model.steps_per_execution, self.params.get("steps")
+        if together > 1 and in_epoch is not None and in_epoch % together:
+            # Keras 3.6 may count the steps of its last execution for which there is no batch.
+            taken = int(value_of(inner_optimizer(self.model.optimizer).iterations))
+            first, last = map(self._steps_after, (in_epoch, in_epoch - in_epoch % -together))
+            if first < taken <= last:
+                cover_steps(self.model.optimizer, taken)
         note_epoch(self.model, self._before or ())
+
+    def _steps_after(self, batches: int) -> int:
+        """Returns the steps of the optimizer after some batches of this epoch."""
+        per_step = getattr(inner_optimizer(self.model.optimizer), _ACCUMULATED, None) or 1
+        return self._steps_before_epoch + -(-batches // per_step)
 
     def on_train_end(self, logs: Any = None) -> None:
         self.end()
