@@ -156,6 +156,16 @@ def test_students_learn_from_answers_on_all_features():
     assert ldp.guarantee(plain).epsilon == ldp.guarantee(model).epsilon == 2.0
 
 
+def test_answers_of_a_part_refuse_the_features_of_the_vault():
+    """The numbers of the queries may all be charged rows, so receipts do not show the part."""
+    _, part = vault().split(np.arange(1200) != 5)
+    pate = PATE(2.0, 1e-4, num_teachers=200, num_queries=60)
+    answers = pate.answer(FEATURES[part.indices], part)
+    assert 5 not in answers.indices
+    with pytest.raises(ValueError, match=r"Give x\[labels.indices\] of that part"):
+        answers.rows_among({(1200,)})
+
+
 @pytest.mark.holds("pate.PATE")
 def test_each_teacher_sees_its_shard_alone():
     shards = []

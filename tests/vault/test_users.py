@@ -83,8 +83,25 @@ def test_features_of_all_rows_are_refused_with_noisy_labels_of_some_rows() -> No
     noisy = labels.randomize(RR)
     with pytest.raises(ValueError, match=r"Give x\[labels.indices\] of that part"):
         noisy.rows_among({(N,)})
+    with pytest.raises(ValueError, match=r"Give x\[labels.indices\] of that part"):
+        noisy.to_dataset(np.arange(N))
     assert noisy.rows_among({(len(labels),)}) == slice(None)
+    pairs = list(noisy.to_dataset(labels.indices).as_numpy_iterator())
+    assert [x for x, _ in pairs] == labels.indices.tolist()
     assert vault().randomize(RR).rows_among({(N,)}) is not None
+
+
+def test_features_in_the_order_of_a_part_are_refused_with_labels_in_another() -> None:
+    """They have as many rows as features in the order of the labels."""
+    _, part = vault(users=None).split(np.arange(N) % 2 == 1)
+    noisy = part.randomize(RR, np.arange(len(part))[::-1])
+    with pytest.raises(ValueError, match="in the order of the examples of their part"):
+        noisy.rows_among({(len(part),)})
+    pairs = list(noisy.to_dataset(part.indices).as_numpy_iterator())
+    assert [x for x, _ in pairs] == part.indices[noisy.indices].tolist()
+    # Labels of some examples of a part have rows in their own order alone.
+    some = part.randomize(RR, [4, 1])
+    assert some.rows_among({(2,)}) == slice(None)
 
 
 def test_parts_have_whole_users() -> None:

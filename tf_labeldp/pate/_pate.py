@@ -129,6 +129,7 @@ class PATE:
             mechanism,  # type: ignore[arg-type]
             receipts=released.receipts,
             classes=labels.kind.names,
+            of_part=bool(np.any(labels.indices != np.arange(size))),
         )
 
 

@@ -296,6 +296,7 @@ class MultiStageTraining(CountedTraining):
             mechanism,
             Priors(rows, receipts=receipts),
             receipts,
+            of_part=drawn[0].of_part,
         )
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:

@@ -356,7 +356,8 @@ class NoisyLabels:
         The data set never draws again, so it may be shuffled, batched and repeated.
 
         Args:
-            features: one array with a row per example of the vault, or a dict or tuple of arrays.
+            features: one array with a row per example of the vault, or of the part of it from which
+                these labels are; or a dict or tuple of arrays.
             targets: ``"values"``, ``"posterior"`` or ``"debiased"``.
 
         Example:
@@ -378,6 +379,9 @@ class NoisyLabels:
                 f"features must have one row per example of the vault, at least {needed}, got "
                 f"{sorted(rows)}. Pass all rows, in the order of the labels."
             )
+        [(number,)] = rows
+        if self.receipts and len(self) < self.receipts[-1].labels.size <= number:
+            self._check_not_of_a_part(number)
         y = self.values if targets == "values" else getattr(self, targets)()
         x = tf.nest.map_structure(lambda leaf: np.asarray(leaf)[self.indices], features)
         if any(leaf.dtype.kind == "O" and leaf.ndim > 1 for leaf in tf.nest.flatten(x)):
@@ -517,26 +521,41 @@ class NoisyLabels:
                 vault, or for one row per noisy label.
 
         Raises:
-            ValueError: the arrays have other lengths.
+            ValueError: the arrays have other lengths, or an unclear order.
         """
         found, size = set(lengths), self.receipts[-1].labels.size
         if len(found) == 1 and found != {()}:
             [(number,)] = found
-            if number == size and self._indices_of_a_part:
-                raise ValueError(
-                    f"expected x with a row for each of {len(self)} noisy labels from a part of "
-                    f"the vault, got {size} rows. Give x[labels.indices] of that part."
-                )
-            if number == size:
-                return self.indices
-            if number == len(self):
+            if number == len(self) and (number != size or self._indices_of_a_part):
+                self._check_order()
                 return slice(None)
+            if number == size:
+                self._check_not_of_a_part(number)
+                return self.indices
         rows = " and ".join(str(shape[0]) if shape else "no" for shape in sorted(found))
         raise ValueError(
             f"expected x (and sample_weight) with a row for each of the {size} examples of the "
             f"vault, or for each of the {len(self)} noisy labels, got {rows} rows. Give the rows "
             "of these labels, in their order."
         )
+
+    def _check_not_of_a_part(self, number: int) -> None:
+        if self._indices_of_a_part:
+            raise ValueError(
+                f"expected x with a row for each of {len(self)} noisy labels from a part of "
+                f"the vault, got {number} rows. Give x[labels.indices] of that part."
+            )
+
+    def _check_order(self) -> None:
+        """Raises if rows may be in the order of a part, and that is not the order of its labels."""
+        is_rising = bool(np.all(self.indices[1:] > self.indices[:-1]))
+        is_subset = int(self.indices.max(initial=-1)) >= len(self)
+        if not (is_rising or is_subset) and self._indices_of_a_part:
+            raise ValueError(
+                f"expected {len(self)} noisy labels in the order of the examples of their part, "
+                "got another order, so x may have either. Draw with rising indices, or train on "
+                "labels.to_dataset(x), where x has the order of the examples."
+            )
 
     @property
     def _indices_of_a_part(self) -> bool:
