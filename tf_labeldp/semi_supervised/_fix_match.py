@@ -251,8 +251,8 @@ class FixMatch(Learner):
 
         Args:
             x: all images (n, height, width, channels), floats in [0, 1].
-            y: ``NoisyLabels`` of these images; or an array without a receipt, of classes (n,), -1
-                for none, or of probabilities (n, K).
+            y: ``NoisyLabels``, whose ``indices`` count these images; or an array without a receipt,
+                of classes (n,), -1 for none, or of probabilities (n, K).
             batch_size: size of the labelled batch; None for 64.
             epochs: passes over all images.
             targets: ``"values"`` or ``"posterior"`` of the noisy labels, for a compiled loss; None

@@ -549,11 +549,10 @@ class NoisyLabels:
     def _check_order(self) -> None:
         """Raises if rows may be in the order of a part, and that is not the order of its labels."""
         is_rising = bool(np.all(self.indices[1:] > self.indices[:-1]))
-        is_subset = int(self.indices.max(initial=-1)) >= len(self)
-        if not (is_rising or is_subset) and self._indices_of_a_part:
+        if not is_rising and int(self.indices.max(initial=-1)) < len(self):
             raise ValueError(
-                f"expected {len(self)} noisy labels in the order of the examples of their part, "
-                "got another order, so x may have either. Draw with rising indices, or train on "
+                f"expected {len(self)} noisy labels in the order of their examples, got another "
+                "order, so x may have either. Draw with rising indices, or train on "
                 "labels.to_dataset(x), where x has the order of the examples."
             )
 
