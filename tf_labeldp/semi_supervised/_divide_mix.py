@@ -179,8 +179,8 @@ class DivideMix(Learner):
 
         Args:
             x: images (n, height, width, channels), floats in [0, 1].
-            y: ``NoisyLabels``, whose ``indices`` count these images; or an array of classes (n,), which
-                has no receipt.
+            y: ``NoisyLabels``, whose ``indices`` count these images; or an array of classes (n,),
+                which has no receipt.
             batch_size: size of the labelled batch and of the unlabelled batch; None for 64.
             epochs: total epochs with the warm-up, at least ``warmup_epochs``.
             warmup_epochs: at least 0.
