@@ -105,6 +105,10 @@ def test_folders_of_draws_are_joined_if_they_count_examples_alike(tmp_path, resp
     np.testing.assert_array_equal(found.indices, np.arange(90))
     np.testing.assert_array_equal(found.values, np.concatenate([day.values for day in days]))
     assert found.guarantee().epsilon == 1.0
+    vault.extend(WEEKS[1])
+    later = vault.randomize(response(1.0), indices=np.arange(100, 150))
+    found = joined("the first week last", later, *days)
+    np.testing.assert_array_equal(found.rows_among({(160,)}), found.indices)
     parts = [
         half.randomize(response(1.0), indices=rows)
         for half, rows in zip(halves, np.split(np.arange(40), 2), strict=True)

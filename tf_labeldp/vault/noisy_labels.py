@@ -631,6 +631,8 @@ def _of_folders(folders: list[pathlib.Path]) -> NoisyLabels:
             f"expected draws of one mechanism for different examples of one vault in "
             f"{folders[0].parent}, got {len(parts)} folders of other draws. Load each by itself."
         )
+    # The last receipt has the number of examples of the vault, which grows (``extend``).
+    parts.sort(key=lambda part: part.receipts[-1].labels.size)
     notes = tuple(dict.fromkeys(note for part in parts for note in part.assumptions))
     remarks = tuple(dict.fromkeys(remark for part in parts for remark in part.remarks))
     return dataclasses.replace(joined(parts, rows), assumptions=notes, remarks=remarks)
