@@ -243,6 +243,16 @@ def test_a_store_keeps_the_users(tmp_path: pathlib.Path) -> None:
             vault(store=path, users=other)
 
 
+def test_a_project_does_not_add_costs_by_label_to_those_by_user(tmp_path: pathlib.Path) -> None:
+    vault(store=tmp_path / "visits", project=True)
+    with pytest.raises(ValueError, match="expected users= in all vaults of a project"):
+        ldp.PrivateLabels(1 - Y, 2, store=tmp_path / "drugs")
+    again = ldp.PrivateLabels(1 - Y, 2, users=USERS, store=tmp_path / "drugs")
+    again.randomize(RR)
+    stated = vault(store=tmp_path / "visits").guarantee()
+    assert stated.epsilon == 2.5 and stated.unit == "all labels of one user"
+
+
 WRONG = {
     "another length": ({"users": USERS[1:]}, "expected users of shape"),
     "tuples": ({"users": [(1, 2)] * N}, "Turn tuples into texts"),

@@ -132,6 +132,7 @@ class Ledger:
         with store.locked(lambda: store.check(labels, rows, header, people)):
             project = Project(store.path) if store.in_project else None
             if not store.exists():
+                _check_units(users is not None, people, project)
                 settings = header | ({"project": project.name} if project else {})
                 shared = _first_budget(budget, store, project)
                 store.create_for(labels, rows, people, shared, **settings)
@@ -507,6 +508,19 @@ def _first_budget(
             "budget=PrivacyBudget(epsilon=1.0), or check the path."
         )
     return budget
+
+
+def _check_units(has_users: bool, people: str | None, project: Project | None) -> None:
+    """Raises if costs by label and by user would add up in a project."""
+    for path in () if project is None else project.other_stores():
+        header = LabelStore(path, read_only=True).header()
+        may_share = None in (people, header["people"]) or people == header["people"]
+        if may_share and ("users" in header) != has_users:
+            raise ValueError(
+                f"expected users= in all vaults of a project or in none, got {path} "
+                f"{'without' if has_users else 'with'} users. Make both with users=, or give both "
+                "vaults different people=."
+            )
 
 
 def _check_agrees(budget: PrivacyBudget | None, kept: PrivacyBudget, owner: str) -> None:
