@@ -109,7 +109,7 @@ def test_settings_that_steps_were_charged_for_can_not_be_changed() -> None:
         "preconditioner": GaussNewton(),
     }.items():
         before = getattr(private, name)
-        with pytest.raises(AttributeError, match="no setter"):
+        with pytest.raises(AttributeError, match=r"no setter|can't set"):
             setattr(private, name, value)
         assert getattr(private, name) is before
 

@@ -208,12 +208,17 @@ class TestLedgerWithoutLabels:
         labels = stored(tmp_path / "s")
         labels.randomize(rr(0.5))
         labels.randomize(rr(1.0), indices=[0, 1, 2])
-        before = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("*")}
+
+        def times():
+            files = (tmp_path / "s").rglob("*")
+            return {path: path.stat().st_mtime_ns for path in files if path.name != ".lock"}
+
+        before = times()
         ledger = Ledger.of_store(tmp_path / "s")
         assert ledger.remaining() == labels.remaining() == 1.5
         assert str(ledger.history()) == str(labels.history())
         assert ledger.spread() == [(0.5, 37), (1.5, 3)]
-        assert {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("*")} == before
+        assert times() == before
         labels.randomize(rr(0.25))
         assert ledger.remaining() == 1.25
 
@@ -318,7 +323,7 @@ class TestForget:
 
     def test_a_killed_process_leaves_it_whole_or_forgotten(self, run_writers):
         folders = list(run_writers("killed", "forget")[0].iterdir())
-        assert len(folders) > 10
+        assert len(folders) > 8
         for store in (folder / "store" for folder in folders):
             assert Ledger.of_store(store).remaining() == 2.5
             forget(store)

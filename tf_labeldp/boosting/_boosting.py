@@ -8,7 +8,10 @@ import math
 from typing import Any
 
 import numpy as np
+import sklearn
+from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import has_fit_parameter
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import Progress
@@ -340,7 +343,14 @@ def _grower(library: str) -> Any:
             "library='lightgbm' needs LightGBM. Install it: pip install 'tf-labeldp[boosting]'; "
             "or use library='scikit-learn'."
         )
-    return LightGBMGrower() if is_installed and library != "scikit-learn" else SklearnGrower()
+    if is_installed and library != "scikit-learn":
+        return LightGBMGrower()
+    if not has_fit_parameter(HistGradientBoostingRegressor, "X_val"):
+        raise ImportError(
+            "PrivateBoosting expected scikit-learn 1.7 or newer, or LightGBM, got scikit-learn "
+            f"{sklearn.__version__}. Install LightGBM: pip install 'tf-labeldp[boosting]'."
+        )
+    return SklearnGrower()
 
 
 def _checked_noisy(noisy: NoisyLabels) -> NoisyLabels:

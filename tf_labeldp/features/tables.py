@@ -28,10 +28,10 @@ def as_table(inputs: Any) -> Any:
     """Returns a table that is read by column: a lazy frame is collected, records become columns."""
     if hasattr(inputs, "collect") and hasattr(inputs, "collect_schema"):  # Polars's LazyFrame
         return inputs.collect()
-    if hasattr(inputs, "to_struct_array") and not hasattr(inputs, "combine_chunks"):
+    if type(inputs).__name__ == "RecordBatch":
         import pyarrow  # type: ignore[import-untyped]
 
-        return pyarrow.Table.from_batches([inputs])  # of a record batch
+        return pyarrow.Table.from_batches([inputs])
     if isinstance(inputs, list) and inputs and isinstance(inputs[0], Mapping):
         others = [row for row in inputs if not isinstance(row, Mapping)]
         if others:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from sklearn.base import clone, is_regressor
 from sklearn.model_selection import ParameterGrid
-from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
 
 from tf_labeldp import _validate
@@ -203,6 +202,8 @@ class PrivateSearchCV(Head):
         return super()._is_regressor() or is_regressor(bare(self.estimator))
 
     def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import get_tags  # from 1.6 on, which asks for tags
+
         tags = super().__sklearn_tags__()
         tags.input_tags = get_tags(bare(self.estimator)).input_tags
         return tags

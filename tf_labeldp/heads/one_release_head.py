@@ -14,7 +14,6 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.utils import ClassifierTags, RegressorTags
 from sklearn.utils.metaestimators import available_if
 
 from tf_labeldp import _validate
@@ -136,6 +135,8 @@ class Head(Estimator, abc.ABC):
         return hasattr(self, "receipts_")
 
     def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import ClassifierTags, RegressorTags  # from 1.6 on, which asks for them
+
         tags = super().__sklearn_tags__()
         tags.target_tags.required = True
         if self._is_regressor():

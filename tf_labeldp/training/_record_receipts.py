@@ -73,7 +73,7 @@ class CountedTraining(keras.callbacks.Callback):
         """Records the weights, which another callback may save."""
         together, in_epoch = self.model.steps_per_execution, self.params.get("steps")
         if together > 1 and in_epoch is not None and in_epoch % together:
-            # Keras 3.6 may count the steps of its last execution for which there is no batch.
+            # TensorFlow 2.16 may count steps of the last execution for which there is no batch.
             taken = int(value_of(inner_optimizer(self.model.optimizer).iterations))
             first, last = map(self._steps_after, (in_epoch, in_epoch - in_epoch % -together))
             if first < taken <= last:
