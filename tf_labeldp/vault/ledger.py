@@ -512,10 +512,10 @@ def _first_budget(
 
 def _check_units(has_users: bool, people: str | None, project: Project | None) -> None:
     """Raises if costs by label and by user would add up in a project."""
+    own = LabelSet.new(0, people)
     for path in () if project is None else project.other_stores():
-        header = LabelStore(path, read_only=True).header()
-        may_share = None in (people, header["people"]) or people == header["people"]
-        if may_share and ("users" in header) != has_users:
+        store = LabelStore(path, read_only=True)
+        if own.may_be(store.label_set()) and ("users" in store.header()) != has_users:
             raise ValueError(
                 f"expected users= in all vaults of a project or in none, got {path} "
                 f"{'without' if has_users else 'with'} users. Make both with users=, or give both "
