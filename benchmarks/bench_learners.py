@@ -13,6 +13,8 @@ a JSON file, and long ones are saved by epoch in ``--made``, so a stopped benchm
     python benchmarks/bench_learners.py --encoders 10 30 60 --data fashion_mnist
     python benchmarks/bench_learners.py --histograms
     python benchmarks/bench_learners.py --methods RR "FixMatch, channel" --data cifar10_subset
+
+With ``--device H100`` all times are those of the clock, and the table has the runs of that device.
 """
 
 from __future__ import annotations
@@ -89,8 +91,10 @@ class Trained:
 class Data:
     """A data set, with label-free features of its images, computed on first use."""
 
-    def __init__(self, name: str, encoders: pathlib.Path) -> None:
-        self.name, self.encoders = name, encoders
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        self.name, self.encoders, self.minutes = name, args.made, args.minutes
+        # By default the time of the processor, since other work may share it.
+        self.clock = time.perf_counter if args.device else time.process_time
         data = _datasets.load(name)
         self.x, self.y = data.x_train.astype("float32"), data.y_train
         self.x_test, self.y_test = data.x_test.astype("float32"), data.y_test
@@ -119,7 +123,7 @@ class Data:
         """Returns features of training and test images."""
         if kind == "smooth":
             return self.smooth.transform(self.x), self.smooth.transform(self.x_test)
-        model = self.patches if kind == "patches" else self.encoder(SIMCLR_MINUTES)
+        model = self.patches if kind == "patches" else self.encoder(self.minutes)
         if kind == "patches":
             return model.transform(self.x), model.transform(self.x_test)
         return tuple(model.predict(x, batch_size=512, verbose=0) for x in (self.x, self.x_test))
@@ -133,7 +137,7 @@ class Data:
             encoder = network(self.x.shape[1:], None)
             model = SimCLR(encoder, strong_views(flip=self.flip), temperature=0.2)
             model.compile(keras.optimizers.Adam(1e-3))
-            keep = _Keep(encoder, files, minutes)
+            keep = _Keep(encoder, files, minutes, self.clock)
             model.fit(self.x, batch_size=256, epochs=10_000, verbose=0, callbacks=[keep])
         return keras.models.load_model(files[-1])
 
@@ -143,7 +147,7 @@ class Data:
         views = rand_augment_views(
             shift=0.0, flip=self.flip, operations=4, reach=0.1, cutout=(0.0, 0.5)
         )
-        model = SCAN(self.encoder(SIMCLR_MINUTES), self.num_classes, strong=views)
+        model = SCAN(self.encoder(self.minutes), self.num_classes, strong=views)
         for stage, batch in (("epochs", 128), ("self_label_epochs", 1000)):
             file = self.encoders / f"{self.name}_scan_{stage}.weights.h5"
             if not file.exists():
@@ -173,14 +177,15 @@ class Data:
 class _Keep(keras.callbacks.Callback):
     """Saves an encoder after each number of minutes, and ends the training after the last."""
 
-    def __init__(self, encoder: Any, files: list[pathlib.Path], minutes: Any) -> None:
+    def __init__(self, encoder: Any, files: list[pathlib.Path], minutes: Any, clock: Any) -> None:
         super().__init__()
         self._encoder, self._left = encoder, list(zip(files, minutes, strict=True))
-        # The time of the processor, since other work may share it.
-        self._start = time.process_time()
+        self._clock, self._start = clock, clock()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        while self._left and time.process_time() - self._start > 60.0 * self._left[0][1]:
+        while self._left and self._clock() - self._start > 60.0 * self._left[0][1]:
+            if keras.backend.backend() == "jax":
+                self.model.jax_state_sync()  # writes the weights of the step into the variables
             self._encoder.save(self._left.pop(0)[0])
         self.model.stop_training = self.model.stop_training or not self._left
 
@@ -501,7 +506,7 @@ def histograms(data: Data, seed: int = 0) -> str:
     largest noisy count among the training images of its cluster.
     """
     rows = []
-    for kind, name in (("patches", "PatchDictionary"), ("simclr", f"SimCLR, {SIMCLR_MINUTES} min")):
+    for kind, name in (("patches", "PatchDictionary"), ("simclr", f"SimCLR, {data.minutes:g} min")):
         train, test = data.features(kind)
         for number in HISTOGRAM_CLUSTERS:
             assigned = find_clusters(np.concatenate([train, test]), number).assignments
@@ -557,7 +562,9 @@ def main() -> None:
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--steps", type=int, default=STEPS, help="with noisy labels, per training")
+    parser.add_argument("--minutes", type=float, default=SIMCLR_MINUTES, help="of SimCLR")
     parser.add_argument("--encoders", nargs="+", type=float, help="minutes of SimCLR")
+    parser.add_argument("--device", help="that these runs are on, such as H100")
     parser.add_argument("--histograms", action="store_true", help="Figure 2 of ghazi2021")
     parser.add_argument("--made", type=pathlib.Path, default=pathlib.Path("bench_learners_made"))
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("learners.jsonl"))
@@ -566,13 +573,14 @@ def main() -> None:
     warnings.filterwarnings("ignore", "delta")
     if args.encoders:
         with _results.recorded(__file__, f"encoders_{args.data[0]}"):
-            print(encoders(Data(args.data[0], args.made), args.encoders))
+            print(encoders(Data(args.data[0], args), args.encoders))
         return
     if args.histograms:
         for name in args.data:
             with _results.recorded(__file__, f"histograms_{name}"):
-                print(histograms(Data(name, args.made)))
+                print(histograms(Data(name, args)))
         return
+    on_device = {"device": args.device} if args.device else {}
     for name in args.data:
         data: Data | None = None
         cells = itertools.product(args.seeds, args.methods, args.epsilons)
@@ -583,25 +591,30 @@ def main() -> None:
                 "epsilon": epsilon,
                 "seed": seed,
                 "steps": 0 if method in WITHOUT_STEPS else args.steps,
+                **on_device,
             }
             for seed, method, epsilon in cells
         ]
         for job in _results.missing(args.results, jobs):
-            data = data or Data(name, args.made)
+            data = data or Data(name, args)
             keras.utils.set_random_seed(job["seed"])
-            start = time.process_time()
+            start = data.clock()
             trained = METHODS[job["method"]](data, job["epsilon"], job["seed"], args.steps)
             found = {
                 "labelled_steps": trained.steps,
                 "pseudo": trained.pseudo,
                 "accuracy": accuracy(data, trained.predicted),
-                "seconds": round(time.process_time() - start, 1),
+                "seconds": round(data.clock() - start, 1),
             }
             _results.add_run(args.results, {**job, **found})
             keras.backend.clear_session()
+    runs = [run for run in _results.runs(args.results) if run.get("device") == args.device]
+    names = sorted({run["data"] for run in runs})
+    if args.device:
+        with _results.recorded(__file__, f"accuracy_{args.device}"):
+            print(table(runs, names, METHODS, EPSILONS))
+        return
     with _results.recorded(__file__, "accuracy", "longest", "ours"):
-        runs = _results.runs(args.results)
-        names = sorted({run["data"] for run in runs})
         print(table(runs, names, METHODS, EPSILONS, args.steps))
         print()
         print(table(runs, names, WITH_STEPS, EPSILONS))

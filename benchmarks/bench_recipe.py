@@ -158,6 +158,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--passes", type=int, help="over the examples, in all rounds together")
     parser.add_argument("--policy", default="float32", help="of keras.mixed_precision")
+    parser.add_argument("--device", help="that these runs are on, such as H100")
     parser.add_argument("--choose", action="store_true", help="on parts of the training set")
     parser.add_argument("--made", type=pathlib.Path, default=pathlib.Path("bench_recipe_made"))
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("recipe.jsonl"))
@@ -177,6 +178,7 @@ def main() -> None:
         passes = args.passes or PASSES[name]
         for job in jobs:
             job |= {"passes": 0 if job["variant"] == HEAD else passes, "choose": args.choose}
+            job |= {"device": args.device} if args.device else {}
         for job in _results.missing(args.results, jobs):
             data = data or Data(name, args.choose)
             start = time.perf_counter()
@@ -188,8 +190,9 @@ def main() -> None:
             _results.add_run(args.results, {**job, **found, "seconds": seconds})
             keras.backend.clear_session()
     name = "choices" if args.choose else "accuracy"
-    with _results.recorded(__file__, name):
-        print(table(_results.runs(args.results), args.choose))
+    runs = [run for run in _results.runs(args.results) if run.get("device") == args.device]
+    with _results.recorded(__file__, f"{name}_{args.device}" if args.device else name):
+        print(table(runs, args.choose))
 
 
 if __name__ == "__main__":

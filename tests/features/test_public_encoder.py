@@ -423,7 +423,7 @@ class TextBackbone(Backbone):
     def __init__(self):
         ids = keras.Input((None,), dtype="int32", name="token_ids")
         mask = keras.Input((None,), dtype="int32", name="padding_mask")
-        rows = layers.Embedding(9, 4)(ids)
+        rows = layers.Embedding(9, 4)(ids) * (keras.ops.cast(mask, "float32")[..., None] + 1.0)
         outputs = {"sequence_output": rows, "pooled_output": rows[:, 0]}
         super().__init__({"token_ids": ids, "padding_mask": mask}, outputs)
 

@@ -224,7 +224,12 @@ def test_bad_tables_for_a_model():
         (np.ones((2, 3)), model, TypeError, "expected a table with column names, got ndarray"),
         (good, dense, TypeError, "expected numbers, got text in column 'job'. Encode"),
         ({"age": [1.0]}, dense, ValueError, r"takes 2 columns, got 1: \['age'\]"),
-        ({"age": [None]}, keras.Model({"age": whole}, whole), ValueError, "input of int32 has no"),
+        (
+            {"age": [None]},
+            keras.Model({"age": whole}, whole + 1),
+            ValueError,
+            "input of int32 has no",
+        ),
         (good, keras.Model(), TypeError, "with known inputs, got Model"),
         ([{"age": 1.0}, [2.0]], None, TypeError, "a row of type list. Give one dict per"),
     ]:

@@ -153,9 +153,9 @@ def to_arrow(numbers: np.ndarray) -> Any:
 
 
 def to_numpy(numbers: Any) -> np.ndarray:
-    """Returns an Arrow array of numbers without nulls, without a copy if it is one chunk."""
+    """Returns integers or doubles of Arrow without nulls, without a copy if they are one chunk."""
     chunks = numbers.chunks if isinstance(numbers, pa.ChunkedArray) else [numbers]
-    dtype = np.dtype(numbers.type.to_pandas_dtype())
+    dtype = np.dtype(str(numbers.type))  # `to_pandas_dtype` can load pandas.
     parts = [
         np.frombuffer(chunk.buffers()[1], dtype)[chunk.offset :][: len(chunk)]
         for chunk in chunks
