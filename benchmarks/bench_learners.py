@@ -612,7 +612,7 @@ def main() -> None:
     names = sorted({run["data"] for run in runs})
     if args.device:
         with _results.recorded(__file__, f"accuracy_{args.device}"):
-            print(table(runs, names, METHODS, EPSILONS))
+            print(table(runs, names, METHODS, EPSILONS, args.steps))
         return
     with _results.recorded(__file__, "accuracy", "longest", "ours"):
         print(table(runs, names, METHODS, EPSILONS, args.steps))

@@ -130,23 +130,35 @@ def recipe(data: Data, job: dict[str, Any], folder: pathlib.Path) -> dict[str, A
 def table(runs: list[dict[str, Any]], choose: bool) -> str:
     """Returns accuracies as Markdown, mean and standard deviation over seeds, and minutes."""
     rows = []
+    runs = [run for run in runs if run["choose"] == choose]
+    order = {name: number for number, name in enumerate([*PASSES, HEAD, *VARIANTS])}
+    keys = {(run["data"], run["variant"], run["passes"]) for run in runs}
     for name in PASSES:
-        for variant in (HEAD, *VARIANTS):
-            cells, seconds = [], []
-            for epsilon in EPSILONS:
-                wanted = {"data": name, "variant": variant, "epsilon": epsilon, "choose": choose}
-                found = [run for run in runs if wanted.items() <= run.items()]
-                values = [run["accuracy"] for run in found]
-                cells.append(_results.cell(values, 2))
-                seconds += [run["seconds"] for run in found]
-            if any(cells):
-                rows.append([name, variant, *cells, f"{np.median(seconds) / 60:.0f}"])
+        for key in sorted(keys, key=lambda key: (order[key[1]], key[2])):
+            if key[0] != name:
+                continue
+            _, variant, passes = key
+            found = [run for run in runs if (run["data"], run["variant"], run["passes"]) == key]
+            cells = [
+                _results.cell([run["accuracy"] for run in found if run["epsilon"] == epsilon], 2)
+                for epsilon in EPSILONS
+            ]
+            rows.append([name, variant, f"{passes or '-'}", *cells, _minutes(found)])
         if not choose:
             for method, figures in PUBLISHED.get(name, {}).items():
                 cells = [f"{figures[each]:.2f}" if each in figures else "" for each in EPSILONS]
-                rows.append([name, f"*{method}*", *cells, ""])
-    columns = ["data", "method", *(f"ε {epsilon:g}" for epsilon in EPSILONS), "minutes"]
+                rows.append([name, f"*{method}*", "", *cells, ""])
+    columns = ["data", "method", "passes", *(f"ε {epsilon:g}" for epsilon in EPSILONS), "minutes"]
     return _results.markdown(columns, rows)
+
+
+def _minutes(runs: list[dict[str, Any]]) -> str:
+    """Returns the median minutes of runs by device; those on a processor come first."""
+    found = []
+    for device in sorted({run.get("device", "") for run in runs}):
+        seconds = [run["seconds"] for run in runs if run.get("device", "") == device]
+        found.append(f"{np.median(seconds) / 60:.0f} {device}".strip())
+    return ", ".join(found)
 
 
 def main() -> None:
@@ -190,9 +202,8 @@ def main() -> None:
             _results.add_run(args.results, {**job, **found, "seconds": seconds})
             keras.backend.clear_session()
     name = "choices" if args.choose else "accuracy"
-    runs = [run for run in _results.runs(args.results) if run.get("device") == args.device]
-    with _results.recorded(__file__, f"{name}_{args.device}" if args.device else name):
-        print(table(runs, args.choose))
+    with _results.recorded(__file__, name):
+        print(table(_results.runs(args.results), args.choose))
 
 
 if __name__ == "__main__":
