@@ -40,11 +40,12 @@ from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, find_cluste
 from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.heads import (
     BootstrappedHead,
+    HeadPriorRandomizer,
     NoiseCluster,
     PrivateLogisticRegression,
     teacher_labels,
 )
-from tf_labeldp.mechanisms import HistogramMechanism
+from tf_labeldp.mechanisms import HistogramMechanism, InformativeRR
 from tf_labeldp.pate import PATE
 from tf_labeldp.self_supervised import (
     SCAN,
@@ -336,6 +337,15 @@ def fix_match_by_default(data: Data, epsilon: float, seed: int, steps: int) -> T
     return fix_match(data, data.noisy(epsilon, seed), seed, steps, published=False)[1]
 
 
+def fix_match_on_prior(data: Data, epsilon: float, seed: int, steps: int) -> Trained:
+    """The same on labels that are drawn with the probabilities of the smooth head as priors."""
+    delta = 1.0 / len(data.y)
+    randomizer = HeadPriorRandomizer(epsilon, delta=delta, draw=InformativeRR)
+    labels, features = data.vault(epsilon, delta, seed), data.features("smooth")[0]
+    drawn = labels.randomize(randomizer, features=features)
+    return fix_match(data, drawn, seed, steps, published=False)[1]
+
+
 def denoise_ssl(data: Data, epsilon: float, seed: int, steps: int) -> Trained:
     """Algorithm 7 of ``tang2022``."""
     noisy = data.noisy(epsilon, seed)
@@ -437,6 +447,7 @@ METHODS: dict[str, Callable[..., Trained]] = {
     "LDP-SSL": ldp_ssl,
     "LDP-SSL, corrected loss": ldp_ssl_corrected,
     "FixMatch, channel": fix_match_by_default,
+    "FixMatch, head prior": fix_match_on_prior,
     "DenoiseSSL": denoise_ssl,
     "LDP-AugDescent": aug_descent,
     "LDP-AugDescent, channel": functools.partial(aug_descent, division="channel"),
