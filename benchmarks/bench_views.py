@@ -292,7 +292,7 @@ def main() -> None:
         _results.add_run(args.results, {**job, "accuracy": round(found, 2), "seconds": seconds})
         keras.backend.clear_session()
     with _results.recorded(__file__, "learners"):
-        print(table(_results.runs(args.results), args.data))
+        print(table(_results.runs(args.results), names))
 
 
 if __name__ == "__main__":
