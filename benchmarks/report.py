@@ -136,6 +136,8 @@ PLOTS: dict[str, list[Panel] | list[Bars]] = {
     "learners.png": [
         Panel("learners/accuracy", "MNIST", "mnist"),
         Panel("learners/accuracy", "Fashion-MNIST", "fashion_mnist"),
+        Panel("learners/accuracy_H200", "Fashion-MNIST, 5,000 steps", "fashion_mnist"),
+        Panel("learners/accuracy_H200", "12,000 colour images, 5,000 steps", "cifar10_subset"),
     ],
     "clusters.png": [
         Panel("clusters/mnist", "MNIST"),
