@@ -82,9 +82,11 @@ def test_help_is_printed_at_once(script, tmp_path):
 @pytest.mark.parametrize(
     ("name", "epsilon", "accuracy", "epochs"),
     [
-        # Randomized response has about 85 %, clusters about 87 %; chance is 10 %.
+        # Draws are not seeded, and chance is 10 %. Multi-stage has 84 +- 2 % (20 runs). Clusters
+        # have about 87 %, less six points for each of 20 clusters whose noisy counts name a wrong
+        # class: 0.5 per run (80 runs, 62 to 89 %). Poisson(0.55) is 7 or more in 1 of 600,000.
         ("01_multi_stage", 2, 60, "epochs_per_stage=10"),
-        ("04_clusters", 1, 70, "epochs=15"),
+        ("04_clusters", 1, 45, "epochs=15"),
     ],
 )
 def test_draws_of_classes(tmp_path, run, capsys, name, epsilon, accuracy, epochs):
