@@ -130,20 +130,17 @@ def recipe(data: Data, job: dict[str, Any], folder: pathlib.Path) -> dict[str, A
 def table(runs: list[dict[str, Any]], choose: bool) -> str:
     """Returns accuracies as Markdown, mean and standard deviation over seeds, and minutes."""
     rows = []
-    runs = [run for run in runs if run["choose"] == choose]
-    order = {name: number for number, name in enumerate([*PASSES, HEAD, *VARIANTS])}
-    keys = {(run["data"], run["variant"], run["passes"]) for run in runs}
     for name in PASSES:
-        for key in sorted(keys, key=lambda key: (order[key[1]], key[2])):
-            if key[0] != name:
-                continue
-            _, variant, passes = key
-            found = [run for run in runs if (run["data"], run["variant"], run["passes"]) == key]
-            cells = [
-                _results.cell([run["accuracy"] for run in found if run["epsilon"] == epsilon], 2)
-                for epsilon in EPSILONS
-            ]
-            rows.append([name, variant, f"{passes or '-'}", *cells, _minutes(found)])
+        for variant in (HEAD, *VARIANTS):
+            wanted = {"data": name, "variant": variant, "choose": choose}
+            of_variant = [run for run in runs if wanted.items() <= run.items()]
+            for passes in sorted({run["passes"] for run in of_variant}):
+                found = [run for run in of_variant if run["passes"] == passes]
+                cells = []
+                for epsilon in EPSILONS:
+                    values = [run["accuracy"] for run in found if run["epsilon"] == epsilon]
+                    cells.append(_results.cell(values, 2))
+                rows.append([name, variant, f"{passes or '-'}", *cells, _minutes(found)])
         if not choose:
             for method, figures in PUBLISHED.get(name, {}).items():
                 cells = [f"{figures[each]:.2f}" if each in figures else "" for each in EPSILONS]
