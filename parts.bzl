@@ -1,4 +1,4 @@
-"""The parts of the library: their order, the packages that each may import, their most lines.
+"""The parts of the library: their order, and the packages that each may import.
 
 A part may import the parts above it. BUILD loads this file; the layout tests read it as Python and
 compare the code and CONTRIBUTING.md with it.
@@ -58,31 +58,4 @@ PRIVATE_IMPORTS = {
     "keras_layers._released_dense": 5,
     # The search of neighbours is smoothing's; SCAN needs its ids alone.
     "features._neighbour_smoothing": 1,
-}
-
-# The most lines of each part, with its docstrings; "" is the front.
-MOST_LINES = {
-    "": 144,
-    "_validate": 290,
-    "_progress": 113,
-    "keras_layers": 1373,
-    "accounting": 3150,
-    "mechanisms": 5481,
-    "estimation": 769,
-    "vault": 7128,
-    "features": 4107,
-    "self_supervised": 1203,
-    "semi_supervised": 961,
-    "heads": 3552,
-    "data": 1481,
-    "boosting": 1310,
-    "gradients": 4316,
-    "training": 4357,
-    "pate": 463,
-    "front_door": 1430,
-    "audit": 626,
-    "dossier": 1282,
-    "tf_privacy": 338,
-    "scale": 1152,
-    "cli": 3263,
 }

@@ -175,15 +175,6 @@ def test_a_private_import_is_counted():
         assert private_imports(source, "tf_labeldp.vault._x") == []
 
 
-def test_a_part_has_at_most_the_lines_of_the_table():
-    lines = Counter[str]()
-    for module, source in SOURCES.items():
-        part = part_of(module.removesuffix(".__init__")).replace("_version", "")
-        lines[part] += len(source.splitlines())
-    assert set(lines) == set(TABLE["MOST_LINES"])
-    assert {part: n for part, n in lines.items() if n > TABLE["MOST_LINES"][part]} == {}
-
-
 def file_of(name, files):
     """Returns the file of an imported name, or None if it is in none of these."""
     while name:
