@@ -4,7 +4,8 @@
 difference. ``--seed`` and the code fix the sample. ``build/mutants.jsonl`` keeps the results with
 the digest of the changed file: a run that was stopped, or that ended after ``--minutes``, resumes,
 also after other files have changed. Each change is tested by the tests of its part that run the
-changed line; a line that only imports run, such as a constant, by all tests of the part.
+changed line; a line that only imports run, such as a constant, by all tests of the part. With
+``--since`` the places are those of lines that changed since a commit.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import multiprocessing
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -82,6 +84,8 @@ PARTS = {
         "tf_labeldp/front_door/*.py",
         "tests/front_door tests/ledger/test_provenance.py",
     ),
+    "dossier": ("tf_labeldp/dossier/*.py", "tests/dossier"),
+    "data": ("tf_labeldp/data/*.py", "tests/data"),
     # The code and tests of the engines that need no engine.
     "engines": (
         "tf_labeldp/scale/*.py tf_labeldp/vault/keyed_draws.py",
@@ -113,6 +117,7 @@ def main() -> None:
     parser.add_argument("--mutants", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--since", help="a commit: changes of lines that are newer")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="the latest start of a mutant"
@@ -120,7 +125,7 @@ def main() -> None:
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "build" / "mutants.jsonl")
     args = parser.parse_args()
     begun = time.monotonic()
-    chosen = sample(args.mutants, args.seed, args.parts)
+    chosen = sample(args.mutants, args.seed, args.parts, args.since)
     args.output.parent.mkdir(exist_ok=True)
     done: dict[tuple[str, str], dict] = {}
     if args.output.exists():
@@ -160,13 +165,14 @@ def key(mutant: Mutant) -> tuple[str, str]:
     return mutant.name, hashlib.sha256(content).hexdigest()[:16]
 
 
-def sample(size: int, seed: int, parts: list[str]) -> list[Mutant]:
+def sample(size: int, seed: int, parts: list[str], since: str | None = None) -> list[Mutant]:
     """Returns mutants: uniform places of these parts, with a uniform change at each."""
     places = collections.defaultdict(list)
     for part in parts:
         patterns = PARTS[part][0].split()
         for path in sorted(path for pattern in patterns for path in ROOT.glob(pattern)):
             types = annotations(path)
+            newer = None if since is None else lines_since(since, path)
             tree = get_ast_from_path(path)
             for name in operator_names():
                 if get_operator(name).arguments():
@@ -174,12 +180,25 @@ def sample(size: int, seed: int, parts: list[str]) -> list[Mutant]:
                 operator = get_operator(name)()
                 found = (p for node in ast_nodes(tree) for p in operator.mutation_positions(node))
                 for occurrence, (start, end) in enumerate(found):
+                    if newer is not None and start[0] not in newer:
+                        continue
                     if not any(first <= start < last for first, last in types):
                         inside = str(path.relative_to(ROOT))
                         mutant = Mutant(part, inside, name, occurrence, start, end)
                         places[part, inside, start].append(mutant)
     rng = random.Random(seed)
+    size = min(size, len(places))
     return [rng.choice(places[place]) for place in rng.sample(sorted(places), size)]
+
+
+def lines_since(commit: str, path: pathlib.Path) -> set[int]:
+    """Returns the numbers of the lines of a file that a commit does not have."""
+    command = ["git", "diff", "--unified=0", commit, "--", str(path)]
+    diff = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    lines: set[int] = set()
+    for start, size in re.findall(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@", diff, re.MULTILINE):
+        lines.update(range(int(start), int(start) + int(size or 1)))
+    return lines
 
 
 def annotations(path: pathlib.Path) -> list[tuple]:
