@@ -693,6 +693,31 @@ def test_a_use_of_several_label_sets_counts_once(order):
     assert compose_receipts([*receipts, again]).epsilon == 1.0
 
 
+OPTIONAL = {"use": "step", "plan": "a plan", "plan_uses": 3, "budget_epsilon": 2.0}
+"""Fields that files of earlier versions do not have."""
+
+
+@pytest.mark.parametrize(("name", "value"), OPTIONAL.items())
+def test_a_later_field_is_kept_and_absent_at_its_default(name, value):
+    plain, longer = spent(A), spent(A, **{name: value})
+    assert name not in plain.to_json() and longer.to_json()[name] == value
+    again = Receipt.from_json(json.loads(json.dumps(longer.to_json())))
+    assert getattr(again, name) == value
+    assert getattr(Receipt.from_json(plain.to_json()), name) == getattr(plain, name)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_bytes_of_earlier_formats_are_read(number):
+    [receipt], _ = receipts_from_bytes(packed(format=number))
+    assert receipt.charge == spent(LABELS).charge
+
+
+def test_a_vault_writes_its_budget_into_receipts():
+    labels = PrivateLabels([0, 1, 1], 2, budget=PrivacyBudget(2.0, 1e-5))
+    [receipt] = labels.randomize(RandomizedResponse(1.0, 2)).receipts
+    assert (receipt.budget_epsilon, receipt.delta) == (2.0, 1e-5)
+
+
 def test_the_name_of_a_shared_use_is_kept_and_absent_without_one():
     plain, shared = spent(A), spent(A, use="step")
     assert "use" not in plain.to_json()

@@ -40,8 +40,10 @@ from tf_labeldp.accounting.events import (
     randomized_response_fields,
 )
 
-FORMAT = 2
-"""The format of receipts in files. A newer one is refused; format 1, of 0.2, is read."""
+FORMAT = 3
+"""The format of receipts in files. A newer one is refused; 1 (of 0.2) and 2 (of 0.3) are read."""
+_OMITTED = {"use": "", "plan": "", "plan_uses": 1, "budget_epsilon": None}
+"""Fields that JSON omits at these values, so that files of earlier versions keep their digests."""
 
 _FEATURES = Assumption(
     "public-features", "holder", "The features are public, and each person has one example."
@@ -185,6 +187,9 @@ class Receipt:
     sample_weights: bool = False  # whether examples were weighted
     answers: tuple[str, ...] = ()  # ids of the "unknown" receipts that a declaration replaces
     use: str = ""  # shared by receipts of one use of several label sets, which counts once
+    plan: str = ""  # shared by receipts of uses that were fixed together before the first of them
+    plan_uses: int = 1  # number of uses of this charge that the plan allows
+    budget_epsilon: float | None = None  # epsilon of the vault's budget; None if it is unknown
     time: str = dataclasses.field(default_factory=timestamp)
     actor: str = dataclasses.field(default_factory=actor_name)
     version: str = __version__
@@ -212,8 +217,9 @@ class Receipt:
         if self.examples is not None:
             fields["examples"] = base64.b64encode(self.examples.bits).decode()
         fields["answers"] = list(self.answers)
-        if not self.use:  # Files of earlier versions have no such field.
-            del fields["use"]
+        for name, value in _OMITTED.items():
+            if fields[name] == value:
+                del fields[name]
         return {**fields, "digest": _digest(fields)}
 
     @classmethod
@@ -315,7 +321,7 @@ def receipts_from_bytes(content: bytes) -> tuple[Receipts, dict[str, Any]]:
             f"the receipts of this file are damaged ({error}), so the cost of its labels can't "
             "be counted. Use an unchanged copy of the file."
         ) from error
-    if written not in (1, FORMAT):
+    if written not in (1, 2, FORMAT):
         raise ReceiptError(
             f"expected receipts of format {FORMAT}, which tf-labeldp {__version__} reads, got "
             f"format {written} of tf-labeldp {version}. Install the newer version to read them."

@@ -275,6 +275,7 @@ class Ledger:
             key,
             None if rows.size == n and n else np.sort(rows),
             self.budget.delta,
+            budget_epsilon=self.budget.epsilon,
             actor=self._actor,
             **{"unit": self._unit, **flags},
         )
