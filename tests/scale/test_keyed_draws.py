@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_labeldp import BudgetExceededError, PrivacyBudget, PrivateLabels
+from tf_labeldp.accounting import dp_sgd_charge
 from tf_labeldp.mechanisms import (
     HistogramMechanism,
     InformativeRR,
@@ -482,3 +483,78 @@ def test_what_priors_cost_is_kept_once_and_what_they_cost_others_not(tmp_path):
     records = (tmp_path / "labels.key.ledger" / "records").iterdir()
     assert len(list(records)) == 4 + 1  # four releases, and the draw in the north
     assert key.guarantee().epsilon == 5.0
+
+
+VAULTS = {
+    "label": {"num_classes": 2},
+    "user": {"num_classes": 2, "users": np.arange(600) // 3},
+    "numbers": {"low": 0.0, "high": 1.0},
+    "people": {"num_classes": 2, "people": "north"},
+}
+
+
+@pytest.mark.holds("vault.ReleaseKey")
+@pytest.mark.parametrize("case", VAULTS)
+def test_the_key_of_a_vault_states_all_uses_of_the_vault(tmp_path, case):
+    """Its draws, evaluations, training steps and raised budget, with the unit of the vault."""
+    options = dict(VAULTS[case])
+    is_number = "low" in options
+    labels, path = np.arange(600) % 2, tmp_path / "s"
+    budget = PrivacyBudget(20.0, 1e-5)
+    vault = PrivateLabels(labels, budget=budget, draws="keyed", store=path, **options)
+    key, unit = ReleaseKey(path / "labels.key"), "user" if case == "user" else "label"
+
+    def check():
+        assert key.guarantee().to_json() == vault.guarantee().to_json()
+        assert [receipt.id for receipt in key.receipts()] == [use.id for use in vault.receipts]
+        assert key.guarantee(1e-6).epsilon == vault.guarantee(delta=1e-6).epsilon
+        assert unit in key.guarantee().unit
+
+    assert key.guarantee().headline == vault.guarantee().headline == "(0, 0)-label-DP"
+    assert unit in key.guarantee().unit
+    draw = (
+        RROnBins(1.0, [0.0, 1.0], [0.0, 1.0], [0, 1]) if is_number else RandomizedResponse(1.0, 2)
+    )
+    vault.randomize(draw, key="a")
+    check()
+    assert key.guarantee().epsilon == pytest.approx(3.0 if case == "user" else 1.0)
+    if not is_number:
+        vault.evaluate(labels, "accuracy", 1.0)
+        check()
+    vault.charge(
+        dp_sgd_charge(20.0, sampling_probability=0.1, steps=5, delta=1e-5), what="steps", unit=unit
+    )
+    check()
+    if case != "user":
+        key.register("engine", RandomizedResponse(0.5, 2), num_rows=600)
+        check()
+        # The statement of one release is that of its own output.
+        own = json.loads(key.statement("engine"))["guarantee"]
+        assert own["epsilon"] == 0.5 and key.receipts("engine")[-1].unit == "label"
+    reopened = ReleaseKey(key.path)
+    assert reopened.guarantee().to_json() == vault.guarantee().to_json()
+
+
+def test_the_key_of_a_vault_counts_the_other_stores_of_its_project(tmp_path):
+    mechanism, budget = RandomizedResponse(1.0, 2), PrivacyBudget(4.0)
+    first = PrivateLabels(
+        [0, 1] * 9, 2, budget=budget, draws="keyed", store=tmp_path / "p" / "a", project=True
+    )
+    second = PrivateLabels([1, 0] * 9, 2, store=tmp_path / "p" / "b")
+    second.randomize(mechanism, key="b")
+    key = ReleaseKey(tmp_path / "p" / "a" / "labels.key")
+    assert key.guarantee().epsilon == first.guarantee().epsilon == 1.0
+    key.register("c", mechanism)
+    assert key.guarantee().epsilon == second.guarantee().epsilon == 2.0
+
+
+def test_an_engine_does_not_draw_for_another_unit(tmp_path):
+    """The cost of a draw for one label is less than that for a row, or for a user."""
+    for name, options in (("row", {"num_labels": 2}), ("user", {"num_classes": 2, "users": [5]})):
+        store = tmp_path / name
+        y = [[0, 1]] if name == "row" else [1]
+        labels = PrivateLabels(y, budget=PrivacyBudget(9.0), store=store, **options)
+        key = ReleaseKey.create(store / "labels.key")
+        with pytest.raises(ValueError, match=f"unit is one label.*vault has {name}s"):
+            key.register("a", RandomizedResponse(1.0, 2))
+        assert labels.guarantee().epsilon == 0.0

@@ -109,8 +109,9 @@ class ReleaseKey:
 
     Guarantee:
         All outputs of this key together are ``guarantee()``-label-DP: the costs of its releases add
-        up. Each release name is bound to one mechanism and one prior, so that no random bits are
-        used with two of them.
+        up. The key of a vault answers for the vault: its draws, releases and training steps count,
+        in its unit of privacy. Each release name is bound to one mechanism and one prior, so that
+        no random bits are used with two of them.
 
     The file has mode 600 and contains nothing but the secret: keep it with the labels, and never
     with published files. With the key the noise can be removed; without it nothing can be drawn
@@ -273,13 +274,23 @@ class ReleaseKey:
         return filelock.FileLock(path, timeout=0, mode=0o600, thread_local=False)
 
     def receipts(self, release: str | None = None) -> Receipts:
-        """Returns the receipts of a release, or of all releases."""
+        """Returns the receipts of a release; without a name those of all uses.
+
+        The uses of a vault's key are those of the vault.
+        """
         with self._turn():
-            entries = self._releases.values() if release is None else [self._registered(release)]
-            return merge_receipts(*(entry.receipts for entry in entries))
+            if release is not None:
+                return self._registered(release).receipts
+            if (ledger := self._vault_ledger()) is not None:
+                return ledger.receipts()
+            return merge_receipts(*(entry.receipts for entry in self._releases.values()))
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
-        """Returns the statement of all releases together."""
+        """Returns the statement of all releases together; of a vault's key, that of the vault."""
+        with self._turn():
+            ledger = self._vault_ledger()
+        if ledger is not None:
+            return ledger.guarantee((), delta)
         return compose_receipts(self.receipts(), delta)
 
     def statement(self, release: str, num_rows: int | None = None) -> str:
@@ -353,16 +364,21 @@ class ReleaseKey:
             raise KeyError(f"there is no release {release!r}; there are {names}.")
         return entry
 
+    def _vault_ledger(self) -> Ledger | None:
+        """Returns the ledger of the vault of this store; None for a key without a vault."""
+        return Ledger.of_store(self._store.path) if "budget" in self._store.header() else None
+
     def _check_budget(self, public: PublicInput[Any]) -> None:
         """Raises if a release on all labels would pass the budget of the vault of this store."""
-        header = self._store.header()
-        if "users" in header:
+        ledger = self._vault_ledger()
+        if ledger is not None and ledger.unit != "label":
             raise ValueError(
-                f"expected a store of one label per user, got {self._store.path}, whose vault has "
-                "users. Draw with PrivateLabels(..., users=..., draws='keyed'), or take a new key."
+                f"expected a store whose unit is one label, got {self._store.path}, whose vault "
+                f"has {ledger.unit}s. Draw with its PrivateLabels(..., draws='keyed'), or take a "
+                "new key."
             )
-        if "budget" in header:
-            ledger, mechanism = Ledger.of_store(self._store.path), public.value[0]
+        if ledger is not None:
+            mechanism = public.value[0]
             use = (type(mechanism).__name__, Charge.of(mechanism))
             ledger.check(np.arange(ledger.label_set.size), [use], public.receipts)
 

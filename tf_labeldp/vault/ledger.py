@@ -26,6 +26,7 @@ from tf_labeldp.accounting.budget import CountedCharges, compose_counted
 from tf_labeldp.accounting.events import randomized_response_fields
 from tf_labeldp.accounting.provenance import array_digest, note_digests
 from tf_labeldp.accounting.receipts import (
+    UNITS,
     Composition,
     LabelSet,
     Receipts,
@@ -33,7 +34,7 @@ from tf_labeldp.accounting.receipts import (
     merge_receipts,
     timestamp,
 )
-from tf_labeldp.vault.label_kinds import LabelKind
+from tf_labeldp.vault.label_kinds import LabelKind, kind_of_header
 from tf_labeldp.vault.model_history import LEDGERS
 from tf_labeldp.vault.records import Arrival, DrawSettingsError, Record, may_count
 from tf_labeldp.vault.store import LabelStore, Project
@@ -154,7 +155,9 @@ class Ledger:
         store.upgrade()
         label_set, budget = store.look()
         project = Project(store.path) if store.in_project and not alone else None
-        ledger = cls(label_set, budget, store, project)
+        header = store.header()
+        unit = "user" if "users" in header else kind_of_header(header).unit
+        ledger = cls(label_set, budget, store, project, unit)
         with ledger.turn():
             return ledger
 
@@ -244,6 +247,11 @@ class Ledger:
         return record
 
     @property
+    def unit(self) -> str:
+        """The unit of privacy, ``"label"``, ``"row"`` or ``"user"``."""
+        return self._unit if self.users is None else "user"
+
+    @property
     def num_users(self) -> int | None:
         """The number of users of all labels; None without users."""
         return None if self.users is None else int(self.users.max(initial=-1)) + 1
@@ -291,7 +299,11 @@ class Ledger:
             composition = self._composition
             if planned:
                 composition = composition.with_receipts(planned)
-            return composition.guarantee(self.budget.delta if delta is None else delta)
+            stated = composition.guarantee(self.budget.delta if delta is None else delta)
+        if stated.num_units is None:  # There are no receipts.
+            number = self.num_users if self.unit == "user" else self.label_set.size
+            stated = dataclasses.replace(stated, unit=UNITS[self.unit], num_units=number or None)
+        return stated
 
     def weights(self) -> list[tuple[list[bytes], Receipts]]:
         """Returns digests of model weights, with the receipts of each model."""

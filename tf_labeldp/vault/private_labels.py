@@ -297,7 +297,7 @@ class PrivateLabels:
     @property
     def unit(self) -> str:
         """The unit of privacy: ``"label"``, ``"row"`` for rows of labels, or ``"user"``."""
-        return self._kind.unit if self._ledger.users is None else "user"
+        return self._ledger.unit
 
     @property
     def users(self) -> np.ndarray | None:
@@ -804,11 +804,7 @@ class PrivateLabels:
             Receipt(self.label_set, charge, what, unit=self.unit, num_units=self._ledger.num_users)
             for what, charge in self._planned(public.value)
         ]
-        stated = self._ledger.guarantee(merge_receipts(public.receipts, planned), delta)
-        if stated.num_units is None:  # There are no receipts.
-            number = self._ledger.num_users or len(self._sealed)
-            stated = dataclasses.replace(stated, unit=UNITS[self.unit], num_units=number or None)
-        return stated
+        return self._ledger.guarantee(merge_receipts(public.receipts, planned), delta)
 
     def history(self) -> UseHistory:
         """Returns the uses so far in order; equal steps in a row share a line.
