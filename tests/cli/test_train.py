@@ -79,7 +79,7 @@ def test_trees_if_they_are_asked_for(csv, capsys):
 
 @pytest.mark.parametrize("method", ["boosting", "head", "auto"])
 def test_an_untouched_output_is_verified(csv, method):
-    """With a pilot, an evaluation, both or none, and against the store."""
+    """With trees or a head, with an evaluation or without, and against the store."""
     number = ("--label", "days", "--low", "0", "--high", "30", "--drop", "id")
     options = (*(number if method == "auto" else NAMES), "--method", method)
     for output, more in (("a", ()), ("b", ("--evaluate", "0.5")), ("c", ("--evaluate", "4"))):

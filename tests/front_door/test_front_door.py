@@ -22,9 +22,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import Charge
-from tf_labeldp.accounting.events import gaussian_event
-from tf_labeldp.accounting.gaussian import gaussian_sigma
 from tf_labeldp.features import NeighbourSmoothing, RandomFourierFeatures
 from tf_labeldp.heads import PrivatePoissonRegression
 
@@ -616,79 +613,35 @@ def test_boosting_is_chosen_where_noisy_labels_are_worth_many_true_ones(tmp_path
 
 
 @pytest.mark.holds("front_door.PrivateRegressor")
-def test_a_pilot_release_decides_on_trees_for_numbers(tmp_path):
-    """Labels that the columns explain get trees, pure noise a head; both cost epsilon in total."""
-    budget = ldp.PrivacyBudget(2.0, 1e-5)
-    assert ldp.recommend(2.0, SIZE, "table", num_classes=None).method == "pilot"
-    assert ldp.recommend(0.2, SIZE, "table", num_classes=None).method == "head"
-    explained = 10.0 * INTERACTION
+@pytest.mark.parametrize("epsilon", [0.2, 2.0, 8.0])
+def test_no_private_output_decides_on_the_method_for_numbers(epsilon):
+    """Labels that the columns explain and pure noise get one head by one release, and its cost."""
+    choice = ldp.recommend(epsilon, SIZE, "table", num_classes=None)
+    assert choice.method == "head" and "method='boosting'" in str(choice)
     noise = np.random.default_rng(1).uniform(0.0, 10.0, SIZE)
-    for labels, method in ((explained, "boosting"), (noise, "head")):
-        name = tmp_path / method
-
-        def vault(labels=labels, name=name):
-            return ldp.PrivateLabels(labels, low=0.0, high=10.0, budget=budget, store=name)
-
-        model = ldp.PrivateRegressor(2.0, key="model").fit(LARGE, first := vault())
-        assert model.choice_.method == method
-        assert 1.9 < model.guarantee().epsilon <= 2.0
-        assert model.guarantee().epsilon == pytest.approx(first.guarantee().epsilon)
-        # A second process reads both draws, and decides alike.
-        again = clone(model).fit(LARGE, vault())
-        assert again.predict(LARGE[:50]) == pytest.approx(model.predict(LARGE[:50]))
-        small = ldp.PrivateLabels(labels, low=0.0, high=10.0, budget=ldp.PrivacyBudget(1.9, 1e-5))
-        with pytest.raises(ldp.BudgetExceededError):
-            ldp.PrivateRegressor(2.0).fit(LARGE, small)
-        assert small.guarantee().epsilon == 0.0
-    unnamed = ldp.PrivateLabels(explained, low=0.0, high=10.0, budget=ldp.PrivacyBudget(9.0, 1e-5))
-    first = ldp.PrivateRegressor(2.0).fit(LARGE, unnamed)
-    again = ldp.PrivateRegressor(2.0).fit(LARGE, unnamed)
-    assert again.predict(LARGE[:50]) == pytest.approx(first.predict(LARGE[:50]))
-    with pytest.raises(ldp.LabelStoreError):
-        ldp.PrivateRegressor(3.0).fit(LARGE, unnamed)
-    assert unnamed.guarantee().epsilon <= 2.0
-    array = ldp.PrivateRegressor(2.0, low=0.0, high=10.0).fit(LARGE, explained)
-    assert array.choice_.method == "boosting" and array.score(LARGE, explained) > 0.9
-    assert 1.9 < array.guarantee().epsilon <= 2.0
+    for values in (10.0 * INTERACTION, noise):
+        budget = ldp.PrivacyBudget(epsilon, 1e-5)
+        labels = ldp.PrivateLabels(values, low=0.0, high=10.0, budget=budget)
+        model = ldp.PrivateRegressor(epsilon).fit(LARGE, labels)
+        assert model.choice_.method == "head" and len(model.receipts_) == 1
+        assert model.guarantee().epsilon == labels.guarantee().epsilon == epsilon
 
 
-def test_a_pilot_is_not_released_if_trees_would_not_fit_the_budget():
-    """After a Gaussian release, another one costs less than a draw of the same epsilon."""
+def test_trees_for_numbers_if_they_are_asked_for(tmp_path):
     explained = 10.0 * INTERACTION
-    encoder = RandomFourierFeatures().fit(LARGE)
-    for total, is_enough in ((2.4, False), (3.0, True)):
-        budget = ldp.PrivacyBudget(total, 1e-5)
-        labels = ldp.PrivateLabels(explained, low=0.0, high=10.0, budget=budget)
-        ldp.PrivateRidge(1.0, 1e-5, encoder=encoder).fit(LARGE, labels)
-        model = ldp.PrivateRegressor(2.0)
-        if is_enough:
-            assert model.fit(LARGE, labels).choice_.method == "boosting"
-            continue
-        labels.check_budget(gaussian_charge(2.0))
-        with pytest.raises(ldp.BudgetExceededError):
-            model.fit(LARGE, labels)
-        assert labels.guarantee().epsilon == pytest.approx(1.0)
-
-
-def gaussian_charge(epsilon):
-    event = gaussian_event(gaussian_sigma(epsilon, 1e-5, 1.0))
-    return Charge(epsilon, 1e-5, event)
-
-
-def test_a_pilot_without_a_key_is_read_again_from_a_store(tmp_path):
     budget = ldp.PrivacyBudget(2.0, 1e-5)
-    first, again = (
-        ldp.PrivateRegressor(2.0).fit(
-            LARGE,
-            ldp.PrivateLabels(
-                10.0 * INTERACTION, low=0.0, high=10.0, budget=budget, store=tmp_path / "store"
-            ),
-        )
-        for _ in range(2)
-    )
-    assert first.choice_.method == again.choice_.method == "boosting"
-    assert again.predict(LARGE[:50]) == pytest.approx(first.predict(LARGE[:50]))
-    assert again.guarantee().epsilon == pytest.approx(first.guarantee().epsilon)
+
+    def vault():
+        return ldp.PrivateLabels(explained, low=0.0, high=10.0, budget=budget, store=tmp_path / "a")
+
+    model = ldp.PrivateRegressor(2.0, method="boosting", key="model").fit(LARGE, vault())
+    assert isinstance(model.head_, ldp.PrivateBoosting) and model.score(LARGE, explained) > 0.9
+    assert model.guarantee().epsilon == vault().guarantee().epsilon == 2.0
+    # A second process reads the draws.
+    again = clone(model).fit(LARGE, vault())
+    assert again.predict(LARGE[:50]) == pytest.approx(model.predict(LARGE[:50]))
+    with pytest.raises(ldp.BudgetExceededError):
+        ldp.PrivateRegressor(2.0, method="boosting", key="another").fit(LARGE, vault())
 
 
 def test_an_evaluation_in_a_part_of_a_vault_reads_the_rows_of_that_part():

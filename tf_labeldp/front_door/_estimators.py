@@ -11,7 +11,6 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import (
-    Charge,
     PrivacyBudget,
     Private,
     Public,
@@ -19,11 +18,8 @@ from tf_labeldp.accounting import (
     public_input,
 )
 from tf_labeldp.accounting.budget import default_delta
-from tf_labeldp.accounting.events import gaussian_event, pure_dp_event
-from tf_labeldp.accounting.gaussian import gaussian_share, gaussian_sigma
-from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_receipts
+from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts
 from tf_labeldp.boosting import PrivateBoosting
-from tf_labeldp.boosting.worth import worth
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
 from tf_labeldp.features.estimator import (
     FeatureMap,
@@ -86,13 +82,6 @@ _SHARE_ROWS = 4096
 """Rows whose predictions give the shares of the classes, within 1 % of all examples."""
 _OF_ENCODER = "Your encoder, and one noisy release for a linear head."
 """The reason for a head on features of a caller's encoder."""
-_PILOT_SHARE = 0.01
-"""The share of the squared precision for a pilot, which is a tenth of epsilon."""
-_PILOT_MARGIN = 1e-4
-"""Relative slack for the numerical composition, which must stay below epsilon."""
-_EXPLAINED_FROM = 40.0
-"""Worth of noisy labels in true ones, times the explained share of their range, from which boosting
-is chosen: between bike at epsilon 0.5 and the insurance counts at epsilon 1."""
 _LEAST_NORM = np.float32(1e-12)
 
 
@@ -237,11 +226,11 @@ class _FrontDoor(Head):
                 "the epsilon of the evaluation, or leave out the metric."
             )
         seed, held_out = self.insecure_seed, None
-        # Once for all rows: those of the fit, the pilot and the evaluation.
+        # Once for all rows: those of the fit and of the evaluation.
         public = public_input(public, fitted_encoder(self.encoder, features))
         raw, encoder = public.value
         is_array = not isinstance(labels, PrivateLabels)
-        makes_vault = is_array and (price is not None or trains_network or choice.method == "pilot")
+        makes_vault = is_array and (price is not None or trains_network)
         if makes_vault:
             refuse_worker_processes()
             cost_of_inputs = compose_receipts(public.receipts, delta).epsilon
@@ -277,25 +266,9 @@ class _FrontDoor(Head):
         weighted = {} if weights is None else {"sample_weight": weights}
         some_rows = np.random.default_rng(0).choice(size, min(size, _SHARE_ROWS), replace=False)
         some_features = rows_of(features, some_rows)
-        receipts: Receipts = ()
-        key = self.key
-        if choice.method == "pilot":
-            plan = Pilot(epsilon, delta)
-            # Named draws, so that a second fit reads both, or is refused before it is charged.
-            key = self.key or "private-regressor"
-            if not labels.has_draw(f"{key}/pilot"):
-                for charges in plan.charges():
-                    labels.check_budget(charges, receipts=public.receipts)
-            name = f"{key}/pilot"
-            pilot = self._head(plan.epsilon_of_pilot, delta, encoder, kind, size, None, seed, name)
-            pilot.fit(public.with_value(features), labels, **weighted)
-            receipts = pilot.receipts_
-            method = plan.method(pilot.predict(some_features), pilot._label_range, size)
-            choice = dataclasses.replace(choice, method=method)
-            epsilon = plan.epsilon_of(method)
         is_boosting = choice.method == "boosting"
         if is_boosting:
-            head: Any = self._boosting(epsilon, seed, key)
+            head: Any = self._boosting(epsilon, seed, self.key)
         elif trains_network and isinstance(self, PrivateClassifier):
             network = self.model
             if network is None:
@@ -303,7 +276,7 @@ class _FrontDoor(Head):
             head = _bootstrapped(self, network, epsilon, delta, encoder, kind)
         else:
             classes = self._number_of_classes(labels)
-            head = self._head(epsilon, delta, encoder, kind, size, classes, seed, key)
+            head = self._head(epsilon, delta, encoder, kind, size, classes, seed, self.key)
         head.fit(public.with_value(features), labels, **weighted)
         remarks = _hashed_columns(head.coder_ if is_boosting else encoder)
         choice = dataclasses.replace(choice, remarks=(*choice.remarks, *remarks))
@@ -312,7 +285,7 @@ class _FrontDoor(Head):
             remarks = [*choice.remarks, *_rare_class(head, some_features)]
             choice = dataclasses.replace(choice, remarks=tuple(remarks))
         self.head_, self.choice_ = head, choice
-        self.receipts_ = merge_receipts(receipts, head.receipts_)
+        self.receipts_ = head.receipts_
         self._label_range = head._label_range
         self.classes_ = head.classes_
         self._remember_columns(head._known_columns(), head.n_features_in_)
@@ -340,7 +313,7 @@ class _FrontDoor(Head):
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from the inputs of ``fit`` to predictions, with its receipts.
 
-        They include those of a pilot and of the evaluation, as ``guarantee()`` does. The model of a
+        They include those of the evaluation, as ``guarantee()`` does. The model of a
         table takes a dict of columns (m, 1) by name. Import ``tf_labeldp.keras_layers`` before you
         load its file.
 
@@ -545,8 +518,7 @@ class PrivateRegressor(_FrontDoor):
     """Regresses numbers as ``PrivateClassifier`` classifies: one call, chosen from public facts.
 
     Guarantee:
-        That of ``PrivateClassifier``; where a pilot release decides on the method, pilot and model
-        together cost (epsilon, delta).
+        That of ``PrivateClassifier``.
 
     Args:
         epsilon: finite and above zero.
@@ -613,50 +585,6 @@ class PrivateRegressor(_FrontDoor):
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Pilot:
-    """Splits (epsilon, delta) between a pilot release and the model that it decides on.
-
-    Trees learn numbers from noisy labels where the columns explain much of the labels' range,
-    a private fact. A head of a small release estimates it.
-    """
-
-    epsilon: float
-    delta: float
-
-    @property
-    def epsilon_of_pilot(self) -> float:
-        return gaussian_share(self._total, self.delta, _PILOT_SHARE)
-
-    @property
-    def _total(self) -> float:
-        return self.epsilon * (1.0 - _PILOT_MARGIN)
-
-    def epsilon_of(self, method: str) -> float:
-        """Returns what is left: Gaussian releases add precisions, other mechanisms epsilons."""
-        if method == "boosting":
-            return self._total - self.epsilon_of_pilot
-        return gaussian_share(self._total, self.delta, 1.0 - _PILOT_SHARE)
-
-    def charges(self) -> tuple[list[Charge], list[Charge]]:
-        """Returns the charges of both releases, with a head and with boosting.
-
-        After earlier uses of a vault they compose differently.
-        """
-        pilot, rest = self.epsilon_of_pilot, self.epsilon_of("boosting")
-        events = [gaussian_event(gaussian_sigma(e, self.delta, 1.0)) for e in (self.epsilon, pilot)]
-        head = Charge(self.epsilon, self.delta, events[0])
-        trees = Charge(rest, 0.0, pure_dp_event(rest))
-        return [head], [Charge(pilot, self.delta, events[1]), trees]
-
-    def method(self, predicted: np.ndarray, label_range: tuple[float, float], size: int) -> str:
-        """Returns the method for n examples by the pilot's predictions."""
-        low, high = label_range
-        # One for labels at both ends of the range that are predicted without error.
-        explained = 4.0 * float(predicted.var()) / (high - low) ** 2
-        return "boosting" if explained * worth(size, self.epsilon) >= _EXPLAINED_FROM else "head"
-
-
 def predictions_for_metrics(estimator: Any, features: Any) -> np.ndarray:
     """Returns numbers (m,), or class probabilities (m, K), as ``PrivateLabels.evaluate`` takes."""
     predict = estimator.predict if estimator._is_regressor() else estimator.predict_proba
@@ -691,7 +619,7 @@ def refuse_noisy_labels(model: Any, features: Any, labels: PrivateLabels) -> Non
     if not isinstance(model, _FrontDoor):
         return
     choice = model._choice(model.epsilon, len(labels), kind_of(features), features, labels)
-    if choice.method in ("boosting", "pilot", "network"):
+    if choice.method in ("boosting", "network"):
         raise ValueError(
             "expected candidates that fit a head, whose fits compose as one release, got "
             f"{type(model).__name__} with method={model.method!r}, which may draw noisy labels. "

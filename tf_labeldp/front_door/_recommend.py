@@ -40,8 +40,6 @@ _BOOSTING_FROM = 3_000.0
 _MANY_CLASSES = 50
 """Above, a head is chosen and its own table is shown: boosting grows a tree per class and round,
 and noisy labels were worth less at epsilon 1, and no more at 4."""
-_PILOT_FROM = 500.0
-"""For numbers, a pilot release decides from this worth on: below, trees lost on each set."""
 _NETWORK_FROM, _NETWORK_RATE = 2.0, 800.0
 """Epsilon from which a network is mentioned, and examples per minute of its training by default:
 50 passes at 330 images per second of a core."""
@@ -63,12 +61,6 @@ _REASONS = {
         "loss.",
         "On the tables measured it is ahead of a head of one release where the noisy labels are "
         "worth many true ones.",
-    ),
-    "pilot": (
-        "A table and numbers: a pilot release, at a tenth of epsilon, estimates how "
-        "much of them the columns explain.",
-        "Where it is much, gradient boosting on noisy labels is ahead, and else a linear head on "
-        "random Fourier features.",
     ),
     "numbers": (
         "Rows of numbers: random Fourier features, the rows smoothed over their nearest "
@@ -98,8 +90,7 @@ class Choice:
     Attributes:
         kind: kind of the features: ``"images"``, ``"table"`` or ``"numbers"``.
         epsilon: epsilon that was asked for.
-        method: ``"head"``, ``"boosting"``, or ``"model"`` for a model of your own; ``"pilot"`` for
-            numbers if a release has to choose between the first two.
+        method: ``"head"``, ``"boosting"``, or ``"model"`` for a model of your own.
         reason: two sentences.
         rows: tuples (data set, method, score in percent) at ``measured_at``, the best first in
             each data set.
@@ -209,12 +200,11 @@ def recommend(
         name, reason = "many classes", "many"
     elif kind == "table":
         name = "table" if num_classes is not None else "table of numbers"
-        # Each class has a column of noise in a head's release, and a share of the labels.
-        signal = 0.5 * (num_classes or 2) * worth(num_examples, epsilon, num_classes or 2)
-        if num_classes is not None and signal >= _BOOSTING_FROM:
-            method = reason = "boosting"
-        elif num_classes is None and signal >= _PILOT_FROM:
-            method = reason = "pilot"
+        if num_classes is not None:
+            # Each class has a column of noise in a head's release, and a share of the labels.
+            signal = 0.5 * num_classes * worth(num_examples, epsilon, num_classes)
+            if signal >= _BOOSTING_FROM:
+                method = reason = "boosting"
     table = _measured()[name]
     levels = [float(level) for level in table["epsilons"]]
     nearest = min(range(len(levels)), key=lambda level: abs(math.log(levels[level] / epsilon)))
@@ -231,6 +221,11 @@ def recommend(
             "method='network' trains a residual network from scratch, which may be better: about "
             f"{num_examples / _NETWORK_RATE:,.0f} minutes on two cores for images of 28 x 28 "
             "pixels."
+        )
+    if num_classes is None and kind == "table":
+        remarks.append(
+            "Trees (method='boosting') may be ahead where the columns explain much of the labels, "
+            "which only private labels or other data show: choose them before you fit."
         )
     if num_classes is None and kind != "table":
         remarks.append(
