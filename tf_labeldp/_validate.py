@@ -86,6 +86,15 @@ def one_of(name: str, value: Any, words: Iterable[str]) -> str:
     return value
 
 
+def text_up_to(name: str, value: Any, longest: int, least: int = 0) -> str:
+    """Returns a text of at most ``longest`` characters."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a text, got {type(value).__name__}.")
+    if not least <= len(value) <= longest:
+        raise ValueError(f"{name} must have {least} to {longest} characters, got {len(value)}.")
+    return value
+
+
 def pair(name: str, value: Any) -> tuple[Any, Any]:
     """Returns the two ends of a setting that has a smallest and a largest value."""
     if isinstance(value, (str, bytes)) or np.shape(value) != (2,):

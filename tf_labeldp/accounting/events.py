@@ -37,6 +37,8 @@ _NUMBERS_OF: dict[Any, set[str]] = {
 }
 """Arguments of the events that are checked without ``dp_accounting``, which takes a second to load:
 it imports ``scipy.stats``."""
+_PROBABILITIES = frozenset({"sampling_probability", "noise_parameter", "delta", "longest"})
+_COUNTS = frozenset({"count", "num_buckets", "source_dataset_size", "sample_size"})
 
 
 def randomized_response_event(epsilon: float, num_buckets: int = 2) -> DpEvent:
@@ -132,7 +134,23 @@ def checked_fields(event: DpEvent | EventFields) -> str:
         type(value) in (int, float) for value in numbers.values()
     ):
         fields = event_to_json(event_from_json(fields))
+    _check_numbers(fields)
     return json.dumps(fields, sort_keys=True)
+
+
+def _check_numbers(fields: EventFields) -> None:
+    """Raises for a number that no mechanism has: ``dp_accounting`` composes a count of -1."""
+    waiting: list[tuple[str, Any]] = list(fields.items())
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += value.items()
+        elif isinstance(value, list):
+            waiting += [(name, part) for part in value]
+        elif isinstance(value, (int, float)):
+            most = 1.0 if name in _PROBABILITIES else math.inf
+            if not 0.0 <= value <= most or (name in _COUNTS and value != int(value)):
+                raise ValueError(f"expected an event with a possible {name}, got {value}.")
 
 
 @functools.lru_cache(maxsize=4096)

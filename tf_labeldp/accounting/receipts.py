@@ -83,6 +83,13 @@ _BY_LABEL = Assumption(
 )
 _DIGEST_SHOWN = 32
 """Hexadecimal digits of a digest in a statement: 128 bits."""
+KINDS = ("draw", "release", "steps", "failed", "unknown", "declared")
+"""Kinds of receipts."""
+_DECLARED = "Declared by its author, not checked: "
+_MOST_LABELS = 10**10
+"""Largest size of a label set in a file: the histories of more examples fit no memory."""
+_LONGEST_NAME, _LONGEST_TEXT = 200, 200_000
+"""Most characters of an id and of a text in a file, such as a mechanism with all its bins."""
 _MOST_PAIRS = 1000
 """Most combinations of the histories of several label sets that are composed one by one."""
 
@@ -149,6 +156,15 @@ class Examples:
             return None
         return cls(zlib.compress(np.packbits(chosen).tobytes(), 9), total)
 
+    def check(self) -> None:
+        """Raises ``ValueError`` unless these are bits of n examples."""
+        size = -(-self.total // 8)
+        stream = zlib.decompressobj()
+        packed = stream.decompress(self.bits, size + 1)  # A few bytes may unpack to gigabytes.
+        beyond = packed[-1] & (0xFF >> (self.total - 1) % 8 + 1) if packed else 0
+        if len(packed) != size or not stream.eof or stream.unused_data or beyond:
+            raise ValueError(f"examples that are not among {self.total}")
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         packed = np.frombuffer(zlib.decompress(self.bits), np.uint8)
         chosen = np.flatnonzero(np.unpackbits(packed, count=self.total))
@@ -203,6 +219,17 @@ class Receipt:
         """The number of examples that the receipt is about."""
         return self.labels.size if self.examples is None else np.asarray(self.examples).size
 
+    @property
+    def declares(self) -> tuple[str, ...]:
+        """Ids of the receipts of unknown cost that it replaces: none unless it is a declaration."""
+        return self.answers if self.kind == "declared" else ()
+
+    def _content(self) -> dict[str, Any]:
+        """Returns everything that a statement depends on: when and where it was made is not."""
+        fields = {name: getattr(self, name) for name in _FIELDS - {"time", "actor", "version"}}
+        fields["examples"] = None if self.examples is None else self.examples.bits
+        return fields
+
     def to_json(self) -> dict[str, Any]:
         """Returns the receipt as values for JSON, with a digest of its content."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -224,21 +251,39 @@ class Receipt:
 
     @classmethod
     def from_json(cls, data: Setting[dict[str, Any]]) -> Receipt:
-        """Returns the receipt that ``to_json`` wrote; ``ReceiptError`` if its content changed."""
+        """Returns the receipt that ``to_json`` wrote, with every field checked.
+
+        Raises:
+            ReceiptError: its content changed, no version writes such a value, or a newer version
+                wrote it.
+        """
         try:
             fields = dict(data)
             if fields.pop("digest") != _digest(fields):
                 raise ValueError("the digest does not match the content")
-            charge = dict(fields["charge"])
-            charge["epsilon"] = float(charge["epsilon"])
-            fields["charge"] = Charge(**charge)
-            fields["labels"] = LabelSet(**fields["labels"])
+            if unknown := sorted(fields.keys() - _FIELDS):
+                raise ReceiptError(
+                    f"a receipt was written by a newer version, tf-labeldp {fields['version']}, "
+                    f"with the field {unknown[0]!r}, which {__version__} does not know. Install "
+                    "the newer version to read it."
+                )
+            fields["charge"] = _charge_of_json(fields["charge"])
+            fields["labels"] = _label_set_of_json(fields["labels"])
             if fields["examples"] is not None:
-                bits = base64.b64decode(fields["examples"])
+                bits = base64.b64decode(fields["examples"], validate=True)
                 fields["examples"] = Examples(bits, fields["labels"].size)
             fields["answers"] = tuple(fields["answers"])
-            return cls(**fields)
-        except (KeyError, TypeError, ValueError, zlib.error) as error:
+            return _checked(cls(**fields))
+        except ReceiptError:
+            raise
+        except (
+            AttributeError,
+            KeyError,
+            OverflowError,
+            TypeError,
+            ValueError,
+            zlib.error,
+        ) as error:
             raise ReceiptError(
                 f"a receipt is damaged or was edited ({error}), so its cost can't be counted. "
                 "Use an unchanged copy of the file."
@@ -250,17 +295,113 @@ class Receipt:
 
 
 Receipts = tuple[Receipt, ...]
+_FIELDS = frozenset(field.name for field in dataclasses.fields(Receipt))
+
+
+def _charge_of_json(fields: dict[str, Any]) -> Charge:
+    for name in ("epsilon", "delta"):
+        if fields[name] != "inf":
+            _validate.real_number(f"the {name} of a charge", fields[name])
+    if not all(isinstance(note, (dict, str)) for note in fields["assumptions"]):
+        raise ValueError("an assumption that is no text")
+    charge = Charge(**{**fields, "epsilon": float(fields["epsilon"])})
+    is_free = charge.epsilon == charge.delta == 0.0
+    if charge.event_fields == NO_EVENT and not is_free:
+        raise ValueError(f"epsilon={charge.epsilon:g} at delta={charge.delta:g} of no event")
+    for note in charge.assumptions:
+        for text in (note.code, note.who, str(note)):
+            _validate.text_up_to("an assumption", text, _LONGEST_TEXT)
+    return charge
+
+
+def _label_set_of_json(fields: dict[str, Any]) -> LabelSet:
+    labels = LabelSet(**fields)
+    _validate.text_up_to("the name of a label set", labels.name, _LONGEST_NAME, least=1)
+    if labels.people is not None:
+        _validate.text_up_to("people", labels.people, _LONGEST_TEXT)
+    _validate.integer_at_least("the size of a label set", labels.size, 0)
+    if labels.size > _MOST_LABELS:
+        raise ValueError(f"the size of a label set must be at most 1e10, got {labels.size:g}")
+    _validate.boolean("stored", labels.stored)
+    return labels
+
+
+def _checked(receipt: Receipt) -> Receipt:
+    """Returns a receipt from a file, or raises if this library writes no such receipt."""
+    _validate.one_of("kind", receipt.kind, KINDS)
+    _validate.one_of("unit", receipt.unit, UNITS)
+    _validate.one_of("relation", receipt.relation, (RELATION_REPLACE,))
+    for name in ("id", "use", "plan", "output_digest", "version"):
+        if name != "output_digest" or receipt.output_digest is not None:
+            _validate.text_up_to(name, getattr(receipt, name), _LONGEST_NAME, name == "id")
+    for name in ("what", "key", "actor"):
+        _validate.text_up_to(name, getattr(receipt, name), _LONGEST_TEXT)
+    for answered in receipt.answers:
+        _validate.text_up_to("answers", answered, _LONGEST_NAME, least=1)
+    _validate.text_up_to("time", receipt.time, _LONGEST_NAME)
+    datetime.datetime.fromisoformat(receipt.time)
+    for name in ("seeded", "metrics_reported", "sample_weights"):
+        _validate.boolean(name, getattr(receipt, name))
+    _validate.number_in("delta", receipt.delta, "[0, 1)")
+    if receipt.num_units is not None:
+        _validate.integer_at_least("num_units", receipt.num_units, 0)
+    _validate.integer_at_least("plan_uses", receipt.plan_uses, 1)
+    if receipt.budget_epsilon is not None:
+        _validate.positive_finite("budget_epsilon", receipt.budget_epsilon)
+    if receipt.kind == "unknown" and math.isfinite(receipt.charge.epsilon):
+        raise ValueError(f"an unknown cost of {receipt.charge.epsilon:g}")
+    claims = any(note.startswith(_DECLARED) for note in receipt.charge.assumptions)
+    if receipt.answers and not (receipt.kind == "declared" and claims):
+        raise ValueError("a receipt that replaces others without a declaration")
+    if receipt.examples is not None:
+        receipt.examples.check()
+    return receipt
+
+
+def same_receipt(known: Receipt | None, other: Receipt) -> Receipt:
+    """Returns one of two receipts with one id, or raises if their contents differ.
+
+    Keyed draws may be published with the number of rows, which the ledger of their key does not
+    know: such receipts differ in the size of the label set alone, and the one without a size, which
+    is about all examples, counts.
+    """
+    if known is None or known is other:
+        return other
+    contents = [known._content(), other._content()]
+    if contents[0] == contents[1]:
+        return known
+    sizes = {known.labels.size, other.labels.size}
+    for content in contents:
+        content["labels"] = dataclasses.replace(content["labels"], size=0)
+    if contents[0] == contents[1] and known.examples is None and 0 in sizes:
+        return known if known.labels.size == 0 else other
+    raise ReceiptError(
+        f"expected one content for the receipt {known.id[:_LONGEST_NAME]}, got two: "
+        f"{known.what[:_LONGEST_NAME]!r} and {other.what[:_LONGEST_NAME]!r}. One of them was "
+        "edited: use unchanged copies of the files."
+    )
 
 
 def merge_receipts(*several: Iterable[Receipt]) -> Receipts:
-    """Returns all receipts, each once, in order of first appearance."""
-    return tuple({receipt.id: receipt for receipt in itertools.chain(*several)}.values())
+    """Returns all receipts, each once, in order of first appearance.
+
+    Raises:
+        ReceiptError: two receipts with one id have different contents.
+    """
+    found: dict[str, Receipt] = {}
+    for receipt in itertools.chain(*several):
+        found[receipt.id] = same_receipt(found.get(receipt.id), receipt)
+    return tuple(found.values())
 
 
 def standing(receipts: Receipts) -> Receipts:
-    """Returns the receipts that no other receipt answers."""
-    answered = {name for receipt in receipts for name in receipt.answers}
-    return tuple(receipt for receipt in receipts if receipt.id not in answered)
+    """Returns the receipts without those of unknown cost that a declaration replaces."""
+    declared = {name for receipt in receipts for name in receipt.declares}
+    return tuple(
+        receipt
+        for receipt in merge_receipts(receipts)
+        if receipt.kind != "unknown" or receipt.id not in declared
+    )
 
 
 def encoder_receipt(name: str, of: str, digest: str) -> Receipt:
@@ -282,7 +423,7 @@ def declared_receipt(
 ) -> Receipt:
     """Returns the receipt with which an author declares the cost of unknown uses of labels."""
     event = approximate_dp_fields(epsilon, delta) if epsilon else NO_EVENT
-    note = Assumption("declared", "authors", f"Declared by its author, not checked: {because}")
+    note = Assumption("declared", "authors", f"{_DECLARED}{because}")
     return Receipt(
         LabelSet.new(0),
         Charge(float(epsilon), float(delta), event, (note,)),
@@ -449,46 +590,82 @@ class _Fact(NamedTuple):
     reasons: tuple[Assumption, ...]  # why nothing is promised
 
 
+class _SharedUse(NamedTuple):
+    """One use of several label sets."""
+
+    charge: Charge  # with the assumptions of all its receipts
+    people: str | None  # None if the label sets are of different populations, or of unknown ones
+    times: dict[str, int]  # number of receipts by label set
+
+    def number(self, own: str) -> int:
+        """Returns how often the use counts beyond its receipts of the own label set."""
+        return max(self.times.values()) - self.times.get(own, 0)
+
+
 class Composition:
     """The running composition of receipts, which never reads a receipt twice.
 
-    Each receipt is counted once, and not at all if another receipt answers it. A use of several
-    label sets of the same examples has a receipt for each of them; the first one counts.
+    Each receipt is counted once. One of unknown cost is not counted if a declaration replaces it.
+    A use of several label sets has a receipt for each of them, with the same charge. It counts once
+    for every person, since the set in which a person has such an example is unknown; in the
+    composition of a ledger, whose label set is ``own``, it counts for the examples of its receipt.
 
     Guarantee:
         As for ``compose_receipts``, for all receipts that were added.
+
+    Raises:
+        ReceiptError: two receipts with one id have different contents.
     """
 
-    def __init__(self, receipts: Iterable[Receipt] = ()) -> None:
+    def __init__(self, receipts: Iterable[Receipt] = (), own: str = "") -> None:
+        self._own_name = own
         self._receipts: dict[str, Receipt] = {}
-        self._answered: set[str] = set()
-        self._histories: dict[str, Histories] = {}  # by the name of the label set
-        self._uses: dict[str, str] = {}  # the label set that each shared use is counted in
-        self._facts: dict[_Fact, None] = {}
+        self._declared: set[str] = set()  # ids of receipts that declarations replace
+        self._clear()
         for receipt in receipts:
             self.add(receipt)
 
+    def _clear(self) -> None:
+        self._histories: dict[str, Histories] = {}  # by the name of the label set
+        self._shared: dict[tuple[Any, ...], _SharedUse] = {}  # by use and cost
+        self._of_everyone: dict[str | None, Counter[Charge]] = {}  # by population
+        self._facts: dict[_Fact, None] = {}
+
     def add(self, receipt: Receipt) -> None:
         """Adds a receipt, unless it was added before."""
-        if receipt.id in self._receipts:
+        known = self._receipts.get(receipt.id)
+        receipt = same_receipt(known, receipt)
+        if receipt is known:
             return
         self._receipts[receipt.id] = receipt
-        self._answered.update(receipt.answers)
-        more = [receipt]
-        if not self._receipts.keys().isdisjoint(receipt.answers):
-            self._histories, self._facts, self._uses = {}, {}, {}
-            more = list(self._receipts.values())
-        for counted in more:
-            if counted.id not in self._answered:
+        self._declared.update(receipt.declares)
+        again = any(self._is_declared(self._receipts.get(name)) for name in receipt.declares)
+        if known is not None or again:
+            self._clear()
+            for counted in self._receipts.values():
                 self._count(counted)
+        else:
+            self._count(receipt)
+
+    def _is_declared(self, receipt: Receipt | None) -> bool:
+        """Returns whether a declaration replaces a receipt: never one of the own label set."""
+        return (
+            receipt is not None
+            and receipt.kind == "unknown"
+            and receipt.id in self._declared
+            and receipt.labels.name != self._own_name
+        )
 
     def _count(self, receipt: Receipt) -> None:
+        if self._is_declared(receipt):
+            return
         labels, charge = receipt.labels, receipt.charge
         # A declaration has no examples: one row stands for all.
         histories = self._histories.setdefault(labels.name, Histories(max(1, labels.size)))
         histories.grow(labels.size)
-        counted_in = self._uses.setdefault(receipt.use or receipt.id, labels.name)
-        if counted_in == labels.name:
+        if receipt.use:
+            self._share(receipt)
+        if not receipt.use or labels.name == self._own_name:
             histories.add(charge, receipt.examples, labels.size)
         fact = _Fact(
             labels,
@@ -500,12 +677,33 @@ class Composition:
         )
         self._facts[fact] = None
 
+    def _share(self, receipt: Receipt) -> None:
+        """Counts a use of several label sets, once for every person."""
+        charge, labels = receipt.charge, receipt.labels
+        name = (receipt.use, charge.epsilon, charge.delta, charge.event_text)
+        old = self._shared.get(name)
+        if old is None:
+            new = _SharedUse(charge, labels.people, {labels.name: 1})
+        else:
+            notes = dict.fromkeys((*old.charge.assumptions, *charge.assumptions))
+            if len(notes) > len(old.charge.assumptions):
+                charge = charge.with_assumptions(notes)
+            people = old.people if old.people == labels.people else None
+            times = {**old.times, labels.name: old.times.get(labels.name, 0) + 1}
+            new = _SharedUse(charge, people, times)
+            self._of_everyone[old.people][old.charge] -= old.number(self._own_name)
+        self._shared[name] = new
+        self._of_everyone.setdefault(new.people, Counter())[new.charge] += new.number(
+            self._own_name
+        )
+
     def with_receipts(self, receipts: Iterable[Receipt]) -> Composition:
         """Returns a new composition with more receipts."""
-        extended = Composition()
-        for name, value in vars(self).items():
-            setattr(extended, name, value.copy())
+        extended = Composition(own=self._own_name)
+        extended._receipts, extended._declared = self._receipts.copy(), self._declared.copy()
+        extended._shared, extended._facts = self._shared.copy(), self._facts.copy()
         extended._histories = {name: history.copy() for name, history in self._histories.items()}
+        extended._of_everyone = {of: counts.copy() for of, counts in self._of_everyone.items()}
         for receipt in receipts:
             extended.add(receipt)
         return extended
@@ -537,15 +735,27 @@ class Composition:
         self, labels: LabelSet | None = None, *own: list[CountedCharges]
     ) -> Iterator[CountedCharges]:
         """Yields the possible histories of one person; ``own`` are the histories in ``labels``."""
-        people = {fact.labels.name: fact.labels.people for fact in self._facts}
+        people: dict[str, str | None] = {}
+        for fact in self._facts:
+            of = fact.labels.people
+            # Receipts that contradict each other leave open which people these are.
+            people[fact.labels.name] = of if people.get(fact.labels.name, of) == of else None
+        populations = set(people.values()) - {None}
+        own_people = None if labels is None else labels.people
         if labels is not None:
             people.pop(labels.name, None)
             if labels.people is not None:
                 people = {name: of for name, of in people.items() if of in (None, labels.people)}
-        for population in set(people.values()) - {None} or {None}:
+        for population in set(people.values()) - {None} or {own_people}:
             # These label sets may be of the same people.
             same = [name for name, of in people.items() if of in (population, None)]
-            yield from _together([*own, *(self._histories[name].distinct() for name in same)])
+            shared = [
+                tuple((+counts).items())
+                for of, counts in self._of_everyone.items()
+                if of == population or of not in populations
+            ]
+            histories = [*own, *(self._histories[name].distinct() for name in same)]
+            yield from _together([*histories, *([history] for history in shared)])
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement at ``delta``, or else at the largest delta of the receipts."""

@@ -35,7 +35,13 @@ from tf_labeldp.accounting import (
     public_input,
 )
 from tf_labeldp.accounting.provenance import array_digest
-from tf_labeldp.accounting.receipts import LabelSet, Receipts, compose_receipts, merge_receipts
+from tf_labeldp.accounting.receipts import (
+    LabelSet,
+    Receipts,
+    compose_receipts,
+    merge_receipts,
+    same_receipt,
+)
 from tf_labeldp.mechanisms import (
     InformativeRR,
     Priors,
@@ -136,7 +142,7 @@ class ReleaseKey:
         self._store = _store_of(self.path)
         self._is_open = False
         self._releases: dict[str, _Release] = collections.defaultdict(_Release)
-        self._ids: set[str] = set()
+        self._counted: dict[str, Receipt] = {}  # by id
 
     def __reduce__(self) -> Any:
         """Pickles the path: workers read the file."""
@@ -334,7 +340,7 @@ class ReleaseKey:
     def _remember(self, records: list[Record]) -> None:
         for record in records:
             if record.receipt is not None:
-                self._ids.add(record.receipt.id)
+                self._counted[record.receipt.id] = record.receipt
             if (fields := record.release) is None:
                 continue
             release = self._releases[fields["name"]]
@@ -394,7 +400,9 @@ class ReleaseKey:
             notes += (PUBLIC_INPUT,)
         labels = self._store.label_set()
         for receipt in made_of:
-            if receipt.id not in self._ids and may_count(labels, receipt):
+            same_receipt(self._counted.get(receipt.id), receipt)
+        for receipt in made_of:
+            if receipt.id not in self._counted and may_count(labels, receipt):
                 self._write(receipt=receipt)
         receipt = Receipt(
             dataclasses.replace(labels, size=num_rows),

@@ -32,6 +32,7 @@ from tf_labeldp.accounting.receipts import (
     Receipts,
     actor_name,
     merge_receipts,
+    same_receipt,
     timestamp,
 )
 from tf_labeldp.vault.label_kinds import LabelKind, kind_of_header
@@ -100,7 +101,7 @@ class Ledger:
         self._unit, self._actor = unit, actor or actor_name()
         self.notes: tuple[Assumption, ...] = ()  # of each new charge
         self.users: np.ndarray | None = None  # of all labels, as numbers 0..U-1
-        self._composition = Composition()
+        self._composition = Composition(own=label_set.name)
         self._counted: dict[str, Receipt] = {}  # all receipts by id, in order
         self._others: dict[pathlib.Path, Ledger] = {}  # the other stores of a project
         self._taken = 0  # number of records that another ledger of the project has counted
@@ -235,6 +236,7 @@ class Ledger:
         # The charge comes first: a draw that is interrupted here is charged and not returned.
         receipt = record.receipt
         if receipt is not None and receipt.id in self._counted:
+            same_receipt(self._counted[receipt.id], receipt)
             record = dataclasses.replace(record, receipt=None)
         elif receipt is not None:
             self._counted[receipt.id] = receipt
@@ -314,9 +316,12 @@ class Ledger:
         ]
 
     def _not_counted(self, receipts: Iterable[Receipt], labels: LabelSet) -> list[Receipt]:
+        merged = merge_receipts(receipts)
+        for receipt in merged:
+            same_receipt(self._counted.get(receipt.id), receipt)
         return [
             receipt
-            for receipt in merge_receipts(receipts)
+            for receipt in merged
             if receipt.id not in self._counted and may_count(labels, receipt)
         ]
 
@@ -437,12 +442,19 @@ class Ledger:
             records = [record for record in self.records if record.receipt or record.budget]
         # Receipts of other vaults for the same use would repeat its line.
         receipts = [record.receipt for record in records if record.receipt is not None]
-        own = {use.use for use in receipts if use.labels.name == self.label_set.name} - {""}
-        repeated = {use.id for use in receipts if use.labels.name != self.label_set.name}
-        repeated &= {use.id for use in receipts if use.use in own}
+        own = {
+            (u.use, u.charge.event_text) for u in receipts if u.labels.name == self.label_set.name
+        }
+        repeated = {
+            use.id
+            for use in receipts
+            if use.labels.name != self.label_set.name
+            and use.use
+            and (use.use, use.charge.event_text) in own
+        }
         records = [r for r in records if r.receipt is None or r.receipt.id not in repeated]
         uses: list[Use] = []
-        so_far = Composition()
+        so_far = Composition(own=self.label_set.name)
         delta = self.budget.delta
         for _, equal in itertools.groupby(records, _line_of):
             first, *more = equal
