@@ -53,6 +53,50 @@ def test_the_better_map_is_chosen_and_the_whole_costs_epsilon():
     assert found.score(ROWS, CIRCLE) == np.mean(found.predict(ROWS) == CIRCLE)
 
 
+@pytest.mark.holds("front_door.PrivateSearchCV")
+def test_the_best_estimator_states_the_choice_and_all_fits(tmp_path):
+    """One held-out label changes the chance of a choice by up to e^epsilon."""
+    labels = vault(insecure_seed=None)
+    found = search({"spread": [True, False], "penalty": [1.0, 9.0]}).fit(ROWS, labels)
+    whole = labels.guarantee().epsilon
+    best = found.best_estimator_
+    assert found.epsilon_of_fit_ < 0.7 < 0.999 < whole
+    folders = tmp_path / "best", tmp_path / "search"
+    stated = [
+        found.guarantee(),
+        best.guarantee(),
+        ldp.guarantee(best.to_keras()),
+        ldp.guarantee(found.to_keras()),
+        ldp.save(best, folders[0]),
+        ldp.save(found, folders[1]),
+        *(ldp.guarantee(folder / "model.keras") for folder in folders),
+    ]
+    assert [each.epsilon for each in stated] == pytest.approx([whole] * len(stated))
+    np.testing.assert_allclose(
+        ldp.load_model(folders[1] / "model.keras").predict(ROWS, verbose=0),
+        found.predict_proba(ROWS),
+        atol=1e-5,
+    )
+
+
+def test_noisy_labels_of_the_best_estimator_state_the_choice():
+    labels = vault(insecure_seed=None, epsilon=2.0)
+    boosting = ldp.PrivateBoosting(library="scikit-learn")
+    found = ldp.PrivateSearchCV(boosting, {"max_trees": [5, 10]}, 2.0).fit(ROWS, labels)
+    noisy = found.best_estimator_.noisy_labels_
+    assert noisy.guarantee().epsilon == pytest.approx(2.0) and found.epsilon_of_fit_ == 1.0
+    kinds = [receipt.kind for receipt in noisy.receipts]
+    assert sorted(kinds) == ["draw", "draw", "release"]
+
+
+def test_an_estimator_without_a_keras_model_gives_the_search_none():
+    class Own(ldp.PrivateRidge):
+        to_keras = property()
+
+    assert hasattr(search({"penalty": [1.0]}), "to_keras")
+    assert not hasattr(ldp.PrivateSearchCV(Own(1.0, 1e-5), {"penalty": [1.0]}, 1.0), "to_keras")
+
+
 def test_penalties_share_one_release():
     labels = vault()
     found = search({"penalty": [0.1, 10.0, "auto"]}).fit(ROWS, labels)

@@ -72,6 +72,16 @@ def test_the_whole_budget_is_spent_and_not_passed(fitted):
         PrivateLogisticRegression(0.1, DELTA).fit(X, labels)
 
 
+@pytest.mark.holds("heads.BootstrappedHead")
+def test_a_head_states_the_heads_that_its_features_learnt_from():
+    labels = vault(1.0)
+    whole = head(1.0, shares=(0.3, 0.3, 0.4), epochs=1).fit(X, labels)
+    stated = [each.guarantee().epsilon for each in whole.heads_]
+    assert stated == sorted(stated) and stated[0] < 0.6
+    assert stated[2] == pytest.approx(labels.guarantee().epsilon)
+    assert [len(each.receipts_) for each in whole.heads_] == [1, 2, 3]
+
+
 @pytest.mark.slow
 def test_views_teach_the_network_more_than_one_release_tells():
     """Shifted digits stay the same digit, which a linear head on pixels does not know."""

@@ -17,6 +17,8 @@ from sklearn.metrics import (
     recall_score,
     roc_auc_score,
 )
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, public_input
@@ -495,6 +497,52 @@ class TestSelect:
         assert chosen == 1 and labels.guarantee().epsilon == 0.5
         numbers = vault(NUMBERS, low=0.0, high=10.0)
         assert select([NUMBERS[::-1], GUESSES], numbers, 0.5, "mae") == 1
+
+    @pytest.mark.holds("vault.select")
+    @pytest.mark.parametrize("kind", ["heads", "pipelines", "models", "noisy labels"])
+    def test_the_chosen_one_states_the_choice_and_all_candidates(self, kind):
+        labels = vault(epsilon=4.0, delta=1e-6)
+        train, held_out = labels.split(0.5)
+        x, held = ROWS[train.indices], ROWS[held_out.indices]
+        noisy = [train.randomize(RandomizedResponse(1.0, 3)) for _ in range(2)]
+        if kind == "noisy labels":
+            candidates = noisy
+            predictions = [np.eye(3)[each.values] for each in noisy]
+        elif kind == "models":
+            dense = keras.layers.Dense
+            candidates = [keras.Sequential([keras.Input((3,)), dense(3)]) for _ in noisy]
+            for model, drawn in zip(candidates, noisy, strict=True):
+                model.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
+                ldp.fit(model, x, drawn, epochs=1, verbose=0)
+            logits = [model.predict(held, verbose=0) for model in candidates]
+            predictions = [np.exp(each) / np.exp(each).sum(axis=1)[:, None] for each in logits]
+        else:
+            heads = [PrivateRidge(0.5, 1e-6, spread=spread) for spread in (True, False)]
+            if kind == "pipelines":
+                heads = [make_pipeline(StandardScaler(), head) for head in heads]
+            candidates = [head.fit(x, train) for head in heads]
+            predictions = [head.predict_proba(held) for head in candidates]
+        before = [public_input(each).receipts for each in candidates]
+        best = select(predictions, held_out, 0.5, candidates=candidates)
+        stated = {receipt.id for receipt in public_input(best).receipts}
+        assert stated >= {receipt.id for each in before for receipt in each}
+        choices = [use for use in labels.receipts if "SelectionMechanism" in use.what]
+        assert len(choices) == 1 and choices[0].id in stated
+        # A Keras model is not copied; the candidates that were not chosen are as before.
+        pairs = zip(candidates, before, strict=True)
+        changed = [public_input(each).receipts != old for each, old in pairs]
+        assert sum(changed) == (kind == "models") == any(best is each for each in candidates)
+
+    def test_only_what_carries_receipts_is_a_candidate(self):
+        labels = vault()
+        for candidates, error, message in (
+            ([ROWS, ROWS], TypeError, "candidates that carry receipts"),
+            ([PrivateRidge(1.0), PrivateRidge(1.0)], TypeError, "got PrivateRidge"),
+            ([labels], ValueError, "a candidate for each of 2"),
+        ):
+            with pytest.raises(error, match=message):
+                select([ROWS, ROWS[::-1]], labels, 0.5, candidates=candidates)
+        assert not labels.history()
 
     @pytest.mark.parametrize(
         ("predictions", "metric", "message"),

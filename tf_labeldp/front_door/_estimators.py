@@ -14,6 +14,7 @@ from tf_labeldp.accounting import (
     PrivacyBudget,
     Private,
     Public,
+    PublicInput,
     Setting,
     public_input,
 )
@@ -23,7 +24,6 @@ from tf_labeldp.boosting import PrivateBoosting
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
 from tf_labeldp.features.estimator import (
     FeatureMap,
-    note_release,
     tags_of_tables,
     with_encoder,
 )
@@ -290,7 +290,10 @@ class _FrontDoor(Head):
         self.classes_ = head.classes_
         self._remember_columns(head._known_columns(), head.n_features_in_)
         if held_out is not None and price is not None:
-            predictions = predictions_for_metrics(self, held_out_features)
+            # The metric depends on the model, and so on the labels that it learnt from.
+            predictions = PublicInput(
+                predictions_for_metrics(self, held_out_features), self.receipts_
+            )
             self.evaluation_ = held_out.evaluate(predictions, metric, price, key=evaluation_key)
             self.receipts_ = merge_receipts(self.receipts_, self.evaluation_.receipts)
         if makes_vault:
@@ -321,11 +324,7 @@ class _FrontDoor(Head):
             TypeError: an encoder without a Keras model, or sparse inputs.
         """
         self._check_fitted()
-        model = self.head_.to_keras()
-        for layer in model.layers:
-            if getattr(layer, "label_dp_receipts", b""):
-                note_release(layer, self.receipts_)
-        return model
+        return self._with_facts(self.head_.to_keras())
 
     def _choice(self, epsilon: float, size: int, kind: str, features: Any, labels: Any) -> Choice:
         """Returns the choice by public facts, or the method that the caller asked for."""

@@ -29,10 +29,15 @@ from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.heads.weights import example_weights
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.evaluation import release_choice, selection_mechanism
+from tf_labeldp.vault.handed_on import with_receipts
 
 _SET_HERE = frozenset(["epsilon", "delta", "key", "insecure_seed"])
 _MARGIN = 1e-6
 """Relative slack for the numerical composition, which must stay below epsilon."""
+
+
+def _exports(search: PrivateSearchCV) -> bool:
+    return hasattr(bare(search.estimator), "to_keras")
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -67,7 +72,9 @@ class PrivateSearchCV(Head):
         seed: seed of the split; public.
 
     Attributes:
-        best_estimator_: the best estimator, fitted on the examples that were not held out.
+        best_estimator_: the best estimator, fitted on the examples that were not held out. Its
+            statement, and that of each of its parts, is that of the search: it depends on the
+            choice, and the choice on all fits.
         best_index_: its position in ``candidates_``, with its arguments in ``best_params_``.
         candidates_: arguments of all candidates.
         epsilon_of_fit_: epsilon of one fit's release alone.
@@ -127,7 +134,7 @@ class PrivateSearchCV(Head):
                 "the same order."
             )
         if getattr(estimator, "encoder", None) is not None:  # once for all candidates
-            encoder = fitted_encoder(estimator.encoder, features)
+            encoder = fitted_encoder(estimator.encoder, public.with_value(features))
             estimator = clone(estimator).set_params(encoder=encoder)
         candidates = list(ParameterGrid(grid))
         searched = {name for candidate in candidates for name in candidate}
@@ -176,11 +183,12 @@ class PrivateSearchCV(Head):
         released = release_choice(
             public.with_value(predictions), held_out, epsilon, self.metric, choice_key
         )
+        self.receipts_ = merge_receipts(*(model.receipts_ for model in fitted), released.receipts)
         self.best_index_ = int(released.values)
-        self.best_estimator_ = fitted[self.best_index_]
+        # Another outcome of any release would have left another estimator.
+        self.best_estimator_ = with_receipts(fitted[self.best_index_], self.receipts_)
         self.best_params_, self.candidates_ = candidates[self.best_index_], candidates
         self.epsilon_of_fit_ = charge.epsilon
-        self.receipts_ = merge_receipts(*(model.receipts_ for model in fitted), released.receipts)
         self._label_range = y.label_range
         self.classes_ = y.kind.class_values
         best: Any = self.best_estimator_
@@ -197,6 +205,12 @@ class PrivateSearchCV(Head):
         """Returns the chosen estimator's class probabilities (m, K)."""
         self._check_fitted()
         return self.best_estimator_.predict_proba(X)
+
+    @available_if(_exports)
+    def to_keras(self) -> Any:
+        """Returns the chosen estimator's ``keras.Model``, with the receipts of the whole search."""
+        self._check_fitted()
+        return self._with_facts(self.best_estimator_.to_keras())
 
     def _is_regressor(self) -> bool:
         return super()._is_regressor() or is_regressor(bare(self.estimator))

@@ -12,7 +12,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import silent, without_retracing_warnings
-from tf_labeldp.accounting import Private, Public, public_input
+from tf_labeldp.accounting import Private, Public, PublicInput, public_input
 from tf_labeldp.accounting.gaussian import gaussian_share
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
@@ -173,7 +173,8 @@ class BootstrappedHead(Head):
         features, logits, receipts = first, np.zeros(()), public.receipts
         for number, head in enumerate(heads, 1):
             with silent(self.verbose):
-                head.fit(public.with_value(features), y)
+                # The features are those of a network that learnt from the earlier heads.
+                head.fit(PublicInput(features, receipts), y)
                 logits = logits + np.log(np.maximum(head.predict_proba(features), _LEAST))
             receipts = merge_receipts(receipts, head.receipts_)
             self._learn(inputs, special.softmax(logits, axis=1), receipts, y, str(number))

@@ -108,8 +108,7 @@ class LabelSource:
         self._check_budget(own.receipts)
         self.vault.adopt(own.receipts)
         noisy = self.vault.randomize(self.mechanism, key=self._key)
-        receipts = self._counted(noisy.receipts, public, rows, family)
-        return noisy, merge_receipts(public.receipts, receipts)
+        return noisy, self._counted(noisy.receipts, public, rows, family)
 
     def _check_budget(self, receipts: Receipts) -> None:
         if not self.vault.has_draw(self._key):
@@ -125,9 +124,10 @@ class LabelSource:
     def _counted(
         self, receipts: Receipts, public: PublicInput[Any], rows: np.ndarray | None, family: object
     ) -> Receipts:
-        if not self._is_array:
-            return receipts
-        return merge_receipts(public.receipts, with_other_fits(receipts, rows, family))
+        # A stored release may lack receipts of the features, which the fit reads in any case.
+        if self._is_array:
+            receipts = with_other_fits(receipts, rows, family)
+        return merge_receipts(public.receipts, receipts)
 
 
 def as_vector(labels: Any) -> Any:

@@ -42,6 +42,7 @@ from tf_labeldp.heads.public_rows import PublicRows, Scaling, checked_norms
 from tf_labeldp.heads.weights import class_weights, example_weights, user_weights
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, PrivateLabels
+from tf_labeldp.vault.handed_on import with_receipts
 from tf_labeldp.vault.model_history import note_facts
 from tf_labeldp.vault.users import mean_group_size
 
@@ -113,7 +114,13 @@ class Head(Estimator, abc.ABC):
         self._refuse_unfitted("receipts_")
 
     def _with_facts(self, model: Any) -> Any:
-        """Returns the exported model, whose file names its classes or range, and its columns."""
+        """Returns an exported model with all receipts of this object.
+
+        Its file names its classes or range, and its columns.
+        """
+        in_model = {receipt.id for receipt in public_input(model).receipts}
+        if missing := [receipt for receipt in self.receipts_ if receipt.id not in in_model]:
+            with_receipts(model, missing)
         facts: dict[str, Any] = {"columns": self._known_columns()}
         if self._label_range is not None:
             facts["range"] = list(map(float, self._label_range))

@@ -35,6 +35,7 @@ from tf_labeldp.mechanisms.metrics import (
     class_values,
     metric_bounds,
 )
+from tf_labeldp.vault.handed_on import carries_receipts, with_receipts
 from tf_labeldp.vault.users import epsilon_of_one_label
 
 _CALIBRATION_BINS = 10
@@ -318,15 +319,18 @@ def select(
     epsilon: float,
     metric: str | None = None,
     *,
+    candidates: Public[Sequence[Any] | None] = None,
     key: str | None = None,
-) -> int:
-    """Returns the index of the best of several models on private labels, by one release for all.
+) -> Any:
+    """Chooses the best of several models on private labels, by one release for all.
 
     Guarantee:
         Epsilon-DP for the replacement of one label, for any number of models
-        (``mechanisms.SelectionMechanism``); charged to the vault. The models have their own
-        statements. Select on labels that no model was trained on (``labels.split``): the uses then
-        compose in parallel, and the choice does not favour a model that has learnt these labels.
+        (``mechanisms.SelectionMechanism``); charged to the vault. The chosen model depends on the
+        choice, and so on all models: with ``candidates`` its statement has the receipts of the
+        choice and of all candidates, and an index has no statement. Select on labels that no model
+        was trained on (``labels.split``): the uses then compose in parallel, and the choice does
+        not favour a model that has learnt these labels.
 
     Args:
         predictions: one entry per model, in the order of the labels, as ``PrivateLabels.evaluate``
@@ -336,19 +340,63 @@ def select(
             ``2 ln(m) / epsilon`` correct answers of the best of m.
         metric: ``"accuracy"`` (the default for classes), ``"log_loss"`` or ``"brier"``; ``"mse"``
             (the default for numbers) or ``"mae"``.
+        candidates: what made the predictions, in their order: Keras models, fitted estimators of
+            this library or noisy labels.
         key: the name of the release in the vault.
+
+    Returns:
+        The index of the best model; with ``candidates`` a copy of the best one, with the receipts.
+        A Keras model is not copied: it carries them itself from now on.
 
     Raises:
         BudgetExceededError: the budget is too small; nothing was released.
-        ValueError: no model, unsuitable predictions, or another metric.
+        TypeError: a candidate that can't carry receipts; nothing was released.
+        ValueError: no model, unsuitable predictions, another number of candidates, or another
+            metric; nothing was released.
 
     Example:
         >>> from tf_labeldp import PrivacyBudget, PrivateLabels
         >>> labels = PrivateLabels([0, 1] * 500, 2, budget=PrivacyBudget(1.0))
         >>> select([np.zeros(1000, int), np.array([0, 1] * 500)], labels, epsilon=0.5)
         1
+
+        Give the candidates, and the best one comes with its statement:
+
+        >>> from tf_labeldp import PrivateRidge
+        >>> x = np.random.default_rng(0).normal(size=(1000, 3))
+        >>> labels = PrivateLabels((x[:, 0] > 0).astype(int), 2, budget=PrivacyBudget(1.0, 1e-5))
+        >>> train, held_out = labels.split(0.2)
+        >>> rows = x[train.indices]
+        >>> heads = [PrivateRidge(0.5, 1e-5, spread=s).fit(rows, train) for s in (True, False)]
+        >>> predictions = [head.predict(x[held_out.indices]) for head in heads]
+        >>> best = select(predictions, held_out, 0.5, candidates=heads)
+        >>> heads[0].guarantee().epsilon, round(best.guarantee().epsilon, 2)
+        (0.5, 0.73)
     """
-    return int(release_choice(predictions, labels, epsilon, metric, key).values)
+    public = public_input(predictions, candidates)
+    predictions, candidates = public.value
+    if candidates is not None:
+        _check_candidates(candidates, len(predictions))
+    chosen = release_choice(public.with_value(predictions), labels, epsilon, metric, key)
+    index = int(chosen.values)
+    if candidates is None:
+        return index
+    return with_receipts(bare(candidates[index]), merge_receipts(public.receipts, chosen.receipts))
+
+
+def _check_candidates(candidates: Sequence[Any], number: int) -> None:
+    if len(candidates) != number:
+        raise ValueError(
+            f"expected a candidate for each of {number} predictions, got {len(candidates)}. Give "
+            "the models that made them, in the same order."
+        )
+    for candidate in candidates:
+        if not carries_receipts(bare(candidate)):
+            raise TypeError(
+                "expected candidates that carry receipts, such as Keras models, fitted heads and "
+                f"noisy labels, got {type(bare(candidate)).__name__}. Leave candidates out for the "
+                "index alone."
+            )
 
 
 def release_choice(

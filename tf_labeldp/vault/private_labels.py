@@ -593,7 +593,9 @@ class PrivateLabels:
         groups = None
         if isinstance(mechanism, HistogramMechanism) and public.value is not None:
             groups = np.asarray(public.value)
-        return NoisyStatistic(np.array(record.values), mechanism, groups, record.receipts)
+        # The public input of a stored release is the same, but its receipts may be known since.
+        receipts = merge_receipts(public.receipts, record.receipts)
+        return NoisyStatistic(np.array(record.values), mechanism, groups, receipts)
 
     def evaluate(
         self, predictions: Public[Any], metric: str, epsilon: float, *, key: str | None = None
