@@ -87,6 +87,67 @@ def test_a_task_that_is_tried_again_draws_the_same(spark, key, tmp_path):
     assert found == expected(key, pairs)
 
 
+def replaced(spark, table, pairs):
+    """Writes other rows into the one file of a table, as a job that overwrites it does."""
+    other = table.with_name("other")
+    spark.createDataFrame(pairs, "id long, label long").coalesce(1).write.parquet(str(other))
+    [old], [new] = (list(folder.glob("*.parquet")) for folder in (table, other))
+    old.with_name(f".{old.name}.crc").unlink(missing_ok=True)
+    shutil.copy(new, old)
+    shutil.rmtree(other)
+
+
+# A session keeps its folder of checkpoints, so the case without one comes first.
+@pytest.mark.parametrize("folder", [False, True])
+def test_rows_that_change_later_are_not_drawn(spark, key, tmp_path, folder):
+    """A frame is computed whenever it is used: a table that changed would be drawn uncharged."""
+    if folder:
+        spark.sparkContext.setCheckpointDir(str(tmp_path / "checkpoints"))
+    table = tmp_path / "table"
+    schema = "id long, label long"
+    spark.createDataFrame(PAIRS, schema).coalesce(1).write.parquet(str(table))
+    noisy = randomize(spark.read.parquet(str(table)), MECHANISM, key, "a")
+    corrected = [(i, (y + 1) % 3) for i, y in PAIRS]
+    replaced(spark, table, corrected)
+    assert {row.id: row.label for row in noisy.collect()} == expected(key, PAIRS)
+    spark.catalog.clearCache()
+    with pytest.raises(ValueError, match="or some have another label"):
+        randomize(spark.read.parquet(str(table)), MECHANISM, key, "a")
+    replaced(spark, table, PAIRS)
+    again = randomize(spark.read.parquet(str(table)), MECHANISM, key, "a")
+    assert {row.id: row.label for row in again.collect()} == expected(key, PAIRS)
+    assert [receipt.charge.epsilon for receipt in key.receipts("a")] == [1.0]
+
+
+def test_rows_that_change_between_the_reading_and_the_check_are_refused(
+    spark, key, tmp_path, monkeypatch
+):
+    """What Spark keeps is checked, and refused if its rows are not those of the first run."""
+    table = tmp_path / "table"
+    spark.createDataFrame(PAIRS, "id long, label long").coalesce(1).write.parquet(str(table))
+    df = spark.read.parquet(str(table))
+    randomize(df, MECHANISM, key, "a")
+    frame = type(df)
+    checkpoints = {name: getattr(frame, name) for name in ("checkpoint", "localCheckpoint")}
+    for name, stored in checkpoints.items():
+
+        def late(self, *args, stored=stored, **settings):
+            replaced(spark, table, [(i, (y + 2) % 3) for i, y in PAIRS])
+            return stored(self, *args, **settings)
+
+        monkeypatch.setattr(frame, name, late)
+    with pytest.raises(ValueError, match="or some have another label"):
+        randomize(df, MECHANISM, key, "a")
+
+
+def test_a_table_may_have_a_column_of_the_name_of_the_mark(spark, key):
+    rows = [(i, y, "mine") for i, y in PAIRS]
+    df = spark.createDataFrame(rows, ["id", "label", "fingerprint"])
+    noisy = randomize(df, MECHANISM, key, "a")
+    assert noisy.columns == ["id", "label", "fingerprint"]
+    assert {row.fingerprint for row in noisy.collect()} == {"mine"}
+
+
 def test_repeated_ids_are_refused_with_their_number(spark, key):
     df = spark.createDataFrame([*PAIRS, (7, 2), (7, 0), (900, 1)], ["id", "label"]).repartition(4)
     with pytest.raises(ValueError, match=r"2 ids name more than one row \(3 rows too many of 2003"):

@@ -19,7 +19,13 @@ from tf_labeldp.vault.keyed_draws import KeyedRows, ReleaseKey, refuse_repeats
 needs("pyspark", "spark")
 
 from pyspark.sql import functions as sql  # noqa: E402
-from pyspark.sql.types import DoubleType, LongType, StructField, StructType  # noqa: E402
+from pyspark.sql.types import (  # noqa: E402
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 __all__ = ["randomize"]
 
@@ -36,13 +42,16 @@ def randomize(
 ) -> Any:
     """Returns a data frame with noisy labels in place of the labels, by ``mapInArrow``.
 
-    The rows are read twice: here, to refuse repeated ids, labels out of range and rows that differ
-    from an earlier run of the release, and when the returned frame is used.
+    The rows are read once, here. Spark keeps the noisy rows as a checkpoint, in the folder of
+    ``SparkContext.setCheckpointDir`` if there is one, otherwise on its executors, and the returned
+    frame reads these: rows that change later are not drawn. Executors that are lost with their rows
+    end in an error of Spark; call ``randomize`` again, which repeats the draws.
 
     Guarantee:
         The noisy labels are (epsilon, delta)-DP for the replacement of one label, by ``mechanism``,
-        also when Spark recomputes a partition: a draw is a pseudorandom function of key,
-        release, mechanism, prior, id and label. It rests on AES-256 and BLAKE2b, on a secret key,
+        also when Spark repeats a task: a draw is a pseudorandom function of key, release,
+        mechanism, prior, id and label, and the rows that are returned are those whose ids and
+        fingerprint were checked. It rests on AES-256 and BLAKE2b, on a secret key,
         and on unique ids that are stored in the table: a row with a new id
         (``monotonically_increasing_id``) gets a new draw. ``key.statement(release)`` has the
         statement.
@@ -55,7 +64,8 @@ def randomize(
         label: the column with the label.
 
     Raises:
-        ValueError: a column is missing, ids are missing or repeated; nothing was drawn for release.
+        ValueError: a column is missing, ids are missing or repeated, or the rows differ from those
+            of an earlier run; nothing is returned.
         pyspark.errors.PythonException: labels out of range.
 
     Example:
@@ -81,29 +91,32 @@ def randomize(
     key.register(release, made_by, priors)
     path = key.path
 
-    def keyed(batch: pa.RecordBatch) -> KeyedRows:
-        labels = batch.column(label).to_numpy(zero_copy_only=False)
-        secret = ReleaseKey(path).secret
-        return KeyedRows(batch.column(id), labels, mechanism, secret, release, priors)
-
-    def check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            rows = keyed(batch)
-            facts = {"rows": [len(rows.randomize())], "fingerprint": [str(rows.fingerprint())]}
-            yield pa.RecordBatch.from_pydict(facts)
+    # Spark reads a source again whenever it computes a frame, and the source may have changed by
+    # then. So each batch takes its fingerprint along to the checkpoint, which is what is checked.
+    mark = "fingerprint"
+    while mark in df.columns:
+        mark += "_"
 
     def draw(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
+            labels = batch.column(label).to_numpy(zero_copy_only=False)
+            secret = ReleaseKey(path).secret
+            rows = KeyedRows(batch.column(id), labels, mechanism, secret, release, priors)
             columns = list(batch.columns)
-            columns[batch.schema.get_field_index(label)] = pa.array(keyed(batch).randomize())
-            yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+            columns[batch.schema.get_field_index(label)] = pa.array(rows.randomize())
+            marks = [str(rows.fingerprint())] * bool(len(labels)) + [None] * (len(labels) - 1)
+            columns.append(pa.array(marks, pa.string()))
+            yield pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, mark])
 
-    facts = df.select(id, label).mapInArrow(check, "rows long, fingerprint string").collect()
-    rows = sum(batch["rows"] for batch in facts)
-    ids = df.groupBy(sql.col(id)).count().where("count > 1")
-    repeated, too_many = ids.agg(sql.count("*"), sql.sum(sql.col("count") - 1)).first()
-    refuse_repeats(repeated, too_many, rows)
-    key.bind_rows(release, rows, sum(int(batch["fingerprint"]) for batch in facts))
     kind = LongType() if isinstance(mechanism, ClassificationMechanism) else DoubleType()
     fields = [StructField(label, kind) if f.name == label else f for f in df.schema.fields]
-    return df.mapInArrow(draw, StructType(fields))
+    drawn = df.mapInArrow(draw, StructType([*fields, StructField(mark, StringType())]))
+    has_folder = df.sparkSession.sparkContext.getCheckpointDir() is not None
+    drawn = drawn.checkpoint() if has_folder else drawn.localCheckpoint()
+    fingerprints = drawn.where(sql.col(mark).isNotNull()).select(mark).collect()
+    rows = drawn.count()
+    ids = drawn.groupBy(sql.col(id)).count().where("count > 1")
+    repeated, too_many = ids.agg(sql.count("*"), sql.sum(sql.col("count") - 1)).first()
+    refuse_repeats(repeated, too_many, rows)
+    key.bind_rows(release, rows, sum(int(row[mark]) for row in fingerprints))
+    return drawn.drop(mark)
