@@ -426,6 +426,20 @@ def test_an_evaluation_is_of_examples_that_were_held_out():
     assert regressor.guarantee().epsilon == pytest.approx(3.0, rel=1e-6)
 
 
+def test_fits_on_arrays_with_an_evaluation_are_stated_and_saved_together(tmp_path):
+    """A receipt has one content, whichever object carries it."""
+    models = [classifier(num_classes=2, budget_for_evaluation=0.1) for _ in range(2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for model in models:
+            model.fit(TABLE, ILL)
+    stated = [ldp.save(model, tmp_path / str(i)) for i, model in enumerate(models)]
+    assert [each.epsilon for each in stated] == [each.guarantee().epsilon for each in models]
+    assert stated[0].epsilon == pytest.approx(3.0, rel=1e-6)
+    assert stated[1].epsilon > 4.0
+    assert "An array of labels has no vault" in str(models[0].evaluation_.guarantee())
+
+
 def test_an_evaluation_that_is_stored_is_read_again(tmp_path):
     found = []
     for _ in range(2):

@@ -58,7 +58,7 @@ from tf_labeldp.mechanisms import MetricMechanism
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.evaluation import check_metric
 from tf_labeldp.vault.label_kinds import label_kind
-from tf_labeldp.vault.private_labels import refuse_noisy
+from tf_labeldp.vault.private_labels import refuse_noisy, vault_of_array
 from tf_labeldp.vault.users import epsilon_of_one_label
 
 _Self = TypeVar("_Self", bound="_FrontDoor")
@@ -237,7 +237,7 @@ class _FrontDoor(Head):
             spent = cost_of_inputs if math.isfinite(cost_of_inputs) else 0.0
             budget = PrivacyBudget(max(epsilon, price or 0.0) + spent, delta)
             arguments = kind_arguments(self)
-            labels = PrivateLabels(labels, **arguments, budget=budget, insecure_seed=seed)
+            labels = vault_of_array(labels, **arguments, budget=budget, insecure_seed=seed)
             seed = None
         if price is not None:
             whole, (train, held_out) = labels, labels.split(_HELD_OUT)

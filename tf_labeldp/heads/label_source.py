@@ -18,23 +18,24 @@ import numpy as np
 from sklearn.utils import column_or_1d
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Assumption, PrivacyBudget, PublicInput
+from tf_labeldp.accounting import PrivacyBudget, PublicInput
 from tf_labeldp.accounting.gaussian import gaussian_share
-from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_receipts, standing
+from tf_labeldp.accounting.receipts import (
+    LabelSet,
+    Receipt,
+    Receipts,
+    compose_receipts,
+    merge_receipts,
+    standing,
+)
 from tf_labeldp.features.reader import all_rows, as_rows, input_parts
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, LabelRandomizer, PrivateLabels
 from tf_labeldp.vault.label_kinds import label_kind
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic
-from tf_labeldp.vault.private_labels import refuse_noisy
+from tf_labeldp.vault.private_labels import refuse_noisy, vault_of_array
 from tf_labeldp.vault.users import epsilon_of_one_label
 
-_BY_THIS_PROCESS = Assumption(
-    "array-of-labels",
-    "holder",
-    "An array of labels has no vault: the fits of this process that are counted here are the only "
-    "uses of these labels, or all others are added to this statement.",
-)
 MISSING_LABELS = (
     "{name} requires y to be passed, but the target y is None. Give labels; a linear head also "
     "takes a data set of (x, y) batches."
@@ -68,7 +69,7 @@ class LabelSource:
         self.vault: PrivateLabels = labels
         if self._is_array:
             budget = PrivacyBudget(head.epsilon, getattr(head, "delta", 0.0))
-            self.vault = PrivateLabels(
+            self.vault = vault_of_array(
                 labels, **arguments, budget=budget, insecure_seed=head.insecure_seed
             )
         size = self.vault.group_size
@@ -150,12 +151,7 @@ def refuse_worker_processes() -> None:
 
 def with_other_fits(receipts: Receipts, rows: np.ndarray | None, family: object) -> Receipts:
     """Returns the receipts of a fit on an array and of earlier fits on its rows."""
-    own = []
-    for receipt in receipts:
-        notes = dict.fromkeys((*receipt.charge.assumptions, _BY_THIS_PROCESS))
-        charge = receipt.charge.with_assumptions(notes)
-        own.append(dataclasses.replace(receipt, charge=charge))
-    return _FITS.with_others(tuple(own), rows, family)
+    return _FITS.with_others(receipts, rows, family)
 
 
 def kind_arguments(head: Any) -> dict[str, Any]:
@@ -203,9 +199,8 @@ class _Fits:
                         shared = np.ones(len(rows), bool)
                 if shared is not None and shared.any():
                     # The earlier fit spends budget only on the shared rows of this fit.
-                    part: dict[str, Any] = {"labels": labels}
-                    part["examples"] = None if shared.all() else np.flatnonzero(shared)
-                    others.append(tuple(dataclasses.replace(use, **part) for use in earlier))
+                    examples = None if shared.all() else np.flatnonzero(shared)
+                    others.append(tuple(_on_labels(use, labels, examples) for use in earlier))
                 elif is_clone:
                     others.append(earlier)
             self._known.append((receipts, rows, family))
@@ -218,6 +213,15 @@ class _Fits:
                 "Give all fits one PrivateLabels: it tracks the budget and enforces it."
             )
         return together
+
+
+def _on_labels(use: Receipt, labels: LabelSet, examples: np.ndarray | None) -> Receipt:
+    """Returns the receipt of an earlier fit for the labels of a later one, with an id of its own.
+
+    A statement of models of both fits counts the earlier fit for both label sets.
+    """
+    name = hashlib.sha256(f"{use.id} on {labels.name}".encode()).hexdigest()[: len(use.id)]
+    return dataclasses.replace(use, labels=labels, examples=examples, id=name)
 
 
 _FITS = _Fits()

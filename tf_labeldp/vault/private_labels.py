@@ -43,6 +43,12 @@ _PUBLIC_ARRIVALS = Assumption(
     "holder",
     "The time at which a label became known does not depend on the label.",
 )
+_BY_THIS_PROCESS = Assumption(
+    "array-of-labels",
+    "holder",
+    "An array of labels has no vault: the fits of this process that are counted here are the only "
+    "uses of these labels, or all others are added to this statement.",
+)
 
 
 class Randomizer(abc.ABC):
@@ -920,6 +926,13 @@ def refuse_noisy(labels: Any) -> None:
             "expected true labels, got NoisyLabels, which are drawn already. Fit "
             "PrivateBoosting().fit(X, noisy), or a Keras model by tf_labeldp.fit."
         )
+
+
+def vault_of_array(labels: Any, **arguments: Any) -> PrivateLabels:
+    """Returns the vault of one fit on an array of labels, which each of its receipts names."""
+    vault = PrivateLabels(labels, **arguments)
+    vault._ledger.notes = (_BY_THIS_PROCESS,)
+    return vault
 
 
 def labels_for_training(vault: PrivateLabels) -> np.ndarray:
