@@ -55,7 +55,7 @@ def test_guarantee_covers_head_priors_and_noisy_labels(made):
 def test_the_charges_are_promised_before_the_draws():
     randomizer, labels = HeadPriorRandomizer(2.0, DELTA), vault()
     promised = labels.guarantee(after=randomizer)
-    head, draw = randomizer.parts(labels)
+    head, draw = randomizer.parts(labels).values()
     assert (head.epsilon, head.delta) == (randomizer.split()[0], DELTA)
     assert (draw.epsilon, draw.delta) == (randomizer.split()[1], 0.0)
     assert labels.guarantee().epsilon == 0.0
@@ -102,7 +102,9 @@ def test_the_informative_draw_costs_the_same_and_has_better_posteriors(tmp_path)
         randomizer = HeadPriorRandomizer(3.0, DELTA, draw=draw)
         drawn[draw] = labels.randomize(randomizer, features=X)
         assert (
-            drawn[draw].mechanism == draw(randomizer.split()[1], K) == randomizer.parts(labels)[1]
+            drawn[draw].mechanism
+            == draw(randomizer.split()[1], K)
+            == randomizer.parts(labels)["head-prior"]
         )
         again = vault(3.0, store=tmp_path / draw.__name__, num_classes=K)
         again = again.randomize(randomizer, features=X)

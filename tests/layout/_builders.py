@@ -340,6 +340,14 @@ def _(put):
         return error
 
 
+@builds("vault.PrivateLabels.reserve")
+def _(put):
+    labels = labels_of()
+    with labels.reserve(put("uses", {"a": RR})):
+        labels.randomize(RR, key="a")
+    return labels
+
+
 @builds("vault.PrivateLabels.randomize")
 def _(put):
     if put.name == "features":

@@ -120,7 +120,7 @@ def test_the_promise_is_two_over_sigma_and_the_draw_at_the_threshold(sigma, resa
     assert mechanism.distribution_epsilon == 2.0 / sigma
     draw = math.log(1.0 + (1.0 - resampled) / (resampled * tau))
     assert mechanism.epsilon == pytest.approx(2.0 / sigma + draw, rel=1e-12)
-    charges = [Charge.of(part) for part in mechanism.parts(vault())]
+    charges = [Charge.of(part) for part in mechanism.parts(vault()).values()]
     assert math.fsum(one.epsilon for one in charges) == mechanism.epsilon
     assert all(one.delta == 0.0 for one in charges)
     event = ComposedDpEvent(tuple(one.event for one in charges))

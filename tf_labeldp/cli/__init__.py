@@ -99,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _add_report,
         _add_verify,
         _add_forget,
+        _add_give_back,
     ):
         add_verb(verbs)
     words = sys.argv[1:] if argv is None else argv
@@ -330,6 +331,18 @@ def _add_forget(verbs: Any) -> None:
     ).add_argument
     add("store", type=_path, metavar="FOLDER", help="folder of the store")
     add("--yes", action="store_true", help="required: this can't be undone")
+
+
+def _add_give_back(verbs: Any) -> None:
+    add = _verb(
+        verbs, "give-back", "_verbs.run_give_back",
+        help="give back what a killed run had reserved in a store",
+        description="A run that is killed between two releases leaves the cost of those to come "
+        "reserved for its next run. Gives it back, so that other uses can spend it. What was drawn "
+        "stays charged.",
+    ).add_argument
+    add("store", type=_path, metavar="FOLDER", help="folder of the store")
+    add("--key", help="the name of one use; all without it")
 
 
 def _add_train(verbs: Any) -> None:

@@ -101,3 +101,12 @@ def run_forget(args: argparse.Namespace) -> int:
         + (f"\nOther files are still there: {', '.join(left)}" if left else "")
     )
     return 0
+
+
+def run_give_back(args: argparse.Namespace) -> int:
+    from tf_labeldp.vault import LabelStoreError, give_back
+
+    with explained(LabelStoreError):
+        uses = give_back(args.store, key=args.key)
+    say(f"{args.store}: given back: {', '.join(uses) or 'nothing was reserved'}")
+    return 0

@@ -23,11 +23,13 @@ from tf_labeldp.mechanisms import InformativeRR, PriorMechanism, Priors, RRWithP
 from tf_labeldp.mechanisms.base import Mechanism, settings
 from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.vault import Classes, NoisyLabels, PrivateLabels
-from tf_labeldp.vault.private_labels import Randomizer
+from tf_labeldp.vault.private_labels import Randomizer, reserve_together
 from tf_labeldp.vault.records import DrawSettingsError
 
 _DRAW_PAYS = 2.5
 """The epsilon from which noisy labels help more than a larger release."""
+_KEY = "head-prior"
+"""The name of the draw by default."""
 _OTHER_PRIORS = 0.01
 """Share of noisy labels that rounding on another machine may move out of their top-k set."""
 
@@ -123,10 +125,11 @@ class HeadPriorRandomizer(Randomizer):
         head = share * self.epsilon
         return head, self.epsilon - head
 
-    def parts(self, labels: Private[PrivateLabels]) -> list[Mechanism]:
+    def parts(self, labels: Private[PrivateLabels], key: str | None = None) -> dict[str, Mechanism]:
         """Returns the mechanisms of the head's release and the draw."""
+        key = _KEY if key is None else key
         head = self._new_head(None)._mechanism(labels.kind)
-        return [head, self.draw(self.split()[1], labels.num_classes)]
+        return {f"{key}/head": head, key: self.draw(self.split()[1], labels.num_classes)}
 
     def draw_from(
         self, labels: Private[PrivateLabels], key: str | None, public: PublicInput[Any]
@@ -146,7 +149,7 @@ class HeadPriorRandomizer(Randomizer):
             TypeError: the features are in a data set.
             ValueError: the labels are numbers, features are missing, or the head's ``fit`` fails.
         """
-        key = "head-prior" if key is None else key
+        key = _KEY if key is None else key
         if labels.label_range is not None:
             raise ValueError(
                 "HeadPriorRandomizer expected classes, got numbers. Use LabelRandomizer, or fit a "
@@ -158,11 +161,12 @@ class HeadPriorRandomizer(Randomizer):
                 "data set. Give its arrays."
             )
         mechanism = self.draw(self.split()[1], labels.num_classes)
-        self._check_budget(mechanism, labels, key)
-        head = self._new_head(f"{key}/head").fit(public, labels)
-        priors = Priors(head.predict_proba(public.value), receipts=head.receipts_)
-        is_stored = labels.has_draw(key)
-        noisy = labels.randomize(mechanism, priors=priors, key=key)
+        self._check_settings(mechanism, labels, key)
+        with reserve_together([(labels, key, self)], public):
+            head = self._new_head(f"{key}/head").fit(public, labels)
+            priors = Priors(head.predict_proba(public.value), receipts=head.receipts_)
+            is_stored = labels.has_draw(key)
+            noisy = labels.randomize(mechanism, priors=priors, key=key)
         if is_stored:
             _check_same_priors(mechanism, noisy.values, priors.probabilities, key)
         return noisy
@@ -171,17 +175,16 @@ class HeadPriorRandomizer(Randomizer):
         options = {"encoder": self.encoder, "penalty": self.penalty, "noise": self.noise}
         return self.head(self.split()[0], self.delta, key=key, **options)
 
-    def _check_budget(self, draw: PriorMechanism, labels: PrivateLabels, key: str) -> None:
-        head = f"{key}/head"
-        if labels.has_draw(key):
-            stored = labels.mechanism(key)
-            if not labels.has_draw(head) or settings(stored) != settings(draw):
-                raise DrawSettingsError(
-                    f"draw {key!r} was stored with other settings: expected {stored!r}, got "
-                    f"{draw!r} after a head named {head!r}. Use the stored settings, or another "
-                    "key."
-                )
-        self._reserve(labels, {head: self.parts(labels)[0], key: draw})
+    def _check_settings(self, draw: PriorMechanism, labels: PrivateLabels, key: str) -> None:
+        if not labels.has_draw(key):
+            return
+        head, stored = f"{key}/head", labels.mechanism(key)
+        if not labels.has_draw(head) or settings(stored) != settings(draw):
+            raise DrawSettingsError(
+                f"draw {key!r} was stored with other settings: expected {stored!r}, got "
+                f"{draw!r} after a head named {head!r}. Use the stored settings, or another "
+                "key."
+            )
 
 
 def _check_same_priors(

@@ -33,7 +33,7 @@ from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, LabelRandomizer, PrivateLabels
 from tf_labeldp.vault.label_kinds import label_kind
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic
-from tf_labeldp.vault.private_labels import refuse_noisy, vault_of_array
+from tf_labeldp.vault.private_labels import check_uses, refuse_noisy, vault_of_array
 from tf_labeldp.vault.users import epsilon_of_one_label
 
 MISSING_LABELS = (
@@ -72,15 +72,8 @@ class LabelSource:
             self.vault = vault_of_array(
                 labels, **arguments, budget=budget, insecure_seed=head.insecure_seed
             )
-        size = self.vault.group_size
-        if size > 1 and not isinstance(self.mechanism, LabelMomentMechanism):
-            # The head's budget is for a user, whose labels move these mechanisms as far as k do.
-            each = epsilon_of_one_label(self.vault, self.mechanism.epsilon)
-            if delta := getattr(self.mechanism, "delta", 0.0):
-                # Gaussian noise, k times that for one label.
-                each = gaussian_share(self.mechanism.epsilon, delta, size**-2)
-            self.mechanism = dataclasses.replace(self.mechanism, epsilon=each)
-        self._check_budget(())
+        self.mechanism = mechanism_for_users(self.vault, self.mechanism)
+        check_uses([(self.vault, self._key, self.mechanism)])
 
     def check_length(self, num_rows: int) -> None:
         """Raises unless there is one label per row."""
@@ -106,14 +99,9 @@ class LabelSource:
     ) -> tuple[NoisyLabels, Receipts]:
         """Charges the vault, and returns noisy labels and the receipts of the model."""
         own = self._own(public)
-        self._check_budget(own.receipts)
-        self.vault.adopt(own.receipts)
-        noisy = self.vault.randomize(self.mechanism, key=self._key)
+        mechanism: Any = own.with_value(self.mechanism)
+        noisy = self.vault.randomize(mechanism, key=self._key)
         return noisy, self._counted(noisy.receipts, public, rows, family)
-
-    def _check_budget(self, receipts: Receipts) -> None:
-        if not self.vault.has_draw(self._key):
-            self.vault.check_budget(self.mechanism, receipts=receipts)
 
     def _own(self, public: PublicInput[Any]) -> PublicInput[Any]:
         for receipt in standing(public.receipts):
@@ -129,6 +117,22 @@ class LabelSource:
         if self._is_array:
             receipts = with_other_fits(receipts, rows, family)
         return merge_receipts(public.receipts, receipts)
+
+
+def mechanism_for_users(labels: PrivateLabels, mechanism: Any) -> Any:
+    """Returns the mechanism whose cost for all labels of a user is that of ``mechanism``.
+
+    Those of linear heads follow the rows of users, and change with the design.
+    """
+    size = labels.group_size
+    if size == 1 or isinstance(mechanism, LabelMomentMechanism):
+        return mechanism
+    # The head's budget is for a user, whose labels move these mechanisms as far as k do.
+    each = epsilon_of_one_label(labels, mechanism.epsilon)
+    if delta := getattr(mechanism, "delta", 0.0):
+        # Gaussian noise, k times that for one label.
+        each = gaussian_share(mechanism.epsilon, delta, size**-2)
+    return dataclasses.replace(mechanism, epsilon=each)
 
 
 def as_vector(labels: Any) -> Any:

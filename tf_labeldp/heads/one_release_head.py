@@ -37,7 +37,7 @@ from tf_labeldp.features.estimator import (
 from tf_labeldp.features.public_encoder import fitted_encoder, is_own_map
 from tf_labeldp.features.reader import FeatureRows, is_dataset, num_rows
 from tf_labeldp.heads import _ridge_path
-from tf_labeldp.heads.label_source import MISSING_LABELS, LabelSource
+from tf_labeldp.heads.label_source import MISSING_LABELS, LabelSource, mechanism_for_users
 from tf_labeldp.heads.public_rows import PublicRows, Scaling, checked_norms
 from tf_labeldp.heads.weights import class_weights, example_weights, user_weights
 from tf_labeldp.mechanisms import LabelMomentMechanism
@@ -74,6 +74,25 @@ class Head(Estimator, abc.ABC):
     receipts_: tuple[Receipt, ...]
     sharpness_: float
     _label_range: tuple[float, float] | None = None  # (low, high) for labels that are numbers
+    _mechanism: Any = None  # of a head of one release: from a kind of labels to its mechanism
+
+    def parts(
+        self, labels: Private[PrivateLabels], key: str | None = None
+    ) -> dict[str | None, Any]:
+        """Returns the mechanisms of the releases of ``fit``, for ``PrivateLabels.reserve``.
+
+        They are named as the draws in the vault; ``key`` names that of a head without a key.
+
+        Raises:
+            TypeError: the releases of this estimator depend on its features.
+        """
+        if self._mechanism is None:
+            raise TypeError(
+                f"expected a head or PrivateBoosting, got {type(self).__name__}, whose releases "
+                "depend on the features. Call fit, which reserves them."
+            )
+        mechanism = mechanism_for_users(labels, self._mechanism(labels.kind))
+        return {getattr(self, "key", None) or key: mechanism}
 
     @abc.abstractmethod
     def predict(self, X: Any) -> np.ndarray:

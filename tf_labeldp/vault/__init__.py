@@ -5,11 +5,12 @@ from tf_labeldp.vault._conformal import ConformalPredictor, conformal
 from tf_labeldp.vault._label_randomizer import LabelRandomizer
 from tf_labeldp.vault.evaluation import Evaluation, select
 from tf_labeldp.vault.label_kinds import Classes, LabelKind, Numbers, Rows
-from tf_labeldp.vault.ledger import forget
+from tf_labeldp.vault.ledger import forget, give_back
 from tf_labeldp.vault.model_history import declare, guarantee, load_model
 from tf_labeldp.vault.noisy_labels import NoisyLabels
 from tf_labeldp.vault.private_labels import PrivateLabels
 from tf_labeldp.vault.records import LabelStoreError
+from tf_labeldp.vault.reservations import Reservation
 
 __all__ = [
     "Classes",
@@ -22,10 +23,12 @@ __all__ = [
     "NoisyLabels",
     "Numbers",
     "PrivateLabels",
+    "Reservation",
     "Rows",
     "conformal",
     "declare",
     "forget",
+    "give_back",
     "guarantee",
     "load_model",
     "select",

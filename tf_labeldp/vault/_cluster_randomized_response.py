@@ -22,7 +22,7 @@ from tf_labeldp.mechanisms.clusters import (
     cluster_distributions,
 )
 from tf_labeldp.vault.noisy_labels import NoisyLabels
-from tf_labeldp.vault.private_labels import PrivateLabels, Randomizer
+from tf_labeldp.vault.private_labels import PrivateLabels, Randomizer, reserve_together
 
 _DRAW_EPSILONS = (1.0, 1.75, 3.75)
 _THRESHOLDS = (0.1, 0.4, 0.9)
@@ -31,6 +31,8 @@ _THRESHOLDS = (0.1, 0.4, 0.9)
 At a small epsilon nearly all labels are resampled, which needs sharp distributions; at a larger
 epsilon resampled labels should spread over all classes (``benchmarks``).
 """
+_KEY = "cluster-rr"
+"""The name of the draw by default."""
 _MOST_FOR_COUNTS = 0.25
 """The largest default epsilon of the counts, which have a standard error of 11 there."""
 
@@ -256,9 +258,11 @@ class ClusterRandomizedResponse(Randomizer):
         """
         return (self.draw or self._sampler).transition_matrix(distribution)
 
-    def parts(self, labels: Private[PrivateLabels]) -> list[Mechanism]:
+    def parts(self, labels: Private[PrivateLabels], key: str | None = None) -> dict[str, Mechanism]:
         """Returns the mechanisms of the counts and of the draw, at its largest cost."""
-        return [part for part in (self.histogram, self.draw) if part is not None]
+        key = _KEY if key is None else key
+        both = {f"{key}/distributions": self.histogram, key: self.draw}
+        return {name: part for name, part in both.items() if part is not None}
 
     def draw_from(
         self, labels: Private[PrivateLabels], key: str | None, public: PublicInput[Any]
@@ -269,7 +273,7 @@ class ClusterRandomizedResponse(Randomizer):
         distributions (C, K) and the clusters.
         """
         labels.kind.check_release(self)
-        key = "cluster-rr" if key is None else key
+        key = _KEY if key is None else key
         if not len(labels):
             raise ValueError("expected at least one label to randomize, got none.")
         clusters = getattr(public.value, "assignments", public.value)
@@ -277,15 +281,20 @@ class ClusterRandomizedResponse(Randomizer):
         table = int(clusters.max()) + 1, self.num_classes
         renumber = "Number clusters 0..C-1: np.unique(clusters, return_inverse=True)[1]."
         _validate.check_size("a table of clusters and classes", table, renumber)
-        first = f"{key}/distributions"
-        parts = {first: self.histogram, key: self.draw}
-        draws = {name: part for name, part in parts.items() if part is not None}
-        self._reserve(labels, draws, public.receipts)
+        with reserve_together([(labels, key, self)], public):
+            return self._draw_within(labels, key, clusters, public)
+
+    def _draw_within(
+        self, labels: PrivateLabels, key: str, clusters: np.ndarray, public: PublicInput[Any]
+    ) -> NoisyLabels:
+        """Releases and draws what is reserved."""
         sizes, receipts = np.bincount(clusters), public.receipts
         distributions = np.full((sizes.size, self.num_classes), 1.0 / self.num_classes)
         if self.histogram is not None:
             grouped = public.with_value(clusters)
-            counts = labels.release(self.histogram, public_input=grouped, key=first)
+            counts = labels.release(
+                self.histogram, public_input=grouped, key=f"{key}/distributions"
+            )
             distributions = cluster_distributions(counts.values, sizes, self.threshold)
             receipts = merge_receipts(receipts, counts.receipts)
         priors = Priors(distributions, clusters, receipts=receipts)

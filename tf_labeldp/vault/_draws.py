@@ -44,6 +44,7 @@ from tf_labeldp.vault.records import (
     Record,
     compact,
 )
+from tf_labeldp.vault.reservations import PlannedUse
 from tf_labeldp.vault.users import charge_for_users
 
 _CHECKED: dict[tuple[type, str], str] = {}
@@ -129,8 +130,14 @@ class Draws:
     def is_keyed(self) -> bool:
         return self._keyed is not None
 
-    def next_name(self) -> str:
-        return f"{UNNAMED}{self._unnamed}"
+    def next_name(self, later: int = 0) -> str:
+        return f"{UNNAMED}{self._unnamed + later}"
+
+    def not_recorded(self, uses: Sequence[PlannedUse]) -> list[PlannedUse]:
+        """Returns the uses that are not recorded; those without a key are the next ones."""
+        unnamed = [use for use in uses if use.key is None and use.kind != "steps"]
+        names = {id(use): self.next_name(later) for later, use in enumerate(unnamed)}
+        return [use for use in uses if names.get(id(use), use.key) not in self._ledger.draws]
 
     def record(
         self, mechanism: Mechanism, rows: np.ndarray, public: PublicInput[Any], key: str | None
@@ -262,13 +269,17 @@ class Draws:
         made_of: Receipts,
     ) -> Record:
         ledger, charge = self._ledger, self.charge_of(mechanism, rows, public_input)
-        inherited = ledger.check(rows, [(in_words(mechanism, charge), charge)], made_of)
+        part = ledger.reserved_use(name, charge, rows)
+        inherited = ledger.check(rows, [(in_words(mechanism, charge), charge)], made_of, part)
         rng = None
         if self._seed is not None:
             # Each draw has its own stream, so that stored draws do not shift later ones.
-            rng = np.random.default_rng([self._seed, len(ledger.records)])
+            number = len(ledger.records) - ledger.num_reservations
+            rng = np.random.default_rng([self._seed, number])
         kind = "draw" if isinstance(mechanism, LabelMechanism) else "release"
         use: dict[str, Any] = {"key": name, "rows": rows, "seeded": rng is not None}
+        if part is not None:
+            use |= {"id": part.id, "plan": part.plan}
         output = None
         try:
             is_ours = is_of_this_library(mechanism)

@@ -24,11 +24,13 @@ from tf_labeldp.mechanisms import (
 from tf_labeldp.mechanisms.base import Mechanism
 from tf_labeldp.mechanisms.bin_losses import checked_loss, unbiased_range
 from tf_labeldp.vault.noisy_labels import NoisyLabels
-from tf_labeldp.vault.private_labels import PrivateLabels, Randomizer
+from tf_labeldp.vault.private_labels import PrivateLabels, Randomizer, reserve_together
 from tf_labeldp.vault.records import DrawSettingsError
 
 _TIMES_THEOREM_7 = 4.0
 """Theorem 7 bounds the error of single labels; their mean needs a better prior."""
+_KEY = "label-randomizer"
+"""The name of the draw by default."""
 _SIMULATIONS = 100
 """Simulations per total, which leave its standard error 7 % off."""
 
@@ -198,13 +200,18 @@ class LabelRandomizer(Randomizer):
             errors.append(outputs @ targets - counts @ values)
         return float(noisy.debiased().sum()), float(np.sqrt(np.mean(np.square(errors))))
 
-    def parts(self, labels: Private[PrivateLabels]) -> list[Mechanism]:
+    def parts(self, labels: Private[PrivateLabels], key: str | None = None) -> dict[str, Mechanism]:
         """Returns the mechanism of the prior, and one with the cost of the draw."""
+        key = _KEY if key is None else key
         values, prior_epsilon = self.split(len(labels), *_checked_range(labels))
         ends = (values[0], values[-1])
         # The cost of a draw does not depend on its bins, which are chosen after the release.
-        draw = RROnBins(self.epsilon - prior_epsilon, ends, ends, (0, 1))
-        return [draw] if self.prior is not None else [self._histogram(values, prior_epsilon), draw]
+        draw: dict[str, Mechanism] = {
+            key: RROnBins(self.epsilon - prior_epsilon, ends, ends, (0, 1))
+        }
+        if self.prior is not None:
+            return draw
+        return {f"{key}/prior": self._histogram(values, prior_epsilon), **draw}
 
     def draw_from(
         self, labels: Private[PrivateLabels], key: str | None, public: PublicInput[Any]
@@ -213,7 +220,7 @@ class LabelRandomizer(Randomizer):
 
         The key is ``"label-randomizer"`` by default.
         """
-        key = "label-randomizer" if key is None else key
+        key = _KEY if key is None else key
         label_range = _checked_range(labels)
         checked_loss(self.loss, label_range[0])
         values, prior_epsilon = self.split(len(labels), *label_range)
@@ -221,28 +228,35 @@ class LabelRandomizer(Randomizer):
         if self.unbiased:
             unbiased_range(values, rest)
         stored = self._stored_bins(labels, key, values, rest)
-        names = [key] if self.prior is not None else [f"{key}/prior", key]
-        self._reserve(labels, dict(zip(names, self.parts(labels), strict=True)), public.receipts)
-        if self.prior is not None:
-            prior = Priors(np.asarray(self.prior), values=values, receipts=public.receipts)
-        else:
-            prior = labels.release(self._histogram(values, prior_epsilon), key=names[0]).priors()
-        if self.unbiased:
-            mechanism: Any = optimal_unbiased(values, prior, rest)
-        else:
-            mechanism = optimal_bins(values, prior, rest, self.loss)
-        if stored is not None:
-            # Machines round differently and may choose other bins among equally good ones.
-            losses = [
-                bins.expected_loss(prior.probabilities, self.loss) for bins in (stored, mechanism)
-            ]
-            if not math.isclose(*losses, rel_tol=1e-6, abs_tol=1e-12):
-                why = f"the stored channel is not optimal for loss={self.loss!r}"
-                raise _other_settings(key, stored, f"{mechanism!r}, and {why}")
-            mechanism = stored
-        noisy = labels.randomize(mechanism, key=key)
+        with reserve_together([(labels, key, self)], public):
+            if self.prior is not None:
+                prior = Priors(np.asarray(self.prior), values=values, receipts=public.receipts)
+            else:
+                histogram = self._histogram(values, prior_epsilon)
+                prior = labels.release(histogram, key=f"{key}/prior").priors()
+            mechanism = self._best_draw(values, prior, rest, stored, key)
+            noisy = labels.randomize(mechanism, key=key)
         receipts = merge_receipts(public.receipts, prior.receipts, noisy.receipts)
         return dataclasses.replace(noisy, priors=prior, receipts=receipts)
+
+    def _best_draw(
+        self, values: np.ndarray, prior: Priors, epsilon: float, stored: Any, key: str
+    ) -> Any:
+        """Returns the best mechanism for this prior; a stored one, if it is as good."""
+        if self.unbiased:
+            mechanism: Any = optimal_unbiased(values, prior, epsilon)
+        else:
+            mechanism = optimal_bins(values, prior, epsilon, self.loss)
+        if stored is None:
+            return mechanism
+        # Machines round differently and may choose other bins among equally good ones.
+        losses = [
+            bins.expected_loss(prior.probabilities, self.loss) for bins in (stored, mechanism)
+        ]
+        if not math.isclose(*losses, rel_tol=1e-6, abs_tol=1e-12):
+            why = f"the stored channel is not optimal for loss={self.loss!r}"
+            raise _other_settings(key, stored, f"{mechanism!r}, and {why}")
+        return stored
 
     def _histogram(self, values: np.ndarray, epsilon: float) -> HistogramMechanism:
         return HistogramMechanism(epsilon, values=tuple(values.tolist()), receipts=self.receipts)

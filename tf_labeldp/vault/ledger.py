@@ -7,9 +7,10 @@ import dataclasses
 import itertools
 import os
 import pathlib
+import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +38,8 @@ from tf_labeldp.accounting.receipts import (
 )
 from tf_labeldp.vault.label_kinds import LabelKind, kind_of_header
 from tf_labeldp.vault.model_history import LEDGERS
-from tf_labeldp.vault.records import Arrival, DrawSettingsError, Record, may_count
+from tf_labeldp.vault.records import Arrival, DrawSettingsError, LabelStoreError, Record, may_count
+from tf_labeldp.vault.reservations import RUNNING, PlannedUse, Reservation
 from tf_labeldp.vault.store import LabelStore, Project
 from tf_labeldp.vault.users import rows_of_same_users, without_names
 
@@ -103,6 +105,11 @@ class Ledger:
         self.users: np.ndarray | None = None  # of all labels, as numbers 0..U-1
         self._composition = Composition(own=label_set.name)
         self._counted: dict[str, Receipt] = {}  # all receipts by id, in order
+        self._reserved: dict[str, Receipt] = {}  # by id, neither charged nor given back
+        self._inputs: dict[str, list[Receipt]] = {}  # by plan, of the public inputs of its uses
+        self._holders: dict[str, list[str]] = {}  # by plan, names of the locks of its processes
+        self._held: dict[str, Any] = {}  # own locks by name
+        self.num_reservations = 0  # records of reservations, which shift no seeded draw
         self._others: dict[pathlib.Path, Ledger] = {}  # the other stores of a project
         self._taken = 0  # number of records that another ledger of the project has counted
         self._lock, self._process = threading.RLock(), os.getpid()
@@ -150,9 +157,11 @@ class Ledger:
         return ledger
 
     @classmethod
-    def of_store(cls, path: str | os.PathLike[str], *, alone: bool = False) -> Ledger:
+    def of_store(
+        cls, path: str | os.PathLike[str], *, alone: bool = False, read_only: bool = True
+    ) -> Ledger:
         """Reads the ledger of a store without its labels; ``alone`` leaves its project out."""
-        store = LabelStore(path, read_only=True)
+        store = LabelStore(path, read_only=read_only)
         store.upgrade()
         label_set, budget = store.look()
         project = Project(store.path) if store.in_project and not alone else None
@@ -175,6 +184,7 @@ class Ledger:
             self._lock, self._process = threading.RLock(), os.getpid()
         with self._lock, self._store.locked() if self._store else contextlib.nullcontext():
             self._read_new_records()
+            self._end_reservations()
             yield
 
     def _read_new_records(self) -> None:
@@ -240,9 +250,12 @@ class Ledger:
             record = dataclasses.replace(record, receipt=None)
         elif receipt is not None:
             self._counted[receipt.id] = receipt
+            self._reserved.pop(receipt.id, None)
             self._composition.add(receipt)
         if record.budget is not None:
             self.budget = record.budget
+        if record.reservation is not None:
+            self._follow(record.reservation, record.made_of)
         self.records.append(record)
         if record.key is not None:
             self.draws[record.key] = record
@@ -268,7 +281,6 @@ class Ledger:
         """
         n = self.label_set.size
         if self.users is not None:
-            rows = rows_of_same_users(self.users, rows)
             number = self.num_users or 0
             flags |= {"unit": "user", "num_units": flags.get("num_units") or number}
             PrivacyGuarantee(0.0, self.budget.delta, num_units=max(1, number)).warn_of_delta()
@@ -283,12 +295,19 @@ class Ledger:
             what,
             kind,
             key,
-            None if rows.size == n and n else np.sort(rows),
+            self._examples(rows),
             self.budget.delta,
             budget_epsilon=self.budget.epsilon,
             actor=self._actor,
             **{"unit": self._unit, **flags},
         )
+
+    def _examples(self, rows: np.ndarray) -> np.ndarray | None:
+        """Returns the rows that a use of some rows is charged to; None for all."""
+        if self.users is not None:
+            rows = rows_of_same_users(self.users, rows)
+        n = self.label_set.size
+        return None if rows.size == n and n else np.sort(rows)
 
     def receipts(self) -> Receipts:
         """Returns all receipts, with those that other processes wrote."""
@@ -314,6 +333,145 @@ class Ledger:
             for record in self.records
             if record.weights
         ]
+
+    def reserve(self, uses: Sequence[PlannedUse], made_of: Iterable[Receipt] = ()) -> Reservation:
+        """Reserves the uses that are not reserved yet, all or none, and joins the others' plans.
+
+        ``made_of`` are receipts of their public inputs, which are counted with the first of them.
+        """
+        with self.turn():
+            plan = secrets.token_hex(16)
+            parts: list[Receipt] = []
+            joined: dict[str, str] = {}  # plans by ids of their uses
+            for use in uses:
+                part = self.reserved_use(use.key, use.charge, use.rows, joined)
+                if part is None:
+                    about = (use.charge, use.what, use.kind, use.key or "", use.rows)
+                    parts.append(self.new_receipt(*about, plan=plan, use=use.use))
+                else:
+                    joined[part.id] = part.plan
+            inherited = self.check_plan(parts, made_of) if parts else []
+            holder = secrets.token_hex(16)
+            self._held[holder] = None if self._store is None else self._store.hold(holder)
+            if parts:
+                self.keep(
+                    reservation={"plan": plan, "holder": holder}, made_of=(*inherited, *parts)
+                )
+            plans = list(dict.fromkeys(joined.values()))
+            for other in plans:
+                self.keep(reservation={"plan": other, "holder": holder})
+            return Reservation(self, [plan, *plans] if parts else plans, holder)
+
+    def reserved_use(
+        self, key: str | None, charge: Charge, rows: np.ndarray, taken: Collection[str] = ()
+    ) -> Receipt | None:
+        """Returns the reserved use of this name; without a name, one of a running ``with`` block.
+
+        ``taken`` are ids of reserved uses to leave out. Called within ``turn``.
+        """
+        if not self._reserved:
+            return None
+        examples = self._examples(rows)
+        for use in self._reserved.values():
+            if key is not None and use.key == key and use.id not in taken:
+                if not _is_about(use, charge, examples):
+                    raise DrawSettingsError(
+                        f"expected the use {key!r} as it was reserved ({use.what}, epsilon="
+                        f"{use.charge.epsilon:g}), got another mechanism, epsilon or other "
+                        "examples. Use those, or give the reservation back: tf-labeldp give-back."
+                    )
+                return use
+        if key is not None and not key.startswith(UNNAMED):
+            return None
+        running = [
+            use
+            for use in self._reserved.values()
+            if use.id not in taken
+            and use.plan in RUNNING.get()
+            # Another vault in this thread has the plan in its ledger, and not in its work.
+            and not self._held.keys().isdisjoint(self._holders[use.plan])
+            and _is_about(use, charge, examples)
+        ]
+        # A dearer use is only taken where its name is not known before its draw.
+        fitting = [use for use in running if use.charge.event_text == charge.event_text]
+        return next(iter(fitting or [use for use in running if not use.key]), None)
+
+    def leave(self, plans: Sequence[str], holder: str) -> None:
+        """Gives back the uses of plans that were not drawn, unless others work on them, too."""
+        with self.turn() if self._uses_of(plans) else contextlib.nullcontext():
+            self._release(holder)
+            for plan in plans:
+                self._give_back([] if self._may_run(plan) else self._uses_of([plan]))
+
+    def give_back(self, key: str | None) -> list[Receipt]:
+        """Gives back the reserved uses of this name, or all, of processes that have ended."""
+        with self.turn():
+            uses = [use for use in self._reserved.values() if key in (None, use.key)]
+            for use in uses:
+                if any(self._is_held(name) for name in self._holders[use.plan]):
+                    raise LabelStoreError(
+                        f"expected reservations of processes that have ended, got {use.key!r} of a "
+                        "running one. Wait for it, or stop it."
+                    )
+            self._give_back(uses)
+        return uses
+
+    def _follow(self, fields: dict[str, Any], made_of: Receipts) -> None:
+        """Follows a record of a reservation."""
+        self.num_reservations += 1
+        plan = fields["plan"]
+        if "holder" in fields:
+            self._holders.setdefault(plan, []).append(fields["holder"])
+        for use in made_of:
+            if use.plan == plan:
+                self._reserved[use.id] = use
+            else:
+                self._inputs.setdefault(plan, []).append(use)
+        for name in fields.get("given_back", ()):
+            self._reserved.pop(name, None)
+
+    def _end_reservations(self) -> None:
+        """Gives back the uses without a name of processes that have ended; called in ``turn``."""
+        if self._store is not None and self._store.is_forgotten:
+            self._reserved.clear()
+        unnamed = [use for use in self._reserved.values() if not use.key]
+        self._give_back([use for use in unnamed if not self._may_run(use.plan)])
+
+    def _give_back(self, uses: Sequence[Receipt]) -> None:
+        for plan in dict.fromkeys(use.plan for use in uses):
+            names = [use.id for use in uses if use.plan == plan]
+            self.keep(reservation={"plan": plan, "given_back": names})
+
+    def _uses_of(self, plans: Collection[str]) -> list[Receipt]:
+        return [use for use in self._reserved.values() if use.plan in plans]
+
+    def _may_run(self, plan: str) -> bool:
+        """Returns whether a running process may work on a plan."""
+        return any(self._is_held(holder) is not False for holder in self._holders[plan])
+
+    def _is_held(self, holder: str) -> bool | None:
+        if self._store is None or holder in self._held:
+            return holder in self._held
+        return self._store.is_held(holder)
+
+    def _release(self, holder: str) -> None:
+        """Frees an own lock."""
+        lock = self._held.pop(holder, None)
+        if lock is not None:
+            lock.release()
+        if self._store is not None:
+            self._store.remove_holder(holder)
+
+    def _with_reserved(self, without: Receipt | None = None) -> Composition:
+        """Returns the composition of all uses and of all that is reserved, except for one use."""
+        open_uses: list[Receipt] = []
+        for ledger in (self, *self._others.values()):
+            plans = dict.fromkeys(use.plan for use in ledger._reserved.values())
+            inputs = [use for plan in plans for use in ledger._inputs.get(plan, ())]
+            open_uses += [*inputs, *ledger._reserved.values()]
+        own = dataclasses.replace(self.label_set, stored=False)
+        new = self._not_counted([use for use in open_uses if use is not without], own)
+        return self._composition.with_receipts(new) if new else self._composition
 
     def _not_counted(self, receipts: Iterable[Receipt], labels: LabelSet) -> list[Receipt]:
         merged = merge_receipts(receipts)
@@ -341,11 +499,38 @@ class Ledger:
         rows: np.ndarray,
         planned: Sequence[tuple[str, Charge]],
         made_of: Iterable[Receipt] = (),
+        part: Receipt | None = None,
     ) -> list[Receipt]:
         """Raises if the budget does not allow planned uses; returns receipts to count with them.
 
-        These are receipts among ``made_of`` that may be about the labels, and are not counted yet.
+        These are receipts among ``made_of`` that may be about the labels, and are not counted yet,
+        with those of the plan of ``part``, the reserved use that the planned one is.
         """
+        reserved = () if part is None else self._inputs.get(part.plan, ())
+        inherited = self._checked_inputs([*made_of, *reserved])
+        composition = self._with_reserved(part)
+        if inherited:
+            composition = composition.with_receipts(inherited)
+            self._check(composition, None, [], inherited)
+        if planned:
+            is_part = rows.size != self.label_set.size
+            self._check(composition, rows if is_part else None, planned, inherited)
+        return inherited
+
+    def check_plan(self, uses: Sequence[Receipt], made_of: Iterable[Receipt]) -> list[Receipt]:
+        """Raises if the budget does not allow uses together; returns receipts as ``check`` does."""
+        inherited = self._checked_inputs(made_of)
+        composition = self._with_reserved().with_receipts(inherited)
+        if inherited:
+            self._check(composition, None, [], inherited)
+        composition = composition.with_receipts(uses)
+        rows = None
+        if all(use.examples is not None for use in uses):
+            rows = np.unique(np.concatenate([np.asarray(use.examples) for use in uses]))
+        self._check(composition, rows, [], inherited, uses)
+        return inherited
+
+    def _checked_inputs(self, made_of: Iterable[Receipt]) -> list[Receipt]:
         inherited = self._not_counted(made_of, self.label_set)
         priced = [use for use in inherited if use.kind not in ("declared", "unknown")]
         by_label = [use for use in priced if use.unit != "user"]
@@ -355,13 +540,6 @@ class Ledger:
                 f"by label ({by_label[0].what}). Make its vault with users=, too, or give both "
                 "vaults different people=."
             )
-        composition = self._composition
-        if inherited:
-            composition = composition.with_receipts(inherited)
-            self._check(composition, None, [], inherited)
-        if planned:
-            is_part = rows.size != self.label_set.size
-            self._check(composition, rows if is_part else None, planned, inherited)
         return inherited
 
     def _check(
@@ -370,7 +548,13 @@ class Ledger:
         rows: np.ndarray | None,
         planned: Sequence[tuple[str, Charge]],
         inherited: Sequence[Receipt],
+        reserved: Sequence[Receipt] = (),
     ) -> None:
+        """Raises if the budget does not allow planned uses.
+
+        ``inherited`` and ``reserved`` are in the composition: receipts of inputs, and of the uses
+        to reserve.
+        """
         for history in composition.histories(self.label_set, rows):
             after = self._composed(history, [charge for _, charge in planned])
             if not self.budget.allows(after):
@@ -378,9 +562,11 @@ class Ledger:
         else:
             return
         names = [f"{receipt.what} (of an input)" for receipt in inherited]
+        names += [receipt.what for receipt in reserved]
         what = " and ".join(dict.fromkeys([*names, *(words for words, _ in planned)]))
         deltas = [charge.delta for _, charge in planned]
-        largest = max([*deltas, *(receipt.charge.delta for receipt in inherited)], default=0.0)
+        deltas += [receipt.charge.delta for receipt in (*inherited, *reserved)]
+        largest = max(deltas, default=0.0)
         budget = self.budget
         if budget.delta == 0.0 and largest > 0.0:
             raise BudgetExceededError(
@@ -390,18 +576,24 @@ class Ledger:
             )
         before = self._composition.histories(self.label_set, rows)
         spent = max(self._composed(history).epsilon for history in before)
+        held = self._with_reserved().histories(self.label_set, rows)
+        held_epsilon = max(self._composed(history).epsilon for history in held)
         advice = (
             "Take fewer steps, a smaller epsilon, more noise or other examples, or give draws a "
             "key and reuse them; remaining() returns the rest."
         )
-        if not planned:
+        if not planned and not reserved:
             advice = (
                 "The receipts of an input count, unless both label sets have stores or people= "
                 "declares different populations. Raise the budget, or use an input that was made "
                 "without these labels."
             )
+        has = f"have spent epsilon={spent:g}"
+        if held_epsilon > spent:
+            has += f", or epsilon={held_epsilon:g} with what is reserved"
+            advice = f"{advice} A reservation of an ended process: tf-labeldp give-back."
         raise BudgetExceededError(
-            f"{what} would be charged to examples that have spent epsilon={spent:g}: together "
+            f"{what} would be charged to examples that {has}: together "
             f"epsilon={after.epsilon:g} at delta={after.delta:g}, over the budget {budget}. "
             f"Nothing was drawn. {advice}"
         )
@@ -409,7 +601,7 @@ class Ledger:
     def remaining(self, rows: np.ndarray | None = None) -> float:
         """Returns the largest epsilon of one more pure-DP use of these examples; None for all."""
         with self.turn():
-            histories = self._composition.histories(self.label_set, rows)
+            histories = self._with_reserved().histories(self.label_set, rows)
         budget = self.budget
 
         def fits(epsilon: float) -> bool:
@@ -437,9 +629,13 @@ class Ledger:
         return sorted(counts.items())
 
     def history(self) -> UseHistory:
-        """Returns the uses in order; equal steps in a row share a line."""
+        """Returns the uses in order; equal steps in a row share a line.
+
+        What is reserved comes last. It is in the epsilon of its line, and not in that so far.
+        """
         with self.turn():
             records = [record for record in self.records if record.receipt or record.budget]
+            reserved = list(self._reserved.values())
         # Receipts of other vaults for the same use would repeat its line.
         receipts = [record.receipt for record in records if record.receipt is not None]
         own = {
@@ -473,6 +669,11 @@ class Ledger:
             what += " (of an input)" if use.labels.name != self.label_set.name else ""
             key = "" if more or use.key.startswith(UNNAMED) else use.key
             uses.append(Use(use.time, what, use.num_examples, alone, spent, use.actor, key))
+        spent = so_far.guarantee(delta).epsilon
+        for use in reserved:
+            alone = Composition([use]).guarantee(delta).epsilon
+            what, size = f"{use.what}, reserved", use.num_examples
+            uses.append(Use(use.time, what, size, alone, spent, use.actor, use.key))
         return UseHistory(uses)
 
     def _composed(self, history: CountedCharges, more: Sequence[Charge] = ()) -> PrivacyGuarantee:
@@ -516,6 +717,34 @@ def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> list[st
         releases = [record.release for record in Ledger.of_store(path).records if record.release]
         sums = [release["sums"] for release in releases if "sums" in release]
         return store.forget(sums, timestamp(), actor or actor_name())
+
+
+def give_back(path: str | os.PathLike[str], *, key: str | None = None) -> list[str]:
+    """Gives back what ended processes reserved in a store and did not draw.
+
+    A process that was killed between two releases leaves what it had reserved to the next call with
+    the same names. Give it back if there will be no such call. A charge is never given back.
+
+    Args:
+        path: the folder of the store.
+        key: the name of the use; None gives back all.
+
+    Returns:
+        The uses that were given back, by name, or by their mechanisms.
+
+    Raises:
+        LabelStoreError: the folder has no store, or the process of a reservation is running.
+
+    Example:
+        >>> import os, tempfile
+        >>> from tf_labeldp import PrivateLabels
+        >>> path = os.path.join(tempfile.mkdtemp(), "store")
+        >>> labels = PrivateLabels([0, 1, 1], 2, budget=PrivacyBudget(1.0), store=path)
+        >>> give_back(path)
+        []
+    """
+    uses = Ledger.of_store(path, read_only=False).give_back(key)
+    return [use.key or use.what for use in uses]
 
 
 def _first_budget(
@@ -566,3 +795,12 @@ def _line_of(record: Record) -> Any:
     if use is None or use.kind != "steps":
         return record.number
     return use.what, use.charge, use.labels.name, use.actor, use.num_examples
+
+
+def _is_about(use: Receipt, charge: Charge, examples: np.ndarray | None) -> bool:
+    """Returns whether a reserved use has these examples, and costs as much or more."""
+    if charge.epsilon > use.charge.epsilon or charge.delta > use.charge.delta:
+        return False
+    if use.examples is None or examples is None:
+        return use.examples is examples
+    return np.array_equal(np.asarray(use.examples), examples)

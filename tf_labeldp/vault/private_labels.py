@@ -35,6 +35,7 @@ from tf_labeldp.vault.label_kinds import Classes, LabelKind, label_kind
 from tf_labeldp.vault.ledger import Ledger, UseHistory
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic, joined
 from tf_labeldp.vault.records import Arrival
+from tf_labeldp.vault.reservations import PlannedUse, Reservation
 from tf_labeldp.vault.store import LabelStore
 from tf_labeldp.vault.users import epsilon_of_one_label, mean_group_size, some_rows, user_codes
 
@@ -56,7 +57,8 @@ class Randomizer(abc.ABC):
 
     Guarantee:
         Each release is charged to the vault, and the noisy labels carry all receipts; together the
-        releases cost ``epsilon``. If the budget does not allow all of them, none is drawn.
+        releases cost ``epsilon``. They are reserved together: if the budget does not allow all of
+        them, none is drawn, and no other use spends what they need.
     """
 
     public_input: ClassVar[str | None] = None
@@ -76,20 +78,8 @@ class Randomizer(abc.ABC):
         """
 
     @abc.abstractmethod
-    def parts(self, labels: PrivateLabels) -> list[Mechanism]:
-        """Returns mechanisms that cost what the releases from a vault cost."""
-
-    @staticmethod
-    def _reserve(
-        labels: PrivateLabels, draws: Mapping[str, Mechanism], receipts: Receipts = ()
-    ) -> None:
-        missing = {
-            name: mechanism for name, mechanism in draws.items() if not labels.has_draw(name)
-        }
-        if missing:
-            labels.check_budget(list(missing.values()), receipts=receipts)
-        if next(iter(draws)) in missing:
-            labels.adopt(receipts)
+    def parts(self, labels: PrivateLabels, key: str | None = None) -> dict[str, Mechanism]:
+        """Returns mechanisms that cost what the releases from a vault cost, by their names."""
 
 
 class PrivateLabels:
@@ -733,12 +723,15 @@ class PrivateLabels:
         self, charge: Charge, what: str, key: str, rows: np.ndarray, made_of: Receipts, **flags: Any
     ) -> Receipt:
         with self._ledger.turn():
+            part = self._ledger.reserved_use(None, charge, rows)
+            if part is not None:
+                flags |= {"id": part.id, "plan": part.plan}
             receipt = self._ledger.new_receipt(charge, what, "steps", key, rows, **flags)
             if receipt.use:
                 # Another vault of a project may have counted this use.
                 inherited = self._ledger.check(rows, [], [*made_of, receipt])
             else:
-                inherited = self._ledger.check(rows, [(what, charge)], made_of)
+                inherited = self._ledger.check(rows, [(what, charge)], made_of, part)
             for other in inherited:
                 if other is not receipt:
                     self._ledger.keep(receipt=other)
@@ -774,9 +767,71 @@ class PrivateLabels:
         """
         public = public_input(mechanism, indices)
         rows = self._rows(public.value[1])
-        planned = self._planned(public.value[0], rows)
+        uses = self._uses(None, public.value[0], rows)
         with self._ledger.turn():
-            self._ledger.check(rows, planned, merge_receipts(receipts, public.receipts))
+            self._check_uses(uses, rows, merge_receipts(receipts, public.receipts))
+
+    def _check_uses(
+        self, uses: Sequence[PlannedUse], rows: np.ndarray, receipts: Receipts = ()
+    ) -> None:
+        planned, reserved = [], set[str]()
+        for use in uses:
+            part = self._ledger.reserved_use(use.key, use.charge, rows, reserved)
+            if part is None:
+                planned.append((use.what, use.charge))
+            else:
+                reserved.add(part.id)
+        self._ledger.check(rows, planned, receipts)
+
+    def reserve(self, uses: Public[Mapping[str, Any]]) -> Reservation:
+        """Reserves several uses together: all are within the budget, or none is reserved.
+
+        In the block of ``with``, a call that draws one of the uses finds it, by its name or else by
+        its cost: ``randomize``, ``release`` and ``evaluate`` with this ``key``, the ``fit`` of a
+        head or a ``PrivateBoosting``, an epoch of ``LabelDPModel.fit``, ``charge``. At its end,
+        also after an error, what was not drawn is given back.
+
+        Guarantee:
+            That of ``Reservation``. The uses are one plan that was fixed before its first release,
+            and a statement for adaptive use counts them as one.
+
+        Args:
+            uses: by name, arguments of ``randomize``, ``release`` or ``charge``; heads; or lists of
+                them, such as ``[charge] * epochs``. A use whose name is recorded costs nothing
+                more. Estimators of several releases reserve their own in ``fit``.
+
+        Raises:
+            BudgetExceededError: the uses together would pass the budget; none was reserved.
+            DrawSettingsError: a use of this name is reserved with other settings.
+            TypeError: a use that the vault can't price before its ``fit``.
+
+        Example:
+            >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
+            >>> labels = PrivateLabels([0, 1] * 50, num_classes=2, budget=PrivacyBudget(1.0))
+            >>> uses = {"draw": RandomizedResponse(0.75, 2), "second": RandomizedResponse(0.25, 2)}
+            >>> with labels.reserve(uses):
+            ...     noisy = labels.randomize(RandomizedResponse(0.75, 2), key="draw")
+            ...     labels.remaining()
+            0.0
+            >>> labels.remaining()
+            0.25
+        """
+        public = public_input(uses)
+        return reserve_together([(self, key, use) for key, use in public.value.items()], public)
+
+    def _uses(self, key: str | None, use: Any, rows: np.ndarray | None = None) -> list[PlannedUse]:
+        """Returns the uses to reserve for an argument of ``reserve``."""
+        rows = self._rows(None) if rows is None else rows
+        if isinstance(use, Sequence):
+            return [planned for each in use for planned in self._uses(key, each, rows)]
+        if hasattr(use, "parts"):
+            named = use.parts(self, key).items()
+            return [planned for name, part in named for planned in self._uses(name, part, rows)]
+        if isinstance(use, Charge):
+            return [PlannedUse(key, "the use", "steps", use, rows)]
+        charge = self._draws.charge_of(checked_mechanism(use, Mechanism), rows)
+        kind = "draw" if isinstance(use, LabelMechanism) else "release"
+        return [PlannedUse(key, in_words(use, charge), kind, charge, rows)]
 
     def has_draw(self, key: str | None) -> bool:
         """Returns whether a draw of this name is recorded, and so costs nothing for its labels.
@@ -809,8 +864,14 @@ class PrivateLabels:
         """
         public = public_input(after)
         planned = [
-            Receipt(self.label_set, charge, what, unit=self.unit, num_units=self._ledger.num_users)
-            for what, charge in self._planned(public.value)
+            Receipt(
+                self.label_set,
+                use.charge,
+                use.what,
+                unit=self.unit,
+                num_units=self._ledger.num_users,
+            )
+            for use in self._uses(None, public.value)
         ]
         return self._ledger.guarantee(merge_receipts(public.receipts, planned), delta)
 
@@ -843,18 +904,6 @@ class PrivateLabels:
         if not isinstance(reason, str) or not reason.strip():
             raise TypeError("reason must say why the budget is raised, in a sentence.")
         self._ledger.raise_budget(budget, reason.strip())
-
-    def _planned(self, uses: Any, rows: np.ndarray | None = None) -> list[tuple[str, Charge]]:
-        planned, rows = [], self._rows(None) if rows is None else rows
-        for use in uses if isinstance(uses, Sequence) else [uses]:
-            if isinstance(use, Charge):
-                planned.append(("the use", use))
-            elif isinstance(use, Randomizer):
-                planned += self._planned(use.parts(self), rows)
-            else:
-                charge = self._draws.charge_of(checked_mechanism(use, Mechanism), rows)
-                planned.append((in_words(use, charge), charge))
-        return planned
 
     def __repr__(self) -> str:
         """Describes sizes and budget, and no label."""
@@ -941,6 +990,29 @@ def labels_for_training(vault: PrivateLabels) -> np.ndarray:
         labels = vault._sealed.open(vault._chosen).view()
     labels.flags.writeable = False
     return labels
+
+
+def check_uses(several: Sequence[tuple[PrivateLabels, str | None, Any]]) -> None:
+    """Raises if the budget does not allow uses that are neither recorded nor reserved, by part."""
+    for labels, key, use in several:
+        with labels._ledger.turn():
+            uses = labels._draws.not_recorded(labels._uses(key, use))
+            labels._check_uses(uses, labels._rows(None))
+
+
+def reserve_together(
+    several: Sequence[tuple[PrivateLabels, str | None, Any]],
+    public: PublicInput[Any] | None = None,
+) -> Reservation:
+    """Reserves uses of parts of one vault, as ``PrivateLabels.reserve``.
+
+    A key of None stands for the next draw without a key.
+    """
+    first = several[0][0]
+    chosen = public_input(public, *(labels._chosen_by for labels, *_ in several))
+    with first._ledger.turn():
+        uses = [use for labels, key, use in several for use in labels._uses(key, use)]
+        return first._ledger.reserve(first._draws.not_recorded(uses), chosen.receipts)
 
 
 def charge_together(

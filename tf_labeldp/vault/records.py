@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
-import errno
 import functools
 import hashlib
 import io
@@ -86,6 +85,9 @@ class Record:
     made_of: tuple[Receipt, ...] = ()  # receipts of the public input, or of the weights
     release: dict[str, Any] | None = None  # an engine's: `name`, and `binding` at registration
     weights: tuple[str, ...] = ()  # digests of a model's weights
+    # A reservation has the receipts of its uses in `made_of`: `plan`, and `holder`, the name of a
+    # process's lock; or `plan` and `given_back`, ids of receipts.
+    reservation: dict[str, Any] | None = None
     array_names: tuple[str, ...] = ()
     load: Callable[[], dict[str, np.ndarray]] = dict  # reads the arrays; none if forgotten
 
@@ -277,9 +279,12 @@ def give_name(temporary: pathlib.Path, target: pathlib.Path) -> None:
     except FileExistsError as error:
         raise FileExistsError(error.errno, error.strerror, str(target)) from None
     except OSError:
-        # Without hard links, two processes that write at the same time are not detected.
-        if os.path.lexists(target):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
+        # Without hard links, exclusive creation claims the name. A process that is killed here
+        # leaves an empty file or folder.
+        if os.path.isdir(temporary):
+            os.mkdir(target)
+        else:
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         os.replace(temporary, target)
 
 

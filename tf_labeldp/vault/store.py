@@ -65,9 +65,23 @@ _RECORDS, _LAST = "records", "last-record"
 _PROJECT = "project.json"
 _FEW = 20
 """Fewer labels may well equal those of other examples."""
-_PLAIN_FIELDS = ("reason", "time", "actor", "mechanism", "public_digest", "release")
+_HOLDER = ".reserved-"
+"""The prefix of the lock files of processes with a reservation."""
+_RESERVATIONS = 4
+"""The format of records of reservations, which 0.3 refuses: it would spend what is reserved."""
+_PLAIN_FIELDS = ("reason", "time", "actor", "mechanism", "public_digest", "release", "reservation")
 """Fields of a record that JSON stores unchanged."""
-_ERASED = ("PRIVATE-*", f"{KEY_FILE}*", "ids-digest", SUMS, "networks", "stages", ".*.tmp", *OF_0_2)
+_ERASED = (
+    "PRIVATE-*",
+    f"{KEY_FILE}*",
+    "ids-digest",
+    SUMS,
+    "networks",
+    "stages",
+    ".*.tmp",
+    f"{_HOLDER}*",
+    *OF_0_2,
+)
 """Files that ``forget`` erases, with the arrays of all records; others are left untouched."""
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 """Names of the temporary files of ``publish``; a killed process may leave one behind."""
@@ -105,6 +119,7 @@ class LabelStore:
         self._label_set: str | None = None
         self._arrivals: list[tuple[dict[str, Any], Arrival]] = []  # as the header had them
         self.num_labels = 0  # as the header had it at the last reading of records
+        self.is_forgotten = False  # as the header had it, too
 
     def exists(self) -> bool:
         """Returns whether the folder has a store."""
@@ -388,6 +403,46 @@ class LabelStore:
         finally:
             lock.release()
 
+    def hold(self, holder: str) -> Any:
+        """Returns a lock of this name, which is free when this process ends; None without locks."""
+        lock = self._lock_of(holder)
+        try:
+            lock.acquire()
+        except (NotImplementedError, OSError):
+            self._holder_file(holder).touch()
+            return None
+        return lock
+
+    def is_held(self, holder: str) -> bool | None:
+        """Returns whether a running process holds the lock of this name; None without locks."""
+        import filelock
+
+        if not self._holder_file(holder).exists():
+            return False
+        lock = self._lock_of(holder)
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            return True
+        except (NotImplementedError, OSError):
+            return None
+        lock.release()
+        return False
+
+    def remove_holder(self, holder: str) -> None:
+        """Removes the file of a lock whose process has ended."""
+        with contextlib.suppress(OSError):
+            self._holder_file(holder).unlink()
+
+    def _holder_file(self, holder: str) -> pathlib.Path:
+        return self.path / f"{_HOLDER}{holder}"
+
+    def _lock_of(self, holder: str) -> Any:
+        import filelock
+
+        path = self._holder_file(holder)
+        return filelock.FileLock(path, timeout=0, mode=0o600, thread_local=False)
+
     def upgrade(self) -> None:
         """Brings an existing store of version 0.2 to the present format, files and key included."""
         is_old = self.exists() and self.header()["format"] != FORMAT
@@ -412,10 +467,11 @@ class LabelStore:
         """Returns the records since the last call; called within ``locked``."""
         header = self.header()
         self.num_labels = header["num_labels"]
+        self.is_forgotten = "forgotten" in header
         # This file is read first: records may be ahead of it, after a kill or during a write.
         number, digest = self._read_last()
         self._digests = self._digests or [header["label_set"]]
-        records = self._read_on("forgotten" in header)
+        records = self._read_on(self.is_forgotten)
         if number > len(self._receipts):
             raise LabelStoreError(
                 f"The store {self.path} lacks record {len(self._receipts)}, of {number}, and with "
@@ -443,7 +499,7 @@ class LabelStore:
         content = npz(arrays, compressed="indices" in arrays) if arrays else b""
         budget = record.budget
         fields = {
-            "format": FORMAT,
+            "format": _RESERVATIONS if record.reservation else FORMAT,
             "version": __version__,
             "number": number,
             **{name: getattr(record, name) for name in _PLAIN_FIELDS if getattr(record, name)},
@@ -479,7 +535,7 @@ class LabelStore:
         digest, _, text = line.rstrip(b"\n").partition(b" ")
         try:
             fields = json.loads(text)
-            if fields["format"] > FORMAT:
+            if fields["format"] > _RESERVATIONS:
                 raise _unknown_format(path, fields["format"])
             if not line.endswith(b"\n") or fields["number"] != number:
                 raise damaged(path)

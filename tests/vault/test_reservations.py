@@ -1,0 +1,209 @@
+"""Uses that are reserved together: all are within the budget, or none is reserved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
+from tf_labeldp.cli import main
+from tf_labeldp.mechanisms import HistogramMechanism, LaplaceMechanism, RandomizedResponse
+from tf_labeldp.vault import LabelStoreError, PrivateLabels, Reservation, give_back
+from tf_labeldp.vault.records import DrawSettingsError
+
+Y = np.arange(60) % 2
+
+
+def rr(epsilon):
+    return RandomizedResponse(epsilon, 2)
+
+
+def vault(store=None, epsilon=1.0, delta=0.0, **more):
+    return PrivateLabels(Y, 2, budget=PrivacyBudget(epsilon, delta), store=store, **more)
+
+
+@pytest.fixture(params=["memory", "store"])
+def labels(request, tmp_path):
+    return vault(tmp_path / "s" if request.param == "store" else None)
+
+
+class TestReserve:
+    @pytest.mark.holds("vault.PrivateLabels.reserve")
+    def test_all_or_none(self, labels):
+        with pytest.raises(BudgetExceededError, match="Nothing was drawn"):
+            labels.reserve({"a": rr(0.75), "b": rr(0.5)})
+        assert (labels.remaining(), len(labels.history())) == (1.0, 0)
+        with labels.reserve({"a": rr(0.75), "b": rr(0.25)}):
+            assert labels.remaining() == 0.0
+
+    @pytest.mark.holds("vault.Reservation")
+    def test_nothing_else_spends_what_is_reserved(self, labels):
+        with labels.reserve({"a": rr(0.5), "b": rr(0.25)}):
+            for use in (
+                lambda: labels.randomize(rr(0.3), key="other"),
+                lambda: labels.release(HistogramMechanism(0.3, 2), key="other"),
+                lambda: labels.charge(Charge.of(rr(0.3)), what="other"),
+                lambda: labels.check_budget(rr(0.3)),
+                lambda: labels.reserve({"c": rr(0.3)}),
+            ):
+                with pytest.raises(BudgetExceededError, match=r"0\.75 with what is reserved"):
+                    use()
+            labels.randomize(rr(0.25), key="other")
+            labels.randomize(rr(0.5), key="a")
+            labels.randomize(rr(0.25), key="b")
+        assert labels.guarantee().epsilon == 1.0 and labels.remaining() == 0.0
+
+    @pytest.mark.holds("vault.Reservation")
+    def test_parts_become_charges_of_one_plan(self, labels):
+        with labels.reserve({"a": rr(0.5), "b": HistogramMechanism(0.25, 2), "c": rr(0.1)}):
+            labels.randomize(rr(0.5), key="a")
+            assert labels.guarantee().epsilon == 0.5
+            labels.release(HistogramMechanism(0.25, 2), key="b")
+        labels.randomize(rr(0.1), key="alone")
+        plans = {receipt.key: receipt.plan for receipt in labels.receipts}
+        assert plans["a"] == plans["b"] != "" and plans["alone"] == ""
+        assert labels.remaining() == pytest.approx(0.15)
+
+    def test_what_was_not_drawn_is_given_back_after_an_error(self, labels):
+        with pytest.raises(KeyError), labels.reserve({"a": rr(0.5), "b": rr(0.5)}):
+            labels.randomize(rr(0.5), key="a")
+            raise KeyError
+        assert (labels.guarantee().epsilon, labels.remaining()) == (0.5, 0.5)
+        labels.randomize(rr(0.5), key="other")
+
+    def test_history_and_remaining_show_it(self, labels):
+        with labels.reserve({"a": rr(0.5), "b": rr(0.25)}):
+            labels.randomize(rr(0.5), key="a")
+            drawn, reserved = labels.history()
+            assert (drawn.epsilon_so_far, drawn.key) == (0.5, "a")
+            assert reserved.what.endswith(", reserved") and reserved.key == "b"
+            assert (reserved.epsilon, reserved.epsilon_so_far) == (0.25, 0.5)
+            assert labels.remaining() == 0.25
+            assert labels.guarantee().epsilon == 0.5
+        assert [use.key for use in labels.history()] == ["a"]
+
+    def test_uses_without_a_key_are_found_by_their_cost(self, labels):
+        with labels.reserve({"a": rr(0.25), "epochs": [Charge.of(rr(0.25))] * 2}) as plan:
+            assert isinstance(plan, Reservation)
+            labels.randomize(rr(0.25))
+            labels.check_budget([Charge.of(rr(0.25))] * 2)
+            for _ in range(2):
+                labels.charge(Charge.of(rr(0.25)), what="an epoch")
+            assert labels.remaining() == 0.25
+        assert len({receipt.plan for receipt in labels.receipts}) == 1
+        assert labels.remaining() == 0.25
+
+    def test_a_named_use_with_other_settings_is_refused(self, labels):
+        with labels.reserve({"a": rr(0.25)}):
+            for use in (
+                lambda: labels.randomize(rr(0.5), key="a"),
+                lambda: labels.randomize(rr(0.25), [0, 1], key="a"),
+                lambda: labels.reserve({"a": rr(0.5)}),
+            ):
+                with pytest.raises(DrawSettingsError, match="as it was reserved"):
+                    use()
+        assert labels.remaining() == 1.0
+
+    def test_a_recorded_draw_is_not_reserved_again(self, labels):
+        labels.randomize(rr(0.5), key="a")
+        with labels.reserve({"a": rr(0.5), "b": rr(0.5)}):
+            labels.randomize(rr(0.5), key="a")
+            labels.randomize(rr(0.5), key="b")
+        with labels.reserve({"a": rr(0.5), "b": rr(0.5)}):
+            assert labels.remaining() == 0.0
+
+    def test_it_is_for_the_examples_of_a_part(self, labels):
+        first, second = labels.split(0.5)
+        with first.reserve({"a": rr(1.0)}), second.reserve({"b": rr(0.75)}):
+            assert (first.remaining(), second.remaining(), labels.remaining()) == (0.0, 0.25, 0.0)
+
+    def test_randomizers_and_heads(self):
+        y = np.arange(2000) % 2
+        x = np.random.default_rng(0).normal(size=(2000, 3)) + y[:, np.newaxis]
+        labels = PrivateLabels(y, 2, budget=PrivacyBudget(3.0, 1e-5))
+        clusters = ldp.ClusterRandomizedResponse.for_epsilon(1.0, 2)
+        head, boosting = ldp.PrivateRidge(1.0, 1e-5), ldp.PrivateBoosting(0.5)
+        with labels.reserve({"c": clusters, "head": head, "boosting": boosting}):
+            with pytest.raises(BudgetExceededError):
+                labels.randomize(rr(1.0), key="other")
+            head.fit(x, labels)
+            boosting.fit(x, labels)
+            labels.randomize(clusters, clusters=y, key="c")
+        receipts = labels.receipts
+        assert len(receipts) == 4 and len({receipt.plan for receipt in receipts}) == 1
+
+    def test_receipts_of_inputs_count_with_the_first_use(self):
+        encoder_of = vault(epsilon=2.0)
+        noisy = encoder_of.randomize(rr(0.5))
+        prior = ldp.accounting.public_input(noisy).with_value([0.5, 0.5])
+        labels = vault()
+        uses = {"a": ldp.LabelRandomizer(0.5, values=(0.0, 1.0), prior=prior)}
+        numbers = PrivateLabels(Y, low=0, high=1, budget=PrivacyBudget(1.0))
+        with numbers.reserve(uses):
+            assert numbers.remaining() == 0.0 and numbers.guarantee().epsilon == 0.0
+        assert numbers.remaining() == 1.0
+        with labels.reserve({"a": rr(0.5)}):
+            pass
+        assert labels.receipts == ()
+
+
+class TestProcesses:
+    def test_another_handle_sees_it(self, tmp_path):
+        first, second = vault(tmp_path / "s"), PrivateLabels(Y, 2, store=tmp_path / "s")
+        with first.reserve({"a": rr(0.75)}):
+            assert second.remaining() == 0.25
+            assert second.history()[0].key == "a"
+            with pytest.raises(BudgetExceededError):
+                second.randomize(rr(0.5))
+        assert second.remaining() == 1.0
+
+    def test_two_calls_of_one_name_share_it(self, tmp_path):
+        first, second = vault(tmp_path / "s"), PrivateLabels(Y, 2, store=tmp_path / "s")
+        uses = {"a": rr(0.5), "b": rr(0.5)}
+        with second.reserve(uses):
+            with pytest.raises(KeyError), first.reserve(uses):
+                first.randomize(rr(0.5), key="a")
+                raise KeyError
+            # The other call goes on.
+            assert second.remaining() == 0.0
+            second.randomize(rr(0.5), key="b")
+        assert second.guarantee().epsilon == 1.0
+
+    def test_stores_of_a_project_see_it(self, tmp_path):
+        visits, drugs = (vault(tmp_path / "p" / name, project=True) for name in ("visits", "drugs"))
+        with visits.reserve({"a": rr(0.75)}):
+            assert drugs.remaining() == 0.25
+            with pytest.raises(BudgetExceededError):
+                drugs.reserve({"b": rr(0.5)})
+            visits.randomize(rr(0.75), key="a")
+        assert (drugs.remaining(), drugs.guarantee().epsilon) == (0.25, 0.75)
+
+    def test_a_running_one_is_not_given_back_by_the_command(self, tmp_path):
+        labels = vault(tmp_path / "s")
+        with labels.reserve({"a": rr(0.75)}):
+            with pytest.raises(LabelStoreError, match="of a running one"):
+                give_back(tmp_path / "s")
+        assert give_back(tmp_path / "s") == []
+        assert main(["give-back", str(tmp_path / "s")]) == 0
+        assert not list((tmp_path / "s").glob(".reserved-*"))
+
+
+def test_another_use_between_two_releases_changes_nothing(tmp_path, monkeypatch):
+    """The second handle of the store spends between the two releases of a randomizer."""
+    y = np.random.default_rng(0).uniform(0, 50, 500)
+    labels = PrivateLabels(y, low=0, high=50, budget=PrivacyBudget(1.0), store=tmp_path / "s")
+    other = PrivateLabels(y, low=0, high=50, store=tmp_path / "s")
+    release, refused = PrivateLabels.release, []
+
+    def spend(self, *arguments, **keywords):
+        found = release(self, *arguments, **keywords)
+        if self is labels:
+            with pytest.raises(BudgetExceededError):
+                other.randomize(LaplaceMechanism(0.5, 0.0, 50.0), key="other")
+            refused.append(True)
+        return found
+
+    monkeypatch.setattr(PrivateLabels, "release", spend)
+    labels.randomize(ldp.LabelRandomizer(1.0))
+    assert refused and labels.guarantee().epsilon == 1.0
