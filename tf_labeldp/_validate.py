@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from tf_labeldp._columns import column, numbers_of, type_in_words
+
 PRIOR_SUM_TOLERANCE = 1e-4
 """Tolerance for the sum of a prior: a float32 softmax of many classes stays within it."""
 
@@ -119,25 +121,17 @@ def number_range(low: Any, high: Any) -> tuple[float, float]:
 
 def real_vector(name: str, values: Any) -> np.ndarray:
     """Returns a copy of numbers, infinities included, as ``float64`` (n,)."""
-    array = np.asarray(values)
+    array = numbers_of(column(values, name))
     if array.ndim != 1:
         raise ValueError(
             f"{name} must have shape (n,), got shape {array.shape}. Flatten a column with .ravel()."
         )
-    if array.dtype.kind == "O" and all(isinstance(entry, numbers.Real) for entry in array):
-        array = array.astype(np.float64)
     if array.dtype.kind not in "iuf":
         raise TypeError(
-            f"{name} must be numbers, got dtype {array.dtype}. Cast them with .astype('float64')."
+            f"{name} must be numbers, got {type_in_words(array)}. Cast them with "
+            ".astype('float64')."
         )
-    array = array.astype(np.float64)
-    missing = int(np.count_nonzero(np.isnan(array)))
-    if missing:
-        raise ValueError(
-            f"{name} must be numbers, but {missing} of {array.size} are NaN. Leave these examples "
-            "out, or fill them in, by a rule that does not use labels."
-        )
-    return array
+    return array.astype(np.float64)
 
 
 def numbers_in_range(name: str, values: Any, low: float, high: float) -> np.ndarray:
@@ -146,7 +140,7 @@ def numbers_in_range(name: str, values: Any, low: float, high: float) -> np.ndar
     ``float32`` numbers may equal the rounded ends: 0.1 is larger as a ``float32``.
     """
     array = real_vector(name, values)
-    if np.asarray(values).dtype == np.float32:
+    if getattr(values, "dtype", None) == np.float32:
         for end in (low, high):
             array = np.where(array == float(np.float32(end)), end, array)
     wrong = int(np.count_nonzero((array < low) | (array > high)))
@@ -176,22 +170,9 @@ def increasing_numbers(name: str, values: Any) -> np.ndarray:
     return array
 
 
-def column_array(column: Any) -> np.ndarray:
-    """Returns a column of NumPy, pandas, Polars or Arrow as an array."""
-    # For a missing entry of an Arrow dictionary, NumPy would read its first value.
-    if is_arrow_dictionary(column):
-        return np.array(column.to_pylist(), object)
-    return np.asarray(column)
-
-
-def is_arrow_dictionary(column: Any) -> bool:
-    """Returns whether a column is an Arrow array of categories."""
-    return hasattr(getattr(column, "type", None), "index_type")
-
-
 def class_indices(name: str, labels: Any, num_classes: int) -> np.ndarray:
     """Returns integer labels 0..num_classes-1 as ``int64`` (n,)."""
-    array = np.asarray(labels)
+    array = column(labels, name)
     if array.ndim != 1:
         raise ValueError(
             f"{name} must have shape (n,), got shape {array.shape}. Turn one-hot labels into "
@@ -199,7 +180,7 @@ def class_indices(name: str, labels: Any, num_classes: int) -> np.ndarray:
         )
     if array.dtype.kind not in "iu" and array.size:
         raise TypeError(
-            f"{name} must be integers 0..{num_classes - 1}, got dtype {array.dtype}. Cast whole "
+            f"{name} must be integers 0..{num_classes - 1}, got {type_in_words(array)}. Cast whole "
             "numbers with .astype('int64'). For names give PrivateLabels classes=[...] in place of "
             "num_classes."
         )
@@ -238,7 +219,7 @@ def group_numbers(
 
 def group_vector(name: str, values: Any, size: int, letter: str = "C") -> np.ndarray:
     """Returns the public group of each of ``size`` labels as ``int64`` (n,)."""
-    array = np.asarray(values)
+    array = column(values, name)
     if array.shape != (size,):
         raise ValueError(f"{name} must have shape ({size},), one per label, got {array.shape}.")
     return group_numbers(name, array, letter)

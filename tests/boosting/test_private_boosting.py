@@ -199,7 +199,13 @@ def test_weights_of_examples_and_classes(library):
 BAD_INPUT = {
     "library": ({"library": "xgboost"}, TABLE, BINARY, {}, "library must be"),
     "rows": ({}, {k: v[:-1] for k, v in TABLE.items()}, BINARY, {}, "expected 1499 labels"),
-    "weights": ({}, TABLE, BINARY, {"sample_weight": -np.ones(N)}, "sample_weight must have 1500"),
+    "weights": (
+        {},
+        TABLE,
+        BINARY,
+        {"sample_weight": -np.ones(N)},
+        "sample_weight of finite numbers, at least zero",
+    ),
     "class weights": ({"class_weight": {5: 2.0}}, TABLE, BINARY, {}, "class_weight must be"),
     "constant": ({}, {"age": np.ones(N)}, BINARY, {}, "constant columns alone"),
     "range": (

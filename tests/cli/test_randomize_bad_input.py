@@ -286,7 +286,11 @@ MALFORMED = "has another form; give JSON {"
                 ("p.json", "[0.5, 0.5]", MALFORMED),
                 ("p.json", '{"values": [1, 2], "probabilities": [1]}', "must have shape (2,)"),
                 ("p.json", '{"values": [1, "x"], "probabilities": [0.5, 0.5]}', MALFORMED),
-                ("p.json", '{"values": [1, NaN], "probabilities": [0.5, 0.5]}', "are NaN"),
+                (
+                    "p.json",
+                    '{"values": [1, NaN], "probabilities": [0.5, 0.5]}',
+                    "1 of 4 values are",
+                ),
                 ("p.json", '{"values": [1, 1], "probabilities": [0.5, 0.5]}', "increasing"),
                 ("p.json", '{"values": [1, 200], "probabilities": [0.5, 0.5]}', "1 values outside"),
                 ("p.json", '{"values": [1, 2], "probabilities": [0.5, 0.6]}', "row 0 sums to 1.1"),

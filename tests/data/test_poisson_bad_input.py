@@ -33,7 +33,7 @@ def labels_with(value: Any) -> np.ndarray:
         ({"steps": 0}, ValueError, "steps must be at least 1, got 0"),
         ({"buffer_size": 9}, ValueError, "at least the mean batch, 10, got 9.* Leave it out"),
         ({"labels": LABELS[1:]}, ValueError, "expected 20 labels, one per row, got 19"),
-        ({"labels": labels_with(np.nan)}, ValueError, "but some are not.*rule that"),
+        ({"labels": labels_with(np.nan)}, ValueError, "1 of 20 labels are missing.*rule that"),
         ({"labels": labels_with(1e300)}, ValueError, "finite labels .float32., but some"),
         ({"labels": LABELS.astype(str)}, TypeError, "vault or an array of numbers.*classes="),
         ({"features": FEATURES[:0], "labels": LABELS[:0]}, ValueError, "hold no rows"),
@@ -71,7 +71,7 @@ def labels_with(value: Any) -> np.ndarray:
         ({"users": USERS[1:]}, ValueError, rf"users of shape \({N},\)"),
         ({"users": USERS, "max_examples_per_user": 0}, ValueError, "at least 1, got 0"),
         ({"users": None}, ValueError, "Give both"),
-        ({"users": np.where(USERS == 2, np.nan, USERS)}, ValueError, f"5 of {N} are None or NaN"),
+        ({"users": np.where(USERS == 2, np.nan, USERS)}, ValueError, f"5 of {N} users are missing"),
         ({"users": USERS, "sampling_probability": 0.2}, ValueError, r"on average, got 0\.8"),
     ],
 )

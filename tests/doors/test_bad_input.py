@@ -199,7 +199,7 @@ vault("an epsilon below zero", ValueError, "epsilon", lambda v: v().evaluate(Y, 
 vault(
     "None among labels",
     (TypeError, ValueError),
-    "1 of 120 are missing",
+    "1 of 120 labels are missing",
     lambda v: v([None, *Y[1:].tolist()]),
 )
 vault("nothing more", ValueError, "at least one", lambda v: v().extend([]))
@@ -812,7 +812,7 @@ sets(
 sets(
     "predictions with a hole",
     ValueError,
-    "NaN",
+    "1 of 120 predictions are missing",
     lambda v: ldp.conformal(lambda x: NAN, (X, v.numbers()), 0.3, 1.0),
 )
 sets(

@@ -305,7 +305,7 @@ BAD = {
     "alibi-classes": ((LAPLACE, ROWS[:, :3]), ValueError, r"shape \(n, 4\), got \(31, 3\)"),
     "alibi-nan": ((LAPLACE, ROWS * np.nan), ValueError, "must be finite, but 124 of 124 entries"),
     "strange": ((BINS, (0.5, 0.75, 0.75), NUMBERS), ValueError, "2 of 3 .* are impossible for RRO"),
-    "nan": ((BINS, (0.5, np.nan), NUMBERS), ValueError, "must be numbers, but 1 of 2"),
+    "nan": ((BINS, (0.5, np.nan), NUMBERS), ValueError, "1 of 2 noisy_labels are missing"),
     "outside": (
         (BINS, [0.5], Priors(PRIOR, values=VALUES + 1.0)),
         ValueError,

@@ -175,8 +175,8 @@ def test_the_front_door_passes_weights_on():
 
 
 BAD = {
-    "length": ({}, WEIGHTS[1:], "must have 600 weights.*got shape"),
-    "negative": ({}, -1.0 * WEIGHTS, "of zero or more"),
+    "length": ({}, WEIGHTS[1:], r"expected sample_weight of shape \(600,\).*got \(599,\)"),
+    "negative": ({}, -1.0 * WEIGHTS, "at least zero"),
     "infinite": ({}, np.where(WEIGHTS > 2, np.inf, 1.0), "finite"),
     "all zero": ({}, 0.0 * WEIGHTS, "not all zero"),
     "class": ({"class_weight": {7: 2.0}}, None, "class_weight must be 'balanced' or"),

@@ -41,7 +41,7 @@ BAD_CLASSES = {
     "negative": (np.array([-1, -2, 0]), ValueError, r"must lie in 0..3, but 2 of 3 do not"),
     "float": (np.array([0.0, 1.0]), TypeError, "must be integers 0..3, got dtype float64"),
     "bool": (np.array([True]), TypeError, "must be integers 0..3, got dtype bool"),
-    "text": (["987654"], TypeError, "must be integers 0..3, got dtype <U6.*classes="),
+    "text": (["987654"], TypeError, "must be integers 0..3, got texts.*classes="),
     "one-hot": (np.eye(4, dtype=int), ValueError, r"shape \(n,\), got shape \(4, 4\).*argmax"),
 }
 
@@ -150,8 +150,8 @@ BAD_NUMBERS = {
     "above": ([0, 1, 987654], ValueError, r"must lie in \[0, 400\], but 1 of 3 do not.*clip"),
     "below": ([-1e-3, -2.0, 3.0], ValueError, r"but 2 of 3 do not"),
     "infinite": ([np.inf, -np.inf], ValueError, "but 2 of 2 do not"),
-    "nan": ([np.nan, 987654, 2], ValueError, "1 of 3 are NaN"),
-    "text": (["987654"], TypeError, "must be numbers, got dtype <U6"),
+    "nan": ([np.nan, 987654, 2], ValueError, "1 of 3 labels are missing"),
+    "text": (["987654"], TypeError, "must be numbers, got texts"),
     "object": (np.array([987654], dtype=object), ValueError, "but 1 of 1 do not"),
     "other object": (np.array([{}], dtype=object), TypeError, "must be numbers, got dtype object"),
     "column": (np.full((3, 1), 987654), ValueError, r"shape \(n,\), got shape \(3, 1\).*ravel"),

@@ -160,7 +160,7 @@ def test_epsilon_at_its_ends():
     ("values", "prior", "loss", "message"),
     [
         ([], [], "squared_error", "values must have at least one number"),
-        ([0.0, np.nan], [0.5, 0.5], "squared_error", "1 of 2 are NaN"),
+        ([0.0, np.nan], [0.5, 0.5], "squared_error", "1 of 2 values are missing"),
         ([0.0, np.inf], [0.5, 0.5], "squared_error", "values must be finite"),
         ([0.0, 1.0], [0.5], "squared_error", r"probabilities must have shape \(2,\)"),
         ([0.0, 1.0], [0.5, 0.6], "squared_error", "must sum to one"),

@@ -305,7 +305,7 @@ def test_models_train_on_all_weeks(response):
     [
         (lambda v: v.extend([]), ValueError, "at least one more example, got none"),
         (lambda v: v.extend([5]), ValueError, r"labels must"),
-        (lambda v: v.extend([None, 1]), ValueError, r"1 of 2 are missing.*unlabelled="),
+        (lambda v: v.extend([None, 1]), ValueError, r"1 of 2 labels are missing.*unlabelled="),
         (lambda v: v.extend([1], rows=[3]), ValueError, "1 of 1 have one"),
         (lambda v: v.extend([1], rows=[100]), ValueError, r"indices must lie in 0\.\.99"),
         (lambda v: v.extend([1, 2], rows=[7]), ValueError, "got 2 labels and 1 rows"),

@@ -77,13 +77,13 @@ def test_labels_outside_the_range():
         ([1.0], {"low": None}, ValueError, "needs both ends, got low=None, high=400"),
         ([1.0], {"high": None}, ValueError, "needs both ends"),
         ([1.0], {"classes": [1, 2]}, ValueError, "classes together with low and high"),
-        ([SECRET, np.nan], {}, ValueError, "1 of 2 are NaN"),
+        ([SECRET, np.nan], {}, ValueError, "1 of 2 labels are missing"),
         ([[SECRET]], {}, ValueError, r"shape \(1, 1\)"),
-        ([str(SECRET)], {}, TypeError, "labels must be numbers, got dtype <U"),
+        ([str(SECRET)], {}, TypeError, "labels must be numbers, got texts"),
         ([True, False], {}, TypeError, "labels must be numbers, got dtype bool"),
-        ([SECRET, None], {}, ValueError, "labels must be numbers, but 1 of 2 are NaN"),
+        ([SECRET, None], {}, ValueError, "1 of 2 labels are missing"),
         ([SECRET, {}], {}, TypeError, "labels must be numbers, got dtype object"),
-        (np.ma.array([1.0, SECRET], mask=[0, 1]), {}, ValueError, "labels are masked"),
+        (np.ma.array([1.0, SECRET], mask=[0, 1]), {}, ValueError, "1 of 2 labels are missing"),
     ],
 )
 def test_bad_labels_and_ranges(labels, arguments, error, message):

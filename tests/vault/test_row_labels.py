@@ -154,9 +154,14 @@ def test_bad_rows_are_refused_and_not_shown():
         ([0, 1, 1], {}, ValueError, r"shape \(n, 3\).*got \(3,\)"),
         (ROWS[:, :2], {}, ValueError, r"got \(100, 2\).*number of columns"),
         ([[0, 1, SECRET]], {}, ValueError, "zeros and ones, but 1 of 3 are not"),
-        ([[0, np.nan, 1.0]], {}, ValueError, "1 of 3 are not"),
+        ([[0, np.nan, 1.0]], {}, ValueError, "1 of 3 labels are missing"),
         ([["0", "1", str(SECRET)]], {}, TypeError, "zeros and ones, got dtype <U"),
-        (np.ma.array([[0, 1, SECRET]], mask=[[0, 0, 1]]), {}, ValueError, "labels are masked"),
+        (
+            np.ma.array([[0, 1, SECRET]], mask=[[0, 0, 1]]),
+            {},
+            ValueError,
+            "1 of 3 labels are missing",
+        ),
         (ROWS, {"num_classes": 2}, ValueError, "classes together with num_labels"),
         (ROWS, {"low": 0.0, "high": 1.0}, ValueError, "low and high together with num_labels"),
     ]:

@@ -255,10 +255,13 @@ def test_a_project_does_not_add_costs_by_label_to_those_by_user(tmp_path: pathli
 
 WRONG = {
     "another length": ({"users": USERS[1:]}, "expected users of shape"),
-    "tuples": ({"users": [(1, 2)] * N}, "Turn tuples into texts"),
-    "None": ({"users": [None, *USERS[1:]]}, "1 of 11 are None or NaN"),
-    "NA of pandas": ({"users": pd.array(["a"] * (N - 1) + [None], "string")}, "1 of 11 are None"),
-    "NaN": ({"users": np.where(np.arange(N) < 2, np.nan, 1.0)}, "2 of 11 are None or NaN"),
+    "rows": ({"users": [[1, 2]] * N}, "expected users of shape"),
+    "None": ({"users": [None, *USERS[1:]]}, "1 of 11 users are missing"),
+    "NA of pandas": (
+        {"users": pd.array(["a"] * (N - 1) + [None], "string")},
+        "1 of 11 users are missing",
+    ),
+    "NaN": ({"users": np.where(np.arange(N) < 2, np.nan, 1.0)}, "2 of 11 users are missing"),
     "k alone": ({"users": None, "max_examples_per_user": 2}, "Give both"),
     "k of zero": ({"max_examples_per_user": 0}, "max_examples_per_user"),
 }

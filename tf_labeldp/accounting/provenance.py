@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from tf_labeldp._columns import unmasked
 from tf_labeldp._validate import counted
 from tf_labeldp.accounting._annotations import Public, Setting
 from tf_labeldp.accounting._guarantee import Assumption
@@ -164,7 +165,7 @@ def public_input(*values: Public[Any]) -> PublicInput:
         if layers_of(part) or own_weights(part):
             layers.append(part)
     found += map(_receipts_of_layer, layers)
-    inside = tuple(map(bare, values))
+    inside = tuple(unmasked(bare(value)) for value in values)
     return PublicInput(inside[0] if len(inside) == 1 else inside, merge_receipts(*found))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
+from tf_labeldp._columns import column, numbers_of, weights_of
 from tf_labeldp.accounting import Private, Public, Setting, public_input
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.data._row_source import RowSource, kept_dtype
@@ -519,23 +520,12 @@ def checked_sample_weight(weights: Any, num_rows: int) -> np.ndarray | None:
     """Returns public weights as ``float32`` (n,); None if there are none."""
     if weights is None:
         return None
-    if isinstance(weights, (dict, tuple)):
+    if isinstance(weights, dict) or (isinstance(weights, tuple) and any(map(np.ndim, weights))):
         raise ValueError(
             "expected one sample_weight per example, got weights by output. Weigh outputs by "
             "loss_weights, and classes by class_weight."
         )
-    array = np.asarray(weights)
-    if array.shape != (num_rows,):
-        raise ValueError(
-            f"expected sample_weight of shape ({num_rows},), one row per example, got "
-            f"{array.shape}."
-        )
-    if array.dtype.kind not in "biuf" or not np.all(np.isfinite(array) & (array >= 0.0)):
-        raise ValueError(
-            "expected sample_weight of finite numbers, at least zero, got others. Mend them, "
-            "without looking at labels."
-        )
-    return array.astype(np.float32)
+    return weights_of(weights, num_rows).astype(np.float32)
 
 
 def check_class_weight(class_weight: Any) -> None:
@@ -550,7 +540,7 @@ def check_class_weight(class_weight: Any) -> None:
 
 def _checked_labels(labels: Any) -> np.ndarray:
     """Returns a copy of labels without a vault; errors show none of them."""
-    array = np.atleast_1d(np.array(labels.numpy() if hasattr(labels, "numpy") else labels))
+    array = np.atleast_1d(np.array(numbers_of(column(labels, "labels"))))
     if array.dtype.kind not in "biuf":
         raise TypeError(
             f"expected labels in a PrivateLabels vault or an array of numbers, got dtype "

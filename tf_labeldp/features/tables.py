@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_labeldp import _validate
+from tf_labeldp import _columns
 from tf_labeldp.accounting import Public
 from tf_labeldp.accounting.provenance import bare
 
@@ -25,7 +25,11 @@ _MISSING_TYPES = frozenset(["NoneType", "NAType", "NaTType"])
 
 
 def as_table(inputs: Any) -> Any:
-    """Returns a table that is read by column: a lazy frame is collected, records become columns."""
+    """Returns a table that is read by column: a lazy frame is collected, records become columns.
+
+    Masked entries of NumPy's arrays become missing ones.
+    """
+    inputs = _columns.unmasked(inputs)
     if hasattr(inputs, "collect") and hasattr(inputs, "collect_schema"):  # Polars's LazyFrame
         return inputs.collect()
     if type(inputs).__name__ == "RecordBatch":
@@ -85,10 +89,11 @@ def column_values(name: Any, column: Any) -> np.ndarray:
     texts, also if its categories are numbers, and so is a column of numbers and texts.
     """
     of_pandas = str(getattr(column, "dtype", "")).startswith(("category", "dictionary"))
-    is_category = of_pandas or _validate.is_arrow_dictionary(column)
+    is_category = of_pandas or hasattr(getattr(column, "type", None), "index_type")
     if isinstance(column, (list, tuple)) and any(isinstance(entry, str) for entry in column):
         column = _objects(list(column))  # NumPy would turn its numbers into texts
-    array = _validate.column_array(column.astype(object) if of_pandas else column)
+    column = column.astype(object) if of_pandas else column
+    array = np.asarray(column) if isinstance(column, (list, tuple)) else _columns.entries(column)
     kind = array.dtype.kind
     if array.ndim != 1 or kind in "biuf":
         return array

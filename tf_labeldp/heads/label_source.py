@@ -18,6 +18,7 @@ import numpy as np
 from sklearn.utils import column_or_1d
 
 from tf_labeldp import _validate
+from tf_labeldp._columns import entries
 from tf_labeldp.accounting import PrivacyBudget, PublicInput
 from tf_labeldp.accounting.gaussian import gaussian_share
 from tf_labeldp.accounting.receipts import (
@@ -137,10 +138,10 @@ def mechanism_for_users(labels: PrivateLabels, mechanism: Any) -> Any:
 
 def as_vector(labels: Any) -> Any:
     """Returns labels (n,) for a column (n, 1), with scikit-learn's warning."""
-    array = np.asarray(labels)
+    array = entries(labels)
     if array.ndim == 2 and array.shape[1] == 1:
         return column_or_1d(array, warn=True)
-    return labels if hasattr(labels, "__len__") else array
+    return array
 
 
 def refuse_worker_processes() -> None:

@@ -9,21 +9,16 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp._columns import weights_of
 
 
 def example_weights(weights: Any, num_rows: int | None) -> np.ndarray | None:
     """Returns weights (n,) with mean one, or None; ``num_rows`` is None if it is not known yet."""
     if weights is None:
         return None
-    weights = _validate.real_vector("sample_weight", weights)
-    is_length = num_rows is None or len(weights) == num_rows
-    if not is_length or not np.isfinite(weights).all() or not weights.any() or weights.min() < 0.0:
-        expected = "one weight per example" if num_rows is None else f"{num_rows} weights"
-        raise ValueError(
-            f"sample_weight must have {expected}, finite, of zero or more, and not all zero, got "
-            f"shape {weights.shape}, from {weights.min(initial=0.0):g} to "
-            f"{weights.max(initial=0.0):g}."
-        )
+    weights = weights_of(weights, num_rows)
+    if not weights.any():
+        raise ValueError("expected sample_weight that is not all zero, got zeros. Leave it out.")
     return weights / weights.mean()
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp._columns import column, weights_of
 from tf_labeldp.accounting import PublicInput, public_input
 from tf_labeldp.estimation import likelihoods
 from tf_labeldp.features import denoise_labels
@@ -85,7 +86,7 @@ def read_targets(
     labels, public = label_input.value, public_input(label_input, public)
     noisy = labels if isinstance(labels, NoisyLabels) else None
     rows = np.arange(num_rows) if noisy is None else noisy.indices
-    array = np.asarray(labels)
+    array = np.asarray(labels) if noisy is not None else column(labels, "labels")
     spread = 0.0
     if kind == "likelihoods" and clusters is None and _has_channel(noisy):
         array, spread = _likelihoods_of(noisy, array)
@@ -113,7 +114,8 @@ def read_targets(
             )
         kept = denoise_labels(array, clusters, num_classes).labelled
         rows, array = rows[kept], array[kept]
-    weights = _weights(sample_weight, num_rows)[rows]
+    weights = np.ones(num_rows) if sample_weight is None else weights_of(sample_weight, num_rows)
+    weights = weights.astype(np.float32)[rows]
     used = (weights > 0) & (array >= 0 if array.ndim == 1 else True)
     rows, weights = rows[used], weights[used]
     targets = _probabilities(array[used], num_classes)
@@ -140,18 +142,6 @@ def _likelihoods_of(noisy: NoisyLabels, array: np.ndarray) -> tuple[np.ndarray, 
     if spread >= _LEAST_SPREAD or noisy.are_sets:
         return found, spread
     return found.argmax(axis=1) if array.ndim == 2 else array, 0.0
-
-
-def _weights(sample_weight: Any, num_rows: int) -> np.ndarray:
-    if sample_weight is None:
-        return np.ones(num_rows, np.float32)
-    weights = np.asarray(sample_weight, np.float32)
-    if weights.shape != (num_rows,) or not np.all(np.isfinite(weights)) or weights.min() < 0:
-        raise ValueError(
-            f"sample_weight must have shape ({num_rows},) and finite numbers of at least 0, "
-            f"got shape {weights.shape}. Give one weight per image."
-        )
-    return weights
 
 
 def _probabilities(array: np.ndarray, num_classes: int) -> np.ndarray:

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from tf_labeldp._columns import check_one_kind, column
 from tf_labeldp.accounting import (
     Assumption,
     Charge,
@@ -702,16 +703,18 @@ def refuse_repeats(repeated: int, too_many: int, rows: int) -> None:
 
 def checked_ids(ids: Any) -> Any:
     """Returns ids as an Arrow array of whole numbers or texts, or raises."""
-    try:
-        array = ids if isinstance(ids, (pa.Array, pa.ChunkedArray)) else pa.array(ids)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
-        raise TypeError(
-            "ids must be all whole numbers or all text, got a mix. Turn them all into text."
-        ) from None
-    if pa.types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
-    if array.null_count:
-        raise ValueError(f"{array.null_count} of {len(array)} ids are missing. Give each an id.")
+    if isinstance(ids, (pa.Array, pa.ChunkedArray)):
+        array = ids.cast(ids.type.value_type) if pa.types.is_dictionary(ids.type) else ids
+        if array.null_count:
+            column(array, "ids")
+    else:
+        values = column(ids, "ids")
+        if values.ndim != 1:
+            raise ValueError(f"expected ids of shape (n,), one per row, got {values.shape}.")
+        check_one_kind(values, "ids")
+        array = pa.array(values.tolist() if values.dtype.kind in "OSb" else values)
+    if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
+        array = array.cast(pa.large_string())  # tensors of strings contain bytes
     if not (_are_texts(array) or pa.types.is_integer(array.type) or not len(array)):
         raise TypeError(
             f"ids must be whole numbers or text, got {array.type}. Turn them into text."

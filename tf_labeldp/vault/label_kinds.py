@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
+import datetime
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp._columns import Column, column, numbers_of
 from tf_labeldp.accounting import Charge, Private, Public, Setting
 from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.mechanisms import AggregateMechanism, ClassificationMechanism, RegressionMechanism
@@ -205,7 +206,7 @@ class Numbers(LabelKind):
         return 0.25 * (self.high - self.low) ** 2
 
     def encode(self, labels: Private[Any]) -> np.ndarray:
-        array = _numeric(labels)
+        array = _numbers(labels)
         if self.clip:
             return np.clip(_validate.real_vector("labels", array), self.low, self.high)
         return _validate.numbers_in_range("labels", array, self.low, self.high)
@@ -309,7 +310,7 @@ class Classes(LabelKind):
     def encode(self, labels: Private[Any]) -> np.ndarray:
         if self.names is None:
             return _validate.class_indices("labels", _whole_numbers(labels), self.num_classes)
-        return _codes(_as_array(labels), self.names)
+        return _codes(Column.of(labels), self.names)
 
     def decode(self, codes: Public[Any]) -> np.ndarray:
         return self.class_values[_validate.class_indices("codes", codes, self.num_classes)]
@@ -366,7 +367,9 @@ class Rows(LabelKind):
         return 0.25 * self.num_labels
 
     def encode(self, labels: Private[Any]) -> np.ndarray:
-        rows = _numeric(labels)
+        rows = _numbers(labels)
+        if rows.dtype.kind == "O" and all(isinstance(row, (list, tuple)) for row in rows):
+            rows = np.asarray(rows.tolist())
         if rows.ndim != 2 or rows.shape[1] != self.num_labels:
             raise ValueError(
                 f"labels must have shape (n, {self.num_labels}), a row of zeros and ones per "
@@ -421,38 +424,17 @@ class Rows(LabelKind):
         return np.zeros((size, self.num_labels), dtype=np.int64)
 
 
-def _as_array(labels: Any) -> Any:
-    if np.ma.is_masked(labels):
-        raise ValueError(
-            "some labels are masked. Leave those examples out, or fill them in, by a rule that "
-            "does not look at labels."
-        )
-    if hasattr(labels, "to_numpy"):  # a column of pandas, Polars or Arrow
-        return _validate.column_array(labels)
-    return labels.numpy() if hasattr(labels, "numpy") else labels
-
-
-def _numeric(labels: Any) -> Any:
-    """Returns objects that are numbers or missing as ``float64``, all other labels unchanged."""
-    array = np.asarray(_as_array(labels))
-    if array.dtype.kind == "O" and not any(isinstance(e, (str, bytes)) for e in array.flat):
-        with contextlib.suppress(TypeError, ValueError):
-            return array.astype(np.float64)
-    return array
+def _numbers(labels: Any) -> np.ndarray:
+    return numbers_of(column(labels, "labels"))
 
 
 def _whole_numbers(labels: Any) -> np.ndarray:
     """Returns labels, booleans and floats that are whole numbers as ``int64``."""
-    array = _numeric(labels)
-    if array.dtype.kind == "f":
-        if missing := int(np.count_nonzero(np.isnan(array))):
-            raise ValueError(
-                f"labels must be classes, but {missing} of {array.size} are missing. Leave them "
-                "out by a rule that does not use labels, or name them: PrivateLabels(unlabelled=)."
-            )
-        if not np.array_equal(np.trunc(array), array) or np.isinf(array).any():
-            return array
-    return array.astype(np.int64) if array.dtype.kind in "bf" else array
+    array = _numbers(labels)
+    is_whole = array.dtype.kind != "f" or np.array_equal(np.trunc(array), array)
+    if array.dtype.kind in "bf" and is_whole and not np.isinf(array).any():
+        return array.astype(np.int64)
+    return array
 
 
 def _object_array(values: Sequence[Any]) -> np.ndarray:
@@ -470,23 +452,32 @@ def class_array(classes: tuple[Hashable, ...]) -> np.ndarray:
     return _object_array(classes)
 
 
-def _codes(labels: Any, classes: tuple[Hashable, ...]) -> np.ndarray:
-    array = _object_array(labels) if isinstance(labels, (list, tuple)) else np.asarray(labels)
+def _codes(labels: Column, classes: tuple[Hashable, ...]) -> np.ndarray:
+    array = labels.values
     if array.ndim != 1:
         raise ValueError(f"labels must have shape (n,), got shape {array.shape}.")
-    lookup: dict[Hashable, int] = {value: code for code, value in enumerate(classes)}
+    lookup: dict[Hashable, int] = {_moment(value): code for code, value in enumerate(classes)}
     for name in [name for name in classes if isinstance(name, str)]:
         lookup.setdefault(name.encode(), lookup[name])  # tensors of strings contain bytes
     if array.dtype.kind == "O":  # objects may not be sortable
-        codes = np.fromiter((lookup.get(v, -1) for v in array), np.int64, array.size)
+        codes = np.fromiter((lookup.get(_moment(v), -1) for v in array), np.int64, array.size)
     else:
+        array = array.astype("M8[us]") if array.dtype.kind == "M" else array
         values, inverse = np.unique(array, return_inverse=True)
         codes = np.array([lookup.get(v, -1) for v in values.tolist()], np.int64)[inverse]
-    unknown = int(np.count_nonzero(codes < 0))
-    if unknown:
+    is_unknown = codes < 0
+    Column(array, labels.missing & is_unknown).complete("labels")
+    if unknown := int(np.count_nonzero(is_unknown)):
         raise ValueError(
             f"{unknown} of {array.size} labels are not among the {len(classes)} classes. Add the "
             "missing classes to classes=, check the type and spelling of the labels, or give low= "
             "and high= for continuous labels."
         )
     return codes
+
+
+def _moment(value: Any) -> Any:
+    """Returns a date as its first moment, as which arrays of NumPy hold it; others unchanged."""
+    if type(value) is datetime.date:
+        return datetime.datetime(value.year, value.month, value.day)
+    return value

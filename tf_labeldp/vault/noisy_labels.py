@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp._columns import unmasked
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import (
     Assumption,
@@ -371,7 +372,7 @@ class NoisyLabels:
         import tensorflow as tf
 
         _validate.one_of("targets", targets, _TARGETS)
-        features = bare(features)
+        features = unmasked(bare(features))
         rows = {np.shape(leaf)[:1] for leaf in tf.nest.flatten(features)}
         needed = int(self.indices.max(initial=-1)) + 1
         if len(rows) != 1 or () in rows or next(iter(rows))[0] < needed:

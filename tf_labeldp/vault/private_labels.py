@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp._columns import Column
 from tf_labeldp.accounting import (
     Assumption,
     Charge,
@@ -928,16 +929,12 @@ def _encoded(kind: LabelKind, labels: Any, unlabelled: Any) -> tuple[np.ndarray,
     if unlabelled is None:
         array = kind.encode(labels)
         return array, np.arange(len(array))
-    size = len(labels)
+    known = Column.of(labels)
+    size = len(known)
     rows = np.setdiff1d(np.arange(size), _checked_rows(unlabelled, size))
     array = kind.any_labels(size)
     if rows.size:
-        values = labels if isinstance(labels, (list, tuple)) else np.asarray(labels)
-        # A list keeps values of any type, such as tuples next to None.
-        if isinstance(values, (list, tuple)) or values.dtype.kind == "O":
-            array[rows] = kind.encode([values[row] for row in rows])
-        else:
-            array[rows] = kind.encode(values[rows])
+        array[rows] = kind.encode(known.take(rows))
     return array, rows
 
 

@@ -7,34 +7,17 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp._columns import check_one_kind, codes_of, column
 from tf_labeldp.accounting import Charge
 from tf_labeldp.mechanisms import AggregateMechanism
 from tf_labeldp.mechanisms.base import Mechanism, is_of_this_library
 
 
 def user_codes(users: Any, num_rows: int) -> np.ndarray:
-    """Returns users as numbers 0..U-1, ``int64`` (n,)."""
-    array = np.asarray(users.numpy() if hasattr(users, "numpy") else users)
-    if array.shape != (num_rows,):
-        raise ValueError(
-            f"expected users of shape ({num_rows},), got {array.shape}. Turn tuples into texts."
-        )
-    missing = sum(map(_is_missing, array.tolist()))
-    if missing:
-        raise ValueError(
-            f"expected a user for each row, but {missing} of {num_rows} are None or NaN. Give each "
-            "of these rows a new user, or leave them out, without looking at labels."
-        )
-    if array.dtype.kind != "O":
-        return np.unique(array, return_inverse=True)[1].astype(np.int64)
-    numbers = {user: code for code, user in enumerate(dict.fromkeys(array))}  # not sortable
-    return np.fromiter((numbers[user] for user in array), np.int64, array.size)
-
-
-def _is_missing(user: Any) -> bool:
-    # NaN and NaT do not equal themselves, and a comparison with NA is no truth value.
-    equals_itself = user == user
-    return user is None or not (isinstance(equals_itself, (bool, np.bool_)) and equals_itself)
+    """Returns users as numbers 0..U-1 in their sorted order, ``int64`` (n,)."""
+    values = column(users, "users", (num_rows,))
+    check_one_kind(values, "users")
+    return codes_of(values)
 
 
 def without_names(users: np.ndarray) -> np.ndarray:

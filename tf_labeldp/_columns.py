@@ -1,0 +1,268 @@
+"""One reader for columns of labels, users, ids and weights, in the containers of any library.
+
+Equal values give equal arrays, whatever contains them, and a missing entry is never read as a
+value: neither below a mask of NumPy, nor as the first category of an Arrow dictionary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import numbers
+from typing import Any
+
+import numpy as np
+
+_HINTS = {
+    "labels": "Leave them out by a rule that does not use labels, or name them: "
+    "PrivateLabels(unlabelled=).",
+    "users": "Give each of these rows a new user, or leave them out, without looking at labels.",
+    "ids": "Give each an id.",
+}
+"""What to do with missing entries, by the role of the column."""
+_FILL = "Fill them in, or leave these examples out, by a rule that does not use labels."
+_NEVER_MISSING = frozenset([str, bytes, int, bool])
+"""Types whose values are all present."""
+_NUMBERS = (numbers.Real, np.bool_)
+_KINDS: tuple[tuple[Any, str], ...] = (
+    (str, "texts"),
+    (bytes, "bytes"),
+    ((bool, np.bool_), "booleans"),
+    (numbers.Integral, "whole numbers"),
+    (numbers.Real, "numbers with fractions"),
+    ((datetime.datetime, np.datetime64), "times"),
+)
+"""Kinds of values, which differ as users and ids: 1 and "1" are two."""
+
+
+def column(values: Any, role: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """Returns a column as an array of its entries, which has no missing entry, or raises.
+
+    Args:
+        values: a list or tuple, an array of NumPy, masked or not, a column of pandas, Polars or
+            Arrow, or a tensor.
+        role: the name of the argument; ``"labels"``, ``"users"`` and ``"ids"`` have their own
+            advice.
+        shape: the expected shape; None for any.
+    """
+    return Column.of(values).complete(role, shape)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Column:
+    """The entries of a column, and which of them are missing.
+
+    Attributes:
+        values: the entries, in NumPy's type of them, or as objects; any value where missing.
+        missing: ``bool``, in the shape of ``values``.
+    """
+
+    values: np.ndarray
+    missing: np.ndarray
+
+    @classmethod
+    def of(cls, values: Any) -> Column:
+        """Reads a container; a ``Column`` stays as it is."""
+        if isinstance(values, Column):
+            return values
+        if isinstance(values, np.ma.MaskedArray):
+            mask: Any = np.ma.getmaskarray(values)
+            names = mask.dtype.names
+            mask = np.any([mask[name] for name in names], axis=0) if names else mask
+            array = entries(values.data)
+            if mask.any():  # What lies below a mask is never read.
+                array = array.astype("M8[us]") if array.dtype.kind == "M" else array
+                array = array.astype(object)
+                array[mask] = None
+            return cls(array, _missing_in(array))
+        # As objects, since large integers next to missing ones would become doubles.
+        if hasattr(values, "isna") and hasattr(values, "astype"):  # pandas
+            values = values.astype(object) if np.any(values.isna()) else values
+        elif hasattr(values, "is_null"):  # Arrow, or Polars
+            nulls = values.null_count
+            if nulls() if callable(nulls) else nulls:
+                to_list = "to_pylist" if hasattr(values, "to_pylist") else "to_list"
+                values = getattr(values, to_list)()
+        array = entries(values)
+        return cls(array, _missing_in(array))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def take(self, rows: np.ndarray) -> Column:
+        """Returns some entries, by their numbers."""
+        return Column(self.values[rows], self.missing[rows])
+
+    def complete(self, role: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
+        """Returns the entries; raises if some are missing, or for another shape."""
+        if shape is not None and self.values.shape != shape:
+            raise ValueError(
+                f"expected {role} of shape {shape}, one per example, got {self.values.shape}. Give "
+                "one entry for each row, in their order."
+            )
+        if missing := int(np.count_nonzero(self.missing)):
+            raise ValueError(
+                f"{missing} of {self.missing.size} {role} are missing. {_HINTS.get(role, _FILL)}"
+            )
+        return self.values
+
+
+def entries(values: Any) -> np.ndarray:
+    """Returns the entries of a container as an array; missing ones are NaN, NaT, None or NA."""
+    values = unmasked(values)
+    if isinstance(values, (list, tuple)):
+        return _array_of(values)
+    if hasattr(getattr(values, "type", None), "index_type"):
+        # For a missing entry of an Arrow dictionary, NumPy would read its first value.
+        return _objects(values.to_pylist())
+    if hasattr(values, "numpy"):  # a tensor
+        values = (values.detach().cpu() if hasattr(values, "detach") else values).numpy()
+    array = np.asarray(values)
+    if array.dtype.name == "bfloat16":  # NumPy does not know it as a number.
+        array = array.astype(np.float32)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def numbers_of(array: np.ndarray) -> np.ndarray:
+    """Returns objects that are all numbers as ``float64``; any other array stays as it is."""
+    if array.dtype.kind == "O" and array.size:
+        kinds = set(map(type, array.ravel().tolist()))
+        if all(issubclass(kind, (*_NUMBERS, decimal.Decimal)) for kind in kinds):
+            return array.astype(np.float64)
+    return array
+
+
+def type_in_words(array: np.ndarray) -> str:
+    """Returns ``"texts"``, or ``"dtype float64"`` of an array that contains other entries."""
+    kinds = set(map(type, array.ravel().tolist())) if array.dtype.kind == "O" else set()
+    is_text = array.dtype.kind == "U" or (kinds and all(issubclass(each, str) for each in kinds))
+    return "texts" if is_text else f"dtype {array.dtype}"
+
+
+def check_one_kind(values: np.ndarray, role: str) -> None:
+    """Raises for a column (n,) of mixed types, where 1 and "1", or 1 and True, would be one."""
+    if values.dtype.kind != "O":
+        return
+    kinds = {_kind(each) for each in set(map(type, values.tolist()))}
+    if len(kinds) > 1:
+        found = " and ".join(sorted(kinds))
+        raise TypeError(
+            f"expected {role} of one type, got a mix of {found}. Turn them all into texts."
+        )
+
+
+def weights_of(values: Any, num_rows: int | None) -> np.ndarray:
+    """Returns public weights (n,), finite and at least zero, as ``float64``."""
+    shape = None if num_rows is None else (num_rows,)
+    array = numbers_of(column(values, "sample_weight", shape))
+    if array.ndim != 1:
+        raise ValueError(f"expected sample_weight of shape (n,), got {array.shape}.")
+    if array.dtype.kind not in "biuf" or not np.all(np.isfinite(array) & (array >= 0.0)):
+        raise ValueError(
+            "expected sample_weight of finite numbers, at least zero, got others. Mend them, "
+            "without looking at labels."
+        )
+    return array.astype(np.float64)
+
+
+def codes_of(values: np.ndarray) -> np.ndarray:
+    """Returns the place of each value among the sorted distinct ones, ``int64`` (n,).
+
+    Objects without an order are numbered as they appear.
+    """
+    if values.dtype.kind != "O":
+        return np.unique(values, return_inverse=True)[1].astype(np.int64)
+    entries = values.tolist()
+    distinct: Any = dict.fromkeys(entries)
+    try:
+        distinct = sorted(distinct)
+    except TypeError:
+        distinct = list(distinct)
+    places = dict(zip(distinct, range(len(distinct)), strict=True))
+    return np.fromiter(map(places.__getitem__, entries), np.int64, len(entries))
+
+
+def unmasked(value: Any) -> Any:
+    """Returns a value with NaN, NaT or None in place of the masked entries of NumPy's arrays.
+
+    Containers are searched, and stay the same objects if they contain no masked array.
+    """
+    if value is np.ma.masked:
+        return np.nan
+    if isinstance(value, np.ma.MaskedArray):
+        if value.dtype.names:  # Its columns are masked arrays, which are read one by one.
+            return value
+        mask = np.ma.getmaskarray(value)
+        if not mask.any():
+            return np.asarray(value.data)
+        kind = value.dtype.kind
+        dtype: Any = np.float64 if kind in "biu" else value.dtype if kind in "fcMm" else object
+        filled = np.array(value.data, dtype=dtype)
+        filled[mask] = "NaT" if kind in "Mm" else None if dtype is object else np.nan
+        return filled
+    if type(value) is dict:
+        parts = {name: unmasked(part) for name, part in value.items()}
+        return parts if any(parts[name] is not value[name] for name in value) else value
+    if type(value) in (list, tuple):
+        containers = (np.ma.MaskedArray, dict, list, tuple)
+        if any(issubclass(kind, containers) for kind in set(map(type, value))):
+            items = [unmasked(part) for part in value]
+            if any(new is not old for new, old in zip(items, value, strict=True)):
+                return type(value)(items)
+    return value
+
+
+def _kind(kind: type) -> str:
+    return next((name for types, name in _KINDS if issubclass(kind, types)), kind.__name__)
+
+
+def _array_of(values: Any) -> np.ndarray:
+    """Returns a list as an array in which no value takes the type of another.
+
+    NumPy would make texts of numbers next to texts, floats of large integers next to negative ones,
+    and would drop the zeros at the end of a text.
+    """
+    kinds = set(map(type, values))
+    if all(map(_has_rows, kinds)):
+        return np.asarray(unmasked(values))
+    names = {_kind(each) for each in kinds}
+    if len(names) == 1 and all(issubclass(each, (*_NUMBERS, np.datetime64)) for each in kinds):
+        array = np.asarray(values)
+        if names != {"whole numbers"} or array.dtype.kind in "iu":
+            return array
+    return _objects(values)
+
+
+def _has_rows(kind: type) -> bool:
+    is_scalar = issubclass(kind, np.generic)
+    return issubclass(kind, list) or (hasattr(kind, "__array__") and not is_scalar)
+
+
+def _objects(values: Any) -> np.ndarray:
+    """Returns an array of objects (n,), one per entry: tuples are not expanded."""
+    return np.fromiter(values, dtype=object, count=len(values))
+
+
+def _missing_in(array: np.ndarray) -> np.ndarray:
+    kind = array.dtype.kind
+    if kind in "fc":
+        return np.isnan(array)
+    if kind in "mM":
+        return np.isnat(array)
+    if array.dtype.names:
+        return np.any([_missing_in(array[name]) for name in array.dtype.names], axis=0)
+    if kind != "O":
+        return np.zeros(array.shape, bool)
+    entries = array.ravel().tolist()
+    if set(map(type, entries)) <= _NEVER_MISSING:
+        return np.zeros(array.shape, bool)
+    return np.fromiter(map(_is_missing, entries), bool, len(entries)).reshape(array.shape)
+
+
+def _is_missing(entry: Any) -> bool:
+    if isinstance(entry, (list, np.ndarray)):
+        return False
+    # NaN and NaT do not equal themselves, and a comparison with NA is no truth value.
+    equals_itself = entry == entry
+    return entry is None or not (isinstance(equals_itself, (bool, np.bool_)) and equals_itself)
