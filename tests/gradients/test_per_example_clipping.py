@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import itertools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -510,6 +513,66 @@ def check_against_loop(
             np.testing.assert_allclose(got, np.tensordot(factors, part, 1), atol=1e-5 * clip)
         np.testing.assert_allclose(result.outputs, runnable(model)(x), rtol=1e-4, atol=1e-5)
         assert all(bool(flag) for flag in result.finite.values())
+
+
+SHAPE = (3, 2, 4)
+"""Of one example: with the batch 4 axes, and 5 with that of attention heads."""
+
+
+def along_the_batch() -> list[tuple[str, Any]]:
+    """Returns layers of Keras with an axis that may be that of the batch, counted from any end."""
+    found: list[tuple[str, Any]] = []
+    for name, kind in vars(layers).items():
+        if not inspect.isclass(kind) or kind in (layers.InputSpec, layers.PReLU):
+            continue
+        for argument in inspect.signature(kind).parameters:
+            if argument not in ("axis", "axes", "attention_axes", "dims"):
+                continue
+            for axis, form in itertools.product((0, -4, -5), (int, lambda axis: (axis,))):
+                settings = {argument: form(axis)}
+                if "MultiHead" in name:
+                    settings |= {"num_heads": 2, "key_dim": 2}
+                found.append((f"{name}({settings})", functools.partial(kind, **settings)))
+    found.append(("EinsumDense", lambda: layers.EinsumDense("abcd,ae->ebcd", (ROWS, 3, 2, 4))))
+    return found
+
+
+def test_no_axis_of_a_layer_mixes_examples():
+    """A negative axis may be the batch: such a layer is refused, or runs on each example alone."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(ROWS, *SHAPE)).astype(np.float32)
+    y, weights = rng.integers(CLASSES, size=ROWS), np.ones(ROWS, np.float32)
+    tried, refused = [], []
+    for name, make in along_the_batch():
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input(SHAPE)
+        hidden = layers.Dense(4, "tanh")(inputs)
+        try:
+            layer = make()
+            pair = isinstance(layer, layers.MultiHeadAttention)
+            several = isinstance(layer, (layers.Concatenate, layers.Dot))
+            mixed = layer([hidden, hidden]) if several else layer(*[hidden] * (1 + pair))
+            model = keras.Model(inputs, layers.Dense(CLASSES)(layers.Flatten()(mixed)))
+            groups, norms = loop(model, x, y, weights)
+        except (ValueError, IndexError, TypeError, tf.errors.OpError):
+            continue  # Keras refuses the axis, or one example alone.
+        clip = float(np.median(norms))
+        factors = np.minimum(1.0, clip / np.maximum(norms, 1e-30))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                batch = Batch(x, y, weights, LOSS)
+                result = PerExampleClipping(model).clipped_sum(batch, Clip(clip))
+        except (ValueError, tf.errors.AbortedError):
+            refused.append(name)  # TensorFlow has no softmax of a row's six axes.
+            continue
+        tried.append(name)
+        np.testing.assert_allclose(result.norms, norms, rtol=1e-4, atol=1e-5, err_msg=name)
+        for got, part in zip(result.gradients, groups, strict=True):
+            expected = np.tensordot(factors, part, 1)
+            np.testing.assert_allclose(got, expected, atol=1e-4 * clip, err_msg=name)
+    classes = {name.partition("(")[0] for name in (*tried, *refused)}
+    assert {"MultiHeadAttention", "Softmax", "UnitNormalization"} <= classes
 
 
 def test_adapters_of_a_convolution_in_groups_have_no_rule():

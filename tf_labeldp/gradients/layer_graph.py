@@ -111,9 +111,7 @@ class TappedModel:
                 name = operation.name
                 raise NoRuleError(f"its nested model {name!r} is called with {list(options)}")
             return self._run(operation, keras.tree.flatten(arguments), taps)
-        if type(operation) in _COMPOSITE and 0 not in (
-            getattr(operation, "attention_axes", None) or ()
-        ):
+        if type(operation) in _COMPOSITE and not _attends_to_the_batch(node):
             return self._called_in_parts(node, values, taps)
         found = self._rules_of(node, values)
         if found is None:
@@ -197,6 +195,17 @@ class TappedModel:
         if mask is not None and layer.supports_masking:
             results[0]._keras_mask = mask
         return results
+
+
+def _attends_to_the_batch(node: Any) -> bool:
+    """Returns whether an attention layer mixes examples.
+
+    Some versions of Keras keep negative axes, which count from the end of the projected query: it
+    has an axis more than the query, that of the heads.
+    """
+    axes = getattr(node.operation, "attention_axes", None) or ()
+    rank = len(node.input_tensors[0].shape) + 1
+    return any(axis % rank == 0 for axis in axes)
 
 
 def _parts_of_call(layer: Any, named: dict[str, Any], tensors: dict[str, Any]) -> Any:
