@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from label_dp_cases import LOSS, optimizer
+from label_dp_cases import LOSS, batches, network, optimizer, vault
 
 from tf_labeldp.training import AltConv, GaussianNoise, GaussNewton, LabelDPOptimizer, NoOp
 
@@ -68,12 +69,88 @@ def test_every_way_in_refuses_plain_gradients(call: str) -> None:
             ValueError,
             "plain optimizer",
         ),
+        *[
+            (
+                {"inner": keras.optimizers.MultiOptimizer(lambda variable: keras.optimizers.SGD())},
+                ValueError,
+                "plain optimizer",
+            )
+        ]
+        * hasattr(keras.optimizers, "MultiOptimizer"),
         ({"inner": NoOp()}, TypeError, "Keras optimizer"),
     ],
 )
 def test_bad_arguments(settings: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         optimizer(**settings)
+
+
+# Values of the arguments that all optimizers of Keras have.
+SETTINGS: dict[str, Any] = {
+    "learning_rate": 0.25,
+    "weight_decay": 0.125,
+    "clipnorm": 0.25,
+    "clipvalue": 0.25,
+    "global_clipnorm": 0.25,
+    "use_ema": True,
+    "ema_momentum": 0.5,
+    "ema_overwrite_frequency": 1,
+    "loss_scale_factor": 8.0,
+    "gradient_accumulation_steps": 2,
+}
+KINDS = {
+    kind: {"loss_scale_factor": 8.0}
+    for kind in vars(keras.optimizers).values()
+    if inspect.isclass(kind)
+    and issubclass(kind, keras.optimizers.Optimizer)
+    and "optimizer" not in str(inspect.signature(kind))  # These are around others.
+    and kind is not keras.optimizers.Optimizer
+}
+
+
+def stepped(inner: keras.optimizers.Optimizer) -> list[np.ndarray]:
+    """Returns the weights after one step on noisy gradients, which are the same for each inner."""
+    model = network()
+    model.compile(optimizer(inner=inner, insecure_seed=3), loss=LOSS, run_eagerly=True)
+    with pytest.warns(UserWarning):  # by the seed
+        model.fit(batches(vault(1e6, 0.5), q=1.0, steps=1), verbose=0)
+    return model.get_weights()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        *[(keras.optimizers.SGD, {name: value}) for name, value in SETTINGS.items()],
+        *KINDS.items(),
+    ],
+    ids=str,
+)
+def test_a_setting_changes_a_step_as_in_keras_or_is_refused(
+    kind: type, settings: dict[str, Any]
+) -> None:
+    """Plain Keras trains on a loss whose gradients are the noisy ones of a step with SGD(1.0)."""
+    if "ema_overwrite_frequency" in settings or "ema_momentum" in settings:
+        settings = {"use_ema": True, **settings}
+    try:
+        private = optimizer(inner=kind(**settings))
+    except ValueError as error:
+        assert next(iter(settings)) in str(error)
+        return
+    before = network().get_weights()
+    gradients = [a - b for a, b in zip(before, stepped(keras.optimizers.SGD(1.0)), strict=True)]
+    private_net = network()
+
+    class Linear(keras.Model):
+        def compute_loss(self, *args: Any, **unused: Any) -> Any:
+            weights = zip(gradients, private_net.trainable_variables, strict=True)
+            return sum(keras.ops.sum(v * g) for g, v in weights)
+
+    linear = Linear(private_net.inputs, private_net.outputs)
+    linear.compile(kind(**settings), run_eagerly=True)
+    linear.fit(np.zeros((1, 3), "f"), np.zeros((1, 4), "f"), verbose=0)
+    for ours, keras_own in zip(stepped(private.inner_optimizer), linear.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, keras_own, rtol=1e-4, atol=1e-6)
 
 
 def test_config_round_trip_keeps_every_argument() -> None:

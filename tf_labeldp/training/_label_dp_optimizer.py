@@ -19,6 +19,12 @@ from tf_labeldp.training._preconditioner import GaussNewton
 _CLIPS = "[1e-10, 1e10]"
 """Norms whose squares stay in the range of single precision."""
 _FIXED = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
+_WRAPPERS: tuple[type, ...] = tuple(
+    getattr(keras.optimizers, name)
+    for name in ("LossScaleOptimizer", "MultiOptimizer")
+    if hasattr(keras.optimizers, name)  # Earlier versions of Keras lack the second.
+)
+"""Optimizers around others, whose settings are not theirs."""
 _OBJECTS = ("inner_optimizer", "denoiser", "preconditioner", "noise")
 _NUMBERS = ("l2_norm_clip", "noise_multiplier", "clipping", "insecure_seed")
 _SPEED = ("method", "max_bytes")
@@ -245,7 +251,9 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
             self._refuse()
         if not self.built:
             self.build(trainable_variables)
-        self.inner_optimizer.apply(list(grads), trainable_variables)
+        # Keras optimizers divide by the factor of their `loss_scale_factor`: the loss has it there.
+        scaled = [self.inner_optimizer.scale_loss(gradient) for gradient in grads]
+        self.inner_optimizer.apply(scaled, trainable_variables)
 
     def _refuse(self, *unused: Setting[Any], **also_unused: Setting[Any]) -> NoReturn:
         """Raises a ``RuntimeError``."""
@@ -302,7 +310,7 @@ def _checked_inner(inner: Any) -> keras.optimizers.Optimizer:
     inner = keras.optimizers.get(inner) if isinstance(inner, (str, dict)) else inner
     if not isinstance(inner, keras.optimizers.Optimizer):
         raise TypeError(f"inner_optimizer must be a Keras optimizer, got {type(inner).__name__}.")
-    if isinstance(inner, (LabelDPOptimizer, keras.optimizers.LossScaleOptimizer)):
+    if isinstance(inner, (LabelDPOptimizer, *_WRAPPERS)):
         raise ValueError(
             f"inner_optimizer must be a plain optimizer, got {type(inner).__name__}. Unwrap it."
         )
