@@ -47,13 +47,14 @@ def contents(folder):
 
 
 def stored_draws():
-    return [path.read_bytes() for path in sorted(Path("store/records").glob("[0-9]*"))]
+    """Returns the records of draws; those of published statements have digests alone."""
+    records = [path.read_bytes() for path in sorted(Path("store/records").glob("[0-9]*"))]
+    return [record for record in records if b'"receipt": ' in record.partition(b"\n")[0]]
 
 
 def last_draw():
-    values = Ledger.of_store("store").records[-1].values
-    assert values is not None
-    return values.astype(np.float64)
+    values = [record.values for record in Ledger.of_store("store").records]
+    return [drawn for drawn in values if drawn is not None][-1].astype(np.float64)
 
 
 def noisy_labels():
@@ -65,7 +66,7 @@ def statement():
 
 
 # The write before which a run is killed, and the draws on disk by then: histogram, noisy labels.
-KILLS = [(4, 0), (8, 0), (9, 1), (11, 1), (12, 2), (14, 2), (17, 2), (18, 2), (19, 2)]
+KILLS = [(4, 0), (8, 0), (11, 0), (12, 1), (14, 1), (15, 2), (18, 2), (21, 2), (23, 2), (25, 2)]
 
 
 @pytest.mark.parametrize(("number", "draws"), KILLS)

@@ -236,7 +236,7 @@ class TestB8:
         model = head.to_keras(encoder=encoder)
         model.save(tmp_path / "own.keras")
         found = verify(tmp_path / "own.keras", store=tmp_path / "s")
-        assert found.problems == () and "in the layers own, spread" in found.contains
+        assert found.problems == () and "the weights of own, spread, public" in found.not_checked[0]
         layer = model.get_layer("head")
         kernel, bias = layer.get_weights()
         layer.set_weights([kernel, bias + 1.0])
@@ -315,7 +315,8 @@ class TestReportAndCommand:
         monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
         assert main(["report", str(tmp_path / "s"), "--output", str(tmp_path / "one")]) == 0
         later = types.SimpleNamespace(
-            now=lambda zone: datetime.datetime.now(zone) + datetime.timedelta(days=40)
+            now=lambda zone: datetime.datetime.now(zone) + datetime.timedelta(days=40),
+            fromisoformat=datetime.datetime.fromisoformat,
         )
         clock = types.SimpleNamespace(datetime=later, timezone=datetime.timezone)
         with monkeypatch.context() as patch:

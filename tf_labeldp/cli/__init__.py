@@ -295,7 +295,8 @@ def _add_report(verbs: Any) -> None:
         description="Reads a label store, without its labels, and writes report.html and "
         "report.json: releases, spending over time, the rest of the budget, assumptions by who "
         "must vouch for them, published files with their digests, audits and versions. The exit "
-        "code is 1 if a file or an audit contradicts its claim.",
+        "code is 1 if a file or an audit contradicts its claim, and 3 if a part of a file could "
+        "not be checked.",
     ).add_argument
     add("store", type=_path, metavar="FOLDER",
         help="folder of a store, or of several, which are then reported together")
@@ -311,7 +312,8 @@ def _add_verify(verbs: Any) -> None:
         verbs, "verify", "_verbs.run_verify",
         help="compare a published file with its statement",
         description="Checks that noisy labels or a model are unchanged, and that their receipts "
-        "add up to their statement. The exit code is 1 if a check fails.",
+        "add up to their statement. The exit code is 1 if a check fails, and 3 if a part of the "
+        "file, which is named, could not be checked.",
     ).add_argument
     add("file", type=_path, metavar="FILE",
         help="output of tf-labeldp randomize or train, folder of noisy labels, or .keras file")

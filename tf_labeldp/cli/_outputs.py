@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import errno
 import glob
+import hashlib
 import itertools
 import json
 import os
@@ -15,27 +16,35 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence, Set
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import filelock
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import csv, parquet, types
+from pyarrow import csv, parquet
+from pyarrow import types as arrow_types
 
 from tf_labeldp.cli._console import CommandError, drop_rest, one_line, say
 from tf_labeldp.cli._tables import STREAM, SUFFIXES, format_of, is_table_name
 from tf_labeldp.vault import LabelStoreError
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.noisy_labels import IN_FOLDER, STATEMENT_SUFFIX
-from tf_labeldp.vault.records import give_name
+from tf_labeldp.vault.records import file_digest, give_name
 
 MADE_BY = "tf-labeldp"
 """The start of a statement's entry ``made_by``."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """Errors of file systems without locks."""
 _HEX = "[0-9a-f]" * 16
+Advance = Callable[[int], None]
+"""Reports a number of written rows."""
+RowsOf = Callable[[Advance], Sequence[Iterable[Any]]]
+"""Returns the rows of each input file, in batches."""
+StatementOf = Callable[[Sequence[str]], str]
+"""Returns the text of the statement on tables with these digests."""
 
 
 def output_of(
@@ -139,22 +148,27 @@ class Output:
     def __exit__(self, *error: object) -> None:
         self._undo.close()
 
-    def publish(self, statement: str, rows: Sequence[Iterable[Any]], jobs: int) -> None:
-        """Writes the statement, and the rows of each input file, which come in batches."""
-        if len(rows) != len(self.tables):
-            rows = [itertools.chain.from_iterable(rows)]
+    def publish(self, statement: StatementOf, rows: RowsOf, advance: Advance, jobs: int) -> None:
+        """Writes the tables, and the statement with the SHA-256 of each."""
+        parts = rows(advance)
+        if len(parts) != len(self.tables):
+            parts = [itertools.chain.from_iterable(parts)]
         with self._explained():
-            staged = self._staged(self.statement)
-            staged.parent.mkdir(exist_ok=True)
+            self._staged(self.statement).parent.mkdir(exist_ok=True)
             with ThreadPoolExecutor(jobs) as pool:
                 # The main thread, which a signal stops at once, writes a single table.
                 run = pool.map if len(self.tables) > 1 else map
-                list(run(self._write_table, self.tables, rows))
-            staged.write_text(statement, encoding="utf-8")
-            _sync(staged)
-            self._rename()
+                digests = list(run(self._write_table, self.tables, parts))
+            self._finish(statement(digests))
 
-    def _write_table(self, path: pathlib.Path, batches: Iterable[Any]) -> None:
+    def _finish(self, statement: str) -> None:
+        staged = self._staged(self.statement)
+        staged.write_text(statement, encoding="utf-8")
+        _sync(staged)
+        self._rename()
+
+    def _write_table(self, path: pathlib.Path, batches: Iterable[Any]) -> str:
+        """Writes a table and returns its SHA-256."""
         staged, kind = self._staged(path), format_of(path, self.option)
         with (
             pa.output_stream(str(staged), compression="gzip" if kind == "csv.gz" else None) as file,
@@ -163,6 +177,7 @@ class Output:
             for batch in batches:
                 writer.write_table(batch)
         _sync(staged)
+        return file_digest(staged)
 
     def _staged(self, path: pathlib.Path) -> pathlib.Path:
         return self._folder / path.relative_to(self._folder.parent)
@@ -254,17 +269,25 @@ class StreamOutput(Output):
 
     option = "--statement"
 
-    def publish(self, statement: str, rows: Sequence[Iterable[Any]], jobs: int) -> None:
-        super().publish(statement, (), jobs)
+    def publish(self, statement: StatementOf, rows: RowsOf, advance: Advance, jobs: int) -> None:
+        del jobs
+        # The rows are written twice, since their digest is in the statement, which comes first.
+        digest = hashlib.sha256()
+        self._write_rows(types.SimpleNamespace(write=digest.update), rows(lambda number: None))
         with self._explained():
+            self._staged(self.statement).parent.mkdir(exist_ok=True)
+            self._finish(statement([digest.hexdigest()]))
             try:
-                writer = CsvWriter(sys.stdout.buffer, self.schema)
-                for batch in itertools.chain.from_iterable(rows):
-                    writer.write_table(batch)
+                self._write_rows(sys.stdout.buffer, rows(advance))
                 sys.stdout.buffer.flush()
             except OSError:
                 drop_rest(sys.stdout)
                 raise
+
+    def _write_rows(self, file: Any, parts: Iterable[Iterable[Any]]) -> None:
+        writer = CsvWriter(file, self.schema)
+        for batch in itertools.chain.from_iterable(parts):
+            writer.write_table(batch)
 
 
 def table_writer(file: Any, kind: str, schema: Any) -> Any:
@@ -288,10 +311,10 @@ class CsvWriter:
 
     def write_table(self, table: Any) -> None:
         cells = [
-            column if types.is_primitive(column.type) else column.cast(pa.string())
+            column if arrow_types.is_primitive(column.type) else column.cast(pa.string())
             for column in table.columns
         ]
-        texts = [column for column in cells if types.is_string(column.type)]
+        texts = [column for column in cells if arrow_types.is_string(column.type)]
         # Without quotes an empty text would look like a missing cell.
         plain = all(pc.min(pc.binary_length(column)).as_py() != 0 for column in texts)
         try:

@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import functools
 import hashlib
+import json
 import pathlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from tf_labeldp.accounting import Assumption
 from tf_labeldp.cli import _outputs, _tables, _tasks
 from tf_labeldp.cli._console import CommandError, one_line, say
 from tf_labeldp.vault.keyed_draws import text_hashes, text_parts
+from tf_labeldp.vault.model_history import record_digests
 from tf_labeldp.vault.noisy_labels import sealed, table_arrays
 from tf_labeldp.vault.records import publish
 
@@ -82,11 +84,11 @@ def run_randomize(args: argparse.Namespace) -> int:
             progress.advance(len(draw.noisy_labels))
         most_rows = _most_rows_of_one_id([shard.ids for shard in shards])
         listed = {shard.name: shard.size for shard in shards} if several else None
-        statement = _statement(schema.names, draw, most_rows, listed)
+        statement = functools.partial(_statement, schema.names, draw, most_rows, listed)
         with progress_of("writing", len(draw.noisy_labels)) as progress:
             noisy = draw.noisy_labels.values
-            rows = _output_rows(shards, task, schema, noisy, progress)
-            output.publish(statement, rows, jobs)
+            rows = functools.partial(_output_rows, shards, task, schema, noisy)
+            output.publish(statement, rows, progress.advance, jobs)
     if not args.quiet:
         _report(args, tables, ids, output, draw, most_rows)
     return 0
@@ -134,7 +136,11 @@ def _count_missing(column: Any) -> int:
 
 
 def _output_rows(
-    shards: Sequence[_Shard], task: _tasks.Task, schema: Any, noisy: np.ndarray, progress: Progress
+    shards: Sequence[_Shard],
+    task: _tasks.Task,
+    schema: Any,
+    noisy: np.ndarray,
+    advance: _outputs.Advance,
 ) -> list[Iterator[Any]]:
     def rows_of(shard: _Shard, first: int) -> Iterator[Any]:
         for start in range(0, shard.size, _ROWS):
@@ -143,16 +149,23 @@ def _output_rows(
             ids = ids or [_tables.to_arrow(np.arange(first + start, first + stop))]
             part = task.decoded(noisy[first + start : first + stop])
             yield pa.table([*ids, part], schema=schema)
-            progress.advance(stop - start)
+            advance(stop - start)
 
     starts = np.cumsum([0, *(shard.size for shard in shards)]).tolist()
     return [rows_of(shard, start) for shard, start in zip(shards, starts, strict=False)]
 
 
 def _statement(
-    names: Sequence[str], draw: _tasks.Draw, most_rows: int | None, files: dict[str, int] | None
+    names: Sequence[str],
+    draw: _tasks.Draw,
+    most_rows: int | None,
+    files: dict[str, int] | None,
+    digests: Sequence[str],
 ) -> str:
-    """Returns the content of the statement's file, which is public like the table itself."""
+    """Returns the content of the statement's file, which is public like the tables themselves.
+
+    Its digest, which covers those of the tables, is recorded in the store.
+    """
     noisy = draw.noisy_labels
     if most_rows is not None and most_rows > 1:
         note = Assumption("rows-per-id", "holder", _repeated(most_rows))
@@ -162,12 +175,15 @@ def _statement(
         "made_by": f"{_outputs.MADE_BY} {__version__} randomize",
         "rows": len(noisy),
         **({} if files is None else {"files": files}),
+        "sha256": list(digests),
         "id_columns": list(names[:-1]),
         "most_rows_of_one_id": most_rows,
         "noisy_label_column": names[-1],
         **draw.facts,
     }
-    return sealed(fields, table_arrays(noisy.values, draw.facts["prior"]))
+    text = sealed(fields, table_arrays(noisy.values, draw.facts["prior"]))
+    record_digests([bytes.fromhex(json.loads(text)["digest"])], noisy.receipts)
+    return text
 
 
 def _repeated(most_rows: int) -> str:

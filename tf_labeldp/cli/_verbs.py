@@ -7,6 +7,8 @@ import math
 
 from tf_labeldp.cli._console import CommandError, explained, load_tensorflow, say
 
+_NOT_CHECKED = 3
+"""The exit code if a part of a file could not be checked, and nothing is wrong."""
 _ROUNDING = 1e-9
 """Relative error of sums of epsilon."""
 
@@ -70,8 +72,11 @@ def run_report(args: argparse.Namespace) -> int:
             f"the plot of a report needs {error.name}: pip install 'tf-labeldp[plots]'"
         ) from None
     say(f"{result}\n\nreport: {args.output / 'report.html'}")
-    wrong = any(file["problems"] for file in result.content["published"])
-    return int(wrong or any(audit["refutes"] for audit in result.content["audits"]))
+    published = result.content["published"]
+    wrong = any(file["problems"] for file in published)
+    if wrong or any(audit["refutes"] for audit in result.content["audits"]):
+        return 1
+    return _NOT_CHECKED if any(file["not_checked"] for file in published) else 0
 
 
 def run_verify(args: argparse.Namespace) -> int:
@@ -82,7 +87,7 @@ def run_verify(args: argparse.Namespace) -> int:
     with explained(LabelStoreError, OSError, ValueError):
         result = verify(args.file, store=args.store, report=args.report)
     say(str(result))
-    return int(bool(result.problems))
+    return 1 if result.problems else _NOT_CHECKED if result.not_checked else 0
 
 
 def run_forget(args: argparse.Namespace) -> int:

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,28 @@ from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyGuarantee, Public, Receipt, Setting, public_input
 from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
 from tf_labeldp.accounting.receipts import Receipts, compose_receipts
+from tf_labeldp.dossier._files import (
+    Findings,
+    Stores,
+    brief,
+    check_json,
+    check_names,
+    check_statement,
+    listed,
+)
 from tf_labeldp.vault import Evaluation
-from tf_labeldp.vault.model_history import attach
+from tf_labeldp.vault.model_history import attach, record_digests
+from tf_labeldp.vault.records import file_digest, json_digest
 
 MODEL, CARD, PAGE = "model.keras", "privacy.json", "README.md"
 _OF_NUMBERS = ("mse", "mae")
+_LAYOUT: dict[str, Any] = {"indent": 1}
+"""The layout of the card's JSON."""
+_FIELDS = (
+    *("made_by", "guarantee", "receipts_sha256", "model_sha256", "data", "metrics", "page"),
+    "digest",
+)
+_FIELDS_OF_METRICS = ("metric", "value", "interval", "examples", "receipts")
 _TAGS = ("differential-privacy", "label-differential-privacy")
 
 
@@ -87,7 +105,8 @@ def save(
     # The file states alone what the model was made of.
     in_file = {receipt.id for receipt in public_input(network).receipts}
     attach(network, [receipt for receipt in of_model if receipt.id not in in_file])
-    receipts = public_input(public, network, metrics).receipts
+    # Those that the files carry, in the order in which verification reads them.
+    receipts = public_input(network, metrics).receipts
     stated = compose_receipts(receipts).with_assumptions([WEIGHTS_ASSUMED])
     path = pathlib.Path(folder).expanduser()
     path.mkdir(parents=True, exist_ok=True)
@@ -103,26 +122,89 @@ def save(
         "data": data,
         "metrics": [_metric(found) for found in metrics],
     }
-    (path / CARD).write_text(json.dumps(card, indent=1), encoding="utf-8")
     choice = getattr(estimator, "choice_", None)
     name = path.resolve().name
     page = _page(name, network, str(choice or ""), card, stated, receipts)
+    card["page"] = _sections(page)
+    card["digest"] = json_digest(card)
+    record_digests([bytes.fromhex(card["digest"])], receipts)
+    (path / CARD).write_text(json.dumps(card, **_LAYOUT), encoding="utf-8")
     (path / PAGE).write_text(page, encoding="utf-8")
     return stated
 
 
-def card_in(folder: pathlib.Path) -> dict[str, Any]:
-    """Returns the card of a folder as data; {} without one."""
-    path = folder / CARD
-    if not path.exists():
-        return {}
-    card: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return card
+def check_card(
+    found: Findings,
+    files: Mapping[str, pathlib.Path],
+    digests: Mapping[str, str],
+    stated: PrivacyGuarantee,
+    receipts: Receipts,
+    stores: Stores,
+) -> None:
+    """Compares the files of a folder with its card, and the card with the receipts."""
+    if CARD not in files:
+        others = [name for name in files if not name.endswith(".keras")]
+        found.not_checked += [f"{name}, without a {CARD}" for name in others]
+        return
+    card = check_json(found, CARD, files[CARD].read_text(encoding="utf-8"), _LAYOUT)
+    if card is None:
+        return
+    before = len(found.problems)
+    # Version 0.2 wrote the statement alone.
+    check_statement(found, stated, card.get("guarantee", card))
+    digest = receipts_digest(receipts)
+    if card.get("receipts_sha256", digest) != digest:
+        found.problems.append("its card is about other receipts")
+    if card.get("model_sha256", digests[MODEL]) != digests[MODEL]:
+        found.problems.append(f"{MODEL} was changed after its card was written")
+    others = sorted({*files} - {MODEL, CARD, PAGE})
+    page = files[PAGE].read_text(encoding="utf-8") if PAGE in files else ""
+    parts = [stated.headline, *(f"[{note.code}]" for note in stated.assumptions)]
+    missing = [part for part in parts if part not in page]
+    if "guarantee" in card and page and missing:
+        found.problems.append(f"{PAGE} lacks {listed(missing)} of the statement")
+    if "digest" not in card:
+        names = [*(["its scores and data"] if card.get("metrics") or card.get("data") else [])]
+        names += [PAGE] if page else []
+        found.not_checked += [f"{name}, which no seal covers" for name in [*names, *others]]
+        return
+    check_names(found, card, _FIELDS, "field", CARD)
+    for metric in card["metrics"]:
+        check_names(found, metric, _FIELDS_OF_METRICS, "field", "a score")
+    check_names(found, others, (), "file", "the folder")
+    if not missing or not page:
+        _check_page(found, page, card["page"])
+    if len(found.problems) == before and json_digest(card) != card["digest"]:
+        found.problems.append(f"{CARD} was edited")
+    if stores and not stores.has_seal(card["digest"]):
+        found.not_checked.append(
+            f"the scores, data and sentences of {CARD} and {PAGE}, which the store did not record"
+        )
 
 
-def file_digest(path: pathlib.Path) -> str:
-    """Returns the SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _sections(page: str) -> list[tuple[str, str]]:
+    """Returns the heading of each section of a page, and the SHA-256 of its text."""
+    texts = [text.strip("\n") for text in re.split(r"(?m)^(?=## )", page)]
+    headings = [text.partition("\n")[0] if text.startswith("## ") else "" for text in texts]
+    digests = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
+    return list(zip(headings, digests, strict=True))
+
+
+def _check_page(found: Findings, page: str, sealed: Iterable[Sequence[str]]) -> None:
+    """Compares the sections that ``save`` wrote; others may stand between them."""
+    rest = _sections(page)
+    added: list[tuple[str, str]] = []
+    for heading, digest in sealed:
+        place = [own for _, own in rest].index(digest) if digest in dict(rest).values() else -1
+        if place < 0:
+            name = f"section {heading.strip('# ')!r}" if heading else "the beginning"
+            found.problems.append(f"{name} of {PAGE} was changed or is missing")
+            return
+        added += rest[:place]
+        rest = rest[place + 1 :]
+    found.not_checked += [
+        f"section {brief(heading.strip('# '))!r} of {PAGE}" for heading, _ in [*added, *rest]
+    ]
 
 
 def receipts_digest(receipts: Receipts) -> str:
@@ -131,8 +213,9 @@ def receipts_digest(receipts: Receipts) -> str:
     return hashlib.sha256("\n".join(content).encode()).hexdigest()
 
 
-def receipts_of_metrics(card: dict[str, Any]) -> Receipts:
+def receipts_of_metrics(files: Mapping[str, pathlib.Path]) -> Receipts:
     """Returns the receipts of a card's metrics; raises ``ReceiptError`` if they were changed."""
+    card = json.loads(files[CARD].read_text(encoding="utf-8")) if CARD in files else {}
     return tuple(
         Receipt.from_json(receipt)
         for metric in card.get("metrics", [])

@@ -15,7 +15,8 @@ from tf_labeldp import mechanisms
 from tf_labeldp._validate import counted
 from tf_labeldp.accounting import Assumption, PrivacyGuarantee
 from tf_labeldp.dossier._checks import HOW_TO_CHECK
-from tf_labeldp.dossier._verify import brief, verdict
+from tf_labeldp.dossier._files import brief
+from tf_labeldp.dossier._verify import verdict
 
 _STYLE = """
 :root { color-scheme: light dark; --soft: #8884; --bad: #c0392b; }
@@ -116,7 +117,7 @@ _PUBLISHED: Columns = {
     "file": ("", lambda row: row["path"]),
     "contains": ("words", lambda row: row["contains"]),
     "promise": ("words", lambda row: "\n".join([row["headline"], *_remarks(row)])),
-    "check": ("words", lambda row: verdict(row["problems"])),
+    "check": ("words", lambda row: verdict(row["problems"], row["not_checked"])),
     "digest (sha256)": (
         "digest",
         lambda row: "\n".join(f"{name} {digest}" for name, digest in row["sha256"].items()),
@@ -343,7 +344,7 @@ def _table(columns: Columns, rows: Iterable[dict[str, Any]]) -> str:
         cells = []
         for head, (kind, text) in columns.items():
             cell = str(text(row))
-            is_bad = cell.startswith("WRONG") or "the claim is FALSE" in cell
+            is_bad = cell.startswith(("WRONG", "not checked")) or "the claim is FALSE" in cell
             kind = f"{kind} bad".strip() if is_bad else kind
             named = f' data-head="{_text(head)}"'
             named += f' class="{kind}"' if kind else ""

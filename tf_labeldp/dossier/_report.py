@@ -17,12 +17,13 @@ from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyGuarantee, Receipt, Setting
 from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts, timestamp
 from tf_labeldp.audit import AuditResult, LabelInference, audit_mechanism
-from tf_labeldp.dossier._verify import Published, brief, verdict, verify_against
+from tf_labeldp.dossier._files import brief
+from tf_labeldp.dossier._verify import Published, verdict, verify_against
 from tf_labeldp.mechanisms.base import deserialize
 from tf_labeldp.vault import LabelStoreError
 from tf_labeldp.vault.label_kinds import kind_of_header
 from tf_labeldp.vault.ledger import UNNAMED, Ledger
-from tf_labeldp.vault.records import Record
+from tf_labeldp.vault.records import Record, json_digest
 from tf_labeldp.vault.store import LabelStore
 
 _LIBRARIES = ("dp-accounting", "keras", "numpy", "opendp", "scipy", "tensorflow")
@@ -78,8 +79,9 @@ class Report:
                 + (f"; forgotten on {entry['forgotten']['time']}" if entry["forgotten"] else "")
             )
         for file in self.content["published"]:
-            text = verdict(file["problems"]) if file["problems"] else file["contains"]
-            lines.append(f"{file['path']}: {text}")
+            is_right = not (file["problems"] or file["not_checked"])
+            text = verdict(file["problems"], file["not_checked"])
+            lines.append(f"{file['path']}: {file['contains'] if is_right else text}")
         lines += [f"audit of {audit['of']}: {audit['found']}" for audit in self.content["audits"]]
         return "\n".join(lines)
 
@@ -154,7 +156,8 @@ def report(
         "not_audited": skipped,
         "versions": _versions(receipts),
     }
-    return Report(_for_json(content), stated)
+    content = _for_json(content)
+    return Report({**content, "digest": json_digest(content)}, stated)
 
 
 def _stores_in(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -218,6 +221,7 @@ def _published(file: Published) -> dict[str, Any]:
         "sha256": file.sha256,
         "receipts": [receipt.id for receipt in file.receipts],
         "problems": list(file.problems),
+        "not_checked": list(file.not_checked),
     }
 
 

@@ -16,6 +16,7 @@ from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.pate._confident_gnmax import NO_ANSWER, ConfidentGNMax
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
+from tf_labeldp.vault.noisy_labels import recorded
 from tf_labeldp.vault.records import compact
 
 Teacher = Callable[[Any, np.ndarray, np.ndarray], np.ndarray]
@@ -123,7 +124,7 @@ class PATE:
         mechanism = ConfidentGNMax(num_classes=labels.num_classes, **self._settings)
         released = labels.release(mechanism, public_input=public.with_value(teachers), key=self.key)
         answered = np.flatnonzero(released.values != NO_ANSWER)
-        return NoisyLabels(
+        answers = NoisyLabels(
             released.values[answered],
             teachers.queries[answered],
             mechanism,  # type: ignore[arg-type]
@@ -131,6 +132,7 @@ class PATE:
             classes=labels.kind.names,
             of_part=bool(np.any(labels.indices != np.arange(size))),
         )
+        return recorded(answers)
 
 
 class _Teachers:

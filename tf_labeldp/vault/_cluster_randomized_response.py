@@ -21,7 +21,7 @@ from tf_labeldp.mechanisms.clusters import (
     checked_threshold,
     cluster_distributions,
 )
-from tf_labeldp.vault.noisy_labels import NoisyLabels
+from tf_labeldp.vault.noisy_labels import NoisyLabels, recorded
 from tf_labeldp.vault.private_labels import PrivateLabels, Randomizer, reserve_together
 
 _DRAW_EPSILONS = (1.0, 1.75, 3.75)
@@ -306,13 +306,14 @@ class ClusterRandomizedResponse(Randomizer):
             every = np.arange(len(labels))
             return NoisyLabels(values, every, self._sampler, priors, receipts, self.bias_correction)
         noisy = labels.randomize(self._stored_or(self.draw, labels, key), priors=priors, key=key)
-        return dataclasses.replace(
+        noisy = dataclasses.replace(
             noisy,
             priors=priors,
             receipts=merge_receipts(receipts, noisy.receipts),
             bias_correction=self.bias_correction,
             remarks=self._remarks(float(distributions[sizes > 0].min())),
         )
+        return recorded(noisy)
 
     @staticmethod
     def _stored_or(draw: PriorResampling, labels: PrivateLabels, key: str) -> PriorResampling:

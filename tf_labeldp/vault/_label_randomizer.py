@@ -23,7 +23,7 @@ from tf_labeldp.mechanisms import (
 )
 from tf_labeldp.mechanisms.base import Mechanism
 from tf_labeldp.mechanisms.bin_losses import checked_loss, unbiased_range
-from tf_labeldp.vault.noisy_labels import NoisyLabels
+from tf_labeldp.vault.noisy_labels import NoisyLabels, recorded
 from tf_labeldp.vault.private_labels import PrivateLabels, Randomizer, reserve_together
 from tf_labeldp.vault.records import DrawSettingsError
 
@@ -237,7 +237,8 @@ class LabelRandomizer(Randomizer):
             mechanism = self._best_draw(values, prior, rest, stored, key)
             noisy = labels.randomize(mechanism, key=key)
         receipts = merge_receipts(public.receipts, prior.receipts, noisy.receipts)
-        return dataclasses.replace(noisy, priors=prior, receipts=receipts)
+        noisy = dataclasses.replace(noisy, priors=prior, receipts=receipts)
+        return noisy if prior.receipts else recorded(noisy)
 
     def _best_draw(
         self, values: np.ndarray, prior: Priors, epsilon: float, stored: Any, key: str

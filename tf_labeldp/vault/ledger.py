@@ -187,6 +187,11 @@ class Ledger:
             self._end_reservations()
             yield
 
+    @property
+    def header(self) -> dict[str, Any]:
+        """The header of the store; {} without one."""
+        return {} if self._store is None else self._store.header()
+
     def _read_new_records(self) -> None:
         if self._store is not None:
             for record in self._store.new_records():
@@ -238,9 +243,13 @@ class Ledger:
         return record
 
     def keep_weights(self, digests: Sequence[bytes], receipts: Receipts) -> None:
-        """Records the receipts of model weights with these digests."""
+        """Records the receipts of model weights, or of published files, with these digests."""
         with self.turn():
-            self.keep(weights=tuple(digest.hex() for digest in digests), made_of=tuple(receipts))
+            found = (list(digests), {receipt.id for receipt in receipts})
+            known = [(old, {receipt.id for receipt in made_of}) for old, made_of in self.weights()]
+            if found not in known:
+                weights = tuple(digest.hex() for digest in digests)
+                self.keep(weights=weights, made_of=tuple(receipts))
 
     def _remember(self, record: Record) -> Record:
         # The charge comes first: a draw that is interrupted here is charged and not returned.

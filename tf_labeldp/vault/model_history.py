@@ -20,6 +20,8 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tf_labeldp._progress import without_input_warnings, without_retracing_warnings
 from tf_labeldp.accounting import (
     PrivacyGuarantee,
@@ -35,6 +37,7 @@ from tf_labeldp.accounting.provenance import (
     HISTORY,
     WEIGHTS_ASSUMED,
     History,
+    array_digest,
     covered_steps,
     history_of,
     inner_optimizer,
@@ -109,6 +112,9 @@ def end_training(model: Any, before: Iterable[bytes]) -> None:
     _cover_namesakes(layers_of(model))
     digests = _cover_weights(layers_of(model))
     note_weights(sorted(set(digests).difference(before)), _receipts_of(model))
+    # Files have the state of the optimizer, too.
+    state = weight_digests(getattr(getattr(model, "optimizer", None), "variables", ()))
+    record_digests(state, _receipts_of(model))
 
 
 def known_of_weights(model: Any) -> Receipts:
@@ -138,7 +144,16 @@ def counted_weights(layer: Any, receipts: Receipts, weights: Iterable[Any]) -> N
     """Records that the present values of these weights come from these receipts alone."""
     attach(layer, receipts, ())
     _cover_weights([layer])
+    weights = list(weights)
     note_weights(weight_digests(weights), receipts)
+    record_digests(integer_digests(weights), receipts)
+
+
+def integer_digests(variables: Iterable[Any]) -> list[bytes]:
+    """Returns a digest of each array of whole numbers, which ``weight_digests`` leaves out."""
+    arrays = [np.asarray(value_of(variable)) for variable in variables]
+    several = [array for array in arrays if array.dtype.kind not in "fV" and array.size > 1]
+    return [bytes.fromhex(array_digest(array)) for array in several]
 
 
 def cover_steps(optimizer: Any, steps: float | None = None) -> None:
@@ -153,6 +168,11 @@ def cover_steps(optimizer: Any, steps: float | None = None) -> None:
 def note_weights(digests: Sequence[bytes], receipts: Receipts) -> None:
     """Records the receipts of weights, here and in the stores of charged vaults."""
     note_digests(digests, receipts)
+    record_digests(digests, receipts)
+
+
+def record_digests(digests: Sequence[bytes], receipts: Receipts) -> None:
+    """Records digests of weights or of published files in the stores of charged vaults."""
     for name in {receipt.labels.name for receipt in receipts if digests} & set(LEDGERS):
         with contextlib.suppress(OSError, LabelStoreError):  # The store is gone, or forgotten.
             LEDGERS[name](digests, receipts)

@@ -38,6 +38,7 @@ from tf_labeldp.mechanisms.base import LabelMechanism, deserialize, serialize, s
 from tf_labeldp.mechanisms.clusters import PriorResampling
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_noisy_labels
 from tf_labeldp.vault.label_kinds import class_array
+from tf_labeldp.vault.model_history import record_digests
 from tf_labeldp.vault.records import content_digest, npz, publish
 
 if TYPE_CHECKING:
@@ -51,8 +52,10 @@ IN_FOLDER = "privacy.json"
 _CSV_BLOCK = 1 << 26
 """Bytes of a table parsed at a time, which must hold the longest cell."""
 _TARGETS = ("values", "posterior", "debiased")
-_JSON, _ARRAYS = "noisy_labels.json", "noisy_labels.npz"
-_PRIOR_ARRAYS = {
+JSON_FILE, ARRAYS_FILE = "noisy_labels.json", "noisy_labels.npz"
+AS_TEXT = "classes_as_text"
+"""A field where class values were written as texts, since JSON has no such values."""
+PRIOR_ARRAYS = {
     "probabilities": "probabilities",
     "prior_groups": "groups",
     "prior_values": "values",
@@ -401,19 +404,19 @@ class NoisyLabels:
         """
         path = pathlib.Path(folder).expanduser()
         path.mkdir(parents=True, exist_ok=True)
-        if (path / _ARRAYS).exists() or (path / _JSON).exists():
+        if (path / ARRAYS_FILE).exists() or (path / JSON_FILE).exists():
             raise FileExistsError(
                 f"{path} already has noisy labels. Use another folder, or remove them."
             )
         arrays = {"values": self.values, "indices": self.indices}
-        for name, part in _PRIOR_ARRAYS.items():
+        for name, part in PRIOR_ARRAYS.items():
             if (content := getattr(self.priors, part, None)) is not None:
                 arrays[name] = np.asarray(content)
-        classes = self.classes
-        if not all(isinstance(name, (str, int, float)) for name in classes or ()):
-            classes = tuple(map(str, classes or ()))
-        publish(path / _ARRAYS, npz(arrays))
-        publish(path / _JSON, sealed({**self.statement(), "classes": classes}, arrays).encode())
+        fields = {**self.statement(), "classes": self.classes}
+        if not all(isinstance(name, (str, int, float)) for name in self.classes or ()):
+            fields |= {"classes": tuple(map(str, self.classes or ())), AS_TEXT: True}
+        publish(path / ARRAYS_FILE, npz(arrays))
+        publish(path / JSON_FILE, sealed(fields, arrays).encode())
 
     def statement(self) -> dict[str, Any]:
         """Returns the statement and all other fields except the arrays, for JSON."""
@@ -450,14 +453,18 @@ class NoisyLabels:
                 folders whose draws do not belong together.
         """
         path = pathlib.Path(path).expanduser()
-        if folders := sorted(part.parent for part in path.glob(f"*/{_JSON}")):
-            if not any((path / name).exists() for name in (_JSON, IN_FOLDER)):
+        if folders := sorted(part.parent for part in path.glob(f"*/{JSON_FILE}")):
+            if not any((path / name).exists() for name in (JSON_FILE, IN_FOLDER)):
                 return _of_folders(folders)
         if not path.is_dir():
             statement = path.with_name(path.name + STATEMENT_SUFFIX)
         else:
-            statement = path / IN_FOLDER if (path / IN_FOLDER).exists() else path / _JSON
-        for needed in (path, statement, path / _ARRAYS if statement.name == _JSON else path):
+            statement = path / IN_FOLDER if (path / IN_FOLDER).exists() else path / JSON_FILE
+        for needed in (
+            path,
+            statement,
+            path / ARRAYS_FILE if statement.name == JSON_FILE else path,
+        ):
             if not needed.exists():
                 raise FileNotFoundError(
                     f"there is no {needed}. Pass a table that has its statement "
@@ -472,8 +479,8 @@ class NoisyLabels:
                     f"this is tf-labeldp {__version__}, which reads format {FORMAT}. Install the "
                     "version that made it."
                 )
-            if statement.name == _JSON:
-                with np.load(_file_in(path, _ARRAYS), allow_pickle=False) as content:
+            if statement.name == JSON_FILE:
+                with np.load(_file_in(path, ARRAYS_FILE), allow_pickle=False) as content:
                     arrays = dict(content)
             else:
                 tables = [path]
@@ -498,7 +505,7 @@ class NoisyLabels:
         priors = None
         if "probabilities" in arrays:
             paid = tuple(receipt for receipt in receipts if receipt.id in fields["prior_receipts"])
-            parts: dict[str, Any] = {p: arrays.get(name) for name, p in _PRIOR_ARRAYS.items()}
+            parts: dict[str, Any] = {p: arrays.get(name) for name, p in PRIOR_ARRAYS.items()}
             priors = Priors(**parts, receipts=paid)
         classes = fields["classes"]
         return cls(
@@ -581,6 +588,33 @@ class NoisyLabels:
         return hasattr(self.mechanism, "transition_matrix") and self.values.ndim == 2
 
 
+def content_seal(noisy: NoisyLabels) -> str:
+    """Returns a digest of all fields except the receipts."""
+    arrays = {"values": noisy.values, "indices": noisy.indices}
+    for name, part in PRIOR_ARRAYS.items():
+        if (content := getattr(noisy.priors, part, None)) is not None:
+            arrays[name] = np.asarray(content)
+    fields = {
+        "mechanism": settings(noisy.mechanism),
+        "classes": repr(noisy.classes),
+        "bias_correction": noisy.bias_correction,
+        "of_part": noisy.of_part,
+        "remarks": list(noisy.remarks),
+        "assumptions": [note.to_json() for note in noisy.assumptions],
+    }
+    return content_digest(fields, arrays)
+
+
+def recorded(noisy: NoisyLabels) -> NoisyLabels:
+    """Records, in the store, the digest of noisy labels that more than their draw determines.
+
+    The draw alone does not know the indices within a part, or the bias correction: files with these
+    are compared with the digest.
+    """
+    record_digests([bytes.fromhex(content_seal(noisy))], noisy.receipts)
+    return noisy
+
+
 def charged_examples(receipts: Receipts, kind: str = "") -> np.ndarray:
     """Returns the examples of uses of the last receipt's label set, maybe repeated.
 
@@ -650,7 +684,7 @@ def table_arrays(values: np.ndarray, prior: dict[str, Any] | None) -> dict[str, 
     """Returns the arrays of a table of noisy labels, whose rows are in the examples' order."""
     arrays = {"values": np.asarray(values), "indices": np.arange(len(values))}
     for name in ("probabilities", "prior_values"):
-        content = (prior or {}).get(_PRIOR_ARRAYS[name])
+        content = (prior or {}).get(PRIOR_ARRAYS[name])
         if content is not None:
             arrays[name] = np.asarray(content, dtype=np.float64)
     return arrays
@@ -665,6 +699,20 @@ def _file_in(folder: pathlib.Path, name: str) -> pathlib.Path:
             "Restore the files as they were written."
         )
     return file
+
+
+def table_columns(path: pathlib.Path) -> list[str]:
+    """Returns the names of the columns of a table."""
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    if path.name.lower().endswith(".parquet"):
+        return list(parquet.read_schema(path).names)
+    compressed = "gzip" if path.name.lower().endswith(".gz") else None
+    with pa.input_stream(str(path), compression=compressed) as stream:
+        options = csv.ParseOptions(newlines_in_values=True)
+        reading = csv.ReadOptions(block_size=_CSV_BLOCK)
+        return list(csv.open_csv(stream, reading, options).schema.names)
 
 
 def _read_table(path: pathlib.Path, fields: dict[str, Any]) -> np.ndarray:

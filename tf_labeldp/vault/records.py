@@ -156,6 +156,15 @@ def content_digest(fields: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> 
     return array_digest(*(arrays[name] for name in names), np.frombuffer(text, np.uint8))
 
 
+def file_digest(path: pathlib.Path) -> str:
+    """Returns the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
 def compact(noisy: np.ndarray) -> np.ndarray:
     """Returns noisy labels in the dtype of stores: integers in the smallest one."""
     if noisy.dtype.kind not in "iu" or not noisy.size:

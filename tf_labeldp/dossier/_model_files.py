@@ -1,0 +1,293 @@
+"""Keras models in files: every member, array and number, compared with what the model needs."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp._progress import without_input_warnings
+from tf_labeldp.accounting import public_input
+from tf_labeldp.accounting.provenance import (
+    history_of,
+    layers_of,
+    own_weights,
+    weight_digests,
+)
+from tf_labeldp.dossier._files import (
+    Findings,
+    Stores,
+    brief,
+    check_json,
+    check_names,
+    check_zip,
+    listed,
+)
+from tf_labeldp.vault.model_history import integer_digests
+
+_CONFIG, _METADATA, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
+_OPTIMIZER = "optimizer/"
+"""Arrays of the optimizer, which verification does not build."""
+_RECEIPTS = ("label_dp_history/receipts.bin", "label_dp_facts/facts.json")
+"""Ends of the names of the members that this library adds."""
+_RECEIPTS_ARRAY = "/label_dp_receipts"
+_LONGEST_TEXT = 64
+"""Characters of a name in a configuration: of a layer, a class or a module."""
+_MOST_NUMBERS = 6
+"""Numbers of a shape or of axes."""
+_LARGEST = 2**31
+_DIGITS = 4
+"""Decimal digits of a rate; more may carry data."""
+_SHAPES = re.compile(
+    "units|filters|rank|groups|depth_multiplier|.*size|.*shape|.*strides|stride|padding|cropping|"
+    "dilation_rate|.*ax[ei]s|dims|perm|num_heads|.*_dim|.*_count|steps_per_execution|n|"
+    "max_tokens|num_oov_indices|vocabulary_size|num_tokens|num_bins|start|stop|step|index|args|seed|.*_seed|"
+    "keras_history|input_layers|output_layers|.*frequency|.*_steps|repetitions|k|height|width"
+)
+"""Names of whole numbers that fix the shapes of a model."""
+_RATES = re.compile(
+    "rate|.*_rate|dropout|.*_dropout|momentum|.*_momentum|epsilon|alpha|negative_slope|threshold|"
+    "max_value|beta_1|beta_2|rho|decay|weight_decay|.*clip.*|initial_.*|loss_scale_factor|"
+    "label_smoothing|from_logits"
+)
+"""Names of single numbers that set a rate."""
+_INITIAL = re.compile("mean|stddev|scale|minval|maxval|gain|l1|l2")
+"""Names of single numbers of initializers and regularizers."""
+_TEXTS = re.compile(
+    "axes|keras_history|input_layers|output_layers|metrics|weighted_metrics|loss|args"
+)
+"""Names of lists of names."""
+_ASIDE = ("shared_object_id", "compile_config")
+"""Fields that Keras numbers afresh in each file, and those of an optimizer that is not read."""
+
+
+def check_members(found: Findings, path: pathlib.Path, model: Any) -> dict[str, Any]:
+    """Compares the members of a ``.keras`` file with those of its model; returns its configuration.
+
+    The model that was read is written again: what it does not write is no part of it.
+    """
+    parts = Findings()
+    check_zip(parts, path)
+    with tempfile.TemporaryDirectory() as folder:
+        again = pathlib.Path(folder) / "model.keras"
+        with without_input_warnings():
+            model.save(again)
+        with zipfile.ZipFile(path) as content, zipfile.ZipFile(again) as own:
+            names = content.namelist()
+            check_names(parts, names, own.namelist(), "member", path.name)
+            _check_weights(parts, content, own)
+            for name in names:
+                if name.endswith(_RECEIPTS):
+                    _check_asset(parts, name, content.read(name))
+            texts = {name: content.read(name).decode() for name in (_CONFIG, _METADATA)}
+            written = {name: json.loads(own.read(name)) for name in texts}
+    metadata = check_json(parts, _METADATA, texts[_METADATA], {}) or {}
+    check_names(parts, metadata, written[_METADATA], "field", _METADATA)
+    config: dict[str, Any] = check_json(parts, _CONFIG, texts[_CONFIG], {}) or {}
+    fields = (name for name, _ in _unknown_fields(config, written[_CONFIG]))
+    check_names(parts, fields, (), "field", _CONFIG)
+    # Another version of Keras may write other names.
+    is_own_keras = metadata.get("keras_version") == written[_METADATA]["keras_version"]
+    (found.problems if is_own_keras else found.not_checked).extend(parts.problems)
+    found.not_checked += parts.not_checked
+    return config
+
+
+def _unknown_fields(config: Any, written: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the fields of a configuration that the model does not write."""
+    if isinstance(config, Mapping) and isinstance(written, Mapping):
+        for name, part in config.items():
+            if name in _ASIDE:
+                continue
+            if name in written:
+                yield from _unknown_fields(part, written[name])
+            else:
+                yield name, part
+    elif isinstance(config, list) and isinstance(written, list):
+        for part, other in zip(config, written, strict=False):
+            yield from _unknown_fields(part, other)
+        if len(config) > len(written):
+            yield f"a list of {len(config)} parts instead of {len(written)}", config
+
+
+def _check_asset(found: Findings, name: str, content: bytes) -> None:
+    """Checks that receipts, or facts, have no other content."""
+    if name.endswith(".json"):
+        facts = check_json(found, name, content.decode(), {}) or {}
+        check_names(found, facts, ("classes", "range", "columns"), "field", name)
+        return
+    _, _, packed = content.partition(b"\n")
+    _check_receipts(found, name, packed)
+
+
+def _check_receipts(found: Findings, name: str, packed: bytes) -> None:
+    stream = zlib.decompressobj()
+    text = stream.decompress(packed).decode()
+    if stream.unused_data:
+        found.problems.append(f"{name} has content outside its receipts")
+    fields = check_json(found, name, text, {}) or {}
+    known = ("format", "version", "digests", "steps", "receipts")
+    check_names(found, fields, known, "field", name)
+
+
+def _check_weights(found: Findings, content: zipfile.ZipFile, own: zipfile.ZipFile) -> None:
+    import h5py  # type: ignore[import-untyped]
+
+    with content.open(_WEIGHTS) as file, own.open(_WEIGHTS) as again:
+        stored, written = _arrays(h5py.File(file)), _arrays(h5py.File(again))
+    is_state = {name for name in stored if f"{name}/".startswith(_OPTIMIZER)}
+    check_names(found, set(stored) - is_state, written, "array", _WEIGHTS)
+    for name in stored:
+        if name.endswith(_RECEIPTS_ARRAY) and (packed := stored[name][1]) is not None:
+            _check_receipts(found, name, packed.astype(np.uint8).tobytes())
+    differing = [
+        name
+        for name in sorted((set(stored) - is_state) & set(written))
+        if not all(map(_are_equal, stored[name], written[name]))
+    ]
+    if differing:
+        found.problems.append(f"{_WEIGHTS} has content outside its arrays: {listed(differing)}")
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if not isinstance(one, np.ndarray):
+        return bool(one == other)
+    return (
+        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    )
+
+
+def _arrays(file: Any) -> dict[str, tuple[Any, Any]]:
+    """Returns each group and array of an HDF5 file by name: its attributes and its values."""
+    found: dict[str, tuple[Any, Any]] = {"": (dict(file.attrs), None)}
+
+    def note(name: str, part: Any) -> None:
+        attributes = {key: str(value) for key, value in part.attrs.items()}
+        found[name] = attributes, np.asarray(part) if hasattr(part, "shape") else None
+
+    file.visititems(note)
+    return found
+
+
+def has_unknown_state(path: pathlib.Path, digests: frozenset[bytes]) -> bool:
+    """Returns whether the optimizer in a file has arrays that no store recorded."""
+    import h5py
+
+    with zipfile.ZipFile(path) as content, content.open(_WEIGHTS) as file:
+        arrays = _arrays(h5py.File(file))
+    state = [array for name, (_, array) in arrays.items() if name.startswith(_OPTIMIZER)]
+    several = [array for array in state if array is not None and array.size > 1]
+    floats = [_Values(array) for array in several if array.dtype.kind in "fV"]
+    return len(floats) < len(several) or not digests.issuperset(weight_digests(floats))
+
+
+class _Values:
+    """An array with the methods by which digests read variables."""
+
+    trainable = False
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._values = values
+
+    def numpy(self) -> np.ndarray:
+        return self._values
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self._values, dtype=dtype)
+
+
+def constants_of(config: Any, layer: str = "the model") -> Iterator[tuple[str, str]]:
+    """Yields layers whose configuration has numbers or texts beyond shapes, names and rates."""
+    if "class_name" in config and isinstance(config.get("config"), dict):
+        layer = config["config"].get("name") or config.get("name") or layer
+        layer = layer if isinstance(layer, str) else "a layer"
+    module = str(config.get("module"))
+    for name, value in config.items():
+        yield from _constants_in(name, value, layer, module)
+
+
+def _constants_in(name: str, value: Any, layer: str, module: str) -> Iterator[tuple[str, str]]:
+    if name == _ASIDE[0] or value is None or isinstance(value, bool):
+        return
+    if isinstance(value, dict):
+        inner = {"module": module, **value} if name == "config" else value
+        yield from constants_of(inner, layer)
+    elif isinstance(value, list) and any(isinstance(part, (dict, list)) for part in value):
+        for part in value:
+            yield from _constants_in(name, part, layer, module)
+    elif not _is_structure(name, value, module):
+        yield layer, name
+
+
+def _is_structure(name: str, value: Any, module: str) -> bool:
+    """Returns whether a value is a shape, a rate or a name, which carry little."""
+    if isinstance(value, list):
+        if all(isinstance(part, str) for part in value):
+            return not value or bool(_TEXTS.fullmatch(name))
+        is_short = len(value) <= _MOST_NUMBERS
+        return is_short and all(_is_structure(name, part, module) for part in value)
+    if value is None or isinstance(value, bool):
+        return True
+    if isinstance(value, str):
+        return len(value) <= _LONGEST_TEXT
+    if isinstance(value, int) and _SHAPES.fullmatch(name):
+        return abs(value) <= _LARGEST
+    is_initial = "initializers" in module or "regularizers" in module
+    is_optimizer = ".optimizers" in module
+    is_rate = (
+        _RATES.fullmatch(name) is not None
+        or (is_initial and _INITIAL.fullmatch(name) is not None)
+        or (is_optimizer and name == "learning_rate")
+    )
+    # Keras writes single precision.
+    return is_rate and np.float32(f"{value:.{_DIGITS}g}") == np.float32(value)
+
+
+def check_layers(found: Findings, model: Any, config: dict[str, Any], stores: Stores) -> None:
+    """Compares weights with those in the stores; names layers that they don't know.
+
+    If no layer has receipts, the layers without them count as unknown. Constant weights, such as
+    those of a head that is all noise, need no record.
+    """
+    unknown: list[str] = []
+    public: list[str] = []
+    any_recorded = False
+    listed_only: list[str] = []
+    whole_numbers: list[str] = []
+    for layer in layers_of(model):
+        own = own_weights(layer)
+        has_receipts = bool(own and public_input(layer).receipts)
+        digests = weight_digests(own)
+        history = history_of(layer)
+        if history is not None and (history.digests or set()) - {*digests, *stores.digests}:
+            listed_only.append(layer.name)
+        if not stores.digests.issuperset(integer_digests(own)):
+            whole_numbers.append(layer.name)
+        if not stores.digests.issuperset(digests):
+            (unknown if has_receipts else public).append(layer.name)
+        elif has_receipts:
+            any_recorded = True
+    if not any_recorded and not unknown:
+        unknown, public = public, []
+    if unknown:
+        found.problems.append(f"the store has no record of the weights of {listed(unknown)}")
+    if public:
+        found.not_checked.append(f"the weights of {listed(public)}, public by assumption")
+    if whole_numbers:
+        found.not_checked.append(f"the whole numbers of {listed(whole_numbers)}")
+    if listed_only:
+        found.not_checked.append(f"digests of earlier weights of {listed(listed_only)}")
+    constants: dict[str, set[str]] = {}
+    for layer, name in constants_of(config):
+        constants.setdefault(layer, set()).add(name)
+    found.not_checked += [
+        f"the constants of {brief(layer)} ({listed(sorted(names))}), public by assumption"
+        for layer, names in constants.items()
+    ]
