@@ -232,16 +232,34 @@ def replace_labels(
     blocks = source if size == 1 else source.batch(size)
     starts = tf.data.Dataset.counter(step=size)
     replaced = tf.data.Dataset.zip((blocks, starts)).map(replace, **_SYNCHRONOUS)
-    replaced = replaced if size == 1 else replaced.unbatch()
+    elements = _without_states(replaced if size == 1 else replaced.unbatch())
     if ids is None or source.cardinality() == len(labels):
-        replaced = replaced.apply(tf.data.experimental.assert_cardinality(len(labels)))
+        elements = elements.apply(tf.data.experimental.assert_cardinality(len(labels)))
+    elements = elements.with_options(source.options())
     policy = tf.data.experimental.AutoShardPolicy
-    if ids is None and source.options().experimental_distribute.auto_shard_policy != policy.OFF:
-        # Several workers must share elements, not files: labels go by place in the source.
+    if source.options().experimental_distribute.auto_shard_policy != policy.OFF:
+        # Several workers must share elements: they cannot see the files of the source.
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = policy.DATA
-        replaced = replaced.with_options(options)
-    return replaced
+        elements = elements.with_options(options)
+    return elements
+
+
+def _without_states(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset of the same elements, whose iterators and graph cannot be saved.
+
+    Buffers of the source (cache, shuffle, prefetch, parallel maps) keep true labels, and so do its
+    constants. A Python function opens the dataset in each pass, so that a graph in a file has a
+    number in its place. TensorFlow refuses to save iterators that read such functions. No element
+    passes through Python.
+    """
+    spec = dataset.element_spec
+    opened = tf.data.Dataset.from_generator(
+        lambda: [dataset], output_signature=tf.data.DatasetSpec(spec)
+    )
+    # Symbolic checkpoints look at `opened` after its last element, and at `empty` before the first.
+    empty = tf.data.Dataset.from_generator(lambda: [], output_signature=spec)
+    return empty.concatenate(opened.flat_map(lambda elements: elements))
 
 
 def _block_size(element_spec: Any) -> int:

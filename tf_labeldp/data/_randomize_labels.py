@@ -80,7 +80,11 @@ def randomize_labels(
         vault's assumptions (``guarantee().assumptions``), and on features, sample weights, ids and
         order that were made without the labels: first drop columns that reveal the label, such as a
         coarser class. The returned elements do not contain the true label; an example that has no
-        noisy label raises. The source dataset still has the true labels: train on the returned one.
+        noisy label raises. No file written from the returned dataset contains it: TensorFlow
+        refuses checkpoints of its iterators, and its graph does not contain the source, since
+        buffers and constants of the source do. The source still has the true labels, and so have
+        files that it writes itself, such as those of ``cache(filename)``: train on the returned
+        dataset.
 
     Args:
         mechanism: as for ``PrivateLabels.randomize``, except ``PeerToPeerRandomizedResponse``,
@@ -91,8 +95,8 @@ def randomize_labels(
             ``(x, y)`` and ``(x, y, sample_weight)`` have it in second place.
         id_fn: maps the features of one element, x of a tuple or the dict without its label, to a
             scalar integer or string tensor that no other example has. Needed for sources whose
-            order varies (shuffled, read in parallel), and for pipelines that distribute files among
-            workers. Write it in TensorFlow operations: ``tf.vectorized_map`` calls it.
+            order varies (shuffled, read in parallel). Write it in TensorFlow operations:
+            ``tf.vectorized_map`` calls it.
         priors: probabilities for mechanisms that use them: (K,), or (n, K) in the order of the
             source (not with ``id_fn``).
         clusters: the cluster of each example, integers (n,) in the order of the source (not with
@@ -111,7 +115,8 @@ def randomize_labels(
         ``(x, y, sample_weight)`` or a dict, x any structure of tensors, y a scalar. It keeps their
         order and ``element_spec``, except for the labels of ``ALIBI``. After ``apply`` it has
         ``guarantee()``, the ``noisy_labels``, and their ``private_labels`` vault, in the order of
-        the source or of the sorted ids.
+        the source or of the sorted ids. Several workers share elements, not files. For checkpoints
+        of iterators zip features and ``noisy_labels.values``, in a data set without true labels.
 
     Raises:
         TypeError: another type than above; on ``apply`` also of labels and ids.
