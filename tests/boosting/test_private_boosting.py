@@ -206,7 +206,7 @@ BAD_INPUT = {
         {"sample_weight": -np.ones(N)},
         "sample_weight of finite numbers, at least zero",
     ),
-    "class weights": ({"class_weight": {5: 2.0}}, TABLE, BINARY, {}, "class_weight must be"),
+    "class weights": ({"class_weight": {5: 2.0}}, TABLE, BINARY, {}, "class_weight for"),
     "constant": ({}, {"age": np.ones(N)}, BINARY, {}, "constant columns alone"),
     "range": (
         {"num_classes": None, "low": -1.0, "high": 8.0, "loss": "poisson"},

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
 
@@ -22,7 +22,7 @@ from tf_labeldp.data._row_source import RowSource, kept_dtype
 from tf_labeldp.data.poisson_sampler import PoissonSampler, uniform_subset
 from tf_labeldp.mechanisms.random_bits import uniform_below, uniform_integers
 from tf_labeldp.vault import PrivateLabels
-from tf_labeldp.vault.label_kinds import LabelKind, Rows
+from tf_labeldp.vault.label_kinds import LabelKind, Rows, class_table
 from tf_labeldp.vault.private_labels import labels_for_training
 from tf_labeldp.vault.users import rows_by_user, user_codes
 
@@ -529,13 +529,9 @@ def checked_sample_weight(weights: Any, num_rows: int) -> np.ndarray | None:
 
 
 def check_class_weight(class_weight: Any) -> None:
-    """Raises unless class weights are a dict."""
-    if class_weight is not None and not isinstance(class_weight, dict):
-        raise ValueError(
-            f"expected class_weight as a dict of public numbers, got {class_weight!r}: counts of "
-            "private labels are a release. Release shares by labels.release(HistogramMechanism("
-            "...)).priors(), and give {class: 1 / (K * share)}."
-        )
+    """Raises unless class weights are a dict; the model shows which classes its outputs have."""
+    if class_weight is not None and not isinstance(class_weight, Mapping):
+        class_table(class_weight, ())
 
 
 def _checked_labels(labels: Any) -> np.ndarray:

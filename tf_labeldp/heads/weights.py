@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._columns import weights_of
+from tf_labeldp.vault.label_kinds import class_table
 
 
 def example_weights(weights: Any, num_rows: int | None) -> np.ndarray | None:
@@ -69,15 +68,4 @@ def class_weights(
     if isinstance(class_weight, str):
         _validate.one_of("class_weight", class_weight, ("balanced",))
         return np.ones(len(classes)) if shares is None else 1.0 / (len(shares) * shares)
-    rest = dict(class_weight) if isinstance(class_weight, Mapping) else {}
-    values = [rest.pop(name, 1.0) for name in classes.tolist()]
-    if (
-        not isinstance(class_weight, Mapping)
-        or rest
-        or not all(0.0 < value < math.inf for value in values)
-    ):
-        raise ValueError(
-            f"class_weight must be 'balanced' or weights above zero by class, for "
-            f"{classes.tolist()}, got {class_weight!r}."
-        )
-    return np.array(values, np.float64)
+    return class_table(class_weight, classes.tolist(), interval="(0, inf)")

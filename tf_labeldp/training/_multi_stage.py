@@ -22,7 +22,6 @@ from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, Setting, pu
 from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.accounting.receipts import merge_receipts, weights_receipts
 from tf_labeldp.data.batches import (
-    check_class_weight,
     check_not_extended,
     checked_sample_weight,
 )
@@ -40,8 +39,8 @@ from tf_labeldp.mechanisms import ClassificationMechanism, Priors, RandomizedRes
 from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.training._record_receipts import CountedTraining
 from tf_labeldp.training._stage_data import FIT, Features, StageDataset, StagePlan, TrainingSet
-from tf_labeldp.training._training_plan import class_table
-from tf_labeldp.vault import Classes, NoisyLabels, PrivateLabels, guarantee
+from tf_labeldp.vault import NoisyLabels, PrivateLabels, guarantee
+from tf_labeldp.vault.label_kinds import class_table
 from tf_labeldp.vault.model_history import attach
 from tf_labeldp.vault.records import publish
 
@@ -204,10 +203,7 @@ class MultiStageTraining(CountedTraining):
         self._sample_weight = checked_sample_weight(sample_weight, len(labels))
         self._class_weight = class_weight
         if class_weight is not None and class_weight != "balanced":
-            check_class_weight(class_weight)
-            kind = labels.kind
-            classes = kind.classes if isinstance(kind, Classes) else range(labels.num_classes)
-            self._class_weight = np.array(class_table(class_weight, classes), np.float32)
+            self._class_weight = class_table(class_weight, labels.classes).astype(np.float32)
         self._batch_size = batch_size
         seed = _validate.integer_at_least("seed", seed, 0)
         self._plan = StagePlan.make(

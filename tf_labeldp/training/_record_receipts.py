@@ -25,6 +25,7 @@ from tf_labeldp.gradients.model_checks import (
     takes_rows,
 )
 from tf_labeldp.vault import NoisyLabels
+from tf_labeldp.vault.label_kinds import class_table
 from tf_labeldp.vault.model_history import (
     begin_training,
     cover_steps,
@@ -170,7 +171,10 @@ def fit(
             table becomes a matrix of its columns, or for a model with several inputs
             ``features.to_inputs(x, model)``.
         settings: all other arguments of ``keras.Model.fit``; ``sample_weight`` has as many rows as
-            ``x``.
+            ``x``. ``class_weight`` is ``{class: weight}``, 1 for others, by class value; if no
+            class value is a number, by code too. With ``"posterior"`` and ``"debiased"`` the
+            expected loss is that of weighted true labels; ``"values"`` have the weight of the
+            noisy class.
 
     Returns:
         The ``keras.callbacks.History``.
@@ -239,13 +243,9 @@ def fit(
     check_missing(model, x)
     if weights is not None:
         settings["sample_weight"] = checked_sample_weight(np.asarray(weights)[rows], len(y))
-    class_weight = settings.get("class_weight")
-    if class_weight is not None and not isinstance(class_weight, Mapping):
-        raise TypeError(
-            "class_weight must be a dict of numbers by class code, got "
-            f"{type(class_weight).__name__}. For balanced classes divide by the shares: "
-            "noisy.posterior().mean(axis=0)."
-        )
+    if (class_weight := settings.pop("class_weight", None)) is not None:
+        y, of_classes = _weighted(labels, targets, y, class_weight)
+        settings["sample_weight"] = of_classes * settings.get("sample_weight", 1.0)
     recorder = CountedTraining(public.receipts)
     callbacks = settings.pop("callbacks", None) or []
     callbacks = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
@@ -256,6 +256,41 @@ def fit(
             return model.fit(x, y, callbacks=[*callbacks, recorder], **settings)
     finally:
         recorder.end()
+
+
+def _weighted(
+    labels: NoisyLabels, targets: str, y: np.ndarray, class_weight: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns targets and example weights with the expected loss of weighted true labels.
+
+    Of a posterior p and class weights w, the expected loss of the true label, times its weight, is
+    ``s`` times the loss of the targets ``p w / s``, with ``s = sum(p w)``: exactly for losses that
+    are linear in their targets, and up to a constant for squared errors. Debiased rows are linear
+    weights themselves. Noisy classes have the weight of the noisy class.
+    """
+    number = getattr(labels.mechanism, "num_classes", None)
+    is_set = targets == "values" and labels.are_sets
+    is_row = labels.values.ndim == 2 and labels.values.dtype.kind == "i"
+    if number is None or is_set or is_row:
+        raise ValueError(
+            f"expected targets of classes for class_weight, got targets={targets!r} of "
+            f"{type(labels.mechanism).__name__}. Give sample_weight, or targets='posterior'."
+        )
+    if not isinstance(class_weight, Mapping):
+        raise TypeError(
+            "class_weight must be a dict of numbers by class, got "
+            f"{type(class_weight).__name__}. For balanced classes divide by the shares: "
+            "noisy.posterior().mean(axis=0)."
+        )
+    table = class_table(class_weight, labels.classes or range(number))
+    if y.ndim == 1:
+        return y, table[y]
+    weighted = y * table
+    if targets == "debiased":
+        return weighted, np.ones(len(y))
+    sums = weighted.sum(axis=1, keepdims=True)
+    # Targets without a weight stay distributions.
+    return np.divide(weighted, sums, out=np.array(y, np.float64), where=sums > 0), sums[:, 0]
 
 
 def _check_receipts(labels: Any) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_labeldp import _validate
+from tf_labeldp._columns import column
 from tf_labeldp.accounting import public_input
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.data.batches import (
@@ -31,6 +32,7 @@ from tf_labeldp.gradients.model_checks import (
 )
 from tf_labeldp.gradients.output_losses import OutputLoss, OutputLosses
 from tf_labeldp.vault import Classes, PrivateLabels
+from tf_labeldp.vault.label_kinds import class_table
 
 _NOT_WITH_BATCHES = ("batch_size", "sample_weight", "steps_per_epoch", "validation_split")
 _NOT_WITH_ARRAYS = {
@@ -111,7 +113,7 @@ class TrainingPlan(abc.ABC):
             return {}
         pairs = losses.pairs(self.labels)
         names = [loss.name for loss, _ in pairs]
-        by_output = any(isinstance(part, dict) for part in weights.values())
+        by_output = any(isinstance(part, Mapping) for part in weights.values())
         if not by_output and len(pairs) == 1:
             weights = {names[0]: weights}
         elif not by_output or not set(weights) <= set(names):
@@ -337,8 +339,8 @@ class ArrayPlan(TrainingPlan):
         n = int(np.shape(tf.nest.flatten(x)[0])[0])
         if isinstance(y, list):
             by_output = len(y) != n and any(isinstance(part, np.ndarray) for part in y)
-            y = tuple(y) if by_output else np.asarray(y)
-        y = tf.nest.map_structure(np.asarray, y)
+            y = tuple(y) if by_output else column(y, "labels")
+        y = tf.nest.map_structure(lambda part: column(part, "labels"), y)
         weights = checked_sample_weight(weights, n)
         arrays = x, y, np.ones(n, np.float32) if weights is None else weights
         lengths = [part.shape[:1] for part in tf.nest.flatten(arrays)]
@@ -408,22 +410,7 @@ def _class_table(weights: Any, loss: OutputLoss, labels: OutputLabels) -> list[f
             f"expected classes for class_weight, got {kind.describe()}. Give sample_weight, or "
             "loss_weights for outputs with one column each."
         )
-    return class_table(weights, classes)
-
-
-def class_table(weights: Any, classes: Any) -> list[float]:
-    """Returns the weight of each class, 1 for those without; raises for other classes."""
-    unknown = [name for name in weights if name not in classes]
-    if unknown:
-        raise ValueError(
-            f"expected class_weight for the classes {list(classes)[:10]}, got {unknown[:3]}. Name "
-            "the classes as the labels do."
-        )
-    found = {
-        name: _validate.number_in("class_weight", weight, "[0, inf)")
-        for name, weight in weights.items()
-    }
-    return [found.get(name, 1.0) for name in classes]
+    return class_table(weights, classes).tolist()
 
 
 def _is_given(value: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import datetime
+import numbers
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -450,6 +451,43 @@ def class_array(classes: tuple[Hashable, ...]) -> np.ndarray:
         if same_kind and array.tolist() == list(classes):
             return array
     return _object_array(classes)
+
+
+def class_table(
+    class_weight: Any, classes: Sequence[Hashable], *, interval: str = "[0, inf)"
+) -> np.ndarray:
+    """Returns the public weight of each class, ``float64`` (K,), 1 for those without.
+
+    A key is a class value. If no class value is a number, the codes 0..K-1 name the classes, too;
+    otherwise 1 might name two classes, and only values do.
+    """
+    if not isinstance(class_weight, Mapping):
+        raise ValueError(
+            f"expected class_weight as a dict of public numbers, got {class_weight!r}: counts of "
+            "private labels are a release. Release shares by labels.release(HistogramMechanism("
+            "...)).priors(), and give {class: 1 / (K * share)}."
+        )
+    places = {value: code for code, value in enumerate(classes)}
+    are_numbers = any(isinstance(value, numbers.Number) for value in classes)
+    codes = {} if are_numbers else {code: code for code in places.values()}
+    unknown = [key for key in class_weight if key not in places and key not in codes]
+    if unknown:
+        raise ValueError(
+            f"expected class_weight for the classes {list(classes)[:10]}, got {unknown[:3]}. Name "
+            "the classes as the labels do."
+        )
+    named = [key for key in class_weight if key in places]
+    if len(named) not in (0, len(class_weight)):
+        other = next(key for key in class_weight if key not in places)
+        raise ValueError(
+            f"expected class_weight by class values or by codes, got both, {named[0]!r} and "
+            f"{other!r}. Name the classes as the labels do."
+        )
+    table = np.ones(len(classes))
+    for key, weight in class_weight.items():
+        place = places[key] if named else codes[key]
+        table[place] = _validate.number_in("class_weight", weight, interval)
+    return table
 
 
 def _codes(labels: Column, classes: tuple[Hashable, ...]) -> np.ndarray:
