@@ -143,6 +143,29 @@ def test_the_score_of_the_front_door_is_on_its_card(tmp_path):
     assert "head" in (tmp_path / "README.md").read_text()
 
 
+def test_the_untouched_card_of_a_front_door_on_arrays_is_right(tmp_path):
+    door = ldp.PrivateClassifier(1.0, 1e-5, num_classes=2, budget_for_evaluation=0.1)
+    ldp.save(door.fit(X, LABELS), tmp_path)
+    found = verify(tmp_path)
+    assert found.problems == found.not_checked == ()
+    assert main(["verify", str(tmp_path)]) == 0
+
+
+def test_added_sections_are_named(saved):
+    folder = saved[0] / "model"
+    page = folder / "README.md"
+    first, second, rest = page.read_text().partition("## Privacy")
+    page.write_text(f"{first}## Intended use\n\nNone.\n\n{second}{rest}\n## Metrics\n\nAll.\n")
+    found = verify(folder, store=saved[0] / "store")
+    assert found.problems == ()
+    assert [text.partition(" of ")[0] for text in found.not_checked] == [
+        "section 'Intended use'",
+        "section 'Metrics'",
+    ]
+    page.write_text(page.read_text().replace("| accuracy |", "| accuracy |  |"))
+    assert "section 'Metrics' of README.md was changed" in verify(folder).problems[0]
+
+
 @pytest.mark.parametrize(
     ("model", "metrics", "message"),
     [

@@ -1,7 +1,7 @@
 """Ways to tamper with each kind of published file, and what verification finds.
 
 Each file has an untouched twin that is right. A way is resealed if its digests, which have no key,
-are computed again, as whoever changes a file can do.
+are computed again.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import shutil
@@ -57,17 +58,88 @@ class TestNoisyLabels:
         assert verify(tmp_path / "n", store=tmp_path / "s").problems == ()
 
     def test_other_kinds_of_draws(self, tmp_path):
+        """Each untouched file is covered as a whole, alone and with its store."""
         labels = vault(tmp_path / "s", draws="stored")
-        clusters = np.arange(300) % 4
-        labels.randomize(ldp.RandomizedResponse(0.5, 3), indices=[5, 3, 9]).save(tmp_path / "part")
-        labels.randomize(
-            ldp.ClusterRandomizedResponse.for_epsilon(0.5, num_classes=3), clusters=clusters
-        ).save(tmp_path / "clusters")
-        labels.randomize(ldp.ALIBI(0.5, 3)).save(tmp_path / "alibi")
-        keyed = vault(tmp_path / "k", draws="keyed")
-        keyed.randomize(ldp.RandomizedResponse(0.5, 3)).save(tmp_path / "keyed")
-        for name, store in (("part", "s"), ("clusters", "s"), ("alibi", "s"), ("keyed", "k")):
-            assert verify(tmp_path / name, store=tmp_path / store).problems == (), name
+        part, _ = labels.split(0.25)
+        groups, few = np.arange(300) % 4, ldp.RandomizedResponse(0.1, 3)
+        by_cluster = ldp.ClusterRandomizedResponse
+        lambda_ = by_cluster(3, 0.1, 8.0, resampling_probability=0.9)
+        drawn = {
+            "some": labels.randomize(few, indices=[5, 3, 9]),
+            "clusters": labels.randomize(
+                by_cluster.for_epsilon(0.5, num_classes=3), clusters=groups
+            ),
+            "lambda": labels.randomize(lambda_, clusters=groups, key="lambda"),
+            "alibi": labels.randomize(ldp.ALIBI(0.5, 3)),
+            "part": part.randomize(ldp.RRWithPrior(0.1, 3), priors=[0.2, 0.3, 0.5], key="part"),
+            "some of a part": part.randomize(few, indices=[1, 5, 100], key="some"),
+            "head": labels.randomize(
+                ldp.heads.HeadPriorRandomizer(0.5, 1e-5), features=X, key="head"
+            ),
+        }
+        keyed = vault(tmp_path / "k", draws="keyed").randomize(few)
+        users = vault(tmp_path / "u", users=np.arange(300) // 2).randomize(few, indices=[0, 5])
+        names = ldp.PrivateLabels(
+            np.array(["a", "b", "c"])[LABELS], classes=["a", "b", "c"], store=tmp_path / "n",
+            budget=ldp.PrivacyBudget(1.0),
+        )  # fmt: skip
+        cases = [(name, noisy, "s") for name, noisy in drawn.items()]
+        cases += [("keyed", keyed, "k"), ("users", users, "u"), ("n", names.randomize(few), "n")]
+        for name, noisy, store in cases:
+            noisy.save(tmp_path / f"noisy {name}")
+            for of_store in (None, tmp_path / store):
+                found = verify(tmp_path / f"noisy {name}", store=of_store)
+                assert found.problems == found.not_checked == (), name
+
+    def test_labels_that_came_late(self, tmp_path):
+        labels = ldp.PrivateLabels(
+            LABELS[:200], 3, budget=ldp.PrivacyBudget(8.0), store=tmp_path / "s"
+        )
+        response = ldp.RandomizedResponse(1.0, 3)
+        labels.randomize(response, key="week").save(tmp_path / "weeks" / "0")
+        labels.extend(LABELS[200:])
+        noisy = labels.randomize(response, key="week")
+        noisy.save(tmp_path / "both")
+        labels.randomize(response, np.arange(200, 300), key="late").save(tmp_path / "weeks" / "1")
+        for name in ("both", "weeks"):
+            for of_store in (None, tmp_path / "s"):
+                found = verify(tmp_path / name, store=of_store)
+                assert found.problems == found.not_checked == (), name
+        assert len(found.sha256) == 4
+        (tmp_path / "weeks" / "0" / "labels.csv").write_text("0")
+        assert "unknown file: 0/labels.csv" in verify(tmp_path / "weeks").problems[0]
+
+    def test_what_only_the_library_writes_is_recorded(self, tmp_path):
+        """A remark, other indices in a part, another bias correction: named, or wrong."""
+        labels = vault(tmp_path / "s")
+        part, _ = labels.split(0.25)
+        some = part.randomize(ldp.RandomizedResponse(0.1, 3), indices=[1, 5, 100], key="some")
+        mechanism = ldp.ClusterRandomizedResponse.for_epsilon(0.5, num_classes=3)
+        resampled = labels.randomize(mechanism, clusters=np.arange(300) % 4)
+        for number, (noisy, change) in enumerate([
+            (some, {"indices": np.array([2, 7, 200])}),
+            (some, {"remarks": ("0110",)}),
+            (some, {"assumptions": (ldp.accounting.Assumption("a", "holder", "0110"),)}),
+            (resampled, {"bias_correction": 0.123456}),
+        ]):  # fmt: skip
+            dataclasses.replace(noisy, **change).save(tmp_path / f"noisy {number}")
+            found = verify(tmp_path / f"noisy {number}", store=tmp_path / "s")
+            assert found.problems == () and found.not_checked
+            assert "matches" not in str(found).splitlines()[-1]
+
+    def test_a_forgotten_store_names_what_it_forgot(self, noisy, tmp_path):
+        labels = vault(tmp_path / "s")
+        labels.randomize(ldp.RandomizedResponse(1.0, 3), [5, 3, 9], key="b").save(tmp_path / "b")
+        priors = [0.2, 0.3, 0.5]
+        drawn = labels.randomize(ldp.RRWithPrior(1.0, 3), priors=priors, key="c")
+        drawn.save(tmp_path / "c")
+        other = ldp.mechanisms.Priors(np.eye(3)[LABELS])
+        dataclasses.replace(drawn, priors=other).save(tmp_path / "d")
+        ldp.vault.forget(tmp_path / "s")
+        for name, parts in (("noisy", []), ("b", ["indices"]), ("c", []), ("d", ["priors"])):
+            found = verify(tmp_path / name, store=tmp_path / "s")
+            assert found.problems == () and len(found.not_checked) == len(parts)
+            assert all(part in text for part, text in zip(parts, found.not_checked, strict=True))
 
     def test_reports_of_users(self, tmp_path):
         labels = ldp.PrivateLabels(
@@ -256,6 +328,26 @@ class TestB8:
             ).save(tmp_path / name)
             problems = verify(tmp_path / name, store=tmp_path / "s").problems
             assert bool(problems) == (name == "twice")
+
+    def test_an_exported_head_is_known_as_a_whole(self, tmp_path):
+        """With its public layers; those of an encoder of other code are named."""
+        labels = vault(tmp_path / "s")
+        encoder = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, name="own")])
+        table = {"age": X[:, 0], "job": np.repeat(["nurse", "smith"], 150)}
+        heads = {
+            "head": ldp.PrivateLogisticRegression(1.0, 1e-5, key="a").fit(X, labels),
+            "cluster": ldp.heads.NoiseCluster(epsilon=1.0, num_clusters=4, key="b").fit(X, labels),
+            "door": ldp.PrivateClassifier(1.0, 1e-5, key="c", method="head").fit(table, labels),
+            "trees": ldp.PrivateClassifier(1.0, key="d", method="boosting").fit(table, labels),
+            "own": ldp.PrivateLogisticRegression(1.0, 1e-5, encoder=encoder, key="e").fit(
+                X, labels
+            ),
+        }
+        for name, head in heads.items():
+            ldp.save(head, tmp_path / name)
+            found = verify(tmp_path / name, store=tmp_path / "s")
+            assert found.problems == () and bool(found.not_checked) == (name == "own"), name
+        assert "the weights of own, spread" in found.not_checked[0]
 
     def test_a_head_is_known_after_the_store_was_forgotten(self, tmp_path):
         head = ldp.PrivateLogisticRegression(2.0, 1e-5).fit(X, vault(tmp_path / "s"))

@@ -250,7 +250,8 @@ class PrivateBoosting(Head):
             outputs = ops.clip(numbers, low, high)
         else:
             outputs = self._probabilities(scores, ops)
-        return self._with_facts(keras_model(inputs, outputs, "private_boosting"))
+        model = self._with_facts(keras_model(inputs, outputs, "private_boosting"))
+        return self._recorded(model, None)
 
     def _is_regressor(self) -> bool:
         return super()._is_regressor() or self.low is not None

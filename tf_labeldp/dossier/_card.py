@@ -195,11 +195,12 @@ def _check_page(found: Findings, page: str, sealed: Iterable[Sequence[str]]) -> 
     rest = _sections(page)
     added: list[tuple[str, str]] = []
     for heading, digest in sealed:
-        place = [own for _, own in rest].index(digest) if digest in dict(rest).values() else -1
-        if place < 0:
+        digests = [own for _, own in rest]
+        if digest not in digests:
             name = f"section {heading.strip('# ')!r}" if heading else "the beginning"
             found.problems.append(f"{name} of {PAGE} was changed or is missing")
             return
+        place = digests.index(digest)
         added += rest[:place]
         rest = rest[place + 1 :]
     found.not_checked += [

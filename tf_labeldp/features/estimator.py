@@ -14,10 +14,10 @@ from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
 
 from tf_labeldp._progress import without_input_warnings
-from tf_labeldp.accounting.provenance import bare
+from tf_labeldp.accounting.provenance import bare, weight_digests
 from tf_labeldp.accounting.receipts import Receipts, receipts_to_bytes
 from tf_labeldp.features.tables import MISSING_INTEGER, as_table
-from tf_labeldp.vault.model_history import counted_weights
+from tf_labeldp.vault.model_history import counted_weights, record_digests
 
 _Self = TypeVar("_Self", bound="Estimator")
 _INPUT_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")
@@ -166,6 +166,8 @@ def note_release(layer: Any, receipts: Receipts, weights: Any = None) -> None:
     layer.label_dp_receipts = receipts_to_bytes(receipts) if receipts else b""
     if receipts:
         counted_weights(layer, receipts, layer.weights if weights is None else weights)
+        # A store knows the others, which are public, by their digests alone.
+        record_digests(weight_digests(layer.weights if weights is not None else ()), receipts)
 
 
 def input_names(columns: list[str]) -> dict[str, str]:

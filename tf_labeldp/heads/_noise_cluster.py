@@ -210,7 +210,7 @@ class NoiseCluster(Head):
         model = keras_model(inputs, layer(rows), "noise_cluster")
         receipts = merge_receipts(self.receipts_, public.receipts)
         note_release(layer, receipts, [layer.outputs])  # the centres are public
-        return self._with_facts(model)
+        return self._recorded(self._with_facts(model), encoder)
 
     def _clusters(self, X: Any) -> np.ndarray:
         self._check_fitted()

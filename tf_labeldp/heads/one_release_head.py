@@ -43,7 +43,7 @@ from tf_labeldp.heads.weights import class_weights, example_weights, user_weight
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, PrivateLabels
 from tf_labeldp.vault.handed_on import with_receipts
-from tf_labeldp.vault.model_history import note_facts
+from tf_labeldp.vault.model_history import model_digest, note_facts, record_digests
 from tf_labeldp.vault.users import mean_group_size
 
 _Self = TypeVar("_Self", bound="OneReleaseHead")
@@ -149,6 +149,15 @@ class Head(Estimator, abc.ABC):
                 for name in classes.tolist()
             ]
         note_facts(model, facts)
+        return model
+
+    def _recorded(self, model: Any, encoder: Any) -> Any:
+        """Returns an exported model; the store records it, unless an encoder is of other code.
+
+        Verification compares the public layers in its file with this record.
+        """
+        if _is_of_this_library(encoder):
+            record_digests([model_digest(model)], self.receipts_)
         return model
 
     def _is_regressor(self) -> bool:
@@ -356,7 +365,8 @@ class OneReleaseHead(Head):
                 outputs = layers.Rescaling(1.0, -low, dtype="float32", name="above_low")(outputs)
             outputs = layers.ReLU(max_value=high - low, dtype="float32", name="clip")(outputs)
             outputs = layers.Rescaling(1.0, low, dtype="float32", name="label_range")(outputs)
-        return self._with_facts(keras_model(inputs, outputs, "one_release_head"))
+        model = self._with_facts(keras_model(inputs, outputs, "one_release_head"))
+        return self._recorded(model, public.value)
 
     def _fitted_encoder(self) -> Any:
         return getattr(self, "encoder_", self.encoder)  # a model of 0.2 has its argument alone
@@ -743,6 +753,12 @@ def with_max_l1(mechanism: Any, max_l1: float) -> LabelMomentMechanism:
     if mechanism.noise == "laplace":
         return dataclasses.replace(mechanism, max_l1=max_l1)
     return mechanism
+
+
+def _is_of_this_library(encoder: Any) -> bool:
+    encoder = bare(encoder)
+    parts = [getattr(encoder, "encoder", None), *getattr(encoder, "maps", ())]
+    return encoder is None or (is_own_map(encoder) and all(map(_is_of_this_library, parts)))
 
 
 _FIXED: dict[str, Any] = {"trainable": False, "dtype": "float32"}

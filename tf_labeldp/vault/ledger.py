@@ -245,10 +245,9 @@ class Ledger:
     def keep_weights(self, digests: Sequence[bytes], receipts: Receipts) -> None:
         """Records the receipts of model weights, or of published files, with these digests."""
         with self.turn():
-            found = (list(digests), {receipt.id for receipt in receipts})
-            known = [(old, {receipt.id for receipt in made_of}) for old, made_of in self.weights()]
-            if found not in known:
-                weights = tuple(digest.hex() for digest in digests)
+            weights, ids = tuple(digest.hex() for digest in digests), {use.id for use in receipts}
+            same = (record.made_of for record in self.records if record.weights == weights)
+            if not any(ids == {use.id for use in made_of} for made_of in same):
                 self.keep(weights=weights, made_of=tuple(receipts))
 
     def _remember(self, record: Record) -> Record:

@@ -156,6 +156,22 @@ def integer_digests(variables: Iterable[Any]) -> list[bytes]:
     return [bytes.fromhex(array_digest(array)) for array in several]
 
 
+def model_digest(model: Any) -> bytes:
+    """Returns a digest of a model's configuration and all its weights."""
+    config = json.dumps(_without_numbering(model.get_config()), sort_keys=True, default=str)
+    weights = [np.asarray(value_of(weight)) for weight in model.weights]
+    return bytes.fromhex(array_digest(np.frombuffer(config.encode(), np.uint8), *weights))
+
+
+def _without_numbering(config: Any) -> Any:
+    """Returns a configuration without the numbers that Keras gives shared objects afresh."""
+    if isinstance(config, dict):
+        fields = {name: _without_numbering(part) for name, part in config.items()}
+        fields.pop("shared_object_id", None)
+        return fields
+    return list(map(_without_numbering, config)) if isinstance(config, (list, tuple)) else config
+
+
 def cover_steps(optimizer: Any, steps: float | None = None) -> None:
     """Records the number of optimizer steps that receipts cover; None covers all so far."""
     if optimizer is not None:
