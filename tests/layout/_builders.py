@@ -85,7 +85,7 @@ def labels_of(budget=BUDGET, **options):
 
 def numbers_of():
     """Returns a vault of N numbers."""
-    return ldp.PrivateLabels(Y + 0.0, low=0.0, high=1.0, budget=BUDGET)
+    return ldp.PrivateLabels(Y + 0.0, low=0.0, high=1.0, budget=BUDGET, insecure_seed=0)
 
 
 def dense(outputs=K, shape=(4,)):
@@ -210,6 +210,12 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
         put("held_out", (X, labels_of())),
         0.5,
         1.0,
+    ),
+    "vault.select": lambda put: ldp.select(
+        put("predictions", [Y, 1 - Y]),
+        labels_of(),
+        0.5,
+        candidates=put("candidates", [labels_of().randomize(RR) for _ in range(2)]),
     ),
     "vault.declare": lambda put: ldp.declare(
         put("artefact", dense()), because="a test", made_of=put("made_of", [X])

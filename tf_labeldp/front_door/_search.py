@@ -11,7 +11,7 @@ from sklearn.model_selection import ParameterGrid
 from sklearn.utils.metaestimators import available_if
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Charge, Private, Public, public_input
+from tf_labeldp.accounting import Charge, Private, Public, PublicInput, public_input
 from tf_labeldp.accounting.events import gaussian_event, pure_dp_event
 from tf_labeldp.accounting.gaussian import gaussian_share, gaussian_sigma
 from tf_labeldp.accounting.provenance import bare
@@ -180,12 +180,13 @@ class PrivateSearchCV(Head):
         for model in fitted:
             model.fit(public.with_value(features_of[0]), train, **weighted)
             predictions.append(predictions_for_metrics(model, features_of[1]))
+        # The choice depends on all fits, and another outcome of it leaves another estimator.
+        of_fits = merge_receipts(*(model.receipts_ for model in fitted))
         released = release_choice(
-            public.with_value(predictions), held_out, epsilon, self.metric, choice_key
+            PublicInput(predictions, of_fits), held_out, epsilon, self.metric, choice_key
         )
-        self.receipts_ = merge_receipts(*(model.receipts_ for model in fitted), released.receipts)
+        self.receipts_ = merge_receipts(of_fits, released.receipts)
         self.best_index_ = int(released.values)
-        # Another outcome of any release would have left another estimator.
         self.best_estimator_ = with_receipts(fitted[self.best_index_], self.receipts_)
         self.best_params_, self.candidates_ = candidates[self.best_index_], candidates
         self.epsilon_of_fit_ = charge.epsilon
