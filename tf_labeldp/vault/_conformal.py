@@ -15,6 +15,7 @@ from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_rec
 from tf_labeldp.estimation import debiased, prior_from_logits
 from tf_labeldp.mechanisms import ClassificationMechanism, QuantileMechanism
 from tf_labeldp.mechanisms.quantile import class_scores, class_thresholds
+from tf_labeldp.vault.label_kinds import refuse_other_order
 from tf_labeldp.vault.noisy_labels import NoisyLabels, charged_examples
 from tf_labeldp.vault.private_labels import PrivateLabels
 from tf_labeldp.vault.users import epsilon_of_one_label
@@ -168,7 +169,7 @@ def conformal(
             "Give x[part.indices], in the order of the labels."
         )
     if is_classes:
-        _refuse_other_order(getattr(network, "classes_", None), labels.classes)
+        refuse_other_order(getattr(network, "classes_", None), labels.classes)
     from_logits = is_classes and _are_logits(predictions)
     if is_classes:
         predictions = _probabilities(predictions, from_logits)
@@ -201,18 +202,6 @@ def _refuse_learnt(receipts: Receipts, labels: Any) -> None:
             "expected a model that has not learnt from the held-out labels, got one whose receipts "
             f'name them ("{uses[-1].what}"): its sets would be too small. Train it on the first '
             "part of labels.split(0.2), and give the second one."
-        )
-
-
-def _refuse_other_order(columns: Any, classes: Any) -> None:
-    """Raises for a model with these classes in another order, as scikit-learn sorts them."""
-    if columns is None or classes is None:
-        return
-    found, expected = np.asarray(columns).tolist(), list(classes)
-    if found != expected and set(found) == set(expected):
-        raise ValueError(
-            f"expected a model with the classes {expected}, in the order of the labels, got "
-            f"{found}. Make PrivateLabels with classes={found}."
         )
 
 

@@ -36,6 +36,7 @@ from tf_labeldp.mechanisms.metrics import (
     metric_bounds,
 )
 from tf_labeldp.vault.handed_on import carries_receipts, with_receipts
+from tf_labeldp.vault.label_kinds import predicted_codes, refuse_other_order
 from tf_labeldp.vault.users import epsilon_of_one_label
 
 _CALIBRATION_BINS = 10
@@ -199,6 +200,9 @@ def evaluate_by_release(
     check_metric(kind, metric)
     public = public_input(predictions)
     check_length(size, size if public.value is None else np.shape(public.value)[0])
+    if kind.num_classes is not None:
+        [codes] = predicted_codes([public.value], kind.names)
+        public = public.with_value(codes)
     if metric in _HISTOGRAM_METRICS:
         return _HISTOGRAM_METRICS[metric](labels, public, epsilon, key)
     released_metric = "mean" if metric == "total" else metric
@@ -255,6 +259,10 @@ def evaluate_by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: A
             "examples: labels.split(0.2)."
         )
     number = getattr(noisy.mechanism, "num_classes", None)
+    if number is not None and predictions is not None:
+        model = public.value[1]
+        refuse_other_order(getattr(model, "classes_", None), noisy.classes)
+        [predictions] = predicted_codes([predictions], noisy.classes, model)
     receipts = merge_receipts(noisy.receipts, public.receipts)
     size = len(noisy)
     if metric == "auc" and number == 2 and noisy.values.ndim == 1:
@@ -410,6 +418,8 @@ def release_choice(
         raise ValueError("expected the predictions of at least one model, got none.")
     for candidate in candidates:
         check_length(len(labels), np.shape(candidate)[0])
+    if labels.kind.num_classes is not None:
+        candidates = predicted_codes(candidates, labels.kind.names)
     stacked = np.stack([_checked_predictions(candidate, mechanism) for candidate in candidates])
     return labels.release(mechanism, public_input=public.with_value(stacked), key=key)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import datetime
+import itertools
 import numbers
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._columns import Column, column, numbers_of
+from tf_labeldp._columns import Column, column, entries, numbers_of
 from tf_labeldp.accounting import Charge, Private, Public, Setting
 from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.mechanisms import AggregateMechanism, ClassificationMechanism, RegressionMechanism
@@ -490,18 +491,108 @@ def class_table(
     return table
 
 
+def predicted_codes(
+    predictions: Sequence[Any], names: tuple[Hashable, ...] | None, model: Any = None
+) -> list[Any]:
+    """Returns classes predicted by each model (n,) as codes; other predictions stay as they are.
+
+    They are class values, as ``predict`` of a head returns them, or codes, as ``argmax`` does; all
+    models give the same. If every number may be both, and means two classes, the model decides:
+    class values for a ``model`` with ``classes_``, codes for any other. Without a model they are
+    refused.
+
+    Args:
+        predictions: per model, classes (n,) or (n, 1), or probabilities, which stay.
+        names: the class values; None if they are the codes.
+        model: the model that made the predictions, or None.
+    """
+    arrays = [entries(each) for each in predictions]
+    if names is None:
+        return [array.astype(np.int64) if array.dtype.kind == "b" else array for array in arrays]
+    flat = [array.ravel() if array.shape[1:] == (1,) else array for array in arrays]
+    may_be_floats = any(isinstance(name, numbers.Real) for name in names)
+    for are_floats in (False, True):
+        places = [
+            place
+            for place, array in enumerate(flat)
+            if array.ndim == 1 and (array.dtype.kind == "f") == are_floats
+        ]
+        if places and (may_be_floats or not are_floats):
+            codes = _read_classes([flat[place] for place in places], names, model)
+            for place, found in zip(places, codes, strict=True):
+                arrays[place] = found
+    return arrays
+
+
+def _read_classes(columns: list[np.ndarray], names: tuple[Hashable, ...], model: Any) -> list[Any]:
+    """Returns columns of class values, of codes, or of probabilities of the second of two classes.
+
+    Probabilities, and floats that are neither, stay as they are.
+    """
+    number, by_value = len(names), _lookup(names)
+    cells = [_moments(array).tolist() for array in columns]
+    distinct = list(dict.fromkeys(itertools.chain(*cells)))
+    are_floats = columns[0].dtype.kind == "f"
+    as_values: dict[Any, int] | None = None
+    as_others: dict[Any, int] | None = None
+    if all(_moment(cell) in by_value for cell in distinct):
+        as_values = {cell: by_value[_moment(cell)] for cell in distinct}
+    if are_floats and number == 2 and all(0.0 <= cell <= 1.0 for cell in distinct):
+        as_others = {cell: int(cell > 0.5) for cell in distinct}
+    elif all(type(cell) is int and 0 <= cell < number for cell in distinct):
+        as_others = {cell: cell for cell in distinct}
+    if as_values is None and as_others is None and not are_floats:
+        size = sum(map(len, cells))
+        known = sum(_moment(cell) in by_value for cell in itertools.chain(*cells))
+        raise ValueError(
+            f"expected predictions that are class values, or codes 0..{number - 1}, got "
+            f"{size - known} of {size} that are no class values. Give the result of predict, or "
+            "rows of probabilities."
+        )
+    unclear = [
+        cell for cell in distinct if as_values and as_others and as_values[cell] != as_others[cell]
+    ]
+    if unclear and model is None:
+        raise ValueError(
+            f"expected class values or codes, got numbers that may be both: {unclear[0]!r} is a "
+            f"class value, and another class as a {'probability' if are_floats else 'code'}. Give "
+            f"the rows of predict_proba(x), or np.eye({number})[codes]."
+        )
+    has_values = bool(unclear) and hasattr(model, "classes_")
+    codes = as_values if as_others is None or has_values else as_others
+    if codes is None or (are_floats and codes is as_others):
+        return columns
+    return [np.fromiter(map(codes.__getitem__, part), np.int64, len(part)) for part in cells]
+
+
+def refuse_other_order(columns: Any, classes: Any) -> None:
+    """Raises for a model with these classes in another order, as scikit-learn sorts them."""
+    if columns is None or classes is None:
+        return
+    found, expected = np.asarray(columns).tolist(), list(classes)
+    if found != expected and set(found) == set(expected):
+        raise ValueError(
+            f"expected a model with the classes {expected}, in the order of the labels, got "
+            f"{found}. Make PrivateLabels with classes={found}."
+        )
+
+
+def _lookup(classes: Sequence[Hashable]) -> dict[Hashable, int]:
+    lookup: dict[Hashable, int] = {_moment(value): code for code, value in enumerate(classes)}
+    for name in [name for name in classes if isinstance(name, str)]:
+        lookup.setdefault(name.encode(), lookup[name])  # tensors of strings contain bytes
+    return lookup
+
+
 def _codes(labels: Column, classes: tuple[Hashable, ...]) -> np.ndarray:
     array = labels.values
     if array.ndim != 1:
         raise ValueError(f"labels must have shape (n,), got shape {array.shape}.")
-    lookup: dict[Hashable, int] = {_moment(value): code for code, value in enumerate(classes)}
-    for name in [name for name in classes if isinstance(name, str)]:
-        lookup.setdefault(name.encode(), lookup[name])  # tensors of strings contain bytes
+    lookup = _lookup(classes)
     if array.dtype.kind == "O":  # objects may not be sortable
         codes = np.fromiter((lookup.get(_moment(v), -1) for v in array), np.int64, array.size)
     else:
-        array = array.astype("M8[us]") if array.dtype.kind == "M" else array
-        values, inverse = np.unique(array, return_inverse=True)
+        values, inverse = np.unique(_moments(array), return_inverse=True)
         codes = np.array([lookup.get(v, -1) for v in values.tolist()], np.int64)[inverse]
     is_unknown = codes < 0
     Column(array, labels.missing & is_unknown).complete("labels")
@@ -512,6 +603,11 @@ def _codes(labels: Column, classes: tuple[Hashable, ...]) -> np.ndarray:
             "and high= for continuous labels."
         )
     return codes
+
+
+def _moments(array: np.ndarray) -> np.ndarray:
+    """Returns times in a unit that Python has; other arrays unchanged."""
+    return array.astype("M8[us]") if array.dtype.kind == "M" else array
 
 
 def _moment(value: Any) -> Any:

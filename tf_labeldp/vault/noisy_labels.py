@@ -314,6 +314,8 @@ class NoisyLabels:
                 which is a ratio and unbiased to first order; ``"mean"`` or ``"total"`` of the
                 labels for numbers, with ``predictions=None``.
             model: the model that made the predictions; None if it has not learnt from any label.
+                Numbers that may be values or codes of classes are values of a model with
+                ``classes_``, and codes of any other.
 
         Raises:
             TypeError: a mechanism with unknown bias.

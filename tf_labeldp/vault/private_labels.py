@@ -615,9 +615,11 @@ class PrivateLabels:
 
         Args:
             predictions: in the order of the labels: probabilities (n, K); probabilities (n,) of the
-                second of two classes; class codes (n,) for ``"accuracy"``, ``"f1"``,
-                ``"precision"``, ``"recall"`` and ``"confusion_matrix"``; numbers (n,); None for
-                ``"mean"`` and ``"total"``.
+                second of two classes; classes (n,), as values or as codes, for ``"accuracy"``,
+                ``"f1"``, ``"precision"``, ``"recall"`` and ``"confusion_matrix"``; numbers (n,);
+                None for ``"mean"`` and ``"total"``. Where class values are numbers that may be
+                codes too, such as 1 and 2 of the classes 1, 2, 3, classes (n,) of these alone are
+                refused: give probabilities.
             metric: for classes ``"accuracy"``, ``"log_loss"`` (at most 5 per example), ``"brier"``,
                 ``"confusion_matrix"`` (true classes in rows) or ``"calibration"`` (the share of
                 right predictions, or of the second of two classes, in ten bins of its
