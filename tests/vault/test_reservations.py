@@ -98,7 +98,6 @@ class TestReserve:
         with labels.reserve({"a": rr(0.25)}):
             for use in (
                 lambda: labels.randomize(rr(0.5), key="a"),
-                lambda: labels.randomize(rr(0.25), [0, 1], key="a"),
                 lambda: labels.reserve({"a": rr(0.5)}),
             ):
                 with pytest.raises(DrawSettingsError, match="as it was reserved"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable
@@ -58,7 +59,7 @@ from tf_labeldp.mechanisms import MetricMechanism
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.evaluation import check_metric
 from tf_labeldp.vault.label_kinds import label_kind
-from tf_labeldp.vault.private_labels import refuse_noisy, vault_of_array
+from tf_labeldp.vault.private_labels import refuse_noisy, reserve_together, vault_of_array
 from tf_labeldp.vault.users import epsilon_of_one_label
 
 _Self = TypeVar("_Self", bound="_FrontDoor")
@@ -244,11 +245,9 @@ class _FrontDoor(Head):
             first = labels.kind.metrics[0]
             metric = check_metric(labels.kind, metric or first, of_predictions=True)
             evaluation_key = None if self.key is None else f"{self.key}/evaluation"
-            if evaluation_key is None or not labels.has_draw(evaluation_key):
-                arguments = labels.kind.mechanism_arguments()
-                # All metrics at one epsilon have the price of the first.
-                each = epsilon_of_one_label(held_out, price)
-                held_out.check_budget(MetricMechanism(each, first, **arguments))
+            # All metrics at one epsilon have the price of the first.
+            each = epsilon_of_one_label(held_out, price)
+            evaluation = MetricMechanism(each, first, **labels.kind.mechanism_arguments())
             held_out_features = rows_of(features, places_in(whole, held_out))
             places = places_in(whole, train)
             features = rows_of(features, places)
@@ -277,7 +276,19 @@ class _FrontDoor(Head):
         else:
             classes = self._number_of_classes(labels)
             head = self._head(epsilon, delta, encoder, kind, size, classes, seed, self.key)
-        head.fit(public.with_value(features), labels, **weighted)
+        with contextlib.ExitStack() as work:
+            if held_out is not None:
+                uses = [(labels, self.key, head), (held_out, evaluation_key, evaluation)]
+                work.enter_context(reserve_together(uses, public))
+            head.fit(public.with_value(features), labels, **weighted)
+            self.receipts_ = head.receipts_
+            if held_out is not None and price is not None:
+                # The metric depends on the model, and so on the labels that it learnt from.
+                predictions = PublicInput(
+                    predictions_for_metrics(head, held_out_features), self.receipts_
+                )
+                self.evaluation_ = held_out.evaluate(predictions, metric, price, key=evaluation_key)
+                self.receipts_ = merge_receipts(self.receipts_, self.evaluation_.receipts)
         remarks = _hashed_columns(head.coder_ if is_boosting else encoder)
         choice = dataclasses.replace(choice, remarks=(*choice.remarks, *remarks))
         has_accuracy = head.classes_ is not None and self.evaluation_metric in (None, "accuracy")
@@ -285,17 +296,9 @@ class _FrontDoor(Head):
             remarks = [*choice.remarks, *_rare_class(head, some_features)]
             choice = dataclasses.replace(choice, remarks=tuple(remarks))
         self.head_, self.choice_ = head, choice
-        self.receipts_ = head.receipts_
         self._label_range = head._label_range
         self.classes_ = head.classes_
         self._remember_columns(head._known_columns(), head.n_features_in_)
-        if held_out is not None and price is not None:
-            # The metric depends on the model, and so on the labels that it learnt from.
-            predictions = PublicInput(
-                predictions_for_metrics(self, held_out_features), self.receipts_
-            )
-            self.evaluation_ = held_out.evaluate(predictions, metric, price, key=evaluation_key)
-            self.receipts_ = merge_receipts(self.receipts_, self.evaluation_.receipts)
         if makes_vault:
             own = tuple(receipt for receipt in self.receipts_ if receipt.labels == labels.label_set)
             others = [receipt for receipt in self.receipts_ if receipt not in own]

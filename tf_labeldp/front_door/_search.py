@@ -30,6 +30,7 @@ from tf_labeldp.heads.weights import example_weights
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.evaluation import release_choice, selection_mechanism
 from tf_labeldp.vault.handed_on import with_receipts
+from tf_labeldp.vault.private_labels import reserve_together
 
 _SET_HERE = frozenset(["epsilon", "delta", "key", "insecure_seed"])
 _MARGIN = 1e-6
@@ -159,10 +160,8 @@ class PrivateSearchCV(Head):
         charge = _charge_of_fit(epsilon, delta, len(numbers))
         train, held_out = y.split(self.held_out, seed=self.seed)
         keys = [f"{self.key}/{number}" for number in range(len(numbers))]
-        train.check_budget([charge] * sum(not y.has_draw(key) for key in keys))
         choice_key = f"{self.key}/choice"
-        if not y.has_draw(choice_key):
-            held_out.check_budget(selection_mechanism(held_out, epsilon, self.metric))
+        choice = selection_mechanism(held_out, epsilon, self.metric)
         weights = example_weights(sample_weight, len(y))
         weighted = {} if weights is None else {"sample_weight": weights[places_in(y, train)]}
         features_of = [rows_of(features, places_in(y, part)) for part in (train, held_out)]
@@ -176,15 +175,18 @@ class PrivateSearchCV(Head):
         if delta > 0.0 and len(numbers) > 1:
             for model in fitted:
                 refuse_noisy_labels(model, features_of[0], train)
-        predictions = []
-        for model in fitted:
-            model.fit(public.with_value(features_of[0]), train, **weighted)
-            predictions.append(predictions_for_metrics(model, features_of[1]))
-        # The choice depends on all fits, and another outcome of it leaves another estimator.
-        of_fits = merge_receipts(*(model.receipts_ for model in fitted))
-        released = release_choice(
-            PublicInput(predictions, of_fits), held_out, epsilon, self.metric, choice_key
-        )
+        # Each charge covers the releases of one fit, whose names begin with its own.
+        uses = [*((train, key, charge) for key in keys), (held_out, choice_key, choice)]
+        with reserve_together(uses, public):
+            predictions = []
+            for model in fitted:
+                model.fit(public.with_value(features_of[0]), train, **weighted)
+                predictions.append(predictions_for_metrics(model, features_of[1]))
+            # The choice depends on all fits, and another outcome of it leaves another estimator.
+            of_fits = merge_receipts(*(model.receipts_ for model in fitted))
+            released = release_choice(
+                PublicInput(predictions, of_fits), held_out, epsilon, self.metric, choice_key
+            )
         self.receipts_ = merge_receipts(of_fits, released.receipts)
         self.best_index_ = int(released.values)
         self.best_estimator_ = with_receipts(fitted[self.best_index_], self.receipts_)

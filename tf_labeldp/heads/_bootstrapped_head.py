@@ -30,9 +30,9 @@ from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads._prior_randomizer import teacher_labels
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.mechanisms import InformativeRR, Priors
-from tf_labeldp.mechanisms.base import Mechanism
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.model_history import counted_training
+from tf_labeldp.vault.private_labels import reserve_together
 from tf_labeldp.vault.records import npz, publish
 
 _Self = TypeVar("_Self", bound="BootstrappedHead")
@@ -156,14 +156,24 @@ class BootstrappedHead(Head):
         Raises:
             BudgetExceededError: the vault's budget does not allow all releases; none was made.
         """
-        from scipy import special
-
         self._group_size = getattr(y, "group_size", 1)
         public = public_input(X, self.network, self.views)
         inputs = self._inputs(public.value[0])
-        known = public_input(public, self.encoder).receipts
-        heads = self._heads(num_rows(inputs), y, known)
+        heads = self._heads(num_rows(inputs), y)
         self._check_inputs(inputs)
+        with reserve_together([(y, self.key, self)], public_input(public, self.encoder)):
+            return self._fit_within(heads, public, inputs, y)
+
+    def _fit_within(
+        self: _Self,
+        heads: list[PrivateLogisticRegression],
+        public: PublicInput[Any],
+        inputs: Any,
+        y: PrivateLabels,
+    ) -> _Self:
+        """Fits within the reservation of all releases."""
+        from scipy import special
+
         public = public_input(public, fitted_encoder(self.encoder, inputs))
         encoder = public.value[1]
         if encoder is None and not isinstance(inputs, np.ndarray):
@@ -265,9 +275,28 @@ class BootstrappedHead(Head):
                 checked_finite(part.reshape(len(part), -1))
         self._model(map_parts(lambda part: part[:1], inputs), training=False)
 
-    def _heads(
-        self, num_rows: int, labels: PrivateLabels, receipts: Receipts
-    ) -> list[PrivateLogisticRegression]:
+    def parts(
+        self, labels: Private[PrivateLabels], key: str | None = None
+    ) -> dict[str | None, Any]:
+        """Returns the mechanisms of the heads and of the draw, for ``PrivateLabels.reserve``.
+
+        They are named by the ``key`` of this object.
+        """
+        self._group_size = labels.group_size
+        uses: dict[str | None, Any] = {}
+        for head in self._unfitted():
+            uses |= head.parts(labels)
+        if self._for_draw():
+            uses[f"{self.key}/draw"] = self._draw(labels)
+        return uses
+
+    def _unfitted(self) -> list[PrivateLogisticRegression]:
+        return [
+            PrivateLogisticRegression(epsilon, self.delta, key=f"{self.key}/{number}")
+            for number, epsilon in enumerate(self.epsilons(), 1)
+        ]
+
+    def _heads(self, num_rows: int, labels: PrivateLabels) -> list[PrivateLogisticRegression]:
         from tf_labeldp.self_supervised.training import built_network
 
         if not isinstance(labels, PrivateLabels):
@@ -294,18 +323,7 @@ class BootstrappedHead(Head):
                 f"{num_rows} and {width}. Give one input per label, in the same order, and a "
                 "network with one output per class."
             )
-        heads = [
-            PrivateLogisticRegression(epsilon, self.delta, key=f"{self.key}/{number}")
-            for number, epsilon in enumerate(self.epsilons(), 1)
-        ]
-        missing: list[Mechanism] = [
-            head._mechanism(labels.kind) for head in heads if not labels.has_draw(head.key)
-        ]
-        if self._for_draw() and not labels.has_draw(f"{self.key}/draw"):
-            missing.append(self._draw(labels))
-        if missing:
-            labels.check_budget(missing, receipts=receipts)
-        return heads
+        return self._unfitted()
 
     def _learn(
         self, inputs: Any, targets: Any, receipts: Receipts, labels: PrivateLabels, name: str

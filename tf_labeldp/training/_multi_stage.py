@@ -39,9 +39,10 @@ from tf_labeldp.mechanisms import ClassificationMechanism, Priors, RandomizedRes
 from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.training._record_receipts import CountedTraining
 from tf_labeldp.training._stage_data import FIT, Features, StageDataset, StagePlan, TrainingSet
-from tf_labeldp.vault import NoisyLabels, PrivateLabels, guarantee
+from tf_labeldp.vault import NoisyLabels, PrivateLabels, Reservation, guarantee
 from tf_labeldp.vault.label_kinds import class_table
 from tf_labeldp.vault.model_history import attach
+from tf_labeldp.vault.private_labels import reserve_together
 from tf_labeldp.vault.records import publish
 
 _SHUFFLE_STREAM = 1
@@ -247,6 +248,7 @@ class MultiStageTraining(CountedTraining):
         self._reports: dict[int, StageReport] = {}
         self._kept: dict[int, np.ndarray] = {}
         self._has_begun = False
+        self._reservation: Reservation | None = None
         self._data = StageDataset(
             self._features,
             labels.num_classes,
@@ -333,10 +335,7 @@ class MultiStageTraining(CountedTraining):
                 f"expected {self.steps_per_epoch} batches for {replicas} replicas, got a stage of "
                 f"{smallest} examples. Raise its fraction or the batch_size."
             )
-        for stage, part in enumerate(self._plan.parts):
-            # A first draw would be wasted if the budget refused a later one.
-            if not self._labels.has_draw(self._keys[stage]):
-                self._labels.check_budget(self._mechanism(stage), part)
+        self._reserve()
         if not self._has_begun:
             # A second dataset adds no epochs.
             self._has_begun = True
@@ -349,6 +348,12 @@ class MultiStageTraining(CountedTraining):
         return self._data.build(
             self._use_mixup, replicas, is_weighted=is_weighted, output=self._output
         )
+
+    def _reserve(self) -> None:
+        """Reserves the draws to come: a first one would be wasted if there is none for a later."""
+        parts = enumerate(zip(self._keys, self._plan.parts, strict=True))
+        uses = [(self._labels, key, self._mechanism(stage), part) for stage, (key, part) in parts]
+        self._reservation = reserve_together(uses)
 
     def set_model(self, model: keras.Model) -> None:
         """Copies the initial weights and optimizer, before other callbacks restore theirs.
@@ -369,6 +374,7 @@ class MultiStageTraining(CountedTraining):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model and the number of epochs."""
         self._first_epoch = True
+        self._reserve()
         if self.params.get("epochs") != self.epochs:
             raise ValueError(
                 f"expected epochs={self.epochs}, as the stages have, got "
@@ -460,6 +466,8 @@ class MultiStageTraining(CountedTraining):
             UserWarning: training ended before the last stage.
         """
         super().on_train_end()
+        if self._reservation is not None:
+            self._reservation.give_back()
         parts, begun = self._plan.parts, len(self._reports)
         if begun < len(parts):
             unused = sum(part.size for part in parts[begun:])

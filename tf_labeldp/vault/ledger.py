@@ -43,6 +43,8 @@ from tf_labeldp.vault.reservations import RUNNING, PlannedUse, Reservation
 from tf_labeldp.vault.store import LabelStore, Project
 from tf_labeldp.vault.users import rows_of_same_users, without_names
 
+_ROUNDING = 1e-9
+"""Relative slack for a cost that was computed in two ways."""
 UNNAMED = "unnamed-"
 """The prefix of the names of draws without a key."""
 
@@ -348,27 +350,46 @@ class Ledger:
         ``made_of`` are receipts of their public inputs, which are counted with the first of them.
         """
         with self.turn():
-            plan = secrets.token_hex(16)
+            covering = self.covering(uses)
+            plan = secrets.token_hex(16) if covering is None else covering.plan
+            taken = set() if covering is None else {covering.id}
             parts: list[Receipt] = []
-            joined: dict[str, str] = {}  # plans by ids of their uses
+            joined: dict[str, None] = {}
             for use in uses:
-                part = self.reserved_use(use.key, use.charge, use.rows, joined)
+                part = self.reserved_use(use.key, use.charge, use.rows, taken)
                 if part is None:
                     about = (use.charge, use.what, use.kind, use.key or "", use.rows)
                     parts.append(self.new_receipt(*about, plan=plan, use=use.use))
                 else:
-                    joined[part.id] = part.plan
-            inherited = self.check_plan(parts, made_of) if parts else []
+                    taken.add(part.id)
+                    joined[part.plan] = None
+            inherited = self.check_plan(parts, made_of, covering) if parts else []
             holder = secrets.token_hex(16)
-            self._held[holder] = None if self._store is None else self._store.hold(holder)
+            if parts or joined:
+                self._held[holder] = None if self._store is None else self._store.hold(holder)
             if parts:
-                self.keep(
-                    reservation={"plan": plan, "holder": holder}, made_of=(*inherited, *parts)
-                )
-            plans = list(dict.fromkeys(joined.values()))
-            for other in plans:
+                fields: dict[str, Any] = {"plan": plan, "holder": holder}
+                if covering is not None:
+                    fields["given_back"] = [covering.id]
+                self.keep(reservation=fields, made_of=(*inherited, *parts))
+                joined.pop(plan, None)
+            for other in joined:
                 self.keep(reservation={"plan": other, "holder": holder})
-            return Reservation(self, [plan, *plans] if parts else plans, holder)
+            return Reservation(self, [*([plan] if parts else []), *joined], holder)
+
+    def covering(self, uses: Sequence[PlannedUse]) -> Receipt | None:
+        """Returns a charge that was reserved for all uses whose names begin with its own."""
+        names = [use.key for use in uses if use.key]
+        for part in self._reserved.values():
+            if part.kind == "steps" and part.key and self._is_own(part.plan):
+                if any(name == part.key or name.startswith(f"{part.key}/") for name in names):
+                    return part
+        return None
+
+    def _is_own(self, plan: str) -> bool:
+        """Returns whether a ``with`` block of this thread and this vault runs a plan."""
+        # Another vault in this thread has the plan in its ledger, and not in its work.
+        return plan in RUNNING.get() and not self._held.keys().isdisjoint(self._holders[plan])
 
     def reserved_use(
         self, key: str | None, charge: Charge, rows: np.ndarray, taken: Collection[str] = ()
@@ -394,11 +415,7 @@ class Ledger:
         running = [
             use
             for use in self._reserved.values()
-            if use.id not in taken
-            and use.plan in RUNNING.get()
-            # Another vault in this thread has the plan in its ledger, and not in its work.
-            and not self._held.keys().isdisjoint(self._holders[use.plan])
-            and _is_about(use, charge, examples)
+            if use.id not in taken and self._is_own(use.plan) and _is_about(use, charge, examples)
         ]
         # A dearer use is only taken where its name is not known before its draw.
         fitting = [use for use in running if use.charge.event_text == charge.event_text]
@@ -464,7 +481,9 @@ class Ledger:
 
     def _release(self, holder: str) -> None:
         """Frees an own lock."""
-        lock = self._held.pop(holder, None)
+        if holder not in self._held:
+            return
+        lock = self._held.pop(holder)
         if lock is not None:
             lock.release()
         if self._store is not None:
@@ -525,10 +544,15 @@ class Ledger:
             self._check(composition, rows if is_part else None, planned, inherited)
         return inherited
 
-    def check_plan(self, uses: Sequence[Receipt], made_of: Iterable[Receipt]) -> list[Receipt]:
-        """Raises if the budget does not allow uses together; returns receipts as ``check`` does."""
+    def check_plan(
+        self, uses: Sequence[Receipt], made_of: Iterable[Receipt], without: Receipt | None = None
+    ) -> list[Receipt]:
+        """Raises if the budget does not allow uses together; returns receipts as ``check`` does.
+
+        They take the place of the reserved use ``without``.
+        """
         inherited = self._checked_inputs(made_of)
-        composition = self._with_reserved().with_receipts(inherited)
+        composition = self._with_reserved(without).with_receipts(inherited)
         if inherited:
             self._check(composition, None, [], inherited)
         composition = composition.with_receipts(uses)
@@ -806,9 +830,10 @@ def _line_of(record: Record) -> Any:
 
 
 def _is_about(use: Receipt, charge: Charge, examples: np.ndarray | None) -> bool:
-    """Returns whether a reserved use has these examples, and costs as much or more."""
-    if charge.epsilon > use.charge.epsilon or charge.delta > use.charge.delta:
+    """Returns whether a reserved use has these examples or more, and costs as much or more."""
+    slack = 1.0 + _ROUNDING
+    if charge.epsilon > use.charge.epsilon * slack or charge.delta > use.charge.delta * slack:
         return False
     if use.examples is None or examples is None:
-        return use.examples is examples
-    return np.array_equal(np.asarray(use.examples), examples)
+        return use.examples is None
+    return bool(np.isin(examples, np.asarray(use.examples)).all())

@@ -778,14 +778,15 @@ class PrivateLabels:
     def _check_uses(
         self, uses: Sequence[PlannedUse], rows: np.ndarray, receipts: Receipts = ()
     ) -> None:
-        planned, reserved = [], set[str]()
+        covering = self._ledger.covering(uses)
+        planned, reserved = [], set[str]() if covering is None else {covering.id}
         for use in uses:
             part = self._ledger.reserved_use(use.key, use.charge, rows, reserved)
             if part is None:
                 planned.append((use.what, use.charge))
             else:
                 reserved.add(part.id)
-        self._ledger.check(rows, planned, receipts)
+        self._ledger.check(rows, planned, receipts, covering)
 
     def reserve(self, uses: Public[Mapping[str, Any]]) -> Reservation:
         """Reserves several uses together: all are within the budget, or none is reserved.
@@ -801,8 +802,9 @@ class PrivateLabels:
 
         Args:
             uses: by name, arguments of ``randomize``, ``release`` or ``charge``; heads; or lists of
-                them, such as ``[charge] * epochs``. A use whose name is recorded costs nothing
-                more. Estimators of several releases reserve their own in ``fit``.
+                them, such as ``[charge] * epochs``. A ``Charge`` covers all uses whose names begin
+                with its own, such as those of ``PrivateClassifier(key=name)``. A use whose name is
+                recorded costs nothing more.
 
         Raises:
             BudgetExceededError: the uses together would pass the budget; none was reserved.
@@ -1001,17 +1003,19 @@ def check_uses(several: Sequence[tuple[PrivateLabels, str | None, Any]]) -> None
 
 
 def reserve_together(
-    several: Sequence[tuple[PrivateLabels, str | None, Any]],
-    public: PublicInput[Any] | None = None,
+    several: Sequence[tuple[Any, ...]], public: PublicInput[Any] | None = None
 ) -> Reservation:
     """Reserves uses of parts of one vault, as ``PrivateLabels.reserve``.
 
-    A key of None stands for the next draw without a key.
+    Each is ``(labels, key, use)``, or ``(labels, key, use, indices)`` for some of their examples. A
+    key of None stands for the next draw without a key.
     """
     first = several[0][0]
     chosen = public_input(public, *(labels._chosen_by for labels, *_ in several))
     with first._ledger.turn():
-        uses = [use for labels, key, use in several for use in labels._uses(key, use)]
+        uses: list[PlannedUse] = []
+        for labels, key, use, *indices in several:
+            uses += labels._uses(key, use, *map(labels._rows, indices))
         return first._ledger.reserve(first._draws.not_recorded(uses), chosen.receipts)
 
 
