@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -729,11 +730,11 @@ class PrivateLabels:
         with self._ledger.turn():
             part = self._ledger.reserved_use(None, charge, rows)
             if part is not None:
-                flags |= {"id": part.id, "plan": part.plan}
+                flags = {"plan": part.plan, **flags, "id": part.id}
             receipt = self._ledger.new_receipt(charge, what, "steps", key, rows, **flags)
             if receipt.use:
                 # Another vault of a project may have counted this use.
-                inherited = self._ledger.check(rows, [], [*made_of, receipt])
+                inherited = self._ledger.check(rows, [], [*made_of, receipt], part)
             else:
                 inherited = self._ledger.check(rows, [(what, charge)], made_of, part)
             for other in inherited:
@@ -1032,12 +1033,14 @@ def charge_together(
         vault._check_unit(unit)
     if len(vaults) == 1:
         return (vaults[0].charge(charge, what=what, unit=unit, **flags),)
-    for vault in vaults:
-        vault.check_budget(charge)
     use, receipts = secrets.token_hex(16), []
-    for vault in vaults:
-        rows, chosen_by = vault._rows(None), vault._chosen_by.receipts
-        receipts.append(
-            vault._charge(charge, what, "", rows, chosen_by, unit=unit, use=use, **flags)
-        )
+    with contextlib.ExitStack() as work:
+        for vault in vaults:
+            planned = PlannedUse(None, what, "steps", charge, vault._rows(None), use)
+            work.enter_context(vault._ledger.reserve([planned], vault._chosen_by.receipts))
+        for vault in vaults:
+            rows, chosen_by = vault._rows(None), vault._chosen_by.receipts
+            receipts.append(
+                vault._charge(charge, what, "", rows, chosen_by, unit=unit, use=use, **flags)
+            )
     return tuple(receipts)

@@ -9,10 +9,13 @@ Layout of a store::
     labels.key             the secret of keyed draws, and nothing else
     private-sums/          exact sums that wait for their noise
     networks/, stages/     files of learners, for a run that resumes
+    .reserved-*            locks of running processes that have reserved uses
 
 One atomic link publishes a record before its output is returned: a process that is killed leaves a
-whole, charged record, or nothing. The digest of a record covers the digest of the record before it,
-and ``last-record`` covers the last record, so that a removed or replaced record is detected.
+whole, charged record, or nothing. Without hard links, exclusive creation claims the name, and the
+record replaces the empty file; one killed in between leaves the name to the next one. The digest of
+a record covers the digest of the record before it, and ``last-record`` covers the last record, so
+that a removed or replaced record is detected.
 Processes that share a store lock it from reading new records to writing their own. A folder that
 was set back to an earlier copy cannot be detected: do not restore a backup over a newer folder. A
 ``ReleaseKey`` without a vault has its own store, without labels, fingerprint and budget.
@@ -117,13 +120,14 @@ class LabelStore:
         self._receipts: list[Receipt | None] = []  # of the read records
         self._numbers: dict[str, int] = {}  # record numbers by receipt id
         self._label_set: str | None = None
+        self._is_alone = False  # whether this process has the lock, in its turn
         self._arrivals: list[tuple[dict[str, Any], Arrival]] = []  # as the header had them
         self.num_labels = 0  # as the header had it at the last reading of records
         self.is_forgotten = False  # as the header had it, too
 
     def exists(self) -> bool:
         """Returns whether the folder has a store."""
-        return (self.path / "header.json").exists()
+        return _has_content(self.path / "header.json")
 
     def check(
         self, labels: np.ndarray, rows: np.ndarray, kind: dict[str, Any], people: str | None
@@ -382,6 +386,10 @@ class LabelStore:
             self._make_folder()
         self._check_still_there()
         with self._lock() as is_alone:
+            self._is_alone = is_alone
+            if self._label_set is None and is_alone:
+                for name in ("header.json", _FINGERPRINT, KEY_FILE):
+                    _remove_claim(self.path / name)
             if self._label_set is None and self.exists():
                 if check is not None:
                     check()
@@ -396,8 +404,15 @@ class LabelStore:
         try:
             lock.acquire()
         except (NotImplementedError, OSError) as error:
-            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+            number = error.errno if isinstance(error, OSError) else errno.ENOSYS
+            if number not in _NO_LOCKS:
                 raise
+            if number in (errno.ENOLCK, errno.ENOSYS) and folder != self.path:
+                # Two stores write records of two names, so no collision shows.
+                raise LabelStoreError(
+                    f"expected file locks in {folder}, whose stores share a budget, got a file "
+                    "system without them. Move the project to a local disk."
+                ) from None
         try:
             yield lock.is_locked
         finally:
@@ -458,6 +473,10 @@ class LabelStore:
                 for path in (self.path / folder).glob(f".{begins}*.tmp"):
                     with contextlib.suppress(OSError):
                         path.unlink()
+            for path in self.path.glob(f"{_HOLDER}*"):
+                holder = path.name.removeprefix(_HOLDER)
+                if self.is_held(holder) is False:
+                    self.remove_holder(holder)
         upgrade(self)
         key = self.path / KEY_FILE
         if key.exists() and "forgotten" not in self.header():
@@ -513,10 +532,18 @@ class LabelStore:
             {name: value for name, value in fields.items() if value not in (None, [])}
         )
         digest = _digest(f"{self._digests[-1]}{text}".encode())
+        path = self.path / _RECORDS / f"{number:06d}"
+        if self._is_alone:
+            _remove_claim(path)
         try:
-            path = self.path / _RECORDS / f"{number:06d}"
             publish(path, f"{digest} {text}\n".encode() + content)
         except FileExistsError:
+            if not _has_content(path):
+                raise LabelStoreError(
+                    f"Another process is writing record {number} to the store {self.path}, or was "
+                    "killed while it did. Nothing was returned here. Try again; if no process uses "
+                    f"the store, remove the empty file {path}."
+                ) from None
             raise LabelStoreError(
                 f"Another process has written record {number} to the store {self.path} since this "
                 "process read it. Nothing was returned here. Open the store again."
@@ -531,6 +558,8 @@ class LabelStore:
         try:
             line, content = _read_parts(path)
         except FileNotFoundError:
+            return None
+        if not line:  # A process has claimed the name, and not written the record yet.
             return None
         digest, _, text = line.rstrip(b"\n").partition(b" ")
         try:
@@ -625,7 +654,7 @@ class LabelStore:
                     self.path.chmod(0o700)
         names = {p.name for p in self.path.iterdir()} if self.path.is_dir() else {"a file"}
         # An interrupted creation leaves these and temporary files: the header is written last.
-        leftovers = {_RECORDS, _LAST, _FINGERPRINT, _LOCK, "draws", "charges"}
+        leftovers = {_RECORDS, _LAST, _FINGERPRINT, _LOCK, "header.json", "draws", "charges"}
         names = {name for name in names if not _TEMPORARY.fullmatch(name)}
         has_records = any(any(self.path.glob(f"{folder}/[0-9]*")) for folder in (_RECORDS, "draws"))
         if has_records or not names <= leftovers:
@@ -714,9 +743,20 @@ def _lock_of(path: pathlib.Path, process: int) -> Any:
     return filelock.FileLock(path, mode=0o600)
 
 
+def _has_content(path: pathlib.Path) -> bool:
+    """Returns whether a file exists and is not empty, as claims of ``give_name`` are."""
+    return path.exists() and path.stat().st_size > 0
+
+
+def _remove_claim(path: pathlib.Path) -> None:
+    """Removes the empty file of a process that was killed within ``give_name``."""
+    if path.exists() and not _has_content(path):
+        path.unlink()
+
+
 def _header_in(store: pathlib.Path) -> dict[str, Any]:
     path = store / "header.json"
-    return read_json(path) if path.exists() else {}
+    return read_json(path) if _has_content(path) else {}
 
 
 def _read_parts(path: str) -> tuple[bytes, bytes]:
