@@ -83,9 +83,9 @@ def problems_of(store, folder):
     found += [f"{name} was drawn twice" for name, several in outputs.items() if len(several) > 1]
     if len(outputs) != NAMES + 1:
         found.append(f"{sorted(outputs)} came out")
-    receipts = labels.receipts
-    if len(receipts) != 2 * NAMES + 2 or len({receipt.key for receipt in receipts}) != len(receipts):
-        found.append(f"{len(receipts)} charges")
+    keys = [receipt.key for receipt in labels.receipts]
+    if len(keys) != 2 * NAMES + 2 or len(set(keys)) != len(keys):
+        found.append(f"{len(keys)} charges")
     if abs(labels.guarantee().epsilon - NAMES * EPSILON - 1.0) > 1e-9 or labels.remaining():
         found.append(f"{labels.guarantee().epsilon} spent, {labels.remaining()} left")
     if any("reserved" in use.what for use in labels.history()) or give_back(store):
