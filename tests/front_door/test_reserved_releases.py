@@ -49,7 +49,7 @@ def searched(labels):
 
 
 def searched_boosting(labels):
-    arguments = {"loss": ["squared_error", "absolute_error"]}
+    arguments = {"loss": ["squared_error", "poisson"]}
     ldp.PrivateSearchCV(ldp.PrivateBoosting(1.0), arguments, 4.0).fit(X, labels)
 
 

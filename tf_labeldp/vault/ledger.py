@@ -367,14 +367,18 @@ class Ledger:
             holder = secrets.token_hex(16)
             if parts or joined:
                 self._held[holder] = None if self._store is None else self._store.hold(holder)
-            if parts:
-                fields: dict[str, Any] = {"plan": plan, "holder": holder}
-                if covering is not None:
-                    fields["given_back"] = [covering.id]
-                self.keep(reservation=fields, made_of=(*inherited, *parts))
-                joined.pop(plan, None)
-            for other in joined:
-                self.keep(reservation={"plan": other, "holder": holder})
+            try:
+                if parts:
+                    fields: dict[str, Any] = {"plan": plan, "holder": holder}
+                    if covering is not None:
+                        fields["given_back"] = [covering.id]
+                    self.keep(reservation=fields, made_of=(*inherited, *parts))
+                    joined.pop(plan, None)
+                for other in joined:
+                    self.keep(reservation={"plan": other, "holder": holder})
+            except BaseException:
+                self._release(holder)
+                raise
             return Reservation(self, [*([plan] if parts else []), *joined], holder)
 
     def covering(self, uses: Sequence[PlannedUse]) -> Receipt | None:
