@@ -16,6 +16,7 @@ from pyarrow import csv, parquet
 from tf_labeldp.accounting import PrivacyGuarantee, ReceiptError
 from tf_labeldp.accounting.receipts import compose_receipts
 from tf_labeldp.cli import main
+from tf_labeldp.dossier import verify
 from tf_labeldp.mechanisms import RandomizedResponse, RROnBins, RRWithPrior
 from tf_labeldp.vault import LabelRandomizer, NoisyLabels, PrivateLabels
 
@@ -183,6 +184,15 @@ def test_awkward_tables_load(tmp_path, suffix):
     assert output.read_bytes().startswith(start)
     noisy = NoisyLabels.load(output)
     assert noisy.values.tolist() == codes.tolist() and noisy.classes == tuple(names)
+    found = verify(output)
+    assert found.problems == found.not_checked == ()
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("task", TASKS)
+def test_an_untouched_table_is_verified(tables, tmp_path, task, suffix):
+    found = verify(tables.copy(tmp_path, task, suffix))
+    assert found.problems == found.not_checked == ()
 
 
 @pytest.mark.parametrize("missing", ["noisy.csv", "noisy.csv.privacy.json"])

@@ -643,6 +643,92 @@ def test_each_kind_has_ten_ways():
     assert min(map(len, [*KINDS.values(), OF_REPORTS, OF_STORES])) >= 10
 
 
+def trained(model, x, noisy):
+    model.compile("adam", keras.losses.CategoricalCrossentropy(from_logits=True))
+    ldp.fit(model, x, noisy, targets="posterior", epochs=1, verbose=0)
+    return model
+
+
+def images(labels, noisy):
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((2, 2, 1)), layers.RandomRotation(0.1)])
+    for layer in (layers.Conv2D(2, 2), layers.BatchNormalization(), layers.Flatten()):
+        model.add(layer)
+    model.add(layers.Dropout(0.3))
+    model.add(layers.Dense(2))
+    return trained(model, X.reshape(N, 2, 2, 1), noisy)
+
+
+def texts(labels, noisy):
+    inputs = keras.Input((1,), dtype="string")
+    words = keras.layers.TextVectorization(output_sequence_length=3)
+    words.adapt(["a b c", "d e"])
+    rows = keras.layers.Flatten()(keras.layers.Embedding(9, 3)(words(inputs)))
+    model = keras.Model(inputs, keras.layers.Dense(2)(rows))
+    return trained(model, np.array([["a b"], ["d e"]])[np.arange(N) % 2], noisy)
+
+
+def adapted(labels, noisy):
+    scaling = keras.layers.Normalization()
+    scaling.adapt(X)
+    return trained(keras.Sequential([keras.Input((4,)), scaling, keras.layers.Dense(2)]), X, noisy)
+
+
+def by_steps(labels, noisy):
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(3, activation="gelu")(inputs)
+    model = ldp.training.LabelDPModel(inputs, keras.layers.Dense(2)(hidden))
+    optimizer = ldp.training.LabelDPOptimizer(keras.optimizers.Adam(0.01), 1.0, 9.0)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    model.compile(optimizer, loss)
+    batches = ldp.data.poisson_batches(X, labels, sampling_probability=0.2, steps=2)
+    model.fit(batches, epochs=1, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("network", "named"),
+    [
+        (images, []),
+        (texts, 2 * ["the constants in assets/"]),
+        (adapted, ["the weights of normalization"]),
+        (by_steps, []),
+    ],
+    ids=lambda part: getattr(part, "__name__", ""),
+)
+def test_untouched_networks_are_right(network, named, tmp_path):
+    labels = ldp.PrivateLabels(
+        LABELS, 2, budget=ldp.PrivacyBudget(99.0, 1e-4), store=tmp_path / "store"
+    )
+    noisy = labels.randomize(ldp.RandomizedResponse(2.0, 2), key="noisy")
+    network(labels, noisy).save(tmp_path / "model.keras")
+    found = ldp.dossier.verify(tmp_path / "model.keras")
+    assert found.problems == found.not_checked == ()
+    found = ldp.dossier.verify(tmp_path / "model.keras", store=tmp_path / "store")
+    assert found.problems == () and len(found.not_checked) == len(named)
+    assert all(text.startswith(name) for text, name in zip(found.not_checked, named, strict=True))
+
+
+def test_rows_that_were_streamed_are_covered(tmp_path, capfdbinary):
+    (tmp_path / "in.csv").write_text("id,y\n" + "".join(f"{i},{y}\n" for i, y in enumerate(LABELS)))
+    file = tmp_path / "noisy.csv"
+    command = ["randomize", str(tmp_path / "in.csv"), "--column", "y", "--epsilon", "1"]
+    command += [
+        "--task",
+        "classification",
+        "--num-classes",
+        "2",
+        "--store",
+        str(tmp_path / "store"),
+    ]
+    statement = str(statement_of(file))
+    assert main([*command, "--quiet", "--output", "-", "--statement", statement]) == 0
+    file.write_bytes(capfdbinary.readouterr().out)
+    assert codes(file, tmp_path) == (RIGHT, RIGHT)
+    appended()(file)
+    assert codes(file, tmp_path) == (WRONG, WRONG)
+
+
 OF_0_3 = Path(__file__).parent / "of_0_3"
 """Files that version 0.3 (commit 226ca83) made of six labels, with their stores."""
 

@@ -91,6 +91,20 @@ class TestNoisyLabels:
                 found = verify(tmp_path / f"noisy {name}", store=of_store)
                 assert found.problems == found.not_checked == (), name
 
+    def test_labels_that_are_drawn_from_distributions_alone(self, tmp_path):
+        """Their draw has no receipt, and reads no label; the store recorded them."""
+        mechanism = ldp.ClusterRandomizedResponse(
+            3, 0.1, 4.0, resampling_probability=1.0, bias_correction=0.0
+        )
+        noisy = vault(tmp_path / "s").randomize(mechanism, clusters=np.arange(300) % 4)
+        noisy.save(tmp_path / "noisy")
+        found = verify(tmp_path / "noisy")
+        assert found.problems == () and "without a true label" in found.not_checked[0]
+        found = verify(tmp_path / "noisy", store=tmp_path / "s")
+        assert found.problems == found.not_checked == ()
+        dataclasses.replace(noisy, values=LABELS).save(tmp_path / "true")
+        assert verify(tmp_path / "true", store=tmp_path / "s").problems
+
     def test_labels_that_came_late(self, tmp_path):
         labels = ldp.PrivateLabels(
             LABELS[:200], 3, budget=ldp.PrivacyBudget(8.0), store=tmp_path / "s"

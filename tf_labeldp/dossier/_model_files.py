@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import re
@@ -38,24 +39,26 @@ _OPTIMIZER = "optimizer/"
 _RECEIPTS = ("label_dp_history/receipts.bin", "label_dp_facts/facts.json")
 """Ends of the names of the members that this library adds."""
 _RECEIPTS_ARRAY = "/label_dp_receipts"
+_NUMBER = re.compile(r"_\d{1,4}$")
 _LONGEST_TEXT = 64
 """Characters of a name in a configuration: of a layer, a class or a module."""
 _MOST_NUMBERS = 6
 """Numbers of a shape or of axes."""
-_LARGEST = 2**31
+_LARGEST = 2**40
+"""The largest size, in bytes."""
 _DIGITS = 4
 """Decimal digits of a rate; more may carry data."""
 _SHAPES = re.compile(
-    "units|filters|num_.*|depth|rank|groups|depth_multiplier|.*size|.*shape|.*strides|stride|padding|cropping|"
-    "dilation_rate|.*ax[ei]s|dims|perm|.*_dim|.*_count|steps_per_execution|n|"
-    "max_tokens|vocabulary_size|start|stop|step|index|args|seed|.*_seed|"
-    "keras_history|input_layers|output_layers|.*frequency|.*_steps|repetitions|k|height|width"
+    "units|filters|num_.*|depth|rank|groups|depth_multiplier|.*size|.*shape|.*strides|stride|"
+    "padding|cropping|dilation_rate|.*ax[ei]s|dims|perm|.*_dim|.*_count|steps_per_execution|n|"
+    "max_tokens|max_bytes|vocabulary_size|start|stop|step|index|args|seed|.*_seed|keras_history|"
+    "input_layers|output_layers|.*frequency|.*_steps|.*_length|lora_rank|repetitions|k|height|width"
 )
 """Names of whole numbers that fix the shapes of a model."""
 _RATES = re.compile(
     "rate|.*_rate|dropout|.*_dropout|momentum|.*_momentum|epsilon|alpha|negative_slope|threshold|"
-    "max_value|beta_1|beta_2|rho|decay|weight_decay|.*clip.*|initial_.*|loss_scale_factor|"
-    "label_smoothing|from_logits"
+    "max_value|beta_1|beta_2|rho|decay|weight_decay|.*clip.*|initial_.*|"
+    "label_smoothing|factor|.*_factor|fill_value|warmup_target|noise_multiplier|lora_alpha"
 )
 """Names of single numbers that set a rate."""
 _INITIAL = re.compile("mean|stddev|scale|minval|maxval|gain|l1|l2")
@@ -70,9 +73,12 @@ _ASIDE = ("shared_object_id", "compile_config")
 """Fields that Keras numbers in each file again, and those of an optimizer that is not read."""
 
 
-def check_members(found: Findings, path: pathlib.Path, model: Any) -> dict[str, Any]:
-    """Compares the members of a ``.keras`` file with those of its model; returns its configuration.
+def check_members(
+    found: Findings, path: pathlib.Path, model: Any
+) -> tuple[dict[str, Any], list[str]]:
+    """Compares the members of a ``.keras`` file with those of its model.
 
+    Returns its configuration, and the members with other content of layers, such as a vocabulary.
     The model that was read is written again: what it does not write is no part of it.
     """
     parts = Findings()
@@ -99,7 +105,8 @@ def check_members(found: Findings, path: pathlib.Path, model: Any) -> dict[str, 
     is_own_keras = metadata.get("keras_version") == written[_METADATA]["keras_version"]
     (found.problems if is_own_keras else found.not_checked).extend(parts.problems)
     found.not_checked += parts.not_checked
-    return config
+    assets = [name for name in names if name.startswith("assets/")]
+    return config, [name for name in assets if not name.endswith(_RECEIPTS)]
 
 
 def _unknown_fields(config: Any, written: Any) -> Iterator[tuple[str, Any]]:
@@ -135,8 +142,11 @@ def _check_receipts(found: Findings, name: str, packed: bytes) -> None:
     if stream.unused_data:
         found.problems.append(f"{name} has content outside its receipts")
     fields = check_json(found, name, text, {}) or {}
-    known = ("format", "version", "digests", "steps", "receipts")
+    known = ("format", "version", "digests", "steps", "receipts", "layers")
     check_names(found, fields, known, "field", name)
+    places = fields.get("layers", [])
+    if any(later <= place for place, later in itertools.pairwise(places)):
+        found.problems.append(f"{name} lists its layers in another order")
 
 
 def _check_weights(found: Findings, content: zipfile.ZipFile, own: zipfile.ZipFile) -> None:
@@ -171,7 +181,8 @@ def _arrays(file: Any) -> dict[str, tuple[Any, Any]]:
     found: dict[str, tuple[Any, Any]] = {"": (dict(file.attrs), None)}
 
     def note(name: str, part: Any) -> None:
-        attributes = {key: str(value) for key, value in part.attrs.items()}
+        # Keras numbers the names of layers within layers again.
+        attributes = {key: _NUMBER.sub("", str(value)) for key, value in part.attrs.items()}
         found[name] = attributes, np.asarray(part) if hasattr(part, "shape") else None
 
     file.visititems(note)
@@ -255,7 +266,9 @@ def _is_structure(name: str, value: Any, module: str) -> bool:
     return is_rate and np.float32(f"{value:.{_DIGITS}g}") == np.float32(value)
 
 
-def check_layers(found: Findings, model: Any, config: dict[str, Any], stores: Stores) -> None:
+def check_layers(
+    found: Findings, model: Any, config: dict[str, Any], assets: list[str], stores: Stores
+) -> None:
     """Compares weights with those in the stores; names layers that they don't know.
 
     If no layer has receipts, the layers without them count as unknown. Constant weights, such as
@@ -292,6 +305,9 @@ def check_layers(found: Findings, model: Any, config: dict[str, Any], stores: St
         return
     if public:
         found.not_checked.append(f"the weights of {listed(public)}, public by assumption")
+    found.not_checked += [
+        f"the constants in {brief(name)}, public by assumption" for name in assets
+    ]
     constants: dict[str, set[str]] = {}
     for layer, name in constants_of(config):
         constants.setdefault(layer, set()).add(name)

@@ -144,7 +144,7 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, stores: Stores) -> P
         stated = guarantee(loaded)
         if measured:
             stated = compose_receipts(receipts).with_assumptions([WEIGHTS_ASSUMED])
-        config = check_members(found, model, loaded)
+        config, assets = check_members(found, model, loaded)
     # Layers and file formats raise errors of any type.
     except Exception as error:
         problem = f"the model can't be read ({type(error).__name__}: {error})"
@@ -157,7 +157,7 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, stores: Stores) -> P
     ]
     check_card(found, files, digests, stated, receipts, stores)
     if stores and receipts:
-        check_layers(found, loaded, config, stores)
+        check_layers(found, loaded, config, assets, stores)
         if has_unknown_state(model, stores.digests):
             found.not_checked.append("the state of the optimizer")
     contains = f"a Keras model of {counted(loaded.count_params(), 'weight')}"

@@ -304,7 +304,8 @@ class ClusterRandomizedResponse(Randomizer):
             rng = np.random.default_rng(int.from_bytes(hashlib.sha256(content).digest(), "big"))
             values = self._sampler.randomize(np.zeros_like(clusters), priors, rng=rng)
             every = np.arange(len(labels))
-            return NoisyLabels(values, every, self._sampler, priors, receipts, self.bias_correction)
+            beta = self.bias_correction
+            return recorded(NoisyLabels(values, every, self._sampler, priors, receipts, beta))
         noisy = labels.randomize(self._stored_or(self.draw, labels, key), priors=priors, key=key)
         noisy = dataclasses.replace(
             noisy,
