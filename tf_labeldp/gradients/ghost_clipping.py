@@ -28,6 +28,7 @@ from tf_labeldp.gradients.clip import (
     weighted_sum,
 )
 from tf_labeldp.gradients.layer_graph import TappedModel
+from tf_labeldp.gradients.masks import copied
 
 
 class LayerRecord(NamedTuple):
@@ -198,7 +199,7 @@ class GhostClipping:
             outputs, taps = self._tapped(batch.x)
             # Keras computes a loss of probabilities from the logits they refer to, which would
             # bypass the tensors of this gradient; a copy has no such reference.
-            objective = clip.objective(batch, tf.nest.map_structure(tf.identity, outputs))
+            objective = clip.objective(batch, copied(outputs))
         gradients = tape.gradient(
             objective, [tap.outputs for tap in taps], unconnected_gradients="zero"
         )

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tf_labeldp.accounting.events import LONGEST_CLIP
 from tf_labeldp.gradients.clip import Batch, Clip
+from tf_labeldp.gradients.masks import mask_of
 from tf_labeldp.gradients.model_checks import is_plain_cross_entropy, name_of
 
 
@@ -65,7 +66,10 @@ class LabelDistanceClip(Clip):
 
     def objective(self, batch: Batch, outputs: Any) -> tf.Tensor:
         """Returns the sum of the margins; their gradients need no label."""
-        return tf.reduce_sum(_margins(outputs)) * batch.loss_scale
+        margins, mask = _margins(outputs), mask_of(outputs)
+        if mask is not None:
+            margins *= tf.cast(mask, tf.float32)
+        return tf.reduce_sum(margins) * batch.loss_scale
 
     def coefficients(self, norms: tf.Tensor, batch: Batch, outputs: Any) -> tf.Tensor:
         """Returns the factor of each margin's gradient in the sum of clipped gradients."""

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp.features.estimator import symbolic_inputs
+from tf_labeldp.gradients.masks import mask_of, mean_of_shown, shown_labels
 
 _GROUP = "use LayerNormalization or GroupNormalization"
 # By the name of a base class, to include layers of other packages.
@@ -204,7 +205,8 @@ def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
 
     The reduction of a ``keras.losses.Loss`` is ignored: gradients are clipped per example and
     later divided by the expected batch size. A loss with more axes, such as one number per time
-    step, is averaged over them. The callable raises a ``ValueError`` for a loss over the batch.
+    step, is averaged over them; entries that a mask of the output or of the loss leaves out do not
+    count, as in Keras. The callable raises a ``ValueError`` for a loss over the batch.
     """
     found = loss_object(loss)
     is_keras = isinstance(found, keras.losses.Loss)
@@ -222,34 +224,40 @@ def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
     # Class codes have one axis less than outputs.
     is_sparse = _function_of(found) is _OF_CODES
 
-    def batch_losses(y_true: Any, y_pred: Any) -> tf.Tensor:
-        losses = tf.convert_to_tensor(function(y_true, y_pred))
+    def batch_losses(y_true: Any, y_pred: Any, mask: Any = None) -> tf.Tensor:
+        if mask is not None and row_by_row:
+            y_true = shown_labels(y_true, mask)
+        losses = function(y_true, y_pred)
+        # Keras's `ignore_class` is a mask of the losses.
+        masks = [part for part in (mask, mask_of(losses)) if part is not None]
+        losses = tf.convert_to_tensor(losses)
         batch, rank = tf.nest.flatten(y_pred)[0].shape[0], losses.shape.rank
         if rank == 0 or (None not in (batch, losses.shape[0]) and losses.shape[0] != batch):
             raise ValueError(
                 f"losses must be per example: for {batch} examples the loss {name_of(found)!r} "
                 f"must return shape ({batch},), got shape {tuple(losses.shape)}."
             )
-        return losses if rank == 1 else tf.reduce_mean(losses, axis=list(range(1, rank)))
+        return mean_of_shown(losses, masks)
 
     def row_loss(row: Any) -> tf.Tensor:
-        y_true, y_pred = tf.nest.map_structure(lambda part: part[tf.newaxis], row)
-        return batch_losses(y_true, y_pred)[0]
+        return batch_losses(*tf.nest.map_structure(lambda part: part[tf.newaxis], row))[0]
 
     def losses_of(y_true: Any, y_pred: Any) -> tf.Tensor:
+        masks = () if mask_of(y_pred) is None else (tf.convert_to_tensor(mask_of(y_pred)),)
         # The dtype is that of Loss.__call__.
         y_true, y_pred = tf.nest.map_structure(
             lambda values: keras.ops.convert_to_tensor(values, dtype=dtype), (y_true, y_pred)
         )
-        if isinstance(loss, str) and tf.is_tensor(y_true) and tf.is_tensor(y_pred):
-            # For a loss by name, Keras allows labels (B,) with outputs (B, 1).
+        if (isinstance(loss, str) or masks) and tf.is_tensor(y_true) and tf.is_tensor(y_pred):
+            # For a loss by name, Keras allows labels (B,) with outputs (B, 1). With masks it needs
+            # one loss per step.
             if y_pred.shape.rank == y_true.shape.rank + 1 and y_pred.shape[-1] == 1:
                 y_true = y_true[..., tf.newaxis]
         ranks = {part.shape.rank for part in tf.nest.flatten((y_true, y_pred))}
         is_batched = row_by_row and (is_sparse or len(ranks) == 1)
         if is_batched or tf.nest.flatten(y_pred)[0].shape[0] == 1:
-            return batch_losses(y_true, y_pred)
-        return tf.vectorized_map(row_loss, (y_true, y_pred), warn=False)
+            return batch_losses(y_true, y_pred, *masks)
+        return tf.vectorized_map(row_loss, (y_true, y_pred, *masks), warn=False)
 
     return losses_of
 

@@ -22,6 +22,7 @@ from tf_labeldp.gradients.clip import (
     squared_norms,
     weighted_sum,
 )
+from tf_labeldp.gradients.masks import masks_by_place, with_masks
 from tf_labeldp.gradients.model_checks import added_loss, parts_of
 
 ONE_BY_ONE = "the examples of {name} are processed one by one, which is slow: "
@@ -52,7 +53,7 @@ class VectorizedClipping:
         values = [tf.convert_to_tensor(variable.value) for variable in model.trainable_variables]
         states = [generator.state for generator in parts_of(model, keras.random.SeedGenerator)]
 
-        def example(row: Any) -> tuple[list[tf.Tensor], Any]:
+        def example(row: Any) -> tuple[list[tf.Tensor], Any, dict[str, Any]]:
             return self._example(batch, clip, row, values, states)
 
         # Each example has its own random numbers, as for dropout.
@@ -62,7 +63,7 @@ class VectorizedClipping:
             _validate.warn(ONE_BY_ONE.format(name=f"model {model.name!r}") + trace.one_by_one)
 
         def clipped(rows: Any) -> Sums:
-            gradients, outputs = trace.map_rows(example, rows)
+            gradients, *outputs = trace.map_rows(example, rows)
             groups = rows[2].shape[0] // group_size
             grouped = [
                 tf.reduce_sum(tf.reshape(g, (groups, group_size, *g.shape[1:])), axis=1)
@@ -71,7 +72,7 @@ class VectorizedClipping:
             grouped = in_coordinates(clip.coordinates, grouped)
             norms = tf.sqrt(squared_norms(grouped))
             chunk = dataclasses.replace(batch, x=rows[0], y=rows[1], weights=rows[2])
-            coefficients = clip.coefficients(norms, chunk, outputs)
+            coefficients = clip.coefficients(norms, chunk, outputs[0])
             return [weighted_sum(coefficients, g) for g in grouped], norms, outputs
 
         needed = group_size * trace.num_bytes
@@ -82,13 +83,15 @@ class VectorizedClipping:
             )
         chunk = group_size * (max_bytes // needed)
         if chunk >= num_rows:
-            return clipped(rows)
-        return _sums_in_chunks(clipped, rows, chunk, group_size)
+            sums, norms, outputs = clipped(rows)
+        else:
+            sums, norms, outputs = _sums_in_chunks(clipped, rows, chunk, group_size)
+        return sums, norms, with_masks(*outputs)
 
     def _example(
         self, batch: Batch, clip: Clip, row: Any, values: list[tf.Tensor], states: list[Any]
-    ) -> tuple[list[tf.Tensor], Any]:
-        """Returns the gradient of one example's objective for each weight, and the output."""
+    ) -> tuple[list[tf.Tensor], Any, dict[str, Any]]:
+        """Returns the gradient of one example's objective for each weight, output and masks."""
         model = self._model
         x, y, weight = tf.nest.map_structure(lambda part: part[tf.newaxis], row[:3])
         single = dataclasses.replace(batch, x=x, y=y, weights=weight)
@@ -102,7 +105,8 @@ class VectorizedClipping:
             objective = clip.objective(single, outputs)
         check_scope(model, states, scope)
         gradients = tape.gradient(objective, values, unconnected_gradients="zero")
-        return batch.unscaled(gradients), tf.nest.map_structure(lambda out: out[0], outputs)
+        parts = tf.nest.map_structure(lambda part: part[0], (outputs, masks_by_place(outputs)))
+        return batch.unscaled(gradients), *parts
 
 
 def check_scope(model: keras.Model, states: list[Any], scope: keras.StatelessScope) -> None:

@@ -70,6 +70,9 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         of the weighted sum of its losses. Each vault of these labels is charged; a statement counts
         their common steps once, and assumes that row i of each vault is the same example.
 
+        Entries of an output that its mask leaves out (``Embedding(mask_zero=True)``, ``Masking``)
+        are left out of losses, as in Keras: their labels change nothing.
+
         The vault is charged before the first step of each epoch, and ``fit`` alone takes steps: a
         step without a charge stops before its noise is drawn.
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tf_labeldp.gradients.clip import Batch, Clip, Speed
 from tf_labeldp.gradients.label_distance import LabelDistanceClip
+from tf_labeldp.gradients.masks import copied
 from tf_labeldp.gradients.model_checks import all_layers
 from tf_labeldp.gradients.output_losses import OutputLosses
 from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
@@ -299,7 +300,7 @@ class PrivateStep:
         # Weight decay and metrics wait for the check, too.
         with tf.control_dependencies([finite]):
             optimizer.apply(NoisyGradients(mean), variables)
-            outputs = tf.nest.map_structure(tf.identity, result.outputs)
+            outputs = copied(result.outputs)
         return outputs, report
 
     def _with_noise_once(self, clipped: list[tf.Tensor], replicas: Any) -> list[tf.Tensor]:

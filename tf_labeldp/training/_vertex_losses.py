@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tf_labeldp.accounting import Setting
+from tf_labeldp.gradients.masks import mask_of, masks_by_place, with_masks
 from tf_labeldp.gradients.model_checks import (
     is_plain_cross_entropy,
     loss_object,
@@ -87,7 +89,12 @@ class TrainingPass:
             return self._outputs(x)
         parts = zip(*(tf.split(part, self._pieces) for part in tf.nest.flatten(x)), strict=True)
         outputs = [self._outputs(tf.nest.pack_sequence_as(x, part)) for part in parts]
-        return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *outputs)
+        masks = [masks_by_place(part) for part in outputs]
+        whole, masks = (
+            tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *parts)
+            for parts in (outputs, masks)
+        )
+        return with_masks(whole, masks)
 
     def _outputs(self, x: Any) -> Any:
         if not self._by_example:
@@ -101,10 +108,10 @@ class TrainingPass:
             features = tf.nest.map_structure(lambda part: part[tf.newaxis], row[0])
             with self._drawing(row[1]):
                 outputs = self._forward(features)
-            return tf.nest.map_structure(lambda part: part[0], outputs)
+            return tf.nest.map_structure(lambda part: part[0], (outputs, masks_by_place(outputs)))
 
         rows = tf.nest.map_structure(tf.convert_to_tensor, (x, seeds))
-        return Trace.of(row_outputs, rows).map_rows(row_outputs, rows)
+        return with_masks(*Trace.of(row_outputs, rows).map_rows(row_outputs, rows))
 
     def _drawing(self, states: list[tf.Tensor]) -> keras.StatelessScope:
         """Returns a scope with these states of the generators, in which nothing is written."""
@@ -138,13 +145,15 @@ def vertex_losses(
 
     def outputs() -> tf.Tensor:
         y_pred = forward(x)
+        mask = mask_of(y_pred)
         if not tf.is_tensor(y_pred) or y_pred.shape.rank not in (1, 2):
             shapes = tf.nest.map_structure(lambda part: tuple(part.shape), y_pred)
             raise ValueError(
                 f"expected (n, K) scores or (n, 1) numbers from a model with a denoiser, got shape "
                 f"{shapes}. Flatten the output, or train with denoiser=None."
             )
-        return tf.cast(y_pred, tf.float32)
+        y_pred = tf.identity(tf.cast(y_pred, tf.float32))
+        return with_masks(y_pred, {} if mask is None else {"0": mask})
 
     def candidates(y_pred: tf.Tensor) -> tf.Tensor:
         if _is_one_number(y_pred):
@@ -156,15 +165,25 @@ def vertex_losses(
         codes = tf.cast(codes, labels.dtype)
         return codes[:, None] if labels.shape.rank == 2 else codes
 
+    def shown(each_loss: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        # An example that the model masks has one loss for all labels, without a gradient: that of
+        # the uniform distribution, which is read off the losses of cross-entropy.
+        mask = mask_of(y_pred)
+        if mask is None:
+            return each_loss
+        keep = tf.cast(tf.reshape(mask, (-1, 1)), tf.bool)
+        return tf.where(keep, each_loss, math.log(each_loss.shape[1]))
+
     def losses() -> tf.Tensor:
         y_pred = outputs()
         if not _is_one_number(y_pred) and cross_entropy:
             # The result is that below, in n K instead of n K^2 operations.
-            return -tf.nn.log_softmax(y_pred)
+            return shown(-tf.nn.log_softmax(y_pred), y_pred)
         each = candidates(y_pred)
         n, k = y_pred.shape[0], each.shape[0]
         tiles = tf.tile(each, [n] + [1] * (each.shape.rank - 1))
         each_loss = tf.reshape(per_example(tiles, tf.repeat(y_pred, k, axis=0)), (n, k))
+        each_loss = shown(each_loss, y_pred)
         return each_loss if weights is None else each_loss * weights[:, tf.newaxis]
 
     def predictions() -> tf.Tensor:
