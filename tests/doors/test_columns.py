@@ -22,7 +22,9 @@ from sklearn.base import clone
 import tf_labeldp as ldp
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.features import RandomFourierFeatures, find_clusters, to_inputs
+from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.heads import PrivateLogisticRegression
+from tf_labeldp.mechanisms import HistogramMechanism
 from tf_labeldp.scale import randomize_batch
 from tf_labeldp.vault import Classes, Numbers
 
@@ -304,6 +306,25 @@ def test_users_keep_their_type_and_their_text() -> None:
         users_of(np.zeros((N, 1)))
     with pytest.raises(ValueError, match="symbolic"):
         users_of(keras.KerasTensor((N,)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_missing_cluster_is_not_the_first_one() -> None:
+    entries = [None if row in HOLES else row % 3 for row in range(N)]
+    budget = ldp.PrivacyBudget(9.0)
+    draw = ldp.ClusterRandomizedResponse.for_epsilon(1.0, num_classes=2)
+    for container, make in CONTAINERS.items():
+        if (column := make(entries, "numbers")) is None:
+            continue
+        labels = ldp.PrivateLabels([0, 1] * 6, 2, budget=budget)
+        for call in (
+            lambda c: labels.randomize(draw, clusters=c),  # noqa: B023
+            lambda c: labels.release(HistogramMechanism(1.0, 2), public_input=c),  # noqa: B023
+            Clusters.from_assignments,
+        ):
+            with pytest.raises(ValueError, match=r"2 of 12 (clusters|groups|assignments) are"):
+                call(column)
+        assert not labels.receipts, container
 
 
 @pytest.mark.parametrize("weight", ["x", None, -1.0, np.inf, np.nan])

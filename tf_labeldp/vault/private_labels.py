@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._columns import Column
+from tf_labeldp._columns import Column, column
 from tf_labeldp.accounting import (
     Assumption,
     Charge,
@@ -107,7 +107,8 @@ class PrivateLabels:
     Args:
         labels: the true labels, shape (n,): integers 0..K-1, any hashable values with ``classes``,
             or numbers with ``low`` and ``high`` (regression); or rows (n, L) of zeros and ones with
-            ``num_labels``. An array, list, tensor or column of a data frame; copied.
+            ``num_labels``. An array, list, tensor or column of a data frame; copied. None, NaN,
+            NA, nulls of Arrow and masked entries are missing, and refused.
         num_classes: K, at least 2; ``classes`` makes it optional.
         budget: the most that may be spent on one label. A store keeps it: leave it out later.
         classes: the class values, in the order of their codes 0..K-1. Public knowledge: inferring
@@ -133,7 +134,8 @@ class PrivateLabels:
             are numbered from 0, like those of a part: their features are ``x[labels.indices]``.
             ``extend`` takes their labels later.
         users: the user of each example (n,), if one person has several: integers, texts or other
-            hashable values. Public knowledge. The budget and every statement are then for all
+            hashable values of one type, since 1 and "1" are two users; none missing. Public
+            knowledge. The budget and every statement are then for all
             labels of one user. The epsilon of a mechanism stays that of one label: a draw costs as
             often as a user has labels in it, a release as a user counts for
             (``AggregateMechanism.group_size``). The epsilon of heads, ``evaluate``, ``select`` and
@@ -141,8 +143,8 @@ class PrivateLabels:
         max_examples_per_user: k; of a user with more examples k are chosen at random, without
             labels, and the others are not used. As with ``unlabelled``, the features are
             ``x[labels.indices]``. None uses all: heads then weigh the rows of users who have many.
-        ids: a unique id for each row (n,), for keyed draws: whole numbers or texts. None takes the
-            row numbers.
+        ids: a unique id for each row (n,), for keyed draws: whole numbers or texts, none missing.
+            None takes the row numbers.
         actor: the author of receipts, which are published; None takes the environment variable
             ``LABELDP_ACTOR``, or the login.
         insecure_seed: makes draws repeatable; the statement then reads "not private: seeded".
@@ -547,7 +549,7 @@ class PrivateLabels:
             public = public.with_value(Priors.of(public.value))
         elif needed == "clusters" and public.value is not None:
             assignments = getattr(public.value, "assignments", public.value)
-            public = public.with_value(np.asarray(assignments))
+            public = public.with_value(column(assignments, "clusters"))
         rows, among = self._rows(indices), self._chosen
         records = self._draws.records(mechanism, rows, public, key)
         parts = [noisy_labels(each, mechanism, self._kind.names, among) for each in records]
