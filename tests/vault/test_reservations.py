@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -9,7 +15,7 @@ import tf_labeldp as ldp
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
 from tf_labeldp.cli import main
 from tf_labeldp.mechanisms import HistogramMechanism, LaplaceMechanism, RandomizedResponse
-from tf_labeldp.vault import LabelStoreError, PrivateLabels, Reservation, give_back
+from tf_labeldp.vault import LabelStoreError, PrivateLabels, Reservation, forget, give_back
 from tf_labeldp.vault.records import DrawSettingsError
 
 Y = np.arange(60) % 2
@@ -177,6 +183,75 @@ class TestProcesses:
                 drugs.reserve({"b": rr(0.5)})
             visits.randomize(rr(0.75), key="a")
         assert (drugs.remaining(), drugs.guarantee().epsilon) == (0.25, 0.75)
+
+    @pytest.mark.parametrize("kills", [30, pytest.param(300, marks=pytest.mark.slow)])
+    def test_kills_spend_nothing_for_nothing(self, tmp_path, kills):
+        """Two processes at a time; nothing is drawn twice, and nothing is stuck."""
+        if not hasattr(os, "fork"):
+            pytest.skip("needs os.fork")
+        script = pathlib.Path(__file__).with_name("killed_reservations.py")
+        paths = os.pathsep.join([os.fspath(script.parent), *filter(None, sys.path)])
+        done = subprocess.run(
+            [sys.executable, os.fspath(script), os.fspath(tmp_path), str(kills)],
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stderr
+        problems, number, _ = json.loads(done.stdout)
+        assert problems == [] and number >= kills
+
+    def test_a_killed_one_is_given_back_by_the_command(self, tmp_path, capsys):
+        store = tmp_path / "s"
+        vault(store)
+        code = (
+            "import os, sys, tf_labeldp as ldp;"
+            "labels = ldp.PrivateLabels([0, 1] * 30, 2, store=sys.argv[1]);"
+            "r = ldp.RandomizedResponse(0.5, 2);"
+            "kept = labels.reserve({'a': r, 'b': r}); labels.randomize(r, key='a'); os._exit(9)"
+        )
+        assert subprocess.run([sys.executable, "-c", code, os.fspath(store)]).returncode == 9
+        labels = PrivateLabels(Y, 2, store=store)
+        with pytest.raises(BudgetExceededError, match="tf-labeldp give-back"):
+            labels.randomize(rr(0.5), key="other")
+        assert labels.history()[-1].key == "b"
+        assert main(["give-back", str(store), "--key", "b"]) == 0
+        assert "given back: b" in capsys.readouterr().out
+        labels.randomize(rr(0.5), key="other")
+        assert labels.remaining() == 0.0
+
+    def test_the_same_call_uses_a_killed_one(self, tmp_path):
+        first = vault(tmp_path / "s")
+        reservation = first.reserve({"a": rr(0.5), "b": rr(0.5)})
+        first.randomize(rr(0.5), key="a")
+        labels = PrivateLabels(Y, 2, store=tmp_path / "s")
+        labels.randomize(rr(0.5), key="b")
+        assert labels.guarantee().epsilon == 1.0
+        assert len({receipt.plan for receipt in labels.receipts}) == 1
+        reservation.give_back()
+        assert labels.guarantee().epsilon == 1.0
+
+    def test_version_0_3_refuses_a_store_with_reservations(self, tmp_path):
+        labels = vault(tmp_path / "s")
+        labels.randomize(rr(0.25), key="before")
+        with labels.reserve({"a": rr(0.25), "b": rr(0.25)}):
+            labels.randomize(rr(0.25), key="a")
+        lines = [path.read_bytes() for path in sorted((tmp_path / "s" / "records").iterdir())]
+        formats = [
+            json.loads(line.partition(b"\n")[0].partition(b" ")[2])["format"] for line in lines
+        ]
+        # It reads 2 and 3, and names the version that wrote any other.
+        assert formats == [3, 4, 3, 4]
+
+    def test_a_forgotten_store_holds_nothing_back(self, tmp_path):
+        visits, drugs = (vault(tmp_path / "p" / name, project=True) for name in ("visits", "drugs"))
+        reservation = visits.reserve({"a": rr(0.75)})
+        assert drugs.remaining() == 0.25
+        forget(tmp_path / "p" / "visits")
+        assert drugs.remaining() == 1.0
+        with pytest.raises(LabelStoreError, match="forgotten"):
+            reservation.give_back()
 
     def test_a_running_one_is_not_given_back_by_the_command(self, tmp_path):
         labels = vault(tmp_path / "s")

@@ -33,7 +33,7 @@ class Reservation:
     """Uses of labels that are reserved together, as ``PrivateLabels.reserve`` returns them.
 
     A context manager: at the end of its block, and after an error in it, the uses that were not
-    drawn are given back.
+    drawn are given back. Without a block, this happens once the object is no longer in use.
 
     Guarantee:
         The uses were checked against the budget, and reserved, in one turn of the ledger: all or
