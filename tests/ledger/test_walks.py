@@ -9,6 +9,7 @@ that were changed without receipts are a named assumption, for which the account
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import math
@@ -157,6 +158,39 @@ class Walk:
         noisy = vault[0].randomize(ldp.RRWithPrior(epsilons[1], K), priors=priors)
         self.noisy.append((counts, Origin(uses)))
         self.noisy.append((noisy, Origin(uses | self.record(vault, range(N), epsilons[1]))))
+
+    def reserve(self):
+        """Reserves two draws and a release, of which an error leaves out the last ones."""
+        vault, number = self.pick(self.vaults), next(self.number)
+        drawn = int(self.rng.integers(0, 4))
+        epsilons = self.rng.uniform(0.1, 1.0, 3).tolist()
+        before = vault[0].remaining()
+        uses = {
+            f"{number}-a": ldp.RandomizedResponse(epsilons[0], K),
+            f"{number}-b": ldp.mechanisms.HistogramMechanism(epsilons[1], K),
+            f"{number}-c": ldp.RandomizedResponse(epsilons[2], K),
+        }
+        with contextlib.suppress(OverflowError), vault[0].reserve(uses):
+            held = before - vault[0].remaining()
+            assert held == pytest.approx(sum(epsilons), rel=1e-3)
+            for key, use in itertools.islice(uses.items(), drawn):
+                is_draw = isinstance(use, ldp.RandomizedResponse)
+                verb = vault[0].randomize if is_draw else vault[0].release
+                output = verb(use, key=key)
+                self.noisy.append((output, Origin(self.record(vault, range(N), use.epsilon))))
+            if drawn < len(uses):
+                raise OverflowError
+        spent = before - vault[0].remaining()
+        assert spent == pytest.approx(sum(epsilons[:drawn]), rel=1e-3)
+        assert not any(use.what.endswith("reserved") for use in vault[0].history())
+
+    def release_in_two(self):
+        """Draws by a randomizer that reserves its two releases."""
+        vault, epsilon = self.pick(self.vaults), float(self.rng.uniform(0.1, 1.0))
+        randomizer = ldp.ClusterRandomizedResponse.for_epsilon(epsilon, K)
+        clusters, key = np.arange(N) % 2, f"clusters-{next(self.number)}"
+        noisy = vault[0].randomize(randomizer, clusters=clusters, key=key)
+        self.noisy.append((noisy, Origin(self.record(vault, range(N), epsilon))))
 
     def copy_noisy(self):
         noisy, origin = self.pick(self.noisy) if self.noisy else (None, None)
@@ -403,7 +437,7 @@ MOVES: list[Callable[[Walk], None]] = [
     Walk.new_vault,
     Walk.fresh_model,
     *[Walk.randomize, Walk.randomize_with_priors, Walk.fit_head, Walk.export_head] * 2,
-    *[Walk.copy_noisy, Walk.copy_head],
+    *[Walk.copy_noisy, Walk.copy_head, Walk.reserve, Walk.release_in_two],
     *[Walk.fit_privately] * 4,
     *[Walk.fit_in_stages, Walk.fit_in_the_clear, Walk.declare, Walk.fit_on_noisy_labels],
     *[Walk.save_and_load, Walk.save_and_load_with_keras, Walk.load_weights],
@@ -435,7 +469,7 @@ def test_statements_follow_a_random_walk(seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 1175, 25))
 def test_statements_follow_many_random_walks(first):
-    """Each sequence of three moves comes 4 times on average: 175 * comb(16, 3) / (28 * 27 * 26)."""
+    """Each sequence of three moves comes 4 times on average: 175 * comb(16, 3) / (30 * 29 * 28)."""
     for seed in range(first, first + 25):
         walk(seed, moves=16)
     keras.backend.clear_session()  # collects all garbage, which takes longer than a walk
