@@ -23,7 +23,7 @@ import pytest
 import tensorflow as tf
 from _builders import BUILDERS, DELTA, IMAGES, RR, K, Put, compiled, dense, labels_of, private_model
 from sklearn.exceptions import NotFittedError
-from test_provenance import an_earlier_use
+from test_provenance import PUBLIC, an_earlier_use, builder_of
 
 import tf_labeldp as ldp
 from tf_labeldp import accounting, features, heads, mechanisms, pate
@@ -42,6 +42,7 @@ OURS = ("tf_labeldp", "keras_layers")
 EXPORT = ".to_keras()"
 DEPTH = 8
 HIDDEN = ("_", "label_dp_")
+TEXTS = {"number": ROWS[:, 0], "text": np.array(["a", "b", "c", "d"])[np.arange(MANY) % 4]}
 
 
 def vault(labels: Any = Z, epsilon: float = 50.0, delta: float = DELTA, **options: Any) -> Any:
@@ -57,6 +58,12 @@ def searched(estimator: Any, grid: Any, labels: Any = Z, rows: Any = ROWS, **opt
 def network() -> Any:
     layers = [keras.Input((4,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(K)]
     return keras.Sequential(layers)
+
+
+def two_inputs() -> Any:
+    inputs = {"a": keras.Input((4,), name="a"), "b": keras.Input((), name="b")}
+    both = keras.layers.Concatenate()([inputs["a"], keras.layers.Reshape((1,))(inputs["b"])])
+    return keras.Model(inputs, keras.layers.Dense(K)(keras.layers.Dense(6, "tanh")(both)))
 
 
 def bootstrapped(**options: Any) -> Any:
@@ -572,7 +579,81 @@ def test_the_walk_is_not_empty(
     print(numbers)
     for name, number in numbers.items():
         record_property(name, number)
-    assert numbers["attributes"] >= 600
+    assert numbers["attributes"] >= 600 and numbers["with receipts"] >= 340
+    assert numbers["classes of the library"] >= 35
+
+
+PARTS_OF_MAPS = r"\.(columns_|filters_)\[\d+\]$"
+"""Values without a place for receipts, as arrays are; the map that they are parts of has one."""
+
+
+class Other(Put):
+    """Gives the argument under test other numbers, and texts in another order."""
+
+    def __call__(self, name: str, value: Any) -> Any:
+        return _changed(value) if name == self.name else value
+
+
+def _changed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _changed(part) for name, part in value.items()}
+    if value.dtype.kind != "f":
+        return np.roll(np.where(value == value[0], value[1], value), 1)
+    noise = np.random.default_rng(5).normal(size=value.shape)
+    return (1.25 * value + noise).astype(value.dtype)
+
+
+FEATURES: dict[str, Callable[[Any], Any]] = {
+    "numbers": lambda put: ldp.PrivateClassifier(1.0, DELTA / 2).fit(put("X", ROWS), vault()),
+    "images": lambda put: ldp.PrivateClassifier(1.0, DELTA / 2, method="head").fit(
+        put("X", np.resize(IMAGES, (MANY, 8, 8, 1))), vault()
+    ),
+    "a table": lambda put: ldp.PrivateClassifier(1.0, DELTA / 2, method="head").fit(
+        put("X", TEXTS), vault()
+    ),
+    "a table of trees": lambda put: ldp.PrivateBoosting(4.0, library="scikit-learn").fit(
+        put("X", TEXTS), vault()
+    ),
+    "several inputs": lambda put: ldp.PrivateClassifier(
+        1.0, DELTA / 2, model=two_inputs(), epochs=1
+    ).fit(put("X", {"a": ROWS, "b": ROWS[:, 0]}), vault()),
+    "an encoder of images": lambda put: ldp.PrivateClassifier(
+        1.0, DELTA / 2, encoder=features.PublicEncoder(dense(3, (8, 8, 1)))
+    ).fit(put("X", np.resize(IMAGES, (MANY, 8, 8, 1))), vault()),
+    "a search": lambda put: ldp.PrivateSearchCV(
+        ldp.PrivateClassifier(1.0, DELTA / 2, method="head"), {"class_weight": [None]}, 4.0
+    ).fit(put("X", ROWS), vault()),
+    **{
+        f"{each.place} {each.name}": builder_of(each)
+        for each in PUBLIC
+        if each.name in ("X", "x", "features", "images") and builder_of(each)
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", FEATURES)
+def test_attributes_state_the_receipts_of_the_features(case: str, outcomes: Outcomes) -> None:
+    """An attribute that changes with the features has their receipts, as the whole has."""
+    name, receipt = case.rpartition(" ")[2], an_earlier_use()
+    name = name if case not in FEATURES or "." in case else "X"
+    runs = []
+    for put in (Put(name, receipt), Other(name, receipt)):
+        result = outcomes.run(functools.partial(FEATURES[case], put))
+        found = parts(result, exports=True)
+        runs.append({path: content(value) for path, value in found.items()})
+        if not isinstance(put, Other):
+            walked = walk(result)
+    one, other = runs
+    lost = [
+        path
+        for path, value in walked.items()
+        if not (path in other and is_same(one[path], other[path]))
+        and receipt.id not in {use.id for use in public_input(value).receipts}
+        and not (promises_nothing(path, value) or re.search(PARTS_OF_MAPS, path))
+    ]
+    assert one.keys() and not lost, "\n".join(lost)
 
 
 # Tests of the test.

@@ -15,7 +15,7 @@ from sklearn.utils.validation import has_fit_parameter
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import Progress
-from tf_labeldp.accounting import Private, Public, Setting, public_input
+from tf_labeldp.accounting import Private, Public, PublicInput, Setting, public_input
 from tf_labeldp.accounting.receipts import merge_receipts, weights_receipts
 from tf_labeldp.boosting._growers import LightGBMGrower, SklearnGrower, Task
 from tf_labeldp.boosting._losses import ScoreLoss
@@ -154,7 +154,7 @@ class PrivateBoosting(Head):
         source = None
         if not isinstance(y, NoisyLabels):
             source = LabelSource(self, y, self._mechanism)
-        coder, rows = _read(features, grower)
+        coder, rows = _read(public.with_value(features), grower)
         weights = example_weights(sample_weight, rows.shape[0])
         rows_of_labels: Any = slice(None)
         if source is None:
@@ -371,8 +371,9 @@ def _checked_noisy(noisy: NoisyLabels) -> NoisyLabels:
     return noisy
 
 
-def _read(features: Any, grower: Any) -> tuple[TableCodes | None, Any]:
+def _read(public: PublicInput[Any], grower: Any) -> tuple[TableCodes | None, Any]:
     """Returns the coder of a table and its ``float32`` rows; sparse rows have no coder."""
+    features = public.value
     if hasattr(features, "tocsr"):
         if not grower.has_logits:
             raise TypeError(
@@ -386,8 +387,8 @@ def _read(features: Any, grower: Any) -> tuple[TableCodes | None, Any]:
                 "numbers, or NaN where they are missing. Nothing was drawn."
             )
     else:
-        coder = TableCodes()
-        rows = coder.fit_transform(features)
+        coder = TableCodes().fit(public)
+        rows = coder.transform(features)
     # Each fold must have examples on both sides of a split.
     least = 2 * _min_rows(rows.shape[0])
     columns = rows if coder is not None else rows.tocsc()

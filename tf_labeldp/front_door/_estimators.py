@@ -99,7 +99,8 @@ class SideBySide(FeatureMap):
     def fit(self, X: Any, y: Any = None) -> SideBySide:
         """Learns the means of the maps' features; ignores labels."""
         del y
-        X = self._encoded(X)
+        public = public_input(X)
+        X, self.receipts_ = self._encoded(public.value), public.receipts
         self._means = [np.asarray(map_.transform(X)).mean(axis=0) for map_ in self.maps]
         self.n_features_out_ = sum(mean.size for mean in self._means)
         return self
@@ -228,7 +229,8 @@ class _FrontDoor(Head):
             )
         seed, held_out = self.insecure_seed, None
         # Once for all rows: those of the fit and of the evaluation.
-        public = public_input(public, fitted_encoder(self.encoder, features))
+        fitted = fitted_encoder(self.encoder, public.with_value(features))
+        public = public_input(public, fitted)
         raw, encoder = public.value
         is_array = not isinstance(labels, PrivateLabels)
         makes_vault = is_array and (price is not None or trains_network)
@@ -254,11 +256,12 @@ class _FrontDoor(Head):
             weights = None if weights is None else weights[places]
             labels, size = train, len(train)
         if encoder is None and choice.method != "boosting":
-            encoder = make_encoder(features, kind, size)
+            encoder = make_encoder(public.with_value(features), kind, size)
         elif encoder is not None:
             reasons: tuple[str, ...] = (_OF_ENCODER,)
             if takes_raw:
-                encoder, reasons = with_smoothing(encoder, features, size)
+                rows_of_fit = public.with_value(features)
+                encoder, reasons = with_smoothing(encoder, rows_of_fit, size)
             if not trains_network:
                 choice = dataclasses.replace(choice, reason=" ".join(reasons))
         # ``BootstrappedHead`` takes no weights.
@@ -698,27 +701,31 @@ def kind_of(features: Any, is_encoded: bool = False) -> str:
     return "numbers" if array.dtype.kind in "biuf" else "table"
 
 
-def make_encoder(features: Any, kind: str, size: int) -> Any:
+def make_encoder(public: PublicInput[Any], kind: str, size: int) -> Any:
     """Returns an encoder fitted on public features; None for sparse rows, which stay sparse."""
+    features = public.value
     if hasattr(features, "tocsr"):
         return None
     if kind == "inputs":
         # A callable gets all inputs at once; a map would get them as the columns of a table.
-        return _side_by_side(features, size).transform
+        return _side_by_side(public, size).transform
     if kind == "images":
         small = min(np.shape(features)[1:3]) < _SMALL_IMAGE
         patches = PatchDictionary(50, 3) if small else PatchDictionary()
-        patches.fit(features)
-        return patches if size < _FEWEST else NeighbourSmoothing(patches).fit(features)
-    fourier = RandomFourierFeatures(sparse=kind == "table").fit(features)
+        patches.fit(public)
+        return patches if size < _FEWEST else NeighbourSmoothing(patches).fit(public)
+    fourier = RandomFourierFeatures(sparse=kind == "table").fit(public)
     if kind == "table" or size < _FEWEST:
         return fourier
-    smooth = NeighbourSmoothing(None if have_one_unit(features) else fourier).fit(features)
-    return SideBySide((fourier, smooth)).fit(features)
+    smooth = NeighbourSmoothing(None if have_one_unit(features) else fourier).fit(public)
+    return SideBySide((fourier, smooth)).fit(public)
 
 
-def with_smoothing(encoder: Any, features: Any, size: int) -> tuple[Any, tuple[str, ...]]:
+def with_smoothing(
+    encoder: Any, public: PublicInput[Any], size: int
+) -> tuple[Any, tuple[str, ...]]:
     """Returns the encoder, with features smoothed over neighbours for images, and why."""
+    features = public.value
     is_image = getattr(features, "ndim", 0) in (3, 4)
     if not is_image or min(features.shape[1:3]) < _SMALLEST_IMAGE or size < _FEWEST:
         return encoder, (
@@ -726,9 +733,9 @@ def with_smoothing(encoder: Any, features: Any, size: int) -> tuple[Any, tuple[s
             "Its features are not smoothed over their neighbours: that pays for images, and lost "
             "1 to 5 points on texts.",
         )
-    rows = FeatureRows(features, encoder).array()
+    rows = public.with_value(FeatureRows(features, encoder).array())
     maps = tuple(NeighbourSmoothing(strength=strength).fit(rows) for strength in (0.0, 0.8))
-    return SideBySide(maps, encoder).fit(features), (
+    return SideBySide(maps, encoder).fit(public), (
         "Images: features of your encoder, next to the same smoothed over their nearest "
         "neighbours, and one noisy release for a linear head on both.",
         "On photographs both gained 6 to 9 points over the features alone for few examples at a "
@@ -761,21 +768,24 @@ def _as_columns(inputs: Any, names: Iterable[Any]) -> dict[str, np.ndarray]:
     return {str(name): np.asarray(inputs[name]).reshape(-1) for name in names}
 
 
-def _side_by_side(inputs: Any, size: int) -> SideBySide:
+def _side_by_side(public: PublicInput[Any], size: int) -> SideBySide:
     """Returns fitted features of a dict or tuple of arrays."""
+    inputs = public.value
     parts = dict(inputs if isinstance(inputs, dict) else enumerate(inputs))
     vectors = tuple(name for name, part in parts.items() if part.shape[1:] in ((), (1,)))
     maps = []
     if vectors:
-        table = make_encoder(_as_columns(parts, vectors), "table", size)
+        columns = public.with_value(_as_columns(parts, vectors))
+        table = make_encoder(columns, "table", size)
         maps.append(_OfInputs(table, vectors, "table"))
     for name, part in parts.items():
         if name not in vectors:
             is_image = part.ndim in (3, 4) and min(part.shape[1:3]) >= _SMALLEST_IMAGE
             rows = part if is_image else part.reshape(len(part), -1)
             kind = "images" if is_image else "numbers"
-            maps.append(_OfInputs(make_encoder(rows, kind, size), (name,), kind))
-    return SideBySide(tuple(maps)).fit(inputs)
+            map_ = make_encoder(public.with_value(rows), kind, size)
+            maps.append(_OfInputs(map_, (name,), kind))
+    return SideBySide(tuple(maps)).fit(public)
 
 
 def have_one_unit(rows: Any) -> bool:

@@ -174,7 +174,8 @@ class BootstrappedHead(Head):
         """Fits within the reservation of all releases."""
         from scipy import special
 
-        public = public_input(public, fitted_encoder(self.encoder, inputs))
+        fitted = fitted_encoder(self.encoder, public.with_value(inputs))
+        public = public_input(public, fitted)
         encoder = public.value[1]
         if encoder is None and not isinstance(inputs, np.ndarray):
             first = _standardized(inputs)

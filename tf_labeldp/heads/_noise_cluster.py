@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Private, Public, Setting, public_input
+from tf_labeldp.accounting import Private, Public, PublicInput, Setting, public_input
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import merge_receipts
 from tf_labeldp.estimation.priors import histogram_prior
@@ -126,7 +126,7 @@ class NoiseCluster(Head):
             features = self._matrix(features, encoder=self.encoder)
         # One reading of a data set serves the clusters and the digests.
         read = collected(features) if is_dataset(features) else features
-        clusters = self._clusters_of(read)
+        clusters = self._clusters_of(public.with_value(read))
         source.check_length(len(clusters))
         public = public_input(public, clusters).with_value(clusters.assignments)
         digests = None if features is None else raw_digests(read)
@@ -216,9 +216,9 @@ class NoiseCluster(Head):
         self._check_fitted()
         return self.clusters_.assign(self._matrix(X, encoder=self.encoder, is_fitted=True))
 
-    def _clusters_of(self, features: Any) -> Clusters:
+    def _clusters_of(self, features: PublicInput[Any]) -> Clusters:
         if self.clusters is None:
-            if features is None or self.num_clusters is None:
+            if features.value is None or self.num_clusters is None:
                 raise ValueError("expected features and num_clusters. Pass both, or clusters=.")
             return find_clusters(
                 features, self.num_clusters, encoder=self.encoder, seed=self.cluster_seed

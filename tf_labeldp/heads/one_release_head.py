@@ -252,7 +252,7 @@ class OneReleaseHead(Head):
             takes_raw = self.encoder is not None and not is_own_map(self.encoder)
             if source is not None and takes_raw and not is_dataset(X):
                 source.check_length(num_rows(X))
-            public = public_input(public, fitted_encoder(self.encoder, X))
+            public = public_input(public, fitted_encoder(self.encoder, public.with_value(X)))
             encoder = self.encoder_ = public.value[1]
             inputs = FeatureRows(X, encoder, max_bytes=0.25 * self.max_bytes)
             weights = example_weights(sample_weight, inputs.num_rows)
