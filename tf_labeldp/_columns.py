@@ -80,6 +80,8 @@ class Column:
         if hasattr(values, "isna") and hasattr(values, "astype"):  # pandas
             values = values.astype(object) if np.any(values.isna()) else values
         elif hasattr(values, "is_null"):  # Arrow, or Polars
+            if hasattr(getattr(values, "type", None), "index_type"):
+                values = values.cast(values.type.value_type)
             nulls = values.null_count
             if nulls() if callable(nulls) else nulls:
                 to_list = "to_pylist" if hasattr(values, "to_pylist") else "to_list"
