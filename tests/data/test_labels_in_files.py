@@ -276,7 +276,14 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # The service tries for half a minute.
+        pytest.param(name, marks=[pytest.mark.slow] * (name == "distributed_save"))
+        for name in WRITERS
+    ],
+)
 @pytest.mark.holds("data.randomize_labels")
 def test_no_writer_of_tf_data_writes_a_true_label(name, tmp_path):
     before, after = tmp_path / "before", tmp_path / "after"

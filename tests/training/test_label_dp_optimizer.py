@@ -108,6 +108,24 @@ KINDS = {
 }
 
 
+def test_every_argument_that_all_optimizers_have_is_tried() -> None:
+    shared = set.intersection(*(set(inspect.signature(kind).parameters) for kind in KINDS))
+    assert shared - {"name", "kwargs"} == set(SETTINGS)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_setting_that_is_refused_is_refused_by_every_optimizer(kind: type) -> None:
+    refused = set()
+    for name, value in SETTINGS.items():
+        try:
+            optimizer(inner=kind(**{name: value}))
+        except ValueError as error:
+            assert f"inner_optimizer sets {name}" in str(error)
+            refused.add(name)
+    clips = {"clipnorm", "clipvalue", "global_clipnorm"}
+    assert refused == clips | {"gradient_accumulation_steps"}
+
+
 def stepped(inner: keras.optimizers.Optimizer) -> list[np.ndarray]:
     """Returns the weights after one step on noisy gradients, which are the same for each inner."""
     model = network()
