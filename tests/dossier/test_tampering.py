@@ -12,6 +12,7 @@ import json
 import re
 import shutil
 import zipfile
+import zlib
 from pathlib import Path
 
 import h5py
@@ -273,6 +274,19 @@ def weights(change):
     return member("model.weights.h5", changed)
 
 
+def in_history(**values):
+    """Changes the history of the first layer in a file."""
+
+    def changed(raw):
+        name, _, packed = raw.partition(b"\n")
+        content = json.loads(zlib.decompress(packed))
+        content["digests"] += values.pop("digests", [])
+        content |= values
+        return name + b"\n" + zlib.compress(json.dumps(content).encode(), 9)
+
+    return member("assets/layers/dense/label_dp_history/receipts.bin", changed)
+
+
 def labels_in_state(file):
     file["optimizer/vars/2"][...] = np.resize(LABELS, file["optimizer/vars/2"].shape)
 
@@ -467,6 +481,12 @@ OF_MODELS = {
     "an extra field in the metadata": (
         member("metadata.json", lambda raw: raw.replace(b"{", b'{"note": [0, 1], ', 1)), 1, 1,
     ),
+    "labels as the time in the metadata": (
+        member("metadata.json", lambda raw: raw.replace(b"@", b"@" + 9 * b"0110", 1)), 1, 1,
+    ),
+    "labels as the number of steps": (in_history(steps=10**300), 1, 1),
+    "a field of the history": (in_history(note=[0, 1]), 1, 1),
+    "digests of other weights": (in_history(digests=["00" * 16, "11" * 16]), 0, 3),
     "other weights": (weights(other_weights), 1, 1),
     "labels as the state of the optimizer": (weights(labels_in_state), 0, 3),
     "labels as constants of Rescaling": (rebuilt(rescaling), 0, 3),

@@ -22,6 +22,7 @@ from tf_labeldp.mechanisms import (
     LaplaceMechanism,
     PeerToPeerRandomizedResponse,
 )
+from tf_labeldp.vault import model_history
 from tf_labeldp.vault.noisy_labels import sealed
 
 LABELS = np.random.default_rng(0).integers(3, size=300)
@@ -362,6 +363,18 @@ class TestB8:
             found = verify(tmp_path / name, store=tmp_path / "s")
             assert found.problems == () and bool(found.not_checked) == (name == "own"), name
         assert "the weights of own, spread" in found.not_checked[0]
+
+    def test_names_in_the_file_of_a_head_are_known(self, tmp_path):
+        head = ldp.PrivateLogisticRegression(1.0, 1e-5).fit(X, vault(tmp_path / "s"))
+        model = head.to_keras()
+        for classes in ([0, 1, 2], ["0110", "1011", "0010"]):
+            model_history.note_facts(model, {"columns": None, "classes": classes})
+            model.save(tmp_path / "head.keras")
+            found = verify(tmp_path / "head.keras", store=tmp_path / "s")
+            assert found.problems == ()
+            is_own = classes == [0, 1, 2]
+            named = () if is_own else ("the names in the model's file (classes, columns)",)
+            assert found.not_checked == named
 
     def test_a_head_is_known_after_the_store_was_forgotten(self, tmp_path):
         head = ldp.PrivateLogisticRegression(2.0, 1e-5).fit(X, vault(tmp_path / "s"))

@@ -31,9 +31,11 @@ from tf_labeldp.dossier._files import (
     check_zip,
     listed,
 )
-from tf_labeldp.vault.model_history import integer_digests, model_digest
+from tf_labeldp.vault.model_history import facts_digest, facts_in, integer_digests, model_digest
 
 _CONFIG, _METADATA, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
+_METADATA_TEXT = re.compile(r"[0-9][0-9a-z.+-]{0,20}(@[0-9:]{8})?")
+"""A version, or a time."""
 _OPTIMIZER = "optimizer/"
 """Arrays of the optimizer, which verification does not build."""
 _RECEIPTS = ("label_dp_history/receipts.bin", "label_dp_facts/facts.json")
@@ -42,6 +44,7 @@ _RECEIPTS_ARRAY = "/label_dp_receipts"
 _NUMBER = re.compile(r"_\d{1,4}$")
 _LONGEST_TEXT = 64
 """Characters of a name in a configuration: of a layer, a class or a module."""
+_LONGEST_VERSION = 24
 _MOST_NUMBERS = 6
 """Numbers of a shape or of axes."""
 _LARGEST = 2**40
@@ -98,6 +101,8 @@ def check_members(
             written = {name: json.loads(own.read(name)) for name in texts}
     metadata = check_json(parts, _METADATA, texts[_METADATA], {}) or {}
     check_names(parts, metadata, written[_METADATA], "field", _METADATA)
+    if not all(_METADATA_TEXT.fullmatch(str(text)) for text in metadata.values()):
+        parts.problems.append(f"{_METADATA} has no plain version and time")
     config: dict[str, Any] = check_json(parts, _CONFIG, texts[_CONFIG], {}) or {}
     fields = (name for name, _ in _unknown_fields(config, written[_CONFIG]))
     check_names(parts, fields, (), "field", _CONFIG)
@@ -132,7 +137,9 @@ def _check_asset(found: Findings, name: str, content: bytes) -> None:
         facts = check_json(found, name, content.decode(), {}) or {}
         check_names(found, facts, ("classes", "range", "columns"), "field", name)
         return
-    _, _, packed = content.partition(b"\n")
+    layer, _, packed = content.partition(b"\n")
+    if len(layer) > _LONGEST_TEXT:
+        found.problems.append(f"{name} names a layer in {len(layer)} bytes")
     _check_receipts(found, name, packed)
 
 
@@ -144,6 +151,10 @@ def _check_receipts(found: Findings, name: str, packed: bytes) -> None:
     fields = check_json(found, name, text, {}) or {}
     known = ("format", "version", "digests", "steps", "receipts", "layers")
     check_names(found, fields, known, "field", name)
+    if len(str(fields.get("version"))) > _LONGEST_VERSION or (
+        fields.get("steps") is not None and not 0 <= fields["steps"] <= _LARGEST
+    ):
+        found.problems.append(f"{name} has no plain version and number of steps")
     places = fields.get("layers", [])
     if any(later <= place for place, later in itertools.pairwise(places)):
         found.problems.append(f"{name} lists its layers in another order")
@@ -267,7 +278,12 @@ def _is_structure(name: str, value: Any, module: str) -> bool:
 
 
 def check_layers(
-    found: Findings, model: Any, config: dict[str, Any], assets: list[str], stores: Stores
+    found: Findings,
+    path: pathlib.Path,
+    model: Any,
+    config: dict[str, Any],
+    assets: list[str],
+    stores: Stores,
 ) -> None:
     """Compares weights with those in the stores; names layers that they don't know.
 
@@ -300,6 +316,9 @@ def check_layers(
         found.not_checked.append(f"digests of earlier weights of {listed(listed_only)}")
     if unknown:
         found.problems.append(f"the store has no record of the weights of {listed(unknown)}")
+    facts = facts_in(path)
+    if facts and facts_digest(facts) not in stores.digests:
+        found.not_checked.append(f"the names in the model's file ({listed(sorted(facts))})")
     # A store knows an exported model as a whole, with its public layers.
     if model_digest(model) in stores.digests:
         return

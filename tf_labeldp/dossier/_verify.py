@@ -157,7 +157,7 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, stores: Stores) -> P
     ]
     check_card(found, files, digests, stated, receipts, stores)
     if stores and receipts:
-        check_layers(found, loaded, config, assets, stores)
+        check_layers(found, model, loaded, config, assets, stores)
         if has_unknown_state(model, stores.digests):
             found.not_checked.append("the state of the optimizer")
     contains = f"a Keras model of {counted(loaded.count_params(), 'weight')}"

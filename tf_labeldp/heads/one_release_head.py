@@ -43,7 +43,12 @@ from tf_labeldp.heads.weights import class_weights, example_weights, user_weight
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, PrivateLabels
 from tf_labeldp.vault.handed_on import with_receipts
-from tf_labeldp.vault.model_history import model_digest, note_facts, record_digests
+from tf_labeldp.vault.model_history import (
+    facts_digest,
+    model_digest,
+    note_facts,
+    record_digests,
+)
 from tf_labeldp.vault.users import mean_group_size
 
 _Self = TypeVar("_Self", bound="OneReleaseHead")
@@ -149,6 +154,7 @@ class Head(Estimator, abc.ABC):
                 for name in classes.tolist()
             ]
         note_facts(model, facts)
+        record_digests([facts_digest(facts)], self.receipts_)
         return model
 
     def _recorded(self, model: Any, encoder: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import importlib
 import json
 import math
@@ -411,6 +412,11 @@ def note_facts(model: Any, facts: Mapping[str, Any]) -> None:
     """Keeps public facts, ready for JSON, in the ``.keras`` file of a model: see ``facts_in``."""
     content = json.dumps(dict(facts)).encode()
     _keep_in_files(model, _FACTS, facts, lambda: content, _FACTS_FILE)
+
+
+def facts_digest(facts: Mapping[str, Any]) -> bytes:
+    """Returns a digest of public facts."""
+    return hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode()).digest()
 
 
 def facts_in(path: str | os.PathLike[str]) -> dict[str, Any]:
