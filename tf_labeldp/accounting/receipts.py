@@ -595,20 +595,22 @@ class _SharedUse(NamedTuple):
 
     charge: Charge  # with the assumptions of all its receipts
     people: str | None  # None if the label sets are of different populations, or of unknown ones
-    times: dict[str, int]  # number of receipts by label set
+    times: int  # how often it counts for every person
 
-    def number(self, own: str) -> int:
-        """Returns how often the use counts beyond its receipts of the own label set."""
-        return max(self.times.values()) - self.times.get(own, 0)
+
+def _name_of_use(receipt: Receipt) -> tuple[Any, ...]:
+    charge = receipt.charge
+    return receipt.use, charge.epsilon, charge.delta, charge.event_text
 
 
 class Composition:
     """The running composition of receipts, which never reads a receipt twice.
 
     Each receipt is counted once. One of unknown cost is not counted if a declaration replaces it.
-    A use of several label sets has a receipt for each of them, with the same charge. It counts once
+    A use of several label sets has a receipt for each of them, with the same cost. It counts once
     for every person, since the set in which a person has such an example is unknown; in the
     composition of a ledger, whose label set is ``own``, it counts for the examples of its receipt.
+    Receipts of one use that differ in cost are receipts of different uses.
 
     Guarantee:
         As for ``compose_receipts``, for all receipts that were added.
@@ -621,13 +623,15 @@ class Composition:
         self._own_name = own
         self._receipts: dict[str, Receipt] = {}
         self._declared: set[str] = set()  # ids of receipts that declarations replace
+        self._shared: dict[tuple[Any, ...], dict[str, int]] = {}  # receipts of a use by label set
         self._clear()
         for receipt in receipts:
             self.add(receipt)
 
     def _clear(self) -> None:
         self._histories: dict[str, Histories] = {}  # by the name of the label set
-        self._shared: dict[tuple[Any, ...], _SharedUse] = {}  # by use and cost
+        self._is_stale = False  # whether to count all receipts again
+        self._uses: dict[tuple[Any, ...], _SharedUse] = {}  # of several label sets
         self._of_everyone: dict[str | None, Counter[Charge]] = {}  # by population
         self._facts: dict[_Fact, None] = {}
 
@@ -639,13 +643,25 @@ class Composition:
             return
         self._receipts[receipt.id] = receipt
         self._declared.update(receipt.declares)
-        again = any(self._is_declared(self._receipts.get(name)) for name in receipt.declares)
-        if known is not None or again:
-            self._clear()
-            for counted in self._receipts.values():
-                self._count(counted)
-        else:
+        if known is not None or any(
+            self._is_declared(self._receipts.get(name)) for name in receipt.declares
+        ):
+            self._is_stale = True
+        if receipt.use and known is None:
+            sets = self._shared.setdefault(_name_of_use(receipt), {})
+            sets[receipt.labels.name] = sets.get(receipt.labels.name, 0) + 1
+            if len(sets) == 2 and sets[receipt.labels.name] == 1:
+                # Receipts of the first label set were counted for its examples.
+                self._is_stale |= next(iter(sets)) != self._own_name
+        if not self._is_stale:
             self._count(receipt)
+
+    def _refresh(self) -> None:
+        """Counts all receipts again, if one of them made earlier ones count in another way."""
+        if self._is_stale:
+            self._clear()
+            for receipt in self._receipts.values():
+                self._count(receipt)
 
     def _is_declared(self, receipt: Receipt | None) -> bool:
         """Returns whether a declaration replaces a receipt: never one of the own label set."""
@@ -663,9 +679,10 @@ class Composition:
         # A declaration has no examples: one row stands for all.
         histories = self._histories.setdefault(labels.name, Histories(max(1, labels.size)))
         histories.grow(labels.size)
-        if receipt.use:
+        is_shared = bool(receipt.use) and len(self._shared[_name_of_use(receipt)]) > 1
+        if is_shared:
             self._share(receipt)
-        if not receipt.use or labels.name == self._own_name:
+        if not is_shared or labels.name == self._own_name:
             histories.add(charge, receipt.examples, labels.size)
         fact = _Fact(
             labels,
@@ -679,29 +696,24 @@ class Composition:
 
     def _share(self, receipt: Receipt) -> None:
         """Counts a use of several label sets, once for every person."""
-        charge, labels = receipt.charge, receipt.labels
-        name = (receipt.use, charge.epsilon, charge.delta, charge.event_text)
-        old = self._shared.get(name)
-        if old is None:
-            new = _SharedUse(charge, labels.people, {labels.name: 1})
-        else:
+        name, charge, people = _name_of_use(receipt), receipt.charge, receipt.labels.people
+        sets = self._shared[name]
+        times = max(sets.values()) - sets.get(self._own_name, 0)
+        if (old := self._uses.get(name)) is not None:
             notes = dict.fromkeys((*old.charge.assumptions, *charge.assumptions))
-            if len(notes) > len(old.charge.assumptions):
-                charge = charge.with_assumptions(notes)
-            people = old.people if old.people == labels.people else None
-            times = {**old.times, labels.name: old.times.get(labels.name, 0) + 1}
-            new = _SharedUse(charge, people, times)
-            self._of_everyone[old.people][old.charge] -= old.number(self._own_name)
-        self._shared[name] = new
-        self._of_everyone.setdefault(new.people, Counter())[new.charge] += new.number(
-            self._own_name
-        )
+            charge = charge.with_assumptions(notes)
+            people = people if people == old.people else None
+            self._of_everyone[old.people][old.charge] -= old.times
+        self._uses[name] = _SharedUse(charge, people, times)
+        self._of_everyone.setdefault(people, Counter())[charge] += times
 
     def with_receipts(self, receipts: Iterable[Receipt]) -> Composition:
         """Returns a new composition with more receipts."""
+        self._refresh()
         extended = Composition(own=self._own_name)
         extended._receipts, extended._declared = self._receipts.copy(), self._declared.copy()
-        extended._shared, extended._facts = self._shared.copy(), self._facts.copy()
+        extended._uses, extended._facts = self._uses.copy(), self._facts.copy()
+        extended._shared = {name: sets.copy() for name, sets in self._shared.items()}
         extended._histories = {name: history.copy() for name, history in self._histories.items()}
         extended._of_everyone = {of: counts.copy() for of, counts in self._of_everyone.items()}
         for receipt in receipts:
@@ -725,6 +737,7 @@ class Composition:
             yield list(self._of_one_person(labels, [history])), size
 
     def _own(self, labels: LabelSet) -> Histories:
+        self._refresh()
         found = self._histories.get(labels.name, Histories(max(1, labels.size)))
         if found.size < labels.size:
             found = found.copy()
@@ -735,6 +748,7 @@ class Composition:
         self, labels: LabelSet | None = None, *own: list[CountedCharges]
     ) -> Iterator[CountedCharges]:
         """Yields the possible histories of one person; ``own`` are the histories in ``labels``."""
+        self._refresh()
         people: dict[str, str | None] = {}
         for fact in self._facts:
             of = fact.labels.people
@@ -759,6 +773,7 @@ class Composition:
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement at ``delta``, or else at the largest delta of the receipts."""
+        self._refresh()
         if not self._histories:
             return PrivacyGuarantee(epsilon=0.0)
         facts = list(self._facts)
