@@ -218,7 +218,9 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
         candidates=put("candidates", [labels_of().randomize(RR) for _ in range(2)]),
     ),
     "vault.declare": lambda put: ldp.declare(
-        put("artefact", dense()), because="a test", made_of=put("made_of", [X])
+        put("artefact", dense()),
+        because="a test",
+        made_of=put("made_of", [labels_of().randomize(RR)]),
     ),
     "dossier.save": lambda put: ldp.save(
         put("model", dense()), tempfile.mkdtemp(), metrics=put("metrics", [])
@@ -272,7 +274,7 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     ),
     "heads.teacher_labels": lambda put: heads.teacher_labels(put("probabilities", np.eye(K)[Y])),
     "training.LabelDPModel.declare": lambda put: private_model().declare(
-        "a test", made_of=put("made_of", [X])
+        "a test", made_of=put("made_of", [labels_of().randomize(RR)])
     ),
     "training.LabelDPModel.from_model": lambda put: private_model(
         ldp.LabelDPModel.from_model(put("model", dense()), put("inputs", keras.Input((4,))))

@@ -76,6 +76,11 @@ def stated(artefact):
     return ldp.guarantee(artefact).epsilon
 
 
+def has_no_record(artefact):
+    """Returns whether nothing is known of a model, which then promises nothing."""
+    return ldp.guarantee(artefact).headline == "no record of any label"
+
+
 def codes(artefact):
     """Returns the codes of the assumptions in a statement."""
     return {note.code for note in ldp.guarantee(artefact).assumptions}

@@ -15,7 +15,6 @@ from ledger_cases import (
     K,
     X,
     Y,
-    codes,
     dp_sgd,
     in_the_clear,
     plain,
@@ -142,9 +141,10 @@ def test_a_model_of_one_weight_shows_its_training(tmp_path):
     assert math.isinf(stated(model)) and math.isinf(stated(tmp_path / "model.keras"))
 
 
-def test_a_bare_array_is_a_named_assumption():
+def test_a_bare_array_is_refused_and_containers_of_noisy_labels_are_read():
     noisy = draw()
-    assert "public-inputs" in codes(noisy.values)
+    with pytest.raises(TypeError, match="got ndarray, which does not record how it was made"):
+        ldp.guarantee(noisy.values)
     objects = np.empty(1, object)
     objects[0] = noisy
     for container in (objects, collections.deque([noisy])):

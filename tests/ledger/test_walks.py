@@ -1,10 +1,10 @@
 """Random walks over uses of labels, models and files, compared with an independent account.
 
 The account reads no receipts: it records the uses of labels behind every artefact, and adds up
-epsilons for the worst example. No statement may be below it. A statement is infinite only after an
-undeclared training without receipts, and always for the trained model itself; otherwise it equals
-the account, since all uses here are pure and compose by a sum, up to rounding. Copies of weights
-that were changed without receipts are a named assumption, for which the account is sure of nothing.
+epsilons for the worst example. No statement may be below it. A statement is infinite only for a
+model without any record, and after an undeclared training without receipts, always for the trained
+model itself; otherwise it equals the account, since all uses here are pure and compose by a sum, up
+to rounding. Of copies of weights that were changed without receipts the account is sure of nothing.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ class Walk:
     def declare(self):
         model, origin = self.pick(self.models)
         epsilon = float(self.rng.uniform(0.1, 1.0)) if self.rng.random() < 0.5 else 0.0
-        if math.isinf(ldp.guarantee(model).epsilon):
+        if "NOT PRIVATE" in ldp.guarantee(model).headline:
             ldp.declare(model, "a walk", epsilon=epsilon)
             assert math.isfinite(ldp.guarantee(model).epsilon)
             self.uncovered = [other for other in self.uncovered if not share(other, model)]
@@ -396,7 +396,14 @@ class Walk:
         chosen = self.rng.permutation(len(artefacts))[:number]
         for artefact, origin in [self.models[-1], *(artefacts[place] for place in chosen)]:
             least = self.account.epsilon(origin.sure) if origin.sure else 0.0
-            stated = ldp.guarantee(artefact).epsilon
+            statement = ldp.guarantee(artefact)
+            stated = statement.epsilon
+            if statement.headline == "no record of any label":
+                # No counted use is in its weights for sure.
+                assert math.isinf(stated) and not any(
+                    math.isfinite(self.account.uses[number][2]) for number in origin.sure
+                )
+                continue
             assert stated >= least * (1.0 - 1e-9), (artefact, stated, least)
             counted = {
                 number for number in origin.possible if math.isfinite(self.account.uses[number][2])

@@ -59,7 +59,7 @@ def test_layers_bring_their_history_into_other_models() -> None:
         LabelDPModel(model.input, keras.layers.Dense(K)(model.get_layer("hidden").output))
     )
     assert again.guarantee(DELTA).epsilon == tuned.guarantee(DELTA).epsilon == after(1)
-    assert compiled(network()).guarantee(DELTA).epsilon == 0.0
+    assert compiled(network()).guarantee(DELTA).headline == "no record of any label"
 
 
 def test_models_that_share_layers_add_up_whichever_is_trained_last() -> None:

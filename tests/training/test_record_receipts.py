@@ -55,6 +55,10 @@ def codes(artefact: Any) -> set[str]:
     return {line.code for line in ldp.guarantee(artefact).assumptions}
 
 
+def has_no_record(artefact: Any) -> bool:
+    return ldp.guarantee(artefact).headline == "no record of any label"
+
+
 def promises_nothing(artefact: Any) -> bool:
     """Whether the statement promises nothing, and names the two remedies."""
     text = str(ldp.guarantee(artefact))
@@ -275,7 +279,7 @@ def test_the_file_has_the_receipts(saved: Path, forget: Any) -> None:
     # Loaded by Keras alone, its optimizer shows steps that no receipt covers.
     alone = keras.models.load_model(saved)
     assert promises_nothing(alone)
-    assert stated(keras.models.load_model(saved, compile=False)) == 0.0
+    assert has_no_record(keras.models.load_model(saved, compile=False))
     assert stated(saved) == stated(str(saved)) == 2.0
     model = ldp.load_model(saved)
     assert stated(model) == 2.0 and int(model.optimizer.iterations) > 0
@@ -402,7 +406,7 @@ def test_bad_input_is_refused_before_a_step(name: str) -> None:
     with pytest.raises(kind, match=message):
         ldp.fit(model, x, noisy, verbose=0)
     assert not model.optimizer.built or int(model.optimizer.iterations) == 0
-    assert stated(model) == 0.0
+    assert has_no_record(model)
 
 
 def one_unit() -> keras.Model:

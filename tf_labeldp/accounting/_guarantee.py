@@ -43,7 +43,7 @@ class Assumption(str):
 
     Args:
         code: name for programs, the same whatever figures the text has; ``"not-promised"`` marks a
-            reason why nothing is promised.
+            reason why nothing is promised, ``"no-record"`` that nothing is known.
         who: party that must vouch for it: the ``"holder"`` of the labels, the ``"trainer"`` of the
             model, this ``"library"``, the operators of the ``"machines"``, the ``"authors"`` of
             other code, the ``"users"`` of a protocol, or ``"nobody"``.
@@ -75,6 +75,15 @@ class Assumption(str):
 
     def to_json(self) -> dict[str, str]:
         return {"code": self.code, "who": self.who, "text": str(self)}
+
+
+NO_RECORD = Assumption(
+    "no-record",
+    "nobody",
+    "There is no record of any label: fresh weights and weights that another program trained look "
+    "the same. Train with tf_labeldp.fit(model, x, noisy), or declare the history: "
+    "tf_labeldp.declare(model, because=...).",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +160,9 @@ class PrivacyGuarantee:
     def headline(self) -> str:
         """The promise in one line."""
         if math.isinf(self.epsilon):
+            codes = {note.code for note in self.assumptions}
+            if NO_RECORD.code in codes and "not-promised" not in codes:
+                return "no record of any label"
             return "NOT PRIVATE: nothing is promised"
         promise = f"({_rounded_up(self.epsilon)}, {_rounded_up(self.delta)})-"
         if self.relation == RELATION_REPLACE:

@@ -24,14 +24,16 @@ import numpy as np
 from tf_labeldp._columns import unmasked
 from tf_labeldp._validate import counted
 from tf_labeldp.accounting._annotations import Public, Setting
-from tf_labeldp.accounting._guarantee import Assumption
+from tf_labeldp.accounting._guarantee import NO_RECORD, Assumption, PrivacyGuarantee
 from tf_labeldp.accounting.budget import Charge
 from tf_labeldp.accounting.events import NO_EVENT
 from tf_labeldp.accounting.receipts import (
     LabelSet,
     Receipt,
     Receipts,
+    compose_receipts,
     merge_receipts,
+    receipt_of_statement,
     receipts_from_bytes,
     receipts_to_bytes,
 )
@@ -46,6 +48,10 @@ WEIGHTS_ASSUMED = Assumption(
     "trainer",
     "The weights that training began with, and any that were set since, were made without these "
     "labels, except for the uses counted here.",
+)
+NO_RECEIPTS = (
+    "expected noisy labels with receipts, got none. Give the result of PrivateLabels.randomize, or "
+    "another object with receipts: a head, a model, a vault, receipts or a statement."
 )
 _MOST_PARTS = 100_000
 _ATOMS = (
@@ -169,6 +175,51 @@ def public_input(*values: Public[Any]) -> PublicInput:
     return PublicInput(inside[0] if len(inside) == 1 else inside, merge_receipts(*found))
 
 
+def sources_of(values: Iterable[Any]) -> Receipts:
+    """Returns the receipts of everything that a training took labels from.
+
+    Args:
+        values: noisy labels, heads, models; vaults, receipts and statements at their value.
+
+    Raises:
+        ValueError: one of them has no receipts.
+    """
+    found: list[Receipts] = []
+    for value in values:
+        public = public_input(value)
+        receipts, inner = public.receipts, public.value
+        if isinstance(inner, Receipt):
+            receipts = (inner,)
+        elif isinstance(inner, PrivacyGuarantee):
+            receipts = (receipt_of_statement(inner),)
+        elif isinstance(inner, (list, tuple)) and not isinstance(value, PublicInput):
+            receipts = sources_of(inner)
+        elif hasattr(inner, "label_set"):  # a vault
+            receipts = merge_receipts(receipts, inner.receipts)
+        # Receipts of priors do not cover the draw of noisy labels that have none.
+        if not receipts or getattr(inner, "receipts", receipts) == ():
+            raise ValueError(NO_RECEIPTS)
+        found.append(receipts)
+    if not found:
+        raise ValueError(NO_RECEIPTS)
+    return merge_receipts(*found)
+
+
+def model_statement(receipts: Receipts, delta: float | None = None) -> PrivacyGuarantee:
+    """Returns the statement of a Keras model with these receipts.
+
+    Free receipts, such as that of a public encoder, are no record of its training, except for the
+    declaration of an author.
+    """
+    is_recorded = any(
+        receipt.declares_history or receipt.charge.event_fields != NO_EVENT for receipt in receipts
+    )
+    stated = compose_receipts(receipts, delta)
+    if not is_recorded:
+        stated = dataclasses.replace(stated, epsilon=math.inf, assumptions=(NO_RECORD,))
+    return stated.with_assumptions([WEIGHTS_ASSUMED])
+
+
 def bare(value: Any) -> Any:
     """Returns the value of a ``PublicInput``, and any other object unchanged."""
     return value.value if isinstance(value, PublicInput) else value
@@ -258,14 +309,37 @@ def _receipts_of_layer(layer: Any) -> Receipts:
         uncovered = counted(steps, "step")
         reason = f"the optimizer of {layer.name!r} took {uncovered} that no receipt covers"
     if reason:
-        charge = Charge.unknown(
-            f"Nothing is promised: {reason}. Train with tf_labeldp.fit(model, x, noisy) or with "
-            "callbacks=[tf_labeldp.RecordReceipts(noisy)]; or declare the history: "
-            "tf_labeldp.declare(model, because=...)."
-        )
-        unknown = Receipt(LabelSet.new(0), charge, "training without receipts", "unknown")
-        found.append((unknown,))
+        found.append((_unknown_training(reason),))
     return merge_receipts(*found)
+
+
+def _unknown_training(reason: str) -> Receipt:
+    charge = Charge.unknown(
+        f"Nothing is promised: {reason}. Train with tf_labeldp.fit(model, x, noisy) or with "
+        "callbacks=[tf_labeldp.RecordReceipts(noisy)]; or declare the history: "
+        "tf_labeldp.declare(model, because=...)."
+    )
+    return Receipt(LabelSet.new(0), charge, "training without receipts", "unknown")
+
+
+def receipts_of_optimizer(optimizer: Any) -> Receipts:
+    """Returns the receipts of the steps of an optimizer, which its momentum depends on."""
+    receipts: Receipts = getattr(inner_optimizer(optimizer), "receipts", ())
+    if steps := _uncovered_steps(optimizer):
+        reason = f"the optimizer took {counted(steps, 'step')} that no receipt covers"
+        return (*receipts, _unknown_training(reason))
+    return receipts
+
+
+def note_optimizer(model: Any) -> None:
+    """Records the receipts of a model in its optimizer, whose momentum depends on them too."""
+    optimizer, history = getattr(model, "optimizer", None), history_of(model)
+    if optimizer is not None and history is not None:
+        inner = inner_optimizer(optimizer)
+        # Keras does not track this attribute.
+        inner.__dict__["receipts"] = merge_receipts(
+            getattr(inner, "receipts", ()), history.receipts
+        )
 
 
 def inner_optimizer(optimizer: Any) -> Any:

@@ -224,6 +224,11 @@ class Receipt:
         """Ids of the receipts of unknown cost that it replaces: none unless it is a declaration."""
         return self.answers if self.kind == "declared" else ()
 
+    @property
+    def declares_history(self) -> bool:
+        """Whether an author declares with it how something was made."""
+        return any(note.startswith(_DECLARED) for note in self.charge.assumptions)
+
     def _content(self) -> dict[str, Any]:
         """Returns everything that a statement depends on: when and where it was made is not."""
         fields = {name: getattr(self, name) for name in _FIELDS - {"time", "actor", "version"}}
@@ -350,8 +355,7 @@ def _checked(receipt: Receipt) -> Receipt:
         _validate.positive_finite("budget_epsilon", receipt.budget_epsilon)
     if receipt.kind == "unknown" and math.isfinite(receipt.charge.epsilon):
         raise ValueError(f"an unknown cost of {receipt.charge.epsilon:g}")
-    claims = any(note.startswith(_DECLARED) for note in receipt.charge.assumptions)
-    if receipt.answers and not (receipt.kind == "declared" and claims):
+    if receipt.answers and not (receipt.kind == "declared" and receipt.declares_history):
         raise ValueError("a receipt that replaces others without a declaration")
     if receipt.examples is not None:
         receipt.examples.check()
@@ -431,6 +435,34 @@ def declared_receipt(
         kind="declared",
         delta=delta,
         answers=tuple(receipt.id for receipt in unknown),
+    )
+
+
+def receipt_of_statement(stated: PrivacyGuarantee) -> Receipt:
+    """Returns a receipt of the cost that a statement has; one id for one statement.
+
+    Raises:
+        ValueError: a statement for another relation than the replacement of a label.
+    """
+    if stated.relation != RELATION_REPLACE:
+        raise ValueError(
+            f"expected a statement for {RELATION_REPLACE}, got one for {stated.relation}. Give the "
+            "receipts of what the model was trained on."
+        )
+    event = NO_EVENT
+    if math.isinf(stated.epsilon) or stated.delta:
+        event = NOT_PRIVATE
+    elif stated.epsilon:
+        event = approximate_dp_fields(stated.epsilon, 0.0)
+    own = hashlib.sha256(stated.to_json().encode()).hexdigest()[:_DIGEST_SHOWN]
+    return Receipt(
+        LabelSet(own, 0),
+        Charge(stated.epsilon, stated.delta, event, stated.assumptions),
+        what="a statement",
+        kind="declared",
+        delta=stated.delta,
+        seeded=stated.seeded,
+        id=own,
     )
 
 

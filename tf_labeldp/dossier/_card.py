@@ -15,8 +15,8 @@ import numpy as np
 from tf_labeldp._validate import counted
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyGuarantee, Public, Receipt, Setting, public_input
-from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
-from tf_labeldp.accounting.receipts import Receipts, compose_receipts
+from tf_labeldp.accounting.provenance import model_statement
+from tf_labeldp.accounting.receipts import Receipts
 from tf_labeldp.dossier._files import (
     Findings,
     Stores,
@@ -107,7 +107,7 @@ def save(
     attach(network, [receipt for receipt in of_model if receipt.id not in in_file])
     # Those that the files carry, in the order in which verification reads them.
     receipts = public_input(network, metrics).receipts
-    stated = compose_receipts(receipts).with_assumptions([WEIGHTS_ASSUMED])
+    stated = model_statement(receipts)
     path = pathlib.Path(folder).expanduser()
     path.mkdir(parents=True, exist_ok=True)
     # A run that is killed leaves no card of another model.

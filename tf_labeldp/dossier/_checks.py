@@ -39,6 +39,7 @@ HOW_TO_CHECK = {
     "fixed-in-advance": "Compare the history with the plan of the study.",
     "steps-fixed": "Compare the number of steps with the plan of the study.",
     "settings-not-tuned": "Find the plan of the study; PrivateSearchCV pays for choices.",
+    "public-steps": "Read the code that made and fitted the pipeline.",
     "initial-weights": "Trace the origin of the file; tf_labeldp.load_model reads its receipts.",
     "no-vault": "List everyone who can read the labels; a vault tracks all uses.",
     "labels-of-this-draw": "Read the code of the data set; tf_labeldp.fit makes it itself.",
@@ -59,6 +60,7 @@ HOW_TO_CHECK = {
     "one-message-seen": _PROTOCOL,
     "no-collusion": _PROTOCOL,
     "not-promised": "Nothing is promised until this is mended.",
+    "no-record": "Ask who trained the model, and declare it with tf_labeldp.declare.",
     "other": "Its author wrote this sentence; ask them how to check it.",
 }
 """The check of each assumption; docs/privacy.md#who-must-vouch-for-what lists the same codes."""

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from tf_labeldp._validate import counted
 from tf_labeldp.accounting import PrivacyGuarantee, public_input
-from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
-from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_receipts
+from tf_labeldp.accounting.provenance import model_statement
+from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.dossier._card import MODEL, check_card, receipts_of_metrics
 from tf_labeldp.dossier._files import Findings, Stores, brief, digests_of, files_in
 from tf_labeldp.dossier._model_files import check_layers, check_members, has_unknown_state
@@ -143,7 +143,7 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, stores: Stores) -> P
         receipts = merge_receipts(own, measured)
         stated = guarantee(loaded)
         if measured:
-            stated = compose_receipts(receipts).with_assumptions([WEIGHTS_ASSUMED])
+            stated = model_statement(receipts)
         config, assets = check_members(found, model, loaded)
     # Layers and file formats raise errors of any type.
     except Exception as error:

@@ -12,7 +12,7 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import Assumption, Charge, Public, PublicInput, Receipt, public_input
-from tf_labeldp.accounting.provenance import bare, inner_optimizer, value_of
+from tf_labeldp.accounting.provenance import bare, inner_optimizer, sources_of, value_of
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.data.batches import checked_sample_weight
 from tf_labeldp.features.public_encoder import fitted_encoder
@@ -35,10 +35,6 @@ from tf_labeldp.vault.model_history import (
 
 _TARGETS = ("posterior", "values", "debiased")
 _ACCUMULATED = "gradient_accumulation_steps"
-_NO_RECEIPTS = (
-    "expected noisy labels with receipts, got none. Give the result of PrivateLabels.randomize: "
-    "RecordReceipts(noisy) or fit(model, x, noisy)."
-)
 _BY_HAND = Assumption(
     "labels-of-this-draw", "trainer", "The labels of this fit are those of this draw."
 )
@@ -130,11 +126,7 @@ class RecordReceipts(CountedTraining):
     """
 
     def __init__(self, *noisy: Public[Any]) -> None:
-        receipts = public_input(*noisy).receipts
-        if not receipts:
-            raise ValueError(_NO_RECEIPTS)
-        for labels in noisy:
-            _check_receipts(labels)
+        receipts = sources_of(noisy)
         free = Charge(0.0, 0.0, dp_accounting.NoOpDpEvent(), (_BY_HAND,))
         by_hand = Receipt(receipts[-1].labels, free, "hand-made targets", "declared")
         super().__init__(merge_receipts(receipts, [by_hand]))
@@ -213,7 +205,7 @@ def fit(
             f"expected a compiled keras.Model, got {type(model).__name__}. Give the model first: "
             "fit(model, x, noisy)."
         )
-    _check_receipts(labels)
+    sources_of([labels])
     if hasattr(x, "as_numpy_iterator"):
         raise TypeError(
             "expected x as arrays, got a data set. Give it to model.fit, with "
@@ -291,11 +283,6 @@ def _weighted(
     sums = weighted.sum(axis=1, keepdims=True)
     # Targets without a weight stay distributions.
     return np.divide(weighted, sums, out=np.array(y, np.float64), where=sums > 0), sums[:, 0]
-
-
-def _check_receipts(labels: Any) -> None:
-    if isinstance(labels, NoisyLabels) and not labels.receipts:
-        raise ValueError(_NO_RECEIPTS)
 
 
 def _check_loss(model: keras.Model, targets: str, x: Any, y: np.ndarray) -> None:

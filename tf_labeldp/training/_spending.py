@@ -13,8 +13,8 @@ import tensorflow as tf
 from tf_labeldp._validate import counted
 from tf_labeldp.accounting import Assumption, Charge, PrivacyGuarantee, Receipt, public_input
 from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
-from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
-from tf_labeldp.accounting.receipts import LabelSet, compose_receipts, merge_receipts
+from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED, model_statement
+from tf_labeldp.accounting.receipts import LabelSet, merge_receipts
 from tf_labeldp.mechanisms.base import is_of_this_library
 from tf_labeldp.training._private_step import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
@@ -130,7 +130,7 @@ class Spending:
         if next_epoch:
             run = self._under_way()
             receipts = (*receipts, self._receipt(run, self._charge(run.plan, 1)))
-        statement = compose_receipts(receipts, delta).with_assumptions([WEIGHTS_ASSUMED])
+        statement = model_statement(receipts, delta)
         return statement.warn_of_delta()
 
     def _under_way(self) -> Run:

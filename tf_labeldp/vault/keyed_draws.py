@@ -137,6 +137,8 @@ class ReleaseKey:
         1.5
     """
 
+    answers_unspent = True  # `guarantee` asks the key, with or without releases
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = pathlib.Path(path).expanduser().absolute()
         self.secret: bytes = read_key(self.path)

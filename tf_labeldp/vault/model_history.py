@@ -27,7 +27,6 @@ from tf_labeldp._progress import without_input_warnings, without_retracing_warni
 from tf_labeldp.accounting import (
     PrivacyGuarantee,
     Public,
-    PublicInput,
     Receipt,
     ReceiptError,
     Setting,
@@ -36,7 +35,6 @@ from tf_labeldp.accounting import (
 from tf_labeldp.accounting.provenance import (
     COVERED,
     HISTORY,
-    WEIGHTS_ASSUMED,
     History,
     array_digest,
     covered_steps,
@@ -45,17 +43,19 @@ from tf_labeldp.accounting.provenance import (
     known_of,
     layers_of,
     note_digests,
+    note_optimizer,
     own_weights,
+    sources_of,
     value_of,
     weight_digests,
 )
 from tf_labeldp.accounting.receipts import (
     Receipts,
-    compose_receipts,
     declared_receipt,
     merge_receipts,
 )
-from tf_labeldp.vault.records import PUBLIC_INPUT, LabelStoreError
+from tf_labeldp.vault._statements import statement_of
+from tf_labeldp.vault.records import LabelStoreError
 
 _FACTS, _FACTS_FILE = "label_dp_facts", "facts.json"
 LEDGERS: dict[str, Callable[[Sequence[bytes], Receipts], None]] = {}
@@ -76,6 +76,7 @@ def attach(model: Any, receipts: Iterable[Receipt], layers: Iterable[Any] | None
         if id(history.receipts) not in merged:
             merged[id(history.receipts)] = merge_receipts(history.receipts, added)
         _set_history(layer, dataclasses.replace(history, receipts=merged[id(history.receipts)]))
+    note_optimizer(model)
 
 
 def attach_from_file(model: Any, receipts: Receipts, places: Iterable[int] | None) -> None:
@@ -278,10 +279,14 @@ def declare(
         because: the reason, in a sentence: ``"trained on public labels of ImageNet"``.
         epsilon: the cost of its training to the private labels; 0 if it used none of them.
         delta: the delta of this cost.
-        made_of: noisy labels, heads or models that it was trained on; their receipts are added.
+        made_of: the sources of its labels, which must have receipts: noisy labels, heads, models,
+            vaults, receipts or statements. Their receipts are added.
 
     Returns:
         The statement of the artefact, with the claim.
+
+    Raises:
+        ValueError: a source without receipts, such as an array.
 
     Example:
         >>> import keras
@@ -294,6 +299,9 @@ def declare(
             "because must give the reason in a sentence, which the statement prints: "
             "because='trained on public labels'."
         )
+    # This raises before anything is declared.
+    parts = made_of if isinstance(made_of, (list, tuple)) else (made_of,)
+    sources = sources_of(parts) if parts else ()
     public = public_input(artefact)
     artefact = public.value
     if not hasattr(artefact, "trainable_weights"):
@@ -303,8 +311,7 @@ def declare(
         )
     unknown = [receipt for receipt in public.receipts if receipt.kind == "unknown"]
     claim = declared_receipt(unknown, because.strip(), epsilon, delta)
-    parts = made_of if isinstance(made_of, PublicInput) else tuple(made_of)
-    attach(artefact, merge_receipts(public.receipts, [claim], public_input(parts).receipts))
+    attach(artefact, merge_receipts(public.receipts, [claim], sources))
     digests = _cover_weights(layers_of(artefact))
     cover_steps(getattr(artefact, "optimizer", None))
     note_weights(digests, public_input(artefact).receipts)
@@ -315,16 +322,23 @@ def guarantee(artefact: Public[Any], delta: float | None = None) -> PrivacyGuara
     """Returns the statement of a model, or of another output of private labels.
 
     Guarantee:
-        The composition of its receipts (``accounting.compose_receipts``). A Keras model that shows
-        training without receipts gets no promise; a model without a known history, an assumption.
+        The composition of the receipts of the object (``accounting.compose_receipts``): of a vault,
+        of its batches and of its key all uses of the labels, and of an optimizer those of its
+        steps. Nothing is promised for a Keras model that shows training without receipts; for one
+        without receipts, fresh or not, of which there is "no record of any label"; and for an
+        object of another library with receipts inside, except for a scikit-learn ``Pipeline`` whose
+        last step was fitted on a vault and whose other steps read no labels. Without any use of
+        labels are vaults at first, estimators before ``fit``, and feature maps of public rows.
 
     Args:
-        artefact: noisy labels, a head, a Keras model or layer; or the path of a ``.keras`` file
-            that Keras loads without ``custom_objects``.
+        artefact: noisy labels, a head, a vault, batches, an optimizer, receipts; a Keras model or
+            layer; the path of a ``.keras`` file that Keras loads without ``custom_objects``; or a
+            list of these. A statement returns unchanged.
         delta: the delta of the statement; None takes the largest of the charged budgets.
 
     Raises:
-        TypeError: an object of another library, whose history is unknown.
+        TypeError: an object that does not record how it was made, such as an array of predictions.
+            Ask the object that it comes from.
         ReceiptError: the receipts are damaged, or a newer version wrote them.
 
     Example:
@@ -332,23 +346,13 @@ def guarantee(artefact: Public[Any], delta: float | None = None) -> PrivacyGuara
         >>> labels = PrivateLabels([0, 1, 1], num_classes=2, budget=PrivacyBudget(2.0))
         >>> guarantee(labels.randomize(RandomizedResponse(0.5, 2))).epsilon
         0.5
+        >>> import keras
+        >>> print(guarantee(keras.Sequential([keras.layers.Dense(1)])).headline)
+        no record of any label
     """
     if isinstance(artefact, (str, os.PathLike)):
         artefact = load_model(artefact)  # The optimizer comes along: it shows training.
-    receipts = public_input(artefact).receipts
-    is_ours = type(artefact).__module__.partition(".")[0] in ("tf_labeldp", "keras_layers")
-    if not (receipts or is_ours or hasattr(artefact, "trainable_weights")):
-        if not hasattr(artefact, "__array__"):
-            raise TypeError(
-                "expected noisy labels, a Keras model, a head of this library or the path of a "
-                f"file, got {type(artefact).__name__}, whose history is unknown. Give the object "
-                "that has receipts."
-            )
-    stated = compose_receipts(receipts, delta)
-    if hasattr(artefact, "trainable_weights"):
-        return stated.with_assumptions([WEIGHTS_ASSUMED])
-    # An array has no history.
-    return stated if receipts else stated.with_assumptions([PUBLIC_INPUT])
+    return statement_of(artefact, delta)
 
 
 def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
@@ -368,8 +372,8 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         >>> path = os.path.join(tempfile.mkdtemp(), "model.keras")
         >>> model.save(path)
-        >>> guarantee(load_model(path)).epsilon
-        0.0
+        >>> print(guarantee(load_model(path)).headline)
+        no record of any label
     """
     import keras
 
@@ -402,6 +406,7 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
         steps = _merged(histories.get(layer.name, [History()])).steps
         if steps is not None:
             cover_steps(getattr(layer, "optimizer", None), steps)
+            note_optimizer(layer)
         # Copies of these weights are recognized.
         if (history := history_of(layer)) is not None:
             note_digests(history.digests or (), history.receipts)

@@ -167,6 +167,7 @@ class PrivateLabels:
         dtype('float64')
     """
 
+    answers_unspent = True  # `guarantee` asks the vault, with or without uses
     __slots__ = (
         "__weakref__",
         "_among",

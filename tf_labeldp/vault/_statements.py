@@ -1,0 +1,216 @@
+"""The statement of any object: what carries receipts answers, and everything else is refused."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp.accounting import (
+    Assumption,
+    Charge,
+    PrivacyGuarantee,
+    PublicInput,
+    Receipt,
+    public_input,
+)
+from tf_labeldp.accounting.provenance import model_statement, receipts_of_optimizer
+from tf_labeldp.accounting.receipts import (
+    LabelSet,
+    Receipts,
+    compose_receipts,
+    merge_receipts,
+)
+from tf_labeldp.vault.records import PUBLIC_INPUT
+
+_ON_ARRAYS = "array-of-labels"
+"""The code of an assumption on fits on arrays of labels, which reach the steps of a pipeline."""
+_WITHOUT_LABELS = frozenset(
+    "cluster compose decomposition feature_extraction impute kernel_approximation pipeline "
+    "preprocessing random_projection".split()
+)
+"""Modules of scikit-learn whose transformers ignore the argument y of ``fit``, except for those
+whose tags require it. A test fits them all on different labels."""
+
+
+def statement_of(artefact: Any, delta: float | None) -> PrivacyGuarantee:
+    """Returns the statement of an object; raises ``TypeError`` if it can't answer."""
+    public = public_input(artefact)
+    value, receipts = public.value, public.receipts
+    if isinstance(value, PrivacyGuarantee):
+        return value
+    if isinstance(value, Receipt):
+        return compose_receipts([*receipts, value], delta)
+    if hasattr(value, "trainable_weights"):
+        return model_statement(receipts, delta)
+    if hasattr(value, "iterations") and hasattr(value, "apply_gradients"):
+        if receipts := merge_receipts(receipts, receipts_of_optimizer(value)):
+            return compose_receipts(receipts, delta)
+        raise TypeError(
+            f"expected an optimizer with counted steps, got a {type(value).__name__} without any. "
+            "Train a model with it, and ask tf_labeldp.guarantee(model)."
+        )
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        value = value.ravel().tolist()
+    if isinstance(value, (list, tuple, set, frozenset, dict, collections.deque)) and len(value):
+        return _of_several(value.values() if isinstance(value, dict) else value, receipts, delta)
+    stated = None
+    if _library(value) in ("tf_labeldp", "keras_layers"):
+        stated = _of_ours(value, receipts, delta)
+    elif receipts and (isinstance(artefact, PublicInput) or _carries(value)):
+        stated = compose_receipts(receipts, delta)
+    elif receipts:
+        stated = _of_foreign(value, receipts, delta)
+    if stated is None:
+        raise TypeError(
+            f"expected noisy labels, a head, a vault, a Keras model or the path of a file, got "
+            f"{type(value).__name__}, which does not record how it was made. Ask the object that "
+            "it comes from, such as tf_labeldp.guarantee(noisy) or tf_labeldp.guarantee(head)."
+        )
+    return stated
+
+
+def _library(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
+def _carries(value: Any) -> bool:
+    """Returns whether an object has receipts itself, as plug-ins do."""
+    fields = getattr(value, "__dict__", {})
+    return bool(fields.get("receipts") or fields.get("receipts_"))
+
+
+def _of_several(values: Iterable[Any], receipts: Receipts, delta: float | None) -> PrivacyGuarantee:
+    """Returns the statement of several objects together, each of which answers alone."""
+    found, is_known = [receipts], True
+    notes: dict[Assumption, None] = {}
+    for value in values:
+        stated = statement_of(value, delta)
+        notes |= dict.fromkeys(stated.assumptions)
+        is_known &= math.isfinite(stated.epsilon)
+        if isinstance(value, Receipt):
+            found.append((value,))
+        elif hasattr(value, "trainable_weights"):
+            found.append(public_input(value).receipts)
+        else:
+            found.append(_with_vaults(value, public_input(value).receipts))
+    together = compose_receipts(merge_receipts(*found), delta)
+    if not is_known and math.isfinite(together.epsilon):
+        together = PrivacyGuarantee(
+            math.inf, together.delta, together.unit, assumptions=tuple(notes)
+        )
+    return together.with_assumptions(notes)
+
+
+def _with_vaults(value: Any, receipts: Receipts) -> Receipts:
+    """Adds the receipts of a vault, or of the vaults of batches."""
+    vaults = (value,) if hasattr(type(value), "label_set") else getattr(value, "vaults", ())
+    return merge_receipts(receipts, *(vault.receipts for vault in vaults))
+
+
+def _of_ours(value: Any, receipts: Receipts, delta: float | None) -> PrivacyGuarantee | None:
+    """Returns the statement of an object of this library, or None if it can't answer.
+
+    Only vaults, their batches, estimators before ``fit`` and feature maps may be without receipts.
+    """
+    if getattr(type(value), "answers_unspent", False):
+        return value.guarantee(delta=delta)
+    if vaults := getattr(value, "vaults", ()):
+        largest = max(vault.budget.delta for vault in vaults)
+        together = _with_vaults(value, receipts)
+        return compose_receipts(together, largest if delta is None else delta)
+    if receipts:
+        return compose_receipts(receipts, delta)
+    fields = getattr(value, "__dict__", {})
+    if not callable(getattr(type(value), "fit", None)):
+        # Noisy labels without a receipt of their draw promise nothing.
+        is_output = fields.get("receipts") == () and hasattr(value, "guarantee")
+        stated = value.guarantee(delta) if is_output else None
+        return stated if stated is not None and math.isinf(stated.epsilon) else None
+    is_map = hasattr(value, "transform") and not hasattr(value, "predict")
+    is_fitted = any(name.endswith("_") and not name.startswith("_") for name in fields)
+    if is_fitted and not (is_map and fields.get("receipts_") == ()):
+        return None
+    return PrivacyGuarantee(0.0).with_assumptions([PUBLIC_INPUT])
+
+
+def _of_foreign(value: Any, receipts: Receipts, delta: float | None) -> PrivacyGuarantee:
+    """Returns the statement of an object of another library, which contains objects with receipts.
+
+    It may have learnt labels that no receipt covers, so nothing is promised, except for a pipeline
+    of scikit-learn whose last step was fitted on a vault, and whose other steps read no labels.
+    """
+    notes = _steps_without_labels(value, receipts)
+    stated = compose_receipts(receipts, delta)
+    if notes is not None:
+        return stated.with_assumptions(notes)
+    counted = ", ".join(
+        f"{name} ({type(part).__name__})"
+        for name, part in getattr(value, "__dict__", {}).items()
+        if public_input(part).receipts
+    )
+    reason = (
+        f"Nothing is promised: a {type(value).__name__} of {_library(value)} may have learnt "
+        f"labels that no receipt covers. Counted are the receipts in {counted or 'its parts'}, "
+        f"{stated.headline} by themselves. Needed is that all labels come from a PrivateLabels: "
+        "publish the counted part alone, or a Pipeline whose last step was fitted on a "
+        "PrivateLabels and whose other steps read no labels."
+    )
+    unknown = Receipt(LabelSet.new(0), Charge.unknown(reason), "a fit without receipts", "unknown")
+    return compose_receipts([*receipts, unknown], delta)
+
+
+def _steps_without_labels(value: Any, receipts: Receipts) -> list[Assumption] | None:
+    """Returns an assumption for each step of a pipeline before the last; None for other objects.
+
+    The steps came to their fit with the vault, which shows no label. What they read later, or
+    before, is unknown; so each has to be one that reads no labels in any fit.
+    """
+    if type(value).__module__ != "sklearn.pipeline" or not hasattr(value, "steps"):
+        return None
+    *steps, (_, last) = value.steps
+    codes = {note.code for receipt in receipts for note in receipt.charge.assumptions}
+    is_counted = _library(last) == "tf_labeldp" and _carries(last) and _ON_ARRAYS not in codes
+    if not is_counted or not all(_reads_no_labels(step) for _, step in steps):
+        return None
+    text = (
+        "The step {!r} ({}) of the pipeline was fitted on features alone, and its settings were "
+        "made without these labels, except for the uses counted here."
+    )
+    return [
+        Assumption("public-steps", "trainer", text.format(name, type(step).__name__))
+        for name, step in steps
+        if step not in (None, "passthrough")
+    ]
+
+
+def _reads_no_labels(step: Any) -> bool:
+    """Returns whether a step of a pipeline, with all that it contains, is fitted without labels."""
+    waiting, visited = [step], set()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in visited or part is None or isinstance(part, (str, bytes, type)):
+            continue
+        visited.add(id(part))
+        if isinstance(part, (list, tuple, set, frozenset)):
+            waiting += part
+        elif isinstance(part, dict):
+            waiting += part.values()
+        elif hasattr(part, "fit"):
+            library, _, module = type(part).__module__.partition(".")
+            if library == "tf_labeldp":
+                if hasattr(part, "predict"):
+                    return False
+                continue
+            if library != "sklearn" or module.partition(".")[0] not in _WITHOUT_LABELS:
+                return False
+            tags = part.__sklearn_tags__()
+            if tags.target_tags.required or tags.estimator_type in ("classifier", "regressor"):
+                return False
+            waiting += vars(part).values()
+        elif part is step:
+            return False
+    return True
