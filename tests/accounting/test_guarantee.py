@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import Assumption, PrivacyBudget, PrivacyGuarantee, dp_sgd_charge
+from tf_labeldp.accounting.budget import group_privacy
 from tf_labeldp.vault import PrivateLabels
 
 STATEMENTS = {
@@ -211,3 +212,20 @@ def test_what_is_shown_promises_no_more_than_what_holds():
     for epsilon, words in shown.items():
         assert str(PrivacyGuarantee(epsilon)).startswith(f"({words}, 0)-label-DP")
     assert "more than 7.39 times" in str(PrivacyGuarantee(2.0))  # e^2 = 7.38906
+
+
+@pytest.mark.holds("accounting.PrivacyGuarantee")
+def test_a_statement_names_the_figure_for_any_adaptive_use():
+    """Next to the figure for uses that were fixed in advance, in words and in JSON."""
+    stated = PrivacyGuarantee(0.75, 1e-6, adaptive=(2.0, 1e-5))
+    assert stated.headline == "(0.75, 1e-06)-label-DP"
+    line = "For any adaptive use: (2, 1e-05)-label-DP, the budget, which a privacy filter keeps."
+    assert line in str(stated)
+    written = json.loads(stated.to_json())
+    assert written["adaptive"] == {"epsilon": 2.0, "delta": 1e-5}
+    assert PrivacyGuarantee.from_json(stated.to_json()) == stated
+    plain = PrivacyGuarantee(0.75, 1e-6)
+    assert "adaptive" not in str(plain) and "adaptive" not in json.loads(plain.to_json())
+    assert PrivacyGuarantee.from_json(plain.to_json()) == plain
+    for_two = group_privacy(stated, 2).adaptive
+    assert for_two == (4.0, pytest.approx(1e-5 * (1.0 + math.exp(2.0))))

@@ -723,3 +723,35 @@ def test_the_name_of_a_shared_use_is_kept_and_absent_without_one():
     assert "use" not in plain.to_json()
     assert Receipt.from_json(json.loads(json.dumps(shared.to_json()))).use == "step"
     assert Receipt.from_json(plain.to_json()).use == ""
+
+
+def adaptive(*receipts):
+    return compose_receipts(receipts).adaptive
+
+
+def test_the_figure_for_adaptive_use_is_the_budget_and_no_sum_of_releases():
+    kept = {"budget_epsilon": 2.0, "delta": 1e-5}
+    assert adaptive(spent(A, 0.5, **kept)) == (2.0, 1e-5)
+    assert adaptive(spent(A, 0.5, **kept), spent(A, 1.0, **kept)) == (2.0, 1e-5)
+    # A budget that was raised, and free receipts.
+    raised = {"budget_epsilon": 3.0, "delta": 1e-5}
+    free = Receipt(WIDE, Charge(0.0, 0.0, {"class": "NoOpDpEvent"}), "free", "declared")
+    assert adaptive(spent(A, 0.5, **kept), spent(A, 1.0, **raised), free) == (3.0, 1e-5)
+
+
+def test_budgets_of_label_sets_of_the_same_people_add_up():
+    def kept(labels, epsilon):
+        return spent(labels, 0.5, budget_epsilon=epsilon, delta=1e-5)
+
+    assert adaptive(kept(A, 2.0), kept(B, 1.0)) == (3.0, 2e-5)
+    assert adaptive(kept(NORTH, 2.0), kept(SOUTH, 1.0)) == (2.0, 1e-5)
+    assert adaptive(kept(NORTH, 2.0), kept(SOUTH, 1.0), kept(A, 4.0)) == (6.0, 2e-5)
+
+
+def test_without_a_budget_nothing_is_stated_for_adaptive_use():
+    """A receipt of 0.3, a declaration, and more than a budget allows."""
+    kept = spent(A, 0.5, budget_epsilon=0.6)
+    assert adaptive(kept) == (0.6, 0.0)
+    assert adaptive(kept, spent(A, 0.05)) is None
+    assert adaptive(kept, declared_receipt([], "a plan", 0.1)) is None
+    assert adaptive(kept, spent(A, 0.5, budget_epsilon=0.6)) is None

@@ -39,16 +39,46 @@ from tf_labeldp.training import GaussianNoise
 @pytest.mark.holds("training.LabelDPModel")
 def test_the_vault_is_charged_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     labels, order = vault(), []
-    charge = ldp.PrivateLabels.charge
+    charge = ldp.PrivateLabels._charge
     model = private_model()
     monkeypatch.setattr(
         ldp.PrivateLabels,
-        "charge",
+        "_charge",
         lambda self, *a, **k: (order.append("charge"), charge(self, *a, **k))[1],
     )
     step = watch(on_train_batch_begin=lambda: order.append("step"))
     model.fit(batches(labels), epochs=2, callbacks=[step], verbose=0)
     assert order == ["charge", "step", "step", "step"] * 2
+
+
+def test_a_fit_is_one_plan_that_keeps_its_full_cost_when_it_stops_early() -> None:
+    """The statement has the steps taken; the rest may be used by a fit with equal steps alone."""
+    labels, model = vault(epsilon=after(10)), private_model()
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 2
+
+    model.fit(batches(labels), epochs=10, callbacks=[Stop()], verbose=0)
+    assert labels.guarantee().epsilon == pytest.approx(after(3))
+    assert labels.remaining() == 0.0
+    with pytest.raises(ldp.BudgetExceededError, match="if they were fixed in advance"):
+        labels.randomize(RandomizedResponse(1e-3, K))
+    another = private_model()
+    another.fit(batches(labels), epochs=7, verbose=0)
+    assert labels.guarantee().epsilon == pytest.approx(after(10))
+    assert len({receipt.plan for receipt in labels._ledger.receipts()}) == 1
+    with pytest.raises(ldp.BudgetExceededError):
+        another.fit(batches(labels), epochs=1, verbose=0)
+
+
+def test_two_fits_are_two_plans() -> None:
+    labels = vault(epsilon=1.3 * after(10))
+    private_model().fit(batches(labels), epochs=5, verbose=0)
+    private_model().fit(batches(labels), epochs=5, verbose=0)
+    assert labels.guarantee().epsilon == pytest.approx(after(10))
+    plans = [receipt.plan for receipt in labels._ledger.receipts()]
+    assert len(plans) == 10 and len(set(plans)) == 2
 
 
 def test_all_epochs_are_checked_before_anything_is_trained() -> None:

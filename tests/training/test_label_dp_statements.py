@@ -44,12 +44,19 @@ def same(
         *GaussianNoise(1.0).assumptions(),
         *([] if with_vault else [NO_VAULT]),
         WEIGHTS_ASSUMED,
-        "The mechanisms and the number of their uses were fixed in advance, not chosen after "
-        "seeing earlier noisy labels.",
+        "The mechanisms and the number of their uses were fixed in advance"
+        + (
+            ". If some were chosen after seeing earlier outputs, the statement is "
+            f"({found.adaptive[0]:g}, {DELTA:g})-label-DP, the budget, which a privacy filter "
+            "keeps."
+            if found.adaptive
+            else ", not chosen after seeing earlier noisy labels."
+        ),
         "The features are public, and each person has one example.",
         "The true labels reach training and tuning through the uses counted here alone.",
         "The operating system's random generator and OpenSSL's, which it seeds, are secure.",
     }
+    assert (found.adaptive is not None) == with_vault
     numbers = (found.epsilon, found.delta, found.unit, found.relation)
     return rests_on and numbers == (
         expected.epsilon,

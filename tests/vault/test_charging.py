@@ -10,6 +10,8 @@ import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
 from tf_labeldp.accounting.budget import compose_charges
+from tf_labeldp.accounting.events import gaussian_event
+from tf_labeldp.accounting.gaussian import gaussian_sigma
 from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
 from tf_labeldp.vault import PrivateLabels
 
@@ -81,13 +83,88 @@ def test_a_delta_buys_more_uses(make, response):
     with pytest.raises(BudgetExceededError):
         strict.randomize(response(0.2))
     with pytest.warns(UserWarning, match=r"delta=0.01 is not below 1/n = 0.005"):
-        for _ in range(18):
-            relaxed.randomize(response(0.2))
+        for _ in range(150):
+            relaxed.randomize(response(0.02))
     stated = relaxed.guarantee()
-    expected = compose_charges([Charge.of(response(0.2))] * 18, 1e-2)
+    expected = compose_charges([Charge.of(response(0.02))] * 150, 1e-2)
     assert (stated.epsilon, stated.delta) == (expected.epsilon, 1e-2)
     assert 0.0 < stated.epsilon < 2.0
-    assert expected.assumptions[0] in stated.assumptions
+    # Both figures: for uses that were fixed in advance, and for any adaptive use.
+    [note] = [note for note in stated.assumptions if note.code == "fixed-in-advance"]
+    assert expected.assumptions[0].code == note.code and "(2, 0.01)-label-DP" in note
+    assert stated.adaptive == (2.0, 0.01)
+
+
+def test_uses_that_fit_if_they_are_fixed_in_advance_are_refused_one_by_one(make, response):
+    """The budget is for uses that are chosen after earlier outputs; the error says what helps."""
+    vault = make(epsilon=2.0, delta=1e-3)
+    for _ in range(10):
+        vault.randomize(response(0.2))
+    assert vault.remaining() == 0.0
+    with pytest.raises(BudgetExceededError) as refused:
+        vault.randomize(response(0.2))
+    for words in ("if they were fixed in advance", "the sum of epsilons", "labels.reserve"):
+        assert words in str(refused.value)
+    assert vault.guarantee(after=response(0.2)).epsilon < 2.0
+    assert len(vault.history()) == 10
+
+
+def test_uses_after_a_head_and_before_it(make, response):
+    """Before the first use that needs a delta, epsilons add up; after it, filters run."""
+    vault = make(epsilon=2.0, delta=1e-5)
+    vault.randomize(response(1.0))
+    assert vault.remaining() == 1.0
+    vault.charge(gaussian(1.0, 1e-5), what="a head")
+    assert vault.remaining() == 0.0
+    vault = make(epsilon=2.0, delta=1e-5)
+    vault.charge(gaussian(1.0, 1e-5), what="a head")
+    left = vault.remaining()
+    assert 0.6 < left < 1.0
+    with pytest.raises(BudgetExceededError, match="moments"):
+        vault.randomize(response(1.001 * left))
+    vault.randomize(response(left))
+    assert vault.remaining() < 0.05
+
+
+def test_parts_have_filters_of_their_own(make, response):
+    vault = make(epsilon=1.0, delta=1e-3)
+    first, second = vault.split(0.5)
+    for _ in range(4):
+        first.randomize(response(0.25))
+    assert first.remaining() == 0.0 and second.remaining() == 1.0
+    second.charge(gaussian(0.9, 1e-3), what="a head")
+    assert first.remaining() == 0.0 and 0.0 < second.remaining() < 0.2
+    with pytest.raises(BudgetExceededError):
+        vault.randomize(response(0.25))
+
+
+def test_a_store_of_an_earlier_version_above_the_filter_has_nothing_left(tmp_path, response):
+    """0.3 allowed what is within the budget if it was fixed in advance."""
+    budget = PrivacyBudget(2.0, delta=1e-3)
+
+    def opened():
+        return PrivateLabels(np.arange(200) % 5, 5, budget=budget, store=tmp_path / "store")
+
+    vault = opened()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tf_labeldp.vault.ledger.Ledger._filters", lambda *_: [])
+        for number in range(12):
+            vault.randomize(response(0.2), key=str(number))
+    first = vault.randomize(response(0.2), key="0")
+    with pytest.warns(UserWarning, match="nothing is left of the budget epsilon=2, delta=0.001"):
+        again = opened()
+    assert again.remaining() == 0.0 and again.guarantee().epsilon < 2.0
+    with pytest.raises(BudgetExceededError, match="they leave nothing"):
+        again.randomize(response(1e-3))
+    # What is drawn is read, and a larger budget is a way on.
+    assert np.array_equal(again.randomize(response(0.2), key="0").values, first.values)
+    again.raise_budget(PrivacyBudget(3.0, delta=1e-3), reason="a test")
+    assert again.remaining() == pytest.approx(3.0 - 12 * 0.2)
+    again.randomize(response(0.5))
+
+
+def gaussian(epsilon, delta):
+    return Charge(epsilon, delta, gaussian_event(gaussian_sigma(epsilon, delta, 1.0)))
 
 
 def test_a_named_draw_is_returned_again_without_a_charge(make, response, no_new_randomness):

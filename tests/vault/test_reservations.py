@@ -13,6 +13,8 @@ import pytest
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
+from tf_labeldp.accounting.events import gaussian_event
+from tf_labeldp.accounting.gaussian import gaussian_sigma
 from tf_labeldp.cli import main
 from tf_labeldp.mechanisms import HistogramMechanism, LaplaceMechanism, RandomizedResponse
 from tf_labeldp.vault import LabelStoreError, PrivateLabels, Reservation, forget, give_back
@@ -281,3 +283,67 @@ def test_another_use_between_two_releases_changes_nothing(tmp_path, monkeypatch)
     monkeypatch.setattr(PrivateLabels, "release", spend)
     labels.randomize(ldp.LabelRandomizer(1.0))
     assert refused and labels.guarantee().epsilon == 1.0
+
+
+def gaussian(epsilon, delta=1e-5):
+    return Charge(epsilon, delta, gaussian_event(gaussian_sigma(epsilon, delta, 1.0)))
+
+
+class TestFilter:
+    """What is reserved together is one plan of the filter that keeps the budget."""
+
+    @pytest.fixture(params=["memory", "store"])
+    def relaxed(self, request, tmp_path):
+        store = tmp_path / "s" if request.param == "store" else None
+        return vault(store, epsilon=2.0, delta=1e-5)
+
+    @pytest.mark.holds("vault.PrivateLabels.reserve")
+    def test_a_plan_costs_what_it_costs_if_fixed(self, relaxed):
+        """Sixty draws of .05 cost less than 2 together, and 3 if each is chosen after the last."""
+        first, rest = relaxed.split(0.5)
+        for number in range(40):
+            first.randomize(rr(0.05), key=f"one by one {number}")
+        assert first.remaining() == pytest.approx(0.0, abs=1e-9)
+        with pytest.raises(BudgetExceededError, match=r"labels\.reserve"):
+            first.randomize(rr(0.05))
+        uses = {f"draw {number}": rr(0.05) for number in range(60)}
+        with rest.reserve(uses):
+            for number in range(60):
+                rest.randomize(rr(0.05), key=f"draw {number}")
+        assert 0.0 < rest.guarantee().epsilon < 2.0
+        assert len({receipt.plan for receipt in rest.receipts} - {""}) == 1
+
+    @pytest.mark.holds("vault.Reservation")
+    def test_other_uses_between_those_of_a_plan(self, relaxed):
+        with relaxed.reserve({"head": [gaussian(0.5)] * 2}):
+            relaxed.charge(gaussian(0.5), what="first")
+            left = relaxed.remaining()
+            relaxed.randomize(rr(left), key="between")
+            relaxed.charge(gaussian(0.5), what="second")
+            assert relaxed.remaining() < 1e-3
+        assert relaxed.remaining() < 1e-3
+
+    def test_what_is_given_back_of_sums_is_free_again(self, relaxed):
+        with relaxed.reserve({"a": rr(0.5), "b": rr(1.5)}):
+            relaxed.randomize(rr(0.5), key="a")
+        assert relaxed.remaining() == 1.5
+        with relaxed.reserve({"head": gaussian(1.3), "another": gaussian(0.2)}):
+            pass
+        # Nothing was drawn, so it leaves no trace.
+        assert relaxed.remaining() == 1.5
+        relaxed.charge(gaussian(1.5), what="a head")
+        assert relaxed.remaining() == 0.0
+
+    def test_a_plan_that_is_composed_exactly_keeps_its_full_cost(self, relaxed):
+        """What was not drawn of it may not be spent on another use: that would be a choice."""
+        with relaxed.reserve({"heads": [gaussian(1.0)] * 2, "draws": [rr(0.05)] * 2}):
+            left = relaxed.remaining()
+            relaxed.charge(gaussian(1.0), what="a head")
+        assert relaxed.guarantee().epsilon == pytest.approx(1.0)
+        assert left <= relaxed.remaining() < vault_after_one_head()
+
+
+def vault_after_one_head():
+    labels = vault(epsilon=2.0, delta=1e-5)
+    labels.charge(gaussian(1.0), what="a head")
+    return labels.remaining()

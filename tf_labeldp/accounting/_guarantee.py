@@ -107,6 +107,9 @@ class PrivacyGuarantee:
             headline then reports it.
         num_units: number of units, to which delta is compared; None if unknown.
         remarks: notes without a further promise, such as a smaller figure for this draw.
+        adaptive: (epsilon, delta) for uses that were chosen after earlier outputs: the budget,
+            which a privacy filter kept; None if it is unknown. ``epsilon`` and ``delta`` are for
+            uses that were fixed in advance.
 
     Example:
         >>> PrivacyGuarantee(epsilon=1.0, delta=0.0).headline
@@ -121,6 +124,7 @@ class PrivacyGuarantee:
     seeded: bool = False
     num_units: int | None = None
     remarks: tuple[str, ...] = ()
+    adaptive: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if math.isnan(self.epsilon) or self.epsilon < 0:
@@ -136,6 +140,8 @@ class PrivacyGuarantee:
         fields: dict[str, Any] = dataclasses.asdict(self)
         fields["assumptions"] = [note.to_json() for note in self.assumptions]
         fields["private"] = self.is_private
+        if fields.pop("adaptive") is not None and self.adaptive is not None:
+            fields["adaptive"] = dict(zip(("epsilon", "delta"), self.adaptive, strict=True))
         if math.isinf(self.epsilon):
             fields["epsilon"] = "inf"
         return json.dumps(fields, indent=2)
@@ -149,6 +155,8 @@ class PrivacyGuarantee:
         fields = json.loads(text)
         fields = fields.get("guarantee", fields)
         fields.pop("private", None)
+        if "adaptive" in fields:
+            fields["adaptive"] = tuple(fields["adaptive"][name] for name in ("epsilon", "delta"))
         return cls(**{**fields, "epsilon": float(fields["epsilon"])})
 
     @property
@@ -218,11 +226,19 @@ class PrivacyGuarantee:
                 f"  delta: {_rounded_up(worth, 3)} / n, for n = {self.num_units:,}"
                 + (f" (WARNING: not below 1 / n; {_TOO_LARGE})" if _is_large(worth) else "")
             )
+        if self.adaptive is not None:
+            lines.append(f"  For any adaptive use: {adaptive_promise(self.adaptive)}.")
         if self.assumptions:
             lines.append(f"  Assumptions, by who must vouch for them ({_PAGE}):")
         for title, notes in self.assumptions_by_voucher().items():
             lines += [f"    {title}:", *(f"      [{note.code}] {note}" for note in notes)]
         return "\n".join([*lines, *(f"  remark: {text}" for text in self.remarks)])
+
+
+def adaptive_promise(figure: tuple[float, float]) -> str:
+    """Returns the promise for uses that were chosen after earlier outputs, in words."""
+    epsilon, delta = map(_rounded_up, figure)
+    return f"({epsilon}, {delta})-label-DP, the budget, which a privacy filter keeps"
 
 
 def _is_large(worth: float) -> bool:

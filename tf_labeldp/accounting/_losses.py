@@ -56,7 +56,7 @@ _FINEST_GRID = 1e-7
 """Below, second differences of delta drown in the rounding errors of doubles."""
 _CELLS_OF_ONE = 25_000
 """Cells between zero and the largest loss of one step; twice the cells take twice as long."""
-_LEAST_NOISE = 1e-2
+LEAST_NOISE = 1e-2
 """Below, noise multipliers promise nothing (epsilon above ten thousand per use) and overflow."""
 
 _KINDS = 64
@@ -202,11 +202,11 @@ def composed_epsilon(
     """
     delta = _validate.number_in("delta", delta, "[0, 1)")
     _validate.one_of("relation", relation, _NEIGHBOURS)
-    counted = _counted(events, relation)
+    counted = counted_events(events, relation)
     added = [event for event in counted if isinstance(event, AddedDeltaDpEvent)]
     taken_off = math.fsum(event.delta * counted.pop(event) for event in added)
-    gaussians = filter(None, map(_gaussian_noise, counted))
-    if delta <= taken_off > 0.0 or any(noise < _LEAST_NOISE for _, noise in gaussians):
+    gaussians = filter(None, map(gaussian_noise, counted))
+    if delta <= taken_off > 0.0 or any(noise < LEAST_NOISE for _, noise in gaussians):
         return math.inf
     uses = tuple(sorted(_merged(counted).items(), key=repr))
     rounding = _ROUNDING * sum(n for _, n in uses)
@@ -242,7 +242,9 @@ def epsilon_of(event: DpEvent, delta: float, relation: str = "replace_label") ->
         return math.inf
 
 
-def _counted(events: Iterable[DpEvent], relation: str = "add_or_remove") -> dict[DpEvent, int]:
+def counted_events(
+    events: Iterable[DpEvent], relation: str = "add_or_remove"
+) -> dict[DpEvent, int]:
     counted: dict[DpEvent, int] = {}
     for event in events:
         for leaf, count in _leaves(event, 1):
@@ -268,8 +270,8 @@ def _leaves(event: DpEvent, times: int) -> Iterator[tuple[DpEvent, int]]:
 
 def fewer_events(events: Iterable[DpEvent]) -> tuple[DpEvent, ...]:
     """Returns a few events that jointly cost no less in ``composed_epsilon``, for labels."""
-    counted = _counted(events, "replace_label")
-    if not any(noise < _LEAST_NOISE for _, noise in filter(None, map(_gaussian_noise, counted))):
+    counted = counted_events(events, "replace_label")
+    if not any(noise < LEAST_NOISE for _, noise in filter(None, map(gaussian_noise, counted))):
         counted = _merged(counted)
     return tuple(dp_accounting.SelfComposedDpEvent(*use) for use in counted.items())
 
@@ -303,7 +305,7 @@ def _rounded(event: DpEvent) -> DpEvent:
         epsilon = _response_epsilon(event)
         if 0.0 < epsilon < math.inf:
             return randomized_response_event(_raised(epsilon, _PARTS), event.num_buckets)
-    gaussian = _gaussian_noise(event)
+    gaussian = gaussian_noise(event)
     if gaussian is None or min(gaussian) <= 0.0:
         return event
     probability = _raised(gaussian[0], _PARTS_OF_SAMPLED)
@@ -327,7 +329,7 @@ def _response_epsilon(event: dp_accounting.RandomizedResponseDpEvent) -> float:
     return math.log1p(num_buckets * (1.0 - noise) / noise) + num_buckets * 2.0**-51
 
 
-def _gaussian_noise(event: Any) -> tuple[float, float] | None:
+def gaussian_noise(event: Any) -> tuple[float, float] | None:
     """Returns the sampling probability and noise multiplier of a Gaussian; else None."""
     if isinstance(event, LabelDistanceDpEvent):
         return event.sampling_probability, event.noise_multiplier
@@ -344,7 +346,7 @@ def _grid(event: DpEvent) -> float:
     The loss of Gaussian noise has a standard deviation of about ``2 q / sigma``: a step of a
     thirtieth costs one part in ten thousand of epsilon. The number of cells bounds it below.
     """
-    gaussian = _gaussian_noise(event)
+    gaussian = gaussian_noise(event)
     if gaussian is None:
         return _GRID
     probability, noise = gaussian
@@ -372,7 +374,7 @@ def _losses_of_one(event: DpEvent, neighbours: str) -> tuple[PrivacyLoss, ...]:
         )
         return (PrivacyLoss(_response_epsilon(event), -1, masses),)
     is_distance = isinstance(event, LabelDistanceDpEvent)
-    gaussian = _gaussian_noise(event)
+    gaussian = gaussian_noise(event)
     if is_distance and neighbours != "REPLACE_ONE":
         raise dp_accounting.UnsupportedEventError(f"{event} supports replaced labels only.")
     if neighbours == "REPLACE_ONE" and gaussian is not None and gaussian[0] < 1.0:

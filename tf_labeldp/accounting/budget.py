@@ -27,11 +27,11 @@ from tf_labeldp.accounting.gaussian import gaussian_epsilon
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
 """Relative slack of a budget: the float error of sums such as ten times 0.1."""
 _WORTH_IT = 0.99
 """Ratio of epsilons below which the tighter theorem is stated: it needs delta and an assumption."""
-_FIXED = Assumption(
+FIXED = Assumption(
     "fixed-in-advance",
     "trainer",
     "The mechanisms and the number of their uses were fixed in advance, not chosen after seeing "
@@ -91,7 +91,7 @@ class PrivacyBudget:
 
     def allows(self, guarantee: PrivacyGuarantee) -> bool:
         """Returns whether ``guarantee`` is within this budget, up to float rounding."""
-        slack = 1.0 + _ROUNDING
+        slack = 1.0 + ROUNDING
         return guarantee.epsilon <= self.epsilon * slack and guarantee.delta <= self.delta * slack
 
     def __str__(self) -> str:
@@ -257,14 +257,14 @@ def _composed(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
     total = _total(charges)
     rests_on, spent_delta = total.assumptions, float(total.delta)
     basic = math.inf
-    if total.is_finite and spent_delta <= delta * (1.0 + _ROUNDING):
+    if total.is_finite and spent_delta <= delta * (1.0 + ROUNDING):
         basic = float(total.epsilon)
     # An event with a count composes several uses in one charge.
     several = total.uses > 1 or any("count" in charge.event_fields for charge, _ in charges)
     if delta > 0.0 and total.is_finite and (several or math.isinf(basic)):
         tight = _tight_epsilon(_total(charges, with_events=True), delta)
         if tight < basic * _WORTH_IT:
-            return PrivacyGuarantee(epsilon=tight, delta=delta, assumptions=(_FIXED, *rests_on))
+            return PrivacyGuarantee(epsilon=tight, delta=delta, assumptions=(FIXED, *rests_on))
     if math.isfinite(basic):
         return PrivacyGuarantee(epsilon=basic, delta=spent_delta, assumptions=rests_on)
     if total.is_finite:
@@ -395,12 +395,21 @@ def group_privacy(guarantee: PrivacyGuarantee, group_size: int) -> PrivacyGuaran
     note = Assumption("examples-per-user", "holder", f"No user has more than {k} examples.")
     return dataclasses.replace(
         guarantee,
+        adaptive=_for_group(guarantee.adaptive, k),
         assumptions=tuple(dict.fromkeys(assumptions)),
         epsilon=k * guarantee.epsilon,
         delta=delta,
         unit=f"{UNITS['user']} (at most {k} examples)",
         num_units=None,
     ).with_assumptions([note])
+
+
+def _for_group(figure: tuple[float, float] | None, k: int) -> tuple[float, float] | None:
+    if figure is None:
+        return None
+    epsilon, delta = figure
+    log_delta = math.log(delta) + _log_growth(epsilon, k) if delta else -math.inf
+    return (k * epsilon, math.exp(log_delta)) if log_delta < 0.0 else None
 
 
 def item_budget_for_group(budget: PrivacyBudget, group_size: int) -> PrivacyBudget:

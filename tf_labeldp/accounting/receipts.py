@@ -31,8 +31,15 @@ from tf_labeldp.accounting._guarantee import (
     UNITS,
     Assumption,
     PrivacyGuarantee,
+    adaptive_promise,
 )
-from tf_labeldp.accounting.budget import Charge, CountedCharges, compose_counted
+from tf_labeldp.accounting.budget import (
+    FIXED,
+    ROUNDING,
+    Charge,
+    CountedCharges,
+    compose_counted,
+)
 from tf_labeldp.accounting.events import (
     NO_EVENT,
     NOT_PRIVATE,
@@ -620,6 +627,7 @@ class _Fact(NamedTuple):
     num_units: int
     flags: frozenset[str]
     reasons: tuple[Assumption, ...]  # why nothing is promised
+    budget_epsilon: float | None  # zero without a cost
 
 
 class _SharedUse(NamedTuple):
@@ -723,6 +731,7 @@ class Composition:
             receipt.num_units or labels.size,
             frozenset(name for name in _FLAGS if getattr(receipt, name)),
             charge.assumptions if math.isinf(charge.epsilon) else (),
+            receipt.budget_epsilon if charge.epsilon or charge.delta else 0.0,
         )
         self._facts[fact] = None
 
@@ -803,8 +812,14 @@ class Composition:
             histories = [*own, *(self._histories[name].distinct() for name in same)]
             yield from _together([*histories, *([history] for history in shared)])
 
-    def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
-        """Returns the statement at ``delta``, or else at the largest delta of the receipts."""
+    def guarantee(
+        self, delta: float | None = None, kept: tuple[float, ...] | None = None
+    ) -> PrivacyGuarantee:
+        """Returns the statement at ``delta``, or else at the largest delta of the receipts.
+
+        ``kept`` is the budget (epsilon, delta) that a filter kept for all receipts, empty if there
+        is none; None takes the budgets in the receipts.
+        """
         self._refresh()
         if not self._histories:
             return PrivacyGuarantee(epsilon=0.0)
@@ -818,15 +833,45 @@ class Composition:
         endless = {note for fact in facts for note in fact.reasons}
         reasons = [note for note in notes if note in endless or note.code == "not-promised"]
         named = self._named_assumptions(unit, flags, by_user="user" in {unit, *units})
+        epsilon = max(total.epsilon for total in sums)
+        found = self._adaptive() if kept is None else kept
+        adaptive = (found[0], found[1]) if found else None
+        # No filter kept a budget that is below the sum.
+        if adaptive is not None and not epsilon <= adaptive[0] * (1.0 + ROUNDING):
+            adaptive = None
+        notes = {_with_figure(note, adaptive): None for note in notes}
         return PrivacyGuarantee(
-            max(total.epsilon for total in sums),
+            epsilon,
             max(total.delta for total in sums),
             UNITS[unit],
             assumptions=tuple(dict.fromkeys([*reasons, *notes, *named])),
             seeded="seeded" in flags,
             num_units=max(fact.num_units if unit == "user" else fact.labels.size for fact in facts)
             or None,
+            adaptive=adaptive,
         )
+
+    def _adaptive(self) -> tuple[float, float] | None:
+        """Returns the sum of the budgets of the label sets of one person; None if one is unknown.
+
+        Each budget bounds all uses of its label set, in any order with those of other sets.
+        """
+        budgets: dict[str, tuple[float, float]] = {}
+        for fact in self._facts:
+            if fact.budget_epsilon is None:
+                return None
+            if fact.budget_epsilon:
+                old = budgets.get(fact.labels.name, (0.0, 0.0))
+                new = fact.budget_epsilon, fact.delta
+                # A budget may be raised.
+                budgets[fact.labels.name] = max(old[0], new[0]), max(old[1], new[1])
+        people = {fact.labels.name: fact.labels.people for fact in self._facts}
+        figures = []
+        for population in set(people.values()) - {None} or {None}:
+            own = [budgets[name] for name in budgets if people[name] in (population, None)]
+            figures.append(tuple(map(math.fsum, zip(*own, strict=True))) or (0.0, 0.0))
+        epsilon, delta = (max(each) for each in zip(*figures, strict=True))
+        return (epsilon, delta) if 0.0 < epsilon and delta < 1.0 else None
 
     def _named_assumptions(
         self, unit: str, flags: frozenset[str], *, by_user: bool
@@ -848,6 +893,17 @@ class Composition:
         yield from (note for flag, note in _FLAGS.items() if note and flag in flags)
         if "seeded" not in flags:
             yield _SECURE_BITS
+
+
+def _with_figure(note: Assumption, adaptive: tuple[float, float] | None) -> Assumption:
+    """Returns the assumption that uses were fixed in advance, with what holds otherwise."""
+    if note != FIXED or adaptive is None:
+        return note
+    text = (
+        "The mechanisms and the number of their uses were fixed in advance. If some were chosen "
+        f"after seeing earlier outputs, the statement is {adaptive_promise(adaptive)}."
+    )
+    return Assumption("fixed-in-advance", "trainer", text)
 
 
 def compose_receipts(receipts: Iterable[Receipt], delta: float | None = None) -> PrivacyGuarantee:

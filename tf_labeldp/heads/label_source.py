@@ -223,10 +223,11 @@ class _Fits:
 def _on_labels(use: Receipt, labels: LabelSet, examples: np.ndarray | None) -> Receipt:
     """Returns the receipt of an earlier fit for the labels of a later one, with an id of its own.
 
-    A statement of models of both fits counts the earlier fit for both label sets.
+    A statement of models of both fits counts the earlier fit for both label sets. No budget was
+    kept for both.
     """
     name = hashlib.sha256(f"{use.id} on {labels.name}".encode()).hexdigest()[: len(use.id)]
-    return dataclasses.replace(use, labels=labels, examples=examples, id=name)
+    return dataclasses.replace(use, labels=labels, examples=examples, id=name, budget_epsilon=None)
 
 
 _FITS = _Fits()

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_labeldp._validate import counted
 from tf_labeldp.accounting import Assumption, Charge, PrivacyGuarantee, Receipt, public_input
 from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
+from tf_labeldp.accounting.planned_uses import UseInPlan
 from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED, model_statement
 from tf_labeldp.accounting.receipts import LabelSet, merge_receipts
 from tf_labeldp.mechanisms.base import is_of_this_library
@@ -25,7 +26,7 @@ from tf_labeldp.vault.model_history import (
     known_of_weights,
     note_epoch,
 )
-from tf_labeldp.vault.private_labels import charge_together
+from tf_labeldp.vault.private_labels import charge_together, check_together, plans_of
 
 _NO_EVENT = "Nothing is promised: {name} states no cost of its steps (its dp_event is None)."
 _CLAIMED = "{name} adds the noise of its dp_event: its author's claim, not this library's."
@@ -57,6 +58,8 @@ class Run:
         reported: whether loss and metrics on true labels are shown.
         before: digests of the weights before the first step.
         last: the receipt of the last charged epoch.
+        once: the charge of each epoch, as it was planned.
+        plans: the plan of each epoch to come, and the plan's number of epochs.
     """
 
     plan: TrainingPlan
@@ -64,6 +67,8 @@ class Run:
     reported: bool
     before: list[bytes]
     last: Receipt | None = None
+    once: Charge | None = None
+    plans: list[tuple[str, int]] = dataclasses.field(default_factory=list)
 
 
 class Spending:
@@ -106,12 +111,23 @@ class Spending:
 
     def check(self, epochs: int) -> None:
         run = self._adopted()
-        for vault in run.plan.vaults if epochs > 0 else ():
-            vault.check_budget(self._charge(run.plan, epochs))
+        if run.plan.vaults and epochs > 0:
+            run.once = self._charge(run.plan, 1)
+            run.plans = plans_of(run.plan.vaults, run.once, epochs)
+            rest = [plan for plan in run.plans if plan[0]]
+            if rest:
+                # Only a new plan, which comes last, is more than was planned before.
+                last = UseInPlan(run.once, *rest[-1])
+                check_together(run.plan.vaults, self._charge(run.plan, len(rest)), last)
 
     def charge(self) -> None:
         run = self._adopted()
-        self._spend(run, self._receipt(run, self._charge(run.plan, 1)))
+        charge = self._charge(run.plan, 1)
+        receipt = self._receipt(run, charge)
+        if run.plans and charge == run.once:
+            plan, uses = run.plans.pop(0)
+            receipt = dataclasses.replace(receipt, plan=plan, plan_uses=uses)
+        self._spend(run, receipt)
         self._guard.admit(run.plan.steps_per_epoch)
 
     def end_epoch(self) -> None:
@@ -158,6 +174,8 @@ class Spending:
                 seeded=receipt.seeded,
                 metrics_reported=receipt.metrics_reported,
                 sample_weights=receipt.sample_weights,
+                plan=receipt.plan,
+                plan_uses=receipt.plan_uses,
             )
         run.last = receipts[0]
         attach(self._model, receipts)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tf_labeldp import _validate
 from tf_labeldp.accounting import (
     Assumption,
     BudgetExceededError,
@@ -25,6 +26,8 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.accounting.budget import CountedCharges, compose_counted
 from tf_labeldp.accounting.events import randomized_response_fields
+from tf_labeldp.accounting.planned_uses import UseChains, UseInPlan
+from tf_labeldp.accounting.privacy_filter import PrivacyFilter
 from tf_labeldp.accounting.provenance import array_digest, note_digests
 from tf_labeldp.accounting.receipts import (
     UNITS,
@@ -43,6 +46,10 @@ from tf_labeldp.vault.reservations import RUNNING, PlannedUse, Reservation
 from tf_labeldp.vault.store import LabelStore, Project
 from tf_labeldp.vault.users import rows_of_same_users, without_names
 
+_RESERVE = (
+    "Reserve uses together before the first of them (labels.reserve): they count as one that was "
+    "fixed in advance."
+)
 _ROUNDING = 1e-9
 """Relative slack for a cost that was computed in two ways."""
 UNNAMED = "unnamed-"
@@ -106,6 +113,9 @@ class Ledger:
         self.notes: tuple[Assumption, ...] = ()  # of each new charge
         self.users: np.ndarray | None = None  # of all labels, as numbers 0..U-1
         self._composition = Composition(own=label_set.name)
+        self._chains = UseChains()  # of the filter that keeps the budget, with what is reserved
+        self._planned: dict[str, Receipt] = {}  # their receipts by id and event, in order
+        self._given_back: set[str] = set()  # ids
         self._counted: dict[str, Receipt] = {}  # all receipts by id, in order
         self._reserved: dict[str, Receipt] = {}  # by id, neither charged nor given back
         self._inputs: dict[str, list[Receipt]] = {}  # by plan, of the public inputs of its uses
@@ -153,6 +163,13 @@ class Ledger:
                 project.join(ledger.label_set.name)
             ledger._read_new_records()
             _check_agrees(budget, ledger.budget, "the store keeps")
+            if ledger.records and not all(each.allows for each in ledger._filters(None)):
+                _validate.warn(
+                    f"nothing is left of the budget {ledger.budget} of {store.path}: an earlier "
+                    "version allowed its uses as if they were fixed in advance, and for uses that "
+                    "are chosen after earlier outputs they are above it. Raise the budget to use "
+                    "these labels again."
+                )
             for digests, receipts in ledger.weights():
                 note_digests(digests, receipts)
         LEDGERS[ledger.label_set.name] = ledger.keep_weights
@@ -207,10 +224,13 @@ class Ledger:
             other = self._others[path]
             with other.turn():
                 new = other.records[other._taken :]
-            for receipt in self._not_counted(
-                [record.receipt for record in new if record.receipt], own
-            ):
-                self.keep(receipt=receipt)
+            for record in new:
+                fields = record.reservation or {}
+                ahead = [use for use in record.made_of if fields and may_count(own, use)]
+                self._plan(ahead, fields.get("given_back", ()))
+                charged = [] if record.receipt is None else [record.receipt]
+                for receipt in self._not_counted(charged, own):
+                    self.keep(receipt=receipt)
             raised = [record for record in new if record.budget is not None]
             if raised and other.budget != self.budget and _covers(other.budget, self.budget):
                 last = raised[-1]
@@ -262,6 +282,7 @@ class Ledger:
             self._counted[receipt.id] = receipt
             self._reserved.pop(receipt.id, None)
             self._composition.add(receipt)
+            self._plan([receipt])
         if record.budget is not None:
             self.budget = record.budget
         if record.reservation is not None:
@@ -296,12 +317,9 @@ class Ledger:
             PrivacyGuarantee(0.0, self.budget.delta, num_units=max(1, number)).warn_of_delta()
         elif flags.get("unit") != "user":  # The number of labels is not the number of users.
             PrivacyGuarantee(0.0, self.budget.delta, num_units=max(1, n)).warn_of_delta()
-        if self.notes:
-            notes = dict.fromkeys((*charge.assumptions, *self.notes))
-            charge = charge.with_assumptions(notes)
         return Receipt(
             self.label_set,
-            charge,
+            self._with_notes(charge),
             what,
             kind,
             key,
@@ -330,7 +348,10 @@ class Ledger:
             composition = self._composition
             if planned:
                 composition = composition.with_receipts(planned)
-            stated = composition.guarantee(self.budget.delta if delta is None else delta)
+            filters = self._filters(None, inherited=planned)
+            is_kept = all(each.allows for each in filters)
+            kept = (self.budget.epsilon, self.budget.delta) if is_kept else ()
+            stated = composition.guarantee(self.budget.delta if delta is None else delta, kept)
         if stated.num_units is None:  # There are no receipts.
             number = self.num_users if self.unit == "user" else self.label_set.size
             stated = dataclasses.replace(stated, unit=UNITS[self.unit], num_units=number or None)
@@ -344,14 +365,20 @@ class Ledger:
             if record.weights
         ]
 
-    def reserve(self, uses: Sequence[PlannedUse], made_of: Iterable[Receipt] = ()) -> Reservation:
+    def reserve(
+        self,
+        uses: Sequence[PlannedUse],
+        made_of: Iterable[Receipt] = (),
+        of_plan: tuple[str, int] = ("", 1),
+    ) -> Reservation:
         """Reserves the uses that are not reserved yet, all or none, and joins the others' plans.
 
         ``made_of`` are receipts of their public inputs, which are counted with the first of them.
+        ``of_plan`` is a plan that they are a part of, and its number of uses.
         """
         with self.turn():
             covering = self.covering(uses)
-            plan = secrets.token_hex(16) if covering is None else covering.plan
+            plan = of_plan[0] or secrets.token_hex(16) if covering is None else covering.plan
             taken = set() if covering is None else {covering.id}
             parts: list[Receipt] = []
             joined: dict[str, None] = {}
@@ -359,7 +386,8 @@ class Ledger:
                 part = self.reserved_use(use.key, use.charge, use.rows, taken)
                 if part is None:
                     about = (use.charge, use.what, use.kind, use.key or "", use.rows)
-                    parts.append(self.new_receipt(*about, plan=plan, use=use.use))
+                    part = self.new_receipt(*about, plan=plan, plan_uses=of_plan[1], use=use.use)
+                    parts.append(part)
                 else:
                     taken.add(part.id)
                     joined[part.plan] = None
@@ -456,8 +484,39 @@ class Ledger:
                 self._reserved[use.id] = use
             else:
                 self._inputs.setdefault(plan, []).append(use)
+        self._plan(made_of, fields.get("given_back", ()))
         for name in fields.get("given_back", ()):
             self._reserved.pop(name, None)
+
+    def _plan(self, receipts: Iterable[Receipt], given_back: Iterable[str] = ()) -> None:
+        """Counts receipts in the filter, and takes back what was not drawn of a plan.
+
+        A use leaves no trace if nothing was drawn of its plan, and nothing that came later: what a
+        later use may cost has followed from it.
+        """
+        for receipt in receipts:
+            name = f"{receipt.id} {receipt.charge.event_text}"
+            if name not in self._planned:
+                self._planned[name] = receipt
+                self._chains.add([receipt])
+        if not (names := set(given_back)):
+            return
+        self._given_back |= names
+        places = {receipt.id: place for place, receipt in enumerate(self._planned.values())}
+        plans = {receipt.plan for receipt in self._planned.values() if receipt.id in names}
+        drawn = [each for each in self._planned.values() if each.id in self._counted]
+        for plan in plans:
+            uses = [each for each in self._planned.values() if each.plan == plan]
+            first = min(places[use.id] for use in uses)
+            if not any(each.plan == plan or places[each.id] > first for each in drawn):
+                gone = {use.id for use in uses if use.id in self._given_back}
+                if len(gone) == len(uses):
+                    inputs = self._inputs.get(plan, ())
+                    gone |= {use.id for use in inputs if use.id not in self._counted}
+                self._planned = {
+                    name: each for name, each in self._planned.items() if each.id not in gone
+                }
+        self._chains = UseChains().add(self._planned.values(), self._given_back)
 
     def _end_reservations(self) -> None:
         """Gives back the uses without a name of processes that have ended; called in ``turn``."""
@@ -504,6 +563,22 @@ class Ledger:
         new = self._not_counted([use for use in open_uses if use is not without], own)
         return self._composition.with_receipts(new) if new else self._composition
 
+    def unused(self, charge: Charge, rows: np.ndarray) -> dict[tuple[str, int], int]:
+        """Returns the unused uses of this charge of each plan, by its name and number of uses."""
+        charge, whole = self._with_notes(charge), rows.size == self.label_set.size
+        charged: Counter[tuple[str, int]] = Counter()
+        for receipt in self._counted.values():
+            if receipt.plan_uses == 1 or receipt.labels.name != self.label_set.name:
+                continue
+            if receipt.charge == charge and (receipt.examples is None) == whole:
+                if whole or np.array_equal(np.asarray(receipt.examples), rows):
+                    charged[receipt.plan, receipt.plan_uses] += 1
+        return {plan: plan[1] - number for plan, number in charged.items() if plan[1] > number}
+
+    def _with_notes(self, charge: Charge) -> Charge:
+        notes = dict.fromkeys((*charge.assumptions, *self.notes))
+        return charge.with_assumptions(notes) if self.notes else charge
+
     def _not_counted(self, receipts: Iterable[Receipt], labels: LabelSet) -> list[Receipt]:
         merged = merge_receipts(receipts)
         for receipt in merged:
@@ -531,11 +606,13 @@ class Ledger:
         planned: Sequence[tuple[str, Charge]],
         made_of: Iterable[Receipt] = (),
         part: Receipt | None = None,
+        plan: UseInPlan | None = None,
     ) -> list[Receipt]:
         """Raises if the budget does not allow planned uses; returns receipts to count with them.
 
         These are receipts among ``made_of`` that may be about the labels, and are not counted yet,
-        with those of the plan of ``part``, the reserved use that the planned one is.
+        with those of the plan of ``part``, the reserved use that the planned one is. The filter
+        counts each planned use as a plan of its own, or all of them as ``plan``.
         """
         reserved = () if part is None else self._inputs.get(part.plan, ())
         inherited = self._checked_inputs([*made_of, *reserved])
@@ -544,8 +621,17 @@ class Ledger:
             composition = composition.with_receipts(inherited)
             self._check(composition, None, [], inherited)
         if planned:
-            is_part = rows.size != self.label_set.size
-            self._check(composition, rows if is_part else None, planned, inherited)
+            some = rows if rows.size != self.label_set.size else None
+            counted = [UseInPlan(charge) for _, charge in planned]
+            without = None
+            if part is not None and part.charge.event_text == planned[0][1].event_text:
+                counted = []  # A reserved use is counted already.
+            elif part is not None:
+                counted = [UseInPlan(charge, part.plan) for _, charge in planned]
+                without = part
+            elif plan is not None:
+                counted = [plan]
+            self._check(composition, some, planned, inherited, (), counted, without)
         return inherited
 
     def check_plan(
@@ -558,12 +644,12 @@ class Ledger:
         inherited = self._checked_inputs(made_of)
         composition = self._with_reserved(without).with_receipts(inherited)
         if inherited:
-            self._check(composition, None, [], inherited)
+            self._check(composition, None, [], inherited, without=without)
         composition = composition.with_receipts(uses)
         rows = None
         if all(use.examples is not None for use in uses):
             rows = np.unique(np.concatenate([np.asarray(use.examples) for use in uses]))
-        self._check(composition, rows, [], inherited, uses)
+        self._check(composition, rows, [], inherited, uses, without=without)
         return inherited
 
     def _checked_inputs(self, made_of: Iterable[Receipt]) -> list[Receipt]:
@@ -585,18 +671,27 @@ class Ledger:
         planned: Sequence[tuple[str, Charge]],
         inherited: Sequence[Receipt],
         reserved: Sequence[Receipt] = (),
+        counted: Sequence[UseInPlan] = (),
+        without: Receipt | None = None,
     ) -> None:
         """Raises if the budget does not allow planned uses.
 
         ``inherited`` and ``reserved`` are in the composition: receipts of inputs, and of the uses
-        to reserve.
+        to reserve. ``counted`` are the planned uses as the filter counts them; it leaves out
+        ``without``.
         """
+        charges = [charge for _, charge in planned]
+        after = PrivacyGuarantee(0.0)
         for history in composition.histories(self.label_set, rows):
-            after = self._composed(history, [charge for _, charge in planned])
+            after = self._composed(history, charges)
             if not self.budget.allows(after):
                 break
         else:
-            return
+            more = [*inherited, *reserved]
+            is_free = not more and all(charge.epsilon == 0.0 for charge in charges)
+            filters = () if is_free else self._filters(rows, counted, more, without)
+            if all(each.allows for each in filters):
+                return
         names = [f"{receipt.what} (of an input)" for receipt in inherited]
         names += [receipt.what for receipt in reserved]
         what = " and ".join(dict.fromkeys([*names, *(words for words, _ in planned)]))
@@ -628,28 +723,56 @@ class Ledger:
         if held_epsilon > spent:
             has += f", or epsilon={held_epsilon:g} with what is reserved"
             advice = f"{advice} A reservation of an ended process: tf-labeldp give-back."
+        together = f"epsilon={after.epsilon:g} at delta={after.delta:g}"
+        if budget.allows(after):
+            advice = f"{_RESERVE} {advice}"
+            together += (
+                " if they were fixed in advance, but over what earlier uses leave of the budget "
+                f"{budget} for one that is chosen after them, by {self._filter_names(rows)}"
+            )
+        else:
+            together += f", over the budget {budget}"
         raise BudgetExceededError(
-            f"{what} would be charged to examples that {has}: together "
-            f"epsilon={after.epsilon:g} at delta={after.delta:g}, over the budget {budget}. "
+            f"{what} would be charged to examples that {has}: together {together}. "
             f"Nothing was drawn. {advice}"
         )
+
+    def _filters(
+        self,
+        rows: np.ndarray | None,
+        planned: Sequence[UseInPlan] = (),
+        inherited: Sequence[Receipt] = (),
+        without: Receipt | None = None,
+    ) -> list[PrivacyFilter]:
+        """Returns what is left of the budget after planned uses, for each distinct history."""
+        chains = self._chains
+        if without is not None:
+            others = [each for each in self._planned.values() if each.id != without.id]
+            chains = UseChains().add(others, self._given_back)
+        chains = chains.with_receipts(inherited)
+        return chains.filters(self.budget, self.label_set, rows, planned)
+
+    def _filter_names(self, rows: np.ndarray | None) -> str:
+        names = dict.fromkeys(name for each in self._filters(rows) for name in each.names)
+        return ", or by ".join(names) or "any privacy filter: they leave nothing"
 
     def remaining(self, rows: np.ndarray | None = None) -> float:
         """Returns the largest epsilon of one more pure-DP use of these examples; None for all."""
         with self.turn():
             histories = self._with_reserved().histories(self.label_set, rows)
+            filters = set(self._filters(rows))
         budget = self.budget
+        low, high = 0.0, min((each.remaining() for each in filters), default=budget.epsilon)
+        if high <= 1e-9 * budget.epsilon:
+            return 0.0
 
         def fits(epsilon: float) -> bool:
             use = Charge(epsilon, 0.0, randomized_response_fields(epsilon))
             return all(budget.allows(self._composed(history, [use])) for history in histories)
 
-        spent = max((self._composed(history).epsilon for history in histories), default=0.0)
-        low = max(0.0, budget.epsilon - spent)  # by basic composition
-        if budget.delta == 0.0 or not histories:
-            return low if low > 1e-9 * budget.epsilon else 0.0
-        low = low if low and fits(low) else 0.0
-        high = max(2.0 * low, budget.epsilon)
+        # The composition of uses that were fixed in advance is larger by rounding at most.
+        if fits(high):
+            return high
         while high - low > 1e-4 * high and high > 1e-6:
             middle = 0.5 * (low + high)
             low, high = (middle, high) if fits(middle) else (low, middle)

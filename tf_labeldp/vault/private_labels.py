@@ -26,6 +26,7 @@ from tf_labeldp.accounting import (
     Receipt,
     public_input,
 )
+from tf_labeldp.accounting.planned_uses import UseInPlan
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import UNITS, LabelSet, Receipts, merge_receipts
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors
@@ -739,7 +740,8 @@ class PrivateLabels:
                 # Another vault of a project may have counted this use.
                 inherited = self._ledger.check(rows, [], [*made_of, receipt], part)
             else:
-                inherited = self._ledger.check(rows, [(what, charge)], made_of, part)
+                plan = UseInPlan(receipt.charge, receipt.plan, receipt.plan_uses)
+                inherited = self._ledger.check(rows, [(what, charge)], made_of, part, plan)
             for other in inherited:
                 if other is not receipt:
                     self._ledger.keep(receipt=other)
@@ -1034,16 +1036,45 @@ def charge_together(
     """
     for vault in vaults:
         vault._check_unit(unit)
-    if len(vaults) == 1:
-        return (vaults[0].charge(charge, what=what, unit=unit, **flags),)
-    use, receipts = secrets.token_hex(16), []
+    use = secrets.token_hex(16) if len(vaults) > 1 else ""
+    plan, receipts = (flags.get("plan", ""), flags.get("plan_uses", 1)), []
     with contextlib.ExitStack() as work:
-        for vault in vaults:
+        for vault in vaults if use else ():
             planned = PlannedUse(None, what, "steps", charge, vault._rows(None), use)
-            work.enter_context(vault._ledger.reserve([planned], vault._chosen_by.receipts))
+            made_of = vault._chosen_by.receipts
+            work.enter_context(vault._ledger.reserve([planned], made_of, plan))
         for vault in vaults:
             rows, chosen_by = vault._rows(None), vault._chosen_by.receipts
             receipts.append(
                 vault._charge(charge, what, "", rows, chosen_by, unit=unit, use=use, **flags)
             )
     return tuple(receipts)
+
+
+def check_together(vaults: Sequence[PrivateLabels], charge: Charge, plan: UseInPlan) -> None:
+    """Raises if one of the budgets does not allow a use, which the filter counts as ``plan``."""
+    for vault in vaults:
+        with vault._ledger.turn():
+            vault._ledger.check(vault._rows(None), [("the use", charge)], plan=plan)
+
+
+def plans_of(vaults: Sequence[PrivateLabels], charge: Charge, uses: int) -> list[tuple[str, int]]:
+    """Returns the plan of each of several uses of equal cost, and the plan's number of uses.
+
+    The plan of reserved uses is empty here. After them, what other plans have not used is used
+    first: the number, noise and examples of their uses were fixed in advance, and what they are for
+    may depend on earlier outputs.
+    """
+    reserved, unused = [], []
+    for vault in vaults:
+        with vault._ledger.turn():
+            ledger, rows, taken = vault._ledger, vault._rows(None), set[str]()
+            while (part := ledger.reserved_use(None, charge, rows, taken)) is not None:
+                taken.add(part.id)
+            reserved.append(len(taken))
+            unused.append(ledger.unused(charge, rows))
+    plans = [("", 1)] * min(reserved)
+    for plan, number in unused[0].items():
+        plans += [plan] * min([number, *(others.get(plan, 0) for others in unused[1:])])
+    rest = uses - len(plans)
+    return plans[:uses] + [(secrets.token_hex(16), rest)] * rest

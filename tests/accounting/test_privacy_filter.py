@@ -1,0 +1,329 @@
+"""The privacy filter against every adaptive controller, enumerated exactly on small channels."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from tf_labeldp.accounting import Charge, PrivacyBudget, dp_sgd_charge
+from tf_labeldp.accounting._added_events import AddedDeltaDpEvent
+from tf_labeldp.accounting._moments import log_moments
+from tf_labeldp.accounting.budget import compose_counted
+from tf_labeldp.accounting.dp_sgd import calibrate_noise_multiplier
+from tf_labeldp.accounting.events import (
+    NOT_PRIVATE,
+    approximate_dp_event,
+    dp_sgd_event,
+    gaussian_event,
+    pure_dp_event,
+    randomized_response_event,
+)
+from tf_labeldp.accounting.gaussian import gaussian_sigma
+from tf_labeldp.accounting.privacy_filter import PrivacyFilter, compose_adaptively, pure_mu
+
+pytestmark = pytest.mark.filterwarnings("ignore:a budget of")
+BINS = 40
+"""Outputs of a Gaussian release that the enumeration tells from each other."""
+
+
+def pure(epsilon):
+    return Charge(epsilon, 0.0, pure_dp_event(epsilon))
+
+
+@functools.cache
+def head(epsilon, delta):
+    return Charge(epsilon, delta, gaussian_event(gaussian_sigma(epsilon, delta, 1.0)))
+
+
+def claimed(epsilon, delta):
+    return Charge(epsilon, delta, NOT_PRIVATE)
+
+
+@functools.cache
+def training(epsilon, delta, q=0.02, steps=200):
+    noise = calibrate_noise_multiplier(epsilon, delta, q, steps)
+    return dp_sgd_charge(noise, q, steps, delta)
+
+
+def plan(*charges):
+    """A plan of these charges, each once."""
+    return tuple((charge, 1) for charge in charges)
+
+
+def losses_of(charge):
+    """Losses and probabilities of a channel with few outputs that costs no more than the charge.
+
+    The privacy loss under the data set that makes it larger; infinite where one data set alone
+    gives an output. Noise is binned, which is a function of it.
+    """
+    event = charge.event_fields
+    if event == NOT_PRIVATE:
+        same = (1.0 - charge.delta) * special.expit(charge.epsilon)
+        losses = [math.inf, charge.epsilon, -charge.epsilon]
+        return np.array(losses), np.array([charge.delta, same, 1.0 - charge.delta - same])
+    if charge.delta == 0.0:
+        same = special.expit(charge.epsilon)
+        return charge.epsilon * np.array([1.0, -1.0]), np.array([same, 1.0 - same])
+    share = 1.0
+    if event["class"] == "SelfComposedDpEvent":  # one step on a sampled batch
+        share, event = event["event"]["sampling_probability"], event["event"]["event"]
+    mu = 1.0 / event["noise_multiplier"]
+    edges = np.concatenate([[-np.inf], np.linspace(-2.0, 7.0, BINS - 1), [np.inf]])
+    none, up, down = (np.diff(stats.norm.cdf(edges, loc=loc)) for loc in (0.0, mu, -mu))
+    # Upper tails in doubles.
+    far = edges[:-1] > 0.0
+    tails = (-np.diff(stats.norm.sf(edges, loc=loc)) for loc in (0.0, mu, -mu))
+    none, up, down = (
+        np.where(far, tail, low) for tail, low in zip(tails, (none, up, down), strict=True)
+    )
+    first, second = (1.0 - share) * none + share * up, (1.0 - share) * none + share * down
+    return np.log(first / second), first
+
+
+@functools.cache
+def losses_of_plan(each):
+    """The losses of all uses of a plan together, and their probabilities."""
+    total, masses = np.zeros(1), np.ones(1)
+    for charge, count in each:
+        for _ in range(count):
+            losses, chances = losses_of(charge)
+            total = np.add.outer(total, losses).reshape(-1)
+            masses = np.multiply.outer(masses, chances).reshape(-1)
+    return total, masses
+
+
+def worst_delta(menu, allowed, epsilon, start, most):
+    """The least delta that is true for all controllers: dynamic programming over all of them.
+
+    ``allowed(state, plan)`` returns the state after a plan, or None if it is refused. A controller
+    sees the outputs so far, and takes any plan of the menu that is allowed, or stops.
+    """
+
+    def value(state, losses, left):
+        best = -np.expm1(np.minimum(epsilon - losses, 0.0))
+        for each in menu if left else ():
+            if (after := allowed(state, each)) is not None:
+                total, masses = losses_of_plan(each)
+                together = np.add.outer(losses, total)
+                later = value(after, together.reshape(-1), left - 1)
+                best = np.maximum(best, later.reshape(together.shape) @ masses)
+        return best
+
+    return float(value(start, np.zeros(1), most)[0])
+
+
+def by_filter(state, each):
+    after = state.after(each)
+    return after if after.allows else None
+
+
+def by_branch(budget):
+    """The rule without a filter: each branch is composed as if it had been fixed in advance."""
+
+    def allowed(state, each):
+        charges = tuple((Counter(dict(state)) + Counter(dict(each))).items())
+        return charges if budget.allows(compose_counted(charges, budget.delta)) else None
+
+    return allowed
+
+
+def largest(fits):
+    """The largest number of [0, 9] that fits."""
+    low, high = 0.0, 9.0
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def pilot(epsilon, delta, first, allowed, start):
+    """A small Gaussian release, and after it the largest release and the largest draw."""
+    state = allowed(start, plan(first))
+    rest = largest(lambda e: allowed(state, plan(head(max(e, 1e-3), delta))) is not None)
+    draw = largest(lambda e: allowed(state, plan(pure(max(e, 1e-3)))) is not None)
+    return [plan(first), plan(head(rest, delta)), plan(pure(draw))]
+
+
+DELTA = 0.05
+STEP = dp_sgd_charge(1.0, 0.3, 1, DELTA)
+MENUS = {
+    "pure": (1.0, 0.0, [plan(pure(0.25)), plan(pure(0.5)), plan(pure(0.2), pure(0.3))], 5),
+    "pure and Gaussian": (1.0, DELTA, [plan(pure(0.3)), plan(head(0.5, DELTA))], 4),
+    "after a Gaussian": (2.0, DELTA, [plan(head(1.0, DELTA)), plan(pure(0.7)), plan(pure(0.2))], 4),
+    "Gaussians": (1.0, DELTA, [plan(head(0.3, DELTA)), plan(head(0.6, DELTA))], 4),
+    "claims": (1.0, DELTA, [plan(claimed(0.4, 0.02)), plan(pure(0.3)), plan(head(0.4, 0.02))], 4),
+    "steps": (2.0, DELTA, [plan(STEP), plan(pure(0.2)), ((STEP, 2),)], 3),
+    "steps and heads": (2.0, DELTA, [plan(STEP), plan(head(0.4, DELTA)), plan(pure(0.3))], 3),
+    "plans": (
+        1.5,
+        DELTA,
+        [plan(head(0.4, DELTA), pure(0.4)), plan(*[head(0.3, DELTA)] * 2), plan(pure(0.5))],
+        2,
+    ),
+    "many small": (0.5, DELTA, [((pure(0.05), 4),), plan(pure(0.05)), plan(head(0.2, DELTA))], 4),
+}
+
+
+@pytest.mark.holds("accounting.compose_adaptively")
+@pytest.mark.parametrize("name", MENUS)
+def test_no_adaptive_controller_exceeds_the_budget(name):
+    epsilon, delta, menu, most = MENUS[name]
+    start = PrivacyFilter.of(PrivacyBudget(epsilon, delta))
+    found = worst_delta(menu, by_filter, epsilon, start, most)
+    assert found <= delta * (1.0 + 1e-9) + 1e-12
+
+
+def test_gaussian_releases_use_the_share_of_the_filter_and_no_less():
+    """From the other side: controllers reach what the filter of Gaussian releases allows."""
+    epsilon, delta, menu, most = MENUS["Gaussians"]
+    start = PrivacyFilter.of(PrivacyBudget(epsilon, delta))
+    assert worst_delta(menu, by_filter, epsilon, start, most) > 0.9 * delta
+
+
+@pytest.mark.holds("accounting.compose_adaptively")
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-5), (2.0, 1e-5), (8.0, 1e-5)])
+def test_branches_composed_as_if_fixed_exceed_the_budget_and_the_filter_does_not(epsilon, delta):
+    budget = PrivacyBudget(epsilon, delta)
+    first = head(0.1 * epsilon, delta)
+    for allowed, start in ((by_branch(budget), ()), (by_filter, PrivacyFilter.of(budget))):
+        menu = pilot(epsilon, delta, first, allowed, start)
+        found = worst_delta(menu, allowed, epsilon, start, 2)
+        # Each branch alone, as if it had been fixed, is within the budget.
+        for each in menu[1:]:
+            assert worst_delta([menu[0], each], allowed, epsilon, start, 2) <= 1.0001 * delta
+        if start == ():
+            assert found > 1.5 * delta
+        else:
+            assert found <= delta
+
+
+D = 1e-5
+SECOND = {  # a budget, plans within it, and the least that is left for one more pure use
+    "a draw and a head": (2.0, [plan(pure(1.0)), plan(head(1.0, D))], 0.0),
+    "a draw, a head and another draw": (3.0, [plan(pure(1.0)), plan(head(1.0, D))], 0.7),
+    "a head": (2.0, [plan(head(2.0, D))], 0.0),
+    "a head and a draw": (2.0, [plan(head(1.0, D)), plan(pure(0.7))], 0.0),
+    "a training": (2.0, [plan(training(2.0, D))], 0.0),
+    "two trainings": (3.0, [plan(training(1.8, D))] * 2, 0.0),
+    "ten trainings": (3.0, [plan(training(0.7, D))] * 10, 0.0),
+    "a head and a training": (3.0, [plan(head(1.0, D)), plan(training(1.0, D))], 0.8),
+    "a training and a draw": (3.0, [plan(training(1.0, D)), plan(pure(1.8))], 0.0),
+    "a claim and a draw": (2.0, [plan(claimed(1.0, D)), plan(pure(1.0))], 0.0),
+    "many small draws": (2.0, [plan(pure(0.02))] * 250, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_histories_that_fit(name):
+    epsilon, plans, left = SECOND[name]
+    budget = PrivacyBudget(epsilon, D)
+    found = compose_adaptively(plans, budget)
+    assert found.allows and found.remaining() >= left
+    # The statement of the same uses, fixed in advance, is within the budget too.
+    charges = Counter(charge for each in plans for charge, _ in each)
+    assert budget.allows(compose_counted(tuple(charges.items()), D))
+    # What is left is what one more pure use may cost, from both sides.
+    if (most := found.remaining()) > 1e-6:
+        assert found.after(plan(pure(most))).allows
+    assert not found.after(plan(pure(most * 1.001 + 1e-6))).allows
+    assert not compose_adaptively([*plans, plan(pure(epsilon))], budget).allows
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 4.0, 8.0])
+@pytest.mark.parametrize("number", [1, 2, 10, 100])
+def test_gaussian_releases_cost_no_more_than_before(epsilon, number):
+    """Up to the share of delta for other uses: 0.15 % of epsilon; alone, not even that."""
+    exact = gaussian_sigma(epsilon, D, 1.0) * math.sqrt(number)
+    factor = 1.0 if number == 1 else 1.0015
+    release = Charge(epsilon, D, gaussian_event(factor * exact))
+    found = compose_adaptively([plan(release)] * number, PrivacyBudget(epsilon, D))
+    assert found.allows
+    assert not found.after(
+        plan(Charge(epsilon, D, gaussian_event(10.0 * exact / math.sqrt(number))))
+    ).allows
+
+
+def test_a_plan_is_composed_exactly_and_its_uses_one_by_one_are_not():
+    budget = PrivacyBudget(1.0, D)
+    draws = ((pure(0.05), 60),)
+    assert compose_counted(draws, D).epsilon < 1.7
+    assert compose_adaptively([draws], PrivacyBudget(1.7, D)).allows
+    assert not compose_adaptively([plan(pure(0.05))] * 60, PrivacyBudget(1.7, D)).allows
+    assert not compose_adaptively([draws], budget).allows
+
+
+def test_a_use_without_a_known_cost_leaves_nothing():
+    found = compose_adaptively([plan(Charge.unknown("no cost"))], PrivacyBudget(9.0, D))
+    assert not found.allows and found.remaining() == 0.0
+    # Free uses cost nothing, before and after.
+    free = plan(Charge(0.0, 0.0, {"class": "NoOpDpEvent"}))
+    assert compose_adaptively([free], PrivacyBudget(1.0)).remaining() == 1.0
+    whole = compose_adaptively([plan(head(2.0, D))], PrivacyBudget(2.0, D))
+    assert whole.after(free).allows and not whole.after(plan(pure(1e-6))).allows
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 5.0, 30.0])
+def test_pure_uses_are_functions_of_a_gaussian_release(epsilon):
+    """Randomized response thresholds it: both sides of zero have its probabilities."""
+    mu = pure_mu(epsilon)
+    odds = stats.norm.sf(0.0, loc=0.5 * mu) / stats.norm.sf(0.0, loc=-0.5 * mu)
+    assert math.log(odds) == pytest.approx(epsilon, rel=1e-9)
+
+
+ORDERS = np.array([0.5, 1.0, 2.0, 5.0, 12.0])
+
+
+def test_moments_of_gaussian_noise_and_of_randomized_response():
+    noise = log_moments([gaussian_event(2.0)], ORDERS)  # mu = 1/2
+    assert noise == pytest.approx(ORDERS * (ORDERS + 1.0) / 8.0)
+    for event, epsilon, masses in (
+        (pure_dp_event(1.0), 1.0, (special.expit(1.0), special.expit(-1.0), 0.0)),
+        (randomized_response_event(2.0, 4), 2.0, np.array([math.exp(2.0), 1.0, 2.0])),
+    ):
+        chances = np.array(masses) / np.sum(masses)
+        losses = np.array([epsilon, -epsilon, 0.0])
+        expected = np.log(np.exp(np.outer(ORDERS, losses)) @ chances)
+        assert log_moments([event], ORDERS) == pytest.approx(expected, rel=1e-9)
+    both = log_moments([gaussian_event(2.0), pure_dp_event(1.0), gaussian_event(2.0)], ORDERS)
+    assert both == pytest.approx(2 * noise + log_moments([pure_dp_event(1.0)], ORDERS))
+
+
+@pytest.mark.parametrize("q", [1e-3, 0.02, 0.3])
+@pytest.mark.parametrize("noise", [0.7, 2.0, 20.0])
+def test_moments_of_sampled_noise_are_bounds_and_close(q, noise):
+    """Against the integral over the noise of one step on secret batches, with its worst pair."""
+    mu = 1.0 / noise
+    x = np.linspace(-40.0, 40.0 + 30.0 * mu, 400_001)
+    first, second = (
+        np.logaddexp(math.log1p(-q) - x**2 / 2, math.log(q) - (x - loc) ** 2 / 2)
+        for loc in (mu, -mu)
+    )
+    found = log_moments([dp_sgd_event(noise, q, 3)], ORDERS)
+    step = math.log((x[1] - x[0]) / math.sqrt(2.0 * math.pi))
+    for order, bound in zip(ORDERS, found, strict=True):
+        exact = 3.0 * float(special.logsumexp(first + order * (first - second) + step))
+        assert exact * (1.0 - 1e-6) - 1e-12 <= bound <= exact * 1.01
+
+
+def test_moments_of_clipped_distances_are_above_those_of_norms():
+    norms, distances = (
+        log_moments([dp_sgd_event(1.0, 0.1, 1, clipping)], ORDERS)
+        for clipping in ("norm", "label_distance")
+    )
+    assert np.all(norms < distances) and np.all(np.isfinite(distances))
+
+
+def test_moments_that_are_not_known_are_infinite():
+    unknown = [
+        approximate_dp_event(1.0, 0.01),
+        dp_sgd_event(1e-3, 0.1, 1),
+        AddedDeltaDpEvent(1e-9),
+        pure_dp_event(1e9),
+    ]
+    for event in unknown:
+        assert np.all(np.isinf(log_moments([event], ORDERS))), event

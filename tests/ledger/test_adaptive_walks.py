@@ -1,0 +1,137 @@
+"""Random walks over uses and plans that are chosen by earlier ones, against an account by example.
+
+The account keeps the plans of every single example in their order, and reads no receipts. A use is
+refused if, and only if, the filter of one of its examples refuses it; what remains is the least of
+all examples; the statement is never below the exact composition of the worst one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget, dp_sgd_charge
+from tf_labeldp.accounting.budget import compose_counted
+from tf_labeldp.accounting.events import NOT_PRIVATE, gaussian_event, pure_dp_event
+from tf_labeldp.accounting.gaussian import gaussian_sigma
+from tf_labeldp.accounting.privacy_filter import PrivacyFilter
+
+N, DELTA = 12, 1e-5
+PARTS = [np.arange(N), np.arange(6), np.arange(4, 9), np.arange(10, N)]
+STEPS = [dp_sgd_charge(noise, 0.05, 100, DELTA) for noise in (1.0, 2.0, 6.0)]
+
+
+def gaussian(epsilon):
+    return Charge(epsilon, DELTA, gaussian_event(gaussian_sigma(epsilon, DELTA, 1.0)))
+
+
+def counted(charges):
+    return tuple(Counter(charges).items())
+
+
+class Walk:
+    """A vault, and the plans of each of its examples: all charges of a plan, and those drawn."""
+
+    def __init__(self, seed, store):
+        self.rng, self.store = np.random.default_rng(seed), store
+        delta = float(self.rng.choice([0.0, DELTA], p=[0.2, 0.8]))
+        self.budget = PrivacyBudget(float(self.rng.choice([0.5, 2.0, 6.0])), delta)
+        self.plans = {example: [] for example in range(N)}
+        self.labels = self.opened()
+        self.number = 0
+
+    def opened(self):
+        return ldp.PrivateLabels(np.arange(N) % 2, 2, budget=self.budget, store=self.store)
+
+    def part(self, rows):
+        return self.labels if rows.size == N else self.labels.split(rows)[1]
+
+    def charge(self):
+        kind = self.rng.choice(["pure", "small", "gaussian", "steps", "claim"])
+        epsilon = self.budget.epsilon * float(self.rng.choice([0.05, 0.2, 0.45, 0.7]))
+        if kind == "pure" or self.budget.delta == 0.0:
+            return Charge(epsilon, 0.0, pure_dp_event(epsilon))
+        if kind == "small":
+            return Charge(0.1 * epsilon, 0.0, pure_dp_event(0.1 * epsilon))
+        if kind == "steps":
+            return STEPS[self.rng.integers(len(STEPS))]
+        claim = Charge(epsilon, 0.2 * DELTA, NOT_PRIVATE)
+        return gaussian(epsilon) if kind == "gaussian" else claim
+
+    def filter(self, example, more=()):
+        found = PrivacyFilter.of(self.budget)
+        for charges, drawn in self.plans[example]:
+            found = found.after(counted(charges), counted(drawn))
+        return found.after(counted(more)) if more else found
+
+    def fits(self, rows, charges):
+        """Whether each of these examples may bear one more plan."""
+        for example in rows:
+            together = [use for plan, drawn in self.plans[example] for use in drawn]
+            fixed = compose_counted(counted([*together, *charges]), self.budget.delta)
+            if not (self.filter(example, charges).allows and self.budget.allows(fixed)):
+                return False
+        return True
+
+    def one(self, rows):
+        use = self.charge()
+        fits = self.fits(rows, [use])
+        with contextlib.nullcontext() if fits else pytest.raises(BudgetExceededError):
+            self.labels.charge(use, what="a use", indices=rows)
+        for example in rows if fits else ():
+            self.plans[example].append(([use], [use]))
+
+    def several(self, rows):
+        """A plan whose uses are drawn in part; the others are given back."""
+        uses = [self.charge() for _ in range(self.rng.integers(1, 4))]
+        part = self.part(rows)
+        fits = self.fits(rows, uses)
+        if not fits:
+            with pytest.raises(BudgetExceededError):
+                part.reserve({"plan": uses})
+            return
+        drawn = uses[: self.rng.integers(0, len(uses) + 1)]
+        with part.reserve({"plan": uses}):
+            # All is counted, and none of it is charged, before the first use.
+            for example in rows:
+                self.plans[example].append((uses, uses))
+            self.check()
+            for use in drawn:
+                part.charge(use, what="a planned use")
+        for example in rows:
+            self.plans[example].pop()
+            if drawn:
+                self.plans[example].append((uses, drawn))
+
+    def check(self):
+        for rows in PARTS:
+            part = self.part(rows)
+            left = min(self.filter(example).remaining() for example in rows)
+            assert part.remaining() == pytest.approx(left, rel=1e-3, abs=1e-6)
+
+    def check_statement(self):
+        stated = self.labels.guarantee()
+        used = [
+            counted([use for _, drawn in plans for use in drawn]) for plans in self.plans.values()
+        ]
+        exact = max(compose_counted(each, self.budget.delta).epsilon for each in used)
+        assert exact * (1.0 - 1e-9) <= stated.epsilon <= self.budget.epsilon * (1.0 + 1e-6)
+        if exact:
+            assert stated.adaptive == (self.budget.epsilon, self.budget.delta)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(40))
+def test_the_filter_of_every_example_keeps_the_budget(seed, tmp_path):
+    walk = Walk(seed, tmp_path / "store" if seed % 4 == 0 else None)
+    for _ in range(8):
+        rows = PARTS[walk.rng.integers(len(PARTS))]
+        (walk.one if walk.rng.random() < 0.6 else walk.several)(rows)
+        if walk.store is not None and walk.rng.random() < 0.3:
+            walk.labels = walk.opened()
+        walk.check()
+    walk.check_statement()
