@@ -265,7 +265,7 @@ BAD = {
     "signed": (IMAGES, np.full((30, 3), [-1.0, 1.0, 1.0]), {}, "LabelWeightedLoss"),
     "too few": (IMAGES, CLASSES[:9], {}, "one label per image"),
     "a column": (IMAGES, CLASSES[:, None], {}, "labels.ravel()"),
-    "weights": (IMAGES, CLASSES, {"sample_weight": -np.ones(30)}, "at least 0"),
+    "weights": (IMAGES, CLASSES, {"sample_weight": -np.ones(30)}, "at least zero"),
     "clusters": (IMAGES, np.eye(3)[CLASSES], {"clusters": CLASSES}, "one noisy class per image"),
     "soft": (IMAGES, np.full((30, 3), 1 / 3), {"loss": None}, "Compile a loss"),
     "other targets": (IMAGES, CLASSES, {"targets": "likelihoods"}, "values, posterior"),
