@@ -231,6 +231,11 @@ class Ledger:
                 charged = [] if record.receipt is None else [record.receipt]
                 for receipt in self._not_counted(charged, own):
                     self.keep(receipt=receipt)
+            if other._store is not None and other._store.is_forgotten:
+                reserved = {
+                    use.id for record in other.records for use in record.made_of if use.plan
+                }
+                self._plan((), reserved - self._counted.keys() - self._given_back)
             raised = [record for record in new if record.budget is not None]
             if raised and other.budget != self.budget and _covers(other.budget, self.budget):
                 last = raised[-1]
@@ -520,7 +525,8 @@ class Ledger:
 
     def _end_reservations(self) -> None:
         """Gives back the uses without a name of processes that have ended; called in ``turn``."""
-        if self._store is not None and self._store.is_forgotten:
+        if self._store is not None and self._store.is_forgotten and self._reserved:
+            self._plan((), list(self._reserved))
             self._reserved.clear()
         unnamed = [use for use in self._reserved.values() if not use.key]
         self._give_back([use for use in unnamed if not self._may_run(use.plan)])
