@@ -80,6 +80,14 @@ class TestReserve:
         assert (labels.guarantee().epsilon, labels.remaining()) == (0.5, 0.5)
         labels.randomize(rr(0.5), key="other")
 
+    def test_without_a_block_it_lives_as_long_as_its_object(self, labels):
+        kept = labels.reserve({"a": rr(0.5)})
+        assert labels.remaining() == 0.5
+        with labels._ledger.turn():  # Garbage may be collected while a record is written.
+            del kept
+            assert labels.guarantee().epsilon == 0.0
+        assert labels.remaining() == 1.0
+
     def test_history_and_remaining_show_it(self, labels):
         with labels.reserve({"a": rr(0.5), "b": rr(0.25)}):
             labels.randomize(rr(0.5), key="a")

@@ -121,6 +121,8 @@ class Ledger:
         self._inputs: dict[str, list[Receipt]] = {}  # by plan, of the public inputs of its uses
         self._holders: dict[str, list[str]] = {}  # by plan, names of the locks of its processes
         self._held: dict[str, Any] = {}  # own locks by name
+        self._ended: list[tuple[Sequence[str], str]] = []  # own plans and locks to leave
+        self._in_turn: int | None = None  # the thread
         self.num_reservations = 0  # records of reservations, which shift no seeded draw
         self._others: dict[pathlib.Path, Ledger] = {}  # the other stores of a project
         self._taken = 0  # number of records that another ledger of the project has counted
@@ -200,11 +202,17 @@ class Ledger:
                     "store: PrivateLabels(..., store=path)."
                 )
             # A lock that a thread of the parent process held would never be released here.
-            self._lock, self._process = threading.RLock(), os.getpid()
+            self._lock, self._process, self._in_turn = threading.RLock(), os.getpid(), None
         with self._lock, self._store.locked() if self._store else contextlib.nullcontext():
-            self._read_new_records()
-            self._end_reservations()
-            yield
+            outer, self._in_turn = self._in_turn, threading.get_ident()
+            try:
+                self._read_new_records()
+                self._end_reservations()
+                while outer is None and self._ended:
+                    self.leave(*self._ended.pop())
+                yield
+            finally:
+                self._in_turn = outer
 
     @property
     def header(self) -> dict[str, Any]:
@@ -464,6 +472,16 @@ class Ledger:
             self._release(holder)
             for plan in plans:
                 self._give_back([] if self._may_run(plan) else self._uses_of([plan]))
+
+    def leave_later(self, plans: Sequence[str], holder: str) -> None:
+        """Leaves plans now, or else in the next turn.
+
+        Garbage may be collected at any line of a turn, which writes its own record.
+        """
+        self._ended.append((plans, holder))
+        if self._in_turn != threading.get_ident():
+            with self.turn():
+                pass
 
     def give_back(self, key: str | None) -> list[Receipt]:
         """Gives back the reserved uses of this name, or all, of processes that have ended."""

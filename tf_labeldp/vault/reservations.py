@@ -92,4 +92,4 @@ def _give_back(ledger: Any, plans: Sequence[str], holder: str, process: int) -> 
     # A forked process has a copy of the object, and not the work. The folder may be gone.
     if os.getpid() == process:
         with contextlib.suppress(Exception):
-            ledger.leave(plans, holder)
+            ledger.leave_later(plans, holder)
