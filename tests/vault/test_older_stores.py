@@ -86,14 +86,14 @@ def test_a_store_of_0_2_keeps_its_draws_and_spending(old, no_new_randomness):
 
 
 def test_it_is_brought_to_the_present_format(old):
-    opened(old)
+    vault = opened(old)
     names = {path.name for path in (old / "store").iterdir()}
     expected = {"header.json", "PRIVATE-fingerprint", "records", "last-record", "labels.key"}
     assert names - {".lock"} == expected
     key = json.loads((old / "store" / "labels.key").read_text())
     assert set(key) == {"format", "secret", "checksum"}
     found = ReleaseKey(old / "store" / "labels.key")
-    assert found.guarantee().epsilon == 0.75  # with the receipt of the prior
+    assert found.guarantee().epsilon == vault.guarantee().epsilon
     with pytest.raises(ValueError, match="drawn for 60 rows"):
         found.bind_rows("engine", 59, 12345)
     found.bind_rows("engine", 60, 12345)

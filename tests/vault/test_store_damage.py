@@ -109,9 +109,9 @@ def test_missing_files_are_refused(make, store, filled):
 
 
 def test_a_record_of_a_newer_version_is_refused(make, store, filled):
-    change = {"format": 4, "version": "9.1"}
+    change = {"format": 5, "version": "9.1"}
     rewrite(store / "records" / "000001", lambda meta: meta.update(change))
-    message = r"000001 has format 4, .*Use the version of tf-labeldp that wrote it"
+    message = r"000001 has format 5, .*Use the version of tf-labeldp that wrote it"
     with pytest.raises(LabelStoreError, match=message):
         make(epsilon=2.0, store=store)
 

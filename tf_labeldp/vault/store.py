@@ -492,6 +492,8 @@ class LabelStore:
         self._digests = self._digests or [header["label_set"]]
         records = self._read_on(self.is_forgotten)
         if number > len(self._receipts):
+            if os.path.exists(path := f"{self._records}/{len(self._receipts):06d}"):
+                raise damaged(path)
             raise LabelStoreError(
                 f"The store {self.path} lacks record {len(self._receipts)}, of {number}, and with "
                 "it a charge. Restore the folder from a backup."
@@ -790,6 +792,7 @@ def _check_not_forgotten(path: pathlib.Path, header: dict[str, Any]) -> None:
 
 def _unknown_format(path: str | os.PathLike[str], version: Any) -> LabelStoreError:
     return LabelStoreError(
-        f"{path} has format {version}, and tf-labeldp {__version__} reads formats 2 and {FORMAT}. "
-        "Nothing was changed. Use the version of tf-labeldp that wrote it (0.1 wrote format 1)."
+        f"{path} has format {version}, and tf-labeldp {__version__} reads formats 2 to "
+        f"{_RESERVATIONS}. Nothing was changed. Use the version of tf-labeldp that wrote it (0.1 "
+        "wrote format 1)."
     )
