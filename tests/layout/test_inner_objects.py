@@ -659,6 +659,7 @@ def test_attributes_state_the_receipts_of_the_features(case: str, outcomes: Outc
 # Tests of the test.
 
 
+@pytest.mark.holds("vault.with_receipts")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["a search of heads", "chosen heads"])
 def test_a_receipt_that_is_not_handed_on_is_found(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tf_labeldp.accounting import Charge
+from tf_labeldp.accounting import Charge, Setting
 
 RUNNING: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("plans", default=())
 """The plans whose ``with`` block runs in this thread: uses without a name belong to them."""
@@ -58,7 +58,7 @@ class Reservation:
         0.5
     """
 
-    def __init__(self, ledger: Any, plans: Sequence[str], holder: str) -> None:
+    def __init__(self, ledger: Setting[Any], plans: Sequence[str], holder: str) -> None:
         self._ledger, self._plans, self._holder = ledger, tuple(plans), holder
         self._tokens: list[Any] = []
         # The work may end without a block, such as that of callbacks; a kill runs no finalizer.
