@@ -1,7 +1,7 @@
 """Receipts from someone else: none of them lowers a statement, or what a budget has spent.
 
-The ids of receipts are public, since published files have them. Whoever publishes an encoder or a
-prior may write receipts with these ids into it, with digests that fit.
+The ids of receipts are public, since published files have them. The author of an encoder or a prior
+may write receipts with these ids into it, with digests that fit.
 """
 
 from __future__ import annotations
