@@ -105,6 +105,11 @@ def save(
     # The file states alone what the model was made of.
     in_file = {receipt.id for receipt in public_input(network).receipts}
     attach(network, [receipt for receipt in of_model if receipt.id not in in_file])
+    # Receipts that came with a list of metrics, and with none of them.
+    carried = {receipt.id for receipt in public_input(network, metrics).receipts}
+    lost = [part for part in public.receipts if part.id not in carried and part.kind != "unknown"]
+    if lost:
+        attach(network, lost)
     # Those that the files carry, in the order in which verification reads them.
     receipts = public_input(network, metrics).receipts
     stated = model_statement(receipts)
