@@ -111,12 +111,23 @@ def test_steps_past_the_budget_are_refused_and_nothing_is_charged():
     labels.check_budget([epoch()] * 3)
     with pytest.raises(BudgetExceededError):
         labels.check_budget([epoch()] * 4)
-    for number in range(3):
-        charged(labels, number)
-    with pytest.raises(BudgetExceededError, match=r"an epoch would be .*Take fewer steps"):
-        charged(labels, 3)
+    with labels.reserve({"dp-sgd": [epoch()] * 3}):
+        for number in range(3):
+            charged(labels, number)
+        with pytest.raises(BudgetExceededError, match=r"an epoch would be .*Take fewer steps"):
+            charged(labels, 3)
     assert len(labels.receipts) == 3
     assert labels.guarantee().epsilon == allowed
+
+
+def test_epochs_that_were_not_reserved_together_are_plans_of_their_own():
+    allowed = dp_sgd_guarantee(10.0, 0.02, 3 * 59, DELTA).epsilon
+    labels = vault(epsilon=allowed * 1.001)
+    for number in range(2):
+        charged(labels, number)
+    with pytest.raises(BudgetExceededError, match=r"Reserve uses together"):
+        charged(labels, 2)
+    assert len(labels.receipts) == 2
 
 
 def test_steps_of_the_same_name_are_other_steps(tmp_path):

@@ -141,7 +141,11 @@ def test_a_head_of_labels_in_no_vault_is_counted_by_all(told):
     foreign = vault()
     made = head(one.to_keras()).fit(X, foreign)
     assert_states(made, one.receipts_)
-    assert without_encoder(made.guarantee()) == foreign.guarantee()
+    stated, of_vault = without_encoder(made.guarantee()), foreign.guarantee()
+    assert (stated.epsilon, stated.delta) == (of_vault.epsilon, of_vault.delta)
+    assert [note.code for note in stated.assumptions] == [n.code for n in of_vault.assumptions]
+    # The vault keeps its own budget for all of them; the model is within those of both.
+    assert (stated.adaptive, of_vault.adaptive) == ((90.0, 2e-3), (60.0, 1e-3))
 
 
 def test_a_model_that_only_the_body_of_a_function_names_is_an_assumption():

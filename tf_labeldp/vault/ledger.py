@@ -636,7 +636,7 @@ class Ledger:
 
         These are receipts among ``made_of`` that may be about the labels, and are not counted yet,
         with those of the plan of ``part``, the reserved use that the planned one is. The filter
-        counts each planned use as a plan of its own, or all of them as ``plan``.
+        counts several planned uses as one plan, as ``reserve`` does, and one use as ``plan``.
         """
         reserved = () if part is None else self._inputs.get(part.plan, ())
         inherited = self._checked_inputs([*made_of, *reserved])
@@ -646,7 +646,8 @@ class Ledger:
             self._check(composition, None, [], inherited)
         if planned:
             some = rows if rows.size != self.label_set.size else None
-            counted = [UseInPlan(charge) for _, charge in planned]
+            together = "together" if len(planned) > 1 else ""
+            counted = [UseInPlan(charge, together) for _, charge in planned]
             without = None
             if part is not None and part.charge.event_text == planned[0][1].event_text:
                 counted = []  # A reserved use is counted already.

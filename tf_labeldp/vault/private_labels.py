@@ -772,6 +772,7 @@ class PrivateLabels:
     ) -> None:
         """Raises a ``BudgetExceededError`` if uses would pass the budget; draws nothing.
 
+        Several uses are checked as if ``reserve`` kept them together.
         ``mechanism`` is an argument of ``randomize``, ``release`` or ``charge``, or a list of such
         arguments; ``receipts`` are those of the public inputs of the uses.
         """
