@@ -214,7 +214,6 @@ def test_what_is_shown_promises_no_more_than_what_holds():
     assert "more than 7.39 times" in str(PrivacyGuarantee(2.0))  # e^2 = 7.38906
 
 
-@pytest.mark.holds("accounting.PrivacyGuarantee")
 def test_a_statement_names_the_figure_for_any_adaptive_use():
     """Next to the figure for uses that were fixed in advance, in words and in JSON."""
     stated = PrivacyGuarantee(0.75, 1e-6, adaptive=(2.0, 1e-5))
