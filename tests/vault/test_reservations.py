@@ -242,7 +242,7 @@ class TestProcesses:
         reservation.give_back()
         assert labels.guarantee().epsilon == 1.0
 
-    def test_version_0_3_refuses_a_store_with_reservations(self, tmp_path):
+    def test_version_0_3_refuses_the_records_and_names_their_version(self, tmp_path):
         labels = vault(tmp_path / "s")
         labels.randomize(rr(0.25), key="before")
         with labels.reserve({"a": rr(0.25), "b": rr(0.25)}):
@@ -252,7 +252,7 @@ class TestProcesses:
             json.loads(line.partition(b"\n")[0].partition(b" ")[2])["format"] for line in lines
         ]
         # It reads 2 and 3, and names the version that wrote any other.
-        assert formats == [3, 4, 3, 4]
+        assert formats == [4, 4, 4, 4]
 
     def test_a_forgotten_store_holds_nothing_back(self, tmp_path):
         visits, drugs = (vault(tmp_path / "p" / name, project=True) for name in ("visits", "drugs"))

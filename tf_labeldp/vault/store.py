@@ -70,8 +70,9 @@ _FEW = 20
 """Fewer labels may well equal those of other examples."""
 _HOLDER = ".reserved-"
 """The prefix of the lock files of processes with a reservation."""
-_RESERVATIONS = 4
-"""The format of records of reservations, which 0.3 refuses: it would spend what is reserved."""
+_RECORD_FORMAT = 4
+"""The format of records. 0.3 wrote 3, and refuses 4: it would spend what is reserved, and call
+receipts with the fields of a plan damaged."""
 _PLAIN_FIELDS = ("reason", "time", "actor", "mechanism", "public_digest", "release", "reservation")
 """Fields of a record that JSON stores unchanged."""
 _ERASED = (
@@ -520,7 +521,7 @@ class LabelStore:
         content = npz(arrays, compressed="indices" in arrays) if arrays else b""
         budget = record.budget
         fields = {
-            "format": _RESERVATIONS if record.reservation else FORMAT,
+            "format": _RECORD_FORMAT,
             "version": __version__,
             "number": number,
             **{name: getattr(record, name) for name in _PLAIN_FIELDS if getattr(record, name)},
@@ -566,8 +567,8 @@ class LabelStore:
         digest, _, text = line.rstrip(b"\n").partition(b" ")
         try:
             fields = json.loads(text)
-            if fields["format"] > _RESERVATIONS:
-                raise _unknown_format(path, fields["format"])
+            if fields["format"] > _RECORD_FORMAT:
+                raise _unknown_format(path, fields["format"], _RECORD_FORMAT)
             if not line.endswith(b"\n") or fields["number"] != number:
                 raise damaged(path)
             if digest.decode() != _digest(self._digests[-1].encode() + text):
@@ -670,7 +671,7 @@ class LabelStore:
         path = self.path / "header.json"
         header = read_json(path)
         if header.get("format") not in (2, FORMAT):
-            raise _unknown_format(path, header.get("format"))
+            raise _unknown_format(path, header.get("format"), FORMAT)
         check_seal(path, header, "it has the budget and the label set")
         return header
 
@@ -790,9 +791,8 @@ def _check_not_forgotten(path: pathlib.Path, header: dict[str, Any]) -> None:
         )
 
 
-def _unknown_format(path: str | os.PathLike[str], version: Any) -> LabelStoreError:
+def _unknown_format(path: str | os.PathLike[str], version: Any, newest: int) -> LabelStoreError:
     return LabelStoreError(
-        f"{path} has format {version}, and tf-labeldp {__version__} reads formats 2 to "
-        f"{_RESERVATIONS}. Nothing was changed. Use the version of tf-labeldp that wrote it (0.1 "
-        "wrote format 1)."
+        f"{path} has format {version}, and tf-labeldp {__version__} reads formats 2 to {newest}. "
+        "Nothing was changed. Use the version of tf-labeldp that wrote it (0.1 wrote format 1)."
     )
