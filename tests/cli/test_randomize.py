@@ -279,7 +279,8 @@ def without_names(content):
     # The bins depend on the release of the prior.
     assert content["mechanism"].pop("receipts") == content["receipts"][:1]
     for receipt in content["receipts"]:
-        assert re.fullmatch("[0-9a-f]{32}", receipt.pop("id"))
+        for name in ("id", "plan"):
+            assert re.fullmatch("[0-9a-f]{32}", receipt.pop(name))
         assert re.fullmatch("[0-9a-f]{64}", receipt.pop("digest"))
         assert re.fullmatch("[0-9a-f]{32}", receipt["labels"].pop("name"))
         assert datetime.datetime.fromisoformat(receipt.pop("time")).utcoffset() is not None

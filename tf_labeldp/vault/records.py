@@ -290,11 +290,17 @@ def give_name(temporary: pathlib.Path, target: pathlib.Path) -> None:
     except OSError:
         # Without hard links, exclusive creation claims the name. A process that is killed here
         # leaves an empty file or folder.
-        if os.path.isdir(temporary):
+        is_folder = os.path.isdir(temporary)
+        if is_folder:
             os.mkdir(target)
         else:
             os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        os.replace(temporary, target)
+        try:
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                (os.rmdir if is_folder else os.unlink)(target)
+            raise
 
 
 def fingerprint_of(labels: np.ndarray, salt: str) -> str:
