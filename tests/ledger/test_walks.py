@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import itertools
 import math
 import pathlib
@@ -26,6 +27,8 @@ import pytest
 import tensorflow as tf
 
 import tf_labeldp as ldp
+from tf_labeldp.accounting.receipts import declared_receipt
+from tf_labeldp.vault.model_history import attach
 
 N, D, K, DELTA = 24, 3, 2, 1e-12
 DENSE = keras.losses.CategoricalCrossentropy(from_logits=True)
@@ -191,6 +194,42 @@ class Walk:
         clusters, key = np.arange(N) % 2, f"clusters-{next(self.number)}"
         noisy = vault[0].randomize(randomizer, clusters=clusters, key=key)
         self.noisy.append((noisy, Origin(self.record(vault, range(N), epsilon))))
+
+    def search(self):
+        """Fits two heads, chooses one by a release, and goes on with the best alone."""
+        vault, epsilon = self.pick(self.vaults), float(self.rng.uniform(0.1, 1.0))
+        head, key = ldp.PrivateRidge(1.0, noise="laplace"), f"search-{next(self.number)}"
+        search = ldp.PrivateSearchCV(head, {"spread": [True, False]}, epsilon, 0.0, key=key)
+        search.fit(self.x, vault[0])
+        # The fits and the choice are on different examples, all at epsilon.
+        self.heads.append((search.best_estimator_, Origin(self.record(vault, range(N), epsilon))))
+
+    def select(self):
+        """Chooses one of two heads by a release: the best depends on both."""
+        if not self.heads:
+            return
+        vault, epsilon = self.pick(self.vaults), float(self.rng.uniform(0.1, 1.0))
+        candidates = [self.pick(self.heads), self.pick(self.heads)]
+        predictions = self.rng.integers(0, K, (2, N))
+        heads = [head for head, _ in candidates]
+        best = ldp.select(predictions, vault[0], epsilon, candidates=heads)
+        origin = Origin(self.record(vault, range(N), epsilon))
+        for _, behind in candidates:
+            origin.add(behind.sure, behind.possible)
+        self.heads.append((best, origin))
+
+    def take_from_others(self):
+        """Takes a model whose author names all published ids in receipts of a small cost."""
+        published = [receipt for vault, _ in self.vaults for receipt in vault.receipts]
+        ids = sorted({name for receipt in published for name in (receipt.id, receipt.use) if name})
+        epsilon = float(self.rng.uniform(0.01, 0.1))
+        claim = declared_receipt((), "a walk of others", epsilon)
+        name = str(self.pick(ids)) if ids else ""
+        model = self.plain()
+        attach(model, [dataclasses.replace(claim, answers=tuple(ids), use=name, plan=name)])
+        origin = Origin(self.account.use(object(), [0], epsilon))
+        origin.changed = True  # The receipts are in the layers, and no file names the weights.
+        self.models.append((model, origin))
 
     def copy_noisy(self):
         noisy, origin = self.pick(self.noisy) if self.noisy else (None, None)
@@ -445,6 +484,7 @@ MOVES: list[Callable[[Walk], None]] = [
     Walk.fresh_model,
     *[Walk.randomize, Walk.randomize_with_priors, Walk.fit_head, Walk.export_head] * 2,
     *[Walk.copy_noisy, Walk.copy_head, Walk.reserve, Walk.release_in_two],
+    *[Walk.search, Walk.select, Walk.take_from_others],
     *[Walk.fit_privately] * 4,
     *[Walk.fit_in_stages, Walk.fit_in_the_clear, Walk.declare, Walk.fit_on_noisy_labels],
     *[Walk.save_and_load, Walk.save_and_load_with_keras, Walk.load_weights],
@@ -474,9 +514,9 @@ def test_statements_follow_a_random_walk(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 1175, 25))
+@pytest.mark.parametrize("first", range(1000, 1250, 25))
 def test_statements_follow_many_random_walks(first):
-    """Each sequence of three moves comes 4 times on average: 175 * comb(16, 3) / (30 * 29 * 28)."""
+    """Each sequence of three moves comes 4 times on average: 250 * comb(16, 3) / (33 * 32 * 31)."""
     for seed in range(first, first + 25):
         walk(seed, moves=16)
     keras.backend.clear_session()  # collects all garbage, which takes longer than a walk
