@@ -45,6 +45,31 @@ class TestReserve:
         with labels.reserve({"a": rr(0.75), "b": rr(0.25)}):
             assert labels.remaining() == 0.0
 
+    @pytest.mark.holds("vault.PrivateLabels.reserve")
+    def test_labels_that_come_after_a_reservation_pay_for_its_draws(self, tmp_path):
+        path = tmp_path / "s"
+        labels = vault(path, delta=1e-5)
+        # Small draws cost less together than one by one: only the filter refuses the ones after.
+        draws = {f"draw {number}": rr(0.04) for number in range(25)}
+        with labels.reserve(draws):
+            labels.extend(1 - Y)
+            for key, draw in draws.items():
+                assert len(labels.randomize(draw, key=key)) == 2 * Y.size
+        everyone = PrivateLabels([*Y, *(1 - Y)], 2, store=path)
+        for each in (labels, everyone):
+            old, new = (each._ledger.remaining(np.arange(60) + start) for start in (0, 60))
+            assert old == new < 0.5
+            with pytest.raises(BudgetExceededError, match="fixed in advance"):
+                each.randomize(rr(new + 0.01), indices=np.arange(60, 120))
+
+    @pytest.mark.holds("vault.PrivateLabels.reserve")
+    def test_labels_that_come_after_a_reservation_have_its_draws_checked(self, labels):
+        with labels.reserve({"a": rr(0.75)}):
+            labels.extend(1 - Y)
+            labels.randomize(rr(0.5), indices=np.arange(60, 120), key="b")
+            with pytest.raises(BudgetExceededError, match="Nothing was drawn"):
+                labels.randomize(rr(0.75), key="a")
+
     @pytest.mark.holds("vault.Reservation")
     def test_nothing_else_spends_what_is_reserved(self, labels):
         with labels.reserve({"a": rr(0.5), "b": rr(0.25)}):

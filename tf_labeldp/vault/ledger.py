@@ -519,9 +519,13 @@ class Ledger:
         """
         for receipt in receipts:
             name = f"{receipt.id} {receipt.charge.event_text}"
-            if name not in self._planned:
-                self._planned[name] = receipt
+            planned = self._planned.setdefault(name, receipt)
+            if planned is receipt:
                 self._chains.add([receipt])
+            elif planned.examples is None and planned.labels.size < receipt.labels.size:
+                # It was drawn for labels that came after it was reserved, too.
+                self._planned[name] = receipt
+                self._chains = UseChains().add(self._planned.values(), self._given_back)
         if not (names := set(given_back)):
             return
         self._given_back |= names
@@ -649,7 +653,8 @@ class Ledger:
             together = "together" if len(planned) > 1 else ""
             counted = [UseInPlan(charge, together) for _, charge in planned]
             without = None
-            if part is not None and part.charge.event_text == planned[0][1].event_text:
+            same_event = part is not None and part.charge.event_text == planned[0][1].event_text
+            if same_event and not self._has_grown(part):
                 counted = []  # A reserved use is counted already.
             elif part is not None:
                 counted = [UseInPlan(charge, part.plan) for _, charge in planned]
@@ -658,6 +663,12 @@ class Ledger:
                 counted = [plan]
             self._check(composition, some, planned, inherited, (), counted, without)
         return inherited
+
+    def _has_grown(self, part: Receipt | None) -> bool:
+        """Returns whether labels came after a use of all labels was reserved."""
+        return (
+            part is not None and part.examples is None and part.labels.size < self.label_set.size
+        )
 
     def check_plan(
         self, uses: Sequence[Receipt], made_of: Iterable[Receipt], without: Receipt | None = None
