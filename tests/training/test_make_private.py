@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import keras
@@ -53,6 +54,32 @@ def test_a_model_learns_at_its_epsilon_and_is_the_plain_model_afterwards():
     optimizer = private.optimizer
     assert optimizer.preconditioner is not None
     assert float(optimizer.inner_optimizer.learning_rate) == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.holds("training.make_private")
+def test_a_training_that_goes_on_after_a_kill_has_the_rest_of_its_plan(tmp_path):
+    class Kill(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    labels = vault(epsilon=3.0)
+    for last in ([Kill()], []):
+        backup = keras.callbacks.BackupAndRestore(tmp_path)
+        private, batches, _ = made(perceptron(), labels=labels)
+        with contextlib.suppress(KeyboardInterrupt):
+            private.fit(batches, epochs=4, callbacks=[backup, *last], verbose=0)
+    assert 1.9 < labels.guarantee().epsilon <= 2.0
+
+
+@pytest.mark.holds("training.make_private")
+def test_a_training_may_be_reserved():
+    labels, share = vault(), 400 / N
+    noise = ldp.accounting.calibrate_noise_multiplier(2.0, 1e-4, share, 4 * 5)
+    epoch = ldp.accounting.dp_sgd_charge(noise, share, 5, 1e-4)
+    with labels.reserve({"training": [epoch] * 4}):
+        fitted(perceptron(), labels=labels)
+    assert 1.9 < labels.guarantee().epsilon <= 2.0
 
 
 def test_the_loss_of_classes_suits_the_outputs():

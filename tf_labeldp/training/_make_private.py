@@ -14,7 +14,6 @@ from tf_labeldp.accounting import (
     Public,
     Setting,
     calibrate_noise_multiplier,
-    dp_sgd_charge,
     public_input,
 )
 from tf_labeldp.accounting.provenance import bare
@@ -156,9 +155,6 @@ def make_private(
     noise = calibrate_noise_multiplier(
         epsilon, delta, sampling_probability=share, steps=epochs * steps
     )
-    charge = dp_sgd_charge(noise, share, epochs * steps, delta)
-    for vault in vaults:
-        vault.check_budget(charge, receipts=merge_receipts(public.receipts, batches.receipts))
     is_single = isinstance(by_output, OutputLabels) and len(private.outputs) == 1
     whitened = is_single and private.outputs[0].shape[-1] == vaults[0].kind.num_classes
     if whitened:
@@ -175,7 +171,9 @@ def make_private(
         insecure_seed=insecure_seed,
     )
     private.compile(optimizer, loss=loss, loss_weights=loss_weights, metrics=metrics)
-    private._planned(batches, None, {})
+    # A training that goes on after a kill has a part of its plan left.
+    made_of = merge_receipts(public.receipts, batches.receipts)
+    private._spending.plan_epochs(private._planned(batches, None, {}), epochs, made_of)
     return private, batches, [PrivacySpent()]
 
 

@@ -15,7 +15,7 @@ from tf_labeldp.accounting import Assumption, Charge, PrivacyGuarantee, Receipt,
 from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
 from tf_labeldp.accounting.planned_uses import UseInPlan
 from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED, model_statement
-from tf_labeldp.accounting.receipts import LabelSet, merge_receipts
+from tf_labeldp.accounting.receipts import LabelSet, Receipts, merge_receipts
 from tf_labeldp.mechanisms.base import is_of_this_library
 from tf_labeldp.training._private_step import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
@@ -112,13 +112,24 @@ class Spending:
     def check(self, epochs: int) -> None:
         run = self._adopted()
         if run.plan.vaults and epochs > 0:
-            run.once = self._charge(run.plan, 1)
-            run.plans = plans_of(run.plan.vaults, run.once, epochs)
-            rest = [plan for plan in run.plans if plan[0]]
-            if rest:
-                # Only a new plan, which comes last, is more than was planned before.
-                last = UseInPlan(run.once, *rest[-1])
-                check_together(run.plan.vaults, self._charge(run.plan, len(rest)), last)
+            run.once, run.plans = self.plan_epochs(run.plan, epochs)
+
+    def plan_epochs(
+        self, plan: TrainingPlan, epochs: int, made_of: Receipts = ()
+    ) -> tuple[Charge, list[tuple[str, int]]]:
+        """Returns the charge of one epoch, and the plan of each with the plan's number of epochs.
+
+        Raises a ``BudgetExceededError`` if a budget does not allow all of them, with the receipts
+        of their inputs.
+        """
+        once = self._charge(plan, 1)
+        plans = plans_of(plan.vaults, once, epochs)
+        rest = [each for each in plans if each[0]]
+        if rest:
+            # Only a new plan, which comes last, is more than was planned before.
+            last = UseInPlan(once, *rest[-1])
+            check_together(plan.vaults, self._charge(plan, len(rest)), last, made_of)
+        return once, plans
 
     def charge(self) -> None:
         run = self._adopted()

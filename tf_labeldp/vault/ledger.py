@@ -666,9 +666,7 @@ class Ledger:
 
     def _has_grown(self, part: Receipt | None) -> bool:
         """Returns whether labels came after a use of all labels was reserved."""
-        return (
-            part is not None and part.examples is None and part.labels.size < self.label_set.size
-        )
+        return part is not None and part.examples is None and part.labels.size < self.label_set.size
 
     def check_plan(
         self, uses: Sequence[Receipt], made_of: Iterable[Receipt], without: Receipt | None = None
