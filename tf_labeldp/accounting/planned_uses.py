@@ -6,6 +6,8 @@ what was planned; each other receipt is a plan of its own.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Container, Iterable, Iterator
@@ -32,6 +34,12 @@ class UseInPlan(NamedTuple):
     source: str = ""  # the label set, for a use of several label sets, which counts once
     is_given_back: bool = False  # reserved, and not carried out
     run: int = 0  # grows with each change of the label set
+
+
+@functools.lru_cache(maxsize=4096)
+def without_assumptions(charge: Charge) -> Charge:
+    """Returns the cost alone: a plan may go on on a machine that adds an assumption."""
+    return dataclasses.replace(charge, assumptions=()) if charge.assumptions else charge
 
 
 _Plan = dict[Charge, tuple[int, dict[str, int], int]]
@@ -221,7 +229,7 @@ class UseChains:
                 source = labels.name if receipt.use else ""
                 plan = receipt.plan or receipt.use
                 use = UseInPlan(
-                    receipt.charge,
+                    without_assumptions(receipt.charge),
                     plan,
                     receipt.plan_uses,
                     source,
@@ -254,7 +262,7 @@ class UseChains:
 
         ``planned`` are more uses of them.
         """
-        planned = list(planned)
+        planned = [use._replace(charge=without_assumptions(use.charge)) for use in planned]
         own = self._sets.get(labels.name, _Examples(max(1, labels.size)))
         if own._row_of.size < labels.size:
             own = own.copy()

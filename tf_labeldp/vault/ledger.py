@@ -26,7 +26,7 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.accounting.budget import CountedCharges, compose_counted
 from tf_labeldp.accounting.events import randomized_response_fields
-from tf_labeldp.accounting.planned_uses import UseChains, UseInPlan
+from tf_labeldp.accounting.planned_uses import UseChains, UseInPlan, without_assumptions
 from tf_labeldp.accounting.privacy_filter import PrivacyFilter
 from tf_labeldp.accounting.provenance import array_digest, note_digests
 from tf_labeldp.accounting.receipts import (
@@ -593,12 +593,13 @@ class Ledger:
 
     def unused(self, charge: Charge, rows: np.ndarray) -> dict[tuple[str, int], int]:
         """Returns the unused uses of this charge of each plan, by its name and number of uses."""
-        charge, whole = self._with_notes(charge), rows.size == self.label_set.size
+        charge, whole = without_assumptions(charge), rows.size == self.label_set.size
         charged: Counter[tuple[str, int]] = Counter()
         for receipt in self._counted.values():
             if receipt.plan_uses == 1 or receipt.labels.name != self.label_set.name:
                 continue
-            if receipt.charge == charge and (receipt.examples is None) == whole:
+            cost = without_assumptions(receipt.charge)
+            if cost == charge and (receipt.examples is None) == whole:
                 if whole or np.array_equal(np.asarray(receipt.examples), rows):
                     charged[receipt.plan, receipt.plan_uses] += 1
         return {plan: plan[1] - number for plan, number in charged.items() if plan[1] > number}
