@@ -248,6 +248,12 @@ def test_gaussian_releases_cost_no_more_than_before(epsilon, number):
     ).allows
 
 
+@pytest.mark.parametrize("epsilon", [1.0, 150.0, 1000.0])
+def test_what_is_left_after_a_gaussian_release_of_a_large_budget_is_a_number(epsilon):
+    left = compose_adaptively([plan(head(0.5 * epsilon, D))], PrivacyBudget(epsilon, D))
+    assert left.allows and left.after(plan(pure(left.remaining() * (1.0 - 1e-9)))).allows
+
+
 def test_a_plan_is_composed_exactly_and_its_uses_one_by_one_are_not():
     budget = PrivacyBudget(1.0, D)
     draws = ((pure(0.05), 60),)

@@ -166,7 +166,8 @@ class _Gaussian:
     def remaining(self) -> float:
         from scipy import special
 
-        return float(special.logit(special.ndtr(0.5 * math.sqrt(max(0.0, self.left)))))
+        half = 0.5 * math.sqrt(max(0.0, self.left))
+        return float(special.log_ndtr(half) - special.log_ndtr(-half))
 
 
 @dataclasses.dataclass(frozen=True)
