@@ -2,8 +2,8 @@
 
     python examples/10_tables.py [FOLDER]
 
-The folder (default: tables-output) gets two sub-folders: `private` with the label store, which
-stays with the labels, and `publish` with the model, its statement and the report. A second run with
+The folder (default: tables-output) gets three sub-folders: `private` with the label store, which
+stays with the labels, `publish` with the model and its statement, and `report`. A second run with
 the same folder uses the stored releases and spends nothing.
 """
 
@@ -63,4 +63,4 @@ print(model.predict({"age": [80], "visits": [5], "town": ["Rome"]}))
 
 # 6. A report to sign: each release, its date, its epsilon, and the assumptions.
 #    (`tf-labeldp report` does the same without Python; it needs matplotlib.)
-ldp.report(private / "label-store", published=[publish]).save(publish / "report")
+ldp.report(private / "label-store", published=[publish]).save(folder / "report")

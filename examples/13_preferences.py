@@ -76,16 +76,19 @@ encoder = make_pipeline(TfidfVectorizer(), TruncatedSVD(32, random_state=0)).fit
 x_1, x_2, x_new = (encoder.transform(texts).astype("float32") for texts in (first, second, new))
 
 # 4. One release, and logistic regression on differences: the model of Bradley and Terry. Without
-#    centring and intercept, swapped answers have swapped odds.
+#    centring and intercept, swapped answers have swapped odds. Step 5 needs the rest of the budget:
+#    uses that are planned together cost less than uses that are chosen one after the other.
 head = ldp.PrivateLogisticRegression(1.0, 1e-5, center=False, intercept=False, key="head")
-head.fit(x_1 - x_2, labels)
+draw = ldp.RandomizedResponse(1.0, num_classes=2)
+with labels.reserve({"head": head, "preferences": draw}):
+    head.fit(x_1 - x_2, labels)
+    noisy = labels.randomize(draw, key="preferences")
 scores = x_new @ head.coef_[0]
 print(f"win rate of the head: {win_rate(rewards, scores.reshape(-1, 8)):.1%}")
 print(head.guarantee())
 
 # 5. Noisy preferences, drawn once, train any Keras model: a reward, or with `reference=` a language
 #    model by DPO. The loss is debiased: its mean is that on true preferences.
-noisy = labels.randomize(ldp.RandomizedResponse(1.0, num_classes=2), key="preferences")
 reward = keras.Sequential(
     [keras.Input((32,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)]
 )

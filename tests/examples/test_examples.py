@@ -330,7 +330,7 @@ def test_tables(tmp_path, run):
         assert found and float(found[1]) > 0.7  # chance: 0.5
     # The model and its score.
     assert len(stored_draws(folder)) == 2
-    page = (folder / "publish" / "report" / "report.html").read_text(encoding="utf-8")
+    page = (folder / "report" / "report.html").read_text(encoding="utf-8")
     assert "matches its statement" in page and "WRONG" not in page
 
 

@@ -181,7 +181,7 @@ def test_an_encoder_that_was_trained_on_private_labels_is_counted():
         assert sum(receipt.charge.epsilon > 0 for receipt in head.receipts_) == 2
         stated, charged = head.guarantee(), other.guarantee()  # the head's also names the encoder
         assert stated.epsilon == charged.epsilon > 5.0 and stated.delta == charged.delta
-        assert set(charged.assumptions) < set(stated.assumptions)
+        assert {note.code for note in charged.assumptions} < {n.code for n in stated.assumptions}
         tight = PrivateLabels(CLUSTER, 6, budget=PrivacyBudget(5.0, 1e-6))
         with pytest.raises(BudgetExceededError):
             PrivateRidge(5.0, 1e-6, encoder=encoder).fit(X, tight)
