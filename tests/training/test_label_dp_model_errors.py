@@ -76,7 +76,7 @@ def test_a_model_that_ends_in_logits_and_a_loss_of_probabilities(loss: Any) -> N
         ({"class_weight": "balanced"}, "are a release"),
         ({"validation_split": 0.2}, "validation_split is not supported"),
         ({"steps_per_epoch": 3}, "steps_per_epoch is not supported"),
-        ({"sample_weight": np.ones(N - 1)}, "one row per example"),
+        ({"sample_weight": np.ones(N - 1)}, r"sample_weight of shape \(100,\), one per example"),
     ],
     ids=range(5),
 )
