@@ -178,5 +178,8 @@ def test_rows_of_labels_need_an_output_each() -> None:
 
 
 def test_nothing_is_charged_for_nothing() -> None:
-    nothing = PrivacyGuarantee(epsilon=0.0, assumptions=(WEIGHTS_ASSUMED,))
-    assert private_model().guarantee() == nothing
+    labels = vault()
+    stated = private_model().guarantee()
+    assert stated.headline == "no record of any label" and stated.epsilon == np.inf
+    assert [note.code for note in stated.assumptions] == ["no-record", "initial-weights"]
+    assert labels.guarantee().epsilon == 0.0 and labels.receipts == ()
