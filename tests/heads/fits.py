@@ -29,6 +29,13 @@ def without_encoder(stated):
     return dataclasses.replace(stated, assumptions=notes)
 
 
+def fixed_in_advance(stated):
+    """A statement without the figure for any adaptive use, which is that of the budgets of all
+    vaults behind a model, and of its own behind a vault."""
+    notes = tuple("fixed" if n.code == "fixed-in-advance" else n for n in stated.assumptions)
+    return dataclasses.replace(stated, adaptive=None, assumptions=notes)
+
+
 class Released(Exception):
     """Ends a fit after its release: the fit of many rows takes long."""
 
