@@ -207,7 +207,7 @@ def test_weights_that_are_refused_before_a_charge(settings: Any, expected: str) 
         model.fit(batches(labels, **settings), verbose=0)
     with pytest.raises(ValueError, match=expected):
         model.fit(features(), codes(), verbose=0, **settings)
-    assert not labels.receipts and model.guarantee().epsilon == 0.0
+    assert not labels.receipts and model.guarantee().headline == "no record of any label"
 
 
 def test_weights_of_other_labels_and_in_two_places() -> None:
