@@ -6,7 +6,6 @@ what was planned; each other receipt is a plan of its own.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -39,7 +38,7 @@ class UseInPlan(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def without_assumptions(charge: Charge) -> Charge:
     """Returns the cost alone: a plan may go on on a machine that adds an assumption."""
-    return dataclasses.replace(charge, assumptions=()) if charge.assumptions else charge
+    return charge.with_assumptions(()) if charge.assumptions else charge
 
 
 _Plan = dict[Charge, tuple[int, dict[str, int], int]]
