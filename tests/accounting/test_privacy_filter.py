@@ -299,6 +299,14 @@ def test_moments_of_gaussian_noise_and_of_randomized_response():
     assert both == pytest.approx(2 * noise + log_moments([pure_dp_event(1.0)], ORDERS))
 
 
+@pytest.mark.parametrize("small", [0.005, 0.02, 0.1])
+def test_a_small_release_leaves_the_whole_of_delta(small):
+    """A class prior and a head of the rest of the budget."""
+    delta = 1e-4
+    budget = PrivacyBudget(2.0, delta)
+    assert compose_adaptively([plan(pure(small)), plan(head(2.0 - small, delta))], budget).allows
+
+
 @pytest.mark.parametrize("q", [1e-3, 0.02, 0.3])
 @pytest.mark.parametrize("noise", [0.7, 2.0, 20.0])
 def test_moments_of_sampled_noise_are_bounds_and_close(q, noise):

@@ -40,7 +40,8 @@ class Walk:
         self.rng, self.store = np.random.default_rng(seed), store
         delta = float(self.rng.choice([0.0, DELTA], p=[0.2, 0.8]))
         self.budget = PrivacyBudget(float(self.rng.choice([0.5, 2.0, 6.0])), delta)
-        self.plans = {example: [] for example in range(N)}
+        self.plans = {example: {} for example in range(N)}
+        self.unfinished = []
         self.labels = self.opened()
         self.number = 0
 
@@ -64,48 +65,79 @@ class Walk:
 
     def filter(self, example, more=()):
         found = PrivacyFilter.of(self.budget)
-        for charges, drawn in self.plans[example]:
+        for charges, drawn in self.plans[example].values():
             found = found.after(counted(charges), counted(drawn))
         return found.after(counted(more)) if more else found
 
-    def fits(self, rows, charges):
-        """Whether each of these examples may bear one more plan."""
+    def fits(self, rows, charges=()):
+        """Whether each of these examples may bear one more plan, or its present ones."""
         for example in rows:
-            together = [use for plan, drawn in self.plans[example] for use in drawn]
+            together = [use for plan, drawn in self.plans[example].values() for use in drawn]
             fixed = compose_counted(counted([*together, *charges]), self.budget.delta)
             if not (self.filter(example, charges).allows and self.budget.allows(fixed)):
                 return False
         return True
+
+    def keep(self, rows, plan, uses, drawn):
+        for example in rows:
+            self.plans[example][plan] = uses, drawn
 
     def one(self, rows):
         use = self.charge()
         fits = self.fits(rows, [use])
         with contextlib.nullcontext() if fits else pytest.raises(BudgetExceededError):
             self.labels.charge(use, what="a use", indices=rows)
-        for example in rows if fits else ():
-            self.plans[example].append(([use], [use]))
+        self.keep(rows if fits else (), self.next(), [use], [use])
 
     def several(self, rows):
         """A plan whose uses are drawn in part; the others are given back."""
         uses = [self.charge() for _ in range(self.rng.integers(1, 4))]
-        part = self.part(rows)
-        fits = self.fits(rows, uses)
-        if not fits:
+        plan = self.next()
+        if not self.fits(rows, uses):
             with pytest.raises(BudgetExceededError):
-                part.reserve({"plan": uses})
+                self.part(rows).reserve({plan: uses})
             return
         drawn = uses[: self.rng.integers(0, len(uses) + 1)]
-        with part.reserve({"plan": uses}):
+        self.keep(rows, plan, uses, uses)
+        self.draw(rows, plan, uses, drawn)
+        if drawn:
+            self.keep(rows, plan, uses, drawn)
+            self.unfinished += [(rows, plan, uses, drawn)] if len(drawn) < len(uses) else []
+        else:
+            self.leave_out(rows, plan)
+
+    def repeat(self):
+        """Reserves the rest of a plan again: a new plan, or the old one where that is refused."""
+        if not self.unfinished:
+            return
+        rows, plan, uses, drawn = self.unfinished.pop()
+        rest, new = uses[len(drawn) :], self.next()
+        if self.fits(rows, rest):
+            self.keep(rows, new, rest, rest)
+        else:
+            self.keep(rows, plan, uses, uses)
+            if not self.fits(rows):
+                with pytest.raises(BudgetExceededError):
+                    self.part(rows).reserve({plan: rest})
+                self.keep(rows, plan, uses, drawn)
+                return
+        self.draw(rows, plan, rest, rest)
+
+    def draw(self, rows, name, uses, drawn):
+        part = self.part(rows)
+        with part.reserve({name: uses}):
             # All is counted, and none of it is charged, before the first use.
-            for example in rows:
-                self.plans[example].append((uses, uses))
             self.check()
             for use in drawn:
                 part.charge(use, what="a planned use")
+
+    def leave_out(self, rows, plan):
         for example in rows:
-            self.plans[example].pop()
-            if drawn:
-                self.plans[example].append((uses, drawn))
+            del self.plans[example][plan]
+
+    def next(self):
+        self.number += 1
+        return f"plan {self.number}"
 
     def check(self):
         for rows in PARTS:
@@ -116,7 +148,8 @@ class Walk:
     def check_statement(self):
         stated = self.labels.guarantee()
         used = [
-            counted([use for _, drawn in plans for use in drawn]) for plans in self.plans.values()
+            counted([use for _, drawn in plans.values() for use in drawn])
+            for plans in self.plans.values()
         ]
         exact = max(compose_counted(each, self.budget.delta).epsilon for each in used)
         assert exact * (1.0 - 1e-9) <= stated.epsilon <= self.budget.epsilon * (1.0 + 1e-6)
@@ -131,6 +164,8 @@ def test_the_filter_of_every_example_keeps_the_budget(seed, tmp_path):
     for _ in range(8):
         rows = PARTS[walk.rng.integers(len(PARTS))]
         (walk.one if walk.rng.random() < 0.6 else walk.several)(rows)
+        if walk.rng.random() < 0.5:
+            walk.repeat()
         if walk.store is not None and walk.rng.random() < 0.3:
             walk.labels = walk.opened()
         walk.check()

@@ -28,7 +28,7 @@ from label_dp_cases import (
 )
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import Charge, dp_sgd_charge, public_input
+from tf_labeldp.accounting import Charge, dp_sgd_charge, dp_sgd_guarantee, public_input
 from tf_labeldp.accounting.budget import compose_charges
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
 from tf_labeldp.training import GaussianNoise
@@ -72,6 +72,24 @@ def test_a_fit_is_one_plan_that_keeps_its_full_cost_when_it_stops_early() -> Non
         another.fit(batches(labels), epochs=1, verbose=0)
 
 
+def test_a_plan_goes_on_at_a_larger_delta() -> None:
+    """Its steps are the same, though their epsilon is stated at another delta."""
+    labels, model = vault(epsilon=after(10)), private_model()
+
+    def stop(epoch: int, logs: Any = None) -> None:
+        model.stop_training = epoch == 2
+
+    stopping = keras.callbacks.LambdaCallback(on_epoch_end=stop)
+    model.fit(batches(labels), epochs=10, callbacks=[stopping], verbose=0)
+    labels.raise_budget(ldp.PrivacyBudget(after(10), 2 * DELTA), reason="a larger delta")
+    private_model().fit(batches(labels), epochs=7, verbose=0)
+    receipts = labels._ledger.receipts()
+    assert len({receipt.charge.delta for receipt in receipts}) == 2
+    assert len({receipt.plan for receipt in receipts}) == 1 and len(receipts) == 10
+    steps = dp_sgd_guarantee(SIGMA, 0.1, 30, 2 * DELTA)
+    assert labels.guarantee().epsilon == pytest.approx(steps.epsilon)
+
+
 def test_two_fits_are_two_plans() -> None:
     labels = vault(epsilon=1.3 * after(10))
     private_model().fit(batches(labels), epochs=5, verbose=0)
@@ -84,7 +102,7 @@ def test_two_fits_are_two_plans() -> None:
 def test_all_epochs_are_checked_before_anything_is_trained() -> None:
     tight, model = vault(epsilon=1.5 * after(1)), private_model()
     before = model.get_weights()
-    with pytest.raises(ldp.BudgetExceededError):
+    with pytest.raises(ldp.BudgetExceededError, match=f"50 epochs of LabelDPModel '{model.name}'"):
         model.fit(batches(tight), epochs=50, verbose=0)
     assert unchanged(model, before)
     assert tight.guarantee().epsilon == 0.0

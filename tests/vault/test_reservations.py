@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -345,6 +346,47 @@ class TestFilter:
                 rest.randomize(rr(0.05), key=f"draw {number}")
         assert 0.0 < rest.guarantee().epsilon < 2.0
         assert len({receipt.plan for receipt in rest.receipts} - {""}) == 1
+
+    @pytest.mark.parametrize("again", ["block", "call"])
+    def test_a_call_that_failed_is_repeated(self, relaxed, again):
+        """What is left of a plan can be drawn, though a new plan of it would be refused."""
+        uses = {f"draw {number}": rr(0.1) for number in range(28)}  # 29 are over the budget.
+        with pytest.raises(KeyError), relaxed.reserve(uses):
+            for number in range(3):
+                relaxed.randomize(rr(0.1), key=f"draw {number}")
+            raise KeyError
+        with pytest.raises(BudgetExceededError):
+            relaxed.check_budget([rr(0.1)] * 25)
+        with relaxed.reserve(uses) if again == "block" else contextlib.nullcontext():
+            for name in reversed(uses):
+                relaxed.randomize(rr(0.1), key=name)
+        assert len(relaxed.receipts) == len(uses) == len({use.id for use in relaxed.receipts})
+        assert len({use.plan for use in relaxed.receipts}) == 1
+        assert relaxed.guarantee().epsilon <= 2.0
+
+    def test_what_was_given_back_and_spent_is_not_drawn_again(self, labels):
+        with pytest.raises(KeyError), labels.reserve({"a": rr(0.25), "b": rr(0.75)}):
+            labels.randomize(rr(0.25), key="a")
+            raise KeyError
+        labels.randomize(rr(0.5), key="other")
+        for use in (
+            lambda: labels.randomize(rr(0.75), key="b"),
+            lambda: labels.reserve({"b": rr(0.75)}),
+        ):
+            with pytest.raises(BudgetExceededError, match="Nothing was drawn"):
+                use()
+        assert labels.remaining() == 0.25
+
+    def test_another_store_of_the_project_counts_what_is_drawn_after_all(self, tmp_path):
+        visits, drugs = (vault(tmp_path / "p" / name, project=True) for name in ("visits", "drugs"))
+        with pytest.raises(KeyError), visits.reserve({"a": rr(0.25), "b": rr(0.5)}):
+            visits.randomize(rr(0.25), key="a")
+            raise KeyError
+        assert drugs.remaining() == 0.75
+        with visits.reserve({"a": rr(0.25), "b": rr(0.5)}):
+            assert drugs.remaining() == 0.25
+            visits.randomize(rr(0.5), key="b")
+        assert drugs.remaining() == visits.remaining() == 0.25
 
     @pytest.mark.holds("vault.Reservation")
     def test_other_uses_between_those_of_a_plan(self, relaxed):

@@ -164,6 +164,13 @@ class Charge:
         fields: EventFields = json.loads(self.event_text)
         return fields
 
+    def has_cost_of(self, other: Charge) -> bool:
+        """Returns whether both cost the same, although one may be stated at another delta."""
+        if self.event_text != other.event_text:
+            return False
+        figures = (self.epsilon, self.delta), (other.epsilon, other.delta)
+        return self.event_text != _OPAQUE or figures[0] == figures[1]
+
     def with_assumptions(self, assumptions: Iterable[Assumption]) -> Charge:
         """Returns the charge with these assumptions in place of its own."""
         return Charge(self.epsilon, self.delta, self.event_fields, tuple(assumptions))

@@ -102,11 +102,14 @@ class UseChain:
         if not use.plan:
             return spent._replace(filter=spent.filter.after(((use.charge, 1),)), last="")
         plan = spent.plans.get(use.plan, {})
-        planned, charged, given_back = plan.get(use.charge, (0, {}, 0))
+        # A plan may go on after its budget was raised, at another delta.
+        same = (charge for charge in plan if charge.has_cost_of(use.charge))
+        cost = use.charge if use.charge in plan else next(same, use.charge)
+        planned, charged, given_back = plan.get(cost, (0, {}, 0))
         charged = charged | {use.source: charged.get(use.source, 0) + 1}
         shared = max((number for source, number in charged.items() if source), default=0)
         number = max(planned, use.uses, charged.get("", 0) + shared)
-        plan = plan | {use.charge: (number, charged, given_back + use.is_given_back)}
+        plan = plan | {cost: (number, charged, given_back + use.is_given_back)}
         plans = spent.plans | {use.plan: plan}
         if number == planned:
             return spent._replace(plans=plans)

@@ -32,9 +32,10 @@ _SHARES = {
 """Shares of delta of the filters in parallel, by the kind of the first plan that needs a delta. At
 98 % of it, Gaussian releases cost at most 0.15 % of epsilon more."""
 _EARLY = 0.02
-"""Share of delta of the filter of moments that starts with a pure plan below ``_SMALL`` of epsilon,
-if at least ``_TIMES`` as many plans like this one fit into it as into the sum of epsilons."""
-_SMALL, _TIMES = 0.1, 2.0
+"""Share of delta of the filter of moments that starts where pure plans of at most ``_SMALL`` of
+epsilon pass it together, if ``_TIMES`` as many like the last one fit into it as into the sum. A
+single small release leaves the whole of delta."""
+_SMALL, _TIMES = 0.05, 2.0
 _WORTH_DELTA = 0.75
 """A pure plan needs a delta if its exact composition is below this share of its sum."""
 _OF_REST = 0.75
@@ -77,10 +78,12 @@ class _Pure:
     def after(self, plan: _Plan, used: _Plan) -> tuple[_Filter, ...]:
         if self.spent + plan.pure > self.epsilon * _SLACK or self._is_worth_delta(plan):
             return self._others(plan, used)
-        spent = self.spent + used.pure
-        if self.spent == 0.0 < self.delta and plan.pure < _SMALL * self.epsilon:
-            early = _Moments.first(plan, self.epsilon, _EARLY * self.delta)
-            if early.left * plan.pure > _TIMES * self.epsilon * early.cost(plan):
+        spent, small = self.spent + used.pure, _SMALL * self.epsilon * _SLACK
+        is_passed = max(self.spent, plan.pure) <= small < self.spent + plan.pure
+        if is_passed and self.delta > 0.0:
+            left = self.epsilon - self.spent
+            early = _Moments.first(plan, left, _EARLY * self.delta)
+            if early.left * plan.pure > _TIMES * left * early.cost(plan):
                 rest = _Pure(self.epsilon, (1.0 - _EARLY) * self.delta, spent)
                 return rest, *early.after(plan, used)
         return (dataclasses.replace(self, spent=spent),)

@@ -79,6 +79,10 @@ class Spending:
         self._run: Run | None = None
 
     @property
+    def _name(self) -> str:
+        return f"{type(self._model).__name__} {self._model.name!r}"
+
+    @property
     def plan(self) -> TrainingPlan | None:
         return None if self._run is None else self._run.plan
 
@@ -128,7 +132,8 @@ class Spending:
         if rest:
             # Only a new plan, which comes last, is more than was planned before.
             last = UseInPlan(once, *rest[-1])
-            check_together(plan.vaults, self._charge(plan, len(rest)), last, made_of)
+            what = f"{counted(len(rest), 'epoch')} of {self._name}"
+            check_together(plan.vaults, what, self._charge(plan, len(rest)), last, made_of)
         return once, plans
 
     def charge(self) -> None:
@@ -238,8 +243,8 @@ class Spending:
         return Receipt(
             run.labels,
             charge,
-            what=f"{counted(plan.steps_per_epoch, 'step')} of {type(self._model).__name__} "
-            f"{self._model.name!r}, noise {self.optimizer.noise.noise_multiplier:g}, sampled with "
+            what=f"{counted(plan.steps_per_epoch, 'step')} of {self._name}, noise "
+            f"{self.optimizer.noise.noise_multiplier:g}, sampled with "
             f"{plan.sampling_probability:g}",
             kind="steps",
             delta=self._delta(plan),

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from tf_labeldp.accounting import Assumption, Charge, PublicInput
+from tf_labeldp.accounting import Assumption, BudgetExceededError, Charge, PublicInput
 from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.accounting.receipts import Receipts
 from tf_labeldp.mechanisms import (
@@ -270,7 +270,14 @@ class Draws:
     ) -> Record:
         ledger, charge = self._ledger, self.charge_of(mechanism, rows, public_input)
         part = ledger.reserved_use(name, charge, rows)
-        inherited = ledger.check(rows, [(in_words(mechanism, charge), charge)], made_of, part)
+        planned = [(in_words(mechanism, charge), charge)]
+        try:
+            inherited = ledger.check(rows, planned, made_of, part)
+        except BudgetExceededError:
+            part = ledger.planned_before(name, charge, rows)
+            if part is None:
+                raise
+            inherited = ledger.check(rows, planned, made_of, part)
         rng = None
         if self._seed is not None:
             # Each draw has its own stream, so that stored draws do not shift later ones.

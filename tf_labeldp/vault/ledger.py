@@ -26,7 +26,7 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.accounting.budget import CountedCharges, compose_counted
 from tf_labeldp.accounting.events import randomized_response_fields
-from tf_labeldp.accounting.planned_uses import UseChains, UseInPlan, without_assumptions
+from tf_labeldp.accounting.planned_uses import UseChains, UseInPlan
 from tf_labeldp.accounting.privacy_filter import PrivacyFilter
 from tf_labeldp.accounting.provenance import array_digest, note_digests
 from tf_labeldp.accounting.receipts import (
@@ -116,6 +116,7 @@ class Ledger:
         self._chains = UseChains()  # of the filter that keeps the budget, with what is reserved
         self._planned: dict[str, Receipt] = {}  # their receipts by id and event, in order
         self._given_back: set[str] = set()  # ids
+        self._replaced: set[str] = set()  # ids among them, by parts of their own
         self._counted: dict[str, Receipt] = {}  # all receipts by id, in order
         self._reserved: dict[str, Receipt] = {}  # by id, neither charged nor given back
         self._inputs: dict[str, list[Receipt]] = {}  # by plan, of the public inputs of its uses
@@ -393,34 +394,55 @@ class Ledger:
             covering = self.covering(uses)
             plan = of_plan[0] or secrets.token_hex(16) if covering is None else covering.plan
             taken = set() if covering is None else {covering.id}
-            parts: list[Receipt] = []
-            joined: dict[str, None] = {}
-            for use in uses:
-                part = self.reserved_use(use.key, use.charge, use.rows, taken)
-                if part is None:
-                    about = (use.charge, use.what, use.kind, use.key or "", use.rows)
-                    part = self.new_receipt(*about, plan=plan, plan_uses=of_plan[1], use=use.use)
-                    parts.append(part)
-                else:
-                    taken.add(part.id)
-                    joined[part.plan] = None
-            inherited = self.check_plan(parts, made_of, covering) if parts else []
+            parts = self._parts(uses, plan, of_plan[1], taken)
+            try:
+                inherited = self.check_plan([*itertools.chain(*parts.values())], made_of, covering)
+            except BudgetExceededError:
+                parts = self._parts(uses, plan, of_plan[1], taken, again=True)
+                new = [*itertools.chain(*parts.values())]
+                if self._given_back.isdisjoint(use.id for use in new):
+                    raise
+                inherited = self.check_plan(new, made_of, covering)
             holder = secrets.token_hex(16)
-            if parts or joined:
+            if parts:
                 self._held[holder] = None if self._store is None else self._store.hold(holder)
             try:
-                if parts:
-                    fields: dict[str, Any] = {"plan": plan, "holder": holder}
-                    if covering is not None:
+                for name, several in sorted(parts.items(), key=lambda item: not item[1]):
+                    fields: dict[str, Any] = {"plan": name, "holder": holder}
+                    if several and name == plan and covering is not None:
                         fields["given_back"] = [covering.id]
-                    self.keep(reservation=fields, made_of=(*inherited, *parts))
-                    joined.pop(plan, None)
-                for other in joined:
-                    self.keep(reservation={"plan": other, "holder": holder})
+                    self.keep(reservation=fields, made_of=(*inherited, *several))
+                    inherited = []
             except BaseException:
                 self._release(holder)
                 raise
-            return Reservation(self, [*([plan] if parts else []), *joined], holder)
+            return Reservation(self, list(parts), holder)
+
+    def _parts(
+        self,
+        uses: Sequence[PlannedUse],
+        plan: str,
+        plan_uses: int,
+        taken: Collection[str],
+        again: bool = False,
+    ) -> dict[str, list[Receipt]]:
+        """Returns the plans of uses, each with the receipts to reserve.
+
+        Uses that are not reserved are new in ``plan``, or, with ``again``, parts of earlier plans.
+        """
+        ids, parts = set(taken), dict[str, list[Receipt]]()
+        for use in uses:
+            about = (use.charge, use.rows, ids)
+            if part := self.reserved_use(use.key, *about):
+                parts.setdefault(part.plan, [])
+            elif again and (part := self.planned_before(use.key, *about)):
+                parts.setdefault(part.plan, []).append(part)
+            else:
+                what = (use.charge, use.what, use.kind, use.key or "", use.rows)
+                part = self.new_receipt(*what, plan=plan, plan_uses=plan_uses, use=use.use)
+                parts.setdefault(plan, []).append(part)
+            ids.add(part.id)
+        return parts
 
     def covering(self, uses: Sequence[PlannedUse]) -> Receipt | None:
         """Returns a charge that was reserved for all uses whose names begin with its own."""
@@ -449,10 +471,13 @@ class Ledger:
         for use in self._reserved.values():
             if key is not None and use.key == key and use.id not in taken:
                 if not _is_about(use, charge, examples):
+                    end = "give the reservation back: tf-labeldp give-back"
+                    if not self._held.keys().isdisjoint(self._holders[use.plan]):
+                        end = "end the block that reserved them, and reserve again"
                     raise DrawSettingsError(
                         f"expected the use {key!r} as it was reserved ({use.what}, epsilon="
                         f"{use.charge.epsilon:g}), got another mechanism, epsilon or other "
-                        "examples. Use those, or give the reservation back: tf-labeldp give-back."
+                        f"examples. Use those, or {end}."
                     )
                 return use
         if key is not None and not key.startswith(UNNAMED):
@@ -463,8 +488,25 @@ class Ledger:
             if use.id not in taken and self._is_own(use.plan) and _is_about(use, charge, examples)
         ]
         # A dearer use is only taken where its name is not known before its draw.
-        fitting = [use for use in running if use.charge.event_text == charge.event_text]
+        fitting = [use for use in running if use.charge.has_cost_of(charge)]
         return next(iter(fitting or [use for use in running if not use.key]), None)
+
+    def planned_before(
+        self, key: str | None, charge: Charge, rows: np.ndarray, taken: Collection[str] = ()
+    ) -> Receipt | None:
+        """Returns an equal use that was given back, and is a part of a plan that still counts.
+
+        It was fixed before the first release of its plan, so that it may still be carried out as a
+        part of it, such as by a call that failed between two releases and is repeated.
+        """
+        examples = self._examples(rows)
+        for use in self._planned.values() if self._given_back else ():
+            if use.id not in self._given_back or use.id in taken or use.id in self._replaced:
+                continue
+            same = use.labels.name == self.label_set.name and use.key == (key or "") and not use.use
+            if same and use.charge.has_cost_of(charge) and _is_about(use, charge, examples):
+                return use
+        return None
 
     def leave(self, plans: Sequence[str], holder: str) -> None:
         """Gives back the uses of plans that were not drawn, unless others work on them, too."""
@@ -507,16 +549,23 @@ class Ledger:
                 self._reserved[use.id] = use
             else:
                 self._inputs.setdefault(plan, []).append(use)
-        self._plan(made_of, fields.get("given_back", ()))
-        for name in fields.get("given_back", ()):
+        given_back = fields.get("given_back", ())
+        if made_of:
+            self._replaced.update(given_back)
+        self._plan(made_of, given_back)
+        for name in given_back:
             self._reserved.pop(name, None)
 
     def _plan(self, receipts: Iterable[Receipt], given_back: Iterable[str] = ()) -> None:
         """Counts receipts in the filter, and takes back what was not drawn of a plan.
 
         A use leaves no trace if nothing was drawn of its plan, and nothing that came later: what a
-        later use may cost has followed from it.
+        later use may cost has followed from it. A use that was given back may be reserved again.
         """
+        receipts = list(receipts)
+        if again := self._given_back & {receipt.id for receipt in receipts}:
+            self._given_back -= again
+            self._chains = UseChains().add(self._planned.values(), self._given_back)
         for receipt in receipts:
             name = f"{receipt.id} {receipt.charge.event_text}"
             planned = self._planned.setdefault(name, receipt)
@@ -593,13 +642,12 @@ class Ledger:
 
     def unused(self, charge: Charge, rows: np.ndarray) -> dict[tuple[str, int], int]:
         """Returns the unused uses of this charge of each plan, by its name and number of uses."""
-        charge, whole = without_assumptions(charge), rows.size == self.label_set.size
+        whole = rows.size == self.label_set.size
         charged: Counter[tuple[str, int]] = Counter()
         for receipt in self._counted.values():
             if receipt.plan_uses == 1 or receipt.labels.name != self.label_set.name:
                 continue
-            cost = without_assumptions(receipt.charge)
-            if cost == charge and (receipt.examples is None) == whole:
+            if receipt.charge.has_cost_of(charge) and (receipt.examples is None) == whole:
                 if whole or np.array_equal(np.asarray(receipt.examples), rows):
                     charged[receipt.plan, receipt.plan_uses] += 1
         return {plan: plan[1] - number for plan, number in charged.items() if plan[1] > number}
@@ -654,8 +702,9 @@ class Ledger:
             together = "together" if len(planned) > 1 else ""
             counted = [UseInPlan(charge, together) for _, charge in planned]
             without = None
-            same_event = part is not None and part.charge.event_text == planned[0][1].event_text
-            if same_event and not self._has_grown(part):
+            same_cost = part is not None and part.charge.has_cost_of(planned[0][1])
+            is_reserved = part is not None and part.id not in self._given_back
+            if same_cost and is_reserved and not self._has_grown(part):
                 counted = []  # A reserved use is counted already.
             elif part is not None:
                 counted = [UseInPlan(charge, part.plan) for _, charge in planned]
@@ -676,6 +725,8 @@ class Ledger:
 
         They take the place of the reserved use ``without``.
         """
+        if not uses:
+            return []
         inherited = self._checked_inputs(made_of)
         composition = self._with_reserved(without).with_receipts(inherited)
         if inherited:
@@ -781,9 +832,11 @@ class Ledger:
     ) -> list[PrivacyFilter]:
         """Returns what is left of the budget after planned uses, for each distinct history."""
         chains = self._chains
-        if without is not None:
-            others = [each for each in self._planned.values() if each.id != without.id]
-            chains = UseChains().add(others, self._given_back)
+        again = self._given_back & {receipt.id for receipt in inherited}
+        if again or without is not None:
+            planned_uses = self._planned.values()
+            others = [each for each in planned_uses if without is None or each.id != without.id]
+            chains = UseChains().add(others, self._given_back - again)
         chains = chains.with_receipts(inherited)
         return chains.filters(self.budget, self.label_set, rows, planned)
 
@@ -994,7 +1047,8 @@ def _line_of(record: Record) -> Any:
 def _is_about(use: Receipt, charge: Charge, examples: np.ndarray | None) -> bool:
     """Returns whether a reserved use has these examples or more, and costs as much or more."""
     slack = 1.0 + _ROUNDING
-    if charge.epsilon > use.charge.epsilon * slack or charge.delta > use.charge.delta * slack:
+    dearer = charge.epsilon > use.charge.epsilon * slack or charge.delta > use.charge.delta * slack
+    if dearer and not charge.has_cost_of(use.charge):
         return False
     if use.examples is None or examples is None:
         return use.examples is None

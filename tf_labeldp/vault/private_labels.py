@@ -1053,15 +1053,19 @@ def charge_together(
 
 
 def check_together(
-    vaults: Sequence[PrivateLabels], charge: Charge, plan: UseInPlan, made_of: Receipts = ()
+    vaults: Sequence[PrivateLabels],
+    what: str,
+    charge: Charge,
+    plan: UseInPlan,
+    made_of: Receipts = (),
 ) -> None:
     """Raises if one of the budgets does not allow a use, which the filter counts as ``plan``.
 
-    ``made_of`` are receipts of its public inputs.
+    ``what`` is the use in words, and ``made_of`` are receipts of its public inputs.
     """
     for vault in vaults:
         with vault._ledger.turn():
-            vault._ledger.check(vault._rows(None), [("the use", charge)], made_of, plan=plan)
+            vault._ledger.check(vault._rows(None), [(what, charge)], made_of, plan=plan)
 
 
 def plans_of(vaults: Sequence[PrivateLabels], charge: Charge, uses: int) -> list[tuple[str, int]]:
