@@ -171,9 +171,10 @@ def sample(size: int, seed: int, parts: list[str], since: str | None = None) -> 
     for part in parts:
         patterns = PARTS[part][0].split()
         for path in sorted(path for pattern in patterns for path in ROOT.glob(pattern)):
-            types = annotations(path)
             newer = None if since is None else lines_since(since, path)
-            tree = get_ast_from_path(path)
+            if newer is not None and not newer:
+                continue
+            types, tree = annotations(path), get_ast_from_path(path)
             for name in operator_names():
                 if get_operator(name).arguments():
                     continue

@@ -44,7 +44,8 @@ class Reservation:
 
     A process that is killed leaves its reservation in the store. A use with a name belongs to the
     next call with this name, in any process, until ``tf_labeldp.vault.give_back`` returns it; a use
-    without a name is given back as soon as the process's own file lock is free.
+    without a name is given back as soon as the process's own file lock is free. After an error, the
+    same calls go on with what they gave back as a part of the plan, unless other uses spent it.
 
     Example:
         >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
