@@ -107,20 +107,19 @@ class Walk:
             self.leave_out(rows, plan)
 
     def repeat(self):
-        """Reserves the rest of a plan again: a new plan, or the old one where that is refused."""
+        """Reserves the rest of a plan again: as its part, or as a new plan if that is refused."""
         if not self.unfinished:
             return
         rows, plan, uses, drawn = self.unfinished.pop()
-        rest, new = uses[len(drawn) :], self.next()
-        if self.fits(rows, rest):
-            self.keep(rows, new, rest, rest)
-        else:
-            self.keep(rows, plan, uses, uses)
-            if not self.fits(rows):
+        rest = uses[len(drawn) :]
+        self.keep(rows, plan, uses, uses)
+        if not self.fits(rows):
+            self.keep(rows, plan, uses, drawn)
+            if not self.fits(rows, rest):
                 with pytest.raises(BudgetExceededError):
                     self.part(rows).reserve({plan: rest})
-                self.keep(rows, plan, uses, drawn)
                 return
+            self.keep(rows, self.next(), rest, rest)
         self.draw(rows, plan, rest, rest)
 
     def draw(self, rows, name, uses, drawn):

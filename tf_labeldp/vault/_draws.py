@@ -269,15 +269,16 @@ class Draws:
         made_of: Receipts,
     ) -> Record:
         ledger, charge = self._ledger, self.charge_of(mechanism, rows, public_input)
-        part = ledger.reserved_use(name, charge, rows)
         planned = [(in_words(mechanism, charge), charge)]
+        part = ledger.reserved_use(name, charge, rows)
+        before = None if part else ledger.planned_before(name, charge, rows)
         try:
-            inherited = ledger.check(rows, planned, made_of, part)
+            inherited = ledger.check(rows, planned, made_of, part or before)
+            part = part or before
         except BudgetExceededError:
-            part = ledger.planned_before(name, charge, rows)
-            if part is None:
+            if before is None:
                 raise
-            inherited = ledger.check(rows, planned, made_of, part)
+            inherited = ledger.check(rows, planned, made_of)
         rng = None
         if self._seed is not None:
             # Each draw has its own stream, so that stored draws do not shift later ones.

@@ -394,15 +394,15 @@ class Ledger:
             covering = self.covering(uses)
             plan = of_plan[0] or secrets.token_hex(16) if covering is None else covering.plan
             taken = set() if covering is None else {covering.id}
-            parts = self._parts(uses, plan, of_plan[1], taken)
+            parts = self._parts(uses, plan, of_plan[1], taken, again=True)
+            new = [*itertools.chain(*parts.values())]
             try:
-                inherited = self.check_plan([*itertools.chain(*parts.values())], made_of, covering)
+                inherited = self.check_plan(new, made_of, covering)
             except BudgetExceededError:
-                parts = self._parts(uses, plan, of_plan[1], taken, again=True)
-                new = [*itertools.chain(*parts.values())]
                 if self._given_back.isdisjoint(use.id for use in new):
                     raise
-                inherited = self.check_plan(new, made_of, covering)
+                parts = self._parts(uses, plan, of_plan[1], taken)
+                inherited = self.check_plan([*itertools.chain(*parts.values())], made_of, covering)
             holder = secrets.token_hex(16)
             if parts:
                 self._held[holder] = None if self._store is None else self._store.hold(holder)
