@@ -154,8 +154,8 @@ def check_one_kind(values: np.ndarray, role: str) -> None:
         )
 
 
-def weights_of(values: Any, num_rows: int | None) -> np.ndarray:
-    """Returns public weights (n,), finite and at least zero, as ``float64``."""
+def weights_of(values: Any, num_rows: int | None, dtype: Any = np.float64) -> np.ndarray:
+    """Returns public weights (n,), finite and at least zero, in this type of floating numbers."""
     shape = None if num_rows is None else (num_rows,)
     array = numbers_of(column(values, "sample_weight", shape))
     if array.ndim != 1:
@@ -165,7 +165,13 @@ def weights_of(values: Any, num_rows: int | None) -> np.ndarray:
             "expected sample_weight of finite numbers, at least zero, got others. Mend them, "
             "without looking at labels."
         )
-    return array.astype(np.float64)
+    largest, limits = float(array.max(initial=0)), np.finfo(dtype)
+    if largest and dtype != np.float64 and not limits.tiny <= largest <= limits.max:
+        raise ValueError(
+            f"expected sample_weight whose largest is a normal {np.dtype(dtype).name}, got "
+            f"{largest:g}. Divide the weights by their mean."
+        )
+    return array.astype(dtype)
 
 
 def codes_of(values: np.ndarray) -> np.ndarray:

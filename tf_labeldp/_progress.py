@@ -1,14 +1,21 @@
-"""Long passes over rows: progress bars on stderr, where they are silent, and the cores."""
+"""What long passes over rows show: progress bars, their silence, and the cores.
+
+Passes over true labels show nothing that may depend on a label.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import ctypes
+import functools
 import logging
 import os
 import sys
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from tqdm import tqdm
@@ -63,6 +70,89 @@ def without_input_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "When providing `inputs` as a dict", UserWarning)
         yield
+
+
+def _entered_once(
+    context: Callable[[], AbstractContextManager[None]],
+) -> Callable[[], AbstractContextManager[None]]:
+    """Returns a context of the process: the first thread enters it, and the last one leaves it.
+
+    Each thread would otherwise restore the filters and streams that another one has replaced.
+    """
+    lock, inside, opened = threading.Lock(), 0, contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    @functools.wraps(context)
+    def shared() -> Iterator[None]:
+        nonlocal inside
+        with lock:
+            if not inside:
+                opened.enter_context(context())
+            inside += 1
+        try:
+            yield
+        finally:
+            with lock:
+                inside -= 1
+                if not inside:
+                    opened.close()
+
+    return shared
+
+
+@_entered_once
+@contextlib.contextmanager
+def without_warnings() -> Iterator[None]:
+    """Drops warnings, and lets no filter turn them into errors, while labels are read.
+
+    A warning, or how many there are, may depend on a label.
+    """
+    # Recorded warnings are not shown, also where the code itself sets a filter.
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("ignore")
+        yield
+
+
+@_entered_once
+@contextlib.contextmanager
+def _closed_streams() -> Iterator[None]:
+    disabled = logging.root.manager.disable
+    with contextlib.ExitStack() as work:
+        nowhere = work.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        _flush()
+        for number in (1, 2):  # Native code and child processes write to these files.
+            with contextlib.suppress(OSError):
+                kept = os.dup(number)
+                work.callback(os.close, kept)
+                os.dup2(nowhere.fileno(), number)
+                work.callback(os.dup2, kept, number)
+        work.callback(_flush)
+        work.enter_context(contextlib.redirect_stdout(nowhere))
+        work.enter_context(contextlib.redirect_stderr(nowhere))
+        logging.disable(sys.maxsize)
+        work.callback(logging.disable, disabled)
+        yield
+
+
+@contextlib.contextmanager
+def without_output() -> Iterator[None]:
+    """Drops everything that this process writes to stdout, stderr and logs, and its warnings.
+
+    For code of others that reads true labels. The output of other threads is lost, too.
+    """
+    with _closed_streams(), without_warnings():
+        yield
+
+
+def _flush() -> None:
+    """Writes what waits in the buffers of Python and of C."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()  # type: ignore[union-attr]
+    for name in ("stdout", "__stdoutp"):  # of Linux and of macOS
+        with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):
+            native = ctypes.CDLL(None)
+            native.fflush(ctypes.c_void_p.in_dll(native, name))
 
 
 class Progress(tqdm):

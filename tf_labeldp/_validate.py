@@ -105,8 +105,13 @@ def pair(name: str, value: Any) -> tuple[Any, Any]:
     return low, high
 
 
-def number_range(low: Any, high: Any) -> tuple[float, float]:
-    """Returns the ends of a range, finite and in order, as floats."""
+def number_range(
+    low: Any, high: Any, widths: tuple[float, float] = (0.0, math.inf), user: str = ""
+) -> tuple[float, float]:
+    """Returns the ends of a range, finite and in order, as floats.
+
+    ``widths`` are the narrowest and the widest range that ``user`` computes with.
+    """
     low, high = real_number("low", low), real_number("high", high)
     for name, end in (("low", low), ("high", high)):
         if not math.isfinite(end):
@@ -115,6 +120,11 @@ def number_range(low: Any, high: Any) -> tuple[float, float]:
         raise ValueError(
             f"low must be below high, got low={low:g}, high={high:g}. Both are public, and not "
             "inferred from the labels."
+        )
+    if not widths[0] <= high - low <= widths[1]:
+        raise ValueError(
+            f"high - low must be between {widths[0]:g} and {widths[1]:g} for {user}, got "
+            f"{high - low:g}. Change the unit of the labels."
         )
     return low, high
 

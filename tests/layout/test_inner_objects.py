@@ -679,3 +679,94 @@ def test_a_receipt_that_is_not_handed_on_is_found(
             _, lost = bare_attributes(outcomes, name)
         found.append(bool(lost))
     assert found.count(True) == 2 and found[2]
+
+
+def applied() -> Any:
+    """The transform of a dataset, with its vault."""
+    dataset = tf.data.Dataset.from_tensor_slices((ROWS, Z))
+    transform = ldp.data.randomize_labels(
+        mechanisms.RandomizedResponse(1.0, K), budget=ldp.PrivacyBudget(9.0)
+    )
+    dataset.apply(transform)
+    return transform
+
+
+def sampled(labels: Any, **options: Any) -> Any:
+    return ldp.data.poisson_batches(ROWS, labels, sampling_probability=0.1, steps=2, **options)
+
+
+def of_rows() -> Any:
+    budget = ldp.PrivacyBudget(9.0)
+    return ldp.PrivateLabels(np.stack([Z, 1 - Z], axis=1), num_labels=2, budget=budget)
+
+
+WITH_LABELS: dict[str, Callable[[], Any]] = {
+    "a vault": vault,
+    "a part": lambda: vault().split(0.5)[0],
+    "a reservation": lambda: vault().reserve({"draw": RR}),
+    "batches": lambda: sampled(vault()),
+    "mapped batches": lambda: sampled(vault()).map(lambda rows: rows),
+    "batches of an array": lambda: sampled(Z),
+    "batches of outputs": lambda: sampled({"a": vault(), "b": vault()}),
+    "batches of columns": lambda: sampled(of_rows(), columns={"a": 0, "b": [0, 1]}),
+    "a transform": applied,
+    "a model of batches": lambda: (private_model(), sampled(vault())),
+    **{name: CASES[name] for name in ("stages", "noisy steps", "a front door of an array")},
+}
+
+
+def has_labels(value: Any) -> bool:
+    """Returns whether a value contains the true labels of these vaults, in their order."""
+    if isinstance(value, (list, tuple)):
+        return any(map(has_labels, value)) or (
+            len(value) == MANY and has_labels(np.asarray(value, object))
+        )
+    if isinstance(value, dict):
+        return has_labels(list(value.values()))
+    if not isinstance(value, (np.ndarray, tf.Tensor)):
+        return False
+    columns = np.asarray(value)
+    if columns.shape[:1] not in ((MANY,), (MANY // 2,)):
+        return False
+    columns = columns.reshape(len(columns), -1).T
+    return any(np.array_equal(column, Z[: len(column)]) for column in columns)
+
+
+@pytest.mark.parametrize("name", WITH_LABELS)
+def test_no_public_name_reaches_true_labels(name: str, tmp_path: Any, monkeypatch: Any) -> None:
+    """Attributes, properties and methods without arguments, of everything inside."""
+    monkeypatch.chdir(tmp_path)
+    assert has_labels((Z, None)) and has_labels(np.stack([1 - Z, Z], axis=1))
+    result = WITH_LABELS[name]()
+    inner = dict(all_inside("", result, 5))
+    called = 0
+    for path, value in inner.items():
+        for attribute, part in inside(value):
+            assert not has_labels(part), f"{path}{attribute}"
+        for method, call in calls_of(value):
+            returned = None
+            with contextlib.suppress(Exception):  # An object may not be ready for the call.
+                returned = call()
+                called += 1
+            assert not has_labels(returned), f"{path}.{method}()"
+    assert called
+
+
+def all_inside(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    yield path, value
+    if depth and not is_plain(value) and not isinstance(value, ldp.PrivateLabels):
+        for name, part in inside(value):
+            yield from all_inside(path + name, part, depth - 1)
+
+
+def calls_of(value: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yields the public methods of this library that need no argument."""
+    if not is_ours(value):
+        return
+    for kind in filter(is_ours, type(value).__mro__):
+        for name, method in vars(kind).items():
+            if name.startswith("_") or not inspect.isfunction(method):
+                continue
+            parameters = list(inspect.signature(method).parameters.values())[1:]
+            if all(each.default is not each.empty or each.kind in (2, 4) for each in parameters):
+                yield name, functools.partial(method, value)

@@ -1,6 +1,9 @@
 """PATE: the cost of its answers, from both sides, and the secrecy of its teachers."""
 
+import logging
 import math
+import os
+import warnings
 
 import dp_accounting
 import keras
@@ -8,6 +11,7 @@ import numpy as np
 import pytest
 from _shapes import network, shapes
 from dp_accounting.rdp import RdpAccountant
+from sklearn.exceptions import ConvergenceWarning
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting.gaussian import gaussian_epsilon
@@ -176,22 +180,91 @@ def test_each_teacher_sees_its_shard_alone():
 
     pate = PATE(2.0, 1e-4, num_teachers=7, num_queries=5, teacher=teacher)
     pate.answer(FEATURES, vault())
+    made_up = shards.pop(0)  # Before the charge a teacher is tried on all classes.
+    np.testing.assert_array_equal(made_up >= 0, shards[0] >= 0)
+    assert set(made_up[made_up >= 0]) == {0, 1, 2} and np.any(made_up != shards[0])
     labelled = np.stack(shards) >= 0
     assert labelled.shape == (7, 1200) and (labelled.sum(axis=0) == 1).all()
     assert np.ptp(labelled.sum(axis=1)) <= 1
     np.testing.assert_array_equal(np.stack(shards).max(axis=0), TRUTH)
 
 
-def test_an_error_of_a_teacher_reveals_no_labels(capfd):
+def test_an_error_on_made_up_labels_is_raised_before_the_charge():
     def teacher(features, labels, queries):
-        raise ValueError(f"the labels are {labels.tolist()}")
+        raise ValueError("a plain mistake")
 
-    pate = PATE(2.0, 1e-4, num_teachers=7, num_queries=5, teacher=teacher)
     labels = vault()
-    with pytest.raises((RuntimeError, ValueError)) as caught:
-        pate.answer(FEATURES, labels)
-    for text in (str(caught.value), repr(caught.value.__context__), "".join(capfd.readouterr())):
-        assert str(TRUTH[:20].tolist())[1:-1] not in text
+    for broken in (teacher, lambda *_: np.zeros(4, int), lambda *_: np.full(5, 3)):
+        pate = PATE(2.0, 1e-4, num_teachers=7, num_queries=5, teacher=broken)
+        with pytest.raises(
+            ValueError, match=r"a teacher for the classes 0\.\.2.*on made-up labels"
+        ):
+            pate.answer(FEATURES, labels)
+    assert labels.receipts == ()
+
+
+@pytest.mark.parametrize("failure", ["raises", "exits", "class", "shape", "text", "nothing"])
+@pytest.mark.holds("pate.PATE")
+def test_a_teacher_that_fails_by_its_labels_votes_as_any_other(failure):
+    """Whether one fails depends on its shard, and moves no more than its vote."""
+
+    def teacher(features, labels, queries):
+        # Made-up labels and the other shards have all classes at other rows.
+        if np.array_equal(labels[labels >= 0], TRUTH[labels >= 0]) and labels[1] >= 0:
+            if failure == "raises":
+                raise ValueError(f"the labels are {labels.tolist()}")
+            if failure == "exits":
+                raise SystemExit(int(labels.max()))
+            return {
+                "class": np.full(len(queries), 3),
+                "shape": np.zeros(len(queries) + 1, int),
+                "text": np.full(len(queries), "one"),
+                "nothing": None,
+            }[failure]
+        return np.ones(len(queries), int)
+
+    labels = vault()
+    settings = {"num_teachers": 200, "num_queries": 5, "teacher": teacher}
+    answers = PATE(2.0, 1e-4, **settings).answer(FEATURES, labels)
+    assert answers.values.tolist() == [1] * 5 and labels.receipts[0].kind == "release"
+
+
+@pytest.mark.holds("pate.PATE")
+def test_nothing_that_teachers_show_leaves_them(capfd, caplog, recwarn):
+    """The default teacher's ConvergenceWarning depends on the labels of a shard."""
+    rng = np.random.default_rng(3)
+    wide, truth = np.exp(rng.normal(size=(400, 20)) * 2.0) * 100.0, rng.integers(0, 3, 400)
+    budget = ldp.PrivacyBudget(2.0, delta=1e-4)
+    default = PATE(2.0, 1e-4, num_teachers=2, num_queries=5).teacher
+    with pytest.warns(ConvergenceWarning):
+        default(wide, np.where(np.arange(400) < 200, truth, -1), np.arange(3))
+    recwarn.clear()
+
+    def teacher(features, labels, queries):
+        print("labels", labels)
+        warnings.warn(f"n1={labels.sum()}", stacklevel=1)
+        logging.getLogger("teacher").error("labels %s", labels)
+        os.write(2, str(labels.sum()).encode())
+        return np.zeros(len(queries), int)
+
+    for chosen in (None, teacher):
+        labels = ldp.PrivateLabels(truth, 3, budget=budget)
+        PATE(2.0, 1e-4, num_teachers=2, num_queries=5, teacher=chosen).answer(wide, labels)
+    assert not [each for each in recwarn if each.category is not DeprecationWarning]
+    assert capfd.readouterr() == ("", "") and not caplog.records
+
+
+def test_outputs_of_a_network_are_compared_with_the_classes_before_a_label_is_read():
+    images, classes = shapes(60)
+    two = keras.Sequential([keras.Input(images.shape[1:]), keras.layers.Flatten()])
+    two.add(keras.layers.Dense(2))
+    views = {"weak": keras.layers.GaussianNoise(0.1), "strong": keras.layers.GaussianNoise(0.2)}
+    teacher = fix_match_teacher(two, steps_per_epoch=1, batch_size=4, **views)
+    for truth in (classes, np.zeros_like(classes), classes % 2):
+        labels = ldp.PrivateLabels(truth, 3, budget=ldp.PrivacyBudget(9.0, delta=1e-3))
+        with pytest.raises(ValueError, match="the number of its network's outputs"):
+            PATE(9.0, 1e-3, num_teachers=30, num_queries=5, teacher=teacher).answer(images, labels)
+        assert labels.receipts == ()
 
 
 def test_teachers_by_fix_match():

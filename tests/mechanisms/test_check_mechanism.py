@@ -183,7 +183,7 @@ SOUND = {
 
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_mechanism_passes(name):
-    check_mechanism(SOUND[name])
+    assert check_mechanism(SOUND[name]) is (name != "features")
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,32 @@ def test_what_can_not_be_made_up_is_not_drawn_from(fields):
         raise AssertionError("it was drawn from")
 
     methods = {"randomize": randomize, "check_output": randomize, "epsilon": 1.0, "delta": 0.0}
-    check_mechanism(type("Unknown", (LabelMechanism,), {**methods, **fields})())
+    assert not check_mechanism(type("Unknown", (LabelMechanism,), {**methods, **fields})())
+
+
+class Wide(AggregateMechanism):
+    """A statistic of more columns than are kept."""
+
+    epsilon, num_classes, is_sound = 1.0, 3, True
+
+    def release(self, labels, public_input=None, *, rng=None):
+        wide = np.zeros(50_000)
+        wide[-1] = np.sum(labels)
+        return RNG.laplace(scale=2.0) if self.is_sound else wide
+
+
+@pytest.mark.parametrize("size", [None, 1, 20_000_000 // 60])
+def test_a_wide_statistic_is_tested_at_any_size(size):
+    assert check_mechanism(Wide(), size=size)
+    with pytest.raises(ValueError, match="Wide violates its epsilon"):
+        check_mechanism(planted(Wide, is_sound=False), size=size)
+
+
+def test_a_statistic_without_enough_draws_is_not_called_tested():
+    noise = {"release": lambda self, labels, public_input=None, **_: RNG.laplace(scale=2.0)}
+    assert check_mechanism(planted(Counts, **noise), draws=4000)
+    assert not check_mechanism(planted(Counts, **noise), draws=2000)
+    assert not check_mechanism(planted(Counts, epsilon=9.0, **noise))
 
 
 def test_the_check_draws_by_secure_bits_and_leaves_seeds_alone():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 import json
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -284,3 +286,60 @@ def test_other_labels_and_generators_are_refused_and_no_label_is_shown(member):
     with pytest.raises((TypeError, ValueError), match="labels must") as caught:
         call(labels if "num_classes" not in member.kind else labels.astype(int), member.public)
     assert "987654" not in str(caught.value)
+
+
+ENDS = [(0.0, 10.0**power) for power in (-323, -300, -152, -139, 0, 139, 300)]
+ENDS += [(-1.7e308, 1.7e308), (-1e-152, 1e-152), (1e16, 1e16 + 2.0), (1.0, 1.0 + 2.0**-52)]
+ROWS = 60
+
+
+def inputs_between(low, high):
+    """Public inputs that some statistic of numbers takes: predictions, features, models."""
+    predictions = np.linspace(low, high, ROWS)
+    return [None, predictions, [predictions, predictions[::-1]], np.full((ROWS, 2), 0.5)]
+
+
+def of_range(kind, low, high, **options):
+    """A mechanism for numbers of this class, by the arguments that it needs."""
+    needed = {"epsilon": 1.0, "delta": 1e-5, "alpha": 0.5, **options}
+    names = inspect.signature(kind).parameters
+    return kind(low=low, high=high, **{name: needed[name] for name in names if name in needed})
+
+
+def kinds_of_ranges():
+    for name in mechanisms.__all__:
+        kind = getattr(mechanisms, name)
+        if inspect.isclass(kind) and {"low", "high"} <= set(inspect.signature(kind).parameters):
+            has_metric = "metric" in inspect.signature(kind).parameters
+            metrics = ["mse", "mae"] * has_metric + ["mean"] * (kind is MetricMechanism)
+            yield from [(kind, {"metric": metric}) for metric in metrics] or [(kind, {})]
+
+
+KINDS_OF_RANGES = list(kinds_of_ranges())
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), KINDS_OF_RANGES, ids=lambda each: getattr(each, "__name__", str(each))
+)
+def test_a_range_is_refused_or_has_its_noise(kind, options):
+    """In a range that doubles can't divide, noise would round to nothing."""
+    tested = refused = 0
+    for low, high in ENDS:
+        try:
+            mechanism = of_range(kind, low, high, **options)
+        except ValueError as error:
+            assert re.search("whole number|high - low must be between", str(error))
+            refused += 1
+            continue
+        for public in inputs_between(low, high):
+            size = None if public is None else ROWS
+            try:
+                is_tested = mechanisms.check_mechanism(
+                    mechanism, draws=4000, public_input=public, size=size
+                )
+            except (TypeError, ValueError) as error:
+                # A public input for other statistics; nothing else is refused.
+                assert "violates" not in str(error) and "made-up" not in str(error)
+                continue
+            tested += is_tested
+    assert refused >= 4 and (tested or "whole" in vars(kind))

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
+import subprocess
+import sys
+import threading
+import warnings
 
 import dp_accounting
 import numpy as np
@@ -397,3 +403,220 @@ def test_a_statistic_that_is_no_array_of_numbers_is_refused(result, monkeypatch,
     with pytest.raises((TypeError, ValueError), match="NoisyCounts"):
         labels.release(NoisyCounts(1.0, K), public_input=np.zeros(N))
     assert vault(store=tmp_path / "store").receipts == ()
+
+
+class OfAny(AggregateMechanism):
+    """Counts of one kind of labels, with a release of its own."""
+
+    num_classes = None
+
+    def __init__(self, release, kind, epsilon=0.1):
+        self._release, self.epsilon = release, epsilon
+        vars(self).update(kind)
+
+    def get_config(self):
+        return {"release": self._release.__name__}
+
+    def label_range(self):
+        return vars(self).get("range")
+
+    def release(self, labels, public_input=None, *, rng=None):
+        return self._release(np.asarray(labels), public_input)
+
+
+def secret_from_ten_on(labels, public_input):
+    """The labels, where there are enough of them."""
+    return labels.astype(float) if len(labels) >= 10 else np.random.default_rng().laplace(size=3)
+
+
+def secret_of_the_vault(labels, public_input):
+    return np.where(len(labels) == N, labels.sum(), 0.0)
+
+
+def secret_unless_all_but_one_are_equal(labels, public_input):
+    counts = np.unique(labels, axis=0, return_counts=True)[1]
+    return 0.0 if counts.max() >= len(labels) - 1 else labels.sum()
+
+
+def secret_after_the_first_row(labels, public_input):
+    return labels[1:].sum()
+
+
+def secret_that_fails_on_few(labels, public_input):
+    if len(labels) < 150:
+        raise ValueError("expected more labels")
+    return labels.sum()
+
+
+def secret_with_its_public_input(labels, public_input):
+    return np.sum(labels.reshape(N, -1) * public_input.reshape(N, -1))
+
+
+SECRETS = [
+    secret_from_ten_on,
+    secret_of_the_vault,
+    secret_unless_all_but_one_are_equal,
+    secret_after_the_first_row,
+    secret_that_fails_on_few,
+    secret_with_its_public_input,
+]
+KINDS = {
+    "classes": {"num_classes": K},
+    "numbers": {"range": (0.0, 10.0)},
+    "rows": {"num_labels": 3},
+}
+
+
+def of_kind(name):
+    if name == "rows":
+        rows = np.random.default_rng(93).integers(0, 2, (N, 3))
+        return PrivateLabels(rows, num_labels=3, budget=PrivacyBudget(10.0))
+    return numbers() if name == "numbers" else vault()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("release", SECRETS, ids=lambda release: release.__name__)
+def test_true_labels_are_found_at_any_size_row_and_background(release, kind):
+    labels = of_kind(kind)
+    public = np.ones(N) if release is secret_with_its_public_input else None
+    with pytest.raises(ValueError, match=r"OfAny violates its epsilon of 0\.1"):
+        labels.release(OfAny(release, KINDS[kind]), public_input=public)
+    assert labels.receipts == ()
+
+
+def fails_at_the_end_of_the_range(labels, public_input):
+    if labels.min() == 0.0:
+        raise ValueError("expected labels above zero")
+    return np.random.default_rng().laplace(scale=100.0)
+
+
+def test_a_failure_that_depends_on_made_up_labels_is_refused():
+    labels = numbers()
+    with pytest.raises(ValueError, match=r"fails on some of \d+ made-up labels and not on others"):
+        labels.release(OfAny(fails_at_the_end_of_the_range, KINDS["numbers"]))
+    assert labels.receipts == ()
+
+
+def of_changing_length(labels, public_input):
+    return np.random.default_rng().laplace(size=np.random.default_rng().integers(1, 9))
+
+
+def sound(labels, public_input):
+    return np.random.default_rng().laplace(scale=1e4)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "is_tested"),
+    [
+        (OfAny(sound, {"num_classes": K}), True),
+        (OfAny(of_changing_length, {"num_classes": K}), False),
+        # No number of draws would find an output that is the label.
+        (OfAny(sound, {"num_classes": K}, epsilon=9.0), False),
+    ],
+    ids=["sound", "lengths", "epsilon"],
+)
+def test_what_could_not_be_tested_is_stated(mechanism, is_tested):
+    for labels in (vault(), vault()):  # The second use finds the first one's check.
+        stated = labels.release(mechanism).guarantee()
+        (claim,) = (each for each in stated.assumptions if each.code == "claimed-mechanism")
+        assert ("Its draws are untested" in claim) is not is_tested
+        assert claim in str(labels.guarantee())
+
+
+def shown_in(way, secret):
+    """Shows a text as a mechanism may: on purpose, or by a library that it calls."""
+    text = f"n1={secret}"
+    ways = {
+        "warning": lambda: warnings.warn(text, stacklevel=1),
+        "warning with filters of its own": lambda: (
+            warnings.simplefilter("always"),
+            warnings.warn(text, stacklevel=1),
+        ),
+        "print": lambda: print(text),
+        "stderr": lambda: print(text, file=sys.stderr),
+        "log": lambda: logging.getLogger("plug-in").critical(text),
+        "native": lambda: os.write(1, text.encode()) + os.write(2, text.encode()),
+        "child": lambda: subprocess.run(["echo", text], check=True),
+        "thread": lambda: in_a_thread(lambda: print(text)),
+        "numpy": lambda: np.float64(1.0) / np.float64(0.0),
+    }
+    ways[way]()
+
+
+def in_a_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+WAYS = ["warning", "warning with filters of its own", "print", "stderr", "log", "native", "child",
+        "thread", "numpy"]  # fmt: skip
+
+
+class Shows(NearbyResponse):
+    """Shows how many of the vault's labels are of class 1, and keeps it in its attributes."""
+
+    def __init__(self, epsilon, num_classes, way):
+        super().__init__(epsilon, num_classes)
+        self.way = way
+
+    def randomize(self, labels, public=None, *, rng=None):
+        if np.array_equal(labels, LABELS):
+            shown_in(self.way, 7713)
+            self.epsilon = 7713.0
+        return super().randomize(labels, public, rng=rng)
+
+    def __repr__(self):
+        return f"Shows({self.epsilon})"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_that_a_plug_in_shows_leaves_it(way, capfd, caplog, tmp_path):
+    labels = vault(store=tmp_path / "store")
+    with warnings.catch_warnings(record=True) as warned, np.errstate(all="raise"):
+        warnings.simplefilter("always")
+        labels.randomize(Shows(1.0, K, way))
+        assert not warned
+        warnings.warn("after", stacklevel=1)  # What comes after the draw is shown again.
+        assert len(warned) == 1
+    print("after")
+    logging.getLogger("plug-in").critical("after")
+    os.write(2, b"after")
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err) == ("after\n", "after") and caplog.messages == ["after"]
+    # Its text, its cost and its settings are those of before the draw.
+    assert not any(b"7713" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert labels.guarantee().epsilon == 1.0 and "7713" not in str(labels.history())
+
+
+def test_draws_of_two_threads_leave_warnings_and_streams_as_they_were(capfd):
+    class Waits(NearbyResponse):
+        def randomize(self, labels, public=None, *, rng=None):
+            if np.array_equal(labels, LABELS):
+                meeting.wait(timeout=60)
+            return super().randomize(labels, public, rng=rng)
+
+    meeting = threading.Barrier(2)
+    before = list(warnings.filters), sys.stdout, sys.stderr, logging.root.manager.disable
+    vaults = vault(), vault()
+    threads = [
+        threading.Thread(target=labels.randomize, args=(Waits(1.0, K),)) for labels in vaults
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(labels.receipts) for labels in vaults] == [1, 1]
+    now = list(warnings.filters), sys.stdout, sys.stderr, logging.root.manager.disable
+    assert now == before
+    print("after")
+    assert capfd.readouterr().out == "after\n"
+
+
+def test_mechanisms_of_the_library_neither_warn_nor_fail_by_settings():
+    """A setting that turns warnings into errors would make a draw fail by its labels."""
+    with warnings.catch_warnings(), np.errstate(all="raise"):
+        warnings.simplefilter("error")
+        for mechanism in (RandomizedResponse(0.5, K), RRTopK(0.5, K, 2)):
+            vault().randomize(mechanism, priors=np.eye(K)[0] if "TopK" in repr(mechanism) else None)
+        numbers().randomize(LaplaceMechanism(0.5, 0.0, 10.0))

@@ -211,14 +211,15 @@ class OutputLabels:
         some = self.kind.any_labels(rows)
         return tf.TensorSpec(some.shape, self.kind.target_dtype)
 
-    def open(self) -> tuple[np.ndarray, np.dtype, Any]:
-        """Returns the true labels, their dtype in batches, and the label of padding."""
-        if self.vault is None:
-            return self.array, self.array.dtype, 0  # type: ignore[return-value, union-attr]
-        labels, kind = labels_for_training(self.vault), self.vault.kind
-        if self.columns is not None:
-            labels = labels[:, self.columns]
-        return labels, np.dtype(kind.target_dtype), kind.any_labels(1).flat[0]
+
+def _opened(part: OutputLabels) -> tuple[np.ndarray, np.dtype, Any]:
+    """Returns the true labels of an output, their dtype in batches, and the label of padding."""
+    if part.vault is None:
+        return part.array, part.array.dtype, 0  # type: ignore[return-value, union-attr]
+    labels, kind = labels_for_training(part.vault), part.vault.kind
+    if part.columns is not None:
+        labels = labels[:, part.columns]
+    return labels, np.dtype(kind.target_dtype), kind.any_labels(1).flat[0]
 
 
 def labels_by_output(labels: Any, columns: Any = None) -> Any:
@@ -318,7 +319,7 @@ class PoissonBatches:
         self._rows_of_units = rows_of_units
         self._seed = seed
         self._openings = itertools.count()
-        self.by_output = labels
+        self._by_output = labels
         self.sample_weight, self.class_weight = weights
         self.vaults = vaults_of(labels)
         self.labels = self.vaults[0] if len(self.vaults) == 1 else None
@@ -378,16 +379,16 @@ class PoissonBatches:
                 f"expected at most {self.num_examples} public examples per step, got "
                 f"{alt_examples}. Give the denoiser fewer num_examples."
             )
-        for part in tf.nest.flatten(self.by_output):
+        for part in tf.nest.flatten(self._by_output):
             check_not_extended(len(part), self.num_examples)
         features, rows = self._features, self.buffer_size * self.group_size
-        opened = [part.open() for part in tf.nest.flatten(self.by_output)]
+        opened = [_opened(part) for part in tf.nest.flatten(self._by_output)]
         label_specs = [
             tf.TensorSpec((rows, *true_labels.shape[1:]), dtype) for true_labels, dtype, _ in opened
         ]
         spec: tuple[Any, ...] = (
             features.pack(features.specs(rows)),
-            tf.nest.pack_sequence_as(self.by_output, label_specs),
+            tf.nest.pack_sequence_as(self._by_output, label_specs),
             tf.TensorSpec((rows,), tf.float32),
         )
         if alt_examples:
@@ -525,7 +526,7 @@ def checked_sample_weight(weights: Any, num_rows: int) -> np.ndarray | None:
             "expected one sample_weight per example, got weights by output. Weigh outputs by "
             "loss_weights, and classes by class_weight."
         )
-    return weights_of(weights, num_rows).astype(np.float32)
+    return weights_of(weights, num_rows, np.float32)
 
 
 def check_class_weight(class_weight: Any) -> None:

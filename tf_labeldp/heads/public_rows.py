@@ -186,9 +186,11 @@ class PublicRows:
         units = Scaling(mean, None, 0.0)
         single = mean.size >= _SINGLE_WIDTH
         covariance, size = self._covariance(units, single, noise_to_signal is not None)
-        if not size:
+        # One row may have all the weight, up to rounding.
+        if not size or (noise_to_signal is not None and not np.trace(covariance) > 0.0):
+            weighted = "" if self._weights is None else " of those with a weight"
             raise ValueError(
-                "expected rows of features that differ, got equal rows "
+                f"expected rows of features that differ, got equal rows{weighted} "
                 f"(n_samples={self.num_rows}). Check how they were computed."
             )
         spread = None

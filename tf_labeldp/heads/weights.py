@@ -10,6 +10,9 @@ from tf_labeldp import _validate
 from tf_labeldp._columns import weights_of
 from tf_labeldp.vault.label_kinds import class_table
 
+_LEAST = 1e-30
+"""Smaller weights, as a fraction of the largest, count as zero."""
+
 
 def example_weights(weights: Any, num_rows: int | None) -> np.ndarray | None:
     """Returns weights (n,) with mean one, or None; ``num_rows`` is None if it is not known yet."""
@@ -18,6 +21,9 @@ def example_weights(weights: Any, num_rows: int | None) -> np.ndarray | None:
     weights = weights_of(weights, num_rows)
     if not weights.any():
         raise ValueError("expected sample_weight that is not all zero, got zeros. Leave it out.")
+    # Sums of the largest doubles overflow, and squares of the smallest ones underflow.
+    weights = weights / weights.max()
+    weights[weights < _LEAST] = 0.0
     return weights / weights.mean()
 
 
@@ -68,4 +74,4 @@ def class_weights(
     if isinstance(class_weight, str):
         _validate.one_of("class_weight", class_weight, ("balanced",))
         return np.ones(len(classes)) if shares is None else 1.0 / (len(shares) * shares)
-    return class_table(class_weight, classes.tolist(), interval="(0, inf)")
+    return class_table(class_weight, classes.tolist(), interval="(0, 1e38]")

@@ -26,6 +26,10 @@ _FALSE_ALARM = 1e-9
 _TOLERANCE = 1e-9
 _MOST_LABELS, _MOST_COLUMNS = 8, 64
 """Most classes with test draws, and most columns of a statistic that are tested one by one."""
+_WIDEST = 4096
+"""Most columns of a statistic that are kept; wider ones are added up in as many."""
+_LARGEST_USE = 1000
+"""Most labels of a use whose size is drawn."""
 _QUANTILES = np.linspace(0.01, 0.99, 50)
 _LARGEST_EPSILON, _LEAST = 700.0, 1e-290
 """Larger epsilons overflow e^epsilon; smaller likelihoods lose digits as subnormal doubles."""
@@ -34,8 +38,12 @@ _DELTAS = (0.003, 0.03, 0.3)
 
 
 def check_mechanism(
-    mechanism: Setting[Mechanism], *, draws: int = 20_000, public_input: Setting[Any] = None
-) -> None:
+    mechanism: Setting[Mechanism],
+    *,
+    draws: int = 20_000,
+    public_input: Setting[Any] = None,
+    size: int | None = None,
+) -> bool:
     """Raises unless a mechanism's claims agree with its behaviour on synthetic labels.
 
     A vault runs it before the first use of a plug-in. It checks
@@ -45,7 +53,9 @@ def check_mechanism(
     * the draws: shape, dtype and range, and that they follow the channel (binomial tests of each
       output for each label), or, without a channel, that no set of outputs is with confidence more
       than ``e^epsilon`` times as likely for one label, or for one of two data sets that differ in
-      one label, as for the other (Clopper-Pearson bounds; Jagielski et al. 2020);
+      one label, as for the other (Clopper-Pearson bounds; Jagielski et al. 2020). The numbers of
+      labels of a use are random, and so are the other labels of a statistic and the row that
+      differs;
     * its own event (``dp_event``), if any: it must not promise more than the channel.
 
     A sound mechanism fails with probability 1e-9 at most. This is a test and no proof: it misses
@@ -56,6 +66,12 @@ def check_mechanism(
         draws: number of labels to draw for, at least 1,000.
         public_input: public input of a noisy statistic, one row per label. Without it, the draws of
             a statistic that needs one are not tested.
+        size: a number of labels that uses of a statistic are tested with, too.
+
+    Returns:
+        Whether the draws were tested: False for labels or public inputs that can't be made up, for
+        a statistic that fails on all labels of its size, and for draws too few to find true labels
+        at this epsilon. The statement of a vault then says "untested".
 
     Raises:
         TypeError: ``mechanism`` is not a mechanism.
@@ -64,6 +80,7 @@ def check_mechanism(
     Example:
         >>> from tf_labeldp.mechanisms import RandomizedResponse
         >>> check_mechanism(RandomizedResponse(epsilon=1.0, num_classes=3))
+        True
         >>> class Honest(RandomizedResponse):
         ...     def randomize(self, labels, priors=None, *, rng=None):
         ...         return labels
@@ -77,16 +94,16 @@ def check_mechanism(
     _validate.positive_finite(f"{name}.epsilon", mechanism.epsilon)
     _validate.number_in(f"{name}.delta", mechanism.delta, "[0, 1)")
     if isinstance(mechanism, ClassificationMechanism):
-        _check_classes(mechanism, draws)
-    elif isinstance(mechanism, RegressionMechanism):
-        _check_numbers(mechanism, draws)
-    elif isinstance(mechanism, LabelMechanism):
-        _check_rows(mechanism, draws)
-    elif isinstance(mechanism, AggregateMechanism):
-        _check_statistic(mechanism, draws, public_input)
+        return _check_classes(mechanism, draws)
+    if isinstance(mechanism, RegressionMechanism):
+        return _check_numbers(mechanism, draws)
+    if isinstance(mechanism, LabelMechanism):
+        return _check_rows(mechanism, draws)
+    statistic = checked_mechanism(mechanism, AggregateMechanism)
+    return _check_statistic(statistic, draws, public_input, size)
 
 
-def _check_classes(mechanism: ClassificationMechanism, draws: int) -> None:
+def _check_classes(mechanism: ClassificationMechanism, draws: int) -> bool:
     num_classes = _validate.integer_at_least("num_classes", mechanism.num_classes, 2)
     middle = np.random.default_rng().permutation(np.arange(1, num_classes - 1))
     chosen = np.concatenate([[0, num_classes - 1], middle[: _MOST_LABELS - 2]])
@@ -101,7 +118,7 @@ def _check_classes(mechanism: ClassificationMechanism, draws: int) -> None:
             counts = np.bincount(noisy[labels == label], minlength=outputs)
             _check_counts(mechanism, counts, channel[label], level)
     if not has_own_event(mechanism):
-        return
+        return True
     for delta in _DELTAS:
         most = Charge.of_event(mechanism.dp_event(), delta).epsilon
         needed = max(_delta_needed(channel, most) for _, channel in channels)
@@ -111,6 +128,7 @@ def _check_classes(mechanism: ClassificationMechanism, draws: int) -> None:
                 f"delta={delta:g}, but its channel needs delta={needed:.6g}. Remove dp_event: the "
                 "event of epsilon then takes its place."
             )
+    return True
 
 
 def _channels(
@@ -194,7 +212,7 @@ def _check_counts(
         )
 
 
-def _check_numbers(mechanism: RegressionMechanism, draws: int) -> None:
+def _check_numbers(mechanism: RegressionMechanism, draws: int) -> bool:
     low, high = mechanism.label_range()
     labels = np.append(np.linspace(low, high, 3), np.random.default_rng().uniform(low, high))
     outputs = [_drawn(mechanism, np.full(draws // 4, label)) for label in labels]
@@ -202,52 +220,137 @@ def _check_numbers(mechanism: RegressionMechanism, draws: int) -> None:
     if mechanism.delta == 0.0:
         _check_worst(mechanism, table, f"likelihood of {type(mechanism).__name__}")
     _check_ratios(mechanism, outputs)
+    return True
 
 
-def _check_rows(mechanism: LabelMechanism, draws: int) -> None:
+def _check_rows(mechanism: LabelMechanism, draws: int) -> bool:
     classes = getattr(mechanism, "num_classes", None)
     if classes is None or mechanism.public_input == "features":
-        return  # There are no synthetic labels or features for it.
+        return False  # There are no synthetic labels or features for it.
     labels = sorted({0, int(np.random.default_rng().integers(classes)), classes - 1})
     _check_ratios(mechanism, [_drawn(mechanism, np.full(draws // 2, label)) for label in labels])
+    return True
 
 
 def _drawn(mechanism: LabelMechanism, labels: np.ndarray, prior: Any = None) -> np.ndarray:
-    """Returns checked draws; for a mechanism with clusters, all labels are in one."""
+    """Returns checked draws, half of them in uses of random sizes, and half in one use.
+
+    For a mechanism with clusters, all labels are in one, since clusters may have a smallest size.
+    """
     clusters = mechanism.public_input == "clusters"
-    public = np.zeros(labels.size, dtype=np.int64) if clusters else prior
-    return mechanism.check_output(mechanism.randomize(labels, public), labels.size)
+    ends, half = [0], 0 if clusters else labels.size // 2
+    while ends[-1] < half:
+        ends.append(min(half, ends[-1] + _random_size(1, _LARGEST_USE)))
+    noisy = []
+    for part in np.split(labels, ends[1:]):
+        public = np.zeros(part.size, dtype=np.int64) if clusters else prior
+        noisy.append(mechanism.check_output(mechanism.randomize(part, public), part.size))
+    return np.concatenate(noisy)
 
 
-def _check_statistic(mechanism: AggregateMechanism, draws: int, public_input: Any) -> None:
-    label_range, rows = mechanism.label_range(), getattr(mechanism, "num_labels", None)
-    size = 3 if public_input is None else len(public_input)
-    has_kind = mechanism.num_classes is not None or label_range is not None or rows is not None
-    if not has_kind or not size:
-        return
-    two = np.random.default_rng().permutation(int(mechanism.num_classes or 2))[:2]
-    ends = np.asarray(label_range or two)
-    same = np.full((size,) if rows is None else (size, rows), ends[0])
-    other = same.copy()
-    other[0] = ends[1]
-    try:
-        mechanism.release(same, public_input)
-    except (TypeError, ValueError):
-        if public_input is None:
-            return  # The statistic needs a public input.
-        raise
+def _random_size(low: int, high: int) -> int:
+    """Returns a whole number in [low, high) whose logarithm is uniform."""
+    return int(math.exp(np.random.default_rng().uniform(math.log(low), math.log(high))))
+
+
+def _check_statistic(
+    mechanism: AggregateMechanism, draws: int, public_input: Any, size: int | None
+) -> bool:
+    has_kind = mechanism.num_classes is not None or mechanism.label_range() is not None
+    if not has_kind and mechanism.num_labels is None:
+        return False
+    if public_input is not None:
+        rows = len(public_input) if size is None else size
+        return bool(rows) and _check_size(mechanism, draws, public_input, rows)
+    ends = [1, 10, 100, _LARGEST_USE]
+    sizes = [_random_size(low, high) for low, high in itertools.pairwise(ends)]
+    tested = [_check_size(mechanism, draws, None, each) for each in sizes]
+    return any(tested) if size is None else _check_size(mechanism, draws, None, size)
+
+
+def _check_size(mechanism: AggregateMechanism, draws: int, public_input: Any, size: int) -> bool:
+    """Returns whether a statistic of ``size`` labels was tested."""
+    pair = _two_data_sets(mechanism, size)
+    failures = []
+    for labels in pair:
+        try:
+            mechanism.release(labels, public_input)
+        except Exception as error:
+            failures.append(error)
+    if len(failures) == 1:
+        raise ValueError(
+            f"{type(mechanism).__name__} fails on some of {size} made-up labels and not on others, "
+            "so that a failure would reveal labels. Let it fail for its settings, its public input "
+            "and the number of labels alone."
+        ) from failures[0]
+    if failures and public_input is not None:
+        raise failures[0]
+    if failures:
+        return False
+    # An output that is the label itself is found from this number on.
+    grown = math.exp(min(mechanism.epsilon, _LARGEST_EPSILON))
+    surest = math.log((grown + mechanism.delta) / (grown + 1.0))
+    needed = 2 * math.ceil(math.log(_level(2)) / surest) + 2 if surest < 0.0 else math.inf
+    most = draws // 20
+    repeats = max(50, min(most, max(20_000_000 // size, int(min(needed, most)))))
+    wide = _Sketch()
 
     def released(labels: np.ndarray) -> np.ndarray:
         statistic = mechanism.release(labels, public_input)
-        return np.ravel(checked_output(mechanism, statistic, None, "biuf")).astype(np.float64)
+        return wide.of(np.ravel(checked_output(mechanism, statistic, None, "biuf")))
 
-    repeats = max(50, min(draws // 20, 20_000_000 // size))
-    drawn = [np.stack([released(labels) for _ in range(repeats)]) for labels in (same, other)]
-    _check_ratios(mechanism, drawn)
+    outputs = [[released(labels) for _ in range(repeats)] for labels in pair]
+    if len({output.shape for several in outputs for output in several}) > 1:
+        return False
+    _check_ratios(mechanism, [np.stack(several) for several in outputs])
+    return repeats >= needed
+
+
+def _two_data_sets(mechanism: AggregateMechanism, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns random labels, and the same with another label in a random row.
+
+    In few data sets all labels but one are equal.
+    """
+    rng, label_range = np.random.default_rng(), mechanism.label_range()
+    columns, num_classes = mechanism.num_labels, int(mechanism.num_classes or 2)
+    shape = (size,) if columns is None else (size, columns)
+    labels: np.ndarray
+    if label_range is None:
+        one, two = rng.permutation(num_classes)[:2]
+        labels = rng.integers(num_classes, size=shape)
+    else:
+        one, two = rng.permutation(np.asarray(label_range))
+        labels = rng.uniform(label_range[0], label_range[1], shape)
+    if size < 10:
+        labels = np.full(shape, one)
+    row, other = int(rng.integers(size)), labels.copy()
+    labels[row], other[row] = one, two
+    return labels, other
+
+
+class _Sketch:
+    """Adds up the columns of wide outputs with random signs, the same for all outputs."""
+
+    def __init__(self) -> None:
+        self._places, self._signs = np.zeros(0, np.int64), np.zeros(0)
+
+    def of(self, output: np.ndarray) -> np.ndarray:
+        if output.size <= _WIDEST:
+            return output.astype(np.float64)
+        if output.size != self._places.size:
+            rng = np.random.default_rng()
+            self._places = rng.integers(_WIDEST, size=output.size)
+            self._signs = rng.choice([-1.0, 1.0], output.size)
+        return np.bincount(self._places, self._signs * output, _WIDEST)
+
+
+def _level(data_sets: int) -> float:
+    """Returns the level of each bound of a comparison of these data sets."""
+    return _FALSE_ALARM / (2 * data_sets**2)
 
 
 def _check_ratios(mechanism: Mechanism, outputs: list[np.ndarray]) -> None:
-    level = _FALSE_ALARM / (2 * len(outputs) ** 2)
+    level = _level(len(outputs))
     rows = [output.reshape(len(output), -1) for output in outputs]
     for first, second in itertools.permutations(rows, 2):
         half = len(first) // 2
@@ -268,7 +371,8 @@ def _likelier_set(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, fl
 
     Half-lines are tried along each column, and along the difference of the means.
     """
-    directions = np.eye(first.shape[1])[:_MOST_COLUMNS]
+    width = first.shape[1]
+    directions = np.eye(min(width, _MOST_COLUMNS), width)
     directions = np.vstack([directions, first.mean(axis=0) - second.mean(axis=0)])
     best, chosen = -math.inf, (directions[0], math.inf)
     for direction in np.vstack([directions, -directions]):

@@ -87,9 +87,6 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_kind()
-        low, high = self.label_range() or (0.0, 1.0)
-        if not 0.0 < 0.5 * (high - low) < math.inf:  # Otherwise some codes would be NaN.
-            raise ValueError(f"the range from {low:g} to {high:g} exceeds the range of doubles.")
         self._set(max_norm=_validate.positive_finite("max_norm", self.max_norm))
         if self.max_l1 is not None:
             self._set(max_l1=_validate.positive_finite("max_l1", self.max_l1))

@@ -298,6 +298,8 @@ class Frozen(Mechanism):
             self._set(**{name: public.value, "receipts": receipts})
 
 
+_WIDTHS = (1e-140, 1e140)
+"""Ranges of numbers whose squares, in grid steps, neither underflow nor overflow."""
 _SWAPPED = 10.0
 """A whole epsilon from here on and above ``num_classes`` usually means swapped arguments."""
 
@@ -369,7 +371,7 @@ class FrozenAggregate(Frozen, AggregateMechanism):
             if getattr(self, name) is not None:
                 self._set(**{name: _validate.integer_at_least(name, getattr(self, name), least)})
         if has_range:
-            low, high = _validate.number_range(self.low, self.high)
+            low, high = _validate.number_range(self.low, self.high, _WIDTHS, type(self).__name__)
             self._set(low=low, high=high)
 
 

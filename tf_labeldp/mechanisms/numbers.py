@@ -53,7 +53,8 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
                 f"epsilon must be at least {integer_noise.MIN_EPSILON:g} for {name}, got "
                 f"{self.epsilon:g}. Raise epsilon: below this the labels are all noise."
             )
-        low, high = _validate.number_range(self.low, self.high)
+        widths = (0.0, math.inf) if self.whole else (_NARROWEST, _WIDEST)
+        low, high = _validate.number_range(self.low, self.high, widths, name)
         if self.whole:
             for end, value in (("low", low), ("high", high)):
                 if value != int(value) or abs(value) > _MAX_WHOLE:
@@ -63,11 +64,6 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
             if high - low > integer_noise.MAX_STEPS:
                 raise ValueError(f"high - low must be at most 2^32 for {name}, got {high - low:g}.")
             low, high = int(low), int(high)
-        elif not _NARROWEST <= high - low <= _WIDEST:
-            raise ValueError(
-                f"high - low must be between {_NARROWEST:g} and {_WIDEST:g} for {name}, got "
-                f"{high - low:g}. Change the unit of the labels."
-            )
         self._set(low=low, high=high, clip=_validate.boolean("clip", self.clip))
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp._progress import without_output
 from tf_labeldp.accounting import Private, Public
 from tf_labeldp.accounting.events import gaussian_fields
 from tf_labeldp.accounting.gaussian import gaussian_sigma
@@ -134,10 +135,12 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
         Args:
             labels: classes (n,).
             public_input: an object whose ``votes(labels)`` trains the teachers and returns the
-                class that each teacher votes for, integers (teachers, M).
+                class that each teacher votes for, integers (teachers, M). Nothing that it prints,
+                logs or warns of is shown.
             rng: a generator for repeatable (not private) runs.
         """
-        votes = np.asarray(public_input.votes(labels))
+        with without_output():
+            votes = np.asarray(public_input.votes(labels))
         counts = self._counts(votes)
         exact = counts * _STEPS
         scale = self._scale(self._answer_sensitivity)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._progress import without_retracing_warnings
+from tf_labeldp._progress import without_output, without_retracing_warnings
 from tf_labeldp.accounting import Private, Public, public_input
 from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.features.reader import FeatureRows
@@ -32,8 +32,11 @@ class PATE:
     Guarantee:
         That of ``ConfidentGNMax``: the answers are (epsilon, delta)-DP for the replacement of one
         label. They are charged to the vault before a teacher is trained, and drawn and stored once.
-        Teachers, votes and losses stay inside: they are never returned, shown or saved. Your own
-        teacher must keep them inside too, and must depend on nothing but its arguments.
+        Teachers, votes and losses stay inside: they are never returned, shown or saved. Warnings,
+        logs and whatever a teacher prints are dropped. A teacher that fails on its shard votes for
+        class 0, so that its failure moves no more than a vote does; before the charge, a teacher is
+        tried on made-up labels of all classes, where it must not fail. Your own teacher must depend
+        on nothing but its arguments, and write no files.
 
     Source: Algorithm 5 of ``tang2022`` (PATE-FM of Malek et al., 2021), whose teachers are trained
     by FixMatch: ``fix_match_teacher``. The default teacher is a logistic regression on features.
@@ -104,7 +107,9 @@ class PATE:
         Raises:
             BudgetExceededError: the budget does not allow the answers; nothing was released.
             TypeError: labels that are not in a vault.
-            ValueError: fewer labels than teachers or queries, or another number of features.
+            ValueError: fewer labels than teachers or queries, another number of features, or a
+                teacher that fails on made-up labels, such as one with fewer outputs than classes;
+                nothing was released.
         """
         if not isinstance(labels, PrivateLabels):
             raise TypeError(
@@ -120,8 +125,13 @@ class PATE:
             )
         public = public_input(features, self.teacher)
         features, teacher = public.value
-        teachers = _Teachers(features, teacher, self.num_teachers, num_queries, size, self.seed)
-        mechanism = ConfidentGNMax(num_classes=labels.num_classes, **self._settings)
+        num_classes = labels.num_classes
+        mechanism = ConfidentGNMax(num_classes=num_classes, **self._settings)
+        teachers = _Teachers(
+            features, teacher, self.num_teachers, num_queries, size, num_classes, self.seed
+        )
+        if not labels.has_draw(self.key):
+            teachers.try_one()
         released = labels.release(mechanism, public_input=public.with_value(teachers), key=self.key)
         answered = np.flatnonzero(released.values != NO_ANSWER)
         answers = NoisyLabels(
@@ -139,7 +149,14 @@ class _Teachers:
     """The public part of the teachers, which the mechanism asks for votes."""
 
     def __init__(
-        self, features: Any, teacher: Teacher, count: int, num_queries: int, size: int, seed: int
+        self,
+        features: Any,
+        teacher: Teacher,
+        count: int,
+        num_queries: int,
+        size: int,
+        num_classes: int,
+        seed: int,
     ) -> None:
         self._features = np.asarray(features)
         if len(self._features) != size:
@@ -150,19 +167,45 @@ class _Teachers:
         self._teacher = teacher
         rng = np.random.default_rng(seed)
         self._shard_of = rng.permutation(size) % count
-        self._count = count
+        self._count, self._num_classes = count, num_classes
         self.queries = np.sort(rng.choice(size, num_queries, replace=False))
 
     def votes(self, labels: np.ndarray) -> np.ndarray:
         """Returns the class that each teacher votes for, (teachers, queries)."""
         votes = []
-        # Every shard has a row more than the next, or as many.
-        rows_of = np.array_split(np.argsort(self._shard_of, kind="stable"), self._count)
-        for rows in rows_of:
-            shard = np.full(len(labels), NO_ANSWER, dtype=np.int64)
-            shard[rows] = labels[rows]
-            votes.append(compact(np.asarray(self._teacher(self._features, shard, self.queries))))
+        for rows in self._shards():
+            try:
+                votes.append(self._votes_of_one(rows, labels[rows]))
+            except (Exception, SystemExit):
+                # Whether a teacher fails may depend on a label of its shard, as its votes do.
+                votes.append(np.zeros(len(self.queries), np.uint8))
         return np.stack(votes)
+
+    def try_one(self) -> None:
+        """Raises if the first teacher fails on made-up labels, which have every class."""
+        rows, most = self._shards()[0], self._num_classes - 1
+        try:
+            with without_output():
+                # The largest class comes first, since a shard may have fewer rows than classes.
+                self._votes_of_one(rows, (most - np.arange(len(rows))) % self._num_classes)
+        except Exception as error:
+            raise ValueError(
+                f"expected a teacher for the classes 0..{most}, which votes for one of them at "
+                f"each of {len(self.queries)} queries, got {type(error).__name__} on made-up "
+                "labels. Mend the teacher, or the number of its network's outputs."
+            ) from error
+
+    def _shards(self) -> list[np.ndarray]:
+        # Every shard has a row more than the next, or as many.
+        return np.array_split(np.argsort(self._shard_of, kind="stable"), self._count)
+
+    def _votes_of_one(self, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        shard = np.full(len(self._shard_of), NO_ANSWER, dtype=np.int64)
+        shard[rows] = labels
+        votes = np.asarray(self._teacher(self._features, shard, self.queries))
+        if votes.shape != self.queries.shape:
+            raise ValueError(f"votes of shape {votes.shape}.")
+        return compact(_validate.class_indices("votes", votes, self._num_classes))
 
     def digest(self) -> str:
         """Returns the digest that a stored release is bound to."""

@@ -114,8 +114,10 @@ def read_targets(
             )
         kept = denoise_labels(array, clusters, num_classes).labelled
         rows, array = rows[kept], array[kept]
-    weights = np.ones(num_rows) if sample_weight is None else weights_of(sample_weight, num_rows)
-    weights = weights.astype(np.float32)[rows]
+    weights = np.ones(num_rows, np.float32)
+    if sample_weight is not None:
+        weights = weights_of(sample_weight, num_rows, np.float32)
+    weights = weights[rows]
     used = (weights > 0) & (array >= 0 if array.ndim == 1 else True)
     rows, weights = rows[used], weights[used]
     targets = _probabilities(array[used], num_classes)

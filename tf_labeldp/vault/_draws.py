@@ -1,7 +1,8 @@
 """The only place where mechanisms read the true labels: each draw is charged and recorded.
 
-A mechanism of another library is checked on made-up labels before it reads a true label, and its
-errors on true labels are withheld: an error that depends on the labels is an output too.
+A mechanism of another library is checked on made-up labels before it reads a true label. Its errors
+on true labels are withheld, and so are warnings, logs and what it writes to stdout and stderr: what
+depends on the labels is an output too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from tf_labeldp._progress import without_output, without_warnings
 from tf_labeldp.accounting import Assumption, BudgetExceededError, Charge, PublicInput
 from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.accounting.receipts import Receipts
@@ -47,8 +49,12 @@ from tf_labeldp.vault.records import (
 from tf_labeldp.vault.reservations import PlannedUse
 from tf_labeldp.vault.users import charge_for_users
 
-_CHECKED: dict[tuple[type, str], str] = {}
-"""Channels of other libraries' mechanisms that passed ``check_mechanism`` in this process."""
+_CHECKED: dict[tuple[type, str, int | None], tuple[str, bool]] = {}
+"""Mechanisms of other libraries that passed ``check_mechanism`` in this process.
+
+By their type, their state and, for statistics, the number of labels: their channel, and whether
+their draws were tested.
+"""
 
 
 class Sealed:
@@ -223,6 +229,7 @@ class Draws:
         return record
 
     def charge_of(self, mechanism: Mechanism, rows: np.ndarray, public_input: Any = None) -> Charge:
+        """Returns the cost of a use, of which a plug-in's statement names what was not tested."""
         charge = self._kind.charge(mechanism)
         if (users := self._ledger.users) is not None:
             charge = charge_for_users(charge, mechanism, users[rows], public_input)
@@ -235,6 +242,9 @@ class Draws:
                 f"{type(mechanism).__name__} has the epsilon of {mechanism.epsilon:g} that it "
                 f"states{event}: its author's claim, not this library's."
             )
+            checked = _CHECKED.get(_identity(mechanism, rows.size))
+            if checked is not None and not checked[1]:
+                text += " Its draws are untested: they could not be run, or not often enough."
             notes.append(Assumption("claimed-mechanism", "authors", text))
         has_receipts = isinstance(public_input, Priors) and public_input.receipts
         if public_input is not None and not has_receipts:
@@ -246,16 +256,13 @@ class Draws:
         return self._keyed if isinstance(mechanism, LabelMechanism) else None
 
     def _check_foreign(self, mechanism: Mechanism, rows: np.ndarray, public_input: Any) -> None:
-        # NumPy shortens the repr of arrays, so their digests stand for them.
-        state = {
-            name: array_digest(value) if isinstance(value, np.ndarray) else value
-            for name, value in vars(mechanism).items()
-        }
-        identity = type(mechanism), repr((settings(mechanism), state))
-        if identity not in _CHECKED or _CHECKED[identity] != _channel_digest(mechanism):
-            is_statistic = isinstance(mechanism, AggregateMechanism)
-            check_mechanism(mechanism, public_input=public_input if is_statistic else None)
-            _CHECKED[identity] = _channel_digest(mechanism)
+        identity = _identity(mechanism, rows.size)
+        if identity not in _CHECKED or _CHECKED[identity][0] != _channel_digest(mechanism):
+            statistic: dict[str, Any] = {}
+            if isinstance(mechanism, AggregateMechanism):
+                statistic = {"public_input": public_input, "size": rows.size}
+            tested = check_mechanism(mechanism, **statistic)
+            _CHECKED[identity] = _channel_digest(mechanism), tested
         # Made-up labels show a wrong public input before a true label is read.
         self._apply(mechanism, self._kind.any_labels(rows.size), public_input, None)
 
@@ -288,24 +295,28 @@ class Draws:
         use: dict[str, Any] = {"key": name, "rows": rows, "seeded": rng is not None}
         if part is not None:
             use |= {"id": part.id, "plan": part.plan}
+        # A mechanism of another library may keep what it read in its attributes.
+        described, what = serialize(mechanism), repr(mechanism)
         output = None
+        is_ours = is_of_this_library(mechanism)
         try:
-            is_ours = is_of_this_library(mechanism)
-            labels = self._sealed.look(rows) if is_ours else self._sealed.open(rows)
-            if (keyed := self._keyed_for(mechanism)) is not None:
-                output = keyed.randomize(mechanism, labels, rows, public_input, name)
-            else:
-                output = self._apply(mechanism, labels, public_input, rng)
+            quietly = without_warnings if is_ours else without_output
+            with quietly(), np.errstate(all="ignore"):
+                labels = self._sealed.look(rows) if is_ours else self._sealed.open(rows)
+                if (keyed := self._keyed_for(mechanism)) is not None:
+                    output = keyed.randomize(mechanism, labels, rows, public_input, name)
+                else:
+                    output = self._apply(mechanism, labels, public_input, rng)
         except BaseException as error:
             # An interrupt from the keyboard has no text that may reveal a label.
             if isinstance(error, KeyboardInterrupt) and not error.args:
                 raise
         # An error raised inside `except` would carry the caught error, which may reveal labels.
         if output is None:
-            if is_of_this_library(mechanism):
+            if is_ours:
                 # Errors that do not depend on the labels are raised here, without a charge.
                 self._apply(mechanism, self._kind.any_labels(rows.size), public_input, rng)
-            ledger.keep(receipt=ledger.new_receipt(charge, repr(mechanism), "failed", **use))
+            ledger.keep(receipt=ledger.new_receipt(charge, what, "failed", **use))
             raise RuntimeError(
                 f"{type(mechanism).__name__} failed on these labels, and would not on others. Its "
                 "message is withheld: it may reveal labels. The draw was charged. Test the "
@@ -320,8 +331,8 @@ class Draws:
             groups = None if public_input.groups is None else np.asarray(public_input.groups)
             priors = {"priors": np.asarray(public_input.probabilities), "groups": groups}
         return ledger.keep(
-            receipt=ledger.new_receipt(charge, repr(mechanism), kind, **use),
-            mechanism=serialize(mechanism),
+            receipt=ledger.new_receipt(charge, what, kind, **use),
+            mechanism=described,
             public_digest=public_input.digest() if _has_own_digest(public_input) else digest,
             made_of=made_of,
             indices=rows,
@@ -389,6 +400,16 @@ def _check_same(record: Record, mechanism: Mechanism, rows: np.ndarray, same_inp
             f"(stored: {stored!r}, {indices.size} examples; asked: {mechanism!r}, {rows.size} "
             "examples). Use the settings of the stored draw, or give the new draw a key of its own."
         )
+
+
+def _identity(mechanism: Mechanism, size: int) -> tuple[type, str, int | None]:
+    # NumPy shortens the repr of arrays, so their digests stand for them.
+    state = {
+        name: array_digest(value) if isinstance(value, np.ndarray) else value
+        for name, value in vars(mechanism).items()
+    }
+    of_statistic = size if isinstance(mechanism, AggregateMechanism) else None
+    return type(mechanism), repr((settings(mechanism), state)), of_statistic
 
 
 def _channel_digest(mechanism: Mechanism) -> str:

@@ -455,7 +455,7 @@ def class_array(classes: tuple[Hashable, ...]) -> np.ndarray:
 
 
 def class_table(
-    class_weight: Any, classes: Sequence[Hashable], *, interval: str = "[0, inf)"
+    class_weight: Any, classes: Sequence[Hashable], *, interval: str = "[0, 1e38]"
 ) -> np.ndarray:
     """Returns the public weight of each class, ``float64`` (K,), 1 for those without.
 
