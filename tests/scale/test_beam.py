@@ -19,7 +19,7 @@ beam = pytest.importorskip("apache_beam", reason="no apache-beam; `make test-bea
 from apache_beam.options.pipeline_options import PipelineOptions  # noqa: E402
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner  # noqa: E402
 
-from tf_labeldp.accounting import PrivacyBudget  # noqa: E402
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget  # noqa: E402
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge  # noqa: E402
 from tf_labeldp.mechanisms import (  # noqa: E402
     HistogramMechanism,
@@ -388,6 +388,78 @@ def test_b7_sums_of_a_killed_process_are_deleted_at_the_next_start(key, tmp_path
     _ = pipeline | beam.Create([0, 1, 2] * 50) | counts  # not run yet
     assert sums_in(tmp_path) == []
     assert key.receipts() == ()
+
+
+def vault_key(tmp_path, epsilon, **options):
+    options = {"num_classes": 3, **options}
+    labels = np.arange(150) % 3
+    labels = np.eye(3, dtype=int)[labels] if "num_labels" in options else labels
+    budget = PrivacyBudget(epsilon)
+    vault = PrivateLabels(labels, budget=budget, store=tmp_path / "store", **options)
+    return vault, ReleaseKey.create(tmp_path / "store" / "labels.key")
+
+
+@pytest.mark.parametrize("options", [{}, {"users": np.arange(150) // 2}])
+def test_a_statistic_that_is_refused_runs_no_pipeline(tmp_path, options):
+    vault, key = vault_key(tmp_path, 0.5 if not options else 9.0, **options)
+    read = []
+    with pytest.raises((BudgetExceededError, ValueError), match=r"budget|unit is one label"):
+        PrivateHistogram(HistogramMechanism(1.0, num_classes=3), key, "counts")
+    head = FitPrivateHead(PrivateRidge(1.0, 1e-5, num_classes=3), key, "head")
+    with pytest.raises((BudgetExceededError, ValueError), match=r"budget|unit is one label"):
+        head.fit(read.append, runner="FnApiRunner")
+    assert not read and sums_in(tmp_path) == [] and vault.receipts == ()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_statistic_that_is_refused_later_leaves_no_exact_sums(tmp_path, elsewhere):
+    """Another use spends the budget between the pipeline and the draw."""
+    vault, key = vault_key(tmp_path, 1.0)
+    folder = tmp_path / "sums" if elsewhere else None
+    if elsewhere:
+        folder.mkdir()
+    counts = PrivateHistogram(HistogramMechanism(1.0, num_classes=3), key, "counts", folder=folder)
+    late = beam.Pipeline(FnApiRunner())
+    summed([0, 1, 2] * 50, counts)
+    assert len(sums_in(tmp_path)) == 1
+    vault.randomize(RandomizedResponse(1.0, 3))
+    with pytest.raises(BudgetExceededError):
+        counts.result()
+    assert sums_in(tmp_path) == [] and vault.guarantee().epsilon == 1.0
+    with pytest.raises(BudgetExceededError):  # The next pipeline is refused before it runs.
+        _ = late | beam.Create([0, 1, 2] * 50) | counts
+
+
+@pytest.mark.parametrize("name", ["..", "q\n", "x\0y"])
+def test_names_that_files_can_not_have_are_refused_before_a_pipeline_runs(key, name):
+    read = []
+    for make in (
+        lambda: RandomizeLabels(MECHANISM, key, name),
+        lambda: PrivateHistogram(MOSTLY_NOISE, key, name),
+        lambda: FitPrivateHead(PrivateRidge(1.0, 1e-5, num_classes=2), key, name).fit(read.append),
+    ):
+        with pytest.raises(ValueError, match="release must be a name"):
+            make()
+    assert not read and key.receipts() == ()
+
+
+@pytest.mark.parametrize("make", ["draws", "sums"])
+def test_workers_with_another_key_file_are_refused(key, tmp_path, make):
+    """The file under the path of the key is another one when the bundles run."""
+    transform = (
+        RandomizeLabels(MECHANISM, key, "a")
+        if make == "draws"
+        else PrivateHistogram(MOSTLY_NOISE, key, "a")
+    )
+    pipeline = beam.Pipeline(FnApiRunner())
+    _ = pipeline | beam.Create(PAIRS if make == "draws" else [0, 1, 2] * 50) | transform
+    kept = key.path.read_bytes()
+    shutil.move(f"{key.path}.ledger", tmp_path / "kept.ledger")
+    key.path.unlink()
+    other = ReleaseKey.create(key.path)
+    with pytest.raises(Exception, match=r"another key\. Mount one key file"):
+        pipeline.run().wait_until_finish()
+    assert other.receipts() == () and kept != key.path.read_bytes()
 
 
 def test_b7_sums_of_a_process_that_goes_on_are_left_to_it(key, tmp_path):

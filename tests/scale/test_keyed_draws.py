@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import shutil
 import stat
 
 import numpy as np
@@ -151,6 +152,11 @@ def test_all_that_a_draw_depends_on_makes_it_independent(what):
         ([1, 2], [0], ValueError, "2 ids"),
         ([1, 2], [0, 4], ValueError, "labels"),
         ([1, 2], ["a", "b"], TypeError, "numbers"),
+        ([1, 2**64], [0, 1], ValueError, "below 2\\^64"),
+        ([-1, 2**63], [0, 1], ValueError, "of one type, below"),
+        ([1, -(2**63) - 1], [0, 1], ValueError, "below 2\\^64"),
+        (["a\ud800", "b"], [0, 1], ValueError, "texts of valid Unicode"),
+        ([b"\xff\xfe", b"b"], [0, 1], ValueError, "texts in UTF-8"),
     ],
 )
 def test_bad_rows_are_refused(ids, labels, error, message):
@@ -239,11 +245,71 @@ def test_a_key_is_not_made_for_other_labels_than_those_of_its_store(tmp_path):
             ReleaseKey.create(tmp_path / name / "labels.key", labels=other.label_set)
 
 
-@pytest.mark.parametrize("name", ["", 3, None, "a/b"])
-def test_a_release_needs_a_name(key, name):
-    with pytest.raises(ValueError, match="release must be a name"):
-        key.register(name, RandomizedResponse(1.0, 3))
+def test_numbers_up_to_2_to_the_64th_are_ids_in_any_container():
+    ids = [1, 2**63, 2**64 - 1]
+    whole = draw(np.array(ids, np.uint64), [0, 1, 2])
+    np.testing.assert_array_equal(whole, draw(ids, [0, 1, 2]))
+    np.testing.assert_array_equal(whole, draw(np.array(ids, object), [0, 1, 2]))
+
+
+BAD_NAMES = ["", 3, None, "a/b", "..", ".", "q\n", "x\0y", "a\\b", "\udc80", "\u202ea", "é" * 101]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+@pytest.mark.parametrize("call", ["register", "check", "draw_once"])
+def test_a_release_needs_a_name_that_files_can_have(key, name, call):
+    rest = [lambda: (1, {"values": np.zeros(3)})] * (call == "draw_once")
+    key.is_drawn(name)
+    with pytest.raises(ValueError, match="release must be a name") as refused:
+        getattr(key, call)(name, RandomizedResponse(1.0, 3), *rest)
+    assert str(refused.value).isprintable()
     assert key.receipts() == ()
+
+
+@pytest.mark.parametrize("name", ["a b", "é" * 100, "2026-11-28", "..a"])
+def test_other_names_are_taken(key, name):
+    key.register(name, RandomizedResponse(1.0, 3))
+    assert key.receipts(name)
+
+
+def test_a_draw_by_another_version_of_the_draws_is_refused(key, monkeypatch):
+    """Its labels would be second draws; those of this version are ``GOLDEN``."""
+    key.register("a", CASES[0][0])
+    key.register("b", CASES[2][0], PRIOR)
+    before = draw(np.arange(N), np.zeros(N, int))
+    monkeypatch.setattr(keyed_draws, "_DRAW_VERSION", 2)
+    for each in (key, ReleaseKey(key.path)):
+        for name, mechanism, priors in (("a", CASES[0][0], None), ("b", CASES[2][0], PRIOR)):
+            with pytest.raises(ValueError, match="another version of the draws"):
+                each.register(name, mechanism, priors)
+    after = draw(np.arange(N), np.zeros(N, int))
+    assert abs(np.corrcoef(before, after)[0, 1]) < 5 / np.sqrt(N)
+
+
+@pytest.mark.parametrize("has_ledger", [True, False])
+def test_a_worker_with_another_key_under_the_same_path_is_refused(key, tmp_path, has_ledger):
+    pickled = pickle.dumps(key)
+    assert pickle.loads(pickled).secret == key.secret
+    key.path.unlink()
+    shutil.rmtree(f"{key.path}.ledger")
+    other = ReleaseKey.create(key.path)  # on the disk of a worker
+    if not has_ledger:
+        shutil.rmtree(f"{key.path}.ledger")
+    with pytest.raises(LabelStoreError, match=r"another key\. Mount one key file"):
+        pickle.loads(pickled)
+    if has_ledger:
+        assert other.receipts() == ()
+
+
+def test_check_refuses_what_the_vault_can_not_afford_before_a_pipeline_runs(tmp_path):
+    labels = PrivateLabels([0, 1], 2, budget=PrivacyBudget(1.0), store=tmp_path, draws="keyed")
+    key = ReleaseKey(tmp_path / "labels.key")
+    key.check("a", RandomizedResponse(1.0, 2))
+    with pytest.raises(BudgetExceededError):
+        key.check("a", RandomizedResponse(1.5, 2))
+    key.register("a", RandomizedResponse(1.0, 2))
+    key.check("a", RandomizedResponse(1.0, 2))  # A release that is recorded costs nothing more.
+    assert labels.guarantee().epsilon == 1.0
 
 
 def test_rows_of_a_release_stay_the_same(key):

@@ -148,6 +148,22 @@ def test_a_table_may_have_a_column_of_the_name_of_the_mark(spark, key):
     assert {row.fingerprint for row in noisy.collect()} == {"mine"}
 
 
+def test_a_worker_with_another_key_file_is_refused(spark, key, monkeypatch):
+    """Spark's workers read the file under the path of the key."""
+    kept, draws = key.path.read_bytes(), type(key).register
+
+    def registers(*arguments, **options):
+        draws(*arguments, **options)
+        other = ReleaseKey.create(key.path.with_name("other.key"))
+        key.path.write_bytes(other.path.read_bytes())
+
+    monkeypatch.setattr(type(key), "register", registers)
+    df = spark.createDataFrame(PAIRS, ["id", "label"])
+    with pytest.raises(Exception, match="another key"):
+        randomize(df, MECHANISM, key, "a")
+    key.path.write_bytes(kept)
+
+
 def test_repeated_ids_are_refused_with_their_number(spark, key):
     df = spark.createDataFrame([*PAIRS, (7, 2), (7, 0), (900, 1)], ["id", "label"]).repartition(4)
     with pytest.raises(ValueError, match=r"2 ids name more than one row \(3 rows too many of 2003"):

@@ -299,3 +299,18 @@ def test_checking_the_budget_draws_and_charges_nothing(make, response, no_new_ra
     with pytest.raises(BudgetExceededError, match="Nothing was drawn"):
         vault.check_budget(response(1.1), [3])
     assert vault.guarantee().epsilon == 0.0
+
+
+@pytest.mark.parametrize(("uses", "epsilon"), [(700, 1.0), (7, 0.1), (70, 0.01), (3, 1 / 3)])
+@pytest.mark.parametrize("reserved", [True, False])
+def test_nothing_remains_after_the_last_use(uses, epsilon, reserved):
+    """Sums of many epsilons miss the budget by rounding, which is no budget."""
+    budget = PrivacyBudget(uses * epsilon)
+    labels = PrivateLabels([0, 1] * 5, num_classes=2, budget=budget)
+    mechanism = RandomizedResponse(epsilon, 2)
+    if reserved:
+        labels.reserve({str(number): mechanism for number in range(uses)}).__enter__()
+    else:
+        for _ in range(uses):
+            labels.randomize(mechanism)
+    assert labels.remaining() == 0.0

@@ -89,8 +89,6 @@ def randomize(
         )
     made_by: Any = public.with_value(mechanism)
     key.register(release, made_by, priors)
-    path = key.path
-
     # Spark reads a source again whenever it computes a frame, and the source may have changed by
     # then. So each batch takes its fingerprint along to the checkpoint, which is what is checked.
     mark = "fingerprint"
@@ -100,8 +98,7 @@ def randomize(
     def draw(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             labels = batch.column(label).to_numpy(zero_copy_only=False)
-            secret = ReleaseKey(path).secret
-            rows = KeyedRows(batch.column(id), labels, mechanism, secret, release, priors)
+            rows = KeyedRows(batch.column(id), labels, mechanism, key.secret, release, priors)
             columns = list(batch.columns)
             columns[batch.schema.get_field_index(label)] = pa.array(rows.randomize())
             marks = [str(rows.fingerprint())] * bool(len(labels)) + [None] * (len(labels) - 1)

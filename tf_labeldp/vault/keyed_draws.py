@@ -72,6 +72,10 @@ _HASHED_BYTES = 64
 """Bytes of an id that its public hash depends on."""
 _ODD = 0x9E3779B97F4A7C15
 """An odd number without pattern: 2^64 divided by the golden ratio."""
+_DRAW_VERSION = 1
+"""Version of the draws: another one draws other labels by the same key and release."""
+_LONGEST_NAME = 200
+"""Bytes of the name of a release, which is part of the names of files."""
 _LEDGER = ".ledger"
 """The suffix of the folder for the ledger of a key without a vault."""
 _KEYED = (
@@ -148,8 +152,8 @@ class ReleaseKey:
         self._counted: dict[str, Receipt] = {}  # by id
 
     def __reduce__(self) -> Any:
-        """Pickles the path: workers read the file."""
-        return ReleaseKey, (os.fspath(self.path),)
+        """Pickles the path and a public digest: workers read the file, which must be the same."""
+        return same_key, (os.fspath(self.path), _digest_of_key(self.secret))
 
     def __repr__(self) -> str:
         return f"ReleaseKey({os.fspath(self.path)!r})"
@@ -189,9 +193,12 @@ class ReleaseKey:
         return cls(path)
 
     def check(self, release: str, mechanism: Public[Mechanism], priors: Public[Any] = None) -> None:
-        """Raises a ``ValueError`` if the name is bound to another mechanism or prior."""
+        """Raises what ``register`` or ``draw_once`` would raise; records nothing."""
+        public = public_input(mechanism, priors)
         with self._turn():
-            self._checked(release, *public_input(mechanism, priors).value)
+            entry = self._checked(release, *public.value)
+            if entry.binding is None and not entry.is_drawn:
+                self._check_budget(public)
 
     def register(
         self,
@@ -359,10 +366,16 @@ class ReleaseKey:
         if not isinstance(release, str) or not release or "/" in release:
             raise ValueError(f"release must be a name without '/', got {release!r}.")
         entry = self._releases[release]
+        if entry.binding is None and not _may_name_files(release):
+            raise ValueError(
+                f"release must be a name of printable characters, of at most {_LONGEST_NAME} bytes "
+                f"and without a backslash, got {release!r}. Name it as you name a file."
+            )
         if entry.binding not in (None, _binding(mechanism, priors)):
             raise ValueError(
-                f"release {release!r} has another mechanism or prior, and the same random bits "
-                "would reveal labels. Name a new release, which is charged too."
+                f"release {release!r} has another mechanism or prior, or was drawn by another "
+                "version of the draws: a second draw would reveal labels. Name a new release, "
+                "which is charged too."
             )
         return entry
 
@@ -585,6 +598,26 @@ class KeyedDraws:
         return random_bits.in_blocks(draw, len(rows), None)
 
 
+def same_key(path: str, digest: str) -> ReleaseKey:
+    """Returns the key in a file, or raises for another key than that of the pickling process."""
+    key = ReleaseKey(path)
+    if _digest_of_key(key.secret) != digest:
+        raise LabelStoreError(
+            f"expected the key of the process that started the pipeline in {path}, got another "
+            "key. Mount one key file on all workers: two keys are two draws of each label."
+        )
+    return key
+
+
+def _digest_of_key(key: bytes) -> str:
+    return _subkey(key, b"labeldp-key", b"").hex()
+
+
+def _may_name_files(release: str) -> bool:
+    is_plain = release.isprintable() and "\\" not in release and release not in (".", "..")
+    return is_plain and len(release.encode()) <= _LONGEST_NAME
+
+
 class _Uneven(Exception):
     """A mechanism drew words for a part of the rows, such as those that it redraws."""
 
@@ -667,11 +700,13 @@ def _checked_groups(priors: Priors, size: int) -> np.ndarray | None:
 
 
 def _binding(mechanism: Mechanism, priors: Any) -> str:
-    """Returns a digest of a mechanism and of the common prior."""
+    """Returns a digest of a mechanism, of the common prior and of the version of the draws."""
     prior: Any = None if priors is None else Priors.of(priors)
     if prior is not None:  # The prior of a row enters with its label.
         prior = "by row" if _is_by_row(prior) else prior.probabilities.tolist()
-    content = json.dumps([settings(mechanism), prior], sort_keys=True)
+    # The first version had no number.
+    version = [_DRAW_VERSION] if _DRAW_VERSION > 1 else []
+    content = json.dumps([settings(mechanism), prior, *version], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -714,14 +749,31 @@ def checked_ids(ids: Any) -> Any:
         if values.ndim != 1:
             raise ValueError(f"expected ids of shape (n,), one per row, got {values.shape}.")
         check_one_kind(values, "ids")
-        array = pa.array(values.tolist() if values.dtype.kind in "OSb" else values)
+        array = _arrow_of(values.tolist() if values.dtype.kind in "OSb" else values)
     if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
-        array = array.cast(pa.large_string())  # tensors of strings contain bytes
+        # Tensors of strings contain bytes.
+        array = _arrow_of(array, pa.large_string())
     if not (_are_texts(array) or pa.types.is_integer(array.type) or not len(array)):
         raise TypeError(
             f"ids must be whole numbers or text, got {array.type}. Turn them into text."
         )
     return array
+
+
+def _arrow_of(ids: Any, kind: Any = None) -> Any:
+    """Returns ids as an Arrow array; Python's whole numbers from 2^63 on need their own type."""
+    try:
+        if kind is not None:
+            return ids.cast(kind)
+        try:
+            return pa.array(ids)
+        except (OverflowError, pa.ArrowInvalid):
+            return pa.array(ids, pa.uint64())
+    except (OverflowError, UnicodeError, pa.ArrowInvalid, pa.ArrowTypeError):
+        raise ValueError(
+            "expected ids that are whole numbers of one type, below 2^64, or texts of valid "
+            "Unicode, got others. Turn numbers into texts, and mend texts in UTF-8."
+        ) from None
 
 
 def _are_texts(ids: Any) -> bool:

@@ -23,12 +23,12 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.transforms.window import GlobalWindows
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Private, Public, public_input
+from tf_labeldp.accounting import BudgetExceededError, Private, Public, public_input
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, LabelMomentMechanism
 from tf_labeldp.mechanisms.base import checked_mechanism
 from tf_labeldp.scale.beam._files import write_whole
-from tf_labeldp.vault.keyed_draws import ReleaseKey
+from tf_labeldp.vault.keyed_draws import ReleaseKey, same_key
 from tf_labeldp.vault.noisy_labels import NoisyStatistic
 from tf_labeldp.vault.records import from_npz, npz
 
@@ -49,10 +49,10 @@ class ExactSums(beam.PTransform, abc.ABC):
         self, mechanism: Public[AggregateMechanism], key: ReleaseKey, release: str, folder: Any
     ) -> None:
         super().__init__()
-        self._made_by: Any = public_input(mechanism)
-        self.mechanism: Any = self._made_by.value
+        made_by: Any = public_input(mechanism)
+        self._made_by, self.mechanism = made_by, made_by.value
         self._key, self._release = key, release
-        key.check(release, self.mechanism)
+        key.check(release, self._made_by)
         self._sums = key.sums_of(release, None if folder is None else os.fspath(folder))
 
     @abc.abstractmethod
@@ -70,6 +70,7 @@ class ExactSums(beam.PTransform, abc.ABC):
                 f"release {self._release!r} was drawn already, and a second draw is another charge."
                 " Call result(), or name another release."
             )
+        self._key.check(self._release, self._made_by)
         if self._sums not in _RUNNING:
             # Another process may be running a pipeline of this release.
             with contextlib.suppress(filelock.Timeout):
@@ -82,7 +83,7 @@ class ExactSums(beam.PTransform, abc.ABC):
             rows
             | "Sum" >> beam.ParDo(_Sum(self._summed))
             | "AddUp" >> beam.CombineGlobally(_added_up)
-            | "Keep" >> beam.FlatMap(_keep, os.fspath(self._key.path), self._release, self._sums)
+            | "Keep" >> beam.FlatMap(_keep, self._key.__reduce__()[1], self._release, self._sums)
         )
 
     def result(self) -> NoisyStatistic:
@@ -91,6 +92,8 @@ class ExactSums(beam.PTransform, abc.ABC):
         The ledger stores it: later calls, also in other processes, return the same values.
 
         Raises:
+            BudgetExceededError: the vault of the key can't afford the release any more. The exact
+                sums are deleted, as after every refusal.
             FileNotFoundError: the pipeline has not ended, or found no rows.
             LabelStoreError: version 0.2 drew the statistic, and its file is gone.
         """
@@ -108,7 +111,16 @@ class ExactSums(beam.PTransform, abc.ABC):
             values, public = self._with_noise(sums)
             return int(sums["rows"]), {"values": values, **public}
 
-        kept = self._key.draw_once(self._release, self._made_by, draw)
+        try:
+            kept = self._key.draw_once(self._release, self._made_by, draw)
+        except (BudgetExceededError, ValueError):
+            # What is refused now needs a pipeline of its own later: exact sums don't wait for it.
+            lock = _RUNNING.pop(self._sums, None) or self._key.lock_of(self._release)
+            # Another process may be running a pipeline of this release.
+            with contextlib.suppress(filelock.Timeout), lock:
+                _delete(self._sums)
+            lock.release(force=True)
+            raise
         _delete(self._sums)
         if (lock := _RUNNING.pop(self._sums, None)) is not None:
             lock.release()
@@ -284,15 +296,15 @@ class _Sum(beam.DoFn):
             self._waiting = []
 
 
-def _keep(sums: Sums, key: str, release: str, path: str) -> Iterable[Any]:
+def _keep(sums: Sums, key: tuple[str, str], release: str, path: str) -> Iterable[Any]:
     """Writes the sums to the private file, unless their noise was drawn.
 
     A worker without access to the ledger always writes them, and ``result`` deletes the file.
     """
     if sums:
         write = functools.partial(write_whole, path, npz(sums), private=True)
-        if os.path.exists(key):
-            ReleaseKey(key).unless_drawn(release, write)
+        if os.path.exists(key[0]):
+            same_key(*key).unless_drawn(release, write)
         else:
             write()
     return ()

@@ -101,6 +101,8 @@ class FitPrivateHead:
         path = FileSystems.join(os.fspath(folder), f"{self._release}.survey.npz")
         kind = label_kind(**kind_arguments(head))
         source: Any = _Source(kind, head._mechanism(kind))
+        if not self._key.is_drawn(self._release):
+            self._key.check(self._release, source.mechanism)
         design = f"center={head.center} intercept={head.intercept} spread={head.spread}"
         # The survey depends on the features alone, so an earlier one of the same design will do.
         if not FileSystems.exists(path):

@@ -14,7 +14,13 @@ from apache_beam.transforms.window import GlobalWindows
 from tf_labeldp.accounting import Private, Public, public_input
 from tf_labeldp.mechanisms.base import LabelMechanism, checked_mechanism
 from tf_labeldp.scale.beam._files import write_whole
-from tf_labeldp.vault.keyed_draws import KeyedRows, ReleaseKey, refuse_repeats, repeats_of
+from tf_labeldp.vault.keyed_draws import (
+    KeyedRows,
+    ReleaseKey,
+    checked_ids,
+    refuse_repeats,
+    repeats_of,
+)
 
 _BATCH_ROWS = 1 << 14
 _SHARDS = 64
@@ -203,7 +209,7 @@ def _opened(rows: Any, id: str, label: str) -> tuple[Any, Any, Callable[[np.ndar
     """Returns ids, labels, and a function from noisy labels to the batch with them."""
     if isinstance(rows, (pa.RecordBatch, pa.Table)):
         _check_fields((id, label), rows.schema.names)
-        column = rows.column(id)
+        column: Any = rows.column(id)
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
 
@@ -233,13 +239,20 @@ def _opened(rows: Any, id: str, label: str) -> tuple[Any, Any, Callable[[np.ndar
         )
     ids, labels = zip(*pairs, strict=True)
     try:
-        columns = pa.array(ids), np.asarray(labels)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError):
+        column = checked_ids(list(ids))
+    except TypeError:
         raise TypeError(
-            "expected ids that are all whole numbers or all text, and labels of one type, got both "
-            f"in a batch of {len(ids)} rows. Turn the ids into text with beam.Map."
+            "expected ids that are all whole numbers or all text, got others in a batch of "
+            f"{len(ids)} rows. Turn the ids into text with beam.Map."
         ) from None
-    return *columns, lambda noisy: list(map(replace, rows, noisy.tolist()))
+    try:
+        codes = np.asarray(labels)
+    except ValueError:
+        raise TypeError(
+            f"expected labels of one type, got several in a batch of {len(ids)} rows. Turn them "
+            "into numbers with beam.Map."
+        ) from None
+    return column, codes, lambda noisy: list(map(replace, rows, noisy.tolist()))
 
 
 def _check_fields(names: Iterable[str], present: Iterable[str]) -> None:
