@@ -309,8 +309,9 @@ def test_nothing_remains_after_the_last_use(uses, epsilon, reserved):
     labels = PrivateLabels([0, 1] * 5, num_classes=2, budget=budget)
     mechanism = RandomizedResponse(epsilon, 2)
     if reserved:
-        labels.reserve({str(number): mechanism for number in range(uses)}).__enter__()
-    else:
-        for _ in range(uses):
-            labels.randomize(mechanism)
+        with labels.reserve({str(number): mechanism for number in range(uses)}):
+            assert labels.remaining() == 0.0
+        return
+    for _ in range(uses):
+        labels.randomize(mechanism)
     assert labels.remaining() == 0.0
