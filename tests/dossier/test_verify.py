@@ -58,6 +58,31 @@ class TestNoisyLabels:
         numbers.randomize(randomizer).save(tmp_path / "n")
         assert verify(tmp_path / "n", store=tmp_path / "s").problems == ()
 
+    @pytest.mark.parametrize("priors", [None, [0.2, 0.3, 0.5], "by example"])
+    def test_labels_that_came_late_lie_between_the_others(self, tmp_path, priors):
+        late = [5, 9, 200]
+        known = [None if row in late else int(label) for row, label in enumerate(LABELS)]
+        labels = ldp.PrivateLabels(
+            known, 3, budget=ldp.PrivacyBudget(8.0), store=tmp_path / "s", unlabelled=late
+        )
+        mechanism = ldp.RandomizedResponse(1.0, 3) if priors is None else ldp.RRWithPrior(1.0, 3)
+        if priors == "by example":
+            priors = np.random.default_rng(2).dirichlet(np.ones(3), 300)
+        first = np.delete(priors, late, 0) if np.ndim(priors) == 2 else priors
+        labels.randomize(mechanism, key="a", priors=first)
+        labels.extend(LABELS[late], rows=late)
+        noisy = labels.randomize(mechanism, key="a", priors=priors)
+        noisy.save(tmp_path / "noisy")
+        found = verify(tmp_path / "noisy", store=tmp_path / "s")
+        assert (found.problems, found.not_checked) == ((), ())
+        values = noisy.values.copy()
+        values[5] = (values[5] + 1) % 3
+        other = ldp.NoisyLabels(
+            values, noisy.indices, mechanism, noisy.priors, receipts=noisy.receipts
+        )
+        other.save(tmp_path / "other")
+        assert verify(tmp_path / "other", store=tmp_path / "s").problems
+
     def test_other_kinds_of_draws(self, tmp_path):
         """Each untouched file is covered as a whole, alone and with its store."""
         labels = vault(tmp_path / "s", draws="stored")

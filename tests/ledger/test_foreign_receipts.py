@@ -343,7 +343,7 @@ def test_a_shared_use_counts_for_every_person_and_only_at_one_cost() -> None:
 
 BAD: dict[str, list[Any]] = {
     "time": [5, None, "yesterday", "2026-99-99"],
-    "kind": ["gift", None, 3, ["draw"]],
+    "kind": ["gift", None, 3, ["draw"], "unknown"],
     "unit": ["household", None],
     "relation": ["add_or_remove", "both", None],
     "id": ["", "x" * 1000, 5, None],
@@ -391,7 +391,7 @@ def test_a_field_that_no_version_writes_is_refused(field: str) -> None:
         else:
             fields[field] = value
         with pytest.raises(ReceiptError, match="a receipt is damaged or was edited"):
-            Receipt.from_json(sealed(fields))
+            Receipt.from_json(json.loads(json.dumps(sealed(fields))))
 
 
 GAUSSIAN = {"class": "GaussianDpEvent", "noise_multiplier": 5.0}
