@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp._columns import column, numbers_of, type_in_words
+from tf_labeldp._texts import for_terminal
 
 PRIOR_SUM_TOLERANCE = 1e-4
 """Tolerance for the sum of a prior: a float32 softmax of many classes stays within it."""
@@ -31,7 +32,7 @@ def warn(message: str) -> None:
     # The constructors of data classes belong to no file.
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("tf_labeldp."):
         level, frame = level + 1, frame.f_back  # type: ignore[assignment]
-    warnings.warn(message, UserWarning, stacklevel=level)
+    warnings.warn(for_terminal(message), UserWarning, stacklevel=level)
 
 
 def counted(number: int, noun: str) -> str:

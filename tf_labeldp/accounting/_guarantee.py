@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tf_labeldp import _validate
+from tf_labeldp._texts import for_terminal
 
 UNITS = {
     "label": "the label of one training example",
@@ -232,7 +233,7 @@ class PrivacyGuarantee:
             lines.append(f"  Assumptions, by who must vouch for them ({_PAGE}):")
         for title, notes in self.assumptions_by_voucher().items():
             lines += [f"    {title}:", *(f"      [{note.code}] {note}" for note in notes)]
-        return "\n".join([*lines, *(f"  remark: {text}" for text in self.remarks)])
+        return for_terminal(*lines, *(f"  remark: {text}" for text in self.remarks))
 
 
 def adaptive_promise(figure: tuple[float, float]) -> str:

@@ -97,6 +97,8 @@ _MOST_LABELS = 10**10
 """Largest size of a label set in a file: the histories of more examples fit no memory."""
 _LONGEST_NAME, _LONGEST_TEXT = 200, 200_000
 """Most characters of an id and of a text in a file, such as a mechanism with all its bins."""
+_YEARS = range(1970, 3000)
+"""Years of receipts. Reports sort and plot times: a ledger with any other text would have none."""
 _MOST_PAIRS = 1000
 """Most combinations of the histories of several label sets that are composed one by one."""
 
@@ -140,6 +142,20 @@ def actor_name() -> str:
 def timestamp() -> str:
     """Returns the time in UTC, to the second."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def _check_time(time: str) -> None:
+    try:
+        moment = datetime.datetime.fromisoformat(time)
+        is_right = moment.tzinfo is not None and moment.isoformat() == time
+        is_right = is_right and moment.year in _YEARS
+    except (TypeError, ValueError):
+        is_right = False
+    if not is_right:
+        raise ValueError(
+            f"expected the time of a receipt like {timestamp()!r}, got {str(time)[:40]!r}. Leave "
+            "it out for the present time."
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -219,6 +235,7 @@ class Receipt:
     id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16))  # counted once
 
     def __post_init__(self) -> None:
+        _check_time(self.time)
         object.__setattr__(self, "examples", Examples.of(self.examples, self.labels.size))
 
     @property
@@ -350,8 +367,6 @@ def _checked(receipt: Receipt) -> Receipt:
         _validate.text_up_to(name, getattr(receipt, name), _LONGEST_TEXT)
     for answered in receipt.answers:
         _validate.text_up_to("answers", answered, _LONGEST_NAME, least=1)
-    _validate.text_up_to("time", receipt.time, _LONGEST_NAME)
-    datetime.datetime.fromisoformat(receipt.time)
     for name in ("seeded", "metrics_reported", "sample_weights"):
         _validate.boolean(name, getattr(receipt, name))
     _validate.number_in("delta", receipt.delta, "[0, 1)")

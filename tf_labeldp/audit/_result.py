@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 
+from tf_labeldp._texts import for_terminal
+
 
 @dataclasses.dataclass(frozen=True)
 class AuditResult:
@@ -54,7 +56,7 @@ class AuditResult:
                 f"  of a correct mechanism, at most 1 audit in {audits} ends like this: repeat the "
                 "audit"
             )
-        return "\n".join(lines)
+        return for_terminal(*lines)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Writes an image of the bound and the claim; needs matplotlib."""

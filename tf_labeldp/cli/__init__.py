@@ -118,10 +118,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except _console.CommandError as error:
         reason = str(error)
     except _console.Terminated:
-        _console.say(f"\n{name}: ended by SIGTERM", error=True)
+        _console.say("", f"{name}: ended by SIGTERM", error=True)
         return 128 + signal.SIGTERM
     except KeyboardInterrupt:
-        _console.say(f"\n{name}: stopped", error=True)
+        _console.say("", f"{name}: stopped", error=True)
         return 130
     except Exception as error:
         reason = (
@@ -129,8 +129,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"(set {_TRACEBACK}=1 in the environment to see it)"
         )
         if os.environ.get(_TRACEBACK) == "1":
-            _console.say(traceback.format_exc(), error=True)
-    _console.say(f"{name}: error: {_console.one_line(reason)}", error=True)
+            _console.say(*traceback.format_exc().splitlines(), error=True)
+    _console.say(f"{name}: error: {reason}", error=True)
     return 2
 
 

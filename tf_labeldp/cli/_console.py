@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from tf_labeldp._progress import without_input_warnings
+from tf_labeldp._texts import for_terminal
 
 
 class CommandError(ValueError):
@@ -58,8 +59,11 @@ def explained(*kinds: type[Exception]) -> Iterator[None]:
         raise CommandError(in_options(" ".join(str(error).split()))) from None
 
 
-def say(text: str, *, error: bool = False) -> None:
-    """Prints to stdout or stderr; characters that the encoding lacks are escaped.
+def say(*lines: Any, error: bool = False) -> None:
+    """Prints lines to stdout or stderr.
+
+    Characters that a terminal would obey, such as line ends within a line, and those that the
+    encoding lacks are escaped.
 
     A reader that went away, a full disk behind ``>`` and a closed stream are no failures of the
     command: its files are complete.
@@ -69,7 +73,8 @@ def say(text: str, *, error: bool = False) -> None:
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        text = for_terminal(*lines).encode(encoding, "backslashreplace").decode(encoding)
+        stream.write(f"{text}\n")
         stream.flush()
     except (OSError, ValueError):  # ValueError is that of a closed stream.
         drop_rest(stream)
@@ -86,7 +91,7 @@ def warnings_in_lines() -> Iterator[None]:
         if issubclass(category, (DeprecationWarning, FutureWarning)):
             return
         text = in_options(" ".join(str(message).split()))
-        say(f"warning: {one_line(text)}", error=True)
+        say(f"warning: {text}", error=True)
 
     with without_input_warnings():  # It restores showwarning too.
         warnings.showwarning = show
@@ -99,11 +104,6 @@ def drop_rest(stream: IO[str]) -> None:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, stream.fileno())
         os.close(nothing)
-
-
-def one_line(text: str) -> str:
-    """Returns text, such as a path, with line ends and unprintable characters escaped."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def load_tensorflow() -> None:

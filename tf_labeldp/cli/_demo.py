@@ -123,7 +123,7 @@ def run_demo(args: argparse.Namespace) -> int:
             words = f"test accuracy {100 * run.test_accuracy:.1f} % ({run.seconds:.0f} s)"
             bar.write(f"{title}: {words}", file=sys.stdout)
     plot = _plot(report)
-    say(f"\n{report.table()}\n\n{report.summary()}\n{plot}")
+    say("", *report.table().splitlines(), "", *report.summary().splitlines(), plot)
     return 0
 
 

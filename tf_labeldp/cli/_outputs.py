@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from pyarrow import csv, parquet
 from pyarrow import types as arrow_types
 
-from tf_labeldp.cli._console import CommandError, drop_rest, one_line, say
+from tf_labeldp.cli._console import CommandError, drop_rest, say
 from tf_labeldp.cli._tables import STREAM, SUFFIXES, format_of, is_table_name
 from tf_labeldp.vault import LabelStoreError
 from tf_labeldp.vault.ledger import Ledger
@@ -367,8 +367,8 @@ def check_separate(
         return
     if folder in kept.parents and below == "warning":
         say(
-            f"warning: the store {one_line(str(store))} is below the folder of --output "
-            f"{one_line(str(output))}: publish the files that are written, not the folder",
+            f"warning: the store {store} is below the folder of --output "
+            f"{output}: publish the files that are written, not the folder",
             error=True,
         )
     elif folder == kept or folder in kept.parents or kept in folder.parents:

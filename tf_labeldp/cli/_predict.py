@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tf_labeldp._validate import counted
 from tf_labeldp.cli import _features, _outputs, _tables, _train
-from tf_labeldp.cli._console import CommandError, explained, load_tensorflow, one_line, say
+from tf_labeldp.cli._console import CommandError, explained, load_tensorflow, say
 
 _BATCH = 1024
 _IDS = ("id", "row_id", "row")
@@ -42,7 +42,7 @@ def run_predict(args: argparse.Namespace) -> int:
     texts = [name for name, tensor in needed.items() if tensor.dtype == "string"]
     table = source.whole(texts)
     for remark in source.remarks:
-        say(one_line(f"remark: {remark}"), error=True)
+        say(f"remark: {remark}", error=True)
     ids = _ids(table, args)
     inputs = _inputs(model, needed, facts, table, ids, args)
     outputs = np.asarray(model.predict(inputs, batch_size=_BATCH, verbose=0))
@@ -58,7 +58,7 @@ def run_predict(args: argparse.Namespace) -> int:
         note = "remark: the model's file names no classes; its outputs are numbered"
         say(note, error=True)
     say(promise)
-    say(one_line(f"wrote {counted(len(outputs), 'row')} to {args.output}"))
+    say(f"wrote {counted(len(outputs), 'row')} to {args.output}")
     return 0
 
 

@@ -28,7 +28,7 @@ from tf_labeldp._validate import counted
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import Assumption
 from tf_labeldp.cli import _outputs, _tables, _tasks
-from tf_labeldp.cli._console import CommandError, one_line, say
+from tf_labeldp.cli._console import CommandError, say
 from tf_labeldp.vault.keyed_draws import text_hashes, text_parts
 from tf_labeldp.vault.model_history import record_digests
 from tf_labeldp.vault.noisy_labels import sealed, table_arrays
@@ -204,26 +204,26 @@ def _report(
     if draw.stored:
         ignored = "" if args.insecure_seed is None else ", and --insecure-seed was ignored"
         say(
-            f"the store {one_line(str(args.store))} had draws of these labels: they were used"
+            f"the store {args.store} had draws of these labels: they were used"
             f"{ignored}, and their cost is counted once",
             error=True,
         )
     for remark in [remark for table in tables for remark in table.remarks]:
-        say(one_line(f"remark: {remark}"), error=True)
+        say(f"remark: {remark}", error=True)
     copied = f"ids copied from {_listed(ids)}" if ids else f"row numbers in {_ROW_COLUMN!r}"
     rest = len({name for table in tables for name in table.columns} - {args.column, *ids})
     others = f"{counted(rest, 'other column')} and the labels are left out"
-    say(one_line(f"columns: {copied}; {others}"), error=True)
+    say(f"columns: {copied}; {others}", error=True)
     if most_rows is not None and most_rows > 1:
         say(f"warning: {_repeated(most_rows)}", error=True)
     to_stdout = args.output == _tables.STREAM  # stdout then has rows alone
-    say(str(draw.noisy_labels.guarantee()), error=to_stdout)
+    say(*str(draw.noisy_labels.guarantee()).splitlines(), error=to_stdout)
     if total := draw.facts.get("total"):
         words = f"{total['estimate']:.6g} (standard error {total['standard_error']:.2g})"
         say(f"total of the true labels, estimated from the noisy ones: {words}", error=to_stdout)
     place = "stdout" if to_stdout else output.path
     written = f"{counted(len(draw.noisy_labels), 'row')} to {place}, and their statement to"
-    say(one_line(f"wrote {written} {output.statement}"), error=to_stdout)
+    say(f"wrote {written} {output.statement}", error=to_stdout)
 
 
 def _id_columns(

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from tf_labeldp import dossier
+from tf_labeldp._texts import for_terminal
 from tf_labeldp._validate import counted
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.accounting.budget import default_delta
@@ -22,7 +23,6 @@ from tf_labeldp.cli._console import (
     explained,
     in_options,
     load_tensorflow,
-    one_line,
     say,
 )
 from tf_labeldp.vault import Classes, LabelStoreError, Numbers, PrivateLabels
@@ -56,7 +56,7 @@ def run_train(args: argparse.Namespace) -> int:
     remarks = [f"remark: {text}" for text in source.remarks]
     # Before the release, so that a wrong column can be left out.
     for line in (*remarks, columns):
-        say(one_line(line), error=True)
+        say(line, error=True)
     _warn(warnings)
     load_tensorflow()
     if args.images is not None:
@@ -71,33 +71,34 @@ def run_train(args: argparse.Namespace) -> int:
                 leaks = _features.warnings_of_leaks(features, model)
                 _warn(leaks)
                 warnings += leaks
-            say(_write(model, args, columns, warnings))
+            say(*_write(model, args, columns, warnings))
     return 0
 
 
 def _warn(warnings: list[str]) -> None:
     for text in warnings:
-        say(one_line(f"warning: {text}"), error=True)
+        say(f"warning: {text}", error=True)
 
 
-def _write(model: Any, args: argparse.Namespace, columns: str, warnings: list[str]) -> str:
+def _write(model: Any, args: argparse.Namespace, columns: str, warnings: list[str]) -> list[str]:
     """Writes the model and its card.
 
     Returns:
         The choice, the score and the statement, for stdout; columns and warnings are on stderr.
     """
     folder: pathlib.Path = args.output
-    warnings = [f"Warning: {one_line(text)}." for text in warnings]
-    data = "\n\n".join([f"{columns[0].upper()}{one_line(columns[1:])}.", *warnings])
+    warnings = [f"Warning: {for_terminal(text)}." for text in warnings]
+    data = "\n\n".join([f"{columns[0].upper()}{for_terminal(columns[1:])}.", *warnings])
     stated = dossier.save(model, folder, data=data)
     parts = [
         in_options(str(model.choice_)),
         *([f"On a tenth of the rows, held out: {model.evaluation_}"] if args.evaluate else []),
         str(stated),
-        f"The model: tf-labeldp predict {folder} TABLE, or in Python "
+        f"The model: tf-labeldp predict {for_terminal(folder)} TABLE, or in Python "
         f"tf_labeldp.load_model({str(folder / 'model.keras')!r})",
     ]
-    return "\n\n".join(parts)
+    first, *others = (part.splitlines() for part in parts)
+    return [*first, *(line for part in others for line in ("", *part))]
 
 
 def _check_metric(args: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ def run_recommend(args: argparse.Namespace) -> int:
 
     number = None if args.numbers else args.num_classes
     choice = recommend(args.epsilon, args.examples, args.kind, num_classes=number)
-    say(str(choice))
+    say(*str(choice).splitlines())
     if args.score is not None:
         needed = choice.epsilon_for(args.score)
         found = "more than measured" if math.isinf(needed) else f"{needed:.2g}"
@@ -45,7 +45,7 @@ def audit(args: argparse.Namespace) -> int:
         result = audit_mechanism(
             noisy.mechanism, public=noisy.priors, draws=args.draws, seed=args.seed
         )
-    say(f"{noisy.mechanism}\n{result}")
+    say(noisy.mechanism, *str(result).splitlines())
     stated = noisy.guarantee().epsilon
     rest = stated - noisy.mechanism.epsilon
     if math.isfinite(rest) and rest > _ROUNDING * stated:
@@ -71,7 +71,7 @@ def run_report(args: argparse.Namespace) -> int:
         raise CommandError(
             f"the plot of a report needs {error.name}: pip install 'tf-labeldp[plots]'"
         ) from None
-    say(f"{result}\n\nreport: {args.output / 'report.html'}")
+    say(*str(result).splitlines(), "", f"report: {args.output / 'report.html'}")
     published = result.content["published"]
     wrong = any(file["problems"] for file in published)
     if wrong or any(audit["refutes"] for audit in result.content["audits"]):
@@ -86,7 +86,7 @@ def run_verify(args: argparse.Namespace) -> int:
     load_tensorflow()
     with explained(LabelStoreError, OSError, ValueError):
         result = verify(args.file, store=args.store, report=args.report)
-    say(str(result))
+    say(*str(result).splitlines())
     return 1 if result.problems else _NOT_CHECKED if result.not_checked else 0
 
 
@@ -101,9 +101,9 @@ def run_forget(args: argparse.Namespace) -> int:
     with explained(LabelStoreError):
         left = forget(args.store)
     say(
-        f"{args.store}: forgotten. The record of charges stays: tf-labeldp report {args.store}\n"
-        "Backups of the folder and published files are not touched."
-        + (f"\nOther files are still there: {', '.join(left)}" if left else "")
+        f"{args.store}: forgotten. The record of charges stays: tf-labeldp report {args.store}",
+        "Backups of the folder and published files are not touched.",
+        *([f"Other files are still there: {', '.join(left)}"] if left else []),
     )
     return 0
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tf_labeldp._texts import for_markdown, for_terminal, for_yaml
 from tf_labeldp._validate import counted
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyGuarantee, Public, Receipt, Setting, public_input
@@ -61,7 +62,7 @@ def save(
         metrics: results of ``labels.evaluate`` or ``noisy.evaluate``. For labels that you declare
             public, make one: ``vault.Evaluation("accuracy", value, 0.0, n, effective_examples=n)``.
             None for the ``evaluation_`` of a ``PrivateClassifier``, if it has one.
-        data: sentences on the training data and its columns, for the card.
+        data: sentences on the training data and its columns, for the card; plain text.
 
     Returns:
         The statement.
@@ -164,7 +165,7 @@ def check_card(
         found.problems.append(f"{MODEL} was changed after its card was written")
     others = sorted({*files} - {MODEL, CARD, PAGE})
     page = files[PAGE].read_text(encoding="utf-8") if PAGE in files else ""
-    parts = [stated.headline, *(f"[{note.code}]" for note in stated.assumptions)]
+    parts = [stated.headline, *(f"[{for_terminal(note.code)}]" for note in stated.assumptions)]
     missing = [part for part in parts if part not in page]
     if "guarantee" in card and page and missing:
         found.problems.append(f"{PAGE} lacks {listed(missing)} of the statement")
@@ -266,16 +267,15 @@ def _page(
     stated: PrivacyGuarantee,
     receipts: Receipts,
 ) -> str:
-    # A value in JSON is one in YAML, too.
-    front = [f"{key}: {json.dumps(value)}" for key, value in _metadata(name, network, card).items()]
+    front = [f"{key}: {for_yaml(value)}" for key, value in _metadata(name, network, card).items()]
     uses = [
-        f"| {_cell(receipt.what)} | {receipt.charge.epsilon:.4g} | {receipt.charge.delta:.2g} | "
-        f"{receipt.num_examples:,} | {receipt.time[:10]} |"
+        f"| {for_markdown(receipt.what)} | {receipt.charge.epsilon:.4g} | "
+        f"{receipt.charge.delta:.2g} | {receipt.num_examples:,} | {receipt.time[:10]} |"
         for receipt in receipts
         if receipt.charge.epsilon
     ]
     rows = [
-        f"| {metric['metric']} | {metric['value']:.4g} | "
+        f"| {for_markdown(metric['metric'])} | {metric['value']:.4g} | "
         f"{metric['interval'][0]:.4g} to {metric['interval'][1]:.4g} | {metric['examples']:,} | "
         + ("private, by a release in the statement" if metric["receipts"] else "declared public")
         + " |"
@@ -283,7 +283,7 @@ def _page(
     ]
     parts = [
         "\n".join(["---", *front, "---"]),
-        f"# {name}",
+        f"# {for_markdown(name)}",
         f"A Keras model that was trained on private labels, saved by {card['made_by']}.",
         *([f"```text\n{choice}\n```"] if choice else []),
         "## Privacy",
@@ -302,7 +302,7 @@ def _page(
         parts += ["## Metrics", "\n".join([*head, *rows])]
         parts.append("The intervals cover the noise and the sample of examples.")
     if card["data"]:
-        parts += ["## Data", card["data"]]
+        parts += ["## Data", "\n".join(map(for_markdown, card["data"].splitlines()))]
     lines = ["import tf_labeldp as ldp", "", f'model = ldp.load_model("{MODEL}")']
     if isinstance(getattr(network, "input", None), dict):
         lines.append("model.predict(ldp.features.to_inputs(table, model))  # of a table")
@@ -316,8 +316,3 @@ def _page(
         f"SHA-256 of `{MODEL}`: `{card['model_sha256']}`.",
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _cell(text: str) -> str:
-    """Returns a text for a cell of a table."""
-    return " ".join(text.split()).replace("|", "\\|")

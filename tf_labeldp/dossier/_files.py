@@ -155,7 +155,10 @@ def check_json(found: Findings, name: str, text: str, *layouts: Any) -> Any:
     except ValueError as error:
         found.problems.append(f"{name} can't be read ({error})")
         return None
-    if not any(text.strip("\n") == json.dumps(content, **layout) for layout in layouts):
+    written = (
+        json.dumps(content, **layout).encode(errors="backslashreplace") for layout in layouts
+    )
+    if text.strip("\n").encode() not in written:
         found.not_checked.append(f"the layout of {name}, which another program wrote")
     return content
 

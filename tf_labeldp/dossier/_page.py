@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import html
 import io
 import json
 import math
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tf_labeldp import mechanisms
+from tf_labeldp._texts import for_html
 from tf_labeldp._validate import counted
 from tf_labeldp.accounting import Assumption, PrivacyGuarantee
 from tf_labeldp.dossier._checks import HOW_TO_CHECK
@@ -54,6 +54,8 @@ figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; } svg.narrow { d
 }
 @media print { body { max-width: none; } }
 """
+_ALLOWED = "default-src 'none'; style-src 'unsafe-inline'"
+"""A page has no script, and loads nothing. All texts are escaped: this is a second wall."""
 _LIMITS = (
     "The report leaves out vaults without a store, removed stores, and uses of the labels outside "
     "this library.",
@@ -116,16 +118,16 @@ _RELEASES: Columns = {
 _PUBLISHED: Columns = {
     "file": ("", lambda row: row["path"]),
     "contains": ("words", lambda row: row["contains"]),
-    "promise": ("words", lambda row: "\n".join([row["headline"], *_remarks(row)])),
+    "promise": ("words", lambda row: [row["headline"], *_remarks(row)]),
     "check": ("words", lambda row: verdict(row["problems"], row["not_checked"])),
     "digest (sha256)": (
         "digest",
-        lambda row: "\n".join(f"{name} {digest}" for name, digest in row["sha256"].items()),
+        lambda row: [f"{name} {digest}" for name, digest in row["sha256"].items()],
     ),
 }
 _AUDITS: Columns = {
     "audited": ("", lambda row: row["of"]),
-    "result": ("", lambda row: row["found"]),
+    "result": ("", lambda row: row["found"].splitlines()),
 }
 
 
@@ -140,12 +142,13 @@ def page(content: dict[str, Any]) -> str:
         {"of": name, "found": f"not audited: {reason}"}
         for name, reason in content["not_audited"].items()
     ]
+    made = f"Made on {_when(content['made_at'])} UTC by {content['made_by']}"
     audits, published = [*content["audits"], *skipped], content["published"]
     parts = [
-        f"<h1>{_text(title)}</h1>",
-        f"<p>Made on {_when(content['made_at'])} UTC by {_text(content['made_by'])}.</p>",
+        f"<h1>{for_html(title)}</h1>",
+        f"<p>{for_html(made)}.</p>",
         "<div class=promise>",
-        f"<b>{_text(headline)}</b><br>for one person, over all releases of {sets}.",
+        f"<b>{for_html(headline)}</b><br>for one person, over all releases of {sets}.",
         *(f"<br>{_line(line)}" for line in promise if not line.startswith(_ASSUMPTIONS)),
         "</div>",
         *_sets(content),
@@ -162,7 +165,8 @@ def page(content: dict[str, Any]) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{_ALLOWED}">\n'
+        f"<title>{for_html(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
         f"{body}\n</body>\n</html>\n"
     )
 
@@ -179,7 +183,7 @@ def _who_vouches(content: dict[str, Any]) -> list[str]:
     everything = promise.with_assumptions([n for _, each in stated for n in each.assumptions])
     parts = []
     for title, notes in everything.assumptions_by_voucher().items():
-        parts += [f"<h3>{_text(title)}</h3>", "<dl>"]
+        parts += [f"<h3>{for_html(title)}</h3>", "<dl>"]
         for note in notes:
             names = needed[note.code, str(note)] if len(stated) > 1 else []
             parts += _assumption(note, names)
@@ -192,10 +196,11 @@ def _who_vouches(content: dict[str, Any]) -> list[str]:
 
 
 def _assumption(note: Assumption, names: Sequence[str]) -> list[str]:
-    lines = [f"<dt><code>[{_text(note.code)}]</code> {_text(note)}</dt>"]
-    lines.append(f"<dd>To check: {_text(HOW_TO_CHECK.get(note.code, HOW_TO_CHECK['other']))}</dd>")
+    lines = [f"<dt><code>[{for_html(note.code)}]</code> {for_html(note)}</dt>"]
+    how = HOW_TO_CHECK.get(note.code, HOW_TO_CHECK["other"])
+    lines.append(f"<dd>To check: {for_html(how)}</dd>")
     if names:
-        lines.append(f"<dd>For: {_text(', '.join(names))}</dd>")
+        lines.append(f"<dd>For: {for_html(', '.join(names))}</dd>")
     return lines
 
 
@@ -220,7 +225,7 @@ def _line(line: str) -> str:
     line = line.replace("changed (replace_label)", "changed to any other one")
     if line.startswith("  delta: ") and "WARNING" not in line:
         line += " examples (1 / n would allow publishing the label of one example)"
-    return _text(line.strip())
+    return for_html(line.strip())
 
 
 def _in_words(what: str) -> str:
@@ -249,7 +254,7 @@ def _sets(content: dict[str, Any]) -> list[str]:
             facts["forgotten"] = f"{_when(gone['time'])} by {gone['actor']}: draws were erased"
         shares = [{**row, "of": max(1, entry["num_labels"])} for row in entry["spread"]]
         parts += [
-            f"<h2>{_text(entry['folder'])}</h2>",
+            f"<h2>{for_html(entry['folder'])}</h2>",
             _facts(facts),
             f"<p>{_OF_BUDGETS}</p>",
             _odometer(entry, content["made_at"]),
@@ -280,12 +285,13 @@ def _odometer(label_set: dict[str, Any], until: str) -> str:
     if days and days[0] != days[-1]:
         words = f"Epsilon spent over time: {_shown(uses[-1]['epsilon_so_far'])} of {budget:g}"
         svgs = [_plot(uses, until, budget, name) for name in _PLOTS]
-        return f'<figure role="img" aria-label="{_text(words)}">{"".join(svgs)}</figure>'
+        return f'<figure role="img" aria-label="{for_html(words)}">{"".join(svgs)}</figure>'
     if not releases:
         return ""
     when = f"{_when(releases[0]['time'])} UTC" if len(releases) == 1 else days[0]
     spent = f"epsilon={_shown(uses[-1]['epsilon_so_far'])} of a budget of {budget:g}"
-    return f"<p>{counted(len(releases), 'use')}, on {when}, spent {spent}.</p>"
+    text = f"{counted(len(releases), 'use')}, on {when}, spent {spent}."
+    return f"<p>{for_html(text)}</p>"
 
 
 def _plot(uses: Sequence[dict[str, Any]], until: str, budget: float, name: str) -> str:
@@ -336,27 +342,29 @@ def _plot(uses: Sequence[dict[str, Any]], until: str, budget: float, name: str) 
 def _table(columns: Columns, rows: Iterable[dict[str, Any]]) -> str:
     """Returns a table; a column has a head, the CSS class of its cells, and their text."""
     heads = [
-        f"<th{' class=number' if kind == 'number' else ''}>{_text(head)}</th>"
+        f"<th{' class=number' if kind == 'number' else ''}>{for_html(head)}</th>"
         for head, (kind, _) in columns.items()
     ]
-    lines = ["".join(heads)]
+    all_rows = ["".join(heads)]
     for row in rows:
         cells = []
         for head, (kind, text) in columns.items():
-            cell = str(text(row))
+            content = text(row)
+            cell = for_html(*(content if isinstance(content, list) else [content]))
             is_bad = cell.startswith(("WRONG", "not checked")) or "the claim is FALSE" in cell
             kind = f"{kind} bad".strip() if is_bad else kind
-            named = f' data-head="{_text(head)}"'
+            named = f' data-head="{for_html(head)}"'
             named += f' class="{kind}"' if kind else ""
-            cells.append(f"<td{named}>{_text(cell)}</td>")
-        lines.append("".join(cells))
-    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+            cells.append(f"<td{named}>{cell}</td>")
+        all_rows.append("".join(cells))
+    body = "\n".join(f"<tr>{row}</tr>" for row in all_rows)
     return f"<table class=rows>\n{body}\n</table>"
 
 
 def _facts(facts: dict[str, Any]) -> str:
     rows = [
-        f"<tr><td>{_text(name)}</td><td>{_text(fact)}</td></tr>" for name, fact in facts.items()
+        f"<tr><td>{for_html(name)}</td><td>{for_html(fact)}</td></tr>"
+        for name, fact in facts.items()
     ]
     return "\n".join(["<table>", *rows, "</table>"])
 
@@ -368,7 +376,3 @@ def _when(time: str) -> str:
 def _shown(value: Any) -> str:
     # JSON holds infinity as the text "inf".
     return f"{float(value):.4g}"
-
-
-def _text(value: Any) -> str:
-    return html.escape(str(value), quote=True)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Any
 
+from tf_labeldp._texts import for_terminal
 from tf_labeldp._validate import counted
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyGuarantee, Receipt, Setting
@@ -68,7 +69,7 @@ class Report:
         return f"Report({self.statement.headline!r})"
 
     def __str__(self) -> str:
-        lines = [str(self.statement), ""]
+        lines = [*str(self.statement).splitlines(), ""]
         for entry in self.content["label_sets"]:
             budget = entry["budget"]
             lines.append(
@@ -82,8 +83,10 @@ class Report:
             is_right = not (file["problems"] or file["not_checked"])
             text = verdict(file["problems"], file["not_checked"])
             lines.append(f"{file['path']}: {file['contains'] if is_right else text}")
-        lines += [f"audit of {audit['of']}: {audit['found']}" for audit in self.content["audits"]]
-        return "\n".join(lines)
+        for audit in self.content["audits"]:
+            first, *others = audit["found"].splitlines()
+            lines += [f"audit of {audit['of']}: {first}", *others]
+        return for_terminal(*lines)
 
 
 def report(

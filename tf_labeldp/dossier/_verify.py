@@ -8,6 +8,7 @@ import os
 import pathlib
 from collections.abc import Sequence
 
+from tf_labeldp._texts import for_terminal
 from tf_labeldp._validate import counted
 from tf_labeldp.accounting import PrivacyGuarantee, public_input
 from tf_labeldp.accounting.provenance import model_statement
@@ -56,7 +57,7 @@ class Published:
         lines += [f"  not checked: {name}" for name in self.not_checked]
         lines += [f"  {verdict([text])}" for text in self.problems]
         lines += [] if self.problems or self.not_checked else [f"  {verdict(())}"]
-        return "\n".join(lines)
+        return for_terminal(*lines)
 
 
 def verify(

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tf_labeldp import _validate
+from tf_labeldp._texts import for_terminal
 from tf_labeldp.boosting.worth import worth
 
 _LARGEST_MEASURED = {"images": 60_000, "table": 32_561, "numbers": 12_000}
@@ -149,7 +150,7 @@ class Choice:
                 [name, *(f"{epsilon:.2g}: {score:.1f}" for epsilon, score in curve)]
                 for name, curve in self.curves.items()
             )
-        return "\n".join([*lines, *self.remarks])
+        return for_terminal(*lines, *self.remarks)
 
 
 def _columns(rows: Iterable[Sequence[str]]) -> list[str]:

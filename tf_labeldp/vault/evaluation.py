@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp._texts import for_terminal
 from tf_labeldp.accounting import (
     PrivacyGuarantee,
     Private,
@@ -137,10 +138,13 @@ class Evaluation:
 
     def __str__(self) -> str:
         if np.ndim(self.value):
-            return f"{self.metric}\n{np.round(self.value, 4)}\n± {np.max(self.standard_error):.4g}"
+            return (
+                f"{for_terminal(self.metric)}\n{np.round(self.value, 4)}\n"
+                f"± {np.max(self.standard_error):.4g}"
+            )
         low, high = self.interval()
         return (
-            f"{self.metric} {self.value:.4g} ± {self.standard_error:.2g} "
+            f"{for_terminal(self.metric)} {self.value:.4g} ± {self.standard_error:.2g} "
             f"(noise {self.noise_stderr:.2g}, sampling {self.sampling_stderr:.2g}; "
             f"95 %: {low:.4g} to {high:.4g})"
         )

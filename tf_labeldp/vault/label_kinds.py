@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import itertools
 import numbers
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -19,6 +20,8 @@ from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.mechanisms import AggregateMechanism, ClassificationMechanism, RegressionMechanism
 from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, checked_mechanism
 from tf_labeldp.mechanisms.metrics import CLASS_METRICS, NUMBER_METRICS
+
+_HALVES = re.compile("[\ud800-\udfff]")
 
 
 class LabelKind(abc.ABC):
@@ -288,6 +291,11 @@ class Classes(LabelKind):
             number = len(names)
             if len(set(names)) != number:
                 raise ValueError("classes has a repeated value. Give each class once.")
+            if any(isinstance(name, str) and _HALVES.search(name) for name in names):
+                raise ValueError(
+                    "expected classes in Unicode, got half a character (a lone surrogate) in a "
+                    "name. Read the names again, in their encoding."
+                )
             if number < 2:
                 raise ValueError(
                     f"classes must have at least 2 values, got {number} class. Give all classes."

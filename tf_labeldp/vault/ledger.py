@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp._texts import for_terminal
 from tf_labeldp.accounting import (
     Assumption,
     BudgetExceededError,
@@ -80,17 +81,17 @@ class UseHistory(tuple[Use, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
-        when = max([4, *(len(use.time) for use in self)])
-        who = max([3, *(len(use.actor) for use in self)])
+        whens, actors = ([for_terminal(use[place]) for use in self] for place in (0, 5))
+        when, who = max([4, *map(len, whens)]), max([3, *map(len, actors)])
         columns = f"{'examples':>8}  {'epsilon':>8}  {'so far':>8}"
         lines = [f"{'when':<{when}}  {columns}  {'who':<{who}}  what"]
         lines += [
-            f"{use.time:<{when}}  {use.examples:>8}  {use.epsilon:>8.4g}  "
-            f"{use.epsilon_so_far:>8.4g}  {use.actor:<{who}}  {use.what}"
+            f"{time:<{when}}  {use.examples:>8}  {use.epsilon:>8.4g}  "
+            f"{use.epsilon_so_far:>8.4g}  {actor:<{who}}  {use.what}"
             + (f" ({use.key})" if use.key else "")
-            for use in self
+            for use, time, actor in zip(self, whens, actors, strict=True)
         ]
-        return "\n".join(lines)
+        return for_terminal(*lines)
 
 
 class Ledger:

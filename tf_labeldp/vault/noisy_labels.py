@@ -679,7 +679,9 @@ def sealed(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
     """Returns the text of a statement's file, with a digest of the statement and the arrays."""
     content = {name: value for name, value in fields.items() if name != "digest"}
     content["digest"] = content_digest(content, arrays)
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    # Half a character, as of a file name in another encoding, has no UTF-8.
+    return text.encode(errors="backslashreplace").decode()
 
 
 def table_arrays(values: np.ndarray, prior: dict[str, Any] | None) -> dict[str, np.ndarray]:

@@ -204,13 +204,13 @@ def read_key(path: pathlib.Path) -> bytes:
             raise ValueError("another secret has this checksum")
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"there is no key file {path}. Restore it: a new key, ReleaseKey.create(path), draws, "
-            "and charges, every label once more."
+            f"there is no key file {os.fspath(path)!r}. Restore it: a new key, "
+            "ReleaseKey.create(path), draws, and charges, every label once more."
         ) from None
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} is no key file, or it is damaged ({type(error).__name__}). Restore it from a "
-            "backup."
+            f"{os.fspath(path)!r} is no key file, or it is damaged ({type(error).__name__}). "
+            "Restore it from a backup."
         ) from None
     return secret
 
