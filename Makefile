@@ -124,9 +124,11 @@ wheel: $(VENV)/.test $(VENV)/.release
 	$(COMPILE) | $(BIN)/cyclonedx-py requirements - --pyproject pyproject.toml --output-reproducible \
 	  --output-file dist/sbom.cdx.json
 
-# Writes the versions that CI tests: pip install -c tested-versions.txt 'tf-labeldp[...]'.
+# Writes the versions that CI tests, with the SHA-256 of their files. Install them by
+# `uv pip install -c tested-versions.txt tf-labeldp`, or by `pip install --require-hashes -r
+# tested-versions.txt` and then `pip install --no-deps tf-labeldp`.
 lock: $(VENV)/.release
-	$(COMPILE) --upgrade --extra test --output-file tested-versions.txt >/dev/null
+	$(COMPILE) --upgrade --extra test --generate-hashes --output-file tested-versions.txt >/dev/null
 
 # Tries the wheel in an empty environment, from another folder.
 wheel-test: wheel
@@ -177,13 +179,15 @@ $(BEAM_VENV)/.installed $(SPARK_VENV)/.installed: .venv-%/.installed: pyproject.
 	.venv-$*/bin/python -m pip install -q -e '.[$*,test]'
 	@touch $@
 
-# TFX has 260 dependencies: pip resolves them in more than an hour, uv in seconds.
-$(TFX_VENV)/.installed: pyproject.toml setup.py
+# TFX has 260 dependencies: pip resolves them in more than an hour, uv in seconds. Its versions for
+# systems without glibc 2.39 need an older pyarrow than this package admits.
+TFX_OVERRIDES := .ci/tfx-overrides.txt
+$(TFX_VENV)/.installed: pyproject.toml setup.py $(TFX_OVERRIDES)
 	@test -n "$(TFX_PYTHON)" || { echo "make test-tfx: there is no Python 3.10, which TFX needs." \
 	  "Name one: make test-tfx TFX_PYTHON=/path/to/python3.10" >&2; exit 1; }
 	$(TFX_PYTHON) -m venv $(TFX_VENV)
 	$(TFX_VENV)/bin/python -m pip install -q --upgrade pip uv
-	$(TFX_VENV)/bin/uv pip install -q --python $(TFX_VENV)/bin/python -e '.[tfx]' 'pytest>=8.2'
+	$(TFX_VENV)/bin/uv pip install -q --python $(TFX_VENV)/bin/python --override $(TFX_OVERRIDES) -e '.[tfx]' 'pytest>=8.2'
 	@touch $@
 
 $(TORCH_VENV)/.installed: pyproject.toml setup.py

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,8 +43,6 @@ def reference(tmp_path_factory: pytest.TempPathFactory):
 def test_results_are_those_of_tensorflow(backend, reference, tmp_path):
     if find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed; `make test-torch` installs PyTorch")
-    if backend == "jax" and tuple(map(int, version("keras").split(".")[:2])) < (3, 12):
-        pytest.skip("on JAX, Keras before 3.12 does not predict within `fit`")
     folder, expected, statements = reference
     arrays, found = run(backend, tmp_path / backend, folder)
     assert found == statements

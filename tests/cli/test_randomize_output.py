@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import filelock
+import pyarrow as pa
 import pytest
+from pyarrow import csv
 
 from tf_labeldp.cli import main
 from tf_labeldp.vault import NoisyLabels
@@ -280,3 +282,57 @@ def test_a_statement_replaces_no_pipe_or_device(capfd):
     assert main(words) == 2
     assert "pipe is no regular file; give another --statement" in capfd.readouterr().err
     assert Path("pipe").is_fifo()
+
+
+IDS = ["=1+1", "@SUM(A1)", "+1", "-2+3", "\t=1", "＝1", 'a"b,c', " =1", "12"]
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("output", ["noisy.csv", "noisy.csv.gz", "-", "noisy"])
+def test_ids_that_are_formulas_are_copied_with_one_warning(folder, output, jobs, capfdbinary):
+    write_ids(IDS)
+    more = ["--statement", "s.csv.privacy.json"] if output == "-" else []
+    sources = ["labels.csv"]
+    if output == "noisy":
+        sources = ["a.csv", "b.csv"]
+        for name in sources:
+            Path(name).write_bytes(Path("labels.csv").read_bytes())
+    call = command(*more, "--jobs", jobs, output=output)
+    assert main([call[0], *sources, *call[2:]]) == 0
+    out, error = capfdbinary.readouterr()
+    assert error.count(b"a spreadsheet would run them as formulas") == 1
+    tables = [io.BytesIO(out)] if output == "-" else [*map(Path, sorted(FOUND[output]))]
+    for table in tables:
+        options = csv.ConvertOptions(column_types={"id": pa.string()})
+        source = table if output == "-" else str(table)
+        assert csv.read_csv(source, convert_options=options)["id"].to_pylist() == IDS
+
+
+FOUND = {
+    "noisy.csv": ["noisy.csv"],
+    "noisy.csv.gz": ["noisy.csv.gz"],
+    "noisy": ["noisy/a.csv", "noisy/b.csv"],
+    "-": [],
+}
+
+
+def write_ids(ids):
+    cells = ['"' + name.replace('"', '""') + '"' for name in ids]
+    lines = [f"{cell},{place % 3}\n" for place, cell in enumerate(cells)]
+    Path("labels.csv").write_text("id,y\n" + "".join(lines), encoding="utf-8")
+
+
+@pytest.mark.parametrize("ids", [["a", "b"], [1, -1], ["a-b", "a=1"]], ids=str)
+def test_other_ids_have_no_warning_of_formulas(folder, ids, capfd):
+    write_ids(map(str, ids)) if isinstance(ids[0], str) else None
+    assert main(command()) == 0
+    assert "formulas" not in capfd.readouterr().err
+
+
+def test_names_of_columns_and_classes_may_be_formulas(folder, capfd):
+    Path("labels.csv").write_text("=id,y\n" + "1,a\n2,b\n")
+    options = ["--column", "y", "--task", "classification", "--classes", "a", "b"]
+    call = ["randomize", "labels.csv", "--epsilon", "1", "--output", "noisy.csv", *options]
+    assert main([*call, "--id", "=id"]) == 0
+    assert capfd.readouterr().err.count("formulas") == 1
+    assert Path("noisy.csv").read_text().startswith("=id,y\n")

@@ -43,3 +43,11 @@ def test_the_installed_package_is_loaded() -> None:
         assert hasattr(package, name)
     assert sys.modules["tensorflow_privacy"] is package is load()
     assert not hasattr(sys, SWITCH)
+
+
+@pytest.mark.parametrize("name", ["NoPrivacySumQuery", "load_model", "__loader__", "sys"])
+def test_a_file_does_not_choose_what_is_called(name: str) -> None:
+    """Also without the package: the name is checked first."""
+    config = {"query": {"class": name, "l2_norm_clip": 1.0, "stddev": 4.0}}
+    with pytest.raises(ValueError, match="the class of a query must be one of GaussianSumQuery"):
+        QueryNoise.from_config(config)

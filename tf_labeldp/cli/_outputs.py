@@ -17,6 +17,7 @@ import secrets
 import shutil
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -39,6 +40,8 @@ MADE_BY = "tf-labeldp"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """Errors of file systems without locks."""
 _HEX = "[0-9a-f]" * 16
+_FORMULA = "^[=+@\\-\\t\\r＝＋－＠]"
+"""Beginnings of cells that spreadsheets read as formulas."""
 Advance = Callable[[int], None]
 """Reports a number of written rows."""
 RowsOf = Callable[[Advance], Sequence[Iterable[Any]]]
@@ -295,7 +298,10 @@ def table_writer(file: Any, kind: str, schema: Any) -> Any:
 
 
 class CsvWriter:
-    """Arrow's CSV, without quotes in batches whose cells need none."""
+    """Arrow's CSV, without quotes in batches whose cells need none.
+
+    Cells are written byte for byte, and one warning names those that spreadsheets would run.
+    """
 
     def __init__(self, file: Any, schema: Any) -> None:
         for kind in schema.types:
@@ -304,6 +310,8 @@ class CsvWriter:
                 raise pa.ArrowNotImplementedError(f"{kind} has no text")
             pa.nulls(0, kind).cast(pa.string())
         self._file = file
+        self._has_formula = False
+        self._warn_of_formulas([pa.array(schema.names)])
         names = schema.names
         if any(not name or set(name) & set(',"\r\n') for name in names):
             names = ['"' + name.replace('"', '""') + '"' for name in names]
@@ -315,6 +323,7 @@ class CsvWriter:
             for column in table.columns
         ]
         texts = [column for column in cells if arrow_types.is_string(column.type)]
+        self._warn_of_formulas(texts)
         # Without quotes an empty text would look like a missing cell.
         plain = all(pc.min(pc.binary_length(column)).as_py() != 0 for column in texts)
         try:
@@ -325,6 +334,17 @@ class CsvWriter:
 
     def close(self) -> None:
         """Leaves the file open for the caller."""
+
+    def _warn_of_formulas(self, texts: Sequence[Any]) -> None:
+        found = (pc.any(pc.match_substring_regex(text, _FORMULA)).as_py() for text in texts)
+        if not self._has_formula and any(found):
+            self._has_formula = True
+            # Python shows it once, also for several files.
+            warnings.warn(
+                "some cells begin with =, +, - or @: a spreadsheet would run them as formulas. "
+                "Import such columns as text",
+                stacklevel=1,
+            )
 
 
 def _csv_lines(cells: Sequence[Any], quoting_style: str) -> Any:

@@ -25,6 +25,7 @@ _INSTALL = (
     "is tested), then pip install absl-py dm-tree packaging."
 )
 _SWITCH = "skip_tf_privacy_import"
+_QUERY = "GaussianSumQuery"
 # The modules ``..._query`` of TF Privacy.
 _QUERIES = "dp gaussian nested no_privacy normalized restart tree_aggregation".split()
 
@@ -155,13 +156,16 @@ class QueryNoise(NoiseMechanism):
     def get_config(self) -> dict[str, Any]:
         """Returns the class name and the numbers of the query."""
         numbers = {"l2_norm_clip": self.l2_norm_clip, "stddev": self._stddev}
-        return {"query": {"class": type(self.query).__name__, **numbers}}
+        return {"query": {"class": _QUERY, **numbers}}
 
     @classmethod
     def from_config(cls, config: Setting[dict[str, Any]]) -> QueryNoise:
         """Returns the mechanism that ``get_config`` described."""
-        numbers = dict(config["query"])
-        return cls(getattr(load(), numbers.pop("class"))(**numbers))
+        query = config["query"]
+        # A file must not choose what is called.
+        _validate.one_of("the class of a query", query["class"], (_QUERY,))
+        numbers = {name: query[name] for name in ("l2_norm_clip", "stddev")}
+        return cls(load().GaussianSumQuery(**numbers))
 
     def _draw(self, shapes: list[list[int]]) -> np.ndarray:
         """Returns the noise of one step, all tensors in one vector.
