@@ -7,7 +7,6 @@ compare the code and CONTRIBUTING.md with it.
 # Each part, with the third-party packages that it may import; ["*"] is any.
 PARTS = {
     "_columns": ["numpy"],
-    "_texts": [],
     "_validate": ["numpy"],
     "_progress": ["tqdm"],
     "accounting": ["numpy", "scipy", "dp_accounting"],

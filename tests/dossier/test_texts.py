@@ -17,6 +17,7 @@ import pkgutil
 import re
 import shutil
 import subprocess
+import tempfile
 import traceback
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -27,18 +28,16 @@ import markdown_it
 import numpy as np
 import pytest
 import yaml
-from _entry_points import arguments, names_in
+from _entry_points import PACKAGE, arguments, names_in
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import Assumption, Charge, PrivacyGuarantee, Receipt
-from tf_labeldp.accounting.receipts import LabelSet
 from tf_labeldp.audit import AuditResult, LabelInference
 from tf_labeldp.cli import main
 from tf_labeldp.dossier import Published, Report, report
-from tf_labeldp.features.clusters import Clusters
+from tf_labeldp.features import find_clusters
 from tf_labeldp.front_door import recommend
 from tf_labeldp.vault import Evaluation
-from tf_labeldp.vault.ledger import Use, UseHistory
 
 ESCAPES = "\x1b[2J\x1b]0;t\x07\r\n\x9b2K\u2028\u202e\u2066\u200b\ud800\U000e0100"
 HOSTILE = (
@@ -113,7 +112,7 @@ STATED = PrivacyGuarantee(1.0, 1e-5, assumptions=(NOTE,), remarks=("A remark.",)
 PRINTS: dict[str, Callable[[], Any]] = {
     "AuditResult": lambda: AuditResult(1.0, 0.95, 0.5, 0.0, "an attack"),
     "Choice": lambda: recommend(1.0, 1000, "table"),
-    "Clusters": lambda: Clusters(np.zeros(4, int), np.zeros((1, 2), np.float32)),
+    "Clusters": lambda: find_clusters(np.eye(4), 2),
     "Evaluation": lambda: Evaluation("accuracy", 0.5, 0.1, 100, effective_examples=100),
     "LabelInference": lambda: LabelInference(0.5, 0.4, 0.1, (0.0, 0.2), 0.95),
     "LabelKind": lambda: ldp.vault.Classes(["no", "yes"]),
@@ -121,14 +120,14 @@ PRINTS: dict[str, Callable[[], Any]] = {
     "PrivacyGuarantee": lambda: STATED,
     "Published": lambda: Published("a", "b", {"c": "d"}, STATED, (), ("e",), ("f",)),
     "Report": lambda: Report({}, STATED),
-    "UseHistory": lambda: UseHistory([Use("2026-01-01", "a draw", 1, 0.5, 0.5, "me", "first")]),
+    "UseHistory": lambda: drawn(actor="me").history(),
 }
 """One object of each class that defines how it prints."""
 
 
 def classes_that_print() -> set[str]:
     found = set()
-    for module in pkgutil.walk_packages(ldp.__path__, "tf_labeldp."):
+    for module in pkgutil.walk_packages([str(PACKAGE)], "tf_labeldp."):
         # The engines need environments of their own.
         if not re.search(r"\.(beam|spark|tfx|__main__|tf_privacy)", module.name):
             for name, value in vars(importlib.import_module(module.name)).items():
@@ -223,7 +222,7 @@ VALUES: dict[str, Any] = {
 }
 """Arguments that have to be there, by name. Others that are missing get a plain text."""
 MADE: dict[str, Callable[[], dict[str, Any]]] = {
-    "accounting.Receipt": lambda: {"labels": LabelSet.new(5), "charge": Charge.unknown(PLAIN)},
+    "accounting.Receipt": lambda: {"labels": label_set(), "charge": Charge.unknown(PLAIN)},
     "audit.AuditResult": lambda: {"lower_bound": 1.0, "confidence": 0.9, "claimed": 1.0},
     "features.PublicEncoder": lambda: {"model": np.asarray},
     "front_door.PrivateSearchCV": lambda: {"estimator": ldp.PrivateRidge(1.0, 1e-5)},
@@ -239,6 +238,18 @@ MADE: dict[str, Callable[[], dict[str, Any]]] = {
 def vault(**options: Any) -> ldp.PrivateLabels:
     budget = ldp.PrivacyBudget(9.0, 1e-3)
     return ldp.PrivateLabels(np.arange(8) % K, K, budget=budget, **options)
+
+
+def drawn(**options: Any) -> ldp.PrivateLabels:
+    """Returns a vault with a draw."""
+    labels = vault(**options)
+    labels.randomize(ldp.RandomizedResponse(0.5, K), key="first")
+    return labels
+
+
+def label_set() -> Any:
+    """Returns the labels that a receipt is about."""
+    return drawn(people="someone").receipts[0].labels
 
 
 def constructors() -> dict[str, tuple[type, list[str]]]:
@@ -367,7 +378,7 @@ def dumped(file: pathlib.Path, folder: pathlib.Path) -> tuple[str, str]:
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
 
 
-def receipts_with_texts(own: LabelSet) -> Iterator[tuple[str, Receipt]]:
+def receipts_with_texts(own: Any) -> Iterator[tuple[str, Receipt]]:
     """Yields receipts of a label set, each with the hostile text in one field."""
     note = Assumption("public-features", "holder", "The features are public.")
     event = ldp.RandomizedResponse(0.5, K).dp_event()
@@ -380,7 +391,7 @@ def receipts_with_texts(own: LabelSet) -> Iterator[tuple[str, Receipt]]:
             yield field.name, unchecked(plain, field.name, short if is_name else HOSTILE)
     yield "answers", unchecked(plain, "answers", (short,))
     for name, text in (("name", short), ("people", HOSTILE)):
-        labels = dataclasses.replace(LabelSet.new(8, "someone"), **{name: text})
+        labels = dataclasses.replace(label_set(), **{name: text})
         yield f"labels.{name}", dataclasses.replace(plain, labels=labels, id=f"of {name}")
     for part in range(3):
         texts = [f"code-{part}", "holder", f"text {part}"]
@@ -468,9 +479,9 @@ def test_every_text_of_a_report(hostile_report: Any) -> None:
 
 
 def page_of(content: dict[str, Any]) -> str:
-    from tf_labeldp.dossier._page import page
-
-    return page(content)
+    with tempfile.TemporaryDirectory() as folder:
+        Report(content, STATED).save(folder)
+        return (pathlib.Path(folder) / "report.html").read_text(encoding="utf-8")
 
 
 @needs_browser
@@ -527,7 +538,7 @@ def report_of_nothing() -> dict[str, Any]:
 )
 def test_a_receipt_has_a_plain_time(time: str) -> None:
     with pytest.raises(ValueError, match=r"expected the time of a receipt like '20.*got '"):
-        Receipt(LabelSet.new(8), Charge.unknown(PLAIN), PLAIN, time=time)
+        Receipt(label_set(), Charge.unknown(PLAIN), PLAIN, time=time)
 
 
 def test_a_report_has_any_time(tmp_path: pathlib.Path) -> None:
@@ -558,11 +569,9 @@ def hostile_card(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     )
     model = ldp.PrivateClassifier(8.0, 1e-3, key=HOSTILE, method="head").fit(table, labels)
     network = model.to_keras()
-    of_others = (receipt for _, receipt in receipts_with_texts(LabelSet.new(8)))
-    ldp.vault.model_history.attach(network, [each for each in of_others if is_readable(each)])
-    unit = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    ldp.declare(unit, because=HOSTILE)
-    ldp.vault.model_history.attach(network, ldp.accounting.public_input(unit).receipts)
+    of_others = (receipt for _, receipt in receipts_with_texts(label_set()))
+    ldp.declare(network, because=PLAIN, made_of=[each for each in of_others if is_readable(each)])
+    ldp.declare(network, because=HOSTILE)
     metrics = [
         Evaluation(HOSTILE, np.nan, 0.0, 100, effective_examples=100),
         Evaluation("\U0001f600", np.inf, 0.0, 100, effective_examples=100),

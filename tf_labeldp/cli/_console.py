@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from tf_labeldp._progress import without_input_warnings
-from tf_labeldp._texts import for_terminal
+from tf_labeldp._validate import for_terminal
 
 
 class CommandError(ValueError):

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_labeldp._texts import for_markdown, for_terminal, for_yaml
-from tf_labeldp._validate import counted
+from tf_labeldp._validate import counted, for_terminal
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyGuarantee, Public, Receipt, Setting, public_input
 from tf_labeldp.accounting.provenance import model_statement
@@ -27,6 +26,7 @@ from tf_labeldp.dossier._files import (
     check_statement,
     listed,
 )
+from tf_labeldp.dossier._texts import for_markdown, for_yaml
 from tf_labeldp.vault import Evaluation
 from tf_labeldp.vault.model_history import attach, record_digests
 from tf_labeldp.vault.records import file_digest, json_digest

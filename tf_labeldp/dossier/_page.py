@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tf_labeldp import mechanisms
-from tf_labeldp._texts import for_html
 from tf_labeldp._validate import counted
 from tf_labeldp.accounting import Assumption, PrivacyGuarantee
 from tf_labeldp.dossier._checks import HOW_TO_CHECK
 from tf_labeldp.dossier._files import brief
+from tf_labeldp.dossier._texts import for_html
 from tf_labeldp.dossier._verify import verdict
 
 _STYLE = """

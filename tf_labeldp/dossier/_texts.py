@@ -1,4 +1,4 @@
-"""Texts from other people, safe in each of three places: a terminal, a page, a card in Markdown.
+"""Texts from other people in a page and in a card, as ``for_terminal`` has them in a terminal.
 
 Names of files, layers, classes and columns, and the words of receipts and declarations, come from
 files. Written as they are, they could forge a line, hide the rest of a page, or run a script. The
@@ -13,27 +13,14 @@ import math
 import re
 from typing import Any
 
-_UNSEEN = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
-)
-"""Characters that are printable by their category, and that fonts show as nothing."""
+from tf_labeldp._validate import for_terminal
+
 _MARKUP = re.compile(
     # An underscore within a word is no markup; addresses become links without brackets, too.
     r"[\\`*{\[\]<>&|~$#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|:(?=//)|(?<=www)\."
 )
 _MARKUP_AT_START = re.compile(r"^(\d*)([-+=:.)])")
 """Items of lists, rules, underlined headings and delimiters of a table."""
-
-
-def for_terminal(*lines: Any) -> str:
-    """Returns texts as lines, with all characters escaped that a terminal would obey or hide.
-
-    Line ends within a text are escaped too, so that each text stays one line.
-    """
-    return "\n".join(
-        "".join(c if c.isprintable() and not _UNSEEN.match(c) else _escaped(c) for c in str(line))
-        for line in lines
-    )
 
 
 def for_html(*lines: Any) -> str:
@@ -59,7 +46,3 @@ def for_yaml(value: Any) -> str:
     # YAML reads a pair of surrogates, which JSON writes for one character, as two.
     value = for_terminal(value) if isinstance(value, str) else value
     return json.dumps(value, ensure_ascii=False)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode()
