@@ -7,8 +7,8 @@ compare the code and CONTRIBUTING.md with it.
 # Each part, with the third-party packages that it may import; ["*"] is any.
 PARTS = {
     "_columns": ["numpy"],
-    "_validate": ["numpy"],
     "_progress": ["tqdm"],
+    "_validate": ["numpy"],
     "accounting": ["numpy", "scipy", "dp_accounting"],
     # TensorFlow for the noise of training steps, which only `training` imports.
     "mechanisms": ["numpy", "scipy", "opendp", "cryptography", "tensorflow"],

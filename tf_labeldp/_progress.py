@@ -1,4 +1,4 @@
-"""What long passes over rows show: progress bars, their silence, and the cores.
+"""What long passes over rows show: progress bars, their silence, and the cores; texts of a terminal.
 
 Passes over true labels show nothing that may depend on a label.
 """
@@ -11,6 +11,7 @@ import ctypes
 import functools
 import logging
 import os
+import re
 import sys
 import threading
 import warnings
@@ -24,12 +25,30 @@ _TERMINAL_SECONDS = 1.0
 _FILE_SECONDS = 10.0
 """Seconds between two reports: a terminal overwrites its line, a file grows."""
 _IS_SILENT = contextvars.ContextVar("is_silent", default=False)
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Characters that are printable by their category, and that fonts show as nothing."""
 
 
 def num_cores() -> int:
     """Returns the number of cores that this process may use."""
     has_affinity = hasattr(os, "sched_getaffinity")
     return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+
+
+def for_terminal(*lines: Any) -> str:
+    """Returns texts as lines, with all characters escaped that a terminal would obey or hide.
+
+    Line ends within a text are escaped too, so that each text stays one line.
+    """
+    return "\n".join(
+        "".join(
+            c if c.isprintable() and not _UNSEEN.match(c) else c.encode("unicode_escape").decode()
+            for c in str(line)
+        )
+        for line in lines
+    )
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Checks of arguments, one short function for each kind of value, and the texts of messages.
+"""Checks of arguments, one short function for each kind of value.
 
 Each takes the name of the argument for its message. Messages about labels count the wrong entries,
 and never show a label.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import numbers
 import os
-import re
 import sys
 import warnings
 from collections.abc import Iterable
@@ -18,30 +17,13 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp._columns import column, numbers_of, type_in_words
+from tf_labeldp._progress import for_terminal
 
 PRIOR_SUM_TOLERANCE = 1e-4
 """Tolerance for the sum of a prior: a float32 softmax of many classes stays within it."""
 
 _MOST_BYTES = 8 << 30
 """Largest array of targets, or channel, in bytes: training copies targets at least once."""
-_UNSEEN = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
-)
-"""Characters that are printable by their category, and that fonts show as nothing."""
-
-
-def for_terminal(*lines: Any) -> str:
-    """Returns texts as lines, with all characters escaped that a terminal would obey or hide.
-
-    Line ends within a text are escaped too, so that each text stays one line.
-    """
-    return "\n".join(
-        "".join(
-            c if c.isprintable() and not _UNSEEN.match(c) else c.encode("unicode_escape").decode()
-            for c in str(line)
-        )
-        for line in lines
-    )
 
 
 def warn(message: str) -> None:

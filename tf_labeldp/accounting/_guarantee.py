@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tf_labeldp import _validate
-from tf_labeldp._validate import for_terminal
+from tf_labeldp._progress import for_terminal
 
 UNITS = {
     "label": "the label of one training example",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from tf_labeldp._validate import for_terminal
+from tf_labeldp._progress import for_terminal
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,7 @@ import warnings
 from collections.abc import Iterator
 from typing import IO, Any
 
-from tf_labeldp._progress import without_input_warnings
-from tf_labeldp._validate import for_terminal
+from tf_labeldp._progress import for_terminal, without_input_warnings
 
 
 class CommandError(ValueError):

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from tf_labeldp import dossier
-from tf_labeldp._validate import counted, for_terminal
+from tf_labeldp._progress import for_terminal
+from tf_labeldp._validate import counted
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.accounting.budget import default_delta
 from tf_labeldp.cli import _features, _outputs, _tables, _tasks

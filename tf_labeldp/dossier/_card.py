@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tf_labeldp._validate import counted, for_terminal
+from tf_labeldp._progress import for_terminal
+from tf_labeldp._validate import counted
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyGuarantee, Public, Receipt, Setting, public_input
 from tf_labeldp.accounting.provenance import model_statement

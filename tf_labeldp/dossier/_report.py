@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Any
 
-from tf_labeldp._validate import counted, for_terminal
+from tf_labeldp._progress import for_terminal
+from tf_labeldp._validate import counted
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyGuarantee, Receipt, Setting
 from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts, timestamp

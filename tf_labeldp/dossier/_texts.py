@@ -13,7 +13,7 @@ import math
 import re
 from typing import Any
 
-from tf_labeldp._validate import for_terminal
+from tf_labeldp._progress import for_terminal
 
 _MARKUP = re.compile(
     # An underscore within a word is no markup; addresses become links without brackets, too.

@@ -8,7 +8,8 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-from tf_labeldp._validate import counted, for_terminal
+from tf_labeldp._progress import for_terminal
+from tf_labeldp._validate import counted
 from tf_labeldp.accounting import PrivacyGuarantee, public_input
 from tf_labeldp.accounting.provenance import model_statement
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts

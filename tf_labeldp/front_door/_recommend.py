@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tf_labeldp import _validate
-from tf_labeldp._validate import for_terminal
+from tf_labeldp._progress import for_terminal
 from tf_labeldp.boosting.worth import worth
 
 _LARGEST_MEASURED = {"images": 60_000, "table": 32_561, "numbers": 12_000}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._validate import for_terminal
+from tf_labeldp._progress import for_terminal
 from tf_labeldp.accounting import (
     PrivacyGuarantee,
     Private,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._validate import for_terminal
+from tf_labeldp._progress import for_terminal
 from tf_labeldp.accounting import (
     Assumption,
     BudgetExceededError,
