@@ -1,4 +1,4 @@
-"""What long passes over rows show: progress bars, their silence, and the cores; texts of a terminal.
+"""What long passes over rows show: progress bars, their silence, the cores; texts of a terminal.
 
 Passes over true labels show nothing that may depend on a label.
 """
