@@ -81,16 +81,20 @@ def say(*lines: Any, error: bool = False) -> None:
 
 @contextlib.contextmanager
 def warnings_in_lines() -> Iterator[None]:
-    """Shows Python's warnings on stderr as lines of the command, without a place in its code.
+    """Shows Python's warnings on stderr, each once, as lines without a place in the code.
 
     Those of deprecations, which its user cannot change, are dropped.
     """
+
+    shown: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *unused: Any, **named: Any) -> None:
         if issubclass(category, (DeprecationWarning, FutureWarning)):
             return
         text = in_options(" ".join(str(message).split()))
-        say(f"warning: {text}", error=True)
+        if text not in shown:
+            shown.add(text)
+            say(f"warning: {text}", error=True)
 
     with without_input_warnings():  # It restores showwarning too.
         warnings.showwarning = show

@@ -311,8 +311,8 @@ class CsvWriter:
             pa.nulls(0, kind).cast(pa.string())
         self._file = file
         self._has_formula = False
-        self._warn_of_formulas([pa.array(schema.names)])
         names = schema.names
+        self._warn_if(any(re.match(_FORMULA, name) for name in names))
         if any(not name or set(name) & set(',"\r\n') for name in names):
             names = ['"' + name.replace('"', '""') + '"' for name in names]
         file.write((",".join(names) + "\n").encode())
@@ -323,7 +323,8 @@ class CsvWriter:
             for column in table.columns
         ]
         texts = [column for column in cells if arrow_types.is_string(column.type)]
-        self._warn_of_formulas(texts)
+        formulas = (pc.any(pc.match_substring_regex(text, _FORMULA)).as_py() for text in texts)
+        self._warn_if(not self._has_formula and any(formulas))
         # Without quotes an empty text would look like a missing cell.
         plain = all(pc.min(pc.binary_length(column)).as_py() != 0 for column in texts)
         try:
@@ -335,11 +336,9 @@ class CsvWriter:
     def close(self) -> None:
         """Leaves the file open for the caller."""
 
-    def _warn_of_formulas(self, texts: Sequence[Any]) -> None:
-        found = (pc.any(pc.match_substring_regex(text, _FORMULA)).as_py() for text in texts)
-        if not self._has_formula and any(found):
+    def _warn_if(self, has_formula: bool) -> None:
+        if has_formula:
             self._has_formula = True
-            # Python shows it once, also for several files.
             warnings.warn(
                 "some cells begin with =, +, - or @: a spreadsheet would run them as formulas. "
                 "Import such columns as text",
