@@ -470,7 +470,7 @@ def test_a_training_that_was_killed_goes_on(csv, capsys, monkeypatch, point):
         elif point == "save":
             patch.setattr(PrivateClassifier, "to_keras", killed)
         else:
-            patch.setattr(_train, "say", lambda text, error=False: error or killed())
+            patch.setattr(_train, "say", lambda *lines, error=False: error or killed())
         assert command(csv, *words) == 130
     draws = {path: path.read_bytes() for path in store.glob("records/[0-9]*")}
     assert (csv.parent / "out" / ".unfinished").exists()
