@@ -95,6 +95,9 @@ def test_assumptions_are_grouped_by_who_vouches_for_them_with_their_codes():
         "      [public-features] The features are public.",
         "      [public-bins] The bins are public.",
     ]
+    assert json.loads(statement.to_json())["assumptions"] == [
+        {"code": note.code, "who": note.who, "text": str(note)} for note in notes
+    ]
     grouped = statement.assumptions_by_voucher().values()
     assert sorted(one for group in grouped for one in group) == sorted(notes)
 

@@ -167,3 +167,22 @@ def test_bad_arguments() -> None:
         audit.audit_model(proxy, ZEROS, np.eye(3)[ZEROS])
     with pytest.raises(ValueError, match=r"shape \(4999, 3\), got shape \(5000, 3\)"):
         audit.audit_model(proxy, ZEROS[1:], proxy)
+
+
+def test_canaries_have_one_of_two_labels_in_one_run() -> None:
+    runs = []
+
+    def fit(labels: np.ndarray) -> np.ndarray:
+        runs.append(labels.copy())
+        return np.eye(3)[labels]
+
+    for _ in range(2):
+        audit.audit_training(fit, ZEROS, 3, canaries=1000, seed=8)
+    first, second = runs  # One run for each audit.
+    np.testing.assert_array_equal(first, second)
+    for seed in range(9, 29):
+        audit.audit_training(fit, ZEROS, 3, canaries=1000, seed=seed)
+    assert all(np.sum(labels != 0) <= 1000 for labels in runs)
+    # A third of the canaries has no pair with the class 0; the others have it in half of the coins.
+    shares = [np.bincount(labels, minlength=3)[1:].sum() / 1000 for labels in runs]
+    assert abs(np.mean(shares) - 2 / 3) < 0.02

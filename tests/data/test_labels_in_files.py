@@ -198,6 +198,16 @@ def test_no_state_has_a_true_label_before_an_operator(name, tmp_path):
     assert found(tmp_path, TRUE) == 0
 
 
+@pytest.mark.parametrize("options", OPTIONS)
+def test_tensorflow_saves_no_iterator_before_its_end(options, tmp_path):
+    iterator = iter(randomized(SOURCE).with_options(OPTIONS[options]()))
+    for _ in range(N - 1):
+        next(iterator)
+        with pytest.raises(REFUSALS):
+            tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / "iterator"))
+    assert not list(tmp_path.glob("iterator*"))
+
+
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64", "float32", "float64"])
 @pytest.mark.parametrize("kind", ["tuple", "dict", "ragged"])
 def test_no_state_has_a_true_label_of_any_type(kind, dtype, tmp_path):

@@ -332,17 +332,47 @@ class TestPage:
         def reported(name, label):
             labels = ldp.PrivateLabels(
                 np.full(50, label), 3, budget=ldp.PrivacyBudget(1.0), store=tmp_path / name,
-                draws="keyed",
+                draws="keyed", ids=[f"patient {i}" for i in range(50)],
             )  # fmt: skip
             labels.randomize(rr(1.0))
             found = report(tmp_path / name).content
             text = json.dumps(found)
             secret = json.loads((tmp_path / name / "labels.key").read_text())["secret"]
             salt = json.loads((tmp_path / name / "PRIVATE-fingerprint").read_text())
-            assert not any(word in text for word in (secret, salt["salt"], salt["digest"]))
+            secrets = (secret, salt["salt"], salt["digest"], "patient")
+            assert not any(word in text for word in secrets)
             return json.loads(re.sub(r'"(\d{4}-[^"]*|[0-9a-f]{32,}|[ab])"', '""', text))
 
         assert reported("a", 0) == reported("b", 2)
+
+    def test_its_parts_are_in_the_order_that_the_pages_state(self, tmp_path):
+        labels = vault(tmp_path / "s")
+        labels.randomize(rr(0.5), key="first").save(tmp_path / "noisy")
+        labels.randomize(rr(0.25), key="second")
+        found = report(tmp_path / "s", published=[tmp_path / "noisy"], audit=True)
+        a_month_earlier(found).save(tmp_path / "out")
+        page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+        page = page.partition("<body>")[2]
+        parts = [
+            "for one person, over all releases",
+            ">left<",
+            "Epsilon spent over time",
+            "Epsilon spent by example",
+            ">History<",
+            "Settings of noise and sampling",
+            "Who must vouch for what",
+            "Published files",
+            "matches its statement",
+            ">Audits<",
+            ">Versions<",
+        ]
+        places = [page.find(part) for part in parts]
+        assert -1 not in places and places == sorted(places)
+        history = page.partition(">History<")[2].partition("</table>")[0]
+        rows = history.split("<tr")[2:]
+        assert len(rows) == 2
+        for row, epsilon in zip(rows, ("0.5", "0.25"), strict=True):
+            assert all(word in row for word in ("Ada", epsilon)) and re.search(r"20\d\d-", row)
 
     def test_json_is_the_content(self, tmp_path):
         labels = vault(tmp_path / "s")

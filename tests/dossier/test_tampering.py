@@ -167,6 +167,18 @@ def with_comment(path):
         content.comment = b"0,1,1"
 
 
+def between(path):
+    """Writes bytes between two members of a zip file, where its list of members names none."""
+    with zipfile.ZipFile(path) as content:
+        parts = [(part, content.read(part)) for part in content.namelist()]
+    with zipfile.ZipFile(path, "w") as content:
+        for part, raw in parts:
+            content.writestr(part, raw)
+            content.fp.seek(content.start_dir)
+            content.fp.write(b"0110")
+            content.start_dir = content.fp.tell()
+
+
 def statement_of(path):
     return path / "privacy.json" if path.is_dir() else path.with_name(path.name + ".privacy.json")
 
@@ -434,6 +446,7 @@ OF_NOISY = {
     "a hidden file in a folder": (extra(".cache/labels"), 1, 1),
     "bytes after the arrays": (appended("noisy_labels.npz"), 1, 1),
     "a comment in the zip file": (lambda path: with_comment(path / "noisy_labels.npz"), 1, 1),
+    "bytes between the arrays": (lambda path: between(path / "noisy_labels.npz"), 1, 1),
     "another layout of the JSON": (
         lambda path: (path / "noisy_labels.json").write_text(
             json.dumps(json.loads((path / "noisy_labels.json").read_text()))
@@ -470,6 +483,7 @@ OF_MODELS = {
     "an extra member": (member("labels.txt", lambda raw: b"011", added=True), 1, 1),
     "a comment in the zip file": (with_comment, 1, 1),
     "bytes after the members": (appended(), 1, 1),
+    "bytes between the members": (between, 1, 1),
     "an extra array": (weights(lambda file: file.create_dataset("y", data=LABELS)), 1, 1),
     "an attribute of the arrays": (weights(lambda file: file.attrs.update(y=LABELS)), 1, 1),
     "an extra field in the configuration": (

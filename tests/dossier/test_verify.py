@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import gc
 import json
 import shutil
 import types
@@ -368,6 +369,35 @@ class TestB8:
             ).save(tmp_path / name)
             problems = verify(tmp_path / name, store=tmp_path / "s").problems
             assert bool(problems) == (name == "twice")
+
+    def test_other_weights_with_a_history_of_their_own_need_the_store(self, tmp_path):
+        noisy = vault(tmp_path / "s").randomize(ldp.RandomizedResponse(1.0, 3))
+        # A store that has not seen the training.
+        shutil.copytree(tmp_path / "s", tmp_path / "before")
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="scores")])
+        model.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
+        ldp.fit(model, X, noisy, verbose=0)
+        model.save(tmp_path / "own.keras")
+        assert verify(tmp_path / "own.keras").problems == ()
+        assert verify(tmp_path / "own.keras", store=tmp_path / "s").problems == ()
+        found = verify(tmp_path / "own.keras", store=tmp_path / "before")
+        assert found.problems == ("the store has no record of the weights of scores",)
+
+    @pytest.mark.parametrize("is_open", [True, False])
+    def test_weights_are_written_into_the_store_of_a_closed_vault(self, tmp_path, is_open):
+        labels = vault(tmp_path / "s")
+        noisy = labels.randomize(ldp.RandomizedResponse(1.0, 3))
+        head = ldp.PrivateLogisticRegression(1.0, 1e-5).fit(X, labels)
+        if not is_open:
+            del labels
+            gc.collect()
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        model.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
+        ldp.fit(model, X, noisy, verbose=0)
+        model.save(tmp_path / "network.keras")
+        head.to_keras().save(tmp_path / "head.keras")
+        for name in ("network.keras", "head.keras"):
+            assert verify(tmp_path / name, store=tmp_path / "s").problems == ()
 
     def test_an_exported_head_is_known_as_a_whole(self, tmp_path):
         """With its public layers; those of an encoder of other code are named."""

@@ -148,10 +148,31 @@ def test_a_head_of_labels_in_no_vault_is_counted_by_all(told):
     assert (stated.adaptive, of_vault.adaptive) == ((90.0, 2e-3), (60.0, 1e-3))
 
 
-def test_a_model_that_only_the_body_of_a_function_names_is_an_assumption():
+class Slots:
+    """An encoder whose network is in no dictionary."""
+
+    __slots__ = ("model",)
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, inputs):
+        return np.asarray(self.model(inputs))
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        lambda model: lambda inputs: np.asarray(model(inputs)),
+        lambda model: tf.function(lambda inputs: model(inputs)),
+        Slots,
+    ],
+    ids=["closure", "tf.function", "slots"],
+)
+def test_a_model_that_only_the_body_of_a_function_names_is_an_assumption(hidden):
     model = network()
     train(model, vault())
-    one = head(lambda inputs: np.asarray(model(inputs))).fit(X, vault())
+    one = head(hidden(model)).fit(X, vault())
     assert len(uses(one)) == 1 and one.guarantee().epsilon == 30.0
     assert "public-inputs" in {one.code for one in one.guarantee().assumptions}
 

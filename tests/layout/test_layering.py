@@ -6,8 +6,10 @@ Imports inside functions and under `TYPE_CHECKING` count like all others.
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
+import types
 from collections import Counter
 from importlib.util import resolve_name
 from pathlib import Path
@@ -234,3 +236,86 @@ def test_bazel_and_the_picture_of_the_parts_agree_with_the_table():
     parts = [part for part in (*PARTS, *TABLE["OUTSIDE"]) if not part.startswith("_")]
     shown = [word for word in re.findall(r"\w+", picture) if word in parts]
     assert list(dict.fromkeys(shown)) == parts
+
+
+def of_ours_in_keras():
+    """Names the functions of this library in the classes and modules of Keras, and import hooks."""
+    import tf_labeldp
+
+    for name in dir(tf_labeldp):
+        getattr(tf_labeldp, name)
+    found = []
+
+    def is_ours(value):
+        value = value.fget if isinstance(value, property) else value
+        # Keras's lazy modules answer any name by an import.
+        if not isinstance(value, (type, types.FunctionType, staticmethod, classmethod)):
+            return False
+        module = getattr(value, "__module__", None) or ""
+        return module.startswith(("tf_labeldp", "keras_layers"))
+
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] != "keras" or module is None:
+            continue
+        for value in [module, *(each for each in vars(module).values() if inspect.isclass(each))]:
+            owner = getattr(value, "__module__", None) or name
+            # Keras's own list of registered classes has those of its users.
+            if owner.startswith("keras"):
+                found += [f"{owner}.{key}" for key, each in vars(value).items() if is_ours(each)]
+    hooks = [*sys.meta_path, *sys.path_hooks]
+    return found + [repr(hook) for hook in hooks if is_ours(hook) or is_ours(type(hook))]
+
+
+def test_keras_is_not_patched(monkeypatch):
+    import keras
+
+    import tf_labeldp
+
+    assert of_ours_in_keras() == []
+    monkeypatch.setattr(keras.Model, "compile", tf_labeldp.LabelDPModel.compile)
+    assert any(name.endswith(".compile") for name in of_ours_in_keras())
+
+
+RUNS_CODE = {"eval", "exec", "compile", "__import__"}
+RUN_BY = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+
+
+def readers_that_run_code(text):
+    """Lists the calls in a file that could run what stands in the file that they read."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        options = {each.arg: ast.unparse(each.value) for each in node.keywords}
+        package, _, verb = called.rpartition(".")
+        if called in RUNS_CODE or (package in RUN_BY and verb in ("load", "loads", "Unpickler")):
+            found.append(called)
+        if called == "np.load" and options.get("allow_pickle", "False") != "False":
+            found.append(called)
+        if options.get("safe_mode", "True") != "True" or called.endswith("unsafe_load"):
+            found.append(called)
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pickle.load(f)",
+        "np.load(f, allow_pickle=True)",
+        "eval(text)",
+        "keras.models.load_model(f, safe_mode=False)",
+    ],
+)
+def test_a_reader_that_runs_code_is_caught(text):
+    assert readers_that_run_code(text)
+
+
+def test_no_file_runs_code_when_it_is_read():
+    """Of noisy labels, stores, reports and cards; Keras reads `.keras` files."""
+    found = {
+        path.relative_to(ROOT).as_posix(): readers_that_run_code(path.read_text("utf-8"))
+        for folder in ("tf_labeldp", "keras_layers")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    assert {path: calls for path, calls in found.items() if calls} == {}

@@ -344,6 +344,16 @@ def test_noise_stddev(noise, epsilon):
     assert HistogramMechanism(SURE, 3).noise_stddev < 1e-200
 
 
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("num_classes", [2, 10])
+def test_counts_have_less_noise_than_those_of_noisy_labels(epsilon, num_classes):
+    channel = ldp.RandomizedResponse(epsilon, num_classes).transition_matrix()
+    keep, other = channel[0, 0], channel[0, 1]
+    # The variance of a debiased count of a class that no label has.
+    of_labels = math.sqrt(1000 * other * (1.0 - other)) / (keep - other)
+    assert HistogramMechanism(epsilon, num_classes).noise_stddev < of_labels
+
+
 @pytest.mark.parametrize(
     ("counts", "error", "message"),
     [

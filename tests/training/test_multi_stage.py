@@ -298,6 +298,19 @@ def test_noisy_labels_of_all_stages_have_the_channel_of_their_priors(kit, proble
     np.testing.assert_array_equal(rows[len(first) :], kit.draws[1][2])
 
 
+def test_the_seed_of_stages_fixes_their_examples_alone(kit, problem):
+    x, y = problem
+    drawn = []
+    for _ in range(2):
+        stages = kit.stages(x, kit.labels(y, insecure_seed=None), seed=3, fractions=(0.9, 0.1))
+        kit.fit(stages, kit.model())
+        assert not stages.guarantee().seeded
+        drawn.append(stages.noisy_labels())
+    np.testing.assert_array_equal(drawn[0].indices, drawn[1].indices)
+    # Equal draws have a probability of 0.76^240.
+    assert np.any(drawn[0].values != drawn[1].values)
+
+
 def test_priors_that_were_released_are_counted(kit, problem):
     x, y = problem
     labels = kit.labels(y, budget=ldp.PrivacyBudget(epsilon=5.0))

@@ -186,8 +186,11 @@ def test_plain_training_afterwards_promises_nothing() -> None:
         # Receipts of a later fit do not cover what was before.
         ldp.fit(model, X, drawn(), verbose=0)
         assert promises_nothing(model)
+        noisy = drawn()
+        model.fit(X, noisy.posterior(), callbacks=[ldp.RecordReceipts(noisy)], verbose=0)
+        assert promises_nothing(model)
         ldp.declare(model, because="the labels of this test are public")
-        assert stated(model) == 4.0  # of two vaults
+        assert stated(model) == 6.0  # of three vaults
 
 
 # --- The callback --------------------------------------------------------------------------------
@@ -289,6 +292,31 @@ def test_the_file_has_the_receipts(saved: Path, forget: Any) -> None:
     copy = plain()
     copy.set_weights(model.get_weights())
     assert stated(copy) == 2.0
+
+
+def test_weights_that_a_later_callback_changes_promise_nothing() -> None:
+    class Halves(keras.callbacks.Callback):
+        def on_train_end(self, logs: Any = None) -> None:
+            self.model.set_weights([0.5 * weight for weight in self.model.get_weights()])
+
+    for is_last in (False, True):
+        model, noisy = plain(), drawn()
+        callbacks = [ldp.RecordReceipts(noisy), Halves()]
+        model.fit(X, noisy.posterior(), callbacks=callbacks[:: 1 - 2 * is_last], verbose=0)
+        assert promises_nothing(model) == (not is_last)
+
+
+def test_keras_reads_no_receipts_of_a_plain_model_in_another_process(
+    saved: Path, forget: Any
+) -> None:
+    forget()
+    assert promises_nothing(keras.models.load_model(saved))
+    bare = keras.models.load_model(saved, compile=False)
+    assert has_no_record(bare)
+    bare.compile("sgd", ROWS)
+    ldp.fit(bare, X, drawn(1.0), verbose=0)
+    assert stated(bare) == 1.0 and "initial-weights" in codes(bare)
+    assert stated(ldp.load_model(saved)) == 2.0
 
 
 def test_training_after_a_load_adds_receipts(saved: Path, tmp_path: Path, forget: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -178,3 +180,22 @@ def test_texts_of_a_tensor_are_bytes(make):
     vault = make(labels=texts, num_classes=None, classes=["no", "yes"], epsilon=60.0)
     noisy = vault.randomize(RandomizedResponse(60.0, 2))
     assert vault.decode(noisy).tolist() == ["yes", "no", "yes"]
+
+
+def test_one_argument_of_a_vault_repeats_its_noise():
+    """The seed of a split chooses examples, and a charge states whether its noise was seeded."""
+    arguments = {
+        (name, argument)
+        for name, method in vars(PrivateLabels).items()
+        if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_"))
+        for argument in inspect.signature(method).parameters
+        if "seed" in argument or "rng" in argument
+    }
+    own = ("__init__", "insecure_seed")
+    assert arguments == {own, ("split", "seed"), ("charge", "seeded")}
+    budget = PrivacyBudget(1.0)
+    parts = [PrivateLabels([0, 1] * 200, 2, budget=budget).split(0.5, seed=4)[1] for _ in range(2)]
+    first, second = (part.randomize(RandomizedResponse(0.5, 2)) for part in parts)
+    np.testing.assert_array_equal(first.indices, second.indices)
+    assert np.any(first.values != second.values)
+    assert not first.guarantee().seeded

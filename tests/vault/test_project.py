@@ -6,11 +6,21 @@ import json
 import multiprocessing
 import shutil
 
+import numpy as np
 import pytest
 
-from tf_labeldp import BudgetExceededError, PrivacyBudget, PrivateLabels, RandomizedResponse
-from tf_labeldp.accounting import dp_sgd_charge
+from tf_labeldp import (
+    BudgetExceededError,
+    NoisyLabels,
+    PrivacyBudget,
+    PrivateLabels,
+    RandomizedResponse,
+    RRWithPrior,
+    guarantee,
+)
+from tf_labeldp.accounting import PublicInput, dp_sgd_charge
 from tf_labeldp.cli import main
+from tf_labeldp.mechanisms import HistogramMechanism
 from tf_labeldp.scale import ReleaseKey
 from tf_labeldp.vault import LabelStoreError, forget
 from tf_labeldp.vault.ledger import Ledger
@@ -166,6 +176,11 @@ class TestFolder:
         shutil.rmtree(tmp_path / "study" / "drugs")
         for use in (
             lambda: visits.randomize(rr(0.1)),
+            lambda: visits.release(HistogramMechanism(0.1, 2)),
+            lambda: visits.evaluate(np.array(VISITS), "accuracy", 0.1),
+            lambda: visits.charge(dp_sgd_charge(9.0, 0.1, 1, 1e-5), what="steps"),
+            lambda: visits.reserve({"a": rr(0.1)}),
+            lambda: visits.adopt([]),
             lambda: Ledger.of_store(tmp_path / "study" / "visits"),
             lambda: in_project(tmp_path, "drugs", DRUGS),
         ):
@@ -311,6 +326,19 @@ class TestForget:
         forget(tmp_path / "study" / "drugs")
         assert visits.remaining() == 1.0
         assert in_project(tmp_path, "later", DRUGS, epsilon=None).remaining() == 1.0
+
+    @pytest.mark.parametrize(("people", "total"), [((None, None), 1.5), (("Oslo", "Rome"), 1.0)])
+    def test_its_receipts_still_count_where_they_went(self, tmp_path, people, total):
+        old = stored(tmp_path / "old", people=people[0])
+        old.randomize(rr(1.0)).save(tmp_path / "noisy")
+        forget(tmp_path / "old")
+        later = stored(tmp_path / "later", people=people[1])
+        drawn = later.randomize(rr(0.5))
+        before = NoisyLabels.load(tmp_path / "noisy")
+        assert guarantee([before, drawn]).epsilon == total
+        priors = PublicInput(np.array([0.5, 0.5]), before.receipts)
+        drawn = later.randomize(RRWithPrior(0.5, 2), priors=priors)
+        assert drawn.guarantee().epsilon == total
 
     def test_edited_receipts_are_refused(self, tmp_path):
         labels = stored(tmp_path / "s")

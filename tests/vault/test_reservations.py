@@ -252,6 +252,7 @@ class TestProcesses:
         with pytest.raises(BudgetExceededError, match="tf-labeldp give-back"):
             labels.randomize(rr(0.5), key="other")
         assert labels.history()[-1].key == "b"
+        assert give_back(store, key="a") == []  # It was charged.
         assert main(["give-back", str(store), "--key", "b"]) == 0
         assert "given back: b" in capsys.readouterr().out
         labels.randomize(rr(0.5), key="other")
