@@ -21,7 +21,20 @@ from tf_labeldp._progress import Progress
 _READ_AT_A_TIME = 4096
 """Elements per batch when labels are read: few calls, little memory."""
 _ELEMENTS_COMPARED = 256
-"""Elements that two passes are compared on: enough to see a shuffle, and soon read."""
+"""Elements that two passes are compared on before the charge; later passes are compared on all."""
+_BY_ELEMENT = {
+    "_MapDataset",
+    "_ParallelMapDataset",
+    "_PrefetchDataset",
+    "CacheDataset",
+    "_OptionsDataset",
+    "_AssertCardinalityDataset",
+    "_ZipDataset",
+    "_ShuffleDataset",
+}
+"""Transformations that return an element for each element."""
+_ODD = 0x1E3779B97F4A7C15
+"""An odd number without pattern."""
 _BLOCK = 64
 """Elements per block, at most."""
 _BLOCK_BYTES = 4 << 20
@@ -41,6 +54,12 @@ _UNKNOWN_ID = (
     "randomize_labels met an example whose id was not there when the transform was applied: it has "
     "no noisy label, and its true label is withheld. Apply a new transform to the dataset of all "
     "examples, and take subsets after it."
+)
+
+_OTHER_ELEMENT = (
+    "randomize_labels met another element in this place than when the transform was applied, and "
+    "its true label is withheld. Apply the transform before .shuffle() and random augmentation, "
+    "set options.deterministic to True, or give id_fn=."
 )
 
 
@@ -118,13 +137,17 @@ def read_labels(
     slot: LabelSlot,
     id_of: Callable[[Any], tf.Tensor] | None,
     verbose: bool,
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns the labels (n,) and ids (n,) or None, in the order of the source."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the labels (n,), and ids (n,) or else fingerprints of the elements ``int64`` (n,).
+
+    They are in the order of the source.
+    """
 
     def label_and_id(*parts: Any) -> Any:
         element = parts[0] if len(parts) == 1 else parts  # tf.data spreads plain tuples alone
-        ids = () if id_of is None else (id_of(slot.features(element)),)
-        return (slot.label(element), *ids)
+        if id_of is None:
+            return slot.label(element), fingerprints(slot, element)
+        return slot.label(element), id_of(slot.features(element))
 
     blocks = []
     total = int(source.cardinality())
@@ -136,16 +159,48 @@ def read_labels(
     progress.close()
     if not blocks:
         raise ValueError("expected a dataset with labels, got an empty one. Check its filters.")
-    labels, *ids = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
-    if not ids:
-        return labels, None
-    repeated = labels.size - np.unique(ids[0]).size
+    labels, ids = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+    if id_of is None:
+        return labels, ids
+    repeated = labels.size - np.unique(ids).size
     if repeated:
         raise ValueError(
             f"expected another id for each example, got {repeated} of {labels.size} that repeat. "
             "Mend id_fn, and apply randomize_labels before .repeat()."
         )
-    return labels, ids[0]
+    return labels, ids
+
+
+def fingerprints(slot: LabelSlot, elements: Any, *, in_blocks: bool = False) -> tf.Tensor:
+    """Returns ``int64`` fingerprints of elements without their labels, () or (m,) of a block."""
+    total = tf.zeros((), tf.int64)
+    parts = tf.nest.flatten(slot.replace(elements, ()), expand_composites=True)
+    for number, part in enumerate(parts):
+        part = tf.convert_to_tensor(part)
+        if part.dtype == tf.string:
+            words = tf.strings.to_hash_bucket_fast(part, 2**63 - 1)
+        elif part.dtype.is_complex:
+            parts += [tf.math.real(part), tf.math.imag(part)]
+            continue
+        elif part.dtype.is_floating:
+            words = tf.bitcast(part, {2: tf.int16, 4: tf.int32, 8: tf.int64}[part.dtype.size])
+        else:
+            words = part
+        width = words.shape[1:].num_elements() if in_blocks else words.shape.num_elements()
+        if width and words.dtype.size < 8 and width * words.dtype.size % 8 == 0:
+            # Eight bytes at a time.
+            packed = 8 // words.dtype.size
+            words = tf.cast(words, tf.uint8) if words.dtype == tf.bool else words
+            words = tf.bitcast(tf.reshape(words, [-1, width // packed, packed]), tf.int64)
+            words = words if in_blocks else words[0]
+        rows = tf.shape(words)[:1] if in_blocks else tf.ones(1, tf.int32)
+        table = tf.reshape(tf.cast(words, tf.int64), tf.concat([rows, [-1]], 0))
+        width = table.shape[1] or tf.shape(table)[1]
+        # A sum of words by fixed random factors wraps around, and is fast for images.
+        factors = tf.random.stateless_uniform([width], [number, 7], None, None, tf.int64)
+        total = total * _ODD + tf.reduce_sum(table * factors, axis=1) + tf.cast(width, tf.int64)
+    total += tf.zeros(1, tf.int64)
+    return total if in_blocks else total[0]
 
 
 def checked_id_fn(id_fn: Callable[[Any], Any]) -> Callable[[Any], tf.Tensor]:
@@ -163,21 +218,65 @@ def checked_id_fn(id_fn: Callable[[Any], Any]) -> Callable[[Any], tf.Tensor]:
 
 
 def check_no_repeat(source: tf.data.Dataset) -> None:
-    """Raises if the source repeats its elements: a label would be drawn once per copy."""
-    waiting = [source]
-    while waiting:
-        dataset = waiting.pop()
-        if type(dataset).__name__ == "_RepeatDataset":
+    """Raises if the source repeats its elements: a label would be drawn once per copy.
+
+    Functions of ``flat_map`` and ``from_generator`` have no graph here: their repeats are not seen.
+    """
+    for dataset in _inputs_of(source, deeply=True):
+        parts = _inputs_of(dataset) if type(dataset).__name__ == "_ConcatenateDataset" else []
+        ranges = [_ranges_inside(part) for part in parts]
+        is_copied = any(
+            max(ranges[0][place][0], other[0]) < min(ranges[0][place][1], other[1])
+            for place, other in (ranges[1].items() if ranges else ())
+            if place in ranges[0]
+        )
+        if is_copied or type(dataset).__name__ == "_RepeatDataset":
             raise ValueError(
                 "expected each label once, got a dataset that repeats them: each copy would be "
-                "drawn, and spend epsilon, again. Apply randomize_labels before .repeat()."
+                "drawn, and spend epsilon, again. Apply randomize_labels before .repeat() and "
+                ".concatenate()."
             )
-        inputs = getattr(dataset, "_inputs", None)  # tf.data walks a pipeline by it
-        waiting.extend(inputs() if callable(inputs) else [])
+
+
+def _inputs_of(dataset: tf.data.Dataset, *, deeply: bool = False) -> list[Any]:
+    """Returns the datasets that a dataset reads; deeply, it and all that these read."""
+    inputs = getattr(dataset, "_inputs", None)  # tf.data walks a pipeline by it
+    direct = list(inputs()) if callable(inputs) else []
+    if not deeply:
+        return direct
+    return [dataset, *(each for part in direct for each in _inputs_of(part, deeply=True))]
+
+
+def _ranges_inside(dataset: tf.data.Dataset) -> dict[int, tuple[float, float]]:
+    """Returns the range of elements that a dataset reads of those inside it, by identity.
+
+    What is inside other transformations, such as filters, is left out.
+    """
+    name, found = type(dataset).__name__, {id(dataset): (0.0, np.inf)}
+    count = int(dataset._count) if name in ("_TakeDataset", "_SkipDataset") else 0
+    if name not in _BY_ELEMENT | {"_TakeDataset", "_SkipDataset"}:
+        return found
+    for part in _inputs_of(dataset):
+        for place, (start, stop) in _ranges_inside(part).items():
+            if name == "_TakeDataset" and count >= 0:
+                stop = min(stop, start + count)
+            if name == "_SkipDataset":
+                start = start + count if count >= 0 else stop
+            found[place] = (start, stop)
+    return found
 
 
 def check_order(source: tf.data.Dataset, slot: LabelSlot) -> None:
-    """Raises if the first elements of two passes differ in anything but their labels."""
+    """Raises for a source that is shuffled in each pass, or whose first elements differ in two.
+
+    Differences are in anything but the labels. The elements of later passes are compared one by
+    one, by their fingerprints.
+    """
+    is_shuffled = any(
+        type(dataset).__name__ == "_ShuffleDataset"
+        and dataset._reshuffle_each_iteration
+        for dataset in _inputs_of(source, deeply=True)
+    )
 
     def digest_of_start() -> bytes:
         digest = hashlib.blake2b()
@@ -187,7 +286,8 @@ def check_order(source: tf.data.Dataset, slot: LabelSlot) -> None:
                 digest.update(tf.io.serialize_tensor(tensor).numpy())
         return digest.digest()
 
-    if source.options().deterministic is False or digest_of_start() != digest_of_start():
+    changes = source.options().deterministic is False or is_shuffled
+    if changes or digest_of_start() != digest_of_start():
         raise ValueError(
             "expected the same elements in the same order in each pass, got others. Apply "
             "randomize_labels before .shuffle() and random augmentation, set options.deterministic "
@@ -200,16 +300,19 @@ def replace_labels(
     slot: LabelSlot,
     labels: np.ndarray,
     id_of: Callable[[Any], tf.Tensor] | None,
-    ids: np.ndarray | None,
+    ids: np.ndarray,
 ) -> tf.data.Dataset:
     """Returns ``source`` with ``labels[i]`` for its i-th element, or for the element ``ids[i]``.
 
-    Iterating raises ``FailedPreconditionError`` without ids at more or fewer elements than labels,
-    and ``InvalidArgumentError`` at an id that is not among the distinct ``ids``.
+    Without ``id_of``, ``ids`` are the fingerprints of the elements. Iterating then raises
+    ``FailedPreconditionError`` at more or fewer elements than labels, and ``InvalidArgumentError``
+    at another element; with ``id_of``, at an id that is not among the distinct ``ids``.
     """
     size = _block_size(source.element_spec)
     noisy, last = tf.constant(labels), len(labels) - 1
-    if ids is not None:
+    if id_of is None:
+        prints = tf.constant(ids)
+    else:
         # The table has places, not labels: a label may be any number, so none is free for "none".
         keys = tf.constant(ids if ids.dtype != object else ids.tolist())
         places = tf.lookup.KeyValueTensorInitializer(keys, tf.range(last + 1, dtype=tf.int64))
@@ -225,7 +328,12 @@ def replace_labels(
             if size > 1:
                 place += tf.range(tf.shape(slot.label(elements), tf.int64)[0])
             place = tf.minimum(place, last)  # the cardinality below refuses a surplus element
-        is_known = tf.debugging.Assert(tf.reduce_all(place >= 0), [_UNKNOWN_ID], name="known_ids")
+        if id_of is not None:
+            is_known = tf.debugging.Assert(tf.reduce_all(place >= 0), [_UNKNOWN_ID])
+        else:
+            same = fingerprints(slot, elements, in_blocks=size > 1) == tf.gather(prints, place)
+            is_surplus = start + tf.size(place, tf.int64) > last + 1
+            is_known = tf.debugging.Assert(tf.reduce_all(same) | is_surplus, [_OTHER_ELEMENT])
         with tf.control_dependencies([is_known]):
             return slot.replace(elements, tf.gather(noisy, place))
 
@@ -233,7 +341,7 @@ def replace_labels(
     starts = tf.data.Dataset.counter(step=size)
     replaced = tf.data.Dataset.zip((blocks, starts)).map(replace, **_SYNCHRONOUS)
     elements = _without_states(replaced if size == 1 else replaced.unbatch())
-    if ids is None or source.cardinality() == len(labels):
+    if id_of is None or source.cardinality() == len(labels):
         elements = elements.apply(tf.data.experimental.assert_cardinality(len(labels)))
     elements = elements.with_options(source.options())
     policy = tf.data.experimental.AutoShardPolicy

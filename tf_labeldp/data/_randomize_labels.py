@@ -71,8 +71,8 @@ def randomize_labels(
     again in each epoch.
 
     Examples are identified by their place in the source, which must give the same elements in the
-    same order each time, or by ``id_fn``. Apply the transform directly to the source, before maps
-    that decode or augment. A transform is for one dataset.
+    same order each time, which each pass checks, or by ``id_fn``. Apply the transform directly to
+    the source, before maps that decode or augment. A transform is for one dataset.
 
     Guarantee:
         The dataset that ``apply`` returns is (epsilon, delta)-label-DP under replacement of one
@@ -220,7 +220,7 @@ class LabelRandomization:
         if id_of is None:
             check_order(dataset, slot)
         labels, ids = read_labels(dataset, slot, id_of, self._verbose)
-        if ids is not None:
+        if id_of is not None:
             # The order of a store does not depend on that of the source.
             order = np.argsort(ids, kind="stable")
             labels, ids = labels[order], ids[order]
