@@ -180,7 +180,7 @@ BAD = {
     "infinite": ({}, np.where(WEIGHTS > 2, np.inf, 1.0), "finite"),
     "all zero": ({}, 0.0 * WEIGHTS, "not all zero"),
     "class": ({"class_weight": {7: 2.0}}, None, r"for the classes \[0, 1, 2\], got \[7\]"),
-    "zero": ({"class_weight": {1: 0.0}}, None, r"class_weight must be in \(0, inf\)"),
+    "zero": ({"class_weight": {1: 0.0}}, None, r"class_weight must be in \(0, 1e38\]"),
     "word": ({"class_weight": "equal"}, None, "must be one of balanced"),
     "intercept": ({"class_weight": {1: 2.0}, "intercept": False}, None, "needs an intercept"),
 }
