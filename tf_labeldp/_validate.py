@@ -6,13 +6,17 @@ and never show a label.
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 import numbers
 import os
 import sys
+import traceback
 import warnings
-from collections.abc import Iterable
-from typing import Any
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -24,6 +28,61 @@ PRIOR_SUM_TOLERANCE = 1e-4
 
 _MOST_BYTES = 8 << 30
 """Largest array of targets, or channel, in bytes: training copies targets at least once."""
+
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def clears_frames(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Decorates a function whose local variables are private labels, or a secret.
+
+    Programs that report errors send the local variables of every frame. An error leaves the
+    function with its lines, and without the variables of the function and of all that it called.
+    """
+
+    @functools.wraps(function)
+    def call(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
+        handled = sys.exc_info()[1]
+        try:
+            return function(*arguments, **keywords)
+        except BaseException as error:
+            del arguments, keywords
+            _clear_frames(error, handled)
+            raise
+
+    return call
+
+
+def _clear_frames(error: BaseException, handled: BaseException | None) -> None:
+    """Clears the frames of an error and its causes, except for one that the caller handles."""
+    waiting: list[BaseException | None] = [error]
+    done = {id(handled)}
+    while waiting:
+        part = waiting.pop()
+        if part is None or id(part) in done:
+            continue
+        done.add(id(part))
+        traceback.clear_frames(part.__traceback__)
+        waiting += [part.__cause__, part.__context__]
+
+
+def json_of(text: str | bytes, **settings: Any) -> Any:
+    """Returns the content of JSON; a ``ValueError`` also where it is nested too deeply."""
+    try:
+        return json.loads(text, **settings)
+    except RecursionError:
+        raise ValueError("lists or objects are nested too deeply") from None
+
+
+def unpacked(content: bytes, least: int, ratio: int) -> bytes:
+    """Returns the content of a zlib stream of at most ``ratio`` times its size, or ``least``."""
+    most = max(least, ratio * len(content))
+    stream = zlib.decompressobj()
+    text = stream.decompress(content, most)
+    if stream.unconsumed_tail or not stream.eof:
+        raise ValueError(f"expected a whole stream of at most {most:,} bytes, got another")
+    return text
 
 
 def warn(message: str) -> None:

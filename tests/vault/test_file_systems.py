@@ -11,7 +11,7 @@ import pytest
 
 import tf_labeldp as ldp
 from tf_labeldp.vault import LabelStoreError
-from tf_labeldp.vault.records import publish
+from tf_labeldp.vault.files import publish
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ DAMAGE = {
 @pytest.mark.parametrize("case", DAMAGE)
 def test_damage_is_refused(make, store, filled, case):
     DAMAGE[case](store)
-    with pytest.raises(LabelStoreError, match=r"is damaged\..*Restore the folder from a backup"):
+    with pytest.raises(LabelStoreError, match=r"is damaged\..*Restore this file alone from a copy"):
         make(epsilon=2.0, store=store)
 
 
@@ -103,8 +103,8 @@ def test_missing_files_are_refused(make, store, filled):
     with pytest.raises(LabelStoreError, match=r"is not a label store \(no header.json\)"):
         make(epsilon=2.0, store=copies["header"])
     header = json.loads((copies["format"] / "header.json").read_text())
-    (copies["format"] / "header.json").write_text(json.dumps({**header, "format": 4}))
-    with pytest.raises(LabelStoreError, match=r"has format 4, and tf-labeldp .* reads formats 2"):
+    (copies["format"] / "header.json").write_text(json.dumps({**header, "format": 5}))
+    with pytest.raises(LabelStoreError, match=r"has format 5, and tf-labeldp .* reads formats 2"):
         make(epsilon=2.0, store=copies["format"])
 
 
@@ -130,7 +130,7 @@ def test_a_stored_draw_that_was_not_returned_counts(make, store, filled):
     digest = (store / "records" / "000001").read_text("latin-1").split(" ")[0]
     last.write_text(f"{2:010d} {digest}\n")  # A kill right after the link leaves this.
     assert make(epsilon=2.0, store=store).guarantee().epsilon == 1.5
-    assert last.read_bytes() == content
+    assert last.read_bytes()[:75] == content[:75]  # The rest is the place of the file.
 
 
 def cheaper_mechanism(meta):
@@ -231,7 +231,7 @@ def test_a_full_disk_returns_and_charges_nothing(make, response, store, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(LabelStoreError, match=r"No space.*Nothing was returned or charged"):
             vault.randomize(response(1.0))
     assert vault.guarantee().epsilon == 0.0
     assert list((store / "records").iterdir()) == []

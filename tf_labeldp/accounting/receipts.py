@@ -95,6 +95,14 @@ KINDS = ("draw", "release", "steps", "failed", "unknown", "declared")
 _DECLARED = "Declared by its author, not checked: "
 _MOST_LABELS = 10**10
 """Largest size of a label set in a file: the histories of more examples fit no memory."""
+_MOST_OF_A_PART = 1 << 27
+"""Largest size of a label set of which a receipt in a file is about a part: the histories take a
+byte for each example, and a file of a few bytes may be about any number of examples."""
+_BLOCK = 1 << 20
+"""Examples whose bits are unpacked at a time."""
+_LEAST_BYTES, _MOST_RATIO = 1 << 22, 100
+"""Receipts may unpack to this size, or to so many times the packed one; those of a model with a
+thousand epochs have a ratio of 25."""
 _LONGEST_NAME, _LONGEST_TEXT = 200, 200_000
 """Most characters of an id and of a text in a file, such as a mechanism with all its bins."""
 _YEARS = range(1970, 3000)
@@ -181,11 +189,34 @@ class Examples:
 
     def check(self) -> None:
         """Raises ``ValueError`` unless these are bits of n examples."""
-        size = -(-self.total // 8)
-        stream = zlib.decompressobj()
-        packed = stream.decompress(self.bits, size + 1)  # A few bytes may unpack to gigabytes.
-        beyond = packed[-1] & (0xFF >> (self.total - 1) % 8 + 1) if packed else 0
-        if len(packed) != size or not stream.eof or stream.unused_data or beyond:
+        size, last = 0, b""
+        for packed in self._unpacked():
+            size, last = size + len(packed), packed[-1:]
+        beyond = last[0] & (0xFF >> (self.total - 1) % 8 + 1) if last else 0
+        if size != -(-self.total // 8) or beyond:
+            raise ValueError(f"examples that are not among {self.total}")
+
+    @property
+    def count(self) -> int:
+        """The number of examples m."""
+        return sum(map(len, self.parts()))
+
+    def parts(self) -> Iterator[np.ndarray]:
+        """Yields the indices of some examples at a time, rising."""
+        start = 0
+        for packed in self._unpacked():
+            bits = np.unpackbits(np.frombuffer(packed, np.uint8))
+            yield start + np.flatnonzero(bits)
+            start += len(bits)
+
+    def _unpacked(self) -> Iterator[bytes]:
+        """Yields the bits in blocks: a few bytes may unpack to gigabytes."""
+        stream, rest = zlib.decompressobj(), self.bits
+        left = -(-self.total // 8)
+        while left >= 0 and (packed := stream.decompress(rest, _BLOCK // 8)):
+            yield packed
+            left, rest = left - len(packed), stream.unconsumed_tail
+        if not stream.eof or stream.unused_data or stream.unconsumed_tail:
             raise ValueError(f"examples that are not among {self.total}")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -241,7 +272,7 @@ class Receipt:
     @property
     def num_examples(self) -> int:
         """The number of examples that the receipt is about."""
-        return self.labels.size if self.examples is None else np.asarray(self.examples).size
+        return self.labels.size if self.examples is None else self.examples.count
 
     @property
     def declares(self) -> tuple[str, ...]:
@@ -279,8 +310,10 @@ class Receipt:
         return {**fields, "digest": _digest(fields)}
 
     @classmethod
-    def from_json(cls, data: Setting[dict[str, Any]]) -> Receipt:
+    def from_json(cls, data: Setting[dict[str, Any]], *, num_labels: int = 0) -> Receipt:
         """Returns the receipt that ``to_json`` wrote, with every field checked.
+
+        ``num_labels`` is the number of labels of the store that has the receipt.
 
         Raises:
             ReceiptError: its content changed, no version writes such a value, or a newer version
@@ -300,7 +333,12 @@ class Receipt:
             fields["labels"] = _label_set_of_json(fields["labels"])
             if fields["examples"] is not None:
                 bits = base64.b64decode(fields["examples"], validate=True)
-                fields["examples"] = Examples(bits, fields["labels"].size)
+                size = fields["labels"].size
+                if size > max(num_labels, _MOST_OF_A_PART):
+                    raise ValueError(
+                        f"a part of {size:,} examples, where {_MOST_OF_A_PART:,} are possible"
+                    )
+                fields["examples"] = Examples(bits, size)
             fields["answers"] = tuple(fields["answers"])
             return _checked(cls(**fields))
         except ReceiptError:
@@ -509,7 +547,7 @@ def receipts_to_bytes(receipts: Iterable[Receipt], **more: Any) -> bytes:
 def receipts_from_bytes(content: bytes) -> tuple[Receipts, dict[str, Any]]:
     """Returns the receipts, and everything that ``receipts_to_bytes`` wrote with them."""
     try:
-        data = json.loads(zlib.decompress(content))
+        data = _validate.json_of(_validate.unpacked(content, _LEAST_BYTES, _MOST_RATIO))
         written, version, listed = data["format"], data["version"], list(data["receipts"])
     except (KeyError, TypeError, ValueError, zlib.error) as error:
         raise ReceiptError(
@@ -538,12 +576,17 @@ class Histories:
         self._sizes = [size]  # number of examples per row
         self._free: list[int] = []  # rows without examples, for reuse
         self._place: dict[frozenset[tuple[Charge, int]], int] = {frozenset(): 0}
-        self._row_of = np.zeros(size, dtype=np.int32)
+        self._rows_of: np.ndarray | None = None  # of each example; None while all have row 0
+        self.size = size  # number of examples n
 
     @property
-    def size(self) -> int:
-        """The number of examples n."""
-        return int(self._row_of.size)
+    def _row_of(self) -> np.ndarray:
+        """The row of each example, in the smallest type."""
+        if self._rows_of is None:
+            self._rows_of = np.zeros(self.size, np.uint8)
+        kind = np.result_type(self._rows_of.dtype, np.min_scalar_type(len(self._rows)))
+        self._rows_of = self._rows_of.astype(kind, copy=False)
+        return self._rows_of
 
     def add(self, charge: Charge, examples: Any = None, size: int | None = None) -> None:
         """Charges these examples, by indices or a mask; None for all.
@@ -558,14 +601,17 @@ class Histories:
         if examples is None:
             self._of_all[charge] += 1
             return
-        where = np.asarray(examples)
-        old_rows = self._row_of[where]
-        moved = np.bincount(old_rows, minlength=len(self._rows))
+        is_large = isinstance(examples, Examples) and examples.total > _BLOCK
+        once = None if is_large else [np.asarray(examples)]
+        moved = np.zeros(len(self._rows), np.int64)
+        for where in once or examples.parts():
+            moved += np.bincount(self._row_of[where], minlength=len(self._rows))
         new_row = np.zeros(len(self._rows), dtype=np.int32)
         for old in np.flatnonzero(moved):  # loops over a few histories, not over examples
             new_row[old] = self._row(_sum_of(self._rows[old], ((charge, 1),)))
             self._sizes[new_row[old]] += int(moved[old])
-        self._row_of[where] = new_row[old_rows]
+        for where in once or examples.parts():
+            self._row_of[where] = new_row[self._row_of[where]]
         # This comes last, so that an interrupt may leave a charge too many, never one too few.
         for old in np.flatnonzero(moved):
             self._sizes[old] -= int(moved[old])
@@ -594,6 +640,10 @@ class Histories:
         """Returns the distinct histories of examples, by indices or a mask; None for all."""
         if examples is None:
             return [history for history, _ in self.spread()]
+        if self._rows_of is None:
+            mask = np.asarray(examples)
+            is_any = mask.any() if mask.dtype == bool else mask.size
+            return [self._with_all(self._rows[0])] if is_any else []
         rows = np.flatnonzero(np.bincount(self._row_of[examples]))
         return [self._with_all(self._rows[row]) for row in rows]
 
@@ -602,7 +652,13 @@ class Histories:
 
     def grow(self, size: int) -> None:
         """Adds examples up to this number, which have no charge yet."""
-        if (more := size - self._row_of.size) > 0:
+        if (more := size - self.size) > 0:
+            is_one_row = self._rows_of is None and not self._of_all
+            self._sizes[0] += more if is_one_row else 0
+            self.size = size
+            if is_one_row:
+                return
+            row_of = np.zeros(size - more, np.uint8) if self._rows_of is None else self._rows_of
             of_all, self._of_all = tuple(self._of_all.items()), Counter()
             if of_all:
                 self._rows = [_sum_of(of_all, row) for row in self._rows]
@@ -610,7 +666,8 @@ class Histories:
                 self._place = {frozenset(row): at for at, (row, count) in enumerate(pairs) if count}
             row = self._row(())
             self._sizes[row] += more
-            self._row_of = np.append(self._row_of, np.full(more, row, np.int32))
+            kind = np.result_type(row_of.dtype, np.min_scalar_type(row))
+            self._rows_of = np.append(row_of.astype(kind, copy=False), np.full(more, row, kind))
 
     def copy(self) -> Histories:
         """Returns an independent copy."""
@@ -619,7 +676,8 @@ class Histories:
         found._place = self._place.copy()
         found._rows, found._sizes = self._rows.copy(), self._sizes.copy()
         found._free = self._free.copy()
-        found._row_of = self._row_of.copy()
+        found._rows_of = None if self._rows_of is None else self._rows_of.copy()
+        found.size = self.size
         return found
 
 

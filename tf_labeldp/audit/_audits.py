@@ -22,6 +22,7 @@ _MOST_LABELS, _NUMBERS = 16, 5
 Draw = Callable[[np.ndarray, np.random.Generator], Any]
 
 
+@_validate.clears_frames
 def audit_mechanism(
     mechanism: Setting[Any],
     labels: Private[Any] = None,
@@ -115,6 +116,7 @@ def audit_mechanism(
     return AuditResult(lower_bound, confidence, claimed, delta, attack)
 
 
+@_validate.clears_frames
 def audit_training(
     fit: Setting[Callable[[np.ndarray], Any]],
     labels: Private[Any],
@@ -178,6 +180,7 @@ def audit_training(
     )
 
 
+@_validate.clears_frames
 def audit_model(
     scores: Setting[Any],
     labels: Private[Any],
@@ -234,6 +237,7 @@ def audit_model(
     return _result_of_guesses(difference, coins, rng, claimed, delta, confidence, attack)
 
 
+@_validate.clears_frames
 def label_inference(
     scores: Setting[Any], labels: Private[Any], proxy: Setting[Any], *, confidence: float = 0.95
 ) -> LabelInference:

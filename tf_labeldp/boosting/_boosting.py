@@ -117,6 +117,7 @@ class PrivateBoosting(Head):
     seed: int = 0
     insecure_seed: int | None = None
 
+    @_validate.clears_frames
     def fit(
         self, X: Public[Any], y: Private[Any], sample_weight: Public[Any] = None
     ) -> PrivateBoosting:

@@ -100,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _add_verify,
         _add_forget,
         _add_give_back,
+        _add_confirm_move,
     ):
         add_verb(verbs)
     words = sys.argv[1:] if argv is None else argv
@@ -345,6 +346,17 @@ def _add_give_back(verbs: Any) -> None:
     ).add_argument
     add("store", type=_path, metavar="FOLDER", help="folder of the store")
     add("--key", help="the name of one use; all without it")
+
+
+def _add_confirm_move(verbs: Any) -> None:
+    add = _verb(
+        verbs, "confirm-move", "_verbs.run_confirm_move",
+        help="accept a store that was copied, restored or moved to another disk",
+        description="A store that is a copy of the folder in which it was last used is refused: "
+        "two copies would spend one budget twice, and a backup lacks later charges. Accepts it. "
+        "Use it only for the newest copy, and if no other copy is used.",
+    ).add_argument
+    add("store", type=_path, metavar="FOLDER", help="folder of the store")
 
 
 def _add_train(verbs: Any) -> None:

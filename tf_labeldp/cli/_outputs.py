@@ -28,12 +28,12 @@ import pyarrow.compute as pc
 from pyarrow import csv, parquet
 from pyarrow import types as arrow_types
 
-from tf_labeldp.cli._console import CommandError, drop_rest, say
+from tf_labeldp.cli._console import CommandError, drop_rest, explained, say
 from tf_labeldp.cli._tables import STREAM, SUFFIXES, format_of, is_table_name
 from tf_labeldp.vault import LabelStoreError
+from tf_labeldp.vault.files import check_lock_file, file_digest, give_name
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.noisy_labels import IN_FOLDER, STATEMENT_SUFFIX
-from tf_labeldp.vault.records import file_digest, give_name
 
 MADE_BY = "tf-labeldp"
 """The start of a statement's entry ``made_by``."""
@@ -141,7 +141,7 @@ class Output:
             if locked:  # Without a lock another run may be writing these folders.
                 for folder in place.parent.glob(f"{glob.escape(self._hidden)}{_HEX}.tmp"):
                     shutil.rmtree(folder, ignore_errors=True)
-            os.mkdir(self._folder)
+            os.mkdir(self._folder, 0o700)
             undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
             for kind in formats:
                 table_writer(pa.BufferOutputStream(), kind, self.schema).close()
@@ -210,6 +210,8 @@ class Output:
     def _lock(self, undo: contextlib.ExitStack) -> bool:
         """Returns whether the output is locked; some file systems have no locks."""
         path = self._folder.with_name(f"{self._hidden}lock")
+        with explained(LabelStoreError):
+            check_lock_file(path)
         lock = filelock.FileLock(path)
         try:
             lock.acquire(timeout=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ import pyarrow as pa
 from tf_labeldp._validate import counted
 from tf_labeldp.cli import _features, _outputs, _tables, _train
 from tf_labeldp.cli._console import CommandError, explained, load_tensorflow, say
+from tf_labeldp.vault.files import written_over
 
 _BATCH = 1024
 _IDS = ("id", "row_id", "row")
@@ -153,15 +153,13 @@ def _predictions(outputs: np.ndarray, facts: Mapping[str, Any]) -> dict[str, Any
 
 
 def _write(path: pathlib.Path, kind: str, table: Any) -> None:
-    """Writes the table under a hidden name, and gives it its own once it is complete."""
-    staged = path.with_name(f".{path.name}.tmp")
     try:
         with (
+            written_over(path) as staged,
             pa.output_stream(str(staged), compression="gzip" if kind == "csv.gz" else None) as file,
             contextlib.closing(_outputs.table_writer(file, kind, table.schema)) as writer,
         ):
             writer.write_table(table)
-        os.replace(staged, path)
     except OSError as error:
         raise CommandError(
             f"cannot write --output {path} ({error.strerror}); make room or give another place"

@@ -29,10 +29,10 @@ from tf_labeldp._version import __version__
 from tf_labeldp.accounting import Assumption
 from tf_labeldp.cli import _outputs, _tables, _tasks
 from tf_labeldp.cli._console import CommandError, say
+from tf_labeldp.vault.files import publish
 from tf_labeldp.vault.keyed_draws import text_hashes, text_parts
 from tf_labeldp.vault.model_history import record_digests
 from tf_labeldp.vault.noisy_labels import sealed, table_arrays
-from tf_labeldp.vault.records import publish
 
 _ROWS = 1 << 18
 """Rows per batch: some tens of megabytes of text."""

@@ -98,7 +98,7 @@ def run_forget(args: argparse.Namespace) -> int:
             f"this erases the draws, the key and the digest of the labels in {args.store} for "
             "good, and no further draw of these labels is possible; confirm with --yes"
         )
-    with explained(LabelStoreError):
+    with explained(LabelStoreError, OSError):
         left = forget(args.store)
     say(
         f"{args.store}: forgotten. The record of charges stays: tf-labeldp report {args.store}",
@@ -114,4 +114,13 @@ def run_give_back(args: argparse.Namespace) -> int:
     with explained(LabelStoreError):
         uses = give_back(args.store, key=args.key)
     say(f"{args.store}: given back: {', '.join(uses) or 'nothing was reserved'}")
+    return 0
+
+
+def run_confirm_move(args: argparse.Namespace) -> int:
+    from tf_labeldp.vault import LabelStoreError, confirm_move
+
+    with explained(LabelStoreError):
+        confirm_move(args.store)
+    say(f"{args.store}: accepted here. Remove other copies, which must not be used.")
     return 0

@@ -34,6 +34,7 @@ _BATCH, _ALT, _USERS = range(3)
 """Streams of a seed: drawing a second batch does not change the first one."""
 
 
+@_validate.clears_frames
 def poisson_batches(
     features: Public[Any],
     labels: Private[Any],

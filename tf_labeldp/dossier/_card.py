@@ -29,8 +29,9 @@ from tf_labeldp.dossier._files import (
 )
 from tf_labeldp.dossier._texts import for_markdown, for_yaml
 from tf_labeldp.vault import Evaluation
+from tf_labeldp.vault.files import file_digest, write_text, written_over
 from tf_labeldp.vault.model_history import attach, record_digests
-from tf_labeldp.vault.records import file_digest, json_digest
+from tf_labeldp.vault.records import json_digest
 
 MODEL, CARD, PAGE = "model.keras", "privacy.json", "README.md"
 _OF_NUMBERS = ("mse", "mae")
@@ -120,7 +121,8 @@ def save(
     # A run that is killed leaves no card of another model.
     for name in (PAGE, CARD):
         (path / name).unlink(missing_ok=True)
-    network.save(path / MODEL)
+    with written_over(path / MODEL) as file:
+        network.save(file)
     card = {
         "made_by": f"tf-labeldp {__version__}",
         "guarantee": json.loads(stated.to_json()),
@@ -135,8 +137,8 @@ def save(
     card["page"] = _sections(page)
     card["digest"] = json_digest(card)
     record_digests([bytes.fromhex(card["digest"])], receipts)
-    (path / CARD).write_text(json.dumps(card, **_LAYOUT), encoding="utf-8")
-    (path / PAGE).write_text(page, encoding="utf-8")
+    write_text(path / CARD, json.dumps(card, **_LAYOUT))
+    write_text(path / PAGE, page)
     return stated
 
 

@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from tf_labeldp import _validate
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyGuarantee
 from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
 from tf_labeldp.accounting.receipts import Receipt, Receipts, merge_receipts
+from tf_labeldp.vault.files import file_digest
 from tf_labeldp.vault.ledger import Ledger
-from tf_labeldp.vault.records import Record, file_digest, is_charged
+from tf_labeldp.vault.records import Record, is_charged
 
 _TOLERANCE = 2e-4
 """Largest relative difference between an epsilon that version 0.2 composed and the same today."""
@@ -141,7 +143,7 @@ def read_json(text: str) -> Any:
             raise ValueError("a name is there twice")
         return fields
 
-    return json.loads(text, object_pairs_hook=unique)
+    return _validate.json_of(text, object_pairs_hook=unique)
 
 
 def check_json(found: Findings, name: str, text: str, *layouts: Any) -> Any:

@@ -45,6 +45,8 @@ _NUMBER = re.compile(r"_\d{1,4}$")
 _LONGEST_TEXT = 64
 """Characters of a name in a configuration: of a layer, a class or a module."""
 _LONGEST_VERSION = 24
+_LEAST_RECEIPTS, _MOST_RATIO = 1 << 22, 100
+"""Receipts may unpack to this size, or to so many times the packed one."""
 _MOST_NUMBERS = 6
 """Numbers of a shape or of axes."""
 _LARGEST = 2**40
@@ -145,8 +147,8 @@ def _check_asset(found: Findings, name: str, content: bytes) -> None:
 
 def _check_receipts(found: Findings, name: str, packed: bytes) -> None:
     stream = zlib.decompressobj()
-    text = stream.decompress(packed).decode()
-    if stream.unused_data:
+    text = stream.decompress(packed, max(_LEAST_RECEIPTS, _MOST_RATIO * len(packed))).decode()
+    if stream.unused_data or stream.unconsumed_tail:
         found.problems.append(f"{name} has content outside its receipts")
     fields = check_json(found, name, text, {}) or {}
     known = ("format", "version", "digests", "steps", "receipts", "layers")

@@ -33,6 +33,7 @@ from tf_labeldp.mechanisms import (
 from tf_labeldp.mechanisms.base import deserialize, settings
 from tf_labeldp.pate import ConfidentGNMax
 from tf_labeldp.vault import Classes, NoisyLabels
+from tf_labeldp.vault.files import file_digest
 from tf_labeldp.vault.noisy_labels import (
     ARRAYS_FILE,
     AS_TEXT,
@@ -44,7 +45,7 @@ from tf_labeldp.vault.noisy_labels import (
     content_seal,
     table_columns,
 )
-from tf_labeldp.vault.records import Record, compact, file_digest
+from tf_labeldp.vault.records import Record, compact
 
 _LAYOUT = {"indent": 2, "ensure_ascii": False}
 """The layout of a statement's JSON."""

@@ -22,6 +22,7 @@ from tf_labeldp.dossier._files import brief
 from tf_labeldp.dossier._verify import Published, verdict, verify_against
 from tf_labeldp.mechanisms.base import deserialize
 from tf_labeldp.vault import LabelStoreError
+from tf_labeldp.vault.files import write_text
 from tf_labeldp.vault.label_kinds import kind_of_header
 from tf_labeldp.vault.ledger import UNNAMED, Ledger
 from tf_labeldp.vault.records import Record, json_digest
@@ -62,8 +63,8 @@ class Report:
         path = pathlib.Path(folder).expanduser()
         html = page(self.content)
         path.mkdir(parents=True, exist_ok=True)
-        (path / "report.html").write_text(html, encoding="utf-8")
-        (path / "report.json").write_text(json.dumps(self.content, indent=1), encoding="utf-8")
+        write_text(path / "report.html", html)
+        write_text(path / "report.json", json.dumps(self.content, indent=1))
 
     def __repr__(self) -> str:
         return f"Report({self.statement.headline!r})"

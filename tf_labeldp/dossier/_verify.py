@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Sequence
 
 from tf_labeldp._progress import for_terminal
-from tf_labeldp._validate import counted
+from tf_labeldp._validate import counted, json_of
 from tf_labeldp.accounting import PrivacyGuarantee, public_input
 from tf_labeldp.accounting.provenance import model_statement
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
@@ -18,6 +17,7 @@ from tf_labeldp.dossier._files import Findings, Stores, brief, digests_of, files
 from tf_labeldp.dossier._model_files import check_layers, check_members, has_unknown_state
 from tf_labeldp.dossier._noisy_files import check_noisy_labels, paths_of
 from tf_labeldp.vault import guarantee, load_model
+from tf_labeldp.vault.files import MOST_BYTES_OF_TEXT, read_plain
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import json_digest
 
@@ -194,7 +194,7 @@ def verdict(problems: Sequence[str], not_checked: Sequence[str] = ()) -> str:
 
 def _not_listed(report: pathlib.Path, found: Published) -> list[str]:
     try:
-        content = json.loads(report.read_text(encoding="utf-8"))
+        content = json_of(read_plain(report.resolve(), MOST_BYTES_OF_TEXT))
         digests = {digest for file in content["published"] for digest in file["sha256"].values()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(

@@ -39,7 +39,8 @@ from tf_labeldp.features.reader import (
     stacked,
 )
 from tf_labeldp.features.tables import as_table, is_frame, is_structured, names_of, to_inputs
-from tf_labeldp.vault.records import npz, publish
+from tf_labeldp.vault.files import publish
+from tf_labeldp.vault.records import npz
 
 _Self = TypeVar("_Self", bound="PublicEncoder")
 _BLOCK = 1024

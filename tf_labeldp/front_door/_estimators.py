@@ -149,6 +149,7 @@ class _FrontDoor(Head):
     num_classes: int | None = None
     classes: Setting[Any] = None
 
+    @_validate.clears_frames
     def fit(
         self: _Self, X: Public[Any], y: Private[Any], sample_weight: Public[Any] = None
     ) -> _Self:

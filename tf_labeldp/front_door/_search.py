@@ -99,6 +99,7 @@ class PrivateSearchCV(Head):
     key: str = "search"
     seed: int = 0
 
+    @_validate.clears_frames
     def fit(
         self, X: Public[Any], y: Private[PrivateLabels], sample_weight: Public[Any] = None
     ) -> PrivateSearchCV:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import pathlib
@@ -31,9 +30,10 @@ from tf_labeldp.heads._prior_randomizer import teacher_labels
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.mechanisms import InformativeRR, Priors
 from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault.files import make_private, publish
 from tf_labeldp.vault.model_history import counted_training
 from tf_labeldp.vault.private_labels import reserve_together
-from tf_labeldp.vault.records import npz, publish
+from tf_labeldp.vault.records import npz
 
 _Self = TypeVar("_Self", bound="BootstrappedHead")
 _MARGIN = 1e-5
@@ -139,6 +139,7 @@ class BootstrappedHead(Head):
 
     _group_size = 1  # the most labels of one user in the vault of ``fit``
 
+    @_validate.clears_frames
     def fit(self: _Self, X: Public[Any], y: Private[PrivateLabels]) -> _Self:
         """Alternates between a release and training of the network.
 
@@ -276,6 +277,7 @@ class BootstrappedHead(Head):
                 checked_finite(part.reshape(len(part), -1))
         self._model(map_parts(lambda part: part[:1], inputs), training=False)
 
+    @_validate.clears_frames
     def parts(
         self, labels: Private[PrivateLabels], key: str | None = None
     ) -> dict[str | None, Any]:
@@ -424,9 +426,7 @@ class _SavedTraining:
         parts = {f"arr_{i}": part for i, part in enumerate(self.model.get_weights())}
         state = [np.asarray(variable) for variable in self.model.optimizer.variables]
         parts |= {f"optimizer_{i}": part for i, part in enumerate(state)}
-        self.file.parent.mkdir(exist_ok=True)
-        with contextlib.suppress(OSError):  # some file systems have no modes
-            self.file.parent.chmod(0o700)
+        make_private(self.file.parent)
         publish(self.file, npz({**parts, "epochs": np.asarray(epoch + 1)}), replace=True)
 
 

@@ -96,6 +96,7 @@ class NoiseCluster(Head):
     key: str | None = None
     insecure_seed: int | None = None
 
+    @_validate.clears_frames
     def fit(self, X: Public[Any], y: Private[Any]) -> NoiseCluster:
         """Clusters the features, and releases the counts of the labels by cluster.
 

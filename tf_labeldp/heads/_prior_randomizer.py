@@ -125,12 +125,14 @@ class HeadPriorRandomizer(Randomizer):
         head = share * self.epsilon
         return head, self.epsilon - head
 
+    @_validate.clears_frames
     def parts(self, labels: Private[PrivateLabels], key: str | None = None) -> dict[str, Mechanism]:
         """Returns the mechanisms of the head's release and the draw."""
         key = _KEY if key is None else key
         head = self._new_head(None)._mechanism(labels.kind)
         return {f"{key}/head": head, key: self.draw(self.split()[1], labels.num_classes)}
 
+    @_validate.clears_frames
     def draw_from(
         self, labels: Private[PrivateLabels], key: str | None, public: PublicInput[Any]
     ) -> NoisyLabels:

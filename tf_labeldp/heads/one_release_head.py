@@ -81,6 +81,7 @@ class Head(Estimator, abc.ABC):
     _label_range: tuple[float, float] | None = None  # (low, high) for labels that are numbers
     _mechanism: Any = None  # of a head of one release: from a kind of labels to its mechanism
 
+    @_validate.clears_frames
     def parts(
         self, labels: Private[PrivateLabels], key: str | None = None
     ) -> dict[str | None, Any]:
@@ -216,6 +217,7 @@ class OneReleaseHead(Head):
     _link: ClassVar[str] = "linear"  # Keras activation of the scores, for labels that are numbers
     _has_prior = True  # whether the fit uses a prior, before or after the spread
 
+    @_validate.clears_frames
     def fit(
         self: _Self, X: Public[Any], y: Private[Any] = None, sample_weight: Public[Any] = None
     ) -> _Self:

@@ -83,6 +83,7 @@ class ALIBI(integer_noise.FrozenWithNoise, LabelMechanism):
         """Standard deviation of the noise on each entry: sqrt(2) b (Laplace), or sigma."""
         return self.scale * (math.sqrt(2.0) if self.noise == "laplace" else 1.0)
 
+    @_validate.clears_frames
     def randomize(
         self, labels: Private[Any], public: Public[Any] = None, *, rng: Rng = None
     ) -> np.ndarray:

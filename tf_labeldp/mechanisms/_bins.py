@@ -179,6 +179,7 @@ class RROnBins(FiniteMechanism):
         """The number of outputs, d."""
         return len(self.outputs)
 
+    @_validate.clears_frames
     def bin_of(self, labels: Private[Any]) -> np.ndarray:
         """Returns the bin index of each label (n,) in the range, ``int64``: not private."""
         return np.asarray(self.bin_of_input)[self._rows(labels)]

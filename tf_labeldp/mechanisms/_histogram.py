@@ -118,6 +118,7 @@ class HistogramMechanism(integer_noise.FrozenWithNoise, AggregateMechanism):
         (owners, _), counts = np.unique(pairs, axis=1, return_counts=True)
         return float(np.sqrt(np.bincount(owners, weights=np.square(counts)).max(initial=1.0)))
 
+    @_validate.clears_frames
     def release(
         self, labels: Private[Any], public_input: Public[Any] = None, *, rng: Rng = None
     ) -> np.ndarray:
@@ -135,6 +136,7 @@ class HistogramMechanism(integer_noise.FrozenWithNoise, AggregateMechanism):
         """
         return self.add_noise(self.exact_counts(labels, public_input), rng=rng)
 
+    @_validate.clears_frames
     def exact_counts(self, labels: Private[Any], groups: Public[Any] = None) -> np.ndarray:
         """Returns the exact counts of labels, ``int64``; not private before ``add_noise``."""
         if self.values is None:
@@ -154,6 +156,7 @@ class HistogramMechanism(integer_noise.FrozenWithNoise, AggregateMechanism):
         flat = groups * self.num_cells + cells
         return np.bincount(flat, minlength=shape[0] * shape[1]).reshape(shape)
 
+    @_validate.clears_frames
     def add_noise(self, counts: Private[Any], *, rng: Rng = None) -> np.ndarray:
         """Returns exact counts with noise: ``release`` for counts collected in chunks.
 

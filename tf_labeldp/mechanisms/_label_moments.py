@@ -147,6 +147,7 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
         scale, _ = self._scale(grid, num_features)
         return scale * grid.unit * (1.0 if self.noise == "gaussian" else math.sqrt(2.0))
 
+    @_validate.clears_frames
     def release(
         self, labels: Private[Any], public_input: Public[Any] = None, *, rng: Rng = None
     ) -> np.ndarray:
@@ -164,6 +165,7 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
         moments, totals = self.exact_sums(labels, public_input, len(labels))
         return self.add_noise(moments, totals, len(labels), rng=rng)
 
+    @_validate.clears_frames
     def exact_sums(
         self, labels: Private[Any], features: Public[Any], num_rows: int
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -203,6 +205,7 @@ class LabelMomentMechanism(integer_noise.FrozenWithNoise, FrozenAggregate):
             )
         return moments.astype(np.int64), totals.astype(np.int64)
 
+    @_validate.clears_frames
     def add_noise(
         self,
         moments: Private[np.ndarray],

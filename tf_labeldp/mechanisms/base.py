@@ -113,6 +113,7 @@ class LabelMechanism(Mechanism):
     """Whether a noisy label depends on its own label alone; not asked of plug-ins."""
 
     @abc.abstractmethod
+    @_validate.clears_frames
     def randomize(
         self, labels: Private[Any], public: Public[Any] = None, *, rng: Rng = None
     ) -> np.ndarray:
@@ -260,6 +261,7 @@ class AggregateMechanism(Mechanism):
         return float(np.bincount(users).max(initial=1))
 
     @abc.abstractmethod
+    @_validate.clears_frames
     def release(
         self, labels: Private[Any], public_input: Public[Any] = None, *, rng: Rng = None
     ) -> np.ndarray:
@@ -378,6 +380,7 @@ class FrozenAggregate(Frozen, AggregateMechanism):
 class WithoutPriors(LabelMechanism):
     """A mechanism of this library with one channel and no public input."""
 
+    @_validate.clears_frames
     def randomize(
         self, labels: Private[Any], priors: Public[Any] = None, *, rng: Rng = None
     ) -> np.ndarray:

@@ -128,6 +128,7 @@ class PriorMechanism(SetResponse):
 
     public_input = "priors"
 
+    @_validate.clears_frames
     def randomize(
         self, labels: Private[Any], priors: Public[Any] = None, *, rng: Rng = None
     ) -> np.ndarray:

@@ -129,6 +129,7 @@ class PriorResampling(FrozenClassification):
             self._set(resampling_probability=probability)
         self._set(threshold=checked_threshold(self.threshold, self.num_classes))
 
+    @_validate.clears_frames
     def randomize(
         self, labels: Private[Any], priors: Public[Any] = None, *, rng: Rng = None
     ) -> np.ndarray:
@@ -308,6 +309,7 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
         epsilon = max(found.epsilon, _LEAST_EPSILON)
         return cls(epsilon, flip_probability, subsampling_rate, cluster_size, delta)
 
+    @_validate.clears_frames
     def randomize(
         self, labels: Private[Any], clusters: Public[Any] = None, *, rng: Rng = None
     ) -> np.ndarray:

@@ -152,6 +152,7 @@ class MetricMechanism(FrozenAggregate):
             _stddev_in_steps(self.epsilon / self.steps) * self.sensitivity / self.steps / num_labels
         )
 
+    @_validate.clears_frames
     def release(
         self, labels: Private[Any], public_input: Public[Any] = None, *, rng: Rng = None
     ) -> np.ndarray:
@@ -170,6 +171,7 @@ class MetricMechanism(FrozenAggregate):
         mean = noisy[0] * (self.sensitivity / self.steps / len(labels))
         return np.asarray(mean + self.low if self.metric == "mean" else mean)
 
+    @_validate.clears_frames
     def exact_steps(self, labels: Private[Any], predictions: Public[Any]) -> int:
         """Returns the sum in whole grid steps; not private."""
         labels = self._checked(labels)
@@ -235,6 +237,7 @@ class SelectionMechanism(MetricMechanism):
         1
     """
 
+    @_validate.clears_frames
     def release(
         self, labels: Private[Any], public_input: Public[Any] = None, *, rng: Rng = None
     ) -> np.ndarray:
@@ -253,6 +256,7 @@ class SelectionMechanism(MetricMechanism):
         # Of equal sums the first wins: the guarantee's thresholds need a fixed order.
         return np.asarray(np.argmax(scores))
 
+    @_validate.clears_frames
     def scores(self, labels: Private[Any], predictions: Public[Any]) -> tuple[np.ndarray, int]:
         """Returns each model's sum, ``int64`` (m,), larger is better; not private.
 
@@ -337,6 +341,7 @@ class LinearBinningMechanism(FrozenAggregate):
         steps = self.sensitivity * _STEPS
         return _stddev_in_steps(self.epsilon / steps) / _STEPS
 
+    @_validate.clears_frames
     def release(
         self, labels: Private[Any], public_input: Public[Any] = None, *, rng: Rng = None
     ) -> np.ndarray:
@@ -354,6 +359,7 @@ class LinearBinningMechanism(FrozenAggregate):
         noisy = integer_noise.with_noise(exact, "laplace", scale, self.epsilon, sensitivity, rng)
         return noisy / _STEPS
 
+    @_validate.clears_frames
     def exact_steps(self, labels: Private[Any], positions: Public[Any]) -> np.ndarray:
         """Returns the counts in grid steps of 2^-20, ``int64``; not private."""
         labels = _validate.class_indices("labels", labels, self.num_classes)

@@ -108,6 +108,7 @@ class QuantileMechanism(FrozenAggregate):
         low, high = self.label_range() or (0.0, 0.0)
         return np.nextafter(_LEVELS[::-1] * (high - low), math.inf)
 
+    @_validate.clears_frames
     def utilities(
         self, labels: Private[Any], predictions: Public[Any]
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -130,6 +131,7 @@ class QuantileMechanism(FrozenAggregate):
         up_to = np.cumsum(inside)
         return thresholds, -np.maximum(np.maximum(rank - up_to, up_to - inside - rank + 1), 0)
 
+    @_validate.clears_frames
     def release(
         self, labels: Private[Any], public_input: Public[Any] = None, *, rng: Rng = None
     ) -> np.ndarray:

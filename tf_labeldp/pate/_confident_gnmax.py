@@ -123,6 +123,7 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
         entries = self.num_queries * (self.num_classes + 1)
         return gaussian_scale(self.epsilon, self.delta, _STEPS * sensitivity, entries)
 
+    @_validate.clears_frames
     def release(
         self,
         labels: Private[Any],

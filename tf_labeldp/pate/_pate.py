@@ -94,6 +94,7 @@ class PATE:
         self.seed = seed
         self.key = key
 
+    @_validate.clears_frames
     def answer(self, features: Public[Any], labels: Private[PrivateLabels]) -> NoisyLabels:
         """Trains the teachers and returns the answers.
 

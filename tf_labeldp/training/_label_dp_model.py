@@ -251,6 +251,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         if self.built:
             self.optimizer.build(self.trainable_variables)
 
+    @_validate.clears_frames
     def fit(
         self,
         x: Public[Any] = None,

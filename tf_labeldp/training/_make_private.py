@@ -39,6 +39,7 @@ _GROUP = 8
 """Channels per group of ``GroupNormalization``, about."""
 
 
+@_validate.clears_frames
 def make_private(
     model: Public[keras.Model],
     *,

@@ -40,10 +40,10 @@ from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.training._record_receipts import CountedTraining
 from tf_labeldp.training._stage_data import FIT, Features, StageDataset, StagePlan, TrainingSet
 from tf_labeldp.vault import NoisyLabels, PrivateLabels, Reservation, guarantee
+from tf_labeldp.vault.files import make_private, publish
 from tf_labeldp.vault.label_kinds import class_table
 from tf_labeldp.vault.model_history import attach
 from tf_labeldp.vault.private_labels import reserve_together
-from tf_labeldp.vault.records import publish
 
 _SHUFFLE_STREAM = 1
 """Added to the seed: the order of batches and the split into stages are drawn independently."""
@@ -156,6 +156,7 @@ class MultiStageTraining(CountedTraining):
     Source: ``ghazi2021``, Algorithm 3 (LP-MST), and its enhancements of appendices B and E.
     """
 
+    @_validate.clears_frames
     def __init__(
         self,
         features: Public[Any],
@@ -598,7 +599,7 @@ class MultiStageTraining(CountedTraining):
             return
         buffer = io.BytesIO()
         np.savez(buffer, kept=kept, mean_k=report.mean_k, num_dropped=report.num_dropped)
-        path.parent.mkdir(exist_ok=True)
+        make_private(path.parent)
         path.unlink(missing_ok=True)
         publish(path, buffer.getvalue())
 

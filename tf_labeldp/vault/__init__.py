@@ -5,7 +5,7 @@ from tf_labeldp.vault._conformal import ConformalPredictor, conformal
 from tf_labeldp.vault._label_randomizer import LabelRandomizer
 from tf_labeldp.vault.evaluation import Evaluation, select
 from tf_labeldp.vault.label_kinds import Classes, LabelKind, Numbers, Rows
-from tf_labeldp.vault.ledger import forget, give_back
+from tf_labeldp.vault.ledger import confirm_move, forget, give_back
 from tf_labeldp.vault.model_history import declare, guarantee, load_model
 from tf_labeldp.vault.noisy_labels import NoisyLabels
 from tf_labeldp.vault.private_labels import PrivateLabels
@@ -25,6 +25,7 @@ __all__ = [
     "PrivateLabels",
     "Reservation",
     "Rows",
+    "confirm_move",
     "conformal",
     "declare",
     "forget",

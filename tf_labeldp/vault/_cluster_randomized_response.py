@@ -258,12 +258,14 @@ class ClusterRandomizedResponse(Randomizer):
         """
         return (self.draw or self._sampler).transition_matrix(distribution)
 
+    @_validate.clears_frames
     def parts(self, labels: Private[PrivateLabels], key: str | None = None) -> dict[str, Mechanism]:
         """Returns the mechanisms of the counts and of the draw, at its largest cost."""
         key = _KEY if key is None else key
         both = {f"{key}/distributions": self.histogram, key: self.draw}
         return {name: part for name, part in both.items() if part is not None}
 
+    @_validate.clears_frames
     def draw_from(
         self, labels: Private[PrivateLabels], key: str | None, public: PublicInput[Any]
     ) -> NoisyLabels:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from tf_labeldp import _validate
 from tf_labeldp._progress import without_output, without_warnings
 from tf_labeldp.accounting import Assumption, BudgetExceededError, Charge, PublicInput
 from tf_labeldp.accounting.provenance import array_digest
@@ -266,6 +267,7 @@ class Draws:
         # Made-up labels show a wrong public input before a true label is read.
         self._apply(mechanism, self._kind.any_labels(rows.size), public_input, None)
 
+    @_validate.clears_frames
     def _new_record(
         self,
         name: str,

@@ -200,6 +200,7 @@ class LabelRandomizer(Randomizer):
             errors.append(outputs @ targets - counts @ values)
         return float(noisy.debiased().sum()), float(np.sqrt(np.mean(np.square(errors))))
 
+    @_validate.clears_frames
     def parts(self, labels: Private[PrivateLabels], key: str | None = None) -> dict[str, Mechanism]:
         """Returns the mechanism of the prior, and one with the cost of the draw."""
         key = _KEY if key is None else key
@@ -213,6 +214,7 @@ class LabelRandomizer(Randomizer):
             return draw
         return {f"{key}/prior": self._histogram(values, prior_epsilon), **draw}
 
+    @_validate.clears_frames
     def draw_from(
         self, labels: Private[PrivateLabels], key: str | None, public: PublicInput[Any]
     ) -> NoisyLabels:

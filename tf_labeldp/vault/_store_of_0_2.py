@@ -17,19 +17,17 @@ from typing import Any
 
 import numpy as np
 
+from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyBudget, Receipt
 from tf_labeldp.accounting.receipts import LabelSet
+from tf_labeldp.vault.files import LabelStoreError, damaged, publish, read_json
 from tf_labeldp.vault.records import (
     FORMAT,
     KEY_FILE,
-    LabelStoreError,
     Record,
     content_digest,
-    damaged,
     json_digest,
     may_count,
-    publish,
-    read_json,
     read_key,
     sealed_json,
     write_key,
@@ -45,7 +43,7 @@ _ARRAYS = ("values", "priors", "groups")
 def upgrade(store: Any) -> None:
     """Brings a ``LabelStore``, and its key, to the present format; called within ``locked``."""
     path, header = store.path, store.header()
-    if header["format"] != FORMAT:
+    if header["format"] == 2:
         records = _records(path, header)
         shutil.rmtree(path / "records", ignore_errors=True)  # An upgrade may have been killed.
         writer = type(store)(path)
@@ -56,10 +54,11 @@ def upgrade(store: Any) -> None:
     import_key(store, path / KEY_FILE)
     # The old files go last: until then the next reader completes an upgrade that was killed.
     for old in (path / name for name in OF_0_2):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             shutil.rmtree(old) if old.is_dir() else old.unlink()
 
 
+@_validate.clears_frames
 def import_key(store: Any, path: pathlib.Path) -> None:
     """Moves the list of releases from a key file of 0.2 to the records; the secret stays."""
     content = key_of_0_2(path)
@@ -112,7 +111,7 @@ def _records(path: pathlib.Path, header: dict[str, Any]) -> list[Record]:
     if numbers != list(range(len(numbers))) or charged not in (numbers, numbers[:-1]):
         raise LabelStoreError(
             f"The store {path} lacks a draw, and with it a charge: it has draws {numbers} and "
-            f"charges {charged}. Restore the folder from a backup."
+            f"charges {charged}. Restore the file from a copy."
         )
     records = [_read(draws / f"{number:06d}.npz", charges / f"{number:06d}") for number in numbers]
     receipts = [record.receipt for record in records if record.receipt]

@@ -325,6 +325,7 @@ def _with_both_errors(
     return dataclasses.replace(found, noise_stderr=noise)
 
 
+@_validate.clears_frames
 def select(
     predictions: Public[Sequence[Any]],
     labels: Private[Any],

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from tf_labeldp import _validate
 from tf_labeldp._columns import check_one_kind, column
 from tf_labeldp.accounting import (
     Assumption,
@@ -56,6 +57,7 @@ from tf_labeldp.mechanisms import (
 from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, settings
 from tf_labeldp.mechanisms.classes import row_chunks
 from tf_labeldp.vault._store_of_0_2 import import_key, key_of_0_2, output_of_0_2
+from tf_labeldp.vault.files import check_no_link, make_private
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import (
     KEY_FILE,
@@ -145,11 +147,18 @@ class ReleaseKey:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = pathlib.Path(path).expanduser().absolute()
-        self.secret: bytes = read_key(self.path)
+        secret = read_key(self.path)
+        # Programs that report errors print the attributes of objects.
+        self._secret = lambda: secret
         self._store = _store_of(self.path)
         self._is_open = False
         self._releases: dict[str, _Release] = collections.defaultdict(_Release)
         self._counted: dict[str, Receipt] = {}  # by id
+
+    @property
+    def secret(self) -> bytes:
+        """The 32 bytes of the key file."""
+        return self._secret()
 
     def __reduce__(self) -> Any:
         """Pickles the path and a public digest: workers read the file, which must be the same."""
@@ -275,7 +284,7 @@ class ReleaseKey:
         """Returns the file for the exact sums of a release, and records it for ``forget``."""
         own = self._store.path / SUMS
         with self._turn():
-            own.mkdir(mode=0o700, exist_ok=True)
+            make_private(own)
             if folder is None:
                 return os.fspath(own / f"{release}.npz")
             path = f"{folder.rstrip('/')}/{release}.{SUMS}.npz"
@@ -333,7 +342,7 @@ class ReleaseKey:
         if not store.exists() and of_0_2 is None:
             raise LabelStoreError(
                 f"the ledger {store.path} of the key {self.path} is missing, so its releases are "
-                "unknown. Restore the folder from a backup."
+                "unknown. Restore the folder from its newest copy."
             )
         with store.locked():
             if not store.exists() and of_0_2 is not None:
@@ -439,9 +448,12 @@ class ReleaseKey:
 def _store_of(path: pathlib.Path) -> LabelStore:
     if (path.parent / "header.json").exists():
         return LabelStore(path.parent)
-    return LabelStore(path.with_name(path.name + _LEDGER))
+    ledger = path.with_name(path.name + _LEDGER)
+    check_no_link(ledger)
+    return LabelStore(ledger)
 
 
+@_validate.clears_frames
 def randomize_batch(
     ids: Public[Any],
     labels: Private[Any],
@@ -564,17 +576,18 @@ class KeyedDraws:
             counts = pc.value_counts(self._ids).field("counts").to_numpy()
             refuse_repeats(int(np.sum(counts > 1)), size - counts.size, size)
 
+    @_validate.clears_frames
     def open(self, ledger: Any, store: LabelStore | None) -> None:
         """Reads or makes the key of a store; without a store the key is lost with the process."""
-        if store is None:
-            self._secret = secrets.token_bytes(32)
-            return
-        path = store.path / KEY_FILE
-        with ledger.turn():
-            # A new key in place of a lost one would draw every label a second time.
-            has_key = path.exists() or store.has_key()
-            self._secret = read_key(path) if has_key else write_key(path)
-            store.bind_key(self._secret)
+        secret = secrets.token_bytes(32)
+        if store is not None:
+            path = store.path / KEY_FILE
+            with ledger.turn():
+                # A new key in place of a lost one would draw every label a second time.
+                has_key = path.exists() or store.has_key()
+                secret = read_key(path) if has_key else write_key(path)
+                store.bind_key(secret)
+        self._secret = lambda: secret
 
     def randomize(
         self, mechanism: Any, labels: np.ndarray, rows: np.ndarray, priors: Any, name: str
@@ -593,7 +606,7 @@ class KeyedDraws:
             else:
                 ids = self._ids.take(pa.array(some))
             of_rows = _of_rows(of_all, part)
-            return randomize_batch(ids, labels[part], mechanism, self._secret, release, of_rows)
+            return randomize_batch(ids, labels[part], mechanism, self._secret(), release, of_rows)
 
         return random_bits.in_blocks(draw, len(rows), None)
 

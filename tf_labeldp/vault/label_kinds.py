@@ -62,6 +62,7 @@ class LabelKind(abc.ABC):
         return None
 
     @abc.abstractmethod
+    @_validate.clears_frames
     def encode(self, labels: Private[Any]) -> np.ndarray:
         """Returns a private copy of the labels as mechanisms expect them, (n,) or (n, L)."""
 
@@ -104,6 +105,7 @@ class LabelKind(abc.ABC):
         """Returns the cost per unit of one use of a mechanism."""
         return Charge.of(mechanism)
 
+    @_validate.clears_frames
     def randomize(
         self,
         mechanism: Public[LabelMechanism],
@@ -210,6 +212,7 @@ class Numbers(LabelKind):
     def code_variance(self) -> float:
         return 0.25 * (self.high - self.low) ** 2
 
+    @_validate.clears_frames
     def encode(self, labels: Private[Any]) -> np.ndarray:
         array = _numbers(labels)
         if self.clip:
@@ -317,6 +320,7 @@ class Classes(LabelKind):
     def code_variance(self) -> float:
         return 0.25 if self.num_classes == 2 else 1.0 - 1.0 / self.num_classes
 
+    @_validate.clears_frames
     def encode(self, labels: Private[Any]) -> np.ndarray:
         if self.names is None:
             return _validate.class_indices("labels", _whole_numbers(labels), self.num_classes)
@@ -376,6 +380,7 @@ class Rows(LabelKind):
     def code_variance(self) -> float:
         return 0.25 * self.num_labels
 
+    @_validate.clears_frames
     def encode(self, labels: Private[Any]) -> np.ndarray:
         rows = _numbers(labels)
         if rows.dtype.kind == "O" and all(isinstance(row, (list, tuple)) for row in rows):
@@ -419,6 +424,7 @@ class Rows(LabelKind):
         is_release = isinstance(mechanism, AggregateMechanism)
         return once if is_release else once.repeated(self.num_labels)
 
+    @_validate.clears_frames
     def randomize(
         self,
         mechanism: Public[LabelMechanism],

@@ -963,7 +963,7 @@ def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> list[st
     store = LabelStore(path)
     with store.locked():
         releases = [record.release for record in Ledger.of_store(path).records if record.release]
-        sums = [release["sums"] for release in releases if "sums" in release]
+        sums = [(each["name"], each["sums"]) for each in releases if "sums" in each]
         return store.forget(sums, timestamp(), actor or actor_name())
 
 
@@ -993,6 +993,37 @@ def give_back(path: str | os.PathLike[str], *, key: str | None = None) -> list[s
     """
     uses = Ledger.of_store(path, read_only=False).give_back(key)
     return [use.key or use.what for use in uses]
+
+
+def confirm_move(path: str | os.PathLike[str], *, actor: str | None = None) -> None:
+    """Accepts a store in a folder that is a copy of the one in which it was last used.
+
+    A store that was copied, restored from a backup or moved to another disk is refused once: two
+    copies would spend one budget twice, and a backup lacks later charges. Call this if the copy is
+    the newest one, and no other is used. The header of the store lists the calls.
+
+    Args:
+        path: the folder of the store.
+        actor: who confirms it; None takes ``LABELDP_ACTOR``, or the login.
+
+    Raises:
+        LabelStoreError: the folder has no store, or a damaged one.
+
+    Example:
+        >>> import os, shutil, tempfile
+        >>> from tf_labeldp import PrivateLabels
+        >>> old, new = (os.path.join(tempfile.mkdtemp(), "store") for _ in range(2))
+        >>> labels = PrivateLabels([0, 1, 1], 2, budget=PrivacyBudget(1.0), store=old)
+        >>> _ = shutil.copytree(old, new)
+        >>> shutil.rmtree(old)
+        >>> confirm_move(new)
+        >>> PrivateLabels([0, 1, 1], 2, store=new).remaining()
+        1.0
+    """
+    store = LabelStore(path)
+    store.check_exists()
+    with store.locked():
+        store.confirm_move(timestamp(), actor or actor_name())
 
 
 def _first_budget(

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from tf_labeldp import _validate
 from tf_labeldp._progress import without_input_warnings, without_retracing_warnings
 from tf_labeldp.accounting import (
     PrivacyGuarantee,
@@ -55,7 +56,7 @@ from tf_labeldp.accounting.receipts import (
     merge_receipts,
 )
 from tf_labeldp.vault._statements import statement_of
-from tf_labeldp.vault.records import LabelStoreError
+from tf_labeldp.vault.records import LabelStoreError, check_unpacked_size
 
 _FACTS, _FACTS_FILE = "label_dp_facts", "facts.json"
 LEDGERS: dict[str, Callable[[Sequence[bytes], Receipts], None]] = {}
@@ -390,10 +391,12 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
             f"expected a .keras file of model.save, got {path}, which is no such file, or damaged. "
             "Save the model again, or restore the file."
         )
+    # Keras would take the memory of all members: the facts are read first, within a size.
+    facts = facts_in(path)
     importlib.import_module("tf_labeldp.keras_layers")  # It registers the classes in model files.
     with without_input_warnings():
         model = keras.models.load_model(path, **settings)
-    if facts := facts_in(path):
+    if facts:
         note_facts(model, facts)
     histories = _histories_in(path)
     _match_by_name(model, histories)
@@ -434,7 +437,9 @@ def facts_in(path: str | os.PathLike[str]) -> dict[str, Any]:
         return {}
     with zipfile.ZipFile(path) as content:
         member = f"assets/{_FACTS}/{_FACTS_FILE}"
-        return dict(json.loads(content.read(member))) if member in content.namelist() else {}
+        check_unpacked_size(content, os.path.getsize(path))
+        is_there = member in content.namelist()
+        return dict(_validate.json_of(content.read(member))) if is_there else {}
 
 
 def _histories_in(path: pathlib.Path) -> dict[str, list[History]]:
@@ -445,6 +450,7 @@ def _histories_in(path: pathlib.Path) -> dict[str, list[History]]:
     if not zipfile.is_zipfile(path):
         return histories
     with zipfile.ZipFile(path) as content:
+        check_unpacked_size(content, path.stat().st_size)
         for member in content.namelist():
             if not (member.startswith("assets/") and member.endswith(f"/{HISTORY}/{ASSET}")):
                 continue

@@ -180,6 +180,7 @@ class PrivateLabels:
         "_store",
     )
 
+    @_validate.clears_frames
     def __init__(
         self,
         labels: Private[Any],
@@ -386,6 +387,7 @@ class PrivateLabels:
         chosen = public_input(self._chosen_by, public).with_value(None)
         return self._part(~second, chosen), self._part(second, chosen)
 
+    @_validate.clears_frames
     def extend(
         self, labels: Private[Any], *, rows: Public[Any] = None, unlabelled: Public[Any] = None
     ) -> PrivateLabels:
@@ -920,9 +922,14 @@ class PrivateLabels:
 
     def __repr__(self) -> str:
         """Describes sizes and budget, and no label."""
+        try:
+            ledger = self._ledger
+            number = len(self)
+        except AttributeError:  # An error in the constructor shows its arguments.
+            return "PrivateLabels(not made)"
         return (
-            f"PrivateLabels(n={len(self)}, {self._kind}, "
-            f"budget={self._ledger.budget!r}, draws={len(self._ledger.draws)})"
+            f"PrivateLabels(n={number}, {self._kind}, "
+            f"budget={ledger.budget!r}, draws={len(ledger.draws)})"
         )
 
     def _refuse(self, *unused: Any, **also_unused: Any) -> NoReturn:

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import io
 import json
-import os
+import math
 import pathlib
 import secrets
+import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, PrivacyBudget, Receipt
 from tf_labeldp.accounting.events import NO_EVENT
 from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.accounting.receipts import Examples, LabelSet, Receipts, merge_receipts
+from tf_labeldp.vault.files import LabelStoreError as LabelStoreError
+from tf_labeldp.vault.files import publish, read_plain
 
-FORMAT = 3
+FORMAT = 4
+"""The format of a store. 0.3 wrote 3, and refuses 4: it does not know the place in
+``last-record``."""
 KEY_FILE = "labels.key"
 """The file of the secret key of keyed draws."""
+_LONGEST_KEY = 1 << 28
+"""Largest key file, in bytes: that of 0.2 lists its releases."""
+_LEAST_UNPACKED, _MOST_RATIO = 1 << 26, 200
+"""The members of a zip file may have this size, or so many times that of the file."""
 PUBLIC_INPUT = Assumption(
     "public-inputs",
     "holder",
@@ -32,10 +41,6 @@ PUBLIC_INPUT = Assumption(
     "without these labels, except for the uses counted here: an array does not record how it was "
     "made.",
 )
-
-
-class LabelStoreError(RuntimeError):
-    """A label store was refused: it has other labels or settings, or is damaged."""
 
 
 class DrawSettingsError(LabelStoreError):
@@ -156,15 +161,6 @@ def content_digest(fields: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> 
     return array_digest(*(arrays[name] for name in names), np.frombuffer(text, np.uint8))
 
 
-def file_digest(path: pathlib.Path) -> str:
-    """Returns the SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def compact(noisy: np.ndarray) -> np.ndarray:
     """Returns noisy labels in the dtype of stores: integers in the smallest one."""
     if noisy.dtype.kind not in "iu" or not noisy.size:
@@ -177,15 +173,42 @@ def npz(arrays: Mapping[str, np.ndarray], *, compressed: bool = False) -> bytes:
     buffer = io.BytesIO()
     save = np.savez_compressed if compressed else np.savez
     save(buffer, **arrays)  # type: ignore[arg-type]
-    return buffer.getvalue()
+    content = buffer.getvalue()
+    size = sum(np.asarray(array).nbytes for array in arrays.values())
+    # Zeros have a ratio of a thousand, which `from_npz` would refuse.
+    return npz(arrays) if compressed and size > len(content) * _MOST_RATIO // 2 else content
 
 
 def from_npz(content: bytes) -> dict[str, np.ndarray]:
-    """Returns the arrays of an ``.npz`` file; objects are refused."""
-    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-        return dict(arrays)
+    """Returns the arrays of an ``.npz`` file; objects are refused, and sizes that are too large."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        check_unpacked_size(archive, len(content))
+        return {
+            name.removesuffix(".npy"): _array(archive.read(name)) for name in archive.namelist()
+        }
 
 
+def _array(content: bytes) -> np.ndarray:
+    """Returns the array of an ``.npy`` file, whose header may claim any shape."""
+    file = io.BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0
+    read = read if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if math.prod(shape) * dtype.itemsize != len(content) - file.tell():
+        raise ValueError("the size of an array differs from its header")
+    file.seek(0)
+    return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def check_unpacked_size(archive: zipfile.ZipFile, size: int) -> None:
+    """Raises if the members of a zip file of this size unpack to far more than it has."""
+    most = max(_LEAST_UNPACKED, _MOST_RATIO * size)
+    if (found := sum(member.file_size for member in archive.infolist())) > most:
+        raise ValueError(f"expected members of at most {most:,} bytes, got {found:,}")
+
+
+@_validate.clears_frames
 def write_key(path: pathlib.Path, *, replace: bool = False, secret: bytes | None = None) -> bytes:
     """Writes a key file and returns its secret; None draws 256 random bits."""
     secret = secrets.token_bytes(32) if secret is None else secret
@@ -193,11 +216,12 @@ def write_key(path: pathlib.Path, *, replace: bool = False, secret: bytes | None
     return secret
 
 
+@_validate.clears_frames
 def read_key(path: pathlib.Path) -> bytes:
     """Returns the secret of a key file, or raises if it is damaged."""
     try:
-        content = path.read_bytes()
-        fields = json.loads(content)
+        content = read_plain(path, _LONGEST_KEY)
+        fields = _validate.json_of(content)
         secret = bytes.fromhex(fields["secret"])
         of_0_2 = fields["format"] == 1 and "releases" in fields and "checksum" not in fields
         if len(secret) != 32 or not (of_0_2 or content == _key_content(secret)):
@@ -220,25 +244,6 @@ def _key_content(secret: bytes) -> bytes:
     return json.dumps({"format": 2, "secret": secret.hex(), "checksum": checksum}).encode()
 
 
-def damaged(path: str | os.PathLike[str]) -> LabelStoreError:
-    """Returns the error for a damaged file of a store."""
-    return LabelStoreError(
-        f"{path} is damaged. A draw that cannot be read is still a charge, so nothing is drawn "
-        "again. Restore the folder from a backup."
-    )
-
-
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Returns the content of a JSON file of a store, or raises if it is damaged."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise damaged(path) from error
-    if not isinstance(content, dict):
-        raise damaged(path)
-    return content
-
-
 def sealed_json(content: dict[str, Any]) -> bytes:
     """Returns the bytes of a JSON file with a digest of its content."""
     return json.dumps({**content, "digest": json_digest(content)}, indent=2).encode()
@@ -256,51 +261,6 @@ def json_digest(content: dict[str, Any]) -> str:
     """Returns a digest of all fields except ``digest``."""
     rest = {name: value for name, value in content.items() if name != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def publish(
-    target: pathlib.Path, content: bytes, *, replace: bool = False, mode: int = 0o600
-) -> None:
-    """Writes a file atomically and durably; replaces an existing file only with ``replace``."""
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        (os.replace if replace else give_name)(temporary, target)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-    with contextlib.suppress(OSError):  # Some platforms can't sync directories.
-        directory = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-
-
-def give_name(temporary: pathlib.Path, target: pathlib.Path) -> None:
-    """Gives a file its name, if that is free; the temporary name may remain."""
-    try:
-        os.link(temporary, target)
-    except FileExistsError as error:
-        raise FileExistsError(error.errno, error.strerror, str(target)) from None
-    except OSError:
-        # Without hard links, exclusive creation claims the name. A process that is killed here
-        # leaves an empty file or folder.
-        is_folder = os.path.isdir(temporary)
-        if is_folder:
-            os.mkdir(target)
-        else:
-            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        try:
-            os.replace(temporary, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                (os.rmdir if is_folder else os.unlink)(target)
-            raise
 
 
 def fingerprint_of(labels: np.ndarray, salt: str) -> str:

@@ -59,6 +59,8 @@ class Reservation:
         0.5
     """
 
+    _plans: tuple[str, ...] = ()
+
     def __init__(self, ledger: Setting[Any], plans: Sequence[str], holder: str) -> None:
         self._ledger, self._plans, self._holder = ledger, tuple(plans), holder
         self._tokens: list[Any] = []

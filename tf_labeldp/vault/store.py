@@ -5,7 +5,7 @@ Layout of a store::
     header.json            format, label set, people, budget, number of labels, classes or range
     PRIVATE-fingerprint    salted digest of the true labels; for the label holder alone
     records/000000         one file per record: its digest, its fields, and its arrays
-    last-record            the number of records, and the digest of the last record
+    last-record            the number of records, the digest of the last, and where the store is
     labels.key             the secret of keyed draws, and nothing else
     private-sums/          exact sums that wait for their noise
     networks/, stages/     files of learners, for a run that resumes
@@ -15,9 +15,13 @@ One atomic link publishes a record before its output is returned: a process that
 whole, charged record, or nothing. Without hard links, exclusive creation claims the name, and the
 record replaces the empty file; one killed in between leaves the name to the next one. The digest of
 a record covers the digest of the record before it, and ``last-record`` covers the last record, so
-that a removed or replaced record is detected.
-Processes that share a store lock it from reading new records to writing their own. A folder that
-was set back to an earlier copy cannot be detected: do not restore a backup over a newer folder. A
+that a removed or replaced record is detected. A torn ``last-record`` is written again.
+``last-record`` has the inode number and the time of birth of the folder and of itself. A copy and a
+restored backup have others, and are refused until ``confirm_move``: two copies would spend one
+budget twice. A reboot, another machine with the same disk, or another path change neither. A disk
+that was set back as a whole cannot be detected, nor a copy on a file system whose numbers change
+with each mount.
+Processes that share a store lock it from reading new records to writing their own. A
 ``ReleaseKey`` without a vault has its own store, without labels, fingerprint and budget.
 """
 
@@ -43,19 +47,31 @@ from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyBudget, Receipt
 from tf_labeldp.accounting.receipts import LabelSet
 from tf_labeldp.vault._store_of_0_2 import OF_0_2, upgrade
+from tf_labeldp.vault.files import (
+    LabelStoreError,
+    check_lock_file,
+    check_private,
+    damaged,
+    has_content,
+    identity_of,
+    is_same_file,
+    make_private,
+    not_written,
+    open_plain,
+    publish,
+    read_json,
+    read_plain,
+    tighten,
+)
 from tf_labeldp.vault.records import (
     FORMAT,
     KEY_FILE,
     Arrival,
-    LabelStoreError,
     Record,
     check_seal,
-    damaged,
     fingerprint_of,
     from_npz,
     npz,
-    publish,
-    read_json,
     read_key,
     sealed_json,
 )
@@ -65,6 +81,10 @@ SUMS = "private-sums"
 _FINGERPRINT = "PRIVATE-fingerprint"
 _LOCK = ".lock"
 _RECORDS, _LAST = "records", "last-record"
+_FOLDERS = (_RECORDS, SUMS, "networks", "stages")
+_LINE = re.compile(rb"(\d{10}) ([ 0-9a-f]{64})(?: (-|\d+(?:\.\d+){3}))?\n")
+"""The content of ``last-record``: the number of records, the last digest, and the place. 0.3 wrote
+no place."""
 _PROJECT = "project.json"
 _FEW = 20
 """Fewer labels may well equal those of other examples."""
@@ -73,6 +93,7 @@ _HOLDER = ".reserved-"
 _RECORD_FORMAT = 4
 """The format of records. 0.3 wrote 3, and refuses 4: it would spend what is reserved, and call
 receipts with the fields of a plan damaged."""
+_NAME_OF_HOLDER = re.compile("[0-9a-f]{32}")
 _PLAIN_FIELDS = ("reason", "time", "actor", "mechanism", "public_digest", "release", "reservation")
 """Fields of a record that JSON stores unchanged."""
 _ERASED = (
@@ -122,13 +143,14 @@ class LabelStore:
         self._numbers: dict[str, int] = {}  # record numbers by receipt id
         self._label_set: str | None = None
         self._is_alone = False  # whether this process has the lock, in its turn
+        self._may_be_moved = False  # whether the owner has confirmed that no other copy is used
         self._arrivals: list[tuple[dict[str, Any], Arrival]] = []  # as the header had them
         self.num_labels = 0  # as the header had it at the last reading of records
         self.is_forgotten = False  # as the header had it, too
 
     def exists(self) -> bool:
         """Returns whether the folder has a store."""
-        return _has_content(self.path / "header.json")
+        return has_content(self.path / "header.json")
 
     def check(
         self, labels: np.ndarray, rows: np.ndarray, kind: dict[str, Any], people: str | None
@@ -143,7 +165,8 @@ class LabelStore:
         wanted = {"num_labels": len(labels), **kind, **({"people": people} if people else {})}
         if arrivals:
             wanted["num_labels"] = header["num_labels"]
-        others = {"format", "label_set", "budget", "digest", "key", "project", "people", "arrivals"}
+        others = {"format", "label_set", "budget", "digest", "key", "project", "people"}
+        others |= {"arrivals", "moved"}
         names = sorted({*wanted, *(set(header) - others)})
         differing = [name for name in names if header.get(name) != wanted.get(name)]
         if differing == ["num_labels"]:
@@ -235,7 +258,7 @@ class LabelStore:
     def _fingerprints(self) -> tuple[str, list[str]]:
         """Returns the salt, and the digest of the labels of each arrival."""
         path = self.path / _FINGERPRINT
-        if not path.exists():
+        if not has_content(path):
             raise LabelStoreError(
                 f"{path} is missing, so the labels can't be compared with the store's. Restore it "
                 "from a backup, or start a new store."
@@ -254,7 +277,7 @@ class LabelStore:
         content = {"salt": salt, "digest": digests[0]}
         later = {"later": digests[1:]} if digests[1:] else {}
         text = json.dumps({**content, **later}, indent=2)
-        publish(self.path / _FINGERPRINT, text.encode(), replace=True)
+        self._publish(_FINGERPRINT, text.encode(), replace=True)
 
     def create_for(
         self,
@@ -287,7 +310,7 @@ class LabelStore:
         }
         self.begin(label_set.name)
         try:
-            publish(self.path / "header.json", sealed_json(header))
+            self._publish("header.json", sealed_json(header))
         except FileExistsError:
             raise LabelStoreError(
                 f"Another process is making the store {self.path} now. Open it again."
@@ -295,17 +318,21 @@ class LabelStore:
 
     def begin(self, label_set: str) -> None:
         """Makes an empty store except for its header."""
-        (self.path / _RECORDS).mkdir(exist_ok=True)
-        self._write_last(0, "0" * 64)
+        make_private(self.path / _RECORDS)
         self._digests = [label_set]
+        self._write_last()
 
-    def look(self) -> tuple[LabelSet, PrivacyBudget]:
-        """Returns the label set and the budget of a store; raises if there is none."""
+    def check_exists(self) -> None:
+        """Raises if the folder has no store."""
         if not self.exists():
             raise LabelStoreError(
                 f"There is no label store in {self.path} (no header.json). Give the folder of "
                 "PrivateLabels(..., store=) or --store."
             )
+
+    def look(self) -> tuple[LabelSet, PrivacyBudget]:
+        """Returns the label set and the budget of a store; raises if there is none."""
+        self.check_exists()
         header = self.header()
         if "budget" not in header:
             raise LabelStoreError(
@@ -335,11 +362,14 @@ class LabelStore:
             )
         return is_member
 
-    def forget(self, elsewhere: Sequence[str], time: str, actor: str) -> list[str]:
-        """Erases everything except receipts, and files ``elsewhere``; called within ``locked``.
+    def forget(self, elsewhere: Sequence[tuple[str, str]], time: str, actor: str) -> list[str]:
+        """Erases everything except receipts; called within ``locked``.
+
+        ``elsewhere`` are releases with the files of their exact sums, which are erased if they have
+        the name that ``ReleaseKey`` gives them.
 
         A process that is killed here leaves the store whole or forgotten, and a second call
-        completes the first. Returns the other files, and places that could not be erased.
+        completes the first. Returns the other files, and places that were not erased.
         """
         if "forgotten" not in self.header():
             self._replace_header(forgotten={"time": time, "actor": actor})
@@ -350,17 +380,24 @@ class LabelStore:
                 else:
                     path.unlink(missing_ok=True)
         for path in (self.path / _RECORDS).iterdir():
-            fields, _, arrays = path.read_bytes().partition(b"\n")
             if _TEMPORARY.fullmatch(path.name):
                 path.unlink()
-            elif arrays:
+                continue
+            fields, _, arrays = read_plain(path).partition(b"\n")
+            if arrays:
                 publish(path, fields + b"\n", replace=True)
-        remote = [place for place in elsewhere if "://" in place]
-        for place in set(elsewhere) - set(remote):
-            pathlib.Path(place).unlink(missing_ok=True)
+        left = []
+        for release, place in elsewhere:
+            # Records may come from someone else: no other file is deleted.
+            file = pathlib.Path(place)
+            if "://" in place or file.name != f"{release}.{SUMS}.npz" or file.is_symlink():
+                left.append(place)
+            else:
+                file.unlink(missing_ok=True)
         kept = ("header.json", _RECORDS, _LAST, _LOCK)
-        return remote + sorted(path.name for path in self.path.iterdir() if path.name not in kept)
+        return left + sorted(path.name for path in self.path.iterdir() if path.name not in kept)
 
+    @_validate.clears_frames
     def bind_key(self, secret: bytes) -> None:
         """Binds the store to this key for good; raises if it is bound to another key."""
         digest = hashlib.sha256(b"labeldp-key" + secret).hexdigest()
@@ -401,13 +438,16 @@ class LabelStore:
     @contextlib.contextmanager
     def _lock(self) -> Iterator[bool]:
         folder = self.path.parent if self.in_project else self.path
+        if folder != self.path:
+            check_private(folder, follow=True)
+        check_lock_file(folder / _LOCK)
         lock = _lock_of(folder / _LOCK, os.getpid())
         try:
             lock.acquire()
         except (NotImplementedError, OSError) as error:
             number = error.errno if isinstance(error, OSError) else errno.ENOSYS
             if number not in _NO_LOCKS:
-                raise
+                raise not_written(folder / _LOCK, error) from None  # type: ignore[arg-type]
             if number in (errno.ENOLCK, errno.ENOSYS) and folder != self.path:
                 # Two stores write records of two names, so no collision shows.
                 raise LabelStoreError(
@@ -425,7 +465,8 @@ class LabelStore:
         try:
             lock.acquire()
         except (NotImplementedError, OSError):
-            self._holder_file(holder).touch()
+            with self._explained(self._holder_file(holder)):
+                publish(self._holder_file(holder), b"")
             return None
         return lock
 
@@ -433,8 +474,9 @@ class LabelStore:
         """Returns whether a running process holds the lock of this name; None without locks."""
         import filelock
 
-        if not self._holder_file(holder).exists():
+        if not os.path.lexists(self._holder_file(holder)):
             return False
+        check_lock_file(self._holder_file(holder))
         lock = self._lock_of(holder)
         try:
             lock.acquire()
@@ -461,7 +503,7 @@ class LabelStore:
 
     def upgrade(self) -> None:
         """Brings an existing store of version 0.2 to the present format, files and key included."""
-        is_old = self.exists() and self.header()["format"] != FORMAT
+        is_old = self.exists() and self.header()["format"] == 2
         if is_old or any((self.path / name).exists() for name in OF_0_2):
             with self._lock():
                 upgrade(self)
@@ -469,7 +511,7 @@ class LabelStore:
     def _finish_interrupted_writes(self, is_alone: bool) -> None:
         """Completes what a killed process began, and brings a store of 0.2 to this format."""
         if is_alone:  # No live process is writing these files.
-            for name in ("header.json", _FINGERPRINT, KEY_FILE, f"{_RECORDS}/"):
+            for name in ("header.json", _FINGERPRINT, KEY_FILE, _LAST, f"{_RECORDS}/"):
                 folder, _, begins = name.rpartition("/")
                 for path in (self.path / folder).glob(f".{begins}*.tmp"):
                     with contextlib.suppress(OSError):
@@ -489,21 +531,81 @@ class LabelStore:
         self.num_labels = header["num_labels"]
         self.is_forgotten = "forgotten" in header
         # This file is read first: records may be ahead of it, after a kill or during a write.
-        number, digest = self._read_last()
+        is_first = not self._digests
+        content, place = self._read_last(is_first)
         self._digests = self._digests or [header["label_set"]]
         records = self._read_on(self.is_forgotten)
-        if number > len(self._receipts):
-            if os.path.exists(path := f"{self._records}/{len(self._receipts):06d}"):
+        line = _LINE.fullmatch(content)
+        number = int(line[1]) if line else len(self._receipts)
+        is_torn = self._is_torn(content)
+        if number > len(self._receipts) and not is_torn:
+            if os.path.lexists(path := f"{self._records}/{len(self._receipts):06d}"):
                 raise damaged(path)
             raise LabelStoreError(
                 f"The store {self.path} lacks record {len(self._receipts)}, of {number}, and with "
-                "it a charge. Restore the folder from a backup."
+                "it a charge. Restore this file from a copy; an older copy of the whole folder "
+                "lacks later charges."
             )
-        if number and self._digests[number] != digest:
+        if not is_torn and (line is None or line[2] != self._line(number)[11:]):
             raise damaged(self.path / _LAST)
-        if number < len(self._receipts) and not self.read_only:
-            self._write_last(len(self._receipts), self._digests[-1])
+        if self.read_only:
+            return records
+        written = None if is_torn or line is None else line[3]
+        if is_first and written is not None:
+            self._check_place(written.decode(), place)
+        if number < len(self._receipts) or written is None:
+            # On a read-only disk nothing is drawn either.
+            with contextlib.suppress(LabelStoreError):
+                if header["format"] != FORMAT:
+                    self._replace_header(format=FORMAT)
+                self._write_last()
         return records
+
+    def _is_torn(self, content: bytes) -> bool:
+        """Returns whether the last write of ``last-record`` was cut.
+
+        Such a file begins as the line of the present records, and goes on with nothing, or as an
+        earlier line that the write was to replace.
+        """
+        line = self._line(len(self._receipts))
+        if _LINE.fullmatch(content) and content.startswith(line):
+            return False
+        pairs = enumerate(zip(line, content, strict=False))
+        same = next((at for at, (a, b) in pairs if a != b), min(len(line), len(content)))
+        rest = content[same:]
+        if same == len(line):
+            return re.fullmatch(rb"[-\d. ]*\0*", rest) is not None
+        earlier = (self._line(number) + b"\n" for number in range(len(self._receipts)))
+        return not rest.strip(b"\0") or any(rest == old[same:] for old in earlier)
+
+    def _line(self, number: int) -> bytes:
+        """Returns the line of ``last-record`` with this number of records, without its place."""
+        digest = self._digests[number] if number else "0" * 64
+        return f"{number:010d} {digest:>64}".encode()
+
+    def _check_place(self, written: str, place: str) -> None:
+        """Raises if the file was written in another folder, or as another file."""
+        if self._may_be_moved or not os.access(self.path, os.W_OK):
+            return
+        old, new = (
+            [] if text == "-" else list(map(int, text.split("."))) for text in (written, place)
+        )
+        pairs = [] if old == new == [] else [(old[:2], new[:2]), (old[2:], new[2:])]
+        if len(old) != len(new) or not all(is_same_file(*pair) for pair in pairs):
+            raise LabelStoreError(
+                f"expected the store {self.path} where it was last used, got a copy, a restored "
+                "backup, or a store that was moved to another disk. Two copies would spend its "
+                "budget twice, and a backup lacks later charges. If this is the newest copy and no "
+                f"other is used, run once: tf-labeldp confirm-move {self.path}"
+            )
+
+    def confirm_move(self, time: str, actor: str) -> None:
+        """Accepts the store where it is; called within ``locked``."""
+        self._may_be_moved = True
+        self.new_records()
+        moves = self.header().get("moved", [])
+        self._replace_header(format=FORMAT, moved=[*moves, {"time": time, "actor": actor}])
+        self._write_last()
 
     def _read_on(self, forgotten: bool) -> list[Record]:
         records = []
@@ -539,9 +641,9 @@ class LabelStore:
         if self._is_alone:
             _remove_claim(path)
         try:
-            publish(path, f"{digest} {text}\n".encode() + content)
+            self._publish(f"{_RECORDS}/{number:06d}", f"{digest} {text}\n".encode() + content)
         except FileExistsError:
-            if not _has_content(path):
+            if not has_content(path):
                 raise LabelStoreError(
                     f"Another process is writing record {number} to the store {self.path}, or was "
                     "killed while it did. Nothing was returned here. Try again; if no process uses "
@@ -551,8 +653,11 @@ class LabelStore:
                 f"Another process has written record {number} to the store {self.path} since this "
                 "process read it. Nothing was returned here. Open the store again."
             ) from None
-        self._write_last(number + 1, digest)
-        return self._read_on(False)
+        records = self._read_on(False)
+        # Without this file the records are whole, so a full disk keeps no draw back.
+        with contextlib.suppress(LabelStoreError):
+            self._write_last()
+        return records
 
     def _read_record(self, number: int, forgotten: bool) -> Record | None:
         """Returns a record, whose arrays are read at their first use; None if there is none."""
@@ -566,7 +671,7 @@ class LabelStore:
             return None
         digest, _, text = line.rstrip(b"\n").partition(b" ")
         try:
-            fields = json.loads(text)
+            fields = _validate.json_of(text)
             if fields["format"] > _RECORD_FORMAT:
                 raise _unknown_format(path, fields["format"], _RECORD_FORMAT)
             if not line.endswith(b"\n") or fields["number"] != number:
@@ -576,11 +681,14 @@ class LabelStore:
             expected, *names = fields.get("arrays") or [""]
             if not (forgotten and not content) and _digest(content) != expected:
                 raise damaged(path)
+            holder = fields.get("reservation", {}).get("holder", "0" * 32)
+            if not _NAME_OF_HOLDER.fullmatch(holder):  # It becomes the name of a file.
+                raise damaged(path)
             receipt, budget = fields.get("receipt"), fields.get("budget")
             self._digests.append(digest.decode())
             return Record(
                 number,
-                receipt=None if receipt is None else Receipt.from_json(receipt),
+                receipt=None if receipt is None else self._receipt(receipt),
                 budget=None if budget is None else PrivacyBudget(*budget),
                 made_of=self._lengthened(fields.get("made_of", [])),
                 weights=tuple(fields.get("weights", ())),
@@ -611,29 +719,48 @@ class LabelStore:
         receipts: list[Receipt | None] = []
         for part in shortened:
             is_range = isinstance(part, list)
-            receipts += self._receipts[slice(*part)] if is_range else [Receipt.from_json(part)]
+            receipts += self._receipts[slice(*part)] if is_range else [self._receipt(part)]
         if None in receipts:
             raise ValueError("a range includes a record without a receipt")
         return tuple(receipts)  # type: ignore[arg-type]
 
-    def _write_last(self, count: int, digest: str) -> None:
-        """Writes the number of records in place: if the write is lost, the records replace it."""
-        descriptor = os.open(self.path / _LAST, os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            os.write(descriptor, f"{count:010d} {digest:>64}\n".encode())
-        finally:
-            os.close(descriptor)
+    def _receipt(self, fields: dict[str, Any]) -> Receipt:
+        return Receipt.from_json(fields, num_labels=self.num_labels)
 
-    def _read_last(self) -> tuple[int, str]:
-        path = self.path / _LAST
+    def _write_last(self) -> None:
+        """Writes the number of records: if the write is lost, the records replace it."""
+        line = self._line(len(self._receipts))
+
+        def content(descriptor: int) -> bytes:
+            return line + b" " + self._place(descriptor).encode() + b"\n"
+
+        self._publish(_LAST, content, replace=True, durable=False)
+
+    def _read_last(self, with_place: bool) -> tuple[bytes, str]:
+        """Returns the content of ``last-record``, and the place of the folder and this file."""
         try:
-            content = path.read_bytes()
-            number, digest = content.decode().split()
-            if content != f"{int(number):010d} {digest:>64}\n".encode():
-                raise damaged(path)
-        except (OSError, ValueError) as error:
-            raise damaged(path) from error
-        return int(number), digest
+            with os.fdopen(open_plain(self.path / _LAST), "rb") as file:
+                return file.read(1024), self._place(file.fileno()) if with_place else ""
+        except OSError as error:
+            raise damaged(self.path / _LAST) from error
+
+    def _place(self, descriptor: int) -> str:
+        """Returns identities of the folder and of an open file in it, which copies do not share."""
+        folder, own = identity_of(self.path), identity_of(descriptor)
+        return "-" if folder is None or own is None else ".".join(map(str, folder + own))
+
+    def _publish(self, name: str, content: bytes | Callable[[int], bytes], **how: bool) -> None:
+        with self._explained(self.path / name):
+            publish(self.path / name, content, **how)
+
+    @contextlib.contextmanager
+    def _explained(self, path: pathlib.Path) -> Iterator[None]:
+        try:
+            yield
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise not_written(path, error) from None
 
     def _check_still_there(self) -> None:
         if self._label_set is None:
@@ -647,14 +774,15 @@ class LabelStore:
             )
 
     def _make_folder(self) -> None:
-        """Makes the folder, or raises if it has other files than a store's."""
+        """Makes the folder, or raises if others may write into it, or it is another folder."""
+        if os.path.isdir(self.path):
+            check_private(self.path, follow=True)
+            for name in _FOLDERS:
+                tighten(self.path / name)
+        elif not os.path.lexists(self.path):
+            make_private(self.path)
         if self.exists():
             return
-        if not self.path.exists():
-            with contextlib.suppress(FileExistsError):  # Another process was faster.
-                self.path.mkdir(parents=True)
-                with contextlib.suppress(OSError):  # Some file systems have no modes.
-                    self.path.chmod(0o700)
         names = {p.name for p in self.path.iterdir()} if self.path.is_dir() else {"a file"}
         # An interrupted creation leaves these and temporary files: the header is written last.
         leftovers = {_RECORDS, _LAST, _FINGERPRINT, _LOCK, "header.json", "draws", "charges"}
@@ -670,14 +798,14 @@ class LabelStore:
         """Returns the header, or raises for a store of another format."""
         path = self.path / "header.json"
         header = read_json(path)
-        if header.get("format") not in (2, FORMAT):
+        if header.get("format") not in range(2, FORMAT + 1):
             raise _unknown_format(path, header.get("format"), FORMAT)
         check_seal(path, header, "it has the budget and the label set")
         return header
 
     def _replace_header(self, **fields: Any) -> None:
         header = {**self.header(), **fields}
-        publish(self.path / "header.json", sealed_json(header), replace=True)
+        self._publish("header.json", sealed_json(header), replace=True)
 
 
 class Project:
@@ -715,8 +843,8 @@ class Project:
             if _header_in(path).get("label_set") != label_set:
                 raise LabelStoreError(
                     f"The project {self._path.parent} lacks its store {folder!r}, and with it "
-                    "charges. Restore the folder from a backup. (tf-labeldp forget erases labels "
-                    "and keeps charges.)"
+                    "charges. Restore the folder from its newest copy. (tf-labeldp forget erases "
+                    "labels and keeps charges.)"
                 )
             if path != self._store:
                 paths.append(path)
@@ -746,24 +874,20 @@ def _lock_of(path: pathlib.Path, process: int) -> Any:
     return filelock.FileLock(path, mode=0o600)
 
 
-def _has_content(path: pathlib.Path) -> bool:
-    """Returns whether a file exists and is not empty, as claims of ``give_name`` are."""
-    return path.exists() and path.stat().st_size > 0
-
-
 def _remove_claim(path: pathlib.Path) -> None:
     """Removes the empty file of a process that was killed within ``give_name``."""
-    if path.exists() and not _has_content(path):
-        path.unlink()
+    if os.path.lexists(path) and not has_content(path):
+        with contextlib.suppress(OSError):  # The claim stays, and its name is refused.
+            path.unlink()
 
 
 def _header_in(store: pathlib.Path) -> dict[str, Any]:
     path = store / "header.json"
-    return read_json(path) if _has_content(path) else {}
+    return read_json(path) if has_content(path) else {}
 
 
 def _read_parts(path: str) -> tuple[bytes, bytes]:
-    with open(path, "rb") as file:
+    with os.fdopen(open_plain(path), "rb") as file:
         return file.readline(), file.read()
 
 

@@ -6,7 +6,7 @@ import pathlib
 
 from apache_beam.io.filesystems import FileSystems
 
-from tf_labeldp.vault.records import publish
+from tf_labeldp.vault.files import publish
 
 
 def write_whole(path: str, content: bytes, *, private: bool = False) -> None:
