@@ -24,7 +24,7 @@ from typing import Any
 
 from tf_labeldp import _validate
 
-MOST_BYTES_OF_TEXT = 1 << 28
+_MOST_BYTES_OF_TEXT = 1 << 28
 """Largest JSON file, in bytes: its content takes up to twenty times its size in memory."""
 if sys.platform == "win32":
     _BINARY, _NO_FOLLOW, _NO_WAIT = os.O_BINARY, 0, 0
@@ -157,8 +157,11 @@ def open_plain(path: str | os.PathLike[str]) -> int:
     return descriptor
 
 
-def read_plain(path: str | os.PathLike[str], most: int | None = None) -> bytes:
-    """Returns the content of a regular file; raises if it has more than ``most`` bytes."""
+def read_plain(path: str | os.PathLike[str], most: int | None = _MOST_BYTES_OF_TEXT) -> bytes:
+    """Returns the content of a regular file; raises if it has more than ``most`` bytes.
+
+    None is for files of arrays, which take their own size alone.
+    """
     with os.fdopen(open_plain(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if most is not None and size > most:
@@ -172,7 +175,7 @@ def read_plain(path: str | os.PathLike[str], most: int | None = None) -> bytes:
 def read_json(path: pathlib.Path) -> dict[str, Any]:
     """Returns the content of a JSON file of a store, or raises if it is damaged."""
     try:
-        content = _validate.json_of(read_plain(path, MOST_BYTES_OF_TEXT))
+        content = _validate.json_of(read_plain(path))
     except (OSError, ValueError) as error:
         raise damaged(path) from error
     if not isinstance(content, dict):

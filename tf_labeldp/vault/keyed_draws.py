@@ -144,6 +144,7 @@ class ReleaseKey:
     """
 
     answers_unspent = True  # `guarantee` asks the key, with or without releases
+    path = pathlib.Path()
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = pathlib.Path(path).expanduser().absolute()

@@ -37,7 +37,7 @@ from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors
 from tf_labeldp.mechanisms.base import LabelMechanism, deserialize, serialize, settings
 from tf_labeldp.mechanisms.clusters import PriorResampling
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_noisy_labels
-from tf_labeldp.vault.files import MOST_BYTES_OF_TEXT, publish, read_plain
+from tf_labeldp.vault.files import publish, read_plain
 from tf_labeldp.vault.label_kinds import class_array
 from tf_labeldp.vault.model_history import record_digests
 from tf_labeldp.vault.records import content_digest, from_npz, npz
@@ -475,7 +475,7 @@ class NoisyLabels:
                     "or tf-labeldp randomize wrote."
                 )
         try:
-            fields = _validate.json_of(read_plain(statement.resolve(), MOST_BYTES_OF_TEXT))
+            fields = _validate.json_of(read_plain(statement.resolve(), None))
             if fields.get("format") != FORMAT and "made_by" in fields:
                 raise ReceiptError(
                     f"{path} has format {fields.get('format', 0)}, made by {fields['made_by']}; "
@@ -483,7 +483,7 @@ class NoisyLabels:
                     "version that made it."
                 )
             if statement.name == JSON_FILE:
-                arrays = from_npz(read_plain(_file_in(path, ARRAYS_FILE).resolve()))
+                arrays = from_npz(read_plain(_file_in(path, ARRAYS_FILE).resolve(), None))
             else:
                 tables = [path]
                 if path.is_dir():

@@ -30,8 +30,6 @@ FORMAT = 4
 ``last-record``."""
 KEY_FILE = "labels.key"
 """The file of the secret key of keyed draws."""
-_LONGEST_KEY = 1 << 28
-"""Largest key file, in bytes: that of 0.2 lists its releases."""
 _LEAST_UNPACKED, _MOST_RATIO = 1 << 26, 200
 """The members of a zip file may have this size, or so many times that of the file."""
 PUBLIC_INPUT = Assumption(
@@ -220,7 +218,7 @@ def write_key(path: pathlib.Path, *, replace: bool = False, secret: bytes | None
 def read_key(path: pathlib.Path) -> bytes:
     """Returns the secret of a key file, or raises if it is damaged."""
     try:
-        content = read_plain(path, _LONGEST_KEY)
+        content = read_plain(path)
         fields = _validate.json_of(content)
         secret = bytes.fromhex(fields["secret"])
         of_0_2 = fields["format"] == 1 and "releases" in fields and "checksum" not in fields

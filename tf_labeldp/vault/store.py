@@ -93,6 +93,21 @@ _HOLDER = ".reserved-"
 _RECORD_FORMAT = 4
 """The format of records. 0.3 wrote 3, and refuses 4: it would spend what is reserved, and call
 receipts with the fields of a plan damaged."""
+_NEEDED = {"label_set", "people", "num_labels"}
+_HEADER: dict[str, Any] = {
+    "label_set": str,
+    "people": (str, type(None)),
+    "num_labels": int,
+    "budget": list,
+    "arrivals": list,
+    "key": (str, type(None)),
+    "project": (str, type(None)),
+    "forgotten": dict,
+    "moved": list,
+    "stored": bool,
+    "users": str,
+}
+"""Fields of a header with the types of their values."""
 _NAME_OF_HOLDER = re.compile("[0-9a-f]{32}")
 _PLAIN_FIELDS = ("reason", "time", "actor", "mechanism", "public_digest", "release", "reservation")
 """Fields of a record that JSON stores unchanged."""
@@ -213,7 +228,10 @@ class LabelStore:
         known = len(self._arrivals)
         if [fields for fields, _ in self._arrivals] != listed[:known]:
             known = 0
-        new = [(fields, Arrival.from_json(fields)) for fields in listed[known:]]
+        try:
+            new = [(fields, Arrival.from_json(fields)) for fields in listed[known:]]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise damaged(self.path / "header.json") from error
         self._arrivals = [*self._arrivals[:known], *new]
         found = [arrival for _, arrival in self._arrivals] or [everything]
         if rows is None:
@@ -339,7 +357,10 @@ class LabelStore:
                 f"{self.path} is the ledger of a key without a vault, which has no budget. "
                 "scale.ReleaseKey(path).guarantee() returns its statement."
             )
-        return self.label_set(), PrivacyBudget(*header["budget"])
+        try:
+            return self.label_set(), PrivacyBudget(*header["budget"])
+        except (TypeError, ValueError) as error:
+            raise damaged(self.path / "header.json") from error
 
     def label_set(self) -> LabelSet:
         """Returns the label set; from now on a store that replaces this one is refused."""
@@ -383,7 +404,7 @@ class LabelStore:
             if _TEMPORARY.fullmatch(path.name):
                 path.unlink()
                 continue
-            fields, _, arrays = read_plain(path).partition(b"\n")
+            fields, _, arrays = read_plain(path, None).partition(b"\n")
             if arrays:
                 publish(path, fields + b"\n", replace=True)
         left = []
@@ -801,6 +822,12 @@ class LabelStore:
         if header.get("format") not in range(2, FORMAT + 1):
             raise _unknown_format(path, header.get("format"), FORMAT)
         check_seal(path, header, "it has the budget and the label set")
+        # A seal that fits can be made for any values.
+        is_whole = all(
+            isinstance(header.get(name), kinds) for name, kinds in _HEADER.items() if name in header
+        )
+        if not is_whole or not header.keys() >= _NEEDED or not 0 <= header["num_labels"] < 1 << 48:
+            raise damaged(path)
         return header
 
     def _replace_header(self, **fields: Any) -> None:
