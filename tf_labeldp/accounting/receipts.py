@@ -101,8 +101,7 @@ byte for each example, and a file of a few bytes may be about any number of exam
 _BLOCK = 1 << 20
 """Examples whose bits are unpacked at a time."""
 _LEAST_BYTES, _MOST_RATIO = 1 << 22, 100
-"""Receipts may unpack to this size, or to so many times the packed one; those of a model with a
-thousand epochs have a ratio of 25."""
+"""Receipts may unpack to this size, or to this multiple of the packed one."""
 _LONGEST_NAME, _LONGEST_TEXT = 200, 200_000
 """Most characters of an id and of a text in a file, such as a mechanism with all its bins."""
 _YEARS = range(1970, 3000)

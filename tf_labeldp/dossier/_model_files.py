@@ -46,7 +46,7 @@ _LONGEST_TEXT = 64
 """Characters of a name in a configuration: of a layer, a class or a module."""
 _LONGEST_VERSION = 24
 _LEAST_RECEIPTS, _MOST_RATIO = 1 << 22, 100
-"""Receipts may unpack to this size, or to so many times the packed one."""
+"""Receipts may unpack to this size, or to this multiple of the packed one."""
 _MOST_NUMBERS = 6
 """Numbers of a shape or of axes."""
 _LARGEST = 2**40

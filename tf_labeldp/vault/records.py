@@ -31,7 +31,7 @@ FORMAT = 4
 KEY_FILE = "labels.key"
 """The file of the secret key of keyed draws."""
 _LEAST_UNPACKED, _MOST_RATIO = 1 << 26, 200
-"""The members of a zip file may have this size, or so many times that of the file."""
+"""The members of a zip file may have this size together, or this multiple of the file's."""
 PUBLIC_INPUT = Assumption(
     "public-inputs",
     "holder",
