@@ -100,7 +100,7 @@ def run_writers(tmp_path_factory):
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=900,
         )
         assert done.returncode == 0, done.stderr
         return root, done.stdout
