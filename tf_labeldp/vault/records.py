@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import pathlib
 import secrets
 import zipfile
