@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import textwrap
 
 import numpy as np
@@ -80,7 +82,15 @@ def last_record_restored(store):
     return store
 
 
+def on_another_disk(store):
+    place = pathlib.Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    if place.stat().st_dev == store.stat().st_dev:
+        pytest.skip("there is no second file system here")
+    return pathlib.Path(shutil.move(store, place / "s"))
+
+
 COPIES = [
+    on_another_disk,
     copied, with_times, as_hard_links, from_an_archive,
     restored_in_its_place, restored_over_it, last_record_restored,
 ]  # fmt: skip
