@@ -159,10 +159,11 @@ def main(root, most):
         store, folder = root / f"{number}" / "store", root / f"{number}-out"
         folder.mkdir()
         for _ in range(4):
-            children = [
-                fork(store, folder, int(rng.integers(1, MOST_OPERATIONS)), next(kinds))
-                for _ in "ab"
-            ]
+            children = []
+            for fault in itertools.islice(kinds, 2):
+                # Few operations are writes, and one of them comes after the operation.
+                most_operations = MOST_OPERATIONS // (3 if fault.startswith("short") else 1)
+                children.append(fork(store, folder, int(rng.integers(1, most_operations)), fault))
             statuses = [os.waitpid(child, 0)[1] for child in children]
             problems += [f"store {number}: a process failed" for status in statuses if status]
         for path in root.glob(f"{number}-out-*.json"):
