@@ -277,3 +277,15 @@ def test_no_label_is_in_any_file(tmp_path: Path) -> None:
         pairs = [numbers[i : i + 2].astype(dtype).tobytes() for i in range(N - 1)]
         assert not any(pair in text for text in contents for pair in pairs)
     assert not any(str(number)[:7].encode() in text for text in contents for number in numbers)
+
+
+def test_a_file_that_is_saved_after_hdf5_is_loaded(tmp_path: Path) -> None:
+    model = private_model()
+    model.fit(batches(codes()), verbose=0)
+    model.save(tmp_path / "model.h5")
+    model.save(tmp_path / "model.keras")
+    again = ldp.load_model(tmp_path / "model.keras")
+    assert again.guarantee(DELTA) == model.guarantee(DELTA)
+    assert again.optimizer.get_config() == model.optimizer.get_config()
+    again.fit(batches(codes()), verbose=0)
+    assert again.guarantee(DELTA).epsilon == after(2)

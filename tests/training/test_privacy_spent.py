@@ -47,7 +47,7 @@ def test_training_stops_at_the_target_and_never_above(factor: float, epochs: int
     assert model.guarantee(DELTA).epsilon <= target < after(epochs + 1)
     # A second fit has nothing left.
     before = model.get_weights()
-    with pytest.raises(ValueError, match=r"is below the .* after the first epoch. Raise"):
+    with pytest.raises(ValueError, match=r"is below the .* after the next epoch.*Raise"):
         model.fit(batches(codes()), callbacks=[callback], verbose=0)
     assert unchanged(model, before)
 
@@ -113,3 +113,18 @@ def test_config_round_trip() -> None:
     callback = PrivacySpent(1e-4, target_epsilon=2.0, verbose=0)
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(callback))
     assert again.get_config() == callback.get_config()
+
+
+@pytest.mark.holds("training.PrivacySpent")
+@pytest.mark.parametrize("is_first", [True, False])
+def test_restored_epochs_count_wherever_the_callback_is_listed(is_first, tmp_path) -> None:
+    def backup() -> keras.callbacks.Callback:
+        return keras.callbacks.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False)
+
+    first = private_model()
+    first.fit(batches(codes()), epochs=3, callbacks=[backup()], verbose=0)
+    model, callback = private_model(), PrivacySpent(DELTA, target_epsilon=after(3), verbose=0)
+    callbacks = [callback, backup()] if is_first else [backup(), callback]
+    with pytest.raises(ValueError, match=r"is below the .* after the next epoch, with earlier"):
+        model.fit(batches(codes()), epochs=9, callbacks=callbacks, verbose=0)
+    assert model.guarantee(DELTA).epsilon == after(3)

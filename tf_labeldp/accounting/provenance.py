@@ -16,7 +16,7 @@ import hashlib
 import math
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -53,6 +53,8 @@ NO_RECEIPTS = (
     "expected noisy labels with receipts, got none. Give the result of PrivateLabels.randomize, or "
     "another object with receipts: a head, a model, a vault, receipts or a statement."
 )
+_WITHOUT_INTEGERS = 2
+"""The last format of files without digests of weights that are integers."""
 _MOST_PARTS = 100_000
 _ATOMS = (
     *(type(None), types.ModuleType, type, str, bytes, int, float, complex, np.generic),
@@ -111,12 +113,17 @@ class History:
             training, and while weights are read from a file.
         trained: whether a counted training of the layer began.
         steps: in a file, the number of optimizer steps that receipts cover.
+        changed: during a counted training, and after one that was interrupted, returns the weights
+            that have other values than its last step left.
+        has_integers: whether the digests include those of integers, which 0.3 left out.
     """
 
     receipts: Receipts = ()
     digests: frozenset[bytes] | None = None
     trained: bool = False
     steps: int | None = None
+    changed: Callable[[Iterable[Any]], list[Any]] | None = None
+    has_integers: bool = True
 
     def to_bytes(self) -> bytes:
         """Returns the history in the format of model files."""
@@ -130,7 +137,8 @@ class History:
         digests = data.get("digests")
         if digests is not None:
             digests = frozenset(map(bytes.fromhex, digests))
-        return cls(receipts, digests, True, data.get("steps"))
+        has_integers = data["format"] > _WITHOUT_INTEGERS
+        return cls(receipts, digests, True, data.get("steps"), has_integers=has_integers)
 
 
 def public_input(*values: Public[Any]) -> PublicInput:
@@ -296,24 +304,33 @@ def _receipts_of_layer(layer: Any) -> Receipts:
     history, optimizer = history_of(layer), getattr(layer, "optimizer", None)
     found: list[Receipts] = [] if history is None else [history.receipts]
     reason = ""
-    if history is None or history.digests is not None:
-        for digest in weight_digests(own_weights(layer)):
-            if history is None or digest not in (history.digests or ()):
-                found.append(known_of(digest))
-                if history is not None and digest not in _OF_WEIGHTS:
-                    reason = f"layer {layer.name!r} was trained or changed without receipts"
-    elif history.trained and optimizer is not None and covered_steps(optimizer) is None:
+    weights = own_weights(layer)
+    if history is not None and history.digests is None:
+        weights = [] if history.changed is None else history.changed(weights)
+    digests = set(weight_digests(weights)).difference((history and history.digests) or ())
+    receipts, unknown = known_receipts(digests)
+    found.append(receipts)
+    if history is not None and unknown:
+        reason = f"layer {layer.name!r} was trained or changed without receipts"
+    elif (
+        history is not None
+        and history.digests is None
+        and history.trained
+        and optimizer is not None
+        and covered_steps(optimizer) is None
+    ):
         reason = f"{layer.name!r} was compiled again after a training that was interrupted"
     steps = _uncovered_steps(optimizer)
     if steps and not _are_known(layers_of(layer)):
         uncovered = counted(steps, "step")
         reason = f"the optimizer of {layer.name!r} took {uncovered} that no receipt covers"
     if reason:
-        found.append((_unknown_training(reason),))
+        found.append((unknown_training(reason),))
     return merge_receipts(*found)
 
 
-def _unknown_training(reason: str) -> Receipt:
+def unknown_training(reason: str) -> Receipt:
+    """Returns a receipt of unknown cost: nothing is promised, for this reason."""
     charge = Charge.unknown(
         f"Nothing is promised: {reason}. Train with tf_labeldp.fit(model, x, noisy) or with "
         "callbacks=[tf_labeldp.RecordReceipts(noisy)]; or declare the history: "
@@ -327,7 +344,7 @@ def receipts_of_optimizer(optimizer: Any) -> Receipts:
     receipts: Receipts = getattr(inner_optimizer(optimizer), "receipts", ())
     if steps := _uncovered_steps(optimizer):
         reason = f"the optimizer took {counted(steps, 'step')} that no receipt covers"
-        return (*receipts, _unknown_training(reason))
+        return (*receipts, unknown_training(reason))
     return receipts
 
 
@@ -350,7 +367,9 @@ def inner_optimizer(optimizer: Any) -> Any:
 def covered_steps(optimizer: Any) -> float | None:
     """Returns the number of an optimizer's steps that receipts cover; None if none were counted."""
     both = (optimizer, inner_optimizer(optimizer))
-    return max((getattr(part, COVERED) for part in both if hasattr(part, COVERED)), default=None)
+    covered = [getattr(part, COVERED) for part in both if hasattr(part, COVERED)]
+    # A counted step leaves the number in an array of the backend.
+    return max(map(float, map(np.asarray, covered)), default=None)
 
 
 def _uncovered_steps(optimizer: Any) -> int:
@@ -390,6 +409,13 @@ def known_of(digest: bytes) -> Receipts:
     return _OF_WEIGHTS.get(digest, ())
 
 
+def known_receipts(digests: Iterable[bytes]) -> tuple[Receipts, list[bytes]]:
+    """Returns the receipts of weights with these digests, and the digests that are unknown."""
+    digests = list(digests)
+    unknown = [digest for digest in digests if digest not in _OF_WEIGHTS]
+    return merge_receipts(*map(known_of, digests)), unknown
+
+
 def array_digest(*arrays: np.ndarray) -> str:
     """Returns a digest of the dtypes, shapes and contents of public arrays."""
     digest = hashlib.sha256()
@@ -400,14 +426,17 @@ def array_digest(*arrays: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def weight_digests(variables: Iterable[Any]) -> list[bytes]:
+def weight_digests(
+    variables: Iterable[Any], read: Callable[[Any], Any] | None = None
+) -> list[bytes]:
     """Returns a digest of the values of each variable, except constants such as fresh biases.
 
-    A variable of one number is a constant if it is 0 or 1, or is not trainable.
+    A variable of one number is a constant if it is 0 or 1, or is not trainable. ``read`` returns a
+    variable's value.
     """
     digests = []
     for variable in variables:
-        values = np.asarray(value_of(variable))
+        values = np.asarray((read or value_of)(variable))
         if values.dtype.kind in "fV" and values.size:  # NumPy's kind of bfloat16 is V.
             content = np.ascontiguousarray(values, dtype=np.float32)
             first = content.flat[0]
@@ -417,6 +446,8 @@ def weight_digests(variables: Iterable[Any]) -> list[bytes]:
             digest = hashlib.blake2b(repr(content.shape).encode(), digest_size=16)
             digest.update(content.data)
             digests.append(digest.digest())
+        elif values.size > 1 and np.any(values != values.flat[0]):
+            digests.append(bytes.fromhex(array_digest(values)))  # quantized weights, tables
     return digests
 
 

@@ -30,8 +30,8 @@ from tf_labeldp.heads._prior_randomizer import teacher_labels
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.mechanisms import InformativeRR, Priors
 from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault.counted_steps import counted_training
 from tf_labeldp.vault.files import make_private, publish
-from tf_labeldp.vault.model_history import counted_training
 from tf_labeldp.vault.private_labels import reserve_together
 from tf_labeldp.vault.records import npz
 

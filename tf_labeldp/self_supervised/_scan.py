@@ -15,7 +15,7 @@ from tf_labeldp.features._neighbour_smoothing import nearest_neighbours
 from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.self_supervised._views import rand_augment_views
 from tf_labeldp.self_supervised.training import Batches, Learner, built_network
-from tf_labeldp.vault.model_history import counted_training
+from tf_labeldp.vault.counted_steps import counted_training
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")

@@ -11,7 +11,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.self_supervised._views import strong_views
 from tf_labeldp.self_supervised.training import Batches, Learner, built_network
-from tf_labeldp.vault.model_history import counted_training
+from tf_labeldp.vault.counted_steps import counted_training
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")

@@ -15,7 +15,8 @@ from tf_labeldp.estimation import likelihoods
 from tf_labeldp.features import denoise_labels
 from tf_labeldp.mechanisms import ALIBI, ClassificationMechanism, Priors
 from tf_labeldp.vault import NoisyLabels
-from tf_labeldp.vault.model_history import attach, counted_training
+from tf_labeldp.vault.counted_steps import counted_training
+from tf_labeldp.vault.model_history import attach
 
 _LEAST_SPREAD = 0.1
 """Where likelihoods are flatter, as of randomized response of ten classes below epsilon 0.75, the

@@ -31,7 +31,7 @@ from tf_labeldp.training._denoisers import NoOp
 from tf_labeldp.training._gaussian_noise import GaussianNoise
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
 from tf_labeldp.training._private_step import PrivateStep, StepGuard
-from tf_labeldp.training._spending import Spending
+from tf_labeldp.training._spending import ChecksEpochs, Spending
 from tf_labeldp.training._training_plan import PoissonPlan, TrainingPlan
 from tf_labeldp.vault import declare
 from tf_labeldp.vault.model_history import attach, attach_from_file, cover_steps
@@ -63,8 +63,9 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         one label: steps of this model and of others that share its layers, the noisy labels and
         heads behind the weights, and weights from files or other models of this process. The
         receipts travel with the weights through ``.keras``, ``.weights.h5`` and
-        ``tf.train.Checkpoint``. Weights that were trained in the clear in this process void the
-        promise until ``declare`` states their history.
+        ``tf.train.Checkpoint``. Weights that were trained in the clear in this process, and unknown
+        ones that a callback sets between two steps, void the promise until ``declare`` states their
+        history.
 
         With several outputs the unit is all labels of one example, and one clip bounds the gradient
         of the weighted sum of its losses. Each vault of these labels is charged; a statement counts
@@ -243,6 +244,14 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         optimizer._owner = weakref.ref(self)
         self._spending = Spending(self, optimizer, self._guard)
         self._traced_with = None
+
+    def get_compile_config(self) -> dict[str, Any]:
+        """Returns the settings of ``compile`` for a file."""
+        config = dict(super().get_compile_config())
+        if config and "optimizer" not in config:
+            # Keras removes the optimizer from its own record when it writes an HDF5 file.
+            config["optimizer"] = keras.saving.serialize_keras_object(self.optimizer)
+        return config
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles a loaded model with its saved settings."""
@@ -424,7 +433,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         """Makes the function that takes steps; see ``keras.Model``."""
         if self.train_function is None or force:
             super().make_train_function(force=True)
-            self.train_function = self._guard.taking_turns(self.train_function, self.optimizer)
+            counting = self._spending.counting(self.train_function)
+            self.train_function = self._guard.taking_turns(counting, self.optimizer)
         return self.train_function
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
@@ -510,15 +520,16 @@ def _check_one_output(optimizer: LabelDPOptimizer) -> None:
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
-class PrivacySpent(Configured, keras.callbacks.Callback):
+class PrivacySpent(Configured, ChecksEpochs):
     """Prints the epsilon spent after each epoch, and stops training before it exceeds a target.
 
     It adds ``epsilon`` to the log of each epoch, for other callbacks and the history.
 
     Guarantee:
         The callback depends on the number of steps alone. Training stops after the last epoch with
-        ``epsilon <= target_epsilon``; if one epoch would exceed it, it raises before the first
-        step. Epsilon includes the earlier receipts of the weights.
+        ``epsilon <= target_epsilon``; if an epoch would exceed it, it raises before that epoch is
+        charged. Epsilon includes the earlier receipts of the weights, also of those that callbacks
+        load and restore, wherever they are in the list.
 
     Args:
         delta: delta of the statement, in (0, 1); None as for ``LabelDPModel.guarantee``.
@@ -526,7 +537,7 @@ class PrivacySpent(Configured, keras.callbacks.Callback):
         verbose: 1 prints a line per epoch, except in a ``fit`` with ``verbose=0``; 0 nothing.
 
     Raises:
-        ValueError: an argument out of range; when training begins: a target below one epoch.
+        ValueError: an argument out of range; before an epoch: a target that it would exceed.
         TypeError: when training begins: the model is not a ``LabelDPModel``.
 
     Example:
@@ -549,14 +560,19 @@ class PrivacySpent(Configured, keras.callbacks.Callback):
         self.delta, self.target_epsilon, self.verbose = delta, target_epsilon, verbose
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Checks that the first epoch stays within the target."""
+        """Checks the model."""
         if not isinstance(self.model, LabelDPModel):
             raise TypeError(f"PrivacySpent needs a LabelDPModel, got {type(self.model).__name__}.")
-        after = self._after_another()
-        if self.target_epsilon is not None and after > self.target_epsilon:
+
+    def check_next_epoch(self) -> None:
+        """Raises if the next epoch would exceed the target."""
+        if self.target_epsilon is None:
+            return
+        if (after := self._after_another()) > self.target_epsilon:
             raise ValueError(
-                f"target_epsilon={self.target_epsilon:g} is below the {after:.4g} after the first "
-                "epoch. Raise noise_multiplier, or take fewer steps per epoch."
+                f"target_epsilon={self.target_epsilon:g} is below the {after:.4g} after the next "
+                "epoch, with earlier uses of these weights. Raise noise_multiplier, or take fewer "
+                "steps per epoch."
             )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

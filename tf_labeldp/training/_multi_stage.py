@@ -372,6 +372,9 @@ class MultiStageTraining(CountedTraining):
         self._labels.adopt(merge_receipts(public_input(model).receipts, self._trained_on))
         super().set_model(model)
 
+    def _on_found(self) -> None:
+        self._labels.adopt(public_input(self.model).receipts)
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model and the number of epochs."""
         self._first_epoch = True
@@ -453,8 +456,10 @@ class MultiStageTraining(CountedTraining):
         if self._first_epoch and epoch > 0:
             self._resume(stage if begins else stage + 1)
         self._first_epoch = False
-        if begins:
+        if begins and self._steps is not None:
+            self._steps.look()
             self._begin(stage)
+            self._steps.accept()
         begun = [s for s in self._drawn_stages() if s in self._reports]
         attach(self.model, merge_receipts(*(self._draw(s, None).receipts for s in begun)))
         self._data.set(self._training_set(stage, epoch))

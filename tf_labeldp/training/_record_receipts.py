@@ -12,7 +12,7 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import Assumption, Charge, Public, PublicInput, Receipt, public_input
-from tf_labeldp.accounting.provenance import bare, inner_optimizer, sources_of, value_of
+from tf_labeldp.accounting.provenance import bare, sources_of
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.data.batches import checked_sample_weight
 from tf_labeldp.features.public_encoder import fitted_encoder
@@ -25,16 +25,10 @@ from tf_labeldp.gradients.model_checks import (
     takes_rows,
 )
 from tf_labeldp.vault import NoisyLabels
+from tf_labeldp.vault.counted_steps import CountedSteps
 from tf_labeldp.vault.label_kinds import class_table
-from tf_labeldp.vault.model_history import (
-    begin_training,
-    cover_steps,
-    end_training,
-    note_epoch,
-)
 
 _TARGETS = ("posterior", "values", "debiased")
-_ACCUMULATED = "gradient_accumulation_steps"
 _BY_HAND = Assumption(
     "labels-of-this-draw", "trainer", "The labels of this fit are those of this draw."
 )
@@ -43,60 +37,46 @@ _BY_HAND = Assumption(
 class CountedTraining(keras.callbacks.Callback):
     """Attaches receipts to the model in training, and records its steps and weights."""
 
-    def __init__(self, receipts: Receipts) -> None:
+    def __init__(self, receipts: Receipts, is_alone: bool = False) -> None:
         super().__init__()
+        self._is_alone = is_alone
         self._trained_on = receipts
-        self._before: list[bytes] | None = None
-        self._steps_before_epoch = 0
+        self._steps: CountedSteps | None = None
 
     def set_model(self, model: keras.Model) -> None:
         """Attaches the receipts, before another callback restores the weights."""
         super().set_model(model)
-        self._before = begin_training(model, self._trained_on)
+        self._steps = CountedSteps(model, self._trained_on, self._on_found)
+        if self._is_alone:
+            self._steps.trust()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        inner = inner_optimizer(self.model.optimizer)
-        self._steps_before_epoch = int(value_of(inner.iterations)) if inner.built else 0
+    def _on_found(self) -> None:
+        """Counts receipts of weights that another callback set, where a budget counts them."""
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Covers the next steps, so that an interrupted training has receipts for all its steps."""
-        # Steps are counted, since on JAX the optimizer has no state within an epoch.
-        batches = batch + self.model.steps_per_execution
-        if (in_epoch := self.params.get("steps")) is not None:
-            batches = min(batches, in_epoch)
-        cover_steps(self.model.optimizer, self._steps_after(batches))
+        """Counts the next step, of which an interrupted training may be the last."""
+        if self._steps is not None:
+            self._steps.expect()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Records the weights, which another callback may save."""
-        together, in_epoch = self.model.steps_per_execution, self.params.get("steps")
-        if together > 1 and in_epoch is not None and in_epoch % together:
-            # TensorFlow 2.16 may count steps of the last execution for which there is no batch.
-            taken = int(value_of(inner_optimizer(self.model.optimizer).iterations))
-            first, last = map(self._steps_after, (in_epoch, in_epoch - in_epoch % -together))
-            if first < taken <= last:
-                cover_steps(self.model.optimizer, taken)
-        note_epoch(self.model, self._before or ())
-
-    def _steps_after(self, batches: int) -> int:
-        """Returns the steps of the optimizer after some batches of this epoch."""
-        per_step = getattr(inner_optimizer(self.model.optimizer), _ACCUMULATED, None) or 1
-        return self._steps_before_epoch + -(-batches // per_step)
+        if self._steps is not None:
+            self._steps.end_epoch()
 
     def on_train_end(self, logs: Any = None) -> None:
         self.end()
 
     def end(self) -> None:
         """Records the final weights, once; also those of an interrupted training."""
-        before, self._before = self._before, None
-        if before is not None:
-            end_training(self.model, before)
+        steps, self._steps = self._steps, None
+        if steps is not None:
+            steps.end()
 
 
 class RecordReceipts(CountedTraining):
     """Attaches the receipts of noisy labels to the Keras model that ``model.fit`` trains on them.
 
-    Use it with data sets and hand-made targets; ``tf_labeldp.fit`` makes targets for you. List it
-    last, after callbacks that change weights when the training ends.
+    Use it with data sets and hand-made targets; ``tf_labeldp.fit`` makes targets for you.
 
     Guarantee:
         After the training ``guarantee(model)`` composes the receipts of the noisy labels with the
@@ -104,6 +84,11 @@ class RecordReceipts(CountedTraining):
         draw: a data set, shuffled, batched, zipped or cached, does not record the origin of its
         labels. ``model.fit`` without the callback, on a model with receipts, ends in a statement
         that promises nothing.
+
+        The receipts cover the steps of this fit and the weights that they leave, also of a fit that
+        was interrupted. Weights of another counted training, which a callback sets, loads or
+        restores between two steps, bring their receipts. Any other weights, steps that a callback
+        takes, and layers that another model trains meanwhile void the promise.
 
     Args:
         noisy: the ``NoisyLabels`` behind the targets, one for each output; or another source with
@@ -145,9 +130,9 @@ def fit(
 
     Guarantee:
         Training post-processes the noisy labels and spends no budget. ``guarantee(model)``
-        composes their receipts with those of the model and ``x``. ``model.save`` writes the
-        receipts: ``load_model(path)`` and ``guarantee(path)`` read them, and Keras loads the file
-        without this library.
+        composes their receipts with those of the model and ``x``, and of weights that callbacks
+        set; see ``RecordReceipts``. ``model.save`` writes the receipts: ``load_model(path)`` and
+        ``guarantee(path)`` read them, and Keras loads the file without this library.
 
     Args:
         model: a compiled model. For classes, ``targets="posterior"`` and ``"debiased"`` are rows
@@ -238,12 +223,11 @@ def fit(
     if (class_weight := settings.pop("class_weight", None)) is not None:
         y, of_classes = _weighted(labels, targets, y, class_weight)
         settings["sample_weight"] = of_classes * settings.get("sample_weight", 1.0)
-    recorder = CountedTraining(public.receipts)
-    callbacks = settings.pop("callbacks", None) or []
-    callbacks = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+    callbacks = keras.tree.flatten(settings.pop("callbacks", None) or [])
+    callbacks = [callback for callback in callbacks if callback is not None]
+    recorder = CountedTraining(public.receipts, is_alone=not callbacks)
     y = y.astype(np.float32) if y.dtype == np.float64 else y
     try:
-        callbacks = [callback for callback in callbacks if callback is not None]
         with without_retracing_warnings():
             return model.fit(x, y, callbacks=[*callbacks, recorder], **settings)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import dp_accounting
@@ -19,13 +20,8 @@ from tf_labeldp.accounting.receipts import LabelSet, Receipts, merge_receipts
 from tf_labeldp.mechanisms.base import is_of_this_library
 from tf_labeldp.training._private_step import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
-from tf_labeldp.vault.model_history import (
-    attach,
-    begin_training,
-    end_training,
-    known_of_weights,
-    note_epoch,
-)
+from tf_labeldp.vault.counted_steps import CountedSteps
+from tf_labeldp.vault.model_history import attach
 from tf_labeldp.vault.private_labels import charge_together, check_together, plans_of
 
 _NO_EVENT = "Nothing is promised: {name} states no cost of its steps (its dp_event is None)."
@@ -56,7 +52,7 @@ class Run:
     Attributes:
         labels: the labels of the plan's first vault, or of this run alone.
         reported: whether loss and metrics on true labels are shown.
-        before: digests of the weights before the first step.
+        steps: the steps taken, and the weights that they left.
         last: the receipt of the last charged epoch.
         once: the charge of each epoch, as it was planned.
         plans: the plan of each epoch to come, and the plan's number of epochs.
@@ -65,7 +61,7 @@ class Run:
     plan: TrainingPlan
     labels: LabelSet
     reported: bool
-    before: list[bytes]
+    steps: CountedSteps
     last: Receipt | None = None
     once: Charge | None = None
     plans: list[tuple[str, int]] = dataclasses.field(default_factory=list)
@@ -77,6 +73,7 @@ class Spending:
     def __init__(self, model: keras.Model, optimizer: Any, guard: StepGuard) -> None:
         self._model, self.optimizer, self._guard = model, optimizer, guard
         self._run: Run | None = None
+        self._checks: list[ChecksEpochs] = []
 
     @property
     def _name(self) -> str:
@@ -93,24 +90,31 @@ class Spending:
         """
         for vault in plan.vaults:
             vault.adopt(merge_receipts(public_input(self._model).receipts, plan.receipts))
-        before = begin_training(self._model, plan.receipts)
+        steps = CountedSteps(self._model, plan.receipts, self._adopt)
         self.optimizer.noise.begin()
         self._guard.price(self.optimizer.noise)
         labels = plan.vaults[0].label_set if plan.vaults else LabelSet.new(plan.num_units)
-        self._run = Run(plan, labels, reported, before)
+        self._run = Run(plan, labels, reported, steps)
 
     def end(self) -> None:
         run, self._run = self._under_way(), None
         self._guard.admit(0)
-        end_training(self._model, run.before)
+        run.steps.end()
+
+    def counting(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns a function that takes a step, and covers the weights that the step leaves."""
+
+        def take_counted(iterator: Any) -> Any:
+            return take(iterator) if self._run is None else self._run.steps.take(take, iterator)
+
+        return take_counted
 
     def with_charges(self, callbacks: Any, epochs: int, initial_epoch: int) -> list[Any]:
         """Returns the callbacks of a ``fit``; the last charges each epoch."""
         if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = callbacks.callbacks
-        callbacks = callbacks or []
-        several = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
-        several = [callback for callback in several if callback is not None]
+        several = [part for part in keras.tree.flatten(callbacks) if part is not None]
+        self._checks = [part for part in several if isinstance(part, ChecksEpochs)]
         return [_EndEpochs(self), *several, _ChargeEpochs(self, epochs, initial_epoch)]
 
     def check(self, epochs: int) -> None:
@@ -155,7 +159,7 @@ class Spending:
             free = self._receipt(run, Charge(0.0, 0.0, dp_accounting.NoOpDpEvent()))
             what = "the noise of the earlier steps is repeatable"
             self._spend(run, dataclasses.replace(free, what=what))
-        note_epoch(self._model, run.before)
+        run.steps.end_epoch()
 
     def guarantee(self, delta: float | None, next_epoch: bool = False) -> PrivacyGuarantee:
         receipts = public_input(self._model).receipts
@@ -171,12 +175,17 @@ class Spending:
         return self._run
 
     def _adopted(self) -> Run:
-        """Counts weights that callbacks loaded against the vault's budget."""
+        """Counts weights that callbacks loaded against the vault's budget, and a target."""
         run = self._under_way()
-        attach(self._model, known_of_weights(self._model))
-        for vault in run.plan.vaults:
-            vault.adopt(public_input(self._model).receipts)
+        run.steps.look()
+        self._adopt()
+        for callback in self._checks:
+            callback.check_next_epoch()
         return run
+
+    def _adopt(self) -> None:
+        for vault in self._run.plan.vaults if self._run is not None else ():
+            vault.adopt(public_input(self._model).receipts)
 
     def _spend(self, run: Run, receipt: Receipt) -> None:
         receipts: tuple[Receipt, ...] = (receipt,)
@@ -254,6 +263,16 @@ class Spending:
             metrics_reported=run.reported,
             sample_weights=plan.is_weighted,
         )
+
+
+class ChecksEpochs(keras.callbacks.Callback):
+    """A callback that may stop a ``fit`` before an epoch is charged."""
+
+    def check_next_epoch(self) -> None:
+        """Raises if the next epoch must not begin.
+
+        By then all callbacks have loaded and restored weights, wherever they are in the list.
+        """
 
 
 class _EndEpochs(keras.callbacks.Callback):

@@ -15,16 +15,15 @@ import json
 import math
 import os
 import pathlib
-import sys
 import weakref
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._progress import without_input_warnings, without_retracing_warnings
+from tf_labeldp._progress import without_input_warnings
 from tf_labeldp.accounting import (
     PrivacyGuarantee,
     Public,
@@ -41,7 +40,6 @@ from tf_labeldp.accounting.provenance import (
     covered_steps,
     history_of,
     inner_optimizer,
-    known_of,
     layers_of,
     note_digests,
     note_optimizer,
@@ -76,7 +74,7 @@ def attach(model: Any, receipts: Iterable[Receipt], layers: Iterable[Any] | None
             history = History((), frozenset(weight_digests(own_weights(layer))))
         if id(history.receipts) not in merged:
             merged[id(history.receipts)] = merge_receipts(history.receipts, added)
-        _set_history(layer, dataclasses.replace(history, receipts=merged[id(history.receipts)]))
+        set_history(layer, dataclasses.replace(history, receipts=merged[id(history.receipts)]))
     note_optimizer(model)
 
 
@@ -87,73 +85,20 @@ def attach_from_file(model: Any, receipts: Receipts, places: Iterable[int] | Non
         layers if places is None else [layers[place] for place in places if place < len(layers)]
     )
     for layer in {id(part): part for part in (model, *chosen)}.values():
-        _set_history(layer, History(merge_receipts(_receipts_of(layer), receipts)))
-
-
-def begin_training(model: Any, receipts: Iterable[Receipt] = ()) -> list[bytes]:
-    """Adds receipts to a model before its training; returns digests of its weights."""
-    # These include a receipt of unknown cost for training without receipts.
-    earlier = public_input(model).receipts
-    attach(model, merge_receipts(earlier, receipts))
-    for layer in layers_of(model):
-        if (history := history_of(layer)) is not None:
-            _set_history(layer, dataclasses.replace(history, digests=None, trained=True))
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and covered_steps(optimizer) is None:
-        cover_steps(optimizer, 0)
-    return weight_digests(model.weights)
-
-
-def end_training(model: Any, before: Iterable[bytes]) -> None:
-    """Records the final weights of a training, here and in the ledgers of charged vaults."""
-    keras: Any = sys.modules["keras"]
-    if keras.backend.backend() == "jax":
-        # Weights and their averages (`use_ema`) share a buffer here, which `predict` would free.
-        model.set_weights(model.get_weights())
-    cover_steps(getattr(model, "optimizer", None))
-    attach(model, known_of_weights(model))  # A callback may have set other weights.
-    _cover_namesakes(layers_of(model))
-    digests = _cover_weights(layers_of(model))
-    note_weights(sorted(set(digests).difference(before)), _receipts_of(model))
-    # Files have the state of the optimizer, too.
-    state = weight_digests(getattr(getattr(model, "optimizer", None), "variables", ()))
-    record_digests(state, _receipts_of(model))
-
-
-def known_of_weights(model: Any) -> Receipts:
-    """Returns the receipts of the present values of a model's weights."""
-    return merge_receipts(*map(known_of, weight_digests(model.weights)))
-
-
-def note_epoch(model: Any, before: Iterable[bytes]) -> None:
-    """Records the weights after an epoch for this process, which may load them from a file."""
-    changed = set(weight_digests(model.weights)).difference(before)
-    note_digests(changed, _receipts_of(model))
-
-
-@contextlib.contextmanager
-def counted_training(model: Any, receipts: Iterable[Receipt]) -> Iterator[None]:
-    """Adds receipts to a model, and counts the training in this context."""
-    before = begin_training(model, receipts)
-    cover_steps(getattr(model, "optimizer", None), math.inf)
-    try:
-        with without_retracing_warnings():
-            yield
-    finally:
-        end_training(model, before)
+        set_history(layer, History(merge_receipts(receipts_of(layer), receipts)))
 
 
 def counted_weights(layer: Any, receipts: Receipts, weights: Iterable[Any]) -> None:
     """Records that the present values of these weights come from these receipts alone."""
     attach(layer, receipts, ())
-    _cover_weights([layer])
+    cover_weights([layer])
     weights = list(weights)
     note_weights(weight_digests(weights), receipts)
     record_digests(integer_digests(weights), receipts)
 
 
 def integer_digests(variables: Iterable[Any]) -> list[bytes]:
-    """Returns a digest of each array of whole numbers, which ``weight_digests`` leaves out."""
+    """Returns a digest of each array of whole numbers, also of those with equal numbers."""
     arrays = [np.asarray(value_of(variable)) for variable in variables]
     several = [array for array in arrays if array.dtype.kind not in "fV" and array.size > 1]
     return [bytes.fromhex(array_digest(array)) for array in several]
@@ -197,22 +142,23 @@ def record_digests(digests: Sequence[bytes], receipts: Receipts) -> None:
             LEDGERS[name](digests, receipts)
 
 
-def _receipts_of(layer: Any) -> Receipts:
+def receipts_of(layer: Any) -> Receipts:
+    """Returns the receipts in the history of a layer."""
     return (history_of(layer) or History()).receipts
 
 
-def _cover_weights(layers: Iterable[Any]) -> list[bytes]:
+def cover_weights(layers: Iterable[Any]) -> list[bytes]:
     """Marks the present weights of layers as covered by their receipts; returns all digests."""
     digests = []
     for layer in layers:
         own = weight_digests(own_weights(layer))
         digests += own
         if (history := history_of(layer)) is not None:
-            _set_history(layer, dataclasses.replace(history, digests=frozenset(own)))
+            set_history(layer, dataclasses.replace(history, digests=frozenset(own), changed=None))
     return digests
 
 
-def _cover_namesakes(layers: Sequence[Any]) -> None:
+def cover_namesakes(layers: Sequence[Any]) -> None:
     """Gives frozen copies of layers, which share their names, a history without receipts.
 
     Files name the layer of a history, so the copy would seem to be the trained layer, changed.
@@ -221,10 +167,11 @@ def _cover_namesakes(layers: Sequence[Any]) -> None:
     for layer in layers:
         own = weight_digests(own_weights(layer))
         if own and history_of(layer) is None and layer.name in names:
-            _set_history(layer, History((), frozenset(own)))
+            set_history(layer, History((), frozenset(own)))
 
 
-def _set_history(layer: Any, history: History) -> None:
+def set_history(layer: Any, history: History) -> None:
+    """Sets the history of a layer, and writes it to the layer's files."""
     name, owner = layer.name, weakref.ref(layer)
 
     def write() -> bytes:
@@ -233,18 +180,23 @@ def _set_history(layer: Any, history: History) -> None:
         if covered == math.inf:
             covered = value_of(inner_optimizer(optimizer).iterations)
         steps = None if covered is None else int(covered)
-        digests = _digests_in_files(owner(), history.digests)
+        digests = _digests_in_files(owner(), history)
         written = dataclasses.replace(history, digests=digests, steps=steps)
         return f"{name}\n".encode() + written.to_bytes()
 
     _keep_in_files(layer, HISTORY, history, write)
 
 
-def _digests_in_files(layer: Any, digests: frozenset[bytes] | None) -> frozenset[bytes] | None:
+def _digests_in_files(layer: Any, history: History) -> frozenset[bytes] | None:
     """Returns the digests of a history; of a layer with adapters also those of its saved weights.
 
-    Weights that changed since the counted training are left out.
+    Weights that changed since the counted training, or since its last step, are left out.
     """
+    digests = history.digests
+    if history.changed is not None:
+        own = own_weights(layer)
+        changed = {id(weight) for weight in history.changed(own)}
+        digests = frozenset(weight_digests(part for part in own if id(part) not in changed))
     if digests is None or not getattr(layer, "lora_enabled", False):
         return digests
     if not digests.issuperset(weight_digests(own_weights(layer))):
@@ -313,7 +265,7 @@ def declare(
     unknown = [receipt for receipt in public.receipts if receipt.kind == "unknown"]
     claim = declared_receipt(unknown, because.strip(), epsilon, delta)
     attach(artefact, merge_receipts(public.receipts, [claim], sources))
-    digests = _cover_weights(layers_of(artefact))
+    digests = cover_weights(layers_of(artefact))
     cover_steps(getattr(artefact, "optimizer", None))
     note_weights(digests, public_input(artefact).receipts)
     return guarantee(artefact)
@@ -401,7 +353,7 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
     histories = _histories_in(path)
     _match_by_name(model, histories)
     # A file that was written during a training covers the weights in the file.
-    _cover_weights(
+    cover_weights(
         layer for layer in layers_of(model) if (h := history_of(layer)) and h.digests is None
     )
     for layer in layers_of(model):
@@ -474,6 +426,13 @@ def _merged(histories: Sequence[History]) -> History:
     )
 
 
+def _with_integers(history: History, weights: Iterable[Any]) -> History:
+    if history.has_integers or history.digests is None:
+        return history
+    of_integers = integer_digests(weights)
+    return dataclasses.replace(history, digests=history.digests.union(of_integers))
+
+
 def _match_by_name(model: Any, histories: Mapping[str, Sequence[History]]) -> None:
     by_name: dict[str, list[Any]] = {}
     for layer in layers_of(model):
@@ -481,12 +440,14 @@ def _match_by_name(model: Any, histories: Mapping[str, Sequence[History]]) -> No
     for name, several in histories.items():
         # Without a layer of this name, any layer may have this history.
         for layer in by_name.get(name, layers_of(model)):
-            own = weight_digests(own_weights(layer))
+            weights = own_weights(layer)
+            own = weight_digests(weights)
+            covered = [_with_integers(part, weights) for part in several]
             # Layers that share a name have the history of their weights.
             fitting = [
-                part for part in several if own and part.digests and part.digests >= set(own)
+                part for part in covered if own and part.digests and part.digests >= set(own)
             ]
-            history = _merged(fitting or several)
+            history = _merged(fitting or covered)
             digests = history.digests if name in by_name else None
-            receipts = merge_receipts(_receipts_of(layer), history.receipts)
-            _set_history(layer, dataclasses.replace(history, receipts=receipts, digests=digests))
+            receipts = merge_receipts(receipts_of(layer), history.receipts)
+            set_history(layer, dataclasses.replace(history, receipts=receipts, digests=digests))
