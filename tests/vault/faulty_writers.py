@@ -171,7 +171,7 @@ def main(root, most):
             faults.update([result["fault"]] if result["fault"] else [])
             problems += [f"store {number}: {text}" for text in result["problems"]]
         problems += [f"store {number}: {text}" for text in problems_of(store, folder)]
-        if faults.total() >= most:
+        if faults.total() >= most and min(faults[kind] for kind in FAULTS) >= most // 20:
             print(json.dumps([problems, faults]))
             return
 
