@@ -19,7 +19,7 @@ import pytest
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import Receipt, ReceiptError
-from tf_labeldp.accounting.receipts import compose_receipts, receipts_from_bytes
+from tf_labeldp.accounting.receipts import receipts_from_bytes
 
 MOST_MB = 500
 
@@ -118,8 +118,8 @@ def receipt_of(size, bits=None):
 
 def test_a_statement_on_very_many_labels_takes_no_memory(peak):
     receipt = Receipt.from_json(receipt_of(10**9))
-    assert peak(lambda: compose_receipts([receipt])) < 5
-    assert compose_receipts([receipt]).epsilon == 1.0
+    assert peak(lambda: ldp.guarantee([receipt])) < 5
+    assert ldp.guarantee([receipt]).epsilon == 1.0
     assert receipt.num_examples == 10**9
 
 
@@ -145,7 +145,7 @@ def test_a_part_of_many_labels_is_counted_in_blocks(peak):
     assert receipt.num_examples == 10
 
     def compose():
-        assert compose_receipts([receipt]).epsilon == 1.0
+        assert ldp.guarantee([receipt]).epsilon == 1.0
 
     assert peak(compose) < 1.3 * size / 1e6
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pathlib
@@ -19,7 +20,6 @@ import tf_labeldp as ldp
 from tf_labeldp.cli import main
 from tf_labeldp.scale import ReleaseKey
 from tf_labeldp.vault import LabelStoreError, PrivateLabels, confirm_move, forget
-from tf_labeldp.vault.files import identity_of
 
 Y = np.array([0, 1] * 50)
 RR = ldp.RandomizedResponse(1.0, 2)
@@ -30,7 +30,7 @@ def store(tmp_path):
     path = tmp_path / "s"
     labels = PrivateLabels(Y, 2, budget=ldp.PrivacyBudget(3.0), store=path)
     labels.randomize(RR, key="a")
-    if identity_of(path) is None:
+    if (path / "last-record").read_bytes().endswith(b" -\n"):
         pytest.skip("this file system has no lasting numbers of files")
     return path
 
@@ -189,9 +189,9 @@ def test_another_machine_with_the_same_disk_is_not_asked(store):
 def as_0_3_wrote_it(store):
     header = json.loads((store / "header.json").read_text())
     header.pop("digest")
-    from tf_labeldp.vault.records import sealed_json
-
-    (store / "header.json").write_bytes(sealed_json({**header, "format": 3}))
+    header["format"] = 3
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
+    (store / "header.json").write_text(json.dumps({**header, "digest": digest}))
     last = store / "last-record"
     last.write_bytes(last.read_bytes()[:75] + b"\n")
 
