@@ -273,8 +273,7 @@ def check_order(source: tf.data.Dataset, slot: LabelSlot) -> None:
     one, by their fingerprints.
     """
     is_shuffled = any(
-        type(dataset).__name__ == "_ShuffleDataset"
-        and dataset._reshuffle_each_iteration
+        type(dataset).__name__ == "_ShuffleDataset" and dataset._reshuffle_each_iteration
         for dataset in _inputs_of(source, deeply=True)
     )
 
