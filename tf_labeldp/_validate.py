@@ -68,9 +68,9 @@ def _clear_frames(error: BaseException, handled: BaseException | None) -> None:
 
 
 def json_of(text: str | bytes, **settings: Any) -> Any:
-    """Returns the content of JSON; a ``ValueError`` also where it is nested too deeply."""
+    """Returns the content of JSON in UTF-8; a ``ValueError`` also where it nests too deeply."""
     try:
-        return json.loads(text, **settings)
+        return json.loads(text.decode() if isinstance(text, bytes) else text, **settings)
     except RecursionError:
         raise ValueError("lists or objects are nested too deeply") from None
 

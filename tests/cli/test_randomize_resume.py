@@ -66,7 +66,7 @@ def statement():
 
 
 # The write before which a run is killed, and the draws on disk by then: histogram, noisy labels.
-KILLS = [(4, 0), (8, 0), (11, 0), (12, 1), (14, 1), (15, 2), (18, 2), (21, 2), (23, 2), (25, 2)]
+KILLS = [(4, 0), (8, 0), (13, 0), (14, 1), (17, 1), (18, 2), (21, 2), (24, 2), (27, 2), (29, 2)]
 
 
 @pytest.mark.parametrize(("number", "draws"), KILLS)

@@ -139,6 +139,7 @@ def test_killed_in_stage_two_and_started_again(tmp_path, killed_runs, kill, epoc
     assert again["report"]["num_new"] == 120
     # A run that is never killed, on the same draws, trains on the same and ends in the same model.
     shutil.copytree(folder / "store", tmp_path / "whole" / "store")
+    ldp.vault.confirm_move(tmp_path / "whole" / "store")
     whole = train(tmp_path / "whole")
     assert (whole["noisy"], whole["report"]) == (again["noisy"], again["report"])
     for got, expected in zip(again["weights"], whole["weights"], strict=True):

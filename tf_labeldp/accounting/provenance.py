@@ -65,9 +65,10 @@ _OPAQUE = frozenset(
     "builtins functools keras tensorflow numpy scipy pandas polars pyarrow jax torch faiss".split()
 )
 """Libraries whose objects carry no receipts in their attributes."""
-_OF_WEIGHTS: dict[bytes, Receipts] = {}
+_OF_WEIGHTS: dict[bytes, list[Receipts]] = {}
 """Receipts of weights, by the digest of a variable's values: final weights of counted training in
-this process, and those in the ledgers of stores that this process opened."""
+this process, and those in the ledgers of stores that this process opened. Different trainings can
+make equal values, such as the positions of small trees: then each has an entry."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -400,20 +401,27 @@ def _are_known(layers: list[Any]) -> bool:
 def note_digests(digests: Iterable[bytes], receipts: Receipts) -> None:
     """Records the receipts of weights with these digests for this process."""
     for digest in digests:
-        known = known_of(digest)
-        _OF_WEIGHTS[digest] = merge_receipts(known, receipts) if known else receipts
+        origins = _OF_WEIGHTS.get(digest, [])
+        if not any(_contain(origin, receipts) for origin in origins):
+            others = [origin for origin in origins if not _contain(receipts, origin)]
+            _OF_WEIGHTS[digest] = [*others, receipts]
 
 
-def known_of(digest: bytes) -> Receipts:
-    """Returns the receipts that ``note_digests`` recorded for weights with this digest."""
-    return _OF_WEIGHTS.get(digest, ())
+def _contain(receipts: Receipts, others: Receipts) -> bool:
+    return receipts is others or len(merge_receipts(receipts, others)) == len(receipts)
 
 
 def known_receipts(digests: Iterable[bytes]) -> tuple[Receipts, list[bytes]]:
     """Returns the receipts of weights with these digests, and the digests that are unknown."""
     digests = list(digests)
     unknown = [digest for digest in digests if digest not in _OF_WEIGHTS]
-    return merge_receipts(*map(known_of, digests)), unknown
+    known = [_OF_WEIGHTS[digest] for digest in digests if digest in _OF_WEIGHTS]
+    found = merge_receipts(*(origins[0] for origins in known if len(origins) == 1))
+    for origins in known:
+        # Values that several trainings made are from the one that made the values next to them.
+        if not any(_contain(found, origin) for origin in origins):
+            found = merge_receipts(found, *origins)
+    return found, unknown
 
 
 def array_digest(*arrays: np.ndarray) -> str:

@@ -60,7 +60,8 @@ class CountedSteps:
         # The receipts of the model include one of unknown cost for training without receipts.
         attach(model, merge_receipts(public_input(model).receipts, receipts))
         self._model, self._on_found = model, on_found
-        self._before = frozenset(weight_digests(model.weights))
+        state = [] if self._optimizer is None else self._optimizer.variables
+        self._before = frozenset(weight_digests([*model.weights, *state]))
         self._is_alone = False
         self._history: Any = None
         self._function: Any = None
@@ -113,11 +114,12 @@ class CountedSteps:
             return
         of_files = _read_from_files(model)
         digests = self._digests(part for part in changed if id(part) not in of_files)
+        state: list[bytes] = []
         found, unknown = known_receipts(digests)
         reason = ""
         if self._before.issuperset(unknown):
             # A restored optimizer has momentum, which counted steps made.
-            state = self._digests(self._optimizer.variables) if steps else []
+            state = self._digests(self._optimizer.variables) if steps else state
             of_state, unknown = known_receipts(state)
             found = merge_receipts(found, of_state)
             if unknown:
@@ -128,7 +130,7 @@ class CountedSteps:
             found = merge_receipts(found, [unknown_training(reason)])
         attach(model, found)
         # These values keep the receipts that they had.
-        self._before = self._before.union(digests)
+        self._before = self._before.union(digests, state)
         self.accept()
         if self._on_found is not None:
             self._on_found()
@@ -208,11 +210,10 @@ class CountedSteps:
 
     def _note(self) -> None:
         receipts = receipts_of(self._model)
-        weights = set(weight_digests(self._model.weights)).difference(self._before)
-        note_weights(sorted(weights), receipts)
         # Files have the state of the optimizer, too.
-        if self._optimizer is not None:
-            note_weights(weight_digests(self._optimizer.variables), receipts)
+        state = [] if self._optimizer is None else self._optimizer.variables
+        digests = weight_digests([*self._model.weights, *state])
+        note_weights(sorted(set(digests).difference(self._before)), receipts)
 
     @property
     def _optimizer(self) -> Any:
