@@ -180,7 +180,8 @@ def npz(arrays: Mapping[str, np.ndarray], *, compressed: bool = False) -> bytes:
 
 def from_npz(content: bytes) -> dict[str, np.ndarray]:
     """Returns the arrays of an ``.npz`` file; objects are refused, and sizes that are too large."""
-    if not content.startswith(b"PK"):  # The reader of zip files ignores bytes before the first member.
+    # The reader of zip files ignores bytes before the first member.
+    if not content.startswith(b"PK"):
         raise ValueError("expected a file of arrays, got other bytes at its start")
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         check_unpacked_size(archive, len(content))
