@@ -431,16 +431,19 @@ def is_same(one: list[Any], other: list[Any]) -> bool:
     )
 
 
+def contents_of(result: Any) -> dict[str, list[Any]]:
+    return {path: content(value) for path, value in parts(result, exports=True).items()}
+
+
 def changes(
-    outcomes: Outcomes, case: Callable[[], Any], number: int
+    outcomes: Outcomes, case: Callable[[], Any], result: Any, number: int, has_steps: bool
 ) -> tuple[dict[str, set[int]], set[str]]:
     """Returns the releases that change each part of a result, and the parts that steps change."""
-    runs: dict[frozenset[int], dict[str, list[Any]]] = {}
+    runs = {frozenset[int](): contents_of(result)}
 
     def contents(changed: frozenset[int]) -> dict[str, list[Any]]:
         if changed not in runs:
-            found = parts(outcomes.run(case, changed), exports=True)
-            runs[changed] = {path: content(value) for path, value in found.items()}
+            runs[changed] = contents_of(outcomes.run(case, changed))
         return runs[changed]
 
     def differ(one: frozenset[int], other: dict[str, list[Any]]) -> Iterator[str]:
@@ -455,9 +458,7 @@ def changes(
             for path in differ(before, contents(before | {release})):
                 depends[path].add(release)
     # The noise of steps has no seed: it changes in each run.
-    again = {
-        path: content(value) for path, value in parts(outcomes.run(case), exports=True).items()
-    }
+    again = contents_of(outcomes.run(case)) if has_steps else contents(frozenset())
     return depends, set(differ(frozenset(), again))
 
 
@@ -473,7 +474,7 @@ def bare_attributes(outcomes: Outcomes, name: str) -> tuple[dict[str, Any], list
     receipts, steps = outcomes.receipts()
     found = walk(result)
     place = {receipt.id: number for number, receipt in enumerate(receipts)}
-    depends, trained = changes(outcomes, ALL[name], len(receipts))
+    depends, trained = changes(outcomes, ALL[name], result, len(receipts), bool(steps))
     lost = []
     for path, value in found.items():
         all_own = {use.id for use in public_input(value).receipts}
@@ -641,8 +642,7 @@ def test_attributes_state_the_receipts_of_the_features(case: str, outcomes: Outc
     runs = []
     for put in (Put(name, receipt), Other(name, receipt)):
         result = outcomes.run(functools.partial(FEATURES[case], put))
-        found = parts(result, exports=True)
-        runs.append({path: content(value) for path, value in found.items()})
+        runs.append(contents_of(result))
         if not isinstance(put, Other):
             walked = walk(result)
     one, other = runs
