@@ -37,10 +37,12 @@ endif
 demo: $(VENV)/.plots
 	$(BIN)/python -m tf_labeldp.cli demo
 
-# Two workers share two cores: more threads of OpenMP would wait for each other. Each takes half of
-# the tests in their order, so that hardly a module's fixture is made twice.
+# Workers share two cores: more threads of OpenMP and of TensorFlow's operators would wait for each
+# other. The third worker computes while others wait for a disk or another process. Each takes a part
+# of the tests in their order, so that hardly a module's fixture is made twice.
 test test-slow test-all test-without-onednn: export OMP_NUM_THREADS ?= 1
-WORKERS := -n 2 --dist worksteal
+test test-slow test-all test-without-onednn: export TF_NUM_INTRAOP_THREADS ?= 1
+WORKERS := -n 3 --dist worksteal
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -q $(WORKERS)

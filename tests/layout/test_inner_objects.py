@@ -67,7 +67,7 @@ def two_inputs() -> Any:
 
 
 def bootstrapped(**options: Any) -> Any:
-    options = {"epochs": 1, "batch_size": 200, "verbose": 0, **options}
+    options = {"epochs": 1, "batch_size": MANY, "verbose": 0, **options}
     head = heads.BootstrappedHead(4.0, DELTA / 2, network(), **options)
     return head.fit(ROWS, vault())
 
@@ -102,7 +102,7 @@ def chosen(kind: str) -> Any:
         trained = []
         for noisy in candidates:
             model = compiled(network())
-            ldp.fit(model, x, noisy, epochs=2, verbose=0)
+            ldp.fit(model, x, noisy, epochs=2, batch_size=140, verbose=0)
             trained.append(model)
         candidates = trained
         logits = [model.predict(held, verbose=0) for model in candidates]
@@ -145,7 +145,7 @@ def student() -> Any:
     """A network that learns a head's probabilities, next to its targets."""
     head = ldp.PrivateLogisticRegression(4.0, DELTA / 2).fit(ROWS, vault())
     taught = heads.teacher_labels(public_input(head).with_value(head.predict_proba(ROWS)))
-    batches = taught.batches(ROWS, 64)
+    batches = taught.batches(ROWS, 200)
     model = compiled(network())
     with_receipts = ldp.RecordReceipts(batches)
     model.fit(batches, callbacks=[with_receipts], verbose=0)
@@ -155,7 +155,7 @@ def student() -> Any:
 def on_features_of_a_network(fit: Callable[[Any, Any], Any]) -> Any:
     """Returns the result of a fit on the features of a network that learnt from the same labels."""
     labels = vault()
-    options = {"shares": (1.0,), "draw_share": 0.0, "epochs": 1, "verbose": 0}
+    options = {"shares": (1.0,), "draw_share": 0.0, "epochs": 1, "batch_size": MANY, "verbose": 0}
     first = heads.BootstrappedHead(2.0, DELTA / 8, network(), **options).fit(ROWS, labels)
     return fit(features.PublicEncoder(first.to_keras()).fit(ROWS), labels)
 
@@ -164,7 +164,7 @@ def stepped() -> Any:
     """A model of noisy steps from the weights that noisy labels taught."""
     labels = vault()
     model = compiled(network())
-    ldp.fit(model, ROWS, labels.randomize(RR), epochs=1, verbose=0)
+    ldp.fit(model, ROWS, labels.randomize(RR), batch_size=200, verbose=0)
     model = private_model(ldp.LabelDPModel.from_model(model))
     batches = ldp.data.poisson_batches(ROWS, labels, sampling_probability=0.1, steps=2)
     model.fit(batches, epochs=2, verbose=0)
@@ -273,7 +273,7 @@ class Outcomes:
     def run(self, case: Callable[[], Any], changed: frozenset[int] = frozenset()) -> Any:
         """Returns the result of a case, with other outcomes of these releases."""
         self._changed, self._number, self._vaults = changed, 0, []
-        keras.utils.clear_session()  # Names of layers count from one.
+        keras.utils.clear_session(free_memory=False)  # Names of layers count from one.
         keras.utils.set_random_seed(0)
         return case()
 
