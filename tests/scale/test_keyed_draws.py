@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_labeldp import BudgetExceededError, PrivacyBudget, PrivateLabels
@@ -100,6 +100,7 @@ def test_order_batches_and_types_change_nothing(texts):
     np.testing.assert_array_equal(whole, np.concatenate(parts))
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(max_size=24), max_size=9), st.integers(0, 3))
 def test_each_text_has_its_own_block(texts, skipped):
     def block(text):
