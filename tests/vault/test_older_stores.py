@@ -144,7 +144,7 @@ def test_with_other_labels_it_is_refused_and_unchanged(old):
 def test_it_recognizes_the_weights_of_0_2(old, monkeypatch):
     monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})
     opened(old)
-    (receipts,) = _public_input._OF_WEIGHTS.values()
+    [[receipts]] = _public_input._OF_WEIGHTS.values()
     assert ids(receipts) == EXPECTED["receipts"][:2]
 
 
