@@ -59,7 +59,7 @@ class Between(keras.callbacks.Callback):
 
 def compiled(model: keras.Model | None = None, loss: Any = DENSE, **settings: Any) -> keras.Model:
     model = plain() if model is None else model
-    model.compile(keras.optimizers.Adam(0.01), loss, **{"run_eagerly": True, **settings})
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, **{"run_eagerly": True, **settings})
     return model
 
 
@@ -288,7 +288,7 @@ def test_an_interrupted_training_covers_its_own_steps_alone(door, place, then, o
 def test_steps_of_an_execution_that_was_not_taken_are_not_covered(door):
     model = interrupted(door, "on_train_batch_begin", steps_per_execution=10, run_eagerly=False)
     taken = int(model.optimizer.iterations)
-    model.compile(keras.optimizers.Adam(0.01), DENSE, run_eagerly=True)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), DENSE, run_eagerly=True)
     for _ in range(10):
         model.train_on_batch(X, ONE_HOT)
     assert int(model.optimizer.iterations) == 10 and taken == 3
