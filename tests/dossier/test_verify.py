@@ -383,6 +383,19 @@ class TestB8:
         found = verify(tmp_path / "own.keras", store=tmp_path / "before")
         assert found.problems == ("the store has no record of the weights of scores",)
 
+    def test_a_function_of_the_user_is_no_constant(self, tmp_path):
+        labels = vault(tmp_path / "s")
+
+        @keras.saving.register_keras_serializable("test_verify")
+        def half(x):
+            return 0.5 * x
+
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, half)])
+        model.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
+        ldp.fit(model, X, labels.randomize(ldp.RandomizedResponse(1.0, 3)), verbose=0)
+        model.save(tmp_path / "own.keras")
+        assert verify(tmp_path / "own.keras", store=tmp_path / "s").problems == ()
+
     @pytest.mark.parametrize("is_open", [True, False])
     def test_weights_are_written_into_the_store_of_a_closed_vault(self, tmp_path, is_open):
         labels = vault(tmp_path / "s")

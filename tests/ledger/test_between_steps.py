@@ -19,6 +19,7 @@ from ledger_cases import DENSE, D, K, X, Y, batches, plain, private, stated, ste
 from ledger_cases import vault as make_vault
 
 import tf_labeldp as ldp
+from tf_labeldp.accounting import provenance
 from tf_labeldp.mechanisms import RandomizedResponse
 
 EPOCHS, OWN, OTHER = 2, 0.1, 8.0
@@ -299,3 +300,14 @@ def test_one_step_in_the_place_of_an_interrupted_one_is_not_covered():
     model = interrupted("RecordReceipts first", "on_train_batch_begin")
     model.train_on_batch(X, ONE_HOT)
     assert math.isinf(stated(model))
+
+
+def test_a_file_from_another_process_brings_its_receipts(tmp_path, monkeypatch):
+    make, train, _ = DOORS["LabelDPModel"]
+    other, path = make(), tmp_path / "other.weights.h5"
+    train(other)
+    other.save_weights(path)
+    monkeypatch.setattr(provenance, "_OF_WEIGHTS", {})
+    model = make()
+    train(model, Between("on_epoch_begin", lambda model: model.load_weights(path)))
+    assert 1.2 * stated(other) < stated(model) < math.inf

@@ -136,6 +136,18 @@ class TestReserve:
         assert len({receipt.plan for receipt in labels.receipts}) == 1
         assert labels.remaining() == 0.25
 
+    def test_a_charge_covers_the_uses_whose_names_begin_with_its_own(self, labels):
+        uses = (rr(0.5), rr(0.3))
+        with labels.reserve({"search": Charge.of(rr(0.8))}):
+            for names in ("search/a", "search/b"), ("other/a", "other/b"), ("searching", "b"):
+                refused = pytest.raises(BudgetExceededError)
+                expected = contextlib.nullcontext() if names[0] == "search/a" else refused
+                with expected, labels.reserve(dict(zip(names, uses, strict=True))):
+                    assert labels.remaining() == pytest.approx(0.2)
+            labels.randomize(uses[0], key="search/a")
+            assert labels.remaining() == pytest.approx(0.2)
+        assert labels.guarantee().epsilon == 0.5
+
     def test_a_named_use_with_other_settings_is_refused(self, labels):
         with labels.reserve({"a": rr(0.25)}):
             for use in (
