@@ -224,7 +224,7 @@ def traced(part: str, args: argparse.Namespace) -> tuple[coverage.CoverageData, 
         subprocess.run(command.split(), cwd=ROOT, env=environment, check=True)
     data = coverage.CoverageData(str(path))
     data.read()
-    return data, max(300.0, 4.0 * args.jobs * (time.monotonic() - begun))
+    return data, max(120.0, 4.0 * args.jobs * (time.monotonic() - begun))
 
 
 def tests_of(mutant: Mutant, data: coverage.CoverageData) -> list[str]:

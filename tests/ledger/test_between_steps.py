@@ -60,7 +60,8 @@ class Between(keras.callbacks.Callback):
 
 def compiled(model: keras.Model | None = None, loss: Any = DENSE, **settings: Any) -> keras.Model:
     model = plain() if model is None else model
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, **{"run_eagerly": True, **settings})
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(optimizer, loss, **{"run_eagerly": True, **settings})
     return model
 
 
