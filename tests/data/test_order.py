@@ -85,6 +85,7 @@ REFUSED = {
     "some again": lambda: (lambda ds: ds.concatenate(ds.take(3)))(base()),
     "an overlap": lambda: (lambda ds: ds.take(9).concatenate(ds.skip(8)))(base()),
     "shuffled": lambda: (lambda ds: ds.shuffle(9, 1, False).concatenate(ds))(base()),
+    "all of it": lambda: (lambda ds: ds.take(-1).concatenate(ds))(base()),
     "by labels": lambda: (
         lambda y: tf.data.Dataset.zip((base().map(lambda x, _: x), y)).take(9).concatenate(
             tf.data.Dataset.zip((base().map(lambda x, _: x), y))

@@ -227,6 +227,35 @@ class TestNoisyLabels:
         reseal(noisy, lambda fields: fields["guarantee"].update(assumptions=texts[1:], epsilon=1.0))
         assert "differ in their assumptions" in verify(noisy).problems[0]
 
+    @pytest.mark.parametrize("program", ["tf-labeldp 0.3.0", ""])
+    def test_lines_of_another_version_have_its_headline(self, noisy, program):
+        own = json.loads((noisy / "noisy_labels.json").read_text())["made_by"]
+        lines = [ldp.NoisyLabels.load(noisy).guarantee().headline, "  In other words."]
+        problem = ("the lines of its statement differ from its figures",)
+        reseal(noisy, lambda fields: fields.update(made_by=program or own, statement=lines))
+        unknown = "the lines of its statement, which another version wrote"
+        found = verify(noisy)
+        assert (found.problems, unknown in found.not_checked) == (
+            ((), True) if program else (problem, False)
+        )
+        for other in (["(0.1, 0)-label-DP", lines[1]], []):
+            reseal(noisy, lambda fields, other=other: fields.update(statement=other))
+            assert verify(noisy).problems == problem
+
+    def test_other_values_of_a_prior_are_found(self, tmp_path):
+        labels = ldp.PrivateLabels(
+            LABELS.astype(float), low=0, high=2, budget=ldp.PrivacyBudget(9.0), store=tmp_path / "s"
+        )
+        labels.randomize(ldp.LabelRandomizer(4.0, max_values=5)).save(tmp_path / "n")
+        assert verify(tmp_path / "n", store=tmp_path / "s").problems == ()
+        with np.load(tmp_path / "n" / "noisy_labels.npz") as content:
+            arrays = dict(content)
+        arrays["prior_values"] = 0.9 * arrays["prior_values"]
+        np.savez(tmp_path / "n" / "noisy_labels.npz", **arrays)
+        reseal(tmp_path / "n", lambda fields: None)
+        problems = verify(tmp_path / "n", store=tmp_path / "s").problems
+        assert "its priors differ from those of the draw" in problems
+
     def test_true_labels_that_are_sealed_again_are_found(self, noisy, tmp_path):
         reseal(noisy, lambda fields: None, values=LABELS)
         assert "its noisy labels differ from those of its receipt" in verify(noisy).problems[0]

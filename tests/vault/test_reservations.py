@@ -390,6 +390,18 @@ class TestFilter:
                 use()
         assert labels.remaining() == 0.25
 
+    def test_no_use_of_a_plan_is_drawn_after_others_took_its_share(self, relaxed):
+        """The filter refuses each, though all uses would be within the budget if fixed."""
+        uses = {f"draw {number}": rr(0.1) for number in range(20)}
+        with pytest.raises(KeyError), relaxed.reserve(uses):
+            for number in range(10):
+                relaxed.randomize(rr(0.1), key=f"draw {number}")
+            raise KeyError
+        relaxed.randomize(rr(relaxed.remaining()), key="other")
+        for number in range(10, 20):
+            with pytest.raises(BudgetExceededError, match="Nothing was drawn"):
+                relaxed.randomize(rr(0.1), key=f"draw {number}")
+
     def test_another_store_of_the_project_counts_what_is_drawn_after_all(self, tmp_path):
         visits, drugs = (vault(tmp_path / "p" / name, project=True) for name in ("visits", "drugs"))
         with pytest.raises(KeyError), visits.reserve({"a": rr(0.25), "b": rr(0.5)}):
