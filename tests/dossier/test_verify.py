@@ -256,6 +256,16 @@ class TestNoisyLabels:
         problems = verify(tmp_path / "n", store=tmp_path / "s").problems
         assert "its priors differ from those of the draw" in problems
 
+    def test_class_values_that_are_no_classes_are_found(self, tmp_path):
+        words = ["no", "yes"]
+        labels = ldp.PrivateLabels(
+            words * 30, classes=words, budget=ldp.PrivacyBudget(9.0), store=tmp_path / "s"
+        )
+        labels.randomize(ldp.RandomizedResponse(1.0, 2)).save(tmp_path / "n")
+        reseal(tmp_path / "n", lambda fields: fields.update(classes=["no", "no"]))
+        problems = verify(tmp_path / "n", store=tmp_path / "s").problems
+        assert problems == ("its classes differ from those of the store",)
+
     def test_true_labels_that_are_sealed_again_are_found(self, noisy, tmp_path):
         reseal(noisy, lambda fields: None, values=LABELS)
         assert "its noisy labels differ from those of its receipt" in verify(noisy).problems[0]
