@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import pickle
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -275,12 +278,27 @@ class Planted:
         return os.mkdir, (str(self.path),)
 
 
-def test_a_file_cannot_run_code(saved, tmp_path):
+def padded(member):
+    """Returns an array of objects whose size fits its header: a pickle ends before its padding."""
+    pickled = pickle.dumps([member], protocol=2)
+    pickled += bytes(-len(pickled) % 8)
+    file = io.BytesIO()
+    fields = {"descr": "|O", "fortran_order": False, "shape": (len(pickled) // 8,)}
+    np.lib.format.write_array_header_1_0(file, fields)
+    return file.getvalue() + pickled
+
+
+@pytest.mark.parametrize("how", ["written", "padded"])
+def test_a_file_cannot_run_code(saved, tmp_path, how):
     folder = copied(saved("codes")[1], tmp_path)
     arrays = arrays_of(folder)
     for name in ("values", "other"):
         planted = np.array([Planted(tmp_path / "ran")], dtype=object)
         np.savez(folder / ARRAYS, **{**arrays, name: planted})
+        if how == "padded":
+            np.savez(folder / ARRAYS, **{key: part for key, part in arrays.items() if key != name})
+            with zipfile.ZipFile(folder / ARRAYS, "a") as archive:
+                archive.writestr(f"{name}.npy", padded(planted[0]))
         with pytest.raises(ReceiptError, match="damaged or edited"):
             NoisyLabels.load(folder)
         assert not (tmp_path / "ran").exists()
