@@ -229,3 +229,13 @@ def test_a_store_of_0_1_is_refused_with_what_to_do(tmp_path):
         with pytest.raises(LabelStoreError, match=r"has format 1, .*\(0\.1 wrote format 1"):
             open_it()
     assert {path.name for path in tmp_path.iterdir()} <= {"header.json", ".lock"}
+
+
+def test_a_header_without_the_kind_of_its_labels_is_refused(tmp_path):
+    PrivateLabels([0, 1] * 9, 2, budget=ldp.PrivacyBudget(1.0), store=tmp_path / "s")
+    path = tmp_path / "s" / "header.json"
+    header = json.loads(path.read_text())
+    del header["num_classes"], header["digest"]
+    path.write_bytes(sealed_json(header))
+    with pytest.raises(LabelStoreError, match="the kind of its labels, got none"):
+        ldp.dossier.report(tmp_path / "s")
