@@ -417,7 +417,7 @@ def known_receipts(digests: Iterable[bytes]) -> tuple[Receipts, list[bytes]]:
     unknown = [digest for digest in digests if digest not in _OF_WEIGHTS]
     known = [_OF_WEIGHTS[digest] for digest in digests if digest in _OF_WEIGHTS]
     found = merge_receipts(*(origins[0] for origins in known if len(origins) == 1))
-    for origins in known:
+    for origins in (several for several in known if len(several) > 1):
         # Values that several trainings made are from the one that made the values next to them.
         if not any(_contain(found, origin) for origin in origins):
             found = merge_receipts(found, *origins)

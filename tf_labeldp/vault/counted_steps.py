@@ -60,8 +60,7 @@ class CountedSteps:
         # The receipts of the model include one of unknown cost for training without receipts.
         attach(model, merge_receipts(public_input(model).receipts, receipts))
         self._model, self._on_found = model, on_found
-        state = [] if self._optimizer is None else self._optimizer.variables
-        self._before = frozenset(weight_digests([*model.weights, *state]))
+        self._before = frozenset(weight_digests([*model.weights, *self._state]))
         self._is_alone = False
         self._history: Any = None
         self._function: Any = None
@@ -114,12 +113,12 @@ class CountedSteps:
             return
         of_files = _read_from_files(model)
         digests = self._digests(part for part in changed if id(part) not in of_files)
-        state: list[bytes] = []
         found, unknown = known_receipts(digests)
         reason = ""
         if self._before.issuperset(unknown):
             # A restored optimizer has momentum, which counted steps made.
-            state = self._digests(self._optimizer.variables) if steps else state
+            state = self._digests(self._state) if steps else []
+            digests += state
             of_state, unknown = known_receipts(state)
             found = merge_receipts(found, of_state)
             if unknown:
@@ -130,7 +129,7 @@ class CountedSteps:
             found = merge_receipts(found, [unknown_training(reason)])
         attach(model, found)
         # These values keep the receipts that they had.
-        self._before = self._before.union(digests, state)
+        self._before = self._before.union(digests)
         self.accept()
         if self._on_found is not None:
             self._on_found()
@@ -211,13 +210,16 @@ class CountedSteps:
     def _note(self) -> None:
         receipts = receipts_of(self._model)
         # Files have the state of the optimizer, too.
-        state = [] if self._optimizer is None else self._optimizer.variables
-        digests = weight_digests([*self._model.weights, *state])
+        digests = weight_digests([*self._model.weights, *self._state])
         note_weights(sorted(set(digests).difference(self._before)), receipts)
 
     @property
     def _optimizer(self) -> Any:
         return getattr(self._model, "optimizer", None)
+
+    @property
+    def _state(self) -> list[Any]:
+        return [] if self._optimizer is None else self._optimizer.variables
 
     @property
     def _averages(self) -> bool:
@@ -227,7 +229,7 @@ class CountedSteps:
         optimizer = self._optimizer
         if optimizer is None:
             return list(self._model.weights)
-        state = optimizer.variables if self._averages else ()
+        state = self._state if self._averages else ()
         return [*self._model.weights, _steps_of(optimizer), *state]
 
     def _keep(self, values: dict[int, Any]) -> None:
