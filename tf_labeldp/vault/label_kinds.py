@@ -20,7 +20,6 @@ from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.mechanisms import AggregateMechanism, ClassificationMechanism, RegressionMechanism
 from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, checked_mechanism
 from tf_labeldp.mechanisms.metrics import CLASS_METRICS, NUMBER_METRICS
-from tf_labeldp.vault.files import LabelStoreError
 
 _HALVES = re.compile("[\ud800-\udfff]")
 
@@ -171,10 +170,6 @@ def kind_of_header(header: Mapping[str, Any]) -> LabelKind:
         return Numbers(*header["range"])
     if "labels_in_row" in header:
         return Rows(header["labels_in_row"])
-    if "num_classes" not in header:
-        raise LabelStoreError(
-            "expected a store whose header has the kind of its labels, got none. Restore the store."
-        )
     return Classes(header["num_classes"])
 
 

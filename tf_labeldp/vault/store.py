@@ -94,6 +94,8 @@ _RECORD_FORMAT = 4
 """The format of records. 0.3 wrote 3, and refuses 4: it would spend what is reserved, and call
 receipts with the fields of a plan damaged."""
 _NEEDED = {"label_set", "people", "num_labels"}
+_KINDS = {"num_classes", "range", "labels_in_row"}
+"""Fields of the kinds of labels, of which the header of a vault has one."""
 _HEADER: dict[str, Any] = {
     "label_set": str,
     "people": (str, type(None)),
@@ -826,7 +828,9 @@ class LabelStore:
         is_whole = all(
             isinstance(header.get(name), kinds) for name, kinds in _HEADER.items() if name in header
         )
-        if not is_whole or not header.keys() >= _NEEDED or not 0 <= header["num_labels"] < 1 << 48:
+        has_kind = "budget" not in header or not _KINDS.isdisjoint(header)
+        has_all = is_whole and has_kind and header.keys() >= _NEEDED
+        if not has_all or not 0 <= header["num_labels"] < 1 << 48:
             raise damaged(path)
         return header
 
