@@ -293,12 +293,13 @@ def test_a_file_cannot_run_code(saved, tmp_path, how):
     folder = copied(saved("codes")[1], tmp_path)
     arrays = arrays_of(folder)
     for name in ("values", "other"):
-        planted = np.array([Planted(tmp_path / "ran")], dtype=object)
-        np.savez(folder / ARRAYS, **{**arrays, name: planted})
-        if how == "padded":
+        planted = Planted(tmp_path / "ran")
+        if how == "written":
+            np.savez(folder / ARRAYS, **{**arrays, name: np.array([planted], dtype=object)})
+        else:
             np.savez(folder / ARRAYS, **{key: part for key, part in arrays.items() if key != name})
             with zipfile.ZipFile(folder / ARRAYS, "a") as archive:
-                archive.writestr(f"{name}.npy", padded(planted[0]))
+                archive.writestr(f"{name}.npy", padded(planted))
         with pytest.raises(ReceiptError, match="damaged or edited"):
             NoisyLabels.load(folder)
         assert not (tmp_path / "ran").exists()

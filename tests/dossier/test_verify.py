@@ -246,13 +246,10 @@ class TestNoisyLabels:
         labels = ldp.PrivateLabels(
             LABELS.astype(float), low=0, high=2, budget=ldp.PrivacyBudget(9.0), store=tmp_path / "s"
         )
-        labels.randomize(ldp.LabelRandomizer(4.0, max_values=5)).save(tmp_path / "n")
+        noisy = labels.randomize(ldp.LabelRandomizer(4.0, max_values=5))
+        noisy.save(tmp_path / "n")
         assert verify(tmp_path / "n", store=tmp_path / "s").problems == ()
-        with np.load(tmp_path / "n" / "noisy_labels.npz") as content:
-            arrays = dict(content)
-        arrays["prior_values"] = 0.9 * arrays["prior_values"]
-        np.savez(tmp_path / "n" / "noisy_labels.npz", **arrays)
-        reseal(tmp_path / "n", lambda fields: None)
+        reseal(tmp_path / "n", lambda fields: None, prior_values=0.9 * noisy.priors.values)
         problems = verify(tmp_path / "n", store=tmp_path / "s").problems
         assert "its priors differ from those of the draw" in problems
 
@@ -291,12 +288,11 @@ class TestNoisyLabels:
         assert "the store has no receipt for" in found.problems[0]
 
 
-def reseal(folder, change, values=None):
-    """Changes a statement like a forger who knows the seal of files."""
+def reseal(folder, change, **edited):
+    """Changes a statement and arrays like a forger who knows the seal of files."""
     with np.load(folder / "noisy_labels.npz") as content:
-        arrays = dict(content)
-    if values is not None:
-        arrays["values"] = values
+        arrays = {**content, **edited}
+    if edited:
         np.savez(folder / "noisy_labels.npz", **arrays)
     path = folder / "noisy_labels.json"
     fields = json.loads(path.read_text())

@@ -9,8 +9,14 @@ from tf_labeldp.accounting import provenance as _public_input
 from tf_labeldp.heads import label_source
 
 
+@pytest.fixture
+def forget(monkeypatch):
+    """Returns a function that forgets all weights, as in another process."""
+    return lambda: monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})
+
+
 @pytest.fixture(autouse=True)
-def isolated(monkeypatch):
+def isolated(monkeypatch, forget):
     keras.utils.set_random_seed(0)
     monkeypatch.setattr(label_source, "_FITS", label_source._Fits())
-    monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})
+    forget()

@@ -19,7 +19,6 @@ from ledger_cases import DENSE, D, K, X, Y, batches, plain, private, stated, ste
 from ledger_cases import vault as make_vault
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import provenance
 from tf_labeldp.mechanisms import RandomizedResponse
 
 EPOCHS, OWN, OTHER = 2, 0.1, 8.0
@@ -290,7 +289,7 @@ def test_an_interrupted_training_covers_its_own_steps_alone(door, place, then, o
 def test_steps_of_an_execution_that_was_not_taken_are_not_covered(door):
     model = interrupted(door, "on_train_batch_begin", steps_per_execution=10, run_eagerly=False)
     taken = int(model.optimizer.iterations)
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), DENSE, run_eagerly=True)
+    compiled(model)
     for _ in range(10):
         model.train_on_batch(X, ONE_HOT)
     assert int(model.optimizer.iterations) == 10 and taken == 3
@@ -303,12 +302,12 @@ def test_one_step_in_the_place_of_an_interrupted_one_is_not_covered():
     assert math.isinf(stated(model))
 
 
-def test_a_file_from_another_process_brings_its_receipts(tmp_path, monkeypatch):
+def test_a_file_from_another_process_brings_its_receipts(tmp_path, forget):
     make, train, _ = DOORS["LabelDPModel"]
     other, path = make(), tmp_path / "other.weights.h5"
     train(other)
     other.save_weights(path)
-    monkeypatch.setattr(provenance, "_OF_WEIGHTS", {})
+    forget()
     model = make()
     train(model, Between("on_epoch_begin", lambda model: model.load_weights(path)))
     assert 1.2 * stated(other) < stated(model) < math.inf
