@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,17 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 def pytest_collection_finish() -> None:
     """Keeps what was imported out of garbage collections, which Keras starts often."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_stays_is_not_searched_again() -> Iterator[None]:
+    """Collects a module's garbage, and keeps what is left of it out of later collections.
+
+    Models that caches hold would be searched each time: after an hour, half a minute.
+    """
+    yield
     gc.collect()
     gc.freeze()
 

@@ -324,7 +324,7 @@ def network(shape, classes=3):
 
 def test_a_model_of_ones_own_is_taught_by_the_head(tmp_path):
     mine = network((6,))
-    model = classifier(epsilon=2.0, delta=1e-5, model=mine, epochs=60, insecure_seed=None)
+    model = classifier(epsilon=2.0, delta=1e-5, model=mine, epochs=10, insecure_seed=None)
     model.fit(ROWS, CLASSES)
     assert model.score(ROWS, CLASSES) > 0.75
     assert model.guarantee().epsilon == pytest.approx(2.0, rel=1e-4)
@@ -393,7 +393,7 @@ def test_a_model_of_ones_own_with_several_inputs(form):
     mine = keras.Model(inputs if is_dict else list(inputs.values()), keras.layers.Dense(3)(hidden))
     x = parts if is_dict else list(parts.values())
     labels = ldp.PrivateLabels(CLASSES, 3, budget=ldp.PrivacyBudget(4.0, 1e-5))
-    model = ldp.PrivateClassifier(4.0, model=mine, epochs=40, budget_for_evaluation=1.0)
+    model = ldp.PrivateClassifier(4.0, model=mine, epochs=10, budget_for_evaluation=1.0)
     model.fit(x, labels)
     assert np.mean(model.predict(x) == CLASSES) > 0.6
     assert model.evaluation_.num_examples == 150

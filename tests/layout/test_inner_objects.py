@@ -513,7 +513,6 @@ QUICK = (
     "vault.LabelRandomizer",
     "heads.HeadPriorRandomizer",
 )
-WALKED: dict[str, dict[str, Any]] = {}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -521,7 +520,7 @@ WALKED: dict[str, dict[str, Any]] = {}
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ALL]
 )
 def test_no_attribute_is_bare(name: str, outcomes: Outcomes) -> None:
-    WALKED[name], lost = bare_attributes(outcomes, name)
+    _, lost = bare_attributes(outcomes, name)
     assert not lost, "\n".join(lost)
 
 
@@ -562,14 +561,13 @@ def test_files_state_what_their_objects_state(
     assert saved >= 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")
 def test_the_walk_is_not_empty(
     outcomes: Outcomes, record_property: Callable[[str, object], None]
 ) -> None:
-    for name in ALL.keys() - WALKED.keys():
-        WALKED[name] = walk(outcomes.run(ALL[name]))
-    attributes = [value for found in WALKED.values() for value in found.values()]
+    walks = [walk(outcomes.run(case)) for case in ALL.values()]
+    attributes = [value for found in walks for value in found.values()]
     classes = {type(value) for value in attributes}
     numbers = {
         "attributes": len(attributes),

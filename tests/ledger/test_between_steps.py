@@ -7,6 +7,7 @@ promised.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -181,8 +182,11 @@ WHAT: dict[str, tuple[str, str, float]] = {
 }
 
 
+PLACES = [*Between.PLACES, "after"]
+
+
 def is_fast(door: str, place: str, what: str) -> bool:
-    """Whether a cell runs each time; the others are slow together."""
+    """Whether a cell is one of the fast tests."""
     if door == "RecordReceipts first":
         return (place, what) == ("on_train_batch_begin", "set, clear")
     if what in ("fit", "shared layers"):
@@ -193,15 +197,17 @@ def is_fast(door: str, place: str, what: str) -> bool:
     return what in ("nothing", "set", "set, clear") and (door == "RecordReceipts" or is_common)
 
 
-def cell(*parts: str, fast: bool) -> Any:
-    return pytest.param(*parts, marks=[] if fast else [pytest.mark.slow])
+def cell(*parts: str, fast: bool, pair: bool) -> Any:
+    """Returns a cell of a matrix; the slow ones have each pair of two axes."""
+    mark = pytest.mark.slow if pair else pytest.mark.exhaustive
+    return pytest.param(*parts, marks=[] if fast else [mark])
 
 
 CELLS = [
-    cell(door, place, what, fast=is_fast(door, place, what))
-    for door in DOORS
-    for place in [*Between.PLACES, "after"]
-    for what in WHAT
+    cell(door, place, what, fast=is_fast(door, place, what), pair=(i + k) % len(DOORS) == j)
+    for j, door in enumerate(DOORS)
+    for i, place in enumerate(PLACES)
+    for k, what in enumerate(WHAT)
 ]
 
 
@@ -262,14 +268,28 @@ THEN: dict[str, Callable[[keras.Model, Others], Any]] = {
 }
 
 
+INTERRUPTED = ("on_epoch_begin", "on_train_batch_begin", "on_train_batch_end")
 INTERRUPTIONS = [
     cell(
-        door, place, then, fast=place == "on_train_batch_end" and door in ("fit", "RecordReceipts")
+        door,
+        place,
+        then,
+        fast=place == "on_train_batch_end" and door in ("fit", "RecordReceipts"),
+        pair=(j + k) % len(INTERRUPTED) == i,
     )
-    for door in DOORS
-    for place in ("on_epoch_begin", "on_train_batch_begin", "on_train_batch_end")
-    for then in THEN
+    for j, door in enumerate(DOORS)
+    for i, place in enumerate(INTERRUPTED)
+    for k, then in enumerate(THEN)
 ]
+
+
+@pytest.mark.parametrize("cells", [CELLS, INTERRUPTIONS], ids=["changes", "interruptions"])
+def test_each_pair_of_values_is_in_a_cell_that_every_run_has(cells):
+    every = [each.values for each in cells if pytest.mark.exhaustive not in each.marks]
+    for first, second in itertools.combinations(range(3), 2):
+        values = ({each.values[axis] for each in cells} for axis in (first, second))
+        pairs = {(cell[first], cell[second]) for cell in every}
+        assert pairs == set(itertools.product(*values))
 
 
 @pytest.mark.parametrize(("door", "place", "then"), INTERRUPTIONS)
