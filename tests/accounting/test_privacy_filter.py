@@ -254,6 +254,14 @@ def test_what_is_left_after_a_gaussian_release_of_a_large_budget_is_a_number(eps
     assert left.allows and left.after(plan(pure(left.remaining() * (1.0 - 1e-9)))).allows
 
 
+def test_what_precisions_leave_is_known_where_no_other_sum_fits():
+    left = compose_adaptively([plan(head(0.6, 0.1 * D))] * 2, PrivacyBudget(1.0, D))
+    assert left.names == ("the sum of squared precisions of Gaussian noise",)
+    assert left.after(plan(pure(left.remaining() * (1.0 - 1e-9)))).allows
+    assert not left.after(plan(pure(left.remaining() * 1.001))).allows
+    assert left.remaining() > 0.1
+
+
 def test_a_plan_is_composed_exactly_and_its_uses_one_by_one_are_not():
     budget = PrivacyBudget(1.0, D)
     draws = ((pure(0.05), 60),)

@@ -106,6 +106,7 @@ def test_sources_that_change_or_repeat_are_refused_before_the_charge(name):
 
 TAKEN = {
     "halves": lambda: (lambda ds: ds.take(250).concatenate(ds.skip(250)))(base()),
+    "the second half first": lambda: (lambda ds: ds.skip(250).concatenate(ds.take(250)))(base()),
     "classes": lambda: (
         lambda ds: ds.filter(lambda x, y: y == 0).concatenate(ds.filter(lambda x, y: y == 1))
     )(base()),

@@ -253,6 +253,21 @@ class TestNoisyLabels:
         problems = verify(tmp_path / "n", store=tmp_path / "s").problems
         assert "its priors differ from those of the draw" in problems
 
+    def test_a_prior_of_another_store_is_not_checked(self, tmp_path):
+        prior = None
+        for name in ("first", "second"):
+            labels = ldp.PrivateLabels(
+                LABELS.astype(float), low=0, high=2, budget=ldp.PrivacyBudget(9.0),
+                store=tmp_path / name, people=name,
+            )  # fmt: skip
+            given = {} if prior is None else {"values": prior.values, "prior": prior}
+            noisy = labels.randomize(ldp.LabelRandomizer(4.0, max_values=5, **given))
+            prior = noisy.priors
+        noisy.save(tmp_path / "n")
+        found = verify(tmp_path / "n", store=tmp_path / "second")
+        assert "its priors" in found.not_checked
+        assert all("the store has no receipt for Histogram" in text for text in found.problems)
+
     def test_class_values_that_are_no_classes_are_found(self, tmp_path):
         words = ["no", "yes"]
         labels = ldp.PrivateLabels(

@@ -254,6 +254,27 @@ def test_the_store_is_for_its_owner_alone(make, response, store):
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot flush a folder")
+def test_a_record_is_on_the_disk_before_and_after_it_has_its_name(
+    make, response, store, monkeypatch
+):
+    """A power failure loses no draw that was returned: file, then name, then folder are flushed."""
+    labels, events = make(store=store), []
+    for name in ("fsync", "link", "rename", "replace"):
+        operation = getattr(os, name)
+
+        def watched(first, *rest, name=name, operation=operation, **settings):
+            is_folder = name == "fsync" and stat.S_ISDIR(os.fstat(first).st_mode)
+            events.append("folder" if is_folder else f"{name} {rest[0] if rest else ''}".strip())
+            return operation(first, *rest, **settings)
+
+        monkeypatch.setattr(os, name, watched)
+    labels.randomize(response())
+    named = [place for place, event in enumerate(events) if "records" in event]
+    assert named and all(events[place - 1] == "fsync" for place in named)
+    assert all(events[place + 1] == "folder" for place in named)
+
+
 class BiasedResponse(RandomizedResponse):
     """A user's mechanism with an argument that is no field of a dataclass."""
 
