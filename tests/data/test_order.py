@@ -69,6 +69,18 @@ def test_a_shuffle_after_the_first_elements_ends_the_pass(kind):
             list(noisy)
 
 
+@pytest.mark.parametrize("place", [0, 1, N - 2, N - 1])
+def test_one_other_element_ends_the_pass(place):
+    moved = tf.Variable(0.0)
+    mark = tf.one_hot(place, N)[:, tf.newaxis]
+    features = tf.data.Dataset.from_tensor_slices((X, Y, mark))
+    _, noisy = applied(features.map(lambda x, y, here: (x + moved * here, y)))
+    list(noisy)
+    moved.assign(1.0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="met another element"):
+        list(noisy)
+
+
 def test_ragged_elements_are_compared_too():
     rows = tf.RaggedTensor.from_row_lengths(tf.range(2 * N), [1, 3] * (N // 2))
     _, noisy = applied(tf.data.Dataset.from_tensor_slices((rows, Y)))
