@@ -32,7 +32,9 @@ else
 unexport LABELDP_DATA_DIR
 endif
 
-.PHONY: demo test test-all test-exhaustive test-without-onednn docs mutants test-slow test-tf-privacy test-beam test-spark test-tfx test-torch lint bench bench-nets bench-nets-gpu bazel wheel wheel-test lock clean
+TESTS := test test-slow test-all test-exhaustive test-without-onednn
+
+.PHONY: demo $(TESTS) docs mutants test-tf-privacy test-beam test-spark test-tfx test-torch lint bench bench-nets bench-nets-gpu bazel wheel wheel-test lock clean
 
 demo: $(VENV)/.plots
 	$(BIN)/python -m tf_labeldp.cli demo
@@ -40,33 +42,33 @@ demo: $(VENV)/.plots
 # Workers share two cores: more threads of OpenMP and of TensorFlow's operators would wait for each
 # other. The third worker computes while others wait for a disk or another process. Each takes a part
 # of the tests in their order, so that hardly a module's fixture is made twice.
-test test-slow test-all test-exhaustive test-without-onednn: export OMP_NUM_THREADS ?= 1
-test test-slow test-all test-exhaustive test-without-onednn: export TF_NUM_INTRAOP_THREADS ?= 1
+$(TESTS): export OMP_NUM_THREADS ?= 1
+$(TESTS): export TF_NUM_INTRAOP_THREADS ?= 1
 WORKERS := -n 3 --dist worksteal
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -q $(WORKERS)
 
 test-slow: $(VENV)/.test
-	$(BIN)/python -m pytest -q $(WORKERS) -m slow
+	$(BIN)/python -m pytest -q $(WORKERS) -m "slow and not exhaustive"
 
 # Both in one run: the workers start, collect and make the shared fixtures once.
 test-all: $(VENV)/.test
 	$(BIN)/python -m pytest -q $(WORKERS) -m "not exhaustive"
 
-# Matrices of which `make test-all` has a cell for each pair of values.
+# The rest of matrices, of which `make test-all` has a cell for each pair of values, and of samples.
 test-exhaustive: $(VENV)/.test
 	$(BIN)/python -m pytest -q $(WORKERS) -m exhaustive
 
 # TensorFlow disables oneDNN on some CPUs, and then has fewer kernels for convolutions, and other
 # products of stacked matrices. These tests cover per-example gradients of models with either, and
 # the other training of models with convolutions.
-OF_KERNELS := (onv or channels or groups or Normalization or nested or frozen or vectorized \
-  or attention or clipping_privacy or hull or span or operator or make_private or bootstrapped) \
-  and not output_masks
+OF_KERNELS := onv or channels or groups or Normalization or nested or frozen or vectorized \
+  or attention or clipping_privacy or hull or span or operator or make_private or bootstrapped
 test-without-onednn: $(VENV)/.test
 	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m pytest -q $(WORKERS) -k "$(OF_KERNELS)" \
-	  tests/gradients tests/training/test_make_private.py tests/heads/test_bootstrapped_head.py
+	  tests/gradients tests/training/test_make_private.py tests/heads/test_bootstrapped_head.py \
+	  --ignore tests/gradients/test_output_masks.py
 
 # TF Privacy needs Keras 2, hence a separate environment.
 test-tf-privacy: $(TFP_STAMP)

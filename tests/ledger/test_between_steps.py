@@ -285,11 +285,11 @@ INTERRUPTIONS = [
 
 @pytest.mark.parametrize("cells", [CELLS, INTERRUPTIONS], ids=["changes", "interruptions"])
 def test_each_pair_of_values_is_in_a_cell_that_every_run_has(cells):
-    every = [each.values for each in cells if pytest.mark.exhaustive not in each.marks]
+    in_every_run = [each.values for each in cells if pytest.mark.exhaustive not in each.marks]
     for first, second in itertools.combinations(range(3), 2):
-        values = ({each.values[axis] for each in cells} for axis in (first, second))
-        pairs = {(cell[first], cell[second]) for cell in every}
-        assert pairs == set(itertools.product(*values))
+        axes = ({each.values[axis] for each in cells} for axis in (first, second))
+        pairs = {(values[first], values[second]) for values in in_every_run}
+        assert pairs == set(itertools.product(*axes))
 
 
 @pytest.mark.parametrize(("door", "place", "then"), INTERRUPTIONS)
