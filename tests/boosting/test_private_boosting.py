@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
+import pickle
+import sys
 
 import keras
+import lightgbm
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -34,11 +36,6 @@ from tf_labeldp.boosting._losses import (
 from tf_labeldp.estimation import likelihoods
 
 pytestmark = pytest.mark.usefixtures("fits_apart")
-HAS_LIGHTGBM = importlib.util.find_spec("lightgbm") is not None
-LIBRARIES = [
-    "scikit-learn",
-    pytest.param("lightgbm", marks=pytest.mark.skipif(not HAS_LIGHTGBM, reason="no lightgbm")),
-]
 N = 1500
 RNG = np.random.default_rng(0)
 AGE = RNG.uniform(18, 90, N)
@@ -58,18 +55,17 @@ KINDS = {
 EPSILON = 4.0
 
 
-def fitted(labels=BINARY, library="scikit-learn", epsilon=EPSILON, **arguments):
+def fitted(labels=BINARY, epsilon=EPSILON, **arguments):
     model = PrivateBoosting(
-        epsilon, library=library, max_trees=60, insecure_seed=0, **({"num_classes": 2} | arguments)
+        epsilon, max_trees=60, insecure_seed=0, **({"num_classes": 2} | arguments)
     )
     return model.fit(TABLE, labels)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_learns_an_interaction_and_exports_the_same_predictions(library, kind, tmp_path):
+def test_it_learns_an_interaction_and_exports_the_same_predictions(kind, tmp_path):
     labels, arguments = KINDS[kind]
-    model = PrivateBoosting(EPSILON, library=library, max_trees=60, insecure_seed=0, **arguments)
+    model = PrivateBoosting(EPSILON, max_trees=60, insecure_seed=0, **arguments)
     model.fit(TABLE, labels)
     assert model.gain_ > 5 * model.gain_stddev_ > 0
     assert model.guarantee().epsilon == pytest.approx(EPSILON, rel=1e-9)
@@ -95,25 +91,19 @@ def test_it_learns_an_interaction_and_exports_the_same_predictions(library, kind
     assert guarantee(loaded).epsilon == pytest.approx(EPSILON, rel=1e-9)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_matrices_with_missing_numbers_and_sparse_rows(library):
+def test_matrices_with_missing_numbers_and_sparse_rows():
     x = np.stack([AGE, TABLE["hours"], BINARY + 0.0], axis=1)
-    model = PrivateBoosting(EPSILON, num_classes=2, library=library, max_trees=20)
+    model = PrivateBoosting(EPSILON, num_classes=2, max_trees=20)
     model.fit(x, BINARY)
     assert model.score(x, BINARY) > 0.99 and model.n_features_in_ == 3
     assert model.to_keras().predict(x, verbose=0) == pytest.approx(
         model.predict_proba(x), rel=1e-5, abs=1e-6
     )
     rows = sparse.csr_matrix(np.nan_to_num(x))
-    if library == "scikit-learn":
-        with pytest.raises(TypeError, match="expected dense features"):
-            clone(model).fit(rows, BINARY)
-    else:
-        assert clone(model).fit(rows, BINARY).score(rows, BINARY) > 0.99
+    assert clone(model).fit(rows, BINARY).score(rows, BINARY) > 0.99
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_every_channel_that_is_known(library):
+def test_every_channel_that_is_known():
     """Priors by example, noisy rows of ALIBI, and one draw for two models."""
     vault = PrivateLabels(THREE, 3, budget=PrivacyBudget(40.0, 1e-5))
     priors = np.random.default_rng(1).dirichlet(np.ones(3), N)
@@ -124,20 +114,20 @@ def test_every_channel_that_is_known(library):
     ]
     spent = vault.guarantee().epsilon
     for noisy in draws:
-        model = PrivateBoosting(library=library, max_trees=60).fit(TABLE, noisy)
+        model = PrivateBoosting(max_trees=60).fit(TABLE, noisy)
         assert model.score(TABLE, THREE) > 0.85
         assert model.guarantee().epsilon == pytest.approx(EPSILON, rel=1e-9)
         assert model.noisy_labels_ is noisy
     assert vault.guarantee().epsilon == spent
     part = vault.randomize(RandomizedResponse(EPSILON, 3), indices=np.arange(0, N, 2))
-    assert PrivateBoosting(library=library, max_trees=60).fit(TABLE, part).score(TABLE, THREE) > 0.8
+    assert PrivateBoosting(max_trees=60).fit(TABLE, part).score(TABLE, THREE) > 0.8
 
 
 def test_noisy_labels_from_a_file(tmp_path):
     vault = PrivateLabels(BINARY, num_classes=2, budget=PrivacyBudget(9.0))
     noisy = vault.randomize(RandomizedResponse(EPSILON, 2))
     noisy.save(tmp_path / "noisy")
-    model = PrivateBoosting(library="scikit-learn", max_trees=60)
+    model = PrivateBoosting(max_trees=60)
     model.fit(TABLE, NoisyLabels.load(tmp_path / "noisy"))
     assert model.score(TABLE, BINARY) > 0.9
     with pytest.raises(ValueError, match="noisy labels with receipts"):
@@ -150,10 +140,10 @@ def test_a_vault_is_charged_once_and_a_named_draw_is_read_again(tmp_path):
         return PrivateLabels(BINARY, 2, budget=PrivacyBudget(EPSILON), store=tmp_path / "store")
 
     labels = vault()
-    model = PrivateBoosting(EPSILON, library="scikit-learn", max_trees=20, key="trees")
+    model = PrivateBoosting(EPSILON, max_trees=20, key="trees")
     first = model.fit(TABLE, labels).predict_proba(TABLE)
     with pytest.raises(BudgetExceededError):
-        PrivateBoosting(1.0, library="scikit-learn").fit(TABLE, labels)
+        PrivateBoosting(1.0).fit(TABLE, labels)
     # A new process reads the draw.
     again = clone(model).fit(TABLE, vault())
     assert again.predict_proba(TABLE) == pytest.approx(first)
@@ -163,7 +153,7 @@ def test_a_vault_is_charged_once_and_a_named_draw_is_read_again(tmp_path):
 def test_small_budgets_are_refused_before_the_draw_and_noise_is_named_after_it():
     labels = PrivateLabels(BINARY, 2, budget=PrivacyBudget(5.0))
     with pytest.raises(ValueError, match=r"worth at least 20 true ones, got 1500 labels at eps"):
-        PrivateBoosting(0.1, library="scikit-learn").fit(TABLE, labels)
+        PrivateBoosting(0.1).fit(TABLE, labels)
     assert labels.guarantee().epsilon == 0.0
     coins = np.random.default_rng(5).integers(0, 2, N)
     with pytest.warns(UserWarning, match="learnt hardly more than noise"):
@@ -172,13 +162,10 @@ def test_small_budgets_are_refused_before_the_draw_and_noise_is_named_after_it()
     assert np.abs(model.predict_proba(TABLE)[:, 1] - coins.mean()).max() < 0.2
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_weights_of_examples_and_classes(library):
+def test_weights_of_examples_and_classes():
     """Examples of weight zero do not count; class weights move probabilities by Bayes' rule."""
     flipped = np.where(JOB == "c", 1 - BINARY, BINARY)
-    model = PrivateBoosting(
-        EPSILON, num_classes=2, library=library, max_trees=60, insecure_seed=0, seed=3
-    )
+    model = PrivateBoosting(EPSILON, num_classes=2, max_trees=60, insecure_seed=0, seed=3)
     weighted = clone(model).fit(TABLE, flipped, sample_weight=(JOB != "c") + 0.0)
     # The statement names who vouches for the weights.
     assert "[public-sample-weights]" in str(weighted.guarantee())
@@ -197,7 +184,23 @@ def test_weights_of_examples_and_classes(library):
 
 
 BAD_INPUT = {
-    "library": ({"library": "xgboost"}, TABLE, BINARY, {}, "library must be"),
+    "threads": ({"n_jobs": 0}, TABLE, BINARY, {}, "n_jobs"),
+    "monotone texts": (
+        {"monotonic_cst": {"job": 1}},
+        TABLE,
+        BINARY,
+        {},
+        r"by columns of numbers, got 'job': 1. Choose from 'age', 'hours'",
+    ),
+    "monotone sign": ({"monotonic_cst": {"age": 2}}, TABLE, BINARY, {}, "of -1, 0 or 1"),
+    "monotone classes": (
+        {"num_classes": 3, "monotonic_cst": {"age": 1}},
+        TABLE,
+        THREE,
+        {},
+        "two classes or numbers with monotonic_cst, got 3 classes",
+    ),
+    "categorical": ({"categorical": ["town"]}, TABLE, BINARY, {}, "the table lacks: 'town'"),
     "rows": ({}, {k: v[:-1] for k, v in TABLE.items()}, BINARY, {}, "expected 1499 labels"),
     "weights": (
         {},
@@ -228,7 +231,7 @@ BAD_INPUT = {
 @pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_is_refused_before_the_draw(case):
     arguments, table, labels, options, message = BAD_INPUT[case]
-    arguments = {"num_classes": 2, "library": "scikit-learn"} | arguments
+    arguments = {"num_classes": 2} | arguments
     kind = {name: arguments[name] for name in ("num_classes", "low", "high") if name in arguments}
     vault = PrivateLabels(labels, **kind, budget=PrivacyBudget(EPSILON))
     with pytest.raises(ValueError, match=message):
@@ -236,16 +239,78 @@ def test_bad_input_is_refused_before_the_draw(case):
     assert vault.guarantee().epsilon == 0.0
 
 
-def test_missing_lightgbm_and_rows_of_labels_are_named(monkeypatch):
+def test_rows_of_labels_are_named():
     vault = PrivateLabels(np.eye(3, dtype=int)[THREE], num_labels=3, budget=PrivacyBudget(30.0))
     with pytest.raises(ValueError, match="one model per column"):
-        PrivateBoosting(EPSILON, library="scikit-learn").fit(TABLE, vault)
+        PrivateBoosting(EPSILON).fit(TABLE, vault)
     noisy = vault.randomize(RandomizedResponse(1.0, 2))
     with pytest.raises(ValueError, match="one model per column"):
-        PrivateBoosting(library="scikit-learn").fit(TABLE, noisy)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"tf-labeldp\[boosting\]"):
-        PrivateBoosting(EPSILON, num_classes=2, library="lightgbm").fit(TABLE, BINARY)
+        PrivateBoosting().fit(TABLE, noisy)
+
+
+@pytest.fixture
+def no_lightgbm(monkeypatch):
+    """LightGBM is installed, but the system lacks OpenMP."""
+
+    class Finder:
+        def find_spec(self, name, *_):
+            if name == "lightgbm":
+                raise OSError("libgomp.so.1: cannot open shared object file")
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lightgbm"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_fitted_model_predicts_where_lightgbm_cannot_be_loaded(is_sparse, request):
+    x = np.stack([AGE, TABLE["hours"]], axis=1)
+    x = sparse.csr_matrix(np.nan_to_num(x)) if is_sparse else TABLE
+    model = PrivateBoosting(EPSILON, num_classes=3, max_trees=10).fit(x, THREE)
+    expected, pickled = model.predict_proba(x), pickle.dumps(model)
+    request.getfixturevalue("no_lightgbm")
+    loaded = pickle.loads(pickled)
+    assert loaded.predict_proba(x) == pytest.approx(expected, rel=1e-9)
+    assert loaded.guarantee().epsilon == pytest.approx(EPSILON)
+    labels = PrivateLabels(BINARY, 2, budget=PrivacyBudget(EPSILON))
+    with pytest.raises(ImportError, match=r"cannot open shared .* apt-get install libgomp1"):
+        PrivateBoosting(EPSILON).fit(TABLE, labels)
+    assert labels.guarantee().epsilon == 0.0
+
+
+def test_boosters_importances_and_log_probabilities():
+    """The boosters, weighted, are the scores, as a reader of boosters such as SHAP sees them."""
+    model = fitted()
+    shares = model.feature_importances_
+    assert shares.shape == (3,) and shares.sum() == pytest.approx(1.0)
+    assert shares[:2].min() > 5 * shares[2]  # the hours do not matter
+    assert np.exp(model.predict_log_proba(TABLE)) == pytest.approx(model.predict_proba(TABLE))
+    rows = model.coder_.transform(TABLE)
+    total = sum(
+        weight * np.mean([booster.predict(rows, raw_score=True) for booster in boosters], axis=0)
+        for weight, boosters in zip(model.shape_weights_, model.boosters_, strict=True)
+    )
+    p = model.predict_proba(TABLE)
+    constant = np.log(p[:, 1] / p[:, 0]) - total
+    assert np.ptp(constant) < 1e-9
+
+
+def test_categories_of_numbers_and_monotone_scores():
+    codes = RNG.integers(0, 8, N)
+    labels = np.isin(codes, [0, 3, 5]).astype(int)
+    x = np.stack([codes, RNG.normal(size=N)], axis=1)
+    model = PrivateBoosting(EPSILON, num_classes=2, categorical=[0], max_trees=20, insecure_seed=0)
+    model.fit(x, labels)
+    assert model.coder_.categorical_.tolist() == [True, False] and model.score(x, labels) > 0.99
+    ages = np.linspace(18.0, 90.0, 200)
+    table = {"age": ages, "job": np.repeat("a", 200), "hours": np.full(200, 30.0)}
+    wavy = (np.sin(np.nan_to_num(AGE) / 8.0) > 0.0).astype(int)
+    for constraints, is_monotone in ((None, False), ({"age": 1}, True)):
+        model = PrivateBoosting(
+            8.0, num_classes=2, monotonic_cst=constraints, insecure_seed=0, max_trees=60
+        )
+        steps = np.diff(model.fit(TABLE, wavy).predict_proba(table)[:, 1])
+        assert bool(np.all(steps >= 0.0)) == is_monotone
 
 
 CHANNEL = RandomizedResponse(1.0, 3)
@@ -292,7 +357,7 @@ def test_the_hessian_is_the_variance_of_the_gradient(name):
 def test_numbers_drawn_by_a_label_randomizer_are_used_as_they_are():
     vault = PrivateLabels(COUNTS, low=0.0, high=8.0, budget=PrivacyBudget(EPSILON))
     noisy = vault.randomize(LabelRandomizer(EPSILON))
-    model = PrivateBoosting(library="scikit-learn", loss="poisson", max_trees=60)
+    model = PrivateBoosting(loss="poisson", max_trees=60)
     assert model.fit(TABLE, noisy).guarantee().epsilon == pytest.approx(EPSILON, rel=1e-9)
     assert {receipt.id for receipt in model.receipts_} == {r.id for r in noisy.receipts}
 
@@ -303,21 +368,18 @@ def test_features_without_a_split_are_refused_before_the_draw():
     rare[:4] = 1.0
     infinite = np.where(rare > 0, np.inf, 0.0)
     cases = [
-        ({"library": "scikit-learn"}, rare, {}, "at least 60 examples differ"),
-        ({"library": "scikit-learn", "seed": -1}, TABLE, {}, "seed"),
-        ({"library": "scikit-learn", "class_weight": {1: np.inf}}, TABLE, {}, "class_weight must"),
+        ({}, rare, {}, "at least 60 examples differ"),
+        ({"seed": -1}, TABLE, {}, "seed"),
+        ({"class_weight": {1: np.inf}}, TABLE, {}, "class_weight must"),
         (
-            {"library": "scikit-learn"},
+            {},
             TABLE,
             {"sample_weight": nine},
             "got 9 labels",
         ),
+        ({}, sparse.csr_matrix(rare), {}, "at least 60 examples differ"),
+        ({}, sparse.csr_matrix(infinite), {}, "finite features"),
     ]
-    if HAS_LIGHTGBM:
-        cases += [
-            ({"library": "lightgbm"}, sparse.csr_matrix(rare), {}, "at least 60 examples differ"),
-            ({"library": "lightgbm"}, sparse.csr_matrix(infinite), {}, "finite features"),
-        ]
     vault = PrivateLabels(BINARY, 2, budget=PrivacyBudget(EPSILON))
     for arguments, table, options, message in cases:
         with pytest.raises(ValueError, match=message):
@@ -325,26 +387,24 @@ def test_features_without_a_split_are_refused_before_the_draw():
         assert vault.guarantee().epsilon == 0.0
     few = vault.randomize(RandomizedResponse(EPSILON, 2), indices=np.arange(3))
     with pytest.raises(ValueError, match="at least 20 noisy labels, got 3"):
-        PrivateBoosting(library="scikit-learn").fit(TABLE, few)
+        PrivateBoosting().fit(TABLE, few)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_equal_numbers_empty_columns_and_few_weights(library):
-    model = PrivateBoosting(8.0, low=0.0, high=8.0, library=library, max_trees=5)
+def test_equal_numbers_empty_columns_and_few_weights():
+    model = PrivateBoosting(8.0, low=0.0, high=8.0, max_trees=5)
     model.fit(TABLE, np.full(N, 2.0))
     assert model.predict(TABLE) == pytest.approx(np.full(N, 2.0), abs=0.2)
     matrix = np.full((N, 3), np.nan)
     matrix[:, 0], matrix[0, 1] = AGE, 1.0
-    model = PrivateBoosting(EPSILON, num_classes=2, library=library, max_trees=5)
+    model = PrivateBoosting(EPSILON, num_classes=2, max_trees=5)
     labels = (np.nan_to_num(AGE) > 54).astype(int)
     model.fit(matrix, labels)
     assert model.score(matrix, labels) > 0.9
-    # Both libraries refuse folds without weights.
+    # LightGBM refuses folds without weights.
     weights = (np.arange(N) % 50 == 0).astype(float)
     assert clone(model).fit(matrix, labels, sample_weight=weights).num_trees_ > 0
 
 
-@pytest.mark.skipif(not HAS_LIGHTGBM, reason="no lightgbm")
 def test_a_model_of_sparse_rows_names_dense_ones():
     rows = sparse.csr_matrix(np.nan_to_num(AGE)[:, np.newaxis])
     model = PrivateBoosting(EPSILON, num_classes=2, max_trees=5).fit(rows, BINARY)
@@ -354,7 +414,7 @@ def test_a_model_of_sparse_rows_names_dense_ones():
 
 def test_stored_numbers_are_read_again_without_a_key(tmp_path):
     first, again = (
-        PrivateBoosting(EPSILON, library="scikit-learn", max_trees=5).fit(
+        PrivateBoosting(EPSILON, max_trees=5).fit(
             TABLE,
             PrivateLabels(
                 COUNTS, low=0.0, high=8.0, budget=PrivacyBudget(EPSILON), store=tmp_path / "store"
@@ -370,14 +430,13 @@ def test_public_inputs_over_the_budget_are_not_counted():
     others = PrivateLabels(BINARY, 2, budget=PrivacyBudget(EPSILON))
     drawn = public_input(others.randomize(RandomizedResponse(1.0, 2)))
     vault = PrivateLabels(BINARY, 2, budget=PrivacyBudget(EPSILON))
-    model = PrivateBoosting(EPSILON - 0.5, library="scikit-learn")
+    model = PrivateBoosting(EPSILON - 0.5)
     with pytest.raises(BudgetExceededError):
         model.fit(TABLE, vault, sample_weight=drawn.with_value(np.ones(N)))
     assert vault.guarantee().epsilon == 0.0
 
 
 def test_lightgbm_bins_the_rows_once_for_all_folds(monkeypatch):
-    lightgbm = pytest.importorskip("lightgbm")
     binned = []
 
     class Counted(lightgbm.Dataset):

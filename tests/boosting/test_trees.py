@@ -1,16 +1,14 @@
-"""Trees of scikit-learn and LightGBM as arrays and as a Keras layer: the libraries' own scores."""
+"""Trees of LightGBM as arrays and as a Keras layer have its own scores."""
 
 from __future__ import annotations
 
 import keras
+import lightgbm
 import numpy as np
 import pytest
-from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
 # The arrays are internal: `to_keras` of PrivateBoosting shows them, after a long fit.
 from tf_labeldp.boosting._trees import Trees
-
-lightgbm = pytest.importorskip("lightgbm")
 
 CATEGORICAL = [1, 4]
 OBJECTIVES = {0: "regression", 2: "binary", 3: "multiclass"}
@@ -35,16 +33,6 @@ def some_labels(rows, num_classes):
     return np.digitize(scores, quantiles)
 
 
-def of_sklearn(num_classes, rounds=15, categorical=CATEGORICAL, rows=None):
-    """Returns a fitted model's trees, and the function of its own scores."""
-    rows = some_rows() if rows is None else rows
-    kind = HistGradientBoostingClassifier if num_classes else HistGradientBoostingRegressor
-    model = kind(categorical_features=categorical, max_iter=rounds, early_stopping=False)
-    model.fit(rows, some_labels(rows, num_classes))
-    score = getattr(model, "decision_function", model.predict)
-    return Trees.from_hist_gradient_boosting(model), score
-
-
 def of_lightgbm(num_classes, rounds=15, categorical=CATEGORICAL, rows=None, **parameters):
     rows = some_rows() if rows is None else rows
     parameters = {
@@ -63,14 +51,15 @@ def of_lightgbm(num_classes, rounds=15, categorical=CATEGORICAL, rows=None, **pa
         params=parameters,
     )
     booster = lightgbm.train(parameters, data, rounds)
-    return Trees.from_lightgbm(booster), lambda x: booster.predict(x, raw_score=True)
+    return Trees.from_lightgbm(booster.model_to_string()), lambda x: booster.predict(
+        x, raw_score=True
+    )
 
 
-LIBRARIES = {
-    "scikit-learn": of_sklearn,
-    "LightGBM": of_lightgbm,
-    "LightGBM, NaN is zero": lambda *how: of_lightgbm(*how, use_missing=False),
-    "LightGBM, zero is missing": lambda *how: of_lightgbm(*how, zero_as_missing=True),
+MODES = {
+    "plain": {},
+    "NaN is zero": {"use_missing": False},
+    "zero is missing": {"zero_as_missing": True},
 }
 
 
@@ -84,9 +73,9 @@ def check_scores(trees, score, rows):
 
 
 @pytest.mark.parametrize("num_classes", [0, 2, 3])
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_scores_are_those_of_the_library(library, num_classes):
-    trees, score = LIBRARIES[library](num_classes)
+@pytest.mark.parametrize("mode", MODES)
+def test_scores_are_those_of_lightgbm(mode, num_classes):
+    trees, score = of_lightgbm(num_classes, **MODES[mode])
     rows = some_rows(seed=1)
     # Unknown, negative and rare codes, and zeros.
     rows[::7, 1], rows[::11, 1], rows[::13, 4], rows[::5, 5] = 300, -1, 9, 0
@@ -104,30 +93,26 @@ def test_scores_are_those_of_the_library(library, num_classes):
     check_scores(trees, score, rows)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_columns_that_were_complete_in_fit(library):
+@pytest.mark.parametrize("mode", MODES)
+def test_columns_that_were_complete_in_fit(mode):
     rows = np.nan_to_num(some_rows())
-    trees, score = LIBRARIES[library](2, 20, CATEGORICAL, rows)
+    trees, score = of_lightgbm(2, 20, CATEGORICAL, rows, **MODES[mode])
     check_scores(trees, score, some_rows(seed=1))
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_without_categories_and_with_categories_alone(library):
+@pytest.mark.parametrize("mode", MODES)
+def test_without_categories_and_with_categories_alone(mode):
     rows = some_rows()
-    check_scores(*LIBRARIES[library](2, 20, None), rows)
+    check_scores(*of_lightgbm(2, 20, None, **MODES[mode]), rows)
     rows = rows[:, [1, 4, 1, 4, 1, 4]]
-    check_scores(*LIBRARIES[library](2, 20, list(range(6)), rows), rows)
+    check_scores(*of_lightgbm(2, 20, list(range(6)), rows, **MODES[mode]), rows)
 
 
 def test_codes_need_not_be_consecutive():
     rows = some_rows()
     rows[:, 1] *= 3
-    fresh = some_rows(seed=1)  # codes that are no multiples of three are unknown
-    check_scores(*of_sklearn(2, 20, CATEGORICAL, rows), fresh)
-    check_scores(*of_lightgbm(2, 20, CATEGORICAL, rows), fresh)
-    rows[0, 1] = -3
-    with pytest.raises(ValueError, match=r"expected category codes 0, 1, \.\.\., got -3 to 117"):
-        of_sklearn(2, 1, CATEGORICAL, rows)
+    # Codes that are no multiples of three are unknown.
+    check_scores(*of_lightgbm(2, 20, CATEGORICAL, rows), some_rows(seed=1))
 
 
 def test_numbers_that_lightgbm_takes_for_zero():
@@ -155,7 +140,7 @@ def test_a_tree_of_one_leaf_and_the_initial_scores():
     labels = np.zeros(60)
     data = lightgbm.Dataset(rows, labels, init_score=np.full(60, 2.5))
     booster = lightgbm.train({"objective": "regression", "verbosity": -1}, data, 3)
-    trees = Trees.from_lightgbm(booster, [2.5])
+    trees = Trees.from_lightgbm(booster.model_to_string(), [2.5])
     expected = booster.predict(rows, raw_score=True) + 2.5
     np.testing.assert_allclose(trees.scores(rows)[:, 0], expected, rtol=1e-12)
     np.testing.assert_allclose(np.asarray(trees.layer()(rows))[:, 0], expected, rtol=1e-6)
@@ -173,9 +158,8 @@ def test_other_models_of_lightgbm_are_refused(parameters):
         of_lightgbm(0, 2, None, **parameters)
 
 
-@pytest.mark.parametrize("library", ["scikit-learn", "LightGBM"])
-def test_a_saved_model_and_an_exported_one_score_the_same(library, tmp_path):
-    trees, _ = LIBRARIES[library](3, 10)
+def test_a_saved_model_and_an_exported_one_score_the_same(tmp_path):
+    trees, _ = of_lightgbm(3, 10)
     inputs = keras.Input((6,))
     model = keras.Model(inputs, trees.layer(name="trees")(inputs))
     rows = some_rows(50, seed=1)

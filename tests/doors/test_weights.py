@@ -61,7 +61,7 @@ HEADS = {
 }
 DOORS = HEADS | {
     "boosting": lambda labels, **weights: (
-        PrivateBoosting(1.0, library="scikit-learn").fit(X, labels, **weights).predict_proba(X)
+        PrivateBoosting(1.0).fit(X, labels, **weights).predict_proba(X)
     ),
     "poisson_batches": steps,
     "fit": on_noisy_labels,

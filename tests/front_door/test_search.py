@@ -81,7 +81,7 @@ def test_the_best_estimator_states_the_choice_and_all_fits(tmp_path):
 
 def test_noisy_labels_of_the_best_estimator_state_the_choice():
     labels = vault(insecure_seed=None, epsilon=2.0)
-    boosting = ldp.PrivateBoosting(library="scikit-learn")
+    boosting = ldp.PrivateBoosting()
     found = ldp.PrivateSearchCV(boosting, {"max_trees": [5, 10]}, 2.0).fit(ROWS, labels)
     noisy = found.best_estimator_.noisy_labels_
     assert noisy.guarantee().epsilon == pytest.approx(2.0) and found.epsilon_of_fit_ == 1.0
@@ -175,7 +175,7 @@ def test_bad_input_charges_nothing(change, error, message):
 def test_boosting_shares_epsilon_between_fits_and_never_costs_more():
     labels = vault(insecure_seed=None, epsilon=2.0)
     grid = {"max_trees": [5, 20]}
-    found = ldp.PrivateSearchCV(ldp.PrivateBoosting(library="scikit-learn"), grid, 2.0)
+    found = ldp.PrivateSearchCV(ldp.PrivateBoosting(), grid, 2.0)
     found.fit(ROWS, labels)
     assert found.epsilon_of_fit_ == 1.0
     assert found.guarantee().epsilon == pytest.approx(2.0) == labels.guarantee().epsilon

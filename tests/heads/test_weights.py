@@ -136,7 +136,7 @@ def test_class_weights_multiply_the_probabilities(kind, labels):
         ldp.PrivateRidge(5.0, 1e-5),
         PrivateLogisticRegression(5.0, 1e-5),
         NoiseCluster(9, 5.0),
-        PrivateBoosting(5.0, library="scikit-learn"),
+        PrivateBoosting(5.0),
         ldp.PrivateClassifier(5.0, 1e-5),
     ],
     ids=lambda head: type(head).__name__,

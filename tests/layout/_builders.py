@@ -405,9 +405,7 @@ def _(put):
 
 @builds("boosting.PrivateBoosting")
 def _(put):
-    model = PrivateBoosting(
-        library="scikit-learn", max_trees=2, class_weight=put("class_weight", {1: 2.0})
-    )
+    model = PrivateBoosting(max_trees=2, class_weight=put("class_weight", {1: 2.0}))
     weights = put.only("sample_weight", np.ones(N))
     return model.fit(put("X", X), labels_of().randomize(RR), **weights)
 

@@ -185,11 +185,9 @@ CASES: dict[str, Callable[[], Any]] = {
         ldp.PrivateLogisticRegression(1.0, DELTA / 2),
         {"encoder": [features.RandomFourierFeatures(8).fit(ROWS), features.TableCodes().fit(ROWS)]},
     ),
-    "a search of trees": lambda: searched(
-        ldp.PrivateBoosting(library="scikit-learn"), {"max_trees": [2, 5]}
-    ),
+    "a search of trees": lambda: searched(ldp.PrivateBoosting(), {"max_trees": [2, 5]}),
     "a search of trees of numbers": lambda: searched(
-        ldp.PrivateBoosting(library="scikit-learn"), {"max_trees": [2, 5]}, NUMBERS
+        ldp.PrivateBoosting(), {"max_trees": [2, 5]}, NUMBERS
     ),
     "a search of numbers": lambda: searched(
         ldp.PrivateRidge(1.0, DELTA / 2), {"center": [True, False]}, NUMBERS
@@ -610,9 +608,7 @@ FEATURES: dict[str, Callable[[Any], Any]] = {
     "a table": lambda put: ldp.PrivateClassifier(1.0, DELTA / 2, method="head").fit(
         put("X", TEXTS), vault()
     ),
-    "a table of trees": lambda put: ldp.PrivateBoosting(4.0, library="scikit-learn").fit(
-        put("X", TEXTS), vault()
-    ),
+    "a table of trees": lambda put: ldp.PrivateBoosting(4.0).fit(put("X", TEXTS), vault()),
     "several inputs": lambda put: ldp.PrivateClassifier(
         1.0, DELTA / 2, model=two_inputs(), epochs=1
     ).fit(put("X", {"a": ROWS, "b": ROWS[:, 0]}), vault()),

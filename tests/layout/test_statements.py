@@ -309,7 +309,7 @@ def test_an_optimizer_states_its_steps(wrapped: bool, tmp_path: Any) -> None:
 def test_arrays_and_plain_values_are_refused() -> None:
     labels = labels_of()
     noisy, head = labels.randomize(RR), ldp.PrivateRidge(1.0, 1e-4).fit(X, labels)
-    boosted = ldp.PrivateBoosting(5.0, num_classes=2, max_trees=2, library="scikit-learn")
+    boosted = ldp.PrivateBoosting(5.0, num_classes=2, max_trees=2)
     boosted.fit(X, labels_of())
     histogram = labels.release(ldp.mechanisms.HistogramMechanism(1.0, 2))
     values = [Y, noisy.values, histogram.values, head.coef_, head.predict_proba(X), [head.coef_]]

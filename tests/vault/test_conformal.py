@@ -130,7 +130,7 @@ def test_models_of_classes_give_sets_with_the_receipts_of_both(kind):
         model = {
             "classifier": ldp.PrivateClassifier(2.0),
             "head": ldp.PrivateRidge(2.0, 1e-5),
-            "trees": ldp.PrivateBoosting(2.0, library="scikit-learn", max_trees=3),
+            "trees": ldp.PrivateBoosting(2.0, max_trees=3),
         }[kind].fit(x_train, train)
     sets = ldp.conformal(model, (x[held.indices], held), 0.1, 1.0)
     new, true = examples(2000, np.random.default_rng(9))
@@ -211,7 +211,7 @@ class TestLabelsThatTheModelHasLearntFrom:
         train, held = private.split(0.5)
         channel = ldp.RandomizedResponse(2.0, K)
         first, second = held.randomize(channel), held.randomize(channel)
-        trees = ldp.PrivateBoosting(library="scikit-learn", max_trees=2)
+        trees = ldp.PrivateBoosting(max_trees=2)
         with pytest.raises(ValueError, match="has not learnt from"):
             ldp.conformal(trees.fit(x[held.indices], first), (x[held.indices], second), 0.3)
         trees.fit(x[train.indices], train.randomize(channel))

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import sklearn
-from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import has_fit_parameter
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import Progress
 from tf_labeldp.accounting import Private, Public, PublicInput, Setting, public_input
 from tf_labeldp.accounting.receipts import merge_receipts, weights_receipts
-from tf_labeldp.boosting._growers import LightGBMGrower, SklearnGrower, Task
+from tf_labeldp.boosting import _lightgbm
+from tf_labeldp.boosting._lightgbm import Grown, Task
 from tf_labeldp.boosting._losses import ScoreLoss
 from tf_labeldp.boosting._targets import check_range, target_of
 from tf_labeldp.boosting._trees import Trees
@@ -76,16 +74,23 @@ class PrivateBoosting(Head):
         class_weight: for classes: weights by class value, public; or ``"balanced"``, which takes
             the class shares from the noisy labels and spends no budget. Probabilities are those of
             a population with so weighted classes.
-        library: ``"lightgbm"`` (extra ``boosting``), ``"scikit-learn"``, or ``"auto"`` for the
-            first that is installed. LightGBM takes the channel into its objective;
-            scikit-learn fits debiased labels, at a loss of about 0.3 AUC points.
         max_trees: the most trees per model.
+        categorical: the categorical columns, by name or by place in an array; None for columns of
+            texts and categories. A column of more than 254 categories is hashed.
+        monotonic_cst: by column name or place, 1 for scores that never fall and -1 for scores that
+            never rise as the column's numbers rise; for two classes and for numbers. Public
+            knowledge.
+        n_jobs: threads of LightGBM; None for all cores.
         key: name of the draw in a vault.
         seed: public seed of folds and trees.
         insecure_seed: makes the draw repeatable, and the statement "not private: seeded".
 
     Attributes:
         noisy_labels_: the noisy labels; any number of models may use them at no further cost.
+        boosters_: LightGBM's boosters, a list by shape of trees of lists by fold. Scores are their
+            means over folds, weighted by ``shape_weights_``, plus a constant. Such a booster has no
+            receipts: the statement is that of this model.
+        feature_importances_: the share of each column in the gain of all splits, (p,).
         classes_: class values (K,); for classes.
         shape_weights_: weights of trees with 3 and with 15 leaves, estimated from noisy labels.
         gain_: estimated mean decrease of the loss per noisy label, compared to a model that ignores
@@ -98,7 +103,7 @@ class PrivateBoosting(Head):
         >>> rng = np.random.default_rng(0)
         >>> table = {"age": rng.uniform(18, 90, 3000), "job": rng.choice(["a", "b"], 3000)}
         >>> ill = ((table["age"] > 60) ^ (table["job"] == "a")).astype(int)
-        >>> model = PrivateBoosting(2.0, num_classes=2, library="scikit-learn").fit(table, ill)
+        >>> model = PrivateBoosting(2.0, num_classes=2).fit(table, ill)
         >>> model.score(table, ill) > 0.9, model.guarantee().epsilon
         (True, 2.0)
     """
@@ -111,8 +116,10 @@ class PrivateBoosting(Head):
     high: float | None = None
     loss: str = "squared_error"
     class_weight: Public[Any] = None
-    library: str = "auto"
     max_trees: int = 600
+    categorical: Sequence[str | int] | None = None
+    monotonic_cst: Mapping[str | int, int] | None = None
+    n_jobs: int | None = None
     key: str | None = None
     seed: int = 0
     insecure_seed: int | None = None
@@ -135,7 +142,7 @@ class PrivateBoosting(Head):
 
         Raises:
             BudgetExceededError: a vault's budget does not allow the draw; nothing was drawn.
-            ImportError: LightGBM is not installed.
+            ImportError: LightGBM can't be loaded.
             TypeError: X, y or weights have a wrong type.
             ValueError: arguments out of range; fewer examples than this epsilon needs; a channel
                 that does not depend on the labels. Nothing was drawn.
@@ -145,17 +152,23 @@ class PrivateBoosting(Head):
             UserWarning: trees are no better than the class shares on held-out noisy labels; or an
                 earlier fit of this process used these rows with an array of labels.
         """
-        grower = _grower(self.library)
+        _lightgbm.load()
         max_trees = _validate.integer_at_least("max_trees", self.max_trees, 1)
         _validate.one_of("loss", self.loss, ("squared_error", "poisson"))
         seed = _validate.integer_at_least("seed", self.seed, 0)
+        if self.n_jobs is not None:
+            _validate.integer_at_least("n_jobs", self.n_jobs, 1)
         public = public_input(X, self.class_weight, sample_weight)
         features, class_weight, sample_weight = public.value
         features = self._matrix(features)
         source = None
         if not isinstance(y, NoisyLabels):
             source = LabelSource(self, y, self._mechanism)
-        coder, rows = _read(public.with_value(features), grower)
+        coder, rows = _read(public.with_value(features), self.categorical)
+        is_code = np.zeros(rows.shape[1], bool) if coder is None else coder.categorical_
+        labelled: Any = y.mechanism if source is None else source.kind
+        num_classes = getattr(labelled, "num_classes", None) or 2
+        monotonic = _monotonic(self.monotonic_cst, coder, is_code, num_classes)
         weights = example_weights(sample_weight, rows.shape[0])
         rows_of_labels: Any = slice(None)
         if source is None:
@@ -165,38 +178,40 @@ class PrivateBoosting(Head):
         else:
             source.check_length(rows.shape[0])
             used = rows.shape[0] if weights is None else int(np.count_nonzero(weights))
-            self._check_worth(used, source.kind.num_classes or 2)
+            self._check_worth(used, num_classes)
             class_weights(class_weight, source.kind.class_values, None)
             digests = raw_digests(features)
             digests = None if digests is None else digests[:, np.newaxis]
             noisy, receipts = source.randomize(public, digests, self._family_of_clones())
         rows = rows[rows_of_labels]
         weights = None if weights is None else weights[rows_of_labels]
-        target = target_of(noisy, weights, self.loss, grower.has_logits)
+        target = target_of(noisy, weights, self.loss)
         task = Task(
             rows,
-            np.zeros(rows.shape[1], bool) if coder is None else coder.categorical_,
+            is_code,
             target.loss,
-            target.numbers,
             weights,
             max_trees,
             min_rows=_min_rows(rows.shape[0]),
             shrinkage=_SHRINKAGE * target.loss.dispersion() / target.variance,
-            seed=seed % 2**31,  # the largest of both libraries
+            seed=seed % 2**31,  # the largest of LightGBM
+            monotonic=monotonic,
+            threads=self.n_jobs or 0,
         )
-        members, held_out, scores = _grown(grower, task)
+        self._grown, held_out, scores = _grown(task)
         loss = target.loss.take(held_out)
         stack = _stacked(loss, scores, task.weights_of(held_out), target.variance)
         self.shape_weights_, self._start, self.gain_, self.gain_stddev_ = stack
-        self._grower, self._members, self.coder_ = grower, members, coder
-        self._base, self._floor = target.loss.start, target.floor
+        self.coder_ = coder
         self.noisy_labels_ = noisy
         self.receipts_ = merge_receipts(receipts, weights_receipts(sample_weight, class_weight))
         self.classes_: Any = target.classes
         self._label_range = target.label_range
         self._class_weights = class_weights(class_weight, target.classes, target.shares)
         self._remember_columns(column_names(features), rows.shape[1])
-        self.num_trees_ = sum(grower.num_trees(models) for fits in members for models in fits)
+        self.num_trees_ = sum(model.num_trees for models in self._grown for model in models)
+        gains = sum(weight * model.gains() for model, weight in self._weighted())
+        self.feature_importances_ = gains / max(float(gains.sum()), 1e-300)
         if self.gain_ < _CLEAR * self.gain_stddev_:
             _validate.warn(
                 f"on held-out noisy labels, trees gain {self.gain_:.2g} nats per label over the "
@@ -227,6 +242,12 @@ class PrivateBoosting(Head):
         """
         return self._probabilities(self._scores(X), np)
 
+    @property
+    def boosters_(self) -> list[list[Any]]:
+        """LightGBM's boosters, by shape of trees and by fold."""
+        self._check_fitted()
+        return [[model.booster for model in models] for models in self._grown]
+
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from the inputs of ``fit`` to predictions, with its receipts.
 
@@ -235,16 +256,13 @@ class PrivateBoosting(Head):
         ``tf_labeldp.keras_layers`` before you load its file.
         """
         self._check_fitted()
-        import keras
         from keras import ops
 
         inputs, rows = with_encoder(self.coder_, self.n_features_in_)
-        parts = []
-        for number, trees in enumerate(self._trees()):
-            layer = trees.layer(name=f"tree_ensemble_{number}")
-            parts.append(layer(rows))
-            note_release(layer, self.receipts_)
-        scores = parts[0] if len(parts) == 1 else keras.layers.Concatenate(dtype="float32")(parts)
+        parts = [(model.trees, weight) for model, weight in self._weighted()]
+        layer = Trees.weighted_sum(parts, self._start).layer(name="tree_ensemble")
+        scores = layer(rows)
+        note_release(layer, self.receipts_)
         if self._is_regressor():
             numbers = ops.exp(scores) if self.loss == "poisson" else scores
             low, high = self._label_range or (0.0, 0.0)
@@ -259,7 +277,7 @@ class PrivateBoosting(Head):
 
     def __sklearn_tags__(self) -> Any:
         tags = tags_of_tables(super().__sklearn_tags__())
-        tags.input_tags.sparse = _has_lightgbm() and self.library != "scikit-learn"
+        tags.input_tags.sparse = True
         return tags
 
     def _check_worth(self, number: int, num_classes: int) -> None:
@@ -299,60 +317,26 @@ class PrivateBoosting(Head):
                 "scipy.sparse.csr_matrix(features)."
             )
         total = np.zeros((rows.shape[0], self._start.size)) + self._start
-        for weight, models in zip(self.shape_weights_, self._members, strict=True):
-            for model in models:
-                total += weight / len(models) * self._grower.scores(model, rows, self._base)
+        for model, weight in self._weighted():
+            total += weight * model.scores(rows)
         return total
 
     def _probabilities(self, scores: Any, ops: Any) -> Any:
         """Returns class probabilities (m, K) of scores, by ``numpy`` or ``keras.ops``."""
         weights = np.asarray(self._class_weights, np.float64 if ops is np else np.float32)
-        if self._grower.has_logits:
-            if scores.shape[1] == 1:
-                scores = ops.concatenate([-0.5 * scores, 0.5 * scores], axis=1)
-            p = ops.exp(scores - ops.max(scores, axis=1, keepdims=True))
-        else:
-            if scores.shape[1] == 1:
-                scores = ops.concatenate([1.0 - scores, scores], axis=1)
-            p = ops.clip(scores, self._floor, 1.0)
+        if scores.shape[1] == 1:
+            scores = ops.concatenate([-0.5 * scores, 0.5 * scores], axis=1)
+        p = ops.exp(scores - ops.max(scores, axis=1, keepdims=True))
         p = p * weights
         return p / ops.sum(p, axis=1, keepdims=True)
 
-    def _trees(self) -> list[Trees]:
-        """Returns the trees of all outputs, or of each output, whose sums are ``_scores``."""
-        weights = self.shape_weights_ / [len(models) for models in self._members]
-        groups = [
-            (trees, weight)
-            for weight, models in zip(weights, self._members, strict=True)
-            for trees in (self._grower.trees(model, self._base) for model in models)
-        ]
-        starts = np.split(self._start, len(groups[0][0]))
+    def _weighted(self) -> list[tuple[Grown, float]]:
+        """Returns each model with its weight in the scores."""
         return [
-            Trees.weighted_sum([(trees[place], weight) for trees, weight in groups], start)
-            for place, start in enumerate(starts)
+            (model, weight / len(models))
+            for weight, models in zip(self.shape_weights_, self._grown, strict=True)
+            for model in models
         ]
-
-
-def _has_lightgbm() -> bool:
-    return importlib.util.find_spec("lightgbm") is not None
-
-
-def _grower(library: str) -> Any:
-    _validate.one_of("library", library, ("auto", "lightgbm", "scikit-learn"))
-    is_installed = _has_lightgbm()
-    if library == "lightgbm" and not is_installed:
-        raise ImportError(
-            "library='lightgbm' needs LightGBM. Install it: pip install 'tf-labeldp[boosting]'; "
-            "or use library='scikit-learn'."
-        )
-    if is_installed and library != "scikit-learn":
-        return LightGBMGrower()
-    if not has_fit_parameter(HistGradientBoostingRegressor, "X_val"):
-        raise ImportError(
-            "PrivateBoosting expected scikit-learn 1.7 or newer, or LightGBM, got scikit-learn "
-            f"{sklearn.__version__}. Install LightGBM: pip install 'tf-labeldp[boosting]'."
-        )
-    return SklearnGrower()
 
 
 def _checked_noisy(noisy: NoisyLabels) -> NoisyLabels:
@@ -372,15 +356,12 @@ def _checked_noisy(noisy: NoisyLabels) -> NoisyLabels:
     return noisy
 
 
-def _read(public: PublicInput[Any], grower: Any) -> tuple[TableCodes | None, Any]:
+def _read(
+    public: PublicInput[Any], categorical: Sequence[str | int] | None
+) -> tuple[TableCodes | None, Any]:
     """Returns the coder of a table and its ``float32`` rows; sparse rows have no coder."""
     features = public.value
     if hasattr(features, "tocsr"):
-        if not grower.has_logits:
-            raise TypeError(
-                "scikit-learn's trees expected dense features, got a sparse matrix. Install "
-                "LightGBM (pip install 'tf-labeldp[boosting]'), or give features.toarray()."
-            )
         coder, rows = None, features.tocsr().astype(np.float32)
         if np.isinf(rows.data).any():
             raise ValueError(
@@ -388,7 +369,7 @@ def _read(public: PublicInput[Any], grower: Any) -> tuple[TableCodes | None, Any
                 "numbers, or NaN where they are missing. Nothing was drawn."
             )
     else:
-        coder = TableCodes().fit(public)
+        coder = TableCodes(categorical).fit(public)
         rows = coder.transform(features)
     # Each fold must have examples on both sides of a split.
     least = 2 * _min_rows(rows.shape[0])
@@ -400,6 +381,34 @@ def _read(public: PublicInput[Any], grower: Any) -> tuple[TableCodes | None, Any
             "how they were computed. Nothing was drawn."
         )
     return coder, rows
+
+
+def _monotonic(
+    constraints: Mapping[str | int, int] | None,
+    coder: TableCodes | None,
+    is_code: np.ndarray,
+    num_classes: int,
+) -> list[int] | None:
+    """Returns -1, 0 or 1 for each column; None without constraints."""
+    if constraints is None:
+        return None
+    if num_classes > 2:
+        raise ValueError(
+            "expected two classes or numbers with monotonic_cst, got "
+            f"{num_classes} classes, whose probabilities sum to one. Leave it out."
+        )
+    names = range(is_code.size) if coder is None else [column.name for column in coder.columns_]
+    places = {name: place for place, name in enumerate(names)}
+    found = [0] * is_code.size
+    for name, sign in constraints.items():
+        if name not in places or is_code[places[name]] or sign not in (-1, 0, 1):
+            raise ValueError(
+                "expected monotonic_cst as a dict of -1, 0 or 1 by columns of numbers, got "
+                f"{name!r}: {sign!r}. Choose from "
+                f"{', '.join(repr(n) for n, place in places.items() if not is_code[place])}."
+            )
+        found[places[name]] = sign
+    return found
 
 
 def _min_rows(size: int) -> int:
@@ -417,24 +426,23 @@ def _least_common(columns: Any, place: int) -> int:
     return int(np.count_nonzero(missing | (column != np.median(column[~missing]))))
 
 
-def _grown(grower: Any, task: Task) -> tuple[list[list[Any]], np.ndarray, np.ndarray]:
+def _grown(task: Task) -> tuple[list[list[Grown]], np.ndarray, np.ndarray]:
     """Returns models by shape and fold, the held-out rows, and their scores (shapes, m, C)."""
-    # Both libraries refuse a part whose weights are all zero.
+    # LightGBM refuses a part whose weights are all zero.
     used = np.arange(task.rows.shape[0])
     used = used if task.weights is None else used[task.weights > 0.0]
     size = len(used)
     parts = np.array_split(np.random.default_rng(task.seed).permutation(used), _FOLDS)
     parts = parts[: int(np.clip(_FOLDS * _ROWS_FOR_ALL_FOLDS // size, 1, _FOLDS))]
-    members: list[list[Any]] = [[] for _ in _SHAPES]
+    members: list[list[Grown]] = [[] for _ in _SHAPES]
     scores: list[list[np.ndarray]] = [[] for _ in _SHAPES]
     with Progress("Growing trees", len(parts) * len(_SHAPES) * size) as progress:
         for part in parts:
             held_out = np.sort(part)
             train = np.setdiff1d(used, held_out, assume_unique=True)
             for shape, (leaves, rate) in enumerate(_SHAPES):
-                models = grower.grow(task, leaves, rate, train, held_out)
-                members[shape].append(models)
-                scores[shape].append(grower.scores(models, task.rows[held_out], task.loss.start))
+                members[shape].append(task.grow(leaves, rate, train, held_out))
+                scores[shape].append(members[shape][-1].scores(task.rows[held_out]))
                 progress.advance(size)
     rows = np.concatenate([np.sort(part) for part in parts])
     return members, rows, np.stack([np.concatenate(found) for found in scores])

@@ -1,4 +1,4 @@
-"""Targets of trees from noisy labels: a loss of scores, and numbers to regress."""
+"""Targets of trees from noisy labels: a loss of scores."""
 
 from __future__ import annotations
 
@@ -28,58 +28,44 @@ _LEAST_RATE = 1e-6
 @dataclasses.dataclass(frozen=True, eq=False)
 class Target:
     loss: ScoreLoss
-    numbers: np.ndarray  # (n, C), for growers that fit numbers
     variance: float  # of true labels, in squared units of the scores
     classes: np.ndarray | None = None  # class values (K,)
     shares: np.ndarray | None = None  # (K,), estimated class shares
-    floor: float = 0.0  # the least probability of a class
     label_range: tuple[float, float] | None = None
 
 
-def target_of(noisy: NoisyLabels, weights: np.ndarray | None, loss: str, logits: bool) -> Target:
-    """Returns the target of trees whose scores of classes are logits, or else probabilities."""
+def target_of(noisy: NoisyLabels, weights: np.ndarray | None, loss: str) -> Target:
+    """Returns the target of trees, whose scores of classes are logits."""
     numbers = noisy.debiased()
     if numbers.ndim == 1:
         mean = float(np.average(numbers, weights=weights))
-        return _of_numbers(noisy, numbers[:, np.newaxis], mean, loss, logits)
+        return _of_numbers(noisy, numbers[:, np.newaxis], mean, loss)
     counts = None if weights is None else weights * (len(noisy) / weights.sum())
-    shares, floor = class_prior(numbers, counts)
-    number = shares.size
+    shares, _ = class_prior(numbers, counts)
+    classes = np.arange(shares.size) if noisy.classes is None else class_array(noisy.classes)
+    mechanism: Any = noisy.mechanism
+    is_fixed = isinstance(mechanism, ClassificationMechanism) and not mechanism.uses_priors
+    channel = mechanism.transition_matrix() if is_fixed else None
+    found = likelihoods(mechanism, noisy.values, noisy.priors)
     # One score is enough for two classes.
-    numbers = numbers[:, 1:] if number == 2 else numbers
-    classes = np.arange(number) if noisy.classes is None else class_array(noisy.classes)
-    if logits:
-        mechanism: Any = noisy.mechanism
-        is_fixed = isinstance(mechanism, ClassificationMechanism) and not mechanism.uses_priors
-        channel = mechanism.transition_matrix() if is_fixed else None
-        found = likelihoods(mechanism, noisy.values, noisy.priors)
-        if number == 2:
-            start = np.log(shares[1:] / shares[:1])
-            channel_loss: ScoreLoss = BinaryChannelLoss(start, found, channel)
-        else:
-            channel_loss = ChannelLoss(np.log(shares), found, channel)
-        return Target(channel_loss, numbers, 1.0, classes, shares, floor)
-    own = shares[-numbers.shape[1] :]
-    variance = float((own * (1.0 - own)).mean())
-    return Target(SquaredLoss(own, numbers), numbers, variance, classes, shares, floor)
+    if shares.size == 2:
+        of_classes: ScoreLoss = BinaryChannelLoss(np.log(shares[1:] / shares[:1]), found, channel)
+    else:
+        of_classes = ChannelLoss(np.log(shares), found, channel)
+    return Target(of_classes, 1.0, classes, shares)
 
 
-def _of_numbers(
-    noisy: NoisyLabels, numbers: np.ndarray, mean: float, loss: str, logits: bool
-) -> Target:
+def _of_numbers(noisy: NoisyLabels, numbers: np.ndarray, mean: float, loss: str) -> Target:
     mechanism: Any = noisy.mechanism
     low, high = mechanism.label_range()
     check_range(loss, (low, high))
     if loss == "squared_error":
         start = np.clip([mean], low, high)
-        variance = _variance(noisy, high - low)
         squared = SquaredLoss(start, numbers)
-        return Target(squared, numbers, variance, label_range=(low, high))
+        return Target(squared, _variance(noisy, high - low), label_range=(low, high))
     log_rate = math.log(min(max(mean, _LEAST_RATE * high), high))
     poisson = PoissonLoss(np.array([log_rate]), numbers, high)
-    if not logits:  # scikit-learn takes no counts below zero
-        numbers = np.maximum(noisy.posterior(), 0.0)[:, np.newaxis]
-    return Target(poisson, numbers, 1.0, label_range=(low, high))
+    return Target(poisson, 1.0, label_range=(low, high))
 
 
 def check_range(loss: str, label_range: tuple[float, float] | None) -> None:

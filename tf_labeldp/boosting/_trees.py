@@ -1,4 +1,4 @@
-"""Ensembles of decision trees as arrays, from scikit-learn and LightGBM, and as a Keras layer."""
+"""Ensembles of decision trees as arrays, from LightGBM's text, and as a Keras layer."""
 
 from __future__ import annotations
 
@@ -48,65 +48,17 @@ class Trees:
         return depth
 
     @classmethod
-    def from_hist_gradient_boosting(cls, model: Any) -> Trees:
-        """Returns the trees of a fitted ``HistGradientBoostingClassifier`` or ``...Regressor``.
-
-        The model was fitted on an array (n, p) whose categorical columns are codes 0, 1, ....
-
-        Raises:
-            ValueError: the model knows a category that is no whole number from zero on.
-        """
-        predictors = [tree for iteration in model._predictors for tree in iteration]
-        nodes = np.concatenate([tree.nodes for tree in predictors])
-        sizes = [len(tree.nodes) for tree in predictors]
-        roots = np.cumsum([0, *sizes])[:-1]
-        num_sets = [len(tree.raw_left_cat_bitsets) for tree in predictors]
-        places = np.arange(len(nodes))
-        is_leaf = nodes["is_leaf"] > 0
-        left, right = (
-            np.where(is_leaf, places, nodes[side] + np.repeat(roots, sizes))
-            for side in ("left", "right")
-        )
-        has_set = ~is_leaf & (nodes["is_categorical"] > 0)
-        first_set = np.repeat(np.cumsum([0, *num_sets])[:-1], sizes)
-        category_set = np.where(has_set, nodes["bitset_idx"] + first_set, -1)
-        missing_left = nodes["missing_go_to_left"] > 0
-        bits = _bits(np.concatenate([tree.raw_left_cat_bitsets for tree in predictors]))
-        known = _known_codes(model) if has_set.any() else {}
-        num_codes = 1 + max((int(codes.max(initial=0)) for codes, _ in known.values()), default=-1)
-        sets = np.zeros((len(bits), num_codes), bool)
-        for node in np.flatnonzero(has_set):
-            codes, encoded = known[int(nodes["feature_idx"][node])]
-            # Unknown codes go where missing values go.
-            members = sets[category_set[node]]
-            members[:] = missing_left[node]
-            members[codes] = bits[category_set[node], encoded]
-        return cls(
-            roots=roots.astype(np.int32),
-            feature=_column_order(model)[np.where(is_leaf, 0, nodes["feature_idx"])],
-            threshold=_rounded_down(nodes["num_threshold"]),
-            left=left.astype(np.int32),
-            right=right.astype(np.int32),
-            missing_left=missing_left,
-            category_set=category_set.astype(np.int32),
-            category_sets=sets,
-            value=np.where(is_leaf, nodes["value"], 0.0),
-            baseline=np.ravel(model._baseline_prediction).astype(np.float64),
-        )
-
-    @classmethod
-    def from_lightgbm(cls, booster: Any, baseline: Sequence[float] | None = None) -> Trees:
-        """Returns the trees of a LightGBM ``Booster``, up to its best iteration.
+    def from_lightgbm(cls, text: str, baseline: Sequence[float] | None = None) -> Trees:
+        """Returns the trees of a LightGBM model.
 
         Args:
-            booster: a booster with constant leaves whose trees are summed.
+            text: ``model_to_string()`` of a booster with constant leaves whose trees are summed.
             baseline: the initial scores (C,) of its training, which LightGBM does not keep.
 
         Raises:
             ValueError: the trees have linear leaves, or are averaged.
         """
-        text = booster.model_to_string().partition("\nend of trees")[0]
-        head, *blocks = text.split("\nTree=")
+        head, *blocks = text.partition("\nend of trees")[0].split("\nTree=")
         trees = [
             dict(line.split("=", 1) for line in block.splitlines()[1:] if "=" in line)
             for block in blocks
@@ -169,13 +121,13 @@ class Trees:
             baseline=baseline + sum(weight * part.baseline for part, weight in parts),
         )
 
-    def scores(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the raw scores of ``float32`` rows (m, p), ``float64`` (m, C)."""
-        rows = np.asarray(rows, np.float32)
-        found = np.empty((len(rows), len(self.baseline)))
-        depth = self.depth
-        for start in range(0, len(rows), _BLOCK):
+    def scores(self, rows: Any) -> np.ndarray:
+        """Returns the raw scores of rows (m, p), an array or CSR matrix, ``float64`` (m, C)."""
+        size, depth = rows.shape[0], self.depth
+        found = np.empty((size, len(self.baseline)))
+        for start in range(0, size, _BLOCK):
             block = rows[start : start + _BLOCK]
+            block = block.toarray() if hasattr(block, "toarray") else np.asarray(block, np.float32)
             node = np.broadcast_to(self.roots, (len(block), len(self.roots)))
             for _ in range(depth):
                 node = np.where(self._goes_left(block, node), self.left[node], self.right[node])
@@ -261,39 +213,6 @@ def _bits(words: np.ndarray) -> np.ndarray:
     """Returns the bits of ``uint32`` words (S, W) as bool (S, 32 W), the lowest first."""
     octets = np.ascontiguousarray(words, "<u4").view(np.uint8)
     return np.unpackbits(octets, axis=1, bitorder="little").astype(bool)
-
-
-def _column_order(model: Any) -> np.ndarray:
-    """Returns the column of the input for each column of the trees, ``int32`` (p,).
-
-    From scikit-learn 1.4 on, a preprocessor puts categorical columns first.
-    """
-    order = np.arange(model.n_features_in_, dtype=np.int32)
-    if getattr(model, "_preprocessor", None) is None:
-        return order
-    categorical = np.asarray(model.is_categorical_)
-    return np.concatenate([order[categorical], order[~categorical]])
-
-
-def _known_codes(model: Any) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Returns, by column of the trees, the codes in the input and those in the trees."""
-    known = {}
-    if getattr(model, "_preprocessor", None) is not None:
-        encoder = model._preprocessor.named_transformers_["encoder"]
-        for column, categories in enumerate(encoder.categories_):
-            present = categories[~np.isnan(categories)]
-            known[column] = present.astype(np.int64), np.arange(len(present))
-            if np.any(known[column][0] != present) or np.any(present < 0):
-                raise ValueError(
-                    f"expected category codes 0, 1, ..., got {present.min():g} to "
-                    f"{present.max():g}. Encode the categories with TableCodes."
-                )
-        return known
-    bitsets, row_of_column = model._bin_mapper.make_known_categories_bitsets()
-    for column in np.flatnonzero(model.is_categorical_).tolist():
-        codes = np.flatnonzero(_bits(bitsets)[row_of_column[column]])
-        known[column] = codes, codes
-    return known
 
 
 def _numbers(tree: dict[str, str], name: str, dtype: Any = np.int64) -> np.ndarray:

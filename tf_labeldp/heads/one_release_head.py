@@ -104,6 +104,12 @@ class Head(Estimator, abc.ABC):
     def predict(self, X: Any) -> np.ndarray:
         """Returns predictions for features as in ``fit``."""
 
+    @available_if(lambda self: hasattr(self, "predict_proba"))
+    def predict_log_proba(self, X: Public[Any]) -> np.ndarray:
+        """Returns the logarithms of ``predict_proba``; minus infinity where that is zero."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.predict_proba(X))
+
     def score(self, X: Public[Any], y: Public[Any], sample_weight: Public[Any] = None) -> float:
         """Returns scikit-learn's score: the accuracy, or R^2 for numbers.
 

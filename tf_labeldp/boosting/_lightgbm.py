@@ -1,0 +1,157 @@
+"""Boosted trees of LightGBM: one model per shape of trees and per fold."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp.boosting._losses import ScoreLoss
+from tf_labeldp.boosting._trees import Trees
+
+_CATEGORIES = {"cat_smooth": 100.0, "cat_l2": 100.0, "max_cat_threshold": 8}
+"""LightGBM's settings of splits by category, which choose among many sets and so fit noise: more
+smoothing, and fewer categories on a side, than by default. Chosen on Adult."""
+_PATIENCE = 30
+"""Rounds without progress on the held-out noisy labels, after which training stops."""
+
+
+def load() -> Any:
+    """Returns the package ``lightgbm``, or raises an ``ImportError`` that names what it lacks."""
+    try:
+        import lightgbm
+    except (ImportError, OSError) as error:  # OSError: its library lacks OpenMP
+        raise ImportError(
+            f"PrivateBoosting expected LightGBM, which could not be loaded ({error}). Its wheel "
+            "needs OpenMP of the system: apt-get install libgomp1 on Debian and Ubuntu, dnf "
+            "install libgomp on Fedora, brew install libomp on macOS. Nothing was drawn."
+        ) from error
+    return lightgbm
+
+
+def is_available() -> bool:
+    """Returns whether LightGBM can be loaded."""
+    try:
+        load()
+    except ImportError:
+        return False
+    return True
+
+
+class Grown:
+    """A LightGBM model, pickled as text, which predicts on machines without LightGBM, too."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @functools.cached_property
+    def booster(self) -> Any:
+        return load().Booster(model_str=self.text)
+
+    @functools.cached_property
+    def trees(self) -> Trees:
+        return Trees.from_lightgbm(self.text)
+
+    @property
+    def num_trees(self) -> int:
+        return self.text.count("\nTree=")
+
+    def scores(self, rows: Any) -> np.ndarray:
+        """Returns the scores (m, C) of rows (m, p), minus the start of the loss."""
+        if is_available():
+            return self.booster.predict(rows, raw_score=True).reshape(rows.shape[0], -1)
+        return self.trees.scores(rows)
+
+    def gains(self) -> np.ndarray:
+        """Returns the gain of all splits by each column, (p,)."""
+        return self.booster.feature_importance("gain")
+
+    def __getstate__(self) -> dict[str, str]:
+        return {"text": self.text}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Task:
+    """The public inputs of all models of one fit."""
+
+    rows: Any  # float32 (n, p), or a CSR matrix
+    is_categorical: np.ndarray  # bool (p,)
+    loss: ScoreLoss
+    weights: np.ndarray | None  # (n,)
+    max_trees: int
+    min_rows: int  # per leaf
+    shrinkage: float  # L2 penalty on leaves, in units of the hessian
+    seed: int
+    monotonic: list[int] | None = None  # -1, 0 or 1 for each column
+    threads: int = 0  # all cores
+
+    def weights_of(self, rows: np.ndarray) -> np.ndarray | None:
+        return None if self.weights is None else self.weights[rows]
+
+    @functools.cached_property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "min_data_in_leaf": self.min_rows,
+            "feature_pre_filter": False,  # it fails if it drops all columns
+            "force_col_wise": True,
+            "deterministic": True,
+            "seed": self.seed,
+            "num_threads": self.threads,
+            "monotone_constraints": self.monotonic,
+            "verbosity": -1,
+            **_CATEGORIES,
+        }
+
+    @functools.cached_property
+    def binned(self) -> Any:
+        """All rows as LightGBM's bins, of which each fold takes a part."""
+        return load().Dataset(
+            self.rows,
+            np.zeros(self.rows.shape[0]),
+            categorical_feature=np.flatnonzero(self.is_categorical).tolist(),
+            params=self.settings,
+        )
+
+    def grow(self, leaves: int, rate: float, train: np.ndarray, held_out: np.ndarray) -> Grown:
+        """Returns trees that boost the scores of the loss, whose derivatives are the objective."""
+        lightgbm, outputs = load(), self.loss.start.size
+        losses = {"train": self.loss.take(train), "held_out": self.loss.take(held_out)}
+
+        def weighted(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+            if self.weights is None:
+                return values
+            return values * self.weights[rows].reshape(-1, *[1] * (values.ndim - 1))
+
+        def objective(scores: np.ndarray, _: Any) -> tuple[np.ndarray, np.ndarray]:
+            scores = scores.reshape(-1, outputs) + self.loss.start
+            pair = [weighted(part, train) for part in losses["train"].derivatives(scores)]
+            gradient, hessian = pair if outputs > 1 else (part[:, 0] for part in pair)
+            return gradient, hessian
+
+        def held_out_loss(scores: np.ndarray, _: Any) -> tuple[str, float, bool]:
+            scores = scores.reshape(-1, outputs) + self.loss.start
+            values = weighted(losses["held_out"].values(scores), held_out)
+            return "loss", float(values.mean()), False
+
+        settings = {
+            "objective": objective,
+            "metric": "None",
+            "num_class": outputs,
+            "num_leaves": leaves,
+            "learning_rate": rate,
+            "lambda_l2": self.shrinkage,
+        }
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="lightgbm")
+            booster = lightgbm.train(
+                settings | self.settings,
+                self.binned.subset(train),
+                self.max_trees,
+                valid_sets=[self.binned.subset(held_out)],
+                feval=held_out_loss,
+                callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False)],
+            )
+        return Grown(booster.model_to_string())  # up to the best round
