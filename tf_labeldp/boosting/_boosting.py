@@ -17,17 +17,24 @@ from tf_labeldp.accounting.receipts import merge_receipts, weights_receipts
 from tf_labeldp.boosting import _lightgbm
 from tf_labeldp.boosting._lightgbm import Grown, Task
 from tf_labeldp.boosting._losses import ScoreLoss
-from tf_labeldp.boosting._targets import check_range, target_of
+from tf_labeldp.boosting._targets import Start, check_range, classes_of, target_of
 from tf_labeldp.boosting._trees import Trees
 from tf_labeldp.boosting.worth import worth
 from tf_labeldp.features import TableCodes
-from tf_labeldp.features.estimator import keras_model, note_release, tags_of_tables, with_encoder
+from tf_labeldp.features.estimator import (
+    keras_model,
+    note_release,
+    symbolic_inputs,
+    tags_of_tables,
+    with_encoder,
+)
 from tf_labeldp.features.reader import column_names
+from tf_labeldp.heads import HeadResidualRandomizer
 from tf_labeldp.heads.label_source import LabelSource, raw_digests
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.heads.weights import class_weights, example_weights
 from tf_labeldp.mechanisms import RandomizedResponse
-from tf_labeldp.vault import LabelKind, LabelRandomizer, NoisyLabels
+from tf_labeldp.vault import LabelKind, LabelRandomizer, NoisyLabels, PrivateLabels
 
 _SHAPES = ((3, 0.1), (15, 0.05))
 """Leaves per tree, and the learning rate: additive trees are best at small epsilon, and trees with
@@ -42,6 +49,8 @@ _SHRINKAGE = 3.0
 """L2 penalty on leaves, in information: the step of a leaf worth 3 true labels is halved."""
 _STACKING_PENALTY = 3.0
 """One over the prior standard deviation of the weights of the shapes, around equal weights."""
+_LEAST_START = 1e-6
+"""Least probability, or share of the largest count, whose logarithm boosting starts at."""
 _CLEAR = 2.0
 """Standard errors by which trees must beat the class shares on held-out noisy labels."""
 
@@ -71,6 +80,10 @@ class PrivateBoosting(Head):
         low: smallest label of a regression task, public.
         high: largest label of a regression task, public.
         loss: for numbers ``"squared_error"``, or ``"poisson"`` for counts and amounts.
+        start: a fitted head, or another estimator of this library, where boosting starts: trees add
+            to its numbers, or to the logarithms of its probabilities. For numbers also a
+            ``heads.HeadResidualRandomizer``, whose head is released first, with this model's
+            epsilon for head and draw together. None starts at the mean.
         class_weight: for classes: weights by class value, public; or ``"balanced"``, which takes
             the class shares from the noisy labels and spends no budget. Probabilities are those of
             a population with so weighted classes.
@@ -86,6 +99,7 @@ class PrivateBoosting(Head):
         insecure_seed: makes the draw repeatable, and the statement "not private: seeded".
 
     Attributes:
+        start_: the fitted estimator where boosting starts, or None.
         noisy_labels_: the noisy labels; any number of models may use them at no further cost.
         boosters_: LightGBM's boosters, a list by shape of trees of lists by fold. Scores are their
             means over folds, weighted by ``shape_weights_``, plus a constant. Such a booster has no
@@ -94,7 +108,8 @@ class PrivateBoosting(Head):
         classes_: class values (K,); for classes.
         shape_weights_: weights of trees with 3 and with 15 leaves, estimated from noisy labels.
         gain_: estimated mean decrease of the loss per noisy label, compared to a model that ignores
-            the features, on held-out noisy labels; and ``gain_stddev_``, its standard error.
+            the features, or to ``start``, on held-out noisy labels; and ``gain_stddev_``, its
+            standard error.
         num_trees_: number of trees in total.
         coder_: the ``TableCodes`` of the columns; None for sparse rows.
         n_features_in_: number of columns.
@@ -115,6 +130,7 @@ class PrivateBoosting(Head):
     low: float | None = None
     high: float | None = None
     loss: str = "squared_error"
+    start: Public[Any] = None
     class_weight: Public[Any] = None
     max_trees: int = 600
     categorical: Sequence[str | int] | None = None
@@ -158,16 +174,17 @@ class PrivateBoosting(Head):
         seed = _validate.integer_at_least("seed", self.seed, 0)
         if self.n_jobs is not None:
             _validate.integer_at_least("n_jobs", self.n_jobs, 1)
-        public = public_input(X, self.class_weight, sample_weight)
-        features, class_weight, sample_weight = public.value
+        public = public_input(X, self.class_weight, sample_weight, self.start)
+        features, class_weight, sample_weight, _ = public.value
         features = self._matrix(features)
         source = None
         if not isinstance(y, NoisyLabels):
             source = LabelSource(self, y, self._mechanism)
         coder, rows = _read(public.with_value(features), self.categorical)
         is_code = np.zeros(rows.shape[1], bool) if coder is None else coder.categorical_
-        labelled: Any = y.mechanism if source is None else source.kind
-        num_classes = getattr(labelled, "num_classes", None) or 2
+        classes = classes_of(y) if source is None else source.kind.class_values
+        start = self._checked_start(y if source is None else None, classes)
+        num_classes = 2 if classes is None else len(classes)
         monotonic = _monotonic(self.monotonic_cst, coder, is_code, num_classes)
         weights = example_weights(sample_weight, rows.shape[0])
         rows_of_labels: Any = slice(None)
@@ -182,10 +199,26 @@ class PrivateBoosting(Head):
             class_weights(class_weight, source.kind.class_values, None)
             digests = raw_digests(features)
             digests = None if digests is None else digests[:, np.newaxis]
-            noisy, receipts = source.randomize(public, digests, self._family_of_clones())
+            mechanism = source.mechanism
+
+            def draw(labels: PrivateLabels, key: str | None, own: PublicInput[Any]) -> NoisyLabels:
+                nonlocal start
+                if not isinstance(mechanism, HeadResidualRandomizer):
+                    used: Any = own.with_value(mechanism)
+                    return labels.randomize(used, key=key)
+                inputs = own.with_value(features)
+                start, drawn = mechanism.draw_with_head(labels, key, inputs, sample_weight)
+                return drawn
+
+            noisy, receipts = source.randomize(public, digests, self._family_of_clones(), draw)
+        begin = None
+        if start is not None:
+            scores = self._start_scores(start, features, np)[rows_of_labels]
+            _check_shift(noisy, start, scores, self.loss)
+            begin = Start(scores, start._label_range)
         rows = rows[rows_of_labels]
         weights = None if weights is None else weights[rows_of_labels]
-        target = target_of(noisy, weights, self.loss)
+        target = target_of(noisy, weights, self.loss, begin)
         task = Task(
             rows,
             is_code,
@@ -201,8 +234,9 @@ class PrivateBoosting(Head):
         self._grown, held_out, scores = _grown(task)
         loss = target.loss.take(held_out)
         stack = _stacked(loss, scores, task.weights_of(held_out), target.variance)
-        self.shape_weights_, self._start, self.gain_, self.gain_stddev_ = stack
-        self.coder_ = coder
+        self.shape_weights_, shift, self.gain_, self.gain_stddev_ = stack
+        self._constant = target.constant + shift
+        self.coder_, self.start_ = coder, start
         self.noisy_labels_ = noisy
         self.receipts_ = merge_receipts(receipts, weights_receipts(sample_weight, class_weight))
         self.classes_: Any = target.classes
@@ -210,7 +244,7 @@ class PrivateBoosting(Head):
         self._class_weights = class_weights(class_weight, target.classes, target.shares)
         self._remember_columns(column_names(features), rows.shape[1])
         self.num_trees_ = sum(model.num_trees for models in self._grown for model in models)
-        gains = sum(weight * model.gains() for model, weight in self._weighted())
+        gains = np.sum([weight * model.gains() for model, weight in self._weighted()], axis=0)
         self.feature_importances_ = gains / max(float(gains.sum()), 1e-300)
         if self.gain_ < _CLEAR * self.gain_stddev_:
             _validate.warn(
@@ -260,9 +294,11 @@ class PrivateBoosting(Head):
 
         inputs, rows = with_encoder(self.coder_, self.n_features_in_)
         parts = [(model.trees, weight) for model, weight in self._weighted()]
-        layer = Trees.weighted_sum(parts, self._start).layer(name="tree_ensemble")
+        layer = Trees.weighted_sum(parts, self._constant).layer(name="tree_ensemble")
         scores = layer(rows)
         note_release(layer, self.receipts_)
+        if self.start_ is not None:
+            scores = scores + self._start_scores(self.start_, inputs, ops)
         if self._is_regressor():
             numbers = ops.exp(scores) if self.loss == "poisson" else scores
             low, high = self._label_range or (0.0, 0.0)
@@ -272,6 +308,11 @@ class PrivateBoosting(Head):
         model = self._with_facts(keras_model(inputs, outputs, "private_boosting"))
         return self._recorded(model, None)
 
+    @property
+    def delta(self) -> float:
+        """The delta of a release of ``start``, zero without."""
+        return float(getattr(self.start, "delta", 0.0))
+
     def _is_regressor(self) -> bool:
         return super()._is_regressor() or self.low is not None
 
@@ -279,6 +320,31 @@ class PrivateBoosting(Head):
         tags = tags_of_tables(super().__sklearn_tags__())
         tags.input_tags.sparse = True
         return tags
+
+    def _checked_start(self, noisy: NoisyLabels | None, classes: Any) -> Any:
+        """Returns the fitted estimator where boosting starts; None if there is none yet."""
+        start, is_drawn = self.start, noisy is not None
+        shift = None if noisy is None else getattr(noisy.priors, "shift", None)
+        if shift is not None and start is None:
+            raise ValueError(
+                "expected start=head with noisy residuals, the head whose numbers were subtracted, "
+                "got None. Fit it again with key='<key>/head', which costs nothing."
+            )
+        if start is None or (isinstance(start, HeadResidualRandomizer) and not is_drawn):
+            return None
+        if not isinstance(start, Head):
+            raise TypeError(
+                "expected start as a fitted estimator of this library, got "
+                f"{type(start).__name__}. Give a head, such as PrivateRidge(...).fit(X, y)."
+            )
+        start._check_fitted()
+        own: Any = None if start._is_regressor() else start.classes_
+        if (own is None) != (classes is None) or not np.array_equal(own, classes):
+            kinds = ["numbers" if c is None else f"the classes {list(c)}" for c in (classes, own)]
+            raise ValueError(
+                f"expected a start for {kinds[0]}, got one for {kinds[1]}. Fit it on these labels."
+            )
+        return start
 
     def _check_worth(self, number: int, num_classes: int) -> None:
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
@@ -301,6 +367,8 @@ class PrivateBoosting(Head):
         if kind.num_classes is not None:
             return RandomizedResponse(epsilon, kind.num_classes)
         check_range(self.loss, kind.label_range)
+        if isinstance(self.start, HeadResidualRandomizer):
+            return dataclasses.replace(self.start, epsilon=epsilon)
         return LabelRandomizer(epsilon)
 
     def _scores(self, X: Any) -> np.ndarray:
@@ -316,7 +384,9 @@ class PrivateBoosting(Head):
                 f"expected a sparse matrix, as in fit, got {type(X).__name__}. Give "
                 "scipy.sparse.csr_matrix(features)."
             )
-        total = np.zeros((rows.shape[0], self._start.size)) + self._start
+        total = np.zeros((rows.shape[0], self._constant.size)) + self._constant
+        if self.start_ is not None:
+            total += self._start_scores(self.start_, X, np)
         for model, weight in self._weighted():
             total += weight * model.scores(rows)
         return total
@@ -329,6 +399,22 @@ class PrivateBoosting(Head):
         p = ops.exp(scores - ops.max(scores, axis=1, keepdims=True))
         p = p * weights
         return p / ops.sum(p, axis=1, keepdims=True)
+
+    def _start_scores(self, start: Any, X: Any, ops: Any) -> Any:
+        """Returns the scores (m, C) of the model where boosting starts, by NumPy or Keras."""
+        if ops is not np:
+            exported = start.to_keras()
+            # Without the facts of a whole model, such as its classes, which are this model's.
+            found = keras_model(symbolic_inputs(exported), exported.outputs[0], "start")(X)
+        elif start._is_regressor():
+            found = start.predict(X)[:, np.newaxis]
+        else:
+            found = start.predict_proba(X)
+        if start._is_regressor() and self.loss == "squared_error":
+            return found
+        logs = ops.log(ops.maximum(found, _LEAST_START * np.max(start._label_range or 1.0)))
+        # One score is enough for two classes.
+        return logs[:, 1:] - logs[:, :1] if logs.shape[1] == 2 else logs
 
     def _weighted(self) -> list[tuple[Grown, float]]:
         """Returns each model with its weight in the scores."""
@@ -354,6 +440,20 @@ def _checked_noisy(noisy: NoisyLabels) -> NoisyLabels:
             "expected one noisy label per example, got rows of labels. Fit one model per column."
         )
     return noisy
+
+
+def _check_shift(noisy: NoisyLabels, start: Any, scores: np.ndarray, loss: str) -> None:
+    """Raises if another model's numbers were subtracted from the labels of a draw of residuals."""
+    shift = getattr(noisy.priors, "shift", None)
+    if shift is None:
+        return
+    low, high = start._label_range
+    numbers = scores[:, 0] if loss == "squared_error" else np.exp(scores[:, 0])
+    if not np.allclose(numbers, shift, rtol=0.0, atol=1e-3 * (high - low)):
+        raise ValueError(
+            "expected start as the head whose numbers the draw subtracted, got another one, or "
+            "other features. Give both as they were in the draw."
+        )
 
 
 def _read(
@@ -451,14 +551,14 @@ def _grown(task: Task) -> tuple[list[list[Grown]], np.ndarray, np.ndarray]:
 def _stacked(
     loss: ScoreLoss, scores: np.ndarray, row_weights: np.ndarray | None, variance: float
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Returns weights of the shapes, a start (C,), the gain per row, and its standard error.
+    """Returns weights of the shapes, a shift (C,), the gain per row, and its standard error.
 
     The weighted sum of the shapes' scores minimises the loss on held-out rows, with normal priors:
     equal weights, and a shift of the start by about the standard deviation of labels.
     """
     from scipy import optimize
 
-    number, size = len(scores), scores.shape[1]
+    number, size, outputs = scores.shape
     row_weights = np.ones(size) if row_weights is None else row_weights
     dispersion = loss.dispersion()
 
@@ -472,12 +572,10 @@ def _stacked(
         gradient = np.concatenate([np.tensordot(scores, slopes, 2), slopes.sum(axis=0)])
         return value + 0.5 * float(away @ away), gradient + scale * away
 
-    scale = np.repeat([_STACKING_PENALTY, variance**-0.5], [number, loss.start.size])
-    begin = np.concatenate([np.full(number, 1.0 / number), np.zeros(loss.start.size)])
-    bounds = [(0.0, 2.0)] * number + [(None, None)] * loss.start.size
+    scale = np.repeat([_STACKING_PENALTY, variance**-0.5], [number, outputs])
+    begin = np.concatenate([np.full(number, 1.0 / number), np.zeros(outputs)])
+    bounds = [(0.0, 2.0)] * number + [(None, None)] * outputs
     found = optimize.minimize(objective, begin, jac=True, bounds=bounds, method="L-BFGS-B").x
-    gains = row_weights * (
-        loss.values(np.broadcast_to(loss.start, scores[0].shape)) - loss.values(total(found))
-    )
+    gains = row_weights * (loss.values(loss.start) - loss.values(total(found)))
     error = float(gains.std()) / math.sqrt(size)
-    return found[:number], loss.start + found[number:], float(gains.mean()), error
+    return found[:number], found[number:], float(gains.mean()), error

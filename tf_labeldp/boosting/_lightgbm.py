@@ -60,7 +60,7 @@ class Grown:
         return self.text.count("\nTree=")
 
     def scores(self, rows: Any) -> np.ndarray:
-        """Returns the scores (m, C) of rows (m, p), minus the start of the loss."""
+        """Returns the scores (m, C) of rows (m, p), which are added to the start of the loss."""
         if is_available():
             return self.booster.predict(rows, raw_score=True).reshape(rows.shape[0], -1)
         return self.trees.scores(rows)
@@ -117,7 +117,7 @@ class Task:
 
     def grow(self, leaves: int, rate: float, train: np.ndarray, held_out: np.ndarray) -> Grown:
         """Returns trees that boost the scores of the loss, whose derivatives are the objective."""
-        lightgbm, outputs = load(), self.loss.start.size
+        lightgbm, outputs = load(), self.loss.start.shape[1]
         losses = {"train": self.loss.take(train), "held_out": self.loss.take(held_out)}
 
         def weighted(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -126,13 +126,13 @@ class Task:
             return values * self.weights[rows].reshape(-1, *[1] * (values.ndim - 1))
 
         def objective(scores: np.ndarray, _: Any) -> tuple[np.ndarray, np.ndarray]:
-            scores = scores.reshape(-1, outputs) + self.loss.start
+            scores = scores.reshape(-1, outputs) + losses["train"].start
             pair = [weighted(part, train) for part in losses["train"].derivatives(scores)]
             gradient, hessian = pair if outputs > 1 else (part[:, 0] for part in pair)
             return gradient, hessian
 
         def held_out_loss(scores: np.ndarray, _: Any) -> tuple[str, float, bool]:
-            scores = scores.reshape(-1, outputs) + self.loss.start
+            scores = scores.reshape(-1, outputs) + losses["held_out"].start
             values = weighted(losses["held_out"].values(scores), held_out)
             return "loss", float(values.mean()), False
 

@@ -23,9 +23,9 @@ _LEAST = 1e-12
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScoreLoss(abc.ABC):
-    """A loss of scores (n, C); its minimum among constant scores is near ``start`` (C,)."""
+    """A loss of scores (n, C), which boosting starts at ``start``: a constant, or a model's."""
 
-    start: np.ndarray
+    start: np.ndarray = dataclasses.field(metadata=_BY_ROW)  # (n, C)
 
     @abc.abstractmethod
     def values(self, scores: np.ndarray) -> np.ndarray:
@@ -40,12 +40,8 @@ class ScoreLoss(abc.ABC):
 
         It is about one for a likelihood, and the noise of a label for targets with noise.
         """
-        gradient, hessian = self.derivatives(np.broadcast_to(self.start, self._shape()))
+        gradient, hessian = self.derivatives(self.start)
         return max(float(np.square(gradient).mean() / hessian.mean()), _LEAST_DISPERSION)
-
-    @abc.abstractmethod
-    def _shape(self) -> tuple[int, int]:
-        """Returns the shape of the scores, (n, C)."""
 
     def take(self: _Self, rows: np.ndarray) -> _Self:
         """Returns the loss of some of the rows."""
@@ -89,9 +85,6 @@ class ChannelLoss(ScoreLoss):
             hessian = np.square(p) * (inverse @ np.square(self.channel).T - 1.0)
         return gradient, np.maximum(hessian, _LEAST_HESSIAN)
 
-    def _shape(self) -> tuple[int, int]:
-        return self.likelihoods.shape
-
 
 class BinaryChannelLoss(ChannelLoss):
     """The same for two classes, with one score (n, 1): the log-odds of the second."""
@@ -117,18 +110,12 @@ class BinaryChannelLoss(ChannelLoss):
             hessian = np.square(slope) * sum(parts)
         return gradient[:, np.newaxis], np.maximum(hessian, _LEAST_HESSIAN)[:, np.newaxis]
 
-    def _shape(self) -> tuple[int, int]:
-        return len(self.likelihoods), 1
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SquaredLoss(ScoreLoss):
     """Half the squared error of the scores; debiased targets make it unbiased."""
 
     targets: np.ndarray = dataclasses.field(metadata=_BY_ROW)  # (n, C)
-
-    def _shape(self) -> tuple[int, int]:
-        return self.targets.shape
 
     def values(self, scores: np.ndarray) -> np.ndarray:
         return 0.5 * np.square(scores - self.targets).sum(axis=1)
@@ -143,9 +130,6 @@ class PoissonLoss(ScoreLoss):
 
     targets: np.ndarray = dataclasses.field(metadata=_BY_ROW)  # (n, 1)
     high: float  # the largest rate
-
-    def _shape(self) -> tuple[int, int]:
-        return self.targets.shape
 
     def values(self, scores: np.ndarray) -> np.ndarray:
         rates, over = self._rates(scores)

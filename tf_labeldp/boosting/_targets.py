@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,47 +24,76 @@ _LEAST_RATE = 1e-6
 """The least mean of counts, as a share of the largest: noise can push the mean below zero."""
 
 
+class Start(NamedTuple):
+    """Scores (n, C) of a model where boosting starts, and its range of numbers."""
+
+    scores: np.ndarray
+    label_range: tuple[float, float] | None
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Target:
     loss: ScoreLoss
+    constant: np.ndarray  # (C,), the start of the loss without a model
     variance: float  # of true labels, in squared units of the scores
     classes: np.ndarray | None = None  # class values (K,)
     shares: np.ndarray | None = None  # (K,), estimated class shares
     label_range: tuple[float, float] | None = None
 
 
-def target_of(noisy: NoisyLabels, weights: np.ndarray | None, loss: str) -> Target:
+def target_of(
+    noisy: NoisyLabels, weights: np.ndarray | None, loss: str, start: Start | None
+) -> Target:
     """Returns the target of trees, whose scores of classes are logits."""
     numbers = noisy.debiased()
+    size = len(noisy)
     if numbers.ndim == 1:
-        mean = float(np.average(numbers, weights=weights))
-        return _of_numbers(noisy, numbers[:, np.newaxis], mean, loss)
-    counts = None if weights is None else weights * (len(noisy) / weights.sum())
+        return _of_numbers(noisy, numbers[:, np.newaxis], weights, loss, start)
+    counts = None if weights is None else weights * (size / weights.sum())
     shares, _ = class_prior(numbers, counts)
-    classes = np.arange(shares.size) if noisy.classes is None else class_array(noisy.classes)
     mechanism: Any = noisy.mechanism
     is_fixed = isinstance(mechanism, ClassificationMechanism) and not mechanism.uses_priors
     channel = mechanism.transition_matrix() if is_fixed else None
     found = likelihoods(mechanism, noisy.values, noisy.priors)
     # One score is enough for two classes.
-    if shares.size == 2:
-        of_classes: ScoreLoss = BinaryChannelLoss(np.log(shares[1:] / shares[:1]), found, channel)
-    else:
-        of_classes = ChannelLoss(np.log(shares), found, channel)
-    return Target(of_classes, 1.0, classes, shares)
+    is_binary = shares.size == 2
+    constant = np.log(shares[1:] / shares[:1]) if is_binary else np.log(shares)
+    constant, scores = _started(constant, size, start)
+    kind = BinaryChannelLoss if is_binary else ChannelLoss
+    return Target(kind(scores, found, channel), constant, 1.0, classes_of(noisy), shares)
 
 
-def _of_numbers(noisy: NoisyLabels, numbers: np.ndarray, mean: float, loss: str) -> Target:
+def classes_of(noisy: NoisyLabels) -> np.ndarray | None:
+    """Returns the class values (K,) of noisy labels; None for numbers."""
+    if noisy.classes is not None:
+        return class_array(noisy.classes)
+    number = getattr(noisy.mechanism, "num_classes", None)
+    return None if number is None else np.arange(number)
+
+
+def _of_numbers(
+    noisy: NoisyLabels, numbers: np.ndarray, weights: Any, loss: str, start: Start | None
+) -> Target:
     mechanism: Any = noisy.mechanism
-    low, high = mechanism.label_range()
+    mean = np.average(numbers, axis=0, weights=weights)
+    low, high = (start and start.label_range) or mechanism.label_range()
     check_range(loss, (low, high))
     if loss == "squared_error":
-        start = np.clip([mean], low, high)
-        squared = SquaredLoss(start, numbers)
-        return Target(squared, _variance(noisy, high - low), label_range=(low, high))
-    log_rate = math.log(min(max(mean, _LEAST_RATE * high), high))
-    poisson = PoissonLoss(np.array([log_rate]), numbers, high)
-    return Target(poisson, 1.0, label_range=(low, high))
+        constant, scores = _started(np.clip(mean, low, high), len(noisy), start)
+        variance = _variance(noisy)
+        squared = SquaredLoss(scores, numbers)
+        return Target(squared, constant, variance, label_range=(low, high))
+    constant = np.log(np.clip(mean, _LEAST_RATE * high, high))
+    constant, scores = _started(constant, len(noisy), start)
+    poisson = PoissonLoss(scores, numbers, high)
+    return Target(poisson, constant, 1.0, label_range=(low, high))
+
+
+def _started(constant: np.ndarray, size: int, start: Start | None) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the constant (C,) next to a model, and the scores (n, C) where boosting starts."""
+    if start is None:
+        return constant, np.broadcast_to(constant, (size, constant.size))
+    return np.zeros(constant.size), start.scores
 
 
 def check_range(loss: str, label_range: tuple[float, float] | None) -> None:
@@ -77,9 +105,12 @@ def check_range(loss: str, label_range: tuple[float, float] | None) -> None:
         )
 
 
-def _variance(noisy: NoisyLabels, width: float) -> float:
-    """Returns the variance of true labels under the prior of the draw, or a uniform one."""
+def _variance(noisy: NoisyLabels) -> float:
+    """Returns the variance of the labels of the draw under its prior, or a uniform one."""
     prior = noisy.priors
+    mechanism: Any = noisy.mechanism
+    low, high = mechanism.label_range()
+    width = high - low
     if prior is None or prior.values is None:
         return width**2 / 12.0
     shares, values = np.ravel(prior.probabilities), np.asarray(prior.values)

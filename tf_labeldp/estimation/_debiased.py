@@ -15,10 +15,11 @@ from tf_labeldp.mechanisms import (
     ChannelMechanism,
     ClassificationMechanism,
     PeerToPeerRandomizedResponse,
+    Priors,
     ProjectiveGeometryResponse,
     RROnBins,
 )
-from tf_labeldp.mechanisms.base import LabelMechanism, checked_mechanism
+from tf_labeldp.mechanisms.base import LabelMechanism, RegressionMechanism, checked_mechanism
 from tf_labeldp.mechanisms.classes import SetResponse, row_chunks, top_k_members
 from tf_labeldp.mechanisms.clusters import PriorResampling, checked_bias_correction
 from tf_labeldp.mechanisms.numbers import AdditiveMechanism
@@ -100,25 +101,35 @@ def debiased(
         raise ValueError(f"bias_correction is for PriorResampling, got {name}. Leave it out.")
     if isinstance(mechanism, ClassificationMechanism):
         return _of_classes(mechanism, noisy_labels, priors, bias_correction)
-    if isinstance(mechanism, RROnBins):
-        return _of_bins(mechanism, noisy_labels, priors)
-    if isinstance(mechanism, AdditiveMechanism):
-        if mechanism.clip:
-            raise ValueError(
-                f"{mechanism!r} clips its noisy labels, a bias that cannot be undone. Draw with "
-                "clip=False."
-            )
-        return _validate.real_vector("noisy_labels", noisy_labels)
-    if isinstance(mechanism, ChannelMechanism) and mechanism.is_unbiased:
-        return _validate.real_vector("noisy_labels", noisy_labels)
+    if isinstance(mechanism, RegressionMechanism):
+        numbers = _of_numbers(mechanism, noisy_labels, priors)
+        return priors.shifted(numbers) if isinstance(priors, Priors) else numbers
     if isinstance(mechanism, ALIBI):
         return np.array(noisy_labels, dtype=np.float64)
     if isinstance(mechanism, PeerToPeerRandomizedResponse):
         alpha = mechanism.flip_probability
         channel = [[1.0 - alpha, alpha], [alpha, 1.0 - alpha]]
         return channel_inverse(channel)[_validate.class_indices("noisy_labels", noisy_labels, 2)]
+    raise _unknown_bias(mechanism)
+
+
+def _of_numbers(mechanism: RegressionMechanism, noisy_labels: Any, priors: Any) -> np.ndarray:
+    if isinstance(mechanism, RROnBins):
+        return _of_bins(mechanism, noisy_labels, priors)
+    if isinstance(mechanism, AdditiveMechanism) and mechanism.clip:
+        raise ValueError(
+            f"{mechanism!r} clips its noisy labels, a bias that cannot be undone. Draw with "
+            "clip=False."
+        )
+    is_unbiased = isinstance(mechanism, ChannelMechanism) and mechanism.is_unbiased
+    if isinstance(mechanism, AdditiveMechanism) or is_unbiased:
+        return _validate.real_vector("noisy_labels", noisy_labels)
+    raise _unknown_bias(mechanism)
+
+
+def _unknown_bias(mechanism: LabelMechanism) -> TypeError:
     name = type(mechanism).__name__
-    raise TypeError(f"the bias of labels drawn by {name} is unknown. Use their posterior.")
+    return TypeError(f"the bias of labels drawn by {name} is unknown. Use their posterior.")
 
 
 def _of_classes(

@@ -167,7 +167,7 @@ def _of_numbers(mechanism: RegressionMechanism, noisy_labels: Any, priors: Any) 
             "values over its label_range()."
         )
     # Rounding may move a mean of nearly equal values beyond them.
-    return np.clip(means, values[0], values[-1])[place]
+    return priors.shifted(np.clip(means, values[0], values[-1])[place])
 
 
 def number_priors(priors: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -22,6 +22,7 @@ from tf_labeldp.accounting import (
 from tf_labeldp.accounting.budget import default_delta
 from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts
 from tf_labeldp.boosting import PrivateBoosting
+from tf_labeldp.boosting._lightgbm import is_available
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
 from tf_labeldp.features.estimator import (
     FeatureMap,
@@ -41,6 +42,7 @@ from tf_labeldp.front_door._recommend import Choice, recommend
 from tf_labeldp.front_door.image_network import image_network, image_views
 from tf_labeldp.heads import (
     BootstrappedHead,
+    HeadResidualRandomizer,
     PrivateLogisticRegression,
     PrivatePoissonRegression,
     PrivateRidge,
@@ -56,6 +58,7 @@ from tf_labeldp.heads.label_source import (
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.heads.weights import example_weights
 from tf_labeldp.mechanisms import MetricMechanism
+from tf_labeldp.mechanisms.base import LabelMechanism
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.evaluation import check_metric
 from tf_labeldp.vault.label_kinds import label_kind
@@ -83,6 +86,11 @@ _SHARE_ROWS = 4096
 """Rows whose predictions give the shares of the classes, within 1 % of all examples."""
 _OF_ENCODER = "Your encoder, and one noisy release for a linear head."
 """The reason for a head on features of a caller's encoder."""
+_NO_LIGHTGBM = (
+    "LightGBM can't be loaded here, so a head is fitted, although boosted trees would be chosen. "
+    "Install the system's OpenMP (apt-get install libgomp1, brew install libomp on macOS) before "
+    "you fit, or choose method='head'."
+)
 _LEAST_NORM = np.float32(1e-12)
 
 
@@ -256,7 +264,9 @@ class _FrontDoor(Head):
             features = rows_of(features, places)
             weights = None if weights is None else weights[places]
             labels, size = train, len(train)
-        if encoder is None and choice.method != "boosting":
+        is_boosting = choice.method == "boosting"
+        has_head = not is_boosting or self._is_regressor()
+        if encoder is None and has_head:
             encoder = make_encoder(public.with_value(features), kind, size)
         elif encoder is not None:
             reasons: tuple[str, ...] = (_OF_ENCODER,)
@@ -269,9 +279,8 @@ class _FrontDoor(Head):
         weighted = {} if weights is None else {"sample_weight": weights}
         some_rows = np.random.default_rng(0).choice(size, min(size, _SHARE_ROWS), replace=False)
         some_features = rows_of(features, some_rows)
-        is_boosting = choice.method == "boosting"
         if is_boosting:
-            head: Any = self._boosting(epsilon, seed, self.key)
+            head: Any = self._boosting(epsilon, delta, encoder, kind, seed, self.key)
         elif trains_network and isinstance(self, PrivateClassifier):
             network = self.model
             if network is None:
@@ -366,11 +375,32 @@ class _FrontDoor(Head):
             choice = dataclasses.replace(choice, remarks=(remark, *choice.remarks))
         if self.model is not None:
             return choice
-        if method == "auto":
-            method = "head" if has_own else choice.method
+        if method != "auto":
+            reason = f"You chose method={method!r}."
+        else:
+            method, reason = "head" if has_own else choice.method, ""
+            if not has_own and (recorded := self._recorded_method(labels)) is not None:
+                method, reason = recorded, "The vault has recorded this method under this name."
+            elif method == "boosting" and not is_available():
+                method, reason = "head", _NO_LIGHTGBM
+                _validate.warn(_NO_LIGHTGBM)
         if method == choice.method:
             return choice
-        return dataclasses.replace(choice, method=method, reason=f"You chose method={method!r}.")
+        return dataclasses.replace(choice, method=method, reason=reason or choice.reason)
+
+    def _recorded_method(self, labels: Any) -> str | None:
+        """Returns the method of the recorded release of this name; None if there is none.
+
+        Another machine, or another version, does not change it: its release is paid for.
+        """
+        if not isinstance(labels, PrivateLabels):
+            return None
+        default = HeadResidualRandomizer.default_key if self._is_regressor() else None
+        for key in [self.key] if self.key is not None else [default, None]:
+            if labels.has_draw(key):
+                is_draw = isinstance(labels.mechanism(key), LabelMechanism)
+                return "boosting" if is_draw else "head"
+        return None
 
     def _number_of_classes(self, labels: Any) -> int | None:
         if self._is_regressor():
@@ -379,10 +409,21 @@ class _FrontDoor(Head):
             return labels.kind.num_classes
         return self.num_classes or (self.classes and len(self.classes))
 
-    def _boosting(self, epsilon: float, seed: int | None, key: str | None) -> PrivateBoosting:
+    def _boosting(
+        self,
+        epsilon: float,
+        delta: float,
+        encoder: Any,
+        kind: str,
+        seed: int | None,
+        key: str | None,
+    ) -> PrivateBoosting:
         arguments: dict[str, Any] = kind_arguments(self)
         if isinstance(self, PrivateRegressor):
             arguments["loss"] = self.loss
+            arguments["start"] = HeadResidualRandomizer(
+                epsilon, delta, head=self._head_class(), encoder=encoder, spread=_spread(kind)
+            )
         del arguments["num_labels"]
         arguments["class_weight"] = self.class_weight
         return PrivateBoosting(epsilon, **arguments, key=key, insecure_seed=seed)
@@ -512,7 +553,7 @@ class PrivateClassifier(_FrontDoor):
             num_classes=self.num_classes,
             classes=self.classes,
             encoder=encoder,
-            spread="half" if is_table else True,
+            spread=_spread(kind),
             class_weight=self.class_weight,
             key=key,
             insecure_seed=seed,
@@ -577,18 +618,25 @@ class PrivateRegressor(_FrontDoor):
         seed: int | None,
         key: str | None,
     ) -> Any:
-        del size
-        heads = {"squared_error": PrivateRidge, "poisson": PrivatePoissonRegression}
-        return heads[_validate.one_of("loss", self.loss, tuple(heads))](
+        del size, num_classes
+        return self._head_class()(
             epsilon,
             delta,
             low=self.low,
             high=self.high,
             encoder=encoder,
-            spread="half" if kind == "table" else True,
+            spread=_spread(kind),
             key=key,
             insecure_seed=seed,
         )
+
+    def _head_class(self) -> Any:
+        heads = {"squared_error": PrivateRidge, "poisson": PrivatePoissonRegression}
+        return heads[_validate.one_of("loss", self.loss, tuple(heads))]
+
+
+def _spread(kind: str) -> bool | str:
+    return "half" if kind == "table" else True
 
 
 def predictions_for_metrics(estimator: Any, features: Any) -> np.ndarray:

@@ -9,12 +9,17 @@ from tf_labeldp.heads._bootstrapped_head import BootstrappedHead
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads._noise_cluster import NoiseCluster
 from tf_labeldp.heads._poisson import PrivatePoissonRegression
-from tf_labeldp.heads._prior_randomizer import HeadPriorRandomizer, teacher_labels
+from tf_labeldp.heads._prior_randomizer import (
+    HeadPriorRandomizer,
+    HeadResidualRandomizer,
+    teacher_labels,
+)
 from tf_labeldp.heads.one_release_head import PrivateRidge
 
 __all__ = [
     "BootstrappedHead",
     "HeadPriorRandomizer",
+    "HeadResidualRandomizer",
     "NoiseCluster",
     "PrivateLogisticRegression",
     "PrivatePoissonRegression",

@@ -31,7 +31,7 @@ from tf_labeldp.accounting.receipts import (
 )
 from tf_labeldp.features.reader import all_rows, as_rows, input_parts
 from tf_labeldp.mechanisms import LabelMomentMechanism
-from tf_labeldp.vault import LabelKind, LabelRandomizer, PrivateLabels
+from tf_labeldp.vault import LabelKind, PrivateLabels
 from tf_labeldp.vault.label_kinds import label_kind
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic
 from tf_labeldp.vault.private_labels import check_uses, refuse_noisy, vault_of_array
@@ -43,8 +43,6 @@ MISSING_LABELS = (
 )
 _KIND = ("num_classes", "classes", "low", "high", "num_labels")
 """The arguments of a head that describe the labels."""
-_KEY_OF_NUMBERS = "label-randomizer"
-"""The name of a draw of ``LabelRandomizer`` without a key, by which a store finds it."""
 
 
 class LabelSource:
@@ -65,8 +63,8 @@ class LabelSource:
             self.kind = labels.kind
             _check_arguments(arguments, self.kind, head.insecure_seed)
         self.mechanism: Any = mechanism_of(self.kind)  # checks the arguments before labels are read
-        if self._key is None and isinstance(self.mechanism, LabelRandomizer):
-            self._key = _KEY_OF_NUMBERS
+        if self._key is None:
+            self._key = getattr(self.mechanism, "default_key", None)
         self.vault: PrivateLabels = labels
         if self._is_array:
             budget = PrivacyBudget(head.epsilon, getattr(head, "delta", 0.0))
@@ -96,12 +94,17 @@ class LabelSource:
         return statistic, self._counted(statistic.receipts, public, rows, family)
 
     def randomize(
-        self, public: PublicInput[Any], rows: np.ndarray | None, family: object
+        self,
+        public: PublicInput[Any],
+        rows: np.ndarray | None,
+        family: object,
+        draw: Callable[[PrivateLabels, str | None, PublicInput[Any]], NoisyLabels],
     ) -> tuple[NoisyLabels, Receipts]:
-        """Charges the vault, and returns noisy labels and the receipts of the model."""
-        own = self._own(public)
-        mechanism: Any = own.with_value(self.mechanism)
-        noisy = self.vault.randomize(mechanism, key=self._key)
+        """Charges the vault, and returns the noisy labels of ``draw`` and the model's receipts.
+
+        ``draw`` takes the vault, the key and the public inputs.
+        """
+        noisy = draw(self.vault, self._key, self._own(public))
         return noisy, self._counted(noisy.receipts, public, rows, family)
 
     def _own(self, public: PublicInput[Any]) -> PublicInput[Any]:
@@ -126,7 +129,8 @@ def mechanism_for_users(labels: PrivateLabels, mechanism: Any) -> Any:
     Those of linear heads follow the rows of users, and change with the design.
     """
     size = labels.group_size
-    if size == 1 or isinstance(mechanism, LabelMomentMechanism):
+    is_for_users = getattr(mechanism, "is_for_users", False)
+    if size == 1 or is_for_users or isinstance(mechanism, LabelMomentMechanism):
         return mechanism
     # The head's budget is for a user, whose labels move these mechanisms as far as k do.
     each = epsilon_of_one_label(labels, mechanism.epsilon)

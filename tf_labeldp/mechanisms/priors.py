@@ -26,6 +26,8 @@ class Priors:
         probabilities: (K,) for all labels; (n, K), a row for each; or, with ``groups``, (C, K).
         groups: row of each label, integers (n,) in 0..C-1; None without groups.
         values: for labels that are numbers, the values (K,) of the probabilities; else None.
+        shift: public predictions (n,) of numbers that a draw of residuals subtracted: the values of
+            label i are ``values + shift[i]``; None without.
         receipts: receipts of the releases; empty for public knowledge.
 
     Example:
@@ -38,11 +40,13 @@ class Priors:
     groups: Public[np.ndarray | None] = None
     values: Public[np.ndarray | None] = None
     receipts: tuple[Receipt, ...] = ()
+    shift: Public[np.ndarray | None] = None
 
     def __post_init__(self) -> None:
         """Takes the values of public inputs, and merges their receipts."""
-        public = public_input(self.probabilities, self.groups, self.values)
-        for name, value in zip(("probabilities", "groups", "values"), public.value, strict=True):
+        public = public_input(self.probabilities, self.groups, self.values, self.shift)
+        names = ("probabilities", "groups", "values", "shift")
+        for name, value in zip(names, public.value, strict=True):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "receipts", merge_receipts(self.receipts, public.receipts))
 
@@ -61,6 +65,10 @@ class Priors:
         if self.groups is not None:
             return rows[self.groups]
         return rows.copy() if copy else rows
+
+    def shifted(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns estimates (n,) of labels, for those of residuals if there is a shift."""
+        return numbers if self.shift is None else numbers + self.shift
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of the releases that these priors were made from."""

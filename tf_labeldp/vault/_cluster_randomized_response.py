@@ -31,8 +31,6 @@ _THRESHOLDS = (0.1, 0.4, 0.9)
 At a small epsilon nearly all labels are resampled, which needs sharp distributions; at a larger
 epsilon resampled labels should spread over all classes (``benchmarks``).
 """
-_KEY = "cluster-rr"
-"""The name of the draw by default."""
 _MOST_FOR_COUNTS = 0.25
 """The largest default epsilon of the counts, which have a standard error of 11 there."""
 
@@ -261,7 +259,7 @@ class ClusterRandomizedResponse(Randomizer):
     @_validate.clears_frames
     def parts(self, labels: Private[PrivateLabels], key: str | None = None) -> dict[str, Mechanism]:
         """Returns the mechanisms of the counts and of the draw, at its largest cost."""
-        key = _KEY if key is None else key
+        key = self.default_key if key is None else key
         both = {f"{key}/distributions": self.histogram, key: self.draw}
         return {name: part for name, part in both.items() if part is not None}
 
@@ -275,7 +273,7 @@ class ClusterRandomizedResponse(Randomizer):
         distributions (C, K) and the clusters.
         """
         labels.kind.check_release(self)
-        key = _KEY if key is None else key
+        key = self.default_key if key is None else key
         if not len(labels):
             raise ValueError("expected at least one label to randomize, got none.")
         clusters = getattr(public.value, "assignments", public.value)

@@ -37,7 +37,7 @@ from tf_labeldp.mechanisms.base import (
     settings,
 )
 from tf_labeldp.vault.keyed_draws import KEYED_ASSUMPTIONS, KeyedDraws, check_keyed
-from tf_labeldp.vault.label_kinds import LabelKind
+from tf_labeldp.vault.label_kinds import LabelKind, Numbers
 from tf_labeldp.vault.ledger import UNNAMED, Ledger
 from tf_labeldp.vault.noisy_labels import NoisyLabels
 from tf_labeldp.vault.records import (
@@ -56,6 +56,9 @@ _CHECKED: dict[tuple[type, str, int | None], tuple[str, bool]] = {}
 By their type, their state and, for statistics, the number of labels: their channel, and whether
 their draws were tested.
 """
+
+_OTHER_SHIFT = 1e-4
+"""The share of the range by which rounding on another machine may move a stored shift."""
 
 
 class Sealed:
@@ -95,6 +98,14 @@ class Sealed:
         has_label = self.arrived >= 0
         self.rows = None if has_label.all() else np.flatnonzero(has_label)
 
+    def residuals(self, shift: np.ndarray, largest: float) -> Sealed:
+        """Returns the labels minus a public shift (N,), at most ``largest`` in size."""
+        found = object.__new__(Sealed)
+        for name in ("arrivals", "arrived", "is_late", "rows"):
+            setattr(found, name, getattr(self, name))
+        found._array = np.clip(self._array - shift, -largest, largest)
+        return found
+
     def __len__(self) -> int:
         return int(self._array.shape[0])
 
@@ -129,9 +140,20 @@ class Draws:
         seed: int | None,
         keyed: KeyedDraws | None,
     ) -> None:
-        self._sealed, self._kind, self._ledger, self._seed = sealed, kind, ledger, seed
+        self.sealed, self._kind, self._ledger, self._seed = sealed, kind, ledger, seed
         self._keyed = keyed
+        self._shift: np.ndarray | None = None
         self._unnamed = 0
+
+    def of_residuals(self, shift: np.ndarray, kind: Numbers) -> Draws:
+        """Returns the draws, in the same ledger, of the labels minus a public shift (N,).
+
+        A record keeps the shift of its draw.
+        """
+        sealed = self.sealed.residuals(shift, kind.high)
+        found = Draws(sealed, kind, self._ledger, self._seed, self._keyed)
+        found._shift = shift
+        return found
 
     @property
     def is_keyed(self) -> bool:
@@ -176,9 +198,9 @@ class Draws:
                 if stored is not None and (old := stored.indices).size < left:
                     if place_of is None:
                         # Each draw costs its own size: a thousand weeks have a thousand draws.
-                        place_of = np.full(len(self._sealed), -1, dtype=np.int64)
+                        place_of = np.full(len(self.sealed), -1, dtype=np.int64)
                         place_of[rows] = np.arange(rows.size)  # of rows without a draw
-                        arrived = np.sort(self._sealed.arrived[rows])
+                        arrived = np.sort(self.sealed.arrived[rows])
                     came = np.searchsorted(arrived, stored.number, side="right")
                     # All rows of the draw are left, and the others came later.
                     if came == rows.size - left + old.size and np.all(place_of[old] >= 0):
@@ -226,6 +248,14 @@ class Draws:
             receipts = public.receipts
             return self._new_record(name, mechanism, rows, public_input, digest, receipts)
         same_input = not is_compared or _is_same_input(record, public_input, digest)
+        if self._shift is not None and isinstance(mechanism, LabelMechanism):
+            stored = record.arrays.get("shift")
+            # Machines round differently.
+            low, high = self._kind.label_range or (0.0, 0.0)
+            most = _OTHER_SHIFT * (high - low)
+            same_input &= stored is not None and np.allclose(
+                stored, self._shift[rows], rtol=0.0, atol=most
+            )
         _check_same(record, mechanism, rows, same_input)
         return record
 
@@ -304,7 +334,7 @@ class Draws:
         try:
             quietly = without_warnings if is_ours else without_output
             with quietly(), np.errstate(all="ignore"):
-                labels = self._sealed.look(rows) if is_ours else self._sealed.open(rows)
+                labels = self.sealed.look(rows) if is_ours else self.sealed.open(rows)
                 if (keyed := self._keyed_for(mechanism)) is not None:
                     output = keyed.randomize(mechanism, labels, rows, public_input, name)
                 else:
@@ -338,8 +368,11 @@ class Draws:
             public_digest=public_input.digest() if _has_own_digest(public_input) else digest,
             made_of=made_of,
             indices=rows,
-            arrays={"values": values, **priors},
+            arrays={"values": values, **priors, **self._arrays_of_shift(kind, rows)},
         )
+
+    def _arrays_of_shift(self, kind: str, rows: np.ndarray) -> dict[str, np.ndarray]:
+        return {} if self._shift is None or kind != "draw" else {"shift": self._shift[rows]}
 
     def _apply(
         self,

@@ -29,8 +29,6 @@ from tf_labeldp.vault.records import DrawSettingsError
 
 _TIMES_THEOREM_7 = 4.0
 """Theorem 7 bounds the error of single labels; their mean needs a better prior."""
-_KEY = "label-randomizer"
-"""The name of the draw by default."""
 _SIMULATIONS = 100
 """Simulations per total, which leave its standard error 7 % off."""
 
@@ -77,6 +75,8 @@ class LabelRandomizer(Randomizer):
         >>> noisy.values.shape, noisy.posterior().shape, noisy.guarantee().epsilon
         ((297,), (297,), 2.0)
     """
+
+    default_key = "label-randomizer"
 
     epsilon: float
     loss: str = "squared_error"
@@ -203,7 +203,7 @@ class LabelRandomizer(Randomizer):
     @_validate.clears_frames
     def parts(self, labels: Private[PrivateLabels], key: str | None = None) -> dict[str, Mechanism]:
         """Returns the mechanism of the prior, and one with the cost of the draw."""
-        key = _KEY if key is None else key
+        key = self.default_key if key is None else key
         values, prior_epsilon = self.split(len(labels), *_checked_range(labels))
         ends = (values[0], values[-1])
         # The cost of a draw does not depend on its bins, which are chosen after the release.
@@ -222,7 +222,7 @@ class LabelRandomizer(Randomizer):
 
         The key is ``"label-randomizer"`` by default.
         """
-        key = _KEY if key is None else key
+        key = self.default_key if key is None else key
         label_range = _checked_range(labels)
         checked_loss(self.loss, label_range[0])
         values, prior_epsilon = self.split(len(labels), *label_range)

@@ -281,7 +281,7 @@ def evaluate_by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: A
                 f"{metric!r}. Use PrivateLabels.evaluate for others."
             )
         terms = noisy.debiased()
-        low, high = noisy.mechanism.label_range() if number is None else (0.0, 1.0)
+        low, high = noisy.label_range if number is None else (0.0, 1.0)
         mean = float(np.clip(terms.mean(), low, high))
         variance = (mean - low) * (high - mean)  # No labels in the range have a larger one.
     else:

@@ -60,6 +60,7 @@ PRIOR_ARRAYS = {
     "probabilities": "probabilities",
     "prior_groups": "groups",
     "prior_values": "values",
+    "prior_shift": "shift",
 }
 """File names of the fields of ``Priors``."""
 _NO_RECEIPT = Assumption(
@@ -132,7 +133,8 @@ class NoisyLabels:
     Attributes:
         values: one entry per index: class codes ``int64`` (m,), numbers ``float64`` (m,), rows of
             zeros and ones ``int64`` (m, L), or noisy one-hot rows ``float32`` (m, K) from
-            ``ALIBI``.
+            ``ALIBI``. Residuals of numbers are without ``priors.shift``, which ``posterior`` and
+            ``debiased`` add.
         indices: the examples, ``int64`` (m,).
         mechanism: the mechanism of the draw.
         priors: the priors of the draw, one row per index or one for all; for numbers, the prior
@@ -192,6 +194,16 @@ class NoisyLabels:
 
     def __repr__(self) -> str:
         return f"NoisyLabels({self.mechanism!r}, num_labels={len(self)})"
+
+    @property
+    def label_range(self) -> tuple[float, float]:
+        """The smallest and the largest label that the draw of numbers tells apart."""
+        mechanism: Any = self.mechanism
+        low, high = mechanism.label_range()
+        shift = getattr(self.priors, "shift", None)
+        if shift is None or not len(shift):
+            return low, high
+        return low + float(np.min(shift)), high + float(np.max(shift))
 
     @property
     def are_sets(self) -> bool:

@@ -34,7 +34,7 @@ from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, checked_mechan
 from tf_labeldp.vault._draws import Draws, Sealed, in_words, noisy_labels
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_release
 from tf_labeldp.vault.keyed_draws import KeyedDraws
-from tf_labeldp.vault.label_kinds import Classes, LabelKind, label_kind
+from tf_labeldp.vault.label_kinds import Classes, LabelKind, Numbers, label_kind
 from tf_labeldp.vault.ledger import Ledger, UseHistory
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic, joined, recorded
 from tf_labeldp.vault.records import Arrival
@@ -67,6 +67,12 @@ class Randomizer(abc.ABC):
     public_input: ClassVar[str | None] = None
     """The public input that the randomizer needs: ``"clusters"``, ``"features"`` or None."""
 
+    default_key: ClassVar[str]
+    """The name of the draw by default, by which a store finds it."""
+
+    is_for_users: ClassVar[bool] = False
+    """Whether ``epsilon`` is the cost for all labels of a user, and not for one label."""
+
     epsilon: float
     """The cost of all releases together, known before the first one."""
 
@@ -76,7 +82,7 @@ class Randomizer(abc.ABC):
     ) -> NoisyLabels:
         """Returns noisy labels of all examples of a vault; ``PrivateLabels.randomize`` calls it.
 
-        ``key`` names the draws; None stands for a fixed name. ``public`` is the value that
+        ``key`` names the draws; None stands for ``default_key``. ``public`` is the value that
         ``public_input`` names, with the receipts of the randomizer.
         """
 
@@ -856,11 +862,15 @@ class PrivateLabels:
         with self._ledger.turn():
             return (self._draws.next_name() if key is None else key) in self._ledger.draws
 
-    def mechanism(self, key: str) -> Mechanism:
-        """Returns the mechanism of a recorded draw; raises a ``KeyError`` if there is none."""
+    def mechanism(self, key: str | None) -> Mechanism:
+        """Returns the mechanism of a recorded draw; raises a ``KeyError`` if there is none.
+
+        None stands for the next draw without a key.
+        """
         if not self.has_draw(key):
             raise KeyError(f"there is no draw {key!r}; there are {sorted(self._ledger.draws)}.")
-        return deserialize(self._ledger.draws[key].mechanism or {})
+        name = self._draws.next_name() if key is None else key
+        return deserialize(self._ledger.draws[name].mechanism or {})
 
     def decode(self, codes: Public[Any]) -> np.ndarray:
         """Returns the class values of class codes (m,), or of ``NoisyLabels``."""
@@ -982,6 +992,28 @@ def _checked_rows(indices: Any, n: int) -> np.ndarray:
             "randomize draws, and charges, again."
         )
     return rows
+
+
+def residuals_of(labels: PrivateLabels, predictions: Public[Any], largest: float) -> PrivateLabels:
+    """Returns a vault of the labels minus public predictions, whose uses the same ledger charges.
+
+    Given the predictions, one label moves its own residual alone. Residuals are clipped to
+    ``largest``, so that their range is public.
+
+    Args:
+        labels: a vault of numbers.
+        predictions: (n,), in the order of the labels; their receipts count in every use.
+        largest: the largest size of a residual, above zero.
+    """
+    public = public_input(predictions)
+    shift = np.zeros(len(labels._sealed))
+    shift[labels._rows(None)] = public.value
+    chosen = public_input(labels._chosen_by, public).with_value(None)
+    view = labels._part(np.ones(len(labels), bool), chosen)
+    kind = Numbers(-largest, largest, clip=True)
+    view._kind, view._draws = kind, labels._draws.of_residuals(shift, kind)
+    view._sealed = view._draws.sealed
+    return view
 
 
 def refuse_noisy(labels: Any) -> None:
