@@ -767,6 +767,10 @@ OF_0_3 = Path(__file__).parent / "of_0_3"
 """Files that version 0.3 (commit 226ca83) made of six labels, with their stores."""
 
 
+def _numbers(version):
+    return tuple(map(int, version.split(".")[:3]))
+
+
 @pytest.mark.parametrize(
     ("name", "store", "unsealed"),
     [
@@ -779,6 +783,11 @@ OF_0_3 = Path(__file__).parent / "of_0_3"
 def test_files_of_0_3_name_what_their_seal_did_not_cover(name, store, unsealed, tmp_path):
     shutil.copytree(OF_0_3, tmp_path, dirs_exist_ok=True)
     file = tmp_path / name
+    if name.startswith("card"):
+        with zipfile.ZipFile(tmp_path / "card" / "model.keras") as content:
+            made_by = json.loads(content.read("metadata.json"))["keras_version"]
+        if _numbers(keras.__version__) < _numbers(made_by):
+            pytest.skip(f"Keras {keras.__version__} reads no files of Keras {made_by}")
     expected = NOT_CHECKED if unsealed else RIGHT
     found = ldp.dossier.verify(file)
     assert found.problems == () and len(found.not_checked) == len(unsealed)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import decimal
-import importlib
+import importlib.machinery
 import json
 import pickle
+import sys
 import warnings
 
 import keras
@@ -629,35 +630,108 @@ def test_boosting_is_chosen_where_noisy_labels_are_worth_many_true_ones(tmp_path
 
 
 @pytest.mark.holds("front_door.PrivateRegressor")
-@pytest.mark.parametrize("epsilon", [0.2, 2.0, 8.0])
-def test_no_private_output_decides_on_the_method_for_numbers(epsilon):
-    """Labels that the columns explain and pure noise get one head by one release, and its cost."""
-    choice = ldp.recommend(epsilon, SIZE, "table", num_classes=None)
-    assert choice.method == "head" and "method='boosting'" in str(choice)
+@pytest.mark.parametrize(("epsilon", "releases"), [(0.2, 1), (2.0, 3), (8.0, 3)])
+def test_no_private_output_decides_on_the_method_for_numbers(epsilon, releases):
+    """Labels that the columns explain and pure noise get the same releases, at the same cost."""
+    method = "head" if releases == 1 else "boosting"
+    assert ldp.recommend(epsilon, SIZE, "table", num_classes=None).method == method
     noise = np.random.default_rng(1).uniform(0.0, 10.0, SIZE)
+    stated = set()
     for values in (10.0 * INTERACTION, noise):
         budget = ldp.PrivacyBudget(epsilon, 1e-5)
         labels = ldp.PrivateLabels(values, low=0.0, high=10.0, budget=budget)
-        model = ldp.PrivateRegressor(epsilon).fit(LARGE, labels)
-        assert model.choice_.method == "head" and len(model.receipts_) == 1
-        assert model.guarantee().epsilon == labels.guarantee().epsilon == epsilon
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "on held-out noisy labels")
+            model = ldp.PrivateRegressor(epsilon).fit(LARGE, labels)
+        assert model.choice_.method == method and len(model.receipts_) == releases
+        stated |= {model.guarantee().epsilon, labels.guarantee().epsilon}
+    assert len(stated) == 1 and 0.95 * epsilon < stated.pop() <= epsilon
 
 
-def test_trees_for_numbers_if_they_are_asked_for(tmp_path):
+def test_numbers_are_boosted_from_a_head_where_noisy_labels_are_worth_it(tmp_path):
     explained = 10.0 * INTERACTION
-    budget = ldp.PrivacyBudget(2.0, 1e-5)
+    budget = ldp.PrivacyBudget(3.0, 1e-5)
 
     def vault():
         return ldp.PrivateLabels(explained, low=0.0, high=10.0, budget=budget, store=tmp_path / "a")
 
-    model = ldp.PrivateRegressor(2.0, method="boosting", key="model").fit(LARGE, vault())
+    model = ldp.PrivateRegressor(2.0, key="model").fit(LARGE, vault())
     assert isinstance(model.head_, ldp.PrivateBoosting) and model.score(LARGE, explained) > 0.9
-    assert model.guarantee().epsilon == vault().guarantee().epsilon == 2.0
+    head = ldp.PrivateRegressor(2.0, method="head", low=0.0, high=10.0).fit(LARGE, explained)
+    # The head leaves the edges of the steps.
+    assert 1.0 - model.score(LARGE, explained) < 0.8 * (1.0 - head.score(LARGE, explained))
+    assert 1.9 < model.guarantee().epsilon <= 2.0
+    spent = vault().guarantee().epsilon
     # A second process reads the draws.
     again = clone(model).fit(LARGE, vault())
     assert again.predict(LARGE[:50]) == pytest.approx(model.predict(LARGE[:50]))
+    assert vault().guarantee().epsilon == spent == model.guarantee().epsilon
     with pytest.raises(ldp.BudgetExceededError):
-        ldp.PrivateRegressor(2.0, method="boosting", key="another").fit(LARGE, vault())
+        ldp.PrivateRegressor(2.0, key="another").fit(LARGE, vault())
+    outputs = model.to_keras().predict(ldp.features.to_inputs(LARGE, model.to_keras()), verbose=0)
+    assert outputs[:, 0] == pytest.approx(model.predict(LARGE), abs=1e-3)
+
+
+def test_weights_and_an_evaluation_of_numbers():
+    explained = np.where(np.arange(SIZE) % 2, 10.0 * INTERACTION, 5.0)
+    labels = ldp.PrivateLabels(
+        explained, low=0.0, high=10.0, budget=ldp.PrivacyBudget(4.0, 1e-5), insecure_seed=0
+    )
+    model = ldp.PrivateRegressor(4.0, budget_for_evaluation=4.0)
+    model.fit(LARGE, labels, sample_weight=np.arange(SIZE) % 2)
+    assert model.choice_.method == "boosting"
+    assert model.score(LARGE, 10.0 * INTERACTION) > 0.9
+    assert model.evaluation_.metric == "mse" and labels.guarantee().epsilon <= 4.0
+
+
+@pytest.fixture
+def no_lightgbm(monkeypatch):
+    """Slim images have LightGBM without the system's OpenMP."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lightgbm"]:
+        monkeypatch.delitem(sys.modules, name)
+    find = importlib.machinery.PathFinder.find_spec
+
+    def find_spec(name, *how):
+        if name == "lightgbm":
+            raise OSError("libgomp.so.1: cannot open shared object file")
+        return find(name, *how)
+
+    monkeypatch.setattr(importlib.machinery.PathFinder, "find_spec", find_spec)
+
+
+DOORS = {
+    "classes": (ldp.PrivateClassifier, INTERACTION.astype(int), {"num_classes": 2}),
+    "numbers": (ldp.PrivateRegressor, 10.0 * INTERACTION, {"low": 0.0, "high": 10.0}),
+}
+
+
+@pytest.mark.parametrize("key", [None, "model"])
+@pytest.mark.parametrize("kind", DOORS)
+def test_a_machine_without_lightgbm_takes_a_head_and_a_store_keeps_the_method(
+    kind, key, tmp_path, request
+):
+    door, values, arguments = DOORS[kind]
+
+    def fitted(name, **options):
+        budget = ldp.PrivacyBudget(2.0, 1e-5)
+        labels = ldp.PrivateLabels(values, budget=budget, store=tmp_path / name, **arguments)
+        try:
+            return door(2.0, key=key, **options).fit(LARGE, labels), labels.guarantee().epsilon
+        except ImportError:
+            return None, labels.guarantee().epsilon
+
+    _, spent = fitted("trees")
+    request.getfixturevalue("no_lightgbm")
+    # The draw is recorded: neither a head's release nor an error costs more.
+    assert fitted("trees") == (None, spent)
+    with pytest.warns(UserWarning, match="so a head is fitted.*libgomp1"):
+        model, first = fitted("head")
+    assert model.choice_.method == "head" and "LightGBM can't be loaded" in str(model.choice_)
+    assert fitted("nothing", method="boosting") == (None, 0.0)
+    request.getfixturevalue("monkeypatch").undo()
+    model, again = fitted("head")
+    assert model.choice_.method == "head" and again == first
+    assert "has recorded this method" in str(model.choice_)
 
 
 def test_an_evaluation_in_a_part_of_a_vault_reads_the_rows_of_that_part():

@@ -11,7 +11,7 @@ import pytest
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, dp_sgd_charge
-from tf_labeldp.heads import BootstrappedHead, HeadPriorRandomizer
+from tf_labeldp.heads import BootstrappedHead, HeadPriorRandomizer, HeadResidualRandomizer
 from tf_labeldp.mechanisms import HistogramMechanism, LaplaceMechanism, RandomizedResponse
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.private_labels import Randomizer  # whose subclasses the cases must include
@@ -71,6 +71,10 @@ VERBS = {
     "LabelRandomizer": (lambda labels: labels.randomize(ldp.LabelRandomizer(1.0)), "numbers"),
     "clusters": (lambda labels: labels.randomize(CLUSTERS, clusters=np.arange(N) % 3), "classes"),
     "HeadPriorRandomizer": (lambda labels: labels.randomize(HEAD_PRIOR, features=X), "classes"),
+    "HeadResidualRandomizer": (
+        lambda labels: labels.randomize(HeadResidualRandomizer(4.0, DELTA), features=X),
+        "numbers",
+    ),
     "BootstrappedHead": (bootstrapped, "classes"),
     "MultiStageTraining": (in_stages, "classes"),
     "PrivateSearchCV": (searched, "classes"),
@@ -157,6 +161,7 @@ def test_the_cases_include_all_randomizers():
         "LabelRandomizer",
         "ClusterRandomizedResponse",
         "HeadPriorRandomizer",
+        "HeadResidualRandomizer",
     }
 
 

@@ -308,11 +308,6 @@ class PrivateBoosting(Head):
         model = self._with_facts(keras_model(inputs, outputs, "private_boosting"))
         return self._recorded(model, None)
 
-    @property
-    def delta(self) -> float:
-        """The delta of a release of ``start``, zero without."""
-        return float(getattr(self.start, "delta", 0.0))
-
     def _is_regressor(self) -> bool:
         return super()._is_regressor() or self.low is not None
 
@@ -340,7 +335,10 @@ class PrivateBoosting(Head):
         start._check_fitted()
         own: Any = None if start._is_regressor() else start.classes_
         if (own is None) != (classes is None) or not np.array_equal(own, classes):
-            kinds = ["numbers" if c is None else f"the classes {list(c)}" for c in (classes, own)]
+            kinds = [
+                "numbers" if found is None else f"the classes {found.tolist()}"
+                for found in (classes, own)
+            ]
             raise ValueError(
                 f"expected a start for {kinds[0]}, got one for {kinds[1]}. Fit it on these labels."
             )

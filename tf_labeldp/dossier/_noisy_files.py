@@ -390,6 +390,12 @@ def _check_priors(
     if priors is None:
         found.problems += [differ] if any(each is not None for each in drawn) else []
         return
+    shifts = [record.arrays["shift"] for record in records if "shift" in record.array_names]
+    shift: Any = np.concatenate(shifts)[order] if shifts else None
+    own_shift: Any = priors.shift
+    if (shift is None) != (own_shift is None) or not np.array_equal(shift, own_shift):
+        found.problems.append("its predictions differ from those that the draw subtracted")
+        return
     values = getattr(noisy.mechanism, "inputs", None)
     if priors.values is not None and not (
         values is not None and np.array_equal(priors.values, values)

@@ -669,7 +669,12 @@ def _rare_class(head: Any, features: Any) -> tuple[str, ...]:
 
 
 def refuse_noisy_labels(model: Any, features: Any, labels: PrivateLabels) -> None:
-    """Raises if a search's fit may boost, whose cost does not compose as that of Gaussian noise."""
+    """Raises if a search's fit does not compose as one Gaussian release or one pure draw."""
+    if isinstance(model, PrivateBoosting) and isinstance(model.start, HeadResidualRandomizer):
+        raise ValueError(
+            "expected candidates of one release each, got PrivateBoosting with a start that is "
+            "released first. Leave start out, or give a fitted head. Nothing was released."
+        )
     if not isinstance(model, _FrontDoor):
         return
     choice = model._choice(model.epsilon, len(labels), kind_of(features), features, labels)

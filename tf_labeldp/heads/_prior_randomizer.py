@@ -25,7 +25,7 @@ from tf_labeldp.mechanisms.base import Mechanism, settings
 from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.vault import Classes, LabelRandomizer, NoisyLabels, PrivateLabels
 from tf_labeldp.vault.noisy_labels import recorded
-from tf_labeldp.vault.private_labels import Randomizer, reserve_together, residuals_of
+from tf_labeldp.vault.private_labels import Randomizer, reserve_together, residuals_of, shift_of
 from tf_labeldp.vault.records import DrawSettingsError
 
 _DRAW_PAYS = 2.5
@@ -39,28 +39,21 @@ _OTHER_PRIORS = 0.01
 """Share of noisy labels that rounding on another machine may move out of their top-k set."""
 
 
-class _HeadRandomizer(Randomizer):
-    """Checks of a randomizer that fits a head first."""
-
-    public_input = "features"
-
-    head: type[OneReleaseHead]
-    head_share: float | None
-
-    def _check_head(self) -> None:
-        _validate.positive_finite("epsilon", self.epsilon)
-        if self.head_share is not None:
-            share = _validate.positive_finite("head_share", self.head_share)
-            if share >= 1.0:
-                raise ValueError(
-                    f"head_share must be below 1, got {share:g}: the draw needs a share. To spend "
-                    "all on the head, fit it alone and use its predictions."
-                )
-        if not (isinstance(self.head, type) and issubclass(self.head, OneReleaseHead)):
-            raise TypeError(
-                "head must be a class, PrivateLogisticRegression or PrivateRidge, got "
-                f"{type(self.head).__name__}. Pass its arguments next to it."
+def _check_head(randomizer: HeadPriorRandomizer | HeadResidualRandomizer) -> None:
+    _validate.positive_finite("epsilon", randomizer.epsilon)
+    if randomizer.head_share is not None:
+        share = _validate.positive_finite("head_share", randomizer.head_share)
+        if share >= 1.0:
+            raise ValueError(
+                f"head_share must be below 1, got {share:g}: the draw needs a share. To spend all "
+                "on the head, fit it alone and use its predictions."
             )
+    head = randomizer.head
+    if not (isinstance(head, type) and issubclass(head, OneReleaseHead)):
+        raise TypeError(
+            "head must be a class, PrivateLogisticRegression or PrivateRidge, got "
+            f"{type(head).__name__}. Pass its arguments next to it."
+        )
 
 
 def _refuse_dataset(features: Any) -> None:
@@ -72,7 +65,7 @@ def _refuse_dataset(features: Any) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadPriorRandomizer(_HeadRandomizer):
+class HeadPriorRandomizer(Randomizer):
     """Releases a head, and draws every label by RRWithPrior with the head's probabilities.
 
     The noisy labels are right far more often than with plain randomized response at the same
@@ -121,6 +114,7 @@ class HeadPriorRandomizer(_HeadRandomizer):
         ((3000,), (3000, 2), True)
     """
 
+    public_input = "features"
     default_key = "head-prior"
 
     epsilon: float
@@ -134,7 +128,7 @@ class HeadPriorRandomizer(_HeadRandomizer):
     draw: type[PriorMechanism] = RRWithPrior
 
     def __post_init__(self) -> None:
-        self._check_head()
+        _check_head(self)
         if self.draw not in (RRWithPrior, InformativeRR):
             raise TypeError(
                 f"draw must be the class RRWithPrior or InformativeRR, got {self.draw!r}."
@@ -210,7 +204,7 @@ class HeadPriorRandomizer(_HeadRandomizer):
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadResidualRandomizer(_HeadRandomizer):
+class HeadResidualRandomizer(Randomizer):
     """Releases a head, and draws for every label what the head's number leaves, by bins.
 
     The head takes the part of the labels that a linear model of the features explains, at the small
@@ -261,6 +255,7 @@ class HeadResidualRandomizer(_HeadRandomizer):
         (True, 4.0)
     """
 
+    public_input = "features"
     default_key = "head-residual"
     is_for_users = True
 
@@ -276,7 +271,7 @@ class HeadResidualRandomizer(_HeadRandomizer):
     spread: bool | str = True
 
     def __post_init__(self) -> None:
-        self._check_head()
+        _check_head(self)
         _validate.number_in("residual_range", self.residual_range, "(0, 1]")
 
     def split(self, group_size: int = 1) -> tuple[float, float]:
@@ -337,7 +332,8 @@ class HeadResidualRandomizer(_HeadRandomizer):
             shift = PublicInput(head.predict(public.value), head.receipts_)
             noisy = residuals_of(labels, shift, largest).randomize(draw, key=key)
         if noisy.priors is not None:
-            priors = dataclasses.replace(noisy.priors, shift=shift.value)
+            # Those of the draw, which another machine rounds differently.
+            priors = dataclasses.replace(noisy.priors, shift=shift_of(labels, key))
             noisy = dataclasses.replace(noisy, priors=priors)
         return head, recorded(noisy)
 

@@ -67,7 +67,8 @@ class LabelSource:
             self._key = getattr(self.mechanism, "default_key", None)
         self.vault: PrivateLabels = labels
         if self._is_array:
-            budget = PrivacyBudget(head.epsilon, getattr(head, "delta", 0.0))
+            delta = getattr(head, "delta", getattr(self.mechanism, "delta", 0.0))
+            budget = PrivacyBudget(head.epsilon, delta)
             self.vault = vault_of_array(
                 labels, **arguments, budget=budget, insecure_seed=head.insecure_seed
             )

@@ -84,6 +84,8 @@ class ClusterRandomizedResponse(Randomizer):
 
     public_input = "clusters"
 
+    default_key = "cluster-rr"
+
     num_classes: int
     threshold: float
     noise_scale: float

@@ -1016,6 +1016,11 @@ def residuals_of(labels: PrivateLabels, predictions: Public[Any], largest: float
     return view
 
 
+def shift_of(labels: PrivateLabels, key: str) -> np.ndarray:
+    """Returns the predictions (n,) that a recorded draw of residuals subtracted."""
+    return labels._ledger.draws[key].arrays["shift"]
+
+
 def refuse_noisy(labels: Any) -> None:
     """Raises for noisy labels, which would be randomized a second time."""
     if isinstance(labels, NoisyLabels):
