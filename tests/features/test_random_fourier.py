@@ -300,29 +300,21 @@ def test_sparse_frequencies_read_one_to_three_columns_each():
     np.testing.assert_allclose(np.linalg.norm(mapping.transform(table), axis=1), 1.0, atol=1e-5)
 
 
-def test_sparse_features_see_ranks_and_so_no_outliers():
-    """Beyond the quantiles of fit, where dense features still turn, ranks are constant."""
+def test_beyond_the_numbers_of_fit_features_are_constant():
+    """Sparse features see ranks, and dense ones numbers without outliers."""
     rng = np.random.default_rng(0)
     table = {"gain": np.exp(3.0 * rng.normal(size=2000)), "job": rng.choice(["a", "b"], 2000)}
     table["gain"][::7] = np.nan
     mapping = RandomFourierFeatures(400, linear_weight=0.0, sparse=True).fit(table)
     ends = {"gain": np.array([1e7, 1e9, np.nan]), "job": np.array(["a", "a", "a"])}
     first, second, missing = mapping.transform(ends)
-    same = np.isclose(first, second, atol=1e-6)
-    # Cosines, then sines, of 100 dense and 100 sparse frequencies each.
-    sparse = np.tile(np.arange(200) >= 100, 2)
-    assert np.all(same[sparse]) and not np.any(np.all(same[~sparse]))
-    assert np.all(np.isfinite(missing))
+    assert first == pytest.approx(second, abs=1e-6) and np.all(np.isfinite(missing))
     model = mapping.to_keras()
     batch = {
         "gain": keras.ops.convert_to_tensor(ends["gain"].astype("float32")[:, np.newaxis]),
         "job": keras.ops.convert_to_tensor(ends["job"][:, np.newaxis]),
     }
-    np.testing.assert_allclose(
-        np.asarray(model(batch))[:, sparse],
-        [first[sparse], second[sparse], missing[sparse]],
-        atol=1e-4,
-    )
+    np.testing.assert_allclose(np.asarray(model(batch)), [first, second, missing], atol=1e-4)
 
 
 def test_sparse_takes_a_table_without_numbers():
@@ -330,3 +322,60 @@ def test_sparse_takes_a_table_without_numbers():
     mapping = RandomFourierFeatures(20, sparse=True).fit(table)
     batch = {"job": keras.ops.convert_to_tensor(table["job"][:, np.newaxis])}
     np.testing.assert_allclose(mapping.to_keras()(batch), mapping.transform(table), atol=1e-5)
+
+
+OUTLIERS = {
+    "one row": (lambda age: np.where(np.arange(len(age)) == 7, 1e8, age), 1),
+    "below": (lambda age: np.where(np.arange(len(age)) == 7, -1e8, age), 1),
+    "a number for unknown ones": (
+        lambda age: np.where(np.arange(len(age)) % 4 == 0, 1e8, age),
+        500,
+    ),
+    "counts, mostly zero": (
+        lambda age: np.where(age > 85, 1e8, np.where(age > 70, age - 70, 0.0)),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OUTLIERS)
+def test_outliers_count_as_the_nearest_numbers_that_are_none(kind, tmp_path):
+    change, number = OUTLIERS[kind]
+    table = some_table(2000) | {"young": np.where(np.arange(2000) == 3, 1.0, 0.0)}
+    changed = change(table["age"].astype(float))
+    number = number or int((changed > 1e7).sum())
+    model = RandomFourierFeatures(200).fit(table | {"age": changed})
+    assert model.outliers_ == {"age": number}
+    features = model.transform(table | {"age": changed})
+    # Ages still differ, as they would not within 1e-6 of their range.
+    far = np.abs(changed) > 1e7
+    assert np.unique(features[~far, -64:].round(4), axis=0).shape[0] > 500
+    # New outliers are moved in the same way, and so does the Keras model.
+    new = {name: column[:3] for name, column in table.items()} | {
+        "age": np.array([-1e9, 1e9, np.nan])
+    }
+    nearer = new | {
+        "age": np.array([model.columns_[0].low, model.columns_[0].high, np.nan], np.float32)
+    }
+    np.testing.assert_array_equal(model.transform(new), model.transform(nearer))
+    inputs = {
+        name: column[:, np.newaxis].astype("float32")
+        if column.dtype.kind in "if"
+        else keras.ops.convert_to_tensor(column[:, np.newaxis])
+        for name, column in new.items()
+    }
+    found = model.to_keras().predict(inputs, verbose=0)
+    np.testing.assert_allclose(found, model.transform(new), atol=1e-5)
+    # A rare indicator keeps its one.
+    assert model.columns_[-1].high == math.inf
+
+
+def test_a_heavy_tail_and_whole_numbers_have_no_outliers():
+    rng = np.random.default_rng(1)
+    table = {
+        "income": rng.lognormal(10.0, 0.8, 3000),
+        "children": rng.poisson(0.3, 3000),
+        "constant": np.ones(3000),
+        "three": rng.integers(0, 3, 3000),
+    }
+    assert RandomFourierFeatures(20).fit(table).outliers_ == {}

@@ -31,6 +31,9 @@ _QUANTILES = 65
 """Quantiles of a numeric column between which its ranks are linear."""
 _RANK_ROWS = 100_000
 """Rows sampled for the quantiles, whose ranks are then within 0.5 %."""
+_FENCE = 10.0
+"""Distances from the 10 % to the 90 % quantile beyond which a number is an outlier: 0.01 % of a
+lognormal column are."""
 _MOST_TOGETHER = 3
 """The most columns of a sparse frequency: effects of more columns together are rare in tables."""
 _RANK_STDDEV, _CATEGORY_STDDEV = 2.0, 3.0
@@ -45,7 +48,8 @@ class RandomFourierFeatures(FeatureMap):
     """Maps a table to random features of a Gaussian kernel and to the encoded columns themselves.
 
     Numeric columns are standardised, and the mean replaces missing numbers; if a column lacks
-    numbers in ``fit``, a second column marks them. Booleans are the numbers 0 and 1, dates and
+    numbers in ``fit``, a second column marks them. Numbers that are far from all others, in a
+    column of more than two, count as the nearest that are not (winsorizing). Booleans are the numbers 0 and 1, dates and
     times days since 1970-01-01 UTC; all numbers are rounded to ``float32``. Categorical columns are
     one-hot encoded, with one place for categories that are new after ``fit``, or hashed if they
     have many; entries of several types count by their text, and ordered categories lose their
@@ -82,6 +86,7 @@ class RandomFourierFeatures(FeatureMap):
     Attributes:
         columns_: the encoding of each column.
         hashed_: the number of categories of each column that is hashed, by name.
+        outliers_: the number of outliers of ``fit`` in each column that has some, by name.
         bandwidth_: the bandwidth.
         n_features_out_: num_features, plus the encoded columns unless linear_weight is zero.
 
@@ -128,6 +133,11 @@ class RandomFourierFeatures(FeatureMap):
         size = len(next(iter(columns.values())))
         self.columns_ = learn_columns(columns, self.categorical, self.hash_buckets)
         self.hashed_ = hashed_columns(self.columns_)
+        self.outliers_ = {
+            column.name: column.num_outliers
+            for column in self.columns_
+            if getattr(column, "num_outliers", 0)
+        }
         self._is_matrix = 0 in columns and all(
             values.dtype.kind in "biuf" for values in columns.values()
         )
@@ -309,14 +319,18 @@ def _median_distance(rows: np.ndarray) -> float:
 class NumericColumn:
     """A standardised column of numbers, and a second column that marks missing numbers.
 
-    Without the second column missing numbers become the mean. All steps are in ``float32``, like
-    those of the Keras layers, which they equal to the last bit.
+    Outliers become the nearer of ``low`` and ``high``, and without the second column missing
+    numbers the mean. All steps are in ``float32``, like those of the Keras layers, which they equal
+    to the last bit.
     """
 
     name: str | int
     mean: float
     stddev: float
     has_missing: bool = False
+    low: float = -math.inf
+    high: float = math.inf
+    num_outliers: int = 0  # in ``fit``
 
     input_dtype = "float32"  # for the Keras input
 
@@ -332,17 +346,21 @@ class NumericColumn:
             raise ValueError(
                 f"column {name!r} needs an entry, got missing ones alone. Leave it out."
             )
+        low, high = _fences(present)
+        num_outliers = int(np.count_nonzero((present < low) | (present > high)))
+        present = np.clip(present, low, high)
         stddev = float(present.std())
         # Rounding gives a constant column a tiny deviation, which must not become a divisor.
         constant = stddev <= 1e-12 * float(np.abs(present).max(initial=0.0))
         has_missing = present.size < all_numbers.size
-        return cls(name, float(present.mean()), 1.0 if constant else stddev, has_missing)
+        mean, stddev = float(present.mean()), 1.0 if constant else stddev
+        return cls(name, mean, stddev, has_missing, low, high, num_outliers)
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
         """Fills ``out`` (n, width)."""
         found = as_numbers(self.name, values)
         missing = np.isnan(found)
-        centred = found - np.float32(self.mean)
+        centred = np.clip(found, self.low, self.high) - np.float32(self.mean)
         out[:, 0] = np.where(missing, 0.0, centred * np.float32(1.0 / self.stddev))
         if self.has_missing:
             out[:, 1] = missing
@@ -352,12 +370,32 @@ class NumericColumn:
 
         # Normalization would put a floor under the deviation.
         centre = keras.layers.Rescaling(1.0, offset=-self.mean, dtype="float32")
-        scaled = keras.layers.Rescaling(1.0 / self.stddev, dtype="float32")(centre(inputs))
+        numbers = keras.ops.clip(inputs, self.low, self.high) if math.isfinite(self.low) else inputs
+        scaled = keras.layers.Rescaling(1.0 / self.stddev, dtype="float32")(centre(numbers))
         missing = keras.ops.isnan(inputs)
         filled = keras.ops.where(missing, keras.ops.zeros_like(scaled), scaled)
         if not self.has_missing:
             return filled
         return keras.ops.concatenate([filled, keras.ops.cast(missing, "float32")], axis=-1)
+
+
+def _fences(numbers: np.ndarray) -> tuple[float, float]:
+    """Returns the float32 ends beyond which numbers of a column are outliers.
+
+    Quantiles of the rows find them where few rows have outliers, quantiles of the distinct numbers
+    where one number, such as 99999999, stands for an unknown one in many rows. The narrower fences
+    count. Columns of two values have none, so that a rare indicator keeps its ones.
+    """
+    if numbers.size > _RANK_ROWS:
+        numbers = np.random.default_rng(0).choice(numbers, _RANK_ROWS, replace=False)
+    distinct = np.unique(numbers)
+    low, high = -math.inf, math.inf
+    for entries in (numbers, distinct) if distinct.size > 2 else ():
+        first, last = np.quantile(entries, [0.1, 0.9], method="nearest")
+        if last > first:
+            low = max(low, first - _FENCE * (last - first))
+            high = min(high, last + _FENCE * (last - first))
+    return float(np.float32(low)), float(np.float32(high))
 
 
 class CategoricalColumn(Categories):

@@ -302,7 +302,9 @@ class _FrontDoor(Head):
                 )
                 self.evaluation_ = held_out.evaluate(predictions, metric, price, key=evaluation_key)
                 self.receipts_ = merge_receipts(self.receipts_, self.evaluation_.receipts)
-        remarks = _hashed_columns(head.coder_ if is_boosting else encoder)
+        remarks = _remarks_on_columns(encoder)
+        if is_boosting:
+            remarks += _remarks_on_columns(head.coder_)
         choice = dataclasses.replace(choice, remarks=(*choice.remarks, *remarks))
         has_accuracy = head.classes_ is not None and self.evaluation_metric in (None, "accuracy")
         if has_accuracy and raw[2] is None:
@@ -645,14 +647,21 @@ def predictions_for_metrics(estimator: Any, features: Any) -> np.ndarray:
     return predict(features)
 
 
-def _hashed_columns(encoder: Any) -> list[str]:
-    """Returns a remark on each column of a table that is hashed."""
+def _remarks_on_columns(encoder: Any) -> list[str]:
+    """Returns a remark on each column of a table that is hashed, or has outliers."""
     buckets = getattr(encoder, "hash_buckets", getattr(encoder, "most_categories", 0))
-    return [
+    remarks = [
         f"Column {name!r} has {number:,} categories, which are hashed into {buckets:,} buckets: "
         "those in one bucket count as one. Leave out a column of identifiers."
         for name, number in getattr(encoder, "hashed_", {}).items()
     ]
+    for map_ in getattr(encoder, "maps", (encoder,)):
+        remarks += [
+            f"Column {name!r} has outliers ({number:,}), numbers far from all others, which count "
+            "as the nearest that are not. If they stand for unknown numbers, make them missing."
+            for name, number in getattr(map_, "outliers_", {}).items()
+        ]
+    return remarks
 
 
 def _rare_class(head: Any, features: Any) -> tuple[str, ...]:
