@@ -316,22 +316,22 @@ def test_categories_of_numbers_and_monotone_scores():
 CHANNEL = RandomizedResponse(1.0, 3)
 LOSSES = {
     "classes": ChannelLoss(
-        np.zeros(3), likelihoods(CHANNEL, np.arange(3)), CHANNEL.transition_matrix()
+        np.zeros((3, 3)), likelihoods(CHANNEL, np.arange(3)), CHANNEL.transition_matrix()
     ),
     "two classes": BinaryChannelLoss(
-        np.zeros(1),
+        np.zeros((2, 1)),
         likelihoods(RandomizedResponse(1.0, 2), np.arange(2)),
         RandomizedResponse(1.0, 2).transition_matrix(),
     ),
-    "numbers": SquaredLoss(np.zeros(1), np.array([[0.3], [-2.0]])),
-    "counts": PoissonLoss(np.zeros(1), np.array([[4.0], [-1.0]]), 10.0),
+    "numbers": SquaredLoss(np.zeros((2, 1)), np.array([[0.3], [-2.0]])),
+    "counts": PoissonLoss(np.zeros((2, 1)), np.array([[4.0], [-1.0]]), 10.0),
 }
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_are_those_of_the_loss(name):
     loss: ScoreLoss = LOSSES[name]
-    scores = np.resize(np.random.default_rng(2).normal(size=12), loss._shape())
+    scores = np.resize(np.random.default_rng(2).normal(size=12), loss.start.shape)
     gradient, hessian = loss.derivatives(scores)
     for column in range(scores.shape[1]):
         step = np.zeros(scores.shape)
@@ -345,7 +345,7 @@ def test_gradients_are_those_of_the_loss(name):
 def test_the_hessian_is_the_variance_of_the_gradient(name):
     """Fisher's information: the mean squared gradient over the noisy labels of one example."""
     loss = LOSSES[name]
-    scores = np.tile(np.random.default_rng(3).normal(size=(1, loss._shape()[1])), (3, 1))
+    scores = np.tile(np.random.default_rng(3).normal(size=(1, loss.start.shape[1])), (3, 1))
     scores = scores[: len(loss.likelihoods)]
     gradient, hessian = loss.derivatives(scores)
     p = np.exp(scores[0]) if name == "classes" else np.array([1.0, np.exp(scores[0, 0])])

@@ -143,6 +143,7 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
         put("probabilities", np.full((4, K), 0.5)),
         put("groups", GROUPS),
         put("values", np.array([0.0, 1.0])),
+        shift=put("shift", np.zeros(N)),
     ),
     "mechanisms.Priors.of": lambda put: mechanisms.Priors.of(put("priors", HALF)),
     "mechanisms.RROnBins": lambda put: mechanisms.RROnBins(
@@ -264,6 +265,20 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "heads.HeadPriorRandomizer.draw_from": lambda put: draw_from(
         heads.HeadPriorRandomizer(4.0, delta=DELTA / 2), labels_of(), put("public", X)
     ),
+    "heads.HeadResidualRandomizer": lambda put: numbers_of().randomize(
+        heads.HeadResidualRandomizer(4.0, DELTA / 2, encoder=put("encoder", dense(3))), features=X
+    ),
+    "heads.HeadResidualRandomizer.draw_from": lambda put: draw_from(
+        heads.HeadResidualRandomizer(4.0, delta=DELTA / 2), numbers_of(), put("public", X)
+    ),
+    "heads.HeadResidualRandomizer.draw_with_head": lambda put: heads.HeadResidualRandomizer(
+        4.0, delta=DELTA / 2
+    ).draw_with_head(
+        numbers_of(),
+        None,
+        accounting.public_input(put("public", X)),
+        put("sample_weight", np.ones(N)),
+    )[1],
     "heads.NoiseCluster.to_keras": lambda put: (
         heads.NoiseCluster(2, 1.0, encoder=dense(3))
         .fit(X, labels_of())
@@ -406,6 +421,8 @@ def _(put):
 @builds("boosting.PrivateBoosting")
 def _(put):
     model = PrivateBoosting(max_trees=2, class_weight=put("class_weight", {1: 2.0}))
+    if put.name == "start":
+        model.start = put("start", ldp.PrivateRidge(1.0, DELTA / 2).fit(X, labels_of()))
     weights = put.only("sample_weight", np.ones(N))
     return model.fit(put("X", X), labels_of().randomize(RR), **weights)
 

@@ -315,7 +315,7 @@ def test_arrays_and_plain_values_are_refused() -> None:
     values = [Y, noisy.values, histogram.values, head.coef_, head.predict_proba(X), [head.coef_]]
     values += [3, 0.5, None, (), [], {}, set(), lambda x: x, RR, np.float64(1.0), b"", object()]
     values += [ldp.mechanisms.Priors(np.array([0.5, 0.5])), LogisticRegression(), [noisy, Y]]
-    values += [PublicInput(Y), boosted._trees()[0], ldp.PrivateRidge, tf.constant(Y)]
+    values += [PublicInput(Y), boosted.boosters_[0][0], ldp.PrivateRidge, tf.constant(Y)]
     for value in values:
         with pytest.raises(TypeError, match=r"expected .*got .*"):
             ldp.guarantee(value)

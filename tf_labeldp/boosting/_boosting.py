@@ -13,6 +13,7 @@ from sklearn.utils.metaestimators import available_if
 from tf_labeldp import _validate
 from tf_labeldp._progress import Progress
 from tf_labeldp.accounting import Private, Public, PublicInput, Setting, public_input
+from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import merge_receipts, weights_receipts
 from tf_labeldp.boosting import _lightgbm
 from tf_labeldp.boosting._lightgbm import Grown, Task
@@ -175,7 +176,7 @@ class PrivateBoosting(Head):
         if self.n_jobs is not None:
             _validate.integer_at_least("n_jobs", self.n_jobs, 1)
         public = public_input(X, self.class_weight, sample_weight, self.start)
-        features, class_weight, sample_weight, _ = public.value
+        features, class_weight, sample_weight, start = public.value
         features = self._matrix(features)
         source = None
         if not isinstance(y, NoisyLabels):
@@ -183,7 +184,7 @@ class PrivateBoosting(Head):
         coder, rows = _read(public.with_value(features), self.categorical)
         is_code = np.zeros(rows.shape[1], bool) if coder is None else coder.categorical_
         classes = classes_of(y) if source is None else source.kind.class_values
-        start = self._checked_start(y if source is None else None, classes)
+        start = _checked_start(start, y if source is None else None, classes)
         num_classes = 2 if classes is None else len(classes)
         monotonic = _monotonic(self.monotonic_cst, coder, is_code, num_classes)
         weights = example_weights(sample_weight, rows.shape[0])
@@ -276,6 +277,11 @@ class PrivateBoosting(Head):
         """
         return self._probabilities(self._scores(X), np)
 
+    @staticmethod
+    def is_available() -> bool:
+        """Returns whether ``fit`` can load LightGBM here."""
+        return _lightgbm.is_available()
+
     @property
     def boosters_(self) -> list[list[Any]]:
         """LightGBM's boosters, by shape of trees and by fold."""
@@ -316,34 +322,6 @@ class PrivateBoosting(Head):
         tags.input_tags.sparse = True
         return tags
 
-    def _checked_start(self, noisy: NoisyLabels | None, classes: Any) -> Any:
-        """Returns the fitted estimator where boosting starts; None if there is none yet."""
-        start, is_drawn = self.start, noisy is not None
-        shift = None if noisy is None else getattr(noisy.priors, "shift", None)
-        if shift is not None and start is None:
-            raise ValueError(
-                "expected start=head with noisy residuals, the head whose numbers were subtracted, "
-                "got None. Fit it again with key='<key>/head', which costs nothing."
-            )
-        if start is None or (isinstance(start, HeadResidualRandomizer) and not is_drawn):
-            return None
-        if not isinstance(start, Head):
-            raise TypeError(
-                "expected start as a fitted estimator of this library, got "
-                f"{type(start).__name__}. Give a head, such as PrivateRidge(...).fit(X, y)."
-            )
-        start._check_fitted()
-        own: Any = None if start._is_regressor() else start.classes_
-        if (own is None) != (classes is None) or not np.array_equal(own, classes):
-            kinds = [
-                "numbers" if found is None else f"the classes {found.tolist()}"
-                for found in (classes, own)
-            ]
-            raise ValueError(
-                f"expected a start for {kinds[0]}, got one for {kinds[1]}. Fit it on these labels."
-            )
-        return start
-
     def _check_worth(self, number: int, num_classes: int) -> None:
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         signal = worth(number, epsilon, num_classes)
@@ -365,8 +343,8 @@ class PrivateBoosting(Head):
         if kind.num_classes is not None:
             return RandomizedResponse(epsilon, kind.num_classes)
         check_range(self.loss, kind.label_range)
-        if isinstance(self.start, HeadResidualRandomizer):
-            return dataclasses.replace(self.start, epsilon=epsilon)
+        if isinstance(start := bare(self.start), HeadResidualRandomizer):
+            return dataclasses.replace(start, epsilon=epsilon)
         return LabelRandomizer(epsilon)
 
     def _scores(self, X: Any) -> np.ndarray:
@@ -438,6 +416,34 @@ def _checked_noisy(noisy: NoisyLabels) -> NoisyLabels:
             "expected one noisy label per example, got rows of labels. Fit one model per column."
         )
     return noisy
+
+
+def _checked_start(start: Any, noisy: NoisyLabels | None, classes: Any) -> Any:
+    """Returns the fitted estimator where boosting starts; None without, or if it is released."""
+    shift = None if noisy is None else getattr(noisy.priors, "shift", None)
+    if shift is not None and start is None:
+        raise ValueError(
+            "expected start=head with noisy residuals, the head whose numbers were subtracted, "
+            "got None. Fit it again with key='<key>/head', which costs nothing."
+        )
+    if start is None or (isinstance(start, HeadResidualRandomizer) and noisy is None):
+        return None
+    if not isinstance(start, Head):
+        raise TypeError(
+            "expected start as a fitted estimator of this library, got "
+            f"{type(start).__name__}. Give a head, such as PrivateRidge(...).fit(X, y)."
+        )
+    start._check_fitted()
+    own: Any = None if start._is_regressor() else start.classes_
+    if (own is None) != (classes is None) or not np.array_equal(own, classes):
+        kinds = [
+            "numbers" if found is None else f"the classes {found.tolist()}"
+            for found in (classes, own)
+        ]
+        raise ValueError(
+            f"expected a start for {kinds[0]}, got one for {kinds[1]}. Fit it on these labels."
+        )
+    return start
 
 
 def _check_shift(noisy: NoisyLabels, start: Any, scores: np.ndarray, loss: str) -> None:

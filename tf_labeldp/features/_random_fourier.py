@@ -49,14 +49,14 @@ class RandomFourierFeatures(FeatureMap):
 
     Numeric columns are standardised, and the mean replaces missing numbers; if a column lacks
     numbers in ``fit``, a second column marks them. Numbers that are far from all others, in a
-    column of more than two, count as the nearest that are not (winsorizing). Booleans are the numbers 0 and 1, dates and
-    times days since 1970-01-01 UTC; all numbers are rounded to ``float32``. Categorical columns are
-    one-hot encoded, with one place for categories that are new after ``fit``, or hashed if they
-    have many; entries of several types count by their text, and ordered categories lose their
-    order. Missing are None, NaN, NaT, ``pandas.NA``, and the texts "", "nan", "None", "<NA>" and
-    "NaT": together they are a category of their own, if ``fit`` had one. The features are cosines
-    and sines of random projections of the encoded row, and the encoded row itself scaled to unit
-    norm. Every row of features has unit norm.
+    column of more than two, count as the nearest that are not (winsorizing). Booleans are the
+    numbers 0 and 1, dates and times days since 1970-01-01 UTC; all numbers are rounded to
+    ``float32``. Categorical columns are one-hot encoded, with one place for categories that are new
+    after ``fit``, or hashed if they have many; entries of several types count by their text, and
+    ordered categories lose their order. Missing are None, NaN, NaT, ``pandas.NA``, and the texts
+    "", "nan", "None", "<NA>" and "NaT": together they are a category of their own, if ``fit`` had
+    one. The features are cosines and sines of random projections of the encoded row, and the
+    encoded row itself scaled to unit norm. Every row of features has unit norm.
 
     Guarantee:
         The map reads no label. Fitting and using it costs no budget if the table is public and the
@@ -136,7 +136,7 @@ class RandomFourierFeatures(FeatureMap):
         self.outliers_ = {
             column.name: column.num_outliers
             for column in self.columns_
-            if getattr(column, "num_outliers", 0)
+            if isinstance(column, NumericColumn) and column.num_outliers
         }
         self._is_matrix = 0 in columns and all(
             values.dtype.kind in "biuf" for values in columns.values()

@@ -20,9 +20,9 @@ from tf_labeldp.accounting import (
     public_input,
 )
 from tf_labeldp.accounting.budget import default_delta
+from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts
 from tf_labeldp.boosting import PrivateBoosting
-from tf_labeldp.boosting._lightgbm import is_available
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
 from tf_labeldp.features.estimator import (
     FeatureMap,
@@ -383,7 +383,7 @@ class _FrontDoor(Head):
             method, reason = "head" if has_own else choice.method, ""
             if not has_own and (recorded := self._recorded_method(labels)) is not None:
                 method, reason = recorded, "The vault has recorded this method under this name."
-            elif method == "boosting" and not is_available():
+            elif method == "boosting" and not PrivateBoosting.is_available():
                 method, reason = "head", _NO_LIGHTGBM
                 _validate.warn(_NO_LIGHTGBM)
         if method == choice.method:
@@ -679,7 +679,7 @@ def _rare_class(head: Any, features: Any) -> tuple[str, ...]:
 
 def refuse_noisy_labels(model: Any, features: Any, labels: PrivateLabels) -> None:
     """Raises if a search's fit does not compose as one Gaussian release or one pure draw."""
-    if isinstance(model, PrivateBoosting) and isinstance(model.start, HeadResidualRandomizer):
+    if isinstance(model, PrivateBoosting) and isinstance(bare(model.start), HeadResidualRandomizer):
         raise ValueError(
             "expected candidates of one release each, got PrivateBoosting with a start that is "
             "released first. Leave start out, or give a fitted head. Nothing was released."

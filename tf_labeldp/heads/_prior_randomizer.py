@@ -316,7 +316,7 @@ class HeadResidualRandomizer(Randomizer):
         key: str | None,
         public: PublicInput[Any],
         sample_weight: Public[Any] = None,
-    ) -> tuple[OneReleaseHead, NoisyLabels]:
+    ) -> tuple[Any, NoisyLabels]:
         """Returns the fitted head and the noisy residuals; ``sample_weight`` is for the head."""
         key = self.default_key if key is None else key
         if labels.label_range is None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import PrivacyGuarantee, Public, Receipt, public_input
+from tf_labeldp.accounting import PrivacyGuarantee, Public, Receipt, Setting, public_input
 from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts
 
 
@@ -66,7 +66,7 @@ class Priors:
             return rows[self.groups]
         return rows.copy() if copy else rows
 
-    def shifted(self, numbers: np.ndarray) -> np.ndarray:
+    def shifted(self, numbers: Setting[np.ndarray]) -> np.ndarray:
         """Returns estimates (n,) of labels, for those of residuals if there is a shift."""
         return numbers if self.shift is None else numbers + self.shift
 
