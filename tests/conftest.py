@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,31 @@ def pytest_collection_finish() -> None:
     """Keeps what was imported out of garbage collections, which Keras starts often."""
     gc.collect()
     gc.freeze()
+
+
+_FAILED_LOADS: list[str] = []
+
+
+def pytest_configure() -> None:
+    """Notes attempts to load LightGBM where the system lacks OpenMP."""
+    try:
+        importlib.import_module("lightgbm")
+    except OSError:
+        module = importlib.import_module("tf_labeldp.boosting._lightgbm")
+        load = module.load
+        module.load = lambda: _FAILED_LOADS.append("lightgbm") or load()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Skips a test that fails after such an attempt."""
+    _FAILED_LOADS.clear()
+    try:
+        return (yield)
+    except Exception:
+        if not _FAILED_LOADS:
+            raise
+        pytest.skip("LightGBM can't be loaded: the system lacks OpenMP")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import keras
-import lightgbm
 import numpy as np
 import pytest
 
 # The arrays are internal: `to_keras` of PrivateBoosting shows them, after a long fit.
 from tf_labeldp.boosting._trees import Trees
+
+try:
+    import lightgbm
+except OSError as error:  # the system lacks OpenMP
+    pytest.skip(str(error), allow_module_level=True)
 
 CATEGORICAL = [1, 4]
 OBJECTIVES = {0: "regression", 2: "binary", 3: "multiclass"}
