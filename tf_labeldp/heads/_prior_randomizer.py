@@ -275,7 +275,7 @@ class HeadResidualRandomizer(Randomizer):
         _validate.number_in("residual_range", self.residual_range, "(0, 1]")
 
     def split(self, group_size: int = 1) -> tuple[float, float]:
-        """Returns the epsilon of the head and that of each draw, for users with so many labels."""
+        """Returns the epsilon of the head and that of each draw of a user with some labels."""
         each = self.epsilon / group_size
         share = self.head_share
         if share is None:
