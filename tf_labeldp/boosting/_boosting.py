@@ -214,9 +214,13 @@ class PrivateBoosting(Head):
             noisy, receipts = source.randomize(public, digests, self._family_of_clones(), draw)
         begin = None
         if start is not None:
-            scores = self._start_scores(start, features, np)[rows_of_labels]
-            _check_shift(noisy, start, scores, self.loss)
-            begin = Start(scores, start._label_range)
+            shift = getattr(noisy.priors, "shift", None)
+            if source is not None and shift is not None:
+                outputs = np.asarray(shift)[:, np.newaxis]  # of this start
+            else:
+                outputs = _outputs(start, features)[rows_of_labels]
+                _check_shift(shift, start, outputs)
+            begin = Start(self._as_scores(start, outputs, np), start._label_range)
         rows = rows[rows_of_labels]
         weights = None if weights is None else weights[rows_of_labels]
         target = target_of(noisy, weights, self.loss, begin)
@@ -304,7 +308,10 @@ class PrivateBoosting(Head):
         scores = layer(rows)
         note_release(layer, self.receipts_)
         if self.start_ is not None:
-            scores = scores + self._start_scores(self.start_, inputs, ops)
+            exported = self.start_.to_keras()
+            # Without the facts of a whole model, such as its classes, which are this model's.
+            start = keras_model(symbolic_inputs(exported), exported.outputs[0], "start")
+            scores = scores + self._as_scores(self.start_, start(inputs), ops)
         if self._is_regressor():
             numbers = ops.exp(scores) if self.loss == "poisson" else scores
             low, high = self._label_range or (0.0, 0.0)
@@ -362,7 +369,7 @@ class PrivateBoosting(Head):
             )
         total = np.zeros((rows.shape[0], self._constant.size)) + self._constant
         if self.start_ is not None:
-            total += self._start_scores(self.start_, X, np)
+            total += self._as_scores(self.start_, _outputs(self.start_, X), np)
         for model, weight in self._weighted():
             total += weight * model.scores(rows)
         return total
@@ -376,19 +383,12 @@ class PrivateBoosting(Head):
         p = p * weights
         return p / ops.sum(p, axis=1, keepdims=True)
 
-    def _start_scores(self, start: Any, X: Any, ops: Any) -> Any:
-        """Returns the scores (m, C) of the model where boosting starts, by NumPy or Keras."""
-        if ops is not np:
-            exported = start.to_keras()
-            # Without the facts of a whole model, such as its classes, which are this model's.
-            found = keras_model(symbolic_inputs(exported), exported.outputs[0], "start")(X)
-        elif start._is_regressor():
-            found = start.predict(X)[:, np.newaxis]
-        else:
-            found = start.predict_proba(X)
+    def _as_scores(self, start: Any, outputs: Any, ops: Any) -> Any:
+        """Returns the scores (m, C) of outputs of the start, by ``numpy`` or ``keras.ops``."""
         if start._is_regressor() and self.loss == "squared_error":
-            return found
-        logs = ops.log(ops.maximum(found, _LEAST_START * np.max(start._label_range or 1.0)))
+            return outputs
+        least = _LEAST_START * np.max(start._label_range or 1.0)
+        logs = ops.log(ops.maximum(outputs, least))
         # One score is enough for two classes.
         return logs[:, 1:] - logs[:, :1] if logs.shape[1] == 2 else logs
 
@@ -446,14 +446,17 @@ def _checked_start(start: Any, noisy: NoisyLabels | None, classes: Any) -> Any:
     return start
 
 
-def _check_shift(noisy: NoisyLabels, start: Any, scores: np.ndarray, loss: str) -> None:
+def _outputs(start: Any, X: Any) -> np.ndarray:
+    """Returns the numbers (m, 1) or probabilities (m, K) of the model where boosting starts."""
+    return start.predict(X)[:, np.newaxis] if start._is_regressor() else start.predict_proba(X)
+
+
+def _check_shift(shift: np.ndarray | None, start: Any, outputs: np.ndarray) -> None:
     """Raises if another model's numbers were subtracted from the labels of a draw of residuals."""
-    shift = getattr(noisy.priors, "shift", None)
     if shift is None:
         return
     low, high = start._label_range
-    numbers = scores[:, 0] if loss == "squared_error" else np.exp(scores[:, 0])
-    if not np.allclose(numbers, shift, rtol=0.0, atol=1e-3 * (high - low)):
+    if not np.allclose(outputs[:, 0], shift, rtol=0.0, atol=1e-3 * (high - low)):
         raise ValueError(
             "expected start as the head whose numbers the draw subtracted, got another one, or "
             "other features. Give both as they were in the draw."
