@@ -214,12 +214,11 @@ class PrivateBoosting(Head):
             noisy, receipts = source.randomize(public, digests, self._family_of_clones(), draw)
         begin = None
         if start is not None:
-            shift = getattr(noisy.priors, "shift", None)
-            if source is not None and shift is not None:
-                outputs = np.asarray(shift)[:, np.newaxis]  # of this start
+            if source is not None and noisy.shift is not None:
+                outputs = noisy.shift[:, np.newaxis]  # of this start
             else:
                 outputs = _outputs(start, features)[rows_of_labels]
-                _check_shift(shift, start, outputs)
+                _check_shift(noisy, start, outputs)
             begin = Start(self._as_scores(start, outputs, np), start._label_range)
         rows = rows[rows_of_labels]
         weights = None if weights is None else weights[rows_of_labels]
@@ -420,8 +419,7 @@ def _checked_noisy(noisy: NoisyLabels) -> NoisyLabels:
 
 def _checked_start(start: Any, noisy: NoisyLabels | None, classes: Any) -> Any:
     """Returns the fitted estimator where boosting starts; None without, or if it is released."""
-    shift = None if noisy is None else getattr(noisy.priors, "shift", None)
-    if shift is not None and start is None:
+    if noisy is not None and noisy.shift is not None and start is None:
         raise ValueError(
             "expected start=head with noisy residuals, the head whose numbers were subtracted, "
             "got None. Fit it again with key='<key>/head', which costs nothing."
@@ -451,12 +449,12 @@ def _outputs(start: Any, X: Any) -> np.ndarray:
     return start.predict(X)[:, np.newaxis] if start._is_regressor() else start.predict_proba(X)
 
 
-def _check_shift(shift: np.ndarray | None, start: Any, outputs: np.ndarray) -> None:
+def _check_shift(noisy: NoisyLabels, start: Any, outputs: np.ndarray) -> None:
     """Raises if another model's numbers were subtracted from the labels of a draw of residuals."""
-    if shift is None:
+    if noisy.shift is None:
         return
     low, high = start._label_range
-    if not np.allclose(outputs[:, 0], shift, rtol=0.0, atol=1e-3 * (high - low)):
+    if not np.allclose(outputs[:, 0], noisy.shift, rtol=0.0, atol=1e-3 * (high - low)):
         raise ValueError(
             "expected start as the head whose numbers the draw subtracted, got another one, or "
             "other features. Give both as they were in the draw."

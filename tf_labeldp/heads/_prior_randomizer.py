@@ -24,8 +24,7 @@ from tf_labeldp.mechanisms import InformativeRR, PriorMechanism, Priors, RRWithP
 from tf_labeldp.mechanisms.base import Mechanism, settings
 from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.vault import Classes, LabelRandomizer, NoisyLabels, PrivateLabels
-from tf_labeldp.vault.noisy_labels import recorded
-from tf_labeldp.vault.private_labels import Randomizer, reserve_together, residuals_of, shift_of
+from tf_labeldp.vault.private_labels import Randomizer, reserve_together, residuals_of
 from tf_labeldp.vault.records import DrawSettingsError
 
 _DRAW_PAYS = 2.5
@@ -330,12 +329,7 @@ class HeadResidualRandomizer(Randomizer):
             head = self._new_head(labels, f"{key}/head")
             head.fit(public, labels, sample_weight=sample_weight)
             shift = PublicInput(head.predict(public.value), head.receipts_)
-            noisy = residuals_of(labels, shift, largest).randomize(draw, key=key)
-        if noisy.priors is not None:
-            # Those of the draw, which another machine rounds differently.
-            priors = dataclasses.replace(noisy.priors, shift=shift_of(labels, key))
-            noisy = dataclasses.replace(noisy, priors=priors)
-        return head, recorded(noisy)
+            return head, residuals_of(labels, shift, largest).randomize(draw, key=key)
 
     def _draw(self, labels: PrivateLabels) -> tuple[LabelRandomizer, float]:
         """Returns the randomizer of residuals, and the largest one."""

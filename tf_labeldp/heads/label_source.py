@@ -34,7 +34,12 @@ from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, PrivateLabels
 from tf_labeldp.vault.label_kinds import label_kind
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic
-from tf_labeldp.vault.private_labels import check_uses, refuse_noisy, vault_of_array
+from tf_labeldp.vault.private_labels import (
+    Randomizer,
+    check_uses,
+    refuse_noisy,
+    vault_of_array,
+)
 from tf_labeldp.vault.users import epsilon_of_one_label
 
 MISSING_LABELS = (
@@ -64,7 +69,8 @@ class LabelSource:
             _check_arguments(arguments, self.kind, head.insecure_seed)
         self.mechanism: Any = mechanism_of(self.kind)  # checks the arguments before labels are read
         if self._key is None:
-            self._key = getattr(self.mechanism, "default_key", None)
+            is_of_several = isinstance(self.mechanism, Randomizer)
+            self._key = self.mechanism.default_key if is_of_several else None
         self.vault: PrivateLabels = labels
         if self._is_array:
             delta = getattr(head, "delta", getattr(self.mechanism, "delta", 0.0))
@@ -130,7 +136,7 @@ def mechanism_for_users(labels: PrivateLabels, mechanism: Any) -> Any:
     Those of linear heads follow the rows of users, and change with the design.
     """
     size = labels.group_size
-    is_for_users = getattr(mechanism, "is_for_users", False)
+    is_for_users = isinstance(mechanism, Randomizer) and mechanism.is_for_users
     if size == 1 or is_for_users or isinstance(mechanism, LabelMomentMechanism):
         return mechanism
     # The head's budget is for a user, whose labels move these mechanisms as far as k do.

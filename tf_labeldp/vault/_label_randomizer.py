@@ -24,7 +24,12 @@ from tf_labeldp.mechanisms import (
 from tf_labeldp.mechanisms.base import Mechanism
 from tf_labeldp.mechanisms.bin_losses import checked_loss, unbiased_range
 from tf_labeldp.vault.noisy_labels import NoisyLabels, recorded
-from tf_labeldp.vault.private_labels import PrivateLabels, Randomizer, reserve_together
+from tf_labeldp.vault.private_labels import (
+    PrivateLabels,
+    Randomizer,
+    reserve_together,
+    shift_of,
+)
 from tf_labeldp.vault.records import DrawSettingsError
 
 _TIMES_THEOREM_7 = 4.0
@@ -239,8 +244,10 @@ class LabelRandomizer(Randomizer):
             mechanism = self._best_draw(values, prior, rest, stored, key)
             noisy = labels.randomize(mechanism, key=key)
         receipts = merge_receipts(public.receipts, prior.receipts, noisy.receipts)
-        noisy = dataclasses.replace(noisy, priors=prior, receipts=receipts)
-        return noisy if prior.receipts else recorded(noisy)
+        shift = shift_of(labels, key)
+        priors = dataclasses.replace(prior, shift=shift)
+        noisy = dataclasses.replace(noisy, priors=priors, receipts=receipts)
+        return noisy if prior.receipts and shift is None else recorded(noisy)
 
     def _best_draw(
         self, values: np.ndarray, prior: Priors, epsilon: float, stored: Any, key: str

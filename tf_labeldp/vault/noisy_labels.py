@@ -196,14 +196,18 @@ class NoisyLabels:
         return f"NoisyLabels({self.mechanism!r}, num_labels={len(self)})"
 
     @property
+    def shift(self) -> np.ndarray | None:
+        """The public predictions (m,) that a draw of residuals subtracted, or None."""
+        return None if self.priors is None else self.priors.shift
+
+    @property
     def label_range(self) -> tuple[float, float]:
         """The smallest and the largest label that the draw of numbers tells apart."""
         mechanism: Any = self.mechanism
         low, high = mechanism.label_range()
-        shift = getattr(self.priors, "shift", None)
-        if shift is None or not len(shift):
+        if self.shift is None or not len(self):
             return low, high
-        return low + float(np.min(shift)), high + float(np.max(shift))
+        return low + float(self.shift.min()), high + float(self.shift.max())
 
     @property
     def are_sets(self) -> bool:

@@ -1016,9 +1016,12 @@ def residuals_of(labels: PrivateLabels, predictions: Public[Any], largest: float
     return view
 
 
-def shift_of(labels: PrivateLabels, key: str) -> np.ndarray:
-    """Returns the predictions (n,) that a recorded draw of residuals subtracted."""
-    return labels._ledger.draws[key].arrays["shift"]
+def shift_of(labels: PrivateLabels, key: str) -> np.ndarray | None:
+    """Returns the predictions (n,) that a recorded draw of residuals subtracted; None of labels.
+
+    Another machine rounds them differently: those of the draw count.
+    """
+    return labels._ledger.draws[key].arrays.get("shift")
 
 
 def refuse_noisy(labels: Any) -> None:
