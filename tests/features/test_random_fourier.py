@@ -377,5 +377,6 @@ def test_a_heavy_tail_and_whole_numbers_have_no_outliers():
         "children": rng.poisson(0.3, 3000),
         "constant": np.ones(3000),
         "three": rng.integers(0, 3, 3000),
+        "amounts": np.where(rng.random(3000) < 0.11, 10 ** rng.uniform(1, 5, 3000), 0.0),
     }
     assert RandomFourierFeatures(20).fit(table).outliers_ == {}

@@ -672,6 +672,33 @@ def test_numbers_are_boosted_from_a_head_where_noisy_labels_are_worth_it(tmp_pat
     assert outputs[:, 0] == pytest.approx(model.predict(LARGE), abs=1e-3)
 
 
+def test_trees_of_0_3_are_read_again_and_parts_have_draws_of_their_own(tmp_path):
+    values = 10.0 * INTERACTION
+
+    def vault(name, epsilon=2.0):
+        budget = ldp.PrivacyBudget(epsilon, 1e-5)
+        return ldp.PrivateLabels(values, low=0.0, high=10.0, budget=budget, store=tmp_path / name)
+
+    for key in (None, "model"):
+        ldp.PrivateBoosting(2.0, key=key, max_trees=5).fit(LARGE, vault(f"{key}"))
+        model = ldp.PrivateRegressor(2.0, method="boosting", key=key).fit(LARGE, vault(f"{key}"))
+        assert model.head_.start_ is None and vault(f"{key}").guarantee().epsilon == 2.0
+    labels = vault("parts", 6.0)
+    parts = labels.split(0.5)
+    for part in parts:
+        ldp.PrivateRegressor(3.0).fit(LARGE.iloc[part.indices], part)
+    assert labels.guarantee().epsilon <= 3.0
+    # A fit that public facts make a head is not forced to boost.
+    small = ldp.PrivateRegressor(0.2).fit(LARGE, labels)
+    assert small.choice_.method == "head"
+    with_score = ldp.PrivateRegressor(2.0, budget_for_evaluation=0.5)
+    first = with_score.fit(LARGE, labels).predict(LARGE[:20])
+    spent = labels.guarantee().epsilon
+    # The draw of the fitted part is read again; the metric has no name, and is released again.
+    assert with_score.fit(LARGE, labels).predict(LARGE[:20]) == pytest.approx(first)
+    assert labels.guarantee().epsilon < spent + 0.6
+
+
 def test_one_row_of_outliers_does_not_end_a_head():
     """A report: one 1e8 in a column, and a head at AUC 0.504 was charged without a word."""
     rng = np.random.default_rng(2)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 
 import tf_labeldp as ldp
 from tf_labeldp import LabelRandomizer, NoisyLabels, PrivacyBudget, PrivateBoosting, PrivateLabels
 from tf_labeldp.accounting import BudgetExceededError, public_input
+from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.dossier import verify
 from tf_labeldp.features import RandomFourierFeatures
 from tf_labeldp.heads import HeadResidualRandomizer, PrivatePoissonRegression, PrivateRidge
@@ -156,8 +160,6 @@ def test_files_keep_the_predictions_and_verify_compares_them(tmp_path, is_edited
     noisy = labels.randomize(HeadResidualRandomizer(4.0, DELTA), features=X)
     if is_edited:
         other = np.asarray(noisy.priors.shift) + 0.5
-        import dataclasses
-
         priors = dataclasses.replace(noisy.priors, shift=other)
         noisy = dataclasses.replace(noisy, priors=priors)
     noisy.save(tmp_path / "noisy")
@@ -165,6 +167,9 @@ def test_files_keep_the_predictions_and_verify_compares_them(tmp_path, is_edited
     np.testing.assert_array_equal(loaded.debiased(), noisy.debiased())
     found = verify(tmp_path / "noisy", store=tmp_path / "store")
     assert bool(found.problems) == is_edited
+    assert "the predictions that its draw subtracted" in verify(tmp_path / "noisy").not_checked
+    dataclasses.replace(noisy, priors=None).save(tmp_path / "without")
+    assert verify(tmp_path / "without", store=tmp_path / "store").problems
 
 
 def test_the_head_counts_once_for_a_user_and_each_of_her_labels():
@@ -268,3 +273,102 @@ def test_classes_start_from_the_log_odds_of_a_head(tmp_path):
     with pytest.raises(ValueError, match=r"a start for the classes \['yes', 'no'\]"):
         PrivateBoosting(1.0, start=head).fit(X, turned)
     assert turned.receipts == ()
+
+
+TABLE = pd.DataFrame(X, columns=["a", "start", "c"])
+
+
+def test_what_fails_fails_before_the_release(tmp_path):
+    """A start that can't read the features, another draw's name, labels for residuals."""
+    head = PrivateRidge(1.0, DELTA, low=LOW, high=HIGH).fit(X[:, :2], Y)
+    missing = X.copy()
+    missing[3, 1] = np.nan
+    whole = PrivateRidge(1.0, DELTA, low=LOW, high=HIGH).fit(X, Y)
+    labels = vault(9.0)
+    for start, features in ((head, X), (whole, missing)):
+        with pytest.raises(ValueError):
+            PrivateBoosting(2.0, start=start).fit(features, labels)
+    assert labels.receipts == ()
+    labels.randomize(LabelRandomizer(2.0), key="taken")
+    spent = labels.guarantee().epsilon
+    with pytest.raises(DrawSettingsError, match="expected residuals of a head 'taken/head'"):
+        labels.randomize(HeadResidualRandomizer(2.0, DELTA), features=X, key="taken")
+    assert labels.guarantee().epsilon == spent
+    noisy = labels.randomize(HeadResidualRandomizer(2.0, DELTA, residual_range=1.0), features=X)
+    with pytest.raises(DrawSettingsError):
+        labels.randomize(noisy.mechanism, key="head-residual")
+    # Names that are no texts, as elsewhere.
+    assert len(labels.randomize(HeadResidualRandomizer(2.0, DELTA), features=X, key=5)) == N
+
+
+def test_features_and_encoders_with_receipts_on_an_array_of_labels(fits_of_this_test_alone):
+    others = PrivateLabels(Y > 1.0, 2, budget=PrivacyBudget(1.0))
+    drawn = public_input(others.randomize(ldp.RandomizedResponse(1.0, 2)))
+    encoder = keras.Sequential([keras.Input((3,)), keras.layers.Dense(8)])
+    encoder.compile("sgd", "mse")
+    ldp.declare(encoder, because="made without labels")
+    fits = []
+    for features, start in (
+        (drawn.with_value(X), HeadResidualRandomizer(2.0, DELTA)),
+        (X, HeadResidualRandomizer(2.0, DELTA, encoder=encoder)),
+        (X, HeadResidualRandomizer(2.0, DELTA, encoder=encoder)),
+        (X[: N // 2], HeadResidualRandomizer(2.0, DELTA, encoder=encoder)),
+    ):
+        model = PrivateBoosting(2.0, low=LOW, high=HIGH, start=start, max_trees=2)
+        fits.append(model.fit(features, Y[: len(bare(features))]).guarantee().epsilon)
+    assert 2.9 < fits[0] <= 3.0 + 1e-9
+    # Fits of this process on the same rows are counted, for these labels.
+    assert fits[1] < fits[2] < fits[3] and fits[2] > 3.5
+
+
+@pytest.mark.parametrize("columns", [["start"], ["c", "start"], ["a", "start", "c"]])
+@pytest.mark.parametrize("has_encoder", [True, False])
+def test_an_exported_start_reads_its_own_columns(columns, has_encoder):
+    encoder = RandomFourierFeatures(20).fit(TABLE[columns]) if has_encoder else None
+    if not has_encoder and len(columns) < 3:
+        return
+    start = HeadResidualRandomizer(4.0, DELTA, encoder=encoder)
+    model = PrivateBoosting(4.0, start=start, max_trees=5).fit(TABLE, vault())
+    exported = model.to_keras()
+    found = exported.predict(ldp.features.to_inputs(TABLE, exported), verbose=0)[:, 0]
+    assert found == pytest.approx(model.predict(TABLE), abs=1e-4)
+
+
+def test_predictions_have_the_range_of_the_labels():
+    narrow = PrivateRidge(1.0, DELTA, low=-1.0, high=1.0).fit(X, np.clip(Y, -1.0, 1.0))
+    model = PrivateBoosting(8.0, start=narrow).fit(X, vault(20.0))
+    assert model.predict(X).max() > 2.0 and model.score(X, Y) > 0.9
+    assert model.predict(X[:0]).shape == (0,)
+
+
+def test_residuals_are_no_labels(drawn):
+    _, _, noisy = drawn
+    network = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    network.compile("sgd", "mse")
+    for use in (
+        lambda: noisy.to_dataset(X),
+        lambda: ldp.fit(network, X, noisy, targets="values"),
+        noisy.decode,
+    ):
+        with pytest.raises(TypeError, match="noisy residuals, from which a head's numbers were"):
+            use()
+    given = ldp.mechanisms.Priors(noisy.priors.probabilities, values=noisy.priors.values)
+    np.testing.assert_array_equal(noisy.posterior(given), noisy.posterior())
+
+
+def test_what_a_start_can_be():
+    released = HeadResidualRandomizer(2.0, DELTA)
+    classes = PrivateLabels(np.arange(N) % 2, 2, budget=PrivacyBudget(4.0, DELTA))
+    with pytest.raises(ValueError, match=r"expected numbers with start=HeadResidual.*2 classes"):
+        PrivateBoosting(2.0, start=released).fit(X, classes)
+    with pytest.raises(ValueError, match="expected numbers, got 2 classes"):
+        classes.check_budget(released)
+    rows = PrivateLabels(np.eye(3, dtype=int)[np.arange(N) % 3], num_labels=3,
+                         budget=PrivacyBudget(4.0, DELTA))  # fmt: skip
+    of_rows = PrivateRidge(1.0, DELTA).fit(X, rows)
+    labels = vault()
+    with pytest.raises(ValueError, match="got one for rows of labels"):
+        PrivateBoosting(2.0, start=of_rows).fit(X, labels)
+    with pytest.raises(ValueError, match="monotonic_cst without start"):
+        PrivateBoosting(2.0, start=released, monotonic_cst={0: 1}).fit(X, labels)
+    assert labels.receipts == classes.receipts == ()

@@ -180,13 +180,21 @@ class PrivateBoosting(Head):
         features = self._matrix(features)
         source = None
         if not isinstance(y, NoisyLabels):
-            source = LabelSource(self, y, self._mechanism)
+            inner = getattr(start, "encoder", None)  # of a head that is released first
+            source = LabelSource(self, y, self._mechanism, public_input(public, inner).receipts)
         coder, rows = _read(public.with_value(features), self.categorical)
         is_code = np.zeros(rows.shape[1], bool) if coder is None else coder.categorical_
         classes = classes_of(y) if source is None else source.kind.class_values
-        start = _checked_start(start, y if source is None else None, classes)
         num_classes = 2 if classes is None else len(classes)
         monotonic = _monotonic(self.monotonic_cst, coder, is_code, num_classes)
+        if monotonic is not None and start is not None:
+            raise ValueError(
+                "expected monotonic_cst without start, whose scores may rise and fall, got both. "
+                "Leave one of them out."
+            )
+        start = _checked_start(start, y if source is None else None, classes)
+        # A start that can't read the features fails before the draw.
+        outputs = None if start is None else _outputs(start, features)
         weights = example_weights(sample_weight, rows.shape[0])
         rows_of_labels: Any = slice(None)
         if source is None:
@@ -214,12 +222,13 @@ class PrivateBoosting(Head):
             noisy, receipts = source.randomize(public, digests, self._family_of_clones(), draw)
         begin = None
         if start is not None:
-            if source is not None and noisy.shift is not None:
-                outputs = noisy.shift[:, np.newaxis]  # of this start
-            else:
-                outputs = _outputs(start, features)[rows_of_labels]
-                _check_shift(noisy, start, outputs)
-            begin = Start(self._as_scores(start, outputs, np), start._label_range)
+            if outputs is None:
+                outputs = _column(noisy.shift)  # of this start
+            outputs = outputs[rows_of_labels]
+            _check_shift(noisy, start, outputs)
+            ends = start._label_range if source is None else source.kind.label_range
+            is_of_start = source is not None or noisy.shift is not None
+            begin = Start(self._as_scores(start, outputs, np), ends if is_of_start else None)
         rows = rows[rows_of_labels]
         weights = None if weights is None else weights[rows_of_labels]
         target = target_of(noisy, weights, self.loss, begin)
@@ -307,10 +316,7 @@ class PrivateBoosting(Head):
         scores = layer(rows)
         note_release(layer, self.receipts_)
         if self.start_ is not None:
-            exported = self.start_.to_keras()
-            # Without the facts of a whole model, such as its classes, which are this model's.
-            start = keras_model(symbolic_inputs(exported), exported.outputs[0], "start")
-            scores = scores + self._as_scores(self.start_, start(inputs), ops)
+            scores = scores + self._as_scores(self.start_, self._exported_start(inputs), ops)
         if self._is_regressor():
             numbers = ops.exp(scores) if self.loss == "poisson" else scores
             low, high = self._label_range or (0.0, 0.0)
@@ -318,7 +324,7 @@ class PrivateBoosting(Head):
         else:
             outputs = self._probabilities(scores, ops)
         model = self._with_facts(keras_model(inputs, outputs, "private_boosting"))
-        return self._recorded(model, None)
+        return self._recorded(model, getattr(self.start_, "encoder_", None))
 
     def _is_regressor(self) -> bool:
         return super()._is_regressor() or self.low is not None
@@ -346,10 +352,16 @@ class PrivateBoosting(Head):
                 "model per column. Nothing was drawn."
             )
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
+        is_released = isinstance(start := bare(self.start), HeadResidualRandomizer)
         if kind.num_classes is not None:
+            if is_released:
+                raise ValueError(
+                    "expected numbers with start=HeadResidualRandomizer(...), got "
+                    f"{kind.describe()}. Give a fitted head as start. Nothing was drawn."
+                )
             return RandomizedResponse(epsilon, kind.num_classes)
         check_range(self.loss, kind.label_range)
-        if isinstance(start := bare(self.start), HeadResidualRandomizer):
+        if is_released:
             return dataclasses.replace(start, epsilon=epsilon)
         return LabelRandomizer(epsilon)
 
@@ -381,6 +393,29 @@ class PrivateBoosting(Head):
         p = ops.exp(scores - ops.max(scores, axis=1, keepdims=True))
         p = p * weights
         return p / ops.sum(p, axis=1, keepdims=True)
+
+    def _exported_start(self, inputs: Any) -> Any:
+        """Returns the outputs (m, C) of the start for the Keras inputs that it reads."""
+        import keras
+
+        exported = self.start_.to_keras()
+        wanted = symbolic_inputs(exported)
+        # Without the facts of a whole model, such as its classes, which are this model's.
+        model = keras_model(wanted, exported.outputs[0], "start")
+        if isinstance(inputs, dict):
+            names = list(wanted) if isinstance(wanted, dict) else self.start_._known_columns()
+            if names is not None and all(name in inputs for name in names):
+                parts = {name: inputs[name] for name in names}
+                if isinstance(wanted, dict):
+                    return model(parts)
+                if all(part.dtype == "float32" for part in parts.values()):
+                    return model(keras.layers.Concatenate(dtype="float32")(list(parts.values())))
+        elif not isinstance(wanted, dict):
+            return model(inputs)
+        raise TypeError(
+            "expected a start whose exported model takes the columns of this one, got one with "
+            f"the inputs {wanted!r}. Fit it on the same table."
+        )
 
     def _as_scores(self, start: Any, outputs: Any, ops: Any) -> Any:
         """Returns the scores (m, C) of outputs of the start, by ``numpy`` or ``keras.ops``."""
@@ -433,6 +468,8 @@ def _checked_start(start: Any, noisy: NoisyLabels | None, classes: Any) -> Any:
         )
     start._check_fitted()
     own: Any = None if start._is_regressor() else start.classes_
+    if own is None and not start._is_regressor():
+        raise ValueError("expected a start for classes or numbers, got one for rows of labels.")
     if (own is None) != (classes is None) or not np.array_equal(own, classes):
         kinds = [
             "numbers" if found is None else f"the classes {found.tolist()}"
@@ -446,7 +483,11 @@ def _checked_start(start: Any, noisy: NoisyLabels | None, classes: Any) -> Any:
 
 def _outputs(start: Any, X: Any) -> np.ndarray:
     """Returns the numbers (m, 1) or probabilities (m, K) of the model where boosting starts."""
-    return start.predict(X)[:, np.newaxis] if start._is_regressor() else start.predict_proba(X)
+    return _column(start.predict(X)) if start._is_regressor() else start.predict_proba(X)
+
+
+def _column(numbers: Any) -> np.ndarray:
+    return np.asarray(numbers)[:, np.newaxis]
 
 
 def _check_shift(noisy: NoisyLabels, start: Any, outputs: np.ndarray) -> None:

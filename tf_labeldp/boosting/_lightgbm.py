@@ -61,7 +61,7 @@ class Grown:
 
     def scores(self, rows: Any) -> np.ndarray:
         """Returns the scores (m, C) of rows (m, p), which are added to the start of the loss."""
-        if is_available():
+        if is_available() and rows.shape[0]:
             return self.booster.predict(rows, raw_score=True).reshape(rows.shape[0], -1)
         return self.trees.scores(rows)
 

@@ -25,7 +25,7 @@ _LEAST_RATE = 1e-6
 
 
 class Start(NamedTuple):
-    """Scores (n, C) of a model where boosting starts, and its range of numbers."""
+    """Scores (n, C) of a model where boosting starts, and the range of the labels if known."""
 
     scores: np.ndarray
     label_range: tuple[float, float] | None

@@ -323,6 +323,8 @@ def _check_by_receipts(
             found.problems.append("its indices differ from those of the draw")
             return
     if not has_store:
+        if noisy.shift is not None:
+            found.not_checked.append("the predictions that its draw subtracted")
         return
     # Only the store records the order, and who reported or was answered, until it is forgotten.
     if kind != _SAME and not _are_of_receipts(noisy, draws):
@@ -388,7 +390,11 @@ def _check_priors(
     drawn = [_priors_of(record) for record in records]
     differ = "its priors differ from those of the draw"
     if priors is None:
-        found.problems += [differ] if any(each is not None for each in drawn) else []
+        has_priors = any(
+            each is not None or "shift" in record.array_names
+            for each, record in zip(drawn, records, strict=True)
+        )
+        found.problems += [differ] if has_priors else []
         return
     shifts = [record.arrays["shift"] for record in records if "shift" in record.array_names]
     shift: Any = np.concatenate(shifts)[order] if shifts else None

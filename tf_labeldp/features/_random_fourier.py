@@ -34,6 +34,8 @@ _RANK_ROWS = 100_000
 _FENCE = 10.0
 """Distances from the 10 % to the 90 % quantile beyond which a number is an outlier: 0.01 % of a
 lognormal column are."""
+_RARE = 0.01
+"""The share of the rows below which numbers beyond the fences of the rows are outliers."""
 _MOST_TOGETHER = 3
 """The most columns of a sparse frequency: effects of more columns together are rare in tables."""
 _RANK_STDDEV, _CATEGORY_STDDEV = 2.0, 3.0
@@ -392,9 +394,11 @@ def _fences(numbers: np.ndarray) -> tuple[float, float]:
     low, high = -math.inf, math.inf
     for entries in (numbers, distinct) if distinct.size > 2 else ():
         first, last = np.quantile(entries, [0.1, 0.9], method="nearest")
-        if last > first:
-            low = max(low, first - _FENCE * (last - first))
-            high = min(high, last + _FENCE * (last - first))
+        ends = first - _FENCE * (last - first), last + _FENCE * (last - first)
+        beyond = np.mean((numbers < ends[0]) | (numbers > ends[1]))
+        # Amounts of which a tenth are above zero are no outliers of the zeros.
+        if last > first and (entries is distinct or beyond < _RARE):
+            low, high = max(low, ends[0]), min(high, ends[1])
     return float(np.float32(low)), float(np.float32(high))
 
 

@@ -30,7 +30,7 @@ NO_ROWS = "features hold no rows; give at least one."
 _LAYER_NAMES = frozenset(
     """
     above_low clip encoded_columns head label_range neighbour_smoothing neighbours
-    principal_components public_center_and_scale random_fourier_features spread table_codes
+    principal_components public_center_and_scale random_fourier_features spread start table_codes
     tree_ensemble unit_rows unit_spread_rows
     """.split()
 )

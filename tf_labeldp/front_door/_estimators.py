@@ -20,7 +20,7 @@ from tf_labeldp.accounting import (
     public_input,
 )
 from tf_labeldp.accounting.budget import default_delta
-from tf_labeldp.accounting.provenance import bare
+from tf_labeldp.accounting.provenance import array_digest, bare
 from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts
 from tf_labeldp.boosting import PrivateBoosting
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
@@ -59,7 +59,7 @@ from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.heads.weights import example_weights
 from tf_labeldp.mechanisms import MetricMechanism
 from tf_labeldp.mechanisms.base import LabelMechanism
-from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault import LabelRandomizer, PrivateLabels
 from tf_labeldp.vault.evaluation import check_metric
 from tf_labeldp.vault.label_kinds import label_kind
 from tf_labeldp.vault.private_labels import refuse_noisy, reserve_together, vault_of_array
@@ -280,7 +280,7 @@ class _FrontDoor(Head):
         some_rows = np.random.default_rng(0).choice(size, min(size, _SHARE_ROWS), replace=False)
         some_features = rows_of(features, some_rows)
         if is_boosting:
-            head: Any = self._boosting(epsilon, delta, encoder, kind, seed, self.key)
+            head: Any = self._boosting(labels, epsilon, delta, encoder, kind, seed)
         elif trains_network and isinstance(self, PrivateClassifier):
             network = self.model
             if network is None:
@@ -360,7 +360,7 @@ class _FrontDoor(Head):
                 "method='boosting' needs a table or rows of numbers, without encoder= and model=. "
                 "Leave these out, or use method='head'."
             )
-        number = self._number_of_classes(labels)
+        number, budget = self._number_of_classes(labels), epsilon
         if isinstance(labels, PrivateLabels):
             epsilon = epsilon_of_one_label(labels, epsilon)  # decides what noisy labels are worth
         own_model = self.model is not None
@@ -377,12 +377,16 @@ class _FrontDoor(Head):
             choice = dataclasses.replace(choice, remarks=(remark, *choice.remarks))
         if self.model is not None:
             return choice
+        of_fit = labels
+        if self.budget_for_evaluation is not None and isinstance(labels, PrivateLabels):
+            of_fit, _ = labels.split(_HELD_OUT)
         if method != "auto":
             reason = f"You chose method={method!r}."
         else:
             method, reason = "head" if has_own else choice.method, ""
-            if not has_own and (recorded := self._recorded_method(labels)) is not None:
-                method, reason = recorded, "The vault has recorded this method under this name."
+            if not has_own and (recorded := self._recorded_method(of_fit, budget)):
+                method = "head" if recorded == "head" else "boosting"
+                reason = "The vault has recorded this method under this name."
             elif method == "boosting" and not PrivateBoosting.is_available():
                 method, reason = "head", _NO_LIGHTGBM
                 _validate.warn(_NO_LIGHTGBM)
@@ -390,19 +394,28 @@ class _FrontDoor(Head):
             return choice
         return dataclasses.replace(choice, method=method, reason=reason or choice.reason)
 
-    def _recorded_method(self, labels: Any) -> str | None:
+    def _recorded_method(self, labels: Any, epsilon: float) -> str | None:
         """Returns the method of the recorded release of this name; None if there is none.
 
-        Another machine, or another version, does not change it: its release is paid for.
+        Another machine, or another version, does not change it: its release is paid for. "trees"
+        are those of numbers without a head, as 0.3 had them.
         """
         if not isinstance(labels, PrivateLabels):
             return None
-        default = HeadResidualRandomizer.default_key if self._is_regressor() else None
-        for key in [self.key] if self.key is not None else [default, None]:
+        for method, key, cost in self._names(labels, epsilon):
             if labels.has_draw(key):
-                is_draw = isinstance(labels.mechanism(key), LabelMechanism)
-                return "boosting" if is_draw else "head"
+                stored = labels.mechanism(key)
+                is_draw = isinstance(stored, LabelMechanism)
+                # A name of the caller is never that of another release.
+                is_own = self.key is not None or math.isclose(stored.epsilon, cost, rel_tol=1e-9)
+                if is_draw == (method != "head") and is_own:
+                    return method
         return None
+
+    def _names(self, labels: PrivateLabels, epsilon: float) -> list[tuple[str, str | None, float]]:
+        """Returns the names and epsilons of the releases of each method."""
+        each = epsilon_of_one_label(labels, epsilon)
+        return [("boosting", self.key, each), ("head", self.key, epsilon)]
 
     def _number_of_classes(self, labels: Any) -> int | None:
         if self._is_regressor():
@@ -412,20 +425,17 @@ class _FrontDoor(Head):
         return self.num_classes or (self.classes and len(self.classes))
 
     def _boosting(
-        self,
-        epsilon: float,
-        delta: float,
-        encoder: Any,
-        kind: str,
-        seed: int | None,
-        key: str | None,
+        self, labels: Any, epsilon: float, delta: float, encoder: Any, kind: str, seed: int | None
     ) -> PrivateBoosting:
         arguments: dict[str, Any] = kind_arguments(self)
+        key = self.key
         if isinstance(self, PrivateRegressor):
             arguments["loss"] = self.loss
-            arguments["start"] = HeadResidualRandomizer(
-                epsilon, delta, head=self._head_class(), encoder=encoder, spread=_spread(kind)
-            )
+            if self._recorded_method(labels, epsilon) != "trees":
+                key = self._residual_key(labels)
+                arguments["start"] = HeadResidualRandomizer(
+                    epsilon, delta, head=self._head_class(), encoder=encoder, spread=_spread(kind)
+                )
         del arguments["num_labels"]
         arguments["class_weight"] = self.class_weight
         return PrivateBoosting(epsilon, **arguments, key=key, insecure_seed=seed)
@@ -631,6 +641,27 @@ class PrivateRegressor(_FrontDoor):
             key=key,
             insecure_seed=seed,
         )
+
+    def _residual_key(self, labels: Any) -> str:
+        """Returns the name of the draw of residuals; parts of a vault have names of their own."""
+        if self.key is not None:
+            return self.key
+        name = HeadResidualRandomizer.default_key
+        if not isinstance(labels, PrivateLabels):
+            return name
+        rows = labels.indices
+        is_whole = rows.size == labels.label_set.size
+        return name if is_whole else f"{name}-{array_digest(rows)[:16]}"
+
+    def _names(self, labels: PrivateLabels, epsilon: float) -> list[tuple[str, str | None, float]]:
+        key = self._residual_key(labels)
+        residuals = HeadResidualRandomizer(epsilon, self._delta(labels, len(labels)))
+        old = LabelRandomizer.default_key if self.key is None else self.key
+        trees = LabelRandomizer(epsilon_of_one_label(labels, epsilon))
+        found = [("boosting", key, residuals.parts(labels, key)[key].epsilon)]
+        if not labels.has_draw(f"{old}/head"):
+            found = [("trees", old, trees.parts(labels, old)[old].epsilon), *found]
+        return [*found, ("head", self.key, epsilon)]
 
     def _head_class(self) -> Any:
         heads = {"squared_error": PrivateRidge, "poisson": PrivatePoissonRegression}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,14 @@ def _check_head(randomizer: HeadPriorRandomizer | HeadResidualRandomizer) -> Non
         raise TypeError(
             "head must be a class, PrivateLogisticRegression or PrivateRidge, got "
             f"{type(head).__name__}. Pass its arguments next to it."
+        )
+
+
+def _refuse_classes(labels: PrivateLabels) -> None:
+    if labels.label_range is None:
+        raise ValueError(
+            f"HeadResidualRandomizer expected numbers, got {labels.kind.describe()}. Use "
+            "HeadPriorRandomizer."
         )
 
 
@@ -286,6 +295,7 @@ class HeadResidualRandomizer(Randomizer):
     def parts(self, labels: Private[PrivateLabels], key: str | None = None) -> dict[str, Mechanism]:
         """Returns the mechanisms of the head's release, and of the residuals' prior and draw."""
         key = self.default_key if key is None else key
+        _refuse_classes(labels)
         head = self._new_head(labels, None)._mechanism(labels.kind)
         draw, largest = self._draw(labels)
         residuals = residuals_of(labels, np.zeros(len(labels)), largest)
@@ -318,18 +328,30 @@ class HeadResidualRandomizer(Randomizer):
     ) -> tuple[Any, NoisyLabels]:
         """Returns the fitted head and the noisy residuals; ``sample_weight`` is for the head."""
         key = self.default_key if key is None else key
-        if labels.label_range is None:
-            raise ValueError(
-                f"HeadResidualRandomizer expected numbers, got {labels.kind.describe()}. Use "
-                "HeadPriorRandomizer."
-            )
+        _refuse_classes(labels)
         _refuse_dataset(public.value)
         draw, largest = self._draw(labels)
+        self._check_recorded(labels, key, draw)
         with reserve_together([(labels, key, self)], public):
             head = self._new_head(labels, f"{key}/head")
             head.fit(public, labels, sample_weight=sample_weight)
             shift = PublicInput(head.predict(public.value), head.receipts_)
             return head, residuals_of(labels, shift, largest).randomize(draw, key=key)
+
+    def _check_recorded(self, labels: PrivateLabels, key: str, draw: LabelRandomizer) -> None:
+        """Raises before the head's release if another draw has its name."""
+        if not labels.has_draw(key):
+            return
+        stored, own = labels.mechanism(key), self.parts(labels, key)[key]
+        is_same = getattr(stored, "inputs", None) == draw.values and math.isclose(
+            stored.epsilon, own.epsilon, rel_tol=1e-9
+        )
+        if not is_same or not labels.has_draw(f"{key}/head"):
+            raise DrawSettingsError(
+                f"draw {key!r} was stored with other settings: expected residuals of a head "
+                f"'{key}/head' at epsilon={own.epsilon:g}, got {stored!r}. Use the stored "
+                "settings, or another key."
+            )
 
     def _draw(self, labels: PrivateLabels) -> tuple[LabelRandomizer, float]:
         """Returns the randomizer of residuals, and the largest one."""

@@ -51,9 +51,18 @@ _KIND = ("num_classes", "classes", "low", "high", "num_labels")
 
 
 class LabelSource:
-    """Labels in a vault, for one use; an array gets a vault with the budget of that use."""
+    """Labels in a vault, for one use; an array gets a vault with the budget of that use.
 
-    def __init__(self, head: Any, labels: Any, mechanism_of: Callable[[LabelKind], Any]) -> None:
+    If the use releases a head on the features, ``made_of`` are their receipts, which count there.
+    """
+
+    def __init__(
+        self,
+        head: Any,
+        labels: Any,
+        mechanism_of: Callable[[LabelKind], Any],
+        made_of: Receipts = (),
+    ) -> None:
         refuse_noisy(labels)
         arguments = kind_arguments(head)
         self._key = head.key
@@ -74,7 +83,9 @@ class LabelSource:
         self.vault: PrivateLabels = labels
         if self._is_array:
             delta = getattr(head, "delta", getattr(self.mechanism, "delta", 0.0))
-            budget = PrivacyBudget(head.epsilon, delta)
+            inherited = compose_receipts(made_of, delta).epsilon if made_of else 0.0
+            spent = inherited if math.isfinite(inherited) else 0.0
+            budget = PrivacyBudget(head.epsilon + spent, delta)
             self.vault = vault_of_array(
                 labels, **arguments, budget=budget, insecure_seed=head.insecure_seed
             )
@@ -126,7 +137,9 @@ class LabelSource:
     ) -> Receipts:
         # A stored release may lack receipts of the features, which the fit reads in any case.
         if self._is_array:
-            receipts = with_other_fits(receipts, rows, family)
+            own = tuple(receipt for receipt in receipts if receipt.labels == self.vault.label_set)
+            others = [receipt for receipt in receipts if receipt not in own]
+            receipts = merge_receipts(others, with_other_fits(own, rows, family))
         return merge_receipts(public.receipts, receipts)
 
 

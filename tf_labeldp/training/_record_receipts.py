@@ -200,7 +200,7 @@ def fit(
     encoder = public.value[1]
     x = keras.tree.map_structure(np.asarray, network_inputs(x, encoder, model))
     check_features_fit(model, x)
-    y = labels.values if targets == "values" else getattr(labels, targets)()
+    y = labels.targets(targets)
     _check_loss(model, targets, x, y)
     if targets == "values" and labels.are_sets and takes_codes(model.loss):
         raise ValueError(

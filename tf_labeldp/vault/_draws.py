@@ -248,14 +248,18 @@ class Draws:
             receipts = public.receipts
             return self._new_record(name, mechanism, rows, public_input, digest, receipts)
         same_input = not is_compared or _is_same_input(record, public_input, digest)
-        if self._shift is not None and isinstance(mechanism, LabelMechanism):
-            stored = record.arrays.get("shift")
+        has_shift = "shift" in record.array_names
+        if isinstance(mechanism, LabelMechanism) and has_shift != (self._shift is not None):
+            same_input = False  # labels for residuals, or the other way round
+        elif has_shift and self._shift is not None:
+            stored = record.arrays["shift"]
             # Machines round differently.
             low, high = self._kind.label_range or (0.0, 0.0)
             most = _OTHER_SHIFT * (high - low)
-            same_input &= stored is not None and np.allclose(
+            is_near = stored.shape == rows.shape and np.allclose(
                 stored, self._shift[rows], rtol=0.0, atol=most
             )
+            same_input = same_input and is_near
         _check_same(record, mechanism, rows, same_input)
         return record
 

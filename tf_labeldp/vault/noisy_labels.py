@@ -248,6 +248,8 @@ class NoisyLabels:
         """
         is_default = priors is None
         priors = self.priors if is_default else bare(priors)
+        if self.shift is not None and isinstance(priors, Priors) and priors.shift is None:
+            priors = dataclasses.replace(priors, shift=self.shift)
         is_uniform = isinstance(priors, str)
         if is_uniform:
             _validate.one_of("priors", priors, ("uniform",))
@@ -365,6 +367,7 @@ class NoisyLabels:
         Noisy labels that are no classes, of ``ALIBI`` and ``ProjectiveGeometryResponse``, raise a
         ``TypeError``.
         """
+        self._refuse_residuals()
         has_names = self.classes is not None
         if self.are_sets or (has_names and self.values.dtype.kind != "i"):
             raise TypeError(
@@ -372,6 +375,21 @@ class NoisyLabels:
                 f"{type(self.mechanism).__name__}. Use posterior(), with one column per class."
             )
         return self.values if self.classes is None else class_array(self.classes)[self.values]
+
+    def targets(self, kind: str) -> np.ndarray:
+        """Returns ``values``, ``posterior()`` or ``debiased()``, as targets of a model."""
+        _validate.one_of("targets", kind, _TARGETS)
+        if kind == "values":
+            self._refuse_residuals()
+            return self.values
+        return self.posterior() if kind == "posterior" else self.debiased()
+
+    def _refuse_residuals(self) -> None:
+        if self.shift is not None:
+            raise TypeError(
+                "expected noisy labels, got noisy residuals, from which a head's numbers were "
+                "subtracted. Use targets 'posterior' or 'debiased', which add them."
+            )
 
     def to_dataset(self, features: Public[Any], targets: str = "values") -> tf.data.Dataset:
         """Returns a ``tf.data.Dataset`` of single examples (x, target), in order of ``indices``.
@@ -393,7 +411,7 @@ class NoisyLabels:
         """
         import tensorflow as tf
 
-        _validate.one_of("targets", targets, _TARGETS)
+        y = self.targets(targets)
         features = unmasked(bare(features))
         rows = {np.shape(leaf)[:1] for leaf in tf.nest.flatten(features)}
         needed = int(self.indices.max(initial=-1)) + 1
@@ -405,7 +423,6 @@ class NoisyLabels:
         [(number,)] = rows
         if self.receipts and len(self) < self.receipts[-1].labels.size <= number:
             self._check_not_of_a_part(number)
-        y = self.values if targets == "values" else getattr(self, targets)()
         x = tf.nest.map_structure(lambda leaf: np.asarray(leaf)[self.indices], features)
         if any(leaf.dtype.kind == "O" and leaf.ndim > 1 for leaf in tf.nest.flatten(x)):
             raise TypeError(

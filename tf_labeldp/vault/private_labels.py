@@ -1021,7 +1021,7 @@ def shift_of(labels: PrivateLabels, key: str) -> np.ndarray | None:
 
     Another machine rounds them differently: those of the draw count.
     """
-    return labels._ledger.draws[key].arrays.get("shift")
+    return labels._ledger.draws[str(key)].arrays.get("shift")
 
 
 def refuse_noisy(labels: Any) -> None:
