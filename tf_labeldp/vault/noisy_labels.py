@@ -284,6 +284,7 @@ class NoisyLabels:
 
         Classes give signed weights ``float64`` (m, K), for ``keras_layers.LabelWeightedLoss``;
         numbers give unbiased numbers (m,), rows of labels (m, L). See ``estimation.debiased``.
+        Residuals beyond ``residual_range`` were clipped before their draw, which stays a bias.
 
         Args:
             bias_correction: beta, in [0, 1), for labels resampled within clusters; None uses the
