@@ -60,7 +60,7 @@ def test_the_python_blocks_run(tmp_path, monkeypatch, capsys):
         assert pages.count(epochs) == 1
         pages = pages.replace(epochs, fewer)
     blocks = re.findall(r"^```python\n(.*?)^```", pages, re.M | re.S)
-    assert len(blocks) == 19
+    assert len(blocks) == 20
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     # Later blocks use the names of earlier ones.

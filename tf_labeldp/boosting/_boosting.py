@@ -36,6 +36,7 @@ from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.heads.weights import class_weights, example_weights
 from tf_labeldp.mechanisms import RandomizedResponse
 from tf_labeldp.vault import LabelKind, LabelRandomizer, NoisyLabels, PrivateLabels
+from tf_labeldp.vault.handed_on import with_receipts
 
 _SHAPES = ((3, 0.1), (15, 0.05))
 """Leaves per tree, and the learning rate: additive trees are best at small epsilon, and trees with
@@ -398,7 +399,7 @@ class PrivateBoosting(Head):
         """Returns the outputs (m, C) of the start for the Keras inputs that it reads."""
         import keras
 
-        exported = self.start_.to_keras()
+        exported = with_receipts(self.start_.to_keras(), self.receipts_)
         wanted = symbolic_inputs(exported)
         # Without the facts of a whole model, such as its classes, which are this model's.
         model = keras_model(wanted, exported.outputs[0], "start")

@@ -384,7 +384,8 @@ class _FrontDoor(Head):
             reason = f"You chose method={method!r}."
         else:
             method, reason = "head" if has_own else choice.method, ""
-            if not has_own and (recorded := self._recorded_method(of_fit, budget)):
+            can_boost = not has_own and kind != "images"
+            if can_boost and (recorded := self._recorded_method(of_fit, budget)):
                 method = "head" if recorded == "head" else "boosting"
                 reason = "The vault has recorded this method under this name."
             elif method == "boosting" and not PrivateBoosting.is_available():

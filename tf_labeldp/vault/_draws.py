@@ -140,17 +140,16 @@ class Draws:
         seed: int | None,
         keyed: KeyedDraws | None,
     ) -> None:
-        self.sealed, self._kind, self._ledger, self._seed = sealed, kind, ledger, seed
+        self._sealed, self._kind, self._ledger, self._seed = sealed, kind, ledger, seed
         self._keyed = keyed
         self._shift: np.ndarray | None = None
         self._unnamed = 0
 
-    def of_residuals(self, shift: np.ndarray, kind: Numbers) -> Draws:
+    def of_residuals(self, sealed: Sealed, shift: np.ndarray, kind: Numbers) -> Draws:
         """Returns the draws, in the same ledger, of the labels minus a public shift (N,).
 
         A record keeps the shift of its draw.
         """
-        sealed = self.sealed.residuals(shift, kind.high)
         found = Draws(sealed, kind, self._ledger, self._seed, self._keyed)
         found._shift = shift
         return found
@@ -198,9 +197,9 @@ class Draws:
                 if stored is not None and (old := stored.indices).size < left:
                     if place_of is None:
                         # Each draw costs its own size: a thousand weeks have a thousand draws.
-                        place_of = np.full(len(self.sealed), -1, dtype=np.int64)
+                        place_of = np.full(len(self._sealed), -1, dtype=np.int64)
                         place_of[rows] = np.arange(rows.size)  # of rows without a draw
-                        arrived = np.sort(self.sealed.arrived[rows])
+                        arrived = np.sort(self._sealed.arrived[rows])
                     came = np.searchsorted(arrived, stored.number, side="right")
                     # All rows of the draw are left, and the others came later.
                     if came == rows.size - left + old.size and np.all(place_of[old] >= 0):
@@ -338,7 +337,7 @@ class Draws:
         try:
             quietly = without_warnings if is_ours else without_output
             with quietly(), np.errstate(all="ignore"):
-                labels = self.sealed.look(rows) if is_ours else self.sealed.open(rows)
+                labels = self._sealed.look(rows) if is_ours else self._sealed.open(rows)
                 if (keyed := self._keyed_for(mechanism)) is not None:
                     output = keyed.randomize(mechanism, labels, rows, public_input, name)
                 else:

@@ -1011,8 +1011,8 @@ def residuals_of(labels: PrivateLabels, predictions: Public[Any], largest: float
     chosen = public_input(labels._chosen_by, public).with_value(None)
     view = labels._part(np.ones(len(labels), bool), chosen)
     kind = Numbers(-largest, largest, clip=True)
-    view._kind, view._draws = kind, labels._draws.of_residuals(shift, kind)
-    view._sealed = view._draws.sealed
+    view._sealed = labels._sealed.residuals(shift, largest)
+    view._kind, view._draws = kind, labels._draws.of_residuals(view._sealed, shift, kind)
     return view
 
 
