@@ -315,12 +315,11 @@ class _FrontDoor(Head):
         self.classes_ = head.classes_
         self._remember_columns(head._known_columns(), head.n_features_in_)
         if makes_vault:
-            own = tuple(receipt for receipt in self.receipts_ if receipt.labels == labels.label_set)
-            others = [receipt for receipt in self.receipts_ if receipt not in own]
             digests = raw_digests(all_features)
             digests = None if digests is None else digests[:, np.newaxis]
-            counted = with_other_fits(own, digests, self._family_of_clones())
-            self.receipts_ = merge_receipts(others, counted)
+            self.receipts_ = with_other_fits(
+                self.receipts_, labels.label_set, digests, self._family_of_clones()
+            )
         return self
 
     def predict(self, X: Public[Any]) -> np.ndarray:

@@ -137,9 +137,7 @@ class LabelSource:
     ) -> Receipts:
         # A stored release may lack receipts of the features, which the fit reads in any case.
         if self._is_array:
-            own = tuple(receipt for receipt in receipts if receipt.labels == self.vault.label_set)
-            others = [receipt for receipt in receipts if receipt not in own]
-            receipts = merge_receipts(others, with_other_fits(own, rows, family))
+            receipts = with_other_fits(receipts, self.vault.label_set, rows, family)
         return merge_receipts(public.receipts, receipts)
 
 
@@ -178,9 +176,16 @@ def refuse_worker_processes() -> None:
         )
 
 
-def with_other_fits(receipts: Receipts, rows: np.ndarray | None, family: object) -> Receipts:
-    """Returns the receipts of a fit on an array and of earlier fits on its rows."""
-    return _FITS.with_others(receipts, rows, family)
+def with_other_fits(
+    receipts: Receipts, labels: LabelSet, rows: np.ndarray | None, family: object
+) -> Receipts:
+    """Returns the receipts of a fit on an array and of earlier fits on its rows.
+
+    Those of other labels, such as of an encoder, count as they are.
+    """
+    own = tuple(receipt for receipt in receipts if receipt.labels == labels)
+    others = [receipt for receipt in receipts if receipt not in own]
+    return merge_receipts(others, _FITS.with_others(own, rows, family))
 
 
 def kind_arguments(head: Any) -> dict[str, Any]:
