@@ -1,0 +1,229 @@
+"""What public calls return is what it was: arrays, draws, epsilons, statements, and cards.
+
+`golden.json` holds what the builders of `_builders.py`, a draw of each mechanism, and three calls
+of the command gave when it was recorded. A change of code that should change nothing leaves it as
+it is; one that should change something records it again, and the difference is read:
+
+    python tests/layout/test_golden.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import io
+import json
+import re
+import tempfile
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from _builders import BUDGET, BUILDERS, GROUPS, HALF, RR, Put, X, Y, labels_of, numbers_of
+from sklearn.base import BaseEstimator
+
+import tf_labeldp as ldp
+from tf_labeldp import mechanisms
+from tf_labeldp.accounting import provenance
+from tf_labeldp.cli import main
+
+GOLDEN = Path(__file__).parent / "golden.json"
+FITTED_BY = ("keras", "lightgbm", "numpy", "scikit-learn", "scipy", "tensorflow")
+"""Packages whose versions change fitted numbers: with others, statements alone are compared."""
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")
+LISTED = 8
+"""Numbers of a floating-point array that are listed, at equal distances."""
+DRAWS: dict[str, Callable[[], Any]] = {
+    **{
+        name: lambda name=name: labels_of().randomize(getattr(mechanisms, name)(1.0, 2)).values
+        for name in ("RandomizedResponse", "ALIBI", "ProjectiveGeometryResponse")
+    },
+    **{
+        name: lambda name=name: (
+            labels_of().randomize(getattr(mechanisms, name)(1.0, 2), priors=HALF).values
+        )
+        for name in ("RRWithPrior", "InformativeRR")
+    },
+    "RRTopK": lambda: labels_of().randomize(mechanisms.RRTopK(1.0, 2, 2), priors=HALF).values,
+    **{
+        name: lambda name=name: numbers_of().randomize(getattr(mechanisms, name)(1.0, 0, 1)).values
+        for name in (
+            "LaplaceMechanism",
+            "DiscreteLaplaceMechanism",
+            "StaircaseMechanism",
+            "DiscreteStaircaseMechanism",
+            "ExponentialMechanism",
+        )
+    },
+    "RROnBins": lambda: (
+        numbers_of().randomize(mechanisms.RROnBins(1.0, (0.0, 1.0), (0.0, 1.0), (0, 1))).values
+    ),
+    "ChannelMechanism": lambda: (
+        numbers_of().randomize(mechanisms.optimal_unbiased([0.0, 1.0], [0.5, 0.5], 1.0)).values
+    ),
+    "LabelRandomizer": lambda: numbers_of().randomize(ldp.LabelRandomizer(1.0)).values,
+    "ClusterRandomizedResponse": lambda: (
+        labels_of()
+        .randomize(
+            ldp.ClusterRandomizedResponse(2, 0.1, 4.0, resampling_probability=0.5), clusters=GROUPS
+        )
+        .values
+    ),
+    "PeerToPeerRandomizedResponse": lambda: (
+        labels_of()
+        .randomize(
+            mechanisms.PeerToPeerRandomizedResponse.for_cluster_size(0.2, 0.5, 2, 0.0),
+            clusters=GROUPS,
+        )
+        .values
+    ),
+    "HistogramMechanism": lambda: (
+        labels_of().release(mechanisms.HistogramMechanism(1.0, 2), public_input=GROUPS).values
+    ),
+}
+
+
+def facts_of(place: str) -> dict[str, Any]:
+    """Returns what the call of a builder gave, as JSON has it."""
+    keras.utils.set_random_seed(0)
+    built = BUILDERS[place](Put("", labels_of().randomize(RR).receipts[0]))
+    if isinstance(built, tuple):
+        built = built[0]
+    found: dict[str, Any] = {}
+    if isinstance(built, keras.Model):
+        found |= {f"weight {place}": value for place, value in enumerate(built.get_weights())}
+    for name in dir(type(built)) + list(built.__dict__ if hasattr(built, "__dict__") else ()):
+        if not name.startswith("_") and not isinstance(built, keras.Model):
+            # A vault refuses some, and an object that is not fitted has not all.
+            with contextlib.suppress(AttributeError, TypeError):
+                value = getattr(built, name)
+                if isinstance(value, (np.ndarray, int, float, str)):
+                    found[name] = value
+    if isinstance(built, BaseEstimator) and hasattr(built, "predict"):
+        found["predict"] = np.asarray(built.predict(X))
+    try:
+        found["statement"] = str(ldp.guarantee(built))
+    except (TypeError, ValueError) as error:
+        found["statement"] = type(error).__name__
+    return {name: as_json(value) for name, value in sorted(found.items())}
+
+
+def as_json(value: Any) -> Any:
+    """Returns whole numbers and texts as they are, or their digest, and some of other numbers."""
+    if isinstance(value, str):
+        return TIME.sub("TIME", value)
+    if isinstance(value, int):
+        return value
+    array = np.asarray(value)
+    if array.dtype.kind in "fc":
+        flat = array.astype(float).ravel()
+        places = np.linspace(0, flat.size - 1, min(LISTED, flat.size)).astype(int)
+        return {
+            "shape": list(array.shape),
+            "size": float(np.linalg.norm(flat)),
+            "values": [repr(number) for number in flat[places].tolist()],
+        }
+    if array.dtype.kind == "O":
+        return repr(array.tolist())
+    content = array.astype(array.dtype.newbyteorder("<")).tobytes()
+    return {"shape": list(array.shape), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def words_of_the_command(folder: Path) -> dict[str, Any]:
+    """Returns what the command answers about a store and its noisy labels."""
+    labels = ldp.PrivateLabels(Y, 2, budget=BUDGET, store=folder / "store", insecure_seed=0)
+    labels.randomize(RR, key="first").save(folder / "noisy")
+    labels.release(mechanisms.HistogramMechanism(1.0, 2), key="second")
+    calls = {
+        "report": ["report", str(folder / "store"), "--output", str(folder / "report")],
+        "verify": ["verify", str(folder / "noisy")],
+    }
+    found = {}
+    for name, words in calls.items():
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(io.StringIO()):
+            code = main(words)
+        text = output.getvalue().replace(str(folder), "FOLDER")
+        found[name] = [code, re.sub(r"\b[0-9a-f]{64}\b", "SHA256", text)]
+    return found
+
+
+def versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in FITTED_BY}
+
+
+def draw_of(name: str) -> Any:
+    keras.utils.set_random_seed(0)
+    return as_json(np.asarray(DRAWS[name]()))
+
+
+def recorded() -> dict[str, Any]:
+    return json.loads(GOLDEN.read_text(encoding="utf-8"))
+
+
+def check(found: Any, expected: Any) -> None:
+    """Compares texts and whole numbers as they are, and others within the rounding of machines."""
+    if isinstance(expected, dict) and "values" in expected:
+        assert found["shape"] == expected["shape"]
+        numbers = [np.array(each["values"], float) for each in (found, expected)]
+        np.testing.assert_allclose(*numbers, rtol=1e-3, atol=1e-4 * expected["size"])
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("place", recorded()["calls"] if GOLDEN.exists() else [])
+def test_a_call_gives_what_it_gave(place, monkeypatch):
+    monkeypatch.setattr(provenance, "_OF_WEIGHTS", {})
+    golden, found = recorded(), facts_of(place)
+    expected = golden["calls"][place]
+    assert set(expected) <= set(found)
+    # Other versions of what fits give other numbers, but the same statements.
+    for name in expected if golden["versions"] == versions() else ["statement"]:
+        check(found[name], expected[name])
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_seeded_draw_is_what_it_was(name):
+    check(draw_of(name), recorded()["draws"][name])
+
+
+def test_all_mechanisms_that_draw_have_a_draw_here():
+    drawing = {
+        name
+        for name in mechanisms.__all__
+        if hasattr(getattr(mechanisms, name), "randomize")
+        and not inspect.isabstract(getattr(mechanisms, name))
+    }
+    assert drawing <= set(DRAWS)
+
+
+def test_the_command_says_what_it_said(tmp_path):
+    assert words_of_the_command(tmp_path) == recorded()["command"]
+
+
+def record() -> None:
+    """Writes `golden.json`; what differs between two calls in turn is left out."""
+    calls = {}
+    for place in BUILDERS:
+        provenance._OF_WEIGHTS.clear()
+        first = facts_of(place)
+        provenance._OF_WEIGHTS.clear()
+        second = facts_of(place)
+        calls[place] = {name: first[name] for name in first if first[name] == second.get(name)}
+    content = {
+        "versions": versions(),
+        "calls": calls,
+        "draws": {name: draw_of(name) for name in DRAWS},
+        "command": words_of_the_command(Path(tempfile.mkdtemp())),
+    }
+    text = json.dumps(content, indent=1, sort_keys=True)
+    GOLDEN.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    record()
