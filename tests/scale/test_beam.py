@@ -337,15 +337,15 @@ def test_b6_a_release_whose_output_was_moved_is_not_drawn_again(key, tmp_path):
     assert keys_release(tmp_path) == first and key.guarantee().epsilon == 0.01
 
 
-def test_b6_a_release_of_0_2_without_its_output_is_refused(tmp_path):
-    shutil.copytree(pathlib.Path(__file__).parents[1] / "vault" / "of_0_2" / "keys", tmp_path / "k")
+def test_b6_a_release_of_0_2_is_never_drawn_again(tmp_path):
+    """Version 0.3 has moved the key to the present format, and not the output."""
+    shutil.copytree(pathlib.Path(__file__).parents[1] / "vault" / "of_0_3" / "key", tmp_path / "k")
     key, mechanism = ReleaseKey(tmp_path / "k" / "labels.key"), HistogramMechanism(0.5, 3)
-    assert PrivateHistogram(mechanism, key, "counts").result().values.tolist() == [4, 3, 2]
-    moved = PrivateHistogram(mechanism, key, "moved")
+    counts = PrivateHistogram(mechanism, key, "counts")
     with pytest.raises(ValueError, match="drawn already"):
-        summed([0, 1, 2], moved)
-    with pytest.raises(LabelStoreError, match=r"key\.moved\.npz, is gone.*new release"):
-        moved.result()
+        summed([0, 1, 2], counts)
+    with pytest.raises(LabelStoreError, match=r"drawn by version 0\.2.*new release"):
+        counts.result()
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

@@ -7,7 +7,6 @@ processes.
 
 import os
 import pathlib
-import shutil
 import signal
 import sys
 import tempfile
@@ -16,7 +15,6 @@ import numpy as np
 
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.mechanisms import RandomizedResponse
-from tf_labeldp.scale import ReleaseKey
 from tf_labeldp.vault import PrivateLabels, forget
 
 OPERATIONS = "mkdir chmod open write fsync link replace unlink rmdir close".split()
@@ -43,16 +41,6 @@ def draw_and_extend(folder):
     (folder / "both").write_bytes(both.values.tobytes())
 
 
-def copy_of_0_2(folder):
-    shutil.copytree(pathlib.Path(__file__).parent / "of_0_2", folder, dirs_exist_ok=True)
-
-
-def upgrade(folder):
-    labels, ids = np.random.default_rng(2).integers(0, 3, 60), [f"p{i}" for i in range(60)]
-    PrivateLabels(labels, 3, store=folder / "store", draws="keyed", ids=ids)
-    ReleaseKey(folder / "keys" / "labels.key").guarantee()
-
-
 def draw_once(folder):
     labels = PrivateLabels([0, 1] * 20, 2, budget=PrivacyBudget(3.0), store=folder / "store")
     labels.randomize(RandomizedResponse(0.5, 2))
@@ -62,7 +50,6 @@ def draw_once(folder):
 SCENARIOS = {
     "draw": (nothing, draw_twice, 1),
     "extend": (nothing, draw_and_extend, 2),
-    "upgrade": (copy_of_0_2, upgrade, 8),
     "forget": (draw_once, lambda folder: forget(folder / "store"), 2),
 }
 

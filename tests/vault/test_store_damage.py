@@ -104,7 +104,7 @@ def test_missing_files_are_refused(make, store, filled):
         make(epsilon=2.0, store=copies["header"])
     header = json.loads((copies["format"] / "header.json").read_text())
     (copies["format"] / "header.json").write_text(json.dumps({**header, "format": 5}))
-    with pytest.raises(LabelStoreError, match=r"has format 5, and tf-labeldp .* reads formats 2"):
+    with pytest.raises(LabelStoreError, match=r"has format 5, and tf-labeldp .* reads formats 3"):
         make(epsilon=2.0, store=copies["format"])
 
 

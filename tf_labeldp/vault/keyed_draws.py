@@ -56,7 +56,6 @@ from tf_labeldp.mechanisms import (
 )
 from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, settings
 from tf_labeldp.mechanisms.classes import row_chunks
-from tf_labeldp.vault._store_of_0_2 import import_key, key_of_0_2, output_of_0_2
 from tf_labeldp.vault.files import check_no_link, make_private
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import (
@@ -109,7 +108,7 @@ class _Release:
     receipts: Receipts = ()  # the receipt of the release comes last
     rows: Record | None = None  # number and fingerprint of its rows
     output: Record | None = None  # the noisy statistic
-    place: str | None = None  # file of the statistic in version 0.2
+    place: str | None = None  # file of the statistic, which 0.2 drew; 0.3 noted it
     sums: str | None = None  # file of exact sums that wait for their noise
 
     @property
@@ -269,9 +268,13 @@ class ReleaseKey:
         public = public_input(mechanism, None)
         with self._turn():
             entry = self._checked(release, *public.value)
-            if entry.output is None and entry.place is not None:
-                self._write(release={"name": release}, arrays=output_of_0_2(release, entry.place))
-            elif entry.output is None:
+            if entry.output is None:
+                if entry.place is not None:  # Noise is never drawn twice.
+                    raise LabelStoreError(
+                        f"release {release!r} was drawn by version 0.2, which wrote it to "
+                        f"{entry.place}. Ask for it once with version 0.3, which moves it to the "
+                        "ledger, or name a new release, which is charged too."
+                    )
                 if entry.binding is None:
                     self._check_budget(public)
                 num_rows, arrays = draw()
@@ -339,18 +342,13 @@ class ReleaseKey:
     def _turn(self) -> Iterator[None]:
         """Lets one process at a time read the ledger and add to it."""
         store = self._store
-        of_0_2 = None if self._is_open or store.exists() else key_of_0_2(self.path)
-        if not store.exists() and of_0_2 is None:
+        if not store.exists():
             raise LabelStoreError(
                 f"the ledger {store.path} of the key {self.path} is missing, so its releases are "
                 "unknown. Restore the folder from its newest copy."
             )
         with store.locked():
-            if not store.exists() and of_0_2 is not None:
-                labels = LabelSet(**of_0_2["labels"])
-                store.create(labels, stored=labels.stored)
             if not self._is_open:
-                import_key(store, self.path)
                 store.bind_key(self.secret)
                 store.label_set()
                 self._is_open = True

@@ -185,7 +185,6 @@ class Ledger:
     ) -> Ledger:
         """Reads the ledger of a store without its labels; ``alone`` leaves its project out."""
         store = LabelStore(path, read_only=read_only)
-        store.upgrade()
         label_set, budget = store.look()
         project = Project(store.path) if store.in_project and not alone else None
         header = store.header()

@@ -211,10 +211,10 @@ def check_unpacked_size(archive: zipfile.ZipFile, size: int) -> None:
 
 
 @_validate.clears_frames
-def write_key(path: pathlib.Path, *, replace: bool = False, secret: bytes | None = None) -> bytes:
-    """Writes a key file and returns its secret; None draws 256 random bits."""
-    secret = secrets.token_bytes(32) if secret is None else secret
-    publish(path, _key_content(secret), replace=replace)
+def write_key(path: pathlib.Path) -> bytes:
+    """Draws a secret of 256 random bits, writes its file, and returns it."""
+    secret = secrets.token_bytes(32)
+    publish(path, _key_content(secret), replace=False)
     return secret
 
 
@@ -225,8 +225,8 @@ def read_key(path: pathlib.Path) -> bytes:
         content = read_plain(path)
         fields = _validate.json_of(content)
         secret = bytes.fromhex(fields["secret"])
-        of_0_2 = fields["format"] == 1 and "releases" in fields and "checksum" not in fields
-        if len(secret) != 32 or not (of_0_2 or content == _key_content(secret)):
+        is_of_0_2 = fields["format"] == 1 and "releases" in fields
+        if not is_of_0_2 and (len(secret) != 32 or content != _key_content(secret)):
             raise ValueError("another secret has this checksum")
     except FileNotFoundError:
         raise FileNotFoundError(
@@ -238,6 +238,11 @@ def read_key(path: pathlib.Path) -> bytes:
             f"{os.fspath(path)!r} is no key file, or it is damaged ({type(error).__name__}). "
             "Restore it from a backup."
         ) from None
+    if is_of_0_2:
+        raise LabelStoreError(
+            f"{os.fspath(path)!r} is a key file of 0.2, which has its releases inside. Open it "
+            "with tf-labeldp 0.3 once, which moves them to a ledger. Nothing was changed."
+        )
     return secret
 
 

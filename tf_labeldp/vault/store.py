@@ -46,7 +46,6 @@ from tf_labeldp import _validate
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyBudget, Receipt
 from tf_labeldp.accounting.receipts import LabelSet
-from tf_labeldp.vault._store_of_0_2 import OF_0_2, upgrade
 from tf_labeldp.vault.files import (
     LabelStoreError,
     check_lock_file,
@@ -90,6 +89,8 @@ _FEW = 20
 """Fewer labels may well equal those of other examples."""
 _HOLDER = ".reserved-"
 """The prefix of the lock files of processes with a reservation."""
+_OF_0_2, _OLDEST = 2, 3
+"""The format of a store of 0.2, and the oldest that is read."""
 _RECORD_FORMAT = 4
 """The format of records. 0.3 wrote 3, and refuses 4: it would spend what is reserved, and call
 receipts with the fields of a plan damaged."""
@@ -122,9 +123,12 @@ _ERASED = (
     "stages",
     ".*.tmp",
     f"{_HOLDER}*",
-    *OF_0_2,
+    "draws",
+    "charges",
+    "weights",
 )
-"""Files that ``forget`` erases, with the arrays of all records; others are left untouched."""
+"""Files that ``forget`` erases, with the arrays of all records; others are left untouched. The last
+three are of 0.2: an upgrade by 0.3 that was killed leaves them."""
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 """Names of the temporary files of ``publish``; a killed process may leave one behind."""
 _NO_LOCKS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS)
@@ -328,19 +332,15 @@ class LabelStore:
             "num_labels": label_set.size,
             **settings,
         }
-        self.begin(label_set.name)
+        make_private(self.path / _RECORDS)
+        self._digests = [label_set.name]
+        self._write_last()
         try:
             self._publish("header.json", sealed_json(header))
         except FileExistsError:
             raise LabelStoreError(
                 f"Another process is making the store {self.path} now. Open it again."
             ) from None
-
-    def begin(self, label_set: str) -> None:
-        """Makes an empty store except for its header."""
-        make_private(self.path / _RECORDS)
-        self._digests = [label_set]
-        self._write_last()
 
     def check_exists(self) -> None:
         """Raises if the folder has no store."""
@@ -524,15 +524,8 @@ class LabelStore:
         path = self._holder_file(holder)
         return filelock.FileLock(path, timeout=0, mode=0o600, thread_local=False)
 
-    def upgrade(self) -> None:
-        """Brings an existing store of version 0.2 to the present format, files and key included."""
-        is_old = self.exists() and self.header()["format"] == 2
-        if is_old or any((self.path / name).exists() for name in OF_0_2):
-            with self._lock():
-                upgrade(self)
-
     def _finish_interrupted_writes(self, is_alone: bool) -> None:
-        """Completes what a killed process began, and brings a store of 0.2 to this format."""
+        """Completes what a killed process began."""
         if is_alone:  # No live process is writing these files.
             for name in ("header.json", _FINGERPRINT, KEY_FILE, _LAST, f"{_RECORDS}/"):
                 folder, _, begins = name.rpartition("/")
@@ -543,7 +536,6 @@ class LabelStore:
                 holder = path.name.removeprefix(_HOLDER)
                 if self.is_held(holder) is False:
                     self.remove_holder(holder)
-        upgrade(self)
         key = self.path / KEY_FILE
         if key.exists() and "forgotten" not in self.header():
             self.bind_key(read_key(key))
@@ -821,7 +813,7 @@ class LabelStore:
         """Returns the header, or raises for a store of another format."""
         path = self.path / "header.json"
         header = read_json(path)
-        if header.get("format") not in range(2, FORMAT + 1):
+        if header.get("format") not in range(_OLDEST, FORMAT + 1):
             raise _unknown_format(path, header.get("format"), FORMAT)
         check_seal(path, header, "it has the budget and the label set")
         # A seal that fits can be made for any values.
@@ -947,7 +939,10 @@ def _check_not_forgotten(path: pathlib.Path, header: dict[str, Any]) -> None:
 
 
 def _unknown_format(path: str | os.PathLike[str], version: Any, newest: int) -> LabelStoreError:
+    advice = "Use the version of tf-labeldp that wrote it (0.1 wrote format 1)."
+    if version == _OF_0_2:
+        advice = "0.2 wrote it: open it with 0.3 once, which brings it to format 3."
     return LabelStoreError(
-        f"{path} has format {version}, and tf-labeldp {__version__} reads formats 2 to {newest}. "
-        "Nothing was changed. Use the version of tf-labeldp that wrote it (0.1 wrote format 1)."
+        f"{path} has format {version}, and tf-labeldp {__version__} reads formats {_OLDEST} to "
+        f"{newest}. Nothing was changed. {advice}"
     )

@@ -95,7 +95,7 @@ class ExactSums(beam.PTransform, abc.ABC):
             BudgetExceededError: the vault of the key can't afford the release any more. The exact
                 sums are deleted, as after every refusal.
             FileNotFoundError: the pipeline has not ended, or found no rows.
-            LabelStoreError: version 0.2 drew the statistic, and its file is gone.
+            LabelStoreError: version 0.2 drew the statistic, and 0.3 did not ask for it.
         """
         values, receipts = self._release_once()["values"], self._key.receipts(self._release)
         return NoisyStatistic(values, self.mechanism, receipts=receipts)
