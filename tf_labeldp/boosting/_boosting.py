@@ -18,6 +18,7 @@ from tf_labeldp.accounting.receipts import merge_receipts, weights_receipts
 from tf_labeldp.boosting import _lightgbm
 from tf_labeldp.boosting._lightgbm import Grown, Task
 from tf_labeldp.boosting._losses import ScoreLoss
+from tf_labeldp.boosting._mean_columns import with_means
 from tf_labeldp.boosting._targets import Start, check_range, classes_of, target_of
 from tf_labeldp.boosting._trees import Trees
 from tf_labeldp.boosting.worth import worth
@@ -91,7 +92,9 @@ class PrivateBoosting(Head):
             a population with so weighted classes.
         max_trees: the most trees per model.
         categorical: the categorical columns, by name or by place in an array; None for columns of
-            texts and categories. A column of more than 254 categories is hashed.
+            texts and categories. For two classes and for numbers, a category of a column of more
+            than 254 counts as the mean of its noisy labels, shrunken to the mean of all, if it has
+            five rows or more, and rarer ones together; for more classes such a column is hashed.
         monotonic_cst: by column name or place, 1 for scores that never fall and -1 for scores that
             never rise as the column's numbers rise; for two classes and for numbers. Public
             knowledge.
@@ -113,7 +116,8 @@ class PrivateBoosting(Head):
             the features, or to ``start``, on held-out noisy labels; and ``gain_stddev_``, its
             standard error.
         num_trees_: number of trees in total.
-        coder_: the ``TableCodes`` of the columns; None for sparse rows.
+        coder_: the ``TableCodes`` of the columns; None for sparse rows. With means of noisy labels,
+            it has their receipts.
         n_features_in_: number of columns.
 
     Example:
@@ -233,6 +237,14 @@ class PrivateBoosting(Head):
         rows = rows[rows_of_labels]
         weights = None if weights is None else weights[rows_of_labels]
         target = target_of(noisy, weights, self.loss, begin)
+        if coder is not None and coder.hashed_ and target.constant.size == 1:
+            numbers = noisy.debiased()
+            numbers = numbers if numbers.ndim == 1 else numbers[:, 1]
+            own = noisy.receipts
+            coder, means = with_means(coder, features, rows_of_labels, numbers, weights, own, seed)
+            for place, column in means.items():
+                rows[:, place] = column
+            is_code = coder.categorical_
         task = Task(
             rows,
             is_code,
