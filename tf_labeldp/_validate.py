@@ -287,6 +287,15 @@ def group_numbers(
     return values.astype(np.int64)
 
 
+def one_label_per_row(num_rows: int, num_labels: int) -> None:
+    """Raises unless there are as many labels as rows of features."""
+    if num_rows != num_labels:
+        raise ValueError(
+            f"expected one label per row of features, got {num_rows} rows and {num_labels} labels. "
+            "Give both in the same order: x[labels.indices] with a part of a vault."
+        )
+
+
 def group_vector(name: str, values: Any, size: int, letter: str = "C") -> np.ndarray:
     """Returns the public group of each of ``size`` labels as ``int64`` (n,)."""
     array = column(values, name)

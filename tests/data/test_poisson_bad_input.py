@@ -32,7 +32,7 @@ def labels_with(value: Any) -> np.ndarray:
         ({"sampling_probability": 0.04}, ValueError, r"at least one .* got 0\.8 = 0\.04 \* 20"),
         ({"steps": 0}, ValueError, "steps must be at least 1, got 0"),
         ({"buffer_size": 9}, ValueError, "at least the mean batch, 10, got 9.* Leave it out"),
-        ({"labels": LABELS[1:]}, ValueError, "expected 20 labels, one per row, got 19"),
+        ({"labels": LABELS[1:]}, ValueError, "got 20 rows and 19 labels"),
         ({"labels": labels_with(np.nan)}, ValueError, "1 of 20 labels are missing.*rule that"),
         ({"labels": labels_with(1e300)}, ValueError, "finite labels .float32., but some"),
         ({"labels": LABELS.astype(str)}, TypeError, "vault or an array of numbers.*classes="),
@@ -88,7 +88,7 @@ def test_bad_input_is_refused(change: dict[str, Any], error: type[Exception], me
 
 def test_a_vault_of_another_length_is_refused() -> None:
     vault = PrivateLabels(LABELS[1:], num_classes=1000, budget=PrivacyBudget(epsilon=1.0))
-    with pytest.raises(ValueError, match="expected 20 labels, one per row, got 19"):
+    with pytest.raises(ValueError, match="got 20 rows and 19 labels"):
         poisson_batches(FEATURES, vault, sampling_probability=0.5, steps=2)
     with pytest.raises(TypeError, match="does not give out true labels"):
         poisson_batches(vault, FEATURES, sampling_probability=0.5, steps=2)

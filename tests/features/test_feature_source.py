@@ -159,7 +159,7 @@ def test_bad_data_sets_are_refused():
     with pytest.raises(ValueError, match="same number of features, got 2 and 3"):
         head().fit(ragged, np.zeros(8, int))
     uneven = tf.data.Dataset.from_tensors((x[:10], LABELS[:9]))
-    with pytest.raises(ValueError, match="expected one label per row, got another number"):
+    with pytest.raises(ValueError, match="expected one label per row of features"):
         head().fit(uneven)
     with pytest.raises(ValueError, match="features hold no rows"):
         head().fit(tf.data.Dataset.from_tensor_slices(x[:0]).batch(4), LABELS)

@@ -284,7 +284,7 @@ def test_bad_labels_and_features():
     labels = vault()
     with pytest.raises(ValueError):
         labels.randomize(randomizer, features=broken)
-    with pytest.raises(ValueError, match=r"expected 2999 labels, .*got 3000"):
+    with pytest.raises(ValueError, match="got 2999 rows and 3000 labels"):
         labels.randomize(randomizer, features=X[1:])
     batches = pytest.importorskip("tensorflow").data.Dataset.from_tensors(X)
     with pytest.raises(TypeError, match="got a data set"):

@@ -227,7 +227,7 @@ def test_bad_arguments():
         classes.randomize(randomizer, features=X)
     with pytest.raises(TypeError, match="got a data set"):
         labels.randomize(randomizer, features=tf.data.Dataset.from_tensors(X))
-    with pytest.raises(ValueError, match=r"expected 2999 labels, .*got 3000"):
+    with pytest.raises(ValueError, match="got 2999 rows and 3000 labels"):
         labels.randomize(randomizer, features=X[1:])
     with pytest.raises(ValueError, match="needs features="):
         labels.randomize(randomizer)

@@ -79,7 +79,7 @@ def test_norms_of_users() -> None:
     assert user_norms([many], owners, by_signs=True)[4] < 0.7 * 600
     equal = np.tile(rows[:1], (600, 1))  # nothing less than the sum of norms
     assert user_norms([equal], np.zeros(600, int), by_signs=True)[0] == pytest.approx(600.0)
-    with pytest.raises(ValueError, match="one row of features per label"):
+    with pytest.raises(ValueError, match="one label per row of features"):
         user_norms([rows], users[1:], by_signs=True)
 
 

@@ -291,7 +291,7 @@ def test_vaults_that_are_not_of_the_same_examples() -> None:
         batches({"a": first, "b": second})
     with pytest.raises(TypeError, match=r"vaults for all outputs.*got both"):
         batches({"click": CLICKS, "kind": vault(KINDS, K)})
-    with pytest.raises(ValueError, match="expected 100 labels, one per row, got 50"):
+    with pytest.raises(ValueError, match="got 100 rows and 50 labels"):
         batches({"click": vault(CLICKS[:50], 2), "kind": vault(KINDS, K)})
     rows = vault(np.ones((N, 2), int), None, num_labels=2)  # type: ignore[arg-type]
     for columns, expected in (({"a": 2}, r"columns in 0..1 .*got 2"), (3, "as a dict or list")):

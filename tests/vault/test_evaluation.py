@@ -101,7 +101,7 @@ class TestSplit:
         numbers = vault(NUMBERS, low=0.0, high=10.0)
         noisy = numbers.split(0.5)[0].randomize(LabelRandomizer(1.0))
         assert noisy.values.shape == (3000,)
-        with pytest.raises(ValueError, match="6000 labels, one per row of features, got 3000"):
+        with pytest.raises(ValueError, match="got 6000 rows and 3000 labels"):
             PrivateRidge(1.0, 1e-5).fit(features, vault(delta=1e-5).split(0.5)[0])
 
     def test_training_takes_a_part(self):

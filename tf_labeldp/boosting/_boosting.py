@@ -207,7 +207,7 @@ class PrivateBoosting(Head):
             receipts = merge_receipts(public.receipts, public_input(noisy).receipts)
             rows_of_labels = noisy.rows_among({rows.shape[:1]})
         else:
-            source.check_length(rows.shape[0])
+            _validate.one_label_per_row(rows.shape[0], len(source.vault))
             used = rows.shape[0] if weights is None else int(np.count_nonzero(weights))
             self._check_worth(used, num_classes)
             class_weights(class_weight, source.kind.class_values, None)

@@ -166,8 +166,7 @@ def poisson_batches(
     if seed is not None:
         seed = _validate.integer_at_least("insecure_seed", seed, 0)
     for size in sizes:
-        if size != source.num_rows:
-            raise ValueError(f"expected {source.num_rows} labels, one per row, got {size}.")
+        _validate.one_label_per_row(source.num_rows, size)
     rows_of_units = None
     if users is not None:
         k = _validate.integer_at_least("max_examples_per_user", max_examples_per_user, 1)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils import _safe_indexing
 
+from tf_labeldp import _validate
 from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.accounting.provenance import bare
@@ -203,8 +204,8 @@ class FeatureRows:
             x, y = _pair(element)
             add_to_digest(digest, x)
             rows = _features_of(x, self._encoder)
-            if y is not None and np.shape(y)[:1] != rows.shape[:1]:
-                raise ValueError("expected one label per row, got another number in a batch.")
+            if y is not None:
+                _validate.one_label_per_row(rows.shape[0], len(np.atleast_1d(y)))
             if see is not None:
                 see(x, y)
             if not rows.shape[0]:

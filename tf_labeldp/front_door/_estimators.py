@@ -211,11 +211,7 @@ class _FrontDoor(Head):
         if kind == "table" and column_names(features) is not None:
             features = all_features = table_columns(features)  # texts are read once
         number = num_rows(table_columns(features) if kind == "table" else features)
-        if number != size:
-            raise ValueError(
-                f"expected one label per row of features, got {number} rows and {size} labels. "
-                "Give both in the same order: x[labels.indices] with a part of a vault."
-            )
+        _validate.one_label_per_row(number, size)
         if not size:
             raise ValueError("expected at least one label, got none. Give labels and their rows.")
         weights = example_weights(public.value[3], size)

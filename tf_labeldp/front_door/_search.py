@@ -130,11 +130,7 @@ class PrivateSearchCV(Head):
         public = public_input(X, self.estimator, self.param_grid, sample_weight)
         features, estimator, grid, sample_weight = public.value
         features = self._matrix(features, encoder=getattr(estimator, "encoder", None))
-        if (number := num_rows(features)) != len(y):
-            raise ValueError(
-                f"expected {len(y)} rows of features, one per label, got {number}. Give both in "
-                "the same order."
-            )
+        _validate.one_label_per_row(num_rows(features), len(y))
         if getattr(estimator, "encoder", None) is not None:  # once for all candidates
             encoder = fitted_encoder(estimator.encoder, public.with_value(features))
             estimator = clone(estimator).set_params(encoder=encoder)

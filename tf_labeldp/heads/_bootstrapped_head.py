@@ -320,12 +320,12 @@ class BootstrappedHead(Head):
             _validate.integer_at_least(name, getattr(self, name), least)
         _validate.positive_finite("learning_rate", self.learning_rate)
         width = built_network(self._model, "network").output_shape[-1]
-        if width != labels.num_classes or num_rows != len(labels):
+        if width != labels.num_classes:
             raise ValueError(
-                f"expected {len(labels)} inputs and {labels.num_classes} network outputs, got "
-                f"{num_rows} and {width}. Give one input per label, in the same order, and a "
-                "network with one output per class."
+                f"expected a network with an output for each of {labels.num_classes} classes, got "
+                f"one with {width}. Give another last layer."
             )
+        _validate.one_label_per_row(num_rows, len(labels))
         return self._unfitted()
 
     def _learn(

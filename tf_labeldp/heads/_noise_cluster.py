@@ -128,7 +128,7 @@ class NoiseCluster(Head):
         # One reading of a data set serves the clusters and the digests.
         read = collected(features) if is_dataset(features) else features
         clusters = self._clusters_of(public.with_value(read))
-        source.check_length(len(clusters))
+        _validate.one_label_per_row(len(clusters), len(source.vault))
         public = public_input(public, clusters).with_value(clusters.assignments)
         digests = None if features is None else raw_digests(read)
         rows = None if digests is None else digests[:, np.newaxis]

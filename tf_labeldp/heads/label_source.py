@@ -92,14 +92,6 @@ class LabelSource:
         self.mechanism = mechanism_for_users(self.vault, self.mechanism)
         check_uses([(self.vault, self._key, self.mechanism)])
 
-    def check_length(self, num_rows: int) -> None:
-        """Raises unless there is one label per row."""
-        if len(self.vault) != num_rows:
-            raise ValueError(
-                f"expected {num_rows} labels, one per row of features, got {len(self.vault)}. Give "
-                "them in the same order."
-            )
-
     def release(
         self, public: PublicInput[Any], rows: np.ndarray | None, family: object
     ) -> tuple[NoisyStatistic, Receipts]:

@@ -265,7 +265,7 @@ class OneReleaseHead(Head):
             source = self._checked_source(y)
             takes_raw = self.encoder is not None and not is_own_map(self.encoder)
             if source is not None and takes_raw and not is_dataset(X):
-                source.check_length(num_rows(X))
+                _validate.one_label_per_row(num_rows(X), len(source.vault))
             public = public_input(public, fitted_encoder(self.encoder, public.with_value(X)))
             encoder = self.encoder_ = public.value[1]
             inputs = FeatureRows(X, encoder, max_bytes=0.25 * self.max_bytes)
@@ -423,7 +423,7 @@ class OneReleaseHead(Head):
         self, inputs: FeatureRows, source: LabelSource | None, weights: np.ndarray | None
     ) -> tuple[PublicRows, LabelSource]:
         if source is not None and inputs.num_rows is not None:
-            source.check_length(inputs.num_rows)
+            _validate.one_label_per_row(inputs.num_rows, len(source.vault))
         rows = PublicRows(inputs, self.max_bytes, self._sample_rows, weights)
         rows.survey()
         if source is None:
@@ -432,7 +432,7 @@ class OneReleaseHead(Head):
             source = LabelSource(self, rows.labels, self._mechanism)
         elif rows.labels is not None:
             raise ValueError("expected labels once, got them in the data set too. Leave out one.")
-        source.check_length(rows.num_rows)
+        _validate.one_label_per_row(rows.num_rows, len(source.vault))
         # The noise for users follows the design, which takes their rows to be at right angles.
         longest = _rounded_up(rows.max_weight * math.sqrt(mean_group_size(source.vault)))
         source.mechanism = dataclasses.replace(source.mechanism, max_norm=longest)

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from tf_labeldp import _validate
+
 _SIGNS = 10
 """The most rows of a user whose signs are tried, 512 combinations up to the sign of all."""
 _WIDEST = 512
@@ -52,10 +54,7 @@ def user_norms(blocks: Iterable[np.ndarray], users: np.ndarray, *, by_signs: boo
 
 def _of_users(blocks: list[np.ndarray], users: np.ndarray) -> np.ndarray:
     rows = np.concatenate(blocks)
-    if len(rows) != len(users):
-        raise ValueError(
-            f"expected one row of features per label, got {len(rows)} rows and {len(users)} labels."
-        )
+    _validate.one_label_per_row(len(rows), len(users))
     return rows
 
 

@@ -160,11 +160,7 @@ class _Teachers:
         seed: int,
     ) -> None:
         self._features = np.asarray(features)
-        if len(self._features) != size:
-            raise ValueError(
-                f"expected one row of features per label, got {len(self._features)} rows and "
-                f"{size} labels. Give the features of all examples, in the order of the labels."
-            )
+        _validate.one_label_per_row(len(self._features), size)
         self._teacher = teacher
         rng = np.random.default_rng(seed)
         self._shard_of = rng.permutation(size) % count

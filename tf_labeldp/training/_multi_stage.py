@@ -196,11 +196,7 @@ class MultiStageTraining(CountedTraining):
         of_weights = weights_receipts(sample_weight, class_weight)
         super().__init__(merge_receipts(public.receipts, of_weights))
         self._features = Features(network_inputs(*inputs), len(labels))
-        if self._features.num_examples != len(labels):
-            raise ValueError(
-                f"expected one label per row, got {self._features.num_examples} rows and "
-                f"{len(labels)} labels."
-            )
+        _validate.one_label_per_row(self._features.num_examples, len(labels))
         self._output = output
         self._sample_weight = checked_sample_weight(sample_weight, len(labels))
         self._class_weight = class_weight
