@@ -162,7 +162,7 @@ class NeighbourSmoothing(FeatureMap):
             ValueError: not fitted, or other features than in ``fit``.
         """
         self._refuse_unfitted("_smooth")
-        encoder = self._fitted_encoder()
+        encoder = self.encoder_
         X = self._matrix(X, encoder=encoder, is_fitted=True)
         start = self._components(FeatureRows(X, encoder, columns=self._known_columns()))
         if not self.strength:
@@ -193,7 +193,7 @@ class NeighbourSmoothing(FeatureMap):
 
         from tf_labeldp.keras_layers._fixed_features import NeighbourFeatures
 
-        inputs, features = with_encoder(self._fitted_encoder(), self._mean.size)
+        inputs, features = with_encoder(self.encoder_, self._mean.size)
         width = self._variances.size
         directions = keras.layers.Dense(
             width, trainable=False, dtype="float32", name="principal_components"
@@ -215,9 +215,6 @@ class NeighbourSmoothing(FeatureMap):
         layer.set_weights([scale, self._keys, self._smooth])
         note_release(layer, self.receipts_)
         return keras_model(inputs, outputs, "neighbour_smoothing")
-
-    def _fitted_encoder(self) -> Any:
-        return getattr(self, "encoder_", self.encoder)  # a map of 0.2 has its argument alone
 
     def _find_directions(self, rows: FeatureRows) -> None:
         from scipy import linalg

@@ -408,8 +408,6 @@ class _SavedTraining:
             return 0
         with np.load(self.file, allow_pickle=False) as file:
             self.model.set_weights([file[name] for name in file if name.startswith("arr")])
-            if "epochs" not in file:  # of version 0.2.0, after all epochs
-                return epochs
             if file["epochs"] < epochs:
                 self.model.optimizer.build(self.model.trainable_variables)
                 for number, variable in enumerate(self.model.optimizer.variables):

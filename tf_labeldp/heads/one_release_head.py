@@ -367,7 +367,7 @@ class OneReleaseHead(Head):
         else:
             weights = self.sharpness_ * _ridge_path.class_scores(weights)
             bias = self.sharpness_ * _ridge_path.class_scores(bias[np.newaxis])[0]
-        public = public_input(self._fitted_encoder() if encoder is None else encoder)
+        public = public_input(self.encoder_ if encoder is None else encoder)
         inputs, rows = with_encoder(public.value, self._scaling.mean.size)
         dense = ReleasedDense(weights.shape[1], activation, name="head", **_FIXED)
         outputs = dense(_scaled(rows, self._scaling))
@@ -381,9 +381,6 @@ class OneReleaseHead(Head):
             outputs = layers.Rescaling(1.0, low, dtype="float32", name="label_range")(outputs)
         model = self._with_facts(keras_model(inputs, outputs, "one_release_head"))
         return self._recorded(model, public.value)
-
-    def _fitted_encoder(self) -> Any:
-        return getattr(self, "encoder_", self.encoder)  # a model of 0.2 has its argument alone
 
     @abc.abstractmethod
     def _choose(
@@ -583,7 +580,7 @@ class OneReleaseHead(Head):
 
     def _scores(self, X: Any) -> np.ndarray:
         self._check_fitted()
-        encoder = self._fitted_encoder()
+        encoder = self.encoder_
         X = self._matrix(X, encoder=encoder, is_fitted=True)
         rows = FeatureRows(X, encoder, columns=self._known_columns())
         spread = self._scaling.spread

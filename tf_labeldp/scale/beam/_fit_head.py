@@ -125,6 +125,7 @@ class FitPrivateHead:
                 _ = scaled | moments
         noisy = moments.result()
         rows.gram = np.asfortranarray(moments.gram())
+        head.encoder_ = None
         head._remember_columns(None, rows.scaling.mean.size)
         head._finish(rows, noisy.values, _Source(kind, mechanism))
         public = public_input(head.class_weight)
