@@ -200,7 +200,13 @@ BAD_INPUT = {
         "two classes or numbers with monotonic_cst, got 3 classes",
     ),
     "categorical": ({"categorical": ["town"]}, TABLE, BINARY, {}, "the table lacks: 'town'"),
-    "rows": ({}, {k: v[:-1] for k, v in TABLE.items()}, BINARY, {}, "expected 1499 labels"),
+    "rows": (
+        {},
+        {k: v[:-1] for k, v in TABLE.items()},
+        BINARY,
+        {},
+        "got 1499 rows and 1500 labels",
+    ),
     "weights": (
         {},
         TABLE,

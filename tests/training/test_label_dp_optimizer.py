@@ -164,7 +164,10 @@ def test_a_setting_changes_a_step_as_in_keras_or_is_refused(
 
     linear = Linear(private_net.inputs, private_net.outputs)
     linear.compile(kind(**settings), run_eagerly=True)
-    linear.fit(np.zeros((1, 3), "f"), np.zeros((1, 4), "f"), verbose=0)
+    try:
+        linear.fit(np.zeros((1, 3), "f"), np.zeros((1, 4), "f"), verbose=0)
+    except AttributeError as error:  # Muon of Keras before 3.13 on TensorFlow
+        pytest.skip(f"plain Keras {keras.__version__} can't take a step: {error}")
     for ours, keras_own in zip(stepped(private.inner_optimizer), linear.get_weights(), strict=True):
         np.testing.assert_allclose(ours, keras_own, rtol=1e-4, atol=1e-6)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 from sklearn.utils.metaestimators import available_if
 
 from tf_labeldp import _validate
@@ -385,7 +386,7 @@ class PrivateBoosting(Head):
         if self.coder_ is not None:
             rows = self.coder_.transform(X)
         elif hasattr(X, "tocsr"):
-            rows = X.tocsr()
+            rows = sparse.csr_matrix(X)
         else:
             raise TypeError(
                 f"expected a sparse matrix, as in fit, got {type(X).__name__}. Give "
@@ -521,7 +522,7 @@ def _read(
     """Returns the coder of a table and its ``float32`` rows; sparse rows have no coder."""
     features = public.value
     if hasattr(features, "tocsr"):
-        coder, rows = None, features.tocsr().astype(np.float32)
+        coder, rows = None, sparse.csr_matrix(features, dtype=np.float32)
         if np.isinf(rows.data).any():
             raise ValueError(
                 "expected finite features, got infinite ones in a sparse matrix. Make them "
@@ -577,8 +578,8 @@ def _min_rows(size: int) -> int:
 
 def _least_common(columns: Any, place: int) -> int:
     """Returns the number of examples that differ from the median of a column."""
-    column = columns[:, place]
-    column = column.toarray().ravel() if hasattr(column, "toarray") else column
+    column = columns[:, [place]]
+    column = (column.toarray() if hasattr(column, "toarray") else column).ravel()
     missing = np.isnan(column)
     if missing.all():
         return 0
