@@ -40,8 +40,8 @@ DIGEST = re.compile(r"\b[0-9a-f]{32,64}\b")
 """Of outputs of networks, whose last bits differ between machines."""
 NUMBER = re.compile(r"(?<=[a-z])_\d+\b")
 """Of the name of a network, which counts those that were made before."""
-OF_MACHINES = ("num_trees_",)
-"""Whole numbers that follow from a comparison of sums, which machines round differently."""
+OF_MACHINES = ("actor", "num_trees_", "version")
+"""The user, the version, and a number that compares sums, which machines round differently."""
 LISTED = 8
 """Numbers of a floating-point array that are listed, at equal distances."""
 DRAWS: dict[str, Callable[[], Any]] = {
