@@ -20,6 +20,9 @@ from tf_labeldp.features.reader import columns_of_fit
 
 _FOLDS = 5
 """Parts of the rows: a row's own label is never in its mean."""
+_PER_BUCKET = 2.0
+"""Categories per bucket of the hash, up to which the hash stays: where it mixes few, splits by
+bucket were better (260 names of storms: 83.0 for 81.9 at epsilon 1)."""
 _LEAST_ROWS = 5
 """Rarer categories share one mean with those that are new after `fit`: a model does not list them,
 and so not the identifiers of single rows."""
@@ -81,7 +84,7 @@ def with_means(
     # Columns that were drawn by the same generator would fall into parts of their own.
     parts = np.random.default_rng([seed, _FOLDS]).integers(_FOLDS, size=numbers.size)
     for place, column in enumerate(columns):
-        if column.name not in coder.hashed_:
+        if coder.hashed_.get(column.name, 0) <= _PER_BUCKET * coder.most_categories:
             continue
         values = table[column.name]
         known = type(column).learn(column.name, values, None, by_frequency=True)
