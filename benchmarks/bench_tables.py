@@ -216,11 +216,11 @@ def tables() -> None:
     """Prints a table of classes and one of numbers: mean and standard error over the seeds."""
     runs = _results.runs(RUNS)
     printed: dict[str, list[list[str]]] = {
-        "classes": [], "numbers": [], "surveys": [], "surveys of numbers": []
+        "classes": [], "numbers": [], "surveys": [], "survey_numbers": []
     }  # fmt: skip
     for name in dict.fromkeys(run["data"] for run in runs):
         if name in SURVEYS:
-            kind = "surveys" if "num_classes" in SURVEYS[name].kind else "surveys of numbers"
+            kind = "surveys" if "num_classes" in SURVEYS[name].kind else "survey_numbers"
         else:
             kind = "numbers" if name in (*_RANGES, "pg15training", "beMTPL97") else "classes"
         roof = [

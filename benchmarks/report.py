@@ -194,7 +194,13 @@ _MEASURED: dict[str, list[tuple[str, set[str] | None, set[str] | None]]] = {
             {"head", "boosting", "no privacy"},
         )
     ],
-    "table of numbers": [("tables/numbers", None, {"head", "boosting", "no privacy"})],
+    "table of numbers": [
+        (
+            "tables/numbers",
+            {"bike", "diabetes", "pg15training"},
+            {"head", "boosting", "no privacy"},
+        )
+    ],
     "numbers": [("front_door/accuracy", None, None)],
     "many classes": [
         (

@@ -108,3 +108,14 @@ def test_weights_count_in_the_means():
     labels = np.where(weights > 0, BOUGHT[TRAIN], 1 - BOUGHT[TRAIN])
     model = PrivateBoosting().fit(part(TRAIN), noisy_of(labels, 3.0, num_classes=2), weights)
     assert error_of(model, TEST) < 0.45
+
+
+def test_codes_in_a_matrix_are_categories_by_place():
+    """As ``categorical=`` names them; the exported model takes the matrix."""
+    rows = np.stack([SHOP, TABLE["hour"]], axis=1)
+    noisy = noisy_of(BOUGHT[TRAIN], 3.0, num_classes=2)
+    model = PrivateBoosting(categorical=[0]).fit(rows[TRAIN], noisy)
+    found = model.predict_proba(rows[TEST])
+    assert np.mean((found[:, 1] - OF_SHOP[SHOP[TEST]]) ** 2) < 0.35 * OF_SHOP.var()
+    exported = model.to_keras().predict(rows[TEST].astype(np.float32), verbose=0)
+    np.testing.assert_allclose(exported, found, atol=1e-5)

@@ -26,6 +26,8 @@ bucket were better (260 names of storms: 83.0 for 81.9 at epsilon 1)."""
 _LEAST_ROWS = 5
 """Rarer categories share one mean with those that are new after `fit`: a model does not list them,
 and so not the identifiers of single rows."""
+_LEAST_SHARE = 1e-9
+"""Of the variance within categories; means that differ by less are one."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -142,6 +144,6 @@ def _shrunk(counts: np.ndarray, sums: np.ndarray, squares: np.ndarray) -> np.nda
     within = max(float((squares - counts * raw**2).sum()), 0.0) / max(total - used, 1.0)
     between = float(counts @ (raw - mean) ** 2) - (used - 1.0) * within
     variance = between / max(total - float(counts @ counts) / total, 1e-12)
-    if variance <= 0.0:
+    if variance <= _LEAST_SHARE * within:
         return np.full(counts.size, mean)
     return (sums + within / variance * mean) / (counts + within / variance)
