@@ -93,7 +93,7 @@ class PrivateBoosting(Head):
             a population with so weighted classes.
         max_trees: the most trees per model.
         categorical: the categorical columns, by name or by place in an array; None for columns of
-            texts and categories. A column of more than 254 categories is hashed; of more than 508,
+            texts and categories. A column of more than 254 categories is hashed; of more than 381,
             for two classes and for numbers, each category counts as the mean of its noisy labels,
             shrunken to the mean of all, if it has five rows or more, and rarer ones together.
         monotonic_cst: by column name or place, 1 for scores that never fall and -1 for scores that
