@@ -34,7 +34,7 @@ PARTS = {
     "gradients": ["numpy", "keras", "tensorflow"],
     "training": ["numpy", "dp_accounting", "keras", "tensorflow"],
     "pate": ["numpy", "keras", "sklearn"],
-    "front_door": ["numpy", "sklearn", "keras"],
+    "front_door": ["numpy", "scipy", "sklearn", "keras"],
     # matplotlib for a plot, on its call.
     "audit": ["numpy", "scipy", "matplotlib"],
     # The same, for the page of a report; Keras to read models, h5py for the arrays in their files.

@@ -170,7 +170,7 @@ def test_a_fit_that_failed_counts_if_it_had_released(monkeypatch):
     for bad in ({"num_classes": 3, "penalty": -1.0}, {"low": 0.0, "high": 1.0}, {"epsilon": 0.0}):
         with pytest.raises(ValueError):
             head(**bad).fit(X, Y)
-    with pytest.raises(ValueError, match="got 239"):
+    with pytest.raises(ValueError, match="and 239 labels"):
         head().fit(X, Y[1:])
     assert alone(head(), X, Y).guarantee().epsilon == 1.0
     with monkeypatch.context() as patch:

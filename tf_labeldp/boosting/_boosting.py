@@ -385,7 +385,7 @@ class PrivateBoosting(Head):
         X = self._matrix(X, is_fitted=True)
         if self.coder_ is not None:
             rows = self.coder_.transform(X)
-        elif hasattr(X, "tocsr"):
+        elif sparse.issparse(X):
             rows = sparse.csr_matrix(X)
         else:
             raise TypeError(
@@ -521,7 +521,7 @@ def _read(
 ) -> tuple[TableCodes | None, Any]:
     """Returns the coder of a table and its ``float32`` rows; sparse rows have no coder."""
     features = public.value
-    if hasattr(features, "tocsr"):
+    if sparse.issparse(features):
         coder, rows = None, sparse.csr_matrix(features, dtype=np.float32)
         if np.isinf(rows.data).any():
             raise ValueError(
@@ -579,7 +579,7 @@ def _min_rows(size: int) -> int:
 def _least_common(columns: Any, place: int) -> int:
     """Returns the number of examples that differ from the median of a column."""
     column = columns[:, [place]]
-    column = (column.toarray() if hasattr(column, "toarray") else column).ravel()
+    column = (column.toarray() if sparse.issparse(column) else column).ravel()
     missing = np.isnan(column)
     if missing.all():
         return 0

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 _BLOCK = 4096
 """Rows scored at a time."""
@@ -127,7 +128,7 @@ class Trees:
         found = np.empty((size, len(self.baseline)))
         for start in range(0, size, _BLOCK):
             block = rows[start : start + _BLOCK]
-            block = block.toarray() if hasattr(block, "toarray") else np.asarray(block, np.float32)
+            block = block.toarray() if sparse.issparse(block) else np.asarray(block, np.float32)
             node = np.broadcast_to(self.roots, (len(block), len(self.roots)))
             for _ in range(depth):
                 node = np.where(self._goes_left(block, node), self.left[node], self.right[node])

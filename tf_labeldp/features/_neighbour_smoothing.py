@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import numpy as np
+from scipy import sparse
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import Progress, num_cores
@@ -139,7 +140,7 @@ class NeighbourSmoothing(FeatureMap):
                 f"expected more than num_neighbours={k} rows, got {len(rows)} "
                 f"(n_samples={len(rows)}). Give more rows, or a smaller num_neighbours."
             )
-        if hasattr(X, "tocsr") and self.encoder is None:
+        if sparse.issparse(X) and self.encoder is None:
             check_columns_of_sparse(X)
         self._find_directions(rows)
         start = self._components(rows)
@@ -262,8 +263,6 @@ def _block(rows: FeatureRows, which: Any) -> np.ndarray:
 
 def _averaging(neighbours: np.ndarray, size: int) -> Any:
     """Returns the sparse matrix (m, size) that averages over neighbours (m, k)."""
-    from scipy import sparse
-
     rows, k = neighbours.shape
     share = np.full(neighbours.size, 1.0 / k, np.float32)
     starts = np.arange(0, neighbours.size + 1, k)

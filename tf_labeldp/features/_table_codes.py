@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+from scipy import sparse
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
@@ -180,4 +181,4 @@ class CategoryColumn(Categories):
 
 def _narrow(table: Any) -> Any:
     """Returns a table in which a sparse matrix has ``float32`` numbers, which take less memory."""
-    return table.astype(np.float32) if hasattr(table, "tocsr") else table
+    return table.astype(np.float32) if sparse.issparse(table) else table

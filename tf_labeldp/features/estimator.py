@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+from scipy import sparse
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
@@ -93,7 +94,7 @@ class Estimator(BaseEstimator):
         if isinstance(X, np.ndarray):
             is_matrix = X.dtype.names is None and X.ndim <= 2
         else:
-            is_matrix = hasattr(X, "tocsr") or (
+            is_matrix = sparse.issparse(X) or (
                 hasattr(X, "__array__") and not hasattr(X, "__len__")
             )
         if not is_matrix or (encoder is not None and getattr(X, "ndim", 2) != 2):

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import numpy as np
+from scipy import sparse
 from sklearn.exceptions import NotFittedError
 
 from tf_labeldp._progress import Progress, without_retracing_warnings
@@ -266,7 +267,7 @@ class PublicEncoder(FeatureMap):
                 keys = None if found_keys is None or keys is None else keys + found_keys
                 parts.append(found)
                 progress.advance(found.shape[0])
-                size += (found.data if hasattr(found, "tocsr") else found).nbytes
+                size += (found.data if sparse.issparse(found) else found).nbytes
                 if size > _MOST_BYTES:
                     keys = None
                     break
@@ -301,7 +302,7 @@ class PublicEncoder(FeatureMap):
         if new.size:
             computed = self._computed(block if new.size == len(keys) else rows_of(block, new))
             parts.append(computed)
-            if self._folder is not None and not hasattr(computed, "tocsr"):
+            if self._folder is not None and not sparse.issparse(computed):
                 self._folder.write([keys[place] for place in new], computed)
         if len(parts) == 1:
             return keys, parts[0]
@@ -321,7 +322,7 @@ class PublicEncoder(FeatureMap):
                 "first, on public rows and without labels."
             ) from None
         features = features.astype(np.float32)
-        rows = features.sum(axis=1) if hasattr(features, "tocsr") else features
+        rows = features.sum(axis=1) if sparse.issparse(features) else features
         bad = int((~np.isfinite(np.asarray(rows).reshape(features.shape[0], -1)).all(axis=1)).sum())
         if bad:
             raise ValueError(
@@ -433,7 +434,7 @@ def _in_rows(inputs: Any) -> Any:
         return np.asarray(inputs)
     if hasattr(inputs, "numpy"):  # a tensor
         return inputs.numpy()
-    return inputs.tocsr() if hasattr(inputs, "tocsr") else inputs
+    return inputs.tocsr() if sparse.issparse(inputs) else inputs
 
 
 def _row_keys(inputs: Any) -> list[bytes] | None:
@@ -451,7 +452,7 @@ def _row_keys(inputs: Any) -> list[bytes] | None:
 def _row_contents(part: Any) -> list[Any]:
     """Returns the content of each row, as bytes or as a value with an exact ``repr``."""
     rows = as_rows(part)
-    if hasattr(rows, "tocsr"):
+    if sparse.issparse(rows):
         starts = rows.indptr
         return [
             rows.indices[a:b].tobytes() + b"/" + rows.data[a:b].tobytes()
@@ -534,11 +535,11 @@ def _name_of(model: Any) -> str:
 
 
 def _arrays(features: Any) -> tuple[np.ndarray, ...]:
-    is_sparse = hasattr(features, "tocsr")
+    is_sparse = sparse.issparse(features)
     return (features.indptr, features.indices, features.data) if is_sparse else (features,)
 
 
 def _spread(features: Any) -> np.ndarray:
     """Returns the range of each column (d,)."""
     most, least = features.max(axis=0), features.min(axis=0)
-    return (most - least).toarray() if hasattr(features, "tocsr") else most - least
+    return (most - least).toarray() if sparse.issparse(features) else most - least

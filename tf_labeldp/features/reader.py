@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 from sklearn.utils import _safe_indexing
 
 from tf_labeldp import _validate
@@ -506,8 +507,6 @@ def stacked(parts: list[Any]) -> Any:
         return parts[0]
     if not _is_sparse(parts[0]):
         return np.concatenate(parts)
-    from scipy import sparse
-
     return sparse.vstack(parts, format="csr")
 
 
@@ -537,7 +536,7 @@ def collected(dataset: Any) -> Any:
 
 
 def _is_sparse(inputs: Any) -> bool:
-    return hasattr(inputs, "tocsr")
+    return sparse.issparse(inputs)
 
 
 def _is_several(inputs: Any) -> bool:  # a tuple of arrays, not of rows

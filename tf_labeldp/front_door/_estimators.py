@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import numpy as np
+from scipy import sparse
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import (
@@ -778,7 +779,7 @@ def kind_of(features: Any, is_encoded: bool = False) -> str:
         return "encoded"
     if column_names(features) is not None:
         return "table"
-    if hasattr(features, "tocsr"):
+    if sparse.issparse(features):
         return "numbers"
     array = np.asarray(features)
     if array.ndim < 2:
@@ -794,7 +795,7 @@ def kind_of(features: Any, is_encoded: bool = False) -> str:
 def make_encoder(public: PublicInput[Any], kind: str, size: int) -> Any:
     """Returns an encoder fitted on public features; None for sparse rows, which stay sparse."""
     features = public.value
-    if hasattr(features, "tocsr"):
+    if sparse.issparse(features):
         return None
     if kind == "inputs":
         # A callable gets all inputs at once; a map would get them as the columns of a table.
@@ -880,7 +881,7 @@ def _side_by_side(public: PublicInput[Any], size: int) -> SideBySide:
 
 def have_one_unit(rows: Any) -> bool:
     """Returns whether all columns of numbers may have one unit, such as pixels and embeddings."""
-    if hasattr(rows, "tocsr"):
+    if sparse.issparse(rows):
         return True
     deviations = np.asarray(rows, np.float64).std(axis=0)
     deviations = deviations[deviations > 0.0]

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 from sklearn.utils import column_or_1d
 
 from tf_labeldp import _validate
@@ -292,7 +293,7 @@ def raw_digests(inputs: Any) -> np.ndarray | None:
     """Returns row digests for inputs of any kind except data sets; None without rows."""
     try:
         found = input_parts(inputs)
-        if len(found) == 1 and hasattr(found[0], "tocsr") and found[0].dtype.kind in "biuf":
+        if len(found) == 1 and sparse.issparse(found[0]) and found[0].dtype.kind in "biuf":
             return _sparse_digests(as_rows(found[0]))
         parts = [_as_numbers(part) for part in found]
     except (TypeError, ValueError):
