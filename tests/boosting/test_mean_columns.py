@@ -18,8 +18,8 @@ BOUGHT = (RNG.random(N) < OF_SHOP[SHOP]).astype(int)
 TRAIN, TEST = np.arange(N) < 9_000, np.arange(N) >= 9_000
 
 
-def part(rows, table=TABLE):
-    return {name: column[rows] for name, column in table.items()}
+def part(rows):
+    return {name: column[rows] for name, column in TABLE.items()}
 
 
 def noisy_of(labels, epsilon, **kind):
@@ -91,7 +91,7 @@ def test_means_carry_the_receipts_of_the_labels(fitted):
     assert ldp.guarantee(table).epsilon == 3.0
 
 
-def test_rare_categories_are_not_listed(tmp_path):
+def test_rare_categories_are_not_listed():
     """The file of a model does not name what few rows have, such as an identifier."""
     table = part(TRAIN)
     table["shop"] = table["shop"].copy()

@@ -1,6 +1,6 @@
 """What public calls return is what it was: arrays, draws, epsilons, statements, and cards.
 
-`golden.json` holds what the builders of `_builders.py`, a draw of each mechanism, and three calls
+`golden.json` holds what the builders of `_builders.py`, a draw of each mechanism, and two calls
 of the command gave when it was recorded. A change of code that should change nothing leaves it as
 it is; one that should change something records it again, and the difference is read:
 

@@ -91,12 +91,13 @@ def with_means(
             continue
         values = table[column.name]
         known = type(column).learn(column.name, values, None, by_frequency=True)
-        counts = np.bincount(known.places(values), minlength=known.width + 1)[1:]
+        places = known.places(values)
+        counts = np.bincount(places, minlength=known.width + 1)[1:]
         kept = int(np.count_nonzero(counts >= _LEAST_ROWS))
         if not kept:
             continue
         known = dataclasses.replace(known, vocabulary=known.vocabulary[:kept], num_categories=kept)
-        places = known.places(values)[rows_of_labels]
+        places = np.where(places > kept, 0, places)[rows_of_labels]
         means, encoded[place] = _means(places, kept + 1, numbers, weights, parts)
         columns[place] = MeanColumn(known, means, receipts)
     found = copy.copy(coder)
