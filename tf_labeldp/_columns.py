@@ -36,19 +36,6 @@ _KINDS: tuple[tuple[Any, str], ...] = (
 """Kinds of values, which differ as users and ids: 1 and "1" are two."""
 
 
-def column(values: Any, role: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """Returns a column as an array of its entries, which has no missing entry, or raises.
-
-    Args:
-        values: a list or tuple, an array of NumPy, masked or not, a column of pandas, Polars or
-            Arrow, or a tensor.
-        role: the name of the argument; ``"labels"``, ``"users"`` and ``"ids"`` have their own
-            advice.
-        shape: the expected shape; None for any.
-    """
-    return Column.of(values).complete(role, shape)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Column:
     """The entries of a column, and which of them are missing.
@@ -70,7 +57,7 @@ class Column:
             mask: Any = np.ma.getmaskarray(values)
             names = mask.dtype.names
             mask = np.any([mask[name] for name in names], axis=0) if names else mask
-            array = entries(values.data)
+            array = cls.array_of(values.data)
             if mask.any():  # What lies below a mask is never read.
                 array = array.astype("M8[us]") if array.dtype.kind == "M" else array
                 array = array.astype(object)
@@ -86,7 +73,7 @@ class Column:
             if nulls() if callable(nulls) else nulls:
                 to_list = "to_pylist" if hasattr(values, "to_pylist") else "to_list"
                 values = getattr(values, to_list)()
-        array = entries(values)
+        array = cls.array_of(values)
         return cls(array, _missing_in(array))
 
     def __len__(self) -> int:
@@ -97,7 +84,13 @@ class Column:
         return Column(self.values[rows], self.missing[rows])
 
     def complete(self, role: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
-        """Returns the entries; raises if some are missing, or for another shape."""
+        """Returns the entries; raises if some are missing, or for another shape.
+
+        Args:
+            role: the name of the argument; ``"labels"``, ``"users"`` and ``"ids"`` have their own
+                advice.
+            shape: the expected shape; None for any.
+        """
         if shape is not None and self.values.shape != shape:
             raise ValueError(
                 f"expected {role} of shape {shape}, one per example, got {self.values.shape}. Give "
@@ -109,30 +102,104 @@ class Column:
             )
         return self.values
 
+    def names(self, role: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
+        """Returns complete entries of one type, of which 1 and "1", or 1 and True, would be one."""
+        values = self.complete(role, shape)
+        types = set(map(type, values.tolist())) if values.dtype.kind == "O" else set()
+        kinds = set(map(_kind, types))
+        if len(kinds) > 1:
+            found = " and ".join(sorted(kinds))
+            raise TypeError(
+                f"expected {role} of one type, got a mix of {found}. Turn them all into texts."
+            )
+        return values
 
-def entries(values: Any) -> np.ndarray:
-    """Returns the entries of a container as an array; missing ones are NaN, NaT, None or NA."""
-    values = unmasked(values)
-    if isinstance(values, (list, tuple)):
-        return _array_of(values)
-    if hasattr(getattr(values, "type", None), "index_type"):
-        # For a missing entry of an Arrow dictionary, NumPy would read its first value.
-        return _objects(values.to_pylist())
-    if hasattr(values, "numpy"):  # a tensor
-        values = (values.detach().cpu() if hasattr(values, "detach") else values).numpy()
-    array = np.asarray(values)
-    if array.dtype.name == "bfloat16":  # NumPy does not know it as a number.
-        array = array.astype(np.float32)
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+    def numbers(self, role: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
+        """Returns complete entries; objects that are all numbers as ``float64``."""
+        array = self.complete(role, shape)
+        if array.dtype.kind == "O" and array.size:
+            kinds = set(map(type, array.ravel().tolist()))
+            if all(issubclass(kind, (*_NUMBERS, decimal.Decimal)) for kind in kinds):
+                return array.astype(np.float64)
+        return array
 
+    @classmethod
+    def weights(
+        cls, values: Any, num_rows: int | None, dtype: Any = np.float64
+    ) -> np.ndarray | None:
+        """Returns public weights (n,), finite and at least zero, in a type of floating numbers.
 
-def numbers_of(array: np.ndarray) -> np.ndarray:
-    """Returns objects that are all numbers as ``float64``; any other array stays as it is."""
-    if array.dtype.kind == "O" and array.size:
-        kinds = set(map(type, array.ravel().tolist()))
-        if all(issubclass(kind, (*_NUMBERS, decimal.Decimal)) for kind in kinds):
-            return array.astype(np.float64)
-    return array
+        None stays None; ``num_rows`` is None if it is not known yet.
+        """
+        if values is None:
+            return None
+        if isinstance(values, dict) or (isinstance(values, tuple) and any(map(np.ndim, values))):
+            raise ValueError(
+                "expected one sample_weight per example, got weights by output. Weigh outputs by "
+                "loss_weights, and classes by class_weight."
+            )
+        shape = None if num_rows is None else (num_rows,)
+        array = cls.of(values).numbers("sample_weight", shape)
+        if array.ndim != 1:
+            raise ValueError(f"expected sample_weight of shape (n,), got {array.shape}.")
+        if array.dtype.kind not in "biuf" or not np.all(np.isfinite(array) & (array >= 0.0)):
+            raise ValueError(
+                "expected sample_weight of finite numbers, at least zero, got others. Mend them, "
+                "without looking at labels."
+            )
+        largest, limits = float(array.max(initial=0)), np.finfo(dtype)
+        if largest and dtype != np.float64 and not limits.tiny <= largest <= limits.max:
+            raise ValueError(
+                f"expected sample_weight whose largest is a normal {np.dtype(dtype).name}, got "
+                f"{largest:g}. Divide the weights by their mean."
+            )
+        return array.astype(dtype)
+
+    @staticmethod
+    def array_of(values: Any) -> np.ndarray:
+        """Returns the entries of a container as an array; missing ones are NaN, NaT, None or NA."""
+        values = Column.unmasked(values)
+        if isinstance(values, (list, tuple)):
+            return _array_of(values)
+        if hasattr(getattr(values, "type", None), "index_type"):
+            # For a missing entry of an Arrow dictionary, NumPy would read its first value.
+            return _objects(values.to_pylist())
+        if hasattr(values, "numpy"):  # a tensor
+            values = (values.detach().cpu() if hasattr(values, "detach") else values).numpy()
+        array = np.asarray(values)
+        if array.dtype.name == "bfloat16":  # NumPy does not know it as a number.
+            array = array.astype(np.float32)
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+    @staticmethod
+    def unmasked(value: Any) -> Any:
+        """Returns a value with NaN, NaT or None in place of the masked entries of NumPy's arrays.
+
+        Containers are searched, and stay the same objects if they contain no masked array.
+        """
+        if value is np.ma.masked:
+            return np.nan
+        if isinstance(value, np.ma.MaskedArray):
+            if value.dtype.names:  # Its columns are masked arrays, which are read one by one.
+                return value
+            mask = np.ma.getmaskarray(value)
+            if not mask.any():
+                return np.asarray(value.data)
+            kind = value.dtype.kind
+            dtype: Any = np.float64 if kind in "biu" else value.dtype if kind in "fcMm" else object
+            filled = np.array(value.data, dtype=dtype)
+            filled[mask] = "NaT" if kind in "Mm" else None if dtype is object else np.nan
+            return filled
+        if type(value) is dict:
+            parts = {name: Column.unmasked(part) for name, part in value.items()}
+            return parts if any(parts[name] is not value[name] for name in value) else value
+        if type(value) in (list, tuple):
+            containers = (np.ma.MaskedArray, dict, list, tuple)
+            if any(issubclass(kind, containers) for kind in set(map(type, value))):
+                items = [Column.unmasked(part) for part in value]
+                if any(new is not old for new, old in zip(items, value, strict=True)):
+                    return type(value)(items)
+        return value
 
 
 def type_in_words(array: np.ndarray) -> str:
@@ -140,85 +207,6 @@ def type_in_words(array: np.ndarray) -> str:
     kinds = set(map(type, array.ravel().tolist())) if array.dtype.kind == "O" else set()
     is_text = array.dtype.kind == "U" or (kinds and all(issubclass(each, str) for each in kinds))
     return "texts" if is_text else f"dtype {array.dtype}"
-
-
-def check_one_kind(values: np.ndarray, role: str) -> None:
-    """Raises for a column (n,) of mixed types, where 1 and "1", or 1 and True, would be one."""
-    if values.dtype.kind != "O":
-        return
-    kinds = {_kind(each) for each in set(map(type, values.tolist()))}
-    if len(kinds) > 1:
-        found = " and ".join(sorted(kinds))
-        raise TypeError(
-            f"expected {role} of one type, got a mix of {found}. Turn them all into texts."
-        )
-
-
-def weights_of(values: Any, num_rows: int | None, dtype: Any = np.float64) -> np.ndarray:
-    """Returns public weights (n,), finite and at least zero, in this type of floating numbers."""
-    shape = None if num_rows is None else (num_rows,)
-    array = numbers_of(column(values, "sample_weight", shape))
-    if array.ndim != 1:
-        raise ValueError(f"expected sample_weight of shape (n,), got {array.shape}.")
-    if array.dtype.kind not in "biuf" or not np.all(np.isfinite(array) & (array >= 0.0)):
-        raise ValueError(
-            "expected sample_weight of finite numbers, at least zero, got others. Mend them, "
-            "without looking at labels."
-        )
-    largest, limits = float(array.max(initial=0)), np.finfo(dtype)
-    if largest and dtype != np.float64 and not limits.tiny <= largest <= limits.max:
-        raise ValueError(
-            f"expected sample_weight whose largest is a normal {np.dtype(dtype).name}, got "
-            f"{largest:g}. Divide the weights by their mean."
-        )
-    return array.astype(dtype)
-
-
-def codes_of(values: np.ndarray) -> np.ndarray:
-    """Returns the place of each value among the sorted distinct ones, ``int64`` (n,).
-
-    Objects without an order are numbered as they appear.
-    """
-    if values.dtype.kind != "O":
-        return np.unique(values, return_inverse=True)[1].astype(np.int64)
-    entries = values.tolist()
-    distinct: Any = dict.fromkeys(entries)
-    try:
-        distinct = sorted(distinct)
-    except TypeError:
-        distinct = list(distinct)
-    places = dict(zip(distinct, range(len(distinct)), strict=True))
-    return np.fromiter(map(places.__getitem__, entries), np.int64, len(entries))
-
-
-def unmasked(value: Any) -> Any:
-    """Returns a value with NaN, NaT or None in place of the masked entries of NumPy's arrays.
-
-    Containers are searched, and stay the same objects if they contain no masked array.
-    """
-    if value is np.ma.masked:
-        return np.nan
-    if isinstance(value, np.ma.MaskedArray):
-        if value.dtype.names:  # Its columns are masked arrays, which are read one by one.
-            return value
-        mask = np.ma.getmaskarray(value)
-        if not mask.any():
-            return np.asarray(value.data)
-        kind = value.dtype.kind
-        dtype: Any = np.float64 if kind in "biu" else value.dtype if kind in "fcMm" else object
-        filled = np.array(value.data, dtype=dtype)
-        filled[mask] = "NaT" if kind in "Mm" else None if dtype is object else np.nan
-        return filled
-    if type(value) is dict:
-        parts = {name: unmasked(part) for name, part in value.items()}
-        return parts if any(parts[name] is not value[name] for name in value) else value
-    if type(value) in (list, tuple):
-        containers = (np.ma.MaskedArray, dict, list, tuple)
-        if any(issubclass(kind, containers) for kind in set(map(type, value))):
-            items = [unmasked(part) for part in value]
-            if any(new is not old for new, old in zip(items, value, strict=True)):
-                return type(value)(items)
-    return value
 
 
 def _kind(kind: type) -> str:
@@ -233,7 +221,7 @@ def _array_of(values: Any) -> np.ndarray:
     """
     kinds = set(map(type, values))
     if all(map(_has_rows, kinds)):
-        return np.asarray(unmasked(values))
+        return np.asarray(Column.unmasked(values))
     names = {_kind(each) for each in kinds}
     if len(names) == 1 and all(issubclass(each, (*_NUMBERS, np.datetime64)) for each in kinds):
         array = np.asarray(values)

@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from tf_labeldp._columns import column, numbers_of, type_in_words
+from tf_labeldp._columns import Column, type_in_words
 from tf_labeldp._progress import for_terminal
 
 PRIOR_SUM_TOLERANCE = 1e-4
@@ -191,7 +191,7 @@ def number_range(
 
 def real_vector(name: str, values: Any) -> np.ndarray:
     """Returns a copy of numbers, infinities included, as ``float64`` (n,)."""
-    array = numbers_of(column(values, name))
+    array = Column.of(values).numbers(name)
     if array.ndim != 1:
         raise ValueError(
             f"{name} must have shape (n,), got shape {array.shape}. Flatten a column with .ravel()."
@@ -242,7 +242,7 @@ def increasing_numbers(name: str, values: Any) -> np.ndarray:
 
 def class_indices(name: str, labels: Any, num_classes: int) -> np.ndarray:
     """Returns integer labels 0..num_classes-1 as ``int64`` (n,)."""
-    array = column(labels, name)
+    array = Column.of(labels).complete(name)
     if array.ndim != 1:
         raise ValueError(
             f"{name} must have shape (n,), got shape {array.shape}. Turn one-hot labels into "
@@ -298,7 +298,7 @@ def one_label_per_row(num_rows: int, num_labels: int) -> None:
 
 def group_vector(name: str, values: Any, size: int, letter: str = "C") -> np.ndarray:
     """Returns the public group of each of ``size`` labels as ``int64`` (n,)."""
-    array = column(values, name)
+    array = Column.of(values).complete(name)
     if array.shape != (size,):
         raise ValueError(f"{name} must have shape ({size},), one per label, got {array.shape}.")
     return group_numbers(name, array, letter)

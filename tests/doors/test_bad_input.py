@@ -312,7 +312,7 @@ fit(
 )
 fit(
     "balanced weights",
-    TypeError,
+    ValueError,
     "posterior",
     lambda v: ldp.fit(network(), X, v.noisy(), class_weight="balanced"),
 )

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from tf_labeldp._columns import unmasked
+from tf_labeldp._columns import Column
 from tf_labeldp._validate import counted
 from tf_labeldp.accounting._annotations import Public, Setting
 from tf_labeldp.accounting._guarantee import NO_RECORD, Assumption, PrivacyGuarantee
@@ -180,7 +180,7 @@ def public_input(*values: Public[Any]) -> PublicInput:
         if layers_of(part) or own_weights(part):
             layers.append(part)
     found += map(_receipts_of_layer, layers)
-    inside = tuple(unmasked(bare(value)) for value in values)
+    inside = tuple(Column.unmasked(bare(value)) for value in values)
     return PublicInput(inside[0] if len(inside) == 1 else inside, merge_receipts(*found))
 
 

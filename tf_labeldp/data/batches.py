@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
 
@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp._columns import column, numbers_of, weights_of
+from tf_labeldp._columns import Column
 from tf_labeldp.accounting import Private, Public, Setting, public_input
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.data._row_source import RowSource, kept_dtype
@@ -144,8 +144,9 @@ def poisson_batches(
     labels = labels_by_output(labels, columns)
     sizes = [len(part) for part in tf.nest.flatten(labels)]
     source = RowSource(features, sizes[0])
-    sample_weight = checked_sample_weight(sample_weight, source.num_rows)
-    check_class_weight(class_weight)
+    sample_weight = Column.weights(sample_weight, source.num_rows, np.float32)
+    if class_weight is not None:
+        class_table(class_weight, None)
     q = _validate.number_in(
         "sampling_probability",
         sampling_probability,
@@ -517,27 +518,9 @@ def check_not_extended(num_labels: int, num_rows: int) -> None:
         )
 
 
-def checked_sample_weight(weights: Any, num_rows: int) -> np.ndarray | None:
-    """Returns public weights as ``float32`` (n,); None if there are none."""
-    if weights is None:
-        return None
-    if isinstance(weights, dict) or (isinstance(weights, tuple) and any(map(np.ndim, weights))):
-        raise ValueError(
-            "expected one sample_weight per example, got weights by output. Weigh outputs by "
-            "loss_weights, and classes by class_weight."
-        )
-    return weights_of(weights, num_rows, np.float32)
-
-
-def check_class_weight(class_weight: Any) -> None:
-    """Raises unless class weights are a dict; the model shows which classes its outputs have."""
-    if class_weight is not None and not isinstance(class_weight, Mapping):
-        class_table(class_weight, ())
-
-
 def _checked_labels(labels: Any) -> np.ndarray:
     """Returns a copy of labels without a vault; errors show none of them."""
-    array = np.atleast_1d(np.array(numbers_of(column(labels, "labels"))))
+    array = np.atleast_1d(np.array(Column.of(labels).numbers("labels")))
     if array.dtype.kind not in "biuf":
         raise TypeError(
             f"expected labels in a PrivateLabels vault or an array of numbers, got dtype "

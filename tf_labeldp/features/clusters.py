@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._columns import column
+from tf_labeldp._columns import Column
 from tf_labeldp.accounting import Public, public_input
 from tf_labeldp.accounting.provenance import bare
 from tf_labeldp.accounting.receipts import Receipts
@@ -77,7 +77,7 @@ class Clusters:
             ValueError: a wrong shape, no assignment, or assignments outside 0..C-1.
         """
         public = public_input(assignments)
-        array = column(public.value, "assignments")
+        array = Column.of(public.value).complete("assignments")
         if array.ndim != 1 or array.size == 0:
             raise ValueError(
                 f"assignments must have shape (n,), the cluster of each example, got {array.shape}."

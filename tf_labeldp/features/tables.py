@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_labeldp import _columns
+from tf_labeldp._columns import Column
 from tf_labeldp.accounting import Public
 from tf_labeldp.accounting.provenance import bare
 
@@ -29,7 +29,7 @@ def as_table(inputs: Any) -> Any:
 
     Masked entries of NumPy's arrays become missing ones.
     """
-    inputs = _columns.unmasked(inputs)
+    inputs = Column.unmasked(inputs)
     if hasattr(inputs, "collect") and hasattr(inputs, "collect_schema"):  # Polars's LazyFrame
         return inputs.collect()
     if type(inputs).__name__ == "RecordBatch":
@@ -93,7 +93,7 @@ def column_values(name: Any, column: Any) -> np.ndarray:
     if isinstance(column, (list, tuple)) and any(isinstance(entry, str) for entry in column):
         column = _objects(list(column))  # NumPy would turn its numbers into texts
     column = column.astype(object) if of_pandas else column
-    array = np.asarray(column) if isinstance(column, (list, tuple)) else _columns.entries(column)
+    array = np.asarray(column) if isinstance(column, (list, tuple)) else Column.array_of(column)
     kind = array.dtype.kind
     if array.ndim != 1 or kind in "biuf":
         return array

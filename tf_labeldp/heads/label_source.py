@@ -19,7 +19,7 @@ from scipy import sparse
 from sklearn.utils import column_or_1d
 
 from tf_labeldp import _validate
-from tf_labeldp._columns import entries
+from tf_labeldp._columns import Column
 from tf_labeldp.accounting import PrivacyBudget, PublicInput
 from tf_labeldp.accounting.gaussian import gaussian_share
 from tf_labeldp.accounting.receipts import (
@@ -153,7 +153,7 @@ def mechanism_for_users(labels: PrivateLabels, mechanism: Any) -> Any:
 
 def as_vector(labels: Any) -> Any:
     """Returns labels (n,) for a column (n, 1), with scikit-learn's warning."""
-    array = entries(labels)
+    array = Column.array_of(labels)
     if array.ndim == 2 and array.shape[1] == 1:
         return column_or_1d(array, warn=True)
     return array

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._columns import weights_of
+from tf_labeldp._columns import Column
 from tf_labeldp.vault.label_kinds import class_table
 
 _LEAST = 1e-30
@@ -16,9 +16,9 @@ _LEAST = 1e-30
 
 def example_weights(weights: Any, num_rows: int | None) -> np.ndarray | None:
     """Returns weights (n,) with mean one, or None; ``num_rows`` is None if it is not known yet."""
+    weights = Column.weights(weights, num_rows)
     if weights is None:
         return None
-    weights = weights_of(weights, num_rows)
     if not weights.any():
         raise ValueError("expected sample_weight that is not all zero, got zeros. Leave it out.")
     # Sums of the largest doubles overflow, and squares of the smallest ones underflow.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._columns import column
+from tf_labeldp._columns import Column
 from tf_labeldp.accounting import (
     Assumption,
     PrivacyGuarantee,
@@ -372,7 +372,11 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
 
     def _checked_clusters(self, clusters: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns each user's cluster 0..C-1 (n,) and the clusters' sizes (C,), or raises."""
-        array = np.zeros(size, dtype=np.int64) if clusters is None else column(clusters, "clusters")
+        array = (
+            np.zeros(size, dtype=np.int64)
+            if clusters is None
+            else Column.of(clusters).complete("clusters")
+        )
         _validate.group_vector("clusters", array, size)  # only checks: ids may be uint64
         _, of_user, sizes = np.unique(array, return_inverse=True, return_counts=True)
         small = int(np.count_nonzero(sizes < self.cluster_size))

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._columns import column, weights_of
+from tf_labeldp._columns import Column
 from tf_labeldp.accounting import PublicInput, public_input
 from tf_labeldp.estimation import likelihoods
 from tf_labeldp.features import denoise_labels
@@ -87,7 +87,7 @@ def read_targets(
     labels, public = label_input.value, public_input(label_input, public)
     noisy = labels if isinstance(labels, NoisyLabels) else None
     rows = np.arange(num_rows) if noisy is None else noisy.indices
-    array = np.asarray(labels) if noisy is not None else column(labels, "labels")
+    array = np.asarray(labels) if noisy is not None else Column.of(labels).complete("labels")
     spread = 0.0
     if kind == "likelihoods" and clusters is None and _has_channel(noisy):
         array, spread = _likelihoods_of(noisy, array)
@@ -115,10 +115,8 @@ def read_targets(
             )
         kept = denoise_labels(array, clusters, num_classes).labelled
         rows, array = rows[kept], array[kept]
-    weights = np.ones(num_rows, np.float32)
-    if sample_weight is not None:
-        weights = weights_of(sample_weight, num_rows, np.float32)
-    weights = weights[rows]
+    weights = Column.weights(sample_weight, num_rows, np.float32)
+    weights = (np.ones(num_rows, np.float32) if weights is None else weights)[rows]
     used = (weights > 0) & (array >= 0 if array.ndim == 1 else True)
     rows, weights = rows[used], weights[used]
     targets = _probabilities(array[used], num_classes)

@@ -17,13 +17,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
+from tf_labeldp._columns import Column
 from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, Setting, public_input
 from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.accounting.receipts import merge_receipts, weights_receipts
 from tf_labeldp.data.batches import (
     check_not_extended,
-    checked_sample_weight,
 )
 from tf_labeldp.estimation import prior_from_logits, sharpen_prior
 from tf_labeldp.features.public_encoder import fitted_encoder
@@ -198,7 +198,7 @@ class MultiStageTraining(CountedTraining):
         self._features = Features(network_inputs(*inputs), len(labels))
         _validate.one_label_per_row(self._features.num_examples, len(labels))
         self._output = output
-        self._sample_weight = checked_sample_weight(sample_weight, len(labels))
+        self._sample_weight = Column.weights(sample_weight, len(labels), np.float32)
         self._class_weight = class_weight
         if class_weight is not None and class_weight != "balanced":
             self._class_weight = class_table(class_weight, labels.classes).astype(np.float32)

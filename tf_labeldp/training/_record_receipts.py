@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import dp_accounting
@@ -10,11 +9,11 @@ import keras
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp._columns import Column
 from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import Assumption, Charge, Public, PublicInput, Receipt, public_input
 from tf_labeldp.accounting.provenance import bare, sources_of
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
-from tf_labeldp.data.batches import checked_sample_weight
 from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import network_inputs
 from tf_labeldp.gradients.model_checks import (
@@ -219,7 +218,7 @@ def fit(
     x = keras.tree.map_structure(take, x)
     check_missing(model, x)
     if weights is not None:
-        settings["sample_weight"] = checked_sample_weight(np.asarray(weights)[rows], len(y))
+        settings["sample_weight"] = Column.weights(np.asarray(weights)[rows], len(y), np.float32)
     if (class_weight := settings.pop("class_weight", None)) is not None:
         y, of_classes = _weighted(labels, targets, y, class_weight)
         settings["sample_weight"] = of_classes * settings.get("sample_weight", 1.0)
@@ -251,12 +250,6 @@ def _weighted(
         raise ValueError(
             f"expected targets of classes for class_weight, got targets={targets!r} of "
             f"{type(labels.mechanism).__name__}. Give sample_weight, or targets='posterior'."
-        )
-    if not isinstance(class_weight, Mapping):
-        raise TypeError(
-            "class_weight must be a dict of numbers by class, got "
-            f"{type(class_weight).__name__}. For balanced classes divide by the shares: "
-            "noisy.posterior().mean(axis=0)."
         )
     table = class_table(class_weight, labels.classes or range(number))
     if y.ndim == 1:

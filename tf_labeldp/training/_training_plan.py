@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_labeldp._columns import column
+from tf_labeldp._columns import Column
 from tf_labeldp.accounting import public_input
 from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.data.batches import (
     OutputLabels,
     PoissonBatches,
-    check_class_weight,
-    checked_sample_weight,
     open_for_training,
 )
 from tf_labeldp.gradients.clip import zero_where
@@ -248,7 +246,8 @@ class PoissonPlan(TrainingPlan):
         cls, batches: PoissonBatches, y: Any, settings: dict[str, Any], optimizer: Any
     ) -> PoissonPlan:
         class_weight = public_input(settings.pop("class_weight", None))
-        check_class_weight(class_weight.value)
+        if class_weight.value is not None:
+            class_table(class_weight.value, None)
         extra = [name for name in _NOT_WITH_BATCHES if _is_given(settings.get(name))]
         extra = extra if y is None else ["y", *extra]
         if extra:
@@ -334,14 +333,15 @@ class ArrayPlan(TrainingPlan):
         taken = [settings.pop(name, None) for name in ("sample_weight", "class_weight")]
         public = public_input(x, *taken)
         x, weights, class_weight = public.value
-        check_class_weight(class_weight)
+        if class_weight is not None:
+            class_table(class_weight, None)
         x = tf.nest.map_structure(np.asarray, x)
         n = int(np.shape(tf.nest.flatten(x)[0])[0])
         if isinstance(y, list):
             by_output = len(y) != n and any(isinstance(part, np.ndarray) for part in y)
-            y = tuple(y) if by_output else column(y, "labels")
-        y = tf.nest.map_structure(lambda part: column(part, "labels"), y)
-        weights = checked_sample_weight(weights, n)
+            y = tuple(y) if by_output else Column.of(y).complete("labels")
+        y = tf.nest.map_structure(lambda part: Column.of(part).complete("labels"), y)
+        weights = Column.weights(weights, n, np.float32)
         arrays = x, y, np.ones(n, np.float32) if weights is None else weights
         lengths = [part.shape[:1] for part in tf.nest.flatten(arrays)]
         if any(length != (n,) for length in lengths):

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from tf_labeldp import _validate
-from tf_labeldp._columns import check_one_kind, column
+from tf_labeldp._columns import Column
 from tf_labeldp.accounting import (
     Assumption,
     Charge,
@@ -755,12 +755,11 @@ def checked_ids(ids: Any) -> Any:
     if isinstance(ids, (pa.Array, pa.ChunkedArray)):
         array = ids.cast(ids.type.value_type) if pa.types.is_dictionary(ids.type) else ids
         if array.null_count:
-            column(array, "ids")
+            Column.of(array).complete("ids")
     else:
-        values = column(ids, "ids")
+        values = Column.of(ids).names("ids")
         if values.ndim != 1:
             raise ValueError(f"expected ids of shape (n,), one per row, got {values.shape}.")
-        check_one_kind(values, "ids")
         array = _arrow_of(values.tolist() if values.dtype.kind in "OSb" else values)
     if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
         # Tensors of strings contain bytes.

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._columns import Column, column, entries, numbers_of
+from tf_labeldp._columns import Column
 from tf_labeldp.accounting import Charge, Private, Public, Setting
 from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.mechanisms import AggregateMechanism, ClassificationMechanism, RegressionMechanism
@@ -441,7 +441,7 @@ class Rows(LabelKind):
 
 
 def _numbers(labels: Any) -> np.ndarray:
-    return numbers_of(column(labels, "labels"))
+    return Column.of(labels).numbers("labels")
 
 
 def _whole_numbers(labels: Any) -> np.ndarray:
@@ -469,19 +469,23 @@ def class_array(classes: tuple[Hashable, ...]) -> np.ndarray:
 
 
 def class_table(
-    class_weight: Any, classes: Sequence[Hashable], *, interval: str = "[0, 1e38]"
+    class_weight: Any, classes: Sequence[Hashable] | None, *, interval: str = "[0, 1e38]"
 ) -> np.ndarray:
     """Returns the public weight of each class, ``float64`` (K,), 1 for those without.
 
     A key is a class value. If no class value is a number, the codes 0..K-1 name the classes, too;
-    otherwise 1 might name two classes, and only values do.
+    otherwise 1 might name two classes, and only values do. None are classes that a model shows
+    later: then only the type is checked.
     """
     if not isinstance(class_weight, Mapping):
         raise ValueError(
             f"expected class_weight as a dict of public numbers, got {class_weight!r}: counts of "
             "private labels are a release. Release shares by labels.release(HistogramMechanism("
-            "...)).priors(), and give {class: 1 / (K * share)}."
+            "...)).priors(), or take noisy.posterior().mean(axis=0), and give "
+            "{class: 1 / (K * share)}."
         )
+    if classes is None:
+        return np.ones(0)
     places = {value: code for code, value in enumerate(classes)}
     are_numbers = any(isinstance(value, numbers.Number) for value in classes)
     codes = {} if are_numbers else {code: code for code in places.values()}
@@ -520,7 +524,7 @@ def predicted_codes(
         names: the class values; None if they are the codes.
         model: the model that made the predictions, or None.
     """
-    arrays = [entries(each) for each in predictions]
+    arrays = [Column.array_of(each) for each in predictions]
     if names is None:
         return [array.astype(np.int64) if array.dtype.kind == "b" else array for array in arrays]
     flat = [array.ravel() if array.shape[1:] == (1,) else array for array in arrays]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._columns import unmasked
+from tf_labeldp._columns import Column
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import (
     Assumption,
@@ -413,7 +413,7 @@ class NoisyLabels:
         import tensorflow as tf
 
         y = self.targets(targets)
-        features = unmasked(bare(features))
+        features = Column.unmasked(bare(features))
         rows = {np.shape(leaf)[:1] for leaf in tf.nest.flatten(features)}
         needed = int(self.indices.max(initial=-1)) + 1
         if len(rows) != 1 or () in rows or next(iter(rows))[0] < needed:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._columns import Column, column
+from tf_labeldp._columns import Column
 from tf_labeldp.accounting import (
     Assumption,
     Charge,
@@ -559,7 +559,7 @@ class PrivateLabels:
             public = public.with_value(Priors.of(public.value))
         elif needed == "clusters" and public.value is not None:
             assignments = getattr(public.value, "assignments", public.value)
-            public = public.with_value(column(assignments, "clusters"))
+            public = public.with_value(Column.of(assignments).complete("clusters"))
         rows, among = self._rows(indices), self._chosen
         records = self._draws.records(mechanism, rows, public, key)
         parts = [noisy_labels(each, mechanism, self._kind.names, among) for each in records]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._columns import check_one_kind, codes_of, column
+from tf_labeldp._columns import Column
 from tf_labeldp.accounting import Charge
 from tf_labeldp.mechanisms import AggregateMechanism
 from tf_labeldp.mechanisms.base import Mechanism, is_of_this_library
@@ -15,9 +15,17 @@ from tf_labeldp.mechanisms.base import Mechanism, is_of_this_library
 
 def user_codes(users: Any, num_rows: int) -> np.ndarray:
     """Returns users as numbers 0..U-1 in their sorted order, ``int64`` (n,)."""
-    values = column(users, "users", (num_rows,))
-    check_one_kind(values, "users")
-    return codes_of(values)
+    values = Column.of(users).names("users", (num_rows,))
+    if values.dtype.kind != "O":
+        return np.unique(values, return_inverse=True)[1].astype(np.int64)
+    entries = values.tolist()
+    distinct: Any = dict.fromkeys(entries)
+    try:
+        distinct = sorted(distinct)
+    except TypeError:  # Objects without an order are numbered as they appear.
+        distinct = list(distinct)
+    places = dict(zip(distinct, range(len(distinct)), strict=True))
+    return np.fromiter(map(places.__getitem__, entries), np.int64, len(entries))
 
 
 def without_names(users: np.ndarray) -> np.ndarray:
