@@ -615,6 +615,19 @@ def test_the_key_of_a_vault_counts_the_other_stores_of_its_project(tmp_path):
     assert key.guarantee().epsilon == second.guarantee().epsilon == 2.0
 
 
+def test_a_release_of_the_key_takes_what_its_vault_reserved(tmp_path):
+    mechanism = RandomizedResponse(1.0, 2)
+    labels = PrivateLabels([0, 1], 2, budget=PrivacyBudget(1.0), draws="keyed", store=tmp_path)
+    key = ReleaseKey(tmp_path / "labels.key")
+    with labels.reserve({"engine": mechanism}) as reserved:
+        with pytest.raises(BudgetExceededError):
+            key.register("other", RandomizedResponse(0.5, 2))
+        key.register("engine", mechanism)
+    assert labels.guarantee().epsilon == key.guarantee().epsilon == 1.0
+    [receipt] = key.receipts("engine")
+    assert receipt.plan in repr(reserved)
+
+
 def test_an_engine_does_not_draw_for_another_unit(tmp_path):
     """The cost of a draw for one label is less than that for a row, or for a user."""
     for name, options in (("row", {"num_labels": 2}), ("user", {"num_classes": 2, "users": [5]})):

@@ -15,7 +15,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import without_output, without_warnings
-from tf_labeldp.accounting import Assumption, BudgetExceededError, Charge, PublicInput
+from tf_labeldp.accounting import Assumption, Charge, PublicInput
 from tf_labeldp.accounting.provenance import array_digest
 from tf_labeldp.accounting.receipts import Receipts
 from tf_labeldp.mechanisms import (
@@ -311,25 +311,15 @@ class Draws:
         made_of: Receipts,
     ) -> Record:
         ledger, charge = self._ledger, self.charge_of(mechanism, rows, public_input)
-        planned = [(in_words(mechanism, charge), charge)]
-        part = ledger.reserved_use(name, charge, rows)
-        before = None if part else ledger.planned_before(name, charge, rows)
-        try:
-            inherited = ledger.check(rows, planned, made_of, part or before)
-            part = part or before
-        except BudgetExceededError:
-            if before is None:
-                raise
-            inherited = ledger.check(rows, planned, made_of)
+        kind = "draw" if isinstance(mechanism, LabelMechanism) else "release"
+        planned = PlannedUse(name, in_words(mechanism, charge), kind, charge, rows)
+        taken = ledger.take(planned, made_of)
         rng = None
         if self._seed is not None:
             # Each draw has its own stream, so that stored draws do not shift later ones.
             number = len(ledger.records) - ledger.num_reservations
             rng = np.random.default_rng([self._seed, number])
-        kind = "draw" if isinstance(mechanism, LabelMechanism) else "release"
         use: dict[str, Any] = {"key": name, "rows": rows, "seeded": rng is not None}
-        if part is not None:
-            use |= {"id": part.id, "plan": part.plan}
         # A mechanism of another library may keep what it read in its attributes.
         described, what = serialize(mechanism), repr(mechanism)
         output = None
@@ -351,28 +341,28 @@ class Draws:
             if is_ours:
                 # Errors that do not depend on the labels are raised here, without a charge.
                 self._apply(mechanism, self._kind.any_labels(rows.size), public_input, rng)
-            ledger.keep(receipt=ledger.new_receipt(charge, what, "failed", **use))
+            failed = taken.receipt(ledger.new_receipt(charge, what, "failed", **use))
+            ledger.keep(receipt=failed)
             raise RuntimeError(
                 f"{type(mechanism).__name__} failed on these labels, and would not on others. Its "
                 "message is withheld: it may reveal labels. The draw was charged. Test the "
                 "mechanism on made-up labels."
             ) from None
-        for receipt in inherited:
-            ledger.keep(receipt=receipt)
         values = compact(output) if kind == "draw" else np.asarray(output)
         use["output_digest"] = array_digest(values)
         priors: dict[str, Any] = {}
         if isinstance(public_input, Priors):
             groups = None if public_input.groups is None else np.asarray(public_input.groups)
             priors = {"priors": np.asarray(public_input.probabilities), "groups": groups}
-        return ledger.keep(
-            receipt=ledger.new_receipt(charge, what, kind, **use),
+        record: Record = taken.charge(
+            ledger.new_receipt(charge, what, kind, **use),
             mechanism=described,
             public_digest=public_input.digest() if _has_own_digest(public_input) else digest,
             made_of=made_of,
             indices=rows,
             arrays={"values": values, **priors, **self._arrays_of_shift(kind, rows)},
         )
+        return record
 
     def _arrays_of_shift(self, kind: str, rows: np.ndarray) -> dict[str, np.ndarray]:
         return {} if self._shift is None or kind != "draw" else {"shift": self._shift[rows]}

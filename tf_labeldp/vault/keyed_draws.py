@@ -6,7 +6,6 @@ are a pseudorandom function of a secret key and of everything that the draw depe
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -14,7 +13,7 @@ import json
 import os
 import pathlib
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeGuard
 
 import filelock
@@ -42,7 +41,6 @@ from tf_labeldp.accounting.receipts import (
     Receipts,
     compose_receipts,
     merge_receipts,
-    same_receipt,
 )
 from tf_labeldp.mechanisms import (
     InformativeRR,
@@ -57,16 +55,16 @@ from tf_labeldp.mechanisms import (
 from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, settings
 from tf_labeldp.mechanisms.classes import row_chunks
 from tf_labeldp.vault.files import check_no_link, make_private
-from tf_labeldp.vault.ledger import Ledger
+from tf_labeldp.vault.ledger import Ledger, Release
 from tf_labeldp.vault.records import (
     KEY_FILE,
     PUBLIC_INPUT,
     LabelStoreError,
     Record,
-    may_count,
     read_key,
     write_key,
 )
+from tf_labeldp.vault.reservations import PlannedUse
 from tf_labeldp.vault.store import SUMS, LabelStore
 
 _HASHED_BYTES = 64
@@ -100,20 +98,6 @@ KEYED_ASSUMPTIONS = (
         "Each id names one row, whose label is the same in all runs of a release.",
     ),
 )
-
-
-@dataclasses.dataclass
-class _Release:
-    binding: str | None = None  # digest of mechanism and prior; None before registration
-    receipts: Receipts = ()  # the receipt of the release comes last
-    rows: Record | None = None  # number and fingerprint of its rows
-    output: Record | None = None  # the noisy statistic
-    place: str | None = None  # file of the statistic, which 0.2 drew; 0.3 noted it
-    sums: str | None = None  # file of exact sums that wait for their noise
-
-    @property
-    def is_drawn(self) -> bool:
-        return self.output is not None or self.place is not None
 
 
 class ReleaseKey:
@@ -151,9 +135,7 @@ class ReleaseKey:
         # Programs that report errors print the attributes of objects.
         self._secret = lambda: secret
         self._store = _store_of(self.path)
-        self._is_open = False
-        self._releases: dict[str, _Release] = collections.defaultdict(_Release)
-        self._counted: dict[str, Receipt] = {}  # by id
+        self._ledger: Ledger | None = None
 
     @property
     def secret(self) -> bytes:
@@ -204,10 +186,10 @@ class ReleaseKey:
     def check(self, release: str, mechanism: Public[Mechanism], priors: Public[Any] = None) -> None:
         """Raises what ``register`` or ``draw_once`` would raise; records nothing."""
         public = public_input(mechanism, priors)
-        with self._turn():
-            entry = self._checked(release, *public.value)
+        with self._turn() as ledger:
+            entry = _checked(ledger, release, public)
             if entry.binding is None and not entry.is_drawn:
-                self._check_budget(public)
+                self._take(ledger, release, public)
 
     def register(
         self,
@@ -222,10 +204,9 @@ class ReleaseKey:
         Raises a ``BudgetExceededError`` if the vault of the key's store cannot afford the release.
         """
         public = public_input(mechanism, priors)
-        with self._turn():
-            if self._checked(release, *public.value).binding is None:
-                self._check_budget(public)
-                self._write_charge(release, public, num_rows, {})
+        with self._turn() as ledger:
+            if _checked(ledger, release, public).binding is None:
+                self._take(ledger, release, public)(num_rows, {})
 
     def bind_rows(self, release: str, count: int, fingerprint: int) -> None:
         """Binds a release to the rows of its first run; raises a ``ValueError`` for other rows.
@@ -233,10 +214,10 @@ class ReleaseKey:
         ``count`` and ``fingerprint`` are sums over all batches (``KeyedRows.fingerprint``).
         """
         rows = np.array([int(count), int(fingerprint) % 2**64], np.uint64)
-        with self._turn():
-            first_run = self._registered(release).rows
+        with self._turn() as ledger:
+            first_run = _registered(ledger, release).rows
             if first_run is None:
-                self._write(release={"name": release}, arrays={"bound": rows})
+                ledger.keep(release={"name": release}, arrays={"bound": rows})
             elif not np.array_equal(first_run.arrays["bound"], rows):
                 raise ValueError(
                     f"release {release!r} was drawn for {first_run.arrays['bound'][0]} rows, and "
@@ -246,13 +227,13 @@ class ReleaseKey:
 
     def is_drawn(self, release: str) -> bool:
         """Returns whether the noise of a statistic was drawn, even if its output is lost."""
-        with self._turn():
-            return self._releases[release].is_drawn
+        with self._turn() as ledger:
+            return ledger.releases[release].is_drawn
 
     def unless_drawn(self, release: str, write: Setting[Callable[[], None]]) -> None:
         """Calls ``write`` for the exact sums of a statistic, unless its noise was drawn."""
-        with self._turn():
-            if not self._releases[release].is_drawn:
+        with self._turn() as ledger:
+            if not ledger.releases[release].is_drawn:
                 write()
 
     def draw_once(
@@ -266,8 +247,8 @@ class ReleaseKey:
         ``draw`` returns the number of rows, and the arrays.
         """
         public = public_input(mechanism, None)
-        with self._turn():
-            entry = self._checked(release, *public.value)
+        with self._turn() as ledger:
+            entry = _checked(ledger, release, public)
             if entry.output is None:
                 if entry.place is not None:  # Noise is never drawn twice.
                     raise LabelStoreError(
@@ -276,25 +257,22 @@ class ReleaseKey:
                         "ledger, or name a new release, which is charged too."
                     )
                 if entry.binding is None:
-                    self._check_budget(public)
-                num_rows, arrays = draw()
-                if entry.binding is None:
-                    self._write_charge(release, public, num_rows, arrays)
+                    self._take(ledger, release, public)(*draw())
                 else:
-                    self._write(release={"name": release}, arrays=arrays)
+                    ledger.keep(release={"name": release}, arrays=draw()[1])
             return entry.output.arrays  # type: ignore[union-attr]
 
     def sums_of(self, release: str, folder: str | None) -> str:
         """Returns the file for the exact sums of a release, and records it for ``forget``."""
         own = self._store.path / SUMS
-        with self._turn():
+        with self._turn() as ledger:
             make_private(own)
             if folder is None:
                 return os.fspath(own / f"{release}.npz")
             path = f"{folder.rstrip('/')}/{release}.{SUMS}.npz"
             path = path if "://" in path else os.path.abspath(path)
-            if self._releases[release].sums != path:
-                self._write(release={"name": release, "sums": path})
+            if ledger.releases[release].sums != path:
+                ledger.keep(release={"name": release, "sums": path})
             return path
 
     def lock_of(self, release: str) -> Any:
@@ -307,20 +285,13 @@ class ReleaseKey:
 
         The uses of a vault's key are those of the vault.
         """
-        with self._turn():
-            if release is not None:
-                return self._registered(release).receipts
-            if (ledger := self._vault_ledger()) is not None:
-                return ledger.receipts()
-            return merge_receipts(*(entry.receipts for entry in self._releases.values()))
+        with self._turn() as ledger:
+            return ledger.receipts() if release is None else _registered(ledger, release).receipts
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of all releases together; of a vault's key, that of the vault."""
-        with self._turn():
-            ledger = self._vault_ledger()
-        if ledger is not None:
+        with self._turn() as ledger:
             return ledger.guarantee((), delta)
-        return compose_receipts(self.receipts(), delta)
 
     def statement(self, release: str, num_rows: int | None = None) -> str:
         """Returns the statement of one release with its receipts, as JSON to publish."""
@@ -339,7 +310,7 @@ class ReleaseKey:
         return json.dumps(content, indent=1)
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _turn(self) -> Iterator[Ledger]:
         """Lets one process at a time read the ledger and add to it."""
         store = self._store
         if not store.exists():
@@ -347,101 +318,102 @@ class ReleaseKey:
                 f"the ledger {store.path} of the key {self.path} is missing, so its releases are "
                 "unknown. Restore the folder from its newest copy."
             )
-        with store.locked():
-            if not self._is_open:
+        if self._ledger is None:
+            with store.locked():
                 store.bind_key(self.secret)
-                store.label_set()
-                self._is_open = True
-            self._remember(store.new_records())
-            yield
+                has_vault = "budget" in store.header()
+                self._ledger = Ledger.of_opened(store) if has_vault else _LedgerOfKey(store)
+        with self._ledger.turn():
+            yield self._ledger
 
-    def _remember(self, records: list[Record]) -> None:
-        for record in records:
-            if record.receipt is not None:
-                self._counted[record.receipt.id] = record.receipt
-            if (fields := record.release) is None:
-                continue
-            release = self._releases[fields["name"]]
-            if record.receipt is not None:
-                release.binding = fields["binding"]
-                release.receipts = merge_receipts(record.made_of, [record.receipt])
-            release.rows = record if "bound" in record.array_names else release.rows
-            release.output = record if "values" in record.array_names else release.output
-            release.place = fields.get("output", release.place)
-            release.sums = fields.get("sums", release.sums)
+    def _take(
+        self, ledger: Ledger, release: str, public: PublicInput[Any]
+    ) -> Callable[[int, dict[str, Any]], Record]:
+        """Returns a function that charges a release, with its rows and the output of a statistic.
 
-    def _checked(self, release: str, mechanism: Mechanism, priors: Any) -> _Release:
-        if not isinstance(release, str) or not release or "/" in release:
-            raise ValueError(f"release must be a name without '/', got {release!r}.")
-        entry = self._releases[release]
-        if entry.binding is None and not _may_name_files(release):
-            raise ValueError(
-                f"release must be a name of printable characters, of at most {_LONGEST_NAME} bytes "
-                f"and without a backslash, got {release!r}. Name it as you name a file."
-            )
-        if entry.binding not in (None, _binding(mechanism, priors)):
-            raise ValueError(
-                f"release {release!r} has another mechanism or prior, or was drawn by another "
-                "version of the draws: a second draw would reveal labels. Name a new release, "
-                "which is charged too."
-            )
-        return entry
-
-    def _registered(self, release: str) -> _Release:
-        entry = self._releases[release]
-        if entry.binding is None:
-            names = sorted(name for name, other in self._releases.items() if other.binding)
-            raise KeyError(f"there is no release {release!r}; there are {names}.")
-        return entry
-
-    def _vault_ledger(self) -> Ledger | None:
-        """Returns the ledger of the vault of this store; None for a key without a vault."""
-        return Ledger.of_store(self._store.path) if "budget" in self._store.header() else None
-
-    def _check_budget(self, public: PublicInput[Any]) -> None:
-        """Raises if a release on all labels would pass the budget of the vault of this store."""
-        ledger = self._vault_ledger()
-        if ledger is not None and ledger.unit != "label":
+        Raises if a release on all labels would pass the budget of the vault of this store.
+        """
+        if ledger.unit != "label":
             raise ValueError(
                 f"expected a store whose unit is one label, got {self._store.path}, whose vault "
                 f"has {ledger.unit}s. Draw with its PrivateLabels(..., draws='keyed'), or take a "
                 "new key."
             )
-        if ledger is not None:
-            mechanism = public.value[0]
-            use = (type(mechanism).__name__, Charge.of(mechanism))
-            ledger.check(np.arange(ledger.label_set.size), [use], public.receipts)
+        mechanism, priors = public.value
+        labels, charge = ledger.label_set, Charge.of(mechanism)
+        kind = "draw" if isinstance(mechanism, LabelMechanism) else "release"
+        name, rows = type(mechanism).__name__, np.arange(labels.size)
+        taken = ledger.take(PlannedUse(release, name, kind, charge, rows), public.receipts)
 
-    def _write_charge(
-        self, release: str, public: PublicInput[Any], num_rows: int, arrays: dict[str, Any]
-    ) -> None:
-        """Records the charge of a release; ``arrays`` are the output of a statistic."""
-        (mechanism, priors), made_of = public.value, public.receipts
-        charge = Charge.of(mechanism)
-        is_draw = isinstance(mechanism, LabelMechanism)
-        notes = charge.assumptions + (KEYED_ASSUMPTIONS if is_draw else ())
-        if priors is not None and not getattr(priors, "receipts", ()):
-            notes += (PUBLIC_INPUT,)
-        labels = self._store.label_set()
-        for receipt in made_of:
-            same_receipt(self._counted.get(receipt.id), receipt)
-        for receipt in made_of:
-            if receipt.id not in self._counted and may_count(labels, receipt):
-                self._write(receipt=receipt)
-        receipt = Receipt(
-            dataclasses.replace(labels, size=num_rows),
-            charge.with_assumptions(notes),
-            what=f"{type(mechanism).__name__}, {'keyed draws' if is_draw else 'a release'}",
-            kind="draw" if is_draw else "release",
-            key=release,
-            delta=mechanism.delta,
-            output_digest=array_digest(arrays["values"]) if arrays else None,
+        def write(num_rows: int, arrays: dict[str, Any]) -> Record:
+            notes = charge.assumptions + (KEYED_ASSUMPTIONS if kind == "draw" else ())
+            has_receipts = isinstance(priors, Priors) and priors.receipts
+            if priors is not None and not has_receipts:
+                notes += (PUBLIC_INPUT,)
+            receipt = Receipt(
+                dataclasses.replace(labels, size=num_rows),
+                charge.with_assumptions(notes),
+                what=f"{name}, {'keyed draws' if kind == 'draw' else 'a release'}",
+                kind=kind,
+                key=release,
+                delta=mechanism.delta,
+                output_digest=array_digest(arrays["values"]) if arrays else None,
+            )
+            fields = {"name": release, "binding": _binding(mechanism, priors)}
+            record: Record = taken.charge(
+                receipt, made_of=public.receipts, release=fields, arrays=arrays
+            )
+            return record
+
+        return write
+
+
+class _LedgerOfKey(Ledger):
+    """The ledger of a key without a vault: its releases add up, and no budget limits them."""
+
+    def __init__(self, store: LabelStore) -> None:
+        super().__init__(store.label_set(), None, store)  # type: ignore[arg-type]
+
+    def check(
+        self, rows: np.ndarray, planned: Any, made_of: Iterable[Receipt] = (), *others: Any
+    ) -> list[Receipt]:
+        """Returns the receipts of inputs that may be about the labels of the key."""
+        return self._checked_inputs(made_of)
+
+    def receipts(self) -> Receipts:
+        """Returns the receipts of all releases, with those of their inputs."""
+        return merge_receipts(*(release.receipts for release in self.releases.values()))
+
+    def guarantee(self, planned: Sequence[Receipt], delta: float | None) -> PrivacyGuarantee:
+        """Returns the statement of all releases together."""
+        return compose_receipts(merge_receipts(self.receipts(), planned), delta)
+
+
+def _checked(ledger: Ledger, release: str, public: PublicInput[Any]) -> Release:
+    """Returns the records of a release, or raises if its name or its binding is another."""
+    if not isinstance(release, str) or not release or "/" in release:
+        raise ValueError(f"release must be a name without '/', got {release!r}.")
+    entry = ledger.releases[release]
+    if entry.binding is None and not _may_name_files(release):
+        raise ValueError(
+            f"release must be a name of printable characters, of at most {_LONGEST_NAME} bytes "
+            f"and without a backslash, got {release!r}. Name it as you name a file."
         )
-        fields = {"name": release, "binding": _binding(mechanism, priors)}
-        self._write(receipt=receipt, made_of=made_of, release=fields, arrays=arrays)
+    if entry.binding not in (None, _binding(*public.value)):
+        raise ValueError(
+            f"release {release!r} has another mechanism or prior, or was drawn by another "
+            "version of the draws: a second draw would reveal labels. Name a new release, "
+            "which is charged too."
+        )
+    return entry
 
-    def _write(self, **content: Any) -> None:
-        self._remember(self._store.append(Record.of(**content)))
+
+def _registered(ledger: Ledger, release: str) -> Release:
+    entry = ledger.releases[release]
+    if entry.binding is None:
+        names = sorted(name for name, other in ledger.releases.items() if other.binding)
+        raise KeyError(f"there is no release {release!r}; there are {names}.")
+    return entry
 
 
 def _store_of(path: pathlib.Path) -> LabelStore:

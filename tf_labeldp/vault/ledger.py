@@ -9,7 +9,7 @@ import os
 import pathlib
 import secrets
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ from tf_labeldp.accounting.receipts import (
 from tf_labeldp.vault.label_kinds import LabelKind, kind_of_header
 from tf_labeldp.vault.model_history import LEDGERS
 from tf_labeldp.vault.records import Arrival, DrawSettingsError, LabelStoreError, Record, may_count
-from tf_labeldp.vault.reservations import RUNNING, PlannedUse, Reservation
+from tf_labeldp.vault.reservations import RUNNING, PlannedUse, Reservation, TakenUse
 from tf_labeldp.vault.store import LabelStore, Project
 from tf_labeldp.vault.users import rows_of_same_users, without_names
 
@@ -94,8 +94,35 @@ class UseHistory(tuple[Use, ...]):
         return for_terminal(*lines)
 
 
+@dataclasses.dataclass
+class Release:
+    """The records of one release of an engine, which has the key of the store."""
+
+    binding: str | None = None  # digest of mechanism and prior; None before registration
+    receipts: Receipts = ()  # the receipt of the release comes last
+    rows: Record | None = None  # number and fingerprint of its rows
+    output: Record | None = None  # the noisy statistic
+    place: str | None = None  # file of the statistic, which 0.2 drew; 0.3 noted it
+    sums: str | None = None  # file of exact sums that wait for their noise
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the noise of a statistic was drawn, even if its output is lost."""
+        return self.output is not None or self.place is not None
+
+    def follow(self, record: Record, fields: dict[str, Any]) -> None:
+        """Follows a record of the release; ``fields`` are those of ``Record.release``."""
+        if record.receipt is not None:
+            self.binding = fields["binding"]
+            self.receipts = record.receipts
+        self.rows = record if "bound" in record.array_names else self.rows
+        self.output = record if "values" in record.array_names else self.output
+        self.place = fields.get("output", self.place)
+        self.sums = fields.get("sums", self.sums)
+
+
 class Ledger:
-    """The records of one vault, in memory or in a store, and its budget."""
+    """The records of one vault and of its key, in memory or in a store, and its budget."""
 
     def __init__(
         self,
@@ -109,6 +136,7 @@ class Ledger:
         self.label_set, self.budget = label_set, budget
         self.records: list[Record] = []  # in order, with charges of the rest of a project
         self.draws: dict[str, Record] = {}  # draws and releases by name
+        self.releases: defaultdict[str, Release] = defaultdict(Release)  # of engines, by name
         self._store, self._project = store, project
         self._unit, self._actor = unit, actor or actor_name()
         self.notes: tuple[Assumption, ...] = ()  # of each new charge
@@ -184,7 +212,11 @@ class Ledger:
         cls, path: str | os.PathLike[str], *, alone: bool = False, read_only: bool = True
     ) -> Ledger:
         """Reads the ledger of a store without its labels; ``alone`` leaves its project out."""
-        store = LabelStore(path, read_only=read_only)
+        return cls.of_opened(LabelStore(path, read_only=read_only), alone=alone)
+
+    @classmethod
+    def of_opened(cls, store: LabelStore, *, alone: bool = False) -> Ledger:
+        """Reads the ledger of a store whose labels are not there, such as by the key in it."""
         label_set, budget = store.look()
         project = Project(store.path) if store.in_project and not alone else None
         header = store.header()
@@ -289,6 +321,8 @@ class Ledger:
     def _remember(self, record: Record) -> Record:
         # The charge comes first: a draw that is interrupted here is charged and not returned.
         receipt = record.receipt
+        if record.release is not None:
+            self.releases[record.release["name"]].follow(record, record.release)
         if receipt is not None and receipt.id in self._counted:
             same_receipt(self._counted[receipt.id], receipt)
             record = dataclasses.replace(record, receipt=None)
@@ -507,6 +541,23 @@ class Ledger:
             if same and use.charge.has_cost_of(charge) and _is_about(use, charge, examples):
                 return use
         return None
+
+    def take(self, use: PlannedUse, made_of: Receipts = ()) -> TakenUse:
+        """Returns a use to charge within this turn: a reserved one, or a new one if it is allowed.
+
+        ``made_of`` are receipts of its public inputs. Raises what ``check`` raises.
+        """
+        planned, about = [(use.what, use.charge)], (use.key, use.charge, use.rows)
+        part = self.reserved_use(*about)
+        before = None if part else self.planned_before(*about)
+        try:
+            inherited = self.check(use.rows, planned, made_of, part or before)
+        except BudgetExceededError:
+            if before is None:
+                raise
+            before = None
+            inherited = self.check(use.rows, planned, made_of)
+        return TakenUse(self, part or before, inherited)
 
     def leave(self, plans: Sequence[str], holder: str) -> None:
         """Gives back the uses of plans that were not drawn, unless others work on them, too."""

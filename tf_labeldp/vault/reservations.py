@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import os
 import weakref
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tf_labeldp.accounting import Charge, Setting
+from tf_labeldp.accounting import Charge, Receipt, Setting
 
 RUNNING: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("plans", default=())
 """The plans whose ``with`` block runs in this thread: uses without a name belong to them."""
@@ -27,6 +28,26 @@ class PlannedUse(NamedTuple):
     charge: Charge
     rows: np.ndarray  # examples of the whole vault
     use: str = ""  # as for `Receipt`
+
+
+class TakenUse(NamedTuple):
+    """A use that was checked in this turn of the ledger, and is charged before the turn ends."""
+
+    ledger: Any
+    part: Receipt | None  # the use that was reserved for it before, or none
+    inherited: Sequence[Receipt]  # receipts of its inputs, which are counted with it
+
+    def receipt(self, receipt: Receipt) -> Receipt:
+        """Returns the receipt as that of the reserved use, whose plan it is a part of."""
+        if self.part is None:
+            return receipt
+        return dataclasses.replace(receipt, id=self.part.id, plan=self.part.plan)
+
+    def charge(self, receipt: Receipt, **content: Any) -> Any:
+        """Records the use with its output (fields of ``Record.of``), and the inputs before it."""
+        for other in self.inherited:
+            self.ledger.keep(receipt=other)
+        return self.ledger.keep(receipt=self.receipt(receipt), **content)
 
 
 class Reservation:
