@@ -42,6 +42,8 @@ PARTS = {
     "tf_privacy": ["numpy", "keras", "tensorflow", "tensorflow_privacy"],
     # The engines are extras: `scale` itself loads none of them.
     "scale": ["numpy", "filelock", "pyarrow", "tensorflow", "apache_beam", "pyspark", "tfx"],
+    # What authors of plug-ins import, from the parts above.
+    "plugins": [],
     "cli": ["*"],
 }
 

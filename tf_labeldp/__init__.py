@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         heads,
         mechanisms,
         pate,
+        plugins,
         scale,
         self_supervised,
         semi_supervised,
@@ -129,7 +130,7 @@ __all__ = ["__version__", *_HOME_OF, *_PARTS]
 
 def __getattr__(name: str) -> Any:
     """Loads a part or a headline name on first use."""
-    if name in _PARTS or name == "cli":
+    if name in _PARTS or name in ("cli", "plugins"):
         return importlib.import_module(f"tf_labeldp.{name}")
     if name in _HOME_OF:
         return getattr(importlib.import_module(f"tf_labeldp.{_HOME_OF[name]}"), name)

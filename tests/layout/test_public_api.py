@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 import tf_labeldp
+from tf_labeldp import plugins
 
 TABLE: dict[str, dict[str, list[str]]] = {}
 exec((Path(__file__).parents[2] / "parts.bzl").read_text(encoding="utf-8"), {}, TABLE)
@@ -79,7 +80,7 @@ def test_every_own_public_class_and_function_is_listed():
 
 
 def test_the_front_lists_all_parts_and_offers_its_names():
-    assert set(PRESENT) - {"cli"} <= set(tf_labeldp.__all__)
+    assert set(PRESENT) - {"cli", "plugins"} <= set(tf_labeldp.__all__)
     assert set(tf_labeldp.__all__) <= set(dir(tf_labeldp))
     with pytest.raises(AttributeError, match="no_such_name"):
         tf_labeldp.no_such_name  # noqa: B018
@@ -93,3 +94,18 @@ def test_the_checks_detect_missing_names():
     assert unlisted(module) == ["Bare"]
     assert own_docstring(module.Shown) == "Text."
     assert own_docstring(module.Bare) == ""
+
+
+def test_the_surface_for_plug_ins_is_small_and_gives_names_that_no_part_lists():
+    """Otherwise a name would have two public homes, or the surface would be a second library."""
+    listed = plugins.__all__
+    assert listed == sorted(names := set(listed)) and len(names) <= 40
+    assert set(dir(plugins)) == names
+    homes = {name: getattr(plugins, name) for name in listed}
+    for module in map(importlib.import_module, MODULES):
+        if module is not plugins:
+            assert {
+                name for name in module.__all__ if getattr(module, name) in homes.values()
+            } == set()
+    with pytest.raises(AttributeError, match="no_such_name"):
+        plugins.no_such_name  # noqa: B018
