@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_labeldp.accounting import Charge, PrivacyGuarantee, Receipt
+from tf_labeldp.accounting import Charge, LabelSet, PrivacyGuarantee, Receipt, Receipts
 from tf_labeldp.accounting.budget import compose_counted
 from tf_labeldp.accounting.events import pure_dp_event
-from tf_labeldp.accounting.receipts import Composition, LabelSet, compose_receipts, declared_receipt
+from tf_labeldp.accounting.receipts import Composition
 
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True)
 SIZE = 6
@@ -47,7 +47,7 @@ def any_receipts(draw):
         if receipts and draw(st.integers(0, 5)) == 0:
             answered = draw(st.lists(st.sampled_from(receipts), min_size=1, max_size=2))
             receipts.append(
-                declared_receipt(answered, "a study", draw(st.sampled_from([0.0, 0.5])))
+                Receipt.of_declaration(answered, "a study", draw(st.sampled_from([0.0, 0.5])))
             )
             continue
         if draw(st.integers(0, 9)) == 0:
@@ -111,7 +111,7 @@ def test_a_composition_that_is_kept_states_what_one_of_all_receipts_does(receipt
     kept = Composition()
     for number, one in enumerate(receipts, 1):
         kept.add(one)
-        again = compose_receipts(receipts[:number], delta)
+        again = Receipts(receipts[:number]).guarantee(delta)
         assert alike(kept.guarantee(delta), again)
     if receipts:
         assert kept.guarantee(0.0).epsilon == worst_person(receipts)
@@ -125,7 +125,7 @@ def test_more_receipts_leave_a_composition_as_it_is(receipts, more):
     kept = Composition(receipts)
     before = kept.guarantee(0.0)
     extended = kept.with_receipts(more)
-    assert alike(extended.guarantee(0.0), compose_receipts([*receipts, *more], 0.0))
+    assert alike(extended.guarantee(0.0), Receipts([*receipts, *more]).guarantee(0.0))
     assert kept.guarantee(0.0) == before
 
 

@@ -10,12 +10,12 @@ from tf_labeldp.accounting import (
     BudgetExceededError,
     Charge,
     PrivacyBudget,
+    Receipts,
     dp_sgd_charge,
     dp_sgd_guarantee,
 )
 from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
 from tf_labeldp.accounting.events import dp_sgd_event
-from tf_labeldp.accounting.receipts import compose_receipts
 from tf_labeldp.vault import PrivateLabels
 
 DELTA = 1e-5
@@ -77,7 +77,7 @@ def test_the_receipt_says_what_was_charged():
     assert not (receipt.seeded or receipt.metrics_reported or receipt.sample_weights)
     assert labels.receipts == (receipt,)
     assert not labels.has_draw("dp-sgd/3")  # there is nothing to be had again
-    assert compose_receipts([receipt]) == labels.guarantee()
+    assert Receipts([receipt]).guarantee() == labels.guarantee()
 
 
 def test_noise_that_delta_alone_covers_is_charged_all_the_same():

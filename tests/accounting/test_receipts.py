@@ -20,10 +20,12 @@ from hypothesis import strategies as st
 import tf_labeldp
 from tf_labeldp.accounting import (
     Charge,
+    LabelSet,
     PrivacyBudget,
     PrivacyGuarantee,
     Receipt,
     ReceiptError,
+    Receipts,
     dp_sgd_charge,
     receipts,
 )
@@ -37,16 +39,7 @@ from tf_labeldp.accounting.events import (
     gaussian_event,
     pure_dp_event,
 )
-from tf_labeldp.accounting.receipts import (
-    Histories,
-    LabelSet,
-    actor_name,
-    compose_receipts,
-    declared_receipt,
-    merge_receipts,
-    receipts_from_bytes,
-    receipts_to_bytes,
-)
+from tf_labeldp.accounting.receipts import Histories, actor_name
 from tf_labeldp.mechanisms import (
     RandomizedResponse,
 )
@@ -96,13 +89,13 @@ def test_examples_are_kept_as_indices_and_all_of_them_as_none():
 
 
 def test_one_receipt_is_its_charge():
-    assert compose_receipts([spent(A, 0.75)]) == PrivacyGuarantee(
+    assert Receipts([spent(A, 0.75)]).guarantee() == PrivacyGuarantee(
         0.75, assumptions=(ONE_EACH, THROUGH_HERE, SECURE), num_units=SIZE
     )
 
 
 LOST, ALSO_LOST = unknown("nobody knows how"), unknown("the second")
-PUBLIC = declared_receipt([LOST], "the labels of ImageNet are public")
+PUBLIC = Receipt.of_declaration([LOST], "the labels of ImageNet are public")
 DECLARED = "Declared by its author, not checked: the labels of ImageNet are public"
 NOTED = Charge(0.5, 0.0, pure_dp_event(0.5), ("a note",))
 STATED = {
@@ -162,7 +155,11 @@ STATED = {
     "unknown alone": ([LOST], math.inf, ("nobody knows how",)),
     "declared": ([spent(A, 0.5), LOST, PUBLIC], 0.5, (DECLARED,)),
     "declared for another": ([LOST, ALSO_LOST, PUBLIC], math.inf, ("the second",)),
-    "declared for both": ([LOST, ALSO_LOST, declared_receipt([LOST, ALSO_LOST], "?")], 0.0, ()),
+    "declared for both": (
+        [LOST, ALSO_LOST, Receipt.of_declaration([LOST, ALSO_LOST], "?")],
+        0.0,
+        (),
+    ),
     "by user and by label": (
         [spent(A, unit="user"), spent(A)],
         2.0,
@@ -181,7 +178,7 @@ STATED = {
 def test_statement_in_any_order(name):
     receipts, epsilon, assumptions = STATED[name]
     for order in itertools.islice(itertools.permutations(receipts), 24):
-        statement = compose_receipts(order)
+        statement = Receipts(order).guarantee()
         assert statement.epsilon == epsilon and set(assumptions) <= set(statement.assumptions)
         texts = " ".join(statement.assumptions)
         assert ("label sets" in texts) == any("label sets" in note for note in assumptions) or (
@@ -195,7 +192,7 @@ def test_statement_in_any_order(name):
         if math.isinf(epsilon):
             assert statement.assumptions[0] in ("nobody knows how", "the second")
     for delta in (0.0, 1e-5, 0.5):
-        assert math.isinf(compose_receipts(receipts, delta).epsilon) == math.isinf(epsilon)
+        assert math.isinf(Receipts(receipts).guarantee(delta).epsilon) == math.isinf(epsilon)
 
 
 ROWS = st.none() | st.lists(st.integers(0, SIZE - 1), unique=True, max_size=SIZE).map(sorted)
@@ -234,12 +231,12 @@ def test_uses_at_a_positive_delta_cost_what_their_charges_do():
     steps = dp_sgd_charge(10.0, 0.05, 100, delta)
     receipts = [spent(A, 0.1, [0, 1], delta=delta) for _ in range(60)]
     receipts += [Receipt(A, steps, "steps", delta=delta) for _ in range(3)]
-    statement = compose_receipts([*receipts, spent(A, 0.2, [5], delta=delta)])
+    statement = Receipts([*receipts, spent(A, 0.2, [5], delta=delta)]).guarantee()
     worst = compose_charges([pure(0.1)] * 60 + [steps] * 3, delta)
     assert statement.epsilon == worst.epsilon < 60 * 0.1 + 3 * steps.epsilon
     assert statement.delta == delta and set(worst.assumptions) <= set(statement.assumptions)
     assert "fixed-in-advance" in {note.code for note in statement.assumptions}
-    both = compose_receipts([spent(labels, 0.1, delta=1e-5) for labels in (A, WIDE) * 50])
+    both = Receipts([spent(labels, 0.1, delta=1e-5) for labels in (A, WIDE) * 50]).guarantee()
     assert both.epsilon == compose_charges([pure(0.1)] * 100, 1e-5).epsilon < 6.0
     assert both.num_units == 100
 
@@ -247,17 +244,17 @@ def test_uses_at_a_positive_delta_cost_what_their_charges_do():
 def test_the_statement_has_the_largest_epsilon_and_delta_of_any_example():
     gaussian = Charge(0.3, 1e-6, gaussian_event(20.0))
     few = Receipt(A, gaussian, "a release", examples=np.array([1]), delta=1e-6)
-    statement = compose_receipts([spent(A, 2.0, [0], delta=1e-6), few])
+    statement = Receipts([spent(A, 2.0, [0], delta=1e-6), few]).guarantee()
     assert (statement.epsilon, statement.delta) == (2.0, 1e-6)
 
 
 def test_delta_is_the_largest_of_the_receipts_unless_it_is_given():
     receipts = [spent(A, 0.1, delta=10.0**-power) for power in range(3, 40)]
-    default = compose_receipts(receipts)
+    default = Receipts(receipts).guarantee()
     assert default.delta == 1e-3
-    assert default == compose_receipts(receipts, delta=1e-3)
-    assert compose_receipts(receipts, delta=1e-9).epsilon > default.epsilon
-    pure_sum = compose_receipts(receipts, delta=0.0)
+    assert default == Receipts(receipts).guarantee(delta=1e-3)
+    assert Receipts(receipts).guarantee(delta=1e-9).epsilon > default.epsilon
+    pure_sum = Receipts(receipts).guarantee(delta=0.0)
     assert (pure_sum.epsilon, pure_sum.delta) == (math.fsum([0.1] * 37), 0.0)
 
 
@@ -270,11 +267,11 @@ def test_the_same_receipt_counts_once_however_it_comes():
         copy.deepcopy(one),
         pickle.loads(pickle.dumps(one)),
         Receipt.from_json(json.loads(json.dumps(one.to_json()))),
-        *receipts_from_bytes(receipts_to_bytes([one, one]))[0],
+        *Receipts.from_bytes(Receipts([one, one]).to_bytes())[0],
     ]
-    assert compose_receipts(copies) == compose_receipts([one])
-    assert compose_receipts(copies).epsilon == 1.0
-    assert [found.id for found in merge_receipts(copies, copies)] == [one.id]
+    assert Receipts(copies).guarantee() == Receipts([one]).guarantee()
+    assert Receipts(copies).guarantee().epsilon == 1.0
+    assert [found.id for found in Receipts.merged(copies, copies)] == [one.id]
 
 
 def receipts_of_many(num_sets, charges, delta):
@@ -287,26 +284,26 @@ def receipts_of_many(num_sets, charges, delta):
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5])
-@pytest.mark.holds("accounting.compose_receipts")
+@pytest.mark.holds("accounting.Receipts")
 def test_very_many_histories_are_bounded_from_above(delta):
     """Up to 1,000 combinations are exact; of more each charge counts as often as anybody's."""
     charges = [pure(0.125 * (1 + one)) for one in range(11)]
-    exact = compose_receipts(receipts_of_many(3, charges[-2:], delta))
+    exact = Receipts(receipts_of_many(3, charges[-2:], delta)).guarantee()
     assert exact.epsilon == 3 * 1.375
-    bound = compose_receipts(receipts_of_many(3, charges, delta))
+    bound = Receipts(receipts_of_many(3, charges, delta)).guarantee()
     assert bound.epsilon == exact.epsilon  # of pure uses nothing is lost
     sets = [LabelSet.new(SIZE) for _ in range(2)]
     alike = [spent(sets[0], 0.5), spent(sets[1], 0.25)]  # one history each: nothing is lost
-    assert compose_receipts(alike).epsilon == 0.75
+    assert Receipts(alike).guarantee().epsilon == 0.75
 
 
 def test_many_histories_of_gaussian_noise_are_bounded_from_above():
     noises = [gaussian_event(sigma) for sigma in np.linspace(4.0, 40.0, 32)]
     charges = [Charge.of_event(noise, 1e-5) for noise in noises]
     both = dp_accounting.ComposedDpEvent((noises[0], noises[0]))
-    exact = compose_receipts(receipts_of_many(2, charges[:3], 1e-5))
+    exact = Receipts(receipts_of_many(2, charges[:3], 1e-5)).guarantee()
     assert exact.epsilon == pytest.approx(Charge.of_event(both, 1e-5).epsilon)
-    bound = compose_receipts(receipts_of_many(2, charges, 1e-5))
+    bound = Receipts(receipts_of_many(2, charges, 1e-5)).guarantee()
     every = dp_accounting.ComposedDpEvent(tuple(noises * 2))
     assert bound.epsilon == pytest.approx(Charge.of_event(every, 1e-5).epsilon)
 
@@ -336,9 +333,9 @@ def test_deltas_that_only_add_up_are_added_or_named():
     """Two vaults that each spent their own delta on peer-to-peer randomized response."""
     opaque = Charge(0.5, 1e-6, approximate_dp_event(0.5, 1e-6))
     receipts = [Receipt(LabelSet.new(SIZE), opaque, "reports", delta=1e-6) for _ in range(2)]
-    added = compose_receipts(receipts, delta=2e-6)
+    added = Receipts(receipts).guarantee(delta=2e-6)
     assert (added.epsilon, added.delta) == (1.0, 2e-6)
-    statement = compose_receipts(receipts)
+    statement = Receipts(receipts).guarantee()
     if math.isinf(statement.epsilon):
         assert "delta" in statement.assumptions[0]
     else:
@@ -347,11 +344,11 @@ def test_deltas_that_only_add_up_are_added_or_named():
 
 def test_a_declared_price_is_added():
     lost, known = unknown("?"), spent(LabelSet.new(SIZE), 0.5)
-    claim = declared_receipt([lost], "trained elsewhere", epsilon=1.0)
-    statement = compose_receipts([lost, known, claim])
+    claim = Receipt.of_declaration([lost], "trained elsewhere", epsilon=1.0)
+    statement = Receipts([lost, known, claim]).guarantee()
     assert (statement.epsilon, statement.delta) == (1.5, 0.0)
-    approximate = declared_receipt([lost], "trained elsewhere", epsilon=1.0, delta=1e-6)
-    statement = compose_receipts([lost, known, approximate])
+    approximate = Receipt.of_declaration([lost], "trained elsewhere", epsilon=1.0, delta=1e-6)
+    statement = Receipts([lost, known, approximate]).guarantee()
     assert (statement.epsilon, statement.delta) == (1.5, 1e-6)
     assert approximate.kind == "declared" and approximate.answers == (lost.id,)
 
@@ -364,9 +361,9 @@ def test_the_unit_of_the_statement_is_that_of_the_receipts(unit):
         "user": ("all labels of one user", "The features and the user of each example are public."),
     }[unit]
     lost = unknown("?")
-    declared = [lost, declared_receipt([lost], "public")]  # has no unit of its own
+    declared = [lost, Receipt.of_declaration([lost], "public")]  # has no unit of its own
     for others in ([], declared):
-        statement = compose_receipts([*others, spent(A, unit=unit), spent(A, unit=unit)])
+        statement = Receipts([*others, spent(A, unit=unit), spent(A, unit=unit)]).guarantee()
         assert statement.unit == words and features in statement.assumptions
         assert statement.relation == "replace_label" and statement.num_units == SIZE
 
@@ -375,14 +372,14 @@ def test_delta_is_told_by_the_number_of_units():
     """Users are fewer than labels; where labels are protected, theirs is the number."""
     labels = LabelSet.new(1000)
     by_user = spent(labels, unit="user", num_units=70)
-    assert compose_receipts([by_user]).num_units == 70
-    assert compose_receipts([by_user, spent(labels, unit="user")]).num_units == 1000
-    assert compose_receipts([by_user, spent(labels)]).num_units == 1000
-    assert compose_receipts([by_user, spent(LabelSet.new(40), unit="user")]).num_units == 70
+    assert Receipts([by_user]).guarantee().num_units == 70
+    assert Receipts([by_user, spent(labels, unit="user")]).guarantee().num_units == 1000
+    assert Receipts([by_user, spent(labels)]).guarantee().num_units == 1000
+    assert Receipts([by_user, spent(LabelSet.new(40), unit="user")]).guarantee().num_units == 70
     lost = unknown("?")
-    declared = [lost, declared_receipt([lost], "public")]
-    assert compose_receipts(declared).num_units is None
-    assert compose_receipts([*declared, by_user]).num_units == 70
+    declared = [lost, Receipt.of_declaration([lost], "public")]
+    assert Receipts(declared).guarantee().num_units is None
+    assert Receipts([*declared, by_user]).guarantee().num_units == 70
 
 
 def test_a_clock_that_goes_backwards_changes_nothing(monkeypatch, tmp_path):
@@ -462,7 +459,7 @@ KEPT = {
         LabelSet.new(0), pure(1e-9), "a release", kind="release", output_digest="0" * 64
     ),
     "unknown": unknown("nobody knows how"),
-    "declared": declared_receipt([unknown("?")], "public", epsilon=0.5, delta=1e-6),
+    "declared": Receipt.of_declaration([unknown("?")], "public", epsilon=0.5, delta=1e-6),
 }
 
 
@@ -482,7 +479,7 @@ def test_round_trip(name):
     for again in (
         read_back(one),
         pickle.loads(pickle.dumps(one)),
-        receipts_from_bytes(receipts_to_bytes([one]))[0][0],
+        Receipts.from_bytes(Receipts([one]).to_bytes())[0][0],
     ):
         for field in dataclasses.fields(one):
             if field.name != "examples":
@@ -491,15 +488,15 @@ def test_round_trip(name):
         if one.examples is not None:
             np.testing.assert_array_equal(again.examples, one.examples)
         assert hash(again.charge) == hash(one.charge) and again.to_json() == one.to_json()
-        assert compose_receipts([again]) == compose_receipts([one])
+        assert Receipts([again]).guarantee() == Receipts([one]).guarantee()
 
 
 def test_many_receipts_are_kept_in_their_order():
     receipts = tuple(KEPT.values())
-    content = receipts_to_bytes(receipts)
+    content = Receipts(receipts).to_bytes()
     assert isinstance(content, bytes)
-    assert [one.id for one in receipts_from_bytes(content)[0]] == [one.id for one in receipts]
-    none, more = receipts_from_bytes(receipts_to_bytes([], layers=[0, 2]))
+    assert [one.id for one in Receipts.from_bytes(content)[0]] == [one.id for one in receipts]
+    none, more = Receipts.from_bytes(Receipts([]).to_bytes(layers=[0, 2]))
     assert none == () and more["layers"] == [0, 2]
 
 
@@ -542,19 +539,19 @@ def test_an_edited_pickle_is_refused():
 
 def packed(**changes):
     """The bytes of receipts, with other content but intact by themselves."""
-    content = json.loads(zlib.decompress(receipts_to_bytes([spent(LABELS)])))
+    content = json.loads(zlib.decompress(Receipts([spent(LABELS)]).to_bytes()))
     return zlib.compress(json.dumps({**content, **changes}).encode())
 
 
 def test_an_edited_receipt_within_bytes_is_refused():
-    assert len(receipts_from_bytes(packed())[0]) == 1
+    assert len(Receipts.from_bytes(packed())[0]) == 1
     data = spent(LABELS, 2.0).to_json()
     with pytest.raises(ReceiptError, match="damaged or was edited"):
-        receipts_from_bytes(packed(receipts=[{**data, "what": "nothing"}]))
+        Receipts.from_bytes(packed(receipts=[{**data, "what": "nothing"}]))
 
 
 def test_damaged_bytes_are_refused():
-    content = receipts_to_bytes([spent(LABELS)])
+    content = Receipts([spent(LABELS)]).to_bytes()
     flipped = bytearray(content)
     flipped[len(content) // 2] ^= 0xFF
     damaged = [content[:-10], bytes(flipped), content[:0], b"not receipts", zlib.compress(b"[1]")]
@@ -564,13 +561,13 @@ def test_damaged_bytes_are_refused():
         damaged.append(zlib.compress(json.dumps(data).encode()))
     for one in damaged:
         with pytest.raises(ReceiptError, match="the receipts of this file are damaged"):
-            receipts_from_bytes(one)
+            Receipts.from_bytes(one)
 
 
 def test_a_newer_format_is_refused_and_says_who_reads_it():
     newer = packed(format=receipts.FORMAT + 1, version="9.9", receipts="of another shape")
     with pytest.raises(ReceiptError, match=r"of tf-labeldp 9\.9.*Install the newer"):
-        receipts_from_bytes(newer)
+        Receipts.from_bytes(newer)
 
 
 EVENTS = {
@@ -681,16 +678,16 @@ def test_a_use_of_several_label_sets_counts_once(order):
     stored = [LabelSet(name, SIZE, stored=True) for name in "xyz"]
     shared = [spent(labels, 0.5, use="step 1") for labels in stored]
     receipts = [shared[place] for place in order]
-    assert compose_receipts(receipts).epsilon == 0.5
-    assert compose_receipts([*receipts, *receipts]).epsilon == 0.5
+    assert Receipts(receipts).guarantee().epsilon == 0.5
+    assert Receipts([*receipts, *receipts]).guarantee().epsilon == 0.5
     for labels in stored:
-        assert compose_receipts([*receipts, spent(labels, 0.25)]).epsilon == 0.75
-        assert compose_receipts([spent(labels, 0.25), *receipts]).epsilon == 0.75
+        assert Receipts([*receipts, spent(labels, 0.25)]).guarantee().epsilon == 0.75
+        assert Receipts([spent(labels, 0.25), *receipts]).guarantee().epsilon == 0.75
     # Other uses, uses without a name, and a second receipt of the same labels count.
     more = [spent(stored[0], 0.5, use="step 2"), spent(stored[1], 0.5), spent(stored[1], 0.5)]
-    assert compose_receipts([*receipts, *more]).epsilon == 2.0
+    assert Receipts([*receipts, *more]).guarantee().epsilon == 2.0
     again = spent(receipts[0].labels, 0.5, use="step 1")
-    assert compose_receipts([*receipts, again]).epsilon == 1.0
+    assert Receipts([*receipts, again]).guarantee().epsilon == 1.0
 
 
 OPTIONAL = {"use": "step", "plan": "a plan", "plan_uses": 3, "budget_epsilon": 2.0}
@@ -708,7 +705,7 @@ def test_a_later_field_is_kept_and_absent_at_its_default(name, value):
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_bytes_of_earlier_formats_are_read(number):
-    [receipt], _ = receipts_from_bytes(packed(format=number))
+    [receipt], _ = Receipts.from_bytes(packed(format=number))
     assert receipt.charge == spent(LABELS).charge
 
 
@@ -726,7 +723,7 @@ def test_the_name_of_a_shared_use_is_kept_and_absent_without_one():
 
 
 def adaptive(*receipts):
-    return compose_receipts(receipts).adaptive
+    return Receipts(receipts).guarantee().adaptive
 
 
 def test_the_figure_for_adaptive_use_is_the_budget_and_no_sum_of_releases():
@@ -753,5 +750,5 @@ def test_without_a_budget_nothing_is_stated_for_adaptive_use():
     kept = spent(A, 0.5, budget_epsilon=0.6)
     assert adaptive(kept) == (0.6, 0.0)
     assert adaptive(kept, spent(A, 0.05)) is None
-    assert adaptive(kept, declared_receipt([], "a plan", 0.1)) is None
+    assert adaptive(kept, Receipt.of_declaration([], "a plan", 0.1)) is None
     assert adaptive(kept, spent(A, 0.5, budget_epsilon=0.6)) is None

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
 
-from tf_labeldp.accounting import PrivacyGuarantee, ReceiptError
-from tf_labeldp.accounting.receipts import compose_receipts
+from tf_labeldp.accounting import PrivacyGuarantee, ReceiptError, Receipts
 from tf_labeldp.cli import main
 from tf_labeldp.dossier import verify
 from tf_labeldp.mechanisms import RandomizedResponse, RROnBins, RRWithPrior
@@ -162,10 +161,10 @@ def test_receipts_are_those_of_the_vault_and_count_once(tables, tmp_path):
     np.testing.assert_array_equal(again.posterior(), noisy.posterior())
     np.testing.assert_array_equal(again.debiased(), noisy.debiased())
     assert [item.id for item in noisy.receipts] == [item.id for item in vault.receipts]
-    assert compose_receipts([*noisy.receipts, *vault.receipts]).epsilon == EPSILON
+    assert Receipts([*noisy.receipts, *vault.receipts]).guarantee().epsilon == EPSILON
     # Another draw of the same labels is another charge.
     other = NoisyLabels.load(tables.shared("amount", "csv"))
-    together = compose_receipts([*noisy.receipts, *other.receipts])
+    together = Receipts([*noisy.receipts, *other.receipts]).guarantee()
     assert together.epsilon == pytest.approx(2 * EPSILON, rel=1e-12)
 
 

@@ -14,8 +14,12 @@ import numpy as np
 import pytest
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import PrivacyGuarantee, dp_sgd_guarantee, peer_to_peer_guarantee
-from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts
+from tf_labeldp.accounting import (
+    PrivacyGuarantee,
+    Receipts,
+    dp_sgd_guarantee,
+    peer_to_peer_guarantee,
+)
 from tf_labeldp.audit import AuditResult, LabelInference
 from tf_labeldp.dossier import Report, report
 from tf_labeldp.scale import ReleaseKey
@@ -402,9 +406,9 @@ class TestWhoVouches:
         other.randomize(ldp.LabelRandomizer(1.0))
         keyed = vault(tmp_path / "k", draws="keyed")
         keyed.randomize(rr(0.5))
-        receipts = merge_receipts(labels.receipts, other.receipts, keyed.receipts)
+        receipts = Receipts.merged(labels.receipts, other.receipts, keyed.receipts)
         stated = [
-            compose_receipts(receipts, 1e-4),
+            Receipts(receipts).guarantee(1e-4),
             dp_sgd_guarantee(9.0, 0.1, 5, 1e-4),
             ldp.accounting.group_privacy(PrivacyGuarantee(1.0), 3),
             peer_to_peer_guarantee(0.3, 0.5, 40, 1e-4),

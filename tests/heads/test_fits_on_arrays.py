@@ -12,9 +12,8 @@ import pytest
 import tensorflow as tf
 from scipy import optimize, sparse
 
-from tf_labeldp.accounting import Charge, PrivacyBudget, public_input
+from tf_labeldp.accounting import Charge, PrivacyBudget, Receipts, public_input
 from tf_labeldp.accounting.budget import compose_charges
-from tf_labeldp.accounting.receipts import compose_receipts
 from tf_labeldp.heads import NoiseCluster, PrivateLogisticRegression, PrivateRidge, label_source
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import PrivateLabels
@@ -65,7 +64,7 @@ def test_a_second_fit_on_the_same_rows_states_both():
     for one in (first, second, third):
         said = str(one.guarantee())
         assert "An array of labels has no vault: the fits of this process that are counted" in said
-    assert second.guarantee() == compose_receipts(second.receipts_)
+    assert second.guarantee() == Receipts(second.receipts_).guarantee()
     assert second.guarantee(delta=1e-3).epsilon < second.guarantee().epsilon
     read = pickle.loads(pickle.dumps(second))
     assert read.guarantee() == second.guarantee()

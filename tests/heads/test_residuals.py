@@ -12,8 +12,7 @@ import tensorflow as tf
 
 import tf_labeldp as ldp
 from tf_labeldp import LabelRandomizer, NoisyLabels, PrivacyBudget, PrivateBoosting, PrivateLabels
-from tf_labeldp.accounting import BudgetExceededError, public_input
-from tf_labeldp.accounting.provenance import bare
+from tf_labeldp.accounting import BudgetExceededError, PublicInput, public_input
 from tf_labeldp.dossier import verify
 from tf_labeldp.features import RandomFourierFeatures
 from tf_labeldp.heads import HeadResidualRandomizer, PrivatePoissonRegression, PrivateRidge
@@ -315,7 +314,7 @@ def test_features_and_encoders_with_receipts_on_an_array_of_labels(fits_of_this_
         (X[: N // 2], HeadResidualRandomizer(2.0, DELTA, encoder=encoder)),
     ):
         model = PrivateBoosting(2.0, low=LOW, high=HIGH, start=start, max_trees=2)
-        fits.append(model.fit(features, Y[: len(bare(features))]).guarantee().epsilon)
+        fits.append(model.fit(features, Y[: len(PublicInput.bare(features))]).guarantee().epsilon)
     assert 2.9 < fits[0] <= 3.0 + 1e-9
     # Fits of this process on the same rows are counted, for these labels.
     assert fits[1] < fits[2] < fits[3] and fits[2] > 3.5

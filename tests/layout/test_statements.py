@@ -40,13 +40,14 @@ import tf_labeldp as ldp
 from tf_labeldp import features
 from tf_labeldp.accounting import (
     Charge,
+    LabelSet,
     PrivacyGuarantee,
     PublicInput,
     Receipt,
+    Receipts,
     provenance,
     public_input,
 )
-from tf_labeldp.accounting.receipts import LabelSet, compose_receipts
 from tf_labeldp.vault._statements import _reads_no_labels
 
 
@@ -67,7 +68,7 @@ def is_unfitted(value: Any) -> bool:
 
 
 def is_map_of_public_rows(value: Any) -> bool:
-    is_free = compose_receipts(value.receipts_).epsilon == 0.0
+    is_free = Receipts(value.receipts_).guarantee().epsilon == 0.0
     return is_free and hasattr(value, "transform") and not hasattr(value, "predict")
 
 
@@ -77,7 +78,7 @@ def is_declared(value: Any) -> bool:
 
 
 def is_free(value: Any) -> bool:
-    return compose_receipts([value]).epsilon == 0.0
+    return Receipts([value]).guarantee().epsilon == 0.0
 
 
 ZERO = {
@@ -124,7 +125,7 @@ def check(value: Any) -> str:
         return "zero"
     receipts = public_input(value).receipts
     delta = stated.delta or None
-    assert stated.epsilon >= compose_receipts(receipts, delta).epsilon * (1 - 1e-9), type(value)
+    assert stated.epsilon >= Receipts(receipts).guarantee(delta).epsilon * (1 - 1e-9), type(value)
     if isinstance(value, ldp.PrivateLabels):
         assert stated == value.guarantee()
     return "unknown" if math.isinf(stated.epsilon) else "stated"
@@ -369,7 +370,7 @@ def test_an_object_of_another_library_promises_nothing(name: str) -> None:
     assert reason.code == "not-promised" and part in reason and "Needed is" in reason
     assert type(fitted).__name__ in reason and "label-DP by themselves" in reason
     # The head in it answers, and the whole as an input is counted as before.
-    assert 0.5 <= compose_receipts(public_input(fitted).receipts).epsilon < math.inf
+    assert 0.5 <= Receipts(public_input(fitted).receipts).guarantee().epsilon < math.inf
 
 
 @pytest.mark.holds("vault.guarantee")

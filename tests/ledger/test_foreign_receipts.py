@@ -21,17 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import Charge, PublicInput, Receipt, ReceiptError
+from tf_labeldp.accounting import Charge, LabelSet, PublicInput, Receipt, ReceiptError, Receipts
 from tf_labeldp.accounting.events import NO_EVENT, NOT_PRIVATE
-from tf_labeldp.accounting.receipts import (
-    Composition,
-    Examples,
-    LabelSet,
-    compose_receipts,
-    declared_receipt,
-    merge_receipts,
-    standing,
-)
+from tf_labeldp.accounting.receipts import Composition, Examples
 from tf_labeldp.vault.model_history import attach
 from tf_labeldp.vault.private_labels import charge_together
 
@@ -171,11 +163,11 @@ def test_no_statement_falls(own: list[Receipt], others: list[Receipt], data: Any
     own = data.draw(st.permutations(own))
     mixed = data.draw(st.permutations([*own, *others]))
     for delta in (0.0, 1e-5):
-        honest = compose_receipts(own, delta)
+        honest = Receipts(own).guarantee(delta)
         for order in ([*own, *others], [*others, *own], mixed):
             try:
-                stated = compose_receipts(order, delta)
-                again = compose_receipts(merge_receipts(order), delta)
+                stated = Receipts(order).guarantee(delta)
+                again = Receipts.merged(order).guarantee(delta)
             except ReceiptError:
                 # One id with two contents.
                 assert {receipt.id for receipt in own} & {receipt.id for receipt in others} or (
@@ -232,13 +224,19 @@ def test_a_receipt_erases_no_cost(field: str, first: bool, tmp_path: Path) -> No
         other = crafted(an_encoder(), **{field: name})
     order = [other, *noisy.receipts] if first else [*noisy.receipts, other]
     if field == "id":
-        for merge in (merge_receipts, compose_receipts, standing, Composition, labels.adopt):
+        for merge in (
+            Receipts.merged,
+            lambda receipts: Receipts(receipts).guarantee(),
+            lambda receipts: Receipts(receipts).standing(),
+            Composition,
+            labels.adopt,
+        ):
             with pytest.raises(ReceiptError, match="expected one content for the receipt"):
                 merge(order)
     else:
         labels.adopt([other])
-        assert compose_receipts(order).epsilon == 3.0
-        assert {receipt.id for receipt in standing(tuple(order))} >= {name}
+        assert Receipts(order).guarantee().epsilon == 3.0
+        assert {receipt.id for receipt in Receipts(tuple(order)).standing()} >= {name}
     priced = {**RR_TINY.to_json()["charge"], "assumptions": [CLAIM]}
     more = {"answers": [name]} if field == "answers" else {field: name}
     other = crafted(RR_TINY, kind="declared", charge=priced, **more)
@@ -307,12 +305,12 @@ def test_a_declaration_replaces_unknown_costs_alone_and_none_of_a_ledgers_own() 
     labels = LabelSet.new(N)
     unknown = Receipt(labels, Charge.unknown("who knows"), "training", "unknown")
     priced = Receipt(labels, Charge.of(RR), "a draw")
-    both = [unknown, priced, declared_receipt([unknown, priced], "nothing to see")]
+    both = [unknown, priced, Receipt.of_declaration([unknown, priced], "nothing to see")]
     for order in itertools.permutations(both):
-        assert compose_receipts(order).epsilon == 3.0
+        assert Receipts(order).guarantee().epsilon == 3.0
         own = Composition(order, own=labels.name)
         assert math.isinf(own.guarantee().epsilon)
-        assert set(standing(order)) == set(both[1:])
+        assert set(Receipts(order).standing()) == set(both[1:])
 
 
 def test_a_shared_use_counts_for_every_person_and_only_at_one_cost() -> None:
@@ -324,7 +322,7 @@ def test_a_shared_use_counts_for_every_person_and_only_at_one_cost() -> None:
         return Receipt(labels, charge, "a use", examples=rows, use=name)
 
     own = [use(first, 1.0, [0], "step"), use(second, 2.0, [3])]
-    assert compose_receipts(own).epsilon == 3.0
+    assert Receipts(own).guarantee().epsilon == 3.0
     for other in (
         use(second, 1.0, [0], "step"),
         use(LabelSet("c", N, "north"), 1.0, [5], "step"),
@@ -333,10 +331,10 @@ def test_a_shared_use_counts_for_every_person_and_only_at_one_cost() -> None:
         use(LabelSet("c", N), 1.0, None, own[1].id),
     ):
         for order in itertools.permutations([*own, other]):
-            assert compose_receipts(order).epsilon >= 3.0
+            assert Receipts(order).guarantee().epsilon >= 3.0
             assert Composition(order, own="a").guarantee().epsilon >= 3.0
     # Costs that differ are two uses.
-    assert compose_receipts([own[0], use(second, 0.5, None, "step")]).epsilon == 1.5
+    assert Receipts([own[0], use(second, 0.5, None, "step")]).guarantee().epsilon == 1.5
 
 
 # Every field of a file.
@@ -448,6 +446,6 @@ def test_receipts_that_differ_by_when_and_where_are_the_same() -> None:
     """Free receipts of encoders and assumptions are made again wherever they are needed."""
     receipt = an_encoder()
     again = crafted(receipt, time="2030-01-01T00:00:00+00:00", actor="another", version="0.3.0")
-    assert len(merge_receipts([receipt], [again])) == 1
+    assert len(Receipts.merged([receipt], [again])) == 1
     sized = crafted(receipt, labels={**receipt.to_json()["labels"], "size": 0})
-    assert merge_receipts([receipt, sized]) == merge_receipts([sized, receipt]) == (sized,)
+    assert Receipts.merged([receipt, sized]) == Receipts.merged([sized, receipt]) == (sized,)

@@ -27,7 +27,7 @@ import pytest
 import tensorflow as tf
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting.receipts import declared_receipt
+from tf_labeldp.accounting import Receipt
 from tf_labeldp.vault.model_history import attach
 
 N, D, K, DELTA = 24, 3, 2, 1e-12
@@ -223,7 +223,7 @@ class Walk:
         published = [receipt for vault, _ in self.vaults for receipt in vault.receipts]
         ids = sorted({name for receipt in published for name in (receipt.id, receipt.use) if name})
         epsilon = float(self.rng.uniform(0.01, 0.1))
-        claim = declared_receipt((), "a walk of others", epsilon)
+        claim = Receipt.of_declaration((), "a walk of others", epsilon)
         name = str(self.pick(ids)) if ids else ""
         model = self.plain()
         attach(model, [dataclasses.replace(claim, answers=tuple(ids), use=name, plan=name)])

@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import Receipt, ReceiptError
-from tf_labeldp.accounting.receipts import receipts_from_bytes
+from tf_labeldp.accounting import Receipt, ReceiptError, Receipts
 
 MOST_MB = 500
 
@@ -100,7 +99,7 @@ def test_receipts_that_unpack_to_far_more_are_refused(peak):
 
     def read():
         with pytest.raises(ReceiptError, match="at most"):
-            receipts_from_bytes(content)
+            Receipts.from_bytes(content)
 
     assert peak(read) < 100
 

@@ -29,8 +29,7 @@ from label_dp_cases import (
 )
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import ReceiptError, public_input, receipts
-from tf_labeldp.accounting.receipts import compose_receipts
+from tf_labeldp.accounting import ReceiptError, Receipts, public_input, receipts
 from tf_labeldp.training import LabelDPModel
 
 
@@ -233,4 +232,4 @@ def test_a_checkpoint_that_a_callback_restores_counts_against_the_budget(
     model.fit(batches(labels), callbacks=[restore], verbose=0)
     assert model.guarantee().epsilon == after(4)
     assert labels.guarantee().epsilon == after(4)
-    assert compose_receipts(public_input(model).receipts).epsilon == after(4)
+    assert Receipts(public_input(model).receipts).guarantee().epsilon == after(4)

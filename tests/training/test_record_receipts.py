@@ -18,8 +18,7 @@ import pytest
 import tensorflow as tf
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import PublicInput, ReceiptError, public_input
-from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts
+from tf_labeldp.accounting import PublicInput, ReceiptError, Receipts, public_input
 from tf_labeldp.keras_layers import LabelWeightedLoss
 
 N, D, K, DELTA = 60, 4, 3, 1e-3
@@ -120,7 +119,7 @@ def test_receipts_of_the_model_and_of_x_are_added() -> None:
     model.compile("sgd", ROWS)
     first, second = drawn(1.0, labels), drawn(2.0, labels)
     ldp.fit(model, PublicInput(X, first.receipts), second, verbose=0)
-    together = compose_receipts(merge_receipts(steps, first.receipts, second.receipts))
+    together = Receipts.merged(steps, first.receipts, second.receipts).guarantee()
     assert stated(model) == together.epsilon == labels.guarantee().epsilon > 3.0
     found = {receipt.id for receipt in public_input(model).receipts}
     assert found == {receipt.id for receipt in (*steps, *first.receipts, *second.receipts)}

@@ -141,9 +141,9 @@ def test_several_vaults_are_charged_for_one_use(tmp_path: Any) -> None:
         # Noisy labels of one of the vaults add their cost, whichever it is.
         for one in labels.values():
             noisy = one.randomize(ldp.RandomizedResponse(0.5, one.num_classes))
-            both = ldp.accounting.receipts.compose_receipts(
-                (*public_input(model).receipts, *noisy.receipts), DELTA
-            )
+            both = ldp.accounting.Receipts(
+                (*public_input(model).receipts, *noisy.receipts)
+            ).guarantee(DELTA)
             assert both.epsilon > after(2) + 0.1
     assert len(public_input(model).receipts) == 4
 

@@ -12,8 +12,7 @@ import polars as pl
 import pytest
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, ReceiptError
-from tf_labeldp.accounting.receipts import compose_receipts
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, ReceiptError, Receipts
 from tf_labeldp.dossier import verify
 from tf_labeldp.mechanisms import (
     HistogramMechanism,
@@ -128,9 +127,9 @@ def test_receipts_of_each_week_compose_in_parallel_in_any_order(response):
     labels.charge(ldp.accounting.Charge(0.25, 0.0, response(0.25).dp_event()), what="of all")
     receipts = labels.receipts
     for order in (receipts, receipts[::-1], receipts[1:] + receipts[:1]):
-        assert compose_receipts(order).epsilon == 1.75
+        assert Receipts(order).guarantee().epsilon == 1.75
     without_first = [receipt for receipt in receipts if receipt.num_examples != 100]
-    assert compose_receipts(without_first).epsilon == 1.25
+    assert Receipts(without_first).guarantee().epsilon == 1.25
 
 
 def test_the_store_opens_in_both_ways_and_draws_nothing_twice(

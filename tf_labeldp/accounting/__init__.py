@@ -16,12 +16,13 @@ from tf_labeldp.accounting.dp_sgd import (
 )
 from tf_labeldp.accounting.peer_to_peer import peer_to_peer_guarantee
 from tf_labeldp.accounting.provenance import PublicInput, public_input
-from tf_labeldp.accounting.receipts import Receipt, ReceiptError
+from tf_labeldp.accounting.receipts import LabelSet, Receipt, ReceiptError, Receipts
 
 __all__ = [
     "Assumption",
     "BudgetExceededError",
     "Charge",
+    "LabelSet",
     "PrivacyBudget",
     "PrivacyGuarantee",
     "Private",
@@ -29,6 +30,7 @@ __all__ = [
     "PublicInput",
     "Receipt",
     "ReceiptError",
+    "Receipts",
     "Setting",
     "calibrate_noise_multiplier",
     "dp_sgd_charge",

@@ -27,16 +27,7 @@ from tf_labeldp.accounting._annotations import Public, Setting
 from tf_labeldp.accounting._guarantee import NO_RECORD, Assumption, PrivacyGuarantee
 from tf_labeldp.accounting.budget import Charge
 from tf_labeldp.accounting.events import NO_EVENT
-from tf_labeldp.accounting.receipts import (
-    LabelSet,
-    Receipt,
-    Receipts,
-    compose_receipts,
-    merge_receipts,
-    receipt_of_statement,
-    receipts_from_bytes,
-    receipts_to_bytes,
-)
+from tf_labeldp.accounting.receipts import Receipt, Receipts
 
 _Value = TypeVar("_Value")
 HISTORY = "label_dp_history"
@@ -65,7 +56,7 @@ _OPAQUE = frozenset(
     "builtins functools keras tensorflow numpy scipy pandas polars pyarrow jax torch faiss".split()
 )
 """Libraries whose objects carry no receipts in their attributes."""
-_OF_WEIGHTS: dict[bytes, list[Receipts]] = {}
+_OF_WEIGHTS: dict[bytes, list[tuple[Receipt, ...]]] = {}
 """Receipts of weights, by the digest of a variable's values: final weights of counted training in
 this process, and those in the ledgers of stores that this process opened. Different trainings can
 make equal values, such as the positions of small trees: then each has an entry."""
@@ -85,10 +76,10 @@ class PublicInput(Generic[_Value]):
     """
 
     value: Setting[_Value]
-    receipts: Receipts = ()
+    receipts: tuple[Receipt, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "receipts", tuple(self.receipts))
+        object.__setattr__(self, "receipts", Receipts(self.receipts))
 
     @functools.cached_property
     def digest(self) -> str | None:
@@ -97,7 +88,22 @@ class PublicInput(Generic[_Value]):
             return None
         if hasattr(self.value, "digest"):  # Such a value may be too large for memory.
             return str(self.value.digest())
-        return array_digest(np.asarray(self.value))
+        return PublicInput.digest_of(np.asarray(self.value))
+
+    @staticmethod
+    def bare(value: Setting[Any]) -> Any:
+        """Returns the value of a ``PublicInput``, and any other object unchanged."""
+        return value.value if isinstance(value, PublicInput) else value
+
+    @staticmethod
+    def digest_of(*arrays: Setting[np.ndarray]) -> str:
+        """Returns a digest of the dtypes, shapes and contents of public arrays."""
+        digest = hashlib.sha256()
+        for array in arrays:
+            contiguous = np.ascontiguousarray(array)
+            digest.update(f"{contiguous.dtype.str}{contiguous.shape}".encode())
+            digest.update(contiguous.tobytes())
+        return digest.hexdigest()
 
     def with_value(self, value: Setting[Any]) -> PublicInput:
         """Returns another value that was made of this value, with the same receipts."""
@@ -119,7 +125,7 @@ class History:
         has_integers: whether the digests include those of integers, which 0.3 left out.
     """
 
-    receipts: Receipts = ()
+    receipts: tuple[Receipt, ...] = ()
     digests: frozenset[bytes] | None = None
     trained: bool = False
     steps: int | None = None
@@ -129,12 +135,12 @@ class History:
     def to_bytes(self) -> bytes:
         """Returns the history in the format of model files."""
         digests = None if self.digests is None else sorted(digest.hex() for digest in self.digests)
-        return receipts_to_bytes(self.receipts, digests=digests, steps=self.steps)
+        return Receipts(self.receipts).to_bytes(digests=digests, steps=self.steps)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> History:
         """Returns the history that ``to_bytes`` wrote; ``ReceiptError`` if the content changed."""
-        receipts, data = receipts_from_bytes(content)
+        receipts, data = Receipts.from_bytes(content)
         digests = data.get("digests")
         if digests is not None:
             digests = frozenset(map(bytes.fromhex, digests))
@@ -167,7 +173,7 @@ def public_input(*values: Public[Any]) -> PublicInput:
     """
     if len(values) == 1 and isinstance(values[0], PublicInput):
         return values[0]
-    found: list[Receipts] = []
+    found: list[tuple[Receipt, ...]] = []
     layers: list[Any] = []
     for part in _parts(values):
         fields = getattr(part, "__dict__", {})
@@ -176,15 +182,15 @@ def public_input(*values: Public[Any]) -> PublicInput:
                 found += [receipts, _of_assumptions(receipts, fields.get("assumptions"))]
         content = fields.get("label_dp_receipts")  # an attribute of head layers, also from files
         if isinstance(content, bytes) and content:
-            found.append(receipts_from_bytes(content)[0])
+            found.append(Receipts.from_bytes(content)[0])
         if layers_of(part) or own_weights(part):
             layers.append(part)
     found += map(_receipts_of_layer, layers)
-    inside = tuple(Column.unmasked(bare(value)) for value in values)
-    return PublicInput(inside[0] if len(inside) == 1 else inside, merge_receipts(*found))
+    inside = tuple(Column.unmasked(PublicInput.bare(value)) for value in values)
+    return PublicInput(inside[0] if len(inside) == 1 else inside, Receipts.merged(*found))
 
 
-def sources_of(values: Iterable[Any]) -> Receipts:
+def sources_of(values: Iterable[Any]) -> tuple[Receipt, ...]:
     """Returns the receipts of everything that a training took labels from.
 
     Args:
@@ -193,28 +199,28 @@ def sources_of(values: Iterable[Any]) -> Receipts:
     Raises:
         ValueError: one of them has no receipts.
     """
-    found: list[Receipts] = []
+    found: list[tuple[Receipt, ...]] = []
     for value in values:
         public = public_input(value)
         receipts, inner = public.receipts, public.value
         if isinstance(inner, Receipt):
             receipts = (inner,)
         elif isinstance(inner, PrivacyGuarantee):
-            receipts = (receipt_of_statement(inner),)
+            receipts = (Receipt.of_statement(inner),)
         elif isinstance(inner, (list, tuple)) and not isinstance(value, PublicInput):
             receipts = sources_of(inner)
         elif hasattr(inner, "label_set"):  # a vault
-            receipts = merge_receipts(receipts, inner.receipts)
+            receipts = Receipts.merged(receipts, inner.receipts)
         # Receipts of priors do not cover the draw of noisy labels that have none.
         if not receipts or getattr(inner, "receipts", receipts) == ():
             raise ValueError(NO_RECEIPTS)
         found.append(receipts)
     if not found:
         raise ValueError(NO_RECEIPTS)
-    return merge_receipts(*found)
+    return Receipts.merged(*found)
 
 
-def model_statement(receipts: Receipts, delta: float | None = None) -> PrivacyGuarantee:
+def model_statement(receipts: tuple[Receipt, ...], delta: float | None = None) -> PrivacyGuarantee:
     """Returns the statement of a Keras model with these receipts.
 
     Free receipts, such as that of a public encoder, are no record of its training, except for the
@@ -223,18 +229,13 @@ def model_statement(receipts: Receipts, delta: float | None = None) -> PrivacyGu
     is_recorded = any(
         receipt.declares_history or receipt.charge.event_fields != NO_EVENT for receipt in receipts
     )
-    stated = compose_receipts(receipts, delta)
+    stated = Receipts(receipts).guarantee(delta)
     if not is_recorded:
         stated = dataclasses.replace(stated, epsilon=math.inf, assumptions=(NO_RECORD,))
     return stated.with_assumptions([WEIGHTS_ASSUMED])
 
 
-def bare(value: Any) -> Any:
-    """Returns the value of a ``PublicInput``, and any other object unchanged."""
-    return value.value if isinstance(value, PublicInput) else value
-
-
-def _of_assumptions(receipts: Receipts, assumptions: Any) -> Receipts:
+def _of_assumptions(receipts: tuple[Receipt, ...], assumptions: Any) -> tuple[Receipt, ...]:
     """Returns a receipt of zero cost with the assumptions that a value has next to its receipts."""
     if not receipts or not assumptions or not isinstance(assumptions, tuple):
         return ()
@@ -296,14 +297,14 @@ def history_of(layer: Any) -> History | None:
     return None if holder is None else holder.history
 
 
-def _receipts_of_layer(layer: Any) -> Receipts:
+def _receipts_of_layer(layer: Any) -> tuple[Receipt, ...]:
     """Returns the receipts of a layer; training that they do not cover adds an unknown receipt.
 
     Such training shows in weights that differ from the end of the last counted training, and in an
     optimizer that took more steps than receipts cover.
     """
     history, optimizer = history_of(layer), getattr(layer, "optimizer", None)
-    found: list[Receipts] = [] if history is None else [history.receipts]
+    found: list[tuple[Receipt, ...]] = [] if history is None else [history.receipts]
     reason = ""
     weights = own_weights(layer)
     if history is not None and history.digests is None:
@@ -326,26 +327,16 @@ def _receipts_of_layer(layer: Any) -> Receipts:
         uncovered = counted(steps, "step")
         reason = f"the optimizer of {layer.name!r} took {uncovered} that no receipt covers"
     if reason:
-        found.append((unknown_training(reason),))
-    return merge_receipts(*found)
+        found.append((Receipt.of_unknown_training(reason),))
+    return Receipts.merged(*found)
 
 
-def unknown_training(reason: str) -> Receipt:
-    """Returns a receipt of unknown cost: nothing is promised, for this reason."""
-    charge = Charge.unknown(
-        f"Nothing is promised: {reason}. Train with tf_labeldp.fit(model, x, noisy) or with "
-        "callbacks=[tf_labeldp.RecordReceipts(noisy)]; or declare the history: "
-        "tf_labeldp.declare(model, because=...)."
-    )
-    return Receipt(LabelSet.new(0), charge, "training without receipts", "unknown")
-
-
-def receipts_of_optimizer(optimizer: Any) -> Receipts:
+def receipts_of_optimizer(optimizer: Any) -> tuple[Receipt, ...]:
     """Returns the receipts of the steps of an optimizer, which its momentum depends on."""
-    receipts: Receipts = getattr(inner_optimizer(optimizer), "receipts", ())
+    receipts: tuple[Receipt, ...] = getattr(inner_optimizer(optimizer), "receipts", ())
     if steps := _uncovered_steps(optimizer):
         reason = f"the optimizer took {counted(steps, 'step')} that no receipt covers"
-        return (*receipts, unknown_training(reason))
+        return (*receipts, Receipt.of_unknown_training(reason))
     return receipts
 
 
@@ -355,7 +346,7 @@ def note_optimizer(model: Any) -> None:
     if optimizer is not None and history is not None:
         inner = inner_optimizer(optimizer)
         # Keras does not track this attribute.
-        inner.__dict__["receipts"] = merge_receipts(
+        inner.__dict__["receipts"] = Receipts.merged(
             getattr(inner, "receipts", ()), history.receipts
         )
 
@@ -398,7 +389,7 @@ def _are_known(layers: list[Any]) -> bool:
     return bool(digests) and known.issuperset(digests)
 
 
-def note_digests(digests: Iterable[bytes], receipts: Receipts) -> None:
+def note_digests(digests: Iterable[bytes], receipts: tuple[Receipt, ...]) -> None:
     """Records the receipts of weights with these digests for this process."""
     for digest in digests:
         origins = _OF_WEIGHTS.get(digest, [])
@@ -407,31 +398,21 @@ def note_digests(digests: Iterable[bytes], receipts: Receipts) -> None:
             _OF_WEIGHTS[digest] = [*others, receipts]
 
 
-def _contain(receipts: Receipts, others: Receipts) -> bool:
-    return receipts is others or len(merge_receipts(receipts, others)) == len(receipts)
+def _contain(receipts: tuple[Receipt, ...], others: tuple[Receipt, ...]) -> bool:
+    return receipts is others or len(Receipts.merged(receipts, others)) == len(receipts)
 
 
-def known_receipts(digests: Iterable[bytes]) -> tuple[Receipts, list[bytes]]:
+def known_receipts(digests: Iterable[bytes]) -> tuple[tuple[Receipt, ...], list[bytes]]:
     """Returns the receipts of weights with these digests, and the digests that are unknown."""
     digests = list(digests)
     unknown = [digest for digest in digests if digest not in _OF_WEIGHTS]
     known = [_OF_WEIGHTS[digest] for digest in digests if digest in _OF_WEIGHTS]
-    found = merge_receipts(*(origins[0] for origins in known if len(origins) == 1))
+    found = Receipts.merged(*(origins[0] for origins in known if len(origins) == 1))
     for origins in (several for several in known if len(several) > 1):
         # Values that several trainings made are from the one that made the values next to them.
         if not any(_contain(found, origin) for origin in origins):
-            found = merge_receipts(found, *origins)
+            found = Receipts.merged(found, *origins)
     return found, unknown
-
-
-def array_digest(*arrays: np.ndarray) -> str:
-    """Returns a digest of the dtypes, shapes and contents of public arrays."""
-    digest = hashlib.sha256()
-    for array in arrays:
-        contiguous = np.ascontiguousarray(array)
-        digest.update(f"{contiguous.dtype.str}{contiguous.shape}".encode())
-        digest.update(contiguous.tobytes())
-    return digest.hexdigest()
 
 
 def weight_digests(
@@ -455,7 +436,9 @@ def weight_digests(
             digest.update(content.data)
             digests.append(digest.digest())
         elif values.size > 1 and np.any(values != values.flat[0]):
-            digests.append(bytes.fromhex(array_digest(values)))  # quantized weights, tables
+            digests.append(
+                bytes.fromhex(PublicInput.digest_of(values))
+            )  # quantized weights, tables
     return digests
 
 

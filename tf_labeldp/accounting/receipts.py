@@ -1,6 +1,6 @@
 """Receipts of uses of labels, and the statement that they compose to.
 
-Only ``compose_receipts`` turns receipts into a statement, for a vault and for a model. A use of
+Only ``Composition`` turns receipts into a statement, for a vault and for a model. A use of
 unknown cost has a receipt too, with an infinite charge.
 """
 
@@ -116,7 +116,13 @@ class ReceiptError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class LabelSet:
-    """The labels that a receipt is about; it reveals no label."""
+    """The labels that a receipt is about; it reveals no label.
+
+    Example:
+        >>> first, second = LabelSet.new(100, "north"), LabelSet.new(80, "south")
+        >>> first.may_be(second)
+        False
+    """
 
     name: str  # random, so that no two label sets share it
     size: int  # number of labels n
@@ -268,6 +274,113 @@ class Receipt:
         _check_time(self.time)
         object.__setattr__(self, "examples", Examples.of(self.examples, self.labels.size))
 
+    @classmethod
+    def of_encoder(cls, name: str, of: str, digest: str) -> Receipt:
+        """Returns the free receipt that names a public encoder; one id for one encoder.
+
+        ``of`` names what the SHA-256 digest is of.
+        """
+        text = (
+            f'The encoder "{name}" ({of} sha256 {digest[:_DIGEST_SHOWN]}) is public: it was made '
+            "without these labels, except for the uses counted here."
+        )
+        own = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_SHOWN]
+        charge = Charge(0.0, 0.0, NO_EVENT, (Assumption("public-encoder", "trainer", text),))
+        return cls(LabelSet(own, 0), charge, "a public encoder", "declared", id=own)
+
+    @classmethod
+    def of_declaration(
+        cls,
+        unknown: Iterable[Receipt],
+        because: str,
+        epsilon: float = 0.0,
+        delta: float = 0.0,
+    ) -> Receipt:
+        """Returns the receipt with which an author declares the cost of unknown uses of labels."""
+        event = approximate_dp_fields(epsilon, delta) if epsilon else NO_EVENT
+        note = Assumption("declared", "authors", f"{_DECLARED}{because}")
+        return cls(
+            LabelSet.new(0),
+            Charge(float(epsilon), float(delta), event, (note,)),
+            what=f"declared: {because}",
+            kind="declared",
+            delta=delta,
+            answers=tuple(receipt.id for receipt in unknown),
+        )
+
+    @classmethod
+    def of_statement(cls, stated: PrivacyGuarantee) -> Receipt:
+        """Returns a receipt of the cost that a statement has; one id for one statement.
+
+        Raises:
+            ValueError: a statement for another relation than the replacement of a label.
+        """
+        if stated.relation != RELATION_REPLACE:
+            raise ValueError(
+                f"expected a statement for {RELATION_REPLACE}, got one for {stated.relation}. Give "
+                "the receipts of what the model was trained on."
+            )
+        event = NO_EVENT
+        if math.isinf(stated.epsilon) or stated.delta:
+            event = NOT_PRIVATE
+        elif stated.epsilon:
+            event = approximate_dp_fields(stated.epsilon, 0.0)
+        own = hashlib.sha256(stated.to_json().encode()).hexdigest()[:_DIGEST_SHOWN]
+        return cls(
+            LabelSet(own, 0),
+            Charge(stated.epsilon, stated.delta, event, stated.assumptions),
+            what="a statement",
+            kind="declared",
+            delta=stated.delta,
+            seeded=stated.seeded,
+            id=own,
+        )
+
+    @classmethod
+    def of_weights(cls, sample_weight: Setting[Any], class_weight: Setting[Any]) -> Receipts:
+        """Returns the free receipt of weights in training on noisy labels, or none without weights.
+
+        A statement names it. Weights ``"balanced"`` come from the noisy labels, and have none.
+        """
+        if sample_weight is None and (class_weight is None or isinstance(class_weight, str)):
+            return Receipts()
+        free = Charge(0.0, 0.0, NO_EVENT)
+        labels = LabelSet.new(0)
+        return Receipts([cls(labels, free, "public weights", "declared", sample_weights=True)])
+
+    @classmethod
+    def of_unknown_training(cls, reason: str) -> Receipt:
+        """Returns a receipt of unknown cost: nothing is promised, for this reason."""
+        charge = Charge.unknown(
+            f"Nothing is promised: {reason}. Train with tf_labeldp.fit(model, x, noisy) or with "
+            "callbacks=[tf_labeldp.RecordReceipts(noisy)]; or declare the history: "
+            "tf_labeldp.declare(model, because=...)."
+        )
+        return cls(LabelSet.new(0), charge, "training without receipts", "unknown")
+
+    def agreed(self, other: Receipt | None) -> Receipt:
+        """Returns one of two receipts with one id, or raises if their contents differ.
+
+        Keyed draws may be published with the number of rows, which the ledger of their key does not
+        know: such receipts differ in the size of the label set alone, and the one without a size,
+        which is about all examples, counts.
+        """
+        if other is None or other is self:
+            return self
+        contents = [other._content(), self._content()]
+        if contents[0] == contents[1]:
+            return other
+        sizes = {other.labels.size, self.labels.size}
+        for content in contents:
+            content["labels"] = dataclasses.replace(content["labels"], size=0)
+        if contents[0] == contents[1] and other.examples is None and 0 in sizes:
+            return other if other.labels.size == 0 else self
+        raise ReceiptError(
+            f"expected one content for the receipt {other.id[:_LONGEST_NAME]}, got two: "
+            f"{other.what[:_LONGEST_NAME]!r} and {self.what[:_LONGEST_NAME]!r}. One of them was "
+            "edited: use unchanged copies of the files."
+        )
+
     @property
     def num_examples(self) -> int:
         """The number of examples that the receipt is about."""
@@ -360,7 +473,6 @@ class Receipt:
         return Receipt.from_json, (self.to_json(),)
 
 
-Receipts = tuple[Receipt, ...]
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Receipt))
 
 
@@ -421,144 +533,85 @@ def _checked(receipt: Receipt) -> Receipt:
     return receipt
 
 
-def same_receipt(known: Receipt | None, other: Receipt) -> Receipt:
-    """Returns one of two receipts with one id, or raises if their contents differ.
+class Receipts(tuple[Receipt, ...]):
+    """Receipts in the order of their uses: a tuple that composes to one statement.
 
-    Keyed draws may be published with the number of rows, which the ledger of their key does not
-    know: such receipts differ in the size of the label set alone, and the one without a size, which
-    is about all examples, counts.
+    Guarantee:
+        ``guarantee()`` covers all outputs of these receipts together, for the replacement of one
+        label: a composition of promises made before the draws. Receipts of one label set compose in
+        sequence on each shared example, and in parallel on different examples (``ghazi2021``,
+        Observation 4). Two label sets may contain labels of the same people, in any order, so the
+        worst example of one is added to the worst of the other, unless they were declared to be of
+        different populations (``people``). A step on several label sets, whose row i has labels of
+        the same example, counts once: its cost is for the replacement of all labels of an example.
+
+    Example:
+        >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
+        >>> labels = PrivateLabels([0, 1, 1], num_classes=2, budget=PrivacyBudget(2.0))
+        >>> first = labels.randomize(RandomizedResponse(0.5, 2), key="first")
+        >>> second = labels.randomize(RandomizedResponse(0.25, 2), key="second")
+        >>> both = Receipts.merged(first.receipts, second.receipts, first.receipts)
+        >>> len(both), both.guarantee().epsilon
+        (2, 0.75)
     """
-    if known is None or known is other:
-        return other
-    contents = [known._content(), other._content()]
-    if contents[0] == contents[1]:
-        return known
-    sizes = {known.labels.size, other.labels.size}
-    for content in contents:
-        content["labels"] = dataclasses.replace(content["labels"], size=0)
-    if contents[0] == contents[1] and known.examples is None and 0 in sizes:
-        return known if known.labels.size == 0 else other
-    raise ReceiptError(
-        f"expected one content for the receipt {known.id[:_LONGEST_NAME]}, got two: "
-        f"{known.what[:_LONGEST_NAME]!r} and {other.what[:_LONGEST_NAME]!r}. One of them was "
-        "edited: use unchanged copies of the files."
-    )
 
+    __slots__ = ()
 
-def merge_receipts(*several: Iterable[Receipt]) -> Receipts:
-    """Returns all receipts, each once, in order of first appearance.
+    def __new__(cls, receipts: Iterable[Receipt] = ()) -> Receipts:
+        """Returns these receipts."""
+        return super().__new__(cls, receipts)
 
-    Raises:
-        ReceiptError: two receipts with one id have different contents.
-    """
-    found: dict[str, Receipt] = {}
-    for receipt in itertools.chain(*several):
-        found[receipt.id] = same_receipt(found.get(receipt.id), receipt)
-    return tuple(found.values())
+    @classmethod
+    def merged(cls, *several: Iterable[Receipt]) -> Receipts:
+        """Returns all receipts, each once, in order of first appearance.
 
+        Raises:
+            ReceiptError: two receipts with one id have different contents.
+        """
+        found: dict[str, Receipt] = {}
+        for receipt in itertools.chain(*several):
+            found[receipt.id] = receipt.agreed(found.get(receipt.id))
+        return cls(found.values())
 
-def standing(receipts: Receipts) -> Receipts:
-    """Returns the receipts without those of unknown cost that a declaration replaces."""
-    declared = {name for receipt in receipts for name in receipt.declares}
-    return tuple(
-        receipt
-        for receipt in merge_receipts(receipts)
-        if receipt.kind != "unknown" or receipt.id not in declared
-    )
+    def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
+        """Returns the statement of all uses that these receipts record.
 
+        ``delta`` is by default the largest delta of the receipts.
+        """
+        return Composition(self).guarantee(delta)
 
-def encoder_receipt(name: str, of: str, digest: str) -> Receipt:
-    """Returns the free receipt that names a public encoder; one id for one encoder.
-
-    ``of`` names what the SHA-256 digest is of.
-    """
-    text = (
-        f'The encoder "{name}" ({of} sha256 {digest[:_DIGEST_SHOWN]}) is public: it was made '
-        "without these labels, except for the uses counted here."
-    )
-    own = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_SHOWN]
-    charge = Charge(0.0, 0.0, NO_EVENT, (Assumption("public-encoder", "trainer", text),))
-    return Receipt(LabelSet(own, 0), charge, "a public encoder", "declared", id=own)
-
-
-def declared_receipt(
-    unknown: Iterable[Receipt], because: str, epsilon: float = 0.0, delta: float = 0.0
-) -> Receipt:
-    """Returns the receipt with which an author declares the cost of unknown uses of labels."""
-    event = approximate_dp_fields(epsilon, delta) if epsilon else NO_EVENT
-    note = Assumption("declared", "authors", f"{_DECLARED}{because}")
-    return Receipt(
-        LabelSet.new(0),
-        Charge(float(epsilon), float(delta), event, (note,)),
-        what=f"declared: {because}",
-        kind="declared",
-        delta=delta,
-        answers=tuple(receipt.id for receipt in unknown),
-    )
-
-
-def receipt_of_statement(stated: PrivacyGuarantee) -> Receipt:
-    """Returns a receipt of the cost that a statement has; one id for one statement.
-
-    Raises:
-        ValueError: a statement for another relation than the replacement of a label.
-    """
-    if stated.relation != RELATION_REPLACE:
-        raise ValueError(
-            f"expected a statement for {RELATION_REPLACE}, got one for {stated.relation}. Give the "
-            "receipts of what the model was trained on."
+    def standing(self) -> Receipts:
+        """Returns the receipts without those of unknown cost that a declaration replaces."""
+        declared = {name for receipt in self for name in receipt.declares}
+        return Receipts(
+            receipt
+            for receipt in Receipts.merged(self)
+            if receipt.kind != "unknown" or receipt.id not in declared
         )
-    event = NO_EVENT
-    if math.isinf(stated.epsilon) or stated.delta:
-        event = NOT_PRIVATE
-    elif stated.epsilon:
-        event = approximate_dp_fields(stated.epsilon, 0.0)
-    own = hashlib.sha256(stated.to_json().encode()).hexdigest()[:_DIGEST_SHOWN]
-    return Receipt(
-        LabelSet(own, 0),
-        Charge(stated.epsilon, stated.delta, event, stated.assumptions),
-        what="a statement",
-        kind="declared",
-        delta=stated.delta,
-        seeded=stated.seeded,
-        id=own,
-    )
 
+    def to_bytes(self, **more: Setting[Any]) -> bytes:
+        """Returns receipts in the format of model files, with ``more`` values for JSON."""
+        content = {"format": FORMAT, "version": __version__, **more}
+        content["receipts"] = [receipt.to_json() for receipt in self]
+        return zlib.compress(json.dumps(content).encode(), 9)
 
-def weights_receipts(sample_weight: Any, class_weight: Any) -> Receipts:
-    """Returns the free receipt of weights in training on noisy labels, which a statement names.
-
-    Weights ``"balanced"`` come from the noisy labels, and have none.
-    """
-    if sample_weight is None and (class_weight is None or isinstance(class_weight, str)):
-        return ()
-    free = Charge(0.0, 0.0, NO_EVENT)
-    return (Receipt(LabelSet.new(0), free, "public weights", "declared", sample_weights=True),)
-
-
-def receipts_to_bytes(receipts: Iterable[Receipt], **more: Any) -> bytes:
-    """Returns receipts in the format of model files, with ``more`` values for JSON."""
-    content = {"format": FORMAT, "version": __version__, **more}
-    content["receipts"] = [receipt.to_json() for receipt in receipts]
-    return zlib.compress(json.dumps(content).encode(), 9)
-
-
-def receipts_from_bytes(content: bytes) -> tuple[Receipts, dict[str, Any]]:
-    """Returns the receipts, and everything that ``receipts_to_bytes`` wrote with them."""
-    try:
-        data = _validate.json_of(_validate.unpacked(content, _LEAST_BYTES, _MOST_RATIO))
-        written, version, listed = data["format"], data["version"], list(data["receipts"])
-    except (KeyError, TypeError, ValueError, zlib.error) as error:
-        raise ReceiptError(
-            f"the receipts of this file are damaged ({error}), so the cost of its labels can't "
-            "be counted. Use an unchanged copy of the file."
-        ) from error
-    if written not in (1, 2, FORMAT):
-        raise ReceiptError(
-            f"expected receipts of format {FORMAT}, which tf-labeldp {__version__} reads, got "
-            f"format {written} of tf-labeldp {version}. Install the newer version to read them."
-        )
-    return tuple(map(Receipt.from_json, listed)), data
+    @classmethod
+    def from_bytes(cls, content: bytes) -> tuple[Receipts, dict[str, Any]]:
+        """Returns the receipts, and everything that ``to_bytes`` wrote with them."""
+        try:
+            data = _validate.json_of(_validate.unpacked(content, _LEAST_BYTES, _MOST_RATIO))
+            written, version, listed = data["format"], data["version"], list(data["receipts"])
+        except (KeyError, TypeError, ValueError, zlib.error) as error:
+            raise ReceiptError(
+                f"the receipts of this file are damaged ({error}), so the cost of its labels can't "
+                "be counted. Use an unchanged copy of the file."
+            ) from error
+        if written not in (1, 2, FORMAT):
+            raise ReceiptError(
+                f"expected receipts of format {FORMAT}, which tf-labeldp {__version__} reads, got "
+                f"format {written} of tf-labeldp {version}. Install the newer version to read them."
+            )
+        return cls(map(Receipt.from_json, listed)), data
 
 
 class Histories:
@@ -725,7 +778,7 @@ class Composition:
     Receipts of one use that differ in cost are receipts of different uses.
 
     Guarantee:
-        As for ``compose_receipts``, for all receipts that were added.
+        As for ``Receipts``, for all receipts that were added.
 
     Raises:
         ReceiptError: two receipts with one id have different contents.
@@ -750,7 +803,7 @@ class Composition:
     def add(self, receipt: Receipt) -> None:
         """Adds a receipt, unless it was added before."""
         known = self._receipts.get(receipt.id)
-        receipt = same_receipt(known, receipt)
+        receipt = receipt.agreed(known)
         if receipt is known:
             return
         self._receipts[receipt.id] = receipt
@@ -976,21 +1029,6 @@ def _with_figure(note: Assumption, adaptive: tuple[float, float] | None) -> Assu
         f"after seeing earlier outputs, the statement is {adaptive_promise(adaptive)}."
     )
     return Assumption("fixed-in-advance", "trainer", text)
-
-
-def compose_receipts(receipts: Iterable[Receipt], delta: float | None = None) -> PrivacyGuarantee:
-    """Returns the statement of all uses that these receipts record.
-
-    Guarantee:
-        The statement covers all outputs of these receipts together, for the replacement of one
-        label: a composition of promises made before the draws. Receipts of one label set compose in
-        sequence on each shared example, and in parallel on different examples (``ghazi2021``,
-        Observation 4). Two label sets may contain labels of the same people, in any order, so the
-        worst example of one is added to the worst of the other, unless they were declared to be of
-        different populations (``people``). A step on several label sets, whose row i has labels of
-        the same example, counts once: its cost is for the replacement of all labels of an example.
-    """
-    return Composition(receipts).guarantee(delta)
 
 
 def _sums(

@@ -13,9 +13,15 @@ from sklearn.utils.metaestimators import available_if
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import Progress
-from tf_labeldp.accounting import Private, Public, PublicInput, Setting, public_input
-from tf_labeldp.accounting.provenance import bare
-from tf_labeldp.accounting.receipts import merge_receipts, weights_receipts
+from tf_labeldp.accounting import (
+    Private,
+    Public,
+    PublicInput,
+    Receipt,
+    Receipts,
+    Setting,
+    public_input,
+)
 from tf_labeldp.boosting import _lightgbm
 from tf_labeldp.boosting._lightgbm import Grown, Task
 from tf_labeldp.boosting._losses import ScoreLoss
@@ -205,7 +211,8 @@ class PrivateBoosting(Head):
         rows_of_labels: Any = slice(None)
         if source is None:
             noisy = _checked_noisy(y)
-            receipts = merge_receipts(public.receipts, public_input(noisy).receipts)
+            receipts: tuple[Receipt, ...]
+            receipts = Receipts.merged(public.receipts, public_input(noisy).receipts)
             rows_of_labels = noisy.rows_among({rows.shape[:1]})
         else:
             _validate.one_label_per_row(rows.shape[0], len(source.vault))
@@ -265,7 +272,7 @@ class PrivateBoosting(Head):
         self._constant = target.constant + shift
         self.coder_, self.start_ = coder, start
         self.noisy_labels_ = noisy
-        self.receipts_ = merge_receipts(receipts, weights_receipts(sample_weight, class_weight))
+        self.receipts_ = Receipts.merged(receipts, Receipt.of_weights(sample_weight, class_weight))
         self.classes_: Any = target.classes
         self._label_range = target.label_range
         self._class_weights = class_weights(class_weight, target.classes, target.shares)
@@ -366,7 +373,7 @@ class PrivateBoosting(Head):
                 "model per column. Nothing was drawn."
             )
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
-        is_released = isinstance(start := bare(self.start), HeadResidualRandomizer)
+        is_released = isinstance(start := PublicInput.bare(self.start), HeadResidualRandomizer)
         if kind.num_classes is not None:
             if is_released:
                 raise ValueError(

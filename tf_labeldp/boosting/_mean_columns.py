@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_labeldp.accounting.receipts import Receipts, merge_receipts
+from tf_labeldp.accounting import Receipt, Receipts
 from tf_labeldp.features import TableCodes
 from tf_labeldp.features.estimator import note_release
 from tf_labeldp.features.reader import columns_of_fit
@@ -37,7 +37,7 @@ class MeanColumn:
 
     categories: Any  # of the coder's own class, with the frequent ones
     means: np.ndarray  # float32 (places,)
-    receipts: Receipts
+    receipts: tuple[Receipt, ...]
 
     @property
     def name(self) -> str | int:
@@ -67,7 +67,7 @@ def with_means(
     rows_of_labels: Any,
     numbers: np.ndarray,
     weights: np.ndarray | None,
-    receipts: Receipts,
+    receipts: tuple[Receipt, ...],
     seed: int,
 ) -> tuple[TableCodes, dict[int, np.ndarray]]:
     """Returns the coder with means for hashed columns, and such columns of the rows of the labels.
@@ -106,7 +106,7 @@ def with_means(
     found.categorical_[list(encoded)] = False
     names = {columns[place].name for place in encoded}
     found.hashed_ = {name: size for name, size in coder.hashed_.items() if name not in names}
-    found.receipts_ = merge_receipts(coder.receipts_, receipts if encoded else ())
+    found.receipts_ = Receipts.merged(coder.receipts_, receipts if encoded else ())
     return found, encoded
 
 

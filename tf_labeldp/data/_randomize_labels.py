@@ -18,9 +18,9 @@ from tf_labeldp.accounting import (
     PrivacyGuarantee,
     Public,
     PublicInput,
+    Receipt,
     public_input,
 )
-from tf_labeldp.accounting.receipts import Receipts
 from tf_labeldp.data._elements import (
     LabelSlot,
     check_label_spec,
@@ -182,7 +182,7 @@ class LabelRandomization:
     _label_key: str
     _id_fn: Callable[[Any], Any] | None
     _verbose: bool
-    receipts: Receipts
+    receipts: tuple[Receipt, ...]
     private_labels: PrivateLabels | None = None
     noisy_labels: NoisyLabels | None = None
 

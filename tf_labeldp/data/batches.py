@@ -16,8 +16,7 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp._columns import Column
-from tf_labeldp.accounting import Private, Public, Setting, public_input
-from tf_labeldp.accounting.receipts import Receipts, merge_receipts
+from tf_labeldp.accounting import Private, Public, Receipt, Receipts, Setting, public_input
 from tf_labeldp.data._row_source import RowSource, kept_dtype
 from tf_labeldp.data.poisson_sampler import PoissonSampler, uniform_subset
 from tf_labeldp.mechanisms.random_bits import uniform_below, uniform_integers
@@ -313,7 +312,7 @@ class PoissonBatches:
         steps: int,
         rows_of_units: np.ndarray | None,
         seed: int | None,
-        receipts: Receipts,
+        receipts: tuple[Receipt, ...],
     ) -> None:
         self._features = features
         self._sampler = sampler
@@ -364,7 +363,7 @@ class PoissonBatches:
         earlier, function = self._function, public.value
         mapped = copy.copy(self)
         mapped._function = function if earlier is None else lambda x: function(earlier(x))
-        mapped.receipts = merge_receipts(self.receipts, public.receipts)
+        mapped.receipts = Receipts.merged(self.receipts, public.receipts)
         for spec in tf.nest.flatten(mapped.feature_specs()):
             rows = self.buffer_size * self.group_size
             if not isinstance(spec, tf.TensorSpec) or spec.shape[:1] != (rows,):

@@ -17,7 +17,6 @@ from tf_labeldp._validate import counted
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyGuarantee, Public, Receipt, Setting, public_input
 from tf_labeldp.accounting.provenance import model_statement
-from tf_labeldp.accounting.receipts import Receipts
 from tf_labeldp.dossier._files import (
     Findings,
     Stores,
@@ -147,7 +146,7 @@ def check_card(
     files: Mapping[str, pathlib.Path],
     digests: Mapping[str, str],
     stated: PrivacyGuarantee,
-    receipts: Receipts,
+    receipts: tuple[Receipt, ...],
     stores: Stores,
 ) -> None:
     """Compares the files of a folder with its card, and the card with the receipts."""
@@ -217,13 +216,13 @@ def _check_page(found: Findings, page: str, sealed: Iterable[Sequence[str]]) -> 
     ]
 
 
-def receipts_digest(receipts: Receipts) -> str:
+def receipts_digest(receipts: tuple[Receipt, ...]) -> str:
     """Returns the SHA-256 of receipts, in any order."""
     content = sorted(json.dumps(receipt.to_json(), sort_keys=True) for receipt in receipts)
     return hashlib.sha256("\n".join(content).encode()).hexdigest()
 
 
-def receipts_of_metrics(files: Mapping[str, pathlib.Path]) -> Receipts:
+def receipts_of_metrics(files: Mapping[str, pathlib.Path]) -> tuple[Receipt, ...]:
     """Returns the receipts of a card's metrics; raises ``ReceiptError`` if they were changed."""
     card = json.loads(files[CARD].read_text(encoding="utf-8")) if CARD in files else {}
     return tuple(
@@ -268,7 +267,7 @@ def _page(
     choice: str,
     card: dict[str, Any],
     stated: PrivacyGuarantee,
-    receipts: Receipts,
+    receipts: tuple[Receipt, ...],
 ) -> str:
     front = [f"{key}: {for_yaml(value)}" for key, value in _metadata(name, network, card).items()]
     uses = [

@@ -18,9 +18,8 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._version import __version__
-from tf_labeldp.accounting import PrivacyGuarantee
+from tf_labeldp.accounting import PrivacyGuarantee, Receipt, Receipts
 from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
-from tf_labeldp.accounting.receipts import Receipt, Receipts, merge_receipts
 from tf_labeldp.vault.files import file_digest
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import Record, is_charged
@@ -57,7 +56,7 @@ class Stores:
         """All charged receipts by id."""
         return {
             receipt.id: receipt
-            for receipt in merge_receipts(*(ledger.receipts() for ledger in self.ledgers))
+            for receipt in Receipts.merged(*(ledger.receipts() for ledger in self.ledgers))
         }
 
     @functools.cached_property
@@ -83,7 +82,7 @@ class Stores:
         except (TypeError, ValueError):
             return False
 
-    def check_receipts(self, receipts: Receipts, found: Findings) -> None:
+    def check_receipts(self, receipts: tuple[Receipt, ...], found: Findings) -> None:
         """Compares receipts with the ledgers; those without a cost may be unknown there."""
         charged = [receipt for receipt in receipts if is_charged(receipt)]
         missing = [receipt for receipt in charged if receipt.id not in self.receipts]
@@ -96,7 +95,7 @@ class Stores:
         # The uses of a reservation are not charged yet.
         records = [record for ledger in self.ledgers for record in ledger.records]
         made_of = [record.made_of for record in records if record.reservation is None]
-        inputs = {receipt.id: receipt for receipt in merge_receipts(*made_of)} | self.receipts
+        inputs = {receipt.id: receipt for receipt in Receipts.merged(*made_of)} | self.receipts
         for receipt in receipts:
             if receipt.kind == "unknown" or is_charged(receipt):
                 continue

@@ -16,12 +16,7 @@ import numpy as np
 
 from tf_labeldp._progress import without_input_warnings
 from tf_labeldp.accounting import public_input
-from tf_labeldp.accounting.provenance import (
-    history_of,
-    layers_of,
-    own_weights,
-    weight_digests,
-)
+from tf_labeldp.accounting.provenance import history_of, layers_of, own_weights, weight_digests
 from tf_labeldp.dossier._files import (
     Findings,
     Stores,

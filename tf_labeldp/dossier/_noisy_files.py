@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_labeldp.accounting import Receipt
-from tf_labeldp.accounting.provenance import array_digest
+from tf_labeldp.accounting import PublicInput, Receipt
 from tf_labeldp.dossier._files import (
     Findings,
     Stores,
@@ -236,7 +235,7 @@ def _matches(
     noisy: NoisyLabels, stored: Sequence[Record]
 ) -> Iterator[tuple[Sequence[Record], np.ndarray, np.ndarray | None]]:
     """Yields records that have these noisy labels together, in an order, with their rows."""
-    digest = array_digest(compact(noisy.values))
+    digest = PublicInput.digest_of(compact(noisy.values))
     own = settings(noisy.mechanism)
     by_digest = [each for each in stored if each.receipt and each.receipt.output_digest == digest]
     choices: list[list[Record]] = [
@@ -305,7 +304,7 @@ def _check_by_receipts(
     has_store: bool,
 ) -> None:
     """Compares noisy labels with digests in receipts, without a draw in a store."""
-    digest = array_digest(compact(noisy.values))
+    digest = PublicInput.digest_of(compact(noisy.values))
     single = [receipt for receipt in draws if receipt.output_digest == digest]
     is_partial = isinstance(noisy.mechanism, (PeerToPeerRandomizedResponse, ConfidentGNMax))
     if not single and not is_partial and not _are_of_receipts(noisy, draws):
@@ -348,7 +347,7 @@ def _are_of_receipts(noisy: NoisyLabels, draws: Sequence[Receipt]) -> bool:
         if not len(indices) or not np.isin(rows, indices).all():
             continue
         places = np.searchsorted(indices, rows)
-        if array_digest(compact(noisy.values[places])) == receipt.output_digest:
+        if PublicInput.digest_of(compact(noisy.values[places])) == receipt.output_digest:
             is_drawn[places] = True
     return bool(is_drawn.all())
 

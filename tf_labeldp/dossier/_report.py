@@ -15,8 +15,8 @@ from typing import Any
 from tf_labeldp._progress import for_terminal
 from tf_labeldp._validate import counted
 from tf_labeldp._version import __version__
-from tf_labeldp.accounting import PrivacyGuarantee, Receipt, Setting
-from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts, timestamp
+from tf_labeldp.accounting import PrivacyGuarantee, Receipt, Receipts, Setting
+from tf_labeldp.accounting.receipts import timestamp
 from tf_labeldp.audit import AuditResult, LabelInference, audit_mechanism
 from tf_labeldp.dossier._files import brief
 from tf_labeldp.dossier._verify import Published, verdict, verify_against
@@ -128,9 +128,9 @@ def report(
     path = pathlib.Path(folder).expanduser()
     stores = [path] if LabelStore(path).exists() else _stores_in(path)
     ledgers = {path: Ledger.of_store(path) for path in stores}
-    receipts = merge_receipts(*(ledger.receipts() for ledger in ledgers.values()))
+    receipts = Receipts.merged(*(ledger.receipts() for ledger in ledgers.values()))
     budgets = [ledger.budget for ledger in ledgers.values()]
-    stated = compose_receipts(receipts, max(budget.delta for budget in budgets))
+    stated = Receipts(receipts).guarantee(max(budget.delta for budget in budgets))
     files = [verify_against(file, list(ledgers.values())) for file in published]
     results = dict(audits or {})
     skipped: dict[str, str] = {}

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 from tf_labeldp._progress import for_terminal
 from tf_labeldp._validate import counted, json_of
-from tf_labeldp.accounting import PrivacyGuarantee, public_input
+from tf_labeldp.accounting import PrivacyGuarantee, Receipt, Receipts, public_input
 from tf_labeldp.accounting.provenance import model_statement
-from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.dossier._card import MODEL, check_card, receipts_of_metrics
 from tf_labeldp.dossier._files import Findings, Stores, brief, digests_of, files_in
 from tf_labeldp.dossier._model_files import check_layers, check_members, has_unknown_state
@@ -46,7 +45,7 @@ class Published:
     contains: str
     sha256: dict[str, str]
     guarantee: PrivacyGuarantee | None
-    receipts: Receipts
+    receipts: tuple[Receipt, ...]
     problems: tuple[str, ...]
     not_checked: tuple[str, ...] = ()
 
@@ -141,7 +140,7 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, stores: Stores) -> P
         loaded = load_model(model, compile=False)
         own = public_input(loaded).receipts
         measured = receipts_of_metrics(files)
-        receipts = merge_receipts(own, measured)
+        receipts = Receipts.merged(own, measured)
         stated = guarantee(loaded)
         if measured:
             stated = model_statement(receipts)
@@ -176,7 +175,7 @@ def _published(
     contains: str,
     digests: dict[str, str],
     stated: PrivacyGuarantee | None,
-    receipts: Receipts,
+    receipts: tuple[Receipt, ...],
     found: Findings,
     stores: Stores,
 ) -> Published:

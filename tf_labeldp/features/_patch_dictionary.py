@@ -14,8 +14,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import num_cores
-from tf_labeldp.accounting import Public, Setting, public_input
-from tf_labeldp.accounting.provenance import bare
+from tf_labeldp.accounting import Public, PublicInput, Setting, public_input
 from tf_labeldp.features.estimator import FeatureMap, note_release
 from tf_labeldp.features.reader import collected, is_dataset
 
@@ -125,7 +124,7 @@ class PatchDictionary(FeatureMap):
         from threadpoolctl import threadpool_limits
 
         self._refuse_unfitted("filters_")
-        array = _checked_images(bare(X))
+        array = _checked_images(PublicInput.bare(X))
         if tuple(array.shape[1:]) != self.image_shape_:
             raise ValueError(
                 f"images must have shape (m, {', '.join(map(str, self.image_shape_))}) as in fit, "

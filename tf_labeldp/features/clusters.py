@@ -9,9 +9,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._columns import Column
-from tf_labeldp.accounting import Public, public_input
-from tf_labeldp.accounting.provenance import bare
-from tf_labeldp.accounting.receipts import Receipts
+from tf_labeldp.accounting import Public, PublicInput, Receipt, public_input
 from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import FeatureRows
 
@@ -60,7 +58,7 @@ class Clusters:
     centres: np.ndarray | None = None
     encoder: Any = None
     feature_names: tuple[str, ...] | None = None
-    receipts: Receipts = ()
+    receipts: tuple[Receipt, ...] = ()
 
     @classmethod
     def from_assignments(
@@ -191,7 +189,7 @@ def find_clusters(
         _frozen(_nearest(rows, centres)),
         num_clusters,
         _frozen(centres),
-        bare(encoder),
+        PublicInput.bare(encoder),
         read.columns,
         receipts,
     )
@@ -277,7 +275,7 @@ class DenoisedLabels:
     unlabelled: np.ndarray
     cluster_classes: np.ndarray
     kept_fraction: float
-    receipts: Receipts = ()
+    receipts: tuple[Receipt, ...] = ()
 
 
 def denoise_labels(

@@ -15,8 +15,8 @@ from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
 
 from tf_labeldp._progress import without_input_warnings
-from tf_labeldp.accounting.provenance import bare, weight_digests
-from tf_labeldp.accounting.receipts import Receipts, receipts_to_bytes
+from tf_labeldp.accounting import PublicInput, Receipt, Receipts
+from tf_labeldp.accounting.provenance import weight_digests
 from tf_labeldp.features.tables import MISSING_INTEGER, as_table
 from tf_labeldp.vault.model_history import counted_weights, record_digests
 
@@ -85,7 +85,7 @@ class Estimator(BaseEstimator):
         Tables, data sets, images and the vectors that an encoder takes return unchanged: the reader
         checks them.
         """
-        X = as_table(bare(X))
+        X = as_table(PublicInput.bare(X))
         is_list = encoder is not None and isinstance(X, (list, tuple))
         if is_list and all(isinstance(row, str) for row in X):
             return list(X)  # texts, which an encoder gets as a list
@@ -162,9 +162,9 @@ def width_of(X: Any, otherwise: int) -> int:
     return math.prod(shape[1:]) if len(shape) > 1 else otherwise
 
 
-def note_release(layer: Any, receipts: Receipts, weights: Any = None) -> None:
+def note_release(layer: Any, receipts: tuple[Receipt, ...], weights: Any = None) -> None:
     """Attaches receipts to a layer, or to some of its weights; the layer's files keep them."""
-    layer.label_dp_receipts = receipts_to_bytes(receipts) if receipts else b""
+    layer.label_dp_receipts = Receipts(receipts).to_bytes() if receipts else b""
     if receipts:
         counted_weights(layer, receipts, layer.weights if weights is None else weights)
         # A store knows the others, which are public, by their digests alone.
@@ -259,7 +259,7 @@ def with_encoder(encoder: Any, width: int) -> tuple[Any, Any]:
     """Returns new Keras inputs, and an encoder's outputs for them (m, width)."""
     import keras
 
-    encoder = bare(encoder)
+    encoder = PublicInput.bare(encoder)
     if encoder is None:
         features = keras.Input((width,), name="features")
         return features, features

@@ -21,9 +21,8 @@ from sklearn.exceptions import NotFittedError
 
 from tf_labeldp._progress import Progress, without_retracing_warnings
 from tf_labeldp._validate import counted
-from tf_labeldp.accounting import Public, Setting, public_input
-from tf_labeldp.accounting.provenance import array_digest, bare, value_of
-from tf_labeldp.accounting.receipts import encoder_receipt, merge_receipts
+from tf_labeldp.accounting import Public, PublicInput, Receipt, Receipts, Setting, public_input
+from tf_labeldp.accounting.provenance import value_of
 from tf_labeldp.features import _pixels
 from tf_labeldp.features.estimator import NO_ROWS, FeatureMap, symbolic_inputs
 from tf_labeldp.features.reader import (
@@ -133,7 +132,9 @@ class PublicEncoder(FeatureMap):
         inputs, before = public.value, dict(vars(self))
         try:
             model = self._keras_model()
-            weights = None if model is None else array_digest(*map(value_of, model.weights))
+            weights = (
+                None if model is None else PublicInput.digest_of(*map(value_of, model.weights))
+            )
             is_new = self._is_new(weights)
             if is_new or self._kept_features(inputs) is None:
                 self._prepare(model, weights, inputs, is_new)
@@ -144,7 +145,7 @@ class PublicEncoder(FeatureMap):
             raise
         # Unknown training of the model has a new receipt on each reading, and is found there.
         of_model = [part for part in public_input(self.model).receipts if part.kind != "unknown"]
-        self.receipts_ = merge_receipts(public.receipts, of_model, (self._receipt,))
+        self.receipts_ = Receipts.merged(public.receipts, of_model, (self._receipt,))
         return self
 
     def transform(self, X: Public[Any]) -> Any:
@@ -166,8 +167,9 @@ class PublicEncoder(FeatureMap):
         self._refuse_unfitted("digest_")
         if self._network is None:
             raise TypeError(
-                f"expected an encoder with a Keras model, got {type(bare(self.model)).__name__}. "
-                "Pass to_keras(encoder=...) a Keras model that computes the same features."
+                "expected an encoder with a Keras model, got "
+                f"{type(PublicInput.bare(self.model)).__name__}. Pass to_keras(encoder=...) a "
+                "Keras model that computes the same features."
             )
         return self._network
 
@@ -181,7 +183,7 @@ class PublicEncoder(FeatureMap):
     @property
     def finds_columns(self) -> bool:
         """Whether the model checks the columns of a table itself, as transformers do."""
-        return hasattr(bare(self.model), "transform")
+        return hasattr(PublicInput.bare(self.model), "transform")
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the features, which are computed again or read from the folder.
@@ -189,7 +191,7 @@ class PublicEncoder(FeatureMap):
 
     def _keras_model(self) -> Any:
         """Returns the Keras model, built from a name or pooled; None for other encoders."""
-        model = bare(self.model)
+        model = PublicInput.bare(self.model)
         settings = (model, self.weights, self.size)
         if isinstance(model, str):
             if getattr(self, "_built", (None,))[0] != settings:
@@ -211,7 +213,7 @@ class PublicEncoder(FeatureMap):
         if not hasattr(self, "digest_") or self._weights != weights:
             return True
         model, *settings = self._fitted_with
-        return model is not bare(self.model) or settings != self._settings()
+        return model is not PublicInput.bare(self.model) or settings != self._settings()
 
     def _settings(self) -> list[Any]:
         return [self.size, self.pixel_range, self.weights, self.cache_dir]
@@ -220,7 +222,7 @@ class PublicEncoder(FeatureMap):
         first = next(_blocks(inputs), None)
         if first is None:
             raise ValueError(NO_ROWS)
-        name, own = _name_of(self.model), bare(self.model)
+        name, own = _name_of(self.model), PublicInput.bare(self.model)
         front = pixels = layers = None
         if model is not None:
             wanted = self.pixel_range or (own if isinstance(own, str) else None)
@@ -278,9 +280,9 @@ class PublicEncoder(FeatureMap):
                 f"examples from the encoder {name!r}. Check its weights and the range of its "
                 "inputs."
             )
-        self.digest_ = weights or array_digest(*_arrays(features))
+        self.digest_ = weights or PublicInput.digest_of(*_arrays(features))
         of = "weights" if weights else f"outputs for {counted(features.shape[0], 'row')},"
-        self._receipt = encoder_receipt(name, of, self.digest_)
+        self._receipt = Receipt.of_encoder(name, of, self.digest_)
         self.n_features_out_ = int(features.shape[1])
         if keys is not None:
             self._kept = _Rows(keys, features)
@@ -310,7 +312,7 @@ class PublicEncoder(FeatureMap):
         return keys, stacked(parts)[np.argsort(order)]
 
     def _computed(self, block: Any) -> Any:
-        model: Any = bare(self.model)
+        model: Any = PublicInput.bare(self.model)
         if self._network is not None:
             _pixels.check_rows(self._network, block, self._pixels)
             model = _predictor(self._network)
@@ -338,7 +340,7 @@ def fitted_encoder(encoder: Any, inputs: Any) -> Any:
     Maps of this library are returned as they are, and so is None. A ``PublicInput`` around an
     encoder keeps its receipts.
     """
-    inner = bare(encoder)
+    inner = PublicInput.bare(encoder)
     if isinstance(inner, PublicEncoder):
         inner.fit(inputs)
         return encoder
@@ -349,7 +351,7 @@ def fitted_encoder(encoder: Any, inputs: Any) -> Any:
 
 def is_own_map(encoder: Any) -> bool:
     """Returns whether an encoder is a map of this library, or a method of one."""
-    inner = bare(encoder)
+    inner = PublicInput.bare(encoder)
     maps = (inner, getattr(inner, "__self__", None))
     return any(
         isinstance(each, FeatureMap) and not isinstance(each, PublicEncoder) for each in maps
@@ -526,7 +528,7 @@ def _predictor(network: Any) -> Any:
 
 
 def _name_of(model: Any) -> str:
-    model = bare(model)
+    model = PublicInput.bare(model)
     if isinstance(model, str):
         return model
     if hasattr(model, "predict_on_batch"):

@@ -13,9 +13,7 @@ from sklearn.utils import _safe_indexing
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import without_retracing_warnings
-from tf_labeldp.accounting import Public, Setting, public_input
-from tf_labeldp.accounting.provenance import bare
-from tf_labeldp.accounting.receipts import Receipts
+from tf_labeldp.accounting import Public, PublicInput, Receipt, Setting, public_input
 from tf_labeldp.features.estimator import NO_ROWS, RESHAPE, FeatureMap
 from tf_labeldp.features.tables import (
     as_matrix,
@@ -100,7 +98,10 @@ class FeatureRows:
         max_bytes: float = 0.0,
     ) -> None:
         self._public = (inputs, encoder)
-        self._inputs, self._encoder = as_table(bare(inputs)), check_encoder(bare(encoder))
+        self._inputs, self._encoder = (
+            as_table(PublicInput.bare(inputs)),
+            check_encoder(PublicInput.bare(encoder)),
+        )
         self.is_encoded = self._encoder is not None
         self._flatten, self._max_bytes = flatten, max_bytes
         self._digest: str | None = None  # set by the first reading of a data set
@@ -114,7 +115,7 @@ class FeatureRows:
             refuse_endless(self._inputs)
 
     @property
-    def receipts(self) -> Receipts:
+    def receipts(self) -> tuple[Receipt, ...]:
         """The receipts of inputs and encoder."""
         return public_input(*self._public).receipts
 

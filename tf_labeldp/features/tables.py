@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp._columns import Column
-from tf_labeldp.accounting import Public
-from tf_labeldp.accounting.provenance import bare
+from tf_labeldp.accounting import Public, PublicInput
 
 MISSING_WORDS = ("", "nan", "None", "<NA>", "NaT")
 """Texts that count as missing: the empty text, and missing values that were turned into text."""
@@ -160,13 +159,14 @@ def to_inputs(table: Public[Any], model: Public[Any] = None) -> np.ndarray | dic
         >>> [part.numpy().tolist() for part in inputs.values()]
         [[[20.0], [nan]], [[b'cook'], [b'']]]
     """
-    columns = columns_of(as_table(bare(table)))
+    columns = columns_of(as_table(PublicInput.bare(table)))
     if columns is None:
         raise TypeError(
-            f"expected a table with column names, got {type(bare(table)).__name__}. Give an array "
-            "of numbers to the model as it is."
+            "expected a table with column names, got "
+            f"{type(PublicInput.bare(table)).__name__}. Give an array of numbers to the model as "
+            "it is."
         )
-    model = bare(model)
+    model = PublicInput.bare(model)
     if model is None:
         return _as_inputs(
             {

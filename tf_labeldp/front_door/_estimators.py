@@ -17,12 +17,11 @@ from tf_labeldp.accounting import (
     Private,
     Public,
     PublicInput,
+    Receipts,
     Setting,
     public_input,
 )
 from tf_labeldp.accounting.budget import default_delta
-from tf_labeldp.accounting.provenance import array_digest, bare
-from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts
 from tf_labeldp.boosting import PrivateBoosting
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
 from tf_labeldp.features.estimator import (
@@ -242,7 +241,7 @@ class _FrontDoor(Head):
         makes_vault = is_array and (price is not None or trains_network)
         if makes_vault:
             refuse_worker_processes()
-            cost_of_inputs = compose_receipts(public.receipts, delta).epsilon
+            cost_of_inputs = Receipts(public.receipts).guarantee(delta).epsilon
             spent = cost_of_inputs if math.isfinite(cost_of_inputs) else 0.0
             budget = PrivacyBudget(max(epsilon, price or 0.0) + spent, delta)
             arguments = kind_arguments(self)
@@ -298,7 +297,7 @@ class _FrontDoor(Head):
                     predictions_for_metrics(head, held_out_features), self.receipts_
                 )
                 self.evaluation_ = held_out.evaluate(predictions, metric, price, key=evaluation_key)
-                self.receipts_ = merge_receipts(self.receipts_, self.evaluation_.receipts)
+                self.receipts_ = Receipts.merged(self.receipts_, self.evaluation_.receipts)
         remarks = _remarks_on_columns(encoder)
         if is_boosting:
             remarks += _remarks_on_columns(head.coder_)
@@ -648,7 +647,7 @@ class PrivateRegressor(_FrontDoor):
             return name
         rows = labels.indices
         is_whole = rows.size == labels.label_set.size
-        return name if is_whole else f"{name}-{array_digest(rows)[:16]}"
+        return name if is_whole else f"{name}-{PublicInput.digest_of(rows)[:16]}"
 
     def _names(self, labels: PrivateLabels, epsilon: float) -> list[tuple[str, str | None, float]]:
         key = self._residual_key(labels)
@@ -707,7 +706,9 @@ def _rare_class(head: Any, features: Any) -> tuple[str, ...]:
 
 def refuse_noisy_labels(model: Any, features: Any, labels: PrivateLabels) -> None:
     """Raises if a search's fit does not compose as one Gaussian release or one pure draw."""
-    if isinstance(model, PrivateBoosting) and isinstance(bare(model.start), HeadResidualRandomizer):
+    if isinstance(model, PrivateBoosting) and isinstance(
+        PublicInput.bare(model.start), HeadResidualRandomizer
+    ):
         raise ValueError(
             "expected candidates of one release each, got PrivateBoosting with a start that is "
             "released first. Leave start out, or give a fitted head. Nothing was released."

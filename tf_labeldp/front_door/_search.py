@@ -11,11 +11,9 @@ from sklearn.model_selection import ParameterGrid
 from sklearn.utils.metaestimators import available_if
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Charge, Private, Public, PublicInput, public_input
+from tf_labeldp.accounting import Charge, Private, Public, PublicInput, Receipts, public_input
 from tf_labeldp.accounting.events import gaussian_event, pure_dp_event
 from tf_labeldp.accounting.gaussian import gaussian_share, gaussian_sigma
-from tf_labeldp.accounting.provenance import bare
-from tf_labeldp.accounting.receipts import merge_receipts
 from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import rows_of
 from tf_labeldp.front_door._estimators import (
@@ -38,7 +36,7 @@ _MARGIN = 1e-6
 
 
 def _exports(search: PrivateSearchCV) -> bool:
-    return hasattr(bare(search.estimator), "to_keras")
+    return hasattr(PublicInput.bare(search.estimator), "to_keras")
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -180,11 +178,11 @@ class PrivateSearchCV(Head):
                 model.fit(public.with_value(features_of[0]), train, **weighted)
                 predictions.append(predictions_for_metrics(model, features_of[1]))
             # The choice depends on all fits, and another outcome of it leaves another estimator.
-            of_fits = merge_receipts(*(model.receipts_ for model in fitted))
+            of_fits = Receipts.merged(*(model.receipts_ for model in fitted))
             released = release_choice(
                 PublicInput(predictions, of_fits), held_out, epsilon, self.metric, choice_key
             )
-        self.receipts_ = merge_receipts(of_fits, released.receipts)
+        self.receipts_ = Receipts.merged(of_fits, released.receipts)
         self.best_index_ = int(released.values)
         self.best_estimator_ = with_receipts(fitted[self.best_index_], self.receipts_)
         self.best_params_, self.candidates_ = candidates[self.best_index_], candidates
@@ -213,13 +211,13 @@ class PrivateSearchCV(Head):
         return self._with_facts(self.best_estimator_.to_keras())
 
     def _is_regressor(self) -> bool:
-        return super()._is_regressor() or is_regressor(bare(self.estimator))
+        return super()._is_regressor() or is_regressor(PublicInput.bare(self.estimator))
 
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import get_tags  # from 1.6 on, which asks for tags
 
         tags = super().__sklearn_tags__()
-        tags.input_tags = get_tags(bare(self.estimator)).input_tags
+        tags.input_tags = get_tags(PublicInput.bare(self.estimator)).input_tags
         return tags
 
 

@@ -11,10 +11,8 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import silent, without_retracing_warnings
-from tf_labeldp.accounting import Private, Public, PublicInput, public_input
+from tf_labeldp.accounting import Private, Public, PublicInput, Receipt, Receipts, public_input
 from tf_labeldp.accounting.gaussian import gaussian_share
-from tf_labeldp.accounting.provenance import bare
-from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.estimation import likelihoods
 from tf_labeldp.features.estimator import symbolic_inputs
 from tf_labeldp.features.public_encoder import fitted_encoder
@@ -188,13 +186,13 @@ class BootstrappedHead(Head):
                 # The features are those of a network that learnt from the earlier heads.
                 head.fit(PublicInput(features, receipts), y)
                 logits = logits + np.log(np.maximum(head.predict_proba(features), _LEAST))
-            receipts = merge_receipts(receipts, head.receipts_)
+            receipts = Receipts.merged(receipts, head.receipts_)
             self._learn(inputs, special.softmax(logits, axis=1), receipts, y, str(number))
             features = np.concatenate([self._hidden(inputs), first], axis=1)
         if self._for_draw():
             priors = Priors(self._probabilities(inputs).astype(np.float64), receipts=receipts)
             drawn = y.randomize(self._draw(y), priors=priors, key=f"{self.key}/draw")
-            receipts = merge_receipts(receipts, drawn.receipts)
+            receipts = Receipts.merged(receipts, drawn.receipts)
             likelihood = likelihoods(drawn.mechanism, drawn.values, drawn.priors)
             likelihood /= likelihood.sum(axis=1, keepdims=True)
             self._learn(inputs, likelihood, receipts, y, "draw")
@@ -215,7 +213,7 @@ class BootstrappedHead(Head):
 
     @property
     def _model(self) -> Any:
-        return bare(self.network)
+        return PublicInput.bare(self.network)
 
     def predict(self, X: Public[Any]) -> np.ndarray:
         """Returns class values (m,) for inputs as in ``fit``."""
@@ -329,7 +327,12 @@ class BootstrappedHead(Head):
         return self._unfitted()
 
     def _learn(
-        self, inputs: Any, targets: Any, receipts: Receipts, labels: PrivateLabels, name: str
+        self,
+        inputs: Any,
+        targets: Any,
+        receipts: tuple[Receipt, ...],
+        labels: PrivateLabels,
+        name: str,
     ) -> None:
         """Trains on a head's probabilities, or on ``"draw"``, likelihoods of the noisy labels."""
         import keras

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Private, Public, PublicInput, Setting, public_input
-from tf_labeldp.accounting.provenance import bare
-from tf_labeldp.accounting.receipts import merge_receipts
+from tf_labeldp.accounting import Private, Public, PublicInput, Receipts, Setting, public_input
 from tf_labeldp.estimation.priors import histogram_prior
 from tf_labeldp.features import find_clusters
 from tf_labeldp.features.clusters import Clusters, checked_clusters
@@ -146,7 +144,7 @@ class NoiseCluster(Head):
         has_count = np.any(counts > 0, axis=1, keepdims=True)
         shares = np.where(has_count, histogram_prior(counts), overall)
         # A class without a count above zero stays without one.
-        class_weight = bare(self.class_weight)
+        class_weight = PublicInput.bare(self.class_weight)
         shares = shares * class_weights(class_weight, self.classes_, np.maximum(overall, _LEAST))
         self.cluster_probabilities_ = shares / shares.sum(axis=1, keepdims=True)
         self.cluster_classes_ = source.vault.decode(self.cluster_probabilities_.argmax(axis=1))
@@ -209,7 +207,7 @@ class NoiseCluster(Head):
             inputs, rows = with_encoder(encoder, width)
         layer = NearestCentre(clusters.centres, self.cluster_probabilities_, name="head")
         model = keras_model(inputs, layer(rows), "noise_cluster")
-        receipts = merge_receipts(self.receipts_, public.receipts)
+        receipts = Receipts.merged(self.receipts_, public.receipts)
         note_release(layer, receipts, [layer.outputs])  # the centres are public
         return self._recorded(self._with_facts(model), encoder)
 
@@ -236,7 +234,7 @@ class NoiseCluster(Head):
             raise ValueError(
                 "NoiseCluster expected classes, got numbers or rows of labels. Use PrivateRidge."
             )
-        class_weights(bare(self.class_weight), kind.class_values)
+        class_weights(PublicInput.bare(self.class_weight), kind.class_values)
         delta = _validate.number_in("delta", self.delta, "[0, 1)")
         noise = "gaussian" if delta > 0.0 else "discrete_laplace"
         return HistogramMechanism(self.epsilon, kind.num_classes, noise=noise, delta=delta)

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Private, Public, PublicInput, public_input
-from tf_labeldp.accounting.receipts import Receipts
+from tf_labeldp.accounting import Private, Public, PublicInput, Receipt, public_input
 from tf_labeldp.features.reader import map_parts, num_rows
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads.one_release_head import OneReleaseHead, PrivateRidge
@@ -405,7 +404,7 @@ class TeacherLabels:
     """
 
     targets: np.ndarray
-    receipts: Receipts = ()
+    receipts: tuple[Receipt, ...] = ()
 
     def batches(
         self,

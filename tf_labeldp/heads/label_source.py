@@ -20,16 +20,8 @@ from sklearn.utils import column_or_1d
 
 from tf_labeldp import _validate
 from tf_labeldp._columns import Column
-from tf_labeldp.accounting import PrivacyBudget, PublicInput
+from tf_labeldp.accounting import LabelSet, PrivacyBudget, PublicInput, Receipt, Receipts
 from tf_labeldp.accounting.gaussian import gaussian_share
-from tf_labeldp.accounting.receipts import (
-    LabelSet,
-    Receipt,
-    Receipts,
-    compose_receipts,
-    merge_receipts,
-    standing,
-)
 from tf_labeldp.features.reader import all_rows, as_rows, input_parts
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, PrivateLabels
@@ -62,7 +54,7 @@ class LabelSource:
         head: Any,
         labels: Any,
         mechanism_of: Callable[[LabelKind], Any],
-        made_of: Receipts = (),
+        made_of: tuple[Receipt, ...] = (),
     ) -> None:
         refuse_noisy(labels)
         arguments = kind_arguments(head)
@@ -84,7 +76,7 @@ class LabelSource:
         self.vault: PrivateLabels = labels
         if self._is_array:
             delta = getattr(head, "delta", getattr(self.mechanism, "delta", 0.0))
-            inherited = compose_receipts(made_of, delta).epsilon if made_of else 0.0
+            inherited = Receipts(made_of).guarantee(delta).epsilon if made_of else 0.0
             spent = inherited if math.isfinite(inherited) else 0.0
             budget = PrivacyBudget(head.epsilon + spent, delta)
             self.vault = vault_of_array(
@@ -95,7 +87,7 @@ class LabelSource:
 
     def release(
         self, public: PublicInput[Any], rows: np.ndarray | None, family: object
-    ) -> tuple[NoisyStatistic, Receipts]:
+    ) -> tuple[NoisyStatistic, tuple[Receipt, ...]]:
         """Charges the vault, and returns the noisy statistic and the receipts of the head.
 
         ``rows`` are keyed digests (n, k) or None; clones of a head share a ``family``.
@@ -110,7 +102,7 @@ class LabelSource:
         rows: np.ndarray | None,
         family: object,
         draw: Callable[[PrivateLabels, str | None, PublicInput[Any]], NoisyLabels],
-    ) -> tuple[NoisyLabels, Receipts]:
+    ) -> tuple[NoisyLabels, tuple[Receipt, ...]]:
         """Charges the vault, and returns the noisy labels of ``draw`` and the model's receipts.
 
         ``draw`` takes the vault, the key and the public inputs.
@@ -119,19 +111,23 @@ class LabelSource:
         return noisy, self._counted(noisy.receipts, public, rows, family)
 
     def _own(self, public: PublicInput[Any]) -> PublicInput[Any]:
-        for receipt in standing(public.receipts):
+        for receipt in Receipts(public.receipts).standing():
             if receipt.kind == "unknown":  # training without receipts voids the promise
                 _validate.warn(str(receipt.charge.assumptions[0]))
         # The vault of an array has budget for this release alone, none for its public inputs.
         return PublicInput(public.value) if self._is_array else public
 
     def _counted(
-        self, receipts: Receipts, public: PublicInput[Any], rows: np.ndarray | None, family: object
-    ) -> Receipts:
+        self,
+        receipts: tuple[Receipt, ...],
+        public: PublicInput[Any],
+        rows: np.ndarray | None,
+        family: object,
+    ) -> tuple[Receipt, ...]:
         # A stored release may lack receipts of the features, which the fit reads in any case.
         if self._is_array:
             receipts = with_other_fits(receipts, self.vault.label_set, rows, family)
-        return merge_receipts(public.receipts, receipts)
+        return Receipts.merged(public.receipts, receipts)
 
 
 def mechanism_for_users(labels: PrivateLabels, mechanism: Any) -> Any:
@@ -170,15 +166,15 @@ def refuse_worker_processes() -> None:
 
 
 def with_other_fits(
-    receipts: Receipts, labels: LabelSet, rows: np.ndarray | None, family: object
-) -> Receipts:
+    receipts: tuple[Receipt, ...], labels: LabelSet, rows: np.ndarray | None, family: object
+) -> tuple[Receipt, ...]:
     """Returns the receipts of a fit on an array and of earlier fits on its rows.
 
     Those of other labels, such as of an encoder, count as they are.
     """
     own = tuple(receipt for receipt in receipts if receipt.labels == labels)
     others = [receipt for receipt in receipts if receipt not in own]
-    return merge_receipts(others, _FITS.with_others(own, rows, family))
+    return Receipts.merged(others, _FITS.with_others(own, rows, family))
 
 
 def kind_arguments(head: Any) -> dict[str, Any]:
@@ -205,15 +201,17 @@ def _check_arguments(arguments: dict[str, Any], kind: LabelKind, insecure_seed: 
 class _Fits:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: list[tuple[Receipts, np.ndarray | None, object]] = []
+        self._known: list[tuple[tuple[Receipt, ...], np.ndarray | None, object]] = []
 
-    def with_others(self, receipts: Receipts, rows: np.ndarray | None, family: object) -> Receipts:
+    def with_others(
+        self, receipts: tuple[Receipt, ...], rows: np.ndarray | None, family: object
+    ) -> tuple[Receipt, ...]:
         """Returns receipts with the receipts of earlier fits on the same rows, and stores them.
 
         Clones of a head count as fits on the same rows, even if a transformer changed the rows
         in between.
         """
-        others: list[Receipts] = []
+        others: list[tuple[Receipt, ...]] = []
         labels = receipts[0].labels
         with self._lock:
             for earlier, earlier_rows, earlier_family in self._known:
@@ -231,9 +229,9 @@ class _Fits:
                 elif is_clone:
                     others.append(earlier)
             self._known.append((receipts, rows, family))
-        together = merge_receipts(*others, receipts)
+        together = Receipts.merged(*others, receipts)
         if others:
-            total = compose_receipts(together)
+            total = Receipts(together).guarantee()
             _validate.warn(
                 f"this is fit number {len(others) + 1} on rows whose labels were released before "
                 f"in this process; together epsilon={total.epsilon:.4g}, which guarantee() states. "

@@ -21,12 +21,12 @@ from tf_labeldp.accounting import (
     PrivacyGuarantee,
     Private,
     Public,
+    PublicInput,
     Receipt,
+    Receipts,
     Setting,
     public_input,
 )
-from tf_labeldp.accounting.provenance import bare
-from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts
 from tf_labeldp.features.estimator import (
     Estimator,
     keras_model,
@@ -139,7 +139,7 @@ class Head(Estimator, abc.ABC):
             delta: the delta of the statement; None for the delta of the vault's budget.
         """
         self._check_fitted()
-        return compose_receipts(self.receipts_, delta)
+        return Receipts(self.receipts_).guarantee(delta)
 
     def _check_fitted(self) -> None:
         self._refuse_unfitted("receipts_")
@@ -372,7 +372,7 @@ class OneReleaseHead(Head):
         dense = ReleasedDense(weights.shape[1], activation, name="head", **_FIXED)
         outputs = dense(_scaled(rows, self._scaling))
         dense.set_weights([weights.astype(np.float32), bias.astype(np.float32)])
-        note_release(dense, merge_receipts(self.receipts_, public.receipts))
+        note_release(dense, Receipts.merged(self.receipts_, public.receipts))
         if self._label_range is not None:
             low, high = self._label_range
             if shift != low:
@@ -390,8 +390,8 @@ class OneReleaseHead(Head):
 
     def _mechanism(self, kind: LabelKind) -> LabelMomentMechanism:
         """Returns the mechanism for a release of rows with unit norm; checks the arguments."""
-        class_weights(bare(self.class_weight), kind.class_values)
-        if bare(self.class_weight) is not None and not self.intercept:
+        class_weights(PublicInput.bare(self.class_weight), kind.class_values)
+        if PublicInput.bare(self.class_weight) is not None and not self.intercept:
             raise ValueError(
                 "class_weight needs an intercept, which carries it. Leave intercept out."
             )
@@ -569,7 +569,7 @@ class OneReleaseHead(Head):
             are_labels=self._is_of_rows,
             weights=rows.sample_weights,
         )
-        class_weight = bare(self.class_weight)
+        class_weight = PublicInput.bare(self.class_weight)
         if class_weight is not None:
             scores = _ridge_path.class_scores(scores + shifts)
             shares = _ridge_path.mean_probabilities(scores, rows.sample_weights)
@@ -767,7 +767,7 @@ def with_max_l1(mechanism: Any, max_l1: float) -> LabelMomentMechanism:
 
 
 def _is_of_this_library(encoder: Any) -> bool:
-    encoder = bare(encoder)
+    encoder = PublicInput.bare(encoder)
     parts = [getattr(encoder, "encoder", None), *getattr(encoder, "maps", ())]
     return encoder is None or (is_own_map(encoder) and all(map(_is_of_this_library, parts)))
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Assumption, Private, Public
-from tf_labeldp.accounting.receipts import Receipts
+from tf_labeldp.accounting import Assumption, Private, Public, Receipt
 from tf_labeldp.mechanisms import bin_losses, classes, random_bits
 from tf_labeldp.mechanisms.base import Frozen, RegressionMechanism, WithoutPriors
 from tf_labeldp.mechanisms.random_bits import Rng
@@ -47,7 +46,9 @@ class FiniteMechanism(WithoutPriors, Frozen, RegressionMechanism):
 
     inputs: Public[tuple[float, ...]]
     outputs: Public[tuple[float, ...]]
-    receipts: Receipts = dataclasses.field(default=(), repr=False, compare=False, kw_only=True)
+    receipts: tuple[Receipt, ...] = dataclasses.field(
+        default=(), repr=False, compare=False, kw_only=True
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Private, Public
+from tf_labeldp.accounting import Private, Public, Receipt
 from tf_labeldp.accounting.gaussian import gaussian_sigma
-from tf_labeldp.accounting.receipts import Receipts
 from tf_labeldp.mechanisms import integer_noise
 from tf_labeldp.mechanisms._bins import nearest_index
 from tf_labeldp.mechanisms.base import AggregateMechanism
@@ -67,7 +66,9 @@ class HistogramMechanism(integer_noise.FrozenWithNoise, AggregateMechanism):
     values: Public[tuple[float, ...] | None] = None
     noise: str = "discrete_laplace"
     delta: float = 0.0
-    receipts: Receipts = dataclasses.field(default=(), repr=False, compare=False, kw_only=True)
+    receipts: tuple[Receipt, ...] = dataclasses.field(
+        default=(), repr=False, compare=False, kw_only=True
+    )
 
     _noises: ClassVar[tuple[str, ...]] = ("discrete_laplace", "laplace", "gaussian")
 

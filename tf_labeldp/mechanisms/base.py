@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Private, Public, Receipt, Setting, public_input
+from tf_labeldp.accounting import Private, Public, Receipt, Receipts, Setting, public_input
 from tf_labeldp.accounting.events import approximate_dp_fields, event_from_json, event_to_json
-from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.mechanisms.priors import PriorRows
 from tf_labeldp.mechanisms.random_bits import Rng
 
@@ -63,7 +62,7 @@ class Mechanism(abc.ABC):
 
     epsilon: float
     delta: float = 0.0
-    receipts: Receipts = ()
+    receipts: tuple[Receipt, ...] = ()
     labels_of: ClassVar[str] = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -296,7 +295,7 @@ class Frozen(Mechanism):
         """Sets arguments to the values of public inputs, and merges their receipts."""
         for name in names:
             public = public_input(getattr(self, name))
-            receipts = merge_receipts(self.receipts, public.receipts)
+            receipts = Receipts.merged(self.receipts, public.receipts)
             self._set(**{name: public.value, "receipts": receipts})
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import PrivacyGuarantee, Public, Receipt, Setting, public_input
-from tf_labeldp.accounting.receipts import compose_receipts, merge_receipts
+from tf_labeldp.accounting import PrivacyGuarantee, Public, Receipt, Receipts, Setting, public_input
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,7 +47,7 @@ class Priors:
         names = ("probabilities", "groups", "values", "shift")
         for name, value in zip(names, public.value, strict=True):
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "receipts", merge_receipts(self.receipts, public.receipts))
+        object.__setattr__(self, "receipts", Receipts.merged(self.receipts, public.receipts))
 
     @classmethod
     def of(cls, priors: Public[Any]) -> Priors:
@@ -72,7 +71,7 @@ class Priors:
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of the releases that these priors were made from."""
-        return compose_receipts(self.receipts, delta)
+        return Receipts(self.receipts).guarantee(delta)
 
     def digest(self) -> str:
         """Returns the digest of probabilities and groups, by which a vault compares priors."""

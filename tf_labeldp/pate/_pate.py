@@ -11,8 +11,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import without_output, without_retracing_warnings
-from tf_labeldp.accounting import Private, Public, public_input
-from tf_labeldp.accounting.provenance import array_digest
+from tf_labeldp.accounting import Private, Public, PublicInput, public_input
 from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.pate._confident_gnmax import NO_ANSWER, ConfidentGNMax
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
@@ -207,10 +206,10 @@ class _Teachers:
     def digest(self) -> str:
         """Returns the digest that a stored release is bound to."""
         teacher = np.frombuffer(_identity(self._teacher).encode(), np.uint8)
-        return array_digest(self._features, self._shard_of, self.queries, teacher)
+        return PublicInput.digest_of(self._features, self._shard_of, self.queries, teacher)
 
     def matches(self, digest: str) -> bool:
-        before_0_3 = array_digest(self._features, self._shard_of, self.queries)
+        before_0_3 = PublicInput.digest_of(self._features, self._shard_of, self.queries)
         return digest in (self.digest(), before_0_3)
 
 
@@ -326,5 +325,10 @@ class _FixMatchTeacher:
         )
         # Stored answers of earlier versions have no optimizer in their digest.
         optimizer = [] if self._optimizer is None else [_setting_identity(self._optimizer)]
-        parts = [self._network.to_json(), array_digest(*self._start), self._training, settings]
+        parts = [
+            self._network.to_json(),
+            PublicInput.digest_of(*self._start),
+            self._training,
+            settings,
+        ]
         return " ".join(map(str, parts + optimizer))

@@ -12,9 +12,8 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import without_retracing_warnings
-from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, public_input
+from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, Receipts, public_input
 from tf_labeldp.accounting.provenance import COVERED, history_of, layers_of
-from tf_labeldp.accounting.receipts import receipts_from_bytes, receipts_to_bytes
 from tf_labeldp.data.batches import PoissonBatches
 from tf_labeldp.gradients.label_distance import check_two_classes
 from tf_labeldp.gradients.layer_graph import layer_not_compiled
@@ -166,11 +165,11 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     def written_receipts(self) -> bytes:
         """Returns the receipts as the bytes of a file."""
         noted = [place for place, layer in enumerate(layers_of(self)) if history_of(layer)]
-        return receipts_to_bytes(public_input(self).receipts, layers=noted)
+        return Receipts(public_input(self).receipts).to_bytes(layers=noted)
 
     def read_receipts(self, content: bytes, *, of_checkpoint: bool = False) -> None:
         """Adds the receipts of a file to those of the model."""
-        receipts, data = receipts_from_bytes(content)
+        receipts, data = Receipts.from_bytes(content)
         attach_from_file(self, receipts, data.get("layers"))
 
     def declare(

@@ -12,12 +12,12 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import (
     Private,
     Public,
+    PublicInput,
+    Receipts,
     Setting,
     calibrate_noise_multiplier,
     public_input,
 )
-from tf_labeldp.accounting.provenance import bare
-from tf_labeldp.accounting.receipts import merge_receipts
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.data.batches import OutputLabels, PoissonBatches, labels_by_output, vaults_of
 from tf_labeldp.features.public_encoder import fitted_encoder
@@ -139,7 +139,7 @@ def make_private(
     inputs = public_input(x, fitted_encoder(encoder, x))
     rows, encoder = inputs.value
     batches = poisson_batches(
-        inputs.with_value(network_inputs(rows, encoder, bare(model))),
+        inputs.with_value(network_inputs(rows, encoder, PublicInput.bare(model))),
         labels,
         sampling_probability=share,
         steps=steps,
@@ -173,7 +173,7 @@ def make_private(
     )
     private.compile(optimizer, loss=loss, loss_weights=loss_weights, metrics=metrics)
     # A training that goes on after a kill has a part of its plan left.
-    made_of = merge_receipts(public.receipts, batches.receipts)
+    made_of = Receipts.merged(public.receipts, batches.receipts)
     private._spending.plan_epochs(private._planned(batches, None, {}), epochs, made_of)
     return private, batches, [PrivacySpent()]
 

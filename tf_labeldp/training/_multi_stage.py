@@ -19,9 +19,16 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp._columns import Column
 from tf_labeldp._progress import without_retracing_warnings
-from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, Setting, public_input
-from tf_labeldp.accounting.provenance import array_digest
-from tf_labeldp.accounting.receipts import merge_receipts, weights_receipts
+from tf_labeldp.accounting import (
+    PrivacyGuarantee,
+    Private,
+    Public,
+    PublicInput,
+    Receipt,
+    Receipts,
+    Setting,
+    public_input,
+)
 from tf_labeldp.data.batches import (
     check_not_extended,
 )
@@ -193,8 +200,8 @@ class MultiStageTraining(CountedTraining):
         encoder = fitted_encoder(encoder, features)
         public = public_input(features, encoder, sample_weight, class_weight)
         *inputs, sample_weight, class_weight = public.value
-        of_weights = weights_receipts(sample_weight, class_weight)
-        super().__init__(merge_receipts(public.receipts, of_weights))
+        of_weights = Receipt.of_weights(sample_weight, class_weight)
+        super().__init__(Receipts.merged(public.receipts, of_weights))
         self._features = Features(network_inputs(*inputs), len(labels))
         _validate.one_label_per_row(self._features.num_examples, len(labels))
         self._output = output
@@ -226,7 +233,7 @@ class MultiStageTraining(CountedTraining):
         if priors is not None:
             first = Priors.of(priors)
             rows = _validate.prior_rows("priors", first, len(labels), labels.num_classes)
-            origins[0] = f"-priors-{array_digest(rows)[:12]}"
+            origins[0] = f"-priors-{PublicInput.digest_of(rows)[:12]}"
             rows = rows[0] if len(rows) == 1 else rows[self._plan.parts[0]]
             self._first_priors = Priors(rows, receipts=first.receipts)
         if not re.fullmatch(r"[\w.-]+", key):
@@ -282,7 +289,7 @@ class MultiStageTraining(CountedTraining):
         priors: list[Any] = [noisy.priors for noisy in drawn]
         if self._first_priors is None:
             priors[0] = np.full(k, 1.0 / k)
-        receipts = merge_receipts(*(noisy.receipts for noisy in drawn))
+        receipts = Receipts.merged(*(noisy.receipts for noisy in drawn))
         parts = zip(priors, drawn, strict=True)
         rows = np.concatenate([np.broadcast_to(p, (len(noisy), k)) for p, noisy in parts])
         return NoisyLabels(
@@ -365,7 +372,7 @@ class MultiStageTraining(CountedTraining):
                 optimizer.build(model.trainable_variables)
         self._start_weights = _snapshot(model.variables)
         self._start_optimizer = _snapshot(optimizer.variables)
-        self._labels.adopt(merge_receipts(public_input(model).receipts, self._trained_on))
+        self._labels.adopt(Receipts.merged(public_input(model).receipts, self._trained_on))
         super().set_model(model)
 
     def _on_found(self) -> None:
@@ -457,7 +464,7 @@ class MultiStageTraining(CountedTraining):
             self._begin(stage)
             self._steps.accept()
         begun = [s for s in self._drawn_stages() if s in self._reports]
-        attach(self.model, merge_receipts(*(self._draw(s, None).receipts for s in begun)))
+        attach(self.model, Receipts.merged(*(self._draw(s, None).receipts for s in begun)))
         self._data.set(self._training_set(stage, epoch))
         super().on_epoch_begin(epoch)
 

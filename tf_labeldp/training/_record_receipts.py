@@ -11,9 +11,16 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp._columns import Column
 from tf_labeldp._progress import without_retracing_warnings
-from tf_labeldp.accounting import Assumption, Charge, Public, PublicInput, Receipt, public_input
-from tf_labeldp.accounting.provenance import bare, sources_of
-from tf_labeldp.accounting.receipts import Receipts, merge_receipts
+from tf_labeldp.accounting import (
+    Assumption,
+    Charge,
+    Public,
+    PublicInput,
+    Receipt,
+    Receipts,
+    public_input,
+)
+from tf_labeldp.accounting.provenance import sources_of
 from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import network_inputs
 from tf_labeldp.gradients.model_checks import (
@@ -36,7 +43,7 @@ _BY_HAND = Assumption(
 class CountedTraining(keras.callbacks.Callback):
     """Attaches receipts to the model in training, and records its steps and weights."""
 
-    def __init__(self, receipts: Receipts, is_alone: bool = False) -> None:
+    def __init__(self, receipts: tuple[Receipt, ...], is_alone: bool = False) -> None:
         super().__init__()
         self._is_alone = is_alone
         self._trained_on = receipts
@@ -113,7 +120,7 @@ class RecordReceipts(CountedTraining):
         receipts = sources_of(noisy)
         free = Charge(0.0, 0.0, dp_accounting.NoOpDpEvent(), (_BY_HAND,))
         by_hand = Receipt(receipts[-1].labels, free, "hand-made targets", "declared")
-        super().__init__(merge_receipts(receipts, [by_hand]))
+        super().__init__(Receipts.merged(receipts, [by_hand]))
 
 
 def fit(
@@ -177,7 +184,10 @@ def fit(
     # The callback reads the receipts of the model when the training begins.
     public = public_input(x, noisy, weights, *wrapped)
     x, labels, weights, *_ = public.value
-    model, settings = bare(model), {name: bare(value) for name, value in settings.items()}
+    model, settings = (
+        PublicInput.bare(model),
+        {name: PublicInput.bare(value) for name, value in settings.items()},
+    )
     if not isinstance(labels, NoisyLabels):
         raise TypeError(
             f"expected the NoisyLabels of one draw, got {type(labels).__name__}. Draw them with "

@@ -12,11 +12,18 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp._validate import counted
-from tf_labeldp.accounting import Assumption, Charge, PrivacyGuarantee, Receipt, public_input
+from tf_labeldp.accounting import (
+    Assumption,
+    Charge,
+    LabelSet,
+    PrivacyGuarantee,
+    Receipt,
+    Receipts,
+    public_input,
+)
 from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
 from tf_labeldp.accounting.planned_uses import UseInPlan
 from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED, model_statement
-from tf_labeldp.accounting.receipts import LabelSet, Receipts, merge_receipts
 from tf_labeldp.mechanisms.base import is_of_this_library
 from tf_labeldp.training._private_step import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
@@ -89,7 +96,7 @@ class Spending:
         The receipts of the weights, also of training in the clear, count against the budget.
         """
         for vault in plan.vaults:
-            vault.adopt(merge_receipts(public_input(self._model).receipts, plan.receipts))
+            vault.adopt(Receipts.merged(public_input(self._model).receipts, plan.receipts))
         steps = CountedSteps(self._model, plan.receipts, self._adopt)
         self.optimizer.noise.begin()
         self._guard.price(self.optimizer.noise)
@@ -123,7 +130,7 @@ class Spending:
             run.once, run.plans = self.plan_epochs(run.plan, epochs)
 
     def plan_epochs(
-        self, plan: TrainingPlan, epochs: int, made_of: Receipts = ()
+        self, plan: TrainingPlan, epochs: int, made_of: tuple[Receipt, ...] = ()
     ) -> tuple[Charge, list[tuple[str, int]]]:
         """Returns the charge of one epoch, and the plan of each with the plan's number of epochs.
 

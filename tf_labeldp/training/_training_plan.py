@@ -12,8 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp._columns import Column
-from tf_labeldp.accounting import public_input
-from tf_labeldp.accounting.receipts import Receipts, merge_receipts
+from tf_labeldp.accounting import Receipt, Receipts, public_input
 from tf_labeldp.data.batches import (
     OutputLabels,
     PoissonBatches,
@@ -74,7 +73,7 @@ class TrainingPlan(abc.ABC):
     class_weight: Any = None
     seeded: bool = False
     vaults: tuple[PrivateLabels, ...] = ()
-    receipts: Receipts = ()
+    receipts: tuple[Receipt, ...] = ()
 
     @staticmethod
     def of(x: Any, y: Any, settings: dict[str, Any], optimizer: Any) -> TrainingPlan:
@@ -289,7 +288,7 @@ class PoissonPlan(TrainingPlan):
             vaults=batches.vaults,
             has_sample_weight=batches.sample_weight is not None,
             class_weight=class_weight.value or batches.class_weight,
-            receipts=merge_receipts(batches.receipts, class_weight.receipts),
+            receipts=Receipts.merged(batches.receipts, class_weight.receipts),
         )
 
     def feature_specs(self) -> Any:

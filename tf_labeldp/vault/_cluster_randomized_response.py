@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Private, Public, PublicInput, Setting
-from tf_labeldp.accounting.receipts import merge_receipts
+from tf_labeldp.accounting import Private, Public, PublicInput, Receipts, Setting
 from tf_labeldp.mechanisms import HistogramMechanism, Priors
 from tf_labeldp.mechanisms.base import Mechanism
 from tf_labeldp.mechanisms.clusters import (
@@ -298,7 +297,7 @@ class ClusterRandomizedResponse(Randomizer):
                 self.histogram, public_input=grouped, key=f"{key}/distributions"
             )
             distributions = cluster_distributions(counts.values, sizes, self.threshold)
-            receipts = merge_receipts(receipts, counts.receipts)
+            receipts = Receipts.merged(receipts, counts.receipts)
         priors = Priors(distributions, clusters, receipts=receipts)
         if self.draw is None:
             # The seed is public, a digest of the released distributions, so runs repeat.
@@ -312,7 +311,7 @@ class ClusterRandomizedResponse(Randomizer):
         noisy = dataclasses.replace(
             noisy,
             priors=priors,
-            receipts=merge_receipts(receipts, noisy.receipts),
+            receipts=Receipts.merged(receipts, noisy.receipts),
             bias_correction=self.bias_correction,
             remarks=self._remarks(float(distributions[sizes > 0].min())),
         )

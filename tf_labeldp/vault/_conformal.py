@@ -9,9 +9,15 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import PrivacyGuarantee, Public, public_input
-from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED, bare
-from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_receipts
+from tf_labeldp.accounting import (
+    PrivacyGuarantee,
+    Public,
+    PublicInput,
+    Receipt,
+    Receipts,
+    public_input,
+)
+from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
 from tf_labeldp.estimation import debiased, prior_from_logits
 from tf_labeldp.mechanisms import ClassificationMechanism, QuantileMechanism
 from tf_labeldp.mechanisms.quantile import class_scores, class_thresholds
@@ -55,14 +61,14 @@ class ConformalPredictor:
     model: Public[Any] = dataclasses.field(repr=False)
     threshold: float
     alpha: float
-    receipts: Receipts = dataclasses.field(default=(), repr=False)
+    receipts: tuple[Receipt, ...] = dataclasses.field(default=(), repr=False)
     label_range: tuple[float, float] | None = None
     from_logits: bool = False
 
     def __post_init__(self) -> None:
         public = public_input(self.model)
         object.__setattr__(self, "model", public.value)
-        object.__setattr__(self, "receipts", merge_receipts(public.receipts, self.receipts))
+        object.__setattr__(self, "receipts", Receipts.merged(public.receipts, self.receipts))
 
     def predict(self, X: Public[Any]) -> np.ndarray:
         """Returns sets, ``bool`` (m, K), or the ends of intervals, ``float64`` (m, 2).
@@ -70,7 +76,7 @@ class ConformalPredictor:
         The columns of a set are the classes in the order of their codes. The most likely class is
         always in the set, so that none is empty. Intervals lie within the labels' range.
         """
-        found = _predictions(self.model, bare(X), self.label_range is None)
+        found = _predictions(self.model, PublicInput.bare(X), self.label_range is None)
         if self.label_range is not None:
             low, high = self.label_range
             centres = np.clip(_validate.real_vector("predictions", found), low, high)
@@ -85,7 +91,7 @@ class ConformalPredictor:
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of the model and the threshold together."""
         notes = [WEIGHTS_ASSUMED] if hasattr(self.model, "trainable_weights") else []
-        return compose_receipts(self.receipts, delta).with_assumptions(notes)
+        return Receipts(self.receipts).guarantee(delta).with_assumptions(notes)
 
 
 def conformal(
@@ -162,7 +168,7 @@ def conformal(
     is_classes = "num_classes" in arguments
     if not is_classes and getattr(network, "classes_", None) is not None:
         raise ValueError("expected a regressor for numbers, got a classifier. Fit PrivateRidge.")
-    predictions = _predictions(network, bare(features), is_classes)
+    predictions = _predictions(network, PublicInput.bare(features), is_classes)
     if len(predictions) != len(labels):
         raise ValueError(
             f"expected the features of {len(labels)} held-out labels, got {len(predictions)} rows. "
@@ -184,13 +190,13 @@ def conformal(
         mechanism.rank(len(labels))  # It raises before anything is charged.
         released = labels.release(mechanism, public_input=both.with_value(predictions), key=key)
         receipts, found = released.receipts, float(released.values)
-    receipts = merge_receipts(both.receipts, receipts)
+    receipts = Receipts.merged(both.receipts, receipts)
     label_range = None if is_classes else (arguments["low"], arguments["high"])
     threshold = -found if is_classes else found
     return ConformalPredictor(network, threshold, alpha, receipts, label_range, from_logits)
 
 
-def _refuse_learnt(receipts: Receipts, labels: Any) -> None:
+def _refuse_learnt(receipts: tuple[Receipt, ...], labels: Any) -> None:
     """Raises if receipts include a use of held-out labels."""
     if isinstance(labels, PrivateLabels):
         name, rows = labels.label_set.name, labels.indices

@@ -15,9 +15,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import without_output, without_warnings
-from tf_labeldp.accounting import Assumption, Charge, PublicInput
-from tf_labeldp.accounting.provenance import array_digest
-from tf_labeldp.accounting.receipts import Receipts
+from tf_labeldp.accounting import Assumption, Charge, PublicInput, Receipt
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
     ClassificationMechanism,
@@ -308,7 +306,7 @@ class Draws:
         rows: np.ndarray,
         public_input: Any,
         digest: str | None,
-        made_of: Receipts,
+        made_of: tuple[Receipt, ...],
     ) -> Record:
         ledger, charge = self._ledger, self.charge_of(mechanism, rows, public_input)
         kind = "draw" if isinstance(mechanism, LabelMechanism) else "release"
@@ -349,7 +347,7 @@ class Draws:
                 "mechanism on made-up labels."
             ) from None
         values = compact(output) if kind == "draw" else np.asarray(output)
-        use["output_digest"] = array_digest(values)
+        use["output_digest"] = PublicInput.digest_of(values)
         priors: dict[str, Any] = {}
         if isinstance(public_input, Priors):
             groups = None if public_input.groups is None else np.asarray(public_input.groups)
@@ -433,7 +431,7 @@ def _check_same(record: Record, mechanism: Mechanism, rows: np.ndarray, same_inp
 def _identity(mechanism: Mechanism, size: int) -> tuple[type, str, int | None]:
     # NumPy shortens the repr of arrays, so their digests stand for them.
     state = {
-        name: array_digest(value) if isinstance(value, np.ndarray) else value
+        name: PublicInput.digest_of(value) if isinstance(value, np.ndarray) else value
         for name, value in vars(mechanism).items()
     }
     of_statistic = size if isinstance(mechanism, AggregateMechanism) else None
@@ -443,7 +441,7 @@ def _identity(mechanism: Mechanism, size: int) -> tuple[type, str, int | None]:
 def _channel_digest(mechanism: Mechanism) -> str:
     if not isinstance(mechanism, ClassificationMechanism) or mechanism.uses_priors:
         return ""
-    return array_digest(np.asarray(mechanism.transition_matrix()))
+    return PublicInput.digest_of(np.asarray(mechanism.transition_matrix()))
 
 
 def _input_of(public: PublicInput[Any], places: np.ndarray, size: int) -> PublicInput[Any]:

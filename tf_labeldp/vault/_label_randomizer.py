@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Private, Public, PublicInput, public_input
-from tf_labeldp.accounting.receipts import Receipts, merge_receipts
+from tf_labeldp.accounting import Private, Public, PublicInput, Receipt, Receipts, public_input
 from tf_labeldp.estimation import debiased
 from tf_labeldp.estimation.priors import ordered_prior, rounding_grid
 from tf_labeldp.mechanisms import (
@@ -91,7 +90,9 @@ class LabelRandomizer(Randomizer):
     values: Public[tuple[float, ...] | None] = None
     prior: Public[tuple[float, ...] | None] = None
     unbiased: bool = False
-    receipts: Receipts = dataclasses.field(default=(), repr=False, compare=False, kw_only=True)
+    receipts: tuple[Receipt, ...] = dataclasses.field(
+        default=(), repr=False, compare=False, kw_only=True
+    )
 
     def __post_init__(self) -> None:
         public = public_input(self.values, self.prior)
@@ -121,7 +122,7 @@ class LabelRandomizer(Randomizer):
             prior = tuple(_validate.prior_rows("prior", prior, None, len(values))[0].tolist())
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "prior", prior)
-        object.__setattr__(self, "receipts", merge_receipts(self.receipts, public.receipts))
+        object.__setattr__(self, "receipts", Receipts.merged(self.receipts, public.receipts))
 
     def split(self, num_labels: int, low: float, high: float) -> tuple[np.ndarray, float]:
         """Returns the distinct values (k,) and the epsilon of their prior, zero if it is public.
@@ -243,7 +244,7 @@ class LabelRandomizer(Randomizer):
                 prior = labels.release(histogram, key=f"{key}/prior").priors()
             mechanism = self._best_draw(values, prior, rest, stored, key)
             noisy = labels.randomize(mechanism, key=key)
-        receipts = merge_receipts(public.receipts, prior.receipts, noisy.receipts)
+        receipts = Receipts.merged(public.receipts, prior.receipts, noisy.receipts)
         shift = shift_of(labels, key)
         priors = dataclasses.replace(prior, shift=shift)
         noisy = dataclasses.replace(noisy, priors=priors, receipts=receipts)

@@ -12,18 +12,14 @@ import numpy as np
 from tf_labeldp.accounting import (
     Assumption,
     Charge,
+    LabelSet,
     PrivacyGuarantee,
     PublicInput,
     Receipt,
+    Receipts,
     public_input,
 )
 from tf_labeldp.accounting.provenance import model_statement, receipts_of_optimizer
-from tf_labeldp.accounting.receipts import (
-    LabelSet,
-    Receipts,
-    compose_receipts,
-    merge_receipts,
-)
 from tf_labeldp.vault.records import PUBLIC_INPUT
 
 _ON_ARRAYS = "array-of-labels"
@@ -43,12 +39,12 @@ def statement_of(artefact: Any, delta: float | None) -> PrivacyGuarantee:
     if isinstance(value, PrivacyGuarantee):
         return value
     if isinstance(value, Receipt):
-        return compose_receipts([*receipts, value], delta)
+        return Receipts([*receipts, value]).guarantee(delta)
     if hasattr(value, "trainable_weights"):
         return model_statement(receipts, delta)
     if hasattr(value, "iterations") and hasattr(value, "apply_gradients"):
-        if receipts := merge_receipts(receipts, receipts_of_optimizer(value)):
-            return compose_receipts(receipts, delta)
+        if receipts := Receipts.merged(receipts, receipts_of_optimizer(value)):
+            return Receipts(receipts).guarantee(delta)
         raise TypeError(
             f"expected an optimizer with counted steps, got a {type(value).__name__} without any. "
             "Train a model with it, and ask tf_labeldp.guarantee(model)."
@@ -61,7 +57,7 @@ def statement_of(artefact: Any, delta: float | None) -> PrivacyGuarantee:
     if _library(value) in ("tf_labeldp", "keras_layers"):
         stated = _of_ours(value, receipts, delta)
     elif receipts and (isinstance(artefact, PublicInput) or _carries(value)):
-        stated = compose_receipts(receipts, delta)
+        stated = Receipts(receipts).guarantee(delta)
     elif receipts:
         stated = _of_foreign(value, receipts, delta)
     if stated is None:
@@ -83,7 +79,9 @@ def _carries(value: Any) -> bool:
     return bool(fields.get("receipts") or fields.get("receipts_"))
 
 
-def _of_several(values: Iterable[Any], receipts: Receipts, delta: float | None) -> PrivacyGuarantee:
+def _of_several(
+    values: Iterable[Any], receipts: tuple[Receipt, ...], delta: float | None
+) -> PrivacyGuarantee:
     """Returns the statement of several objects together, each of which answers alone."""
     found, is_known = [receipts], True
     notes: dict[Assumption, None] = {}
@@ -97,7 +95,7 @@ def _of_several(values: Iterable[Any], receipts: Receipts, delta: float | None) 
             found.append(public_input(value).receipts)
         else:
             found.append(_with_vaults(value, public_input(value).receipts))
-    together = compose_receipts(merge_receipts(*found), delta)
+    together = Receipts.merged(*found).guarantee(delta)
     if not is_known and math.isfinite(together.epsilon):
         together = PrivacyGuarantee(
             math.inf, together.delta, together.unit, assumptions=tuple(notes)
@@ -105,13 +103,15 @@ def _of_several(values: Iterable[Any], receipts: Receipts, delta: float | None) 
     return together.with_assumptions(notes)
 
 
-def _with_vaults(value: Any, receipts: Receipts) -> Receipts:
+def _with_vaults(value: Any, receipts: tuple[Receipt, ...]) -> tuple[Receipt, ...]:
     """Adds the receipts of a vault, or of the vaults of batches."""
     vaults = (value,) if hasattr(type(value), "label_set") else getattr(value, "vaults", ())
-    return merge_receipts(receipts, *(vault.receipts for vault in vaults))
+    return Receipts.merged(receipts, *(vault.receipts for vault in vaults))
 
 
-def _of_ours(value: Any, receipts: Receipts, delta: float | None) -> PrivacyGuarantee | None:
+def _of_ours(
+    value: Any, receipts: tuple[Receipt, ...], delta: float | None
+) -> PrivacyGuarantee | None:
     """Returns the statement of an object of this library, or None if it can't answer.
 
     Only vaults, their batches, estimators before ``fit`` and feature maps may be without receipts.
@@ -121,9 +121,9 @@ def _of_ours(value: Any, receipts: Receipts, delta: float | None) -> PrivacyGuar
     if vaults := getattr(value, "vaults", ()):
         largest = max(vault.budget.delta for vault in vaults)
         together = _with_vaults(value, receipts)
-        return compose_receipts(together, largest if delta is None else delta)
+        return Receipts(together).guarantee(largest if delta is None else delta)
     if receipts:
-        return compose_receipts(receipts, delta)
+        return Receipts(receipts).guarantee(delta)
     fields = getattr(value, "__dict__", {})
     if not callable(getattr(type(value), "fit", None)):
         # Noisy labels without a receipt of their draw promise nothing.
@@ -137,14 +137,14 @@ def _of_ours(value: Any, receipts: Receipts, delta: float | None) -> PrivacyGuar
     return PrivacyGuarantee(0.0).with_assumptions([PUBLIC_INPUT])
 
 
-def _of_foreign(value: Any, receipts: Receipts, delta: float | None) -> PrivacyGuarantee:
+def _of_foreign(value: Any, receipts: tuple[Receipt, ...], delta: float | None) -> PrivacyGuarantee:
     """Returns the statement of an object of another library, which contains objects with receipts.
 
     It may have learnt labels that no receipt covers, so nothing is promised, except for a pipeline
     of scikit-learn whose last step was fitted on a vault, and whose other steps read no labels.
     """
     notes = _steps_without_labels(value, receipts)
-    stated = compose_receipts(receipts, delta)
+    stated = Receipts(receipts).guarantee(delta)
     if notes is not None:
         return stated.with_assumptions(notes)
     counted = ", ".join(
@@ -160,10 +160,10 @@ def _of_foreign(value: Any, receipts: Receipts, delta: float | None) -> PrivacyG
         "PrivateLabels and whose other steps read no labels."
     )
     unknown = Receipt(LabelSet.new(0), Charge.unknown(reason), "a fit without receipts", "unknown")
-    return compose_receipts([*receipts, unknown], delta)
+    return Receipts([*receipts, unknown]).guarantee(delta)
 
 
-def _steps_without_labels(value: Any, receipts: Receipts) -> list[Assumption] | None:
+def _steps_without_labels(value: Any, receipts: tuple[Receipt, ...]) -> list[Assumption] | None:
     """Returns an assumption for each step of a pipeline before the last; None for other objects.
 
     The steps came to their fit with the vault, which shows no label. What they read later, or

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp._progress import without_retracing_warnings
-from tf_labeldp.accounting import Receipt, public_input
+from tf_labeldp.accounting import Receipt, Receipts, public_input
 from tf_labeldp.accounting.provenance import (
     covered_steps,
     history_of,
@@ -22,11 +22,9 @@ from tf_labeldp.accounting.provenance import (
     known_receipts,
     layers_of,
     own_weights,
-    unknown_training,
     value_of,
     weight_digests,
 )
-from tf_labeldp.accounting.receipts import merge_receipts
 from tf_labeldp.vault.model_history import (
     attach,
     cover_namesakes,
@@ -58,7 +56,7 @@ class CountedSteps:
         self, model: Any, receipts: Iterable[Receipt], on_found: Callable[[], None] | None = None
     ) -> None:
         # The receipts of the model include one of unknown cost for training without receipts.
-        attach(model, merge_receipts(public_input(model).receipts, receipts))
+        attach(model, Receipts.merged(public_input(model).receipts, receipts))
         self._model, self._on_found = model, on_found
         self._before = frozenset(weight_digests([*model.weights, *self._state]))
         self._is_alone = False
@@ -120,13 +118,13 @@ class CountedSteps:
             state = self._digests(self._state) if steps else []
             digests += state
             of_state, unknown = known_receipts(state)
-            found = merge_receipts(found, of_state)
+            found = Receipts.merged(found, of_state)
             if unknown:
                 reason = f"the optimizer of {model.name!r} took steps that no receipt covers"
         else:
             reason = f"weights of {model.name!r} were changed between the counted steps"
         if reason:
-            found = merge_receipts(found, [unknown_training(reason)])
+            found = Receipts.merged(found, [Receipt.of_unknown_training(reason)])
         attach(model, found)
         # These values keep the receipts that they had.
         self._before = self._before.union(digests)

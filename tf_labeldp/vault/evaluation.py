@@ -18,11 +18,11 @@ from tf_labeldp.accounting import (
     Private,
     Public,
     PublicInput,
+    Receipt,
+    Receipts,
     Setting,
     public_input,
 )
-from tf_labeldp.accounting.provenance import bare
-from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_receipts
 from tf_labeldp.mechanisms import (
     HistogramMechanism,
     LinearBinningMechanism,
@@ -85,7 +85,7 @@ class Evaluation:
     value: Setting[Any]
     noise_stderr: Setting[Any]
     num_examples: int
-    receipts: Receipts = ()
+    receipts: tuple[Receipt, ...] = ()
     details: Setting[dict[str, np.ndarray]] = dataclasses.field(default_factory=dict)
     bounds: Setting[tuple[Any, Any]] = (0.0, 1.0)
     effective_examples: Setting[Any] = math.inf
@@ -134,7 +134,7 @@ class Evaluation:
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of this evaluation alone."""
-        return compose_receipts(self.receipts, delta)
+        return Receipts(self.receipts).guarantee(delta)
 
     def __str__(self) -> str:
         if np.ndim(self.value):
@@ -267,7 +267,7 @@ def evaluate_by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: A
         model = public.value[1]
         refuse_other_order(getattr(model, "classes_", None), noisy.classes)
         [predictions] = predicted_codes([predictions], noisy.classes, model)
-    receipts = merge_receipts(noisy.receipts, public.receipts)
+    receipts = Receipts.merged(noisy.receipts, public.receipts)
     size = len(noisy)
     if metric == "auc" and number == 2 and noisy.values.ndim == 1:
         scores = class_predictions("auc", predictions, 2)[:, 1]
@@ -308,7 +308,7 @@ def _with_both_errors(
     error: float,
     sampling_variance: float,
     size: int,
-    receipts: Receipts,
+    receipts: tuple[Receipt, ...],
     bounds: tuple[float, float],
 ) -> Evaluation:
     """Returns an evaluation from the whole error, and the variance of the sample within it."""
@@ -394,7 +394,9 @@ def select(
     index = int(chosen.values)
     if candidates is None:
         return index
-    return with_receipts(bare(candidates[index]), merge_receipts(public.receipts, chosen.receipts))
+    return with_receipts(
+        PublicInput.bare(candidates[index]), Receipts.merged(public.receipts, chosen.receipts)
+    )
 
 
 def _check_candidates(candidates: Sequence[Any], number: int) -> None:
@@ -404,11 +406,11 @@ def _check_candidates(candidates: Sequence[Any], number: int) -> None:
             "the models that made them, in the same order."
         )
     for candidate in candidates:
-        if not carries_receipts(bare(candidate)):
+        if not carries_receipts(PublicInput.bare(candidate)):
             raise TypeError(
                 "expected candidates that carry receipts, such as Keras models, fitted heads and "
-                f"noisy labels, got {type(bare(candidate)).__name__}. Leave candidates out for the "
-                "index alone."
+                f"noisy labels, got {type(PublicInput.bare(candidate)).__name__}. Leave candidates "
+                "out for the index alone."
             )
 
 
@@ -418,7 +420,7 @@ def release_choice(
     """Releases the index of the best model, charged to the vault."""
     mechanism = selection_mechanism(labels, epsilon, metric)
     public = public_input(predictions)
-    candidates = [bare(candidate) for candidate in public.value]
+    candidates = [PublicInput.bare(candidate) for candidate in public.value]
     if not candidates:
         raise ValueError("expected the predictions of at least one model, got none.")
     for candidate in candidates:
@@ -449,7 +451,7 @@ def _checked_predictions(predictions: Any, mechanism: MetricMechanism | Selectio
 
 def _release_counts(
     labels: Any, public: PublicInput[Any], groups: Any, size: int, epsilon: float, key: str | None
-) -> tuple[np.ndarray, np.ndarray, float, Receipts]:
+) -> tuple[np.ndarray, np.ndarray, float, tuple[Receipt, ...]]:
     """Returns noisy counts of labels by group and class (G, K), by one release.
 
     Further results are the group sizes (G,), the standard deviation of the noise and the receipts.
@@ -492,7 +494,7 @@ def _release_positives(
     size: int,
     epsilon: float,
     key: str | None,
-) -> tuple[np.ndarray, float, Receipts]:
+) -> tuple[np.ndarray, float, tuple[Receipt, ...]]:
     """Returns noisy counts per class and cell (C, size); of two classes only the second counts.
 
     Further results are the standard deviation of the noise and the receipts.

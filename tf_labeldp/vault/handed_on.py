@@ -6,9 +6,8 @@ import copy
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from tf_labeldp.accounting import PublicInput, Receipt, public_input
+from tf_labeldp.accounting import PublicInput, Receipt, Receipts, public_input
 from tf_labeldp.accounting.provenance import history_of, layers_of
-from tf_labeldp.accounting.receipts import Receipts, merge_receipts
 from tf_labeldp.vault.model_history import attach
 
 _Value = TypeVar("_Value")
@@ -43,7 +42,7 @@ def carries_receipts(value: Any) -> bool:
     return any(map(carries_receipts, _parts_of(value).values()))
 
 
-def _with_receipts(part: Any, added: Receipts, done: dict[int, tuple[Any, Any]]) -> Any:
+def _with_receipts(part: Any, added: tuple[Receipt, ...], done: dict[int, tuple[Any, Any]]) -> Any:
     if id(part) in done:
         return done[id(part)][1]
     done[id(part)] = part, part
@@ -56,7 +55,7 @@ def _with_receipts(part: Any, added: Receipts, done: dict[int, tuple[Any, Any]])
         for name, old in _parts_of(part).items()
         if (inner := _with_receipts(old, added, done)) is not old
     }
-    changed |= {name: merge_receipts(old, added) for name, old in _receipts_in(part).items()}
+    changed |= {name: Receipts.merged(old, added) for name, old in _receipts_in(part).items()}
     if not changed:
         return part
     found: Any
@@ -72,7 +71,7 @@ def _with_receipts(part: Any, added: Receipts, done: dict[int, tuple[Any, Any]])
     return found
 
 
-def _receipts_in(part: Any) -> dict[str, Receipts]:
+def _receipts_in(part: Any) -> dict[str, tuple[Receipt, ...]]:
     """Returns the attributes in which an object carries receipts."""
     fields = getattr(part, "__dict__", {})
     return {
@@ -112,7 +111,7 @@ def _is_read(part: Any) -> bool:
     return type(part).__module__.partition(".")[0] in _READ
 
 
-def _attach_to_all(model: Any, receipts: Receipts) -> None:
+def _attach_to_all(model: Any, receipts: tuple[Receipt, ...]) -> None:
     """Adds receipts to a model, its trainable layers, and all its layers that carry receipts."""
     layers = layers_of(model)
     attach(model, receipts, [part for part in layers if part.trainable_weights or history_of(part)])

@@ -27,20 +27,15 @@ from tf_labeldp._columns import Column
 from tf_labeldp.accounting import (
     Assumption,
     Charge,
+    LabelSet,
     PrivacyGuarantee,
     Private,
     Public,
     PublicInput,
     Receipt,
+    Receipts,
     Setting,
     public_input,
-)
-from tf_labeldp.accounting.provenance import array_digest
-from tf_labeldp.accounting.receipts import (
-    LabelSet,
-    Receipts,
-    compose_receipts,
-    merge_receipts,
 )
 from tf_labeldp.mechanisms import (
     InformativeRR,
@@ -280,7 +275,7 @@ class ReleaseKey:
         path = self._store.path / SUMS / f"{release}.lock"
         return filelock.FileLock(path, timeout=0, mode=0o600, thread_local=False)
 
-    def receipts(self, release: str | None = None) -> Receipts:
+    def receipts(self, release: str | None = None) -> tuple[Receipt, ...]:
         """Returns the receipts of a release; without a name those of all uses.
 
         The uses of a vault's key are those of the vault.
@@ -299,7 +294,7 @@ class ReleaseKey:
         if num_rows is not None:
             labels = dataclasses.replace(receipts[-1].labels, size=num_rows)
             receipts = (*receipts[:-1], dataclasses.replace(receipts[-1], labels=labels))
-        guarantee = compose_receipts(receipts)
+        guarantee = Receipts(receipts).guarantee()
         content = {
             "release": release,
             "num_rows": num_rows,
@@ -357,7 +352,7 @@ class ReleaseKey:
                 kind=kind,
                 key=release,
                 delta=mechanism.delta,
-                output_digest=array_digest(arrays["values"]) if arrays else None,
+                output_digest=PublicInput.digest_of(arrays["values"]) if arrays else None,
             )
             fields = {"name": release, "binding": _binding(mechanism, priors)}
             record: Record = taken.charge(
@@ -380,13 +375,13 @@ class _LedgerOfKey(Ledger):
         """Returns the receipts of inputs that may be about the labels of the key."""
         return self._checked_inputs(made_of)
 
-    def receipts(self) -> Receipts:
+    def receipts(self) -> tuple[Receipt, ...]:
         """Returns the receipts of all releases, with those of their inputs."""
-        return merge_receipts(*(release.receipts for release in self.releases.values()))
+        return Receipts.merged(*(release.receipts for release in self.releases.values()))
 
     def guarantee(self, planned: Sequence[Receipt], delta: float | None) -> PrivacyGuarantee:
         """Returns the statement of all releases together."""
-        return compose_receipts(merge_receipts(self.receipts(), planned), delta)
+        return Receipts.merged(self.receipts(), planned).guarantee(delta)
 
 
 def _checked(ledger: Ledger, release: str, public: PublicInput[Any]) -> Release:

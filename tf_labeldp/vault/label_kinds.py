@@ -15,8 +15,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._columns import Column
-from tf_labeldp.accounting import Charge, Private, Public, Setting
-from tf_labeldp.accounting.provenance import array_digest
+from tf_labeldp.accounting import Charge, Private, Public, PublicInput, Setting
 from tf_labeldp.mechanisms import AggregateMechanism, ClassificationMechanism, RegressionMechanism
 from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, checked_mechanism
 from tf_labeldp.mechanisms.metrics import CLASS_METRICS, NUMBER_METRICS
@@ -94,7 +93,7 @@ class LabelKind(abc.ABC):
 
     def header(self) -> dict[str, Any]:
         """Returns the fields that a store's header has for this kind."""
-        names = None if self.names is None else array_digest(np.array(repr(self.names)))
+        names = None if self.names is None else PublicInput.digest_of(np.array(repr(self.names)))
         return {"num_classes": self.num_classes, "classes": names}
 
     @abc.abstractmethod

@@ -21,25 +21,19 @@ from tf_labeldp.accounting import (
     Assumption,
     BudgetExceededError,
     Charge,
+    LabelSet,
     PrivacyBudget,
     PrivacyGuarantee,
+    PublicInput,
     Receipt,
+    Receipts,
 )
 from tf_labeldp.accounting.budget import CountedCharges, compose_counted
 from tf_labeldp.accounting.events import randomized_response_fields
 from tf_labeldp.accounting.planned_uses import UseChains, UseInPlan
 from tf_labeldp.accounting.privacy_filter import PrivacyFilter
-from tf_labeldp.accounting.provenance import array_digest, note_digests
-from tf_labeldp.accounting.receipts import (
-    UNITS,
-    Composition,
-    LabelSet,
-    Receipts,
-    actor_name,
-    merge_receipts,
-    same_receipt,
-    timestamp,
-)
+from tf_labeldp.accounting.provenance import note_digests
+from tf_labeldp.accounting.receipts import UNITS, Composition, actor_name, timestamp
 from tf_labeldp.vault.label_kinds import LabelKind, kind_of_header
 from tf_labeldp.vault.model_history import LEDGERS
 from tf_labeldp.vault.records import Arrival, DrawSettingsError, LabelStoreError, Record, may_count
@@ -99,7 +93,7 @@ class Release:
     """The records of one release of an engine, which has the key of the store."""
 
     binding: str | None = None  # digest of mechanism and prior; None before registration
-    receipts: Receipts = ()  # the receipt of the release comes last
+    receipts: tuple[Receipt, ...] = ()  # the receipt of the release comes last
     rows: Record | None = None  # number and fingerprint of its rows
     output: Record | None = None  # the noisy statistic
     place: str | None = None  # file of the statistic, which 0.2 drew; 0.3 noted it
@@ -180,7 +174,7 @@ class Ledger:
             ledger.users = users
             return ledger
         header = kind.header() | (
-            {} if users is None else {"users": array_digest(without_names(users))}
+            {} if users is None else {"users": PublicInput.digest_of(without_names(users))}
         )
         with store.locked(lambda: store.check(labels, rows, header, people)):
             project = Project(store.path) if store.in_project else None
@@ -310,7 +304,7 @@ class Ledger:
             self._remember(written)
         return record
 
-    def keep_weights(self, digests: Sequence[bytes], receipts: Receipts) -> None:
+    def keep_weights(self, digests: Sequence[bytes], receipts: tuple[Receipt, ...]) -> None:
         """Records the receipts of model weights, or of published files, with these digests."""
         with self.turn():
             weights, ids = tuple(digest.hex() for digest in digests), {use.id for use in receipts}
@@ -324,7 +318,7 @@ class Ledger:
         if record.release is not None:
             self.releases[record.release["name"]].follow(record, record.release)
         if receipt is not None and receipt.id in self._counted:
-            same_receipt(self._counted[receipt.id], receipt)
+            receipt.agreed(self._counted[receipt.id])
             record = dataclasses.replace(record, receipt=None)
         elif receipt is not None:
             self._counted[receipt.id] = receipt
@@ -385,7 +379,7 @@ class Ledger:
         n = self.label_set.size
         return None if rows.size == n and n else np.sort(rows)
 
-    def receipts(self) -> Receipts:
+    def receipts(self) -> tuple[Receipt, ...]:
         """Returns all receipts, with those that other processes wrote."""
         with self.turn():
             return tuple(self._counted.values())
@@ -405,7 +399,7 @@ class Ledger:
             stated = dataclasses.replace(stated, unit=UNITS[self.unit], num_units=number or None)
         return stated
 
-    def weights(self) -> list[tuple[list[bytes], Receipts]]:
+    def weights(self) -> list[tuple[list[bytes], tuple[Receipt, ...]]]:
         """Returns digests of model weights, with the receipts of each model."""
         return [
             ([bytes.fromhex(digest) for digest in record.weights], record.made_of)
@@ -542,7 +536,7 @@ class Ledger:
                 return use
         return None
 
-    def take(self, use: PlannedUse, made_of: Receipts = ()) -> TakenUse:
+    def take(self, use: PlannedUse, made_of: tuple[Receipt, ...] = ()) -> TakenUse:
         """Returns a use to charge within this turn: a reserved one, or a new one if it is allowed.
 
         ``made_of`` are receipts of its public inputs. Raises what ``check`` raises.
@@ -589,7 +583,7 @@ class Ledger:
             self._give_back(uses)
         return uses
 
-    def _follow(self, fields: dict[str, Any], made_of: Receipts) -> None:
+    def _follow(self, fields: dict[str, Any], made_of: tuple[Receipt, ...]) -> None:
         """Follows a record of a reservation."""
         self.num_reservations += 1
         plan = fields["plan"]
@@ -708,9 +702,9 @@ class Ledger:
         return charge.with_assumptions(notes) if self.notes else charge
 
     def _not_counted(self, receipts: Iterable[Receipt], labels: LabelSet) -> list[Receipt]:
-        merged = merge_receipts(receipts)
+        merged = Receipts.merged(receipts)
         for receipt in merged:
-            same_receipt(self._counted.get(receipt.id), receipt)
+            receipt.agreed(self._counted.get(receipt.id))
         return [
             receipt
             for receipt in merged

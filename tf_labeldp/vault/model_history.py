@@ -27,8 +27,10 @@ from tf_labeldp._progress import without_input_warnings
 from tf_labeldp.accounting import (
     PrivacyGuarantee,
     Public,
+    PublicInput,
     Receipt,
     ReceiptError,
+    Receipts,
     Setting,
     public_input,
 )
@@ -36,7 +38,6 @@ from tf_labeldp.accounting.provenance import (
     COVERED,
     HISTORY,
     History,
-    array_digest,
     covered_steps,
     history_of,
     inner_optimizer,
@@ -48,16 +49,11 @@ from tf_labeldp.accounting.provenance import (
     value_of,
     weight_digests,
 )
-from tf_labeldp.accounting.receipts import (
-    Receipts,
-    declared_receipt,
-    merge_receipts,
-)
 from tf_labeldp.vault._statements import statement_of
 from tf_labeldp.vault.records import LabelStoreError, check_unpacked_size
 
 _FACTS, _FACTS_FILE = "label_dp_facts", "facts.json"
-LEDGERS: dict[str, Callable[[Sequence[bytes], Receipts], None]] = {}
+LEDGERS: dict[str, Callable[[Sequence[bytes], tuple[Receipt, ...]], None]] = {}
 """Functions that record weights in the stores of vaults, by the name of the label set."""
 
 
@@ -67,28 +63,30 @@ def attach(model: Any, receipts: Iterable[Receipt], layers: Iterable[Any] | None
     added = tuple(receipts)
     trainable = [layer for layer in layers_of(model) if layer.trainable_weights]
     chosen = trainable if layers is None else layers
-    merged: dict[int, Receipts] = {}  # The layers of a model mostly share a tuple.
+    merged: dict[int, tuple[Receipt, ...]] = {}  # The layers of a model mostly share a tuple.
     for layer in {id(part): part for part in (model, *chosen)}.values():
         history = history_of(layer)
         if history is None:
             history = History((), frozenset(weight_digests(own_weights(layer))))
         if id(history.receipts) not in merged:
-            merged[id(history.receipts)] = merge_receipts(history.receipts, added)
+            merged[id(history.receipts)] = Receipts.merged(history.receipts, added)
         set_history(layer, dataclasses.replace(history, receipts=merged[id(history.receipts)]))
     note_optimizer(model)
 
 
-def attach_from_file(model: Any, receipts: Receipts, places: Iterable[int] | None) -> None:
+def attach_from_file(
+    model: Any, receipts: tuple[Receipt, ...], places: Iterable[int] | None
+) -> None:
     """Adds receipts from a file to the layers at these places; None adds them to all layers."""
     layers = layers_of(model)
     chosen = (
         layers if places is None else [layers[place] for place in places if place < len(layers)]
     )
     for layer in {id(part): part for part in (model, *chosen)}.values():
-        set_history(layer, History(merge_receipts(receipts_of(layer), receipts)))
+        set_history(layer, History(Receipts.merged(receipts_of(layer), receipts)))
 
 
-def counted_weights(layer: Any, receipts: Receipts, weights: Iterable[Any]) -> None:
+def counted_weights(layer: Any, receipts: tuple[Receipt, ...], weights: Iterable[Any]) -> None:
     """Records that the present values of these weights come from these receipts alone."""
     attach(layer, receipts, ())
     cover_weights([layer])
@@ -101,14 +99,14 @@ def integer_digests(variables: Iterable[Any]) -> list[bytes]:
     """Returns a digest of each array of whole numbers, also of those with equal numbers."""
     arrays = [np.asarray(value_of(variable)) for variable in variables]
     several = [array for array in arrays if array.dtype.kind not in "fV" and array.size > 1]
-    return [bytes.fromhex(array_digest(array)) for array in several]
+    return [bytes.fromhex(PublicInput.digest_of(array)) for array in several]
 
 
 def model_digest(model: Any) -> bytes:
     """Returns a digest of a model's configuration and all its weights."""
     config = json.dumps(_without_numbering(model.get_config()), sort_keys=True, default=str)
     weights = [np.asarray(value_of(weight)) for weight in model.weights]
-    return bytes.fromhex(array_digest(np.frombuffer(config.encode(), np.uint8), *weights))
+    return bytes.fromhex(PublicInput.digest_of(np.frombuffer(config.encode(), np.uint8), *weights))
 
 
 def _without_numbering(config: Any) -> Any:
@@ -129,20 +127,20 @@ def cover_steps(optimizer: Any, steps: float | None = None) -> None:
         inner.__dict__[COVERED] = steps  # Keras does not track this attribute.
 
 
-def note_weights(digests: Sequence[bytes], receipts: Receipts) -> None:
+def note_weights(digests: Sequence[bytes], receipts: tuple[Receipt, ...]) -> None:
     """Records the receipts of weights, here and in the stores of charged vaults."""
     note_digests(digests, receipts)
     record_digests(digests, receipts)
 
 
-def record_digests(digests: Sequence[bytes], receipts: Receipts) -> None:
+def record_digests(digests: Sequence[bytes], receipts: tuple[Receipt, ...]) -> None:
     """Records digests of weights or of published files in the stores of charged vaults."""
     for name in {receipt.labels.name for receipt in receipts if digests} & set(LEDGERS):
         with contextlib.suppress(OSError, LabelStoreError):  # The store is gone, or forgotten.
             LEDGERS[name](digests, receipts)
 
 
-def receipts_of(layer: Any) -> Receipts:
+def receipts_of(layer: Any) -> tuple[Receipt, ...]:
     """Returns the receipts in the history of a layer."""
     return (history_of(layer) or History()).receipts
 
@@ -263,8 +261,8 @@ def declare(
             "and heads carry their receipts themselves."
         )
     unknown = [receipt for receipt in public.receipts if receipt.kind == "unknown"]
-    claim = declared_receipt(unknown, because.strip(), epsilon, delta)
-    attach(artefact, merge_receipts(public.receipts, [claim], sources))
+    claim = Receipt.of_declaration(unknown, because.strip(), epsilon, delta)
+    attach(artefact, Receipts.merged(public.receipts, [claim], sources))
     digests = cover_weights(layers_of(artefact))
     cover_steps(getattr(artefact, "optimizer", None))
     note_weights(digests, public_input(artefact).receipts)
@@ -275,7 +273,7 @@ def guarantee(artefact: Public[Any], delta: float | None = None) -> PrivacyGuara
     """Returns the statement of a model, or of another output of private labels.
 
     Guarantee:
-        The composition of the receipts of the object (``accounting.compose_receipts``): of a vault,
+        The composition of the receipts of the object (``accounting.Receipts``): of a vault,
         of its batches and of its key all uses of the labels, and of an optimizer those of its
         steps. Nothing is promised for a Keras model that shows training without receipts; for one
         without receipts, fresh or not, of which there is "no record of any label"; and for an
@@ -419,7 +417,7 @@ def _merged(histories: Sequence[History]) -> History:
     digests = [history.digests for history in histories if history.digests is not None]
     steps = [history.steps for history in histories if history.steps is not None]
     return History(
-        merge_receipts(*(history.receipts for history in histories)),
+        Receipts.merged(*(history.receipts for history in histories)),
         frozenset().union(*digests) if len(digests) == len(histories) else None,
         True,
         steps[-1] if steps else None,
@@ -449,5 +447,5 @@ def _match_by_name(model: Any, histories: Mapping[str, Sequence[History]]) -> No
             ]
             history = _merged(fitting or covered)
             digests = history.digests if name in by_name else None
-            receipts = merge_receipts(receipts_of(layer), history.receipts)
+            receipts = Receipts.merged(receipts_of(layer), history.receipts)
             set_history(layer, dataclasses.replace(history, receipts=receipts, digests=digests))

@@ -18,13 +18,13 @@ from tf_labeldp.accounting import (
     Assumption,
     PrivacyGuarantee,
     Public,
+    PublicInput,
     Receipt,
     ReceiptError,
+    Receipts,
     Setting,
     public_input,
 )
-from tf_labeldp.accounting.provenance import bare
-from tf_labeldp.accounting.receipts import Receipts, compose_receipts, merge_receipts
 from tf_labeldp.estimation import debiased, posterior
 from tf_labeldp.estimation.priors import (
     class_prior,
@@ -101,7 +101,7 @@ class NoisyStatistic:
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of this release alone."""
-        return compose_receipts(self.receipts, delta)
+        return Receipts(self.receipts).guarantee(delta)
 
     def priors(self) -> Priors:
         """Returns the shares of the classes, or of the values, as priors with the receipts.
@@ -182,7 +182,7 @@ class NoisyLabels:
         fields = {"values": values, "indices": indices, "mechanism": mechanism, "priors": priors}
         # Without the draw's own receipt nothing is promised, so other receipts are left out.
         if self.receipts:
-            fields["receipts"] = merge_receipts(public.receipts, self.receipts)
+            fields["receipts"] = Receipts.merged(public.receipts, self.receipts)
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
@@ -247,7 +247,7 @@ class NoisyLabels:
                 or priors of a wrong shape.
         """
         is_default = priors is None
-        priors = self.priors if is_default else bare(priors)
+        priors = self.priors if is_default else PublicInput.bare(priors)
         if self.shift is not None and isinstance(priors, Priors) and priors.shift is None:
             priors = dataclasses.replace(priors, shift=self.shift)
         is_uniform = isinstance(priors, str)
@@ -359,7 +359,7 @@ class NoisyLabels:
         """
         if not self.receipts and len(self):
             return PrivacyGuarantee(float("inf"), assumptions=(_NO_RECEIPT,))
-        stated = compose_receipts(self.receipts, delta).with_remarks(self.remarks)
+        stated = Receipts(self.receipts).guarantee(delta).with_remarks(self.remarks)
         return stated.with_assumptions(self.assumptions)
 
     def decode(self) -> np.ndarray:
@@ -413,7 +413,7 @@ class NoisyLabels:
         import tensorflow as tf
 
         y = self.targets(targets)
-        features = Column.unmasked(bare(features))
+        features = Column.unmasked(PublicInput.bare(features))
         rows = {np.shape(leaf)[:1] for leaf in tf.nest.flatten(features)}
         needed = int(self.indices.max(initial=-1)) + 1
         if len(rows) != 1 or () in rows or next(iter(rows))[0] < needed:
@@ -651,7 +651,7 @@ def recorded(noisy: NoisyLabels) -> NoisyLabels:
     return noisy
 
 
-def charged_examples(receipts: Receipts, kind: str = "") -> np.ndarray:
+def charged_examples(receipts: tuple[Receipt, ...], kind: str = "") -> np.ndarray:
     """Returns the examples of uses of the last receipt's label set, maybe repeated.
 
     Of one kind, such as "draw", if there are any: the answers of PATE are a release.
@@ -677,14 +677,14 @@ def joined(parts: list[NoisyLabels], rows: np.ndarray) -> NoisyLabels:
     if drawn_with:
         tables = [(np.asarray(of_part), size) for of_part, size in drawn_with]
         each = [np.broadcast_to(table, (size, table.shape[-1])) for table, size in tables]
-        receipts = merge_receipts(*(of_part.receipts for of_part, _ in drawn_with))
+        receipts = Receipts.merged(*(of_part.receipts for of_part, _ in drawn_with))
         priors = Priors(np.concatenate(each)[order], receipts=receipts)
     return dataclasses.replace(
         parts[0],
         values=np.concatenate([part.values for part in parts])[order],
         indices=indices[order],
         priors=priors,
-        receipts=merge_receipts(*(part.receipts for part in parts)),
+        receipts=Receipts.merged(*(part.receipts for part in parts)),
     )
 
 

@@ -18,17 +18,18 @@ from tf_labeldp._columns import Column
 from tf_labeldp.accounting import (
     Assumption,
     Charge,
+    LabelSet,
     PrivacyBudget,
     PrivacyGuarantee,
     Private,
     Public,
     PublicInput,
     Receipt,
+    Receipts,
     public_input,
 )
 from tf_labeldp.accounting.planned_uses import UseInPlan
-from tf_labeldp.accounting.provenance import bare
-from tf_labeldp.accounting.receipts import UNITS, LabelSet, Receipts, merge_receipts
+from tf_labeldp.accounting.receipts import UNITS
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors
 from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, checked_mechanism, deserialize
 from tf_labeldp.vault._draws import Draws, Sealed, in_words, noisy_labels
@@ -103,7 +104,7 @@ class PrivateLabels:
         label (of one row, with ``num_labels``; of all labels of one user, with ``users``). Uses of
         disjoint examples compose in parallel, uses
         of the same example in sequence (``ghazi2021``, Observation 4;
-        ``accounting.compose_receipts``). A use that would take an example past the budget raises
+        ``accounting.Receipts.guarantee``). A use that would take an example past the budget raises
         before anything is drawn.
 
     The process and its store folder are trusted; outputs may be published with the features. No
@@ -257,7 +258,7 @@ class PrivateLabels:
             most = _validate.integer_at_least("max_examples_per_user", max_examples_per_user, 1)
             labelled = self._rows(None)
             self._among = labelled[some_rows(codes[labelled], most)]
-        self.adopt(merge_receipts(row_ids.receipts, missing.receipts, owners.receipts))
+        self.adopt(Receipts.merged(row_ids.receipts, missing.receipts, owners.receipts))
 
     def _note_arrivals(self) -> None:
         # In weeks whose examples all have a label, nothing depends on which have one.
@@ -332,7 +333,7 @@ class PrivateLabels:
         return self._ledger.label_set
 
     @property
-    def receipts(self) -> Receipts:
+    def receipts(self) -> tuple[Receipt, ...]:
         """The receipts of all uses, and those of models that the vault adopted."""
         return self._ledger.receipts()
 
@@ -491,7 +492,7 @@ class PrivateLabels:
         return part
 
     def _rows(self, indices: Any) -> np.ndarray:
-        indices = bare(indices)
+        indices = PublicInput.bare(indices)
         rows = np.arange(len(self)) if indices is None else _checked_rows(indices, len(self))
         return rows if self._chosen is None else self._chosen[rows]
 
@@ -597,7 +598,7 @@ class PrivateLabels:
             (3,)
         """
         public = _with_receipts_of(public_input, mechanism, indices, self._chosen_by)
-        mechanism = bare(mechanism)
+        mechanism = PublicInput.bare(mechanism)
         self._kind.check_release(checked_mechanism(mechanism, AggregateMechanism))
         public = public.with_value(getattr(public.value, "assignments", public.value))
         record = self._draws.record(mechanism, self._rows(indices), public, key)
@@ -605,7 +606,7 @@ class PrivateLabels:
         if isinstance(mechanism, HistogramMechanism) and public.value is not None:
             groups = np.asarray(public.value)
         # The public input of a stored release is the same, but its receipts may be known since.
-        receipts = merge_receipts(public.receipts, record.receipts)
+        receipts = Receipts.merged(public.receipts, record.receipts)
         return NoisyStatistic(np.array(record.values), mechanism, groups, receipts)
 
     def evaluate(
@@ -737,7 +738,13 @@ class PrivateLabels:
             )
 
     def _charge(
-        self, charge: Charge, what: str, key: str, rows: np.ndarray, made_of: Receipts, **flags: Any
+        self,
+        charge: Charge,
+        what: str,
+        key: str,
+        rows: np.ndarray,
+        made_of: tuple[Receipt, ...],
+        **flags: Any,
     ) -> Receipt:
         with self._ledger.turn():
             part = self._ledger.reserved_use(None, charge, rows)
@@ -788,10 +795,10 @@ class PrivateLabels:
         rows = self._rows(public.value[1])
         uses = self._uses(None, public.value[0], rows)
         with self._ledger.turn():
-            self._check_uses(uses, rows, merge_receipts(receipts, public.receipts))
+            self._check_uses(uses, rows, Receipts.merged(receipts, public.receipts))
 
     def _check_uses(
-        self, uses: Sequence[PlannedUse], rows: np.ndarray, receipts: Receipts = ()
+        self, uses: Sequence[PlannedUse], rows: np.ndarray, receipts: tuple[Receipt, ...] = ()
     ) -> None:
         covering = self._ledger.covering(uses)
         planned, reserved = [], set[str]() if covering is None else {covering.id}
@@ -874,7 +881,7 @@ class PrivateLabels:
 
     def decode(self, codes: Public[Any]) -> np.ndarray:
         """Returns the class values of class codes (m,), or of ``NoisyLabels``."""
-        return self._classes.decode(bare(codes))
+        return self._classes.decode(PublicInput.bare(codes))
 
     def guarantee(self, *, after: Public[Any] = (), delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of all uses so far, for the most charged example.
@@ -898,7 +905,7 @@ class PrivateLabels:
             )
             for use in self._uses(None, public.value)
         ]
-        return self._ledger.guarantee(merge_receipts(public.receipts, planned), delta)
+        return self._ledger.guarantee(Receipts.merged(public.receipts, planned), delta)
 
     def history(self) -> UseHistory:
         """Returns the uses so far in order; equal steps in a row share a line.
@@ -968,7 +975,7 @@ def _encoded(kind: LabelKind, labels: Any, unlabelled: Any) -> tuple[np.ndarray,
 
 
 def _with_receipts_of(value: Any, *others: Any) -> PublicInput[Any]:
-    return PublicInput(bare(value), public_input(value, *others).receipts)
+    return PublicInput(PublicInput.bare(value), public_input(value, *others).receipts)
 
 
 def _checked_rows(indices: Any, n: int) -> np.ndarray:
@@ -1075,7 +1082,7 @@ def reserve_together(
 
 def charge_together(
     vaults: Sequence[PrivateLabels], charge: Charge, *, what: str, unit: str, **flags: Any
-) -> Receipts:
+) -> tuple[Receipt, ...]:
     """Charges one use of several vaults, whose row i has labels of the same example.
 
     ``charge`` is the cost for the replacement of all labels of one example, so it counts once in a
@@ -1104,7 +1111,7 @@ def check_together(
     what: str,
     charge: Charge,
     plan: UseInPlan,
-    made_of: Receipts = (),
+    made_of: tuple[Receipt, ...] = (),
 ) -> None:
     """Raises if one of the budgets does not allow a use, which the filter counts as ``plan``.
 

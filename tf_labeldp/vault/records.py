@@ -19,10 +19,16 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Assumption, PrivacyBudget, Receipt
+from tf_labeldp.accounting import (
+    Assumption,
+    LabelSet,
+    PrivacyBudget,
+    PublicInput,
+    Receipt,
+    Receipts,
+)
 from tf_labeldp.accounting.events import NO_EVENT
-from tf_labeldp.accounting.provenance import array_digest
-from tf_labeldp.accounting.receipts import Examples, LabelSet, Receipts, merge_receipts
+from tf_labeldp.accounting.receipts import Examples
 from tf_labeldp.vault.files import LabelStoreError as LabelStoreError
 from tf_labeldp.vault.files import publish, read_plain
 
@@ -113,9 +119,9 @@ class Record:
         return self.load()
 
     @property
-    def receipts(self) -> Receipts:
+    def receipts(self) -> tuple[Receipt, ...]:
         """The receipts of the output: those of its public input, and its charge."""
-        return merge_receipts(self.made_of, () if self.receipt is None else (self.receipt,))
+        return Receipts.merged(self.made_of, () if self.receipt is None else (self.receipt,))
 
     @property
     def key(self) -> str | None:
@@ -157,7 +163,7 @@ def content_digest(fields: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> 
     """Returns a digest of JSON fields and named arrays."""
     names = sorted(arrays)
     text = json.dumps([fields, names], sort_keys=True).encode()
-    return array_digest(*(arrays[name] for name in names), np.frombuffer(text, np.uint8))
+    return PublicInput.digest_of(*(arrays[name] for name in names), np.frombuffer(text, np.uint8))
 
 
 def compact(noisy: np.ndarray) -> np.ndarray:

@@ -44,8 +44,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._version import __version__
-from tf_labeldp.accounting import PrivacyBudget, Receipt
-from tf_labeldp.accounting.receipts import LabelSet
+from tf_labeldp.accounting import LabelSet, PrivacyBudget, Receipt
 from tf_labeldp.vault.files import (
     LabelStoreError,
     check_lock_file,

@@ -12,8 +12,7 @@ import numpy as np
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.transforms.window import GlobalWindows
 
-from tf_labeldp.accounting import Private, Setting, public_input
-from tf_labeldp.accounting.receipts import merge_receipts
+from tf_labeldp.accounting import Private, Receipts, Setting, public_input
 from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads.label_source import kind_arguments
 from tf_labeldp.heads.one_release_head import OneReleaseHead, with_max_l1
@@ -129,7 +128,7 @@ class FitPrivateHead:
         head._remember_columns(None, rows.scaling.mean.size)
         head._finish(rows, noisy.values, _Source(kind, mechanism))
         public = public_input(head.class_weight)
-        head.receipts_ = merge_receipts(public.receipts, noisy.receipts)
+        head.receipts_ = Receipts.merged(public.receipts, noisy.receipts)
         return head
 
 
