@@ -11,7 +11,7 @@ import pytest
 
 import tf_labeldp as ldp
 from tf_labeldp.vault import LabelStoreError
-from tf_labeldp.vault.files import publish
+from tf_labeldp.vault.files import PlainFile
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ def test_draws_are_stored_and_read_again(make, response, store):
 
 @pytest.mark.usefixtures("no_hard_links")
 def test_an_existing_file_is_never_replaced(tmp_path):
-    publish(tmp_path / "draw", b"first")
+    PlainFile(tmp_path / "draw").write(b"first")
     with pytest.raises(FileExistsError):
-        publish(tmp_path / "draw", b"second")
+        PlainFile(tmp_path / "draw").write(b"second")
     assert (tmp_path / "draw").read_bytes() == b"first"
     assert [path.name for path in tmp_path.iterdir()] == ["draw"]
 

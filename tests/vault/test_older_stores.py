@@ -18,7 +18,7 @@ import tf_labeldp as ldp
 from tf_labeldp import mechanisms
 from tf_labeldp.scale import ReleaseKey
 from tf_labeldp.vault import LabelStoreError, PrivateLabels, forget
-from tf_labeldp.vault.records import sealed_json
+from tf_labeldp.vault.records import SealedFields
 
 OF_0_3 = pathlib.Path(__file__).parent / "of_0_3"
 EXPECTED = json.loads((OF_0_3 / "expected.json").read_text())
@@ -151,6 +151,6 @@ def test_a_header_without_the_kind_of_its_labels_is_refused(tmp_path):
     path = tmp_path / "s" / "header.json"
     fields = json.loads(path.read_text())
     kept = {name: fields[name] for name in fields if name not in ("num_classes", "digest")}
-    path.write_bytes(sealed_json(kept))
+    path.write_bytes(SealedFields(kept).to_bytes())
     with pytest.raises(LabelStoreError, match=r"header\.json is damaged"):
         ldp.dossier.report(tmp_path / "s")

@@ -22,7 +22,7 @@ from tf_labeldp.cli._console import CommandError, load_tensorflow, say
 from tf_labeldp.estimation import prior_from_logits
 from tf_labeldp.mechanisms import RRWithPrior
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
-from tf_labeldp.vault.files import write_text, written_over
+from tf_labeldp.vault.files import PlainFile
 
 METHODS = {
     "LP-1ST": "randomized response",
@@ -256,7 +256,7 @@ def prepare(folder: pathlib.Path) -> None:
         for path in folder.glob("noisy_labels_lp-*st_epsilon-*"):
             with contextlib.suppress(OSError):  # It still has files of others.
                 path.rmdir()
-        write_text(folder / _MARKER, "Files of `tf-labeldp demo`, which replaces them.\n")
+        PlainFile(folder / _MARKER).write_text("Files of `tf-labeldp demo`, which replaces them.\n")
     except OSError as error:
         raise CommandError(
             f"cannot write to --output {folder} ({error.strerror}); give another folder"
@@ -284,7 +284,7 @@ class DemoReport:
         accuracy = float(np.mean(logits.argmax(axis=1) == self.data.y_test))
         name = f"{method.lower()}_epsilon-{epsilon!r}".removesuffix(".0")
         file = f"model_{'NOT-PRIVATE' if epsilon is None else name}.keras"
-        with written_over(self.folder / file) as staged:
+        with PlainFile(self.folder / file).replaced() as staged:
             model.save(staged)
         folder = None if noisy_labels is None else f"noisy_labels_{name}"
         if noisy_labels is not None:
@@ -338,7 +338,7 @@ class DemoReport:
             ("privacy.json", json.dumps(privacy, indent=2)),
             ("results.json", json.dumps(figures, indent=2)),
         ):
-            write_text(self.folder / name, f"{text}\n")
+            PlainFile(self.folder / name).write_text(f"{text}\n")
 
     @property
     def epsilons(self) -> list[float]:

@@ -31,7 +31,7 @@ from pyarrow import types as arrow_types
 from tf_labeldp.cli._console import CommandError, drop_rest, explained, say
 from tf_labeldp.cli._tables import STREAM, SUFFIXES, format_of, is_table_name
 from tf_labeldp.vault import LabelStoreError
-from tf_labeldp.vault.files import check_lock_file, file_digest, give_name
+from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.noisy_labels import IN_FOLDER, STATEMENT_SUFFIX
 
@@ -180,7 +180,7 @@ class Output:
             for batch in batches:
                 writer.write_table(batch)
         _sync(staged)
-        return file_digest(staged)
+        return PlainFile(staged).digest()
 
     def _staged(self, path: pathlib.Path) -> pathlib.Path:
         return self._folder / path.relative_to(self._folder.parent)
@@ -195,7 +195,7 @@ class Output:
                     old.append((target, self._folder / f"old-{len(old)}"))
                     os.replace(*old[-1])
             for target in self._targets:
-                give_name(self._staged(target), target)
+                PlainFile(target).take(self._staged(target))
         except BaseException:
             # A signal may come when a file has its name, so the files tell which of them are new.
             for target, staged in new.items():
@@ -204,14 +204,14 @@ class Output:
                         target.unlink()
             for target, moved in reversed(old):
                 with contextlib.suppress(OSError):
-                    give_name(moved, target)
+                    PlainFile(target).take(moved)
             raise
 
     def _lock(self, undo: contextlib.ExitStack) -> bool:
         """Returns whether the output is locked; some file systems have no locks."""
         path = self._folder.with_name(f"{self._hidden}lock")
         with explained(LabelStoreError):
-            check_lock_file(path)
+            PlainFile(path).check_lock()
         lock = filelock.FileLock(path)
         try:
             lock.acquire(timeout=0)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from tf_labeldp._validate import counted
 from tf_labeldp.cli import _features, _outputs, _tables, _train
 from tf_labeldp.cli._console import CommandError, explained, load_tensorflow, say
-from tf_labeldp.vault.files import written_over
+from tf_labeldp.vault.files import PlainFile
 
 _BATCH = 1024
 _IDS = ("id", "row_id", "row")
@@ -155,7 +155,7 @@ def _predictions(outputs: np.ndarray, facts: Mapping[str, Any]) -> dict[str, Any
 def _write(path: pathlib.Path, kind: str, table: Any) -> None:
     try:
         with (
-            written_over(path) as staged,
+            PlainFile(path).replaced() as staged,
             pa.output_stream(str(staged), compression="gzip" if kind == "csv.gz" else None) as file,
             contextlib.closing(_outputs.table_writer(file, kind, table.schema)) as writer,
         ):

@@ -29,7 +29,7 @@ from tf_labeldp._version import __version__
 from tf_labeldp.accounting import Assumption
 from tf_labeldp.cli import _outputs, _tables, _tasks
 from tf_labeldp.cli._console import CommandError, say
-from tf_labeldp.vault.files import publish
+from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.keyed_draws import text_hashes, text_parts
 from tf_labeldp.vault.model_history import record_digests
 from tf_labeldp.vault.noisy_labels import sealed, table_arrays
@@ -340,6 +340,6 @@ def _check_ids(store: pathlib.Path, shards: Sequence[_Shard]) -> None:
 def _keep_ids(store: pathlib.Path, shards: Sequence[_Shard]) -> None:
     """Records the ids before anything is published, or raises if the store has others."""
     try:
-        publish(store / _DIGEST_FILE, "\n".join(shard.digest for shard in shards).encode())
+        PlainFile(store / _DIGEST_FILE).write("\n".join(s.digest for s in shards).encode())
     except FileExistsError:
         _check_ids(store, shards)

@@ -27,7 +27,7 @@ from tf_labeldp.cli._console import (
 )
 from tf_labeldp.vault import Classes, LabelStoreError, Numbers, PrivateLabels
 from tf_labeldp.vault.evaluation import check_metric
-from tf_labeldp.vault.files import write_text
+from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.records import DrawSettingsError
 from tf_labeldp.vault.store import budget_for_store
 
@@ -134,7 +134,7 @@ def _output(folder: pathlib.Path) -> Iterator[None]:
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / _UNFINISHED
-    write_text(mark, "")
+    PlainFile(mark).write_text("")
     try:
         yield
     except Exception:

@@ -28,9 +28,9 @@ from tf_labeldp.dossier._files import (
 )
 from tf_labeldp.dossier._texts import for_markdown, for_yaml
 from tf_labeldp.vault import Evaluation
-from tf_labeldp.vault.files import file_digest, write_text, written_over
+from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.model_history import attach, record_digests
-from tf_labeldp.vault.records import json_digest
+from tf_labeldp.vault.records import SealedFields
 
 MODEL, CARD, PAGE = "model.keras", "privacy.json", "README.md"
 _OF_NUMBERS = ("mse", "mae")
@@ -120,13 +120,13 @@ def save(
     # A run that is killed leaves no card of another model.
     for name in (PAGE, CARD):
         (path / name).unlink(missing_ok=True)
-    with written_over(path / MODEL) as file:
+    with PlainFile(path / MODEL).replaced() as file:
         network.save(file)
     card = {
         "made_by": f"tf-labeldp {__version__}",
         "guarantee": json.loads(stated.to_json()),
         "receipts_sha256": receipts_digest(receipts),
-        "model_sha256": file_digest(path / MODEL),
+        "model_sha256": PlainFile(path / MODEL).digest(),
         "data": data,
         "metrics": [_metric(found) for found in metrics],
     }
@@ -134,10 +134,10 @@ def save(
     name = path.resolve().name
     page = _page(name, network, str(choice or ""), card, stated, receipts)
     card["page"] = _sections(page)
-    card["digest"] = json_digest(card)
+    card = SealedFields(card).sealed()
     record_digests([bytes.fromhex(card["digest"])], receipts)
-    write_text(path / CARD, json.dumps(card, **_LAYOUT))
-    write_text(path / PAGE, page)
+    PlainFile(path / CARD).write_text(json.dumps(card, **_LAYOUT))
+    PlainFile(path / PAGE).write_text(page)
     return stated
 
 
@@ -182,7 +182,7 @@ def check_card(
     check_names(found, others, (), "file", "the folder")
     if not missing or not page:
         _check_page(found, page, card["page"])
-    if len(found.problems) == before and json_digest(card) != card["digest"]:
+    if len(found.problems) == before and not SealedFields(card).is_whole:
         found.problems.append(f"{CARD} was edited")
     if stores and not stores.has_seal(card["digest"]):
         found.not_checked.append(

@@ -20,7 +20,7 @@ from tf_labeldp import _validate
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyGuarantee, Receipt, Receipts
 from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
-from tf_labeldp.vault.files import file_digest
+from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import Record, is_charged
 
@@ -113,7 +113,7 @@ def listed(names: Iterable[Any]) -> str:
 
 
 def digests_of(files: Mapping[str, pathlib.Path]) -> dict[str, str]:
-    return {name: file_digest(path) for name, path in sorted(files.items())}
+    return {name: PlainFile(path).digest() for name, path in sorted(files.items())}
 
 
 def files_in(folder: pathlib.Path) -> dict[str, pathlib.Path]:

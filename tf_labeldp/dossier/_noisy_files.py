@@ -32,7 +32,7 @@ from tf_labeldp.mechanisms import (
 from tf_labeldp.mechanisms.base import deserialize, settings
 from tf_labeldp.pate import ConfidentGNMax
 from tf_labeldp.vault import Classes, NoisyLabels
-from tf_labeldp.vault.files import file_digest
+from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.noisy_labels import (
     ARRAYS_FILE,
     AS_TEXT,
@@ -163,7 +163,7 @@ def _check_tables(
     if digests is None:
         text = f"the columns {listed(fields['id_columns'])}, which version 0.3 did not seal"
         found.not_checked.append(text)
-    elif digests != [file_digest(table) for table in tables]:
+    elif digests != [PlainFile(table).digest() for table in tables]:
         found.problems.append(f"{path.name} was changed after its statement was written")
 
 

@@ -22,10 +22,10 @@ from tf_labeldp.dossier._files import brief
 from tf_labeldp.dossier._verify import Published, verdict, verify_against
 from tf_labeldp.mechanisms.base import deserialize
 from tf_labeldp.vault import LabelStoreError
-from tf_labeldp.vault.files import write_text
+from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.label_kinds import kind_of_header
 from tf_labeldp.vault.ledger import UNNAMED, Ledger
-from tf_labeldp.vault.records import Record, json_digest
+from tf_labeldp.vault.records import Record, SealedFields
 from tf_labeldp.vault.store import LabelStore
 
 _LIBRARIES = ("dp-accounting", "keras", "numpy", "opendp", "scipy", "tensorflow")
@@ -63,8 +63,8 @@ class Report:
         path = pathlib.Path(folder).expanduser()
         html = page(self.content)
         path.mkdir(parents=True, exist_ok=True)
-        write_text(path / "report.html", html)
-        write_text(path / "report.json", json.dumps(self.content, indent=1))
+        PlainFile(path / "report.html").write_text(html)
+        PlainFile(path / "report.json").write_text(json.dumps(self.content, indent=1))
 
     def __repr__(self) -> str:
         return f"Report({self.statement.headline!r})"
@@ -161,7 +161,7 @@ def report(
         "versions": _versions(receipts),
     }
     content = _for_json(content)
-    return Report({**content, "digest": json_digest(content)}, stated)
+    return Report(SealedFields(content).sealed(), stated)
 
 
 def _stores_in(folder: pathlib.Path) -> list[pathlib.Path]:

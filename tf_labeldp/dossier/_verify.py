@@ -16,9 +16,9 @@ from tf_labeldp.dossier._files import Findings, Stores, brief, digests_of, files
 from tf_labeldp.dossier._model_files import check_layers, check_members, has_unknown_state
 from tf_labeldp.dossier._noisy_files import check_noisy_labels, paths_of
 from tf_labeldp.vault import guarantee, load_model
-from tf_labeldp.vault.files import read_plain
+from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.ledger import Ledger
-from tf_labeldp.vault.records import json_digest
+from tf_labeldp.vault.records import SealedFields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +197,7 @@ def verdict(problems: Sequence[str], not_checked: Sequence[str] = ()) -> str:
 
 def _not_listed(report: pathlib.Path, found: Published) -> list[str]:
     try:
-        content = json_of(read_plain(report.resolve()))
+        content = json_of(PlainFile(report.resolve()).read())
         digests = {digest for file in content["published"] for digest in file["sha256"].values()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(
@@ -210,6 +210,6 @@ def _not_listed(report: pathlib.Path, found: Published) -> list[str]:
         if digest not in digests
     ]
     # Version 0.3 sealed no report.
-    if content.get("digest", json_digest(content)) != json_digest(content):
+    if "digest" in content and not SealedFields(content).is_whole:
         problems.append("the report was changed after it was made")
     return problems

@@ -39,8 +39,8 @@ from tf_labeldp.features.reader import (
     stacked,
 )
 from tf_labeldp.features.tables import as_table, is_frame, is_structured, names_of, to_inputs
-from tf_labeldp.vault.files import publish
-from tf_labeldp.vault.records import npz
+from tf_labeldp.vault.files import PlainFile
+from tf_labeldp.vault.records import Arrays
 
 _Self = TypeVar("_Self", bound="PublicEncoder")
 _BLOCK = 1024
@@ -404,7 +404,8 @@ class _Folder:
     def write(self, keys: list[bytes], features: np.ndarray) -> None:
         table = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), -1)
         file = self.path / f"{hashlib.sha256(table.tobytes()).hexdigest()[:16]}.npz"
-        publish(file, npz({"keys": table, "features": features}), replace=True)
+        arrays = Arrays(keys=table, features=features)
+        PlainFile(file).write(arrays.to_bytes(), replace=True)
         self._add(file, table)
 
     def _add(self, file: pathlib.Path, keys: np.ndarray) -> None:

@@ -29,9 +29,9 @@ from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.mechanisms import InformativeRR, Priors
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault.counted_steps import counted_training
-from tf_labeldp.vault.files import make_private, publish
+from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.private_labels import reserve_together
-from tf_labeldp.vault.records import npz
+from tf_labeldp.vault.records import Arrays
 
 _Self = TypeVar("_Self", bound="BootstrappedHead")
 _MARGIN = 1e-5
@@ -427,8 +427,8 @@ class _SavedTraining:
         parts = {f"arr_{i}": part for i, part in enumerate(self.model.get_weights())}
         state = [np.asarray(variable) for variable in self.model.optimizer.variables]
         parts |= {f"optimizer_{i}": part for i, part in enumerate(state)}
-        make_private(self.file.parent)
-        publish(self.file, npz({**parts, "epochs": np.asarray(epoch + 1)}), replace=True)
+        arrays = Arrays({**parts, "epochs": np.asarray(epoch + 1)})
+        PlainFile(self.file).write_in_private(arrays.to_bytes(), replace=True)
 
 
 def _loss_of_noisy_labels(likelihoods: Any, logits: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import math
 import pathlib
 import re
@@ -47,10 +46,11 @@ from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.training._record_receipts import CountedTraining
 from tf_labeldp.training._stage_data import FIT, Features, StageDataset, StagePlan, TrainingSet
 from tf_labeldp.vault import NoisyLabels, PrivateLabels, Reservation, guarantee
-from tf_labeldp.vault.files import make_private, publish
+from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.label_kinds import class_table
 from tf_labeldp.vault.model_history import attach
 from tf_labeldp.vault.private_labels import reserve_together
+from tf_labeldp.vault.records import Arrays
 
 _SHUFFLE_STREAM = 1
 """Added to the seed: the order of batches and the split into stages are drawn independently."""
@@ -605,11 +605,12 @@ class MultiStageTraining(CountedTraining):
         path = self._state_path(stage)
         if path is None:
             return
-        buffer = io.BytesIO()
-        np.savez(buffer, kept=kept, mean_k=report.mean_k, num_dropped=report.num_dropped)
-        make_private(path.parent)
-        path.unlink(missing_ok=True)
-        publish(path, buffer.getvalue())
+        arrays = Arrays(
+            kept=kept,
+            mean_k=np.asarray(report.mean_k),
+            num_dropped=np.asarray(report.num_dropped),
+        )
+        PlainFile(path).write_in_private(arrays.to_bytes(), replace=True)
 
     def _resume(self, num_stages: int) -> None:
         """Restores a run from the records of the stages that have begun."""

@@ -52,50 +52,135 @@ def damaged(path: str | os.PathLike[str]) -> LabelStoreError:
     )
 
 
-def publish(
-    target: pathlib.Path,
-    content: bytes | Callable[[int], bytes],
-    *,
-    replace: bool = False,
-    mode: int = 0o600,
-    durable: bool = True,
-) -> None:
-    """Writes a file atomically; replaces an existing file, or a link, only with ``replace``.
+class PlainFile:
+    """A regular file, which is written whole or not at all, and read within a size.
 
-    ``content`` may be a function of the descriptor. Without ``durable``, a power failure may leave
-    an empty file.
+    Example:
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> file = PlainFile(folder / "counts")
+        >>> file.write(b"7 5")
+        >>> file.read(), file.digest()[:8]
+        (b'7 5', 'd441522c')
     """
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
-    descriptor = os.open(temporary, flags, mode)
-    try:
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = pathlib.Path(path)
+
+    def write(
+        self,
+        content: bytes | Callable[[int], bytes],
+        *,
+        replace: bool = False,
+        mode: int = 0o600,
+        durable: bool = True,
+    ) -> None:
+        """Writes the file; replaces an existing file, or a link, only with ``replace``.
+
+        ``content`` may be a function of the descriptor. Without ``durable``, a power failure may
+        leave an empty file.
+        """
+        target = self.path
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
+        descriptor = os.open(temporary, flags, mode)
         try:
-            _write_all(descriptor, content if isinstance(content, bytes) else content(descriptor))
-            if durable:
-                os.fsync(descriptor)
+            try:
+                whole = content if isinstance(content, bytes) else content(descriptor)
+                _write_all(descriptor, whole)
+                if durable:
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            if replace:
+                os.replace(temporary, target)
+            else:
+                self.take(temporary)
         finally:
-            os.close(descriptor)
-        (os.replace if replace else give_name)(temporary, target)
-    finally:
-        # A file that is left is removed later, and the new one may have its name already.
+            # A file that is left is removed later, and the new one may have its name already.
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        if durable:
+            sync_folder(target.parent)
+
+    def write_text(self, text: str) -> None:
+        """Writes a text that may be published, or replaces it."""
+        self.write(text.encode(), replace=True, mode=0o666)
+
+    def write_in_private(self, content: bytes, *, replace: bool = False) -> None:
+        """Writes the file in a folder that no other user may read, which is made if needed.
+
+        Raises:
+            LabelStoreError: the folder is a link, or other users may write into it.
+        """
+        make_private(self.path.parent)
+        self.write(content, replace=replace)
+
+    @contextlib.contextmanager
+    def replaced(self) -> Iterator[pathlib.Path]:
+        """Yields a path for a file that replaces this one, or a link, once it is complete."""
+        target = self.path
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+            path = pathlib.Path(folder) / target.name
+            yield path
+            os.replace(path, target)
+
+    def take(self, temporary: pathlib.Path) -> None:
+        """Gives this name to a file or folder, if it is free; the temporary name may remain."""
+        target = self.path
+        try:
+            os.link(temporary, target)
+        except FileExistsError as error:
+            raise FileExistsError(error.errno, error.strerror, str(target)) from None
+        except OSError:
+            # Without hard links, exclusive creation claims the name. A process that is killed here
+            # leaves an empty file or folder.
+            is_folder = os.path.isdir(temporary)
+            if is_folder:
+                os.mkdir(target)
+            else:
+                os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            try:
+                os.replace(temporary, target)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    (os.rmdir if is_folder else os.unlink)(target)
+                raise
+
+    def read(self, most: int | None = _MOST_BYTES_OF_TEXT) -> bytes:
+        """Returns the content; raises if it has more than ``most`` bytes.
+
+        None is for files of arrays, which take their own size alone.
+        """
+        with os.fdopen(open_plain(self.path), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if most is not None and size > most:
+                raise LabelStoreError(
+                    f"expected at most {most:,} bytes in {self.path}, got {size:,}. Restore the "
+                    "file as it was written."
+                )
+            return file.read()
+
+    def digest(self) -> str:
+        """Returns the SHA-256 of the content."""
+        digest = hashlib.sha256()
+        with self.path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        return digest.hexdigest()
+
+    def check_lock(self) -> None:
+        """Raises if a lock would open another file: a link, or a second name of a file.
+
+        The file of a lock is empty, so that a backup by hard links may have its second name.
+        """
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
-    if durable:
-        sync_folder(target.parent)
-
-
-@contextlib.contextmanager
-def written_over(target: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a path for a file that replaces ``target``, or a link there, once it is complete."""
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
-        path = pathlib.Path(folder) / target.name
-        yield path
-        os.replace(path, target)
-
-
-def write_text(target: pathlib.Path, text: str) -> None:
-    """Writes a text that may be published, or replaces it."""
-    publish(target, text.encode(), replace=True, mode=0o666)
+            status = os.lstat(self.path)
+            is_second_name = status.st_nlink > 1 and status.st_size > 0
+            if not stat.S_ISREG(status.st_mode) or is_second_name:
+                raise LabelStoreError(
+                    f"expected a lock file {self.path}, got a link to another file. Remove it, and "
+                    "find out who made it."
+                )
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
@@ -117,28 +202,6 @@ def sync_folder(path: pathlib.Path) -> None:
             os.close(directory)
 
 
-def give_name(temporary: pathlib.Path, target: pathlib.Path) -> None:
-    """Gives a file its name, if that is free; the temporary name may remain."""
-    try:
-        os.link(temporary, target)
-    except FileExistsError as error:
-        raise FileExistsError(error.errno, error.strerror, str(target)) from None
-    except OSError:
-        # Without hard links, exclusive creation claims the name. A process that is killed here
-        # leaves an empty file or folder.
-        is_folder = os.path.isdir(temporary)
-        if is_folder:
-            os.mkdir(target)
-        else:
-            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        try:
-            os.replace(temporary, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                (os.rmdir if is_folder else os.unlink)(target)
-            raise
-
-
 def open_plain(path: str | os.PathLike[str]) -> int:
     """Opens a regular file for reading; a link, a folder, a pipe or a device is refused."""
     if not _NO_FOLLOW and os.path.islink(path):
@@ -157,25 +220,10 @@ def open_plain(path: str | os.PathLike[str]) -> int:
     return descriptor
 
 
-def read_plain(path: str | os.PathLike[str], most: int | None = _MOST_BYTES_OF_TEXT) -> bytes:
-    """Returns the content of a regular file; raises if it has more than ``most`` bytes.
-
-    None is for files of arrays, which take their own size alone.
-    """
-    with os.fdopen(open_plain(path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if most is not None and size > most:
-            raise LabelStoreError(
-                f"expected at most {most:,} bytes in {path}, got {size:,}. Restore the file as it "
-                "was written."
-            )
-        return file.read()
-
-
 def read_json(path: pathlib.Path) -> dict[str, Any]:
     """Returns the content of a JSON file of a store, or raises if it is damaged."""
     try:
-        content = _validate.json_of(read_plain(path))
+        content = _validate.json_of(PlainFile(path).read())
     except (OSError, ValueError) as error:
         raise damaged(path) from error
     if not isinstance(content, dict):
@@ -183,17 +231,8 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     return content
 
 
-def file_digest(path: pathlib.Path) -> str:
-    """Returns the SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def has_content(path: pathlib.Path) -> bool:
-    """Returns whether a file exists and is not empty, as claims of ``give_name`` are."""
+    """Returns whether a file exists and is not empty, as claims of ``take`` are."""
     try:
         return os.lstat(path).st_size > 0
     except (FileNotFoundError, NotADirectoryError):
@@ -288,21 +327,6 @@ def _has_modes(folder: pathlib.Path) -> bool:
     finally:
         os.close(descriptor)
         os.unlink(probe)
-
-
-def check_lock_file(path: pathlib.Path) -> None:
-    """Raises if a lock would open another file: a link, or a second name of a file.
-
-    The file of a lock is empty, so that a backup by hard links may have its second name.
-    """
-    with contextlib.suppress(OSError):
-        status = os.lstat(path)
-        is_second_name = status.st_nlink > 1 and status.st_size > 0
-        if not stat.S_ISREG(status.st_mode) or is_second_name:
-            raise LabelStoreError(
-                f"expected a lock file {path}, got a link to another file. Remove it, and find out "
-                "who made it."
-            )
 
 
 def identity_of(file: int | str | os.PathLike[str]) -> tuple[int, int] | None:

@@ -37,10 +37,10 @@ from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors
 from tf_labeldp.mechanisms.base import LabelMechanism, deserialize, serialize, settings
 from tf_labeldp.mechanisms.clusters import PriorResampling
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_noisy_labels
-from tf_labeldp.vault.files import publish, read_plain
+from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.label_kinds import class_array
 from tf_labeldp.vault.model_history import record_digests
-from tf_labeldp.vault.records import content_digest, from_npz, npz
+from tf_labeldp.vault.records import Arrays, content_digest
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -452,8 +452,8 @@ class NoisyLabels:
         fields = {**self.statement(), "classes": self.classes}
         if not all(isinstance(name, (str, int, float)) for name in self.classes or ()):
             fields |= {"classes": tuple(map(str, self.classes or ())), AS_TEXT: True}
-        publish(path / ARRAYS_FILE, npz(arrays))
-        publish(path / JSON_FILE, sealed(fields, arrays).encode())
+        PlainFile(path / ARRAYS_FILE).write(Arrays(arrays).to_bytes())
+        PlainFile(path / JSON_FILE).write(sealed(fields, arrays).encode())
 
     def statement(self) -> dict[str, Any]:
         """Returns the statement and all other fields except the arrays, for JSON."""
@@ -509,7 +509,7 @@ class NoisyLabels:
                     "or tf-labeldp randomize wrote."
                 )
         try:
-            fields = _validate.json_of(read_plain(statement.resolve(), None))
+            fields = _validate.json_of(PlainFile(statement.resolve()).read(None))
             if fields.get("format") != FORMAT and "made_by" in fields:
                 raise ReceiptError(
                     f"{path} has format {fields.get('format', 0)}, made by {fields['made_by']}; "
@@ -517,7 +517,8 @@ class NoisyLabels:
                     "version that made it."
                 )
             if statement.name == JSON_FILE:
-                arrays = from_npz(read_plain(_file_in(path, ARRAYS_FILE).resolve(), None))
+                content = PlainFile(_file_in(path, ARRAYS_FILE).resolve()).read(None)
+                arrays: dict[str, np.ndarray] = Arrays.from_bytes(content)
             else:
                 tables = [path]
                 if path.is_dir():

@@ -30,7 +30,7 @@ from tf_labeldp.accounting import (
 from tf_labeldp.accounting.events import NO_EVENT
 from tf_labeldp.accounting.receipts import Examples
 from tf_labeldp.vault.files import LabelStoreError as LabelStoreError
-from tf_labeldp.vault.files import publish, read_plain
+from tf_labeldp.vault.files import PlainFile
 
 FORMAT = 4
 """The format of a store. 0.3 wrote 3, and refuses 4: it does not know the place in
@@ -173,27 +173,35 @@ def compact(noisy: np.ndarray) -> np.ndarray:
     return noisy.astype(np.result_type(*map(np.min_scalar_type, (noisy.min(), noisy.max()))))
 
 
-def npz(arrays: Mapping[str, np.ndarray], *, compressed: bool = False) -> bytes:
-    """Returns arrays as the bytes of an ``.npz`` file."""
-    buffer = io.BytesIO()
-    save = np.savez_compressed if compressed else np.savez
-    save(buffer, **arrays)  # type: ignore[arg-type]
-    content = buffer.getvalue()
-    size = sum(np.asarray(array).nbytes for array in arrays.values())
-    # Zeros have a ratio of a thousand, which `from_npz` would refuse.
-    return npz(arrays) if compressed and size > len(content) * _MOST_RATIO // 2 else content
+class Arrays(dict[str, np.ndarray]):
+    """Arrays by name, and the bytes of an ``.npz`` file with them.
 
+    Example:
+        >>> Arrays.from_bytes(Arrays(counts=np.array([7, 5])).to_bytes())
+        {'counts': array([7, 5])}
+    """
 
-def from_npz(content: bytes) -> dict[str, np.ndarray]:
-    """Returns the arrays of an ``.npz`` file; objects are refused, and sizes that are too large."""
-    # The reader of zip files ignores bytes before the first member.
-    if not content.startswith(b"PK"):
-        raise ValueError("expected a file of arrays, got other bytes at its start")
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        check_unpacked_size(archive, len(content))
-        return {
-            name.removesuffix(".npy"): _array(archive.read(name)) for name in archive.namelist()
-        }
+    def to_bytes(self, *, compressed: bool = False) -> bytes:
+        """Returns the bytes of an ``.npz`` file."""
+        buffer = io.BytesIO()
+        save = np.savez_compressed if compressed else np.savez
+        save(buffer, **self)  # type: ignore[arg-type]
+        content = buffer.getvalue()
+        size = sum(np.asarray(array).nbytes for array in self.values())
+        # Zeros have a ratio of a thousand, which `from_bytes` would refuse.
+        is_too_dense = compressed and size > len(content) * _MOST_RATIO // 2
+        return self.to_bytes() if is_too_dense else content
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Arrays:
+        """Returns the arrays of an ``.npz`` file; objects and too large sizes are refused."""
+        # The reader of zip files ignores bytes before the first member.
+        if not content.startswith(b"PK"):
+            raise ValueError("expected a file of arrays, got other bytes at its start")
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            check_unpacked_size(archive, len(content))
+            names = archive.namelist()
+            return cls({name.removesuffix(".npy"): _array(archive.read(name)) for name in names})
 
 
 def _array(content: bytes) -> np.ndarray:
@@ -220,7 +228,7 @@ def check_unpacked_size(archive: zipfile.ZipFile, size: int) -> None:
 def write_key(path: pathlib.Path) -> bytes:
     """Draws a secret of 256 random bits, writes its file, and returns it."""
     secret = secrets.token_bytes(32)
-    publish(path, _key_content(secret), replace=False)
+    PlainFile(path).write(_key_content(secret))
     return secret
 
 
@@ -228,7 +236,7 @@ def write_key(path: pathlib.Path) -> bytes:
 def read_key(path: pathlib.Path) -> bytes:
     """Returns the secret of a key file, or raises if it is damaged."""
     try:
-        content = read_plain(path)
+        content = PlainFile(path).read()
         fields = _validate.json_of(content)
         secret = bytes.fromhex(fields["secret"])
         is_of_0_2 = fields["format"] == 1 and "releases" in fields
@@ -257,23 +265,42 @@ def _key_content(secret: bytes) -> bytes:
     return json.dumps({"format": 2, "secret": secret.hex(), "checksum": checksum}).encode()
 
 
-def sealed_json(content: dict[str, Any]) -> bytes:
-    """Returns the bytes of a JSON file with a digest of its content."""
-    return json.dumps({**content, "digest": json_digest(content)}, indent=2).encode()
+class SealedFields(dict[str, Any]):
+    """Fields of a JSON file, one of which, ``digest``, is a digest of the others.
 
+    Example:
+        >>> fields = SealedFields(size=3)
+        >>> SealedFields(fields.sealed()).is_whole
+        True
+        >>> SealedFields(size=4, digest=fields.seal).is_whole
+        False
+    """
 
-def check_seal(path: pathlib.Path, content: dict[str, Any], role: str) -> None:
-    """Raises unless the digest in a JSON file fits its other fields."""
-    if content.get("digest") != json_digest(content):
-        raise LabelStoreError(
-            f"{path} was edited or is damaged: {role}. Restore the file from a backup."
-        )
+    @property
+    def seal(self) -> str:
+        """The digest of all fields except ``digest``."""
+        rest = {name: value for name, value in self.items() if name != "digest"}
+        return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is a digest, and it fits the other fields."""
+        return self.get("digest") == self.seal
 
-def json_digest(content: dict[str, Any]) -> str:
-    """Returns a digest of all fields except ``digest``."""
-    rest = {name: value for name, value in content.items() if name != "digest"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    def sealed(self) -> dict[str, Any]:
+        """Returns the fields with their digest."""
+        return {**self, "digest": self.seal}
+
+    def to_bytes(self) -> bytes:
+        """Returns the bytes of the JSON file of a store."""
+        return json.dumps(self.sealed(), indent=2).encode()
+
+    def check(self, path: pathlib.Path, role: str) -> None:
+        """Raises unless the digest fits the other fields, which were read from this file."""
+        if not self.is_whole:
+            raise LabelStoreError(
+                f"{path} was edited or is damaged: {role}. Restore the file from a backup."
+            )
 
 
 def fingerprint_of(labels: np.ndarray, salt: str) -> str:

@@ -47,7 +47,7 @@ from tf_labeldp._version import __version__
 from tf_labeldp.accounting import LabelSet, PrivacyBudget, Receipt
 from tf_labeldp.vault.files import (
     LabelStoreError,
-    check_lock_file,
+    PlainFile,
     check_private,
     damaged,
     has_content,
@@ -56,22 +56,18 @@ from tf_labeldp.vault.files import (
     make_private,
     not_written,
     open_plain,
-    publish,
     read_json,
-    read_plain,
     tighten,
 )
 from tf_labeldp.vault.records import (
     FORMAT,
     KEY_FILE,
+    Arrays,
     Arrival,
     Record,
-    check_seal,
+    SealedFields,
     fingerprint_of,
-    from_npz,
-    npz,
     read_key,
-    sealed_json,
 )
 
 SUMS = "private-sums"
@@ -129,9 +125,9 @@ _ERASED = (
 """Files that ``forget`` erases, with the arrays of all records; others are left untouched. The last
 three are of 0.2: an upgrade by 0.3 that was killed leaves them."""
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
-"""Names of the temporary files of ``publish``; a killed process may leave one behind."""
+"""Names of the temporary files of ``PlainFile``; a killed process may leave one behind."""
 _NO_LOCKS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS)
-"""Errors of a file system without locks, or a read-only one: ``publish`` detects collisions."""
+"""Errors of a file system without locks, or a read-only one: ``PlainFile`` detects collisions."""
 
 
 def budget_for_store(
@@ -335,7 +331,7 @@ class LabelStore:
         self._digests = [label_set.name]
         self._write_last()
         try:
-            self._publish("header.json", sealed_json(header))
+            self._publish("header.json", SealedFields(header).to_bytes())
         except FileExistsError:
             raise LabelStoreError(
                 f"Another process is making the store {self.path} now. Open it again."
@@ -405,9 +401,9 @@ class LabelStore:
             if _TEMPORARY.fullmatch(path.name):
                 path.unlink()
                 continue
-            fields, _, arrays = read_plain(path, None).partition(b"\n")
+            fields, _, arrays = PlainFile(path).read(None).partition(b"\n")
             if arrays:
-                publish(path, fields + b"\n", replace=True)
+                PlainFile(path).write(fields + b"\n", replace=True)
         left = []
         for release, place in elsewhere:
             # Records may come from someone else: no other file is deleted.
@@ -462,7 +458,7 @@ class LabelStore:
         folder = self.path.parent if self.in_project else self.path
         if folder != self.path:
             check_private(folder, follow=True)
-        check_lock_file(folder / _LOCK)
+        PlainFile(folder / _LOCK).check_lock()
         lock = _lock_of(folder / _LOCK, os.getpid())
         try:
             lock.acquire()
@@ -488,7 +484,7 @@ class LabelStore:
             lock.acquire()
         except (NotImplementedError, OSError):
             with self._explained(self._holder_file(holder)):
-                publish(self._holder_file(holder), b"")
+                PlainFile(self._holder_file(holder)).write(b"")
             return None
         return lock
 
@@ -498,7 +494,7 @@ class LabelStore:
 
         if not os.path.lexists(self._holder_file(holder)):
             return False
-        check_lock_file(self._holder_file(holder))
+        PlainFile(self._holder_file(holder)).check_lock()
         lock = self._lock_of(holder)
         try:
             lock.acquire()
@@ -634,7 +630,7 @@ class LabelStore:
         """Writes a record to disk after those that were read, and returns it as it is read."""
         number = len(self._receipts)
         arrays = {name: record.arrays[name] for name in record.array_names}
-        content = npz(arrays, compressed="indices" in arrays) if arrays else b""
+        content = Arrays(arrays).to_bytes(compressed="indices" in arrays) if arrays else b""
         budget = record.budget
         fields = {
             "format": _RECORD_FORMAT,
@@ -765,7 +761,7 @@ class LabelStore:
 
     def _publish(self, name: str, content: bytes | Callable[[int], bytes], **how: bool) -> None:
         with self._explained(self.path / name):
-            publish(self.path / name, content, **how)
+            PlainFile(self.path / name).write(content, **how)
 
     @contextlib.contextmanager
     def _explained(self, path: pathlib.Path) -> Iterator[None]:
@@ -814,7 +810,7 @@ class LabelStore:
         header = read_json(path)
         if header.get("format") not in range(_OLDEST, FORMAT + 1):
             raise _unknown_format(path, header.get("format"), FORMAT)
-        check_seal(path, header, "it has the budget and the label set")
+        SealedFields(header).check(path, "it has the budget and the label set")
         # A seal that fits can be made for any values.
         is_whole = all(
             isinstance(header.get(name), kinds) for name, kinds in _HEADER.items() if name in header
@@ -827,7 +823,7 @@ class LabelStore:
 
     def _replace_header(self, **fields: Any) -> None:
         header = {**self.header(), **fields}
-        self._publish("header.json", sealed_json(header), replace=True)
+        self._publish("header.json", SealedFields(header).to_bytes(), replace=True)
 
 
 class Project:
@@ -881,11 +877,11 @@ class Project:
 
     def _read(self) -> dict[str, Any]:
         content = read_json(self._path)
-        check_seal(self._path, content, "it lists the stores whose spending adds up")
+        SealedFields(content).check(self._path, "it lists the stores whose spending adds up")
         return content
 
     def _write(self, content: dict[str, Any]) -> None:
-        publish(self._path, sealed_json(content), replace=True)
+        PlainFile(self._path).write(SealedFields(content).to_bytes(), replace=True)
 
 
 @functools.cache
@@ -897,7 +893,7 @@ def _lock_of(path: pathlib.Path, process: int) -> Any:
 
 
 def _remove_claim(path: pathlib.Path) -> None:
-    """Removes the empty file of a process that was killed within ``give_name``."""
+    """Removes the empty file of a process that was killed within ``PlainFile.take``."""
     if os.path.lexists(path) and not has_content(path):
         with contextlib.suppress(OSError):  # The claim stays, and its name is refused.
             path.unlink()
@@ -921,7 +917,7 @@ def _read_arrays(path: str, expected: str) -> dict[str, np.ndarray]:
         raise damaged(path) from error
     if content and _digest(content) != expected:
         raise damaged(path)
-    return from_npz(content) if content else {}
+    return Arrays.from_bytes(content) if content else {}
 
 
 def _digest(content: bytes) -> str:

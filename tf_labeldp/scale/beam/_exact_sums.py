@@ -29,7 +29,7 @@ from tf_labeldp.mechanisms.base import checked_mechanism
 from tf_labeldp.scale.beam._files import write_whole
 from tf_labeldp.vault.keyed_draws import ReleaseKey, same_key
 from tf_labeldp.vault.noisy_labels import NoisyStatistic
-from tf_labeldp.vault.records import from_npz, npz
+from tf_labeldp.vault.records import Arrays
 
 Sums = dict[str, Any]
 """Exact sums by name, one of which is the number of rows, ``rows``."""
@@ -301,7 +301,7 @@ def _keep(sums: Sums, key: tuple[str, str], release: str, path: str) -> Iterable
     A worker without access to the ledger always writes them, and ``result`` deletes the file.
     """
     if sums:
-        write = functools.partial(write_whole, path, npz(sums), private=True)
+        write = functools.partial(write_whole, path, Arrays(sums).to_bytes(), private=True)
         if os.path.exists(key[0]):
             same_key(*key).unless_drawn(release, write)
         else:
@@ -321,7 +321,7 @@ def _read(path: str) -> Sums:
             "result() after the pipeline has finished."
         )
     with FileSystems.open(path) as file:
-        return from_npz(file.read())
+        return Arrays.from_bytes(file.read())
 
 
 def _added_up(sums: Iterable[Sums]) -> Sums:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pathlib
-
 from apache_beam.io.filesystems import FileSystems
 
-from tf_labeldp.vault.files import publish
+from tf_labeldp.vault.files import PlainFile
 
 
 def write_whole(path: str, content: bytes, *, private: bool = False) -> None:
@@ -18,4 +16,4 @@ def write_whole(path: str, content: bytes, *, private: bool = False) -> None:
         with FileSystems.create(path, mime_type="application/octet-stream") as file:
             file.write(content)
         return
-    publish(pathlib.Path(path), content, replace=True, mode=0o600 if private else 0o666)
+    PlainFile(path).write(content, replace=True, mode=0o600 if private else 0o666)

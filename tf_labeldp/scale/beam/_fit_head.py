@@ -23,7 +23,7 @@ from tf_labeldp.scale.beam._files import write_whole
 from tf_labeldp.vault import LabelKind
 from tf_labeldp.vault.keyed_draws import ReleaseKey
 from tf_labeldp.vault.label_kinds import label_kind
-from tf_labeldp.vault.records import npz
+from tf_labeldp.vault.records import Arrays
 
 Survey = tuple[int, np.ndarray, np.ndarray]
 """A number of rows, and a sample of them: hashes and features."""
@@ -184,7 +184,7 @@ def _keep(survey: Survey, path: str, design: str) -> None:
     if not survey[0]:
         raise ValueError("the pipeline has no rows of features. Check the input of `read`.")
     arrays = {"num_rows": np.array(survey[0]), "sample": survey[2], "design": np.array(design)}
-    write_whole(path, npz(arrays))
+    write_whole(path, Arrays(arrays).to_bytes())
 
 
 def _surveyed(path: str, design: str, head: OneReleaseHead) -> tuple[PublicRows, int]:
