@@ -24,7 +24,7 @@ from tf_labeldp.mechanisms import (
     PeerToPeerRandomizedResponse,
 )
 from tf_labeldp.vault import model_history
-from tf_labeldp.vault.noisy_labels import sealed
+from tf_labeldp.vault.noisy_labels import NoisyFiles
 
 LABELS = np.random.default_rng(0).integers(3, size=300)
 X = np.random.default_rng(1).normal(size=(300, 4)).astype(np.float32)
@@ -312,7 +312,7 @@ def reseal(folder, change, **edited):
     path = folder / "noisy_labels.json"
     fields = json.loads(path.read_text())
     change(fields)
-    path.write_text(sealed(fields, arrays))
+    path.write_text(NoisyFiles.sealed(fields, arrays))
 
 
 class TestModels:

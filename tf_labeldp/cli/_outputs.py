@@ -33,7 +33,7 @@ from tf_labeldp.cli._tables import STREAM, SUFFIXES, format_of, is_table_name
 from tf_labeldp.vault import LabelStoreError
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.ledger import Ledger
-from tf_labeldp.vault.noisy_labels import IN_FOLDER, STATEMENT_SUFFIX
+from tf_labeldp.vault.noisy_labels import NoisyFiles
 
 MADE_BY = "tf-labeldp"
 """The start of a statement's entry ``made_by``."""
@@ -55,7 +55,8 @@ def output_of(
 ) -> Output:
     path: pathlib.Path = args.output
     kind: type[Output] = FolderOutput
-    statement, tables = path / IN_FOLDER, [path / file.name for file in files]
+    statement = NoisyFiles.statement_at(path, in_folder=True)
+    tables = [path / file.name for file in files]
     if path == STREAM:
         if args.statement is None:
             raise CommandError(
@@ -68,7 +69,8 @@ def output_of(
     elif args.statement is not None:
         raise CommandError("--statement is for --output -; other outputs have a place for theirs")
     elif not several or is_table_name(path):
-        kind, statement, tables = Output, path.with_name(path.name + STATEMENT_SUFFIX), [path]
+        kind, tables = Output, [path]
+        statement = NoisyFiles.statement_at(path, in_folder=False)
     sources = [file for file in files if file != STREAM]
     drawn = _receipts_in(args.store)
     return kind(path, statement, tables, schema, args.overwrite, sources, drawn)
@@ -262,7 +264,7 @@ class FolderOutput(Output):
                 f"{', '.join(SUFFIXES)}"
             )
         names = {path.name for path in target.iterdir()}
-        if not names <= {IN_FOLDER, *_statement_in(self.statement).get("files", {})}:
+        if not names <= {self.statement.name, *_statement_in(self.statement).get("files", {})}:
             raise CommandError(
                 f"--output {target} has files that no earlier run wrote; give another --output"
             )

@@ -32,7 +32,7 @@ from tf_labeldp.cli._console import CommandError, say
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.keyed_draws import text_hashes, text_parts
 from tf_labeldp.vault.model_history import record_digests
-from tf_labeldp.vault.noisy_labels import sealed, table_arrays
+from tf_labeldp.vault.noisy_labels import NoisyFiles
 
 _ROWS = 1 << 18
 """Rows per batch: some tens of megabytes of text."""
@@ -181,7 +181,7 @@ def _statement(
         "noisy_label_column": names[-1],
         **draw.facts,
     }
-    text = sealed(fields, table_arrays(noisy.values, draw.facts["prior"]))
+    text = NoisyFiles.sealed_table(fields, noisy.values, draw.facts["prior"])
     record_digests([bytes.fromhex(json.loads(text)["digest"])], noisy.receipts)
     return text
 

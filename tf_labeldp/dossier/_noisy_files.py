@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_labeldp.accounting import PublicInput, Receipt
+from tf_labeldp.accounting import Receipt
 from tf_labeldp.dossier._files import (
     Findings,
     Stores,
@@ -33,18 +33,8 @@ from tf_labeldp.mechanisms.base import deserialize, settings
 from tf_labeldp.pate import ConfidentGNMax
 from tf_labeldp.vault import Classes, NoisyLabels
 from tf_labeldp.vault.files import PlainFile
-from tf_labeldp.vault.noisy_labels import (
-    ARRAYS_FILE,
-    AS_TEXT,
-    IN_FOLDER,
-    JSON_FILE,
-    PRIOR_ARRAYS,
-    STATEMENT_SUFFIX,
-    NoisyStatistic,
-    content_seal,
-    table_columns,
-)
-from tf_labeldp.vault.records import Record, compact
+from tf_labeldp.vault.noisy_labels import NoisyFiles, NoisyStatistic
+from tf_labeldp.vault.records import Record
 
 _LAYOUT = {"indent": 2, "ensure_ascii": False}
 """The layout of a statement's JSON."""
@@ -62,39 +52,29 @@ def paths_of(path: pathlib.Path) -> dict[str, pathlib.Path]:
     """Returns the files of noisy labels by name, also those that should not be there."""
     if path.is_dir():
         return files_in(path)
-    statement = _statement_of(path)
-    return {file.name: file for file in (path, statement) if file.exists()}
+    return {file.name: file for file in (path, NoisyFiles(path).statement) if file.exists()}
 
 
 def check_noisy_labels(path: pathlib.Path, stores: Stores, found: Findings) -> NoisyLabels:
     """Checks noisy labels, their files and their statement; raises if they can't be read."""
-    noisy = NoisyLabels.load(path)
-    folders = [path]
-    if path.is_dir() and not _statement_of(path).exists():
+    noisy, parts = NoisyLabels.load(path), NoisyFiles(path).parts
+    if parts[0].path != path:
         # Several draws in folders of their own.
-        folders = sorted(part.parent for part in path.glob(f"*/{JSON_FILE}"))
-        known = {f"{folder.name}/{name}" for folder in folders for name in (JSON_FILE, ARRAYS_FILE)}
+        known = {f"{part.path.name}/{name}" for part in parts for name in part.names}
         check_names(found, files_in(path), known, "file", path.name)
-    for folder in folders:
-        _check_folder(folder, stores, found)
+    for part in parts:
+        _check_folder(part, stores, found)
     return noisy
 
 
-def _statement_of(path: pathlib.Path) -> pathlib.Path:
-    if not path.is_dir():
-        return path.with_name(path.name + STATEMENT_SUFFIX)
-    return path / (IN_FOLDER if (path / IN_FOLDER).exists() else JSON_FILE)
-
-
-def _check_folder(path: pathlib.Path, stores: Stores, found: Findings) -> None:
-    noisy, statement = NoisyLabels.load(path), _statement_of(path)
+def _check_folder(files: NoisyFiles, stores: Stores, found: Findings) -> None:
+    noisy, path, statement = files.read(), files.path, files.statement
     text = statement.read_text(encoding="utf-8")
     fields = check_json(found, statement.name, text, _LAYOUT)
     if fields is None:
         return
-    is_table = statement.name != JSON_FILE
     own = json.loads(json.dumps(noisy.statement()))
-    known = (*own, "classes", AS_TEXT, "digest", *(_OF_TABLES if is_table else ()))
+    known = (*own, "classes", files.AS_TEXT, "digest", *(_OF_TABLES if files.is_table else ()))
     check_names(found, fields, known, "field", statement.name)
     check_statement(
         found, noisy.guarantee(), fields["guarantee"], fields["statement"], fields["made_by"]
@@ -110,26 +90,27 @@ def _check_folder(path: pathlib.Path, stores: Stores, found: Findings) -> None:
     if differing:
         found.problems.append(f"{statement.name} differs from what it says in {listed(differing)}")
     is_recorded = False
-    if is_table:
+    if files.is_table:
         is_recorded = stores.has_seal(fields["digest"])
-        _check_tables(path, fields, noisy, found)
+        _check_tables(files, fields, noisy, found)
     else:
-        check_names(found, files_in(path), (JSON_FILE, ARRAYS_FILE), "file", path.name)
-        check_arrays(found, path / ARRAYS_FILE, ("values", "indices", *PRIOR_ARRAYS))
+        check_names(found, files_in(path), files.names, "file", path.name)
+        check_arrays(found, files.arrays, files.ARRAYS)
     of_draws = Findings()
     _check_draws(noisy, stores, of_draws)
     found.problems += of_draws.problems
-    if stores.has_seal(content_seal(noisy)):
-        is_recorded = is_recorded or not is_table
+    if stores.has_seal(noisy.digest()):
+        is_recorded = is_recorded or not files.is_table
     else:
         found.not_checked += of_draws.not_checked
     if stores:
-        as_text = bool(fields.get(AS_TEXT))
+        as_text = bool(fields.get(files.AS_TEXT))
         _check_classes(noisy, stores, found, is_recorded=is_recorded, as_text=as_text)
         if not is_recorded:
             found.not_checked += [f"the remark {brief(remark)!r}" for remark in noisy.remarks]
             found.not_checked += [f"the assumption [{note.code}]" for note in noisy.assumptions]
-            facts = [*(fields["id_columns"] if is_table else ()), *set(_FACTS).intersection(fields)]
+            facts = [*fields["id_columns"]] if files.is_table else []
+            facts += set(_FACTS).intersection(fields)
             if facts:
                 found.not_checked.append(
                     f"{listed(facts)} of {statement.name}, which this store did not write"
@@ -137,13 +118,14 @@ def _check_folder(path: pathlib.Path, stores: Stores, found: Findings) -> None:
 
 
 def _check_tables(
-    path: pathlib.Path, fields: dict[str, Any], noisy: NoisyLabels, found: Findings
+    files: NoisyFiles, fields: dict[str, Any], noisy: NoisyLabels, found: Findings
 ) -> None:
+    path = files.path
     tables, sizes = [path], {path.name: fields["rows"]}
     if path.is_dir():
         sizes = fields["files"]
         tables = [path / name for name in sizes]
-        check_names(found, files_in(path), (IN_FOLDER, *sizes), "file", path.name)
+        check_names(found, files_in(path), (files.statement.name, *sizes), "file", path.name)
     elif "files" in fields:
         found.problems.append(f"{path.name} is one table, and its statement lists several")
     parts = fields["epsilon"]
@@ -158,7 +140,7 @@ def _check_tables(
         found.problems.append(f"its statement differs from its noisy labels in {listed(wrong)}")
     columns = [*fields["id_columns"], fields["noisy_label_column"]]
     for table in tables:
-        check_names(found, table_columns(table), columns, "column", table.name)
+        check_names(found, files.columns_of(table), columns, "column", table.name)
     digests = fields.get("sha256")
     if digests is None:
         text = f"the columns {listed(fields['id_columns'])}, which version 0.3 did not seal"
@@ -185,7 +167,7 @@ def _check_draws(noisy: NoisyLabels, stores: Stores, found: Findings) -> None:
     """
     draws = _draws(noisy)
     is_free = getattr(noisy.mechanism, "resampling_probability", None) == 1.0
-    if not draws and is_free and (not stores or stores.has_seal(content_seal(noisy))):
+    if not draws and is_free and (not stores or stores.has_seal(noisy.digest())):
         found.not_checked.append("its noisy labels, drawn from its priors without a true label")
         return
     if not draws:
@@ -235,7 +217,7 @@ def _matches(
     noisy: NoisyLabels, stored: Sequence[Record]
 ) -> Iterator[tuple[Sequence[Record], np.ndarray, np.ndarray | None]]:
     """Yields records that have these noisy labels together, in an order, with their rows."""
-    digest = PublicInput.digest_of(compact(noisy.values))
+    digest = noisy.output_digest()
     own = settings(noisy.mechanism)
     by_digest = [each for each in stored if each.receipt and each.receipt.output_digest == digest]
     choices: list[list[Record]] = [
@@ -304,7 +286,7 @@ def _check_by_receipts(
     has_store: bool,
 ) -> None:
     """Compares noisy labels with digests in receipts, without a draw in a store."""
-    digest = PublicInput.digest_of(compact(noisy.values))
+    digest = noisy.output_digest()
     single = [receipt for receipt in draws if receipt.output_digest == digest]
     is_partial = isinstance(noisy.mechanism, (PeerToPeerRandomizedResponse, ConfidentGNMax))
     if not single and not is_partial and not _are_of_receipts(noisy, draws):
@@ -347,7 +329,7 @@ def _are_of_receipts(noisy: NoisyLabels, draws: Sequence[Receipt]) -> bool:
         if not len(indices) or not np.isin(rows, indices).all():
             continue
         places = np.searchsorted(indices, rows)
-        if PublicInput.digest_of(compact(noisy.values[places])) == receipt.output_digest:
+        if noisy.output_digest(places) == receipt.output_digest:
             is_drawn[places] = True
     return bool(is_drawn.all())
 

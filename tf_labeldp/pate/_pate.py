@@ -15,8 +15,6 @@ from tf_labeldp.accounting import Private, Public, PublicInput, public_input
 from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.pate._confident_gnmax import NO_ANSWER, ConfidentGNMax
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
-from tf_labeldp.vault.noisy_labels import recorded
-from tf_labeldp.vault.records import compact
 
 Teacher = Callable[[Any, np.ndarray, np.ndarray], np.ndarray]
 
@@ -142,7 +140,7 @@ class PATE:
             classes=labels.kind.names,
             of_part=bool(np.any(labels.indices != np.arange(size))),
         )
-        return recorded(answers)
+        return answers.recorded()
 
 
 class _Teachers:
@@ -201,7 +199,8 @@ class _Teachers:
         votes = np.asarray(self._teacher(self._features, shard, self.queries))
         if votes.shape != self.queries.shape:
             raise ValueError(f"votes of shape {votes.shape}.")
-        return compact(_validate.class_indices("votes", votes, self._num_classes))
+        classes = _validate.class_indices("votes", votes, self._num_classes)
+        return classes.astype(np.min_scalar_type(self._num_classes - 1))
 
     def digest(self) -> str:
         """Returns the digest that a stored release is bound to."""

@@ -20,7 +20,7 @@ from tf_labeldp.mechanisms.clusters import (
     checked_threshold,
     cluster_distributions,
 )
-from tf_labeldp.vault.noisy_labels import NoisyLabels, recorded
+from tf_labeldp.vault.noisy_labels import NoisyLabels
 from tf_labeldp.vault.private_labels import PrivateLabels, Randomizer, reserve_together
 
 _DRAW_EPSILONS = (1.0, 1.75, 3.75)
@@ -306,7 +306,8 @@ class ClusterRandomizedResponse(Randomizer):
             values = self._sampler.randomize(np.zeros_like(clusters), priors, rng=rng)
             every = np.arange(len(labels))
             beta = self.bias_correction
-            return recorded(NoisyLabels(values, every, self._sampler, priors, receipts, beta))
+            noisy = NoisyLabels(values, every, self._sampler, priors, receipts, beta)
+            return noisy.recorded()
         noisy = labels.randomize(self._stored_or(self.draw, labels, key), priors=priors, key=key)
         noisy = dataclasses.replace(
             noisy,
@@ -315,7 +316,7 @@ class ClusterRandomizedResponse(Randomizer):
             bias_correction=self.bias_correction,
             remarks=self._remarks(float(distributions[sizes > 0].min())),
         )
-        return recorded(noisy)
+        return noisy.recorded()
 
     @staticmethod
     def _stored_or(draw: PriorResampling, labels: PrivateLabels, key: str) -> PriorResampling:

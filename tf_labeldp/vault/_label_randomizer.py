@@ -22,7 +22,7 @@ from tf_labeldp.mechanisms import (
 )
 from tf_labeldp.mechanisms.base import Mechanism
 from tf_labeldp.mechanisms.bin_losses import checked_loss, unbiased_range
-from tf_labeldp.vault.noisy_labels import NoisyLabels, recorded
+from tf_labeldp.vault.noisy_labels import NoisyLabels
 from tf_labeldp.vault.private_labels import (
     PrivateLabels,
     Randomizer,
@@ -248,7 +248,7 @@ class LabelRandomizer(Randomizer):
         shift = shift_of(labels, key)
         priors = dataclasses.replace(prior, shift=shift)
         noisy = dataclasses.replace(noisy, priors=priors, receipts=receipts)
-        return noisy if prior.receipts and shift is None else recorded(noisy)
+        return noisy if prior.receipts and shift is None else noisy.recorded()
 
     def _best_draw(
         self, values: np.ndarray, prior: Priors, epsilon: float, stored: Any, key: str

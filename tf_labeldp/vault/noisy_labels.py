@@ -40,29 +40,15 @@ from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_noisy_labels
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.label_kinds import class_array
 from tf_labeldp.vault.model_history import record_digests
-from tf_labeldp.vault.records import Arrays, content_digest
+from tf_labeldp.vault.records import Arrays, compact, content_digest
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 FORMAT = 1
-STATEMENT_SUFFIX = ".privacy.json"
-"""File-name suffix of the statement next to a table of noisy labels."""
-IN_FOLDER = "privacy.json"
-"""File name of the statement in a folder of tables."""
 _CSV_BLOCK = 1 << 26
 """Bytes of a table parsed at a time, which must hold the longest cell."""
 _TARGETS = ("values", "posterior", "debiased")
-JSON_FILE, ARRAYS_FILE = "noisy_labels.json", "noisy_labels.npz"
-AS_TEXT = "classes_as_text"
-"""A field where class values were written as texts, since JSON has no such values."""
-PRIOR_ARRAYS = {
-    "probabilities": "probabilities",
-    "prior_groups": "groups",
-    "prior_values": "values",
-    "prior_shift": "shift",
-}
-"""File names of the fields of ``Priors``."""
 _NO_RECEIPT = Assumption(
     "not-promised",
     "nobody",
@@ -439,21 +425,7 @@ class NoisyLabels:
         The folder may be published; its receipts record who drew the labels and when
         (``PrivateLabels(actor=)``). A folder with noisy labels raises a ``FileExistsError``.
         """
-        path = pathlib.Path(folder).expanduser()
-        path.mkdir(parents=True, exist_ok=True)
-        if (path / ARRAYS_FILE).exists() or (path / JSON_FILE).exists():
-            raise FileExistsError(
-                f"{path} already has noisy labels. Use another folder, or remove them."
-            )
-        arrays = {"values": self.values, "indices": self.indices}
-        for name, part in PRIOR_ARRAYS.items():
-            if (content := getattr(self.priors, part, None)) is not None:
-                arrays[name] = np.asarray(content)
-        fields = {**self.statement(), "classes": self.classes}
-        if not all(isinstance(name, (str, int, float)) for name in self.classes or ()):
-            fields |= {"classes": tuple(map(str, self.classes or ())), AS_TEXT: True}
-        PlainFile(path / ARRAYS_FILE).write(Arrays(arrays).to_bytes())
-        PlainFile(path / JSON_FILE).write(sealed(fields, arrays).encode())
+        NoisyFiles(folder).write(self)
 
     def statement(self) -> dict[str, Any]:
         """Returns the statement and all other fields except the arrays, for JSON."""
@@ -489,74 +461,7 @@ class NoisyLabels:
             FileNotFoundError, ValueError: files that are missing, damaged, edited, or newer; or
                 folders whose draws do not belong together.
         """
-        path = pathlib.Path(path).expanduser()
-        if folders := sorted(part.parent for part in path.glob(f"*/{JSON_FILE}")):
-            if not any((path / name).exists() for name in (JSON_FILE, IN_FOLDER)):
-                return _of_folders(folders)
-        if not path.is_dir():
-            statement = path.with_name(path.name + STATEMENT_SUFFIX)
-        else:
-            statement = path / IN_FOLDER if (path / IN_FOLDER).exists() else path / JSON_FILE
-        for needed in (
-            path,
-            statement,
-            path / ARRAYS_FILE if statement.name == JSON_FILE else path,
-        ):
-            if not needed.exists():
-                raise FileNotFoundError(
-                    f"there is no {needed}. Pass a table that has its statement "
-                    f"{path.name}{STATEMENT_SUFFIX} next to it, or a folder that NoisyLabels.save "
-                    "or tf-labeldp randomize wrote."
-                )
-        try:
-            fields = _validate.json_of(PlainFile(statement.resolve()).read(None))
-            if fields.get("format") != FORMAT and "made_by" in fields:
-                raise ReceiptError(
-                    f"{path} has format {fields.get('format', 0)}, made by {fields['made_by']}; "
-                    f"this is tf-labeldp {__version__}, which reads format {FORMAT}. Install the "
-                    "version that made it."
-                )
-            if statement.name == JSON_FILE:
-                content = PlainFile(_file_in(path, ARRAYS_FILE).resolve()).read(None)
-                arrays: dict[str, np.ndarray] = Arrays.from_bytes(content)
-            else:
-                tables = [path]
-                if path.is_dir():
-                    tables = [_file_in(path, name) for name in fields["files"]]
-                values = [_read_table(table, fields) for table in tables]
-                arrays = table_arrays(np.concatenate(values), fields["prior"])
-            if json.loads(sealed(fields, arrays))["digest"] != fields["digest"]:
-                raise ValueError("the digest does not match the content")
-            return cls._of(fields, arrays)
-        except (ReceiptError, FileNotFoundError, PermissionError, MemoryError):
-            raise
-        except Exception as error:  # json, zipfile, numpy and pyarrow have different errors
-            raise ReceiptError(
-                f"the noisy labels in {path}, or their statement, were damaged or edited "
-                f"({type(error).__name__}: {error}). Restore the files as they were written."
-            ) from error
-
-    @classmethod
-    def _of(cls, fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> NoisyLabels:
-        receipts = tuple(Receipt.from_json(receipt) for receipt in fields["receipts"])
-        priors = None
-        if "probabilities" in arrays:
-            paid = tuple(receipt for receipt in receipts if receipt.id in fields["prior_receipts"])
-            parts: dict[str, Any] = {p: arrays.get(name) for name, p in PRIOR_ARRAYS.items()}
-            priors = Priors(**parts, receipts=paid)
-        classes = fields["classes"]
-        return cls(
-            arrays["values"],
-            arrays["indices"],
-            deserialize(fields["mechanism"]),  # type: ignore[arg-type]
-            priors,
-            receipts,
-            fields["bias_correction"],
-            tuple(fields["remarks"]),
-            tuple(map(Assumption.of, fields["assumptions"])),
-            None if classes is None else tuple(classes),
-            fields.get("of_part"),
-        )
+        return NoisyFiles(path).read()
 
     def rows_among(self, lengths: Setting[Iterable[tuple[int, ...]]]) -> np.ndarray | slice:
         """Returns the rows that belong to these noisy labels, in public arrays of some length.
@@ -583,6 +488,31 @@ class NoisyLabels:
             f"vault, or for each of the {len(self)} noisy labels, got {rows} rows. Give the rows "
             "of these labels, in their order."
         )
+
+    def digest(self) -> str:
+        """Returns a digest of all attributes except the receipts."""
+        fields = {
+            "mechanism": settings(self.mechanism),
+            "classes": repr(self.classes),
+            "bias_correction": self.bias_correction,
+            "of_part": self.of_part,
+            "remarks": list(self.remarks),
+            "assumptions": [note.to_json() for note in self.assumptions],
+        }
+        return content_digest(fields, NoisyFiles.arrays_of(self))
+
+    def output_digest(self, places: np.ndarray | slice = slice(None)) -> str:
+        """Returns the digest of the values at these places, as ``Receipt.output_digest`` is."""
+        return PublicInput.digest_of(compact(self.values[places]))
+
+    def recorded(self) -> NoisyLabels:
+        """Records the digest in the store, and returns these noisy labels.
+
+        The draw alone does not know the indices within a part, the bias correction, or what a
+        randomizer made of a draw: files with these are compared with the digest.
+        """
+        record_digests([bytes.fromhex(self.digest())], self.receipts)
+        return self
 
     def _check_not_of_a_part(self, number: int) -> None:
         if self._indices_of_a_part:
@@ -625,33 +555,6 @@ class NoisyLabels:
         return hasattr(self.mechanism, "transition_matrix") and self.values.ndim == 2
 
 
-def content_seal(noisy: NoisyLabels) -> str:
-    """Returns a digest of all fields except the receipts."""
-    arrays = {"values": noisy.values, "indices": noisy.indices}
-    for name, part in PRIOR_ARRAYS.items():
-        if (content := getattr(noisy.priors, part, None)) is not None:
-            arrays[name] = np.asarray(content)
-    fields = {
-        "mechanism": settings(noisy.mechanism),
-        "classes": repr(noisy.classes),
-        "bias_correction": noisy.bias_correction,
-        "of_part": noisy.of_part,
-        "remarks": list(noisy.remarks),
-        "assumptions": [note.to_json() for note in noisy.assumptions],
-    }
-    return content_digest(fields, arrays)
-
-
-def recorded(noisy: NoisyLabels) -> NoisyLabels:
-    """Records, in the store, the digest of noisy labels that more than their draw determines.
-
-    The draw alone does not know the indices within a part, or the bias correction: files with these
-    are compared with the digest.
-    """
-    record_digests([bytes.fromhex(content_seal(noisy))], noisy.receipts)
-    return noisy
-
-
 def charged_examples(receipts: tuple[Receipt, ...], kind: str = "") -> np.ndarray:
     """Returns the examples of uses of the last receipt's label set, maybe repeated.
 
@@ -689,9 +592,195 @@ def joined(parts: list[NoisyLabels], rows: np.ndarray) -> NoisyLabels:
     )
 
 
-def _of_folders(folders: list[pathlib.Path]) -> NoisyLabels:
-    """Returns the noisy labels of several folders as one, in the order of their examples."""
-    parts = [NoisyLabels.load(folder) for folder in folders]
+class NoisyFiles:
+    """The files of noisy labels: those of ``NoisyLabels.save``, or tables with their statement.
+
+    Attributes:
+        path: a folder, or one table.
+        statement: the file of the statement: within the folder, or next to the table.
+    """
+
+    AS_TEXT = "classes_as_text"
+    """A field where class values were written as texts, since JSON has no such values."""
+    ARRAYS = ("values", "indices", "probabilities", "prior_groups", "prior_values", "prior_shift")
+    """Names of the arrays in the file of ``save``; the last four are the fields of ``Priors``."""
+    _TEXT, _ARRAYS = "noisy_labels.json", "noisy_labels.npz"
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = pathlib.Path(path).expanduser()
+        self.statement = self.statement_at(self.path, in_folder=self.path.is_dir())
+        if self.path.is_dir() and not self.statement.exists():
+            self.statement = self.path / self._TEXT
+
+    @staticmethod
+    def statement_at(path: pathlib.Path, *, in_folder: bool) -> pathlib.Path:
+        """Returns the file of the statement on a table, or on the tables in a folder."""
+        return path / "privacy.json" if in_folder else path.with_name(f"{path.name}.privacy.json")
+
+    @property
+    def is_table(self) -> bool:
+        """Whether they are tables, not the files of ``NoisyLabels.save``."""
+        return self.statement.name != self._TEXT
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the files that ``NoisyLabels.save`` writes."""
+        return self._TEXT, self._ARRAYS
+
+    @property
+    def arrays(self) -> pathlib.Path:
+        """The file of the arrays, which ``NoisyLabels.save`` writes."""
+        return self.path / self._ARRAYS
+
+    @property
+    def parts(self) -> list[NoisyFiles]:
+        """Several draws in folders of their own, or these files alone."""
+        own = (self.statement_at(self.path, in_folder=True), self.path / self._TEXT)
+        folders = sorted(part.parent for part in self.path.glob(f"*/{self._TEXT}"))
+        is_several = folders and not any(file.exists() for file in own)
+        return [NoisyFiles(folder) for folder in folders] if is_several else [self]
+
+    def write(self, noisy: NoisyLabels) -> None:
+        """Writes the files of ``NoisyLabels.save``."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        text = self.path / self._TEXT
+        if self.arrays.exists() or text.exists():
+            raise FileExistsError(
+                f"{self.path} already has noisy labels. Use another folder, or remove them."
+            )
+        fields = {**noisy.statement(), "classes": noisy.classes}
+        if not all(isinstance(name, (str, int, float)) for name in noisy.classes or ()):
+            fields |= {"classes": tuple(map(str, noisy.classes or ())), self.AS_TEXT: True}
+        arrays = self.arrays_of(noisy)
+        PlainFile(self.arrays).write(arrays.to_bytes())
+        PlainFile(text).write(self.sealed(fields, arrays).encode())
+
+    @classmethod
+    def arrays_of(cls, noisy: NoisyLabels) -> Arrays:
+        """Returns the arrays of noisy labels and of their priors."""
+        arrays = Arrays(values=noisy.values, indices=noisy.indices)
+        if (priors := noisy.priors) is not None:
+            fields = (priors.probabilities, priors.groups, priors.values, priors.shift)
+            named = zip(cls.ARRAYS[2:], fields, strict=True)
+            arrays |= {name: np.asarray(field) for name, field in named if field is not None}
+        return arrays
+
+    def read(self) -> NoisyLabels:
+        """Returns the noisy labels; raises as ``NoisyLabels.load``."""
+        path, parts = self.path, self.parts
+        if parts != [self]:
+            return _joined_parts(path, [part.read() for part in parts])
+        for needed in (path, self.statement, path if self.is_table else self.arrays):
+            if not needed.exists():
+                raise FileNotFoundError(
+                    f"there is no {needed}. Pass a table that has its statement "
+                    f"{self.statement_at(path, in_folder=False).name} next to it, or a folder that "
+                    "NoisyLabels.save or tf-labeldp randomize wrote."
+                )
+        try:
+            fields = _validate.json_of(PlainFile(self.statement.resolve()).read(None))
+            if fields.get("format") != FORMAT and "made_by" in fields:
+                raise ReceiptError(
+                    f"{path} has format {fields.get('format', 0)}, made by {fields['made_by']}; "
+                    f"this is tf-labeldp {__version__}, which reads format {FORMAT}. Install the "
+                    "version that made it."
+                )
+            arrays = self._arrays_of_tables(fields) if self.is_table else self._saved_arrays()
+            if json.loads(self.sealed(fields, arrays))["digest"] != fields["digest"]:
+                raise ValueError("the digest does not match the content")
+            return self._of(fields, arrays)
+        except (ReceiptError, FileNotFoundError, PermissionError, MemoryError):
+            raise
+        except Exception as error:  # json, zipfile, numpy and pyarrow have different errors
+            raise ReceiptError(
+                f"the noisy labels in {path}, or their statement, were damaged or edited "
+                f"({type(error).__name__}: {error}). Restore the files as they were written."
+            ) from error
+
+    def _saved_arrays(self) -> Arrays:
+        return Arrays.from_bytes(PlainFile(self._file(self._ARRAYS).resolve()).read(None))
+
+    def _arrays_of_tables(self, fields: dict[str, Any]) -> Arrays:
+        tables = [self.path]
+        if self.path.is_dir():
+            tables = [self._file(name) for name in fields["files"]]
+        values = np.concatenate([_read_table(table, fields) for table in tables])
+        return self._of_table(values, fields["prior"])
+
+    def _file(self, name: str) -> pathlib.Path:
+        """Returns the path of a file, or raises if its name or a link leads out of the folder."""
+        file = self.path / name
+        if pathlib.PurePath(name).name != name or file.resolve().parent != self.path.resolve():
+            raise ReceiptError(
+                f"expected the plain name of a file in {self.path}, got {name!r}, which leads "
+                "elsewhere. Restore the files as they were written."
+            )
+        return file
+
+    def _of(self, fields: dict[str, Any], arrays: Arrays) -> NoisyLabels:
+        receipts = Receipts(Receipt.from_json(receipt) for receipt in fields["receipts"])
+        priors = None
+        if "probabilities" in arrays:
+            paid = Receipts(each for each in receipts if each.id in fields["prior_receipts"])
+            table, groups, values, shift = (arrays.get(name) for name in self.ARRAYS[2:])
+            priors = Priors(np.asarray(table), groups, values, paid, shift)
+        classes = fields["classes"]
+        return NoisyLabels(
+            arrays["values"],
+            arrays["indices"],
+            deserialize(fields["mechanism"]),  # type: ignore[arg-type]
+            priors,
+            receipts,
+            fields["bias_correction"],
+            tuple(fields["remarks"]),
+            tuple(map(Assumption.of, fields["assumptions"])),
+            None if classes is None else tuple(classes),
+            fields.get("of_part"),
+        )
+
+    @classmethod
+    def sealed_table(
+        cls, fields: dict[str, Any], values: np.ndarray, prior: dict[str, Any] | None
+    ) -> str:
+        """Returns the text of the statement on tables, with a digest of it and of their values.
+
+        The rows of the tables are in the order of the examples.
+        """
+        return cls.sealed(fields, cls._of_table(values, prior))
+
+    @staticmethod
+    def _of_table(values: np.ndarray, prior: dict[str, Any] | None) -> Arrays:
+        arrays = Arrays(values=np.asarray(values), indices=np.arange(len(values)))
+        for name, field in (("probabilities", "probabilities"), ("prior_values", "values")):
+            content = (prior or {}).get(field)
+            if content is not None:
+                arrays[name] = np.asarray(content, dtype=np.float64)
+        return arrays
+
+    @staticmethod
+    def sealed(fields: dict[str, Any], arrays: Arrays) -> str:
+        """Returns the text of a statement's file, with a digest of the statement and the arrays."""
+        content = {name: value for name, value in fields.items() if name != "digest"}
+        content["digest"] = content_digest(content, arrays)
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        # Half a character, as of a file name in another encoding, has no UTF-8.
+        return text.encode(errors="backslashreplace").decode()
+
+    @staticmethod
+    def columns_of(table: pathlib.Path) -> list[str]:
+        """Returns the names of the columns of a table."""
+        from pyarrow import csv, parquet
+
+        if _is_parquet(table):
+            return list(parquet.read_schema(table).names)
+        with _opened(table) as stream:
+            options = csv.ParseOptions(newlines_in_values=True)
+            reading = csv.ReadOptions(block_size=_CSV_BLOCK)
+            return list(csv.open_csv(stream, reading, options).schema.names)
+
+
+def _joined_parts(folder: pathlib.Path, parts: list[NoisyLabels]) -> NoisyLabels:
+    """Returns several draws in a folder as one, in the order of their examples."""
     kinds = {part._kind_of_draw for part in parts}
     rows = np.sort(np.concatenate([part.indices for part in parts]))
     is_repeated = np.any(rows[1:] == rows[:-1])
@@ -701,7 +790,7 @@ def _of_folders(folders: list[pathlib.Path]) -> NoisyLabels:
     if is_mixed or not all(part.receipts and not part._indices_of_a_part for part in parts):
         raise ReceiptError(
             f"expected draws of one mechanism for different examples of one vault in "
-            f"{folders[0].parent}, got {len(parts)} folders of other draws. Load each by itself."
+            f"{folder}, got {len(parts)} folders of other draws. Load each by itself."
         )
     # The last receipt has the number of examples of the vault, which grows (``extend``).
     parts.sort(key=lambda part: part.receipts[-1].labels.size)
@@ -710,61 +799,29 @@ def _of_folders(folders: list[pathlib.Path]) -> NoisyLabels:
     return dataclasses.replace(joined(parts, rows), assumptions=notes, remarks=remarks)
 
 
-def sealed(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
-    """Returns the text of a statement's file, with a digest of the statement and the arrays."""
-    content = {name: value for name, value in fields.items() if name != "digest"}
-    content["digest"] = content_digest(content, arrays)
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    # Half a character, as of a file name in another encoding, has no UTF-8.
-    return text.encode(errors="backslashreplace").decode()
+def _is_parquet(table: pathlib.Path) -> bool:
+    return table.name.lower().endswith(".parquet")
 
 
-def table_arrays(values: np.ndarray, prior: dict[str, Any] | None) -> dict[str, np.ndarray]:
-    """Returns the arrays of a table of noisy labels, whose rows are in the examples' order."""
-    arrays = {"values": np.asarray(values), "indices": np.arange(len(values))}
-    for name in ("probabilities", "prior_values"):
-        content = (prior or {}).get(PRIOR_ARRAYS[name])
-        if content is not None:
-            arrays[name] = np.asarray(content, dtype=np.float64)
-    return arrays
-
-
-def _file_in(folder: pathlib.Path, name: str) -> pathlib.Path:
-    """Returns the path of a file, or raises if its name or a link leads out of the folder."""
-    file = folder / name
-    if pathlib.PurePath(name).name != name or file.resolve().parent != folder.resolve():
-        raise ReceiptError(
-            f"expected the plain name of a file in {folder}, got {name!r}, which leads elsewhere. "
-            "Restore the files as they were written."
-        )
-    return file
-
-
-def table_columns(path: pathlib.Path) -> list[str]:
-    """Returns the names of the columns of a table."""
+def _opened(table: pathlib.Path) -> Any:
+    """Returns the stream of a table in CSV, unpacked."""
     import pyarrow as pa
-    from pyarrow import csv, parquet
 
-    if path.name.lower().endswith(".parquet"):
-        return list(parquet.read_schema(path).names)
-    compressed = "gzip" if path.name.lower().endswith(".gz") else None
-    with pa.input_stream(str(path), compression=compressed) as stream:
-        options = csv.ParseOptions(newlines_in_values=True)
-        reading = csv.ReadOptions(block_size=_CSV_BLOCK)
-        return list(csv.open_csv(stream, reading, options).schema.names)
+    compression = "gzip" if table.name.lower().endswith(".gz") else None
+    return pa.input_stream(str(table), compression=compression)
 
 
-def _read_table(path: pathlib.Path, fields: dict[str, Any]) -> np.ndarray:
+def _read_table(table: pathlib.Path, fields: dict[str, Any]) -> np.ndarray:
+    """Returns the noisy labels of a table, by a statement."""
     import pyarrow as pa
     from pyarrow import csv, parquet
 
     column, classes = fields["noisy_label_column"], fields["classes"]
-    if path.name.lower().endswith(".parquet"):
-        found = parquet.read_table(path, columns=[column]).column(0)
+    if _is_parquet(table):
+        found = parquet.read_table(table, columns=[column]).column(0)
     else:
         kind = pa.string() if classes else pa.float64() if "label_range" in fields else pa.int64()
-        compressed = "gzip" if path.name.lower().endswith(".gz") else None
-        with pa.input_stream(str(path), compression=compressed) as stream:
+        with _opened(table) as stream:
             found = csv.read_csv(
                 stream,
                 csv.ReadOptions(block_size=_CSV_BLOCK),

@@ -37,7 +37,7 @@ from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_release
 from tf_labeldp.vault.keyed_draws import KeyedDraws
 from tf_labeldp.vault.label_kinds import Classes, LabelKind, Numbers, label_kind
 from tf_labeldp.vault.ledger import Ledger, UseHistory
-from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic, joined, recorded
+from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic, joined
 from tf_labeldp.vault.records import Arrival
 from tf_labeldp.vault.reservations import PlannedUse, Reservation
 from tf_labeldp.vault.store import LabelStore
@@ -565,7 +565,7 @@ class PrivateLabels:
         records = self._draws.records(mechanism, rows, public, key)
         parts = [noisy_labels(each, mechanism, self._kind.names, among) for each in records]
         noisy = joined(parts, rows if among is None else np.searchsorted(among, rows))
-        return recorded(noisy) if noisy.of_part and indices is not None else noisy
+        return noisy.recorded() if noisy.of_part and indices is not None else noisy
 
     def release(
         self,
