@@ -14,6 +14,7 @@ import tf_labeldp as ldp
 from tf_labeldp import mechanisms
 from tf_labeldp.estimation.priors import rounding_grid
 from tf_labeldp.mechanisms._bins import nearest_index
+from tf_labeldp.vault import Numbers
 
 MAX_VALUES = 64
 """Values of amounts: steps of 1.6 % of the range, and a cheap prior."""
@@ -77,9 +78,8 @@ def vault(data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int) -> l
     Seeded, so that the table is reproducible; such draws protect nobody.
     """
     budget = ldp.PrivacyBudget(epsilon)
-    return ldp.PrivateLabels(
-        data.labels[rows], low=data.low, high=data.high, budget=budget, insecure_seed=seed
-    )
+    kind = Numbers(data.low, data.high)
+    return ldp.PrivateLabels(data.labels[rows], kind, budget=budget, insecure_seed=seed)
 
 
 def _additive(

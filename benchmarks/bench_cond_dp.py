@@ -22,6 +22,7 @@ import numpy as np
 import tf_labeldp as ldp
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.training import LabelDPModel, LabelDPOptimizer
+from tf_labeldp.vault import Numbers
 
 N, TEST, WIDTH, STEPS, Q = 20_000, 5_000, 50, 100, 0.05
 METHODS = ("DP-SGD", "Cond-DP", "gauss_newton")
@@ -57,7 +58,7 @@ def error(method: str, rate: float, seed: int, flat: bool, noise: float) -> floa
     inner = keras.optimizers.SGD(rate)
     model.compile(LabelDPOptimizer(inner, 1.0, noise, **settings), loss="mean_squared_error")
     budget = ldp.PrivacyBudget(1000.0, 1e-6)
-    labels = ldp.PrivateLabels(np.clip(y[:N], -4.0, 4.0), low=-4.0, high=4.0, budget=budget)
+    labels = ldp.PrivateLabels(np.clip(y[:N], -4.0, 4.0), Numbers(-4.0, 4.0), budget=budget)
     batches = poisson_batches(
         x[:N], labels, sampling_probability=Q, steps=STEPS, insecure_seed=seed
     )

@@ -78,7 +78,8 @@ def predictor(
     """Returns sets or intervals by a method, from the labels of some rows."""
     if method in ("vault", "noisy labels"):
         budget = ldp.PrivacyBudget(epsilon)
-        private = ldp.PrivateLabels(labels[rows], **kind, budget=budget, insecure_seed=seed)
+        of_kind = ldp.vault.LabelKind.of(**kind)
+        private = ldp.PrivateLabels(labels[rows], of_kind, budget=budget, insecure_seed=seed)
         if method == "vault":
             return ldp.conformal(model, (rows, private), alpha, epsilon)
         noisy = private.randomize(ldp.RandomizedResponse(epsilon, int(kind["num_classes"])))

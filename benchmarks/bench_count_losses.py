@@ -23,6 +23,7 @@ from _regression_network import Trainer
 
 import tf_labeldp as ldp
 from tf_labeldp.mechanisms import HistogramMechanism
+from tf_labeldp.vault import Numbers
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 LOSSES = ("squared_error", "poisson")
@@ -58,7 +59,7 @@ def noisy_labels(
         mechanism = ldp.RRWithPrior(epsilon - for_prior, number)
         return vault.randomize(mechanism, priors=priors).values.astype(float)
     loss, debiased = WAYS[way]
-    vault = ldp.PrivateLabels(labels, low=data.low, high=data.high, **settings)
+    vault = ldp.PrivateLabels(labels, Numbers(data.low, data.high), **settings)
     noisy = vault.randomize(ldp.LabelRandomizer(epsilon, loss=loss, whole_numbers=True))
     return noisy.debiased() if debiased else noisy.values
 

@@ -169,9 +169,10 @@ def run(name: str, method: str, epsilon: float, seed: int) -> float:
         model.fit(coder.transform(x), y)
         return score(model, coder.transform(x_test), y_test, kind)
     users = kind.pop("users", None)
-    most = {} if users is None else {"users": users, "max_examples_per_user": 20}
+    owners = None if users is None else ldp.vault.Users(users, at_most=20)
     budget = ldp.PrivacyBudget(epsilon, min(1e-5, 0.1 / len(y)))
-    labels = ldp.PrivateLabels(y, budget=budget, insecure_seed=seed, **kind, **most)
+    of_kind = ldp.vault.LabelKind.of(**kind)
+    labels = ldp.PrivateLabels(y, of_kind, budget=budget, insecure_seed=seed, users=owners)
     x = x.iloc[labels.indices]
     if method in ("trees alone", "LightGBM"):
         each = epsilon / labels.group_size

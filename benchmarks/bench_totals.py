@@ -25,6 +25,7 @@ from tf_labeldp.estimation import debiased
 from tf_labeldp.estimation.priors import histogram_prior, rounding_grid
 from tf_labeldp.mechanisms import HistogramMechanism, Priors, optimal_unbiased
 from tf_labeldp.mechanisms._bins import nearest_index
+from tf_labeldp.vault import Numbers
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
 SIZES = (100_000, 10_000)
@@ -83,9 +84,8 @@ def before(labels: Labels, epsilon: float, seed: int) -> list[np.ndarray]:
 def now(labels: Labels, epsilon: float, seed: int, most: int = 64) -> list[np.ndarray]:
     """Returns noisy and debiased labels."""
     budget = ldp.PrivacyBudget(epsilon)
-    vault = ldp.PrivateLabels(
-        labels.values, low=0.0, high=labels.high, budget=budget, insecure_seed=seed
-    )
+    kind = Numbers(0.0, labels.high)
+    vault = ldp.PrivateLabels(labels.values, kind, budget=budget, insecure_seed=seed)
     noisy = vault.randomize(
         ldp.LabelRandomizer(epsilon, max_values=most, whole_numbers=labels.whole)
     )

@@ -26,6 +26,7 @@ from sklearn.metrics import roc_auc_score
 import tf_labeldp as ldp
 from tf_labeldp.accounting import item_budget_for_group
 from tf_labeldp.mechanisms import LabelMomentMechanism
+from tf_labeldp.vault import Users
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples"))
 import click_logs
@@ -67,9 +68,8 @@ def scores(method: str, epsilon: float, k: int, users: int, seed: int) -> np.nda
     """Returns the scores of the test clicks."""
     x, y, owners, x_test, _, _ = data(users, seed)
     budget = ldp.PrivacyBudget(epsilon, DELTA)
-    labels = ldp.PrivateLabels(
-        y, 2, budget=budget, users=owners, max_examples_per_user=k, insecure_seed=seed
-    )
+    patients = Users(owners, at_most=k)
+    labels = ldp.PrivateLabels(y, 2, budget=budget, users=patients, insecure_seed=seed)
     rows = labels.indices
     if method == "head":
         return (

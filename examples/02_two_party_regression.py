@@ -52,9 +52,7 @@ def labels_party(folder: pathlib.Path) -> None:
     # and spends nothing. The store is as private as the labels.
     labels = ldp.PrivateLabels(
         true_labels,
-        low=low,
-        high=high,
-        clip=True,
+        ldp.vault.Numbers(low, high, clip=True),
         budget=ldp.PrivacyBudget(epsilon=EPSILON),
         store=private / "label-store",
     )

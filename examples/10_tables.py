@@ -51,7 +51,7 @@ n = len(answers)
 # 2. The vault: the only holder of the labels. The classes are public, and not read off the labels.
 labels = ldp.PrivateLabels(
     answers,
-    classes=["no", "yes"],
+    ldp.vault.Classes(["no", "yes"]),
     budget=ldp.PrivacyBudget(epsilon=1.0, delta=1e-6),
     store=private / "label-store",
 )

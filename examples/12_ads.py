@@ -80,12 +80,11 @@ def advertiser(folder: pathlib.Path) -> None:
     # and the label, so that a day which is drawn again, here or elsewhere, has the same labels.
     labels = ldp.PrivateLabels(
         converted,
-        classes=[False, True],
+        ldp.vault.Classes([False, True]),
         budget=ldp.PrivacyBudget(EPSILON),
         users=request["user"],
         store=folder / "advertiser" / "label-store",
-        draws="keyed",
-        ids=request["click"],
+        draws=ldp.vault.Keyed(request["click"]),
     )
     # Each day has its own draw and file, and a user is charged for each day on which she has one.
     # The last day is kept for a check of the models.

@@ -16,7 +16,7 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
 from tf_labeldp.accounting.events import dp_sgd_event
-from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault import PrivateLabels, Store
 
 DELTA = 1e-5
 LABELS = [0, 2, 1, 1, 2, 0]
@@ -67,7 +67,7 @@ def test_a_charge_by_user_says_so():
 
 
 def test_the_receipt_says_what_was_charged():
-    labels = vault(actor="me")
+    labels = vault(store=Store(actor="me"))
     receipt = charged(labels, 3)
     assert receipt.labels == labels.label_set and receipt.charge == epoch()
     assert (receipt.what, receipt.kind, receipt.key) == ("an epoch", "steps", "dp-sgd/3")

@@ -8,6 +8,7 @@ import pytest
 import tf_labeldp as ldp
 from tf_labeldp.boosting import PrivateBoosting
 from tf_labeldp.features import to_inputs
+from tf_labeldp.vault import LabelKind
 
 RNG = np.random.default_rng(0)
 N, MANY = 12_000, 600
@@ -24,7 +25,7 @@ def part(rows):
 
 def noisy_of(labels, epsilon, **kind):
     budget = ldp.PrivacyBudget(epsilon)
-    vault = ldp.PrivateLabels(labels, budget=budget, insecure_seed=0, **kind)
+    vault = ldp.PrivateLabels(labels, LabelKind.of(**kind), budget=budget, insecure_seed=0)
     return vault.randomize(ldp.LabelRandomizer(epsilon, values=(0.0, 1.0)) if "low" in kind else
                            ldp.RandomizedResponse(epsilon, kind["num_classes"]))  # fmt: skip
 

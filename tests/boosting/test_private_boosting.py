@@ -33,6 +33,7 @@ from tf_labeldp.boosting._losses import (
     SquaredLoss,
 )
 from tf_labeldp.estimation import likelihoods
+from tf_labeldp.vault import LabelKind, Numbers, Rows
 
 pytestmark = pytest.mark.usefixtures("fits_apart")
 N = 1500
@@ -238,14 +239,14 @@ def test_bad_input_is_refused_before_the_draw(case):
     arguments, table, labels, options, message = BAD_INPUT[case]
     arguments = {"num_classes": 2} | arguments
     kind = {name: arguments[name] for name in ("num_classes", "low", "high") if name in arguments}
-    vault = PrivateLabels(labels, **kind, budget=PrivacyBudget(EPSILON))
+    vault = PrivateLabels(labels, LabelKind.of(**kind), budget=PrivacyBudget(EPSILON))
     with pytest.raises(ValueError, match=message):
         PrivateBoosting(EPSILON, **arguments).fit(table, vault, **options)
     assert vault.guarantee().epsilon == 0.0
 
 
 def test_rows_of_labels_are_named():
-    vault = PrivateLabels(np.eye(3, dtype=int)[THREE], num_labels=3, budget=PrivacyBudget(30.0))
+    vault = PrivateLabels(np.eye(3, dtype=int)[THREE], Rows(3), budget=PrivacyBudget(30.0))
     with pytest.raises(ValueError, match="one model per column"):
         PrivateBoosting(EPSILON).fit(TABLE, vault)
     noisy = vault.randomize(RandomizedResponse(1.0, 2))
@@ -360,7 +361,7 @@ def test_the_hessian_is_the_variance_of_the_gradient(name):
 
 
 def test_numbers_drawn_by_a_label_randomizer_are_used_as_they_are():
-    vault = PrivateLabels(COUNTS, low=0.0, high=8.0, budget=PrivacyBudget(EPSILON))
+    vault = PrivateLabels(COUNTS, Numbers(0.0, 8.0), budget=PrivacyBudget(EPSILON))
     noisy = vault.randomize(LabelRandomizer(EPSILON))
     model = PrivateBoosting(loss="poisson", max_trees=60)
     assert model.fit(TABLE, noisy).guarantee().epsilon == pytest.approx(EPSILON, rel=1e-9)
@@ -422,7 +423,7 @@ def test_stored_numbers_are_read_again_without_a_key(tmp_path):
         PrivateBoosting(EPSILON, max_trees=5).fit(
             TABLE,
             PrivateLabels(
-                COUNTS, low=0.0, high=8.0, budget=PrivacyBudget(EPSILON), store=tmp_path / "store"
+                COUNTS, Numbers(0.0, 8.0), budget=PrivacyBudget(EPSILON), store=tmp_path / "store"
             ),
         )
         for _ in range(2)

@@ -26,10 +26,13 @@ from tf_labeldp.mechanisms import (
     RRWithPrior,
 )
 from tf_labeldp.vault import (
+    Classes,
     ClusterRandomizedResponse,
     LabelRandomizer,
     NoisyLabels,
+    Numbers,
     PrivateLabels,
+    Rows,
 )
 
 N = 300
@@ -44,13 +47,13 @@ JSON, ARRAYS = "noisy_labels.json", "noisy_labels.npz"
 def vault(kind="codes", **options):
     budget = PrivacyBudget(20.0, 1e-4)
     if kind == "numbers":
-        return PrivateLabels(AMOUNTS, low=0, high=40, budget=budget, **options)
+        return PrivateLabels(AMOUNTS, Numbers(0, 40), budget=budget, **options)
     if kind == "rows":
         rows = np.stack([CODES % 2, CODES // 2, CODES == 3], axis=1)
-        return PrivateLabels(rows, num_labels=3, budget=budget, **options)
+        return PrivateLabels(rows, Rows(3), budget=budget, **options)
     if kind == "names":
         labels = [NAMES[code] for code in CODES]
-        return PrivateLabels(labels, classes=NAMES, budget=budget, **options)
+        return PrivateLabels(labels, Classes(NAMES), budget=budget, **options)
     return PrivateLabels(CODES, num_classes=4, budget=budget, **options)
 
 
@@ -396,7 +399,7 @@ def typed(values):
 def test_classes_of_any_type_are_decoded(tmp_path, kind):
     classes = CLASSES[kind]
     labels = [classes[i % len(classes)] for i in range(60)]
-    kept = PrivateLabels(labels, classes=classes, budget=PrivacyBudget(1e3))
+    kept = PrivateLabels(labels, Classes(classes), budget=PrivacyBudget(1e3))
     noisy = kept.randomize(RandomizedResponse(40.0, len(classes)))  # changes no label
     assert noisy.decode().shape == (60,)
     assert typed(noisy.decode().tolist()) == typed(kept.decode(noisy).tolist()) == typed(labels)

@@ -17,7 +17,7 @@ from tf_labeldp.accounting import PrivacyGuarantee, ReceiptError, Receipts
 from tf_labeldp.cli import main
 from tf_labeldp.dossier import verify
 from tf_labeldp.mechanisms import RandomizedResponse, RROnBins, RRWithPrior
-from tf_labeldp.vault import LabelRandomizer, NoisyLabels, PrivateLabels
+from tf_labeldp.vault import LabelRandomizer, NoisyLabels, Numbers, PrivateLabels
 
 N = 2000
 RNG = np.random.default_rng(11)
@@ -155,7 +155,7 @@ def test_receipts_are_those_of_the_vault_and_count_once(tables, tmp_path):
     store = str(tmp_path / "store")
     table = tables.new(tmp_path / "public" / "noisy.csv", "amount", "--store", store)
     noisy = NoisyLabels.load(table)
-    vault = PrivateLabels(AMOUNTS, low=0, high=400, store=store)
+    vault = PrivateLabels(AMOUNTS, Numbers(0, 400), store=store)
     again = vault.randomize(LabelRandomizer(EPSILON))
     np.testing.assert_array_equal(again.values, noisy.values)
     np.testing.assert_array_equal(again.posterior(), noisy.posterior())

@@ -11,7 +11,7 @@ import pytest
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.cli import main
 from tf_labeldp.mechanisms import RandomizedResponse, StaircaseMechanism
-from tf_labeldp.vault import NoisyLabels, PrivateLabels
+from tf_labeldp.vault import NoisyLabels, Numbers, PrivateLabels
 from tf_labeldp.vault.ledger import Ledger
 
 N = 500
@@ -128,8 +128,8 @@ def test_seeds_and_stored_draws(capsys):
 
 def vault_of(task, epsilon, store="store"):
     """Opens a vault of the same labels and store, with another budget."""
-    kind = {"num_classes": 53} if task == "classification" else {"low": 0, "high": 52}
-    return PrivateLabels(AMOUNTS, **kind, budget=PrivacyBudget(epsilon), store=store)
+    kind = 53 if task == "classification" else Numbers(0, 52)
+    return PrivateLabels(AMOUNTS, kind, budget=PrivacyBudget(epsilon), store=store)
 
 
 def use(vault, epsilon):
@@ -176,13 +176,13 @@ def test_the_budget_of_a_store_is_not_passed(task, budget, used, capsys):
 
 def test_a_budget_that_was_raised_is_the_stores():
     assert main(command("laplace")) == 0
-    PrivateLabels(AMOUNTS, low=0, high=52, store="store").raise_budget(
+    PrivateLabels(AMOUNTS, Numbers(0, 52), store="store").raise_budget(
         PrivacyBudget(3.0), reason="a second table"
     )
     other = ["--mechanism", "staircase", "--epsilon", "2", "--overwrite"]
     assert main(command("regression", *other)) == 2  # the same name, other settings
     assert main(command("regression", "--overwrite")) == 0
-    assert PrivateLabels(AMOUNTS, low=0, high=52, store="store").guarantee().epsilon == 2.0
+    assert PrivateLabels(AMOUNTS, Numbers(0, 52), store="store").guarantee().epsilon == 2.0
 
 
 @pytest.mark.parametrize(

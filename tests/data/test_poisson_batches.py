@@ -19,6 +19,7 @@ from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse, _valida
 from tf_labeldp.accounting import PublicInput
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.data.batches import PoissonBatches, open_for_training
+from tf_labeldp.vault import LabelKind
 
 N, K, Q = 40, 5, 0.2
 REJECT = 1e-6
@@ -34,8 +35,8 @@ def make(features: Any = None, labels: Any = LABELS, **changes: Any) -> PoissonB
 
 
 def vault(labels: Any = LABELS, **kind: Any) -> PrivateLabels:
-    kind = kind or {"num_classes": K}
-    return PrivateLabels(labels, budget=PrivacyBudget(epsilon=1.0), **kind)
+    of_kind = LabelKind.of(**(kind or {"num_classes": K}))
+    return PrivateLabels(labels, of_kind, budget=PrivacyBudget(epsilon=1.0))
 
 
 def take(batches: PoissonBatches, steps: int, alt_examples: int = 0) -> list[Any]:

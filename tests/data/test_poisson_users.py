@@ -12,7 +12,8 @@ import tensorflow as tf
 from scipy import stats
 
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.data.batches import PoissonBatches, open_for_training, rows_of_users
+from tf_labeldp.data.batches import PoissonBatches, open_for_training
+from tf_labeldp.vault import Users
 
 # User 0 has 1 row, user 1 has 2, ... user 7 has 8; rows of users are mixed.
 OWNERS = np.random.default_rng(4).permutation(np.repeat(np.arange(8), np.arange(1, 9)))
@@ -38,7 +39,7 @@ def take(batches: PoissonBatches, steps: int) -> list[Any]:
 
 @pytest.mark.parametrize("k", [3, 20])
 def test_every_user_has_exactly_k_rows(k: int) -> None:
-    rows = rows_of_users(OWNERS, N, k, np.random.default_rng(0))
+    rows = Users(OWNERS, at_most=k).rows_of_each(N, np.random.default_rng(0))
     assert rows.shape == (USERS, k)
     np.testing.assert_array_equal(OWNERS[rows], np.repeat(np.arange(USERS), k).reshape(USERS, k))
     for user, own in enumerate(rows):
@@ -49,7 +50,8 @@ def test_every_user_has_exactly_k_rows(k: int) -> None:
 def test_the_kept_rows_are_a_uniform_choice() -> None:
     own = np.flatnonzero(OWNERS == 3)
     rng = np.random.default_rng(1)
-    kept = Counter(tuple(sorted(rows_of_users(OWNERS, N, 2, rng)[3].tolist())) for _ in range(3000))
+    drawn = [Users(OWNERS, at_most=2).rows_of_each(N, rng)[3] for _ in range(3000)]
+    kept = Counter(tuple(sorted(rows.tolist())) for rows in drawn)
     pairs = list(combinations(own.tolist(), 2))
     assert set(kept) == set(pairs)
     assert stats.chisquare([kept[pair] for pair in pairs]).pvalue > REJECT
@@ -58,7 +60,7 @@ def test_the_kept_rows_are_a_uniform_choice() -> None:
 def test_repeated_rows_are_a_uniform_choice() -> None:
     own = np.flatnonzero(OWNERS == 2)
     rng = np.random.default_rng(2)
-    third = Counter(rows_of_users(OWNERS, N, 4, rng)[2, 3] for _ in range(3000))
+    third = Counter(Users(OWNERS, at_most=4).rows_of_each(N, rng)[2, 3] for _ in range(3000))
     assert set(third) == set(own)
     assert stats.chisquare([third[row] for row in own]).pvalue > REJECT
 
@@ -72,7 +74,7 @@ def test_repeated_rows_are_a_uniform_choice() -> None:
     ids=["tensor", "tuples"],
 )
 def test_users_may_be_of_any_kind(users: Any) -> None:
-    rows = rows_of_users(users, N, K, np.random.default_rng(0))
+    rows = Users(users, at_most=K).rows_of_each(N, np.random.default_rng(0))
     assert rows.shape == (USERS, K)
     assert len({tuple(set(OWNERS[own])) for own in rows}) == USERS
     assert all(len(set(OWNERS[own])) == 1 for own in rows)
@@ -80,7 +82,7 @@ def test_users_may_be_of_any_kind(users: Any) -> None:
 
 def test_the_rows_of_a_user_come_together_or_not_at_all() -> None:
     batches = make()
-    kept = rows_of_users(OWNERS, N, K, None)
+    kept = Users(OWNERS, at_most=K).rows_of_each(N, None)
     assert kept.shape == (batches.num_units, batches.group_size)
     first: dict[int, tuple[int, ...]] = {}
     for x, y, weights in take(batches, 50):

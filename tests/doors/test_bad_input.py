@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import tf_labeldp as ldp
 from tf_labeldp.cli import main
+from tf_labeldp.vault import LabelKind, Numbers
 
 N = 120
 RNG = np.random.default_rng(0)
@@ -37,8 +38,8 @@ class Vaults:
         self._all: list[ldp.PrivateLabels] = []
 
     def __call__(self, labels: Any = Y, epsilon: float = 9.0, delta: float = 1e-4, **kind: Any):
-        kind = kind or {"num_classes": 3}
-        vault = ldp.PrivateLabels(labels, **kind, budget=ldp.PrivacyBudget(epsilon, delta))
+        of_kind = LabelKind.of(**(kind or {"num_classes": 3}))
+        vault = ldp.PrivateLabels(labels, of_kind, budget=ldp.PrivacyBudget(epsilon, delta))
         self._all.append(vault)
         return vault
 
@@ -51,7 +52,7 @@ class Vaults:
         return vault.randomize(ldp.RandomizedResponse(1.0, 3))
 
     def noisy_numbers(self) -> ldp.NoisyLabels:
-        vault = ldp.PrivateLabels(X[:, 0], low=-5, high=5, budget=ldp.PrivacyBudget(1.0))
+        vault = ldp.PrivateLabels(X[:, 0], Numbers(-5, 5), budget=ldp.PrivacyBudget(1.0))
         return vault.randomize(ldp.LabelRandomizer(1.0))
 
     def spent(self) -> float:

@@ -11,6 +11,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 import tf_labeldp as ldp
+from tf_labeldp.vault import Classes
 
 N = 6000
 RNG = np.random.default_rng(0)
@@ -32,7 +33,7 @@ CLASSES: dict[str, list[Any]] = {
 def vault(classes: list[Any], **settings: Any) -> ldp.PrivateLabels:
     values = np.fromiter((classes[code] for code in CODES), object, N)
     budget = ldp.PrivacyBudget(20.0)
-    return ldp.PrivateLabels(values, classes=classes, budget=budget, **settings)
+    return ldp.PrivateLabels(values, Classes(classes), budget=budget, **settings)
 
 
 def evaluated(labels: ldp.PrivateLabels, predictions: Any) -> float:
@@ -116,14 +117,14 @@ def test_two_classes_that_are_numbers() -> None:
     """Probabilities of the second class stay, and are no class values unless both agree."""
     codes = (X[:, 0] > 0).astype(int)
     for classes in ([-1, 1], [0, 1], [1, 2], [False, True], [0.0, 1.0], [1.0, 2.0]):
-        settings: dict[str, Any] = {"classes": classes, "budget": ldp.PrivacyBudget(20.0)}
+        settings: dict[str, Any] = {"kind": Classes(classes), "budget": ldp.PrivacyBudget(20.0)}
         labels = ldp.PrivateLabels(np.array(classes)[codes], **settings)
         found = labels.evaluate(np.array(classes)[codes], "accuracy", 5.0)
         assert found.value == pytest.approx(1.0, abs=0.02)
         chances = np.where(codes == 1, 0.9, 0.2)
         found = labels.evaluate(chances, "brier", 5.0)
         assert found.value == pytest.approx(np.mean(2.0 * np.square(chances - codes)), abs=0.02)
-    labels = ldp.PrivateLabels([1.0, 0.0] * 9, classes=[1.0, 0.0], budget=ldp.PrivacyBudget(9.0))
+    labels = ldp.PrivateLabels([1.0, 0.0] * 9, Classes([1.0, 0.0]), budget=ldp.PrivacyBudget(9.0))
     with pytest.raises(ValueError, match="another class as a probability"):
         labels.evaluate(np.array([1.0, 0.0] * 9), "accuracy", 1.0)
     assert not labels.receipts
@@ -135,7 +136,7 @@ def test_two_classes_that_are_numbers() -> None:
 )
 def test_what_predict_returns_is_evaluated_as_it_is(head: Any) -> None:
     labels = ldp.PrivateLabels(
-        CODES + 1, classes=[1, 2, 3], budget=ldp.PrivacyBudget(20.0, 1e-5), insecure_seed=0
+        CODES + 1, Classes([1, 2, 3]), budget=ldp.PrivacyBudget(20.0, 1e-5), insecure_seed=0
     )
     train, held_out = labels.split(0.3)
     fitted = head.fit(X[train.indices], train)

@@ -13,6 +13,7 @@ import tf_labeldp as ldp
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.heads import NoiseCluster, PrivateLogisticRegression
 from tf_labeldp.keras_layers import LabelWeightedLoss
+from tf_labeldp.vault import Classes, Numbers, Rows
 
 N = 300
 RNG = np.random.default_rng(0)
@@ -28,7 +29,7 @@ SOFT = keras.losses.CategoricalCrossentropy(from_logits=True)
 def vault(classes: Any) -> ldp.PrivateLabels:
     budget = ldp.PrivacyBudget(20.0, 1e-3)
     values = np.array(classes)[CODES]
-    return ldp.PrivateLabels(values, classes=classes, budget=budget, insecure_seed=0)
+    return ldp.PrivateLabels(values, Classes(classes), budget=budget, insecure_seed=0)
 
 
 def network(kind: type[keras.Model] = keras.Model) -> keras.Model:
@@ -143,10 +144,10 @@ def test_names_and_codes_mean_the_same_and_other_keys_are_refused(door: str) -> 
 def test_weights_of_classes_are_for_classes(labels: str) -> None:
     budget = ldp.PrivacyBudget(9.0)
     if labels == "numbers":
-        numbers = ldp.PrivateLabels(X[:, 0], low=-5.0, high=5.0, budget=budget)
+        numbers = ldp.PrivateLabels(X[:, 0], Numbers(-5.0, 5.0), budget=budget)
         noisy = numbers.randomize(ldp.LabelRandomizer(1.0))
     else:
-        rows = ldp.PrivateLabels(X[:, :3] > 0, num_labels=3, budget=budget)
+        rows = ldp.PrivateLabels(X[:, :3] > 0, Rows(3), budget=budget)
         noisy = rows.randomize(ldp.RandomizedResponse(1.0, 2))
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(noisy.values[0].size)])
     model.compile("sgd", "mse")
@@ -197,7 +198,7 @@ def test_weights_find_a_rare_class() -> None:
     y = (x[:, 0] + 0.6 * rng.normal(size=20_000) > 1.9).astype(int)
     labels = ldp.PrivateLabels(
         np.array(["no", "yes"])[y],
-        classes=["no", "yes"],
+        Classes(["no", "yes"]),
         budget=ldp.PrivacyBudget(1.0),
         insecure_seed=1,
     )

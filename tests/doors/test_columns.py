@@ -272,11 +272,11 @@ def test_labels_are_missing_where_there_is_none_yet(kind: str) -> None:
         if getattr(column, "dtype", None) == np.float64 and kind == "large":
             continue  # pandas has made doubles of them.
         budget = ldp.PrivacyBudget(20.0)
-        labels = ldp.PrivateLabels(column, classes=classes, budget=budget, unlabelled=HOLES)
+        labels = ldp.PrivateLabels(column, Classes(classes), budget=budget, unlabelled=HOLES)
         sure = ldp.RandomizedResponse(20.0, len(classes))
         assert labels.randomize(sure).values.tolist() == expected, container
         with pytest.raises(ValueError, match="1 of 11 labels are missing"):
-            ldp.PrivateLabels(column, classes=classes, budget=budget, unlabelled=HOLES[:1])
+            ldp.PrivateLabels(column, Classes(classes), budget=budget, unlabelled=HOLES[:1])
 
 
 def test_users_keep_their_type_and_their_text() -> None:

@@ -23,15 +23,16 @@ from tf_labeldp.accounting import (
 from tf_labeldp.audit import AuditResult, LabelInference
 from tf_labeldp.dossier import Report, report
 from tf_labeldp.scale import ReleaseKey
-from tf_labeldp.vault import forget, records
+from tf_labeldp.vault import Keyed, Numbers, Store, forget, records
 
 N = 400
 
 
-def vault(path, epsilon=4.0, **more):
+def vault(path, epsilon=4.0, project=None, **more):
     labels = np.random.default_rng(0).integers(3, size=N)
     budget = ldp.PrivacyBudget(epsilon, 1e-4)
-    return ldp.PrivateLabels(labels, 3, budget=budget, store=path, actor="Ada", **more)
+    store = Store(path, project=project, actor="Ada")
+    return ldp.PrivateLabels(labels, 3, budget=budget, store=store, **more)
 
 
 def rr(epsilon):
@@ -335,9 +336,12 @@ class TestPage:
 
         def reported(name, label):
             labels = ldp.PrivateLabels(
-                np.full(50, label), 3, budget=ldp.PrivacyBudget(1.0), store=tmp_path / name,
-                draws="keyed", ids=[f"patient {i}" for i in range(50)],
-            )  # fmt: skip
+                np.full(50, label),
+                3,
+                budget=ldp.PrivacyBudget(1.0),
+                store=tmp_path / name,
+                draws=Keyed([f"patient {i}" for i in range(50)]),
+            )
             labels.randomize(rr(1.0))
             found = report(tmp_path / name).content
             text = json.dumps(found)
@@ -401,8 +405,9 @@ class TestWhoVouches:
                 charge, what="steps", unit=kind, num_units=9, metrics_reported=True,
                 sample_weights=True,
             )  # fmt: skip
-        other = ldp.PrivateLabels(np.zeros(30), low=0, high=1, budget=ldp.PrivacyBudget(4.0),
-                                  people="Rome")  # fmt: skip
+        other = ldp.PrivateLabels(
+            np.zeros(30), Numbers(0, 1), budget=ldp.PrivacyBudget(4.0), people="Rome"
+        )
         other.randomize(ldp.LabelRandomizer(1.0))
         keyed = vault(tmp_path / "k", draws="keyed")
         keyed.randomize(rr(0.5))

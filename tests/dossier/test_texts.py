@@ -37,7 +37,7 @@ from tf_labeldp.cli import main
 from tf_labeldp.dossier import Published, Report, report
 from tf_labeldp.features import find_clusters
 from tf_labeldp.front_door import recommend
-from tf_labeldp.vault import Evaluation
+from tf_labeldp.vault import Classes, Evaluation, Store
 
 ESCAPES = "\x1b[2J\x1b]0;t\x07\r\n\x9b2K\u2028\u202e\u2066\u200b\ud800\U000e0100"
 HOSTILE = (
@@ -120,7 +120,7 @@ PRINTS: dict[str, Callable[[], Any]] = {
     "PrivacyGuarantee": lambda: STATED,
     "Published": lambda: Published("a", "b", {"c": "d"}, STATED, (), ("e",), ("f",)),
     "Report": lambda: Report({}, STATED),
-    "UseHistory": lambda: drawn(actor="me").history(),
+    "UseHistory": lambda: drawn(store=Store(actor="me")).history(),
 }
 """One object of each class that defines how it prints."""
 
@@ -417,10 +417,9 @@ def hostile_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Pat
     classes = [HOSTILE.replace("\ud800", ""), "b", "c"]
     labels = ldp.PrivateLabels(
         np.array(classes, object)[np.arange(8) % K],
-        classes=classes,
+        Classes(classes),
         budget=ldp.PrivacyBudget(7.0, 1e-3),
-        store=path,
-        actor=HOSTILE,
+        store=Store(path, actor=HOSTILE),
         people=HOSTILE,
     )
     fields = ["folder", "classes", "actor", "people"]
@@ -564,7 +563,7 @@ def hostile_card(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     classes = [column, "b"]
     labels = ldp.PrivateLabels(
         np.array(classes, object)[np.arange(40) % 2],
-        classes=classes,
+        Classes(classes),
         budget=ldp.PrivacyBudget(9.0, 1e-3),
     )
     model = ldp.PrivateClassifier(8.0, 1e-3, key=HOSTILE, method="head").fit(table, labels)

@@ -23,7 +23,7 @@ from tf_labeldp.mechanisms import (
     LaplaceMechanism,
     PeerToPeerRandomizedResponse,
 )
-from tf_labeldp.vault import model_history
+from tf_labeldp.vault import Classes, Numbers, model_history
 from tf_labeldp.vault.noisy_labels import NoisyFiles
 
 LABELS = np.random.default_rng(0).integers(3, size=300)
@@ -53,9 +53,11 @@ class TestNoisyLabels:
     )
     def test_numbers(self, tmp_path, randomizer):
         numbers = ldp.PrivateLabels(
-            X[:, 0].clip(0, 1), low=0.0, high=1.0, budget=ldp.PrivacyBudget(4.0),
+            X[:, 0].clip(0, 1),
+            Numbers(0.0, 1.0),
+            budget=ldp.PrivacyBudget(4.0),
             store=tmp_path / "s",
-        )  # fmt: skip
+        )
         numbers.randomize(randomizer).save(tmp_path / "n")
         assert verify(tmp_path / "n", store=tmp_path / "s").problems == ()
 
@@ -107,9 +109,11 @@ class TestNoisyLabels:
         keyed = vault(tmp_path / "k", draws="keyed").randomize(few)
         users = vault(tmp_path / "u", users=np.arange(300) // 2).randomize(few, indices=[0, 5])
         names = ldp.PrivateLabels(
-            np.array(["a", "b", "c"])[LABELS], classes=["a", "b", "c"], store=tmp_path / "n",
+            np.array(["a", "b", "c"])[LABELS],
+            Classes(["a", "b", "c"]),
+            store=tmp_path / "n",
             budget=ldp.PrivacyBudget(1.0),
-        )  # fmt: skip
+        )
         cases = [(name, noisy, "s") for name, noisy in drawn.items()]
         cases += [("keyed", keyed, "k"), ("users", users, "u"), ("n", names.randomize(few), "n")]
         for name, noisy, store in cases:
@@ -244,7 +248,7 @@ class TestNoisyLabels:
 
     def test_other_values_of_a_prior_are_found(self, tmp_path):
         labels = ldp.PrivateLabels(
-            LABELS.astype(float), low=0, high=2, budget=ldp.PrivacyBudget(9.0), store=tmp_path / "s"
+            LABELS.astype(float), Numbers(0, 2), budget=ldp.PrivacyBudget(9.0), store=tmp_path / "s"
         )
         noisy = labels.randomize(ldp.LabelRandomizer(4.0, max_values=5))
         noisy.save(tmp_path / "n")
@@ -257,9 +261,12 @@ class TestNoisyLabels:
         prior = None
         for name in ("first", "second"):
             labels = ldp.PrivateLabels(
-                LABELS.astype(float), low=0, high=2, budget=ldp.PrivacyBudget(9.0),
-                store=tmp_path / name, people=name,
-            )  # fmt: skip
+                LABELS.astype(float),
+                Numbers(0, 2),
+                budget=ldp.PrivacyBudget(9.0),
+                store=tmp_path / name,
+                people=name,
+            )
             given = {} if prior is None else {"values": prior.values, "prior": prior}
             noisy = labels.randomize(ldp.LabelRandomizer(4.0, max_values=5, **given))
             prior = noisy.priors
@@ -271,7 +278,7 @@ class TestNoisyLabels:
     def test_class_values_that_are_no_classes_are_found(self, tmp_path):
         words = ["no", "yes"]
         labels = ldp.PrivateLabels(
-            words * 30, classes=words, budget=ldp.PrivacyBudget(9.0), store=tmp_path / "s"
+            words * 30, Classes(words), budget=ldp.PrivacyBudget(9.0), store=tmp_path / "s"
         )
         labels.randomize(ldp.RandomizedResponse(1.0, 2)).save(tmp_path / "n")
         reseal(tmp_path / "n", lambda fields: fields.update(classes=["no", "no"]))

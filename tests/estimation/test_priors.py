@@ -25,6 +25,7 @@ from tf_labeldp.mechanisms import (
     RRWithPrior,
     optimal_bins,
 )
+from tf_labeldp.vault import Numbers
 
 LOGITS = np.array([2.0, 1.0, 0.0])
 SURE = 2000.0  # an epsilon at which discrete noise is zero except with probability e^-1000
@@ -192,7 +193,7 @@ def test_ordered_prior_leaves_empty_stretches_empty():
 
 
 def test_priors_of_numbers_by_group_know_the_sizes_of_the_groups():
-    labels = ldp.PrivateLabels([0.0, 1.0, 2.0] * 20, low=0, high=2, budget=ldp.PrivacyBudget(SURE))
+    labels = ldp.PrivateLabels([0.0, 1.0, 2.0] * 20, Numbers(0, 2), budget=ldp.PrivacyBudget(SURE))
     groups = np.repeat([0, 2], 30)
     counts = labels.release(HistogramMechanism(SURE, values=(0.0, 1.0, 2.0)), None, groups)
     np.testing.assert_allclose(np.asarray(counts.priors()), 1 / 3)
@@ -418,7 +419,7 @@ def test_bins_estimate_their_prior():
     values = np.arange(10.0)
     bins = ldp.RROnBins(1.0, values, (0.5, 3.0, 6.0, 8.5), (0, 0, 1, 1, 1, 2, 2, 2, 3, 3))
     budget = ldp.PrivacyBudget(1.0)
-    vault = ldp.PrivateLabels(amounts, low=0.0, high=9.0, budget=budget, insecure_seed=7)
+    vault = ldp.PrivateLabels(amounts, Numbers(0.0, 9.0), budget=budget, insecure_seed=7)
     noisy = vault.randomize(bins)
     # The channel of four bins at epsilon 1 makes 20,000 labels worth 1,800.
     assert noisy.posterior().mean() == pytest.approx(amounts.mean(), abs=5 * 2.5 / 1800**0.5)

@@ -25,6 +25,7 @@ from sklearn.preprocessing import StandardScaler
 import tf_labeldp as ldp
 from tf_labeldp.features import NeighbourSmoothing, RandomFourierFeatures
 from tf_labeldp.heads import PrivatePoissonRegression
+from tf_labeldp.vault import LabelKind, Numbers
 
 N = 1500
 RNG = np.random.default_rng(0)
@@ -219,7 +220,7 @@ def test_numbers_as_labels():
     assert 10.0 <= model.predict(ROWS).min() and model.predict(ROWS).max() <= 30.0
     outputs = model.to_keras().predict(ROWS, verbose=0)[:, 0]
     np.testing.assert_allclose(outputs, model.predict(ROWS), atol=1e-3)
-    vault = ldp.PrivateLabels(labels, low=10, high=30, budget=ldp.PrivacyBudget(3.0, 1e-6))
+    vault = ldp.PrivateLabels(labels, Numbers(10, 30), budget=ldp.PrivacyBudget(3.0, 1e-6))
     assert ldp.PrivateRegressor(3.0).fit(ROWS, vault).guarantee() == vault.guarantee()
 
 
@@ -233,7 +234,7 @@ def test_counts_by_the_poisson_loss():
     assert model.score(ROWS, counts) > 0.5 * best > 0.1
     outputs = model.to_keras().predict(ROWS, verbose=0)[:, 0]
     np.testing.assert_allclose(outputs, model.predict(ROWS), atol=1e-4)
-    vault = ldp.PrivateLabels(counts, low=0, high=8, budget=ldp.PrivacyBudget(3.0, 1e-6))
+    vault = ldp.PrivateLabels(counts, Numbers(0, 8), budget=ldp.PrivacyBudget(3.0, 1e-6))
     with pytest.raises(ValueError, match="loss must be one of squared_error, poisson"):
         ldp.PrivateRegressor(3.0, loss="poission").fit(ROWS, vault)
     assert not vault.history()
@@ -474,7 +475,7 @@ def test_an_evaluation_has_the_metric_that_was_asked_for():
 
 def test_a_metric_that_cannot_be_released_costs_nothing():
     labels = ldp.PrivateLabels(CLASSES, 3, budget=ldp.PrivacyBudget(1.0, 1e-5))
-    numbers = ldp.PrivateLabels(ROWS[:, 0], low=-9, high=9, budget=ldp.PrivacyBudget(1.0, 1e-5))
+    numbers = ldp.PrivateLabels(ROWS[:, 0], Numbers(-9, 9), budget=ldp.PrivacyBudget(1.0, 1e-5))
     for door, vault, metric, price, message in (
         (ldp.PrivateClassifier, labels, "auc", None, "expected budget_for_evaluation with eval"),
         (ldp.PrivateClassifier, labels, "average_precision", 0.5, "two classes"),
@@ -639,7 +640,7 @@ def test_no_private_output_decides_on_the_method_for_numbers(epsilon, releases):
     stated = set()
     for values in (10.0 * INTERACTION, noise):
         budget = ldp.PrivacyBudget(epsilon, 1e-5)
-        labels = ldp.PrivateLabels(values, low=0.0, high=10.0, budget=budget)
+        labels = ldp.PrivateLabels(values, Numbers(0.0, 10.0), budget=budget)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "on held-out noisy labels")
             model = ldp.PrivateRegressor(epsilon).fit(LARGE, labels)
@@ -653,7 +654,7 @@ def test_numbers_are_boosted_from_a_head_where_noisy_labels_are_worth_it(tmp_pat
     budget = ldp.PrivacyBudget(3.0, 1e-5)
 
     def vault():
-        return ldp.PrivateLabels(explained, low=0.0, high=10.0, budget=budget, store=tmp_path / "a")
+        return ldp.PrivateLabels(explained, Numbers(0.0, 10.0), budget=budget, store=tmp_path / "a")
 
     model = ldp.PrivateRegressor(2.0, key="model").fit(LARGE, vault())
     assert isinstance(model.head_, ldp.PrivateBoosting) and model.score(LARGE, explained) > 0.9
@@ -677,7 +678,7 @@ def test_trees_of_0_3_are_read_again_and_parts_have_draws_of_their_own(tmp_path)
 
     def vault(name, epsilon=2.0):
         budget = ldp.PrivacyBudget(epsilon, 1e-5)
-        return ldp.PrivateLabels(values, low=0.0, high=10.0, budget=budget, store=tmp_path / name)
+        return ldp.PrivateLabels(values, Numbers(0.0, 10.0), budget=budget, store=tmp_path / name)
 
     for key in (None, "model"):
         ldp.PrivateBoosting(2.0, key=key, max_trees=5).fit(LARGE, vault(f"{key}"))
@@ -713,7 +714,7 @@ def test_one_row_of_outliers_does_not_end_a_head():
 def test_weights_and_an_evaluation_of_numbers():
     explained = np.where(np.arange(SIZE) % 2, 10.0 * INTERACTION, 5.0)
     labels = ldp.PrivateLabels(
-        explained, low=0.0, high=10.0, budget=ldp.PrivacyBudget(4.0, 1e-5), insecure_seed=0
+        explained, Numbers(0.0, 10.0), budget=ldp.PrivacyBudget(4.0, 1e-5), insecure_seed=0
     )
     model = ldp.PrivateRegressor(4.0, budget_for_evaluation=4.0)
     model.fit(LARGE, labels, sample_weight=np.arange(SIZE) % 2)
@@ -752,7 +753,8 @@ def test_a_machine_without_lightgbm_takes_a_head_and_a_store_keeps_the_method(
 
     def fitted(name, **options):
         budget = ldp.PrivacyBudget(2.0, 1e-5)
-        labels = ldp.PrivateLabels(values, budget=budget, store=tmp_path / name, **arguments)
+        of_kind = LabelKind.of(**arguments)
+        labels = ldp.PrivateLabels(values, of_kind, budget=budget, store=tmp_path / name)
         try:
             return door(2.0, key=key, **options).fit(LARGE, labels), labels.guarantee().epsilon
         except ImportError:

@@ -10,6 +10,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 import tf_labeldp as ldp
 from tf_labeldp.features import PublicEncoder
+from tf_labeldp.vault import Numbers
 
 N = 200
 RNG = np.random.default_rng(5)
@@ -71,7 +72,7 @@ def test_features_are_computed_once_for_all_rows(arguments):
 def test_regressions_and_searches_compute_them_once():
     counted = Counted()
     labels = ldp.PrivateLabels(
-        Y / 2.0, low=0.0, high=1.0, budget=ldp.PrivacyBudget(9.0, 1e-4), insecure_seed=0
+        Y / 2.0, Numbers(0.0, 1.0), budget=ldp.PrivacyBudget(9.0, 1e-4), insecure_seed=0
     )
     ldp.PrivateRegressor(9.0, 1e-4, encoder=counted).fit(IMAGES, labels)
     assert counted.rows == N

@@ -13,7 +13,7 @@ import tf_labeldp as ldp
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, dp_sgd_charge
 from tf_labeldp.heads import BootstrappedHead, HeadPriorRandomizer, HeadResidualRandomizer
 from tf_labeldp.mechanisms import HistogramMechanism, LaplaceMechanism, RandomizedResponse
-from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault import LabelKind, PrivateLabels
 from tf_labeldp.vault.private_labels import Randomizer  # whose subclasses the cases must include
 
 N, DELTA = 1200, 1e-5
@@ -105,8 +105,8 @@ class Store:
         self.kind = {"num_classes": 2} if kind == "classes" else {"low": 0.0, "high": 10.0}
         self.y = Y if kind == "classes" else NUMBERS
         budget = PrivacyBudget(epsilon, 10 * DELTA)
-        self.labels = PrivateLabels(self.y, **self.kind, budget=budget, store=path)
-        self.other = PrivateLabels(self.y, **self.kind, store=path)
+        self.labels = PrivateLabels(self.y, LabelKind.of(**self.kind), budget=budget, store=path)
+        self.other = PrivateLabels(self.y, LabelKind.of(**self.kind), store=path)
         self.spent, self.after, self.busy = 0, lambda: None, False
         for name in ("randomize", "release", "charge"):
             monkeypatch.setattr(PrivateLabels, name, self._hooked(getattr(PrivateLabels, name)))

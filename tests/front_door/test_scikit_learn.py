@@ -16,6 +16,7 @@ from sklearn.utils.estimator_checks import check_estimator
 import tf_labeldp as ldp
 from tf_labeldp import boosting, features, front_door, heads
 from tf_labeldp.boosting import PrivateBoosting
+from tf_labeldp.vault import LabelKind
 
 EPSILON, DELTA = 1e4, 1e-3
 RANGE = {"low": -1000.0, "high": 1000.0}
@@ -73,7 +74,8 @@ class Search(ldp.PrivateSearchCV):
             kinds = dict(NUMBERS) if self._is_regressor() else {"classes": classes_of(y)}
             kinds["insecure_seed"] = 0
             y = column_or_1d(y, warn=True)
-            y = ldp.PrivateLabels(y, budget=ldp.PrivacyBudget(EPSILON, DELTA), **kinds)
+            kind = LabelKind.of(**kinds)
+            y = ldp.PrivateLabels(y, kind, budget=ldp.PrivacyBudget(EPSILON, DELTA))
         return super().fit(X, y, sample_weight)
 
 

@@ -10,6 +10,7 @@ from sklearn.base import clone
 import tf_labeldp as ldp
 from tf_labeldp.accounting import BudgetExceededError
 from tf_labeldp.features import RandomFourierFeatures
+from tf_labeldp.vault import Numbers
 
 N = 4000
 RNG = np.random.default_rng(0)
@@ -19,7 +20,7 @@ NUMBERS = np.clip(ROWS[:, 0], -2.0, 2.0)
 
 
 def vault(labels=CIRCLE, epsilon=1.0, delta=1e-5, **arguments):
-    kind = {} if "low" in arguments else {"num_classes": 2}
+    kind = {} if "kind" in arguments else {"num_classes": 2}
     return ldp.PrivateLabels(
         labels,
         budget=ldp.PrivacyBudget(epsilon, delta),
@@ -105,7 +106,7 @@ def test_penalties_share_one_release():
 
 
 def test_numbers_and_pure_budgets():
-    labels = vault(NUMBERS, delta=0.0, low=-2.0, high=2.0)
+    labels = vault(NUMBERS, kind=Numbers(-2.0, 2.0), delta=0.0)
     head = ldp.PrivateRidge(1.0, noise="laplace")
     found = ldp.PrivateSearchCV(head, {"center": [True, False]}, 1.0, metric="mae").fit(
         ROWS, labels
@@ -183,7 +184,7 @@ def test_boosting_shares_epsilon_between_fits_and_never_costs_more():
 
 def test_a_front_door_that_may_boost_is_refused_before_a_release():
     """Draws of randomized response cost more together than the Gaussian releases of heads."""
-    numbers = vault(NUMBERS + 2.0, 9.0, low=0.0, high=4.0)
+    numbers = vault(NUMBERS + 2.0, 9.0, kind=Numbers(0.0, 4.0))
     losses = {"loss": ["squared_error", "poisson"]}
     for estimator, labels, grid in (
         (ldp.PrivateClassifier(1.0, method="boosting"), vault(epsilon=9.0), {"epochs": [5, 10]}),

@@ -20,6 +20,7 @@ from tf_labeldp.heads import (
 )
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.mechanisms import HistogramMechanism, LabelMomentMechanism, RandomizedResponse
+from tf_labeldp.vault import LabelKind
 from tf_labeldp.vault.model_history import attach
 
 pytestmark = [
@@ -52,7 +53,7 @@ class Member(NamedTuple):
         arguments, own = KINDS[self.kind]
         labels = own if labels is None else labels
         budget = PrivacyBudget(epsilon, self.delta)
-        return PrivateLabels(labels, budget=budget, **arguments, **options)
+        return PrivateLabels(labels, LabelKind.of(**arguments), budget=budget, **options)
 
     def outputs(self, head, rows=X):
         return head.predict(rows)[:, None] if self.kind == "numbers" else head.predict_proba(rows)

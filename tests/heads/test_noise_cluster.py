@@ -12,7 +12,7 @@ from tf_labeldp.features import find_clusters
 from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.heads import NoiseCluster
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
-from tf_labeldp.vault import PrivateLabels, guarantee
+from tf_labeldp.vault import Numbers, PrivateLabels, guarantee
 from tf_labeldp.vault.model_history import attach
 
 pytestmark = pytest.mark.filterwarnings("ignore:this is fit number")
@@ -165,7 +165,7 @@ def test_public_centres_carry_no_receipts():
         assert guarantee(model).epsilon == 0.5 and len(public_input(model).receipts) == 1
 
 
-NUMBERS = PrivateLabels(np.linspace(0, 1, 600), low=0, high=1, budget=PrivacyBudget(5.0))
+NUMBERS = PrivateLabels(np.linspace(0, 1, 600), Numbers(0, 1), budget=PrivacyBudget(5.0))
 BAD = {
     "no-classes": ({"num_classes": None}, X, Y, "exactly one of num_classes"),
     "numbers": ({"num_classes": None, "insecure_seed": None}, X, NUMBERS, "expected classes"),

@@ -14,7 +14,7 @@ from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.estimation import debiased, posterior
 from tf_labeldp.heads import HeadPriorRandomizer, PrivateLogisticRegression, PrivateRidge
 from tf_labeldp.mechanisms import InformativeRR, Priors, RandomizedResponse, RRTopK, RRWithPrior
-from tf_labeldp.vault import NoisyLabels
+from tf_labeldp.vault import Classes, NoisyLabels, Numbers, Rows
 from tf_labeldp.vault.records import DrawSettingsError
 
 N, D, K = 3000, 6, 3
@@ -141,7 +141,7 @@ def test_an_encoder_takes_raw_inputs():
 
 def test_two_classes_by_name_and_pure_epsilon():
     names = np.array(["no", "yes"])[(X[:, 0] > 0).astype(int)]
-    labels = vault(4.0, 0.0, names, classes=["no", "yes"])
+    labels = vault(4.0, 0.0, names, kind=Classes(["no", "yes"]))
     noisy = labels.randomize(HeadPriorRandomizer(4.0, noise="laplace"), features=X)
     guarantee = labels.guarantee()
     assert guarantee.delta == 0.0 and guarantee.epsilon == pytest.approx(4.0, rel=1e-12)
@@ -273,10 +273,10 @@ def test_bad_arguments():
 def test_bad_labels_and_features():
     randomizer = HeadPriorRandomizer(2.0, DELTA)
     assert not hasattr(randomizer, "randomize")  # there is no draw but that of a vault
-    numbers = vault(labels=Y.astype(float), low=0.0, high=2.0)
+    numbers = vault(kind=Numbers(0.0, 2.0), labels=Y.astype(float))
     with pytest.raises(ValueError, match="expected classes, got numbers"):
         numbers.randomize(randomizer, features=X)
-    rows = vault(labels=np.eye(K, dtype=int)[Y], num_labels=K)
+    rows = vault(kind=Rows(K), labels=np.eye(K, dtype=int)[Y])
     with pytest.raises(ValueError, match=r"rows of 3 zeros and ones .* no classes"):
         rows.randomize(randomizer, features=X)
     broken = X.copy()

@@ -10,7 +10,7 @@ from fits import release_of
 
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge, _logistic
-from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault import Numbers, PrivateLabels
 
 pytestmark = pytest.mark.usefixtures("fits_apart")
 
@@ -141,7 +141,7 @@ def test_the_standard_errors_are_those_of_many_fits(kind, examples):
 
 
 def test_labels_that_are_numbers_are_refused_before_anything_is_charged(examples):
-    vault = PrivateLabels(examples.numbers, low=0.0, high=50.0, budget=PrivacyBudget(1.0, 1e-6))
+    vault = PrivateLabels(examples.numbers, Numbers(0.0, 50.0), budget=PrivacyBudget(1.0, 1e-6))
     with pytest.raises(ValueError, match="PrivateLogisticRegression expected"):
         PrivateLogisticRegression(1.0, 1e-6).fit(np.full((3000, 2), np.nan), vault)
     assert vault.guarantee().epsilon == 0.0

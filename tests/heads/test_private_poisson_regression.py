@@ -9,7 +9,7 @@ from sklearn.linear_model import PoissonRegressor
 
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.heads import PrivatePoissonRegression, PrivateRidge
-from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault import Numbers, PrivateLabels
 
 pytestmark = pytest.mark.usefixtures("fits_apart")
 
@@ -87,8 +87,8 @@ def test_other_labels_and_no_intercept_are_refused_before_the_release():
     budget = PrivacyBudget(1.0, 1e-6)
     for vault, arguments, match in (
         (PrivateLabels(Y % 2, 2, budget=budget), {}, "got 2 classes"),
-        (PrivateLabels(Y, low=0, high=10, budget=budget), {"intercept": False}, "an intercept"),
-        (PrivateLabels(Y, low=0, high=10, budget=budget), {"penalty": "bayes"}, "must be 'auto'"),
+        (PrivateLabels(Y, Numbers(0, 10), budget=budget), {"intercept": False}, "an intercept"),
+        (PrivateLabels(Y, Numbers(0, 10), budget=budget), {"penalty": "bayes"}, "must be 'auto'"),
     ):
         with pytest.raises(ValueError, match=match):
             PrivatePoissonRegression(1.0, 1e-6, **arguments).fit(X, vault)

@@ -16,6 +16,7 @@ from tf_labeldp.accounting import BudgetExceededError, PublicInput, public_input
 from tf_labeldp.dossier import verify
 from tf_labeldp.features import RandomFourierFeatures
 from tf_labeldp.heads import HeadResidualRandomizer, PrivatePoissonRegression, PrivateRidge
+from tf_labeldp.vault import Classes, Numbers, Rows
 from tf_labeldp.vault.private_labels import residuals_of
 from tf_labeldp.vault.records import DrawSettingsError
 
@@ -27,7 +28,7 @@ Y = np.clip(2.0 * X[:, 0] + 2.0 * np.abs(X[:, 1]) + 0.2 * RNG.normal(size=N), LO
 
 
 def vault(epsilon=4.0, labels=Y, **arguments):
-    arguments = {"low": LOW, "high": HIGH, "insecure_seed": 1} | arguments
+    arguments = {"kind": Numbers(LOW, HIGH), "insecure_seed": 1} | arguments
     return PrivateLabels(labels, budget=PrivacyBudget(epsilon, DELTA), **arguments)
 
 
@@ -114,7 +115,7 @@ def test_trees_start_from_the_head_and_a_network_learns_the_draw(drawn, tmp_path
 
 def test_counts_start_from_a_poisson_head(tmp_path):
     counts = RNG.poisson(np.exp(X[:, 0] + 2.0 * (X[:, 1] > 0.0) - 1.0)).clip(0, 12).astype(float)
-    labels = vault(labels=counts, low=0.0, high=12.0)
+    labels = vault(kind=Numbers(0.0, 12.0), labels=counts)
     start = HeadResidualRandomizer(9.0, DELTA, head=PrivatePoissonRegression)
     model = PrivateBoosting(4.0, loss="poisson", start=start).fit(X, labels)
     assert isinstance(model.start_, PrivatePoissonRegression)
@@ -194,7 +195,7 @@ RANGES = {
 @pytest.mark.parametrize("case", RANGES)
 def test_any_labels_of_a_range_give_finite_predictions_within_it(case):
     labels, low, high = RANGES[case]
-    private = vault(labels=labels, low=low, high=high)
+    private = vault(kind=Numbers(low, high), labels=labels)
     model = PrivateBoosting(4.0, start=HeadResidualRandomizer(1.0, DELTA), max_trees=20)
     found = model.fit(X, private).predict(X)
     assert np.all((found >= low) & (found <= high))
@@ -257,7 +258,7 @@ def test_another_start_than_the_head_of_the_draw_is_refused(drawn):
 def test_classes_start_from_the_log_odds_of_a_head(tmp_path):
     ill = (X[:, 0] + 1.5 * np.abs(X[:, 1]) > 0.75).astype(int)
     labels = PrivateLabels(
-        np.where(ill, "yes", "no"), classes=["no", "yes"], budget=PrivacyBudget(5.0, DELTA)
+        np.where(ill, "yes", "no"), Classes(["no", "yes"]), budget=PrivacyBudget(5.0, DELTA)
     )
     head = ldp.PrivateLogisticRegression(1.0, DELTA, key="head").fit(X, labels)
     noisy = labels.randomize(ldp.RandomizedResponse(3.0, 2))
@@ -268,7 +269,7 @@ def test_classes_start_from_the_log_odds_of_a_head(tmp_path):
     assert model.guarantee().epsilon > 3.5
     found = model.to_keras().predict(X, verbose=0)
     assert found == pytest.approx(model.predict_proba(X), abs=1e-5)
-    turned = PrivateLabels(expected, classes=["yes", "no"], budget=PrivacyBudget(5.0, DELTA))
+    turned = PrivateLabels(expected, Classes(["yes", "no"]), budget=PrivacyBudget(5.0, DELTA))
     with pytest.raises(ValueError, match=r"a start for the classes \['yes', 'no'\]"):
         PrivateBoosting(1.0, start=head).fit(X, turned)
     assert turned.receipts == ()
@@ -362,8 +363,9 @@ def test_what_a_start_can_be():
         PrivateBoosting(2.0, start=released).fit(X, classes)
     with pytest.raises(ValueError, match="expected numbers, got 2 classes"):
         classes.check_budget(released)
-    rows = PrivateLabels(np.eye(3, dtype=int)[np.arange(N) % 3], num_labels=3,
-                         budget=PrivacyBudget(4.0, DELTA))  # fmt: skip
+    rows = PrivateLabels(
+        np.eye(3, dtype=int)[np.arange(N) % 3], Rows(3), budget=PrivacyBudget(4.0, DELTA)
+    )
     of_rows = PrivateRidge(1.0, DELTA).fit(X, rows)
     labels = vault()
     with pytest.raises(ValueError, match="got one for rows of labels"):

@@ -24,6 +24,7 @@ from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.self_supervised import SCAN, SimCLR
 from tf_labeldp.semi_supervised import DivideMix, FixMatch
 from tf_labeldp.semi_supervised.targets import Targets
+from tf_labeldp.vault import Keyed, Numbers, Users
 from tf_labeldp.vault.model_history import attach
 
 N, K = 64, 2
@@ -85,7 +86,7 @@ def labels_of(budget=BUDGET, **options):
 
 def numbers_of():
     """Returns a vault of N numbers."""
-    return ldp.PrivateLabels(Y + 0.0, low=0.0, high=1.0, budget=BUDGET, insecure_seed=0)
+    return ldp.PrivateLabels(Y + 0.0, Numbers(0.0, 1.0), budget=BUDGET, insecure_seed=0)
 
 
 def dense(outputs=K, shape=(4,)):
@@ -162,10 +163,16 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
         Y,
         K,
         budget=BUDGET,
-        draws="keyed",
-        ids=put("ids", np.arange(N)),
+        draws=put("draws", "keyed"),
         unlabelled=put("unlabelled", None),
         users=put("users", None),
+    ),
+    "vault.Keyed": lambda put: ldp.PrivateLabels(
+        Y, K, budget=BUDGET, draws=Keyed(put("ids", np.arange(N)))
+    ),
+    "vault.Users": lambda put: Users(put("ids", np.arange(N))),
+    "vault.Randomizer.draw_from": lambda put: draw_from(
+        CLUSTER_RR, labels_of(), put("public", GROUPS)
     ),
     "vault.PrivateLabels.extend": lambda put: labels_of().extend(
         Y, rows=put("rows", None), unlabelled=put("unlabelled", [2])

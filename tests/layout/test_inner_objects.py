@@ -30,7 +30,7 @@ from tf_labeldp import accounting, features, heads, mechanisms, pate
 from tf_labeldp.accounting import public_input
 from tf_labeldp.mechanisms.base import LabelMechanism
 from tf_labeldp.semi_supervised import DivideMix, FixMatch
-from tf_labeldp.vault import handed_on
+from tf_labeldp.vault import Numbers, Rows, handed_on
 
 RNG = np.random.default_rng(2)
 MANY = 400
@@ -46,9 +46,9 @@ TEXTS = {"number": ROWS[:, 0], "text": np.array(["a", "b", "c", "d"])[np.arange(
 
 
 def vault(labels: Any = Z, epsilon: float = 50.0, delta: float = DELTA, **options: Any) -> Any:
-    kind = {"low": -2.0, "high": 2.0} if labels is NUMBERS else {"num_classes": K}
+    kind: Any = Numbers(-2.0, 2.0) if labels is NUMBERS else K
     budget = ldp.PrivacyBudget(epsilon, delta)
-    return ldp.PrivateLabels(labels, **kind, budget=budget, insecure_seed=0, **options)
+    return ldp.PrivateLabels(labels, kind, budget=budget, insecure_seed=0, **options)
 
 
 def searched(estimator: Any, grid: Any, labels: Any = Z, rows: Any = ROWS, **options: Any) -> Any:
@@ -691,7 +691,7 @@ def sampled(labels: Any, **options: Any) -> Any:
 
 def of_rows() -> Any:
     budget = ldp.PrivacyBudget(9.0)
-    return ldp.PrivateLabels(np.stack([Z, 1 - Z], axis=1), num_labels=2, budget=budget)
+    return ldp.PrivateLabels(np.stack([Z, 1 - Z], axis=1), Rows(2), budget=budget)
 
 
 WITH_LABELS: dict[str, Callable[[], Any]] = {

@@ -26,6 +26,7 @@ from ledger_cases import (
 import tf_labeldp as ldp
 from tf_labeldp.accounting import PublicInput
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
+from tf_labeldp.vault import Numbers
 
 
 def draw(epsilon=1.0):
@@ -131,7 +132,7 @@ def test_a_model_of_one_weight_shows_its_training(tmp_path):
     model = single()
     model.fit(x, y, verbose=0)
     assert math.isinf(stated(model))
-    labels = ldp.PrivateLabels(y, low=0, high=K, budget=ldp.PrivacyBudget(9.0))
+    labels = ldp.PrivateLabels(y, Numbers(0, K), budget=ldp.PrivacyBudget(9.0))
     noisy = labels.randomize(ldp.mechanisms.LaplaceMechanism(1.0, 0.0, float(K)))
     model = single()
     ldp.fit(model, x, noisy, targets="values", verbose=0)

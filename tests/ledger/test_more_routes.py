@@ -44,6 +44,7 @@ from tf_labeldp.mechanisms import (
     RRWithPrior,
     check_mechanism,
 )
+from tf_labeldp.vault import Numbers
 
 
 def test_a_model_whose_optimizer_took_uncovered_steps_promises_nothing():
@@ -432,7 +433,7 @@ class Large(ldp.mechanisms.RegressionMechanism):
 
 def test_a_large_table_that_changes_is_checked_again():
     numbers = np.random.default_rng(0).integers(0, 2000, N).astype(float)
-    labels = ldp.PrivateLabels(numbers, low=0, high=1999, budget=ldp.PrivacyBudget(9.0))
+    labels = ldp.PrivateLabels(numbers, Numbers(0, 1999), budget=ldp.PrivacyBudget(9.0))
     labels.randomize(Large(1.0))
     revealing = np.zeros(2000)
     revealing[10:1990] = 1.0  # NumPy's repr does not show this part.

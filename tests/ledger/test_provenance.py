@@ -30,6 +30,7 @@ from tf_labeldp.heads import BootstrappedHead, PrivateLogisticRegression
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse, optimal_bins
 from tf_labeldp.pate import PATE, fix_match_teacher
 from tf_labeldp.semi_supervised import DivideMix, FixMatch
+from tf_labeldp.vault import Numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore:the release is indistinguishable")
 IMAGES = np.random.default_rng(0).random((N, 4, 4, 1), dtype=np.float32)
@@ -178,7 +179,7 @@ def test_b4_a_grid_search_over_the_front_door_states_the_sum():
 def bins(epsilon=1.0, spent=5.0):
     grid = tuple(np.linspace(0.0, 10.0, 11).tolist())
     labels = ldp.PrivateLabels(
-        np.linspace(0.0, 10.0, N), low=0, high=10, budget=ldp.PrivacyBudget(9.0)
+        np.linspace(0.0, 10.0, N), Numbers(0, 10), budget=ldp.PrivacyBudget(9.0)
     )
     return optimal_bins(grid, labels.release(HistogramMechanism(spent, values=grid)).priors(), 1.0)
 
@@ -189,7 +190,7 @@ def test_b5_keyed_draws_count_the_bins(tmp_path):
     key.register("first", mechanism, num_rows=N)
     assert key.guarantee().epsilon == 6.0
     numbers = np.linspace(0.0, 10.0, N)
-    keyed = ldp.PrivateLabels(numbers, low=0, high=10, budget=ldp.PrivacyBudget(9.0), draws="keyed")
+    keyed = ldp.PrivateLabels(numbers, Numbers(0, 10), budget=ldp.PrivacyBudget(9.0), draws="keyed")
     assert keyed.randomize(mechanism).guarantee().epsilon == 6.0
 
 

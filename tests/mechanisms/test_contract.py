@@ -35,6 +35,7 @@ from tf_labeldp.mechanisms import (
     RRWithPrior,
     SelectionMechanism,
 )
+from tf_labeldp.vault import LabelKind
 
 EPSILONS = [1e-3, 0.5, 4.0, 50.0]
 RNG = np.random.default_rng(1)
@@ -152,7 +153,7 @@ class Member(NamedTuple):
         labels = LABELS if "num_classes" in kind else LABELS * 2.0
         labels = labels % 2 if kind.get("num_classes") == 2 else labels
         budget = PrivacyBudget(epsilon, self.delta)
-        return PrivateLabels(labels, budget=budget, store=store, **kind)
+        return PrivateLabels(labels, LabelKind.of(**kind), budget=budget, store=store)
 
     def use(self, vault, key):
         mechanism = self.make(1.0)

@@ -20,7 +20,7 @@ from tf_labeldp.mechanisms import (
 )
 from tf_labeldp.mechanisms.base import deserialize, serialize, settings
 from tf_labeldp.mechanisms.clusters import PriorResampling
-from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault import Numbers, PrivateLabels
 
 UNIFORM = np.full(4, 0.25)
 WITH_PRIORS = [RRTopK(1.0, 4, 2), PriorResampling(1.0, 4, 0.9, 0.1)]
@@ -218,7 +218,7 @@ def test_receipts_of_public_arguments_go_with_the_mechanism():
     for each in (mechanism, again):
         assert each == plain and [one.id for one in each.receipts] == [released.receipts[0].id]
         assert settings(each) == settings(plain) == serialize(plain)
-    other = PrivateLabels(numbers * 1.0, low=0.0, high=2.0, budget=budget)
+    other = PrivateLabels(numbers * 1.0, Numbers(0.0, 2.0), budget=budget)
     assert other.release(mechanism).guarantee().epsilon == 0.75
 
 

@@ -11,7 +11,7 @@ from scipy import special, stats
 
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.mechanisms import LabelMomentMechanism, integer_noise
-from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault import Numbers, PrivateLabels
 
 FALSE_ALARM = 1e-6
 """The probability that a test of a law fails by chance."""
@@ -230,7 +230,7 @@ def test_an_epsilon_at_which_nothing_is_left_is_refused():
 def test_a_vault_refuses_a_narrower_range_whatever_its_labels(high):
     """Otherwise a failure would reveal a label outside the range, at any epsilon."""
     for last in (40.0, 100.0):
-        vault = PrivateLabels([1.0, last], low=0, high=100, budget=PrivacyBudget(1.0, 1e-5))
+        vault = PrivateLabels([1.0, last], Numbers(0, 100), budget=PrivacyBudget(1.0, 1e-5))
         with pytest.raises(ValueError, match="the mechanism is for labels in"):
             vault.release(LabelMomentMechanism(0.01, 1e-9, low=0, high=high), None, np.eye(2))
         assert vault.guarantee().epsilon == 0.0

@@ -12,7 +12,7 @@ from scipy import optimize, sparse
 
 from tf_labeldp import PrivacyBudget, PrivateLabels, audit, estimation
 from tf_labeldp.mechanisms import ChannelMechanism, optimal_unbiased
-from tf_labeldp.vault import LabelRandomizer
+from tf_labeldp.vault import LabelRandomizer, Numbers
 
 
 def largest_bias(channel):
@@ -116,7 +116,7 @@ def test_values_without_a_channel_are_refused_before_a_charge(values, message):
     with pytest.raises(ValueError, match=message):
         optimal_unbiased(values, np.full(values.size, 1 / values.size), 9.0)
     budget = PrivacyBudget(12.0)
-    labels = PrivateLabels(np.tile(values, 9), low=values[0], high=values[-1], budget=budget)
+    labels = PrivateLabels(np.tile(values, 9), Numbers(values[0], values[-1]), budget=budget)
     with pytest.raises(ValueError, match=r"expected at most 128|doubles resolve"):
         labels.randomize(LabelRandomizer(12.0, values=tuple(values), unbiased=True))
     assert labels.receipts == ()

@@ -11,6 +11,7 @@ import pytest
 import tf_labeldp as ldp
 from tf_labeldp import estimation
 from tf_labeldp.mechanisms import ProjectiveGeometryResponse, RandomizedResponse, random_bits
+from tf_labeldp.vault import Classes
 
 CASES = [(1.0, 50), (0.1, 20), (2.0, 57), (3.0, 25), (6.0, 9), (1.0, 2)]
 
@@ -177,7 +178,7 @@ def test_shares_are_much_closer_than_those_of_randomized_response():
 
 def test_noisy_labels_are_sets_and_no_classes():
     names = [f"word {number}" for number in range(57)]
-    labels = ldp.PrivateLabels(names, classes=names, budget=ldp.PrivacyBudget(2.0))
+    labels = ldp.PrivateLabels(names, Classes(names), budget=ldp.PrivacyBudget(2.0))
     noisy = labels.randomize(ProjectiveGeometryResponse(2.0, 57))  # 57 sets too
     assert noisy.mechanism.num_outputs == 57
     with pytest.raises(TypeError, match="expected noisy labels that are classes, got those of Pro"):

@@ -31,7 +31,7 @@ from tf_labeldp.mechanisms import (
     random_bits,
 )
 from tf_labeldp.scale import ReleaseKey, randomize_batch
-from tf_labeldp.vault import LabelStoreError, keyed_draws
+from tf_labeldp.vault import Keyed, LabelStoreError, Numbers, Rows, Store, keyed_draws
 
 KEY = bytes(range(32))
 PRIOR = np.array([0.5, 0.3, 0.15, 0.05])
@@ -329,8 +329,8 @@ def test_rows_of_a_release_stay_the_same(key):
     assert f"{whole % 2**64:016x}" not in key.statement("a")
 
 
-def vault(labels, store, **options):
-    return PrivateLabels(labels, 4, store=store, draws="keyed", **options)
+def vault(labels, store, ids=None, **options):
+    return PrivateLabels(labels, 4, store=store, draws=Keyed(ids), **options)
 
 
 def test_a_vault_draws_by_its_key(tmp_path):
@@ -381,11 +381,11 @@ def test_a_vault_refuses_what_it_cannot_key(tmp_path):
         vault([0, 1, 2], None, ids=[1, 2], budget=budget)
     with pytest.raises(ValueError, match="insecure_seed"):
         vault([0, 1, 2], None, budget=budget, insecure_seed=1)
-    with pytest.raises(ValueError, match="num_labels"):
-        PrivateLabels([[0, 1]], num_labels=2, budget=budget, draws="keyed")
+    with pytest.raises(ValueError, match="neither Rows"):
+        PrivateLabels([[0, 1]], Rows(2), budget=budget, draws="keyed")
     with pytest.raises(ValueError, match="draws must be"):
         PrivateLabels([0, 1], 2, budget=budget, draws="fresh")
-    numbers = PrivateLabels([0.0, 1.0], low=0, high=1, budget=budget, draws="keyed")
+    numbers = PrivateLabels([0.0, 1.0], Numbers(0, 1), budget=budget, draws="keyed")
     with pytest.raises(TypeError, match="keyed draws need"):
         numbers.randomize(LaplaceMechanism(1.0, low=0.0, high=1.0))
     assert numbers.guarantee().epsilon == 0.0
@@ -555,7 +555,7 @@ def test_what_priors_cost_is_kept_once_and_what_they_cost_others_not(tmp_path):
 VAULTS = {
     "label": {"num_classes": 2},
     "user": {"num_classes": 2, "users": np.arange(600) // 3},
-    "numbers": {"low": 0.0, "high": 1.0},
+    "numbers": {"kind": Numbers(0.0, 1.0)},
     "people": {"num_classes": 2, "people": "north"},
 }
 
@@ -565,7 +565,7 @@ VAULTS = {
 def test_the_key_of_a_vault_states_all_uses_of_the_vault(tmp_path, case):
     """Its draws, evaluations, training steps and raised budget, with the unit of the vault."""
     options = dict(VAULTS[case])
-    is_number = "low" in options
+    is_number = case == "numbers"
     labels, path = np.arange(600) % 2, tmp_path / "s"
     budget = PrivacyBudget(20.0, 1e-5)
     vault = PrivateLabels(labels, budget=budget, draws="keyed", store=path, **options)
@@ -605,7 +605,7 @@ def test_the_key_of_a_vault_states_all_uses_of_the_vault(tmp_path, case):
 def test_the_key_of_a_vault_counts_the_other_stores_of_its_project(tmp_path):
     mechanism, budget = RandomizedResponse(1.0, 2), PrivacyBudget(4.0)
     first = PrivateLabels(
-        [0, 1] * 9, 2, budget=budget, draws="keyed", store=tmp_path / "p" / "a", project=True
+        [0, 1] * 9, 2, budget=budget, draws="keyed", store=Store(tmp_path / "p" / "a", project=True)
     )
     second = PrivateLabels([1, 0] * 9, 2, store=tmp_path / "p" / "b")
     second.randomize(mechanism, key="b")
@@ -630,7 +630,7 @@ def test_a_release_of_the_key_takes_what_its_vault_reserved(tmp_path):
 
 def test_an_engine_does_not_draw_for_another_unit(tmp_path):
     """The cost of a draw for one label is less than that for a row, or for a user."""
-    for name, options in (("row", {"num_labels": 2}), ("user", {"num_classes": 2, "users": [5]})):
+    for name, options in (("row", {"kind": Rows(2)}), ("user", {"num_classes": 2, "users": [5]})):
         store = tmp_path / name
         y = [[0, 1]] if name == "row" else [1]
         labels = PrivateLabels(y, budget=PrivacyBudget(9.0), store=store, **options)

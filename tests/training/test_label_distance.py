@@ -12,6 +12,7 @@ from label_dp_cases import DELTA, LOSS, SIGMA, N, batches, features, network, op
 import tf_labeldp as ldp
 from tf_labeldp.accounting import dp_sgd_guarantee
 from tf_labeldp.training import GaussianNoise, GaussNewton, LabelDPModel, LabelDPOptimizer
+from tf_labeldp.vault import Numbers, Rows
 
 BY_DISTANCE = {"clipping": "label_distance"}
 K = 2
@@ -95,8 +96,8 @@ def test_other_losses_and_more_classes_are_refused() -> None:
 def test_labels_that_are_no_classes_are_refused_before_anything_is_charged() -> None:
     budget = ldp.PrivacyBudget(3.0, DELTA)
     for labels in (
-        ldp.PrivateLabels(np.zeros(N), low=0.0, high=1.0, budget=budget),
-        ldp.PrivateLabels(np.zeros((N, K), int), num_labels=K, budget=budget),
+        ldp.PrivateLabels(np.zeros(N), Numbers(0.0, 1.0), budget=budget),
+        ldp.PrivateLabels(np.zeros((N, K), int), Rows(K), budget=budget),
     ):
         model = private_model()
         with pytest.raises(ValueError, match="expected two classes for"):

@@ -26,6 +26,7 @@ from label_dp_cases import (
 import tf_labeldp as ldp
 from tf_labeldp.accounting import public_input
 from tf_labeldp.training import AltConv, Denoiser, LabelDPModel, LabelDPOptimizer
+from tf_labeldp.vault import Rows
 
 # On compile.
 
@@ -147,8 +148,7 @@ def test_labels_of_a_form_that_the_loss_can_not_take(data_of: str, rows: bool) -
     model.compile(optimizer(), loss=kind)
     if data_of == "vault":
         budget = ldp.PrivacyBudget(1e6, 1e-3)
-        sizes = {"num_labels" if rows else "num_classes": K}
-        labels = ldp.PrivateLabels(labels, **sizes, budget=budget)
+        labels = ldp.PrivateLabels(labels, Rows(K) if rows else K, budget=budget)
     data = (features(), labels) if data_of == "arrays" else (batches(labels),)
     with pytest.raises(ValueError, match=r"can't take labels of shape \(n|loss of one-hot rows"):
         model.fit(*data, verbose=0)

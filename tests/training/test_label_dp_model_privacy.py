@@ -31,6 +31,7 @@ from label_dp_cases import (
 
 import tf_labeldp as ldp
 from tf_labeldp.training import PrivacySpent
+from tf_labeldp.vault import Numbers
 
 SECRET = 31337
 
@@ -113,7 +114,7 @@ def test_no_text_quotes_a_label() -> None:
     texts = []
     try:
         with redirect_stdout(out), redirect_stderr(err):
-            data = batches(ldp.PrivateLabels(labels, low=0.0, high=4e4, budget=budget))
+            data = batches(ldp.PrivateLabels(labels, Numbers(0.0, 4e4), budget=budget))
             model.fit(data, epochs=2, verbose=2, callbacks=[PrivacySpent()])
             model.fit(features(), labels, verbose=2)
             texts += [repr(data), repr(model), str(model.guarantee()), repr(model._spending)]

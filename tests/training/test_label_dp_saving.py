@@ -31,6 +31,7 @@ from label_dp_cases import (
 
 import tf_labeldp as ldp
 from tf_labeldp.training import AltConv, LabelDPModel
+from tf_labeldp.vault import Numbers
 
 ROOT = Path(__file__).parents[2]
 
@@ -256,7 +257,7 @@ def test_no_label_is_in_any_file(tmp_path: Path) -> None:
     numbers = rng.uniform(1e3, 2e3, N).astype(np.float32)
     model = network(units=1)
     model.compile(optimizer(inner=keras.optimizers.Adam(0.1)), loss="mse")
-    labels = ldp.PrivateLabels(numbers, low=0.0, high=4e3, budget=ldp.PrivacyBudget(20.0, DELTA))
+    labels = ldp.PrivateLabels(numbers, Numbers(0.0, 4e3), budget=ldp.PrivacyBudget(20.0, DELTA))
     callbacks = [
         keras.callbacks.ModelCheckpoint(tmp_path / "model-{epoch}.keras"),
         keras.callbacks.ModelCheckpoint(tmp_path / "w.weights.h5", save_weights_only=True),

@@ -30,7 +30,7 @@ from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee, dp_sgd_guaran
 from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
 from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
 from tf_labeldp.training import GaussianNoise, LabelDPModel, SelfSpan
-from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault import PrivateLabels, Rows
 
 NO_VAULT = "No vault tracks the uses of these labels: all of them are steps of this model."
 
@@ -157,7 +157,7 @@ def rows_model(units: int) -> LabelDPModel:
 
 def rows_vault() -> PrivateLabels:
     rows = np.stack([codes() % 2, codes() // 2, codes() == 0], axis=1).astype(int)
-    return PrivateLabels(rows, num_labels=3, budget=PrivacyBudget(3.0, DELTA))
+    return PrivateLabels(rows, Rows(3), budget=PrivacyBudget(3.0, DELTA))
 
 
 def test_rows_of_labels_are_protected_as_a_whole() -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import BudgetExceededError
+from tf_labeldp.vault import LabelKind
 
 N = 2000
 RNG = np.random.default_rng(2)
@@ -22,8 +23,8 @@ layers = keras.layers
 
 
 def vault(labels=CLASSES, epsilon=2.0, delta=1e-4, **arguments):
-    kind = arguments or {"num_classes": 3}
-    return ldp.PrivateLabels(labels, budget=ldp.PrivacyBudget(epsilon, delta), **kind)
+    kind = LabelKind.of(**(arguments or {"num_classes": 3}))
+    return ldp.PrivateLabels(labels, kind, budget=ldp.PrivacyBudget(epsilon, delta))
 
 
 def made(model, x=X, labels=None, epochs=4, **changes):

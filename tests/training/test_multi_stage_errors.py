@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_labeldp as ldp
+from tf_labeldp.vault import Numbers
 
 CONSTRUCTOR = {
     "rows": ({"x": lambda x: x[1:]}, "got 239 rows and 240 labels"),
@@ -49,7 +50,7 @@ def test_labels_must_be_in_a_vault(kit, problem):
 
 def test_numbers_are_for_another_mechanism(problem):
     x, y = problem
-    labels = ldp.PrivateLabels(y * 1.0, low=0, high=3, budget=ldp.PrivacyBudget(epsilon=3.0))
+    labels = ldp.PrivateLabels(y * 1.0, Numbers(0, 3), budget=ldp.PrivacyBudget(epsilon=3.0))
     with pytest.raises(ValueError, match=r"got numbers.*LabelRandomizer"):
         ldp.MultiStageTraining(x, labels, epsilon=1.0, fractions=(1.0,), epochs_per_stage=1)
 

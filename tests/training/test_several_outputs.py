@@ -17,6 +17,7 @@ from tf_labeldp.gradients.clip import Batch, Clip, Speed
 from tf_labeldp.gradients.output_losses import OutputLosses
 from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
 from tf_labeldp.training import GaussNewton, LabelDPModel, SelfConv
+from tf_labeldp.vault import Rows, Store
 
 layers, losses = keras.layers, keras.losses
 RNG = np.random.default_rng(5)
@@ -48,8 +49,8 @@ def compiled(form: str = "dict", **settings: Any) -> LabelDPModel:
     return model
 
 
-def vault(labels: Any, size: int, epsilon: float = 3.0, **settings: Any) -> ldp.PrivateLabels:
-    return ldp.PrivateLabels(labels, size, budget=ldp.PrivacyBudget(epsilon, DELTA), **settings)
+def vault(labels: Any, kind: Any, epsilon: float = 3.0, **settings: Any) -> ldp.PrivateLabels:
+    return ldp.PrivateLabels(labels, kind, budget=ldp.PrivacyBudget(epsilon, DELTA), **settings)
 
 
 def two_vaults(**settings: Any) -> dict[str, ldp.PrivateLabels]:
@@ -121,12 +122,13 @@ def test_a_step_of_fit_is_that_of_the_reference() -> None:
 @pytest.mark.holds("training.LabelDPModel")
 def test_several_vaults_are_charged_for_one_use(tmp_path: Any) -> None:
     """Each statement has the cost of the steps once, with and without stores."""
-    for settings in ({}, {"people": "customers"}, {"store": True}, {"project": True}):
+    for settings in ({}, {"people": "customers"}, {"store": None}, {"store": True}):
         labels = {}
         for name, values, size in (("click", CLICKS, 2), ("kind", KINDS, K)):
             own = dict(settings)
-            if own.pop("store", False) or own.get("project"):
-                own["store"] = tmp_path / str(sorted(settings)) / name
+            if "store" in own:
+                path = tmp_path / f"project is {own['store']}" / name
+                own["store"] = Store(path, project=own["store"])
             labels[name] = vault(values, size, **own)
         model = compiled()
         model.fit(batches(labels), epochs=2, verbose=0)
@@ -169,7 +171,7 @@ def test_the_budget_of_each_vault_is_checked_before_any_is_charged() -> None:
 
 def test_a_vault_of_rows_gives_columns_to_outputs() -> None:
     rows = RNG.integers(0, 2, (N, 3))
-    labels = vault(rows, None, num_labels=3)  # type: ignore[arg-type]
+    labels = vault(rows, Rows(3))
     inputs = keras.Input((D,))
     tags, click = (layers.Dense(units, name=n)(inputs) for n, units in (("tags", 2), ("click", 1)))
     model = LabelDPModel(inputs, {"tags": tags, "click": click})
@@ -293,7 +295,7 @@ def test_vaults_that_are_not_of_the_same_examples() -> None:
         batches({"click": CLICKS, "kind": vault(KINDS, K)})
     with pytest.raises(ValueError, match="got 100 rows and 50 labels"):
         batches({"click": vault(CLICKS[:50], 2), "kind": vault(KINDS, K)})
-    rows = vault(np.ones((N, 2), int), None, num_labels=2)  # type: ignore[arg-type]
+    rows = vault(np.ones((N, 2), int), Rows(2))
     for columns, expected in (({"a": 2}, r"columns in 0..1 .*got 2"), (3, "as a dict or list")):
         with pytest.raises(ValueError, match=expected):
             batches(rows, columns=columns)

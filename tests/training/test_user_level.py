@@ -15,6 +15,7 @@ from tf_labeldp.data import poisson_batches
 from tf_labeldp.data.batches import open_for_training
 from tf_labeldp.mechanisms import RandomizedResponse
 from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, SelfConv
+from tf_labeldp.vault import Users
 
 USERS = np.repeat(np.arange(12), [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6])  # fewer, k and more
 N, D, K, LIMIT, CLIP, DELTA, SIGMA, STEPS = USERS.size, 3, 4, 3, 0.5, 1e-3, 3.0, 2
@@ -58,7 +59,7 @@ def test_a_user_with_most_rows_needs_a_bound() -> None:
     with pytest.raises(ValueError, match=r"at most 20 times the mean of 10\.9 rows, got 1,000"):
         poisson_batches(x, labels, sampling_probability=0.1, steps=1)
     bounded = ldp.PrivateLabels(
-        np.zeros(users.size, int), K, budget=budget, users=users, max_examples_per_user=5
+        np.zeros(users.size, int), K, budget=budget, users=Users(users, at_most=5)
     )
     found = poisson_batches(x[bounded.indices], bounded, sampling_probability=0.1, steps=1)
     assert (found.num_units, found.group_size) == (101, 5)
@@ -165,7 +166,7 @@ def test_users_with_a_denoiser_that_reveals_the_batch_are_counted_by_passes() ->
 def test_a_vault_knows_its_users() -> None:
     x, y = data()
     budget = ldp.PrivacyBudget(50.0, DELTA)
-    labels = ldp.PrivateLabels(y, K, budget=budget, users=USERS, max_examples_per_user=LIMIT)
+    labels = ldp.PrivateLabels(y, K, budget=budget, users=Users(USERS, at_most=LIMIT))
     made = poisson_batches(x[labels.indices], labels, sampling_probability=0.5, steps=STEPS)
     assert (made.privacy_unit, made.num_units, made.group_size) == ("user", 12, LIMIT)
     model = private_model()

@@ -32,6 +32,7 @@ from tf_labeldp.gradients.label_distance import LabelDistanceClip
 from tf_labeldp.gradients.output_losses import OutputLosses
 from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
 from tf_labeldp.training import AltConv, LabelDPModel, SelfConv
+from tf_labeldp.vault import Classes, Numbers
 
 TABLE = [0.2, 1.0, 4.0, 2.0]
 CLASSES = dict(enumerate(TABLE))
@@ -185,7 +186,7 @@ def test_weights_cost_nothing_and_are_named_in_the_statement() -> None:
 def named_vault() -> ldp.PrivateLabels:
     names = ["no", "yes", "maybe", "never"]
     budget = ldp.PrivacyBudget(3.0, DELTA)
-    return ldp.PrivateLabels(np.array(names)[codes()], classes=names, budget=budget)
+    return ldp.PrivateLabels(np.array(names)[codes()], Classes(names), budget=budget)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def test_weights_that_are_refused_before_a_charge(settings: Any, expected: str) 
 
 
 def test_weights_of_other_labels_and_in_two_places() -> None:
-    numbers = ldp.PrivateLabels(SAMPLES, low=0.0, high=3.0, budget=ldp.PrivacyBudget(3.0, DELTA))
+    numbers = ldp.PrivateLabels(SAMPLES, Numbers(0.0, 3.0), budget=ldp.PrivacyBudget(3.0, DELTA))
     model = network(units=1)
     model.compile(optimizer(SIGMA), loss="mse")
     with pytest.raises(ValueError, match=r"expected classes for class_weight, got numbers in"):

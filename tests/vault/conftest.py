@@ -27,7 +27,8 @@ def make(labels):
     """Makes a vault of 200 labels of 5 classes; keywords replace its arguments."""
 
     def vault(epsilon=1.0, delta=0.0, **arguments):
-        arguments = {"labels": labels, "num_classes": 5, **arguments}
+        default = {} if "kind" in arguments else {"num_classes": 5}
+        arguments = {"labels": labels, **default, **arguments}
         return PrivateLabels(budget=PrivacyBudget(epsilon, delta), **arguments)
 
     return vault

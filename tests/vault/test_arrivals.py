@@ -21,7 +21,7 @@ from tf_labeldp.mechanisms import (
     RandomizedResponse,
     RRWithPrior,
 )
-from tf_labeldp.vault import LabelStoreError, NoisyLabels, PrivateLabels
+from tf_labeldp.vault import Classes, LabelStoreError, NoisyLabels, Numbers, PrivateLabels, Rows
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import Arrival
 
@@ -264,10 +264,15 @@ def test_a_vault_may_begin_without_labels(opened, response):
 @pytest.mark.parametrize(
     ("labels", "more", "kind", "mechanism"),
     [
-        (["no", "yes", None], ["yes", "no"], {"classes": ["no", "yes"]}, RandomizedResponse(40, 2)),
-        ([(1, 2), "b", None], ["b"], {"classes": [(1, 2), "b"]}, RandomizedResponse(40, 2)),
-        ([0.5, 9.0, float("nan")], [3.0, 7.25], {"low": 0, "high": 10}, None),
-        ([[0, 1], [1, 1], [0, 0]], [[1, 0], [0, 0]], {"num_labels": 2}, RandomizedResponse(40, 2)),
+        (
+            ["no", "yes", None],
+            ["yes", "no"],
+            {"kind": Classes(["no", "yes"])},
+            RandomizedResponse(40, 2),
+        ),
+        ([(1, 2), "b", None], ["b"], {"kind": Classes([(1, 2), "b"])}, RandomizedResponse(40, 2)),
+        ([0.5, 9.0, float("nan")], [3.0, 7.25], {"kind": Numbers(0, 10)}, None),
+        ([[0, 1], [1, 1], [0, 0]], [[1, 0], [0, 0]], {"kind": Rows(2)}, RandomizedResponse(40, 2)),
     ],
     ids=["names", "tuples", "numbers", "rows"],
 )

@@ -13,7 +13,7 @@ from tf_labeldp.accounting.budget import compose_charges
 from tf_labeldp.accounting.events import gaussian_event
 from tf_labeldp.accounting.gaussian import gaussian_sigma
 from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
-from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault import PrivateLabels, Rows
 
 
 def test_disjoint_examples_compose_in_parallel(make, response):
@@ -287,7 +287,7 @@ def test_threads_share_the_draw_of_one_name(make, response, slow_draws):
 
 @pytest.mark.parametrize(("asked", "unit"), [(None, "row"), ("user", "user")])
 def test_the_unit_of_a_charge_is_by_default_that_of_the_labels(asked, unit):
-    rows = PrivateLabels(np.zeros((9, 2), int), num_labels=2, budget=PrivacyBudget(2.0))
+    rows = PrivateLabels(np.zeros((9, 2), int), Rows(2), budget=PrivacyBudget(2.0))
     receipt = rows.charge(Charge.of(RandomizedResponse(1.0, 2)), what="a use", unit=asked)
     assert receipt.unit == unit
 

@@ -9,7 +9,7 @@ import pytest
 
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse, RRWithPrior
-from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault import Classes, LabelKind, PrivateLabels
 
 HUGE = 60.0  # an epsilon without noise
 
@@ -45,12 +45,14 @@ def test_classes_of_any_kind(kind):
     classes = KINDS[kind]
     codes = np.random.default_rng(41).integers(0, len(classes), 30)
     labels = [classes[code] for code in codes]
-    vault = vault_of(labels, classes=classes)
+    vault = vault_of(labels, kind=Classes(classes))
     assert (vault.num_classes, vault.classes) == (len(classes), tuple(classes))
     noisy = noiseless(vault)
     np.testing.assert_array_equal(noisy, codes)
     decoded = vault.decode(noisy)
-    again = vault_of(labels, classes=classes).randomize(RandomizedResponse(HUGE, len(classes)))
+    again = vault_of(labels, kind=Classes(classes)).randomize(
+        RandomizedResponse(HUGE, len(classes))
+    )
     assert vault.decode(again).tolist() == decoded.tolist()  # from NoisyLabels
     assert decoded.shape == (30,)
     assert decoded.tolist() == labels
@@ -63,9 +65,9 @@ def test_classes_of_numpy_arrays_and_tensors(kind):
     codes = np.random.default_rng(42).integers(0, len(classes), 30)
     array = np.asarray(classes)[codes]
     for labels in (array, array.astype(object), Tensor(array), tuple(array.tolist())):
-        np.testing.assert_array_equal(noiseless(vault_of(labels, classes=classes)), codes)
+        np.testing.assert_array_equal(noiseless(vault_of(labels, kind=Classes(classes))), codes)
     # Python values keep repr and stores independent of NumPy.
-    vault = vault_of(array, classes=np.asarray(classes))
+    vault = vault_of(array, kind=Classes(np.asarray(classes)))
     assert vault.classes == tuple(classes)
     assert {type(value) for value in vault.classes} == {type(classes[0])}
 
@@ -82,30 +84,35 @@ def test_tensorflow_tensors():
     tf = pytest.importorskip("tensorflow")
     assert noiseless(vault_of(tf.constant([0, 2, 1]), num_classes=3)).tolist() == [0, 2, 1]
     words = tf.constant(["dog", "cat"])
-    assert noiseless(vault_of(words, classes=[b"cat", b"dog"])).tolist() == [1, 0]
+    assert noiseless(vault_of(words, kind=Classes([b"cat", b"dog"]))).tolist() == [1, 0]
 
 
 def test_the_number_of_classes_is_never_counted_from_the_labels():
-    with pytest.raises(ValueError, match=r"exactly one of num_classes.*none of them.*rare class"):
+    with pytest.raises(ValueError, match=r"the kind of the labels once, got none.*rare class"):
         vault_of([0, 1, 2])
-    assert vault_of(["a"], classes=["a", "b", "c"]).num_classes == 3
+    assert vault_of(["a"], kind=Classes(["a", "b", "c"])).num_classes == 3
 
 
 def test_contradictory_arguments():
     for arguments, error, message in [
-        ({"classes": ["a", "b", "a"]}, ValueError, "has a repeated value"),
-        ({"classes": ["a", "b"], "num_classes": 3}, ValueError, "num_classes=3 but classes has 2"),
-        ({"classes": ["a"]}, ValueError, "classes must have at least 2 values, got 1"),
+        ({"kind": 3, "num_classes": 2}, ValueError, "once, got 3 and num_classes=2"),
         ({"num_classes": 2.0}, TypeError, "num_classes must be an integer, got float"),
         ({"num_classes": 2, "insecure_seed": 1.0}, TypeError, "insecure_seed must be an integer"),
         ({"num_classes": 2, "budget": 1.0}, TypeError, "budget must be a PrivacyBudget, got float"),
     ]:
         with pytest.raises(error, match=message):
             PrivateLabels([], **{"budget": PrivacyBudget(1.0), **arguments})
+    for arguments, message in [
+        ({"classes": ["a", "b", "a"]}, "has a repeated value"),
+        ({"classes": ["a", "b"], "num_classes": 3}, "num_classes=3 but classes has 2"),
+        ({"classes": ["a"]}, "classes must have at least 2 values, got 1"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            LabelKind.of(**arguments)
 
 
 def test_decode_refuses_other_values():
-    vault = vault_of(["a"], classes=["a", "b"])
+    vault = vault_of(["a"], kind=Classes(["a", "b"]))
     with pytest.raises(ValueError, match=r"codes must lie in 0..1"):
         vault.decode([2])
     with pytest.raises(TypeError, match="codes must be integers"):
@@ -177,7 +184,7 @@ def test_priors_of_unknown_origin_are_an_assumption(make, response):
 
 def test_texts_of_a_tensor_are_bytes(make):
     texts = np.array([b"yes", b"no", b"yes"], dtype=object)
-    vault = make(labels=texts, num_classes=None, classes=["no", "yes"], epsilon=60.0)
+    vault = make(kind=Classes(["no", "yes"]), labels=texts, epsilon=60.0)
     noisy = vault.randomize(RandomizedResponse(60.0, 2))
     assert vault.decode(noisy).tolist() == ["yes", "no", "yes"]
 

@@ -9,6 +9,7 @@ from sklearn.linear_model import LogisticRegression
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import public_input
+from tf_labeldp.vault import Classes, Numbers
 
 K = 4
 
@@ -73,7 +74,7 @@ def test_intervals_cover_and_not_by_much_more(alpha):
     for _ in range(40):
         x = rng.uniform(2.0, 8.0, 1800)
         y = np.clip(x + rng.normal(size=1800), 0.0, 10.0)
-        labels = vault(y[:800], low=0, high=10)
+        labels = vault(y[:800], kind=Numbers(0, 10))
         found = ldp.conformal(lambda x: x, (x[:800], labels), alpha, 2.0).predict(x[800:])
         covered.append(is_within(found, y[800:]).mean())
         widths.append(np.ptp(found, axis=1).mean())
@@ -151,7 +152,7 @@ def test_models_of_numbers_give_intervals():
     rng = np.random.default_rng(10)
     x = rng.uniform(-1, 1, (1500, 3)).astype(np.float32)
     y = np.clip(3.0 + 2.0 * x[:, 0] + 0.3 * rng.normal(size=1500), 0.0, 6.0)
-    train, held = vault(y, low=0, high=6).split(0.4)
+    train, held = vault(y, kind=Numbers(0, 6)).split(0.4)
     dense = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     door = ldp.PrivateRegressor(4.0, method="head").fit(x[train.indices], train)
     for model in (door, ldp.PrivateRidge(4.0, 1e-5).fit(x[train.indices], train), dense):
@@ -245,12 +246,12 @@ def test_a_model_with_the_classes_in_another_order_is_refused():
     x = np.linspace(-1.0, 1.0, 400)[:, np.newaxis]
     words = np.where(x[:, 0] > 0, "yes", "no")
     model = LogisticRegression().fit(x, words)
-    private = vault(words.tolist(), classes=["yes", "no"])
+    private = vault(words.tolist(), kind=Classes(["yes", "no"]))
     with pytest.raises(ValueError, match=r"\['yes', 'no'\], in the order of the labels, got \['no"):
         ldp.conformal(model, (x, private), 0.2, 1.0)
     noisy = private.randomize(ldp.RandomizedResponse(5.0, 2))
     with pytest.raises(ValueError, match="in the order of the labels"):
         ldp.conformal(model, (x, noisy), 0.2)
-    same = vault(words.tolist(), classes=["no", "yes"])
+    same = vault(words.tolist(), kind=Classes(["no", "yes"]))
     sets = ldp.conformal(model, (x, same), 0.2, 1.0).predict(x[[0, -1]])
     assert sets.tolist() == [[True, False], [False, True]]

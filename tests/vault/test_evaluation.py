@@ -24,7 +24,7 @@ import tf_labeldp as ldp
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, public_input
 from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.mechanisms import HistogramMechanism, LaplaceMechanism, RandomizedResponse
-from tf_labeldp.vault import LabelRandomizer, PrivateLabels, select
+from tf_labeldp.vault import LabelRandomizer, Numbers, PrivateLabels, Rows, select
 from tf_labeldp.vault.records import DrawSettingsError
 
 RNG = np.random.default_rng(5)
@@ -98,7 +98,7 @@ class TestSplit:
         assert head.score(features, LABELS) > 0.95
         held_out.evaluate(head.predict_proba(features[held_out.indices]), "accuracy", 1.0)
         assert labels.guarantee().epsilon == pytest.approx(1.0, abs=1e-6)
-        numbers = vault(NUMBERS, low=0.0, high=10.0)
+        numbers = vault(NUMBERS, kind=Numbers(0.0, 10.0))
         noisy = numbers.split(0.5)[0].randomize(LabelRandomizer(1.0))
         assert noisy.values.shape == (3000,)
         with pytest.raises(ValueError, match="got 6000 rows and 3000 labels"):
@@ -157,9 +157,9 @@ METRICS = {
         NUMBERS,
         GUESSES,
         np.mean((NUMBERS - GUESSES.clip(0, 10)) ** 2),
-        {"low": 0, "high": 10},
+        {"kind": Numbers(0, 10)},
     ),
-    "total": (NUMBERS, None, NUMBERS.sum(), {"low": 0.0, "high": 10.0}),
+    "total": (NUMBERS, None, NUMBERS.sum(), {"kind": Numbers(0.0, 10.0)}),
 }
 
 
@@ -242,7 +242,7 @@ def test_intervals_cover_the_metric_of_the_population(population, metric):
     """New examples in each run: without the error of the sample they cover it in 5 to 70 %."""
     rng = np.random.default_rng(2000)  # not a seed of the noise
     truth = POPULATIONS[population, metric](*population(300_000, rng))
-    kind = {"low": 0.0, "high": 10.0} if population is _amounts else {}
+    kind = {"kind": Numbers(0.0, 10.0)} if population is _amounts else {}
     runs = []
     for i in range(200):
         labels, predictions = population(2000, rng)
@@ -390,10 +390,10 @@ def test_an_evaluation_is_charged():
         (LABELS, ROWS[:-1], "accuracy", {}, "5999 predictions and 6000 labels"),
         (LABELS, ROWS, "average_precision", {}, "two classes, these labels have 3. Use 'f1'"),
         (LABELS, np.log(ROWS), "auc", {}, "softmax"),
-        (NUMBERS, GUESSES, "f1", {"low": 0, "high": 10}, "metric must be"),
+        (NUMBERS, GUESSES, "f1", {"kind": Numbers(0, 10)}, "metric must be"),
         (LABELS, np.log(ROWS), "log_loss", {}, "softmax"),
-        (NUMBERS, None, "mse", {"low": 0, "high": 10}, "predictions"),
-        (NUMBERS, GUESSES, "accuracy", {"low": 0, "high": 10}, "metric must be"),
+        (NUMBERS, None, "mse", {"kind": Numbers(0, 10)}, "predictions"),
+        (NUMBERS, GUESSES, "accuracy", {"kind": Numbers(0, 10)}, "metric must be"),
     ],
 )
 def test_bad_evaluations_charge_nothing(labels, predictions, metric, kind, message):
@@ -404,7 +404,7 @@ def test_bad_evaluations_charge_nothing(labels, predictions, metric, kind, messa
 
 
 def test_rows_of_labels_are_refused():
-    rows = vault(np.eye(3, dtype=int)[LABELS], num_labels=3)
+    rows = vault(np.eye(3, dtype=int)[LABELS], kind=Rows(3))
     with pytest.raises(TypeError, match="each column"):
         rows.evaluate(ROWS, "accuracy", 0.5)
 
@@ -454,7 +454,7 @@ class TestNoisyLabels:
             vault().randomize(RandomizedResponse(1.0, 3)).evaluate(ROWS, "auc", model=None)
 
     def test_numbers_have_a_mean_and_a_total(self):
-        noisy = vault(NUMBERS, low=0.0, high=10.0).randomize(
+        noisy = vault(NUMBERS, kind=Numbers(0.0, 10.0)).randomize(
             LaplaceMechanism(1.0, 0.0, 10.0, clip=False)
         )
         found = noisy.evaluate(None, "total", model=None)
@@ -495,7 +495,7 @@ class TestSelect:
         labels = vault(insecure_seed=None)
         chosen = select([np.zeros((N, 3)) + 1 / 3, ROWS, ROWS[::-1]], labels, epsilon=0.5)
         assert chosen == 1 and labels.guarantee().epsilon == 0.5
-        numbers = vault(NUMBERS, low=0.0, high=10.0)
+        numbers = vault(NUMBERS, kind=Numbers(0.0, 10.0))
         assert select([NUMBERS[::-1], GUESSES], numbers, 0.5, "mae") == 1
 
     @pytest.mark.holds("vault.select")

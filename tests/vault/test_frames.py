@@ -13,7 +13,7 @@ import pytest
 import tf_labeldp as ldp
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
 from tf_labeldp.scale import ReleaseKey
-from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault import Keyed, PrivateLabels
 
 LABELS = np.random.default_rng(8).integers(0, 4, 137)
 IDS = np.arange(LABELS.size)
@@ -152,12 +152,12 @@ def wrong_arrivals(store, patch):
 
 
 def repeated_ids(store, patch):
-    labels = made(store, draws="keyed", ids=np.zeros(LABELS.size, int))
+    labels = made(store, draws=Keyed(np.zeros(LABELS.size, int)))
     labels.randomize(RandomizedResponse(1.0, 4))
 
 
 def a_keyed_draw_on_a_full_disk(store, patch):
-    labels = made(store, draws="keyed", ids=IDS)
+    labels = made(store, draws=Keyed(IDS))
 
     def full(descriptor):
         raise OSError(28, "No space left on device")
@@ -167,14 +167,14 @@ def a_keyed_draw_on_a_full_disk(store, patch):
 
 
 def a_key_of_other_labels(store, patch):
-    made(store, draws="keyed", ids=IDS)
-    made(store.with_name("other"), draws="keyed", ids=IDS)
+    made(store, draws=Keyed(IDS))
+    made(store.with_name("other"), draws=Keyed(IDS))
     (store / "labels.key").write_bytes((store.with_name("other") / "labels.key").read_bytes())
     ReleaseKey(store / "labels.key").guarantee()
 
 
 def a_damaged_key(store, patch):
-    made(store, draws="keyed", ids=IDS)
+    made(store, draws=Keyed(IDS))
     path = store / "labels.key"
     path.write_text(path.read_text().replace('"checksum": "', '"checksum": "0'))
     ReleaseKey(path)

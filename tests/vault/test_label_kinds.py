@@ -13,7 +13,6 @@ import pytest
 from tf_labeldp import PrivacyBudget, PrivateLabels
 from tf_labeldp.mechanisms import HistogramMechanism, LabelMomentMechanism
 from tf_labeldp.vault import Classes, LabelKind, Numbers, Rows
-from tf_labeldp.vault.label_kinds import kind_of_header
 
 # A kind, labels of it, and the arguments of a vault that make it.
 KINDS = {
@@ -93,7 +92,7 @@ def test_a_vault_has_the_kind_that_its_arguments_describe(case):
 
 def test_a_kind_is_a_value(case):
     kind = case[0]
-    found = kind_of_header(kind.header())  # as a store describes it
+    found = LabelKind.of_header(kind.header())  # as a store describes it
     assert found.describe() == kind.describe()
     assert found.mechanism_arguments() == kind.mechanism_arguments()
     assert isinstance(kind, LabelKind) and pickle.loads(pickle.dumps(kind)) == kind

@@ -16,13 +16,13 @@ from tf_labeldp.mechanisms import (
     RROnBins,
     optimal_bins,
 )
-from tf_labeldp.vault import LabelRandomizer, LabelStoreError, PrivateLabels
+from tf_labeldp.vault import LabelRandomizer, LabelStoreError, Numbers, PrivateLabels
 
 AMOUNTS = np.random.default_rng(6).gamma(1.0, 80.0, 5000).clip(0.0, 400.0)
 
 
 def make(labels=AMOUNTS, epsilon=1.0, **arguments):
-    arguments = {"low": 0.0, "high": 400.0, **arguments}
+    arguments = {"kind": Numbers(0.0, 400.0), **arguments}
     return PrivateLabels(labels, budget=PrivacyBudget(epsilon), **arguments)
 
 
@@ -138,7 +138,7 @@ def test_noisy_labels_add_up(epsilon):
         randomizer = LabelRandomizer(epsilon, whole_numbers=whole)
         means, scores = [], []
         for seed in range(20):
-            vault = make(labels, epsilon, high=high, insecure_seed=seed)
+            vault = make(labels, epsilon, kind=Numbers(0.0, high), insecure_seed=seed)
             noisy = vault.randomize(randomizer)
             means.append([noisy.values.mean(), noisy.debiased().mean()])
             if seed < 8:
@@ -183,7 +183,7 @@ def test_totals_of_groups_add_up_by_unbiased_labels_and_not_by_debiased_bins(tmp
     group = np.arange(size) % 2
     ratings = np.clip(np.round(rng.normal(3.0 + (group - 0.5), 1.1)), 1, 5)
     # Two standard errors of a group's mean: 1.3 (bins) and 2.2 (unbiased) over sqrt(30,000).
-    limits, kind = {False: 0.015, True: 0.025}, {"low": 1.0, "high": 5.0}
+    limits, kind = {False: 0.015, True: 0.025}, {"kind": Numbers(1.0, 5.0)}
     for unbiased, limit in limits.items():
         randomizer = LabelRandomizer(2.0, whole_numbers=True, unbiased=unbiased)
         vault = make(ratings, 2.0, insecure_seed=4, store=tmp_path / f"{unbiased}", **kind)
@@ -243,7 +243,8 @@ def test_a_name_of_another_draw_is_refused_before_anything_is_paid():
 def test_a_stored_draw_survives_another_choice_among_equal_medians(tmp_path, monkeypatch):
     """Bins of the same loss, of which another machine's rounding may pick others."""
     labels = np.repeat(np.arange(4.0), 500)
-    arguments = {"labels": labels, "epsilon": 50.0, "high": 3.0, "store": tmp_path / "s"}
+    arguments = {"labels": labels, "epsilon": 50.0, "store": tmp_path / "s"}
+    arguments["kind"] = Numbers(0.0, 3.0)
     randomizer = LabelRandomizer(50.0, "absolute_error", whole_numbers=True)
 
     def tied(bins):
@@ -331,7 +332,7 @@ def test_it_draws_from_a_vault_alone_and_for_all_of_it():
 
 
 def test_poisson_with_negative_labels_spends_nothing():
-    vault = make(np.array([-1.0, 2.0]), low=-1.0)
+    vault = make(np.array([-1.0, 2.0]), kind=Numbers(-1.0, 400.0))
     with pytest.raises(ValueError, match="Poisson loss needs labels of at least zero"):
         vault.randomize(LabelRandomizer(1.0, "poisson"))
     assert vault.guarantee().epsilon == 0.0

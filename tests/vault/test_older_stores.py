@@ -17,7 +17,16 @@ import pytest
 import tf_labeldp as ldp
 from tf_labeldp import mechanisms
 from tf_labeldp.scale import ReleaseKey
-from tf_labeldp.vault import LabelStoreError, PrivateLabels, forget
+from tf_labeldp.vault import (
+    Classes,
+    Keyed,
+    LabelStoreError,
+    Numbers,
+    PrivateLabels,
+    Rows,
+    Users,
+    forget,
+)
 from tf_labeldp.vault.records import SealedFields
 
 OF_0_3 = pathlib.Path(__file__).parent / "of_0_3"
@@ -27,21 +36,19 @@ RR = mechanisms.RandomizedResponse(1.0, 3)
 RR_OF_TWO = mechanisms.RandomizedResponse(1.0, 2)
 ARGUMENTS = {
     "classes": {"labels": Y, "num_classes": 3},
-    "named": {"labels": ["no", "yes", "no", "yes"], "classes": ["no", "yes"]},
-    "numbers": {"labels": np.linspace(0, 1, 8), "low": 0.0, "high": 1.0},
-    "rows": {"labels": np.eye(3, dtype=int)[Y], "num_labels": 3},
+    "named": {"labels": ["no", "yes", "no", "yes"], "kind": Classes(["no", "yes"])},
+    "numbers": {"labels": np.linspace(0, 1, 8), "kind": Numbers(0.0, 1.0)},
+    "rows": {"labels": np.eye(3, dtype=int)[Y], "kind": Rows(3)},
     "users": {
         "labels": Y,
         "num_classes": 3,
-        "users": np.arange(8) // 3,
-        "max_examples_per_user": 2,
+        "users": Users(np.arange(8) // 3, at_most=2),
     },
     "later": {"labels": Y, "num_classes": 3},
     "keyed": {
         "labels": Y,
         "num_classes": 3,
-        "draws": "keyed",
-        "ids": [f"p{i}" for i in range(8)],
+        "draws": Keyed([f"p{i}" for i in range(8)]),
     },
     "project/a": {"labels": Y, "num_classes": 3},
     "project/b": {"labels": [0, 1] * 4, "num_classes": 2},

@@ -17,14 +17,14 @@ import pytest
 import tf_labeldp as ldp
 from tf_labeldp.cli import main
 from tf_labeldp.scale import ReleaseKey
-from tf_labeldp.vault import LabelStoreError, PrivateLabels, forget
+from tf_labeldp.vault import Keyed, LabelStoreError, PrivateLabels, Store, forget
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="needs links without rights")
 Y = np.array([0, 1] * 50)
 
 
 def fill_store(folder):
-    labels = PrivateLabels(Y, 2, budget=ldp.PrivacyBudget(6.0), store=folder, project=True)
+    labels = PrivateLabels(Y, 2, budget=ldp.PrivacyBudget(6.0), store=Store(folder, project=True))
     labels.randomize(ldp.RandomizedResponse(1.0, 2), key="a")
     labels.extend([0, 1])
     with labels.reserve({"b": ldp.RandomizedResponse(1.0, 2)}):
@@ -34,7 +34,7 @@ def fill_store(folder):
 def keyed_store(folder):
     ids = np.arange(Y.size)
     budget = ldp.PrivacyBudget(6.0)
-    labels = PrivateLabels(Y, 2, budget=budget, store=folder, draws="keyed", ids=ids)
+    labels = PrivateLabels(Y, 2, budget=budget, store=folder, draws=Keyed(ids))
     labels.randomize(ldp.RandomizedResponse(1.0, 2), key="a")
     ReleaseKey(folder / "labels.key").sums_of("r", None)
 
@@ -168,9 +168,9 @@ def test_a_folder_that_others_may_write_into_is_refused(mode, where, tmp_path):
             ReleaseKey.create(tmp_path / "k")
         is_project = where == "project"
         store = folder / "s" if is_project else folder
-        PrivateLabels(Y, 2, budget=ldp.PrivacyBudget(1.0), store=store, project=is_project)
+        PrivateLabels(Y, 2, budget=ldp.PrivacyBudget(1.0), store=Store(store, project=is_project))
     folder.chmod(0o700)
-    PrivateLabels(Y, 2, budget=ldp.PrivacyBudget(1.0), store=folder / "s", project=True)
+    PrivateLabels(Y, 2, budget=ldp.PrivacyBudget(1.0), store=Store(folder / "s", project=True))
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o002, 0o022, 0o077])
@@ -318,8 +318,8 @@ def test_a_store_of_another_user_has_words_of_its_own(open_root):
 def test_a_project_with_a_member_of_another_user(open_root):
     """The spending of the member can't be read, so nothing is drawn."""
     project = open_root / "p"
-    PrivateLabels(Y, 2, budget=ldp.PrivacyBudget(1.0), store=project / "a", project=True)
-    PrivateLabels(Y, 2, store=project / "b", project=True)
+    PrivateLabels(Y, 2, budget=ldp.PrivacyBudget(1.0), store=Store(project / "a", project=True))
+    PrivateLabels(Y, 2, store=Store(project / "b", project=True))
     for path in (project, project / "a", *(project / "a").rglob("*"), project / "project.json"):
         os.chown(path, 65534, 65534)
     with contextlib.suppress(FileNotFoundError):

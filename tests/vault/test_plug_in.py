@@ -29,7 +29,7 @@ from tf_labeldp.mechanisms import (
     RRTopK,
 )
 from tf_labeldp.mechanisms.base import _REGISTRY, deserialize, serialize
-from tf_labeldp.vault import NoisyLabels, _draws
+from tf_labeldp.vault import NoisyLabels, Numbers, Rows, _draws
 
 K, N = 5, 200
 LABELS = np.random.default_rng(91).integers(0, K, N)
@@ -128,7 +128,7 @@ def vault(epsilon=10.0, delta=0.0, **arguments):
 
 def numbers(epsilon=10.0, **arguments):
     budget = PrivacyBudget(epsilon)
-    return PrivateLabels(NUMBERS, low=0.0, high=10.0, budget=budget, **arguments)
+    return PrivateLabels(NUMBERS, Numbers(0.0, 10.0), budget=budget, **arguments)
 
 
 def test_its_statement_names_the_claim_of_its_author():
@@ -470,7 +470,7 @@ KINDS = {
 def of_kind(name):
     if name == "rows":
         rows = np.random.default_rng(93).integers(0, 2, (N, 3))
-        return PrivateLabels(rows, num_labels=3, budget=PrivacyBudget(10.0))
+        return PrivateLabels(rows, Rows(3), budget=PrivacyBudget(10.0))
     return numbers() if name == "numbers" else vault()
 
 

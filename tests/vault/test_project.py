@@ -22,7 +22,7 @@ from tf_labeldp.accounting import PublicInput, dp_sgd_charge
 from tf_labeldp.cli import main
 from tf_labeldp.mechanisms import HistogramMechanism
 from tf_labeldp.scale import ReleaseKey
-from tf_labeldp.vault import LabelStoreError, forget
+from tf_labeldp.vault import LabelStoreError, Store, forget
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import DrawSettingsError
 
@@ -33,14 +33,15 @@ def rr(epsilon):
     return RandomizedResponse(epsilon, 2)
 
 
-def stored(path, epsilon=3.0, **more):
-    return PrivateLabels(VISITS, 2, budget=PrivacyBudget(epsilon), store=path, **more)
+def stored(path, epsilon=3.0, project=None, **more):
+    store = Store(path, project=project)
+    return PrivateLabels(VISITS, 2, budget=PrivacyBudget(epsilon), store=store, **more)
 
 
 def in_project(folder, name, labels, epsilon=2.0, **more):
     budget = None if epsilon is None else PrivacyBudget(epsilon)
     store = folder / "study" / name
-    return PrivateLabels(labels, 2, budget=budget, store=store, project=True, **more)
+    return PrivateLabels(labels, 2, budget=budget, store=Store(store, project=True), **more)
 
 
 class TestBudget:
@@ -127,8 +128,8 @@ class TestBudget:
     def test_steps_with_a_delta_compose(self, tmp_path):
         store = tmp_path / "study" / "visits"
         budget = PrivacyBudget(2.0, 1e-3)
-        visits = PrivateLabels(VISITS, 2, budget=budget, store=store, project=True)
-        drugs = PrivateLabels(DRUGS, 2, store=store.with_name("drugs"), project=True)
+        visits = PrivateLabels(VISITS, 2, budget=budget, store=Store(store, project=True))
+        drugs = PrivateLabels(DRUGS, 2, store=Store(store.with_name("drugs"), project=True))
         steps = dp_sgd_charge(20.0, 1.0, 10, 1e-3)
         visits.charge(steps, what="steps")
         drugs.charge(steps, what="steps")
@@ -215,7 +216,7 @@ class TestFolder:
 
     def test_it_needs_a_store(self):
         with pytest.raises(ValueError, match="needs a store"):
-            PrivateLabels(VISITS, 2, budget=PrivacyBudget(1.0), project=True)
+            Store(project=True)
 
 
 class TestLedgerWithoutLabels:

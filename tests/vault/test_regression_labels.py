@@ -23,14 +23,14 @@ from tf_labeldp.mechanisms import (
     RROnBins,
     StaircaseMechanism,
 )
-from tf_labeldp.vault import LabelStoreError, PrivateLabels
+from tf_labeldp.vault import LabelKind, LabelStoreError, Numbers, PrivateLabels
 
 AMOUNTS = np.round(np.random.default_rng(5).gamma(1.0, 80.0, 300), 2).clip(0.0, 400.0)
 SECRET = 123.456789
 
 
 def make(labels=AMOUNTS, epsilon=1.0, **arguments):
-    arguments = {"low": 0.0, "high": 400.0, **arguments}
+    arguments = {"kind": Numbers(0.0, 400.0), **arguments}
     return PrivateLabels(labels, budget=PrivacyBudget(epsilon), **arguments)
 
 
@@ -45,7 +45,7 @@ def counts(epsilon=0.5, **arguments):
 @pytest.mark.parametrize("dtype", ["int8", "float32", list])
 def test_dtypes(dtype):
     labels = [0, 1.5, 100] if dtype is list else np.array([0, 1, 100], dtype)
-    vault = make(labels, low=0, high=100)
+    vault = make(labels, kind=Numbers(0, 100))
     assert vault.randomize(LaplaceMechanism(1.0, 0.0, 100.0)).values.shape == (3,)
 
 
@@ -64,9 +64,9 @@ def test_labels_outside_the_range():
     with pytest.raises(ValueError, match=r"in \[0, 400\], but 2 of 3 do not.*clip") as caught:
         make([1.0, 400.5, -SECRET])
     assert "400.5" not in str(caught.value) and "123.4" not in str(caught.value)
-    vault = make([1.0, 1e9, -np.inf], clip=True)
+    vault = make([1.0, 1e9, -np.inf], kind=Numbers(0, 400, clip=True))
     sure = RROnBins(50.0, (0.0, 200.0, 400.0), (0.0, 400.0), (0, 0, 1))
-    big = PrivateLabels([1.0, 1e9, -np.inf], low=0, high=400, clip=True, budget=PrivacyBudget(50.0))
+    big = PrivateLabels([1.0, 1e9, -np.inf], Numbers(0, 400, clip=True), budget=PrivacyBudget(50.0))
     assert big.randomize(sure).values.tolist() == [0.0, 400.0, 0.0]  # A flip has probability e^-50.
     assert len(vault) == 3
 
@@ -74,9 +74,6 @@ def test_labels_outside_the_range():
 @pytest.mark.parametrize(
     ("labels", "arguments", "error", "message"),
     [
-        ([1.0], {"low": None}, ValueError, "needs both ends, got low=None, high=400"),
-        ([1.0], {"high": None}, ValueError, "needs both ends"),
-        ([1.0], {"classes": [1, 2]}, ValueError, "classes together with low and high"),
         ([SECRET, np.nan], {}, ValueError, "1 of 2 labels are missing"),
         ([[SECRET]], {}, ValueError, r"shape \(1, 1\)"),
         ([str(SECRET)], {}, TypeError, "labels must be numbers, got texts"),
@@ -94,9 +91,15 @@ def test_bad_labels_and_ranges(labels, arguments, error, message):
 
 def test_clip_without_a_range():
     with pytest.raises(ValueError, match="clip=True is for numbers"):
-        PrivateLabels([0, 1], num_classes=2, clip=True, budget=PrivacyBudget(1.0))
-    with pytest.raises(ValueError, match=r"got none of them"):
-        PrivateLabels([0.5], budget=PrivacyBudget(1.0))
+        LabelKind.of(num_classes=2, clip=True)
+    for arguments, message in [
+        ({}, "got none of them"),
+        ({"high": 400.0}, "needs both ends, got low=None, high=400"),
+        ({"low": 0.0}, "needs both ends"),
+        ({"low": 0, "high": 9, "classes": [1, 2]}, "classes together with low and high"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            LabelKind.of(**arguments)
 
 
 def test_mechanisms_of_another_kind_or_range():
@@ -184,7 +187,7 @@ def test_the_store_of_other_numbers_or_another_range_is_refused(tmp_path):
     with pytest.raises(LabelStoreError, match="made for other labels"):
         make(other, store=tmp_path / "store")
     with pytest.raises(LabelStoreError, match=r"other settings: range differ"):
-        make(high=500.0, store=tmp_path / "store")
+        make(kind=Numbers(0.0, 500.0), store=tmp_path / "store")
     with pytest.raises(LabelStoreError, match="num_classes, range differ"):
         PrivateLabels(
             AMOUNTS.astype(int),
@@ -203,7 +206,7 @@ def test_errors_of_mechanisms_do_not_depend_on_the_labels(kind):
             vault = PrivateLabels(labels, num_classes=10, budget=PrivacyBudget(1e6))
         else:
             labels = np.array(labels) / 1.7
-            vault = PrivateLabels(labels, low=0, high=9, budget=PrivacyBudget(1e6))
+            vault = PrivateLabels(labels, Numbers(0, 9), budget=PrivacyBudget(1e6))
         results = []
         for mechanism in (
             *(HistogramMechanism(1.0, num_classes=k) for k in (2, 9, 10, 11)),
@@ -309,13 +312,13 @@ def test_an_interrupted_draw_is_charged_before_it_can_be_returned(
 
 
 def test_float32_labels_at_the_ends_of_the_range():
-    vault = make(np.float32([0.1, 0.7]), low=0.1, high=0.7)
+    vault = make(np.float32([0.1, 0.7]), kind=Numbers(0.1, 0.7))
     noisy = vault.randomize(LaplaceMechanism(1.0, 0.1, 0.7)).values
     assert noisy.min() >= 0.1 and noisy.max() <= 0.7
     with pytest.raises(ValueError, match=r"1 of 2 do not"):
-        make(np.float32([0.1, 0.70001]), low=0.1, high=0.7)
+        make(np.float32([0.1, 0.70001]), kind=Numbers(0.1, 0.7))
     # As float32, 0.7 is below the double and 1.1 above it, so both labels miss the range slightly.
-    vault = make(np.float32([0.7, 1.1]), low=0.7, high=1.1)
+    vault = make(np.float32([0.7, 1.1]), kind=Numbers(0.7, 1.1))
     assert float(np.float32(0.7)) < 0.7 and float(np.float32(1.1)) > 1.1
     assert vault.randomize(LaplaceMechanism(1.0, 0.7, 1.1)).values.shape == (2,)
 

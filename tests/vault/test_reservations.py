@@ -18,7 +18,15 @@ from tf_labeldp.accounting.events import gaussian_event
 from tf_labeldp.accounting.gaussian import gaussian_sigma
 from tf_labeldp.cli import main
 from tf_labeldp.mechanisms import HistogramMechanism, LaplaceMechanism, RandomizedResponse
-from tf_labeldp.vault import LabelStoreError, PrivateLabels, Reservation, forget, give_back
+from tf_labeldp.vault import (
+    LabelStoreError,
+    Numbers,
+    PrivateLabels,
+    Reservation,
+    Store,
+    forget,
+    give_back,
+)
 from tf_labeldp.vault.records import DrawSettingsError
 
 Y = np.arange(60) % 2
@@ -192,7 +200,7 @@ class TestReserve:
         prior = ldp.accounting.public_input(noisy).with_value([0.5, 0.5])
         labels = vault()
         uses = {"a": ldp.LabelRandomizer(0.5, values=(0.0, 1.0), prior=prior)}
-        numbers = PrivateLabels(Y, low=0, high=1, budget=PrivacyBudget(1.0))
+        numbers = PrivateLabels(Y, Numbers(0, 1), budget=PrivacyBudget(1.0))
         with numbers.reserve(uses):
             assert numbers.remaining() == 0.0 and numbers.guarantee().epsilon == 0.0
         assert numbers.remaining() == 1.0
@@ -224,7 +232,9 @@ class TestProcesses:
         assert second.guarantee().epsilon == 1.0
 
     def test_stores_of_a_project_see_it(self, tmp_path):
-        visits, drugs = (vault(tmp_path / "p" / name, project=True) for name in ("visits", "drugs"))
+        visits, drugs = (
+            vault(Store(tmp_path / "p" / name, project=True)) for name in ("visits", "drugs")
+        )
         with visits.reserve({"a": rr(0.75)}):
             assert drugs.remaining() == 0.25
             with pytest.raises(BudgetExceededError):
@@ -294,7 +304,9 @@ class TestProcesses:
         assert formats == [4, 4, 4, 4]
 
     def test_a_forgotten_store_holds_nothing_back(self, tmp_path):
-        visits, drugs = (vault(tmp_path / "p" / name, project=True) for name in ("visits", "drugs"))
+        visits, drugs = (
+            vault(Store(tmp_path / "p" / name, project=True)) for name in ("visits", "drugs")
+        )
         reservation = visits.reserve({"a": rr(0.75)})
         assert drugs.remaining() == 0.25
         forget(tmp_path / "p" / "visits")
@@ -315,8 +327,8 @@ class TestProcesses:
 def test_another_use_between_two_releases_changes_nothing(tmp_path, monkeypatch):
     """The second handle of the store spends between the two releases of a randomizer."""
     y = np.random.default_rng(0).uniform(0, 50, 500)
-    labels = PrivateLabels(y, low=0, high=50, budget=PrivacyBudget(1.0), store=tmp_path / "s")
-    other = PrivateLabels(y, low=0, high=50, store=tmp_path / "s")
+    labels = PrivateLabels(y, Numbers(0, 50), budget=PrivacyBudget(1.0), store=tmp_path / "s")
+    other = PrivateLabels(y, Numbers(0, 50), store=tmp_path / "s")
     release, refused = PrivateLabels.release, []
 
     def spend(self, *arguments, **keywords):
@@ -405,7 +417,9 @@ class TestFilter:
                 relaxed.randomize(rr(0.05), key=f"draw {number}")
 
     def test_another_store_of_the_project_counts_what_is_drawn_after_all(self, tmp_path):
-        visits, drugs = (vault(tmp_path / "p" / name, project=True) for name in ("visits", "drugs"))
+        visits, drugs = (
+            vault(Store(tmp_path / "p" / name, project=True)) for name in ("visits", "drugs")
+        )
         with pytest.raises(KeyError), visits.reserve({"a": rr(0.25), "b": rr(0.5)}):
             visits.randomize(rr(0.25), key="a")
             raise KeyError

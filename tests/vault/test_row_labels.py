@@ -15,9 +15,11 @@ from tf_labeldp.mechanisms import (
 )
 from tf_labeldp.vault import (
     ClusterRandomizedResponse,
+    LabelKind,
     LabelRandomizer,
     LabelStoreError,
     PrivateLabels,
+    Rows,
 )
 
 L = 3
@@ -27,7 +29,7 @@ SECRET = 987654
 
 def make(rows=ROWS, epsilon=3.0, delta=0.0, num_labels=L, **arguments):
     budget = PrivacyBudget(epsilon, delta)
-    return PrivateLabels(rows, num_labels=num_labels, budget=budget, **arguments)
+    return PrivateLabels(rows, Rows(num_labels), budget=budget, **arguments)
 
 
 def response(epsilon=1.0):
@@ -112,8 +114,8 @@ def test_the_store_returns_the_same_rows(tmp_path, no_new_randomness):
         (ROWS[:, :2], 2, "other settings: labels_in_row differ"),
     ):
         with pytest.raises(LabelStoreError, match=message):
-            PrivateLabels(rows, num_labels=length, store=tmp_path / "s")
-    again = PrivateLabels(ROWS, num_labels=L, store=tmp_path / "s")
+            PrivateLabels(rows, Rows(length), store=tmp_path / "s")
+    again = PrivateLabels(ROWS, Rows(L), store=tmp_path / "s")
     no_new_randomness()
     found = again.randomize(response(), key="a")
     np.testing.assert_array_equal(found.values, first.values)
@@ -162,12 +164,17 @@ def test_bad_rows_are_refused_and_not_shown():
             ValueError,
             "1 of 3 labels are missing",
         ),
-        (ROWS, {"num_classes": 2}, ValueError, "classes together with num_labels"),
-        (ROWS, {"low": 0.0, "high": 1.0}, ValueError, "low and high together with num_labels"),
+        (ROWS, {"num_classes": 2}, ValueError, r"once, got Rows\(num_labels=3\) and num_classes=2"),
     ]:
         with pytest.raises(error, match=message) as caught:
             make(rows, **arguments)
         assert str(SECRET) not in str(caught.value)
+    for arguments, message in [
+        ({"num_classes": 2}, "classes together with num_labels"),
+        ({"low": 0.0, "high": 1.0}, "low and high together with num_labels"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            LabelKind.of(num_labels=3, **arguments)
 
 
 class CountedOnes(AggregateMechanism):
@@ -180,5 +187,5 @@ class CountedOnes(AggregateMechanism):
 
 
 def test_a_statistic_of_rows_may_state_the_values_of_their_labels():
-    labels = PrivateLabels([[0, 1], [1, 1]] * 20, num_labels=2, budget=PrivacyBudget(1.0))
+    labels = PrivateLabels([[0, 1], [1, 1]] * 20, Rows(2), budget=PrivacyBudget(1.0))
     assert labels.release(CountedOnes()).values.shape == (2,)

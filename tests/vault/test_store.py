@@ -10,7 +10,7 @@ import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
-from tf_labeldp.vault import LabelStoreError, PrivateLabels
+from tf_labeldp.vault import Classes, LabelStoreError, PrivateLabels, Store
 from tf_labeldp.vault.store import budget_for_store
 
 PART, REST = np.arange(0, 80), np.arange(80, 200)  # the parts in the fixture `filled`
@@ -57,14 +57,14 @@ def test_draws_go_on_where_the_store_ends(make, response, store, filled, three_d
 
 def test_class_values_survive(make, store):
     classes, labels = ["a", ("b", 2), 3], [3, "a", ("b", 2)]
-    first = make(labels=labels, num_classes=None, classes=classes, store=store)
+    first = make(kind=Classes(classes), labels=labels, store=store)
     drawn = first.randomize(RandomizedResponse(1.0, 3))
-    second = make(labels=labels, num_classes=None, classes=classes, store=store)
+    second = make(kind=Classes(classes), labels=labels, store=store)
     again = second.randomize(RandomizedResponse(1.0, 3))
     assert again.values.tolist() == drawn.values.tolist()
     assert second.decode(again).tolist() == first.decode(drawn).tolist()
     with pytest.raises(LabelStoreError, match="made with other settings: classes differ"):
-        make(labels=labels, num_classes=None, classes=classes[::-1], store=store)
+        make(kind=Classes(classes[::-1]), labels=labels, store=store)
 
 
 OTHERS = [
@@ -72,7 +72,7 @@ OTHERS = [
     (lambda y: {"labels": y[::-1]}, "made for other labels .*Give the labels it was made for"),
     (lambda y: {"labels": y[:-1]}, "expected the 200 examples of the store .*got 199. Give all"),
     (lambda y: {"num_classes": 6}, "other settings: num_classes differ"),
-    (lambda y: {"classes": range(5), "num_classes": None}, "other settings: classes differ"),
+    (lambda y: {"kind": Classes(range(5))}, "other settings: classes differ"),
 ]
 
 
@@ -126,8 +126,8 @@ def test_a_raised_budget_is_kept_with_its_reason(labels, make, response, store, 
 
 
 def test_the_history_names_the_actor_of_a_raised_budget(labels, make, store):
-    make(store=store, actor="anna").raise_budget(PrivacyBudget(2.0), reason="approved")
-    assert unbudgeted(labels, store, actor="ben").history()[0].actor == "anna"
+    make(store=Store(store, actor="anna")).raise_budget(PrivacyBudget(2.0), reason="approved")
+    assert unbudgeted(labels, Store(store, actor="ben")).history()[0].actor == "anna"
 
 
 def test_neither_epsilon_nor_delta_is_lowered(make, store):

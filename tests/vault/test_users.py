@@ -16,6 +16,7 @@ from tf_labeldp.accounting import Charge, group_privacy
 from tf_labeldp.accounting.gaussian import gaussian_epsilon
 from tf_labeldp.audit import audit_mechanism
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, MetricMechanism
+from tf_labeldp.vault import Keyed, Store, Users
 
 SIZES = (1, 2, 3, 5)
 USERS = np.repeat(["ann", "bob", "cyd", "dan"], SIZES)
@@ -61,7 +62,7 @@ def test_uses_of_some_labels_compose_for_their_users() -> None:
 
 
 def test_at_most_k_examples_of_a_user() -> None:
-    labels = vault(max_examples_per_user=2)
+    labels = vault(users=Users(USERS, at_most=2))
     assert np.bincount(labels.users).tolist() == [1, 2, 2, 2] and labels.group_size == 2
     assert len(labels) == 7 and len(set(labels.indices)) == 7
     np.testing.assert_array_equal(
@@ -69,17 +70,17 @@ def test_at_most_k_examples_of_a_user() -> None:
     )
     noisy = labels.randomize(RR)
     assert len(noisy) == 7 and noisy.guarantee().epsilon == 1.0
-    more = vault(max_examples_per_user=3)
+    more = vault(users=Users(USERS, at_most=3))
     assert set(labels.indices) < set(more.indices)  # the choice does not depend on labels
     other = ldp.PrivateLabels(
-        1 - Y, 2, budget=ldp.PrivacyBudget(1.0), users=USERS, max_examples_per_user=2
+        1 - Y, 2, budget=ldp.PrivacyBudget(1.0), users=Users(USERS, at_most=2)
     )
     np.testing.assert_array_equal(other.indices, labels.indices)
 
 
 def test_features_of_all_rows_are_refused_with_noisy_labels_of_some_rows() -> None:
     """The receipt names all rows of the users, so it does not show which were drawn."""
-    labels = vault(max_examples_per_user=2)
+    labels = vault(users=Users(USERS, at_most=2))
     noisy = labels.randomize(RR)
     with pytest.raises(ValueError, match=r"Give x\[labels.indices\] of that part"):
         noisy.rows_among({(N,)})
@@ -244,7 +245,7 @@ def test_a_store_keeps_the_users(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_project_does_not_add_costs_by_label_to_those_by_user(tmp_path: pathlib.Path) -> None:
-    vault(store=tmp_path / "visits", project=True)
+    vault(store=Store(tmp_path / "visits", project=True))
     with pytest.raises(ValueError, match="expected users= in all vaults of a project"):
         ldp.PrivateLabels(1 - Y, 2, store=tmp_path / "drugs")
     again = ldp.PrivateLabels(1 - Y, 2, users=USERS, store=tmp_path / "drugs")
@@ -262,8 +263,7 @@ WRONG = {
         "1 of 11 users are missing",
     ),
     "NaN": ({"users": np.where(np.arange(N) < 2, np.nan, 1.0)}, "2 of 11 users are missing"),
-    "k alone": ({"users": None, "max_examples_per_user": 2}, "Give both"),
-    "k of zero": ({"max_examples_per_user": 0}, "max_examples_per_user"),
+    "k alone": ({"users": Users(None, at_most=2)}, "expected users of shape"),
 }
 
 
@@ -272,11 +272,13 @@ def test_wrong_users(case: str) -> None:
     options, message = WRONG[case]
     with pytest.raises(ValueError, match=message):
         vault(**options)
+    with pytest.raises(ValueError, match="at_most must be at least 1, got 0"):
+        Users(USERS, at_most=0)
 
 
 @pytest.mark.holds("vault.PrivateLabels")
 def test_keyed_draws_compose_over_the_files_of_a_user(tmp_path: pathlib.Path) -> None:
-    labels = vault(2.0, store=tmp_path / "labels", draws="keyed", ids=np.arange(N))
+    labels = vault(2.0, store=tmp_path / "labels", draws=Keyed(np.arange(N)))
     place = np.arange(N) - np.repeat(np.cumsum(SIZES) - SIZES, SIZES)  # of a label of its user
     files = [labels.randomize(RR, np.flatnonzero(place == i), key=f"day {i}") for i in range(4)]
     assert [noisy.guarantee().epsilon for noisy in files] == [0.5] * 4
@@ -307,7 +309,7 @@ def test_a_user_with_ten_thousand_labels() -> None:
         labels.randomize(ldp.RandomizedResponse(1.0, 2))
     assert labels.receipts == ()
     bounded = ldp.PrivateLabels(
-        y, 2, budget=ldp.PrivacyBudget(1.0, 1e-4), users=users, max_examples_per_user=2
+        y, 2, budget=ldp.PrivacyBudget(1.0, 1e-4), users=Users(users, at_most=2)
     )
     assert len(bounded) == 12
     assert bounded.randomize(ldp.RandomizedResponse(0.5, 2)).guarantee().epsilon == 1.0

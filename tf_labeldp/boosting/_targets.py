@@ -17,8 +17,7 @@ from tf_labeldp.boosting._losses import (
 from tf_labeldp.estimation import likelihoods
 from tf_labeldp.estimation.priors import class_prior
 from tf_labeldp.mechanisms import ClassificationMechanism
-from tf_labeldp.vault import NoisyLabels
-from tf_labeldp.vault.label_kinds import class_array
+from tf_labeldp.vault import Classes, NoisyLabels
 
 _LEAST_RATE = 1e-6
 """The least mean of counts, as a share of the largest: noise can push the mean below zero."""
@@ -66,7 +65,7 @@ def target_of(
 def classes_of(noisy: NoisyLabels) -> np.ndarray | None:
     """Returns the class values (K,) of noisy labels; None for numbers."""
     if noisy.classes is not None:
-        return class_array(noisy.classes)
+        return Classes(noisy.classes).class_values
     number = getattr(noisy.mechanism, "num_classes", None)
     return None if number is None else np.arange(number)
 

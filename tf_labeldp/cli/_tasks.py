@@ -25,7 +25,16 @@ from tf_labeldp.cli import _tables
 from tf_labeldp.cli._console import CommandError, explained, in_options
 from tf_labeldp.mechanisms.base import Mechanism, serialize
 from tf_labeldp.mechanisms.classes import top_k_members
-from tf_labeldp.vault import LabelRandomizer, LabelStoreError, NoisyLabels, PrivateLabels
+from tf_labeldp.vault import (
+    Classes,
+    Keyed,
+    LabelKind,
+    LabelRandomizer,
+    LabelStoreError,
+    NoisyLabels,
+    Numbers,
+    PrivateLabels,
+)
 from tf_labeldp.vault.records import DrawSettingsError
 from tf_labeldp.vault.store import budget_for_store
 
@@ -65,7 +74,7 @@ class Draw(NamedTuple):
 class Task(abc.ABC):
     kind: _tables.ColumnKind
     output_type: Any  # the Arrow type of the column of noisy labels
-    label_set: dict[str, Any]  # the arguments of the vault that describe the labels
+    kind_of_labels: LabelKind
     assumption: ClassVar[Assumption]
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -87,11 +96,10 @@ class Task(abc.ABC):
         args = self.args
         return PrivateLabels(
             labels,
-            **self.label_set,
+            self.kind_of_labels,
             budget=budget_for_store(args.store, PrivacyBudget(args.epsilon)),
             store=args.store,
-            draws=args.draws,
-            ids=ids,
+            draws=Keyed(ids) if args.draws == "keyed" else args.draws,
             insecure_seed=args.insecure_seed,
         )
 
@@ -162,7 +170,7 @@ class Classification(Task):
         self.output_type = pa.string() if self.names else pa.int64()
         self.num_classes = len(self.names) if self.names else args.num_classes
         # Codes, not names: ten million texts would not fit into memory.
-        self.label_set = {"num_classes": self.num_classes}
+        self.kind_of_labels = Classes(self.num_classes)
         self.prior = None
         if args.prior is not None:
             [probabilities] = _read_prior(args.prior, "probabilities")
@@ -216,7 +224,7 @@ class Regression(Task):
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args)
-        self.label_set = {"low": args.low, "high": args.high, "clip": bool(args.clip)}
+        self.kind_of_labels = Numbers(args.low, args.high, clip=bool(args.clip))
         self.randomizer: Any  # a LabelRandomizer, or a mechanism for comparison
         with explained(ValueError):
             if args.mechanism in (None, "rr_on_bins"):

@@ -25,8 +25,7 @@ from tf_labeldp.cli._console import (
     load_tensorflow,
     say,
 )
-from tf_labeldp.vault import Classes, LabelStoreError, Numbers, PrivateLabels
-from tf_labeldp.vault.evaluation import check_metric
+from tf_labeldp.vault import Classes, LabelKind, LabelStoreError, Numbers, PrivateLabels
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.records import DrawSettingsError
 from tf_labeldp.vault.store import budget_for_store
@@ -105,13 +104,17 @@ def _write(model: Any, args: argparse.Namespace, columns: str, warnings: list[st
 def _check_metric(args: argparse.Namespace) -> None:
     if args.metric is None:
         return
-    number = args.classes or args.num_classes
-    kind = Classes(number) if args.low is None else Numbers(args.low, args.high)
     try:
-        check_metric(kind, args.metric, of_predictions=True)
+        _kind(args).check_metric(args.metric, of_predictions=True)
     except ValueError as error:
         reason = str(error).removeprefix("metric ").partition(", got ")[0].rstrip(".")
         raise CommandError(f"--metric {args.metric}: {reason}") from None
+
+
+def _kind(args: argparse.Namespace) -> LabelKind:
+    if args.low is not None:
+        return Numbers(args.low, args.high, clip=bool(args.clip))
+    return Classes(args.classes or args.num_classes)
 
 
 def _check_output(args: argparse.Namespace) -> None:
@@ -168,11 +171,7 @@ def _vault(labels: np.ndarray, args: argparse.Namespace, delta: float) -> Privat
     budget = PrivacyBudget(max(args.epsilon, args.evaluate or 0.0), delta)
     return PrivateLabels(
         labels,
-        args.num_classes,
-        classes=args.classes,
-        low=args.low,
-        high=args.high,
-        clip=bool(args.clip),
+        _kind(args),
         budget=budget_for_store(args.store, budget),
         store=args.store,
         insecure_seed=args.insecure_seed,

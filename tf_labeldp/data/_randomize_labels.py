@@ -32,8 +32,7 @@ from tf_labeldp.data._elements import (
 )
 from tf_labeldp.mechanisms import ALIBI, PeerToPeerRandomizedResponse
 from tf_labeldp.mechanisms.base import LabelMechanism, checked_mechanism
-from tf_labeldp.vault import NoisyLabels, PrivateLabels
-from tf_labeldp.vault.private_labels import Randomizer
+from tf_labeldp.vault import LabelKind, NoisyLabels, PrivateLabels, Randomizer
 from tf_labeldp.vault.store import budget_for_store
 
 _ASSUMPTIONS = (
@@ -159,9 +158,7 @@ def randomize_labels(
     cost = PrivacyBudget(mechanism.epsilon, getattr(mechanism, "delta", 0.0))
     make_vault = functools.partial(
         PrivateLabels,
-        num_classes=getattr(mechanism, "num_classes", None),
-        low=low,
-        high=high,
+        kind=LabelKind.of(getattr(mechanism, "num_classes", None), low=low, high=high),
         budget=budget or budget_for_store(store, cost),
         store=store,
         insecure_seed=insecure_seed,

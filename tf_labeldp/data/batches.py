@@ -19,11 +19,10 @@ from tf_labeldp._columns import Column
 from tf_labeldp.accounting import Private, Public, Receipt, Receipts, Setting, public_input
 from tf_labeldp.data._row_source import RowSource, kept_dtype
 from tf_labeldp.data.poisson_sampler import PoissonSampler, uniform_subset
-from tf_labeldp.mechanisms.random_bits import uniform_below, uniform_integers
-from tf_labeldp.vault import PrivateLabels
-from tf_labeldp.vault.label_kinds import LabelKind, Rows, class_table
+from tf_labeldp.mechanisms.random_bits import uniform_integers
+from tf_labeldp.vault import LabelKind, PrivateLabels, Rows, Users
+from tf_labeldp.vault.label_kinds import class_table
 from tf_labeldp.vault.private_labels import labels_for_training
-from tf_labeldp.vault.users import rows_by_user, user_codes
 
 _WARN_OVERFLOW = 0.01
 """Share of emptied batches: more of them waste steps and budget."""
@@ -170,7 +169,8 @@ def poisson_batches(
     rows_of_units = None
     if users is not None:
         k = _validate.integer_at_least("max_examples_per_user", max_examples_per_user, 1)
-        rows_of_units = rows_of_users(users, source.num_rows, k, _generator(seed, _USERS))
+        rng = _generator(seed, _USERS)
+        rows_of_units = Users(users, at_most=k).rows_of_each(source.num_rows, rng)
     num_units = source.num_rows if rows_of_units is None else len(rows_of_units)
     sampler = _checked_sampler(num_units, q, buffer_size)
     steps = _validate.integer_at_least("steps", steps, 1)
@@ -523,7 +523,7 @@ def _checked_labels(labels: Any) -> np.ndarray:
     if array.dtype.kind not in "biuf":
         raise TypeError(
             f"expected labels in a PrivateLabels vault or an array of numbers, got dtype "
-            f"{array.dtype}. PrivateLabels(labels, classes=[...]) takes names."
+            f"{array.dtype}. PrivateLabels(labels, Classes([...])) takes names."
         )
     with np.errstate(over="ignore"):
         array = array.astype(kept_dtype(array.dtype), copy=False)
@@ -535,19 +535,6 @@ def _checked_labels(labels: Any) -> np.ndarray:
     return array
 
 
-def rows_of_users(
-    users: Any, num_rows: int, rows_per_user: int, rng: np.random.Generator | None
-) -> np.ndarray:
-    """Returns k row numbers for each user, ``int64`` (num_users, k), without looking at labels."""
-    codes = user_codes(users, num_rows)
-    shuffled, starts, counts = rows_by_user(codes, uniform_integers(num_rows, rng))
-    places = np.tile(np.arange(rows_per_user), (counts.size, 1))
-    missing = places >= counts[:, np.newaxis]
-    owners = np.nonzero(missing)[0]
-    places[missing] = uniform_below(counts[owners], rng)
-    return shuffled[starts[:, np.newaxis] + places]
-
-
 def _rows_per_user(users: np.ndarray, largest: int) -> int:
     """Returns the largest number of rows of a user, unless batches would mostly repeat rows."""
     mean = max(1.0, len(users) / (int(users.max(initial=0)) + 1))
@@ -555,7 +542,7 @@ def _rows_per_user(users: np.ndarray, largest: int) -> int:
         raise ValueError(
             f"expected users with at most {_MOST_REPEATS} times the mean of {mean:.3g} rows, got "
             f"{largest:,}: each user has as many rows in a batch, most of them repeated. Give "
-            "max_examples_per_user to PrivateLabels."
+            "Users(ids, at_most=k) to PrivateLabels."
         )
     return largest
 

@@ -21,9 +21,8 @@ from tf_labeldp.audit import AuditResult, LabelInference, audit_mechanism
 from tf_labeldp.dossier._files import brief
 from tf_labeldp.dossier._verify import Published, verdict, verify_against
 from tf_labeldp.mechanisms.base import deserialize
-from tf_labeldp.vault import LabelStoreError
+from tf_labeldp.vault import LabelKind, LabelStoreError
 from tf_labeldp.vault.files import PlainFile
-from tf_labeldp.vault.label_kinds import kind_of_header
 from tf_labeldp.vault.ledger import UNNAMED, Ledger
 from tf_labeldp.vault.records import Record, SealedFields
 from tf_labeldp.vault.store import LabelStore
@@ -185,7 +184,7 @@ def _label_set(path: pathlib.Path, ledger: Ledger) -> dict[str, Any]:
         "id": name,
         "people": ledger.label_set.people,
         "num_labels": ledger.label_set.size,
-        "kind": kind_of_header(header).describe(),
+        "kind": LabelKind.of_header(header).describe(),
         "in_project": store.in_project,
         "forgotten": header.get("forgotten"),
         "budget": {"epsilon": ledger.budget.epsilon, "delta": ledger.budget.delta},

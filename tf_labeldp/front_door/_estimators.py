@@ -59,11 +59,8 @@ from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.heads.weights import example_weights
 from tf_labeldp.mechanisms import MetricMechanism
 from tf_labeldp.mechanisms.base import LabelMechanism
-from tf_labeldp.vault import LabelRandomizer, PrivateLabels
-from tf_labeldp.vault.evaluation import check_metric
-from tf_labeldp.vault.label_kinds import label_kind
+from tf_labeldp.vault import LabelKind, LabelRandomizer, PrivateLabels
 from tf_labeldp.vault.private_labels import refuse_noisy, reserve_together, vault_of_array
-from tf_labeldp.vault.users import epsilon_of_one_label
 
 _Self = TypeVar("_Self", bound="_FrontDoor")
 _SAME_UNIT = 20.0
@@ -198,7 +195,7 @@ class _FrontDoor(Head):
         refuse_noisy(y)
         labels: Any = y
         if not isinstance(y, PrivateLabels):
-            label_kind(**kind_arguments(self))  # checks the arguments
+            LabelKind.of(**kind_arguments(self))  # checks the arguments
             labels = as_vector(y)
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         size = len(labels)
@@ -244,16 +241,16 @@ class _FrontDoor(Head):
             cost_of_inputs = Receipts(public.receipts).guarantee(delta).epsilon
             spent = cost_of_inputs if math.isfinite(cost_of_inputs) else 0.0
             budget = PrivacyBudget(max(epsilon, price or 0.0) + spent, delta)
-            arguments = kind_arguments(self)
-            labels = vault_of_array(labels, **arguments, budget=budget, insecure_seed=seed)
+            of_kind = LabelKind.of(**kind_arguments(self))
+            labels = vault_of_array(labels, of_kind, budget=budget, insecure_seed=seed)
             seed = None
         if price is not None:
             whole, (train, held_out) = labels, labels.split(_HELD_OUT)
             first = labels.kind.metrics[0]
-            metric = check_metric(labels.kind, metric or first, of_predictions=True)
+            metric = labels.kind.check_metric(metric or first, of_predictions=True)
             evaluation_key = None if self.key is None else f"{self.key}/evaluation"
             # All metrics at one epsilon have the price of the first.
-            each = epsilon_of_one_label(held_out, price)
+            each = held_out.epsilon_of_one_label(price)
             evaluation = MetricMechanism(each, first, **labels.kind.mechanism_arguments())
             held_out_features = rows_of(features, places_in(whole, held_out))
             places = places_in(whole, train)
@@ -357,7 +354,7 @@ class _FrontDoor(Head):
             )
         number, budget = self._number_of_classes(labels), epsilon
         if isinstance(labels, PrivateLabels):
-            epsilon = epsilon_of_one_label(labels, epsilon)  # decides what noisy labels are worth
+            epsilon = labels.epsilon_of_one_label(epsilon)  # decides what noisy labels are worth
         own_model = self.model is not None
         known = "numbers" if kind in ("inputs", "encoded") else kind
         choice = recommend(epsilon, size, known, num_classes=number, own_model=own_model)
@@ -410,7 +407,7 @@ class _FrontDoor(Head):
 
     def _names(self, labels: PrivateLabels, epsilon: float) -> list[tuple[str, str | None, float]]:
         """Returns the names and epsilons of the releases of each method."""
-        each = epsilon_of_one_label(labels, epsilon)
+        each = labels.epsilon_of_one_label(epsilon)
         return [("boosting", self.key, each), ("head", self.key, epsilon)]
 
     def _number_of_classes(self, labels: Any) -> int | None:
@@ -653,7 +650,7 @@ class PrivateRegressor(_FrontDoor):
         key = self._residual_key(labels)
         residuals = HeadResidualRandomizer(epsilon, self._delta(labels, len(labels)))
         old = LabelRandomizer.default_key if self.key is None else self.key
-        trees = LabelRandomizer(epsilon_of_one_label(labels, epsilon))
+        trees = LabelRandomizer(labels.epsilon_of_one_label(epsilon))
         found = [("boosting", key, residuals.parts(labels, key)[key].epsilon)]
         if not labels.has_draw(f"{old}/head"):
             found = [("trees", old, trees.parts(labels, old)[old].epsilon), *found]

@@ -25,7 +25,6 @@ from tf_labeldp.accounting.gaussian import gaussian_share
 from tf_labeldp.features.reader import all_rows, as_rows, input_parts
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, PrivateLabels
-from tf_labeldp.vault.label_kinds import label_kind
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic
 from tf_labeldp.vault.private_labels import (
     Randomizer,
@@ -33,7 +32,6 @@ from tf_labeldp.vault.private_labels import (
     refuse_noisy,
     vault_of_array,
 )
-from tf_labeldp.vault.users import epsilon_of_one_label
 
 MISSING_LABELS = (
     "{name} requires y to be passed, but the target y is None. Give labels; a linear head also "
@@ -63,7 +61,7 @@ class LabelSource:
         if labels is None:
             raise ValueError(MISSING_LABELS.format(name=type(head).__name__))
         if self._is_array:
-            self.kind = label_kind(**arguments)
+            self.kind = LabelKind.of(**arguments)
             labels = labels if self.kind.num_labels else as_vector(labels)
             refuse_worker_processes()
         else:
@@ -80,7 +78,7 @@ class LabelSource:
             spent = inherited if math.isfinite(inherited) else 0.0
             budget = PrivacyBudget(head.epsilon + spent, delta)
             self.vault = vault_of_array(
-                labels, **arguments, budget=budget, insecure_seed=head.insecure_seed
+                labels, self.kind, budget=budget, insecure_seed=head.insecure_seed
             )
         self.mechanism = mechanism_for_users(self.vault, self.mechanism)
         check_uses([(self.vault, self._key, self.mechanism)])
@@ -140,7 +138,7 @@ def mechanism_for_users(labels: PrivateLabels, mechanism: Any) -> Any:
     if size == 1 or is_for_users or isinstance(mechanism, LabelMomentMechanism):
         return mechanism
     # The head's budget is for a user, whose labels move these mechanisms as far as k do.
-    each = epsilon_of_one_label(labels, mechanism.epsilon)
+    each = labels.epsilon_of_one_label(mechanism.epsilon)
     if delta := getattr(mechanism, "delta", 0.0):
         # Gaussian noise, k times that for one label.
         each = gaussian_share(mechanism.epsilon, delta, size**-2)

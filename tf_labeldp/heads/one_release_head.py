@@ -49,7 +49,6 @@ from tf_labeldp.vault.model_history import (
     note_facts,
     record_digests,
 )
-from tf_labeldp.vault.users import mean_group_size
 
 _Self = TypeVar("_Self", bound="OneReleaseHead")
 _PREDICT_ROWS = 4096
@@ -431,7 +430,7 @@ class OneReleaseHead(Head):
             raise ValueError("expected labels once, got them in the data set too. Leave out one.")
         _validate.one_label_per_row(rows.num_rows, len(source.vault))
         # The noise for users follows the design, which takes their rows to be at right angles.
-        longest = _rounded_up(rows.max_weight * math.sqrt(mean_group_size(source.vault)))
+        longest = _rounded_up(rows.max_weight * math.sqrt(source.vault.mean_group_size))
         source.mechanism = dataclasses.replace(source.mechanism, max_norm=longest)
         return rows, source
 

@@ -24,7 +24,6 @@ from tf_labeldp.mechanisms.quantile import class_scores, class_thresholds
 from tf_labeldp.vault.label_kinds import refuse_other_order
 from tf_labeldp.vault.noisy_labels import NoisyLabels, charged_examples
 from tf_labeldp.vault.private_labels import PrivateLabels
-from tf_labeldp.vault.users import epsilon_of_one_label
 
 _MEAN_LARGEST = 0.74
 """A bound on ``sqrt(n)`` times the mean of the largest excess of an empirical distribution function
@@ -186,7 +185,7 @@ def conformal(
         receipts = public_input(labels).receipts
         found = _threshold_of_noisy(labels, scores, alpha)
     else:
-        mechanism = QuantileMechanism(epsilon_of_one_label(labels, epsilon), alpha, **arguments)
+        mechanism = QuantileMechanism(labels.epsilon_of_one_label(epsilon), alpha, **arguments)
         mechanism.rank(len(labels))  # It raises before anything is charged.
         released = labels.release(mechanism, public_input=both.with_value(predictions), key=key)
         receipts, found = released.receipts, float(released.values)

@@ -38,7 +38,6 @@ from tf_labeldp.mechanisms.metrics import (
 )
 from tf_labeldp.vault.handed_on import carries_receipts, with_receipts
 from tf_labeldp.vault.label_kinds import predicted_codes, refuse_other_order
-from tf_labeldp.vault.users import epsilon_of_one_label
 
 _CALIBRATION_BINS = 10
 _LEAST_WIDTH = 1e-300
@@ -201,7 +200,7 @@ def evaluate_by_release(
 ) -> Evaluation:
     """Returns a metric of predictions on the labels of a vault by one release."""
     kind, size = labels.kind, len(labels)
-    check_metric(kind, metric)
+    kind.check_metric(metric)
     public = public_input(predictions)
     check_length(size, size if public.value is None else np.shape(public.value)[0])
     if kind.num_classes is not None:
@@ -236,20 +235,6 @@ def evaluate_by_release(
         bounds=(low, high),
         effective_examples=examples,
     )
-
-
-def check_metric(kind: Any, metric: str, *, of_predictions: bool = False) -> str:
-    """Returns the metric; raises unless ``PrivateLabels.evaluate`` has it for labels of a kind."""
-    metrics = (*kind.metrics, *kind.summaries)
-    if of_predictions:
-        metrics = tuple(name for name in metrics if name not in ("mean", "total"))
-    _validate.one_of("metric", metric, metrics)
-    if metric == "average_precision" and kind.num_classes != 2:
-        raise ValueError(
-            f"'average_precision' is for two classes, these labels have {kind.num_classes}. Use "
-            "'f1' or 'auc', which are means over the classes, or a vault per class."
-        )
-    return metric
 
 
 def evaluate_by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: Any) -> Evaluation:
@@ -435,7 +420,7 @@ def selection_mechanism(labels: Any, epsilon: float, metric: str | None) -> Sele
     """Returns the mechanism that selects by a metric; None is the first metric of the labels."""
     metrics = labels.kind.metrics
     metric = _validate.one_of("metric", metrics[0] if metric is None else metric, metrics)
-    each = epsilon_of_one_label(labels, epsilon)
+    each = labels.epsilon_of_one_label(epsilon)
     return SelectionMechanism(each, metric, **labels.kind.mechanism_arguments())
 
 

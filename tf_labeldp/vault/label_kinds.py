@@ -26,8 +26,8 @@ _HALVES = re.compile("[\ud800-\udfff]")
 class LabelKind(abc.ABC):
     """A public kind of labels: ``Classes``, ``Numbers`` or ``Rows``.
 
-    ``PrivateLabels`` and heads build it from ``num_classes``, ``classes``, ``low``, ``high`` and
-    ``num_labels``; ``labels.kind`` returns it.
+    ``PrivateLabels`` takes it; heads build it from ``num_classes``, ``classes``, ``low``, ``high``
+    and ``num_labels``. ``labels.kind`` returns it.
 
     Attributes:
         unit: the unit of privacy, ``"label"`` or ``"row"``.
@@ -49,6 +49,58 @@ class LabelKind(abc.ABC):
     metrics: tuple[str, ...]
     summaries: ClassVar[tuple[str, ...]] = ()
     _matched: ClassVar[tuple[str, ...]] = ("num_classes", "num_labels")
+
+    @staticmethod
+    def of(
+        num_classes: int | None = None,
+        classes: Setting[Sequence[Hashable] | None] = None,
+        low: float | None = None,
+        high: float | None = None,
+        num_labels: int | None = None,
+        *,
+        clip: bool = False,
+    ) -> LabelKind:
+        """Returns the kind of labels from the arguments of a head."""
+        arguments = {
+            "num_classes or classes": num_classes is not None or classes is not None,
+            "low and high": low is not None or high is not None,
+            "num_labels": num_labels is not None,
+        }
+        found = [name for name, is_given in arguments.items() if is_given]
+        if len(found) != 1:
+            raise ValueError(
+                "expected exactly one of num_classes (or classes, their values), low and high (for "
+                "numbers) and num_labels (for rows of zeros and ones), got "
+                f"{' together with '.join(found) or 'none of them'}. Give one: it is public, and "
+                "inferring it from the labels would reveal whether a rare class occurs."
+            )
+        if found == ["low and high"]:
+            if low is None or high is None:
+                raise ValueError(
+                    f"the range needs both ends, got low={low}, high={high}. They are public, and "
+                    "not inferred from the labels."
+                )
+            return Numbers(low, high, clip=clip)
+        if clip:
+            raise ValueError("clip=True is for numbers. Give their range low and high.")
+        if num_labels is not None:
+            return Rows(num_labels)
+        kind = Classes(num_classes if classes is None else classes)  # type: ignore[arg-type]
+        if num_classes not in (None, kind.num_classes):
+            raise ValueError(
+                f"num_classes={num_classes} but classes has {kind.num_classes} entries. Give one "
+                "of the two."
+            )
+        return kind
+
+    @staticmethod
+    def of_header(header: Setting[Mapping[str, Any]]) -> LabelKind:
+        """Returns the kind in a store's header, without the class names."""
+        if "range" in header:
+            return Numbers(*header["range"])
+        if "labels_in_row" in header:
+            return Rows(header["labels_in_row"])
+        return Classes(header["num_classes"])
 
     @property
     @abc.abstractmethod
@@ -91,6 +143,13 @@ class LabelKind(abc.ABC):
                     f"mechanism for {self.describe()}."
                 )
 
+    def check_metric(self, metric: str, *, of_predictions: bool = False) -> str:
+        """Returns the metric; raises unless ``PrivateLabels.evaluate`` has it for these labels."""
+        metrics = (*self.metrics, *self.summaries)
+        if of_predictions:
+            metrics = tuple(name for name in metrics if name not in ("mean", "total"))
+        return _validate.one_of("metric", metric, metrics)
+
     def header(self) -> dict[str, Any]:
         """Returns the fields that a store's header has for this kind."""
         names = None if self.names is None else PublicInput.digest_of(np.array(repr(self.names)))
@@ -118,58 +177,6 @@ class LabelKind(abc.ABC):
     def __str__(self) -> str:
         arguments = self.mechanism_arguments().items()
         return ", ".join(f"{name}={value:.12g}" for name, value in arguments)
-
-
-def label_kind(
-    num_classes: int | None = None,
-    classes: Sequence[Hashable] | None = None,
-    low: float | None = None,
-    high: float | None = None,
-    num_labels: int | None = None,
-    *,
-    clip: bool = False,
-) -> LabelKind:
-    """Returns the kind of labels from the arguments of a vault or a head."""
-    arguments = {
-        "num_classes or classes": num_classes is not None or classes is not None,
-        "low and high": low is not None or high is not None,
-        "num_labels": num_labels is not None,
-    }
-    found = [name for name, is_given in arguments.items() if is_given]
-    if len(found) != 1:
-        raise ValueError(
-            "expected exactly one of num_classes (or classes, their values), low and high (for "
-            "numbers) and num_labels (for rows of zeros and ones), got "
-            f"{' together with '.join(found) or 'none of them'}. Give one: it is public, and "
-            "inferring it from the labels would reveal whether a rare class occurs."
-        )
-    if found == ["low and high"]:
-        if low is None or high is None:
-            raise ValueError(
-                f"the range needs both ends, got low={low}, high={high}. They are public, and not "
-                "inferred from the labels."
-            )
-        return Numbers(low, high, clip=clip)
-    if clip:
-        raise ValueError("clip=True is for numbers. Give their range low and high.")
-    if num_labels is not None:
-        return Rows(num_labels)
-    kind = Classes(num_classes if classes is None else classes)  # type: ignore[arg-type]
-    if num_classes not in (None, kind.num_classes):
-        raise ValueError(
-            f"num_classes={num_classes} but classes has {kind.num_classes} entries. Give one of "
-            "the two."
-        )
-    return kind
-
-
-def kind_of_header(header: Mapping[str, Any]) -> LabelKind:
-    """Returns the kind in a store's header, without the class names."""
-    if "range" in header:
-        return Numbers(*header["range"])
-    if "labels_in_row" in header:
-        return Rows(header["labels_in_row"])
-    return Classes(header["num_classes"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -314,6 +321,15 @@ class Classes(LabelKind):
     @property
     def class_values(self) -> np.ndarray:
         return class_array(self.classes)
+
+    def check_metric(self, metric: str, *, of_predictions: bool = False) -> str:
+        super().check_metric(metric, of_predictions=of_predictions)
+        if metric == "average_precision" and self.num_classes != 2:
+            raise ValueError(
+                f"'average_precision' is for two classes, these labels have {self.num_classes}. "
+                "Use 'f1' or 'auc', which are means over the classes, or a vault per class."
+            )
+        return metric
 
     @property
     def code_variance(self) -> float:
@@ -590,7 +606,7 @@ def refuse_other_order(columns: Any, classes: Any) -> None:
     if found != expected and set(found) == set(expected):
         raise ValueError(
             f"expected a model with the classes {expected}, in the order of the labels, got "
-            f"{found}. Make PrivateLabels with classes={found}."
+            f"{found}. Make PrivateLabels with Classes({found})."
         )
 
 

@@ -34,7 +34,7 @@ from tf_labeldp.accounting.planned_uses import UseChains, UseInPlan
 from tf_labeldp.accounting.privacy_filter import PrivacyFilter
 from tf_labeldp.accounting.provenance import note_digests
 from tf_labeldp.accounting.receipts import UNITS, Composition, actor_name, timestamp
-from tf_labeldp.vault.label_kinds import LabelKind, kind_of_header
+from tf_labeldp.vault.label_kinds import LabelKind
 from tf_labeldp.vault.model_history import LEDGERS
 from tf_labeldp.vault.records import Arrival, DrawSettingsError, LabelStoreError, Record, may_count
 from tf_labeldp.vault.reservations import RUNNING, PlannedUse, Reservation, TakenUse
@@ -214,7 +214,7 @@ class Ledger:
         label_set, budget = store.look()
         project = Project(store.path) if store.in_project and not alone else None
         header = store.header()
-        unit = "user" if "users" in header else kind_of_header(header).unit
+        unit = "user" if "users" in header else LabelKind.of_header(header).unit
         ledger = cls(label_set, budget, store, project, unit)
         with ledger.turn():
             return ledger

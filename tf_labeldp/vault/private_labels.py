@@ -26,22 +26,29 @@ from tf_labeldp.accounting import (
     PublicInput,
     Receipt,
     Receipts,
+    Setting,
     public_input,
 )
 from tf_labeldp.accounting.planned_uses import UseInPlan
 from tf_labeldp.accounting.receipts import UNITS
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors
 from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, checked_mechanism, deserialize
+from tf_labeldp.vault._arguments import (
+    Keyed,
+    Store,
+    kind_of_vault,
+    takes_arguments_of_0_3,
+)
 from tf_labeldp.vault._draws import Draws, Sealed, in_words, noisy_labels
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_release
 from tf_labeldp.vault.keyed_draws import KeyedDraws
-from tf_labeldp.vault.label_kinds import Classes, LabelKind, Numbers, label_kind
+from tf_labeldp.vault.label_kinds import Classes, LabelKind, Numbers
 from tf_labeldp.vault.ledger import Ledger, UseHistory
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic, joined
 from tf_labeldp.vault.records import Arrival
 from tf_labeldp.vault.reservations import PlannedUse, Reservation
 from tf_labeldp.vault.store import LabelStore
-from tf_labeldp.vault.users import epsilon_of_one_label, mean_group_size, some_rows, user_codes
+from tf_labeldp.vault.users import Users
 
 _PUBLIC_ARRIVALS = Assumption(
     "public-arrivals",
@@ -79,7 +86,7 @@ class Randomizer(abc.ABC):
 
     @abc.abstractmethod
     def draw_from(
-        self, labels: PrivateLabels, key: str | None, public: PublicInput[Any]
+        self, labels: Private[PrivateLabels], key: str | None, public: PublicInput[Any]
     ) -> NoisyLabels:
         """Returns noisy labels of all examples of a vault; ``PrivateLabels.randomize`` calls it.
 
@@ -88,7 +95,7 @@ class Randomizer(abc.ABC):
         """
 
     @abc.abstractmethod
-    def parts(self, labels: PrivateLabels, key: str | None = None) -> dict[str, Mechanism]:
+    def parts(self, labels: Private[PrivateLabels], key: str | None = None) -> dict[str, Mechanism]:
         """Returns mechanisms that cost what the releases from a vault cost, by their names."""
 
 
@@ -101,11 +108,10 @@ class PrivateLabels:
 
     Guarantee:
         At any time all outputs together are ``guarantee()``-label-DP, for the replacement of one
-        label (of one row, with ``num_labels``; of all labels of one user, with ``users``). Uses of
-        disjoint examples compose in parallel, uses
-        of the same example in sequence (``ghazi2021``, Observation 4;
-        ``accounting.Receipts.guarantee``). A use that would take an example past the budget raises
-        before anything is drawn.
+        label (of one row, with ``Rows``; of all labels of one user, with ``users``). Uses of
+        disjoint examples compose in parallel, uses of the same example in sequence
+        (``ghazi2021``, Observation 4; ``accounting.Receipts.guarantee``). A use that would take an
+        example past the budget raises before anything is drawn.
 
     The process and its store folder are trusted; outputs may be published with the features. No
     ``repr`` and no error shows a label. A store contains a salted digest of the labels, which is
@@ -113,52 +119,37 @@ class PrivateLabels:
     without a store, a forked process is refused.
 
     Args:
-        labels: the true labels, shape (n,): integers 0..K-1, any hashable values with ``classes``,
-            or numbers with ``low`` and ``high`` (regression); or rows (n, L) of zeros and ones with
-            ``num_labels``. An array, list, tensor or column of a data frame; copied. None, NaN,
-            NA, nulls of Arrow and masked entries are missing, and refused.
-        num_classes: K, at least 2; ``classes`` makes it optional.
+        labels: the true labels, shape (n,): integers 0..K-1, the values of ``Classes([...])``, or
+            numbers in the range of ``Numbers(low, high)`` (regression); or rows (n, L) of zeros and
+            ones with ``Rows(L)``. An array, list, tensor or column of a data frame; copied. None,
+            NaN, NA, nulls of Arrow and masked entries are missing, and refused.
+        kind: the kind of the labels, ``Classes``, ``Numbers`` or ``Rows``, or the number of classes
+            K. Public knowledge: inferring it from the labels would reveal rare classes.
+        num_classes: K, at least 2, for labels 0..K-1, in place of ``kind``.
         budget: the most that may be spent on one label. A store keeps it: leave it out later.
-        classes: the class values, in the order of their codes 0..K-1. Public knowledge: inferring
-            them from the labels would reveal rare classes.
-        low: the smallest label of a regression task; public knowledge, like ``high``.
-        high: the largest label of a regression task.
-        clip: whether regression labels outside the range are set to its nearer end.
-        num_labels: L, for several binary labels per example; the unit of privacy is the whole row.
         people: the population that the labels come from. The costs of several vaults add up, since
             they may contain labels of the same people, unless their populations differ.
-        store: a folder that records every use. Opened again with the same labels, it returns the
-            same draws without a charge. Without a store, a second run spends again.
-        project: whether the folder around the store is a project, whose stores share the budget of
-            the first one: each use counts in all of them, unless ``people`` differ. None keeps the
-            choice of an existing store; a new store joins the project of its folder, if any.
+        store: a folder that records every use, or a ``Store`` with its project and the author of
+            receipts. Opened again with the same labels, it returns the same draws without a charge.
+            Without a store, a second run spends again.
         draws: the source of the random bits of noisy labels. ``"stored"`` draws once, with the
-            operating system's random bits. ``"keyed"`` derives them from a secret key and the row,
-            so that ``scale.randomize_batch`` repeats the draw of a ``key=``, as the release
-            ``"vault/<key>"``. The key is ``labels.key`` in the store, a ``scale.ReleaseKey`` whose
-            releases count here. Keyed draws take the mechanisms of ``scale.randomize_batch``.
+            operating system's random bits. ``Keyed(ids)`` derives them from a secret key and the id
+            of the row, so that ``scale.randomize_batch`` repeats them; ``"keyed"`` takes the row
+            numbers as ids.
         unlabelled: the examples without a label yet, integers or a boolean mask (n,); public
             knowledge. Their entries in ``labels`` are not read, and may be None or NaN. The others
             are numbered from 0, like those of a part: their features are ``x[labels.indices]``.
             ``extend`` takes their labels later.
-        users: the user of each example (n,), if one person has several: integers, texts or other
-            hashable values of one type, since 1 and "1" are two users; none missing. Public
-            knowledge. The budget and every statement are then for all
-            labels of one user. The epsilon of a mechanism stays that of one label: a draw costs as
-            often as a user has labels in it, a release as a user counts for
+        users: the user of each example (n,), if one person has several, or ``Users``, which bounds
+            the examples of one user. Public knowledge. The budget and every statement are then for
+            all labels of one user. The epsilon of a mechanism stays that of one label: a draw costs
+            as often as a user has labels in it, a release as a user counts for
             (``AggregateMechanism.group_size``). The epsilon of heads, ``evaluate``, ``select`` and
             ``conformal`` is the cost for a user. Engines (``scale``) refuse its key.
-        max_examples_per_user: k; of a user with more examples k are chosen at random, without
-            labels, and the others are not used. As with ``unlabelled``, the features are
-            ``x[labels.indices]``. None uses all: heads then weigh the rows of users who have many.
-        ids: a unique id for each row (n,), for keyed draws: whole numbers or texts, none missing.
-            None takes the row numbers.
-        actor: the author of receipts, which are published; None takes the environment variable
-            ``LABELDP_ACTOR``, or the login.
         insecure_seed: makes draws repeatable; the statement then reads "not private: seeded".
 
     Raises:
-        TypeError: the labels are not integers, and neither ``classes`` nor a range is given.
+        TypeError: the labels are not integers, and the kind has neither class values nor a range.
         ValueError: labels outside the classes or the range, wrong shape, no budget, or
             contradictory arguments.
         LabelStoreError: the store is damaged, or has other labels, settings or another budget.
@@ -170,7 +161,8 @@ class PrivateLabels:
         >>> noisy = labels.randomize(RandomizedResponse(epsilon=1.0, num_classes=3))
         >>> noisy.values.shape, labels.guarantee().epsilon, labels.remaining()
         ((4,), 1.0, 0.0)
-        >>> weeks = PrivateLabels([52, 40, 13], low=0, high=52, budget=PrivacyBudget(epsilon=1.0))
+        >>> budget = PrivacyBudget(epsilon=1.0)
+        >>> weeks = PrivateLabels([52, 40, 13], Numbers(0, 52), budget=budget)
         >>> weeks.randomize(LaplaceMechanism(epsilon=1.0, low=0.0, high=52.0)).values.dtype
         dtype('float64')
     """
@@ -188,29 +180,23 @@ class PrivateLabels:
     )
 
     @_validate.clears_frames
+    @takes_arguments_of_0_3
     def __init__(
         self,
         labels: Private[Any],
-        num_classes: int | None = None,
+        kind: Setting[LabelKind | int | None] = None,
         *,
+        num_classes: int | None = None,
         budget: PrivacyBudget | None = None,
-        classes: Sequence[Hashable] | None = None,
-        low: float | None = None,
-        high: float | None = None,
-        clip: bool = False,
-        num_labels: int | None = None,
         people: str | None = None,
-        store: str | os.PathLike[str] | None = None,
-        project: bool | None = None,
-        draws: str = "stored",
+        store: Setting[Store | str | os.PathLike[str] | None] = None,
+        draws: Public[Keyed | str] = "stored",
         unlabelled: Public[Any] = None,
         users: Public[Any] = None,
-        max_examples_per_user: int | None = None,
-        ids: Public[Any] = None,
-        actor: str | None = None,
         insecure_seed: int | None = None,
     ) -> None:
-        if not isinstance(budget, PrivacyBudget) and (budget is not None or store is None):
+        folder = store if isinstance(store, Store) else Store(store)
+        if not isinstance(budget, PrivacyBudget) and (budget is not None or folder.path is None):
             raise TypeError(
                 f"budget must be a PrivacyBudget, got {type(budget).__name__}. Write "
                 "budget=PrivacyBudget(epsilon=1.0)."
@@ -220,28 +206,25 @@ class PrivateLabels:
             raise TypeError(f"people must be the name of a population, got {people!r}.")
         if insecure_seed is not None:
             insecure_seed = _validate.integer_at_least("insecure_seed", insecure_seed, 0)
-        _validate.one_of("draws", draws, ("stored", "keyed"))
-        if project and store is None:
-            raise ValueError(
-                "project=True needs a store in the folder of the project, got none. Write "
-                "store='study/visits'."
-            )
-        if draws == "stored" and ids is not None:
-            raise ValueError("ids= is for keyed draws. Add draws='keyed', or leave ids out.")
-        if draws == "keyed" and (num_labels, insecure_seed) != (None, None):
-            raise ValueError("Keyed draws take neither num_labels nor insecure_seed. Leave it out.")
-        self._kind = label_kind(num_classes, classes, low, high, num_labels, clip=clip)
-        missing, row_ids, owners = map(public_input, (unlabelled, ids, users))
-        if owners.value is None and max_examples_per_user is not None:
-            raise ValueError("expected users with max_examples_per_user, got none. Give both.")
-        if draws == "keyed" and missing.value is not None:
-            raise ValueError("Keyed draws need the labels of all examples. Leave unlabelled out.")
+        missing, source, owners = map(public_input, (unlabelled, draws, users))
+        by_key, persons = Keyed.of(source.value), Users.of(owners.value)
+        self._kind = kind_of_vault(kind, num_classes)
+        if by_key is not None:
+            if self._kind.unit == "row" or insecure_seed is not None:
+                raise ValueError("Keyed draws take neither Rows nor insecure_seed. Leave it out.")
+            if missing.value is not None:
+                raise ValueError(
+                    "Keyed draws need the labels of all examples. Leave unlabelled out."
+                )
         array, rows = _encoded(self._kind, labels, missing.value)
-        self._store = None if store is None else LabelStore(store, in_project=project)
-        keyed = KeyedDraws(row_ids.value, len(array)) if draws == "keyed" else None
-        codes = None if owners.value is None else user_codes(owners.value, len(array))
+        if folder.path is None:
+            self._store = None
+        else:
+            self._store = LabelStore(folder.path, in_project=folder.project)
+        keyed = None if by_key is None else KeyedDraws(by_key.ids, len(array))
+        codes = None if persons is None else persons.codes(len(array))
         self._ledger = Ledger.of_labels(
-            array, rows, self._kind, people, budget, self._store, actor, codes
+            array, rows, self._kind, people, budget, self._store, folder.actor, codes
         )
         arrivals = [Arrival(len(array), rows)]
         if self._store is not None:
@@ -254,11 +237,10 @@ class PrivateLabels:
         self._chosen_by: PublicInput[Any] = missing.with_value(None)
         self._among: np.ndarray | None = None
         self._note_arrivals()
-        if codes is not None and max_examples_per_user is not None:
-            most = _validate.integer_at_least("max_examples_per_user", max_examples_per_user, 1)
+        if persons is not None and persons.at_most is not None and codes is not None:
             labelled = self._rows(None)
-            self._among = labelled[some_rows(codes[labelled], most)]
-        self.adopt(Receipts.merged(row_ids.receipts, missing.receipts, owners.receipts))
+            self._among = labelled[persons.some_rows(codes[labelled])]
+        self.adopt(Receipts.merged(source.receipts, missing.receipts, owners.receipts))
 
     def _note_arrivals(self) -> None:
         # In weeks whose examples all have a label, nothing depends on which have one.
@@ -320,6 +302,16 @@ class PrivateLabels:
         """The largest number of these examples that one user has; 1 without users."""
         codes = self._ledger.users
         return 1 if codes is None else int(np.bincount(codes[self._rows(None)]).max(initial=1))
+
+    @property
+    def mean_group_size(self) -> float:
+        """The number of labels that the user of a label has on average; 1 without users."""
+        users = self.users
+        return 1.0 if users is None else float(np.square(np.bincount(users)).sum() / users.size)
+
+    def epsilon_of_one_label(self, epsilon: float) -> float:
+        """Returns the epsilon of a mechanism that costs this epsilon for all labels of a user."""
+        return _validate.positive_finite("epsilon", epsilon) / self.group_size
 
     @property
     def budget(self) -> PrivacyBudget:
@@ -656,10 +648,10 @@ class PrivateLabels:
             >>> abs(score.value - 1.0) < 10 * score.standard_error, score.guarantee().epsilon
             (True, 0.5)
         """
-        epsilon = epsilon_of_one_label(self, epsilon)
+        epsilon = self.epsilon_of_one_label(epsilon)
         found = evaluate_by_release(self, predictions, metric, epsilon, key)
         # The labels of a user may all be equal, so her rows are one draw of their weight.
-        examples = found.effective_examples / mean_group_size(self)
+        examples = found.effective_examples / self.mean_group_size
         return dataclasses.replace(found, effective_examples=examples)
 
     def charge(
@@ -1040,9 +1032,11 @@ def refuse_noisy(labels: Any) -> None:
         )
 
 
-def vault_of_array(labels: Any, **arguments: Any) -> PrivateLabels:
+def vault_of_array(
+    labels: Any, kind: LabelKind, budget: PrivacyBudget, insecure_seed: int | None
+) -> PrivateLabels:
     """Returns the vault of one fit on an array of labels, which each of its receipts names."""
-    vault = PrivateLabels(labels, **arguments)
+    vault = PrivateLabels(labels, kind, budget=budget, insecure_seed=insecure_seed)
     vault._ledger.notes = (_BY_THIS_PROCESS,)
     return vault
 

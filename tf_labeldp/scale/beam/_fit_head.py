@@ -22,7 +22,6 @@ from tf_labeldp.scale.beam._exact_sums import PrivateMoments
 from tf_labeldp.scale.beam._files import write_whole
 from tf_labeldp.vault import LabelKind
 from tf_labeldp.vault.keyed_draws import ReleaseKey
-from tf_labeldp.vault.label_kinds import label_kind
 from tf_labeldp.vault.records import Arrays
 
 Survey = tuple[int, np.ndarray, np.ndarray]
@@ -98,7 +97,7 @@ class FitPrivateHead:
         """
         head, folder = self._head, self._key.path.parent if self._folder is None else self._folder
         path = FileSystems.join(os.fspath(folder), f"{self._release}.survey.npz")
-        kind = label_kind(**kind_arguments(head))
+        kind = LabelKind.of(**kind_arguments(head))
         source: Any = _Source(kind, head._mechanism(kind))
         if not self._key.is_drawn(self._release):
             self._key.check(self._release, source.mechanism)

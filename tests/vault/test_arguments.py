@@ -1,0 +1,118 @@
+"""The arguments of a vault: options are values, and those of 0.3 warn for one version."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+
+from tf_labeldp import PrivacyBudget, PrivateLabels
+from tf_labeldp.mechanisms import RandomizedResponse
+from tf_labeldp.vault import Classes, Keyed, LabelKind, Numbers, Rows, Store, Users
+from tf_labeldp.vault._arguments import REPLACED
+
+Y = np.arange(6) % 2
+OWNERS = np.array([0, 0, 0, 1, 1, 2])
+BUDGET = PrivacyBudget(4.0)
+
+
+def settings_of(vault):
+    """The public facts that the arguments of a vault decide."""
+    users = None if vault.users is None else vault.users.tolist()
+    return vault.kind, len(vault), users, vault.store_path
+
+
+CASES = {
+    "classes": (
+        {"classes": ["no", "yes"]},
+        {"kind": Classes(["no", "yes"])},
+        np.array(["no", "yes"])[Y],
+    ),
+    "low": ({"low": 0, "high": 1}, {"kind": Numbers(0, 1)}, Y),
+    "high": ({"low": -1, "high": 1}, {"kind": Numbers(-1, 1)}, Y),
+    "clip": ({"low": 0, "high": 0.5, "clip": True}, {"kind": Numbers(0, 0.5, clip=True)}, Y),
+    "num_labels": ({"num_labels": 2}, {"kind": Rows(2)}, np.eye(2, dtype=int)[Y]),
+    "project": (
+        {"kind": 2, "store": "study/{}", "project": True},
+        {"kind": 2, "store": Store("study/{}", project=True)},
+        Y,
+    ),
+    "actor": (
+        {"kind": 2, "store": "{}", "actor": "Ada"},
+        {"kind": 2, "store": Store("{}", actor="Ada")},
+        Y,
+    ),
+    "ids": (
+        {"kind": 2, "draws": "keyed", "ids": np.arange(6) + 9},
+        {"kind": 2, "draws": Keyed(np.arange(6) + 9)},
+        Y,
+    ),
+    "max_examples_per_user": (
+        {"kind": 2, "users": OWNERS, "max_examples_per_user": 2},
+        {"kind": 2, "users": Users(OWNERS, at_most=2)},
+        Y,
+    ),
+}
+"""For each argument of 0.3: a call with it, the call of today, and labels."""
+
+
+def opened(arguments, labels, folder):
+    """A vault whose store, if it has one, is in the folder; with its draw, where it has classes."""
+    store = arguments.get("store")
+    if isinstance(store, Store):
+        path = folder / str(store.path).format("new")
+        arguments = arguments | {"store": Store(path, project=store.project, actor=store.actor)}
+    elif store is not None:
+        arguments = arguments | {"store": folder / store.format("old")}
+    vault = PrivateLabels(labels, **arguments, budget=BUDGET)
+    if isinstance(vault.kind, Classes):
+        vault.randomize(RandomizedResponse(0.5, 2), key="draw")
+    return vault
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_an_argument_of_0_3_warns_and_does_the_same(name, tmp_path):
+    old, new, labels = CASES[name]
+    with pytest.warns(DeprecationWarning, match=rf"PrivateLabels\({name}=\) goes") as caught:
+        before = opened(old, labels, tmp_path)
+    found = [str(each.message) for each in caught if each.category is DeprecationWarning]
+    assert len(found) == len(set(old) & set(REPLACED))
+    assert any(text.endswith(f"Write {REPLACED[name]}.") for text in found)
+    after = opened(new, labels, tmp_path)
+    assert settings_of(before)[:3] == settings_of(after)[:3]
+    for first, second in zip(before.receipts, after.receipts, strict=True):
+        assert (first.actor, first.charge, first.key) == (second.actor, second.charge, second.key)
+    if name == "project":
+        # Each has counted the draw of the other.
+        assert len(before.receipts) == 2 and before.remaining() == after.remaining() == 3.0
+
+
+def test_warnings_name_the_line_of_the_call():
+    with pytest.warns(DeprecationWarning) as caught:
+        PrivateLabels(Y, low=0, high=1, budget=BUDGET)
+    assert {each.filename for each in caught} == {__file__}
+    with pytest.warns(DeprecationWarning):
+        assert PrivateLabels(Y, 2, classes=[0, 1], budget=BUDGET).num_classes == 2
+
+
+def test_at_most_ten_arguments():
+    parameters = inspect.signature(PrivateLabels).parameters
+    assert len(parameters) <= 10 and not set(parameters) & set(REPLACED)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_half_of_an_old_pair_is_refused():
+    for arguments, message in [
+        ({"ids": np.arange(6)}, r"draws=Keyed\(ids\)"),
+        ({"max_examples_per_user": 2}, "Give both"),
+        ({"project": True}, "needs a store"),
+        ({"classes": [0, 1], "num_classes": 3}, "num_classes=3 but classes has 2"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            PrivateLabels(Y, **{"num_classes": 2, **arguments}, budget=BUDGET)
+
+
+def test_kinds_by_their_arguments():
+    assert LabelKind.of(3) == Classes(3) and LabelKind.of(low=0, high=2) == Numbers(0, 2)
+    assert LabelKind.of(num_labels=4) == Rows(4)
