@@ -32,6 +32,7 @@ from tf_labeldp.mechanisms import (
 )
 from tf_labeldp.scale import ReleaseKey, randomize_batch
 from tf_labeldp.vault import Keyed, LabelStoreError, Numbers, Rows, Store, keyed_draws
+from tf_labeldp.vault.row_ids import RowIds
 
 KEY = bytes(range(32))
 PRIOR = np.array([0.5, 0.3, 0.15, 0.05])
@@ -112,7 +113,7 @@ def test_each_text_has_its_own_block(texts, skipped):
 
     whole = pa.array(texts, pa.string())
     for ids in (whole, whole[skipped:], pa.chunked_array([whole[:2], whole[2:]])):
-        blocks = keyed_draws._text_blocks(ids, bytes(32))
+        blocks = RowIds(ids).blocks(bytes(32))
         assert [row.tobytes() for row in blocks] == [block(text) for text in ids.to_pylist()]
     assert len(set(map(block, texts))) == len(set(texts))
 

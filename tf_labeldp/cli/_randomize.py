@@ -30,9 +30,9 @@ from tf_labeldp.accounting import Assumption
 from tf_labeldp.cli import _outputs, _tables, _tasks
 from tf_labeldp.cli._console import CommandError, say
 from tf_labeldp.vault.files import PlainFile
-from tf_labeldp.vault.keyed_draws import text_hashes, text_parts
 from tf_labeldp.vault.model_history import record_digests
 from tf_labeldp.vault.noisy_labels import NoisyFiles
+from tf_labeldp.vault.row_ids import RowIds
 
 _ROWS = 1 << 18
 """Rows per batch: some tens of megabytes of text."""
@@ -273,7 +273,7 @@ def _digest_of(ids: Any) -> str:
     for batch in ids.to_batches(_ROWS):
         for column, (of_texts, of_lengths) in zip(batch.columns, digests, strict=True):
             texts = _texts_of(column)
-            content, _, lengths = text_parts(_filled(texts))
+            content, _, lengths = RowIds(_filled(texts)).text_parts()
             if texts.null_count:
                 lengths[texts.is_null().to_numpy(zero_copy_only=False)] = -1
             of_texts.update(content)
@@ -305,7 +305,7 @@ def _hashes_of(column: Any) -> np.ndarray:
     """Returns a hash of each id, ``uint64`` (n,); equal ids have equal ones."""
     if pa.types.is_integer(column.type) and not column.null_count:
         return _tables.to_numpy(column).astype(np.uint64)
-    return text_hashes(_filled(_texts_of(column)))
+    return RowIds(_filled(_texts_of(column))).hashes()
 
 
 def _filled(texts: Any) -> Any:

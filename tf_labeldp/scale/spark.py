@@ -14,7 +14,8 @@ from tf_labeldp.accounting import Private, Public, public_input
 from tf_labeldp.mechanisms import ClassificationMechanism
 from tf_labeldp.mechanisms.base import LabelMechanism, checked_mechanism
 from tf_labeldp.scale._engines import needs
-from tf_labeldp.vault.keyed_draws import KeyedRows, ReleaseKey, refuse_repeats
+from tf_labeldp.vault.keyed_draws import KeyedRows, ReleaseKey
+from tf_labeldp.vault.row_ids import RowIds
 
 needs("pyspark", "spark")
 
@@ -114,6 +115,6 @@ def randomize(
     rows = drawn.count()
     ids = drawn.groupBy(sql.col(id)).count().where("count > 1")
     repeated, too_many = ids.agg(sql.count("*"), sql.sum(sql.col("count") - 1)).first()
-    refuse_repeats(repeated, too_many, rows)
+    RowIds.refuse_repeats(repeated, too_many, rows)
     key.bind_rows(release, rows, sum(int(row[mark]) for row in fingerprints))
     return drawn.drop(mark)

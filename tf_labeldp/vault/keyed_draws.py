@@ -18,12 +18,9 @@ from typing import Any, TypeGuard
 
 import filelock
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from tf_labeldp import _validate
-from tf_labeldp._columns import Column
 from tf_labeldp.accounting import (
     Assumption,
     Charge,
@@ -60,12 +57,9 @@ from tf_labeldp.vault.records import (
     write_key,
 )
 from tf_labeldp.vault.reservations import PlannedUse
+from tf_labeldp.vault.row_ids import RowIds, digests_of_parts
 from tf_labeldp.vault.store import SUMS, LabelStore
 
-_HASHED_BYTES = 64
-"""Bytes of an id that its public hash depends on."""
-_ODD = 0x9E3779B97F4A7C15
-"""An odd number without pattern: 2^64 divided by the golden ratio."""
 _DRAW_VERSION = 1
 """Version of the draws: another one draws other labels by the same key and release."""
 _LONGEST_NAME = 200
@@ -137,9 +131,25 @@ class ReleaseKey:
         """The 32 bytes of the key file."""
         return self._secret()
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """The path and a public digest of the key, by which workers read the same file."""
+        return os.fspath(self.path), _subkey(self.secret, b"labeldp-key", b"").hex()
+
+    @classmethod
+    def at(cls, path: str, digest: str) -> ReleaseKey:
+        """Returns the key at a ``place``, or raises for another key in this file."""
+        key = cls(path)
+        if key.place[1] != digest:
+            raise LabelStoreError(
+                f"expected the key of the process that started the pipeline in {path}, got another "
+                "key. Mount one key file on all workers: two keys are two draws of each label."
+            )
+        return key
+
     def __reduce__(self) -> Any:
-        """Pickles the path and a public digest: workers read the file, which must be the same."""
-        return same_key, (os.fspath(self.path), _digest_of_key(self.secret))
+        """Pickles the place: workers read the file, which must be the same."""
+        return same_key, self.place
 
     def __repr__(self) -> str:
         return f"ReleaseKey({os.fspath(self.path)!r})"
@@ -474,8 +484,8 @@ class KeyedRows:
         check_keyed(mechanism)
         if not isinstance(key, bytes) or len(key) != 32:
             raise TypeError("key must be 32 secret bytes. Use ReleaseKey(path).secret.")
-        ids = checked_ids(ids)
-        self.of_text = _are_texts(ids)
+        ids = RowIds.of(ids)
+        self.of_text = ids.are_texts
         values = np.asarray(labels)
         if values.shape != (len(ids),):
             raise ValueError(f"there are {len(ids)} ids and labels of shape {values.shape}.")
@@ -483,7 +493,7 @@ class KeyedRows:
             raise TypeError(
                 f"labels must be numbers, got dtype {values.dtype}. Give classes as 0..K-1."
             )
-        self._names = _id_blocks(ids, key)
+        self._names = ids.blocks(key)
         self._id_key = _subkey(key, b"labeldp-id", b"text" * self.of_text)
         self._labels = values if len(values) else values.astype(np.int64)
         self._mechanism = mechanism
@@ -508,7 +518,7 @@ class KeyedRows:
         return np.concatenate([part for rows in chunks for part in self._drawn(rows)])
 
     def id_digests(self) -> np.ndarray:
-        """Returns keyed digests of the ids, ``uint64`` (n, 2), for ``repeats_of``."""
+        """Returns keyed digests of the ids, ``uint64`` (n, 2), for ``RowIds.repeats_of``."""
         return _encrypted(self._id_key, self._names)
 
     def fingerprint(self) -> int:
@@ -535,12 +545,11 @@ class KeyedDraws:
     """The keyed draws of one vault: the ids of its rows, and its key."""
 
     def __init__(self, ids: Any, size: int) -> None:
-        self._ids = checked_ids(np.arange(size) if ids is None else ids)
+        self._ids = RowIds(np.arange(size) if ids is None else ids)
         if len(self._ids) != size:
             raise ValueError(f"there are {len(self._ids)} ids and {size} labels. Give each an id.")
-        if ids is not None and _may_repeat(self._ids):
-            counts = pc.value_counts(self._ids).field("counts").to_numpy()
-            refuse_repeats(int(np.sum(counts > 1)), size - counts.size, size)
+        if ids is not None:
+            self._ids.check_distinct()
 
     @_validate.clears_frames
     def open(self, ledger: Any, store: LabelStore | None) -> None:
@@ -566,30 +575,11 @@ class KeyedDraws:
 
         def draw(start: int, stop: int) -> np.ndarray:
             part = slice(start, stop)
-            some = rows[part]
-            if len(some) and np.array_equal(some, some[0] + np.arange(len(some))):
-                ids = self._ids.slice(int(some[0]), len(some))
-            else:
-                ids = self._ids.take(pa.array(some))
-            of_rows = _of_rows(of_all, part)
-            return randomize_batch(ids, labels[part], mechanism, self._secret(), release, of_rows)
+            ids, of_rows = self._ids.take(rows[part]), _of_rows(of_all, part)
+            keyed = KeyedRows(ids, labels[part], mechanism, self._secret(), release, of_rows)
+            return keyed.randomize()
 
         return random_bits.in_blocks(draw, len(rows), None)
-
-
-def same_key(path: str, digest: str) -> ReleaseKey:
-    """Returns the key in a file, or raises for another key than that of the pickling process."""
-    key = ReleaseKey(path)
-    if _digest_of_key(key.secret) != digest:
-        raise LabelStoreError(
-            f"expected the key of the process that started the pipeline in {path}, got another "
-            "key. Mount one key file on all workers: two keys are two draws of each label."
-        )
-    return key
-
-
-def _digest_of_key(key: bytes) -> str:
-    return _subkey(key, b"labeldp-key", b"").hex()
 
 
 def _may_name_files(release: str) -> bool:
@@ -665,7 +655,7 @@ def _prior_blocks(priors: Priors, size: int) -> np.ndarray:
     table = np.ascontiguousarray(priors.probabilities, "<f8") + 0.0
     ends = 8 * table.shape[1] * np.arange(len(table) + 1)
     state = hashlib.blake2b(digest_size=16)
-    digests = b"".join(_digests(state, table.tobytes(), ends[:-1], ends[1:]))
+    digests = b"".join(digests_of_parts(state, table.tobytes(), ends[:-1], ends[1:]))
     blocks = np.frombuffer(digests, "<u8").reshape(-1, 2)
     groups = _checked_groups(priors, size)
     return blocks if groups is None else blocks[groups]
@@ -689,143 +679,5 @@ def _binding(mechanism: Mechanism, priors: Any) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def repeats_of(digests: np.ndarray) -> tuple[int, int]:
-    """Returns the number of repeated digests (n, 2), and the number of surplus rows."""
-    ordered = digests[np.lexsort((digests[:, 1], digests[:, 0]))]
-    is_copy = (ordered[1:] == ordered[:-1]).all(axis=1)
-    is_first = is_copy & ~np.concatenate([[False], is_copy])[:-1]
-    return int(is_first.sum()), int(is_copy.sum())
-
-
-def _may_repeat(ids: Any) -> bool:
-    """Returns whether two hashes are equal, as those of repeated ids are."""
-
-    def hashes_of(start: int, stop: int) -> np.ndarray:
-        some = ids.slice(start, stop - start)
-        return text_hashes(some) if _are_texts(some) else _id_blocks(some, b"")[:, 0].copy()
-
-    ordered = np.sort(random_bits.in_blocks(hashes_of, len(ids), None))
-    return bool(np.any(ordered[1:] == ordered[:-1]))
-
-
-def refuse_repeats(repeated: int, too_many: int, rows: int) -> None:
-    """Raises if ids are repeated among the rows of a release or a vault."""
-    if repeated:
-        raise ValueError(
-            f"{repeated} ids name more than one row ({too_many} rows too many of {rows}), so rows "
-            "would share their noise. Nothing was returned; give each row its own id."
-        )
-
-
-def checked_ids(ids: Any) -> Any:
-    """Returns ids as an Arrow array of whole numbers or texts, or raises."""
-    if isinstance(ids, (pa.Array, pa.ChunkedArray)):
-        array = ids.cast(ids.type.value_type) if pa.types.is_dictionary(ids.type) else ids
-        if array.null_count:
-            Column.of(array).complete("ids")
-    else:
-        values = Column.of(ids).names("ids")
-        if values.ndim != 1:
-            raise ValueError(f"expected ids of shape (n,), one per row, got {values.shape}.")
-        array = _arrow_of(values.tolist() if values.dtype.kind in "OSb" else values)
-    if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
-        # Tensors of strings contain bytes.
-        array = _arrow_of(array, pa.large_string())
-    if not (_are_texts(array) or pa.types.is_integer(array.type) or not len(array)):
-        raise TypeError(
-            f"ids must be whole numbers or text, got {array.type}. Turn them into text."
-        )
-    return array
-
-
-def _arrow_of(ids: Any, kind: Any = None) -> Any:
-    """Returns ids as an Arrow array; Python's whole numbers from 2^63 on need their own type."""
-    try:
-        if kind is not None:
-            return ids.cast(kind)
-        try:
-            return pa.array(ids)
-        except (OverflowError, pa.ArrowInvalid):
-            return pa.array(ids, pa.uint64())
-    except (OverflowError, UnicodeError, pa.ArrowInvalid, pa.ArrowTypeError):
-        raise ValueError(
-            "expected ids that are whole numbers of one type, below 2^64, or texts of valid "
-            "Unicode, got others. Turn numbers into texts, and mend texts in UTF-8."
-        ) from None
-
-
-def _are_texts(ids: Any) -> bool:
-    return bool(pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type))
-
-
-def _id_blocks(ids: Any, key: bytes) -> np.ndarray:
-    if _are_texts(ids):
-        return _text_blocks(ids, key)
-    blocks = np.zeros((len(ids), 2), "<u8")
-    if len(ids):
-        numbers = ids.to_numpy(zero_copy_only=False)
-        blocks[:, 0] = numbers.astype("<u8" if numbers.dtype.kind == "u" else "<i8").view("<u8")
-        blocks[:, 1] = numbers < 0  # A number has the same block in any width.
-    return blocks
-
-
-def _text_blocks(texts: Any, key: bytes) -> np.ndarray:
-    """Returns blocks of texts, with a digest in place of texts above 15 bytes.
-
-    The last byte is the length, or 16 for a digest, so that no two texts share a block.
-    """
-    content, starts, lengths = text_parts(texts)
-    blocks = np.stack([_words_of(content, starts, lengths, at) for at in (0, 8)], 1)
-    blocks[:, 1] &= (1 << 56) - 1
-    blocks[:, 1] |= np.minimum(lengths, 16).astype("<u8") << np.uint64(56)
-    if (rows := np.flatnonzero(lengths > 15)).size:
-        state = hashlib.blake2b(key=key, digest_size=15, person=b"labeldp-text")
-        digests = _digests(state, content, starts[rows], (starts + lengths)[rows])
-        joined = b"\x10".join([*digests, b""])
-        blocks[rows] = np.frombuffer(joined, "<u8").reshape(-1, 2)
-    return blocks
-
-
-def text_parts(texts: Any) -> tuple[bytes, np.ndarray, np.ndarray]:
-    """Returns the bytes of Arrow texts without nulls, and the start and length of each text."""
-    texts = texts.cast(pa.large_binary())
-    texts = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
-    if not len(texts):
-        return b"", np.zeros(0, np.int64), np.zeros(0, np.int64)
-    _, offsets, content = texts.buffers()
-    bounds = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts) + 1]
-    first, last = bounds[[0, -1]].tolist()
-    used = b"" if content is None else content.slice(first, last - first).to_pybytes()
-    return used, bounds[:-1] - first, np.diff(bounds)
-
-
-def text_hashes(texts: Any) -> np.ndarray:
-    """Returns a public hash of the first bytes of each Arrow text, ``uint64`` (n,)."""
-    content, starts, lengths = text_parts(texts)
-    hashes = lengths.astype(np.uint64)
-    for at in range(0, min(_HASHED_BYTES, int(lengths.max(initial=0))), 8):
-        hashes = (hashes ^ _words_of(content, starts, lengths, at)) * np.uint64(_ODD)
-        hashes ^= hashes >> np.uint64(32)
-    return hashes
-
-
-def _words_of(content: bytes, starts: np.ndarray, lengths: np.ndarray, at: int) -> np.ndarray:
-    """Returns the bytes ``at`` to ``at + 7`` of each text, zero beyond its end: ``uint64`` (n,)."""
-    padded = content + bytes(16)
-    words = np.ndarray(len(padded) - 7, "<u8", padded, strides=(1,))  # one from each byte on
-    masks = np.array([(1 << 8 * size) - 1 for size in range(9)], "<u8")  # of the first bytes
-    inside = np.clip(lengths - at, 0, 8)
-    return words[np.minimum(starts + at, len(content))] & masks[inside]
-
-
-def _digests(state: Any, content: bytes, starts: np.ndarray, stops: np.ndarray) -> list[bytes]:
-    """Returns the digest of each part of a content, from a copy of the state for each.
-
-    A copy takes less time than a new state.
-    """
-    copy, found = state.copy, []
-    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-        own = copy()
-        own.update(content[start:stop])
-        found.append(own.digest())
-    return found
+same_key = ReleaseKey.at
+"""The name in pickled keys."""

@@ -27,7 +27,7 @@ from tf_labeldp.accounting import BudgetExceededError, Private, Public, PublicIn
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, LabelMomentMechanism
 from tf_labeldp.mechanisms.base import checked_mechanism
 from tf_labeldp.scale.beam._files import write_whole
-from tf_labeldp.vault.keyed_draws import ReleaseKey, same_key
+from tf_labeldp.vault.keyed_draws import ReleaseKey
 from tf_labeldp.vault.noisy_labels import NoisyStatistic
 from tf_labeldp.vault.records import Arrays
 
@@ -82,7 +82,7 @@ class ExactSums(beam.PTransform, abc.ABC):
             rows
             | "Sum" >> beam.ParDo(_Sum(self._summed))
             | "AddUp" >> beam.CombineGlobally(_added_up)
-            | "Keep" >> beam.FlatMap(_keep, self._key.__reduce__()[1], self._release, self._sums)
+            | "Keep" >> beam.FlatMap(_keep, self._key.place, self._release, self._sums)
         )
 
     def result(self) -> NoisyStatistic:
@@ -303,7 +303,7 @@ def _keep(sums: Sums, key: tuple[str, str], release: str, path: str) -> Iterable
     if sums:
         write = functools.partial(write_whole, path, Arrays(sums).to_bytes(), private=True)
         if os.path.exists(key[0]):
-            same_key(*key).unless_drawn(release, write)
+            ReleaseKey.at(*key).unless_drawn(release, write)
         else:
             write()
     return ()

@@ -14,13 +14,8 @@ from apache_beam.transforms.window import GlobalWindows
 from tf_labeldp.accounting import Private, Public, public_input
 from tf_labeldp.mechanisms.base import LabelMechanism, checked_mechanism
 from tf_labeldp.scale.beam._files import write_whole
-from tf_labeldp.vault.keyed_draws import (
-    KeyedRows,
-    ReleaseKey,
-    checked_ids,
-    refuse_repeats,
-    repeats_of,
-)
+from tf_labeldp.vault.keyed_draws import KeyedRows, ReleaseKey
+from tf_labeldp.vault.row_ids import RowIds
 
 _BATCH_ROWS = 1 << 14
 _SHARDS = 64
@@ -176,7 +171,7 @@ class _Draw(beam.DoFn):
 def _check(facts: _Facts, key: ReleaseKey, release: str, statement: str | None) -> int:
     """Refuses rows that must not be released together, and writes the statement."""
     rows, repeated, too_many, fingerprint, texts, numbers = facts
-    refuse_repeats(repeated, too_many, rows)
+    RowIds.refuse_repeats(repeated, too_many, rows)
     if texts and numbers:
         raise TypeError(
             "some ids are whole numbers and some are text, so one id may occur in both forms. "
@@ -195,7 +190,7 @@ def _publish(rows: Any, checked: int) -> Iterable[Any]:
 def _count_repeats(shard: int, parts: Iterable[tuple[bytes, int, bool, bool]]) -> _Facts:
     content, fingerprints, texts, numbers = zip(*parts, strict=True)
     digests = np.frombuffer(b"".join(content), "<u8").reshape(-1, 2)
-    return len(digests), *repeats_of(digests), sum(fingerprints), any(texts), any(numbers)
+    return len(digests), *RowIds.repeats_of(digests), sum(fingerprints), any(texts), any(numbers)
 
 
 def _added_up(several: Iterable[_Facts]) -> _Facts:
@@ -239,7 +234,7 @@ def _opened(rows: Any, id: str, label: str) -> tuple[Any, Any, Callable[[np.ndar
         )
     ids, labels = zip(*pairs, strict=True)
     try:
-        column = checked_ids(list(ids))
+        column = RowIds(list(ids))
     except TypeError:
         raise TypeError(
             "expected ids that are all whole numbers or all text, got others in a batch of "
