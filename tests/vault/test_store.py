@@ -11,7 +11,7 @@ import pytest
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
 from tf_labeldp.vault import Classes, LabelStoreError, PrivateLabels, Store
-from tf_labeldp.vault.store import budget_for_store
+from tf_labeldp.vault.ledger import Ledger
 
 PART, REST = np.arange(0, 80), np.arange(80, 200)  # the parts in the fixture `filled`
 
@@ -312,7 +312,7 @@ def test_arguments_that_a_stored_draw_lacks_have_their_defaults(make, store, mon
 
 def test_an_existing_store_keeps_its_budget(make, labels, store):
     budget = PrivacyBudget(3.0)
-    assert budget_for_store(None, budget) == budget_for_store(store, budget) == budget
+    assert Ledger.budget_for(None, budget) == Ledger.budget_for(store, budget) == budget
     make(epsilon=2.0, store=store)
-    assert budget_for_store(store, budget) is None
+    assert Ledger.budget_for(store, budget) is None
     assert PrivateLabels(labels, 5, store=store).budget.epsilon == 2.0

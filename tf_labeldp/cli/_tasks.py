@@ -35,8 +35,8 @@ from tf_labeldp.vault import (
     Numbers,
     PrivateLabels,
 )
+from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import DrawSettingsError
-from tf_labeldp.vault.store import budget_for_store
 
 # The assumptions of a table's statement, in addition to those of its vault.
 _ASSUMPTIONS = (
@@ -97,7 +97,7 @@ class Task(abc.ABC):
         return PrivateLabels(
             labels,
             self.kind_of_labels,
-            budget=budget_for_store(args.store, PrivacyBudget(args.epsilon)),
+            budget=Ledger.budget_for(args.store, PrivacyBudget(args.epsilon)),
             store=args.store,
             draws=Keyed(ids) if args.draws == "keyed" else args.draws,
             insecure_seed=args.insecure_seed,

@@ -27,8 +27,8 @@ from tf_labeldp.cli._console import (
 )
 from tf_labeldp.vault import Classes, LabelKind, LabelStoreError, Numbers, PrivateLabels
 from tf_labeldp.vault.files import PlainFile
+from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import DrawSettingsError
-from tf_labeldp.vault.store import budget_for_store
 
 _UNFINISHED = ".unfinished"
 """The file that marks the output of a run that has not ended."""
@@ -172,7 +172,7 @@ def _vault(labels: np.ndarray, args: argparse.Namespace, delta: float) -> Privat
     return PrivateLabels(
         labels,
         _kind(args),
-        budget=budget_for_store(args.store, budget),
+        budget=Ledger.budget_for(args.store, budget),
         store=args.store,
         insecure_seed=args.insecure_seed,
     )

@@ -33,7 +33,7 @@ from tf_labeldp.data._elements import (
 from tf_labeldp.mechanisms import ALIBI, PeerToPeerRandomizedResponse
 from tf_labeldp.mechanisms.base import LabelMechanism, checked_mechanism
 from tf_labeldp.vault import LabelKind, NoisyLabels, PrivateLabels, Randomizer
-from tf_labeldp.vault.store import budget_for_store
+from tf_labeldp.vault.ledger import Ledger
 
 _ASSUMPTIONS = (
     Assumption(
@@ -159,7 +159,7 @@ def randomize_labels(
     make_vault = functools.partial(
         PrivateLabels,
         kind=LabelKind.of(getattr(mechanism, "num_classes", None), low=low, high=high),
-        budget=budget or budget_for_store(store, cost),
+        budget=budget or Ledger.budget_for(store, cost),
         store=store,
         insecure_seed=insecure_seed,
     )

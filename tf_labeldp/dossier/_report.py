@@ -21,11 +21,10 @@ from tf_labeldp.audit import AuditResult, LabelInference, audit_mechanism
 from tf_labeldp.dossier._files import brief
 from tf_labeldp.dossier._verify import Published, verdict, verify_against
 from tf_labeldp.mechanisms.base import deserialize
-from tf_labeldp.vault import LabelKind, LabelStoreError
+from tf_labeldp.vault import LabelKind
 from tf_labeldp.vault.files import PlainFile
-from tf_labeldp.vault.ledger import UNNAMED, Ledger
+from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import Record, SealedFields
-from tf_labeldp.vault.store import LabelStore
 
 _LIBRARIES = ("dp-accounting", "keras", "numpy", "opendp", "scipy", "tensorflow")
 _CONFIDENCE = 1.0 - 1e-6
@@ -125,8 +124,7 @@ def report(
         (0.5, 1.5)
     """
     path = pathlib.Path(folder).expanduser()
-    stores = [path] if LabelStore(path).exists() else _stores_in(path)
-    ledgers = {path: Ledger.of_store(path) for path in stores}
+    ledgers = Ledger.all_in(path)
     receipts = Receipts.merged(*(ledger.receipts() for ledger in ledgers.values()))
     budgets = [ledger.budget for ledger in ledgers.values()]
     stated = Receipts(receipts).guarantee(max(budget.delta for budget in budgets))
@@ -163,21 +161,8 @@ def report(
     return Report(SealedFields(content).sealed(), stated)
 
 
-def _stores_in(folder: pathlib.Path) -> list[pathlib.Path]:
-    several = sorted(path.parent for path in folder.glob("*/header.json"))
-    # The ledger of a key has a header without a budget.
-    stores = [path for path in several if "budget" in LabelStore(path).header()]
-    if not stores:
-        raise LabelStoreError(
-            f"expected a label store in {folder}, got no header.json there or one folder below. "
-            "Give the folder of PrivateLabels(..., store=) or --store."
-        )
-    return stores
-
-
 def _label_set(path: pathlib.Path, ledger: Ledger) -> dict[str, Any]:
-    store, name = LabelStore(path), ledger.label_set.name
-    header = store.header()
+    header, name = ledger.header, ledger.label_set.name
     own = [receipt for receipt in ledger.receipts() if receipt.labels.name == name]
     return {
         "folder": path.name,
@@ -185,7 +170,7 @@ def _label_set(path: pathlib.Path, ledger: Ledger) -> dict[str, Any]:
         "people": ledger.label_set.people,
         "num_labels": ledger.label_set.size,
         "kind": LabelKind.of_header(header).describe(),
-        "in_project": store.in_project,
+        "in_project": ledger.in_project,
         "forgotten": header.get("forgotten"),
         "budget": {"epsilon": ledger.budget.epsilon, "delta": ledger.budget.delta},
         "remaining": ledger.remaining(),
@@ -202,7 +187,7 @@ def _release(receipt: Receipt) -> dict[str, Any]:
         "actor": receipt.actor,
         "what": receipt.what,
         "kind": receipt.kind,
-        "key": "" if receipt.key.startswith(UNNAMED) else receipt.key,
+        "key": Ledger.name_of(receipt),
         "examples": receipt.num_examples,
         "unit": receipt.unit,
         "epsilon": receipt.charge.epsilon,

@@ -219,6 +219,36 @@ class Ledger:
         with ledger.turn():
             return ledger
 
+    @classmethod
+    def all_in(cls, folder: pathlib.Path) -> dict[pathlib.Path, Ledger]:
+        """Reads the ledgers of a store, or of the stores in a folder, by their paths."""
+        if LabelStore(folder).exists():
+            return {folder: cls.of_store(folder)}
+        several = sorted(path.parent for path in folder.glob("*/header.json"))
+        # The ledger of a key has a header without a budget.
+        stores = [path for path in several if "budget" in LabelStore(path).header()]
+        if not stores:
+            raise LabelStoreError(
+                f"expected a label store in {folder}, got no header.json there or one folder "
+                "below. Give the folder of PrivateLabels(..., store=) or --store."
+            )
+        return {path: cls.of_store(path) for path in stores}
+
+    @staticmethod
+    def budget_for(
+        path: str | os.PathLike[str] | None, budget: PrivacyBudget
+    ) -> PrivacyBudget | None:
+        """Returns the budget argument for a vault: None where its store or project keeps one."""
+        if path is None:
+            return budget
+        store = LabelStore(path)
+        return None if store.exists() or store.in_project else budget
+
+    @staticmethod
+    def name_of(receipt: Receipt) -> str:
+        """Returns the name that a use was given; empty for draws without one."""
+        return "" if receipt.key.startswith(UNNAMED) else receipt.key
+
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """Lets one thread and one process at a time read the records and add to them."""
@@ -245,6 +275,11 @@ class Ledger:
     def header(self) -> dict[str, Any]:
         """The header of the store; {} without one."""
         return {} if self._store is None else self._store.header()
+
+    @property
+    def in_project(self) -> bool:
+        """Whether the stores in the folder around this one share its budget."""
+        return self._project is not None
 
     def _read_new_records(self) -> None:
         if self._store is not None:
@@ -959,7 +994,7 @@ class Ledger:
             what = use.what + (", which failed" if use.kind == "failed" else "")
             what += f", {len(receipts)} times" if more else ""
             what += " (of an input)" if use.labels.name != self.label_set.name else ""
-            key = "" if more or use.key.startswith(UNNAMED) else use.key
+            key = "" if more else self.name_of(use)
             uses.append(Use(use.time, what, use.num_examples, alone, spent, use.actor, key))
         spent = so_far.guarantee(delta).epsilon
         for use in reserved:

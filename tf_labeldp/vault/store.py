@@ -130,16 +130,6 @@ _NO_LOCKS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS)
 """Errors of a file system without locks, or a read-only one: ``PlainFile`` detects collisions."""
 
 
-def budget_for_store(
-    path: str | os.PathLike[str] | None, budget: PrivacyBudget
-) -> PrivacyBudget | None:
-    """Returns the budget argument for a vault: None where its store or project keeps a budget."""
-    if path is None:
-        return budget
-    store = LabelStore(path)
-    return None if store.exists() or store.in_project else budget
-
-
 class LabelStore:
     """Reads and writes one store folder; ``in_project`` shares a budget with its neighbours."""
 
