@@ -136,7 +136,7 @@ class Estimator(BaseEstimator):
 
 
 class FeatureMap(TransformerMixin, Estimator):
-    """A map of public inputs to features, ``float32`` (n, n_features_out_)."""
+    """A map of public inputs to features: ``transform`` gives ``float32`` (n, ``n_features_out_``)."""
 
     _reads_columns = True  # whether it takes any table as a dict of columns
 
