@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp.gradients.model_checks import all_layers, check_layers, parts_of
+from tf_labeldp.gradients.model_checks import InspectedModel
 
 layers = keras.layers
 
@@ -53,13 +53,13 @@ def norm(name: str = "norm") -> keras.Layer:
 )
 def test_layers_that_mix_examples_are_named(make: Any):
     with pytest.raises(ValueError, match=r"mix the examples of a batch.*'norm'"):
-        check_layers(make())
+        InspectedModel(make()).check_layers()
 
 
 def test_all_of_them_are_named_in_one_message_with_the_alternative():
     model = model_with(norm("one"), layers.Dense(3), norm("two"))
     with pytest.raises(ValueError) as error:
-        check_layers(model)
+        InspectedModel(model).check_layers()
     for part in ("'one'", "'two'", "LayerNormalization or GroupNormalization"):
         assert part in str(error.value)
 
@@ -73,15 +73,15 @@ def test_models_that_do_not_mix_examples_pass():
         layers.Dense(3, kernel_regularizer="l2"),
         layers.Dense(3, bias_regularizer="l1"),
     )
-    check_layers(model)
+    InspectedModel(model).check_layers()
     model(np.zeros((2, 4, 3)))
-    check_layers(model)
+    InspectedModel(model).check_layers()
 
 
 def test_activity_regularizers_are_refused():
     layer = layers.Dense(3, activity_regularizer="l2", name="named")
     with pytest.raises(ValueError, match=r"\['named'\] have activity regularizers.*kernel_reg"):
-        check_layers(model_with(layer))
+        InspectedModel(model_with(layer)).check_layers()
 
 
 def test_losses_that_were_added_are_refused():
@@ -93,22 +93,22 @@ def test_losses_that_were_added_are_refused():
     model = model_with(layers.Dense(3, kernel_regularizer="l2"), Penalized())
     model(np.zeros((2, 4, 3)))
     with pytest.raises(ValueError, match=r"add_loss.*per-example loss"):
-        check_layers(model)
+        InspectedModel(model).check_layers()
 
 
 def test_a_model_with_nothing_to_train_is_refused():
     model = model_with()
     model.trainable = False
     with pytest.raises(ValueError, match=r"no trainable variables.*trainable=True"):
-        check_layers(model)
+        InspectedModel(model).check_layers()
     model.trainable = True
-    check_layers(model)
+    InspectedModel(model).check_layers()
 
 
 def test_every_layer_is_found_once():
     shared = layers.Dense(3)
     model = model_with(Holder([shared, Holder((shared,))]), keras.Sequential([shared]))
-    found = all_layers(model)
+    found = InspectedModel(model).layers
     assert found[0] is model
     assert sum(layer is shared for layer in found) == 1
     assert len({id(layer) for layer in found}) == len(found)
@@ -116,4 +116,4 @@ def test_every_layer_is_found_once():
 
 def test_parts_that_are_no_layers_are_found():
     model = model_with(layers.Dropout(0.5), keras.Sequential([layers.GaussianNoise(0.1)]))
-    assert len(parts_of(model, keras.random.SeedGenerator)) == 2
+    assert len(InspectedModel(model).seed_states) == 2

@@ -14,7 +14,9 @@ from _projection_solvers import (
 from scipy import optimize
 
 from tf_labeldp.gradients import GradientOperator, project_onto_hull
-from tf_labeldp.gradients.hull import smooth_coefficients, solve_conjugate
+
+# The path of a solver, whose points no result has.
+from tf_labeldp.gradients.hull import solve_conjugate
 
 HULLS = ("joint", "per_example")
 EXACT = dict(relative_gap=1e-9, max_products=2_000)
@@ -338,30 +340,18 @@ def test_a_target_of_nan_in_a_graph_is_never_called_converged():
 # Smoothing of coefficients (section 3.3 of the paper).
 
 
-A = tf.constant([[0.5, 0.0], [0.1, 0.2], [0.2, 0.0]])
-MIXED = tf.constant([[0.9, 0.1], [0.5, 0.5], [0.2, 0.8]])
-
-
+@pytest.mark.parametrize("mask", [None, [1, 1, 0, 1, 0]], ids=["all", "mask"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.75])
-def test_smoothing_mixes_with_uniform_coefficients(smoothing):
-    smooth = smooth_coefficients(A, smoothing)
-    np.testing.assert_allclose(smooth, smoothing * A + (1.0 - smoothing) / 6.0, rtol=1e-6)
-    np.testing.assert_allclose(tf.reduce_sum(smooth), 1.0, rtol=1e-6)
-
-
-def test_smoothing_mixes_with_predictions():
-    smooth = smooth_coefficients(A, 0.75, "predictions", predictions=MIXED)
-    np.testing.assert_allclose(smooth, 0.75 * A + 0.25 * MIXED / 3.0, rtol=1e-6)
-
-
-@pytest.mark.parametrize("towards", ["uniform", "predictions"])
-def test_padding_stays_at_zero(towards):
-    a = tf.constant([[0.5, 0.0], [0.0, 0.0], [0.2, 0.3]])
-    smooth = smooth_coefficients(a, 0.5, towards, predictions=MIXED, mask=[1, 0, 1]).numpy()
-    np.testing.assert_array_equal(smooth[1], [0.0, 0.0])
+def test_smoothing_mixes_with_uniform_coefficients(smoothing, mask, dense, like_variables):
+    case, matrix = dense
+    target = like_variables(case, target_near(matrix))
+    result = project_onto_hull(
+        case.operator(), target, predictions=case.predictions, mask=mask, max_products=8
+    )
+    smooth = result.smoothed(smoothing, mask).numpy()
+    kept = np.ones(5) if mask is None else np.asarray(mask, float)
+    uniform = np.outer(kept, np.ones(3)) / (3 * kept.sum())
+    expected = smoothing * result.coefficients + (1.0 - smoothing) * uniform
+    np.testing.assert_allclose(smooth, expected, rtol=1e-6)
+    np.testing.assert_array_equal(smooth[kept == 0.0], 0.0)
     np.testing.assert_allclose(smooth.sum(), 1.0, rtol=1e-6)
-
-
-def test_smoothing_towards_predictions_needs_them():
-    with pytest.raises(ValueError, match="expected predictions="):
-        smooth_coefficients(A, 0.75, "predictions")

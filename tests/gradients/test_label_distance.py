@@ -12,11 +12,8 @@ import tensorflow as tf
 
 from tf_labeldp.accounting.events import LONGEST_CLIP
 from tf_labeldp.gradients.clip import Batch, Coordinates, Speed
-from tf_labeldp.gradients.label_distance import (
-    LabelDistanceClip,
-    check_labels,
-    check_two_classes,
-)
+from tf_labeldp.gradients.keras_loss import KerasLoss
+from tf_labeldp.gradients.label_distance import LabelDistanceClip
 from tf_labeldp.gradients.per_example_clipping import ClippedSum, PerExampleClipping
 
 layers = keras.layers
@@ -225,12 +222,12 @@ def test_labels_come_as_codes_or_one_hot_rows():
     network, (x, codes) = model(2), batch(2)
     expected = flat(clipped(network, x, codes, 1.0).gradients)
     for y in (codes[:, None], codes.astype(np.float32), np.eye(2)[codes]):
-        check_labels(y, 2)
+        LabelDistanceClip.check_labels(y, 2)
         np.testing.assert_array_equal(flat(clipped(network, x, y, 1.0).gradients), expected)
-    check_labels(codes[:, None], 1)
+    LabelDistanceClip.check_labels(codes[:, None], 1)
     for wrong, outputs in ((codes + 1, 2), (codes + 0.5, 1), (np.full((3, 2), 0.5), 2)):
         with pytest.raises(ValueError, match=r"needs labels 0 or 1, .*some are neither"):
-            check_labels(wrong, outputs)
+            LabelDistanceClip.check_labels(wrong, outputs)
 
 
 LOSSES = keras.losses
@@ -247,18 +244,19 @@ BAD_LOSSES = [
 @pytest.mark.parametrize("loss", BAD_LOSSES)
 def test_other_losses_are_refused(loss):
     with pytest.raises(ValueError, match="needs plain cross-entropy of logits, got loss"):
-        check_two_classes(model(2), loss)
+        LabelDistanceClip.check_model(model(2), KerasLoss(loss))
 
 
 def test_outputs_must_be_logits_of_two_classes():
-    sparse = LOSSES.SparseCategoricalCrossentropy(from_logits=True)
-    binary = LOSSES.BinaryCrossentropy(from_logits=True)
-    check_two_classes(model(2), LOSSES.CategoricalCrossentropy(from_logits=True))
-    check_two_classes(model(2), sparse)
-    check_two_classes(model(1), binary)
+    sparse = KerasLoss(LOSSES.SparseCategoricalCrossentropy(from_logits=True))
+    binary = KerasLoss(LOSSES.BinaryCrossentropy(from_logits=True))
+    of_rows = KerasLoss(LOSSES.CategoricalCrossentropy(from_logits=True))
+    LabelDistanceClip.check_model(model(2), of_rows)
+    LabelDistanceClip.check_model(model(2), sparse)
+    LabelDistanceClip.check_model(model(1), binary)
     sequence = keras.Sequential([keras.Input((4, 5)), layers.Dense(2)])
     for network, loss in ((model(1), sparse), (model(2), binary), (sequence, sparse)):
         with pytest.raises(ValueError, match=r"expected a model that returns .* logit"):
-            check_two_classes(network, loss)
+            LabelDistanceClip.check_model(network, loss)
     with pytest.raises(ValueError, match=r"two classes: .*got shape \(None, 3\).*'norm'"):
-        check_two_classes(model(3), sparse)
+        LabelDistanceClip.check_model(model(3), sparse)

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp.gradients.model_checks import per_example_loss
+from tf_labeldp.gradients.keras_loss import KerasLoss
 
 B = 5
 NAMES = (
@@ -39,7 +39,7 @@ def test_a_label_changes_its_own_row_alone(name: str) -> None:
         p = rng.uniform(0.2, 0.8, p_shape).astype("f")
         other = y.copy()
         other[0] = 1.0 - other[0]
-        function = per_example_loss(loss)
+        function = KerasLoss(loss).of_examples()
         try:
             before, after = function(y, p).numpy(), function(other, p).numpy()
         except (ValueError, TypeError):  # refused: nothing is trained
@@ -64,13 +64,13 @@ def test_a_wrapper_of_a_loss_is_computed_row_by_row() -> None:
     y = np.zeros((B, 1), "f")
     other = y.copy()
     other[0] = 100.0
-    loss = per_example_loss(Centred())
+    loss = KerasLoss(Centred()).of_examples()
     before, after = loss(y, y).numpy(), loss(other, y).numpy()
     np.testing.assert_array_equal(before[1:], after[1:])
 
 
 def test_a_loss_along_the_batch_is_refused() -> None:
     y = np.random.default_rng(0).uniform(0.2, 0.8, (B, B)).astype("f")
-    loss = per_example_loss(keras.losses.CosineSimilarity(axis=0))
+    loss = KerasLoss(keras.losses.CosineSimilarity(axis=0)).of_examples()
     with pytest.raises(ValueError, match="losses must be per example"):
         loss(y, y)

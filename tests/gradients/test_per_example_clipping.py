@@ -15,13 +15,13 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp.gradients.clip import Batch, Clip, Coordinates, Speed
+from tf_labeldp.gradients.keras_loss import KerasLoss
 from tf_labeldp.gradients.label_distance import LabelDistanceClip
-from tf_labeldp.gradients.model_checks import per_example_loss
 from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
 
 layers = keras.layers
 ROWS, CLASSES = 6, 3
-LOSS = per_example_loss(keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+LOSS = KerasLoss(keras.losses.SparseCategoricalCrossentropy(from_logits=True)).of_examples()
 
 
 def image_model(*stack: Any, shape: tuple[int, ...] = (7, 6, 2)) -> keras.Model:

@@ -11,12 +11,12 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp.gradients.clip import Batch, Clip, Speed
-from tf_labeldp.gradients.model_checks import per_example_loss
+from tf_labeldp.gradients.keras_loss import KerasLoss
 from tf_labeldp.gradients.per_example_clipping import ClippedSum, PerExampleClipping
 
 layers = keras.layers
 ROWS, CLASSES = 8, 3
-LOSS = per_example_loss(keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+LOSS = KerasLoss(keras.losses.SparseCategoricalCrossentropy(from_logits=True)).of_examples()
 METHODS = ("ghost", "vectorized")
 
 
@@ -120,7 +120,7 @@ def test_privacy_a_loss_without_finite_slope_adds_exactly_zero(method: str):
 
     model, (x, _) = cnn(), batch()
     steep = np.array([1.0, np.inf, *[1.0] * (ROWS - 2)])
-    result = clipped(model, method, x, steep, loss=per_example_loss(loss))
+    result = clipped(model, method, x, steep, loss=KerasLoss(loss).of_examples())
     assert not np.isfinite(result.norms[1])
     assert np.isfinite(flat(result)).all() and np.any(flat(result))
 

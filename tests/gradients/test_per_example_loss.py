@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.gradients.model_checks import per_example_loss
+from tf_labeldp.gradients.keras_loss import KerasLoss
 from tf_labeldp.keras_layers import LabelWeightedLoss
 
 RNG = np.random.default_rng(0)
@@ -26,7 +26,7 @@ def cross_entropy(y_true: Any, y_pred: Any) -> Any:
 
 def test_the_reduction_is_left_out():
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
-    np.testing.assert_allclose(per_example_loss(loss)(LABELS, LOGITS), EXPECTED, rtol=1e-5)
+    np.testing.assert_allclose(KerasLoss(loss).of_examples()(LABELS, LOGITS), EXPECTED, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_the_reduction_is_left_out():
 def test_names_functions_and_classes(loss: Any, predictions: np.ndarray):
     own_class = isinstance(loss, keras.losses.Loss)
     labels = np.eye(CLASSES, dtype=np.float32)[LABELS] if own_class else LABELS
-    function = per_example_loss(loss)
+    function = KerasLoss(loss).of_examples()
     np.testing.assert_allclose(function(labels, predictions), EXPECTED, rtol=1e-5)
     traced = tf.function(function)(tf.constant(labels), tf.constant(predictions))
     np.testing.assert_allclose(traced, EXPECTED, rtol=1e-5)
@@ -51,7 +51,7 @@ def test_names_functions_and_classes(loss: Any, predictions: np.ndarray):
 
 def test_more_axes_are_averaged():
     y, p = RNG.normal(size=(2, ROWS, 3, 2)).astype(np.float32)
-    found = per_example_loss(keras.losses.MeanSquaredError())(y, p)
+    found = KerasLoss(keras.losses.MeanSquaredError()).of_examples()(y, p)
     np.testing.assert_allclose(found, np.square(y - p).mean(axis=(1, 2)), rtol=1e-5)
 
 
@@ -65,7 +65,7 @@ def test_more_axes_are_averaged():
 )
 def test_losses_that_are_not_per_example_are_refused(loss: Any):
     with pytest.raises(ValueError, match=r"losses must be per example: .* must return shape"):
-        per_example_loss(loss)(np.eye(CLASSES, dtype=np.float32)[LABELS], LOGITS)
+        KerasLoss(loss).of_examples()(np.eye(CLASSES, dtype=np.float32)[LABELS], LOGITS)
 
 
 class Pairwise(keras.losses.Loss):
@@ -87,7 +87,7 @@ class Pairwise(keras.losses.Loss):
 def test_privacy_an_examples_loss_is_computed_from_its_own_row(loss: Any):
     changed = LOGITS.copy()
     changed[0] += 1.0 + np.arange(CLASSES)
-    first, second = (per_example_loss(loss)(LABELS, p).numpy() for p in (LOGITS, changed))
+    first, second = (KerasLoss(loss).of_examples()(LABELS, p).numpy() for p in (LOGITS, changed))
     np.testing.assert_allclose(first[1:], second[1:], rtol=1e-6)
     whole = loss.call if isinstance(loss, keras.losses.Loss) else loss
     first, second = (np.array(whole(LABELS, tf.constant(p))) for p in (LOGITS, changed))
@@ -97,21 +97,21 @@ def test_privacy_an_examples_loss_is_computed_from_its_own_row(loss: Any):
 def test_privacy_an_axis_over_the_batch_is_refused():
     loss = keras.losses.CategoricalCrossentropy(axis=0, from_logits=True)
     with pytest.raises(ValueError, match="losses must be per example"):
-        per_example_loss(loss)(np.eye(CLASSES, dtype=np.float32)[LABELS], LOGITS)
+        KerasLoss(loss).of_examples()(np.eye(CLASSES, dtype=np.float32)[LABELS], LOGITS)
 
 
 @pytest.mark.parametrize("loss", [None, keras.losses.MeanSquaredError], ids=["None", "class"])
 def test_an_object_that_is_not_a_loss_is_refused(loss: Any):
     with pytest.raises(TypeError, match=r"must be a keras.losses.Loss, its name or a function"):
-        per_example_loss(loss)
+        KerasLoss(loss).of_examples()
 
 
 def test_an_unknown_name_is_refused():
     with pytest.raises(ValueError, match="no_such_loss"):
-        per_example_loss("no_such_loss")
+        KerasLoss("no_such_loss").of_examples()
 
 
 def test_no_label_is_in_the_message():
     with pytest.raises(ValueError) as error:
-        per_example_loss(lambda y, p: tf.reduce_mean(p))(np.full(ROWS, 31337.0), LOGITS)
+        KerasLoss(lambda y, p: tf.reduce_mean(p)).of_examples()(np.full(ROWS, 31337.0), LOGITS)
     assert "31337" not in str(error.value)

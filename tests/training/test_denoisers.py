@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.gradients import GradientOperator, project_onto_hull
-from tf_labeldp.gradients.hull import smooth_coefficients
 from tf_labeldp.training import (
     AltConv,
     Denoiser,
@@ -228,8 +227,7 @@ def test_hulls_are_the_projection_and_then_smoothing(kind: Any, smoothing: float
     found = project_onto_hull(
         operator, noisy(), predictions=predictions, max_products=20, mask=mask
     )
-    smoothed = smooth_coefficients(found.coefficients, smoothing, mask=mask)
-    by_hand = columns(w) @ np.ravel(smoothed)
+    by_hand = columns(w) @ np.ravel(found.smoothed(smoothing, mask))
     np.testing.assert_allclose(point.numpy().ravel(), by_hand, atol=1e-5)
     assert float(curvature) == pytest.approx(float(found.curvature), rel=1e-5)
     assert float(report["projection_products"]) == float(found.num_products)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.gradients.model_checks import per_example_loss
-from tf_labeldp.training._vertex_losses import TrainingPass, vertex_losses
+from tf_labeldp.gradients.output_losses import OutputLosses
+from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
+from tf_labeldp.training import VertexLosses
 
 N, D, K = 5, 3, 4
 losses = keras.losses
@@ -29,9 +30,9 @@ def features() -> np.ndarray:
 
 
 def found(net: keras.Model, loss: Any, spec: Any, label_range: Any = None) -> Any:
+    forward = PerExampleClipping(net).training_pass()
     x = tf.constant(features())
-    forward = TrainingPass(net, by_example=False)
-    return vertex_losses(forward, loss, per_example_loss(loss), x, None, spec, label_range)
+    return VertexLosses.of_model(forward, OutputLosses(net, loss), x, spec, label_range=label_range)
 
 
 def focal(y_true: Any, y_pred: Any) -> Any:

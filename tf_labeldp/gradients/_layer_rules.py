@@ -525,6 +525,34 @@ def shared(uses: Sequence[Use]) -> Use:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class LayerSettings:
+    """The settings of a Keras layer that decide its rule; a layer without one has the default."""
+
+    axis: Any = None
+    activation: Any = None
+    recurrent_activation: Any = None
+    data_format: str | None = None
+    groups: int = 1
+    lora_enabled: bool = False
+
+    @classmethod
+    def of(cls, layer: Any) -> LayerSettings:
+        fields = dataclasses.fields(cls)
+        found: Any = {field.name: getattr(layer, field.name, field.default) for field in fields}
+        return cls(**found)
+
+    @property
+    def axes(self) -> list[Any]:
+        return list(self.axis) if isinstance(self.axis, (list, tuple)) else [self.axis]
+
+    def check_activations(self, name: str) -> None:
+        """Raises ``NoRuleError`` for an activation that may mix examples."""
+        for activation in (self.activation, self.recurrent_activation):
+            if activation is not None and activation not in _SLOPES.keys() | _OTHER_ACTIVATIONS:
+                raise NoRuleError(f"{name} has an activation that is not one of Keras's")
+
+
 _Shape = tuple[int | None, ...]
 _MAKERS: dict[type, Callable[[Any, _Shape], list[LayerRule] | None]] = {}
 _TAPPED: dict[type, Callable[[Any], keras.Layer]] = {}
@@ -571,11 +599,10 @@ def layer_rules(layer: Any, input_shape: _Shape) -> list[LayerRule]:
         return []
     if kind not in _PLAIN and kind not in _MAKERS:
         raise NoRuleError(f"{name} has no rule for its per-example gradients")
-    axis = getattr(layer, "axis", None)
-    axes = list(axis) if isinstance(axis, (list, tuple)) else [axis]
-    if 0 in axes or -len(input_shape) in axes:
+    settings = LayerSettings.of(layer)
+    if 0 in settings.axes or -len(input_shape) in settings.axes:
         raise NoRuleError(f"{name} works along the batch axis")
-    check_activation(name, getattr(layer, "activation", None))
+    settings.check_activations(name)
     if kind in _PLAIN:
         return []
     rules = _MAKERS[kind](layer, input_shape)
@@ -583,12 +610,6 @@ def layer_rules(layer: Any, input_shape: _Shape) -> list[LayerRule]:
     if rules is None or _identities(covered) != _identities(layer.trainable_variables):
         raise NoRuleError(f"{name} is used in a way that has no rule")
     return [rule for rule in rules if rule.variables]
-
-
-def check_activation(name: str, activation: Any) -> None:
-    """Raises ``NoRuleError`` for an activation that may mix examples; None is no activation."""
-    if activation is not None and activation not in _SLOPES.keys() | _OTHER_ACTIVATIONS:
-        raise NoRuleError(f"{name} has an activation that is not one of Keras's")
 
 
 _ACTIVATIONS = keras.activations
@@ -608,24 +629,69 @@ _SLOPES: dict[Any, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
 }
 # The output does not determine the slope of these: the layer's output before them is recomputed.
 _OTHER_ACTIVATIONS = {
-    getattr(_ACTIVATIONS, name)
-    for name in """
-    gelu hard_sigmoid leaky_relu log_softmax mish silu softplus softsign
-    """.split()
+    _ACTIVATIONS.gelu,
+    _ACTIVATIONS.hard_sigmoid,
+    _ACTIVATIONS.leaky_relu,
+    _ACTIVATIONS.log_softmax,
+    _ACTIVATIONS.mish,
+    _ACTIVATIONS.silu,
+    _ACTIVATIONS.softplus,
+    _ACTIVATIONS.softsign,
 }
 # Layers without weights that process each example alone.
 _PLAIN = {
-    getattr(keras.layers, name)
-    for name in """
-    Activation Add AlphaDropout Average AveragePooling1D AveragePooling2D AveragePooling3D
-    CenterCrop Concatenate Cropping1D Cropping2D Cropping3D Dropout ELU Flatten GaussianDropout
-    GaussianNoise GlobalAveragePooling1D GlobalAveragePooling2D GlobalAveragePooling3D
-    GlobalMaxPooling1D GlobalMaxPooling2D GlobalMaxPooling3D Identity InputLayer LeakyReLU Masking
-    MaxPooling1D MaxPooling2D MaxPooling3D Maximum Minimum Multiply Normalization Permute ReLU
-    RepeatVector Rescaling Reshape Resizing Softmax SpatialDropout1D SpatialDropout2D
-    SpatialDropout3D Subtract UnitNormalization UpSampling1D UpSampling2D UpSampling3D
-    ZeroPadding1D ZeroPadding2D ZeroPadding3D
-    """.split()
+    keras.layers.Activation,
+    keras.layers.Add,
+    keras.layers.AlphaDropout,
+    keras.layers.Average,
+    keras.layers.AveragePooling1D,
+    keras.layers.AveragePooling2D,
+    keras.layers.AveragePooling3D,
+    keras.layers.CenterCrop,
+    keras.layers.Concatenate,
+    keras.layers.Cropping1D,
+    keras.layers.Cropping2D,
+    keras.layers.Cropping3D,
+    keras.layers.Dropout,
+    keras.layers.ELU,
+    keras.layers.Flatten,
+    keras.layers.GaussianDropout,
+    keras.layers.GaussianNoise,
+    keras.layers.GlobalAveragePooling1D,
+    keras.layers.GlobalAveragePooling2D,
+    keras.layers.GlobalAveragePooling3D,
+    keras.layers.GlobalMaxPooling1D,
+    keras.layers.GlobalMaxPooling2D,
+    keras.layers.GlobalMaxPooling3D,
+    keras.layers.Identity,
+    keras.layers.InputLayer,
+    keras.layers.LeakyReLU,
+    keras.layers.Masking,
+    keras.layers.MaxPooling1D,
+    keras.layers.MaxPooling2D,
+    keras.layers.MaxPooling3D,
+    keras.layers.Maximum,
+    keras.layers.Minimum,
+    keras.layers.Multiply,
+    keras.layers.Normalization,
+    keras.layers.Permute,
+    keras.layers.ReLU,
+    keras.layers.RepeatVector,
+    keras.layers.Rescaling,
+    keras.layers.Reshape,
+    keras.layers.Resizing,
+    keras.layers.Softmax,
+    keras.layers.SpatialDropout1D,
+    keras.layers.SpatialDropout2D,
+    keras.layers.SpatialDropout3D,
+    keras.layers.Subtract,
+    keras.layers.UnitNormalization,
+    keras.layers.UpSampling1D,
+    keras.layers.UpSampling2D,
+    keras.layers.UpSampling3D,
+    keras.layers.ZeroPadding1D,
+    keras.layers.ZeroPadding2D,
+    keras.layers.ZeroPadding3D,
 }
 
 
@@ -671,8 +737,8 @@ def _time_distributed(layer: Any, input_shape: _Shape) -> list[LayerRule] | None
         def factors(*tensors: tf.Tensor) -> Factors:
             return rule.factors(*map(flat, tensors))
 
-        inside = [at_all_steps(getattr(rule.steps, name)) for name in ("first", "inner", "last")]
-        rows, steps_of_rule = steps * rule.rows, Steps(*inside)
+        inside = rule.steps.first, rule.steps.inner, rule.steps.last
+        rows, steps_of_rule = steps * rule.rows, Steps(*map(at_all_steps, inside))
         return dataclasses.replace(rule, factors=factors, rows=rows, steps=steps_of_rule)
 
     rules = layer_rules(layer.layer, (input_shape[0], *input_shape[2:]))
@@ -681,7 +747,7 @@ def _time_distributed(layer: Any, input_shape: _Shape) -> list[LayerRule] | None
 
 @rule_of(keras.layers.Embedding)
 def _embedding(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
-    if getattr(layer, "lora_enabled", False):
+    if layer.lora_enabled:
         pair = layer.lora_embeddings_a, layer.lora_embeddings_b
         down = LookupRule(layer.input_dim, layer.lora_rank)
         return _adapted(layer, down, pair, (), unchanged, lambda ids, rows: tf.gather(rows, ids))
@@ -691,14 +757,13 @@ def _embedding(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
 
 @rule_of(keras.layers.LayerNormalization)
 def _normalization(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
-    if getattr(layer, "rms_scaling", False):
+    if layer.rms_scaling:
         return None
-    pair = getattr(layer, "gamma", None), getattr(layer, "beta", None)
     config = {**layer.get_config(), "scale": False, "center": False, "dtype": "float32"}
-    return _scaled(layer, input_shape, type(layer).from_config(config), *pair)
+    return _scaled(layer, input_shape, type(layer).from_config(config), layer.gamma, layer.beta)
 
 
-@rule_of(*([keras.layers.RMSNormalization] if hasattr(keras.layers, "RMSNormalization") else []))
+@rule_of(keras.layers.RMSNormalization)
 def _rms_normalization(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
     def normalized(inputs: tf.Tensor) -> tf.Tensor:
         return keras.ops.rms_normalization(inputs, axis=layer.axis, epsilon=layer.epsilon)
@@ -711,8 +776,7 @@ def _scaled(
 ) -> list[LayerRule] | None:
     """Returns the rule of a layer that normalizes, then scales and shifts along its axes."""
     rank = len(input_shape)
-    listed = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
-    axes = tuple(axis % rank for axis in listed)
+    axes = tuple(axis % rank for axis in LayerSettings.of(layer).axes)
     if list(axes) != sorted(axes):
         return None
     trained = _identities(layer.trainable_variables)
@@ -743,7 +807,7 @@ def unchanged(inputs: Any, outputs: Any, gradients: Any) -> Any:
 def _einsum(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
     letters = [char for char in string.ascii_letters if char not in f"{layer.equation}Z"]
     found = re.fullmatch(r"(\.*)([a-zA-Y]+)(\.*),([a-zA-Y]+)->\1([a-zA-Y]+)\3", layer.equation)
-    if found is None or getattr(layer, "lora_enabled", False):
+    if found is None or layer.lora_enabled:
         return None
     left, inputs, right, kernel, outputs = found.groups()
     elided = "".join(letters[: len(input_shape) - len(inputs)])
@@ -767,13 +831,14 @@ def _kernel_and_bias(
     window = _window(layer, input_shape) if is_convolution else None
     if is_convolution and window is None:
         return None
-    pair: tuple[Any, ...] = ()
-    if getattr(layer, "lora_enabled", False):
+    settings, pair = LayerSettings.of(layer), ()  # type: LayerSettings, tuple[Any, ...]
+    if settings.lora_enabled:
         pair = layer.lora_kernel_a, layer.lora_kernel_b
     kernel = layer._kernel if pair else layer.kernel
     bias = (layer.bias,) if layer.bias is not None else ()
-    has_groups = getattr(layer, "groups", 1) > 1
-    if _identities([kernel, *bias, *pair]) != _identities(layer.variables) or (pair and has_groups):
+    if _identities([kernel, *bias, *pair]) != _identities(layer.variables) or (
+        pair and settings.groups > 1
+    ):
         # Quantized weights, or adapters of a convolution in groups.
         return None
     steps, slope = Steps(), _SLOPES.get(layer.activation)
@@ -793,7 +858,7 @@ def _kernel_and_bias(
     def factors(inputs: tf.Tensor, outputs: tf.Tensor, gradients: tf.Tensor) -> Factors:
         inputs = _as_rounded(layer, inputs)
         gradients = slope(tf.cast(outputs, tf.float32), gradients)
-        if getattr(layer, "data_format", None) == "channels_first":
+        if settings.data_format == "channels_first":
             inputs, gradients = _channels_last(inputs), _channels_last(gradients)
         return inputs, gradients
 
@@ -826,7 +891,7 @@ def _adapted(
     adapted layer times ``b``, and the inputs of ``b`` are the outputs of ``a``.
     """
     a, b = pair
-    scale = getattr(layer, "lora_alpha", layer.lora_rank) / layer.lora_rank
+    scale = layer.lora_alpha / layer.lora_rank
     trained = _identities(layer.trainable_variables)
 
     def of_a(*tensors: tf.Tensor) -> Factors:

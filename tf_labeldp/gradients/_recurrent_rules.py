@@ -17,10 +17,10 @@ from tf_labeldp.gradients._layer_rules import (
     Factors,
     GroupedRule,
     LayerRule,
+    LayerSettings,
     NoRuleError,
     ProductRule,
     ScaleRule,
-    check_activation,
     rule_of,
     tapped_by,
 )
@@ -91,8 +91,7 @@ def _tapped(layer: Any) -> keras.Layer:
         if part.stateful:
             raise NoRuleError(f"{name} carries its state from one batch to the next")
         for cell in _cells(part):
-            check_activation(name, cell.activation)
-            check_activation(name, getattr(cell, "recurrent_activation", None))
+            LayerSettings.of(cell).check_activations(name)
     return tapped
 
 
@@ -253,7 +252,7 @@ def _cell_rules(tapped: Any, cell: Any, place: int) -> list[LayerRule]:
     """Returns the rules of a cell whose taps start at a place among the layer's outputs."""
     units, is_gru = cell.units, type(cell) is keras.layers.GRUCell
     gates, resets_after = cell.kernel.shape[1] // units, is_gru and cell.reset_after
-    by_gate = getattr(cell, "implementation", 2) == 1
+    by_gate = type(cell) is not keras.layers.SimpleRNNCell and cell.implementation == 1
     input_groups = gates if by_gate and cell.dropout else 1
     state_groups = gates if by_gate and cell.recurrent_dropout else 1
     if is_gru and not resets_after:

@@ -14,7 +14,8 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp.gradients._layer_rules import LayerRule, NoRuleError, Rule, Taps, unchanged
 from tf_labeldp.gradients.clip import FLOAT16_SCALE
-from tf_labeldp.gradients.model_checks import parts_of
+from tf_labeldp.gradients.masks import mask_of
+from tf_labeldp.gradients.model_checks import InspectedModel
 from tf_labeldp.gradients.vectorized_clipping import ONE_BY_ONE, Trace, check_scope, row_seeds
 
 
@@ -28,7 +29,7 @@ class RowByRow:
     def __init__(self, model: keras.Model, node: Any, tensors: list[Any], masks: list[Any]) -> None:
         self._model, self._node = model, node
         self.operation = node.operation
-        self._states = [part.state for part in parts_of(self.operation, keras.random.SeedGenerator)]
+        self._states = InspectedModel(self.operation).seed_states
         self._masked = [place for place, mask in enumerate(masks) if mask is not None]
         self._takes_training = "training" in inspect.signature(self.operation.call).parameters
         # The trained weights that the outputs depend on, of any layer; found by a trace.
@@ -100,7 +101,7 @@ class RowByRow:
         with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
             outputs = keras.tree.flatten(self.operation(*arguments, **options))
         check_scope(self._model, self._states, scope)
-        masks = [getattr(output, "_keras_mask", None) for output in outputs]
+        masks = [mask_of(output) for output in outputs]
         self._output_masks = [mask is not None for mask in masks]
         return [part[0] for part in (*outputs, *masks) if part is not None]
 

@@ -7,6 +7,7 @@ has length zero; ``solve_pgd`` takes a fixed number of steps.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -16,10 +17,6 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Setting
 from tf_labeldp.gradients._operator import GradientOperator, dot, flat_target, flatten, unflatten
-
-HULLS = ("joint", "per_example")
-STARTS = ("predictions", "uniform")
-SOLVERS = ("conjugate", "pgd")
 
 _PGD_STEP_SIZE, _PGD_STEPS = 0.02, 200
 
@@ -108,24 +105,6 @@ class CoefficientSet(NamedTuple):
     def gap(self, coefficients: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
         """Returns the Frank-Wolfe gap, the largest decrease of ``<gradient, .>`` in the set."""
         return tf.reduce_sum((coefficients - self.lowest_vertex(gradient)) * gradient)
-
-
-def smooth_coefficients(
-    coefficients: tf.Tensor,
-    smoothing: float,
-    towards: str = "uniform",
-    *,
-    predictions: Any = None,
-    mask: Any = None,
-) -> tf.Tensor:
-    """Returns ``smoothing * coefficients + (1 - smoothing) * b`` (``ghazi2024``, section 3.3).
-
-    ``b`` is ``1 / (n K)`` (``"uniform"``) or ``predictions / n``, with 0 for padding.
-    """
-    shape, dtype = coefficients.shape, coefficients.dtype
-    feasible = CoefficientSet.of("joint", mask, shape[0], dtype)
-    other = feasible.fill(_probabilities(towards, predictions, shape, dtype))
-    return smoothing * coefficients + (1.0 - smoothing) * other
 
 
 def _probabilities(kind: str, predictions: Any, shape: Any, dtype: tf.DType) -> tf.Tensor:
@@ -288,23 +267,41 @@ def solve_pgd(problem: HullProblem, start: tf.Tensor, *, step_size: float, steps
     return point, 2 * steps + 2, tf.zeros([], start.dtype)
 
 
-def checked_solver(solver: Any, step_size: float | None, steps: int | None) -> Solver:
-    """Returns the solver function for a name, after a check of the arguments."""
-    if not callable(solver):
-        _validate.one_of("solver", solver, SOLVERS)
-    if solver != "pgd":
-        if (step_size, steps) != (None, None):
+@dataclasses.dataclass(frozen=True)
+class HullChoice:
+    """A hull, the start of its projection and the solver; ``project_onto_hull`` documents them."""
+
+    hull: str = "per_example"
+    start: str = "predictions"
+    solver: str | Solver = "conjugate"
+    step_size: float | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        _validate.one_of("hull", self.hull, ("joint", "per_example"))
+        _validate.one_of("start", self.start, ("predictions", "uniform"))
+        if not callable(self.solver):
+            _validate.one_of("solver", self.solver, ("conjugate", "pgd"))
+        if self.solver != "pgd" and (self.step_size, self.steps) != (None, None):
             raise ValueError(
-                f"step_size and steps need solver='pgd', got solver={solver!r}. Leave them out."
+                f"step_size and steps need solver='pgd', got solver={self.solver!r}. Leave them "
+                "out."
             )
-        return solver if callable(solver) else solve_conjugate
-    step_size = _PGD_STEP_SIZE if step_size is None else step_size
-    steps = _PGD_STEPS if steps is None else steps
-    return functools.partial(
-        solve_pgd,
-        step_size=_validate.positive_finite("step_size", step_size),
-        steps=_validate.integer_at_least("steps", steps, 1),
-    )
+        if self.step_size is not None:
+            _validate.positive_finite("step_size", self.step_size)
+        if self.steps is not None:
+            _validate.integer_at_least("steps", self.steps, 1)
+
+    @property
+    def solve(self) -> Solver:
+        """The function of the solver."""
+        if callable(self.solver):
+            return self.solver
+        if self.solver == "conjugate":
+            return solve_conjugate
+        step_size = _PGD_STEP_SIZE if self.step_size is None else self.step_size
+        steps = _PGD_STEPS if self.steps is None else self.steps
+        return functools.partial(solve_pgd, step_size=float(step_size), steps=int(steps))
 
 
 class HullProjection(NamedTuple):
@@ -317,6 +314,16 @@ class HullProjection(NamedTuple):
     num_products: tf.Tensor
     converged: tf.Tensor
     curvature: tf.Tensor
+
+    def smoothed(self, smoothing: float, mask: Setting[Any] = None) -> tf.Tensor:
+        """Returns ``smoothing * coefficients + (1 - smoothing) * b`` (``ghazi2024``, section 3.3).
+
+        ``b`` is ``1 / (n K)``, with 0 for padding.
+        """
+        shape, dtype = self.coefficients.shape, self.coefficients.dtype
+        feasible = CoefficientSet.of("joint", mask, shape[0], dtype)
+        other = feasible.fill(_probabilities("uniform", None, shape, dtype))
+        return smoothing * self.coefficients + (1.0 - smoothing) * other
 
 
 def project_onto_hull(
@@ -380,6 +387,7 @@ def project_onto_hull(
         num_products: int32 scalar, the number of products with G or its transpose;
         converged: boolean scalar, whether the gap reached the argument ``relative_gap``;
         curvature: scalar for the projection of the next training step.
+        Its method ``smoothed`` mixes the coefficients with uniform ones.
 
     Raises:
         TypeError: a number has the wrong type.
@@ -399,9 +407,7 @@ def project_onto_hull(
         >>> result.coefficients.numpy().round(2).tolist()
         [[0.0, 0.5], [0.0, 0.5]]
     """
-    _validate.one_of("hull", hull, HULLS)
-    _validate.one_of("start", start, STARTS)
-    solve = checked_solver(solver, step_size, steps)
+    solve = HullChoice(hull, start, solver, step_size, steps).solve
     relative_gap = _validate.number_in("relative_gap", relative_gap, "[0, inf)")
     shape, dtype = operator.coefficients_shape, operator.dtype
     feasible = CoefficientSet.of(hull, mask, shape[0], dtype)

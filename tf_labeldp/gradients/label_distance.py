@@ -16,43 +16,16 @@ import tensorflow as tf
 
 from tf_labeldp.accounting.events import LONGEST_CLIP
 from tf_labeldp.gradients.clip import Batch, Clip
+from tf_labeldp.gradients.keras_loss import KerasLoss
 from tf_labeldp.gradients.masks import mask_of
-from tf_labeldp.gradients.model_checks import is_plain_cross_entropy, name_of
-
-
-def check_two_classes(model: keras.Model, loss: Any) -> None:
-    """Raises a ``ValueError`` unless the loss is cross-entropy of the logits of two classes."""
-    shape: Any = getattr(model, "output_shape", None)
-    one_logit = is_plain_cross_entropy(loss, "binary")
-    if not one_logit and not is_plain_cross_entropy(loss, "categorical"):
-        raise ValueError(
-            "clipping='label_distance' needs plain cross-entropy of logits, got loss "
-            f"{name_of(loss)!r}. Use keras.losses.BinaryCrossentropy(from_logits=True) for one "
-            "logit, SparseCategoricalCrossentropy or CategoricalCrossentropy for two, or "
-            "clipping='norm'."
-        )
-    if not isinstance(shape, tuple) or shape[1:] != ((1,) if one_logit else (2,)):
-        raise ValueError(
-            "clipping='label_distance' is for two classes: expected a model that returns "
-            f"{'one logit, (B, 1),' if one_logit else 'two logits, (B, 2),'} for the loss "
-            f"{name_of(loss)!r}, got shape {shape}. Use clipping='norm'."
-        )
-
-
-def check_labels(labels: Any, outputs: int) -> None:
-    """Raises a ``ValueError`` unless each label is a class code 0 or 1, or a one-hot row."""
-    if not bool(tf.reduce_all(tf.reduce_any(_one_hot(tf.constant(labels), outputs) > 0.0, axis=1))):
-        raise ValueError(
-            "clipping='label_distance' needs labels 0 or 1, or one-hot rows of two, and some are "
-            "neither. Use clipping='norm' for soft labels."
-        )
+from tf_labeldp.gradients.model_checks import InspectedModel
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LabelDistanceClip(Clip):
     """Bounds the distance between an example's gradients for its two labels by ``2 l2_norm_clip``.
 
-    Needs groups of one example, and a model and loss that ``check_two_classes`` accepts.
+    Needs groups of one example, and a model and loss that ``check_model`` accepts.
 
     Guarantee:
         Each example is clipped to the largest norm at which its gradients for the two labels differ
@@ -63,6 +36,35 @@ class LabelDistanceClip(Clip):
 
     # The factors of the losses of the two classes.
     class_weights: Sequence[float] = (1.0, 1.0)
+
+    @staticmethod
+    def check_model(model: keras.Model, loss: KerasLoss) -> None:
+        """Raises a ``ValueError`` unless the loss is cross-entropy of the logits of two classes."""
+        shape = InspectedModel(model).output_shape
+        one_logit = loss.is_plain_cross_entropy("binary")
+        if not one_logit and not loss.is_plain_cross_entropy("categorical"):
+            raise ValueError(
+                "clipping='label_distance' needs plain cross-entropy of logits, got loss "
+                f"{loss.name!r}. Use keras.losses.BinaryCrossentropy(from_logits=True) for one "
+                "logit, SparseCategoricalCrossentropy or CategoricalCrossentropy for two, or "
+                "clipping='norm'."
+            )
+        if not isinstance(shape, tuple) or shape[1:] != ((1,) if one_logit else (2,)):
+            raise ValueError(
+                "clipping='label_distance' is for two classes: expected a model that returns "
+                f"{'one logit, (B, 1),' if one_logit else 'two logits, (B, 2),'} for the loss "
+                f"{loss.name!r}, got shape {shape}. Use clipping='norm'."
+            )
+
+    @staticmethod
+    def check_labels(labels: Any, outputs: int) -> None:
+        """Raises a ``ValueError`` unless each label is a class code 0 or 1, or a one-hot row."""
+        rows = _one_hot(tf.constant(labels), outputs)
+        if not bool(tf.reduce_all(tf.reduce_any(rows > 0.0, axis=1))):
+            raise ValueError(
+                "clipping='label_distance' needs labels 0 or 1, or one-hot rows of two, and some "
+                "are neither. Use clipping='norm' for soft labels."
+            )
 
     def objective(self, batch: Batch, outputs: Any) -> tf.Tensor:
         """Returns the sum of the margins; their gradients need no label."""

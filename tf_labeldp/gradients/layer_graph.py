@@ -16,6 +16,8 @@ import tf_labeldp.gradients._recurrent_rules  # noqa: F401
 from tf_labeldp.features.estimator import symbolic_inputs
 from tf_labeldp.gradients._layer_rules import LayerRule, NoRuleError, Steps, layer_rules, with_taps
 from tf_labeldp.gradients._row_by_row import RowByRow
+from tf_labeldp.gradients.masks import mask_of
+from tf_labeldp.gradients.model_checks import InspectedModel
 
 _ENTRYWISE = ("Add", "Cast", "Divide", "Maximum", "Minimum", "Multiply", "NotEqual", "Subtract")
 # Layers without weights of their own, which keep examples apart and call layers that have rules.
@@ -133,7 +135,7 @@ class TappedModel:
                 taps.append(Tap(rule, *(flat[place] for place in rule.places)))
         if layer is not node.operation:
             inputs = values[source]
-            masks = node.operation.compute_mask(inputs, getattr(inputs, "_keras_mask", None))
+            masks = node.operation.compute_mask(inputs, mask_of(inputs))
             flat[0]._keras_mask = keras.tree.flatten(masks)[0] if masks is not None else None
         return outputs if steps.last is None else _step(steps.last, outputs)
 
@@ -155,7 +157,7 @@ class TappedModel:
         tensors = [values[id(tensor)] for tensor in node.input_tensors]
         if not tensors:
             raise NoRuleError(f"{node.operation.name!r} has no inputs")
-        masks = [getattr(tensor, "_keras_mask", None) for tensor in tensors]
+        masks = [mask_of(tensor) for tensor in tensors]
         key = id(node), *(mask is None for mask in masks)
         if key not in self._rows:
             self._rows[key] = RowByRow(self._model, node, tensors, masks)
@@ -173,11 +175,11 @@ class TappedModel:
         named = signature.bind(*arguments, **options).arguments
         tensors = {name: value for name, value in named.items() if tf.is_tensor(value)}
         for name, tensor in tensors.copy().items():
-            mask = getattr(tensor, "_keras_mask", None)
+            mask = mask_of(tensor)
             if f"{name}_mask" in signature.parameters and mask is not None:
                 tensors.setdefault(f"{name}_mask", mask)
         first = tensors[next(iter(signature.parameters))]
-        mask = getattr(first, "_keras_mask", None)
+        mask = mask_of(first)
         places = [id(tensor) for tensor in tensors.values()]
         same = tuple(places.index(place) for place in places)
         shapes = tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items())
@@ -190,7 +192,7 @@ class TappedModel:
         results = self._evaluated(outputs, inner, taps, trusted=True)
         for name, tensor in tensors.items():
             # The layer may delete the masks of its inputs.
-            if not hasattr(symbols[name], "_keras_mask") or symbols[name]._keras_mask is None:
+            if mask_of(symbols[name]) is None:
                 tensor._keras_mask = None
         if mask is not None and layer.supports_masking:
             results[0]._keras_mask = mask
@@ -203,7 +205,9 @@ def _attends_to_the_batch(node: Any) -> bool:
     Some versions of Keras keep negative axes, which count from the end of the projected query: it
     has an axis more than the query, that of the heads.
     """
-    axes = getattr(node.operation, "attention_axes", None) or ()
+    layer = node.operation
+    has_axes = isinstance(layer, keras.layers.MultiHeadAttention)
+    axes = (layer.attention_axes if has_axes else None) or ()
     rank = len(node.input_tensors[0].shape) + 1
     return any(axis % rank == 0 for axis in axes)
 
@@ -239,7 +243,7 @@ def _called(node: Any, values: dict[int, Any], layer: Any = None) -> Any:
 def _step(function: Any, inputs: tf.Tensor) -> tf.Tensor:
     """Returns a function's outputs, with the mask of its inputs."""
     outputs = function(inputs)
-    outputs._keras_mask = getattr(inputs, "_keras_mask", None)
+    outputs._keras_mask = mask_of(inputs)
     return outputs
 
 
@@ -281,7 +285,8 @@ def _forward_and_backward(node: Any, inputs: list[tf.Tensor]) -> Any:
     by_tensor = {id(old): new for old, new in zip(node.input_tensors, inputs, strict=True)}
     arguments, options = node.arguments.fill_in(by_tensor)
     layer = node.operation
-    sources = [variable.value for variable in getattr(layer, "trainable_variables", ())]
+    trained = layer.trainable_variables if isinstance(layer, keras.Layer) else []
+    sources = [variable.value for variable in trained]
     sources += [tensor for tensor in inputs if tensor.dtype.is_floating]
     with tf.GradientTape() as tape, keras.StatelessScope():
         tape.watch(sources)
@@ -335,7 +340,7 @@ def _replay(model: keras.Model, inputs: list[Any]) -> list[Any]:
 
 
 def _check_kind(model: keras.Model) -> None:
-    if not getattr(model, "inputs", None):
+    if not InspectedModel(model).inputs:
         raise NoRuleError(f"{model.name!r} is not a functional or sequential model")
     functional = type(keras.Model(model.inputs, model.outputs))
     if type(model).call not in (functional.call, keras.Sequential.call):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,12 +12,8 @@ import keras
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.gradients.model_checks import (
-    check_labels_fit,
-    check_output,
-    loss_object,
-    per_example_loss,
-)
+from tf_labeldp.gradients.keras_loss import KerasLoss
+from tf_labeldp.gradients.model_checks import InspectedModel, is_by_name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,7 +25,6 @@ class OutputLoss:
         place: place of the output in a list of outputs.
         output: the symbolic output; None if the model is not functional.
         loss: the loss that the model was compiled with.
-        of_examples: (y_true, y_pred) -> (B,)
         weight: factor of the loss in the sum.
         class_weights: factors of the losses by class, (K,); None without.
     """
@@ -36,10 +32,17 @@ class OutputLoss:
     name: str
     place: int
     output: Any
-    loss: Any
-    of_examples: Callable[[Any, Any], tf.Tensor]
+    loss: KerasLoss
     weight: float = 1.0
     class_weights: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        self.loss.check()
+
+    @functools.cached_property
+    def of_examples(self) -> Callable[[Any, Any], tf.Tensor]:
+        """The loss without a factor: (y_true, y_pred) -> (B,)."""
+        return self.loss.of_examples()
 
     @property
     def is_plain(self) -> bool:
@@ -82,41 +85,36 @@ class OutputLosses:
     """
 
     def __init__(self, model: keras.Model, loss: Any, loss_weights: Any = None) -> None:
-        outputs = named_outputs(model)
+        inspected = InspectedModel(model)
+        outputs = inspected.outputs
         self.names = tuple(outputs)
-        found = loss if _is_by_name(loss) else loss_object(loss)
         # Keras's own losses are of one output each.
-        self.is_function = (
-            callable(found)
-            and not isinstance(found, (keras.losses.Loss, type))
-            and not getattr(found, "__module__", "").startswith("keras.")
-        )
+        self.is_function = not is_by_name(loss) and KerasLoss(loss).is_function
         if self.is_function and len(outputs) > 1:
             if loss_weights is not None:
                 raise ValueError(
                     "expected losses by output for loss_weights, got one function of all outputs. "
                     "Weigh them in the function."
                 )
-            self.parts = [OutputLoss("", 0, None, loss, per_example_loss(loss))]
+            self.parts = [OutputLoss("", 0, None, KerasLoss(loss))]
             return
-        losses = by_output(loss, self.names, "loss")
-        weights = by_output(1.0 if loss_weights is None else loss_weights, self.names, "weight")
+        losses = inspected.by_output(loss, "loss")
+        weights = inspected.by_output(1.0 if loss_weights is None else loss_weights, "weight")
         self.parts = [
             OutputLoss(
                 name,
                 place,
                 outputs[name],
-                losses[name],
-                per_example_loss(losses[name]),
+                KerasLoss(losses[name]),
                 _validate.number_in("loss_weights", weights.get(name, 1.0), "(-inf, inf)"),
             )
             for place, name in enumerate(outputs)
             if losses.get(name) is not None
         ]
         if not self.parts:
-            per_example_loss(None)  # raises
+            KerasLoss(None).check()  # raises
         for part in self.parts:
-            check_output(part.output, part.loss)
+            part.loss.check_output(part.output)
 
     def __call__(self, y_true: Any, y_pred: Any) -> tf.Tensor:
         """Returns the weighted sum of the losses, (B,)."""
@@ -166,7 +164,7 @@ class OutputLosses:
             if part.output is not None:
                 with_name = f"output {part.name!r}: " if len(self.names) > 1 else ""
                 try:
-                    check_labels_fit(part.output, part.loss, spec)
+                    part.loss.check_labels(part.output, spec)
                 except ValueError as error:
                     raise ValueError(f"{with_name}{error}") from error
 
@@ -190,55 +188,3 @@ def _weights_of_labels(labels: tf.Tensor, table: Sequence[float]) -> tf.Tensor:
         # Other codes get zeros; an error of a look-up would quote them.
         rows = tf.one_hot(tf.cast(tf.reshape(labels, (-1,)), tf.int32), len(table))
     return tf.linalg.matvec(rows, tf.constant(table, tf.float32))
-
-
-def named_outputs(model: keras.Model) -> dict[str, Any]:
-    """Returns the symbolic outputs of a model by name; one without a name if they are unknown."""
-    outputs = getattr(model, "outputs", None)
-    if not outputs:
-        return {"": None}
-    if isinstance(model, keras.Sequential):  # It has no ``output`` before another model calls it.
-        return {model.layers[-1].name: outputs[0]}
-    if len(outputs) == 1 and not isinstance(model.output, Mapping):
-        return {model.output_names[0]: outputs[0]}
-    structure = model.output
-    if isinstance(structure, Mapping):
-        named = dict(structure)
-    else:
-        named = dict(zip(model.output_names, structure, strict=False))
-    if len(named) != len(outputs) or any(keras.tree.is_nested(v) for v in named.values()):
-        raise ValueError(
-            f"expected outputs with a name each, in one dict or list, got {model.output_names}. "
-            "Name the last layers, or return keras.Model(inputs, {'name': output, ...})."
-        )
-    return named
-
-
-def _is_by_name(values: Any) -> bool:
-    # Keras's configuration of one loss is a dict with this key.
-    return isinstance(values, Mapping) and "class_name" not in values
-
-
-def by_output(values: Any, names: Sequence[str], what: str) -> dict[str, Any]:
-    """Returns a loss or weight for each output, from one for all, a dict, or a list."""
-    if _is_by_name(values):
-        unknown = [name for name in values if name not in names]
-        if unknown:
-            raise ValueError(
-                f"expected a {what} for the outputs {list(names)}, got one for {unknown}. Name "
-                "the outputs as the model does."
-            )
-        return dict(values)
-    if isinstance(values, (list, tuple)):
-        if len(values) != len(names):
-            raise ValueError(
-                f"expected a {what} for each of the {len(names)} outputs, got {len(values)}. Use "
-                "a dict to leave some out."
-            )
-        return dict(zip(names, values, strict=True))
-    if what == "weight" and len(names) > 1 and values != 1.0:
-        raise ValueError(
-            f"expected loss_weights for the outputs {list(names)}, got {values!r}. Give a dict or "
-            "a list."
-        )
-    return dict.fromkeys(names, values)

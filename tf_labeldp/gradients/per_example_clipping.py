@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -12,9 +13,10 @@ from tf_labeldp import _validate
 from tf_labeldp.gradients._layer_rules import NoRuleError
 from tf_labeldp.gradients.clip import FLOAT16_SCALE, Batch, Clip, Speed
 from tf_labeldp.gradients.ghost_clipping import GhostClipping
-from tf_labeldp.gradients.layer_graph import layer_outputs
-from tf_labeldp.gradients.model_checks import all_layers, check_layers
-from tf_labeldp.gradients.vectorized_clipping import VectorizedClipping
+from tf_labeldp.gradients.layer_graph import layer_not_compiled, layer_outputs
+from tf_labeldp.gradients.masks import copied, masks_by_place, with_masks
+from tf_labeldp.gradients.model_checks import InspectedModel
+from tf_labeldp.gradients.vectorized_clipping import Trace, VectorizedClipping, row_seeds
 
 _VECTORIZED = (
     "the per-example gradients of model {name!r} are vectorized in part or whole, which takes "
@@ -34,6 +36,10 @@ class ClippedSum(NamedTuple):
     # Whether each layer's output is finite, by name; depends on features and weights alone. Layers
     # are evaluated only if the model's outputs are not finite.
     finite: dict[str, tf.Tensor]
+
+    def copied_outputs(self) -> Any:
+        """Returns copies of the outputs, which wait for the control dependencies of this place."""
+        return copied(self.outputs)
 
 
 class PerExampleClipping:
@@ -73,6 +79,16 @@ class PerExampleClipping:
         self._prepare()
         return "ghost" if isinstance(self._chosen, GhostClipping) else "vectorized"
 
+    @property
+    def float16_layers(self) -> set[str]:
+        """The names of the layers that compute in half precision."""
+        layers = InspectedModel(self._model).layers
+        return {layer.name for layer in layers if layer.compute_dtype == "float16"}
+
+    def layer_not_compiled(self) -> str | None:
+        """Returns the first layer that XLA can't compile alone; None if there is none."""
+        return layer_not_compiled(self._model)
+
     @tf.autograph.experimental.do_not_convert
     def clipped_sum(self, batch: Batch, clip: Clip) -> ClippedSum:
         """Returns the sum of a batch's clipped gradients, with norms and outputs.
@@ -85,24 +101,24 @@ class PerExampleClipping:
         """
         batch = _checked(batch, clip.group_size)
         self._prepare()
-        if any(layer.compute_dtype == "float16" for layer in all_layers(self._model)):
+        if self.float16_layers:
             batch = dataclasses.replace(batch, loss_scale=FLOAT16_SCALE)
         gradients, norms, outputs = self._chosen.sums(batch, clip, self._speed.max_bytes)
         return ClippedSum(gradients, norms, outputs, self._finite_layers(batch.x, outputs))
 
     def _prepare(self) -> None:
         """Checks the model and chooses its method, again if the trained variables changed."""
-        model = self._model
+        model, inspected = self._model, InspectedModel(self._model)
         if not model.built:
             raise ValueError(f"model {model.name!r} is not built. Call it on a batch of features.")
         trained = (
-            *((id(layer), layer.trainable) for layer in all_layers(model)),
+            *((id(layer), layer.trainable) for layer in inspected.layers),
             # `enable_lora` changes them.
             *map(id, model.trainable_variables),
         )
         if trained == self._trained:
             return
-        check_layers(model)
+        inspected.check_layers()
         # The choice outlives the graph in which it is made.
         with tf.init_scope():
             self._chosen = self._choose()
@@ -112,9 +128,11 @@ class PerExampleClipping:
             layers = ", ".join(self._chosen.vectorized)
             _validate.warn(_VECTORIZED.format(name=model.name, reason=f"no rule for {layers}"))
 
-    def forward(self, x: Any) -> Any:
-        """Returns the model's outputs in training mode, with the random numbers of the next sum."""
-        self._prepare()
+    def training_pass(self, pieces: int = 1) -> TrainingPass:
+        """Returns the model with the random numbers of the next sum, whose rows have pieces."""
+        return TrainingPass(self._model, self._forward, self.method == "vectorized", pieces)
+
+    def _forward(self, x: Any) -> Any:
         if isinstance(self._chosen, GhostClipping) and self._chosen.by_row:
             return self._chosen.forward(x)
         return self._model(x, training=True)
@@ -144,6 +162,57 @@ class PerExampleClipping:
 
         flags = tf.cond(whole, lambda: [tf.constant(True)] * len(names), look)
         return dict(zip(names, flags, strict=True))
+
+
+class TrainingPass:
+    """The model in training mode, with the random numbers of the next gradient pass.
+
+    It changes no state. ``by_example`` draws random numbers per example, as the method "vectorized"
+    does; ``pieces`` replicas share the rows and draw the same numbers; ``forward`` calls the model.
+    """
+
+    def __init__(
+        self, model: keras.Model, forward: Callable[[Any], Any], by_example: bool, pieces: int
+    ) -> None:
+        self._forward, self._pieces = forward, pieces
+        self._states = InspectedModel(model).seed_states
+        self._now = [tf.identity(state.value) for state in self._states]
+        self._by_example = by_example and bool(self._states)
+        self.variables = list(model.trainable_variables)
+
+    def __call__(self, x: Any) -> Any:
+        """Returns the outputs, with their masks."""
+        if self._pieces == 1:
+            return self._outputs(x)
+        parts = zip(*(tf.split(part, self._pieces) for part in tf.nest.flatten(x)), strict=True)
+        outputs = [self._outputs(tf.nest.pack_sequence_as(x, part)) for part in parts]
+        masks = [masks_by_place(part) for part in outputs]
+        whole, masks = (
+            tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *parts)
+            for parts in (outputs, masks)
+        )
+        return with_masks(whole, masks)
+
+    def _outputs(self, x: Any) -> Any:
+        if not self._by_example:
+            with self._drawing(self._now):
+                return self._forward(x)
+        # The scope also keeps the states of the generators.
+        with self._drawing(self._now):
+            seeds = row_seeds(self._states, tf.nest.flatten(x)[0].shape[0])
+
+        def row_outputs(row: Any) -> Any:
+            features = tf.nest.map_structure(lambda part: part[tf.newaxis], row[0])
+            with self._drawing(row[1]):
+                outputs = self._forward(features)
+            return tf.nest.map_structure(lambda part: part[0], (outputs, masks_by_place(outputs)))
+
+        rows = tf.nest.map_structure(tf.convert_to_tensor, (x, seeds))
+        return with_masks(*Trace.of(row_outputs, rows).map_rows(row_outputs, rows))
+
+    def _drawing(self, states: list[tf.Tensor]) -> keras.StatelessScope:
+        """Returns a scope with these states of the generators, in which nothing is written."""
+        return keras.StatelessScope(state_mapping=list(zip(self._states, states, strict=True)))
 
 
 def _checked(batch: Batch, group_size: int) -> Batch:

@@ -23,7 +23,7 @@ from tf_labeldp.gradients.clip import (
     weighted_sum,
 )
 from tf_labeldp.gradients.masks import masks_by_place, with_masks
-from tf_labeldp.gradients.model_checks import added_loss, parts_of
+from tf_labeldp.gradients.model_checks import InspectedModel
 
 ONE_BY_ONE = "the examples of {name} are processed one by one, which is slow: "
 _BROADCASTS = (
@@ -51,7 +51,7 @@ class VectorizedClipping:
         """Returns the clipped sum, the norms and the outputs, in chunks that fit the memory."""
         model, group_size, num_rows = self._model, clip.group_size, batch.weights.shape[0]
         values = [tf.convert_to_tensor(variable.value) for variable in model.trainable_variables]
-        states = [generator.state for generator in parts_of(model, keras.random.SeedGenerator)]
+        states = InspectedModel(model).seed_states
 
         def example(row: Any) -> tuple[list[tf.Tensor], Any, dict[str, Any]]:
             return self._example(batch, clip, row, values, states)
@@ -112,7 +112,7 @@ class VectorizedClipping:
 def check_scope(model: keras.Model, states: list[Any], scope: keras.StatelessScope) -> None:
     """Raises a ``ValueError`` if a pass added losses or wrote variables other than ``states``."""
     if scope.losses:
-        raise added_loss(model)
+        raise InspectedModel(model).added_loss()
     seeded = {id(state) for state in states}
     written = [
         variable.path

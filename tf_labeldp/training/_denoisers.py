@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -12,13 +13,7 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Setting
 from tf_labeldp.gradients import GradientOperator, project_onto_hull, project_onto_span
-from tf_labeldp.gradients.hull import (
-    HULLS,
-    STARTS,
-    Solver,
-    checked_solver,
-    smooth_coefficients,
-)
+from tf_labeldp.gradients.hull import HullChoice
 from tf_labeldp.training._configured import Configured
 from tf_labeldp.training._vertex_losses import VertexLosses
 
@@ -144,7 +139,7 @@ class _Hull(Denoiser):
     residual: float = 0.0
     hull: str = "per_example"
     start: str = "predictions"
-    solver: str | Solver = "conjugate"
+    solver: str | Callable[..., Any] = "conjugate"
     relative_gap: float = 1e-2
     max_products: int = 20
     step_size: float | None = None
@@ -154,11 +149,9 @@ class _Hull(Denoiser):
     def __post_init__(self) -> None:
         self.smoothing = _validate.number_in("smoothing", self.smoothing, "(0, 1]")
         self.residual = _validate.number_in("residual", self.residual, "[0, 1)")
-        _validate.one_of("hull", self.hull, HULLS)
-        _validate.one_of("start", self.start, STARTS)
+        HullChoice(self.hull, self.start, self.solver, self.step_size, self.steps)
         self.relative_gap = _validate.positive_finite("relative_gap", self.relative_gap)
         self.max_products = _validate.integer_at_least("max_products", self.max_products, 4)
-        checked_solver(self.solver, self.step_size, self.steps)
         _validate.one_of("products", self.products, GradientOperator.PRODUCTS)
 
     def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
@@ -190,12 +183,7 @@ class _Hull(Denoiser):
         )
         point = projection.point
         if self.smoothing < 1.0:
-            smoothed = smooth_coefficients(
-                projection.coefficients,
-                self.smoothing,
-                mask=vertices.mask,
-            )
-            point = operator.matvec(smoothed)
+            point = operator.matvec(projection.smoothed(self.smoothing, vertices.mask))
         if self.residual > 0.0:
             point = [
                 near + self.residual * (noisy - near)

@@ -48,6 +48,7 @@ class NoiseMechanism(Configured, abc.ABC):
         noise_multiplier: standard deviation of one step's noise over ``l2_norm_clip``; must not
             change during training.
         seeded: whether the noise is repeatable; statements are then "not private: seeded".
+        insecure_seed: the seed of repeatable noise, if it has one of its own.
         compiles: whether ``add_noise`` consists of TensorFlow operations alone, without calls of
             Python, which ``jit_compile=True`` needs.
 
@@ -58,6 +59,7 @@ class NoiseMechanism(Configured, abc.ABC):
 
     noise_multiplier: float
     seeded: bool = False
+    insecure_seed: int | None = None
     compiles: bool = False
 
     def begin(self) -> None:

@@ -15,13 +15,8 @@ from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, Receipts, public_input
 from tf_labeldp.accounting.provenance import COVERED, history_of, layers_of
 from tf_labeldp.data.batches import PoissonBatches
-from tf_labeldp.gradients.label_distance import check_two_classes
-from tf_labeldp.gradients.layer_graph import layer_not_compiled
-from tf_labeldp.gradients.model_checks import (
-    check_features_fit,
-    check_layers,
-    check_missing,
-)
+from tf_labeldp.gradients.label_distance import LabelDistanceClip
+from tf_labeldp.gradients.model_checks import InspectedModel
 from tf_labeldp.gradients.output_losses import OutputLosses
 from tf_labeldp.keras_layers._released_dense import CarriesReceipts
 from tf_labeldp.mechanisms.base import is_of_this_library
@@ -118,6 +113,9 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     train_function: Any
     _batch_spec: Any = None
     _traced_with: Any = None
+    _spending: Any = None
+    _report_training_metrics = False
+    _withholding = False
 
     @classmethod
     def from_model(cls, model: Public[keras.Model], inputs: Public[Any] = None) -> LabelDPModel:
@@ -141,7 +139,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             raise TypeError(f"model must be a keras.Model, got {type(model).__name__}.")
         if inputs is not None:
             outputs = model(inputs)
-        elif getattr(model, "inputs", None) is None:
+        elif not InspectedModel(model).inputs:
             raise ValueError(
                 f"the inputs of {model.name!r} are unknown: it is not functional, or not built. "
                 "Give them: LabelDPModel.from_model(model, inputs=keras.Input(shape))."
@@ -186,7 +184,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     @property
     def report_training_metrics(self) -> bool:
         """Whether to show loss and metrics on the true training labels, which is not private."""
-        return bool(getattr(self, "_report_training_metrics", False))
+        return self._report_training_metrics
 
     @report_training_metrics.setter
     def report_training_metrics(self, value: bool) -> None:
@@ -221,18 +219,18 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         jit_compile = settings.pop("jit_compile", False) is True
         if self._is_training():
             raise RuntimeError("the model can't be compiled while fit is under way.")
-        owner = getattr(optimizer, "_owner", lambda: None)()
+        owner = optimizer._owner()
         if owner is not None and owner is not self:
             raise ValueError(
                 "optimizer belongs to another LabelDPModel, and counts its steps. Copy it: "
                 "LabelDPOptimizer.from_config(optimizer.get_config())."
             )
-        check_layers(self)
+        InspectedModel(self).check_layers()
         losses = OutputLosses(self, loss, settings.get("loss_weights"))
         if losses.only is None:
             _check_one_output(optimizer)
         if optimizer.clipping == "label_distance":
-            check_two_classes(self, losses.parts[0].loss)
+            LabelDistanceClip.check_model(self, losses.parts[0].loss)
         if jit_compile:
             optimizer._draw_on_device()
         settings["auto_scale_loss"] = False
@@ -316,7 +314,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             self._spending.end()
             self._withholding = False
         if self._guard.compiled and self._guard.error is None:
-            layer = layer_not_compiled(self)
+            layer = self._step.clipping.layer_not_compiled()
             if layer is not None:
                 raise ValueError(
                     f"XLA can't compile {layer}. Replace it, or compile without jit_compile=True."
@@ -352,9 +350,10 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             if size % replicas:
                 raise ValueError(f"{name}={size} must be a multiple of {replicas}, the replicas.")
         plan.check_labels(self._output_losses, self.optimizer.clipping)
-        check_features_fit(self, plan.feature_specs())
+        inspected = InspectedModel(self)
+        inspected.check_features_fit(plan.feature_specs())
         if (features := plan.features_in_memory()) is not None:
-            check_missing(self, features)
+            inspected.check_missing(features)
 
     def _begin(self, plan: TrainingPlan) -> None:
         # A callback may restore the variables of the optimizer.
@@ -380,7 +379,10 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         return (
             plan.traced_values(self._output_losses),
             optimizer.noise_multiplier,
-            [repr(vars(part)) if is_of_this_library(part) else object() for part in settings],
+            [
+                repr(part.get_config()) if is_of_this_library(part) else object()
+                for part in settings
+            ],
             (id(inner), id(inner._learning_rate), numbers),
             [(id(layer), layer.trainable) for layer in layers_of(self)],
             [id(variable) for variable in self.trainable_variables],
@@ -389,8 +391,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         )
 
     def _is_training(self) -> bool:
-        spending = getattr(self, "_spending", None)
-        return spending is not None and spending.plan is not None
+        return self._spending is not None and self._spending.plan is not None
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         # Keras would take a batch for its shapes, and not train on it: the passes over the data
@@ -410,7 +411,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         self, *args: Public[Any], **settings: Public[Any]
     ) -> float | list[float] | dict[str, float]:
         """Returns loss and metrics on public labels; see ``keras.Model``."""
-        withholding, self._withholding = getattr(self, "_withholding", False), False
+        withholding, self._withholding = self._withholding, False
         try:
             return super().evaluate(*args, **settings)
         finally:
@@ -418,10 +419,10 @@ class LabelDPModel(CarriesReceipts, keras.Model):
 
     def get_metrics_result(self) -> dict[str, Any]:
         """Returns the metrics; none in training, as they depend on private labels."""
-        return {} if getattr(self, "_withholding", False) else super().get_metrics_result()
+        return {} if self._withholding else super().get_metrics_result()
 
     def _assert_compiled(self) -> None:
-        if not isinstance(getattr(self, "optimizer", None), LabelDPOptimizer):
+        if not self.compiled or not isinstance(self.optimizer, LabelDPOptimizer):
             raise RuntimeError(
                 "LabelDPModel must be compiled before fit: compile(LabelDPOptimizer(...), loss)."
             )

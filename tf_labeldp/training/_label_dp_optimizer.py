@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NoReturn, cast
 
 import keras
@@ -18,7 +19,6 @@ from tf_labeldp.training._preconditioner import GaussNewton
 
 _CLIPS = "[1e-10, 1e10]"
 """Norms whose squares stay in the range of single precision."""
-_FIXED = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
 _WRAPPERS: tuple[type, ...] = tuple(
     getattr(keras.optimizers, name)
     for name in ("LossScaleOptimizer", "MultiOptimizer")
@@ -26,8 +26,6 @@ _WRAPPERS: tuple[type, ...] = tuple(
 )
 """Optimizers around others, whose settings are not theirs."""
 _OBJECTS = ("inner_optimizer", "denoiser", "preconditioner", "noise")
-_NUMBERS = ("l2_norm_clip", "noise_multiplier", "clipping", "insecure_seed")
-_SPEED = ("method", "max_bytes")
 
 
 class NoisyGradients(list):
@@ -86,6 +84,10 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         ...
         RuntimeError: LabelDPOptimizer got gradients that are not clipped and noised...
     """
+
+    inner_optimizer: Any = None
+    # The model that counts its steps, as a weak reference.
+    _owner: Callable[[], Any] = staticmethod(lambda: None)
 
     def __init__(
         self,
@@ -208,7 +210,8 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        if hasattr(self, "inner_optimizer"):
+        # Keras sets the rate of the outer optimizer before there is an inner one.
+        if self.inner_optimizer is not None:
             self.inner_optimizer.learning_rate = value
 
     @property
@@ -275,10 +278,20 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument."""
-        config = {name: getattr(self, name) for name in (*_OBJECTS, *_NUMBERS, *_SPEED, "name")}
-        for name in _OBJECTS:
-            config[name] = keras.saving.serialize_keras_object(config[name])
-        return config
+        serialize = keras.saving.serialize_keras_object
+        return {
+            "inner_optimizer": serialize(self.inner_optimizer),
+            "denoiser": serialize(self.denoiser),
+            "preconditioner": serialize(self.preconditioner),
+            "noise": serialize(self.noise),
+            "l2_norm_clip": self.l2_norm_clip,
+            "noise_multiplier": self.noise_multiplier,
+            "clipping": self.clipping,
+            "insecure_seed": self.insecure_seed,
+            "method": self.method,
+            "max_bytes": self.max_bytes,
+            "name": self.name,
+        }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> LabelDPOptimizer:
@@ -314,7 +327,13 @@ def _checked_inner(inner: Any) -> keras.optimizers.Optimizer:
         raise ValueError(
             f"inner_optimizer must be a plain optimizer, got {type(inner).__name__}. Unwrap it."
         )
-    clipping = [name for name in _FIXED if getattr(inner, name, None)]
+    settings = {
+        "clipnorm": inner.clipnorm,
+        "clipvalue": inner.clipvalue,
+        "global_clipnorm": inner.global_clipnorm,
+        "gradient_accumulation_steps": inner.gradient_accumulation_steps,
+    }
+    clipping = [name for name, value in settings.items() if value]
     if clipping:
         raise ValueError(
             f"inner_optimizer sets {', '.join(clipping)}, which would act on noisy gradients. "
@@ -342,7 +361,7 @@ def _checked_noise(
             f"noise_multiplier={noise_multiplier:g} contradicts the {noise.noise_multiplier:g} of "
             "noise. Leave it out."
         )
-    if insecure_seed is not None and getattr(noise, "insecure_seed", None) != insecure_seed:
+    if insecure_seed is not None and noise.insecure_seed != insecure_seed:
         raise ValueError("got both insecure_seed and noise. Give the seed to the noise.")
     return noise
 

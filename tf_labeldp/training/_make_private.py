@@ -22,9 +22,8 @@ from tf_labeldp.data import poisson_batches
 from tf_labeldp.data.batches import OutputLabels, PoissonBatches, labels_by_output, vaults_of
 from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import network_inputs
-from tf_labeldp.gradients.model_checks import loss_object, takes_rows
-from tf_labeldp.gradients.output_losses import by_output as by_name
-from tf_labeldp.gradients.output_losses import named_outputs
+from tf_labeldp.gradients.keras_loss import KerasLoss
+from tf_labeldp.gradients.model_checks import InspectedModel
 from tf_labeldp.training._label_dp_model import LabelDPModel, PrivacySpent
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
 from tf_labeldp.training._preconditioner import GaussNewton
@@ -180,8 +179,8 @@ def make_private(
 
 def _losses_for(model: keras.Model, private: LabelDPModel, labels: Any) -> tuple[Any, Any, Any]:
     """Returns losses, their weights and metrics: one each, or a dict by output."""
-    compiled = getattr(model, "compiled", False) and model.loss is not None
-    outputs = named_outputs(private)
+    compiled, inspected = model.compiled and model.loss is not None, InspectedModel(private)
+    outputs = inspected.outputs
     loss_weights = model.get_compile_config().get("loss_weights") if compiled else None
     if len(outputs) == 1:
         [(name, output)] = outputs.items()
@@ -205,10 +204,10 @@ def _losses_for(model: keras.Model, private: LabelDPModel, labels: Any) -> tuple
             f"expected labels for the outputs {list(outputs)}, got labels for {unknown}. Name the "
             "outputs as the model does."
         )
-    given = by_name(model.loss if compiled else None, tuple(outputs), "loss")
-    losses = {name: _loss_of(given.get(name), outputs[name], parts[name]) for name in names}
+    found = inspected.by_output(model.loss if compiled else None, "loss")
+    losses = {name: _loss_of(found.get(name), outputs[name], parts[name]) for name in names}
     if loss_weights is not None:
-        weights = by_name(loss_weights, tuple(outputs), "weight")
+        weights = inspected.by_output(loss_weights, "weight")
         loss_weights = {name: weights.get(name, 1.0) for name in names}
     metrics = {name: _metrics_of(parts[name]) for name in names}
     return losses, loss_weights, {name: kind for name, kind in metrics.items() if kind}
@@ -222,11 +221,11 @@ def _loss_of(loss: Any, output: Any, labels: OutputLabels) -> Any:
     """Returns the loss of an output: the compiled one, made for class codes, or the usual one."""
     kind: Any = labels.kind
     if loss is not None:
-        if not takes_rows(loss) or kind.num_labels is not None:
+        found = KerasLoss(loss)
+        if not found.takes_rows or kind.num_labels is not None:
             return loss
         # A vault has class codes.
-        from_logits = getattr(loss_object(loss), "from_logits", False)
-        return keras.losses.SparseCategoricalCrossentropy(from_logits)
+        return keras.losses.SparseCategoricalCrossentropy(found.from_logits)
     if kind.label_range is not None:
         return keras.losses.MeanSquaredError()
     last = output._keras_history.operation

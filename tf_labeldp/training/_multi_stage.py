@@ -34,13 +34,8 @@ from tf_labeldp.data.batches import (
 from tf_labeldp.estimation import prior_from_logits, sharpen_prior
 from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import network_inputs
-from tf_labeldp.gradients.model_checks import (
-    check_features_fit,
-    check_missing,
-    name_of,
-    takes_codes,
-)
-from tf_labeldp.gradients.output_losses import by_output, named_outputs
+from tf_labeldp.gradients.keras_loss import KerasLoss
+from tf_labeldp.gradients.model_checks import InspectedModel
 from tf_labeldp.mechanisms import ClassificationMechanism, Priors, RandomizedResponse, RRWithPrior
 from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.training._record_receipts import CountedTraining
@@ -387,15 +382,16 @@ class MultiStageTraining(CountedTraining):
                 f"expected epochs={self.epochs}, as the stages have, got "
                 f"{self.params.get('epochs')}. Pass epochs=stages.epochs."
             )
-        check_features_fit(self.model, self._features.tensors)
+        inspected = InspectedModel(self.model)
+        inspected.check_features_fit(self._features.tensors)
         self._check_model()
-        check_missing(self.model, self._features.tensors)
+        inspected.check_missing(self._features.tensors)
 
     @property
     def _logits(self) -> bool:
         if self._from_logits is not None:
             return self._from_logits
-        return bool(getattr(self._loss, "from_logits", False))
+        return KerasLoss(self._loss).from_logits
 
     @property
     def _loss(self) -> Any:
@@ -403,9 +399,9 @@ class MultiStageTraining(CountedTraining):
         loss = self.model.loss
         if self._output is None:
             return loss
-        names = list(named_outputs(self.model))
-        is_known = names != [""] or not isinstance(loss, dict)
-        losses = by_output(loss, names, "loss") if is_known else dict(loss)
+        inspected = InspectedModel(self.model)
+        is_known = list(inspected.outputs) != [""] or not isinstance(loss, dict)
+        losses = inspected.by_output(loss, "loss") if is_known else dict(loss)
         others = [name for name, part in losses.items() if part is not None]
         if others != [self._output]:
             raise ValueError(
@@ -419,20 +415,21 @@ class MultiStageTraining(CountedTraining):
         """Returns the output that has the labels."""
         if self._output is None:
             return outputs
-        names = list(outputs if isinstance(outputs, dict) else named_outputs(self.model))
+        is_dict = isinstance(outputs, dict)
+        names = list(outputs if is_dict else InspectedModel(self.model).outputs)
         if self._output not in names:
             raise ValueError(
                 f"expected output= to be one of the outputs {names}, got {self._output!r}. Name "
                 "the output as the model does."
             )
-        if isinstance(outputs, dict):
+        if is_dict:
             return outputs[self._output]
         return outputs if len(names) == 1 else outputs[names.index(self._output)]
 
     def _check_model(self) -> None:
         k = self._labels.num_classes
         outputs = self._of_output(self.model(self._features.take(np.arange(1)), training=False))
-        loss = self._loss
+        loss = KerasLoss(self._loss)
         shape = tuple(getattr(outputs, "shape", ()))
         if shape != (1, k):
             raise ValueError(
@@ -440,10 +437,10 @@ class MultiStageTraining(CountedTraining):
                 f"one example. End it with keras.layers.Dense({k}), for CategoricalCrossentropy, "
                 "or name one of several outputs in output=. The same stages use the same draw."
             )
-        if takes_codes(loss):
+        if loss.takes_codes:
             raise ValueError(
                 f"expected a loss of rows, since the dataset has one-hot labels, got "
-                f"{name_of(loss)!r}. Use keras.losses.CategoricalCrossentropy."
+                f"{loss.name!r}. Use keras.losses.CategoricalCrossentropy."
             )
         row = np.asarray(keras.ops.convert_to_numpy(outputs), dtype=np.float64)
         if not self._logits and (row.min() < 0 or abs(row.sum() - 1.0) > _SUM_TOLERANCE):

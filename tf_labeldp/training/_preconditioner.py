@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Setting
-from tf_labeldp.gradients.clip import Coordinates, transposed
+from tf_labeldp.gradients.clip import Coordinates
 from tf_labeldp.training._configured import Configured
 from tf_labeldp.training._vertex_losses import VertexLosses
 
@@ -105,7 +105,7 @@ class GaussNewton(Configured):
         for sides, size, trace, is_table in zip(averages, sizes, traces, are_tables, strict=True):
             used = sides[-1:] if is_table else sides
             roots = [self._inverse_root(side, trace / size / mean, len(used)) for side in used]
-            maps.append(([None, *roots][-2], transposed(roots[-1])))
+            maps.append(([None, *roots][-2], tf.transpose(roots[-1])))
             # The noise variance of a weight is the product of mean squared row lengths.
             lengths = [tf.reduce_sum(tf.square(root)) / root.shape[0] for root in roots]
             variances.append(size * tf.reduce_prod(lengths))

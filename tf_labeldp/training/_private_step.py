@@ -12,14 +12,12 @@ import tensorflow as tf
 
 from tf_labeldp.gradients.clip import Batch, Clip, Speed
 from tf_labeldp.gradients.label_distance import LabelDistanceClip
-from tf_labeldp.gradients.masks import copied
-from tf_labeldp.gradients.model_checks import all_layers
 from tf_labeldp.gradients.output_losses import OutputLosses
 from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
 from tf_labeldp.training._denoisers import NoOp
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer, NoisyGradients
 from tf_labeldp.training._training_plan import TrainingPlan
-from tf_labeldp.training._vertex_losses import TrainingPass, VertexLosses, vertex_losses
+from tf_labeldp.training._vertex_losses import VertexLosses
 
 _NOT_CHARGED = (
     "expected a charged training step, got one that has not been charged. LabelDPModel.fit alone "
@@ -120,7 +118,7 @@ class StepGuard:
         return self._check_all(messages, list(finite.values()), step)
 
     def check_gradients(self, gradients: Sequence[Any], variables: Any, step: Any) -> tf.Tensor:
-        names = [getattr(variable, "path", variable.name) for variable in variables]
+        names = [variable.path for variable in variables]
         # One pass without a copy: a sum is NaN or infinite if one of its terms is.
         flags = [tf.math.is_finite(tf.reduce_sum(part)) for part in gradients]
         return self._check_all([_GRADIENT_NOT_FINITE.format(name=n) for n in names], flags, step)
@@ -226,7 +224,7 @@ class PrivateStep:
     ) -> None:
         self._model, self._optimizer, self._guard = model, optimizer, guard
         self.per_example_loss = per_example_loss
-        self._clipping = PerExampleClipping(model, Speed(optimizer.method, optimizer.max_bytes))
+        self.clipping = PerExampleClipping(model, Speed(optimizer.method, optimizer.max_bytes))
 
     def take(
         self, x: Any, y: Any, weights: tf.Tensor, alt: Any, plan: TrainingPlan
@@ -243,25 +241,20 @@ class PrivateStep:
         labels = tf.TensorSpec.from_tensor(tf.convert_to_tensor(tf.nest.flatten(y)[0]))
         # Every replica projects onto the examples of all; preconditioners average over replicas.
         pieces = 1 if optimizer.preconditioner is not None else replicas.num_replicas_in_sync
-        by_example = self._clipping.method == "vectorized"
         # The forward pass comes before the gradients, to draw the same random masks.
-        forward = TrainingPass(
-            self._model, by_example=by_example, pieces=pieces, forward=self._clipping.forward
-        )
+        forward = self.clipping.training_pass(pieces)
 
         def vertices(needs: Any, mask: Any = None, stddev: Any = None) -> VertexLosses:
             mask = None if mask is None else _gathered(mask, pieces)
-            return vertex_losses(
+            return VertexLosses.of_model(
                 forward,
-                losses.parts[0].loss,
                 losses,
                 _gathered(alt if needs.num_examples else x, pieces),
-                mask,
                 labels,
-                plan.label_range,
-                stddev,
-                weights=mask if plan.has_sample_weight else None,
-                is_plain=losses.parts[0].is_plain,
+                label_range=plan.label_range,
+                mask=mask,
+                is_weighted=plan.has_sample_weight,
+                noise_stddev=stddev,
             )
 
         coordinates = None
@@ -273,9 +266,9 @@ class PrivateStep:
             factors = [only.weight * weight for weight in only.class_weights or (1.0, 1.0)]
             clip = LabelDistanceClip(optimizer.l2_norm_clip, 1, coordinates, factors)
             y = only.part(y)
-        result = self._clipping.clipped_sum(Batch(x, y, weights, losses), clip)
+        result = self.clipping.clipped_sum(Batch(x, y, weights, losses), clip)
         step = optimizer.iterations.value
-        half = {layer.name for layer in all_layers(self._model) if layer.compute_dtype == "float16"}
+        half = self.clipping.float16_layers
         with tf.control_dependencies([self._guard.check_outputs(result.finite, step, half)]):
             clipped = [tf.identity(part) for part in result.gradients]
         noisy = self._with_noise_once(clipped, replicas)
@@ -300,7 +293,7 @@ class PrivateStep:
         # Weight decay and metrics wait for the check, too.
         with tf.control_dependencies([finite]):
             optimizer.apply(NoisyGradients(mean), variables)
-            outputs = copied(result.outputs)
+            outputs = result.copied_outputs()
         return outputs, report
 
     def _with_noise_once(self, clipped: list[tf.Tensor], replicas: Any) -> list[tf.Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 import dp_accounting
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp._columns import Column
@@ -23,13 +24,8 @@ from tf_labeldp.accounting import (
 from tf_labeldp.accounting.provenance import sources_of
 from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import network_inputs
-from tf_labeldp.gradients.model_checks import (
-    check_features_fit,
-    check_missing,
-    name_of,
-    takes_codes,
-    takes_rows,
-)
+from tf_labeldp.gradients.keras_loss import KerasLoss
+from tf_labeldp.gradients.model_checks import InspectedModel
 from tf_labeldp.vault import NoisyLabels
 from tf_labeldp.vault.counted_steps import CountedSteps
 from tf_labeldp.vault.label_kinds import class_table
@@ -200,7 +196,7 @@ def fit(
             "fit(model, x, noisy)."
         )
     sources_of([labels])
-    if hasattr(x, "as_numpy_iterator"):
+    if isinstance(x, tf.data.Dataset):
         raise TypeError(
             "expected x as arrays, got a data set. Give it to model.fit, with "
             "callbacks=[RecordReceipts(noisy)]."
@@ -208,10 +204,11 @@ def fit(
     public = public_input(public, fitted_encoder(encoder, x))
     encoder = public.value[1]
     x = keras.tree.map_structure(np.asarray, network_inputs(x, encoder, model))
-    check_features_fit(model, x)
+    inspected = InspectedModel(model)
+    inspected.check_features_fit(x)
     y = labels.targets(targets)
     _check_loss(model, targets, x, y)
-    if targets == "values" and labels.are_sets and takes_codes(model.loss):
+    if targets == "values" and labels.are_sets and KerasLoss(model.loss).takes_codes:
         raise ValueError(
             f"expected noisy labels that are classes, for targets='values', got those of "
             f"{type(labels.mechanism).__name__}. Give targets='posterior', or the loss "
@@ -226,7 +223,7 @@ def fit(
         return found if found.dtype.kind in "biufc" else keras.ops.convert_to_tensor(found)
 
     x = keras.tree.map_structure(take, x)
-    check_missing(model, x)
+    inspected.check_missing(x)
     if weights is not None:
         settings["sample_weight"] = Column.weights(np.asarray(weights)[rows], len(y), np.float32)
     if (class_weight := settings.pop("class_weight", None)) is not None:
@@ -273,20 +270,20 @@ def _weighted(
 
 
 def _check_loss(model: keras.Model, targets: str, x: Any, y: np.ndarray) -> None:
-    loss = getattr(model, "loss", None)
-    if loss is None:
+    if model.loss is None:
         raise ValueError("expected a compiled model, got one without a loss. Call model.compile.")
-    outputs, expected, other = getattr(model, "output_shape", None), "", "values"
+    loss = KerasLoss(model.loss)
+    outputs, expected, other = InspectedModel(model).output_shape, "", "values"
     if outputs is None and isinstance(model, keras.Sequential):  # is built by the first batch
         outputs = model.compute_output_shape(keras.tree.map_structure(np.shape, x))
-    if y.ndim == 1 and takes_rows(loss):
+    if y.ndim == 1 and loss.takes_rows:
         expected, other = "a loss of class codes, SparseCategoricalCrossentropy", "posterior"
-    elif y.ndim == 2 and takes_codes(loss):
+    elif y.ndim == 2 and loss.takes_codes:
         expected = "a loss of rows, CategoricalCrossentropy"
     elif y.ndim == 2 and isinstance(outputs, tuple) and outputs[-1] != y.shape[1]:
         expected = f"a model with {y.shape[1]} outputs, one unit per class"
     if expected:
         raise ValueError(
-            f"expected {expected}, for targets={targets!r}, got loss {name_of(loss)!r} and outputs "
+            f"expected {expected}, for targets={targets!r}, got loss {loss.name!r} and outputs "
             f"of shape {outputs}. Change the model, or give targets={other!r}."
         )

@@ -18,15 +18,7 @@ from tf_labeldp.data.batches import (
     PoissonBatches,
     open_for_training,
 )
-from tf_labeldp.gradients.clip import zero_where
-from tf_labeldp.gradients.label_distance import check_labels
-from tf_labeldp.gradients.model_checks import (
-    name_of,
-    takes_codes,
-    takes_rows,
-    takes_two_classes,
-    takes_vectors,
-)
+from tf_labeldp.gradients.label_distance import LabelDistanceClip
 from tf_labeldp.gradients.output_losses import OutputLoss, OutputLosses
 from tf_labeldp.vault import Classes, PrivateLabels
 from tf_labeldp.vault.label_kinds import class_table
@@ -169,7 +161,7 @@ def check_labels_of_output(loss: OutputLoss, labels: OutputLabels, clipping: str
         _check_two_classes(labels, units)
     if kind is None:
         problem = f"some labels are not in 0..{units - 1}"
-        codes: Any = labels.array if takes_codes(loss.loss) else None
+        codes: Any = labels.array if loss.loss.takes_codes else None
         fits = codes is None or bool(np.all((codes >= 0) & (codes < units)))
     elif kind.num_labels is not None:
         problem = f"the labels are rows of {kind.num_labels}"
@@ -182,15 +174,15 @@ def check_labels_of_output(loss: OutputLoss, labels: OutputLabels, clipping: str
         num_classes = kind.num_classes or 0
         problem = f"the labels have {num_classes} classes"
         fits = num_classes <= units
-        fits = fits or (units == 1 and not takes_codes(loss.loss))
-        if fits and takes_vectors(loss.loss) and units > 1:
+        fits = fits or (units == 1 and not loss.loss.takes_codes)
+        if fits and loss.loss.takes_vectors and units > 1:
             raise ValueError(
                 "expected a loss of class codes, as the vault has them, got a loss of one-hot "
                 "rows. Use keras.losses.SparseCategoricalCrossentropy."
             )
-        if units == 1 and num_classes > 2 and takes_two_classes(loss.loss):
+        if units == 1 and num_classes > 2 and loss.loss.takes_two_classes:
             raise ValueError(
-                f"expected labels of two classes for the loss {name_of(loss.loss)!r}, got "
+                f"expected labels of two classes for the loss {loss.loss.name!r}, got "
                 f"{kind.describe()}. Give the last layer one unit for each class, and use "
                 "keras.losses.SparseCategoricalCrossentropy."
             )
@@ -202,14 +194,14 @@ def check_labels_of_output(loss: OutputLoss, labels: OutputLabels, clipping: str
 
 
 def _check_loss_of_numbers(loss: OutputLoss, label_range: tuple[float, float], units: int) -> None:
-    of_classes = takes_codes(loss.loss) or takes_rows(loss.loss)
+    of_classes = loss.loss.takes_codes or loss.loss.takes_rows
     outside = label_range[0] < 0.0 or label_range[1] > 1.0
-    if of_classes or (outside and takes_two_classes(loss.loss)):
+    if of_classes or (outside and loss.loss.takes_two_classes):
         raise ValueError(
             f"expected a loss of numbers in [{label_range[0]:g}, {label_range[1]:g}], got "
-            f"{name_of(loss.loss)!r}. Use keras.losses.MeanSquaredError."
+            f"{loss.loss.name!r}. Use keras.losses.MeanSquaredError."
         )
-    if units > 1 and takes_vectors(loss.loss):
+    if units > 1 and loss.loss.takes_vectors:
         raise ValueError(
             f"expected one unit for labels that are numbers, got {units}. Give the last layer one "
             "unit."
@@ -218,7 +210,7 @@ def _check_loss_of_numbers(loss: OutputLoss, label_range: tuple[float, float], u
 
 def _check_two_classes(labels: OutputLabels, units: int) -> None:
     if labels.kind is None:
-        check_labels(labels.array, units)
+        LabelDistanceClip.check_labels(labels.array, units)
     elif labels.kind.num_classes != 2:
         raise ValueError(
             "expected two classes for clipping='label_distance', got "
@@ -428,10 +420,14 @@ def padded_batches(arrays: tuple[Any, Any, Any], size: int, shuffle: bool) -> tf
     def take(numbers: tf.Tensor) -> Any:
         missing = size - tf.shape(numbers)[0]
         # Padding repeats the first features with label and weight zero, so no label is used twice.
-        numbers = tf.ensure_shape(tf.pad(numbers, [[0, missing]]), [size])
-        x, y, weights = tf.nest.map_structure(lambda part: tf.gather(part, numbers), whole)
-        is_padding = tf.range(size) >= size - missing
-        y, weights = tf.nest.map_structure(lambda part: zero_where(is_padding, part), (y, weights))
-        return x, y, weights
+        padded = tf.ensure_shape(tf.pad(numbers, [[0, missing]]), [size])
+        x = tf.nest.map_structure(lambda part: tf.gather(part, padded), whole[0])
+
+        def with_zeros(part: tf.Tensor) -> tf.Tensor:
+            rest = tf.zeros((missing, *part.shape[1:]), part.dtype)
+            rows = tf.concat([tf.gather(part, numbers), rest], 0)
+            return tf.ensure_shape(rows, (size, *part.shape[1:]))
+
+        return (x, *tf.nest.map_structure(with_zeros, whole[1:]))
 
     return rows.batch(size).map(take).prefetch(2)

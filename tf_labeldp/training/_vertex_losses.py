@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,14 +11,10 @@ import keras
 import tensorflow as tf
 
 from tf_labeldp.accounting import Setting
-from tf_labeldp.gradients.masks import mask_of, masks_by_place, with_masks
-from tf_labeldp.gradients.model_checks import (
-    is_plain_cross_entropy,
-    loss_object,
-    name_of,
-    parts_of,
-)
-from tf_labeldp.gradients.vectorized_clipping import Trace, row_seeds
+from tf_labeldp.gradients.keras_loss import KerasLoss
+from tf_labeldp.gradients.masks import mask_of
+from tf_labeldp.gradients.output_losses import OutputLosses
+from tf_labeldp.gradients.per_example_clipping import TrainingPass
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,144 +56,92 @@ class VertexLosses:
     noise_stddev: Setting[Any] = None
     cross_entropy: bool = False
 
-
-class TrainingPass:
-    """The model in training mode, with the random numbers of the next gradient pass.
-
-    It changes no state. ``by_example`` draws random numbers per example, as the method "vectorized"
-    does; ``pieces`` replicas share the rows and draw the same numbers; ``forward`` calls the model.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
+    @classmethod
+    def of_model(
+        cls,
+        forward: Setting[TrainingPass],
+        losses: Setting[OutputLosses],
+        x: Setting[Any],
+        labels: Setting[tf.TensorSpec],
         *,
-        by_example: bool,
-        pieces: int = 1,
-        forward: Callable[[Any], Any] | None = None,
-    ) -> None:
-        self._forward = forward or functools.partial(model, training=True)
-        self._pieces = pieces
-        self._states = [part.state for part in parts_of(model, keras.random.SeedGenerator)]
-        self._now = [tf.identity(state.value) for state in self._states]
-        self._by_example = by_example and bool(self._states)
-        self.variables = list(model.trainable_variables)
+        label_range: tuple[float, float] | None = None,
+        mask: tf.Tensor | None = None,
+        is_weighted: bool = False,
+        noise_stddev: Setting[Any] = None,
+    ) -> VertexLosses:
+        """Returns the losses of a model on public examples for each possible label.
 
-    def __call__(self, x: Any) -> Any:
-        if self._pieces == 1:
-            return self._outputs(x)
-        parts = zip(*(tf.split(part, self._pieces) for part in tf.nest.flatten(x)), strict=True)
-        outputs = [self._outputs(tf.nest.pack_sequence_as(x, part)) for part in parts]
-        masks = [masks_by_place(part) for part in outputs]
-        whole, masks = (
-            tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *parts)
-            for parts in (outputs, masks)
-        )
-        return with_masks(whole, masks)
+        For numbers the two ends of ``label_range`` suffice: gradients for other labels lie between
+        theirs, with squared error and any loss whose derivative by the output is monotone in the
+        label.
 
-    def _outputs(self, x: Any) -> Any:
-        if not self._by_example:
-            with self._drawing(self._now):
-                return self._forward(x)
-        # The scope also keeps the states of the generators.
-        with self._drawing(self._now):
-            seeds = row_seeds(self._states, tf.nest.flatten(x)[0].shape[0])
+        Args:
+            forward: the model in training mode.
+            losses: the losses that the model was compiled with, of one output.
+            x: features of n examples.
+            labels: the spec of a batch's labels: codes (n,) or (n, 1), or rows (n, K).
+            label_range: the ends of labels that are numbers.
+            mask: as the attribute.
+            is_weighted: whether ``mask`` has factors of the losses.
+            noise_stddev: as the attribute.
+        """
+        loss, weights = losses.parts[0].loss, mask if is_weighted else None
+        is_plain = losses.parts[0].is_plain and weights is None
+        cross_entropy = is_plain and loss.is_plain_cross_entropy("categorical")
 
-        def row_outputs(row: Any) -> Any:
-            features = tf.nest.map_structure(lambda part: part[tf.newaxis], row[0])
-            with self._drawing(row[1]):
-                outputs = self._forward(features)
-            return tf.nest.map_structure(lambda part: part[0], (outputs, masks_by_place(outputs)))
+        def outputs() -> tuple[tf.Tensor, Any]:
+            y_pred = forward(x)
+            if not tf.is_tensor(y_pred) or y_pred.shape.rank not in (1, 2):
+                shapes = tf.nest.map_structure(lambda part: tuple(part.shape), y_pred)
+                raise ValueError(
+                    "expected (n, K) scores or (n, 1) numbers from a model with a denoiser, got "
+                    f"shape {shapes}. Flatten the output, or train with denoiser=None."
+                )
+            return tf.identity(tf.cast(y_pred, tf.float32)), mask_of(y_pred)
 
-        rows = tf.nest.map_structure(tf.convert_to_tensor, (x, seeds))
-        return with_masks(*Trace.of(row_outputs, rows).map_rows(row_outputs, rows))
+        def candidates(y_pred: tf.Tensor) -> tf.Tensor:
+            if _is_one_number(y_pred):
+                codes = tf.constant(_ends(loss, labels, label_range), tf.float32)
+            elif labels.shape.rank == 2 and labels.shape[1] == y_pred.shape[1]:
+                return tf.eye(y_pred.shape[1], dtype=labels.dtype)
+            else:
+                codes = tf.range(y_pred.shape[1])
+            codes = tf.cast(codes, labels.dtype)
+            return codes[:, None] if labels.shape.rank == 2 else codes
 
-    def _drawing(self, states: list[tf.Tensor]) -> keras.StatelessScope:
-        """Returns a scope with these states of the generators, in which nothing is written."""
-        return keras.StatelessScope(state_mapping=list(zip(self._states, states, strict=True)))
+        def shown(each_loss: tf.Tensor, output_mask: Any) -> tf.Tensor:
+            # An example that the model masks has one loss for all labels, without a gradient: that
+            # of the uniform distribution, which is read off the losses of cross-entropy.
+            if output_mask is None:
+                return each_loss
+            keep = tf.cast(tf.reshape(output_mask, (-1, 1)), tf.bool)
+            return tf.where(keep, each_loss, math.log(each_loss.shape[1]))
 
+        def each_label() -> tf.Tensor:
+            y_pred, output_mask = outputs()
+            if not _is_one_number(y_pred) and cross_entropy:
+                # The result is that below, in n K instead of n K^2 operations.
+                return shown(-tf.nn.log_softmax(y_pred), output_mask)
+            each = candidates(y_pred)
+            n, k = y_pred.shape[0], each.shape[0]
+            tiles = tf.tile(each, [n] + [1] * (each.shape.rank - 1))
+            each_loss = tf.reshape(losses(tiles, tf.repeat(y_pred, k, axis=0)), (n, k))
+            each_loss = shown(each_loss, output_mask)
+            return each_loss if weights is None else each_loss * weights[:, tf.newaxis]
 
-def vertex_losses(
-    forward: TrainingPass,
-    loss: Any,
-    per_example: Callable[[Any, Any], tf.Tensor],
-    x: Any,
-    mask: tf.Tensor | None,
-    labels: tf.TensorSpec,
-    label_range: tuple[float, float] | None,
-    noise_stddev: Any = None,
-    weights: tf.Tensor | None = None,
-    is_plain: bool = True,
-) -> VertexLosses:
-    """Returns the losses of public examples for each possible label.
+        def predictions() -> tf.Tensor:
+            y_pred, _ = outputs()
+            if _is_one_number(y_pred):
+                value = tf.reshape(tf.sigmoid(y_pred) if loss.from_logits else y_pred, (-1,))
+                low, high = _ends(loss, labels, label_range)
+                upper = tf.clip_by_value((value - low) / (high - low), 0.0, 1.0)
+                return tf.stack([1.0 - upper, upper], axis=1)
+            if loss.from_logits:
+                return tf.nn.softmax(y_pred)
+            shares = y_pred / tf.reduce_sum(y_pred, axis=1, keepdims=True)
+            return tf.clip_by_value(shares, keras.config.epsilon(), 1.0)
 
-    ``weights`` (n,) are factors of the losses; ``is_plain`` is whether ``per_example`` is the loss
-    without other factors.
-
-    ``labels`` is the spec of a batch's labels: codes (n,) or (n, 1), or rows (n, K). For numbers
-    the two ends of ``label_range`` suffice: gradients for other labels lie between theirs, with
-    squared error and any loss whose derivative by the output is monotone in the label.
-    """
-    loss = loss_object(loss)
-    from_logits = getattr(loss, "from_logits", False)
-    cross_entropy = is_plain_cross_entropy(loss, "categorical") and is_plain and weights is None
-
-    def outputs() -> tf.Tensor:
-        y_pred = forward(x)
-        mask = mask_of(y_pred)
-        if not tf.is_tensor(y_pred) or y_pred.shape.rank not in (1, 2):
-            shapes = tf.nest.map_structure(lambda part: tuple(part.shape), y_pred)
-            raise ValueError(
-                f"expected (n, K) scores or (n, 1) numbers from a model with a denoiser, got shape "
-                f"{shapes}. Flatten the output, or train with denoiser=None."
-            )
-        y_pred = tf.identity(tf.cast(y_pred, tf.float32))
-        return with_masks(y_pred, {} if mask is None else {"0": mask})
-
-    def candidates(y_pred: tf.Tensor) -> tf.Tensor:
-        if _is_one_number(y_pred):
-            codes = tf.constant(_ends(loss, labels, label_range), tf.float32)
-        elif labels.shape.rank == 2 and labels.shape[1] == y_pred.shape[1]:
-            return tf.eye(y_pred.shape[1], dtype=labels.dtype)
-        else:
-            codes = tf.range(y_pred.shape[1])
-        codes = tf.cast(codes, labels.dtype)
-        return codes[:, None] if labels.shape.rank == 2 else codes
-
-    def shown(each_loss: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-        # An example that the model masks has one loss for all labels, without a gradient: that of
-        # the uniform distribution, which is read off the losses of cross-entropy.
-        mask = mask_of(y_pred)
-        if mask is None:
-            return each_loss
-        keep = tf.cast(tf.reshape(mask, (-1, 1)), tf.bool)
-        return tf.where(keep, each_loss, math.log(each_loss.shape[1]))
-
-    def losses() -> tf.Tensor:
-        y_pred = outputs()
-        if not _is_one_number(y_pred) and cross_entropy:
-            # The result is that below, in n K instead of n K^2 operations.
-            return shown(-tf.nn.log_softmax(y_pred), y_pred)
-        each = candidates(y_pred)
-        n, k = y_pred.shape[0], each.shape[0]
-        tiles = tf.tile(each, [n] + [1] * (each.shape.rank - 1))
-        each_loss = tf.reshape(per_example(tiles, tf.repeat(y_pred, k, axis=0)), (n, k))
-        each_loss = shown(each_loss, y_pred)
-        return each_loss if weights is None else each_loss * weights[:, tf.newaxis]
-
-    def predictions() -> tf.Tensor:
-        y_pred = outputs()
-        if _is_one_number(y_pred):
-            value = tf.reshape(tf.sigmoid(y_pred) if from_logits else y_pred, (-1,))
-            low, high = _ends(loss, labels, label_range)
-            upper = tf.clip_by_value((value - low) / (high - low), 0.0, 1.0)
-            return tf.stack([1.0 - upper, upper], axis=1)
-        if from_logits:
-            return tf.nn.softmax(y_pred)
-        shares = y_pred / tf.reduce_sum(y_pred, axis=1, keepdims=True)
-        return tf.clip_by_value(shares, keras.config.epsilon(), 1.0)
-
-    return VertexLosses(losses, predictions, forward.variables, mask, noise_stddev, cross_entropy)
+        return cls(each_label, predictions, forward.variables, mask, noise_stddev, cross_entropy)
 
 
 def _is_one_number(y_pred: tf.Tensor) -> bool:
@@ -206,14 +149,14 @@ def _is_one_number(y_pred: tf.Tensor) -> bool:
 
 
 def _ends(
-    loss: Any, labels: tf.TensorSpec, label_range: tuple[float, float] | None
+    loss: KerasLoss, labels: tf.TensorSpec, label_range: tuple[float, float] | None
 ) -> tuple[float, float]:
     if label_range is not None:
         return label_range
-    function = getattr(getattr(loss, "fn", loss), "__name__", "")
+    function = loss.function_name
     if function.startswith("binary_") or "hinge" in function or labels.dtype == tf.bool:
         return 0.0, 1.0
     raise ValueError(
-        f"expected labels in a public range for {name_of(loss)!r} and one output, got none. Give "
+        f"expected labels in a public range for {loss.name!r} and one output, got none. Give "
         "PrivateLabels(labels, low=..., high=...), or train with denoiser=None."
     )
