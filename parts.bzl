@@ -57,7 +57,7 @@ OUTSIDE = {
 # that another part imports nevertheless, with the number of imports and the reason:
 PRIVATE_IMPORTS = {
     # Saved models name the file of each layer, so these files keep their names.
-    "keras_layers._fixed_features": 4,
+    "keras_layers._fixed_features": 2,
     "keras_layers._released_dense": 5,
     # The search of neighbours is smoothing's; SCAN needs its ids alone.
     "features._neighbour_smoothing": 1,

@@ -8,24 +8,33 @@ registers every class of the library, so that a ``.keras`` file loads without ``
   inverse), ``ForwardCorrectedLoss`` (the prediction passed through the channel) and ``ALIBILoss``
   (the posterior given a noisy one-hot row).
 - ``Mixup``, for batches of features and noisy labels; ``PreferenceLogits``, for pairs of answers.
-- The layers in ``to_keras()`` of feature maps, heads and boosted trees: fixed, label-free features,
-  and released models on them.
+- The layers in ``to_keras()`` of feature maps, heads and boosted trees: fixed, label-free features
+  (``FourierFeatures``, ``PatchFeatures``, ``NeighbourFeatures``), and released models on them
+  (``TreeEnsemble``).
 
 They post-process labels that are already private, and spend no privacy budget. None of them makes a
 label private.
 """
 
-# Imported to register their layers with Keras.
-from . import _fixed_features as _fixed_features
 from . import _in_files as _in_files
-from . import _released_dense as _released_dense
-from . import tree_ensemble as tree_ensemble
 from ._alibi_loss import ALIBILoss
+from ._fixed_features import FourierFeatures, NeighbourFeatures, PatchFeatures
 from ._forward_corrected_loss import ForwardCorrectedLoss
 from ._label_weighted_loss import LabelWeightedLoss
 from ._mixup import Mixup
 from ._preference_logits import PreferenceLogits
+from .tree_ensemble import TreeEnsemble
 
 _in_files.register_other_parts()
 
-__all__ = ["ALIBILoss", "ForwardCorrectedLoss", "LabelWeightedLoss", "Mixup", "PreferenceLogits"]
+__all__ = [
+    "ALIBILoss",
+    "ForwardCorrectedLoss",
+    "FourierFeatures",
+    "LabelWeightedLoss",
+    "Mixup",
+    "NeighbourFeatures",
+    "PatchFeatures",
+    "PreferenceLogits",
+    "TreeEnsemble",
+]

@@ -6,7 +6,7 @@
 import functools
 import inspect
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import keras
 import numpy as np
@@ -60,6 +60,11 @@ class PatchFeatures(FixedLayer):
     ``float32`` (batch, 2 * num_atoms * pooling**2), cell by cell: the positive sides of all
     filters, then the negative sides. Set the weights by ``set_weights([filters, offsets])``.
 
+    Example:
+        >>> layer = PatchFeatures(num_atoms=3, patch_size=2, pooling=2)
+        >>> layer(np.zeros((5, 8, 8))).shape
+        TensorShape([5, 24])
+
     Source: Coates, Ng and Lee, "An analysis of single-layer networks in unsupervised feature
     learning" (2011).
     """
@@ -72,7 +77,7 @@ class PatchFeatures(FixedLayer):
         stride: int = 1,
         threshold: float = 0.25,
         contrast_floor: float = 1.0,
-        **kwargs: Any,
+        **kwargs: Annotated[Any, "setting"],
     ) -> None:
         super().__init__(**kwargs)
         self.num_atoms = num_atoms
@@ -138,6 +143,11 @@ class FourierFeatures(FixedLayer):
     (batch, D + p) with a linear part, of which ``num_linear`` keeps the first columns alone. Set
     the weights by ``set_weights([frequencies])``.
 
+    Example:
+        >>> rows = FourierFeatures(num_features=8)(np.zeros((5, 3)))
+        >>> rows.shape, float(ops.norm(rows[0]))
+        (TensorShape([5, 8]), 1.0)
+
     Source: Rahimi and Recht, "Random features for large-scale kernel machines" (2007).
     """
 
@@ -146,7 +156,7 @@ class FourierFeatures(FixedLayer):
         num_features: int,
         linear_weight: float = 0.0,
         num_linear: int | None = None,
-        **kwargs: Any,
+        **kwargs: Annotated[Any, "setting"],
     ) -> None:
         super().__init__(**kwargs)
         self.num_features = num_features
@@ -214,6 +224,11 @@ class NeighbourFeatures(CarriesReceipts, FixedLayer):
     Takes and returns (batch, features). Set the weights by ``set_weights([scale, keys, smooth])``.
     They are features of the examples of ``fit`` and part of a saved model, so they must be public.
 
+    Example:
+        >>> layer = NeighbourFeatures(num_rows=4, num_key_features=3, num_neighbours=2)
+        >>> layer(np.ones((5, 3))).shape
+        TensorShape([5, 3])
+
     Source: the fixed point of Zhou et al., "Learning with local and global consistency" (2004).
     """
 
@@ -223,7 +238,7 @@ class NeighbourFeatures(CarriesReceipts, FixedLayer):
         num_key_features: int,
         num_neighbours: int = 10,
         strength: float = 0.8,
-        **kwargs: Any,
+        **kwargs: Annotated[Any, "setting"],
     ) -> None:
         super().__init__(**kwargs)
         self.num_rows = num_rows

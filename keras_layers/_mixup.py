@@ -1,12 +1,12 @@
 """Mixup: convex combinations of pairs of examples and of their targets."""
 
+import math
 from typing import Annotated, Any
 
 import keras
 from keras import ops
 
 from ._in_files import NamesItsImport
-from .beta import symmetric_beta
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
@@ -68,27 +68,44 @@ class Mixup(NamesItsImport, keras.layers.Layer):
         x, y = _checked_pair(inputs)
         if not training or self.alpha == 0.0:
             return x, y
-        return mixup(x, y, symmetric_beta(self.alpha, seed=self.seed_generator))
+        lam = self.symmetric_beta(self.alpha, seed=self.seed_generator)
+
+        def mix(tensor: Any) -> Any:
+            dtype = keras.backend.standardize_dtype(tensor.dtype)
+            compute_dtype = "float32" if dtype in ("float16", "bfloat16") else dtype
+            tensor = ops.cast(tensor, compute_dtype)
+            weight = ops.convert_to_tensor(lam, dtype=compute_dtype)
+            mixed = weight * tensor + (1.0 - weight) * ops.flip(tensor, axis=0)
+            return ops.cast(mixed, dtype)
+
+        return keras.tree.map_structure(mix, x), mix(y)
+
+    @staticmethod
+    def symmetric_beta(
+        alpha: float, shape: tuple[int, ...] = (), seed: Annotated[Any, "setting"] = None
+    ) -> Any:
+        """Returns exact float32 draws from Beta(alpha, alpha), without rejection.
+
+        With ``u``, ``v`` uniform and ``t = sqrt(u^(-1 / alpha) - 1) * cos(2 pi v)``,
+        ``(1 + t / sqrt(1 + t^2)) / 2`` is Beta(alpha, alpha): Bailey, "Polar Generation of Random
+        Variates with the t-Distribution" (1994). XLA has no kernel for ``keras.random.beta``.
+        """
+        uniforms = keras.random.uniform((2, *shape), dtype="float32", seed=seed)
+        exponential = -ops.log1p(-uniforms[0])
+        # From exponent 69 (1e30) on the result is 0 or 1 in float32; the cap avoids an overflow.
+        squared_radius = ops.expm1(ops.minimum(exponential / alpha, 69.0))
+        cosine = ops.cos(2.0 * math.pi * uniforms[1])
+        # With s = t / sqrt(1 + t^2), 1 - |s| = (1 - s^2) / (1 + |s|) stays precise near 0.
+        one_minus_square = 1.0 / (1.0 + squared_radius * cosine**2)
+        magnitude = ops.abs(cosine) * ops.sqrt(squared_radius * one_minus_square)
+        lower = 0.5 * one_minus_square / (1.0 + ops.minimum(magnitude, 1.0))
+        return ops.where(cosine < 0, lower, 1.0 - lower)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "alpha": self.alpha, "seed": self.seed}
-
-
-def mixup(x: Any, y: Any, lam: Any) -> tuple[Any, Any]:
-    """Returns ``lam * batch + (1 - lam) * reversed batch`` of float inputs and targets."""
-
-    def mix(tensor: Any) -> Any:
-        dtype = keras.backend.standardize_dtype(tensor.dtype)
-        compute_dtype = "float32" if dtype in ("float16", "bfloat16") else dtype
-        tensor = ops.cast(tensor, compute_dtype)
-        weight = ops.convert_to_tensor(lam, dtype=compute_dtype)
-        mixed = weight * tensor + (1.0 - weight) * ops.flip(tensor, axis=0)
-        return ops.cast(mixed, dtype)
-
-    return keras.tree.map_structure(mix, x), mix(y)
 
 
 def _checked_pair(inputs: Any) -> tuple[Any, Any]:

@@ -12,8 +12,6 @@ from keras import ops
 
 from ._in_files import NamesItsImport
 
-# The file name of a history in the assets of a ``.keras`` file.
-ASSET = "receipts.bin"
 # The name of receipts in files of weights.
 _RECEIPTS = "label_dp_receipts"
 
@@ -82,6 +80,9 @@ class HistoryInFiles(keras.layers.Layer):
     Keras saves layers that it finds in attributes, and loads files without them. This layer has no
     weights and is not part of the model. ``write`` returns the content of the file ``asset``.
     """
+
+    # The file name of a history in the assets.
+    ASSET = "receipts.bin"
 
     history: Any
     write: Callable[[], bytes]

@@ -1,7 +1,7 @@
 """The layers of boosted trees: category codes of a table, and the sum of an ensemble of trees."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import keras
 from keras import ops
@@ -63,6 +63,11 @@ class TreeEnsemble(CarriesReceipts, FixedLayer):
         num_outputs: number of scores per row.
         num_category_sets: number of sets of categories; zero if no node has one.
         num_categories: number of codes in each set.
+
+    Example:
+        >>> layer = TreeEnsemble(num_trees=6, num_nodes=18, depth=1, num_outputs=3)
+        >>> layer(keras.ops.zeros((5, 2))).shape
+        TensorShape([5, 3])
     """
 
     def __init__(
@@ -73,7 +78,7 @@ class TreeEnsemble(CarriesReceipts, FixedLayer):
         num_outputs: int = 1,
         num_category_sets: int = 0,
         num_categories: int = 0,
-        **kwargs: Any,
+        **kwargs: Annotated[Any, "setting"],
     ) -> None:
         super().__init__(**kwargs)
         self.num_trees = num_trees

@@ -6,13 +6,11 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp.keras_layers._fixed_features import (
-    FourierFeatures,
-    NearestCentre,
-    NeighbourFeatures,
-    PatchFeatures,
-    QuantileRanks,
-)
+from tf_labeldp.keras_layers import FourierFeatures, NeighbourFeatures, PatchFeatures
+
+# Layers inside of models, which Keras finds by these names.
+NearestCentre = keras.saving.get_registered_object("tf_labeldp>NearestCentre")
+QuantileRanks = keras.saving.get_registered_object("tf_labeldp>QuantileRanks")
 
 IMAGES = np.random.default_rng(0).integers(256, size=(6, 7, 8, 2)).astype("float32")
 ROWS = np.random.default_rng(1).normal(size=(6, 3)).astype("float32")

@@ -9,15 +9,19 @@ import tensorflow as tf
 from scipy import stats
 
 from tf_labeldp.keras_layers import LabelWeightedLoss, Mixup
-from tf_labeldp.keras_layers._mixup import mixup
-from tf_labeldp.keras_layers.beta import symmetric_beta
 
 X = np.arange(8.0, dtype="float32").reshape(4, 2)
 Y = np.eye(4, dtype="float32")
 
 
-def test_arithmetic_with_the_reversed_batch():
-    x, y = mixup(X, Y, 0.25)
+def mixed_by(monkeypatch, lam, x, y):
+    """Returns a mixed batch whose coefficient is not drawn."""
+    monkeypatch.setattr(Mixup, "symmetric_beta", lambda self, alpha, seed: lam)
+    return Mixup(1.0)((x, y), training=True)
+
+
+def test_arithmetic_with_the_reversed_batch(monkeypatch):
+    x, y = mixed_by(monkeypatch, 0.25, X, Y)
     np.testing.assert_allclose(x, 0.25 * X + 0.75 * X[::-1])
     np.testing.assert_allclose(y, 0.25 * Y + 0.75 * Y[::-1])
 
@@ -48,7 +52,7 @@ def p_value_of_lower_half(draws, alpha):
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 8.0])
 def test_coefficient_is_symmetric_beta(alpha):
     """The right distribution passes; 7 % off, either way, is rejected."""
-    draws = symmetric_beta(alpha, shape=(40_000,), seed=11).numpy()
+    draws = Mixup.symmetric_beta(alpha, shape=(40_000,), seed=11).numpy()
     assert np.all((draws >= 0) & (draws <= 1))
     assert stats.binomtest(int(np.sum(draws < 0.5)), len(draws)).pvalue > 0.01
     for half in (draws, 1.0 - draws) if alpha >= 1 else (draws,):
@@ -67,13 +71,13 @@ def test_the_layer_draws_that_coefficient():
 
 @pytest.mark.parametrize("alpha", [1e-3, 1e4])
 def test_extreme_alpha_is_finite(alpha):
-    draws = symmetric_beta(alpha, shape=(10_000,), seed=1).numpy()
+    draws = Mixup.symmetric_beta(alpha, shape=(10_000,), seed=1).numpy()
     assert np.all((draws >= 0) & (draws <= 1))
     assert abs(draws.mean() - 0.5) < 0.02
 
 
 @pytest.mark.holds("keras_layers.Mixup")
-def test_mixing_keeps_the_weighted_loss_unbiased(channel):
+def test_mixing_keeps_the_weighted_loss_unbiased(channel, monkeypatch):
     """In expectation over both noisy labels, the loss on mixed weights is that on mixed labels."""
     q, lam = channel(1.0, 3), 0.3
     weights, y = np.linalg.inv(q), (2, 0)
@@ -82,7 +86,8 @@ def test_mixing_keeps_the_weighted_loss_unbiased(channel):
     total = 0.0
     for z0 in range(3):
         for z1 in range(3):
-            mixed = mixup(np.zeros((2, 1)), weights[[z0, z1]], lam)[1][:1]
+            pair = np.zeros((2, 1)), weights[[z0, z1]]
+            mixed = mixed_by(monkeypatch, lam, *pair)[1][:1]
             total += q[y[0], z0] * q[y[1], z1] * float(loss(mixed, prediction))
     clean = float(loss(lam * np.eye(3)[[2]] + (1 - lam) * np.eye(3)[[0]], prediction))
     assert total == pytest.approx(clean, rel=1e-9)

@@ -6,7 +6,10 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp.keras_layers.tree_ensemble import CategoryCodes, TreeEnsemble
+from tf_labeldp.keras_layers import TreeEnsemble
+
+# Layers inside of models, which Keras finds by these names.
+CategoryCodes = keras.saving.get_registered_object("tf_labeldp>CategoryCodes")
 
 NAN = np.nan
 

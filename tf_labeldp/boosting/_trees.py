@@ -138,7 +138,7 @@ class Trees:
 
     def layer(self, **kwargs: Any) -> Any:
         """Returns a ``TreeEnsemble`` layer with the same scores; it is built on (m, p)."""
-        from tf_labeldp.keras_layers.tree_ensemble import TreeEnsemble
+        from tf_labeldp.keras_layers import TreeEnsemble
 
         num_sets, num_codes = self.category_sets.shape
         layer = TreeEnsemble(

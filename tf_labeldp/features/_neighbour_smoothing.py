@@ -192,7 +192,7 @@ class NeighbourSmoothing(FeatureMap):
         self._refuse_unfitted("_smooth")
         import keras
 
-        from tf_labeldp.keras_layers._fixed_features import NeighbourFeatures
+        from tf_labeldp.keras_layers import NeighbourFeatures
 
         inputs, features = with_encoder(self.encoder_, self._mean.size)
         width = self._variances.size

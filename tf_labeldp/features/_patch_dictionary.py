@@ -161,7 +161,7 @@ class PatchDictionary(FeatureMap):
         self._refuse_unfitted("filters_")
         import keras
 
-        from tf_labeldp.keras_layers._fixed_features import PatchFeatures
+        from tf_labeldp.keras_layers import PatchFeatures
 
         images = keras.Input(self.image_shape_, name="images")
         parts = []

@@ -200,7 +200,8 @@ class RandomFourierFeatures(FeatureMap):
         self._refuse_unfitted("_frequencies")
         import keras
 
-        from tf_labeldp.keras_layers._fixed_features import FourierFeatures, QuantileRanks
+        from tf_labeldp.keras_layers import FourierFeatures
+        from tf_labeldp.keras_layers._fixed_features import QuantileRanks
 
         layer = FourierFeatures(self.num_features, self.linear_weight, self._width, name="fourier")
 

@@ -298,7 +298,7 @@ class BootstrappedHead(Head):
         ]
 
     def _heads(self, num_rows: int, labels: PrivateLabels) -> list[PrivateLogisticRegression]:
-        from tf_labeldp.self_supervised.training import built_network
+        from tf_labeldp.self_supervised.training import Learner
 
         if not isinstance(labels, PrivateLabels):
             raise TypeError(
@@ -317,7 +317,7 @@ class BootstrappedHead(Head):
         for name, least in (("epochs", 1), ("batch_size", 1)):
             _validate.integer_at_least(name, getattr(self, name), least)
         _validate.positive_finite("learning_rate", self.learning_rate)
-        width = built_network(self._model, "network").output_shape[-1]
+        width = Learner.built_network(self._model, "network").output_shape[-1]
         if width != labels.num_classes:
             raise ValueError(
                 f"expected a network with an output for each of {labels.num_classes} classes, got "

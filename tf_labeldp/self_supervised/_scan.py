@@ -14,7 +14,7 @@ from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.features._neighbour_smoothing import nearest_neighbours
 from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.self_supervised._views import rand_augment_views
-from tf_labeldp.self_supervised.training import Batches, Learner, built_network
+from tf_labeldp.self_supervised.training import Batches, Learner
 from tf_labeldp.vault.counted_steps import counted_training
 
 
@@ -82,7 +82,7 @@ class SCAN(Learner):
         super().__init__(**kwargs)
         public = public_input(encoder, weak, strong)
         encoder, weak, strong = public.value
-        self.encoder = built_network(encoder, "encoder")
+        self.encoder = self.built_network(encoder, "encoder")
         self.num_clusters = _validate.integer_at_least("num_clusters", num_clusters, 2)
         self.num_neighbours = _validate.integer_at_least("num_neighbours", num_neighbours, 1)
         self.entropy_weight = _validate.number_in("entropy_weight", entropy_weight, "[0, inf)")

@@ -10,7 +10,7 @@ from keras import ops
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.self_supervised._views import strong_views
-from tf_labeldp.self_supervised.training import Batches, Learner, built_network
+from tf_labeldp.self_supervised.training import Batches, Learner
 from tf_labeldp.vault.counted_steps import counted_training
 
 
@@ -67,7 +67,7 @@ class SimCLR(Learner):
         super().__init__(**kwargs)
         public = public_input(network, views)
         network, views = public.value
-        self.network = built_network(network, "network")
+        self.network = self.built_network(network, "network")
         self._checks_images = views is None
         self.views = strong_views() if views is None else views
         self.projection_dim = _validate.integer_at_least("projection_dim", projection_dim, 2)

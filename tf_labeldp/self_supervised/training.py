@@ -15,9 +15,6 @@ from tf_labeldp.features.reader import network_inputs
 from tf_labeldp.self_supervised._views import checked_images, strong_views, weak_views
 from tf_labeldp.vault.model_history import attach
 
-SMALL = 1e-30
-"""Added before logarithms and divisions: a normal number in single precision."""
-
 
 class Learner(keras.Model):
     """A model around the user's networks and views, with a configuration of its arguments.
@@ -25,11 +22,27 @@ class Learner(keras.Model):
     A subclass keeps each argument of its constructor in the attribute of the same name.
     """
 
+    # Added before logarithms and divisions: a normal number in single precision.
+    SMALL = 1e-30
+
     _checks_images = False
 
     def __init__(self, **kwargs: Setting[Any]) -> None:
         # Parts follow their own dtype policies; losses, targets and running means are float32.
         super().__init__(autocast=False, **kwargs)
+
+    @staticmethod
+    def built_network(network: Setting[Any], name: str) -> keras.Model:
+        """Returns a built Keras model with outputs (n, width), or raises a ``ValueError``."""
+        is_built = isinstance(network, keras.Model) and network.built
+        shape = getattr(network, "output_shape", None) if is_built else None
+        if not isinstance(shape, tuple) or len(shape) != 2:
+            raise ValueError(
+                f"{name} must be a built Keras model with outputs (n, width), got "
+                f"{type(network).__name__} with outputs {shape}. Begin it with keras.Input; end an "
+                "encoder with a pooling or dense layer."
+            )
+        return network
 
     def _set_views(self, weak: Any, strong: Any) -> None:
         """Sets weak and strong views; our own views, for None, need images in [0, 1]."""
@@ -128,17 +141,5 @@ class Batches(keras.utils.PyDataset):
 
 def negative_log_likelihood(likelihoods: Any, log_probabilities: Any) -> Any:
     """Returns ``-log P[noisy label | input]`` (n,) from values of the classes (n, K)."""
-    joint = log_probabilities + keras.ops.log(likelihoods + SMALL)
+    joint = log_probabilities + keras.ops.log(likelihoods + Learner.SMALL)
     return -keras.ops.logsumexp(joint, axis=-1)
-
-
-def built_network(network: Any, name: str) -> keras.Model:
-    """Returns a built Keras model with outputs (n, width), or raises."""
-    shape = getattr(network, "output_shape", None) if getattr(network, "built", False) else None
-    if not isinstance(network, keras.Model) or not isinstance(shape, tuple) or len(shape) != 2:
-        raise ValueError(
-            f"{name} must be a built Keras model with outputs (n, width), got "
-            f"{type(network).__name__} with outputs {shape}. Begin it with keras.Input; end an "
-            "encoder with a pooling or dense layer."
-        )
-    return network

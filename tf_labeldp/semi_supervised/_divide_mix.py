@@ -10,7 +10,7 @@ from keras import ops
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
-from tf_labeldp.keras_layers.beta import symmetric_beta
+from tf_labeldp.keras_layers import Mixup
 from tf_labeldp.mechanisms import ClassificationMechanism
 from tf_labeldp.self_supervised.training import Batches, Learner
 from tf_labeldp.semi_supervised._fix_match import checked_network, sharpened
@@ -254,7 +254,7 @@ class DivideMix(Learner):
         return mixture.predict_proba(losses)[:, lower]
 
     def _known_channel(self, labelled: Targets) -> np.ndarray:
-        mechanism: Any = getattr(labelled.noisy, "mechanism", None)
+        mechanism: Any = None if labelled.noisy is None else labelled.noisy.mechanism
         is_fixed = isinstance(mechanism, ClassificationMechanism) and not mechanism.uses_priors
         if not is_fixed or not mechanism.outputs_are_classes:
             raise ValueError(
@@ -291,7 +291,7 @@ class DivideMix(Learner):
         inputs = ops.cast(ops.concatenate(views), "float32")
         mixed = ops.concatenate([refined, refined, predicted, predicted])
         size = ops.shape(inputs)[0]
-        share = symmetric_beta(self.mixup_alpha, seed=self.seed_generator)
+        share = Mixup.symmetric_beta(self.mixup_alpha, seed=self.seed_generator)
         share = ops.maximum(share, 1.0 - share)
         partner = keras.random.shuffle(ops.arange(size), seed=self.seed_generator)
         inputs, mixed = (

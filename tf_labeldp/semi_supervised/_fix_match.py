@@ -10,13 +10,7 @@ from keras import ops
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
-from tf_labeldp.self_supervised.training import (
-    SMALL,
-    Batches,
-    Learner,
-    built_network,
-    negative_log_likelihood,
-)
+from tf_labeldp.self_supervised.training import Batches, Learner, negative_log_likelihood
 from tf_labeldp.semi_supervised.targets import Targets, class_shares, read_targets
 from tf_labeldp.vault.model_history import attach
 
@@ -211,7 +205,8 @@ class FixMatch(Learner):
         outputs = y_pred if isinstance(y_pred, dict) else {"labelled": ops.cast(y_pred, "float32")}
         if self.loss is None:
             predicted = outputs["labelled"]
-            logs = ops.log_softmax(predicted) if self.from_logits else ops.log(predicted + SMALL)
+            small = predicted + self.SMALL
+            logs = ops.log_softmax(predicted) if self.from_logits else ops.log(small)
             losses = negative_log_likelihood(y, logs)
             loss = ops.mean(losses if sample_weight is None else sample_weight * losses)
             loss = loss + sum(self.losses)
@@ -276,7 +271,7 @@ class FixMatch(Learner):
         """
         public = public_input(x, clusters, sample_weight)
         images = self._read_images(public.value[0])
-        has_loss = getattr(self, "loss", None) is not None
+        has_loss = self.loss is not None
         if targets is None and not has_loss:
             kind = "likelihoods"
         else:
@@ -340,8 +335,8 @@ class FixMatch(Learner):
         if self.priors is not None:
             self.mean_prediction.assign(_averaged(self.mean_prediction, ops.mean(shares, axis=0)))
             # A class that is never predicted has a mean of 0.
-            shares = shares / ops.maximum(self.mean_prediction.value, SMALL)
-        shares = _normalized(shares * evidence + SMALL)
+            shares = shares / ops.maximum(self.mean_prediction.value, self.SMALL)
+        shares = _normalized(shares * evidence + self.SMALL)
         confidence = ops.max(shares, axis=-1)
         classes = ops.one_hot(ops.argmax(shares, axis=-1), self.num_classes)
         threshold = self.threshold
@@ -373,7 +368,7 @@ def sharpened(shares: Any, temperature: float) -> Any:
 
 def checked_network(network: Any, from_logits: bool) -> keras.Model:
     """Returns a built classifier whose last activation agrees with ``from_logits``, or raises."""
-    built_network(network, "network")
+    Learner.built_network(network, "network")
     last = getattr(getattr(network.layers[-1], "activation", None), "__name__", None)
     if (last == "softmax") == from_logits:
         raise ValueError(

@@ -394,15 +394,16 @@ def facts_in(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _histories_in(path: pathlib.Path) -> dict[str, list[History]]:
     """Returns the histories in a file, by the names of layers, which several may share."""
-    from tf_labeldp.keras_layers._released_dense import ASSET
+    from tf_labeldp.keras_layers._released_dense import HistoryInFiles
 
+    place = f"/{HISTORY}/{HistoryInFiles.ASSET}"
     histories: dict[str, list[History]] = {}
     if not zipfile.is_zipfile(path):
         return histories
     with zipfile.ZipFile(path) as content:
         check_unpacked_size(content, path.stat().st_size)
         for member in content.namelist():
-            if not (member.startswith("assets/") and member.endswith(f"/{HISTORY}/{ASSET}")):
+            if not (member.startswith("assets/") and member.endswith(place)):
                 continue
             name, _, history = content.read(member).partition(b"\n")
             layer = name.decode()
