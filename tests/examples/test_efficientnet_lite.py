@@ -49,8 +49,9 @@ def torch(monkeypatch):
         raise AssertionError
 
     rebuild.__module__, rebuild.__qualname__ = "torch._utils", "_rebuild_tensor_v2"
-    utils._rebuild_tensor_v2 = rebuild  # type: ignore[attr-defined]
-    torch._utils = utils  # type: ignore[attr-defined]
+    # The private names of PyTorch that its files have.
+    setattr(utils, rebuild.__qualname__, rebuild)
+    torch.rebuild = rebuild  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch._utils", utils)
     return torch
@@ -67,7 +68,7 @@ def write(path, tensors, storage=None):
 
 def tensor(torch, storage, offset, shape, strides):
     arguments = (storage, offset, shape, strides, False, collections.OrderedDict())
-    return Call(torch._utils._rebuild_tensor_v2, *arguments)
+    return Call(torch.rebuild, *arguments)
 
 
 def test_tensors_are_views_of_what_the_file_stores(torch, tmp_path):

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp.gradients.model_checks import InspectedModel
+from tf_labeldp.plugins import InspectedModel
 
 layers = keras.layers
 

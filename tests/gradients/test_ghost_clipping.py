@@ -7,12 +7,12 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp.gradients._layer_rules import LookupRule, ProductRule, ScaleRule, Taps
-from tf_labeldp.gradients.clip import Batch, Clip
 from tf_labeldp.gradients.ghost_clipping import (
     LayerRecord,
     clipped_sums,
     make_plans,
 )
+from tf_labeldp.plugins import Batch, Clip
 
 BATCH = 10
 NO_BATCH = Batch(None, None, None, None)

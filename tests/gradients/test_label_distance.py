@@ -10,14 +10,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.accounting.events import LONGEST_CLIP
-from tf_labeldp.gradients.clip import Batch, Coordinates, Speed
-from tf_labeldp.gradients.keras_loss import KerasLoss
-from tf_labeldp.gradients.label_distance import LabelDistanceClip
-from tf_labeldp.gradients.per_example_clipping import ClippedSum, PerExampleClipping
+from tf_labeldp.plugins import (
+    Batch,
+    Coordinates,
+    KerasLoss,
+    LabelDistanceClip,
+    PerExampleClipping,
+    Speed,
+)
 
 layers = keras.layers
 ROWS = 10
+# The longest clip, over the distance of the gradients for two labels.
+LONGEST_CLIP = 0.75
 WEIGHTS = np.array([1.0, 1.0, 0.3, 1.0, 0.0, 1.0, 2.0, 1.0, 1.0, 1.0], np.float32)
 
 
@@ -49,7 +54,7 @@ def batch(outputs: int) -> tuple[np.ndarray, np.ndarray]:
     return x, rng.integers(2, size=ROWS)
 
 
-def clipped(network: keras.Model, x: Any, y: Any, clip: float, **options: Any) -> ClippedSum:
+def clipped(network: keras.Model, x: Any, y: Any, clip: float, **options: Any) -> Any:
     speed = Speed(options.pop("method", "auto"), options.pop("max_bytes", 2**30))
     weights = options.pop("weights", WEIGHTS)
 

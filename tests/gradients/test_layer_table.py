@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import pytest
 
-from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
+from tf_labeldp.plugins import PerExampleClipping
 
 layers = keras.layers
 _GUIDE = Path(__file__).parents[2] / "docs/guide.md"

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp.gradients.keras_loss import KerasLoss
+from tf_labeldp.plugins import KerasLoss
 
 B = 5
 NAMES = (

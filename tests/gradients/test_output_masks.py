@@ -11,9 +11,7 @@ import tensorflow as tf
 
 import tf_labeldp as ldp
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.gradients.clip import Batch, Clip, Speed
-from tf_labeldp.gradients.output_losses import OutputLosses
-from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
+from tf_labeldp.plugins import Batch, Clip, OutputLosses, PerExampleClipping, Speed
 from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, SelfConv, SelfSpan
 
 layers, losses = keras.layers, keras.losses

@@ -14,10 +14,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.gradients.clip import Batch, Clip, Coordinates, Speed
-from tf_labeldp.gradients.keras_loss import KerasLoss
-from tf_labeldp.gradients.label_distance import LabelDistanceClip
-from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
+from tf_labeldp.plugins import (
+    Batch,
+    Clip,
+    Coordinates,
+    KerasLoss,
+    LabelDistanceClip,
+    PerExampleClipping,
+    Speed,
+)
 
 layers = keras.layers
 ROWS, CLASSES = 6, 3

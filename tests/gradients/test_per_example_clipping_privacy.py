@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.gradients.clip import Batch, Clip, Speed
-from tf_labeldp.gradients.keras_loss import KerasLoss
-from tf_labeldp.gradients.per_example_clipping import ClippedSum, PerExampleClipping
+from tf_labeldp.plugins import Batch, Clip, KerasLoss, PerExampleClipping, Speed
 
 layers = keras.layers
 ROWS, CLASSES = 8, 3
@@ -47,13 +45,13 @@ def batch(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
     return x, rng.integers(CLASSES, size=rows)
 
 
-def clipped(model: keras.Model, method: str, x: Any, y: Any, **options: Any) -> ClippedSum:
+def clipped(model: keras.Model, method: str, x: Any, y: Any, **options: Any) -> Any:
     weights, loss = options.pop("weights", np.ones(len(x))), options.pop("loss", LOSS)
     clip = Clip(**{"l2_norm_clip": 0.1, **options})
     return PerExampleClipping(model, Speed(method)).clipped_sum(Batch(x, y, weights, loss), clip)
 
 
-def flat(result: ClippedSum) -> np.ndarray:
+def flat(result: Any) -> np.ndarray:
     return np.concatenate([part.numpy().astype(np.float64).ravel() for part in result.gradients])
 
 

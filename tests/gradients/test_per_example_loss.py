@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.gradients.keras_loss import KerasLoss
 from tf_labeldp.keras_layers import LabelWeightedLoss
+from tf_labeldp.plugins import KerasLoss
 
 RNG = np.random.default_rng(0)
 ROWS, CLASSES = 5, 4

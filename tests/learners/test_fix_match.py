@@ -104,7 +104,8 @@ def test_the_settings_of_the_paper():
         model.train_on_batch(batch, y)
     for found, expected in zip(net.get_weights(), weights, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4)
-    last = float(model.optimizer._learning_rate(steps))
+    model.optimizer.iterations.assign(steps)
+    last = float(model.optimizer.learning_rate)
     assert last == pytest.approx(rate * np.cos(7 * np.pi / 16), rel=1e-4)
 
 

@@ -14,7 +14,7 @@ from dp_accounting.rdp import RdpAccountant
 from sklearn.exceptions import ConvergenceWarning
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting.gaussian import gaussian_epsilon
+from tf_labeldp.accounting import dp_sgd_guarantee
 from tf_labeldp.pate import PATE, ConfidentGNMax, fix_match_teacher
 from tf_labeldp.semi_supervised import FixMatch
 
@@ -48,7 +48,8 @@ def test_the_price_is_that_of_an_independent_composition(mechanism):
     share = mechanism.max_answers * 2.0 / mechanism.answer_stddev**2
     if mechanism.threshold is not None:
         share += mechanism.num_queries / mechanism.check_stddev**2
-    epsilon = gaussian_epsilon(1.0, 1e-5, math.sqrt(share))
+    # One step of DP-SGD on all labels is a Gaussian release of sensitivity 2.
+    epsilon = dp_sgd_guarantee(2.0 / math.sqrt(share), 1.0, 1, 1e-5).epsilon
     assert epsilon == pytest.approx(1.0, abs=1e-3)
     events = [
         dp_accounting.SelfComposedDpEvent(

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.gradients.clip import Batch, Clip, Speed
-from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
+from tf_labeldp.plugins import Batch, Clip, PerExampleClipping, Speed
 
 pytestmark = pytest.mark.tf_privacy
 

@@ -11,7 +11,6 @@ import pytest
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import provenance as _public_input
-from tf_labeldp.vault import _draws
 
 
 @pytest.fixture(autouse=True)
@@ -49,15 +48,20 @@ class Kit:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.monkeypatch = monkeypatch
         self.draws: list[tuple[Any, np.ndarray, Any]] = []  # (mechanism, indices, priors)
+        self.noisy: dict[str | None, ldp.NoisyLabels] = {}  # by key, as they were drawn
         self.snapshots: dict[int, np.ndarray] = {}
-        original = _draws.Draws._new_record
+        original = ldp.PrivateLabels.randomize
 
-        def new_record(vault, name, mechanism, rows, priors, digest, made_of):
-            used = None if priors is None else np.asarray(priors)
-            self.draws.append((mechanism, rows, used))
-            return original(vault, name, mechanism, rows, priors, digest, made_of)
+        def randomize(vault, mechanism, indices=None, priors=None, *, key=None):
+            is_new = not vault.has_draw(key)
+            noisy = original(vault, mechanism, indices, priors, key=key)
+            if is_new:
+                used = None if priors is None else np.asarray(priors)
+                self.draws.append((mechanism, noisy.indices, used))
+                self.noisy[key] = noisy
+            return noisy
 
-        monkeypatch.setattr(_draws.Draws, "_new_record", new_record)
+        monkeypatch.setattr(ldp.PrivateLabels, "randomize", randomize)
 
     def model(self, norm: bool = False, optimizer: Any = None) -> keras.Model:
         """A compiled classifier of points (batch, 2), always from the same weights."""
@@ -87,6 +91,7 @@ class Kit:
             "verbose": 0,
             **options,
         }
+        self.x = x
         return ldp.MultiStageTraining(x, labels, **options)
 
     def fit(
@@ -97,7 +102,6 @@ class Kit:
         **options: Any,
     ) -> keras.callbacks.History:
         """Runs the stages."""
-        self.x = stages._features
         options = {"epochs": stages.epochs, "verbose": 0, "shuffle": False, **options}
         return model.fit(stages.dataset(), callbacks=[stages, *callbacks], **options)
 
@@ -112,8 +116,7 @@ class Kit:
 
         class StopAfter(keras.callbacks.Callback):
             def on_epoch_end(self, number: int, logs: Any = None) -> None:
-                rows = np.arange(kit.x.num_examples)
-                kit.snapshots[number] = self.model.predict(kit.x.take(rows), verbose=0)
+                kit.snapshots[number] = self.model.predict(kit.x, verbose=0)
                 self.model.stop_training = number >= epoch
 
         return StopAfter()

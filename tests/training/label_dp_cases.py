@@ -6,9 +6,10 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import dp_sgd_guarantee
+from tf_labeldp.accounting import Charge, dp_sgd_guarantee
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.training import LabelDPModel, LabelDPOptimizer
 
@@ -35,6 +36,27 @@ def batches(labels: Any, *, q: float = 0.1, steps: int = 3, **settings: Any) -> 
 def after(epochs: int, q: float = 0.1, steps: int = 3) -> float:
     """The cost of some epochs of ``batches``."""
     return dp_sgd_guarantee(SIGMA, q, steps * epochs, DELTA).epsilon if epochs else 0.0
+
+
+def composed(*charges: Charge) -> float:
+    """The cost of these charges of one vault together."""
+    labels = vault(epsilon=100.0)
+    for charge in charges:
+        labels.charge(charge, what="a use")
+    return labels.guarantee().epsilon
+
+
+def recorded(model: LabelDPModel, sampled: Any) -> list[tuple[Any, ...]]:
+    """The batches that a model gets in an epoch of training, as arrays."""
+    found, take = [], model.train_step
+
+    def train_step(data: Any) -> Any:
+        found.append(tf.nest.map_structure(lambda part: part.numpy(), data))
+        return take(data)
+
+    model.train_step, model.run_eagerly = train_step, True
+    model.fit(sampled, verbose=0)
+    return found
 
 
 def network(*hidden: Any, units: int = K) -> LabelDPModel:

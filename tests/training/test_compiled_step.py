@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +30,8 @@ from label_dp_cases import (
 )
 
 from tf_labeldp.training import AltConv, GaussianNoise, LabelDPModel, NoiseMechanism
+
+# The guard of a step without a charge, which no fit takes.
 from tf_labeldp.training._private_step import StepGuard
 
 
@@ -154,26 +157,40 @@ def test_the_program_of_a_step_has_no_host_call() -> None:
     assert "PyFunc" in found[False]  # that the search would find one
 
 
-def test_every_step_of_a_program_has_its_own_noise_of_the_stated_size() -> None:
+def drawn_keys(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Returns the list that every key of 256 bits goes to from now on."""
+    keys, secure = [], os.urandom
+
+    def urandom(size: int) -> bytes:
+        drawn = secure(size)
+        keys.extend([drawn] if size == 32 else [])
+        return drawn
+
+    monkeypatch.setattr(os, "urandom", urandom)
+    return keys
+
+
+def test_every_step_of_a_program_has_its_own_noise_of_the_stated_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     noise, extra = GaussianNoise(SIGMA, source="device"), (keras.layers.Dense(300),)
     model = private_model(noise=noise, inner=keras.optimizers.SGD(1.0), extra=extra)
-    moves, keys, counts, last = [], [], [], [model.get_weights()]
+    moves, keys, last = [], drawn_keys(monkeypatch), [model.get_weights()]
+    keys_by_step = []
 
     def keep() -> None:
         now = model.get_weights()
         moves.append(np.concatenate([(a - b).ravel() for a, b in zip(now, last[0], strict=True)]))
         last[0] = now
-        keys.append(tuple(noise._device._key.numpy()))
-        counts.append(int(noise._device._drawn[0]) // 256)
+        keys_by_step.append(keys[-1])
 
     # No example has weight, so a step moves by its noise alone.
     fit = {"sample_weight": np.zeros(N), "batch_size": 20, "epochs": 2, "verbose": 0}
     for _ in range(2):
         model.fit(features(), codes(), callbacks=[watch(on_train_batch_end=keep)], **fit)
     steps = 2 * 2 * 5
-    # Over epochs and fits the count goes up by one per step; each fit has another key.
-    assert counts == [1 + i for i in range(steps)]
-    assert len(set(keys)) == 2 and len(set(keys[: steps // 2])) == 1
+    # Each fit has another key.
+    assert len(set(keys_by_step)) == 2 and len(set(keys_by_step[: steps // 2])) == 1
     sample = np.stack(moves) / (SIGMA / 20.0)
     limit = 6.0 / np.sqrt(sample.shape[1])  # of 190 pairs; a chance of 4e-7
     assert np.max(np.abs(np.corrcoef(sample)[np.triu_indices(steps, 1)])) < limit
@@ -228,13 +245,17 @@ def test_steps_beyond_those_charged_add_nothing(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.holds("training.StepGuard")
 def test_labels_of_a_step_that_is_not_charged_are_zeros() -> None:
-    model = private_model()
-    guard, labels = model._guard, (tf.constant([3, 1]), tf.ones([2]))
-    guard.price(model.optimizer.noise)
+    guard, labels = StepGuard(compiled=True), (tf.constant([3, 1]), tf.ones([2]))
+    guard.price(GaussianNoise(SIGMA))
     assert [part.numpy().tolist() for part in guard.admitted(labels)] == [[0, 0], [0.0, 0.0]]
     guard.admit(1)
     assert [part.numpy().tolist() for part in guard.admitted(labels)] == [[3, 1], [1.0, 1.0]]
-    guard._stopped.assign(0)  # after another check failed
+
+    def failing() -> dict[str, tf.Tensor]:
+        guard.check_outputs({"first": tf.constant(False)}, 0)
+        return {}
+
+    guard.guarded(failing, [])
     assert [part.numpy().tolist() for part in guard.admitted(labels)] == [[0, 0], [0.0, 0.0]]
 
 
@@ -268,9 +289,8 @@ def test_a_step_that_is_stopped_leaves_weight_decay_undone() -> None:
 
 
 def test_two_threads_can_not_take_steps_at_once() -> None:
-    model = private_model()
-    guard, inside = model._guard, []
-    guard.price(model.optimizer.noise)
+    guard, inside, private = StepGuard(compiled=True), [], optimizer()
+    guard.price(private.noise)
 
     def run(data: Any) -> Any:
         if data == "first":  # while it is under way, another thread comes
@@ -278,7 +298,7 @@ def test_two_threads_can_not_take_steps_at_once() -> None:
                 pool.submit(take, "second").result()
         inside.append(data)
 
-    take = guard.taking_turns(run, model.optimizer)
+    take = guard.taking_turns(run, private)
     take("first")
     take("third")
     assert inside == ["first", "third"]
@@ -368,7 +388,8 @@ def test_other_noise_of_python_is_refused() -> None:
         model.compile(private, loss=LOSS, jit_compile=True)
 
 
-def test_a_saved_model_compiles_again(tmp_path: Path) -> None:
+def test_a_saved_model_compiles_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = drawn_keys(monkeypatch)
     model = private_model(noise=GaussianNoise(SIGMA, source="device"))
     model.fit(batches(codes()), verbose=0)
     model.save(tmp_path / "model.keras")
@@ -376,7 +397,8 @@ def test_a_saved_model_compiles_again(tmp_path: Path) -> None:
     assert loaded.jit_compile is True and loaded.optimizer.noise.source == "device"
     loaded.fit(batches(codes()), verbose=0)
     assert loaded.guarantee().epsilon > model.guarantee().epsilon
-    secret = np.array(model.optimizer.noise._device._key.numpy()).astype(np.int64)
+    secret = np.frombuffer(b"".join(keys), np.uint32).astype(np.int64)
+    assert secret.size >= 8 * 4
     for variable in (*model.variables, *model.optimizer.variables):
         assert not np.isin(secret, variable.numpy()).any()
     # Nor does a checkpoint of TensorFlow hold it.

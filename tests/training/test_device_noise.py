@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from tf_labeldp.mechanisms import step_noise
+# The blocks and bits of the cipher inside a program, which sums have no longer.
+from tf_labeldp.mechanisms.step_noise import DeviceNormal, _compiled, _fraction, key_stream
 from tf_labeldp.training import GaussianNoise
 
 SIZE = 1_000_000
@@ -39,9 +40,7 @@ def words(content: bytes) -> tf.Tensor:
 @pytest.mark.holds("mechanisms.DeviceNormal")
 def test_blocks_are_those_of_rfc_8439(vector: int, jit: bool) -> None:
     key, nonce, counter, block = VECTORS[vector]
-    make = tf.function(
-        lambda key, nonce: step_noise.key_stream(key, nonce, counter, 1), jit_compile=jit
-    )
+    make = tf.function(lambda key, nonce: key_stream(key, nonce, counter, 1), jit_compile=jit)
     made = make(words(bytes.fromhex(key)), words(bytes.fromhex(nonce)))
     assert made.shape == (16, 1) and made.numpy()[:, 0].tobytes().hex() == block
 
@@ -52,7 +51,7 @@ def test_many_blocks_are_those_of_openssl() -> None:
         key, nonce = rng.bytes(32), rng.bytes(12)
         cipher = Cipher(algorithms.ChaCha20(key, bytes(4) + nonce), mode=None).encryptor()
         expected = np.frombuffer(cipher.update(bytes(64 * blocks)), "<u4").reshape(blocks, 16)
-        made = step_noise.key_stream(words(key), words(nonce), 0, blocks)
+        made = key_stream(words(key), words(nonce), 0, blocks)
         np.testing.assert_array_equal(made.numpy().T, expected)
 
 
@@ -72,7 +71,7 @@ def test_coordinates_and_steps_are_not_correlated() -> None:
 
 def test_numbers_are_box_and_muller_s_of_53_bits_to_rounding() -> None:
     key, nonce, blocks = np.arange(8), np.array([1, 2, 0]), 512
-    stream = step_noise.key_stream(
+    stream = key_stream(
         tf.constant(key, tf.uint32), tf.constant(nonce, tf.uint32), 0, blocks
     ).numpy()
     high, low, high_angle, low_angle = np.split(stream.astype(np.uint64), 4)
@@ -83,29 +82,33 @@ def test_numbers_are_box_and_muller_s_of_53_bits_to_rounding() -> None:
     uniform, angle = ((k.astype(np.float64) + 0.5) * 2.0**-53 for k in whole)
     radius = np.sqrt(-2.0 * np.log(uniform))
     expected = radius * np.stack([np.cos(2.0 * np.pi * angle), np.sin(2.0 * np.pi * angle)])
-    found = step_noise._compiled(blocks)(tf.constant(key), tf.constant(nonce)).numpy()
+    found = _compiled(blocks)(tf.constant(key), tf.constant(nonce)).numpy()
     np.testing.assert_allclose(found, expected.ravel(), rtol=0.0, atol=1e-14)
 
 
 def test_uniform_numbers_reach_both_ends_and_never_zero() -> None:
-    ends = step_noise._fraction(
+    ends = _fraction(
         tf.constant([0, 2**32 - 1], tf.uint32), tf.constant([2047, 2**32 - 1], tf.uint32)
     ).numpy()
     assert ends[0] == 2.0**-54 and 1.0 - 2.0**-53 <= ends[1] <= 1.0
 
 
-def nonces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Returns the list that every key and nonce goes to from now on."""
+def nonces(monkeypatch: pytest.MonkeyPatch, first: int | None = None) -> list[tuple[int, ...]]:
+    """Returns the list that every key and nonce goes to from now on; the count goes on there."""
     used: list[tuple[int, ...]] = []
-    original = step_noise.DeviceNormal.key_and_nonce
+    counted: set[int] = set()
+    original = DeviceNormal.key_and_nonce
 
-    def recorded(self: step_noise.DeviceNormal) -> Any:
+    def recorded(self: DeviceNormal) -> Any:
+        if first is not None and id(self) not in counted:
+            counted.add(id(self))
+            self._drawn.assign([first, 0, 0])
         key, nonce = original(self)
         note = lambda k, n: used.append((*k.tolist(), *n.tolist()))  # noqa: E731
         with tf.control_dependencies([tf.numpy_function(note, [key, nonce], [])]):
             return tf.identity(key), nonce
 
-    monkeypatch.setattr(step_noise.DeviceNormal, "key_and_nonce", recorded)
+    monkeypatch.setattr(DeviceNormal, "key_and_nonce", recorded)
     return used
 
 
@@ -134,10 +137,9 @@ def test_no_draw_has_the_key_and_nonce_of_another(monkeypatch: pytest.MonkeyPatc
 
 
 def test_count_goes_on_past_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    used = nonces(monkeypatch)
+    used = nonces(monkeypatch, first=2**32 - 512)  # a draw is 256
     noise = GaussianNoise(1.0, source="device", insecure_seed=0)
     noise.begin()
-    noise._device._drawn.assign([2**32 - 512, 0, 0])  # a draw is 256
     for _ in range(3):
         noise_of(noise, size=3)
     assert [one[8:] for one in used] == [(0, 2**32 - 512, 0), (0, 2**32 - 256, 0), (0, 0, 1)]
@@ -188,4 +190,4 @@ def test_a_tpu_is_refused_also_one_that_comes_later(monkeypatch: pytest.MonkeyPa
 
 def test_more_than_a_nonce_has_blocks_for_is_refused() -> None:
     with pytest.raises(ValueError, match="one draw gives at most"):
-        step_noise.DeviceNormal(None).draw(2**34 + 1)
+        DeviceNormal(None).draw(2**34 + 1)

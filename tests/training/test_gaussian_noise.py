@@ -14,12 +14,17 @@ import scipy.stats
 import tensorflow as tf
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from tf_labeldp.mechanisms import random_bits, step_noise
-from tf_labeldp.mechanisms.step_noise import standard_normal
+# The bits, blocks and layers of the noise, which sums on a grid have no longer.
+from tf_labeldp.mechanisms.random_bits import KeyStream
+from tf_labeldp.mechanisms.step_noise import _RIGHT, _rest, noisy_sums, standard_normal
 from tf_labeldp.training import GaussianNoise, NoiseMechanism
 
 SOURCES = pytest.mark.parametrize("source", ["host", "device"])
 SIZE = 1_000_000
+BLOCK = 1 << 16
+"""Numbers per pass of the host."""
+CODES = 1024
+"""Codes of layers, rejections included."""
 # Kolmogorov's distribution: P[sqrt(n) D > 2.7] is below 1e-6.
 LIMIT = 2.7 / np.sqrt(SIZE)
 
@@ -48,7 +53,7 @@ def test_standard_deviation_is_noise_multiplier_times_clip(source: str) -> None:
 @pytest.mark.holds("mechanisms.standard_normal")
 def test_every_layer_and_the_tail_have_their_share() -> None:
     # The ends of the ziggurat, where a layer that is too wide or too narrow would show itself.
-    size, edges = 4_000_000, np.sort(np.concatenate([step_noise._RIGHT, -step_noise._LEFT]))
+    size, edges = 4_000_000, np.sort(np.concatenate([_RIGHT, -_RIGHT, [0.0]]))
     law = np.diff([0.0, *scipy.special.ndtr(edges), 1.0]) * size
     drawn = standard_normal(size, None)
 
@@ -62,9 +67,9 @@ def test_every_layer_and_the_tail_have_their_share() -> None:
 
 def test_above_the_layers_is_the_rest_of_the_law() -> None:
     # One number in 340 is drawn here: a sample of all numbers would hide what is wrong with it.
-    right = np.append(step_noise._RIGHT, 0.0)
-    top = np.exp(-0.5 * step_noise._RIGHT**2)
-    drawn = np.sort(step_noise._rest(SIZE, random_bits.KeyStream()))
+    right = np.append(_RIGHT, 0.0)
+    top = np.exp(-0.5 * _RIGHT**2)
+    drawn = np.sort(_rest(SIZE, KeyStream()))
 
     def law(x: np.ndarray) -> np.ndarray:
         whole = np.sqrt(0.5 * np.pi) * scipy.special.erf(x / np.sqrt(2.0))
@@ -79,11 +84,11 @@ def test_above_the_layers_is_the_rest_of_the_law() -> None:
 
 
 def test_layers_lie_below_the_density_and_have_the_area_of_a_code() -> None:
-    right, top = step_noise._RIGHT, np.exp(-0.5 * step_noise._RIGHT**2)
+    right, top = _RIGHT, np.exp(-0.5 * _RIGHT**2)
     assert np.all(np.diff(right) < 0.0)
     areas = right * np.diff(top, prepend=0.0)
-    np.testing.assert_allclose(areas, np.sqrt(0.5 * np.pi) / step_noise._CODES, rtol=1e-12)
-    assert right.size > 0.997 * step_noise._CODES  # the others are rejections
+    np.testing.assert_allclose(areas, np.sqrt(0.5 * np.pi) / CODES, rtol=1e-12)
+    assert right.size > 0.997 * CODES  # the others are rejections
 
 
 def test_all_bits_are_those_of_a_cipher_under_a_key_of_its_own(
@@ -95,7 +100,7 @@ def test_all_bits_are_those_of_a_cipher_under_a_key_of_its_own(
         keys.append(secure(size))
         return keys[-1]
 
-    def counting(self: Any, size: int, words: Any = random_bits.KeyStream.words) -> np.ndarray:
+    def counting(self: Any, size: int, words: Any = KeyStream.words) -> np.ndarray:
         asked.append(size)
         drawn: np.ndarray = words(self, size)
         # AES-256 in counter mode from zero on, as another library call has it.
@@ -104,9 +109,9 @@ def test_all_bits_are_those_of_a_cipher_under_a_key_of_its_own(
             assert cipher.update(bytes(8 * size)) == drawn.tobytes()
         return drawn
 
-    monkeypatch.setattr(random_bits.os, "urandom", key)
-    monkeypatch.setattr(random_bits.KeyStream, "words", counting)
-    size = 3 * step_noise._BLOCK
+    monkeypatch.setattr(os, "urandom", key)
+    monkeypatch.setattr(KeyStream, "words", counting)
+    size = 3 * BLOCK
     first, second = standard_normal(size, None), standard_normal(size, None)
     assert len(set(keys)) == len(keys) == 2 and {len(key) for key in keys} == {32}
     # 64 bits each, and more near the edges.
@@ -121,20 +126,20 @@ def test_sums_of_any_sizes_have_noise_in_blocks_of_any_number_of_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keys = []
-    monkeypatch.setattr(random_bits.os, "urandom", lambda n, f=os.urandom: keys.append(n) or f(n))
-    sizes = [(3,), (), (0, 5), (2, 5 * step_noise._BLOCK), (7, 1), (step_noise._BLOCK + 1,)]
+    monkeypatch.setattr(os, "urandom", lambda n, f=os.urandom: keys.append(n) or f(n))
+    sizes = [(3,), (), (0, 5), (2, 5 * BLOCK), (7, 1), (BLOCK + 1,)]
     sums = [np.full(size, 5.0, np.float32) for size in sizes]
     for threads in (1, 3):
         keys.clear()
-        noisy = step_noise.noisy_sums(sums, 2.0, 2.0**-15, None, threads)
+        noisy = noisy_sums(sums, 2.0, 2.0**-15, None, threads)
         assert [part.shape for part in noisy] == sizes and len(keys) == threads
         assert all(part.ctypes.data % 64 == 0 for part in noisy if part.size)
         sample = np.concatenate([part.ravel() for part in noisy]) - 5.0
-        assert np.unique(sample[: 2 * step_noise._BLOCK]).size > step_noise._BLOCK
+        assert np.unique(sample[: 2 * BLOCK]).size > BLOCK
         assert distance_from_normal(sample, 2.0) < 2.7 / np.sqrt(sample.size)
         assert distance_from_normal(sample, 2.0 * 1.05) > 2.7 / np.sqrt(sample.size)
     # A seed gives one stream, which neither blocks nor threads change.
-    seeded = step_noise.noisy_sums(sums, 2.0, 2.0**-15, np.random.default_rng(1), 3)
+    seeded = noisy_sums(sums, 2.0, 2.0**-15, np.random.default_rng(1), 3)
     stream = np.random.default_rng(1).standard_normal(sample.size)
     rounded = np.rint((2.0 * stream + 5.0) * 2.0**15) * 2.0**-15
     np.testing.assert_array_equal(np.concatenate([p.ravel() for p in seeded]), rounded)

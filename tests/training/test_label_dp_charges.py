@@ -18,6 +18,7 @@ from label_dp_cases import (
     after,
     batches,
     codes,
+    composed,
     features,
     network,
     optimizer,
@@ -29,7 +30,6 @@ from label_dp_cases import (
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import Charge, dp_sgd_charge, dp_sgd_guarantee, public_input
-from tf_labeldp.accounting.budget import compose_charges
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
 from tf_labeldp.training import GaussianNoise
 
@@ -37,18 +37,11 @@ from tf_labeldp.training import GaussianNoise
 
 
 @pytest.mark.holds("training.LabelDPModel")
-def test_the_vault_is_charged_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    labels, order = vault(), []
-    charge = ldp.PrivateLabels._charge
-    model = private_model()
-    monkeypatch.setattr(
-        ldp.PrivateLabels,
-        "_charge",
-        lambda self, *a, **k: (order.append("charge"), charge(self, *a, **k))[1],
-    )
-    step = watch(on_train_batch_begin=lambda: order.append("step"))
+def test_the_vault_is_charged_before_the_first_step() -> None:
+    labels, charged, model = vault(), [], private_model()
+    step = watch(on_train_batch_begin=lambda: charged.append(len(labels.receipts)))
     model.fit(batches(labels), epochs=2, callbacks=[step], verbose=0)
-    assert order == ["charge", "step", "step", "step"] * 2
+    assert charged == [1, 1, 1, 2, 2, 2]
 
 
 def test_a_fit_is_one_plan_that_keeps_its_full_cost_when_it_stops_early() -> None:
@@ -67,7 +60,7 @@ def test_a_fit_is_one_plan_that_keeps_its_full_cost_when_it_stops_early() -> Non
     another = private_model()
     another.fit(batches(labels), epochs=7, verbose=0)
     assert labels.guarantee().epsilon == pytest.approx(after(10))
-    assert len({receipt.plan for receipt in labels._ledger.receipts()}) == 1
+    assert len({receipt.plan for receipt in labels.receipts}) == 1
     with pytest.raises(ldp.BudgetExceededError):
         another.fit(batches(labels), epochs=1, verbose=0)
 
@@ -83,7 +76,7 @@ def test_a_plan_goes_on_at_a_larger_delta() -> None:
     model.fit(batches(labels), epochs=10, callbacks=[stopping], verbose=0)
     labels.raise_budget(ldp.PrivacyBudget(after(10), 2 * DELTA), reason="a larger delta")
     private_model().fit(batches(labels), epochs=7, verbose=0)
-    receipts = labels._ledger.receipts()
+    receipts = labels.receipts
     assert len({receipt.charge.delta for receipt in receipts}) == 2
     assert len({receipt.plan for receipt in receipts}) == 1 and len(receipts) == 10
     steps = dp_sgd_guarantee(SIGMA, 0.1, 30, 2 * DELTA)
@@ -95,7 +88,7 @@ def test_two_fits_are_two_plans() -> None:
     private_model().fit(batches(labels), epochs=5, verbose=0)
     private_model().fit(batches(labels), epochs=5, verbose=0)
     assert labels.guarantee().epsilon == pytest.approx(after(10))
-    plans = [receipt.plan for receipt in labels._ledger.receipts()]
+    plans = [receipt.plan for receipt in labels.receipts]
     assert len(plans) == 10 and len(set(plans)) == 2
 
 
@@ -147,11 +140,11 @@ def test_a_model_of_a_vaults_noisy_labels_and_of_its_steps_states_their_sum() ->
     model.declare("its weights were trained on these noisy labels", made_of=[noisy])
     model.fit(batches(labels), verbose=0)
     charges = [Charge.of(noisy.mechanism), dp_sgd_charge(SIGMA, 0.1, 3, DELTA)]
-    expected = compose_charges(charges, DELTA).epsilon
+    expected = composed(*charges)
     assert model.guarantee().epsilon == pytest.approx(expected, rel=1e-9)
     # The vault knows that draw already, and counts it once.
     charges.append(Charge.of(HistogramMechanism(epsilon=0.5, num_classes=K)))
-    expected = compose_charges(charges, DELTA).epsilon
+    expected = composed(*charges)
     assert labels.guarantee().epsilon == pytest.approx(expected, rel=1e-9)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import pickle
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -29,7 +32,7 @@ from label_dp_cases import (
 )
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import ReceiptError, Receipts, public_input, receipts
+from tf_labeldp.accounting import ReceiptError, Receipts, public_input
 from tf_labeldp.training import LabelDPModel
 
 
@@ -138,14 +141,18 @@ def test_receipts_that_were_edited_are_refused(tmp_path: Path) -> None:
         private_model().load_own_variables({**store, name: content})
 
 
-def test_a_file_with_receipts_of_a_newer_version_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, path = trained(), tmp_path / "model.weights.h5"
-    with monkeypatch.context() as patch:
-        patch.setattr(receipts, "FORMAT", receipts.FORMAT + 1)
-        patch.setattr(receipts, "__version__", "9.9")
-        model.save_weights(path)
+def test_a_file_with_receipts_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.weights.h5"
+    trained().save_weights(path)
+    with h5py.File(path, "r+") as file:
+        places: list[str] = []
+        file.visit(lambda place: places.append(place) if "receipts" in place else None)
+        [place] = places
+        content = json.loads(zlib.decompress(file[place][()].tobytes()))
+        content |= {"format": content["format"] + 1, "version": "9.9"}
+        del file[place]
+        newer = zlib.compress(json.dumps(content).encode(), 9)
+        file[place] = np.frombuffer(newer, np.uint8)
     with pytest.raises(ValueError, match=r"of tf-labeldp 9\.9\. Install the newer version"):
         private_model().load_weights(path)
 

@@ -15,6 +15,7 @@ from label_dp_cases import (
     after,
     batches,
     codes,
+    composed,
     features,
     network,
     optimizer,
@@ -22,7 +23,6 @@ from label_dp_cases import (
 )
 
 from tf_labeldp.accounting import Charge, dp_sgd_charge
-from tf_labeldp.accounting.budget import compose_charges
 from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.training import LabelDPModel
 
@@ -73,7 +73,7 @@ def test_models_that_share_layers_add_up_whichever_is_trained_last() -> None:
 
 
 def sum_of(*charges: Charge) -> Any:
-    return pytest.approx(compose_charges(charges, DELTA).epsilon, rel=1e-9)
+    return pytest.approx(composed(*charges), rel=1e-9)
 
 
 @pytest.mark.parametrize("with_vault", [True, False])

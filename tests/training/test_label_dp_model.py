@@ -9,11 +9,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from label_dp_cases import LOSS, network, optimizer, watch
+from label_dp_cases import LOSS, network, optimizer, recorded, watch
 
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.data.batches import open_for_training
-from tf_labeldp.mechanisms.step_noise import standard_normal
 from tf_labeldp.training import GaussianNoise, LabelDPModel, LabelDPOptimizer, NoiseMechanism
 
 N, D, K, CLIP, RATE = 22, 3, 4, 0.4, 0.7
@@ -88,7 +86,7 @@ def test_steps_on_arrays_are_the_definition_also_the_last_small_batch(method: st
 
 def test_seeded_noise_is_added_to_the_sum_before_it_is_divided() -> None:
     model, rng = private_model(noise_multiplier=2.0, insecure_seed=3), np.random.default_rng(3)
-    noise = lambda size: 2.0 * CLIP * standard_normal(size, rng)  # noqa: E731
+    noise = lambda size: 2.0 * CLIP * rng.standard_normal(size)  # noqa: E731
     expected = by_hand(model, batches_of(11), 11.0, noise)
     model.fit(X, Y, batch_size=11, shuffle=False, verbose=0)
     # The noisy sum is rounded to 2^-16 of 0.8, and then divided by 11.
@@ -97,8 +95,7 @@ def test_seeded_noise_is_added_to_the_sum_before_it_is_divided() -> None:
 
 def test_steps_on_poisson_batches_divide_by_the_expected_size() -> None:
     settings = {"sampling_probability": 0.3, "steps": 4, "insecure_seed": 9}
-    drawn = open_for_training(poisson_batches(X, Y, **settings)).take(4)
-    batches = [tuple(part.numpy() for part in batch) for batch in drawn]
+    batches = recorded(private_model(), poisson_batches(X, Y, **settings))
     sizes = {int(weights.sum()) for _, _, weights in batches}
     assert len(sizes) > 1  # so that another divisor would show
     model = private_model()

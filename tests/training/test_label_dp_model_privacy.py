@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import math
 import traceback
@@ -30,6 +31,7 @@ from label_dp_cases import (
 )
 
 import tf_labeldp as ldp
+from tf_labeldp.plugins import OutputLosses
 from tf_labeldp.training import PrivacySpent
 from tf_labeldp.vault import Numbers
 
@@ -103,6 +105,14 @@ def test_the_norm_in_the_log_is_that_of_the_noisy_sum() -> None:
     assert history["noisy_gradient_norm"][0] == pytest.approx(norm, rel=1e-4)
 
 
+def texts_of(value: Any, depth: int = 4) -> list[str]:
+    """Returns the texts of an object, and of the objects of training inside it."""
+    if not depth or not type(value).__module__.startswith("tf_labeldp.training"):
+        return []
+    inside = (texts_of(part, depth - 1) for part in vars(value).values())
+    return [repr(value), *itertools.chain(*inside)]
+
+
 def test_no_text_quotes_a_label() -> None:
     """Labels are numbers that occur nowhere else."""
     labels, budget = np.full(N, SECRET + 0.625, np.float32), ldp.PrivacyBudget(5.0, DELTA)
@@ -117,8 +127,8 @@ def test_no_text_quotes_a_label() -> None:
             data = batches(ldp.PrivateLabels(labels, Numbers(0.0, 4e4), budget=budget))
             model.fit(data, epochs=2, verbose=2, callbacks=[PrivacySpent()])
             model.fit(features(), labels, verbose=2)
-            texts += [repr(data), repr(model), str(model.guarantee()), repr(model._spending)]
-            keep = watch(on_epoch_begin=lambda: texts.append(repr(model._spending.plan)))
+            texts += [repr(data), repr(model), str(model.guarantee())]
+            keep = watch(on_epoch_begin=lambda: texts.extend(texts_of(model)))
             model.fit(features(), labels, verbose=0, callbacks=[keep])
             model.summary()
     finally:
@@ -129,16 +139,18 @@ def test_no_text_quotes_a_label() -> None:
 
 
 @pytest.mark.parametrize("eagerly", [False, True])
-def test_errors_of_tensorflow_that_quote_labels_are_withheld(eagerly: bool) -> None:
-    def quoting(y_true: Any, y_pred: Any) -> Any:
+def test_errors_of_tensorflow_that_quote_labels_are_withheld(
+    eagerly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def quoting(losses: Any, y_true: Any, y_pred: Any) -> Any:
         message = tf.Assert(tf.reduce_all(y_true < 0), [y_true], summarize=1000)
         with tf.control_dependencies([message] if message is not None else []):
             return tf.reduce_sum(y_pred, axis=1)
 
+    monkeypatch.setattr(OutputLosses, "__call__", quoting)
     model = network()
     loss = keras.losses.MeanSquaredError()
     model.compile(optimizer(method="ghost"), loss=loss, run_eagerly=eagerly)
-    model._step.per_example_loss = quoting
     with pytest.raises(RuntimeError, match="text is withheld") as caught:
         model.fit(features(), np.full(N, SECRET), verbose=0)
     shown = "".join(traceback.format_exception(caught.value))

@@ -26,12 +26,19 @@ from label_dp_cases import (
     vault,
 )
 
-from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee, dp_sgd_guarantee
-from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
-from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
+from tf_labeldp.accounting import (
+    PrivacyBudget,
+    PrivacyGuarantee,
+    dp_sgd_charge,
+    dp_sgd_guarantee,
+)
 from tf_labeldp.training import GaussianNoise, LabelDPModel, SelfSpan
 from tf_labeldp.vault import PrivateLabels, Rows
 
+WEIGHTS_ASSUMED = (
+    "The weights that training began with, and any that were set since, were made without these "
+    "labels, except for the uses counted here."
+)
 NO_VAULT = "No vault tracks the uses of these labels: all of them are steps of this model."
 
 
@@ -40,7 +47,7 @@ def same(
 ) -> bool:
     # The statement composes one receipt per epoch.
     rests_on = set(found.assumptions) == {
-        *dp_sgd_assumptions(q, None),
+        *dp_sgd_charge(SIGMA, q, 3, DELTA).assumptions,
         *GaussianNoise(1.0).assumptions(),
         *([] if with_vault else [NO_VAULT]),
         WEIGHTS_ASSUMED,

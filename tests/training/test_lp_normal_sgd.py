@@ -8,11 +8,10 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from label_dp_cases import recorded
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import dp_sgd_guarantee
-from tf_labeldp.data.batches import open_for_training
-from tf_labeldp.mechanisms.step_noise import standard_normal
 from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, NoOp, SelfSpan
 
 N, D, K, LIPSCHITZ, SIGMA, RATE = 12, 3, 4, 8.0, 0.5, 0.2
@@ -56,7 +55,7 @@ def algorithm_6(
         p /= p.sum()
         by_logit = p - np.eye(K)  # row k: the gradient by the logits for label k
         gradients = np.stack([np.concatenate([np.outer(x[t], g).ravel(), g]) for g in by_logit])
-        noise = SIGMA * LIPSCHITZ * standard_normal(w.size, rng)
+        noise = SIGMA * LIPSCHITZ * rng.standard_normal(w.size)
         if project_noise:
             basis, sizes, _ = np.linalg.svd(gradients.T, full_matrices=False)
             basis = basis[:, sizes > 1e-9]
@@ -91,8 +90,8 @@ def test_lp_normal_sgd_on_a_vault_uses_each_label_once_per_epoch() -> None:
     start = model.get_weights()
     model.fit(single_examples(labels), verbose=0)
     # The same seed gives the same order.
-    steps = open_for_training(single_examples(vault()), disjoint=True).take(N)
-    drawn = [x[weights > 0] for x, _, weights in steps.as_numpy_iterator()]
+    steps = recorded(private_model(), single_examples(vault()))
+    drawn = [x[weights > 0] for x, _, weights in steps]
     order = [int(np.flatnonzero(np.all(data()[0] == row, axis=1))[0]) for (row,) in drawn]
     assert sorted(order) == list(range(N)) and order != list(range(N))
     found = np.concatenate([part.ravel() for part in model.get_weights()])

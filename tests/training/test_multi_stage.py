@@ -75,7 +75,8 @@ def test_one_stage_is_plain_randomized_response(kit, problem):
     assert priors is None and rows.size == y.size
     noisy = stages.noisy_labels()
     np.testing.assert_array_equal(noisy.indices, rows)
-    np.testing.assert_array_equal(noisy.values, stages._stored(0).values)
+    (drawn,) = kit.noisy.values()
+    np.testing.assert_array_equal(noisy.values, drawn.values)
     assert np.mean(model.predict(x, verbose=0).argmax(axis=1) == y) > 0.9
 
 
@@ -96,22 +97,24 @@ def test_priors_are_the_models_own_at_the_stage_temperature(kit, problem):
     assert np.abs(priors - prior_from_logits(logits[1][rows], 1.0)).max() > 1e-3
 
 
-def test_earlier_labels_outside_the_top_k_are_dropped(kit, problem):
+def test_earlier_labels_outside_the_top_k_are_dropped(kit, problem, tmp_path):
     x, y = problem
-    labels = kit.labels(y)
+    labels = kit.labels(y, store=tmp_path)
     stages = kit.stages(x, labels)
     model = kit.model()
     kit.fit(stages, model, (kit.stop_after(2),))
     report = stages.reports[1]
     _, new, priors = kit.draws[1]
-    first = stages._plan.parts[0]
+    first = kit.draws[0][1]
     mean_k = ldp.RRWithPrior(3.0, kit.num_classes).optimal_k(priors).mean()
     k = max(1, round(mean_k))
     scores = kit.snapshots[1]  # logits after the last epoch of stage 1
-    noisy = stages._stored(0).values
+    noisy = next(iter(kit.noisy.values())).values
     top = np.argsort(-scores[first], axis=1, kind="stable")[:, :k]
     kept = first[(top == noisy[:, np.newaxis]).any(axis=1)]
-    np.testing.assert_array_equal(stages._kept[1], kept)
+    # The record of the second stage, which a run that goes on reads.
+    (record,) = (tmp_path / "stages").glob("*stage-2*.npz")
+    np.testing.assert_array_equal(np.load(record)["kept"], kept)
     assert report.mean_k == pytest.approx(mean_k)
     assert (report.num_new, report.num_reused) == (new.size, kept.size)
     assert report.num_dropped == first.size - kept.size > 0
@@ -159,45 +162,22 @@ def test_warm_start_keeps_weights_and_restarts_the_optimizer(kit, problem, warm)
 
 
 @pytest.mark.holds("training.MultiStageTraining")
-def test_true_labels_never_enter_training(kit, problem):
-    """After each draw the vault's labels of the examples drawn for are replaced by NaN."""
+def test_true_labels_enter_training_by_their_draws_alone(kit, problem):
+    """A vault of other labels, with the same draws, trains the same weights."""
     x, y = problem
-    labels = kit.labels(y, people="these")
-    stages = kit.stages(x, labels)
-    plain = kit.model()
-    # Both end in the same weights, which bring receipts along: those of other people here.
-    kit.fit(kit.stages(x, kit.labels(y, people="others")), plain)
-
-    original = type(labels._draws)._new_record
-
-    def draw_and_poison(self, name, mechanism, rows, priors, digest, made_of):
-        record = original(self, name, mechanism, rows, priors, digest, made_of)
-        poisoned = self._sealed.open().astype(float)
-        poisoned[rows] = np.nan
-        self._sealed._array = poisoned
-        return record
-
-    # Labels not yet drawn are read back as integers; a NaN among them would fail the check.
-    kit.monkeypatch.setattr(type(labels._draws), "_new_record", draw_and_poison)
-    sealed = type(labels._sealed)
-    kit.monkeypatch.setattr(sealed, "look", lambda self, rows: _exact(self._array[rows]))
-    real_open = sealed.open
-    kit.monkeypatch.setattr(
-        sealed,
-        "open",
-        lambda self, rows=None: real_open(self) if rows is None else _exact(real_open(self)[rows]),
-    )
     model = kit.model()
-    kit.fit(stages, model)
-    assert np.isnan(labels._sealed._array).all()
-    for got, expected in zip(model.get_weights(), plain.get_weights(), strict=True):
+    kit.fit(kit.stages(x, kit.labels(y, people="others")), model)
+    drawn, randomize = dict(kit.noisy), ldp.PrivateLabels.randomize
+
+    def same_draw(vault, *args, key):
+        randomize(vault, *args, key=key)
+        return drawn[key]
+
+    kit.monkeypatch.setattr(ldp.PrivateLabels, "randomize", same_draw)
+    other = kit.model()
+    kit.fit(kit.stages(x, kit.labels((y + 1) % 4, people="these")), other)
+    for got, expected in zip(other.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(got, expected)
-
-
-def _exact(values):
-    if np.isnan(values).any():
-        raise AssertionError("a label was read again after its draw")
-    return values.astype(np.int64)
 
 
 def test_a_second_model_trains_on_the_same_draws_for_nothing(kit, problem):
@@ -236,12 +216,13 @@ def test_draws_under_other_priors_are_other_draws(kit, problem):
 def test_the_defaults_are_those_that_did_best(kit, problem):
     """benchmarks/README.md: no filter, and a temperature of one half."""
     x, y = problem
-    stages = ldp.MultiStageTraining(
-        x, kit.labels(y), epsilon=3.0, fractions=(0.5, 0.5), epochs_per_stage=2, verbose=0
-    )
-    assert stages._plan.temperatures == (0.5, 0.5)
+    labels, by_default = kit.labels(y), {"fractions": (0.5, 0.5), "epochs_per_stage": 2}
+    stages = ldp.MultiStageTraining(x, labels, epsilon=3.0, verbose=0, **by_default)
     kit.fit(stages, kit.model())
     assert (stages.reports[1].num_reused, stages.reports[1].num_dropped) == (120, 0)
+    # The same settings have the same draws, at no further cost.
+    kit.fit(kit.stages(x, labels, temperature=(0.5, 0.5)), kit.model())
+    assert len(kit.draws) == 2 and labels.guarantee().epsilon == 3.0
 
 
 @pytest.mark.parametrize(("in_fit", "in_stages"), [(0, 1), (2, 0), (2, 1)])
@@ -288,7 +269,7 @@ def test_noisy_labels_of_all_stages_have_the_channel_of_their_priors(kit, proble
     stages = kit.stages(x, kit.labels(y))
     kit.fit(stages, kit.model())
     noisy = stages.noisy_labels()
-    first, second = (stages._stored(stage) for stage in range(2))
+    first, second = kit.noisy.values()
     found = noisy.posterior()
     uniform = ldp.estimation.posterior(ldp.RandomizedResponse(3.0, 4), first.values)
     np.testing.assert_allclose(found[: len(first)], uniform, rtol=1e-9)

@@ -13,7 +13,6 @@ from label_dp_cases import DELTA, SIGMA, batches, codes, features, private_model
 from label_dp_cases import vault as vault_of
 
 from tf_labeldp.accounting import dp_sgd_guarantee, public_input
-from tf_labeldp.accounting.events import dp_sgd_event
 from tf_labeldp.training import (
     Denoiser,
     GaussianNoise,
@@ -42,7 +41,7 @@ class Stated(Silent):
     """Noise with a stated cost."""
 
     def dp_event(self, sampling_probability: float, steps: int) -> Any:
-        return dp_sgd_event(self.noise_multiplier, sampling_probability, steps)
+        return GaussianNoise(self.noise_multiplier).dp_event(sampling_probability, steps)
 
     def assumptions(self) -> tuple[str, ...]:
         return ("nobody predicts TensorFlow's generator",)

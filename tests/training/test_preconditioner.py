@@ -12,8 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.gradients.clip import Batch, Clip
-from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
+from tf_labeldp.plugins import Batch, Clip, OutputLosses, PerExampleClipping
 from tf_labeldp.training import (
     AltConv,
     GaussNewton,
@@ -23,6 +22,8 @@ from tf_labeldp.training import (
 )
 
 N, D, K = 40, 3, 4
+# The largest momentum: averages stay as they are, to single precision.
+STILL = 1.0 - 2.0**-53
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
@@ -31,15 +32,19 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=(N, D)).astype("f"), rng.integers(0, K, N)
 
 
+@dataclasses.dataclass
+class Held:
+    """A weight, as a Keras variable holds one."""
+
+    value: tf.Variable
+
+
 def linear_vertices(x: np.ndarray, weights: tf.Variable) -> VertexLosses:
     def logits() -> tf.Tensor:
         return tf.constant(x) @ weights
 
-    class Held:  # as a Keras variable holds one
-        value = weights
-
     return VertexLosses(
-        lambda: -tf.nn.log_softmax(logits()), lambda: tf.nn.softmax(logits()), [Held()]
+        lambda: -tf.nn.log_softmax(logits()), lambda: tf.nn.softmax(logits()), [Held(weights)]
     )
 
 
@@ -98,7 +103,13 @@ def test_noise_is_the_inverse_of_the_damped_curvature_and_as_large_as_without() 
         ]
         wanted.append(np.kron(*(np.linalg.inv(side) for side in damped)))
     scale = sum(sizes) / sum(np.trace(one) for one in wanted)
-    given = GaussNewton(damping=0.2)._whitening(averages, shapes, [False] * 3)
+    weights = [tf.Variable(tf.zeros(shape)) for shape in shapes]
+
+    def losses() -> tf.Tensor:
+        return tf.reshape(tf.add_n([tf.reduce_sum(part) for part in weights]), (1, 1))
+
+    vertices = VertexLosses(losses, lambda: tf.ones((1, 1)), [Held(part) for part in weights])
+    given, _ = GaussNewton(damping=0.2, momentum=STILL).coordinates(vertices, averages)
     for shape, size, one, expected in zip(shapes, sizes, given, wanted, strict=True):
         back = np.stack([one.back(tf.reshape(row, shape)) for row in tf.eye(size)])
         covariance = back.reshape(size, size).T @ back.reshape(size, size)
@@ -140,11 +151,26 @@ def private_model(**settings: Any) -> LabelDPModel:
     return model
 
 
+def curvature_of(model: LabelDPModel) -> list[np.ndarray]:
+    """The averages that the optimizer carries from step to step."""
+    variables = model.optimizer.variables
+    return [part.numpy() for part in variables if part.name.startswith("curvature")]
+
+
 def coordinates_of(model: LabelDPModel) -> Any:
-    """The coordinates of the last step, for a model of dense layers."""
-    averages = tf.nest.map_structure(tf.convert_to_tensor, model.optimizer._curvature)
+    """The coordinates of the last step."""
+    chooser = dataclasses.replace(model.optimizer.preconditioner, momentum=STILL)
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
-    return model.optimizer.preconditioner._whitening(averages, shapes, [False] * len(shapes))
+    averages = tf.nest.pack_sequence_as(
+        chooser.initial_state(shapes), [tf.constant(part) for part in curvature_of(model)]
+    )
+    vertices = VertexLosses.of_model(
+        PerExampleClipping(model).training_pass(),
+        OutputLosses(model, LOSS),
+        tf.constant(data()[0]),
+        tf.TensorSpec((N,), tf.int64),
+    )
+    return chooser.coordinates(vertices, averages)[0]
 
 
 def test_training_takes_the_step_back_from_the_coordinates() -> None:
@@ -156,7 +182,7 @@ def test_training_takes_the_step_back_from_the_coordinates() -> None:
     moved = [old - new for old, new in zip(before, model.get_weights(), strict=True)]
     model.set_weights(before)
     given = coordinates_of(model)
-    bound, loss = Clip(1.0, coordinates=given), model._step.per_example_loss
+    bound, loss = Clip(1.0, coordinates=given), OutputLosses(model, LOSS)
     result = PerExampleClipping(model).clipped_sum(Batch(x, y, np.ones(N), loss), bound)
     for move, one, g in zip(moved, given, result.gradients, strict=True):
         np.testing.assert_allclose(move, 0.5 * one.back(g) / N, rtol=1e-3, atol=1e-5)
@@ -168,7 +194,7 @@ def test_privacy_the_part_of_an_example_is_at_most_the_clip() -> None:
     batches = poisson_batches(x, y, sampling_probability=1.0, steps=1, insecure_seed=1)
     model.fit(batches, verbose=0)
     bound, norms = Clip(1.0, coordinates=coordinates_of(model)), []
-    clipping, loss = PerExampleClipping(model), model._step.per_example_loss
+    clipping, loss = PerExampleClipping(model), OutputLosses(model, LOSS)
     for row in range(10):
         rows = slice(row, row + 1)
         batch = Batch(10.0 * x[rows], y[rows], np.ones(1), loss)
@@ -186,8 +212,8 @@ def test_it_trains_in_half_precision() -> None:
     model.compile(LabelDPOptimizer("sgd", 1.0, 1.0, **settings), loss=LOSS)
     batches = poisson_batches(x, y, sampling_probability=0.5, steps=2, insecure_seed=1)
     model.fit(batches, verbose=0)
-    sides = tf.nest.flatten(model.optimizer._curvature)
-    assert all(np.all(np.isfinite(side)) and np.any(side.numpy() != 0.0) for side in sides)
+    sides = curvature_of(model)
+    assert sides and all(np.all(np.isfinite(side)) and np.any(side != 0.0) for side in sides)
 
 
 def test_coordinates_do_not_depend_on_labels() -> None:
@@ -197,7 +223,7 @@ def test_coordinates_do_not_depend_on_labels() -> None:
         model = private_model()
         batches = poisson_batches(x, labels, sampling_probability=0.5, steps=1, insecure_seed=1)
         model.fit(batches, verbose=0)
-        found.append([v.numpy() for v in tf.nest.flatten(model.optimizer._curvature)])
+        found.append(curvature_of(model))
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
 

@@ -6,8 +6,10 @@ process for each KILL, forked before TensorFlow has begun to compute.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,10 @@ import numpy as np
 import pytest
 
 import tf_labeldp as ldp
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def train(folder: Path, kill: str = "never", store: bool = True) -> dict[str, Any]:
@@ -50,7 +56,7 @@ def train(folder: Path, kill: str = "never", store: bool = True) -> dict[str, An
     class Watch(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
             if kill == f"epoch-{epoch}":
-                os._exit(9)
+                die()
 
         def on_epoch_end(self, epoch, logs=None):
             seen.append(epoch)
@@ -62,7 +68,7 @@ def train(folder: Path, kill: str = "never", store: bool = True) -> dict[str, An
             records = original(store, record)
             drawn.append(record.key)
             if len(set(drawn) - {None}) == 2:
-                os._exit(9)
+                die()
             return records
 
         type(labels._store).append = append
@@ -88,12 +94,11 @@ def run_and_kill(folder: Path, kills: list[str]) -> None:
     """Trains in a process, and a folder, for each of ``kills``; all have to be killed."""
     for kill in kills:
         (folder / kill).mkdir()
-        child = os.fork()
-        if child == 0:
-            train(folder / kill, kill, store=kill != NO_STORE)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 9, kill
+        settings = {"folder": folder / kill, "kill": kill, "store": kill != NO_STORE}
+        child = multiprocessing.get_context("fork").Process(target=train, kwargs=settings)
+        child.start()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL, kill
 
 
 def killed(folder: Path, *kills: str) -> Path:

@@ -8,14 +8,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from label_dp_cases import DELTA, SIGMA, D, K, N, after, features, optimizer
+from label_dp_cases import DELTA, SIGMA, D, K, N, after, features, optimizer, recorded
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import BudgetExceededError, public_input
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.gradients.clip import Batch, Clip, Speed
-from tf_labeldp.gradients.output_losses import OutputLosses
-from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
+from tf_labeldp.plugins import Batch, Clip, OutputLosses, PerExampleClipping, Speed
 from tf_labeldp.training import GaussNewton, LabelDPModel, SelfConv
 from tf_labeldp.vault import Rows, Store
 
@@ -157,7 +155,7 @@ def test_receipts_of_a_shared_use_travel_through_files(tmp_path: Any, forget: An
     forget()
     loaded = ldp.load_model(tmp_path / "m.keras")
     assert loaded.guarantee().epsilon == model.guarantee().epsilon == pytest.approx(after(1))
-    assert loaded._output_losses.parts[1].weight == 2.0
+    assert loaded.get_compile_config()["loss_weights"] == WEIGHTS
 
 
 def test_the_budget_of_each_vault_is_checked_before_any_is_charged() -> None:
@@ -172,26 +170,24 @@ def test_the_budget_of_each_vault_is_checked_before_any_is_charged() -> None:
 def test_a_vault_of_rows_gives_columns_to_outputs() -> None:
     rows = RNG.integers(0, 2, (N, 3))
     labels = vault(rows, Rows(3))
-    inputs = keras.Input((D,))
-    tags, click = (layers.Dense(units, name=n)(inputs) for n, units in (("tags", 2), ("click", 1)))
-    model = LabelDPModel(inputs, {"tags": tags, "click": click})
-    model.compile(optimizer(1e-9), loss=losses.BinaryCrossentropy(from_logits=True))
+
+    def made(noise: float) -> LabelDPModel:
+        inputs = keras.Input((D,))
+        outputs = {"tags": layers.Dense(2)(inputs), "click": layers.Dense(1)(inputs)}
+        model = LabelDPModel(inputs, outputs)
+        model.compile(optimizer(noise), loss=losses.BinaryCrossentropy(from_logits=True))
+        return model
+
     sampled = batches(labels, q=1.0, steps=1, columns={"tags": [2, 0], "click": 1})
-    seen = {name: np.asarray(y) for name, y in next(iter(_opened(sampled)))[1].items()}
-    np.testing.assert_array_equal(seen["tags"][:N], rows[:, [2, 0]])
-    np.testing.assert_array_equal(seen["click"][:N, 0], rows[:, 1])
     with pytest.raises(BudgetExceededError):
-        model.fit(sampled, verbose=0)
-    model.compile(optimizer(), loss=losses.BinaryCrossentropy(from_logits=True))
+        made(1e-9).fit(sampled, verbose=0)
+    model = made(SIGMA)
     model.fit(batches(labels, columns={"tags": [2, 0], "click": 1}), verbose=0)
     assert labels.guarantee().epsilon == pytest.approx(after(1))
     assert model.guarantee().unit == "the whole row of labels of one training example"
-
-
-def _opened(sampled: Any) -> Any:
-    from tf_labeldp.data.batches import open_for_training
-
-    return open_for_training(sampled)
+    [(_, seen, _)] = recorded(made(50.0), sampled)
+    np.testing.assert_array_equal(seen["tags"][:N], rows[:, [2, 0]])
+    np.testing.assert_array_equal(seen["click"][:N, 0], rows[:, 1])
 
 
 def test_one_vault_for_two_outputs_is_one_label() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.training import GaussianNoise, LabelDPOptimizer, SelfConv
 from tf_labeldp.training._private_step import StepGuard
-from tf_labeldp.training._training_plan import ArrayPlan, TrainingPlan
+from tf_labeldp.training._training_plan import TrainingPlan
 
 N = 50
 X, Y = np.arange(N, dtype=np.float32)[:, None], 10 * np.arange(N)
@@ -28,7 +28,6 @@ def sampled(q: float = 0.2, steps: int = 12, **settings: Any) -> Any:
 def test_arrays_use_each_example_once(batch: int | None, steps: int) -> None:
     plan = plan_of(X, Y, {} if batch is None else {"batch_size": batch})
     assert (plan.sampling_probability, plan.uses_per_epoch, plan.num_units) == (1.0, 1, N)
-    assert isinstance(plan, ArrayPlan)
     assert plan.steps_per_epoch == steps
     dataset, settings = plan.open()
     assert settings == {}

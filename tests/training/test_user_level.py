@@ -8,11 +8,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from label_dp_cases import recorded
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import dp_sgd_guarantee
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.data.batches import open_for_training
 from tf_labeldp.mechanisms import RandomizedResponse
 from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, SelfConv
 from tf_labeldp.vault import Users
@@ -76,8 +76,7 @@ def user_gradient(model: keras.Model, x: Any, y: Any) -> np.ndarray:
 
 
 def test_a_step_is_the_sum_of_clipped_user_gradients_over_the_expected_users() -> None:
-    [drawn] = open_for_training(batches(data()[1], insecure_seed=8)).take(1)
-    x, y, weights = (part.numpy() for part in drawn)
+    x, y, weights = recorded(private_model(), batches(data()[1], insecure_seed=8))[0]
     model = private_model(noise_multiplier=1e-9)
     start = np.concatenate([w.ravel() for w in model.get_weights()])
     total = np.zeros_like(start)

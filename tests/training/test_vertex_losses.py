@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.gradients.output_losses import OutputLosses
-from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
+from tf_labeldp.plugins import OutputLosses, PerExampleClipping
 from tf_labeldp.training import VertexLosses
 
 N, D, K = 5, 3, 4

@@ -27,10 +27,14 @@ from label_dp_cases import (
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import public_input
-from tf_labeldp.gradients.clip import Batch, Clip, Speed
-from tf_labeldp.gradients.label_distance import LabelDistanceClip
-from tf_labeldp.gradients.output_losses import OutputLosses
-from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
+from tf_labeldp.plugins import (
+    Batch,
+    Clip,
+    LabelDistanceClip,
+    OutputLosses,
+    PerExampleClipping,
+    Speed,
+)
 from tf_labeldp.training import AltConv, LabelDPModel, SelfConv
 from tf_labeldp.vault import Classes, Numbers
 

@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tf_labeldp.features.estimator import FeatureMap
-    from tf_labeldp.gradients.clip import Batch, Clip, Speed
+    from tf_labeldp.gradients.clip import Batch, Clip, Coordinates, Speed
+    from tf_labeldp.gradients.keras_loss import KerasLoss
+    from tf_labeldp.gradients.label_distance import LabelDistanceClip
+    from tf_labeldp.gradients.model_checks import InspectedModel
+    from tf_labeldp.gradients.output_losses import OutputLosses
     from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
     from tf_labeldp.mechanisms.base import LabelMechanism
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "mechanisms.base": ("LabelMechanism",),
     "features.estimator": ("FeatureMap",),
-    "gradients.clip": ("Batch", "Clip", "Speed"),
+    "gradients.clip": ("Batch", "Clip", "Coordinates", "Speed"),
+    "gradients.keras_loss": ("KerasLoss",),
+    "gradients.label_distance": ("LabelDistanceClip",),
+    "gradients.model_checks": ("InspectedModel",),
+    "gradients.output_losses": ("OutputLosses",),
     "gradients.per_example_clipping": ("PerExampleClipping",),
 }
 """The names that each file gives."""
@@ -27,8 +35,13 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "Batch",
     "Clip",
+    "Coordinates",
     "FeatureMap",
+    "InspectedModel",
+    "KerasLoss",
+    "LabelDistanceClip",
     "LabelMechanism",
+    "OutputLosses",
     "PerExampleClipping",
     "Speed",
 ]

@@ -430,7 +430,7 @@ class MultiStageTraining(CountedTraining):
         k = self._labels.num_classes
         outputs = self._of_output(self.model(self._features.take(np.arange(1)), training=False))
         loss = KerasLoss(self._loss)
-        shape = tuple(getattr(outputs, "shape", ()))
+        shape = tuple(outputs.shape) if keras.ops.is_tensor(outputs) else ()
         if shape != (1, k):
             raise ValueError(
                 f"expected a model that returns one tensor of shape (batch, {k}), got {shape} for "
@@ -489,8 +489,9 @@ class MultiStageTraining(CountedTraining):
         """Stops a run on another dataset, after its first step."""
         if self._data.served:
             return
-        # On JAX the weights set below would otherwise be overwritten.
-        getattr(self.model, "jax_state_sync", lambda: None)()
+        if keras.backend.backend() == "jax":
+            # The weights set below would otherwise be overwritten.
+            self.model.jax_state_sync()
         self._set_back([*self._start_weights, *self._start_optimizer])
         self.model.reset_metrics()
         raise RuntimeError(
@@ -647,8 +648,9 @@ def priors_from_outputs(outputs: Any, logits: bool, temperature: float) -> np.nd
 
 def _scope(model: keras.Model) -> contextlib.AbstractContextManager[Any]:
     """Returns the scope of the model's distribution strategy, which only TensorFlow has."""
-    strategy = getattr(model, "distribute_strategy", None)
-    return contextlib.nullcontext() if strategy is None else strategy.scope()
+    if keras.backend.backend() != "tensorflow":
+        return contextlib.nullcontext()
+    return model.distribute_strategy.scope()
 
 
 def _snapshot(variables: Sequence[Any]) -> list[tuple[Any, np.ndarray]]:

@@ -306,7 +306,7 @@ class _ChargeEpochs(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Checks the cost of the epochs to come, of which a restored fit has fewer."""
-        done = getattr(self.model, "_initial_epoch", None) or self._initial_epoch
+        done = self.model._initial_epoch or self._initial_epoch
         self._spending.check(self._epochs - done)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

@@ -153,8 +153,8 @@ class TrainingPlan(abc.ABC):
 
 def check_labels_of_output(loss: OutputLoss, labels: OutputLabels, clipping: str = "norm") -> None:
     """Raises for labels without a unit of their output, or of a form that its loss can't take."""
-    shape: Any = getattr(loss.output, "shape", None)
-    if shape is None or len(shape) < 2 or not isinstance(shape[-1], int):
+    shape: Any = () if loss.output is None else loss.output.shape
+    if len(shape) < 2 or not isinstance(shape[-1], int):
         return
     units, kind = shape[-1], labels.kind
     if clipping == "label_distance":
@@ -390,7 +390,7 @@ def _unit(labels: Any, vaults: tuple[PrivateLabels, ...], unit: str) -> str:
 
 
 def _class_table(weights: Any, loss: OutputLoss, labels: OutputLabels) -> list[float]:
-    kind, shape = labels.kind, getattr(loss.output, "shape", None) or (None, None)
+    kind, shape = labels.kind, (None,) if loss.output is None else loss.output.shape
     classes: tuple[Any, ...] = (0, 1)
     if kind is None:
         classes = tuple(range(max(2, shape[-1] or 2)))
