@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_labeldp import BudgetExceededError, PrivacyBudget, PrivateLabels
+from tf_labeldp import BudgetExceededError, PrivacyBudget, PrivateLabels, guarantee
 from tf_labeldp.accounting import dp_sgd_charge
 from tf_labeldp.mechanisms import (
     HistogramMechanism,
@@ -574,6 +574,7 @@ def test_the_key_of_a_vault_states_all_uses_of_the_vault(tmp_path, case):
 
     def check():
         assert key.guarantee().to_json() == vault.guarantee().to_json()
+        assert guarantee([key]).epsilon == guarantee([vault]).epsilon
         assert [receipt.id for receipt in key.receipts()] == [use.id for use in vault.receipts]
         assert key.guarantee(1e-6).epsilon == vault.guarantee(delta=1e-6).epsilon
         assert unit in key.guarantee().unit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import collections
 import math
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ from tf_labeldp.accounting import (
     Receipts,
     public_input,
 )
-from tf_labeldp.accounting.provenance import model_statement, receipts_of_optimizer
+from tf_labeldp.accounting.provenance import layers_of, model_statement, receipts_of_optimizer
 from tf_labeldp.vault.records import PUBLIC_INPUT
 
 _ON_ARRAYS = "array-of-labels"
@@ -32,6 +33,30 @@ _WITHOUT_LABELS = frozenset(
 whose tags require it. A test fits them all on different labels."""
 
 
+class LedgerOwner(abc.ABC):
+    """An object that answers by its ledger, with or without uses: a vault, or a key."""
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    def guarantee(self, *, delta: float | None = None) -> PrivacyGuarantee:
+        """Returns the statement of all uses."""
+
+    @abc.abstractmethod
+    def _all_uses(self) -> tuple[Receipt, ...]:
+        """Returns the receipts of all uses, also of those that no output carries."""
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """Returns the attributes of an object, which is of any library; none if it has no room."""
+    return getattr(value, "__dict__", {})
+
+
+def has_method(value: Any, name: str) -> bool:
+    """Returns whether the class of an object, which is of any library, has a method."""
+    return callable(getattr(type(value), name, None))
+
+
 def statement_of(artefact: Any, delta: float | None) -> PrivacyGuarantee:
     """Returns the statement of an object; raises ``TypeError`` if it can't answer."""
     public = public_input(artefact)
@@ -40,9 +65,9 @@ def statement_of(artefact: Any, delta: float | None) -> PrivacyGuarantee:
         return value
     if isinstance(value, Receipt):
         return Receipts([*receipts, value]).guarantee(delta)
-    if hasattr(value, "trainable_weights"):
+    if layers_of(value):
         return model_statement(receipts, delta)
-    if hasattr(value, "iterations") and hasattr(value, "apply_gradients"):
+    if has_method(value, "apply_gradients"):
         if receipts := Receipts.merged(receipts, receipts_of_optimizer(value)):
             return Receipts(receipts).guarantee(delta)
         raise TypeError(
@@ -75,7 +100,7 @@ def _library(value: Any) -> str:
 
 def _carries(value: Any) -> bool:
     """Returns whether an object has receipts itself, as plug-ins do."""
-    fields = getattr(value, "__dict__", {})
+    fields = fields_of(value)
     return bool(fields.get("receipts") or fields.get("receipts_"))
 
 
@@ -91,8 +116,6 @@ def _of_several(
         is_known &= math.isfinite(stated.epsilon)
         if isinstance(value, Receipt):
             found.append((value,))
-        elif hasattr(value, "trainable_weights"):
-            found.append(public_input(value).receipts)
         else:
             found.append(_with_vaults(value, public_input(value).receipts))
     together = Receipts.merged(*found).guarantee(delta)
@@ -104,9 +127,9 @@ def _of_several(
 
 
 def _with_vaults(value: Any, receipts: tuple[Receipt, ...]) -> tuple[Receipt, ...]:
-    """Adds the receipts of a vault, or of the vaults of batches."""
-    vaults = (value,) if hasattr(type(value), "label_set") else getattr(value, "vaults", ())
-    return Receipts.merged(receipts, *(vault.receipts for vault in vaults))
+    """Adds the receipts of a vault or a key, or of the vaults of batches."""
+    owners = (value,) if isinstance(value, LedgerOwner) else fields_of(value).get("vaults", ())
+    return Receipts.merged(receipts, *(owner._all_uses() for owner in owners))
 
 
 def _of_ours(
@@ -116,21 +139,21 @@ def _of_ours(
 
     Only vaults, their batches, estimators before ``fit`` and feature maps may be without receipts.
     """
-    if getattr(type(value), "answers_unspent", False):
+    if isinstance(value, LedgerOwner):
         return value.guarantee(delta=delta)
-    if vaults := getattr(value, "vaults", ()):
+    fields = fields_of(value)
+    if vaults := fields.get("vaults", ()):
         largest = max(vault.budget.delta for vault in vaults)
         together = _with_vaults(value, receipts)
         return Receipts(together).guarantee(largest if delta is None else delta)
     if receipts:
         return Receipts(receipts).guarantee(delta)
-    fields = getattr(value, "__dict__", {})
-    if not callable(getattr(type(value), "fit", None)):
+    if not has_method(value, "fit"):
         # Noisy labels without a receipt of their draw promise nothing.
-        is_output = fields.get("receipts") == () and hasattr(value, "guarantee")
+        is_output = fields.get("receipts") == () and has_method(value, "guarantee")
         stated = value.guarantee(delta) if is_output else None
         return stated if stated is not None and math.isinf(stated.epsilon) else None
-    is_map = hasattr(value, "transform") and not hasattr(value, "predict")
+    is_map = has_method(value, "transform") and not has_method(value, "predict")
     is_fitted = any(name.endswith("_") and not name.startswith("_") for name in fields)
     if is_fitted and not (is_map and fields.get("receipts_") == ()):
         return None
@@ -149,7 +172,7 @@ def _of_foreign(value: Any, receipts: tuple[Receipt, ...], delta: float | None) 
         return stated.with_assumptions(notes)
     counted = ", ".join(
         f"{name} ({type(part).__name__})"
-        for name, part in getattr(value, "__dict__", {}).items()
+        for name, part in fields_of(value).items()
         if public_input(part).receipts
     )
     reason = (
@@ -169,9 +192,10 @@ def _steps_without_labels(value: Any, receipts: tuple[Receipt, ...]) -> list[Ass
     The steps came to their fit with the vault, which shows no label. What they read later, or
     before, is unknown; so each has to be one that reads no labels in any fit.
     """
-    if type(value).__module__ != "sklearn.pipeline" or not hasattr(value, "steps"):
+    all_steps = fields_of(value).get("steps")
+    if type(value).__module__ != "sklearn.pipeline" or all_steps is None:
         return None
-    *steps, (_, last) = value.steps
+    *steps, (_, last) = all_steps
     codes = {note.code for receipt in receipts for note in receipt.charge.assumptions}
     is_counted = _library(last) == "tf_labeldp" and _carries(last) and _ON_ARRAYS not in codes
     if not is_counted or not all(_reads_no_labels(step) for _, step in steps):
@@ -199,10 +223,10 @@ def _reads_no_labels(step: Any) -> bool:
             waiting += part
         elif isinstance(part, dict):
             waiting += part.values()
-        elif hasattr(part, "fit"):
+        elif has_method(part, "fit"):
             library, _, module = type(part).__module__.partition(".")
             if library == "tf_labeldp":
-                if hasattr(part, "predict"):
+                if has_method(part, "predict"):
                     return False
                 continue
             if library != "sklearn" or module.partition(".")[0] not in _WITHOUT_LABELS:
@@ -210,7 +234,7 @@ def _reads_no_labels(step: Any) -> bool:
             tags = part.__sklearn_tags__()
             if tags.target_tags.required or tags.estimator_type in ("classifier", "regressor"):
                 return False
-            waiting += vars(part).values()
+            waiting += fields_of(part).values()
         elif part is step:
             return False
     return True

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from tf_labeldp.accounting import PublicInput, Receipt, Receipts, public_input
 from tf_labeldp.accounting.provenance import history_of, layers_of
+from tf_labeldp.vault._statements import fields_of, has_method
 from tf_labeldp.vault.model_history import attach
 
 _Value = TypeVar("_Value")
@@ -60,20 +61,22 @@ def _with_receipts(part: Any, added: tuple[Receipt, ...], done: dict[int, tuple[
         return part
     found: Any
     if isinstance(part, (list, tuple)):
-        found = [changed.get(place, inner) for place, inner in enumerate(part)]
-        found = part._make(found) if hasattr(part, "_make") else type(part)(found)
+        kind: Any = type(part)
+        items = [changed.get(place, inner) for place, inner in enumerate(part)]
+        found = kind._make(items) if has_method(part, "_make") else kind(items)
     elif isinstance(part, dict):
         found = {**part, **changed}
     else:
         found = copy.copy(part)
-        found.__dict__.update(changed)  # Values are frozen.
+        for name, inner in changed.items():
+            object.__setattr__(found, name, inner)  # Values are frozen.
     done[id(part)] = part, found
     return found
 
 
 def _receipts_in(part: Any) -> dict[str, tuple[Receipt, ...]]:
     """Returns the attributes in which an object carries receipts."""
-    fields = getattr(part, "__dict__", {})
+    fields = fields_of(part)
     return {
         name: fields[name]
         for name in ("receipts", "receipts_")
@@ -91,9 +94,9 @@ def _parts_of(part: Any) -> dict[Any, Any]:
     elif isinstance(part, PublicInput) or not (_is_read(part) or _receipts_in(part)):
         return {}
     else:
-        parts = dict(getattr(part, "__dict__", {}))
+        parts = dict(fields_of(part))
         # The steps of a scikit-learn pipeline are arguments, too, and it fits them.
-        if hasattr(part, "get_params") and not type(part).__module__.startswith("sklearn."):
+        if has_method(part, "get_params") and not type(part).__module__.startswith("sklearn."):
             arguments = part.get_params()
             parts = {
                 name: inner
@@ -104,7 +107,7 @@ def _parts_of(part: Any) -> dict[Any, Any]:
 
 
 def _has_parts(part: Any) -> bool:
-    return isinstance(part, (list, tuple, dict)) or hasattr(part, "__dict__")
+    return isinstance(part, (list, tuple, dict)) or bool(fields_of(part))
 
 
 def _is_read(part: Any) -> bool:

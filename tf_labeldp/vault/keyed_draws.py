@@ -46,6 +46,7 @@ from tf_labeldp.mechanisms import (
 )
 from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, settings
 from tf_labeldp.mechanisms.classes import row_chunks
+from tf_labeldp.vault._statements import LedgerOwner
 from tf_labeldp.vault.files import check_no_link, make_private
 from tf_labeldp.vault.ledger import Ledger, Release
 from tf_labeldp.vault.records import (
@@ -89,7 +90,7 @@ KEYED_ASSUMPTIONS = (
 )
 
 
-class ReleaseKey:
+class ReleaseKey(LedgerOwner):
     """A secret key for draws, with the ledger of its releases and their cost.
 
     Guarantee:
@@ -115,7 +116,6 @@ class ReleaseKey:
         1.5
     """
 
-    answers_unspent = True  # `guarantee` asks the key, with or without releases
     path = pathlib.Path()
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -292,6 +292,9 @@ class ReleaseKey:
         """
         with self._turn() as ledger:
             return ledger.receipts() if release is None else _registered(ledger, release).receipts
+
+    def _all_uses(self) -> tuple[Receipt, ...]:
+        return self.receipts()
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of all releases together; of a vault's key, that of the vault."""

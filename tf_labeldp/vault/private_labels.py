@@ -40,6 +40,7 @@ from tf_labeldp.vault._arguments import (
     takes_arguments_of_0_3,
 )
 from tf_labeldp.vault._draws import Draws, Sealed, in_words, noisy_labels
+from tf_labeldp.vault._statements import LedgerOwner
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_release
 from tf_labeldp.vault.keyed_draws import KeyedDraws
 from tf_labeldp.vault.label_kinds import Classes, LabelKind, Numbers
@@ -99,7 +100,7 @@ class Randomizer(abc.ABC):
         """Returns mechanisms that cost what the releases from a vault cost, by their names."""
 
 
-class PrivateLabels:
+class PrivateLabels(LedgerOwner):
     """The true labels of a training set, with a privacy budget.
 
     Labels are released in three ways: ``randomize`` draws noisy labels, ``release`` a noisy
@@ -167,7 +168,6 @@ class PrivateLabels:
         dtype('float64')
     """
 
-    answers_unspent = True  # `guarantee` asks the vault, with or without uses
     __slots__ = (
         "__weakref__",
         "_among",
@@ -328,6 +328,9 @@ class PrivateLabels:
     def receipts(self) -> tuple[Receipt, ...]:
         """The receipts of all uses, and those of models that the vault adopted."""
         return self._ledger.receipts()
+
+    def _all_uses(self) -> tuple[Receipt, ...]:
+        return self.receipts
 
     @property
     def store_path(self) -> pathlib.Path | None:
