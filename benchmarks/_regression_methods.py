@@ -12,7 +12,7 @@ from _insurance import InsuranceData
 
 import tf_labeldp as ldp
 from tf_labeldp import mechanisms
-from tf_labeldp.estimation.priors import rounding_grid
+from tf_labeldp.mechanisms import Priors
 from tf_labeldp.mechanisms._bins import nearest_index
 from tf_labeldp.vault import Numbers
 
@@ -109,7 +109,7 @@ def _rr_on_bins_known_prior(
     data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int
 ) -> Drawn:
     """Treats the distribution of the training labels as public: a bound, not a method."""
-    values = rounding_grid(data.low, data.high, MAX_VALUES, whole_numbers=data.counts)
+    values = Priors.rounding_grid(data.low, data.high, MAX_VALUES, whole_numbers=data.counts)
     counts = np.bincount(nearest_index(values, data.labels[rows]), minlength=len(values))
     prior = tuple((counts / len(rows)).tolist())
     randomizer = ldp.LabelRandomizer(epsilon, values=tuple(values.tolist()), prior=prior)

@@ -13,23 +13,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from tf_labeldp.accounting import Charge, PrivacyBudget, dp_sgd_charge
-from tf_labeldp.accounting.budget import CountedCharges, compose_counted
-from tf_labeldp.accounting.dp_sgd import calibrate_noise_multiplier
-from tf_labeldp.accounting.events import NOT_PRIVATE, gaussian_event, pure_dp_event
-from tf_labeldp.accounting.gaussian import gaussian_sigma
-from tf_labeldp.accounting.privacy_filter import compose_adaptively
+from tf_labeldp.accounting import Charge, PrivacyBudget, calibrate_noise_multiplier, dp_sgd_charge
+from tf_labeldp.accounting.privacy_filter import PrivacyFilter
+from tf_labeldp.plugins import EventFields, gaussian_sigma
 
 DELTA = 1e-5
-Plan = CountedCharges
+Plan = tuple[tuple[Charge, int], ...]
 
 
 def draw(epsilon: float, times: int = 1) -> Plan:
-    return ((Charge(epsilon, 0.0, pure_dp_event(epsilon)), times),)
+    return ((Charge(epsilon, 0.0, EventFields.randomized_response(epsilon)), times),)
 
 
 def head(epsilon: float, times: int = 1) -> Plan:
-    event = gaussian_event(gaussian_sigma(epsilon, DELTA, 1.0))
+    event = EventFields.gaussian(gaussian_sigma(epsilon, DELTA, 1.0)).dp_event()
     return ((Charge(epsilon, DELTA, event), times),)
 
 
@@ -40,7 +37,7 @@ def training(epsilon: float) -> Plan:
 
 
 def claim(epsilon: float) -> Plan:
-    return ((Charge(epsilon, DELTA / 2.0, NOT_PRIVATE), 1),)
+    return ((Charge(epsilon, DELTA / 2.0, EventFields.NOT_PRIVATE), 1),)
 
 
 HISTORIES: dict[str, tuple[float, list[Plan]]] = {
@@ -73,13 +70,13 @@ def main() -> None:
         counts = Counter[Charge]()
         for plan in plans:
             counts.update(dict(plan))
-        kept = compose_adaptively(plans, budget)
-        cells = [epsilon, compose_counted(tuple(counts.items()), DELTA).epsilon]
+        kept = PrivacyFilter.after_all(plans, budget)
+        cells = [epsilon, Charge.composed(tuple(counts.items()), DELTA).epsilon]
         for use in (draw, head):
 
             def fixed(more: float, use=use, counts=counts, budget=budget) -> bool:  # type: ignore[no-untyped-def]
                 together = counts + Counter(dict(use(more)))
-                return budget.allows(compose_counted(tuple(together.items()), DELTA))
+                return budget.allows(Charge.composed(tuple(together.items()), DELTA))
 
             def adaptive(more: float, use=use, kept=kept) -> bool:  # type: ignore[no-untyped-def]
                 return kept.after(use(more)).allows

@@ -23,7 +23,6 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 import tf_labeldp as ldp
 from tf_labeldp.mechanisms import QuantileMechanism
-from tf_labeldp.mechanisms.quantile import class_scores
 
 REPEATS, ALPHAS = 200, (0.1, 0.05)
 SIZES = (500, 2000)
@@ -43,7 +42,8 @@ def scores_of(predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Returns the scores of labels (n,)."""
     if predictions.ndim == 1:
         return np.abs(labels - predictions)
-    return class_scores(predictions, predictions.shape[1])[np.arange(len(labels)), labels]
+    scores = QuantileMechanism.class_scores(predictions, predictions.shape[1])
+    return scores[np.arange(len(labels)), labels]
 
 
 def rank_of(alpha: float, size: int) -> int:

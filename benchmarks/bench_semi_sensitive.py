@@ -28,7 +28,7 @@ from sklearn.metrics import roc_auc_score
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import calibrate_noise_multiplier
-from tf_labeldp.accounting.gaussian import gaussian_epsilon, gaussian_sigma
+from tf_labeldp.plugins import gaussian_epsilon, gaussian_sigma
 
 RUNS = _results.FOLDER / "semi_sensitive.jsonl"
 DELTA = 1e-5

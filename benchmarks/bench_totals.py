@@ -22,9 +22,9 @@ from _insurance import column
 
 import tf_labeldp as ldp
 from tf_labeldp.estimation import debiased
-from tf_labeldp.estimation.priors import histogram_prior, rounding_grid
 from tf_labeldp.mechanisms import HistogramMechanism, Priors, optimal_unbiased
 from tf_labeldp.mechanisms._bins import nearest_index
+from tf_labeldp.plugins import histogram_prior
 from tf_labeldp.vault import Numbers
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
@@ -127,7 +127,7 @@ def groups() -> None:
     """Prints the errors of the mean of a group, exactly, for labels rounded to 32 values."""
     rows = []
     for labels, low, group in of_groups():
-        grid = rounding_grid(low, labels.high, 32, whole_numbers=labels.whole)
+        grid = Priors.rounding_grid(low, labels.high, 32, whole_numbers=labels.whole)
         place = nearest_index(grid, labels.values)
         prior = np.bincount(place, minlength=grid.size) / place.size
         of_group = np.bincount(place[group], minlength=grid.size) / group.sum()

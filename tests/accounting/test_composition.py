@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_labeldp.accounting import Charge, LabelSet, PrivacyGuarantee, Receipt, Receipts
-from tf_labeldp.accounting.budget import compose_counted
-from tf_labeldp.accounting.events import pure_dp_event
 from tf_labeldp.accounting.receipts import Composition
+from tf_labeldp.plugins import EventFields
 
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True)
 SIZE = 6
@@ -21,7 +20,7 @@ ROWS = st.none() | st.lists(st.integers(0, SIZE - 1), unique=True, max_size=SIZE
 
 
 def pure(epsilon):
-    return Charge(epsilon, 0.0, pure_dp_event(epsilon))
+    return Charge(epsilon, 0.0, EventFields.randomized_response(epsilon))
 
 
 def spent(labels, epsilon, examples, **fields):
@@ -133,7 +132,7 @@ def test_more_receipts_leave_a_composition_as_it_is(receipts, more):
 @given(any_receipts(), st.sampled_from(LABEL_SETS[:4]), ROWS)
 def test_what_some_examples_have_spent_with_other_label_sets(receipts, labels, rows):
     found = Composition(receipts).histories(labels, None if rows is None else np.array(rows, int))
-    spent_most = max((compose_counted(one, 0.0).epsilon for one in found), default=0.0)
+    spent_most = max((Charge.composed(one, 0.0).epsilon for one in found), default=0.0)
     kept = [
         one
         for one in receipts

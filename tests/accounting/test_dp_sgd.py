@@ -14,7 +14,7 @@ from scipy import stats
 
 from tf_labeldp.accounting import Charge, calibrate_noise_multiplier, dp_sgd_guarantee
 from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
-from tf_labeldp.accounting.gaussian import gaussian_epsilon, gaussian_sigma
+from tf_labeldp.plugins import gaussian_epsilon, gaussian_sigma
 
 MNIST = {"noise_multiplier": 10.0, "sampling_probability": 1024 / 60000, "steps": 292}
 

@@ -15,7 +15,7 @@ from tf_labeldp.accounting import (
     dp_sgd_guarantee,
 )
 from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
-from tf_labeldp.accounting.events import dp_sgd_event
+from tf_labeldp.plugins import EventFields
 from tf_labeldp.vault import PrivateLabels, Store
 
 DELTA = 1e-5
@@ -46,7 +46,7 @@ def charged(labels, number, charge=None, **changes):
 def test_its_epsilon_is_that_of_its_guarantee():
     stated = dp_sgd_guarantee(10.0, 0.02, 59, DELTA)
     notes = dp_sgd_assumptions(0.02, None)
-    assert epoch() == Charge(stated.epsilon, DELTA, dp_sgd_event(10.0, 0.02, 59), notes)
+    assert epoch() == Charge(stated.epsilon, DELTA, EventFields.dp_sgd(10.0, 0.02, 59), notes)
     labels = vault()
     charged(labels, 0)
     assert labels.guarantee().epsilon == stated.epsilon and labels.guarantee().delta == DELTA
@@ -143,7 +143,7 @@ def test_steps_of_the_same_name_are_other_steps(tmp_path):
 def test_what_is_no_charge_or_no_unit_is_refused():
     labels = vault()
     with pytest.raises(TypeError, match=r"charge must be an accounting\.Charge, got"):
-        labels.charge(dp_sgd_event(10.0, 0.02, 59), what="steps")
+        labels.charge(EventFields.dp_sgd(10.0, 0.02, 59).dp_event(), what="steps")
     with pytest.raises(ValueError, match="unit must be one of"):
         charged(labels, 0, unit="group")
     assert labels.receipts == ()

@@ -13,31 +13,26 @@ from dp_accounting import pld
 from scipy import optimize, special, stats
 
 from tf_labeldp.accounting import dp_sgd_charge
-from tf_labeldp.accounting._added_events import AddedDeltaDpEvent
 from tf_labeldp.accounting._losses import composed_epsilon
-from tf_labeldp.accounting.events import (
-    dp_sgd_event,
-    event_from_json,
-    event_to_json,
-    gaussian_event,
-    pure_dp_event,
-    randomized_response_event,
-)
-from tf_labeldp.accounting.gaussian import gaussian_epsilon
 from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
+from tf_labeldp.plugins import EventFields, gaussian_epsilon
 
 Composed = dp_accounting.ComposedDpEvent
 Repeated = dp_accounting.SelfComposedDpEvent
 
 
 EMITTED = {
-    "randomized_response_event": randomized_response_event(0.5, 10),
-    "pure_dp_event": pure_dp_event(0.5),
-    "gaussian_event": gaussian_event(5.0),
-    "dp_sgd_event": dp_sgd_event(8.0, 0.2, 2),
-    "dp_sgd_event, full batches": dp_sgd_event(8.0, 1.0, 2),
+    "randomized_response": EventFields.randomized_response(0.5, 10).dp_event(),
+    "pure": EventFields.randomized_response(0.5).dp_event(),
+    "gaussian": EventFields.gaussian(5.0).dp_event(),
+    "dp_sgd": EventFields.dp_sgd(8.0, 0.2, 2).dp_event(),
+    "dp_sgd, full batches": EventFields.dp_sgd(8.0, 1.0, 2).dp_event(),
     "dp_sgd_charge": dp_sgd_charge(9.0, 0.3, 2, 1e-6).event,
 }
+
+
+def added_delta(delta):
+    return EventFields({"class": "AddedDeltaDpEvent", "delta": delta}).dp_event()
 
 
 def hockey_stick(one, other, epsilon):
@@ -67,7 +62,7 @@ def exact_binary_epsilon(epsilon, uses, delta):
 @pytest.mark.parametrize("epsilon", [1e-3, 1.0, 40.0])
 @pytest.mark.parametrize("buckets", [2, 3, 1000])
 def test_one_event_has_the_epsilon_of_its_mechanism(epsilon, buckets):
-    event = randomized_response_event(epsilon, buckets)
+    event = EventFields.randomized_response(epsilon, buckets).dp_event()
     noise = event.noise_parameter
     assert noise == pytest.approx(buckets / (math.exp(epsilon) + buckets - 1), rel=1e-14)
     assert event.num_buckets == buckets
@@ -76,10 +71,10 @@ def test_one_event_has_the_epsilon_of_its_mechanism(epsilon, buckets):
 
 
 def test_the_event_stays_safe_where_e_to_the_minus_epsilon_underflows():
-    assert composed_epsilon([pure_dp_event(800.0)], 1e-6) >= 800.0
+    assert composed_epsilon([EventFields.randomized_response(800.0).dp_event()], 1e-6) >= 800.0
     plain = dp_accounting.RandomizedResponseDpEvent(0.0, 3)  # the label as it is
     assert composed_epsilon([plain], 1e-6) == composed_epsilon([plain], 0.0) == math.inf
-    kinds = [pure_dp_event(0.1 + 0.001 * one) for one in range(70)]
+    kinds = [EventFields.randomized_response(0.1 + 0.001 * one).dp_event() for one in range(70)]
     assert composed_epsilon([*kinds, plain], 1e-6) == math.inf
 
 
@@ -112,22 +107,30 @@ def test_repeats_equal_one_by_one_composition(name):
 @pytest.mark.parametrize("steps", [295, 100_000])
 def test_many_steps_are_counted_and_not_written_out(steps):
     """One by one, a step costs a convolution: minutes for this many."""
-    epochs = [dp_sgd_event(20.0, 0.01, steps // 5)] * 5
+    epochs = [EventFields.dp_sgd(20.0, 0.01, steps // 5).dp_event()] * 5
     began = time.process_time()
-    total = composed_epsilon([*epochs, pure_dp_event(0.1)], 1e-6)
+    total = composed_epsilon([*epochs, EventFields.randomized_response(0.1).dp_event()], 1e-6)
     assert time.process_time() - began < 10.0  # 0.1 s in fact
-    together = composed_epsilon([dp_sgd_event(20.0, 0.01, steps), pure_dp_event(0.1)], 1e-6)
+    together = composed_epsilon(
+        [
+            EventFields.dp_sgd(20.0, 0.01, steps).dp_event(),
+            EventFields.randomized_response(0.1).dp_event(),
+        ],
+        1e-6,
+    )
     assert total == together
 
 
 def test_add_or_remove_is_only_for_noise_that_has_it():
-    steps = dp_sgd_event(20.0, 0.01, 100)
+    steps = EventFields.dp_sgd(20.0, 0.01, 100).dp_event()
     weaker = composed_epsilon([steps], 1e-6, "add_or_remove")
     assert 0.0 < weaker < composed_epsilon([steps], 1e-6, "replace_label")
     with pytest.raises(Exception, match="REPLACE_ONE"):
-        composed_epsilon([pure_dp_event(1.0)], 1e-6, "add_or_remove")
+        composed_epsilon([EventFields.randomized_response(1.0).dp_event()], 1e-6, "add_or_remove")
     with pytest.raises(dp_accounting.UnsupportedEventError, match="replaced labels only"):
-        composed_epsilon([dp_sgd_event(5.0, 0.02, 1, "label_distance")], 1e-5, "add_or_remove")
+        composed_epsilon(
+            [EventFields.dp_sgd(5.0, 0.02, 1, "label_distance").dp_event()], 1e-5, "add_or_remove"
+        )
     with pytest.raises(ValueError, match=r"relation must be one of .*got 'remove'"):
         composed_epsilon([steps], 1e-6, "remove")
 
@@ -136,7 +139,7 @@ def test_add_or_remove_is_only_for_noise_that_has_it():
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-2), (2.0, 1e-8)])
 def test_composition_is_the_exact_one_from_above(uses, epsilon, delta):
     exact = exact_binary_epsilon(epsilon, uses, delta)
-    ours = composed_epsilon([pure_dp_event(epsilon)] * uses, delta)
+    ours = composed_epsilon([EventFields.randomized_response(epsilon).dp_event()] * uses, delta)
     assert exact - 1e-9 <= ours <= exact + 1e-2
 
 
@@ -152,7 +155,9 @@ def long_binomial_delta(epsilon, uses, at):
 @pytest.mark.parametrize(("epsilon", "delta"), [(1e-3, 1e-9), (1.0, 1e-5)])
 def test_ten_thousand_responses_cost_what_an_exact_sum_says(uses, epsilon, delta):
     """Through every level of blocks: never below, and above by one part in a thousand."""
-    ours = composed_epsilon([Repeated(pure_dp_event(epsilon), uses)], delta)
+    ours = composed_epsilon(
+        [Repeated(EventFields.randomized_response(epsilon).dp_event(), uses)], delta
+    )
     assert long_binomial_delta(epsilon, uses, ours) <= delta
     assert long_binomial_delta(epsilon, uses, ours * (1 - 1e-3)) > delta
 
@@ -171,17 +176,23 @@ def exact_epsilon_of_different(epsilons, delta):
 def test_different_responses_are_composed_on_one_grid(delta):
     epsilons = [0.3, 0.5, 0.7, 0.11, 1.3, 0.013, 0.9, 0.2, 0.41, 0.6, 2.0, 0.05]
     exact = exact_epsilon_of_different(epsilons, delta)
-    ours = composed_epsilon([pure_dp_event(one) for one in epsilons], delta)
+    ours = composed_epsilon(
+        [EventFields.randomized_response(one).dp_event() for one in epsilons], delta
+    )
     assert exact <= ours <= exact * 1.002
-    assert ours == composed_epsilon([pure_dp_event(one) for one in reversed(epsilons)], delta)
+    assert ours == composed_epsilon(
+        [EventFields.randomized_response(one).dp_event() for one in reversed(epsilons)], delta
+    )
 
 
 def test_many_kinds_of_responses_are_rounded_up():
     """A thousand epsilons: no less than of the least of them, nor more than of the largest."""
     epsilons = np.linspace(0.010, 0.0105, 1000)
-    ours = composed_epsilon([pure_dp_event(one) for one in epsilons], 1e-6)
+    ours = composed_epsilon(
+        [EventFields.randomized_response(one).dp_event() for one in epsilons], 1e-6
+    )
     least, most = (
-        composed_epsilon([Repeated(pure_dp_event(one), 1000)], 1e-6)
+        composed_epsilon([Repeated(EventFields.randomized_response(one).dp_event(), 1000)], 1e-6)
         for one in (math.sqrt(np.mean(epsilons**2)), 0.0105 * (1 + 1 / 32))
     )
     assert least <= ours <= most * 1.001
@@ -190,10 +201,12 @@ def test_many_kinds_of_responses_are_rounded_up():
 @pytest.mark.parametrize("clipping", ["norm", "label_distance"])
 def test_many_kinds_of_sampled_steps_are_rounded_up(clipping):
     noises = np.linspace(20.0, 20.5, 200)
-    ours = composed_epsilon([dp_sgd_event(noise, 0.05, 1, clipping) for noise in noises], 1e-6)
+    ours = composed_epsilon(
+        [EventFields.dp_sgd(noise, 0.05, 1, clipping).dp_event() for noise in noises], 1e-6
+    )
     mean = np.mean(noises**-2.0) ** -0.5
     least, most = (
-        composed_epsilon([dp_sgd_event(noise, 0.05, 200, clipping)], 1e-6)
+        composed_epsilon([EventFields.dp_sgd(noise, 0.05, 200, clipping).dp_event()], 1e-6)
         for noise in (mean, mean / (1 + 1 / 128) ** 2)
     )
     assert least <= ours <= most * 1.001
@@ -202,21 +215,25 @@ def test_many_kinds_of_sampled_steps_are_rounded_up(clipping):
 def test_gaussians_are_one_of_their_precisions():
     ratios = [3.0, 7.0, 11.0]
     together = sum(one**-2 for one in ratios) ** -0.5
-    found = composed_epsilon([gaussian_event(one) for one in ratios * 50], 1e-6)
+    found = composed_epsilon([EventFields.gaussian(one).dp_event() for one in ratios * 50], 1e-6)
     exact = gaussian_epsilon(together, 1e-6, math.sqrt(50))
     assert exact <= found <= exact * 1.001
 
 
 def test_kinds_of_noise_together_are_never_below_their_gaussian():
     """Gaussian steps, sampled with probability next to one and not, are one Gaussian."""
-    sampled = dp_sgd_event(40.0, 1.0 - 2.0**-53, 500)
-    events = [sampled, gaussian_event(5.0), Repeated(gaussian_event(9.0), 7)]
+    sampled = EventFields.dp_sgd(40.0, 1.0 - 2.0**-53, 500).dp_event()
+    events = [
+        sampled,
+        EventFields.gaussian(5.0).dp_event(),
+        Repeated(EventFields.gaussian(9.0).dp_event(), 7),
+    ]
     precision = 500 / 20.0**2 + 1 / 5.0**2 + 7 / 9.0**2
     exact = gaussian_epsilon(1.0, 1e-6, math.sqrt(precision))
     assert exact <= composed_epsilon(events, 1e-6) <= exact * 1.001
 
 
-def test_pure_dp_event_dominates_the_channel_of_every_mechanism():
+def test_a_pure_event_dominates_the_channel_of_every_mechanism():
     """Exactly: no pair of labels is told apart better, at any epsilon."""
     rng = np.random.default_rng(17)
     binary = RandomizedResponse(1.0, 2).transition_matrix()
@@ -235,21 +252,21 @@ def test_pure_dp_event_dominates_the_channel_of_every_mechanism():
 def test_events_refuse_bad_arguments():
     for epsilon in (0.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="epsilon must be finite and above zero"):
-            pure_dp_event(epsilon)
+            EventFields.randomized_response(epsilon).dp_event()
     with pytest.raises(ValueError, match="num_buckets must be at least 2, got 1"):
-        randomized_response_event(1.0, 1)
+        EventFields.randomized_response(1.0, 1).dp_event()
     with pytest.raises(ValueError, match=r"delta must be in \[0, 1\), got 1\."):
-        composed_epsilon([pure_dp_event(1.0)], 1.0)
+        composed_epsilon([EventFields.randomized_response(1.0).dp_event()], 1.0)
 
 
 @pytest.mark.parametrize("relation", ["replace_label", "add_or_remove"])
 def test_an_added_delta_of_each_step_is_taken_off(relation):
     """As in the receipts of 0.2, where the noise of a step was a known delta from a Gaussian."""
-    added, plain = 9e-13, dp_sgd_event(0.35, 0.01, 1000)
-    event = Repeated(Composed((plain.event, AddedDeltaDpEvent(added))), 1000)
-    assert event_from_json(event_to_json(event)) == event
+    added, plain = 9e-13, EventFields.dp_sgd(0.35, 0.01, 1000).dp_event()
+    event = Repeated(Composed((plain.event, added_delta(added))), 1000)
+    assert EventFields(EventFields.of(event)).dp_event() == event
     found = composed_epsilon([event], 2000 * added, relation)
     assert found == composed_epsilon([plain], 1000 * added, relation)
     assert found > composed_epsilon([plain], 2000 * added, relation)
     assert composed_epsilon([event], 1000 * added, relation) == math.inf
-    assert composed_epsilon([Repeated(AddedDeltaDpEvent(1.0), 1)], 0.9, relation) == math.inf
+    assert composed_epsilon([Repeated(added_delta(1.0), 1)], 0.9, relation) == math.inf

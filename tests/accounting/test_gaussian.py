@@ -9,8 +9,7 @@ import pytest
 from scipy import integrate, special
 
 from tf_labeldp.accounting import Charge
-from tf_labeldp.accounting.events import gaussian_event
-from tf_labeldp.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
+from tf_labeldp.plugins import EventFields, gaussian_delta, gaussian_epsilon, gaussian_sigma
 
 # From oracles.json (agm_*): epsilon, delta, sensitivity, sigma, relative tolerance.
 CALIBRATIONS = [
@@ -124,7 +123,7 @@ def test_bad_arguments(arguments, error, message):
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-5), (4.0, 1e-8)])
 def test_the_event_has_the_epsilon_of_its_noise_under_replacement(epsilon, delta):
     ratio = gaussian_sigma(epsilon, delta, 1.0)
-    found = Charge.of_event(gaussian_event(ratio), delta).epsilon
+    found = Charge.of_event(EventFields.gaussian(ratio).dp_event(), delta).epsilon
     # The accountant rounds up its discretised losses: never below, and close.
     assert epsilon <= found * (1.0 + 1e-9)
     assert found == pytest.approx(epsilon, rel=1e-3)

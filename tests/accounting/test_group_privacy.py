@@ -14,8 +14,8 @@ from tf_labeldp.accounting import (
     group_privacy,
     item_budget_for_group,
 )
-from tf_labeldp.accounting.gaussian import gaussian_delta
 from tf_labeldp.mechanisms import RandomizedResponse
+from tf_labeldp.plugins import gaussian_delta
 from tf_labeldp.vault import PrivateLabels
 
 

@@ -11,8 +11,13 @@ import warnings
 import numpy as np
 import pytest
 
-from tf_labeldp.accounting import Assumption, PrivacyBudget, PrivacyGuarantee, dp_sgd_charge
-from tf_labeldp.accounting.budget import group_privacy
+from tf_labeldp.accounting import (
+    Assumption,
+    PrivacyBudget,
+    PrivacyGuarantee,
+    dp_sgd_charge,
+    group_privacy,
+)
 from tf_labeldp.vault import PrivateLabels
 
 STATEMENTS = {

@@ -16,9 +16,10 @@ from tf_labeldp.accounting import (
     dp_sgd_charge,
     dp_sgd_guarantee,
 )
-from tf_labeldp.accounting.events import LONGEST_CLIP, dp_sgd_event, event_from_json, event_to_json
+from tf_labeldp.accounting.events import LONGEST_CLIP
+from tf_labeldp.plugins import EventFields
 
-LabelDistanceDpEvent = type(dp_sgd_event(1.0, 0.5, 1, "label_distance").event)
+LabelDistanceDpEvent = type(EventFields.dp_sgd(1.0, 0.5, 1, "label_distance").dp_event().event)
 BY_DISTANCE = {"clipping": "label_distance"}
 # With l2_norm_clip = 1 the distance D is 2, so the worst pair is at 1.5 and -0.5.
 WORST = (2.0 * LONGEST_CLIP, 2.0 * LONGEST_CLIP - 2.0)
@@ -175,8 +176,8 @@ def test_the_calibrated_noise_is_enough_and_hardly_more():
 
 
 def test_the_event_is_written_composed_and_stated():
-    event = dp_sgd_event(5.0, 0.02, 100, "label_distance")
-    assert event_from_json(event_to_json(event)) == event
+    event = EventFields.dp_sgd(5.0, 0.02, 100, "label_distance").dp_event()
+    assert EventFields(EventFields.of(event)).dp_event() == event
     twice = Charge.of_event(dp_accounting.ComposedDpEvent((event, event)), 1e-5)
     whole = dp_sgd_charge(5.0, 0.02, 200, 1e-5, **BY_DISTANCE)
     assert twice.epsilon == pytest.approx(whole.epsilon)

@@ -15,21 +15,17 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from tf_labeldp.accounting import peer_to_peer_guarantee
-from tf_labeldp.accounting.events import approximate_dp_event, pure_dp_event
-from tf_labeldp.accounting.peer_to_peer import (
-    _LEAST_DELTA,
-    _binomial,
-    _Cluster,
-    peer_to_peer_assumptions,
-)
+from tf_labeldp.accounting.peer_to_peer import _Cluster
 from tf_labeldp.accounting.peer_to_peer import _Core as Core
+from tf_labeldp.mechanisms import PeerToPeerRandomizedResponse
+from tf_labeldp.plugins import EventFields
 
 RATES = [(0.1, 1.0), (0.25, 1 / 3), (0.01, 0.5)]
 
 
 def peer_to_peer_delta(epsilon, alpha, theta, size):
     """The bound of delta that epsilon is found by: the inverse of ``peer_to_peer_guarantee``."""
-    cluster = _Cluster(alpha, theta, size, _LEAST_DELTA)
+    cluster = _Cluster(alpha, theta, size)
     ends = max(cluster.bound((ones, ones), epsilon) for ones in (0, size - 1))
     return max([ends, *cluster.above(ends, epsilon).values()])
 
@@ -163,7 +159,7 @@ def test_no_composition_is_left_out():
     assert deltas.argmax() == 187
     assert deltas.max() > 1.003 * max(deltas[0], deltas[-1])
     deltas = summed_deltas(0.00584, 200, 0.49, 1.0)
-    cluster = _Cluster(0.49, 1.0, 200, _LEAST_DELTA)
+    cluster = _Cluster(0.49, 1.0, 200)
     ends = max(cluster.bound((ones, ones), 0.00584) for ones in (0, 199))
     ours = max(cluster.above(ends, 0.00584).values())
     assert deltas.max() * (1 - 1e-9) <= ours <= deltas.max() * 1.02
@@ -181,8 +177,8 @@ def test_a_range_of_compositions_is_bounded_by_its_core():
 
 def test_what_could_not_be_split_counts_with_its_bound(monkeypatch):
     exact = peer_to_peer_delta(0.03, 0.45, 1.0, 201)
-    monkeypatch.setattr("tf_labeldp.accounting.peer_to_peer._SMALL", 0)
-    monkeypatch.setattr("tf_labeldp.accounting.peer_to_peer._MOST_SPLITS", 8)
+    monkeypatch.setattr(_Cluster, "small", 0)
+    monkeypatch.setattr(_Cluster, "most_splits", 8)
     cluster = _Cluster(0.45, 1.0, 201, 1e-20)
     found = cluster.above(exact, 0.03)
     assert found and max(found.values()) > exact
@@ -273,7 +269,8 @@ def test_the_statement_names_what_it_rests_on():
     ):
         assert words in text
     assert guarantee.relation == "replace_label"
-    assert guarantee.assumptions == peer_to_peer_assumptions(0.1, 0.25, 100)
+    mechanism = PeerToPeerRandomizedResponse.for_cluster_size(0.1, 0.25, 100, guarantee.delta)
+    assert guarantee.assumptions == mechanism.assumptions
 
 
 BAD = {
@@ -299,17 +296,20 @@ def test_other_bad_arguments():
 
 
 def test_approximate_event_without_delta_is_the_pure_one():
-    assert approximate_dp_event(0.5, 0.0) == pure_dp_event(0.5)
+    assert (
+        EventFields.approximate(0.5, 0.0).dp_event()
+        == EventFields.randomized_response(0.5).dp_event()
+    )
     with pytest.raises(ValueError, match=r"delta must be in \[0, 1\), got 1\."):
-        approximate_dp_event(0.5, 1.0)
+        EventFields.approximate(0.5, 1.0).dp_event()
     with pytest.raises(ValueError, match="epsilon must be finite and above zero"):
-        approximate_dp_event(-1.0, 1e-6)
+        EventFields.approximate(-1.0, 1e-6).dp_event()
 
 
 @pytest.mark.parametrize("least_delta", [1e-2, 1e-12])
 def test_what_is_left_out_of_the_flips_is_what_the_bound_of_delta_adds(least_delta):
     core = Core(0.3, 0.5, 4001, least_delta, ones=2000, zeros=2000)
-    fewest, kept = _binomial(core.ones, 0.3, core._log_tail)
+    fewest, kept = core.binomial(core.ones, 0.3, core.log_tail)
     law = stats.binom(core.ones, 0.3)
     outside = law.cdf(fewest - 1) + law.sf(fewest + kept.size - 1)
     assert outside <= 2.5 * 1e-12 * least_delta

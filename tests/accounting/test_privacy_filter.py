@@ -10,38 +10,31 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from tf_labeldp.accounting import Charge, PrivacyBudget, dp_sgd_charge
-from tf_labeldp.accounting._added_events import AddedDeltaDpEvent
+from tf_labeldp.accounting import Charge, PrivacyBudget, calibrate_noise_multiplier, dp_sgd_charge
 from tf_labeldp.accounting._moments import log_moments
-from tf_labeldp.accounting.budget import compose_counted
-from tf_labeldp.accounting.dp_sgd import calibrate_noise_multiplier
-from tf_labeldp.accounting.events import (
-    NOT_PRIVATE,
-    approximate_dp_event,
-    dp_sgd_event,
-    gaussian_event,
-    pure_dp_event,
-    randomized_response_event,
-)
-from tf_labeldp.accounting.gaussian import gaussian_sigma
-from tf_labeldp.accounting.privacy_filter import PrivacyFilter, compose_adaptively, pure_mu
+from tf_labeldp.accounting.privacy_filter import PrivacyFilter
+from tf_labeldp.plugins import EventFields, gaussian_sigma
 
 pytestmark = pytest.mark.filterwarnings("ignore:a budget of")
 BINS = 40
 """Outputs of a Gaussian release that the enumeration tells from each other."""
 
 
+def added_delta(delta):
+    return EventFields({"class": "AddedDeltaDpEvent", "delta": delta}).dp_event()
+
+
 def pure(epsilon):
-    return Charge(epsilon, 0.0, pure_dp_event(epsilon))
+    return Charge(epsilon, 0.0, EventFields.randomized_response(epsilon))
 
 
 @functools.cache
 def head(epsilon, delta):
-    return Charge(epsilon, delta, gaussian_event(gaussian_sigma(epsilon, delta, 1.0)))
+    return Charge(epsilon, delta, EventFields.gaussian(gaussian_sigma(epsilon, delta, 1.0)))
 
 
 def claimed(epsilon, delta):
-    return Charge(epsilon, delta, NOT_PRIVATE)
+    return Charge(epsilon, delta, EventFields.NOT_PRIVATE)
 
 
 @functools.cache
@@ -62,7 +55,7 @@ def losses_of(charge):
     gives an output. Noise is binned, which is a function of it.
     """
     event = charge.event_fields
-    if event == NOT_PRIVATE:
+    if event == EventFields.NOT_PRIVATE:
         same = (1.0 - charge.delta) * special.expit(charge.epsilon)
         losses = [math.inf, charge.epsilon, -charge.epsilon]
         return np.array(losses), np.array([charge.delta, same, 1.0 - charge.delta - same])
@@ -127,7 +120,7 @@ def by_branch(budget):
 
     def allowed(state, each):
         charges = tuple((Counter(dict(state)) + Counter(dict(each))).items())
-        return charges if budget.allows(compose_counted(charges, budget.delta)) else None
+        return charges if budget.allows(Charge.composed(charges, budget.delta)) else None
 
     return allowed
 
@@ -169,7 +162,7 @@ MENUS = {
 }
 
 
-@pytest.mark.holds("accounting.compose_adaptively")
+@pytest.mark.holds("accounting.PrivacyFilter.after_all")
 @pytest.mark.parametrize("name", MENUS)
 def test_no_adaptive_controller_exceeds_the_budget(name):
     epsilon, delta, menu, most = MENUS[name]
@@ -185,7 +178,7 @@ def test_gaussian_releases_use_the_share_of_the_filter_and_no_less():
     assert worst_delta(menu, by_filter, epsilon, start, most) > 0.9 * delta
 
 
-@pytest.mark.holds("accounting.compose_adaptively")
+@pytest.mark.holds("accounting.PrivacyFilter.after_all")
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-5), (2.0, 1e-5), (8.0, 1e-5)])
 def test_branches_composed_as_if_fixed_exceed_the_budget_and_the_filter_does_not(epsilon, delta):
     budget = PrivacyBudget(epsilon, delta)
@@ -222,16 +215,16 @@ SECOND = {  # a budget, plans within it, and the least that is left for one more
 def test_histories_that_fit(name):
     epsilon, plans, left = SECOND[name]
     budget = PrivacyBudget(epsilon, D)
-    found = compose_adaptively(plans, budget)
+    found = PrivacyFilter.after_all(plans, budget)
     assert found.allows and found.remaining() >= left
     # The statement of the same uses, fixed in advance, is within the budget too.
     charges = Counter(charge for each in plans for charge, _ in each)
-    assert budget.allows(compose_counted(tuple(charges.items()), D))
+    assert budget.allows(Charge.composed(tuple(charges.items()), D))
     # What is left is what one more pure use may cost, from both sides.
     if (most := found.remaining()) > 1e-6:
         assert found.after(plan(pure(most))).allows
     assert not found.after(plan(pure(most * 1.001 + 1e-6))).allows
-    assert not compose_adaptively([*plans, plan(pure(epsilon))], budget).allows
+    assert not PrivacyFilter.after_all([*plans, plan(pure(epsilon))], budget).allows
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 4.0, 8.0])
@@ -240,22 +233,22 @@ def test_gaussian_releases_cost_no_more_than_before(epsilon, number):
     """Up to the share of delta for other uses: 0.15 % of epsilon; alone, not even that."""
     exact = gaussian_sigma(epsilon, D, 1.0) * math.sqrt(number)
     factor = 1.0 if number == 1 else 1.0015
-    release = Charge(epsilon, D, gaussian_event(factor * exact))
-    found = compose_adaptively([plan(release)] * number, PrivacyBudget(epsilon, D))
+    release = Charge(epsilon, D, EventFields.gaussian(factor * exact))
+    found = PrivacyFilter.after_all([plan(release)] * number, PrivacyBudget(epsilon, D))
     assert found.allows
     assert not found.after(
-        plan(Charge(epsilon, D, gaussian_event(10.0 * exact / math.sqrt(number))))
+        plan(Charge(epsilon, D, EventFields.gaussian(10.0 * exact / math.sqrt(number))))
     ).allows
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 150.0, 1000.0])
 def test_what_is_left_after_a_gaussian_release_of_a_large_budget_is_a_number(epsilon):
-    left = compose_adaptively([plan(head(0.5 * epsilon, D))], PrivacyBudget(epsilon, D))
+    left = PrivacyFilter.after_all([plan(head(0.5 * epsilon, D))], PrivacyBudget(epsilon, D))
     assert left.allows and left.after(plan(pure(left.remaining() * (1.0 - 1e-9)))).allows
 
 
 def test_what_precisions_leave_is_known_where_no_other_sum_fits():
-    left = compose_adaptively([plan(head(0.6, 0.1 * D))] * 2, PrivacyBudget(1.0, D))
+    left = PrivacyFilter.after_all([plan(head(0.6, 0.1 * D))] * 2, PrivacyBudget(1.0, D))
     assert left.names == ("the sum of squared precisions of Gaussian noise",)
     assert left.after(plan(pure(left.remaining() * (1.0 - 1e-9)))).allows
     assert not left.after(plan(pure(left.remaining() * 1.001))).allows
@@ -265,26 +258,26 @@ def test_what_precisions_leave_is_known_where_no_other_sum_fits():
 def test_a_plan_is_composed_exactly_and_its_uses_one_by_one_are_not():
     budget = PrivacyBudget(1.0, D)
     draws = ((pure(0.05), 60),)
-    assert compose_counted(draws, D).epsilon < 1.7
-    assert compose_adaptively([draws], PrivacyBudget(1.7, D)).allows
-    assert not compose_adaptively([plan(pure(0.05))] * 60, PrivacyBudget(1.7, D)).allows
-    assert not compose_adaptively([draws], budget).allows
+    assert Charge.composed(draws, D).epsilon < 1.7
+    assert PrivacyFilter.after_all([draws], PrivacyBudget(1.7, D)).allows
+    assert not PrivacyFilter.after_all([plan(pure(0.05))] * 60, PrivacyBudget(1.7, D)).allows
+    assert not PrivacyFilter.after_all([draws], budget).allows
 
 
 def test_a_use_without_a_known_cost_leaves_nothing():
-    found = compose_adaptively([plan(Charge.unknown("no cost"))], PrivacyBudget(9.0, D))
+    found = PrivacyFilter.after_all([plan(Charge.unknown("no cost"))], PrivacyBudget(9.0, D))
     assert not found.allows and found.remaining() == 0.0
     # Free uses cost nothing, before and after.
     free = plan(Charge(0.0, 0.0, {"class": "NoOpDpEvent"}))
-    assert compose_adaptively([free], PrivacyBudget(1.0)).remaining() == 1.0
-    whole = compose_adaptively([plan(head(2.0, D))], PrivacyBudget(2.0, D))
+    assert PrivacyFilter.after_all([free], PrivacyBudget(1.0)).remaining() == 1.0
+    whole = PrivacyFilter.after_all([plan(head(2.0, D))], PrivacyBudget(2.0, D))
     assert whole.after(free).allows and not whole.after(plan(pure(1e-6))).allows
 
 
 @pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 5.0, 30.0])
 def test_pure_uses_are_functions_of_a_gaussian_release(epsilon):
     """Randomized response thresholds it: both sides of zero have its probabilities."""
-    mu = pure_mu(epsilon)
+    mu = PrivacyFilter.pure_mu(epsilon)
     odds = stats.norm.sf(0.0, loc=0.5 * mu) / stats.norm.sf(0.0, loc=-0.5 * mu)
     assert math.log(odds) == pytest.approx(epsilon, rel=1e-9)
 
@@ -293,18 +286,35 @@ ORDERS = np.array([0.5, 1.0, 2.0, 5.0, 12.0])
 
 
 def test_moments_of_gaussian_noise_and_of_randomized_response():
-    noise = log_moments([gaussian_event(2.0)], ORDERS)  # mu = 1/2
+    noise = log_moments([EventFields.gaussian(2.0).dp_event()], ORDERS)  # mu = 1/2
     assert noise == pytest.approx(ORDERS * (ORDERS + 1.0) / 8.0)
     for event, epsilon, masses in (
-        (pure_dp_event(1.0), 1.0, (special.expit(1.0), special.expit(-1.0), 0.0)),
-        (randomized_response_event(2.0, 4), 2.0, np.array([math.exp(2.0), 1.0, 2.0])),
+        (
+            EventFields.randomized_response(1.0).dp_event(),
+            1.0,
+            (special.expit(1.0), special.expit(-1.0), 0.0),
+        ),
+        (
+            EventFields.randomized_response(2.0, 4).dp_event(),
+            2.0,
+            np.array([math.exp(2.0), 1.0, 2.0]),
+        ),
     ):
         chances = np.array(masses) / np.sum(masses)
         losses = np.array([epsilon, -epsilon, 0.0])
         expected = np.log(np.exp(np.outer(ORDERS, losses)) @ chances)
         assert log_moments([event], ORDERS) == pytest.approx(expected, rel=1e-9)
-    both = log_moments([gaussian_event(2.0), pure_dp_event(1.0), gaussian_event(2.0)], ORDERS)
-    assert both == pytest.approx(2 * noise + log_moments([pure_dp_event(1.0)], ORDERS))
+    both = log_moments(
+        [
+            EventFields.gaussian(2.0).dp_event(),
+            EventFields.randomized_response(1.0).dp_event(),
+            EventFields.gaussian(2.0).dp_event(),
+        ],
+        ORDERS,
+    )
+    assert both == pytest.approx(
+        2 * noise + log_moments([EventFields.randomized_response(1.0).dp_event()], ORDERS)
+    )
 
 
 @pytest.mark.parametrize("small", [0.005, 0.02, 0.1])
@@ -312,7 +322,9 @@ def test_a_small_release_leaves_the_whole_of_delta(small):
     """A class prior and a head of the rest of the budget."""
     delta = 1e-4
     budget = PrivacyBudget(2.0, delta)
-    assert compose_adaptively([plan(pure(small)), plan(head(2.0 - small, delta))], budget).allows
+    assert PrivacyFilter.after_all(
+        [plan(pure(small)), plan(head(2.0 - small, delta))], budget
+    ).allows
 
 
 @pytest.mark.parametrize("q", [1e-3, 0.02, 0.3])
@@ -325,7 +337,7 @@ def test_moments_of_sampled_noise_are_bounds_and_close(q, noise):
         np.logaddexp(math.log1p(-q) - x**2 / 2, math.log(q) - (x - loc) ** 2 / 2)
         for loc in (mu, -mu)
     )
-    found = log_moments([dp_sgd_event(noise, q, 3)], ORDERS)
+    found = log_moments([EventFields.dp_sgd(noise, q, 3).dp_event()], ORDERS)
     step = math.log((x[1] - x[0]) / math.sqrt(2.0 * math.pi))
     for order, bound in zip(ORDERS, found, strict=True):
         exact = 3.0 * float(special.logsumexp(first + order * (first - second) + step))
@@ -334,7 +346,7 @@ def test_moments_of_sampled_noise_are_bounds_and_close(q, noise):
 
 def test_moments_of_clipped_distances_are_above_those_of_norms():
     norms, distances = (
-        log_moments([dp_sgd_event(1.0, 0.1, 1, clipping)], ORDERS)
+        log_moments([EventFields.dp_sgd(1.0, 0.1, 1, clipping).dp_event()], ORDERS)
         for clipping in ("norm", "label_distance")
     )
     assert np.all(norms < distances) and np.all(np.isfinite(distances))
@@ -342,10 +354,10 @@ def test_moments_of_clipped_distances_are_above_those_of_norms():
 
 def test_moments_that_are_not_known_are_infinite():
     unknown = [
-        approximate_dp_event(1.0, 0.01),
-        dp_sgd_event(1e-3, 0.1, 1),
-        AddedDeltaDpEvent(1e-9),
-        pure_dp_event(1e9),
+        EventFields.approximate(1.0, 0.01).dp_event(),
+        EventFields.dp_sgd(1e-3, 0.1, 1).dp_event(),
+        added_delta(1e-9),
+        EventFields.randomized_response(1e9).dp_event(),
     ]
     for event in unknown:
         assert np.all(np.isinf(log_moments([event], ORDERS))), event

@@ -10,6 +10,7 @@ import json
 import math
 import pickle
 import zlib
+from collections import Counter
 
 import dp_accounting
 import numpy as np
@@ -27,22 +28,12 @@ from tf_labeldp.accounting import (
     ReceiptError,
     Receipts,
     dp_sgd_charge,
-    receipts,
 )
-from tf_labeldp.accounting._added_events import AddedDeltaDpEvent
-from tf_labeldp.accounting.budget import compose_charges
-from tf_labeldp.accounting.events import (
-    approximate_dp_event,
-    dp_sgd_event,
-    event_from_json,
-    event_to_json,
-    gaussian_event,
-    pure_dp_event,
-)
-from tf_labeldp.accounting.receipts import Histories, actor_name
+from tf_labeldp.accounting.receipts import Histories
 from tf_labeldp.mechanisms import (
     RandomizedResponse,
 )
+from tf_labeldp.plugins import EventFields
 from tf_labeldp.vault import PrivateLabels
 
 BOUNDED = settings(max_examples=100, deadline=None, derandomize=True)
@@ -52,8 +43,12 @@ SECURE = "The operating system's random generator and OpenSSL's, which it seeds,
 ONE_EACH = "The features are public, and each person has one example."
 
 
+def added_delta(delta):
+    return EventFields({"class": "AddedDeltaDpEvent", "delta": delta}).dp_event()
+
+
 def pure(epsilon):
-    return Charge(epsilon, 0.0, pure_dp_event(epsilon))
+    return Charge(epsilon, 0.0, EventFields.randomized_response(epsilon))
 
 
 def spent(labels, epsilon=1.0, examples=None, **fields):
@@ -97,7 +92,7 @@ def test_one_receipt_is_its_charge():
 LOST, ALSO_LOST = unknown("nobody knows how"), unknown("the second")
 PUBLIC = Receipt.of_declaration([LOST], "the labels of ImageNet are public")
 DECLARED = "Declared by its author, not checked: the labels of ImageNet are public"
-NOTED = Charge(0.5, 0.0, pure_dp_event(0.5), ("a note",))
+NOTED = Charge(0.5, 0.0, EventFields.randomized_response(0.5), ("a note",))
 STATED = {
     "in sequence": ([spent(A, 1.0), spent(A, 0.5)], 1.5, ()),
     "in parallel": ([spent(A, 1.0, [0, 1, 2]), spent(A, 0.5, [3, 4, 5])], 1.0, ()),
@@ -232,17 +227,17 @@ def test_uses_at_a_positive_delta_cost_what_their_charges_do():
     receipts = [spent(A, 0.1, [0, 1], delta=delta) for _ in range(60)]
     receipts += [Receipt(A, steps, "steps", delta=delta) for _ in range(3)]
     statement = Receipts([*receipts, spent(A, 0.2, [5], delta=delta)]).guarantee()
-    worst = compose_charges([pure(0.1)] * 60 + [steps] * 3, delta)
+    worst = Charge.composed(Counter([pure(0.1)] * 60 + [steps] * 3), delta)
     assert statement.epsilon == worst.epsilon < 60 * 0.1 + 3 * steps.epsilon
     assert statement.delta == delta and set(worst.assumptions) <= set(statement.assumptions)
     assert "fixed-in-advance" in {note.code for note in statement.assumptions}
     both = Receipts([spent(labels, 0.1, delta=1e-5) for labels in (A, WIDE) * 50]).guarantee()
-    assert both.epsilon == compose_charges([pure(0.1)] * 100, 1e-5).epsilon < 6.0
+    assert both.epsilon == Charge.composed(Counter([pure(0.1)] * 100), 1e-5).epsilon < 6.0
     assert both.num_units == 100
 
 
 def test_the_statement_has_the_largest_epsilon_and_delta_of_any_example():
-    gaussian = Charge(0.3, 1e-6, gaussian_event(20.0))
+    gaussian = Charge(0.3, 1e-6, EventFields.gaussian(20.0))
     few = Receipt(A, gaussian, "a release", examples=np.array([1]), delta=1e-6)
     statement = Receipts([spent(A, 2.0, [0], delta=1e-6), few]).guarantee()
     assert (statement.epsilon, statement.delta) == (2.0, 1e-6)
@@ -298,7 +293,7 @@ def test_very_many_histories_are_bounded_from_above(delta):
 
 
 def test_many_histories_of_gaussian_noise_are_bounded_from_above():
-    noises = [gaussian_event(sigma) for sigma in np.linspace(4.0, 40.0, 32)]
+    noises = [EventFields.gaussian(sigma).dp_event() for sigma in np.linspace(4.0, 40.0, 32)]
     charges = [Charge.of_event(noise, 1e-5) for noise in noises]
     both = dp_accounting.ComposedDpEvent((noises[0], noises[0]))
     exact = Receipts(receipts_of_many(2, charges[:3], 1e-5)).guarantee()
@@ -331,7 +326,7 @@ def test_which_label_sets_may_be_the_same_labels(first, second, same):
 
 def test_deltas_that_only_add_up_are_added_or_named():
     """Two vaults that each spent their own delta on peer-to-peer randomized response."""
-    opaque = Charge(0.5, 1e-6, approximate_dp_event(0.5, 1e-6))
+    opaque = Charge(0.5, 1e-6, EventFields.approximate(0.5, 1e-6))
     receipts = [Receipt(LabelSet.new(SIZE), opaque, "reports", delta=1e-6) for _ in range(2)]
     added = Receipts(receipts).guarantee(delta=2e-6)
     assert (added.epsilon, added.delta) == (1.0, 2e-6)
@@ -418,7 +413,7 @@ def test_a_receipt_says_who_when_and_with_what(monkeypatch):
     before = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
     one = spent(LabelSet.new(SIZE))
     after = datetime.datetime.now(datetime.timezone.utc)
-    assert one.actor == "a person" == actor_name()
+    assert one.actor == "a person"
     assert one.version == tf_labeldp.__version__
     assert before <= datetime.datetime.fromisoformat(one.time) <= after
     assert datetime.datetime.fromisoformat(one.time).utcoffset() == datetime.timedelta(0)
@@ -429,11 +424,12 @@ def test_a_machine_without_a_login_has_an_actor_too(monkeypatch):
         raise OSError("no entry")
 
     monkeypatch.delenv("LABELDP_ACTOR", raising=False)
-    monkeypatch.setattr(receipts.getpass, "getuser", refuse)
-    assert actor_name() == "unknown"
+    monkeypatch.setattr("getpass.getuser", refuse)
+    assert spent(LabelSet.new(SIZE)).actor == "unknown"
 
 
 LABELS = LabelSet.new(1000, "north", stored=True)
+FORMAT = Receipts.from_bytes(Receipts().to_bytes())[1]["format"]
 EXAMPLES = {
     "all": None,
     "some": np.array([0, 3, 999]),
@@ -557,7 +553,7 @@ def test_damaged_bytes_are_refused():
     damaged = [content[:-10], bytes(flipped), content[:0], b"not receipts", zlib.compress(b"[1]")]
     damaged.append(zlib.compress(b'{"version": "1"}'))
     for more in ({}, {"receipts": None}, {"receipts": 7}):
-        data = {"format": receipts.FORMAT, "version": "1", **more}
+        data = {"format": FORMAT, "version": "1", **more}
         damaged.append(zlib.compress(json.dumps(data).encode()))
     for one in damaged:
         with pytest.raises(ReceiptError, match="the receipts of this file are damaged"):
@@ -565,7 +561,7 @@ def test_damaged_bytes_are_refused():
 
 
 def test_a_newer_format_is_refused_and_says_who_reads_it():
-    newer = packed(format=receipts.FORMAT + 1, version="9.9", receipts="of another shape")
+    newer = packed(format=FORMAT + 1, version="9.9", receipts="of another shape")
     with pytest.raises(ReceiptError, match=r"of tf-labeldp 9\.9.*Install the newer"):
         Receipts.from_bytes(newer)
 
@@ -584,9 +580,15 @@ EVENTS = {
     ),
     "ComposedDpEvent": dp_accounting.ComposedDpEvent(
         (
-            pure_dp_event(0.1),
+            EventFields.randomized_response(0.1).dp_event(),
             dp_accounting.SelfComposedDpEvent(
-                dp_accounting.ComposedDpEvent((dp_sgd_event(5.0, 0.1, 7), gaussian_event(2.0))), 3
+                dp_accounting.ComposedDpEvent(
+                    (
+                        EventFields.dp_sgd(5.0, 0.1, 7).dp_event(),
+                        EventFields.gaussian(2.0).dp_event(),
+                    )
+                ),
+                3,
             ),
             dp_accounting.ComposedDpEvent(()),
         )
@@ -604,8 +606,8 @@ EVENTS = {
     "TruncatedSubsampledGaussianDpEvent": dp_accounting.TruncatedSubsampledGaussianDpEvent(
         1000, 0.1, 120, 3.0
     ),
-    "LabelDistanceDpEvent": dp_sgd_event(5.0, 0.02, 3, "label_distance").event,
-    "AddedDeltaDpEvent": AddedDeltaDpEvent(1e-12),
+    "LabelDistanceDpEvent": EventFields.dp_sgd(5.0, 0.02, 3, "label_distance").dp_event().event,
+    "AddedDeltaDpEvent": added_delta(1e-12),
 }
 
 
@@ -623,11 +625,13 @@ def test_every_event_of_dp_accounting_is_here():
 
 def test_round_trip_of_events():
     more = [
-        approximate_dp_event(0.5, 1e-6),
-        dp_sgd_event(np.float64(8.0), np.float32(0.25), np.int64(2)),
+        EventFields.approximate(0.5, 1e-6).dp_event(),
+        EventFields.dp_sgd(np.float64(8.0), np.float32(0.25), np.int64(2)).dp_event(),
     ]
     for event in (*EVENTS.values(), *more):
-        again = event_from_json(json.loads(json.dumps(event_to_json(event), allow_nan=False)))
+        again = EventFields(
+            json.loads(json.dumps(EventFields.of(event), allow_nan=False))
+        ).dp_event()
         assert again == event and hash(again) == hash(event) and type(again) is type(event)
 
 
@@ -644,7 +648,7 @@ def test_an_event_of_another_class_is_not_written_nor_read():
         with pytest.raises(
             ValueError, match=rf"expected an event .*got {name}\. Use one of AddedDelta"
         ):
-            event_to_json(event)
+            EventFields.of(event)
         for outer in (
             dp_accounting.SelfComposedDpEvent(event, 2),
             dp_accounting.PoissonSampledDpEvent(0.1, event),
@@ -652,10 +656,10 @@ def test_an_event_of_another_class_is_not_written_nor_read():
             with pytest.raises(
                 ValueError, match="expected an event of dp_accounting that JSON can represent"
             ):
-                event_to_json(outer)
+                EventFields.of(outer)
     for name in ("OwnDpEvent", None, "DpEvent", "UnsupportedDpEvent"):
         with pytest.raises(ValueError, match="is not a known event of dp_accounting"):
-            event_from_json({"class": name, "noise_multiplier": 1.0})
+            EventFields({"class": name, "noise_multiplier": 1.0}).dp_event()
 
 
 @pytest.mark.parametrize("scale", [1.0, 20.0])
@@ -666,7 +670,7 @@ def test_laplace_under_replacement_is_the_pure_mechanism_of_twice_its_reach(scal
         for uses in (1, 20):
             of_both = (
                 Charge.of_event(dp_accounting.SelfComposedDpEvent(one, uses), 1e-6).epsilon
-                for one in (event, pure_dp_event(2.0 / scale))
+                for one in (event, EventFields.randomized_response(2.0 / scale).dp_event())
             )
             assert next(of_both) == next(of_both)
     assert Charge.of_event(laplace, 0.0).epsilon >= 2.0 / scale - 1e-9

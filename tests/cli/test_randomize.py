@@ -21,8 +21,7 @@ from scipy import stats
 from tf_labeldp.accounting import PrivacyGuarantee
 from tf_labeldp.cli import main
 from tf_labeldp.estimation import posterior
-from tf_labeldp.mechanisms import Priors, RandomizedResponse, RROnBins
-from tf_labeldp.mechanisms.base import deserialize
+from tf_labeldp.mechanisms import Mechanism, Priors, RandomizedResponse, RROnBins
 from tf_labeldp.scale import ReleaseKey, randomize_batch
 from tf_labeldp.vault import NoisyLabels
 
@@ -109,7 +108,7 @@ def test_numbers_leave_ids_and_few_bins(suffix, capsys):
     assert set(values) <= set(statement["outputs"])
     assert len(statement["outputs"]) < 40 < len(set(AMOUNTS)) / 10
     # A chi-square test compares the draws with the channel.
-    mechanism = deserialize(statement["mechanism"])
+    mechanism = Mechanism.from_json(statement["mechanism"])
     assert isinstance(mechanism, RROnBins)
     expected = mechanism.likelihood(mechanism.outputs, np.minimum(AMOUNTS, 400.0)).sum(axis=1)
     counts = np.array([(values == y).sum() for y in mechanism.outputs])
@@ -260,7 +259,7 @@ def test_the_statement_is_complete():
     assert len(prior["values"]) == len(prior["probabilities"]) == 101
     # The features party can compute the posterior mean.
     means = posterior(
-        deserialize(statement["mechanism"]),
+        Mechanism.from_json(statement["mechanism"]),
         numbers(noisy["amount"]),
         Priors(prior["probabilities"], values=prior["values"]),
     )

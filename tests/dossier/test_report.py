@@ -425,10 +425,10 @@ class TestWhoVouches:
         assert [note for note in found if note.who == "nobody"] == []
 
     def test_assumptions_of_models_and_noise(self):
-        from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
+        from tf_labeldp.accounting import Assumption
         from tf_labeldp.training import GaussianNoise
 
-        notes = [WEIGHTS_ASSUMED, records.PUBLIC_INPUT]
+        notes = [Assumption.INITIAL_WEIGHTS, records.PUBLIC_INPUT]
         for source in ("host", "device"):
             notes += GaussianNoise(1.0, source=source).assumptions()
         assert [note for note in notes if note.who == "nobody"] == []

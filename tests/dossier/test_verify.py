@@ -15,7 +15,6 @@ import pytest
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import Charge, Receipt, receipts
-from tf_labeldp.accounting.events import pure_dp_event
 from tf_labeldp.cli import main
 from tf_labeldp.dossier import report, verify
 from tf_labeldp.mechanisms import (
@@ -23,6 +22,7 @@ from tf_labeldp.mechanisms import (
     LaplaceMechanism,
     PeerToPeerRandomizedResponse,
 )
+from tf_labeldp.plugins import EventFields
 from tf_labeldp.vault import Classes, Numbers, model_history
 from tf_labeldp.vault.noisy_labels import NoisyFiles
 
@@ -293,8 +293,8 @@ class TestNoisyLabels:
         drawn = ldp.NoisyLabels.load(noisy)
         [receipt] = drawn.receipts
         forged = Receipt(
-            receipt.labels, Charge(0.1, 0.0, pure_dp_event(0.1)), receipt.what, delta=1e-4,
-            id=receipt.id, output_digest=receipt.output_digest, kind=receipt.kind,
+            receipt.labels, Charge(0.1, 0.0, EventFields.randomized_response(0.1)), receipt.what,
+            delta=1e-4, id=receipt.id, output_digest=receipt.output_digest, kind=receipt.kind,
         )  # fmt: skip
         forgery = tmp_path / "forged"
         ldp.NoisyLabels(drawn.values, drawn.indices, drawn.mechanism, receipts=[forged]).save(

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.accounting.events import pure_dp_event
 from tf_labeldp.estimation import debiased, posterior
 from tf_labeldp.mechanisms import (
     ALIBI,
@@ -30,7 +29,7 @@ from tf_labeldp.mechanisms import (
     StaircaseMechanism,
     optimal_bins,
 )
-from tf_labeldp.mechanisms.clusters import PriorResampling
+from tf_labeldp.plugins import EventFields, PriorResampling
 from tf_labeldp.vault import ClusterRandomizedResponse, PrivateLabels
 
 PRIOR = np.array([0.1, 0.35, 0.05, 0.3, 0.2])
@@ -53,7 +52,7 @@ class Uneven(ClassificationMechanism):
         return np.array([[0.6, 0.25, 0.15], [0.3, 0.5, 0.2], [0.3, 0.3, 0.4]])
 
     def dp_event(self):
-        return pure_dp_event(self.epsilon)
+        return EventFields.randomized_response(self.epsilon).dp_event()
 
 
 @pytest.fixture(params=[1e-6, 1.0, 50.0])

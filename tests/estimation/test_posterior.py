@@ -10,7 +10,6 @@ import pytest
 from scipy import stats
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.accounting.gaussian import gaussian_epsilon
 from tf_labeldp.estimation import likelihoods, posterior
 from tf_labeldp.mechanisms import (
     ALIBI,
@@ -26,7 +25,7 @@ from tf_labeldp.mechanisms import (
     RRWithPrior,
     optimal_bins,
 )
-from tf_labeldp.mechanisms.clusters import PriorResampling
+from tf_labeldp.plugins import PriorResampling, gaussian_epsilon
 from tf_labeldp.vault import PrivateLabels
 
 K = 4

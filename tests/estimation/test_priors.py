@@ -12,12 +12,7 @@ from scipy import special
 
 import tf_labeldp as ldp
 from tf_labeldp.estimation import prior_from_logits, sharpen_prior
-from tf_labeldp.estimation.priors import (
-    estimated_prior,
-    histogram_prior,
-    ordered_prior,
-    rounding_grid,
-)
+from tf_labeldp.estimation.priors import ordered_prior
 from tf_labeldp.mechanisms import (
     HistogramMechanism,
     LabelMomentMechanism,
@@ -25,6 +20,7 @@ from tf_labeldp.mechanisms import (
     RRWithPrior,
     optimal_bins,
 )
+from tf_labeldp.plugins import estimated_prior, histogram_prior
 from tf_labeldp.vault import Numbers
 
 LOGITS = np.array([2.0, 1.0, 0.0])
@@ -235,7 +231,7 @@ def step(values):
 @pytest.mark.parametrize(("epsilon", "number"), [(0.5, 13), (6.0, 3)])
 def test_lemma_16_both_inequalities_and_their_sum(loss, epsilon, number):
     low, high = 1.0, 8.5
-    values = rounding_grid(low, high, number)
+    values = Priors.rounding_grid(low, high, number)
     bound = LIPSCHITZ[loss](low, high) * step(values)
     fine = np.linspace(low, high, 181)
     rounded = np.argmin(np.abs(values[:, np.newaxis] - fine), axis=0)
@@ -254,34 +250,34 @@ def test_lemma_16_both_inequalities_and_their_sum(loss, epsilon, number):
 
 
 def test_whole_numbers_where_they_fit():
-    values = rounding_grid(-3, 400, 404, whole_numbers=True)
+    values = Priors.rounding_grid(-3, 400, 404, whole_numbers=True)
     assert values.tolist() == [float(value) for value in range(-3, 401)]
-    one_less = rounding_grid(-3, 400, 403, whole_numbers=True)
+    one_less = Priors.rounding_grid(-3, 400, 403, whole_numbers=True)
     assert len(one_less) == 403 and step(one_less) == pytest.approx(403 / 402)
     assert one_less[0] == -3.0 and one_less[-1] == 400.0
-    assert rounding_grid(0, 1, 64, whole_numbers=True).tolist() == [0.0, 1.0]
+    assert Priors.rounding_grid(0, 1, 64, whole_numbers=True).tolist() == [0.0, 1.0]
 
 
 def test_real_labels_between_whole_ends_are_resolved():
-    assert len(rounding_grid(0.0, 1.0, 64)) == 64
-    values = rounding_grid(0, 7, 64)
+    assert len(Priors.rounding_grid(0.0, 1.0, 64)) == 64
+    values = Priors.rounding_grid(0, 7, 64)
     assert len(values) == 64 and set(range(8)) <= set(values.tolist())
-    values = rounding_grid(0, 30, 64)  # two parts of each unit fit, three do not
+    values = Priors.rounding_grid(0, 30, 64)  # two parts of each unit fit, three do not
     assert step(values) == 0.5 and set(range(31)) <= set(values.tolist())
-    assert rounding_grid(0, 52, 64).tolist() == list(range(53))
+    assert Priors.rounding_grid(0, 52, 64).tolist() == list(range(53))
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 5000.0), (18.0, 90.0), (0.5, 1e6)])
 def test_small_amounts_are_resolved(low, high):
-    values = rounding_grid(low, high, 64)
+    values = Priors.rounding_grid(low, high, 64)
     steps = np.diff(values)
     assert len(values) == 64 and np.all(np.diff(steps) > 0.0)
     logs = np.diff(np.log(values + high / math.expm1(4.0)))
     np.testing.assert_allclose(logs, logs[0], rtol=1e-6)
     assert steps[-1] < 0.07 * (high - low)
     # The same labels in another currency.
-    np.testing.assert_allclose(rounding_grid(3 * low, 3 * high, 64), 3 * values, rtol=1e-12)
-    below_zero = rounding_grid(-high, high, 64)
+    np.testing.assert_allclose(Priors.rounding_grid(3 * low, 3 * high, 64), 3 * values, rtol=1e-12)
+    below_zero = Priors.rounding_grid(-high, high, 64)
     np.testing.assert_allclose(np.diff(below_zero), 2 * high / 63, rtol=1e-9)
 
 
@@ -296,7 +292,7 @@ def test_small_amounts_are_resolved(low, high):
 )
 def test_bad_grids(arguments, error, message):
     with pytest.raises(error, match=message):
-        rounding_grid(*arguments)
+        Priors.rounding_grid(*arguments)
 
 
 RATE, MANY = 0.034, 20_000

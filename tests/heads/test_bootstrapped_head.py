@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting.gaussian import gaussian_sigma
 from tf_labeldp.heads import BootstrappedHead, PrivateLogisticRegression
+from tf_labeldp.plugins import gaussian_sigma
 
 DELTA = 1e-5
 RNG = np.random.default_rng(0)

@@ -11,7 +11,8 @@ from fits import fixed_in_advance, without_encoder
 from sklearn.base import clone, is_classifier, is_regressor
 
 from tf_labeldp import PrivacyBudget, PrivateLabels, guarantee, heads
-from tf_labeldp.accounting import BudgetExceededError, provenance, public_input
+from tf_labeldp.accounting import BudgetExceededError, public_input
+from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.heads import (
     NoiseCluster,
     PrivateLogisticRegression,
@@ -171,7 +172,7 @@ def test_the_keras_model_computes_the_same_and_its_file_keeps_the_receipts(
     head = member.head().fit(X, member.vault())
     model = head.to_keras()
     model.save(tmp_path / "head.keras")
-    monkeypatch.setattr(provenance, "_OF_WEIGHTS", {})  # as in another program
+    monkeypatch.setattr(Weights, "by_digest", {})  # as in another program
     loaded = keras.models.load_model(tmp_path / "head.keras")
     rows = np.concatenate([X, 3.0 * RNG.normal(size=(500, 4)).astype(np.float32)])
     for found in (model, loaded):

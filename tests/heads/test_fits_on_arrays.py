@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import warnings
+from collections import Counter
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,6 @@ import tensorflow as tf
 from scipy import optimize, sparse
 
 from tf_labeldp.accounting import Charge, PrivacyBudget, Receipts, public_input
-from tf_labeldp.accounting.budget import compose_charges
 from tf_labeldp.heads import NoiseCluster, PrivateLogisticRegression, PrivateRidge, label_source
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import PrivateLabels
@@ -33,7 +33,7 @@ def head(epsilon=1.0, kind=PrivateRidge, **arguments):
 def of(*epsilons):
     """The epsilon of ``releases`` of one label alone."""
     charges = [Charge.of(LabelMomentMechanism(one, DELTA, num_classes=2)) for one in epsilons]
-    return compose_charges(charges, DELTA).epsilon
+    return Charge.composed(Counter(charges), DELTA).epsilon
 
 
 def alone(one, *rest):
@@ -101,7 +101,7 @@ def test_heads_of_every_kind_are_added_up():
     clusters = again(3, NoiseCluster(3, 0.5, num_classes=2), X, Y)
     charges = [one.charge for one in clusters.receipts_]
     assert [one.epsilon for one in charges] == [1.0, 1.0, 0.5]
-    assert clusters.guarantee().epsilon == compose_charges(charges, DELTA).epsilon
+    assert clusters.guarantee().epsilon == Charge.composed(Counter(charges), DELTA).epsilon
     assert clusters.guarantee().epsilon > logistic.guarantee().epsilon > 1.0
     rows = again(4, head(0.5, num_classes=None, num_labels=2), X, np.stack([Y, 1 - Y], axis=1))
     assert rows.guarantee().epsilon > clusters.guarantee().epsilon

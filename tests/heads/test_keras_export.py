@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_labeldp import PrivacyBudget, PrivateLabels, guarantee
 from tf_labeldp.accounting import ReceiptError
-from tf_labeldp.accounting import provenance as _public_input
+from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.features import RandomFourierFeatures
 from tf_labeldp.heads import NoiseCluster, PrivateLogisticRegression, PrivateRidge
 
@@ -47,7 +47,7 @@ def test_the_files_of_a_model_keep_the_receipts(kind, route, examples, tmp_path,
     other = keras.models.clone_model(model)
     if kind == "ridge":
         assert guarantee(other).headline == "no record of any label"  # weights of its own
-    monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})  # as in another program
+    monkeypatch.setattr(Weights, "by_digest", {})  # as in another program
     if route == "keras":
         other = saved_and_loaded(model, tmp_path)
     elif route == "weights.h5":

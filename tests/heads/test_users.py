@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting.gaussian import gaussian_epsilon
 from tf_labeldp.audit import audit_mechanism
 from tf_labeldp.heads.weights import user_weights
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.mechanisms.user_norms import user_norms
+from tf_labeldp.plugins import gaussian_epsilon
 
 DELTA = 1e-4
 RNG = np.random.default_rng(0)

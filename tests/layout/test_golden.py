@@ -29,7 +29,7 @@ from sklearn.base import BaseEstimator
 
 import tf_labeldp as ldp
 from tf_labeldp import mechanisms
-from tf_labeldp.accounting import provenance
+from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.cli import main
 
 GOLDEN = Path(__file__).parent / "golden.json"
@@ -184,7 +184,7 @@ def check(found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("place", recorded()["calls"] if GOLDEN.exists() else [])
 def test_a_call_gives_what_it_gave(place, monkeypatch):
-    monkeypatch.setattr(provenance, "_OF_WEIGHTS", {})
+    monkeypatch.setattr(Weights, "by_digest", {})
     golden, found = recorded(), facts_of(place)
     expected = golden["calls"][place]
     assert set(expected) <= set(found)
@@ -216,9 +216,9 @@ def record() -> None:
     """Writes `golden.json`; what differs between two calls in turn is left out."""
     calls = {}
     for place in BUILDERS:
-        provenance._OF_WEIGHTS.clear()
+        Weights.by_digest.clear()
         first = facts_of(place)
-        provenance._OF_WEIGHTS.clear()
+        Weights.by_digest.clear()
         second = facts_of(place)
         calls[place] = {name: first[name] for name in first if first[name] == second.get(name)}
     content = {

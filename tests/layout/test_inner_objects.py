@@ -28,7 +28,7 @@ from test_provenance import PUBLIC, an_earlier_use, builder_of
 import tf_labeldp as ldp
 from tf_labeldp import accounting, features, heads, mechanisms, pate
 from tf_labeldp.accounting import public_input
-from tf_labeldp.mechanisms.base import LabelMechanism
+from tf_labeldp.mechanisms import LabelMechanism
 from tf_labeldp.semi_supervised import DivideMix, FixMatch
 from tf_labeldp.vault import Numbers, Rows, handed_on
 

@@ -45,9 +45,9 @@ from tf_labeldp.accounting import (
     PublicInput,
     Receipt,
     Receipts,
-    provenance,
     public_input,
 )
+from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.vault._statements import _reads_no_labels
 
 
@@ -55,7 +55,7 @@ from tf_labeldp.vault._statements import _reads_no_labels
 def isolated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Starts each test from fixed weights, without the trainings of other tests."""
     keras.utils.set_random_seed(0)
-    monkeypatch.setattr(provenance, "_OF_WEIGHTS", {})
+    monkeypatch.setattr(Weights, "by_digest", {})
 
 
 def is_unspent(value: Any) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import keras
 import pytest
 
-from tf_labeldp.accounting import provenance as _public_input
+from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.heads import label_source
 
 
 @pytest.fixture
 def forget(monkeypatch):
     """Returns a function that forgets all weights, as in another process."""
-    return lambda: monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})
+    return lambda: monkeypatch.setattr(Weights, "by_digest", {})
 
 
 @pytest.fixture(autouse=True)

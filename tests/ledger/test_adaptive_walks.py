@@ -15,10 +15,8 @@ import pytest
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget, dp_sgd_charge
-from tf_labeldp.accounting.budget import compose_counted
-from tf_labeldp.accounting.events import NOT_PRIVATE, gaussian_event, pure_dp_event
-from tf_labeldp.accounting.gaussian import gaussian_sigma
 from tf_labeldp.accounting.privacy_filter import PrivacyFilter
+from tf_labeldp.plugins import EventFields, gaussian_sigma
 
 N, DELTA = 12, 1e-5
 PARTS = [np.arange(N), np.arange(6), np.arange(4, 9), np.arange(10, N)]
@@ -26,7 +24,7 @@ STEPS = [dp_sgd_charge(noise, 0.05, 100, DELTA) for noise in (1.0, 2.0, 6.0)]
 
 
 def gaussian(epsilon):
-    return Charge(epsilon, DELTA, gaussian_event(gaussian_sigma(epsilon, DELTA, 1.0)))
+    return Charge(epsilon, DELTA, EventFields.gaussian(gaussian_sigma(epsilon, DELTA, 1.0)))
 
 
 def counted(charges):
@@ -55,12 +53,12 @@ class Walk:
         kind = self.rng.choice(["pure", "small", "gaussian", "steps", "claim"])
         epsilon = self.budget.epsilon * float(self.rng.choice([0.05, 0.2, 0.45, 0.7]))
         if kind == "pure" or self.budget.delta == 0.0:
-            return Charge(epsilon, 0.0, pure_dp_event(epsilon))
+            return Charge(epsilon, 0.0, EventFields.randomized_response(epsilon))
         if kind == "small":
-            return Charge(0.1 * epsilon, 0.0, pure_dp_event(0.1 * epsilon))
+            return Charge(0.1 * epsilon, 0.0, EventFields.randomized_response(0.1 * epsilon))
         if kind == "steps":
             return STEPS[self.rng.integers(len(STEPS))]
-        claim = Charge(epsilon, 0.2 * DELTA, NOT_PRIVATE)
+        claim = Charge(epsilon, 0.2 * DELTA, EventFields.NOT_PRIVATE)
         return gaussian(epsilon) if kind == "gaussian" else claim
 
     def filter(self, example, more=()):
@@ -73,7 +71,7 @@ class Walk:
         """Whether each of these examples may bear one more plan, or its present ones."""
         for example in rows:
             together = [use for plan, drawn in self.plans[example].values() for use in drawn]
-            fixed = compose_counted(counted([*together, *charges]), self.budget.delta)
+            fixed = Charge.composed(counted([*together, *charges]), self.budget.delta)
             if not (self.filter(example, charges).allows and self.budget.allows(fixed)):
                 return False
         return True
@@ -150,7 +148,7 @@ class Walk:
             counted([use for _, drawn in plans.values() for use in drawn])
             for plans in self.plans.values()
         ]
-        exact = max(compose_counted(each, self.budget.delta).epsilon for each in used)
+        exact = max(Charge.composed(each, self.budget.delta).epsilon for each in used)
         assert exact * (1.0 - 1e-9) <= stated.epsilon <= self.budget.epsilon * (1.0 + 1e-6)
         if exact:
             assert stated.adaptive == (self.budget.epsilon, self.budget.delta)

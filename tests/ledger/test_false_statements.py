@@ -39,9 +39,9 @@ from ledger_cases import (
 )
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting.events import dp_sgd_event
 from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.mechanisms import RandomizedResponse
+from tf_labeldp.plugins import EventFields
 from tf_labeldp.training import Denoiser, NoiseMechanism
 
 
@@ -281,7 +281,7 @@ def test_06_the_event_of_a_plug_in_is_its_authors_claim():
     labels = vault()
     statement = dp_sgd(private(noise=Claimed(40.0)), labels).guarantee()
     # Under replacement Laplace noise with multiplier b is (2 / b)-DP.
-    pure = [ldp.accounting.events.pure_dp_event(2.0 / 40.0)] * STEPS
+    pure = [ldp.plugins.EventFields.randomized_response(2.0 / 40.0).dp_event()] * STEPS
     assert statement.epsilon == pytest.approx(ldp.accounting._losses.composed_epsilon(pure, DELTA))
     gaussian = ldp.accounting.dp_sgd_guarantee(40.0, Q, STEPS, DELTA)
     assert statement.epsilon != pytest.approx(gaussian.epsilon, rel=0.1)
@@ -329,7 +329,7 @@ class Fading(ldp.training.NoiseMechanism):
         return noise.add_noise(clipped_sum, l2_norm_clip, state)
 
     def dp_event(self, sampling_probability, steps):
-        return dp_sgd_event(self.noise_multiplier, sampling_probability, steps)
+        return EventFields.dp_sgd(self.noise_multiplier, sampling_probability, steps).dp_event()
 
 
 @pytest.mark.parametrize("eager", [True, False])

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import Charge, LabelSet, PublicInput, Receipt, ReceiptError, Receipts
-from tf_labeldp.accounting.events import NO_EVENT, NOT_PRIVATE
 from tf_labeldp.accounting.receipts import Composition, Examples
+from tf_labeldp.plugins import EventFields
 from tf_labeldp.vault.model_history import attach
 from tf_labeldp.vault.private_labels import charge_together
 
@@ -53,12 +53,12 @@ def crafted(receipt: Receipt, **fields: Any) -> Receipt:
 def free(of: Receipt | None = None) -> dict[str, Any]:
     """Returns the charge of no cost, with the assumptions of a receipt."""
     notes = [] if of is None else [note.to_json() for note in of.charge.assumptions]
-    return {"epsilon": 0.0, "delta": 0.0, "event": NO_EVENT, "assumptions": notes}
+    return {"epsilon": 0.0, "delta": 0.0, "event": EventFields.NONE, "assumptions": notes}
 
 
 def an_encoder() -> Receipt:
     """Returns the receipt of an encoder of someone else, which is free."""
-    charge = Charge(0.0, 0.0, NO_EVENT)
+    charge = Charge(0.0, 0.0, EventFields.NONE)
     return Receipt(LabelSet.new(10, stored=True), charge, "an encoder", "declared")
 
 
@@ -94,8 +94,8 @@ NAMES = [receipt.labels.name for receipt in PUBLISHED]
 CHARGES = [
     free(),
     *(receipt.to_json()["charge"] for receipt in PUBLISHED),
-    {**free(), "epsilon": 1e-9, "event": NOT_PRIVATE},
-    {**free(), "epsilon": "inf", "event": NOT_PRIVATE},
+    {**free(), "epsilon": 1e-9, "event": EventFields.NOT_PRIVATE},
+    {**free(), "epsilon": "inf", "event": EventFields.NOT_PRIVATE},
 ]
 BITS = [None, *(base64.b64encode(Examples.of([row], N).bits).decode() for row in range(3))]
 CLAIM = {"code": "declared", "who": "authors", "text": "Declared by its author, not checked: x"}
@@ -362,14 +362,18 @@ BAD: dict[str, list[Any]] = {
     "sample_weights": [2, None],
     "examples": ["", "not base64", base64.b64encode(b"no zlib").decode(), 5, [1, 2]],
     "labels": [None, {}, {"name": "a", "size": 3, "people": None, "stored": False, "x": 1}],
-    "charge": [None, {}, {"epsilon": 1.0, "delta": 0.0, "event": NO_EVENT, "assumptions": []}],
+    "charge": [
+        None,
+        {},
+        {"epsilon": 1.0, "delta": 0.0, "event": EventFields.NONE, "assumptions": []},
+    ],
     "size": [-5, 10**18, 2.5, True, None, "9"],
     "name": ["", None, 7, "x" * 1000],
     "people": [7, True],
     "stored": [None, 1],
     "epsilon": [-1.0, math.nan, None, True, "1.0", [1.0]],
     "delta of the charge": [-1.0, 1.0, None, True, "0"],
-    "event": [{"class": "GiftDpEvent"}, None, {}, NO_EVENT],
+    "event": [{"class": "GiftDpEvent"}, None, {}, EventFields.NONE],
     "assumptions": [["x" * 10**6], [5], [{"code": 1, "who": "x", "text": "y"}], 7],
 }
 

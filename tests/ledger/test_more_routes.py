@@ -32,8 +32,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import provenance as _public_input
-from tf_labeldp.accounting.events import gaussian_event
+from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.mechanisms import (
@@ -44,6 +43,7 @@ from tf_labeldp.mechanisms import (
     RRWithPrior,
     check_mechanism,
 )
+from tf_labeldp.plugins import EventFields
 from tf_labeldp.vault import Numbers
 
 
@@ -242,7 +242,7 @@ class TooGood(Parity):
     """Claims an event with almost no loss."""
 
     def dp_event(self):
-        return gaussian_event(1e4)
+        return EventFields.gaussian(1e4).dp_event()
 
 
 def uses(mechanism, number, num_classes):
@@ -341,7 +341,7 @@ def test_a_store_recognizes_the_weights_of_plain_models(tmp_path, monkeypatch):
     model.save(tmp_path / "model.keras")
     known = labels.guarantee()
     del labels
-    monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})  # Another process has no weights.
+    monkeypatch.setattr(Weights, "by_digest", {})  # Another process has no weights.
     loaded = keras.models.load_model(tmp_path / "model.keras", compile=False)
     assert has_no_record(loaded)
     assert "initial-weights" in codes(loaded)

@@ -196,10 +196,10 @@ def test_b5_keyed_draws_count_the_bins(tmp_path):
 
 def test_b5_a_mechanism_in_json_keeps_the_receipts_of_its_bins():
     """TFX passes mechanisms to its workers as JSON."""
-    from tf_labeldp.mechanisms.base import deserialize, serialize
+    from tf_labeldp.mechanisms import Mechanism
 
     mechanism = bins()
-    read = deserialize(json.loads(json.dumps(serialize(mechanism))))
+    read = Mechanism.from_json(json.loads(json.dumps(mechanism.to_json())))
     assert read == mechanism and read.receipts
     assert ldp.accounting.public_input(read).receipts[0].id == mechanism.receipts[0].id
 

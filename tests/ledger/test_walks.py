@@ -73,7 +73,7 @@ class PureNoise(ldp.training.NoiseMechanism):
     def dp_event(self, sampling_probability, steps):
         import dp_accounting
 
-        step = ldp.accounting.events.pure_dp_event(self.noise_multiplier)
+        step = ldp.plugins.EventFields.randomized_response(self.noise_multiplier).dp_event()
         return dp_accounting.SelfComposedDpEvent(step, steps)
 
 

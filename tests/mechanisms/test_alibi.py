@@ -10,12 +10,12 @@ import pytest
 from scipy import stats
 
 from tf_labeldp.accounting import Charge
-from tf_labeldp.accounting.gaussian import gaussian_epsilon
 from tf_labeldp.mechanisms import (
     ALIBI,
     integer_noise,
     random_bits,
 )
+from tf_labeldp.plugins import discrete_gaussian, gaussian_epsilon, geometric
 
 LAPLACE = ALIBI(epsilon=1.0, num_classes=5)
 GAUSSIAN = ALIBI(epsilon=1.0, num_classes=5, delta=1e-5, noise="gaussian")
@@ -61,7 +61,7 @@ def test_the_noise_of_all_entries_is_independent(mechanism):
 
 @pytest.mark.parametrize("sigma", [1, 7, 1 << 26])
 def test_discrete_gaussian_draws_follow_their_law(sigma, chi_square_rejects):
-    drawn = integer_noise.discrete_gaussian(200_000, sigma, np.random.default_rng(14))
+    drawn = discrete_gaussian(200_000, sigma, np.random.default_rng(14))
     assert drawn.dtype == np.int64
     if sigma < 100:  # every number is a cell, the tails are one each
         support = np.arange(-12 * sigma, 12 * sigma + 1)
@@ -105,7 +105,7 @@ def test_discrete_gaussian_accepts_with_the_exact_chance(monkeypatch):
         random_bits, "uniform_below", lambda bounds, rng: np.zeros(bounds.size, int)
     )
     monkeypatch.setattr(integer_noise, "bernoulli_exp", record)
-    integer_noise.discrete_gaussian(12, 3, None)
+    discrete_gaussian(12, 3, None)
     for y, (rest, whole) in enumerate(zip(rests, wholes, strict=True)):
         assert 0 <= rest < 1
         assert Fraction(y, 3) + rest + whole == Fraction(y * y, 18) + Fraction(1, 2)
@@ -126,7 +126,7 @@ def test_laplace_rows_are_private_by_the_law_that_is_drawn(epsilon, monkeypatch)
     m = 2^31 steps of the grid are a unit: every entry is a whole number of them.
     """
     given = []
-    original = integer_noise.geometric
+    original = geometric
 
     def record(size, decay, rng):
         given.append(decay)

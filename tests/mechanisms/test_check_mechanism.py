@@ -9,20 +9,19 @@ import dp_accounting
 import numpy as np
 import pytest
 
-from tf_labeldp.accounting.events import pure_dp_event
 from tf_labeldp.mechanisms import (
     ALIBI,
     AggregateMechanism,
     ClassificationMechanism,
     HistogramMechanism,
+    LabelMechanism,
     LaplaceMechanism,
     RandomizedResponse,
     RegressionMechanism,
     RRTopK,
     check_mechanism,
 )
-from tf_labeldp.mechanisms.base import LabelMechanism, checked_output
-from tf_labeldp.mechanisms.clusters import PriorResampling
+from tf_labeldp.plugins import EventFields, PriorResampling
 
 RESPONSE = RandomizedResponse(1.0, 4).transition_matrix()
 RNG = np.random.default_rng()
@@ -74,7 +73,7 @@ class OfRows(LabelMechanism):
         return np.eye(3)[labels] + self.scale * RNG.laplace(size=(len(labels), 3))
 
     def check_output(self, noisy, size):
-        return checked_output(self, noisy, (size, self.num_classes), "f")
+        return self.checked_output(noisy, (size, self.num_classes), "f")
 
 
 class Counts(AggregateMechanism):
@@ -167,7 +166,9 @@ SOUND = {
     "an output that is ruled out": planted(
         OfClasses, epsilon=2.0, **channel(WITHOUT_LAST), **drawn(never_the_last)
     ),
-    "event": planted(OfClasses, dp_event=lambda self: pure_dp_event(1.0)),
+    "event": planted(
+        OfClasses, dp_event=lambda self: EventFields.randomized_response(1.0).dp_event()
+    ),
     "within delta": planted(OfClasses, delta=SHARE, **RARE),
     "priors": OfPriors(),
     "numbers": OfNumbers(),
@@ -256,7 +257,7 @@ DEFECTS = {
     ),
     "event": (
         OfClasses,
-        {"dp_event": lambda self: pure_dp_event(0.5)},
+        {"dp_event": lambda self: EventFields.randomized_response(0.5).dp_event()},
         r"the dp_event of OfClasses promises epsilon=.*Remove dp_event",
     ),
     "gaussian event": (

@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.mechanisms.clusters import cluster_distributions
+from tf_labeldp.plugins import PriorResampling
 from tf_labeldp.vault import ClusterRandomizedResponse, PrivateLabels
 
 SIGMA = 1.5
@@ -55,7 +55,9 @@ def worst_loss(mechanism, size, grid):
     """
     classes = mechanism.num_classes
     counts = np.array(list(itertools.product(grid, repeat=classes)))
-    q = cluster_distributions(counts, np.full(len(counts), size), mechanism.threshold)
+    q = PriorResampling.cluster_distributions(
+        counts, np.full(len(counts), size), mechanism.threshold
+    )
     if mechanism.resampling_probability is None:
         resampled = mechanism.draw.resampling_probabilities(q)[:, np.newaxis]
     else:

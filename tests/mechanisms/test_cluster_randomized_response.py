@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
-from tf_labeldp.accounting.budget import compose_charges
 from tf_labeldp.mechanisms import RandomizedResponse
-from tf_labeldp.mechanisms.clusters import PriorResampling, cluster_distributions
+from tf_labeldp.plugins import PriorResampling
 from tf_labeldp.vault import (
     ClusterRandomizedResponse,
     LabelStoreError,
@@ -75,10 +75,10 @@ def noisy_clusters(draw):
 
 @BOUNDED
 @given(noisy_clusters())
-@pytest.mark.holds("mechanisms.cluster_distributions")
+@pytest.mark.holds("mechanisms.PriorResampling.cluster_distributions")
 def test_theorem_6_distributions_are_in_their_range_and_sum_to_one(case):
     counts, sizes, tau = case
-    rows = cluster_distributions(counts, sizes, tau)
+    rows = PriorResampling.cluster_distributions(counts, sizes, tau)
     assert rows.shape == counts.shape
     assert rows.min() >= tau and rows.max() <= 1.0
     np.testing.assert_allclose(rows.sum(axis=1), 1.0, rtol=0, atol=1e-12)
@@ -90,7 +90,7 @@ def test_theorem_6_distributions_are_in_their_range_and_sum_to_one(case):
 def test_distributions_are_those_of_the_algorithm_line_by_line(case):
     counts, sizes, tau = case
     tau = min(tau, 0.999 / counts.shape[1])  # where the lines divide by zero there is one answer
-    rows = cluster_distributions(counts, sizes, tau)
+    rows = PriorResampling.cluster_distributions(counts, sizes, tau)
     for row, count, size in zip(rows, counts, sizes, strict=True):
         if size:
             np.testing.assert_allclose(row, algorithm_1(count, size, tau), rtol=0, atol=1e-9)
@@ -99,14 +99,14 @@ def test_distributions_are_those_of_the_algorithm_line_by_line(case):
 @pytest.mark.parametrize("classes", [2, 49])
 def test_a_threshold_of_one_over_k_is_uniform(classes):
     counts = np.random.default_rng(3).normal(size=(20, classes), scale=30)
-    rows = cluster_distributions(counts, np.full(20, 10), 1.0 / classes)
+    rows = PriorResampling.cluster_distributions(counts, np.full(20, 10), 1.0 / classes)
     np.testing.assert_array_equal(rows, 1.0 / classes)
 
 
 @pytest.mark.parametrize("extreme", [[1e308, -1e308, 0.0], [-9.0] * 3, [1e300] * 3])
 def test_extreme_noise(extreme):
     for tau in (0.0, 1e-300, 0.1, 0.333333333, 1 / 3):
-        rows = cluster_distributions(np.array([extreme]), np.array([3]), tau)
+        rows = PriorResampling.cluster_distributions(np.array([extreme]), np.array([3]), tau)
         assert rows.min() >= tau and abs(rows.sum() - 1.0) <= 1e-12
 
 
@@ -320,7 +320,7 @@ def test_prices_are_fixed_in_advance_and_compose_so(vault, tmp_path, fixed):
     total = 8 * mechanism.epsilon
     assert sum(len(one.receipts) for one in noisy) == len(labels.receipts) == 16
     charges = [receipt.charge for one in noisy for receipt in one.receipts]
-    tight = compose_charges(charges, 1e-3).epsilon
+    tight = Charge.composed(Counter(charges), 1e-3).epsilon
     for again in (labels, vault(budget=budget, store=tmp_path / "store")):
         spent = again.guarantee()
         assert spent.epsilon == tight < 0.99 * total and spent.delta == 1e-3

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import Charge
-from tf_labeldp.mechanisms import classes, random_bits
+from tf_labeldp.mechanisms import RandomizedResponse, classes, random_bits
+from tf_labeldp.plugins import uniform_below, uniform_integers
 
 RANGE = 1 << 53
 
@@ -48,14 +49,14 @@ def test_drawn_channel_is_never_less_private_than_stated(epsilon, k):
 def test_the_most_classes_are_drawn_and_priced_as_stated(epsilon):
     """With more, rounding would cost more than epsilon; from 2^53 on a draw would not end."""
     most = int(min(1e9, epsilon * 2.0**49))
-    mechanism = classes.RandomizedResponse(epsilon, most)
+    mechanism = RandomizedResponse(epsilon, most)
     assert mechanism.randomize([0, 1]).max() < most
     threshold = int(random_bits.flip_threshold(epsilon, np.array([most]))[0])
     assert largest_ratio(most, threshold) <= power_of_e(epsilon)[0]
     assert Charge.of_event(mechanism.dp_event(), 0.0).epsilon >= epsilon
     for number in (most + 1, 10**16):
         with pytest.raises(ValueError, match=f"num_classes must be at most {most:,} at epsilon="):
-            classes.RandomizedResponse(epsilon, number)
+            RandomizedResponse(epsilon, number)
 
 
 def test_a_set_of_one_never_flips_and_a_larger_one_always_can():
@@ -88,7 +89,7 @@ def test_uniform_below_draws_again_beyond_the_last_multiple(monkeypatch):
     monkeypatch.setattr(random_bits, "_RANGE", np.uint64(16))
     queue = [np.arange(16, dtype=np.uint64), np.array([15], np.uint64), np.array([7], np.uint64)]
     monkeypatch.setattr(random_bits, "uniform_integers", lambda n, rng: queue.pop(0))
-    drawn = random_bits.uniform_below(np.full(16, 3), rng=None)
+    drawn = uniform_below(np.full(16, 3), rng=None)
     assert np.bincount(drawn[:15]).tolist() == [5, 5, 5]  # all of 0..14, which favours none
     assert drawn[15] == 7 % 3  # 15 was refused twice
     assert not queue
@@ -96,7 +97,7 @@ def test_uniform_below_draws_again_beyond_the_last_multiple(monkeypatch):
 
 def test_uniform_integers_fill_their_range():
     for rng in (None, np.random.default_rng(3)):
-        drawn = random_bits.uniform_integers(200_000, rng)
+        drawn = uniform_integers(200_000, rng)
         assert drawn.dtype == np.uint64
         assert int(drawn.max()) < RANGE
         bits = (drawn[:, np.newaxis] >> np.arange(53, dtype=np.uint64)) & np.uint64(1)

@@ -14,12 +14,12 @@ from tf_labeldp.mechanisms import (
     ClassificationMechanism,
     ExponentialMechanism,
     HistogramMechanism,
+    Mechanism,
     RandomizedResponse,
     RRTopK,
     RRWithPrior,
 )
-from tf_labeldp.mechanisms.base import deserialize, serialize, settings
-from tf_labeldp.mechanisms.clusters import PriorResampling
+from tf_labeldp.plugins import PriorResampling
 from tf_labeldp.vault import Numbers, PrivateLabels
 
 UNIFORM = np.full(4, 0.25)
@@ -194,18 +194,18 @@ def test_numbers_of_any_type_give_the_same_draw_and_are_left_alone(name, seeded)
 
 def test_numpy_scalars_become_python_numbers():
     made = RRTopK(np.float32(0.5), np.int32(4), np.int64(2))
-    assert serialize(made)["config"] == {"epsilon": 0.5, "num_classes": 4, "k": 2}
+    assert made.to_json()["config"] == {"epsilon": 0.5, "num_classes": 4, "k": 2}
     assert [type(value) for value in made.get_config().values()] == [float, int, int]
     kind = MECHANISMS["DiscreteLaplaceMechanism"]
     made = kind(np.float32(0.5), np.int32(-4), np.int64(2), np.bool_(False))
-    assert serialize(made)["config"] == {"epsilon": 0.5, "low": -4, "high": 2, "clip": False}
+    assert made.to_json()["config"] == {"epsilon": 0.5, "low": -4, "high": 2, "clip": False}
     assert [type(value) for value in made.get_config().values()] == [float, int, int, bool]
-    assert deserialize(serialize(made)) == made
+    assert Mechanism.from_json(made.to_json()) == made
 
 
 def test_unknown_mechanism():
     with pytest.raises(ValueError, match=r"RRTopK.*, got unknown mechanism 'Nothing'"):
-        deserialize({"class_name": "Nothing", "config": {}})
+        Mechanism.from_json({"class_name": "Nothing", "config": {}})
 
 
 def test_receipts_of_public_arguments_go_with_the_mechanism():
@@ -214,10 +214,14 @@ def test_receipts_of_public_arguments_go_with_the_mechanism():
     released = vault.release(HistogramMechanism(0.5, 3))
     values = public_input(released).with_value((0.0, 1.0, 2.0))
     mechanism, plain = (HistogramMechanism(0.25, values=each) for each in (values, values.value))
-    again = deserialize(json.loads(json.dumps(serialize(mechanism))))
+    again = Mechanism.from_json(json.loads(json.dumps(mechanism.to_json())))
     for each in (mechanism, again):
         assert each == plain and [one.id for one in each.receipts] == [released.receipts[0].id]
-        assert settings(each) == settings(plain) == serialize(plain)
+        assert (
+            each.to_json(with_receipts=False)
+            == plain.to_json(with_receipts=False)
+            == plain.to_json()
+        )
     other = PrivateLabels(numbers * 1.0, Numbers(0.0, 2.0), budget=budget)
     assert other.release(mechanism).guarantee().epsilon == 0.75
 
@@ -232,7 +236,7 @@ def test_arguments_of_a_plug_in_are_plain_or_refused():
         def __init__(self, argument):
             self.argument = argument
 
-    found = serialize(WithArgument([np.arange(2), np.float64(0.5)]))
+    found = WithArgument([np.arange(2), np.float64(0.5)]).to_json()
     assert found["config"] == {"argument": [[0, 1], 0.5]}
     with pytest.raises(TypeError, match=r"numbers, strings, None, lists or arrays, got function"):
-        serialize(WithArgument(lambda: 0))
+        WithArgument(lambda: 0).to_json()

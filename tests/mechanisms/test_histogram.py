@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting.gaussian import gaussian_delta
 from tf_labeldp.mechanisms import HistogramMechanism, integer_noise
+from tf_labeldp.plugins import gaussian_delta, gaussian_scale
 
 NOISES = ("discrete_laplace", "laplace")
 SURE = 2000.0  # an epsilon at which discrete noise is zero except with probability e^-1000
@@ -292,7 +292,7 @@ def test_the_grid_is_fine_enough_for_every_epsilon(num_counts, delta):
     for epsilon in np.geomspace(1e-8, 1e4, 25).tolist():
         assert gaussian_grid(epsilon, delta, num_counts)[1] > 0.0
     with pytest.raises(ValueError, match="too coarse"):
-        integer_noise.gaussian_scale(1.0, delta, math.sqrt(2), num_counts)
+        gaussian_scale(1.0, delta, math.sqrt(2), num_counts)
 
 
 @pytest.mark.parametrize("seeded", [False, True])

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numeric_cases import ADDITIVE, CONTINUOUS, MECHANISMS, masses
 
-from tf_labeldp.accounting.events import pure_dp_event
 from tf_labeldp.mechanisms import (
     StaircaseMechanism,
     integer_noise,
 )
+from tf_labeldp.plugins import EventFields
 
 DRAWN_EPSILONS = (1e-6, 0.05, 1 / 3, 1.0, 2.5, 8.0, 50.0, 700.1)
 
@@ -25,7 +25,7 @@ def test_no_set_of_outputs_reveals_more_than_epsilon(name, worst_log_ratio):
     edges, labels = np.arange(-3.0, 5.0), np.arange(-3.0, 5.0)
     for epsilon in (0.1, 4.0):
         mechanism = MECHANISMS[name](epsilon, -3, 4)
-        assert mechanism.dp_event() == pure_dp_event(epsilon)
+        assert mechanism.dp_event() == EventFields.randomized_response(epsilon).dp_event()
         cells = masses(mechanism, labels, [-4.0, *edges])[0 if mechanism.whole else 1 :]
         sums = np.vstack([cells, np.cumsum(cells, axis=0), np.cumsum(cells[::-1], axis=0)])
         assert worst_log_ratio(sums.T) <= epsilon * (1 + 1e-10)

@@ -16,6 +16,7 @@ from tf_labeldp.mechanisms import (
     numbers,
     random_bits,
 )
+from tf_labeldp.plugins import geometric
 
 DRAWS = 200_000
 
@@ -80,7 +81,7 @@ def test_bernoulli_exp_is_exact(n, d, monkeypatch):
 def test_geometric_draws_follow_their_mass(s, t, seeded, chi_square_rejects):
     decay = s / t
     cells = np.unique(np.floor(np.linspace(0.0, min(6.0 / decay, 1e4), 12)))  # where cells begin
-    drawn = integer_noise.geometric(DRAWS, Fraction(s, t), seeded())
+    drawn = geometric(DRAWS, Fraction(s, t), seeded())
     assert drawn.dtype == np.int64 and drawn.min() >= 0
     which = np.searchsorted(cells, drawn, side="right") - 1
     counts = np.bincount(which, minlength=cells.size)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_labeldp.mechanisms import Priors, random_bits
-from tf_labeldp.mechanisms.clusters import PriorResampling, most_kept_units, prior_units, resample
+from tf_labeldp.plugins import PriorResampling
 
 RANGE = 1 << 53
 BOUNDED = settings(max_examples=100, deadline=None, derandomize=True)
@@ -40,7 +40,7 @@ def power_of_e(epsilon):
 def drawn_units(mechanism, prior):
     """The units of the draw that keep the label, and the units of each class."""
     kept = RANGE - round(mechanism.resampling_probabilities(prior)[0] * RANGE)
-    return kept, prior_units(prior[np.newaxis])[0].tolist()
+    return kept, PriorResampling.prior_units(prior[np.newaxis])[0].tolist()
 
 
 def worst_ratio(kept, units):
@@ -76,7 +76,7 @@ def test_without_a_given_lambda_the_whole_epsilon_is_used(name):
     least=st.integers(1, RANGE // 2),
 )
 def test_kept_units_at_any_epsilon_and_least_entry(epsilon, least):
-    kept = int(most_kept_units(epsilon, np.array([least]))[0])
+    kept = int(PriorResampling.most_kept_units(epsilon, np.array([least]))[0])
     assert 0 <= kept < RANGE
     ratio = 1 + Fraction(kept * RANGE, (RANGE - kept) * least)
     assert ratio <= power_of_e(epsilon)[0]
@@ -88,7 +88,7 @@ def test_kept_units_at_any_epsilon_and_least_entry(epsilon, least):
 )
 def test_units_are_the_prior_to_a_few_parts_in_2_to_the_53(weights):
     prior = np.array(weights) / np.sum(weights)
-    units = prior_units(prior[np.newaxis])[0]
+    units = PriorResampling.prior_units(prior[np.newaxis])[0]
     assert units.dtype == np.int64 and units.min() >= 1 and units.sum() == RANGE
     assert np.abs(units / RANGE - prior / prior.sum()).max() <= 2.0 * prior.size / RANGE
     others = np.delete(np.arange(prior.size), np.argmax(prior))
@@ -120,7 +120,7 @@ def test_resample_draws_the_channel_of_its_units(monkeypatch, kept, units, share
         queue = [first.copy(), second.copy()]
         monkeypatch.setattr(random_bits, "uniform_integers", lambda n, rng, q=queue: q.pop(0))
         labels, keep = np.full(size**2, label), np.full(ends.shape[0], kept)
-        noisy = resample(labels, keep, ends, groups, None)
+        noisy = PriorResampling.resample(labels, keep, ends, groups, None)
         expected = [(size - kept) * u for u in units]
         expected[label] += kept * size
         assert np.bincount(noisy, minlength=classes).tolist() == expected
@@ -132,7 +132,9 @@ def test_bisection_finds_the_class_of_every_unit(monkeypatch, classes):
     every = np.arange(units.sum()).astype(np.uint64)
     monkeypatch.setattr(random_bits, "uniform_integers", lambda n, rng: every.copy())
     zeros = np.zeros(every.size, np.int64)
-    noisy = resample(zeros, np.array([0]), np.cumsum(units)[np.newaxis], zeros, None)
+    noisy = PriorResampling.resample(
+        zeros, np.array([0]), np.cumsum(units)[np.newaxis], zeros, None
+    )
     np.testing.assert_array_equal(noisy, np.repeat(np.arange(classes), units))
 
 

@@ -16,6 +16,7 @@ from tf_labeldp.mechanisms import (
     classes,
     random_bits,
 )
+from tf_labeldp.plugins import secure_bytes
 
 DRAWS = 300_000
 PRIORS = np.array(
@@ -78,9 +79,9 @@ def test_many_bits_come_from_openssl_in_pieces(monkeypatch):
 
     monkeypatch.setattr(ssl, "RAND_bytes", counting)
     monkeypatch.setattr(random_bits, "_PIECE_BYTES", 1 << 19)
-    assert len(random_bits.secure_bytes(random_bits._MANY_BYTES - 1)) == random_bits._MANY_BYTES - 1
+    assert len(secure_bytes(random_bits._MANY_BYTES - 1)) == random_bits._MANY_BYTES - 1
     assert asked == []
-    drawn = random_bits.secure_bytes((1 << 20) + 5)
+    drawn = secure_bytes((1 << 20) + 5)
     assert asked == [1 << 19, 1 << 19, 5] and len(drawn) == sum(asked)
     ones = int(np.unpackbits(np.frombuffer(drawn, np.uint8)).sum())
     assert abs(ones - 4 * len(drawn)) < 6 * np.sqrt(2 * len(drawn))

@@ -17,7 +17,6 @@ import tensorflow as tf
 from tfx.types import artifact_utils, standard_artifacts
 
 from tf_labeldp.mechanisms import RandomizedResponse
-from tf_labeldp.mechanisms.base import serialize
 from tf_labeldp.scale import ReleaseKey, randomize_batch
 from tf_labeldp.scale.tfx import LabelRandomizer, PrivacyStatement, _Executor
 
@@ -79,7 +78,7 @@ def randomized(folder, splits, release):
         {"examples": [examples]},
         {"noisy_examples": [noisy], "statement": [statement]},
         {
-            "mechanism": json.dumps(serialize(MECHANISM)),
+            "mechanism": json.dumps(MECHANISM.to_json()),
             "key": str(key.path),
             "release": release,
             "id": "id",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import provenance as _public_input
+from tf_labeldp.accounting.provenance import Weights
 
 
 @pytest.fixture(autouse=True)
@@ -22,13 +22,13 @@ def fixed_seed() -> None:
 @pytest.fixture(autouse=True)
 def no_known_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library recognises weights by value, and tests of one seed end in the same weights."""
-    monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})
+    monkeypatch.setattr(Weights, "by_digest", {})
 
 
 @pytest.fixture
 def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Returns a function that forgets all weights, as in another process."""
-    return lambda: monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})
+    return lambda: monkeypatch.setattr(Weights, "by_digest", {})
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ SETUP = textwrap.dedent(
     from tf_labeldp.training._private_step import PrivateStep
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
     from tf_labeldp.accounting import public_input
-    from tf_labeldp.accounting.provenance import _OF_WEIGHTS
+    from tf_labeldp.accounting.provenance import Weights
 
     x = np.random.default_rng(0).normal(size=(44, 3)).astype("float32")
     y = np.arange(44) % 4
@@ -39,7 +39,7 @@ SETUP = textwrap.dedent(
     def train(strategy, on, noise_multiplier=1e-9, inner=None, loss=sparse, q=1.0, dropout=0.0,
               metrics=None, labels=y, **settings):
         keras.utils.set_random_seed(0)
-        _OF_WEIGHTS.clear()  # both may end in the same weights, which bring receipts along
+        Weights.by_digest.clear()  # both may end in the same weights, which bring receipts along
         with strategy.scope():
             inputs = keras.Input((3,))
             hidden = keras.layers.Dense(5, "tanh", kernel_regularizer="l2")(inputs)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
-from tf_labeldp.accounting.budget import compose_charges
-from tf_labeldp.accounting.events import gaussian_event
-from tf_labeldp.accounting.gaussian import gaussian_sigma
 from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
+from tf_labeldp.plugins import EventFields, gaussian_sigma
 from tf_labeldp.vault import PrivateLabels, Rows
 
 
@@ -86,7 +85,7 @@ def test_a_delta_buys_more_uses(make, response):
         for _ in range(150):
             relaxed.randomize(response(0.02))
     stated = relaxed.guarantee()
-    expected = compose_charges([Charge.of(response(0.02))] * 150, 1e-2)
+    expected = Charge.composed(Counter([Charge.of(response(0.02))] * 150), 1e-2)
     assert (stated.epsilon, stated.delta) == (expected.epsilon, 1e-2)
     assert 0.0 < stated.epsilon < 2.0
     # Both figures: for uses that were fixed in advance, and for any adaptive use.
@@ -164,7 +163,7 @@ def test_a_store_of_an_earlier_version_above_the_filter_has_nothing_left(tmp_pat
 
 
 def gaussian(epsilon, delta):
-    return Charge(epsilon, delta, gaussian_event(gaussian_sigma(epsilon, delta, 1.0)))
+    return Charge(epsilon, delta, EventFields.gaussian(gaussian_sigma(epsilon, delta, 1.0)))
 
 
 def test_a_named_draw_is_returned_again_without_a_charge(make, response, no_new_randomness):

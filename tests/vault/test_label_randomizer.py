@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.estimation.priors import histogram_prior, ordered_prior
+from tf_labeldp.estimation.priors import ordered_prior
 from tf_labeldp.mechanisms import (
     ChannelMechanism,
     HistogramMechanism,
@@ -16,6 +16,7 @@ from tf_labeldp.mechanisms import (
     RROnBins,
     optimal_bins,
 )
+from tf_labeldp.plugins import histogram_prior
 from tf_labeldp.vault import LabelRandomizer, LabelStoreError, Numbers, PrivateLabels
 
 AMOUNTS = np.random.default_rng(6).gamma(1.0, 80.0, 5000).clip(0.0, 400.0)

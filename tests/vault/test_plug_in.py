@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections import Counter
 
 import dp_accounting
 import numpy as np
@@ -17,18 +18,18 @@ import pytest
 
 from tf_labeldp import PrivacyBudget, PrivateLabels
 from tf_labeldp.accounting import BudgetExceededError, Charge
-from tf_labeldp.accounting.budget import compose_charges
-from tf_labeldp.accounting.events import pure_dp_event
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
     ClassificationMechanism,
     LaplaceMechanism,
+    Mechanism,
     Priors,
     RandomizedResponse,
     RegressionMechanism,
     RRTopK,
 )
-from tf_labeldp.mechanisms.base import _REGISTRY, deserialize, serialize
+from tf_labeldp.mechanisms.base import _REGISTRY
+from tf_labeldp.plugins import EventFields
 from tf_labeldp.vault import NoisyLabels, Numbers, Rows, _draws
 
 K, N = 5, 200
@@ -140,7 +141,7 @@ def test_its_statement_names_the_claim_of_its_author():
         assert claim in statement.assumptions
         assert f"[claimed-mechanism] {claim}" in str(statement)
     (receipt,) = noisy.receipts
-    assert receipt.charge == Charge(0.75, 0.0, pure_dp_event(0.75), (claim,))
+    assert receipt.charge == Charge(0.75, 0.0, EventFields.randomized_response(0.75), (claim,))
     assert (receipt.kind, receipt.seeded) == ("draw", False)
     ours = vault().randomize(RandomizedResponse(0.75, K)).guarantee()
     assert not any("author" in text for text in ours.assumptions)
@@ -179,11 +180,11 @@ def test_priors_of_a_plug_in_reach_it():
 
 def test_round_trip_of_its_configuration():
     mechanism = NearbyResponse(0.5, K)
-    data = json.loads(json.dumps(serialize(mechanism)))
+    data = json.loads(json.dumps(mechanism.to_json()))
     assert data["config"] == {"epsilon": 0.5, "num_classes": K}
     assert data["class_name"] == f"{__name__}.NearbyResponse"
-    again = deserialize(data)
-    assert type(again) is NearbyResponse and serialize(again) == serialize(mechanism)
+    again = Mechanism.from_json(data)
+    assert type(again) is NearbyResponse and again.to_json() == mechanism.to_json()
 
 
 def test_no_plug_in_takes_the_name_of_a_mechanism_of_the_library():
@@ -198,9 +199,9 @@ def test_no_plug_in_takes_the_name_of_a_mechanism_of_the_library():
 
     from tf_labeldp.mechanisms import RandomizedResponse as Ours
 
-    assert type(deserialize(serialize(Ours(1.0, K)))) is Ours
-    assert type(deserialize(serialize(RandomizedResponse(1.0, K)))) is RandomizedResponse
-    assert serialize(RandomizedResponse(1.0, K)) != serialize(Ours(1.0, K))
+    assert type(Mechanism.from_json(Ours(1.0, K).to_json())) is Ours
+    assert type(Mechanism.from_json(RandomizedResponse(1.0, K).to_json())) is RandomizedResponse
+    assert RandomizedResponse(1.0, K).to_json() != Ours(1.0, K).to_json()
 
 
 def test_a_subclass_of_a_mechanism_of_the_library_is_a_plug_in(checks):
@@ -220,7 +221,7 @@ def test_its_draws_are_kept(keep, tmp_path, checks):
         first = vault(store=tmp_path / "store").randomize(mechanism, key="a")
         labels = vault(store=tmp_path / "store")
         again = labels.randomize(NearbyResponse(1.0, K), key="a")
-        assert serialize(labels.mechanism("a")) == serialize(mechanism)
+        assert labels.mechanism("a").to_json() == mechanism.to_json()
         assert labels.guarantee().epsilon == 1.0
     else:
         first = vault().randomize(mechanism)
@@ -356,7 +357,7 @@ def test_an_event_of_its_own_composes():
     charge = Charge(0.1, 1e-5, dp_accounting.GaussianDpEvent(20.0), (claim,))
     assert [receipt.charge for receipt in labels.receipts] == [charge]
     assert labels.guarantee().epsilon == 0.1 and labels.guarantee().delta == 1e-5
-    hundred = compose_charges([charge] * 100, 1e-4)
+    hundred = Charge.composed(Counter([charge] * 100), 1e-4)
     together = Charge.of_event(dp_accounting.GaussianDpEvent(20.0 / 100**0.5), 1e-4)
     assert hundred.epsilon == pytest.approx(together.epsilon, rel=1e-3) and hundred.epsilon < 10
 
@@ -371,7 +372,7 @@ class Approximate(NearbyResponse):
 
 def test_a_delta_without_an_event_of_its_own_is_counted():
     """A use that fails with probability 0.01 does not fit a delta of 0.001."""
-    assert Approximate(0.1, K, 0.01).dp_event() != pure_dp_event(0.1)
+    assert Approximate(0.1, K, 0.01).dp_event() != EventFields.randomized_response(0.1).dp_event()
     labels = vault(10.0, 1e-3)
     with pytest.raises(BudgetExceededError):
         labels.randomize(Approximate(0.1, K, 0.01))

@@ -14,10 +14,9 @@ import pytest
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
-from tf_labeldp.accounting.events import gaussian_event
-from tf_labeldp.accounting.gaussian import gaussian_sigma
 from tf_labeldp.cli import main
 from tf_labeldp.mechanisms import HistogramMechanism, LaplaceMechanism, RandomizedResponse
+from tf_labeldp.plugins import EventFields, gaussian_sigma
 from tf_labeldp.vault import (
     LabelStoreError,
     Numbers,
@@ -345,7 +344,7 @@ def test_another_use_between_two_releases_changes_nothing(tmp_path, monkeypatch)
 
 
 def gaussian(epsilon, delta=1e-5):
-    return Charge(epsilon, delta, gaussian_event(gaussian_sigma(epsilon, delta, 1.0)))
+    return Charge(epsilon, delta, EventFields.gaussian(gaussian_sigma(epsilon, delta, 1.0)))
 
 
 class TestFilter:

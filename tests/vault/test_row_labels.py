@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
-from tf_labeldp.accounting.budget import compose_charges
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
     LaplaceMechanism,
@@ -52,7 +53,7 @@ def test_a_row_is_charged_for_each_of_its_labels():
 def test_the_draws_of_a_row_compose_with_a_delta():
     vault = make(np.zeros((1000, 40), int), 60.0, 1e-4, num_labels=40)
     vault.randomize(response(0.1))
-    composed = compose_charges([Charge.of(response(0.1))] * 40, 1e-4).epsilon
+    composed = Charge.composed(Counter([Charge.of(response(0.1))] * 40), 1e-4).epsilon
     assert vault.guarantee().epsilon == pytest.approx(composed, rel=1e-9)
     assert 0.1 < composed < 0.7 * 40 * 0.1
 

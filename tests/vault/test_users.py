@@ -13,9 +13,9 @@ import pytest
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import Charge, group_privacy
-from tf_labeldp.accounting.gaussian import gaussian_epsilon
 from tf_labeldp.audit import audit_mechanism
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, MetricMechanism
+from tf_labeldp.plugins import gaussian_epsilon
 from tf_labeldp.vault import Keyed, Store, Users
 
 SIZES = (1, 2, 3, 5)

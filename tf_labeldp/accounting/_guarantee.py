@@ -7,7 +7,7 @@ import decimal
 import json
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import for_terminal
@@ -56,6 +56,9 @@ class Assumption(str):
         The features are public. public-features
     """
 
+    INITIAL_WEIGHTS: ClassVar[Assumption]
+    """The assumption of every statement of a Keras model."""
+
     code: str
     who: str
 
@@ -78,6 +81,12 @@ class Assumption(str):
         return {"code": self.code, "who": self.who, "text": str(self)}
 
 
+Assumption.INITIAL_WEIGHTS = Assumption(
+    "initial-weights",
+    "trainer",
+    "The weights that training began with, and any that were set since, were made without these "
+    "labels, except for the uses counted here.",
+)
 NO_RECORD = Assumption(
     "no-record",
     "nobody",
@@ -116,6 +125,9 @@ class PrivacyGuarantee:
         >>> PrivacyGuarantee(epsilon=1.0, delta=0.0).headline
         '(1, 0)-label-DP'
     """
+
+    UNITS: ClassVar[dict[str, str]] = UNITS
+    """The contribution of one person in words, by the unit of a receipt."""
 
     epsilon: float
     delta: float = 0.0

@@ -39,7 +39,7 @@ from scipy import fft, signal
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._added_events import AddedDeltaDpEvent, LabelDistanceDpEvent
-from tf_labeldp.accounting.events import pure_dp_event, randomized_response_event
+from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.accounting.gaussian import gaussian_epsilon
 
 _NEIGHBOURS = {"replace_label": "REPLACE_ONE", "add_or_remove": "ADD_OR_REMOVE_ONE"}
@@ -251,13 +251,15 @@ def counted_events(
             sampled = isinstance(leaf, dp_accounting.PoissonSampledDpEvent)
             inner = leaf.event if sampled else leaf
             if relation == "replace_label" and isinstance(inner, dp_accounting.LaplaceDpEvent):
-                leaf = pure_dp_event(2.0 / inner.noise_multiplier)
+                leaf = EventFields.randomized_response(2.0 / inner.noise_multiplier).dp_event()
             counted[leaf] = counted.get(leaf, 0) + count
     return counted
 
 
 def _leaves(event: DpEvent, times: int) -> Iterator[tuple[DpEvent, int]]:
-    if isinstance(event, dp_accounting.NoOpDpEvent) or getattr(event, "num_buckets", 2) == 1:
+    if isinstance(event, dp_accounting.NoOpDpEvent):
+        return
+    if isinstance(event, dp_accounting.RandomizedResponseDpEvent) and event.num_buckets == 1:
         return
     if isinstance(event, dp_accounting.ComposedDpEvent):
         for part in event.events:
@@ -304,7 +306,9 @@ def _rounded(event: DpEvent) -> DpEvent:
     if isinstance(event, dp_accounting.RandomizedResponseDpEvent):
         epsilon = _response_epsilon(event)
         if 0.0 < epsilon < math.inf:
-            return randomized_response_event(_raised(epsilon, _PARTS), event.num_buckets)
+            return EventFields.randomized_response(
+                _raised(epsilon, _PARTS), event.num_buckets
+            ).dp_event()
     gaussian = gaussian_noise(event)
     if gaussian is None or min(gaussian) <= 0.0:
         return event

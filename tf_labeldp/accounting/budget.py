@@ -6,22 +6,14 @@ import dataclasses
 import functools
 import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._annotations import Setting
 from tf_labeldp.accounting._guarantee import UNITS, Assumption, PrivacyGuarantee
-from tf_labeldp.accounting.events import (
-    NOT_PRIVATE,
-    EventFields,
-    approximate_dp_fields,
-    checked_fields,
-    event_of_text,
-    gaussian_fields,
-)
+from tf_labeldp.accounting.events import EventFields, checked_fields, event_of_text
 from tf_labeldp.accounting.gaussian import gaussian_epsilon
 
 if TYPE_CHECKING:
@@ -40,7 +32,7 @@ FIXED = Assumption(
 _FEATURES_OF_USERS = Assumption(
     "public-features", "holder", "The features and the user of each example are public."
 )
-_OPAQUE = checked_fields(NOT_PRIVATE)
+_OPAQUE = checked_fields(EventFields.NOT_PRIVATE)
 """The text of a use without an event."""
 _BLOCK = 64
 """Different charges that are summed together; a larger block sums as many blocks."""
@@ -54,11 +46,6 @@ CountedCharges = tuple[tuple["Charge", int], ...]
 
 class BudgetExceededError(RuntimeError):
     """A use of the labels was refused because it would pass the budget. Nothing was charged."""
-
-
-def default_delta(num_labels: int) -> float:
-    """Returns the default delta: 1e-5, or 0.1 / n if that is less."""
-    return min(_DELTA, _DELTA_TIMES_N / num_labels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +75,11 @@ class PrivacyBudget:
                 f"a budget of {self} protects next to nothing. Use an epsilon of the order of 1, "
                 "and a delta below 1 / n for n labels."
             )
+
+    @staticmethod
+    def default_delta(num_labels: int) -> float:
+        """Returns the default delta: 1e-5, or 0.1 / n if that is less."""
+        return min(_DELTA, _DELTA_TIMES_N / num_labels)
 
     def allows(self, guarantee: PrivacyGuarantee) -> bool:
         """Returns whether ``guarantee`` is within this budget, up to float rounding."""
@@ -145,15 +137,16 @@ class Charge:
         return isinstance(other, Charge) and self._fields() == other._fields()
 
     def __hash__(self) -> int:
-        # Histories of thousands of charges are looked up with each new charge.
-        if "_hash" not in self.__dict__:
-            object.__setattr__(self, "_hash", hash(self._fields()))
-        found: int = self.__dict__["_hash"]
-        return found
+        return self._hash
 
-    def __getstate__(self) -> dict[str, object]:
+    @functools.cached_property
+    def _hash(self) -> int:
+        # Histories of thousands of charges are looked up with each new charge.
+        return hash(self._fields())
+
+    def __reduce__(self) -> Any:
         # Another process has other hashes of texts.
-        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+        return Charge, (self.epsilon, self.delta, self.event_fields, self.assumptions)
 
     def _fields(self) -> tuple[Any, ...]:
         return self.epsilon, self.delta, self.event_text, self.assumptions
@@ -206,6 +199,25 @@ class Charge:
             assumptions = (Assumption("not-promised", "nobody", reason), *assumptions)
         return cls(epsilon, delta, event, tuple(map(Assumption.of, assumptions)))
 
+    @staticmethod
+    def composed(
+        charges: Setting[Mapping[Charge, int] | CountedCharges], delta: float = 0.0
+    ) -> PrivacyGuarantee:
+        """Returns the composition of charges on the *same* unit, each with its number of uses.
+
+        Basic composition (Dwork and Roth 2014, Theorem 3.16) adds up epsilons and deltas, also for
+        mechanisms and numbers of uses that are chosen adaptively (Rogers et al. 2016). For ``delta
+        > 0``, the epsilon of composed privacy loss distributions is stated where it saves at least
+        1 %, with the assumption that the mechanisms were fixed in advance. Uses without an event
+        add their epsilon and delta to it.
+        """
+        delta = _validate.number_in("delta", delta, "[0, 1)")
+        counted = charges if isinstance(charges, tuple) else tuple(charges.items())
+        if not counted:
+            return PrivacyGuarantee(epsilon=0.0)
+        # A cache of long histories would be large, and their blocks are cached.
+        return (_composed if len(counted) <= _BLOCK else _composed.__wrapped__)(counted, delta)
+
     def repeated(self, times: int) -> Charge:
         """Returns the charge of independent uses of a user's labels, one per label."""
         if times == 1:
@@ -225,38 +237,17 @@ class Charge:
         if fields["class"] == "GaussianDpEvent" and 0.0 < self.delta:
             ratio = 0.5 * fields["noise_multiplier"] / group_size
             epsilon = gaussian_epsilon(ratio, self.delta, 1.0)
-            return Charge(epsilon, self.delta, gaussian_fields(ratio), self.assumptions)
+            return Charge(epsilon, self.delta, EventFields.gaussian(ratio), self.assumptions)
         one = PrivacyGuarantee(self.epsilon, self.delta)
         group = group_privacy(one, math.ceil(group_size))
-        event = approximate_dp_fields(group.epsilon, group.delta)
+        event = EventFields.approximate(group.epsilon, group.delta)
         return Charge(group.epsilon, group.delta, event, self.assumptions)
 
     @classmethod
     def unknown(cls, *reasons: str) -> Charge:
         """Returns an infinite charge, with the reasons why the cost of a use is unknown."""
         notes = tuple(Assumption("not-promised", "nobody", text) for text in reasons)
-        return cls(math.inf, 0.0, NOT_PRIVATE, notes)
-
-
-def compose_charges(charges: Sequence[Charge], delta: float = 0.0) -> PrivacyGuarantee:
-    """Composes a sequence of charges with ``compose_counted``."""
-    delta = _validate.number_in("delta", delta, "[0, 1)")
-    return compose_counted(tuple(Counter(charges).items()), delta)
-
-
-def compose_counted(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
-    """Returns the composition of charges on the *same* unit, each with its number of uses.
-
-    Basic composition (Dwork and Roth 2014, Theorem 3.16) adds up epsilons and deltas, also for
-    mechanisms and numbers of uses that are chosen adaptively (Rogers et al. 2016). For ``delta >
-    0``, the epsilon of composed privacy loss distributions is stated where it saves at least 1 %,
-    with the assumption that the mechanisms were fixed in advance. Uses without an event add their
-    epsilon and delta to it.
-    """
-    if not charges:
-        return PrivacyGuarantee(epsilon=0.0)
-    # A cache of long histories would be large, and their blocks are cached.
-    return (_composed if len(charges) <= _BLOCK else _composed.__wrapped__)(charges, delta)
+        return cls(math.inf, 0.0, EventFields.NOT_PRIVATE, notes)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -12,7 +12,7 @@ from tf_labeldp.accounting._guarantee import (
     PrivacyGuarantee,
 )
 from tf_labeldp.accounting.budget import Charge
-from tf_labeldp.accounting.events import LONGEST_CLIP, dp_sgd_event
+from tf_labeldp.accounting.events import LONGEST_CLIP, EventFields
 from tf_labeldp.accounting.gaussian import gaussian_sigma, positive_delta
 
 _FEATURES = {
@@ -146,7 +146,7 @@ def dp_sgd_charge(
     training = (noise_multiplier, sampling_probability, steps)
     _epsilon(training, delta, RELATION_REPLACE, clipping, privacy_unit)  # the checks
     notes = dp_sgd_assumptions(sampling_probability, None, privacy_unit, clipping)
-    return Charge.of_event(dp_sgd_event(*training, clipping), float(delta), notes)
+    return Charge.of_event(EventFields.dp_sgd(*training, clipping).dp_event(), float(delta), notes)
 
 
 def calibrate_noise_multiplier(
@@ -237,7 +237,7 @@ def _epsilon(
             f"clipping={clipping!r} bounds the effect of replacing one label, got relation="
             f"{relation!r} and privacy_unit={privacy_unit!r}. Use clipping='norm' for these."
         )
-    event = dp_sgd_event(*training, clipping)
+    event = EventFields.dp_sgd(*training, clipping).dp_event()
     return epsilon_of(event, positive_delta(delta, "DP-SGD"), relation)
 
 

@@ -20,10 +20,6 @@ _SLACK = 1e-10
 """Relative amount by which epsilon is rounded up."""
 _LEAST_DELTA, _MOST_EPSILON = 1e-25, 400.0
 """Beyond these, doubles do not resolve the sums, and only the flips count."""
-_MOST_SPLITS = 150
-"""Most ranges of compositions that are split; the remaining ranges count with their bounds."""
-_SMALL = 2000
-"""Largest cluster, in users, whose ranges are split until each is decided."""
 _LEFT_OUT = 1e-12
 """Share of the target delta: values of M with less probability are left out and added to delta."""
 _ROUNDING = 1e-12
@@ -119,7 +115,14 @@ def peer_to_peer_assumptions(
 class _Cluster:
     """Bounds of delta for all compositions of one cluster."""
 
-    def __init__(self, alpha: float, theta: float, size: int, least_delta: float) -> None:
+    most_splits = 150
+    """Most ranges of compositions that are split; the remaining ranges count with their bounds."""
+    small = 2000
+    """Largest cluster, in users, whose ranges are split until each is decided."""
+
+    def __init__(
+        self, alpha: float, theta: float, size: int, least_delta: float = _LEAST_DELTA
+    ) -> None:
         self.size = size
         self._core = functools.partial(_Core, alpha, theta, size, least_delta)
         self._cores: dict[_Range, _Core] = {}
@@ -134,7 +137,7 @@ class _Cluster:
 
         They are single compositions, or ranges where too many would have to be split.
         """
-        splits = _MOST_SPLITS if self.size > _SMALL else self.size
+        splits = self.most_splits if self.size > self.small else self.size
         everything = (0, self.size - 1)
         heap = [(-self.bound(everything, epsilon), everything)]
         found = {}
@@ -223,7 +226,7 @@ class _Core:
         blocks = min(max(_ELEMENTS // self.noisy_ones[0].size, _BLOCKS[0]), _BLOCKS[1])
         top = math.sqrt(-2.0 * math.log(self.least_delta)) + 1.0
         grid = np.linspace(max(mean - 4.0 * deviation, 0.0), mean + top * deviation, blocks)
-        last = np.ceil(mean + _reach(mean, self._log_tail))
+        last = np.ceil(mean + _reach(mean, self.log_tail))
         few = np.arange(min(_SINGLE, last))
         edges = np.unique(np.concatenate([few, np.rint(grid), [last]]))
         # Between mean - 1 and mean the only known bound is that of P[N > 0], which decreases.
@@ -235,15 +238,36 @@ class _Core:
         return edges, np.append(1.0, above[:-1]), float(above[-1])
 
     @property
-    def _log_tail(self) -> float:
+    def log_tail(self) -> float:
+        """The logarithm of the probability of values of M that are left out."""
         return math.log(self.least_delta * _LEFT_OUT)
+
+    @staticmethod
+    def binomial(trials: int, p: float, log_tail: float) -> tuple[int, np.ndarray]:
+        """Returns the first value of a binomial law and its probabilities, without two far tails.
+
+        Together the tails have at most 2.5 times the probability with logarithm ``log_tail``.
+        Ratios of neighbours build the law: a difference of log-gammas loses ten digits at large
+        sizes.
+        """
+        mean, reach = trials * p, _reach(trials * p * (1.0 - p), log_tail)
+        low, high = max(math.floor(mean - reach), 0), min(math.ceil(mean + reach), trials)
+        k = np.arange(low, high, dtype=np.float64)
+        steps = np.log((trials - k) / (k + 1.0)) + (math.log(p) - math.log1p(-p))
+        logs = np.append(0.0, np.cumsum(steps))
+        weights = np.exp(logs - logs.max())
+        weights /= weights.sum()
+        # Bernstein's inequality is loose, so tiny weights at the ends are left out too.
+        kept = np.flatnonzero(weights * (2.0 * weights.size) >= math.exp(log_tail))
+        weights = weights[kept[0] : kept[-1] + 1]
+        return low + int(kept[0]), weights / weights.sum()
 
     @functools.cached_property
     def noisy_ones(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Values of M, and their probabilities under label 1 and under label 0, each (v,)."""
         alpha = self.alpha
-        fewest, lost = _binomial(self.ones, alpha, self._log_tail)
-        low, gained = _binomial(self.zeros, alpha, self._log_tail)
+        fewest, lost = self.binomial(self.ones, alpha, self.log_tail)
+        low, gained = self.binomial(self.zeros, alpha, self.log_tail)
         low += self.ones - fewest - (lost.size - 1)
         q = np.convolve(lost[::-1], gained)
         with_label, without = np.append(0.0, q), np.append(q, 0.0)
@@ -306,22 +330,3 @@ def _reach(variance: float, log_tail: float) -> float:
     """
     third = -log_tail / 3.0
     return third + math.sqrt(third * third - 2.0 * log_tail * variance)
-
-
-def _binomial(trials: int, p: float, log_tail: float) -> tuple[int, np.ndarray]:
-    """Returns the first value of a binomial law and its probabilities, without two far tails.
-
-    Together the tails have at most 2.5 times the probability with logarithm ``log_tail``. Ratios of
-    neighbours build the law: a difference of log-gammas loses ten digits at large sizes.
-    """
-    mean, reach = trials * p, _reach(trials * p * (1.0 - p), log_tail)
-    low, high = max(math.floor(mean - reach), 0), min(math.ceil(mean + reach), trials)
-    k = np.arange(low, high, dtype=np.float64)
-    steps = np.log((trials - k) / (k + 1.0)) + (math.log(p) - math.log1p(-p))
-    logs = np.append(0.0, np.cumsum(steps))
-    weights = np.exp(logs - logs.max())
-    weights /= weights.sum()
-    # Bernstein's inequality is loose, so tiny weights at the ends are left out too.
-    kept = np.flatnonzero(weights * (2.0 * weights.size) >= math.exp(log_tail))
-    weights = weights[kept[0] : kept[-1] + 1]
-    return low + int(kept[0]), weights / weights.sum()

@@ -248,9 +248,9 @@ class UseChains:
         if not receipts:
             return self
         found = UseChains()
-        for name, value in vars(self).items():
-            setattr(found, name, value.copy() if hasattr(value, "copy") else value)
         found._sets = {name: examples.copy() for name, examples in self._sets.items()}
+        found._labels, found._counted = self._labels.copy(), self._counted.copy()
+        found._run, found._last, found._joined = self._run, self._last, self._joined.copy()
         return found.add(receipts)
 
     def filters(

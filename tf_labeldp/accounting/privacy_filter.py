@@ -15,13 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tf_labeldp.accounting.budget import (
-    ROUNDING,
-    CountedCharges,
-    PrivacyBudget,
-    compose_counted,
-)
-from tf_labeldp.accounting.events import NOT_PRIVATE, EventFields
+from tf_labeldp.accounting.budget import ROUNDING, Charge, CountedCharges, PrivacyBudget
+from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.accounting.gaussian import gaussian_sigma
 
 _SHARES = {
@@ -59,7 +54,9 @@ class _Plan(NamedTuple):
             kind = "known" if math.isfinite(_epsilon_sum(charges)) else "claimed"
             return cls(charges, _epsilon_sum(charges), 0.0, kind)
         opaque = [
-            (charge, count) for charge, count in charges if charge.event_fields == NOT_PRIVATE
+            (charge, count)
+            for charge, count in charges
+            if charge.event_fields == EventFields.NOT_PRIVATE
         ]
         kind = "gaussian" if math.isfinite(_squares(charges)) else "known"
         claimed = math.fsum(charge.delta * count for charge, count in opaque)
@@ -90,7 +87,7 @@ class _Pure:
 
     def _is_worth_delta(self, plan: _Plan) -> bool:
         several = sum(count for _, count in plan.charges) > 1
-        exact = compose_counted(plan.charges, self.delta).epsilon if several else plan.pure
+        exact = Charge.composed(plan.charges, self.delta).epsilon if several else plan.pure
         return exact < _WORTH_DELTA * plan.pure
 
     def _others(self, plan: _Plan, used: _Plan) -> tuple[_Filter, ...]:
@@ -107,7 +104,7 @@ class _Pure:
             else:
                 started.append(_Gaussian(gaussian_sigma(left, delta, 1.0) ** -2.0))
         within = tuple(found for each in started for found in each.after(plan, used))
-        whole = compose_counted(plan.charges, self.delta)
+        whole = Charge.composed(plan.charges, self.delta)
         fits = whole.epsilon <= left + ROUNDING * self.epsilon
         return (*within, _Whole()) if fits and whole.delta <= self.delta * _SLACK else within
 
@@ -144,7 +141,7 @@ class _Sum:
         left = max(0.0, self.delta * _SLACK - self.spent_delta)
         for share in (_OF_REST, 1.0):
             delta = min(left, plan.claimed + share * max(0.0, left - plan.claimed))
-            cost = compose_counted(plan.charges, delta)
+            cost = Charge.composed(plan.charges, delta)
             spent, spent_delta = self.spent + cost.epsilon, self.spent_delta + cost.delta
             if cost.delta <= left and spent <= self.epsilon * _SLACK:
                 return (_Sum(self.epsilon, self.delta, spent, spent_delta),)
@@ -226,6 +223,54 @@ class PrivacyFilter:
         """Returns the filter of a budget before the first plan."""
         return cls((_Pure(budget.epsilon, budget.delta),))
 
+    @staticmethod
+    def after_all(plans: Iterable[CountedCharges], budget: PrivacyBudget) -> PrivacyFilter:
+        """Returns the filter of a budget after plans in sequence on the *same* unit.
+
+        Guarantee:
+            If each plan is carried out only where the filter after it ``allows`` it, all outputs
+            together are (epsilon, delta)-DP for the budget's epsilon and delta, whatever earlier
+            outputs the plans and their parameters were chosen by, and wherever they stop.
+
+            Without a delta, epsilons add up. With one, they add up until the first plan that needs
+            a delta. From this plan on, filters run in parallel, with shares of delta that add up to
+            it; its kind decides which. Plans are allowed while they are all within one filter. The
+            first plan is also allowed if it is within the whole of what is left, composed exactly;
+            then none follows it.
+
+            * Sum: (epsilon, delta) of each plan, with a delta that is fixed before the plan (Rogers
+              et al. 2016).
+            * Gaussian: the sum of squared mu stays within that of a Gaussian release of the budget
+              (Smith and Thakurta 2022; Koskela, Tobaben and Honkela 2022). An epsilon-DP use is a
+              function of a Gaussian release with ``mu = 2 Phi^-1(e^epsilon / (1 + e^epsilon))``.
+            * Moments: the sum of ``log E e^(order loss)`` stays within a limit, for one order that
+              the first plan selects (Feldman and Zrnic 2021).
+
+        Source: theorem and proof in docs/theory.md; filters, Rogers, Roth, Ullman and Vadhan 2016,
+        "Privacy odometers and filters"; Whitehouse et al. 2023, "Fully adaptive composition".
+
+        Args:
+            plans: the charges of each plan, in order, each with its number of uses.
+            budget: the budget, which was fixed before the first plan.
+
+        Example:
+            >>> from tf_labeldp.accounting.events import EventFields
+            >>> from tf_labeldp.accounting.budget import Charge
+            >>> draw = Charge(1.0, 0.0, EventFields.randomized_response(1.0))
+            >>> PrivacyFilter.after_all([((draw, 1),)] * 2, PrivacyBudget(2.0)).allows
+            True
+            >>> PrivacyFilter.after_all([((draw, 1),)] * 3, PrivacyBudget(2.0)).allows
+            False
+        """
+        return functools.reduce(PrivacyFilter.after, plans, PrivacyFilter.of(budget))
+
+    @staticmethod
+    def pure_mu(epsilon: float) -> float:
+        """Returns the mu of a Gaussian release of which each epsilon-DP mechanism is a function."""
+        from scipy import special
+
+        return -2.0 * float(special.ndtri(special.expit(-epsilon)))
+
     @property
     def allows(self) -> bool:
         """Whether the plans so far are within the budget."""
@@ -255,47 +300,6 @@ class PrivacyFilter:
         return PrivacyFilter(tuple(found))
 
 
-def compose_adaptively(plans: Iterable[CountedCharges], budget: PrivacyBudget) -> PrivacyFilter:
-    """Returns the filter of a budget after plans in sequence on the *same* unit.
-
-    Guarantee:
-        If each plan is carried out only where the filter after it ``allows`` it, all outputs
-        together are (epsilon, delta)-DP for the budget's epsilon and delta, whatever earlier
-        outputs the plans and their parameters were chosen by, and wherever they stop.
-
-        Without a delta, epsilons add up. With one, they add up until the first plan that needs a
-        delta. From this plan on, filters run in parallel, with shares of delta that add up to it;
-        its kind decides which. Plans are allowed while they are all within one filter. The first
-        plan is also allowed if it is within the whole of what is left, composed exactly; then none
-        follows it.
-
-        * Sum: (epsilon, delta) of each plan, with a delta that is fixed before the plan (Rogers et
-          al. 2016).
-        * Gaussian: the sum of squared mu stays within that of a Gaussian release of the budget
-          (Smith and Thakurta 2022; Koskela, Tobaben and Honkela 2022). An epsilon-DP use is a
-          function of a Gaussian release with ``mu = 2 Phi^-1(e^epsilon / (1 + e^epsilon))``.
-        * Moments: the sum of ``log E e^(order loss)`` stays within a limit, for one order that the
-          first plan selects (Feldman and Zrnic 2021).
-
-    Source: theorem and proof in docs/theory.md; filters, Rogers, Roth, Ullman and Vadhan 2016,
-    "Privacy odometers and filters"; Whitehouse et al. 2023, "Fully adaptive composition".
-
-    Args:
-        plans: the charges of each plan, in order, each with its number of uses.
-        budget: the budget, which was fixed before the first plan.
-
-    Example:
-        >>> from tf_labeldp.accounting.events import pure_dp_event
-        >>> from tf_labeldp.accounting.budget import Charge
-        >>> draw = Charge(1.0, 0.0, pure_dp_event(1.0))
-        >>> compose_adaptively([((draw, 1),)] * 2, PrivacyBudget(2.0)).allows
-        True
-        >>> compose_adaptively([((draw, 1),)] * 3, PrivacyBudget(2.0)).allows
-        False
-    """
-    return functools.reduce(PrivacyFilter.after, plans, PrivacyFilter.of(budget))
-
-
 @functools.lru_cache(maxsize=4096)
 def _plan_of(charges: CountedCharges) -> _Plan:
     return _Plan.of(charges)
@@ -316,7 +320,12 @@ def _log_moments(charges: CountedCharges) -> np.ndarray:
 def _squares(charges: CountedCharges) -> float:
     """Returns the sum of squared mu; infinite if a use is neither Gaussian nor pure."""
     return math.fsum(
-        count * (_squared_mu(charge.event_fields) if charge.delta else pure_mu(charge.epsilon) ** 2)
+        count
+        * (
+            _squared_mu(charge.event_fields)
+            if charge.delta
+            else PrivacyFilter.pure_mu(charge.epsilon) ** 2
+        )
         for charge, count in charges
     )
 
@@ -335,13 +344,6 @@ def _squared_mu(event: EventFields) -> float:
     if event["class"] == "ComposedDpEvent":
         return math.fsum(map(_squared_mu, event["events"]))
     return 0.0 if event["class"] == "NoOpDpEvent" else math.inf
-
-
-def pure_mu(epsilon: float) -> float:
-    """Returns the mu of a Gaussian release of which each epsilon-DP mechanism is a function."""
-    from scipy import special
-
-    return -2.0 * float(special.ndtri(special.expit(-epsilon)))
 
 
 def _log_sigmoid(x: float) -> float:

@@ -17,7 +17,7 @@ import math
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -26,20 +26,10 @@ from tf_labeldp._validate import counted
 from tf_labeldp.accounting._annotations import Public, Setting
 from tf_labeldp.accounting._guarantee import NO_RECORD, Assumption, PrivacyGuarantee
 from tf_labeldp.accounting.budget import Charge
-from tf_labeldp.accounting.events import NO_EVENT
+from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.accounting.receipts import Receipt, Receipts
 
 _Value = TypeVar("_Value")
-HISTORY = "label_dp_history"
-"""The attribute of a Keras layer for its ``History``, in a saveable object."""
-COVERED = "label_dp_covered"
-"""The attribute of a Keras optimizer for the number of steps that receipts cover."""
-WEIGHTS_ASSUMED = Assumption(
-    "initial-weights",
-    "trainer",
-    "The weights that training began with, and any that were set since, were made without these "
-    "labels, except for the uses counted here.",
-)
 NO_RECEIPTS = (
     "expected noisy labels with receipts, got none. Give the result of PrivateLabels.randomize, or "
     "another object with receipts: a head, a model, a vault, receipts or a statement."
@@ -56,10 +46,6 @@ _OPAQUE = frozenset(
     "builtins functools keras tensorflow numpy scipy pandas polars pyarrow jax torch faiss".split()
 )
 """Libraries whose objects carry no receipts in their attributes."""
-_OF_WEIGHTS: dict[bytes, list[tuple[Receipt, ...]]] = {}
-"""Receipts of weights, by the digest of a variable's values: final weights of counted training in
-this process, and those in the ledgers of stores that this process opened. Different trainings can
-make equal values, such as the positions of small trees: then each has an entry."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,6 +91,37 @@ class PublicInput(Generic[_Value]):
             digest.update(contiguous.tobytes())
         return digest.hexdigest()
 
+    @staticmethod
+    def sources_of(values: Setting[Iterable[Any]]) -> tuple[Receipt, ...]:
+        """Returns the receipts of everything that a training took labels from.
+
+        Args:
+            values: noisy labels, heads, models; vaults, receipts and statements at their value.
+
+        Raises:
+            ValueError: one of them has no receipts.
+        """
+        found: list[tuple[Receipt, ...]] = []
+        for value in values:
+            public = public_input(value)
+            receipts, inner = public.receipts, public.value
+            if isinstance(inner, Receipt):
+                receipts = (inner,)
+            elif isinstance(inner, PrivacyGuarantee):
+                receipts = (Receipt.of_statement(inner),)
+            elif isinstance(inner, (list, tuple)) and not isinstance(value, PublicInput):
+                receipts = PublicInput.sources_of(inner)
+            own = getattr(inner, "receipts", receipts)  # The receipts of a vault are a property.
+            if hasattr(inner, "label_set"):
+                receipts = Receipts.merged(receipts, own)
+            # Receipts of priors do not cover the draw of noisy labels that have none.
+            if not receipts or own == ():
+                raise ValueError(NO_RECEIPTS)
+            found.append(receipts)
+        if not found:
+            raise ValueError(NO_RECEIPTS)
+        return Receipts.merged(*found)
+
     def with_value(self, value: Setting[Any]) -> PublicInput:
         """Returns another value that was made of this value, with the same receipts."""
         return PublicInput(value, self.receipts)
@@ -125,12 +142,36 @@ class History:
         has_integers: whether the digests include those of integers, which 0.3 left out.
     """
 
+    ATTRIBUTE: ClassVar[str] = "label_dp_history"
+    """The attribute of a Keras layer for its history, in a saveable object."""
+
     receipts: tuple[Receipt, ...] = ()
     digests: frozenset[bytes] | None = None
     trained: bool = False
     steps: int | None = None
     changed: Callable[[Iterable[Any]], list[Any]] | None = None
     has_integers: bool = True
+
+    @staticmethod
+    def of(layer: Any) -> History | None:
+        """Returns the history of a layer's trainings, or None."""
+        holder = _fields(layer).get(History.ATTRIBUTE)
+        return None if holder is None else holder.history
+
+    def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
+        """Returns the statement of a Keras model with this history.
+
+        Free receipts, such as that of a public encoder, are no record of its training, except for
+        the declaration of an author.
+        """
+        is_recorded = any(
+            receipt.declares_history or receipt.charge.event_fields != EventFields.NONE
+            for receipt in self.receipts
+        )
+        stated = Receipts(self.receipts).guarantee(delta)
+        if not is_recorded:
+            stated = dataclasses.replace(stated, epsilon=math.inf, assumptions=(NO_RECORD,))
+        return stated.with_assumptions([Assumption.INITIAL_WEIGHTS])
 
     def to_bytes(self) -> bytes:
         """Returns the history in the format of model files."""
@@ -146,6 +187,174 @@ class History:
             digests = frozenset(map(bytes.fromhex, digests))
         has_integers = data["format"] > _WITHOUT_INTEGERS
         return cls(receipts, digests, True, data.get("steps"), has_integers=has_integers)
+
+
+class Weights:
+    """Layers and weights of Keras objects, digests of values, and the receipts of such digests."""
+
+    by_digest: ClassVar[dict[bytes, list[tuple[Receipt, ...]]]] = {}
+    """Receipts of weights, by the digest of a variable's values: final weights of counted training
+    in this process, and those in the ledgers of stores that this process opened. Different
+    trainings can make equal values, such as the positions of small trees: then each has an
+    entry."""
+
+    @staticmethod
+    def layers_of(model: Any) -> list[Any]:
+        """Returns a Keras layer with all its inner layers; an empty list for any other object."""
+        flatten = getattr(model, "_flatten_layers", None)
+        return list(flatten()) if callable(flatten) else []
+
+    @staticmethod
+    def own(part: Any) -> list[Any]:
+        """Returns the variables of a layer or TensorFlow module, without those of inner layers."""
+        if layers := Weights.layers_of(part):
+            inner = {
+                id(weight) for layer in layers if layer is not part for weight in layer.weights
+            }
+            return [weight for weight in part.weights if id(weight) not in inner]
+        if type(part).__module__.startswith("tensorflow."):  # from tf.saved_model.load
+            variable: Any = sys.modules["tensorflow"].Variable
+            return [part for part in getattr(part, "variables", ()) if isinstance(part, variable)]
+        return []
+
+    @staticmethod
+    def value_of(variable: Any) -> Any:
+        """Returns the value of a variable without a warning: ``numpy()`` warns on JAX."""
+        keras: Any = sys.modules.get("keras")
+        if keras is None or keras.backend.backend() == "tensorflow":
+            return variable.numpy()
+        return keras.ops.convert_to_numpy(variable)
+
+    @staticmethod
+    def digests(variables: Iterable[Any], read: Callable[[Any], Any] | None = None) -> list[bytes]:
+        """Returns a digest of the values of each variable, except constants such as fresh biases.
+
+        A variable of one number is a constant if it is 0 or 1, or is not trainable. ``read``
+        returns a variable's value.
+        """
+        digests = []
+        for variable in variables:
+            values = np.asarray((read or Weights.value_of)(variable))
+            if values.dtype.kind in "fV" and values.size:  # NumPy's kind of bfloat16 is V.
+                content = np.ascontiguousarray(values, dtype=np.float32)
+                first = content.flat[0]
+                counts = content.size == 1 and getattr(variable, "trainable", True)
+                if not np.any(content != first) and not (counts and first not in (0.0, 1.0)):
+                    continue
+                digest = hashlib.blake2b(repr(content.shape).encode(), digest_size=16)
+                digest.update(content.data)
+                digests.append(digest.digest())
+            elif values.size > 1 and np.any(values != values.flat[0]):
+                # These are quantized weights and tables.
+                digests.append(bytes.fromhex(PublicInput.digest_of(values)))
+        return digests
+
+    @classmethod
+    def note(cls, digests: Iterable[bytes], receipts: tuple[Receipt, ...]) -> None:
+        """Records the receipts of weights with these digests for this process."""
+        for digest in digests:
+            origins = cls.by_digest.get(digest, [])
+            if not any(_contain(origin, receipts) for origin in origins):
+                others = [origin for origin in origins if not _contain(receipts, origin)]
+                cls.by_digest[digest] = [*others, receipts]
+
+    @classmethod
+    def known(cls, digests: Iterable[bytes]) -> tuple[tuple[Receipt, ...], list[bytes]]:
+        """Returns the receipts of weights with these digests, and the digests that are unknown."""
+        digests = list(digests)
+        unknown = [digest for digest in digests if digest not in cls.by_digest]
+        known = [cls.by_digest[digest] for digest in digests if digest in cls.by_digest]
+        found = Receipts.merged(*(origins[0] for origins in known if len(origins) == 1))
+        for origins in (several for several in known if len(several) > 1):
+            # Values that several trainings made are from the one that made the values next to them.
+            if not any(_contain(found, origin) for origin in origins):
+                found = Receipts.merged(found, *origins)
+        return found, unknown
+
+    @classmethod
+    def are_known(cls, layers: list[Any]) -> bool:
+        """Returns whether the weights of layers were read or copied from counted trainings.
+
+        Only trainable weights count, except in a frozen model, where all count. For layers that
+        were trained in this process, the optimizer decides, not the weights.
+        """
+        trainable = {id(weight) for layer in layers for weight in layer.trainable_weights}
+        known, digests = set(cls.by_digest), []
+        for layer in layers:
+            own = [weight for weight in cls.own(layer) if not trainable or id(weight) in trainable]
+            history = History.of(layer) or History()
+            if own and history.trained:
+                return False
+            known |= history.digests or frozenset()
+            digests += cls.digests(own)
+        return bool(digests) and known.issuperset(digests)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OptimizerSteps:
+    """The steps of a Keras optimizer, and of them those that receipts cover; None has no steps."""
+
+    ATTRIBUTE: ClassVar[str] = "label_dp_covered"
+    """The attribute of a Keras optimizer for the number of steps that receipts cover."""
+
+    optimizer: Any
+
+    @classmethod
+    def of(cls, model: Any) -> OptimizerSteps:
+        """Returns the steps of a model's optimizer, or of no optimizer."""
+        return cls(getattr(model, "optimizer", None))
+
+    @property
+    def inner(self) -> Any:
+        """The optimizer that takes the steps: the wrapped one, or the optimizer itself."""
+        return getattr(self.optimizer, "inner_optimizer", None) or self.optimizer
+
+    @property
+    def covered(self) -> float | None:
+        """The number of steps that receipts cover; None if none were counted."""
+        # An optimizer of this library has the number in its class.
+        both = [getattr(part, self.ATTRIBUTE, None) for part in (self.optimizer, self.inner)]
+        covered = [steps for steps in both if steps is not None]
+        # A counted step leaves the number in an array of the backend.
+        return max(map(float, map(np.asarray, covered)), default=None)
+
+    @property
+    def uncovered(self) -> int:
+        """The number of steps that no receipt covers."""
+        covered = self.covered or 0
+        if not getattr(self.optimizer, "built", False) or covered == math.inf:
+            return 0
+        return max(0, int(Weights.value_of(self.inner.iterations)) - int(covered))
+
+    @property
+    def receipts(self) -> tuple[Receipt, ...]:
+        """The receipts of the steps, which the momentum of the optimizer depends on."""
+        receipts: tuple[Receipt, ...] = _fields(self.inner).get("receipts", ())
+        if steps := self.uncovered:
+            reason = f"the optimizer took {counted(steps, 'step')} that no receipt covers"
+            return (*receipts, Receipt.of_unknown_training(reason))
+        return receipts
+
+    def cover(self, steps: float | None = None) -> None:
+        """Records the number of steps that receipts cover; None covers all so far."""
+        if self.optimizer is None:
+            return
+        inner = self.inner
+        if steps is None:
+            steps = int(Weights.value_of(inner.iterations)) if inner.built else 0
+        _fields(inner)[self.ATTRIBUTE] = steps  # Keras does not track this attribute.
+
+    def note(self, history: History | None) -> None:
+        """Records the receipts of a model's history, which the momentum depends on too."""
+        if self.optimizer is not None and history is not None:
+            fields = _fields(self.inner)  # Keras does not track this attribute.
+            fields["receipts"] = Receipts.merged(fields.get("receipts", ()), history.receipts)
+
+
+def _fields(part: Any) -> dict[str, Any]:
+    """Returns the attributes of an object as they are, without its properties."""
+    fields: dict[str, Any] = getattr(part, "__dict__", {})
+    return fields
 
 
 def public_input(*values: Public[Any]) -> PublicInput:
@@ -176,63 +385,18 @@ def public_input(*values: Public[Any]) -> PublicInput:
     found: list[tuple[Receipt, ...]] = []
     layers: list[Any] = []
     for part in _parts(values):
-        fields = getattr(part, "__dict__", {})
+        fields = _fields(part)
         for receipts in (fields.get("receipts"), fields.get("receipts_")):
             if isinstance(receipts, tuple) and all(isinstance(part, Receipt) for part in receipts):
                 found += [receipts, _of_assumptions(receipts, fields.get("assumptions"))]
         content = fields.get("label_dp_receipts")  # an attribute of head layers, also from files
         if isinstance(content, bytes) and content:
             found.append(Receipts.from_bytes(content)[0])
-        if layers_of(part) or own_weights(part):
+        if Weights.layers_of(part) or Weights.own(part):
             layers.append(part)
     found += map(_receipts_of_layer, layers)
     inside = tuple(Column.unmasked(PublicInput.bare(value)) for value in values)
     return PublicInput(inside[0] if len(inside) == 1 else inside, Receipts.merged(*found))
-
-
-def sources_of(values: Iterable[Any]) -> tuple[Receipt, ...]:
-    """Returns the receipts of everything that a training took labels from.
-
-    Args:
-        values: noisy labels, heads, models; vaults, receipts and statements at their value.
-
-    Raises:
-        ValueError: one of them has no receipts.
-    """
-    found: list[tuple[Receipt, ...]] = []
-    for value in values:
-        public = public_input(value)
-        receipts, inner = public.receipts, public.value
-        if isinstance(inner, Receipt):
-            receipts = (inner,)
-        elif isinstance(inner, PrivacyGuarantee):
-            receipts = (Receipt.of_statement(inner),)
-        elif isinstance(inner, (list, tuple)) and not isinstance(value, PublicInput):
-            receipts = sources_of(inner)
-        elif hasattr(inner, "label_set"):  # a vault
-            receipts = Receipts.merged(receipts, inner.receipts)
-        # Receipts of priors do not cover the draw of noisy labels that have none.
-        if not receipts or getattr(inner, "receipts", receipts) == ():
-            raise ValueError(NO_RECEIPTS)
-        found.append(receipts)
-    if not found:
-        raise ValueError(NO_RECEIPTS)
-    return Receipts.merged(*found)
-
-
-def model_statement(receipts: tuple[Receipt, ...], delta: float | None = None) -> PrivacyGuarantee:
-    """Returns the statement of a Keras model with these receipts.
-
-    Free receipts, such as that of a public encoder, are no record of its training, except for the
-    declaration of an author.
-    """
-    is_recorded = any(
-        receipt.declares_history or receipt.charge.event_fields != NO_EVENT for receipt in receipts
-    )
-    stated = Receipts(receipts).guarantee(delta)
-    if not is_recorded:
-        stated = dataclasses.replace(stated, epsilon=math.inf, assumptions=(NO_RECORD,))
-    return stated.with_assumptions([WEIGHTS_ASSUMED])
 
 
 def _of_assumptions(receipts: tuple[Receipt, ...], assumptions: Any) -> tuple[Receipt, ...]:
@@ -240,7 +404,7 @@ def _of_assumptions(receipts: tuple[Receipt, ...], assumptions: Any) -> tuple[Re
     if not receipts or not assumptions or not isinstance(assumptions, tuple):
         return ()
     last = receipts[-1]
-    free = Charge(0.0, 0.0, NO_EVENT, assumptions)
+    free = Charge(0.0, 0.0, EventFields.NONE, assumptions)
     content = repr((last.id, tuple(map(str, assumptions)))).encode()
     name = hashlib.sha256(content).hexdigest()[:32]
     what = "assumptions of noisy labels"
@@ -281,20 +445,14 @@ def _parts(values: tuple[Any, ...]) -> Iterator[Any]:
 def _inside(part: Any) -> Iterable[Any]:
     if isinstance(part, PublicInput):
         return ()
-    if layers := layers_of(part):
+    if layers := Weights.layers_of(part):
         # A loss, a Lambda or a subclass may refer to objects of the user.
-        return [*layers, *vars(part).values()]
+        return [*layers, *_fields(part).values()]
     if isinstance(part, functools.partial):
         return [part.func, *part.args, *part.keywords.values()]
     if type(part).__module__.partition(".")[0] in _OPAQUE:
         return [getattr(part, "__self__", None)]  # the owner of a method
-    return getattr(part, "__dict__", {}).values()
-
-
-def history_of(layer: Any) -> History | None:
-    """Returns the history of a layer's trainings, or None."""
-    holder = getattr(layer, "__dict__", {}).get(HISTORY)
-    return None if holder is None else holder.history
+    return _fields(part).values()
 
 
 def _receipts_of_layer(layer: Any) -> tuple[Receipt, ...]:
@@ -303,14 +461,14 @@ def _receipts_of_layer(layer: Any) -> tuple[Receipt, ...]:
     Such training shows in weights that differ from the end of the last counted training, and in an
     optimizer that took more steps than receipts cover.
     """
-    history, optimizer = history_of(layer), getattr(layer, "optimizer", None)
+    history, steps = History.of(layer), OptimizerSteps.of(layer)
     found: list[tuple[Receipt, ...]] = [] if history is None else [history.receipts]
     reason = ""
-    weights = own_weights(layer)
+    weights = Weights.own(layer)
     if history is not None and history.digests is None:
         weights = [] if history.changed is None else history.changed(weights)
-    digests = set(weight_digests(weights)).difference((history and history.digests) or ())
-    receipts, unknown = known_receipts(digests)
+    digests = set(Weights.digests(weights)).difference((history and history.digests) or ())
+    receipts, unknown = Weights.known(digests)
     found.append(receipts)
     if history is not None and unknown:
         reason = f"layer {layer.name!r} was trained or changed without receipts"
@@ -318,150 +476,17 @@ def _receipts_of_layer(layer: Any) -> tuple[Receipt, ...]:
         history is not None
         and history.digests is None
         and history.trained
-        and optimizer is not None
-        and covered_steps(optimizer) is None
+        and steps.optimizer is not None
+        and steps.covered is None
     ):
         reason = f"{layer.name!r} was compiled again after a training that was interrupted"
-    steps = _uncovered_steps(optimizer)
-    if steps and not _are_known(layers_of(layer)):
-        uncovered = counted(steps, "step")
+    if (number := steps.uncovered) and not Weights.are_known(Weights.layers_of(layer)):
+        uncovered = counted(number, "step")
         reason = f"the optimizer of {layer.name!r} took {uncovered} that no receipt covers"
     if reason:
         found.append((Receipt.of_unknown_training(reason),))
     return Receipts.merged(*found)
 
 
-def receipts_of_optimizer(optimizer: Any) -> tuple[Receipt, ...]:
-    """Returns the receipts of the steps of an optimizer, which its momentum depends on."""
-    receipts: tuple[Receipt, ...] = getattr(inner_optimizer(optimizer), "receipts", ())
-    if steps := _uncovered_steps(optimizer):
-        reason = f"the optimizer took {counted(steps, 'step')} that no receipt covers"
-        return (*receipts, Receipt.of_unknown_training(reason))
-    return receipts
-
-
-def note_optimizer(model: Any) -> None:
-    """Records the receipts of a model in its optimizer, whose momentum depends on them too."""
-    optimizer, history = getattr(model, "optimizer", None), history_of(model)
-    if optimizer is not None and history is not None:
-        inner = inner_optimizer(optimizer)
-        # Keras does not track this attribute.
-        inner.__dict__["receipts"] = Receipts.merged(
-            getattr(inner, "receipts", ()), history.receipts
-        )
-
-
-def inner_optimizer(optimizer: Any) -> Any:
-    """Returns the optimizer that takes the steps: the wrapped one, or the optimizer itself."""
-    return getattr(optimizer, "inner_optimizer", None) or optimizer
-
-
-def covered_steps(optimizer: Any) -> float | None:
-    """Returns the number of an optimizer's steps that receipts cover; None if none were counted."""
-    both = (optimizer, inner_optimizer(optimizer))
-    covered = [getattr(part, COVERED) for part in both if hasattr(part, COVERED)]
-    # A counted step leaves the number in an array of the backend.
-    return max(map(float, map(np.asarray, covered)), default=None)
-
-
-def _uncovered_steps(optimizer: Any) -> int:
-    covered = covered_steps(optimizer) or 0
-    if not getattr(optimizer, "built", False) or covered == math.inf:
-        return 0
-    return max(0, int(value_of(inner_optimizer(optimizer).iterations)) - int(covered))
-
-
-def _are_known(layers: list[Any]) -> bool:
-    """Returns whether the weights of layers were read or copied from counted trainings.
-
-    Only trainable weights count, except in a frozen model, where all count. For layers that were
-    trained in this process, the optimizer decides, not the weights.
-    """
-    trainable = {id(weight) for layer in layers for weight in layer.trainable_weights}
-    known, digests = set(_OF_WEIGHTS), []
-    for layer in layers:
-        own = [weight for weight in own_weights(layer) if not trainable or id(weight) in trainable]
-        history = history_of(layer) or History()
-        if own and history.trained:
-            return False
-        known |= history.digests or frozenset()
-        digests += weight_digests(own)
-    return bool(digests) and known.issuperset(digests)
-
-
-def note_digests(digests: Iterable[bytes], receipts: tuple[Receipt, ...]) -> None:
-    """Records the receipts of weights with these digests for this process."""
-    for digest in digests:
-        origins = _OF_WEIGHTS.get(digest, [])
-        if not any(_contain(origin, receipts) for origin in origins):
-            others = [origin for origin in origins if not _contain(receipts, origin)]
-            _OF_WEIGHTS[digest] = [*others, receipts]
-
-
 def _contain(receipts: tuple[Receipt, ...], others: tuple[Receipt, ...]) -> bool:
     return receipts is others or len(Receipts.merged(receipts, others)) == len(receipts)
-
-
-def known_receipts(digests: Iterable[bytes]) -> tuple[tuple[Receipt, ...], list[bytes]]:
-    """Returns the receipts of weights with these digests, and the digests that are unknown."""
-    digests = list(digests)
-    unknown = [digest for digest in digests if digest not in _OF_WEIGHTS]
-    known = [_OF_WEIGHTS[digest] for digest in digests if digest in _OF_WEIGHTS]
-    found = Receipts.merged(*(origins[0] for origins in known if len(origins) == 1))
-    for origins in (several for several in known if len(several) > 1):
-        # Values that several trainings made are from the one that made the values next to them.
-        if not any(_contain(found, origin) for origin in origins):
-            found = Receipts.merged(found, *origins)
-    return found, unknown
-
-
-def weight_digests(
-    variables: Iterable[Any], read: Callable[[Any], Any] | None = None
-) -> list[bytes]:
-    """Returns a digest of the values of each variable, except constants such as fresh biases.
-
-    A variable of one number is a constant if it is 0 or 1, or is not trainable. ``read`` returns a
-    variable's value.
-    """
-    digests = []
-    for variable in variables:
-        values = np.asarray((read or value_of)(variable))
-        if values.dtype.kind in "fV" and values.size:  # NumPy's kind of bfloat16 is V.
-            content = np.ascontiguousarray(values, dtype=np.float32)
-            first = content.flat[0]
-            counts = content.size == 1 and getattr(variable, "trainable", True)
-            if not np.any(content != first) and not (counts and first not in (0.0, 1.0)):
-                continue
-            digest = hashlib.blake2b(repr(content.shape).encode(), digest_size=16)
-            digest.update(content.data)
-            digests.append(digest.digest())
-        elif values.size > 1 and np.any(values != values.flat[0]):
-            digests.append(
-                bytes.fromhex(PublicInput.digest_of(values))
-            )  # quantized weights, tables
-    return digests
-
-
-def value_of(variable: Any) -> Any:
-    """Returns the value of a variable without a warning: ``numpy()`` warns on JAX."""
-    keras: Any = sys.modules.get("keras")
-    if keras is None or keras.backend.backend() == "tensorflow":
-        return variable.numpy()
-    return keras.ops.convert_to_numpy(variable)
-
-
-def layers_of(model: Any) -> list[Any]:
-    """Returns a Keras layer with all its inner layers; an empty list for any other object."""
-    flatten = getattr(model, "_flatten_layers", None)
-    return list(flatten()) if callable(flatten) else []
-
-
-def own_weights(part: Any) -> list[Any]:
-    """Returns the variables of a layer or TensorFlow module, without those of inner layers."""
-    if hasattr(part, "trainable_weights"):
-        layers = [layer for layer in layers_of(part) if layer is not part]
-        inner = {id(weight) for layer in layers for weight in layer.weights}
-        return [weight for weight in part.weights if id(weight) not in inner]
-    if type(part).__module__.startswith("tensorflow."):  # from tf.saved_model.load
-        return [weight for weight in getattr(part, "variables", ()) if hasattr(weight, "numpy")]
-    return []

@@ -33,19 +33,8 @@ from tf_labeldp.accounting._guarantee import (
     PrivacyGuarantee,
     adaptive_promise,
 )
-from tf_labeldp.accounting.budget import (
-    FIXED,
-    ROUNDING,
-    Charge,
-    CountedCharges,
-    compose_counted,
-)
-from tf_labeldp.accounting.events import (
-    NO_EVENT,
-    NOT_PRIVATE,
-    approximate_dp_fields,
-    randomized_response_fields,
-)
+from tf_labeldp.accounting.budget import FIXED, ROUNDING, Charge, CountedCharges
+from tf_labeldp.accounting.events import EventFields
 
 FORMAT = 3
 """The format of receipts in files. A newer one is refused; 1 (of 0.2) and 2 (of 0.3) are read."""
@@ -285,7 +274,9 @@ class Receipt:
             "without these labels, except for the uses counted here."
         )
         own = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_SHOWN]
-        charge = Charge(0.0, 0.0, NO_EVENT, (Assumption("public-encoder", "trainer", text),))
+        charge = Charge(
+            0.0, 0.0, EventFields.NONE, (Assumption("public-encoder", "trainer", text),)
+        )
         return cls(LabelSet(own, 0), charge, "a public encoder", "declared", id=own)
 
     @classmethod
@@ -297,7 +288,7 @@ class Receipt:
         delta: float = 0.0,
     ) -> Receipt:
         """Returns the receipt with which an author declares the cost of unknown uses of labels."""
-        event = approximate_dp_fields(epsilon, delta) if epsilon else NO_EVENT
+        event = EventFields.approximate(epsilon, delta) if epsilon else EventFields.NONE
         note = Assumption("declared", "authors", f"{_DECLARED}{because}")
         return cls(
             LabelSet.new(0),
@@ -320,11 +311,11 @@ class Receipt:
                 f"expected a statement for {RELATION_REPLACE}, got one for {stated.relation}. Give "
                 "the receipts of what the model was trained on."
             )
-        event = NO_EVENT
+        event = EventFields.NONE
         if math.isinf(stated.epsilon) or stated.delta:
-            event = NOT_PRIVATE
+            event = EventFields.NOT_PRIVATE
         elif stated.epsilon:
-            event = approximate_dp_fields(stated.epsilon, 0.0)
+            event = EventFields.approximate(stated.epsilon, 0.0)
         own = hashlib.sha256(stated.to_json().encode()).hexdigest()[:_DIGEST_SHOWN]
         return cls(
             LabelSet(own, 0),
@@ -344,7 +335,7 @@ class Receipt:
         """
         if sample_weight is None and (class_weight is None or isinstance(class_weight, str)):
             return Receipts()
-        free = Charge(0.0, 0.0, NO_EVENT)
+        free = Charge(0.0, 0.0, EventFields.NONE)
         labels = LabelSet.new(0)
         return Receipts([cls(labels, free, "public weights", "declared", sample_weights=True)])
 
@@ -395,6 +386,13 @@ class Receipt:
     def declares_history(self) -> bool:
         """Whether an author declares with it how something was made."""
         return any(note.startswith(_DECLARED) for note in self.charge.assumptions)
+
+    def _flags(self) -> dict[str, bool]:
+        return {
+            "sample_weights": self.sample_weights,
+            "metrics_reported": self.metrics_reported,
+            "seeded": self.seeded,
+        }
 
     def _content(self) -> dict[str, Any]:
         """Returns everything that a statement depends on: when and where it was made is not."""
@@ -484,7 +482,7 @@ def _charge_of_json(fields: dict[str, Any]) -> Charge:
         raise ValueError("an assumption that is no text")
     charge = Charge(**{**fields, "epsilon": float(fields["epsilon"])})
     is_free = charge.epsilon == charge.delta == 0.0
-    if charge.event_fields == NO_EVENT and not is_free:
+    if charge.event_fields == EventFields.NONE and not is_free:
         raise ValueError(f"epsilon={charge.epsilon:g} at delta={charge.delta:g} of no event")
     for note in charge.assumptions:
         for text in (note.code, note.who, str(note)):
@@ -509,15 +507,18 @@ def _checked(receipt: Receipt) -> Receipt:
     _validate.one_of("kind", receipt.kind, KINDS)
     _validate.one_of("unit", receipt.unit, UNITS)
     _validate.one_of("relation", receipt.relation, (RELATION_REPLACE,))
-    for name in ("id", "use", "plan", "output_digest", "version"):
-        if name != "output_digest" or receipt.output_digest is not None:
-            _validate.text_up_to(name, getattr(receipt, name), _LONGEST_NAME, name == "id")
-    for name in ("what", "key", "actor"):
-        _validate.text_up_to(name, getattr(receipt, name), _LONGEST_TEXT)
+    _validate.text_up_to("id", receipt.id, _LONGEST_NAME, least=1)
+    names = {"use": receipt.use, "plan": receipt.plan, "version": receipt.version}
+    if receipt.output_digest is not None:
+        names["output_digest"] = receipt.output_digest
+    for name, text in names.items():
+        _validate.text_up_to(name, text, _LONGEST_NAME)
+    for name, text in (("what", receipt.what), ("key", receipt.key), ("actor", receipt.actor)):
+        _validate.text_up_to(name, text, _LONGEST_TEXT)
     for answered in receipt.answers:
         _validate.text_up_to("answers", answered, _LONGEST_NAME, least=1)
-    for name in ("seeded", "metrics_reported", "sample_weights"):
-        _validate.boolean(name, getattr(receipt, name))
+    for name, flag in receipt._flags().items():
+        _validate.boolean(name, flag)
     _validate.number_in("delta", receipt.delta, "[0, 1)")
     if receipt.num_units is not None:
         _validate.integer_at_least("num_units", receipt.num_units, 0)
@@ -854,7 +855,7 @@ class Composition:
             None if receipt.kind == "declared" else receipt.unit,
             receipt.delta,
             receipt.num_units or labels.size,
-            frozenset(name for name in _FLAGS if getattr(receipt, name)),
+            frozenset(name for name, flag in receipt._flags().items() if flag),
             charge.assumptions if math.isinf(charge.epsilon) else (),
             receipt.budget_epsilon if charge.epsilon or charge.delta else 0.0,
         )
@@ -1037,19 +1038,19 @@ def _sums(
     """Returns the sum of each history at ``delta``, or else at the least possible delta."""
     if delta is not None:
         stated = _validate.number_in("delta", delta, "[0, 1)")
-    sums = [compose_counted(history, stated) for history in histories]
+    sums = [Charge.composed(history, stated) for history in histories]
     if delta is None and any(math.isinf(total.epsilon) for total in sums):
         # Deltas of uses without an event add up and may exceed the delta of the budgets.
         opaque = max(
             math.fsum(
                 charge.delta * count
                 for charge, count in history
-                if charge.event_fields == NOT_PRIVATE
+                if charge.event_fields == EventFields.NOT_PRIVATE
             )
             for history in histories
         )
         if 0.0 < opaque < 1.0 - stated:
-            return [compose_counted(history, stated + opaque) for history in histories]
+            return [Charge.composed(history, stated + opaque) for history in histories]
     return sums
 
 
@@ -1070,7 +1071,7 @@ def _largest(histories: list[CountedCharges]) -> CountedCharges:
             math.fsum(charge.epsilon * count for charge, count in history) for history in histories
         )
         notes = dict.fromkeys(note for charge in charges for note in charge.assumptions)
-        pure = Charge(total, 0.0, randomized_response_fields(total), tuple(notes))
+        pure = Charge(total, 0.0, EventFields.randomized_response(total), tuple(notes))
         return ((pure, 1),)
     most: Counter[Charge] = Counter()
     for history in histories:

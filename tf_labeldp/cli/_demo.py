@@ -17,7 +17,6 @@ import numpy as np
 from tqdm import tqdm
 
 from tf_labeldp.accounting import Assumption, PrivacyBudget, PrivacyGuarantee
-from tf_labeldp.accounting.budget import default_delta
 from tf_labeldp.cli._console import CommandError, load_tensorflow, say
 from tf_labeldp.estimation import prior_from_logits
 from tf_labeldp.mechanisms import RRWithPrior
@@ -202,7 +201,7 @@ class _Training:
             targets = np.eye(num_classes, dtype=np.float32)[data.y_train]
             model.fit(data.x_train, targets, self.batch_size, self.epochs, verbose=0)
             return model, PrivacyGuarantee(epsilon=math.inf), None
-        delta = 0.0 if method.startswith("LP") else default_delta(len(data.y_train))
+        delta = 0.0 if method.startswith("LP") else PrivacyBudget.default_delta(len(data.y_train))
         budget = PrivacyBudget(epsilon, delta)
         labels = PrivateLabels(data.y_train, num_classes, budget=budget, insecure_seed=self.seed)
         noisy_labels = None

@@ -23,7 +23,7 @@ from tf_labeldp import _validate, mechanisms
 from tf_labeldp.accounting import Assumption, BudgetExceededError, PrivacyBudget
 from tf_labeldp.cli import _tables
 from tf_labeldp.cli._console import CommandError, explained, in_options
-from tf_labeldp.mechanisms.base import Mechanism, serialize
+from tf_labeldp.mechanisms import Mechanism
 from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.vault import (
     Classes,
@@ -132,7 +132,7 @@ class Task(abc.ABC):
     def _split(self, mechanism: Mechanism, prior_epsilon: float = 0.0) -> dict[str, Any]:
         """Returns the mechanism and the parts of epsilon for the statement."""
         parts = {"total": self.args.epsilon, "prior": prior_epsilon, "draw": mechanism.epsilon}
-        return {"epsilon": parts, "mechanism": serialize(mechanism)}
+        return {"epsilon": parts, "mechanism": mechanism.to_json()}
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:

@@ -16,7 +16,6 @@ from tf_labeldp import dossier
 from tf_labeldp._progress import for_terminal
 from tf_labeldp._validate import counted
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.accounting.budget import default_delta
 from tf_labeldp.cli import _features, _outputs, _tables, _tasks
 from tf_labeldp.cli._console import (
     CommandError,
@@ -61,7 +60,7 @@ def run_train(args: argparse.Namespace) -> int:
     load_tensorflow()
     if args.images is not None:
         features = images_of(table, args)
-    delta = default_delta(labels.size) if args.delta is None else args.delta
+    delta = PrivacyBudget.default_delta(labels.size) if args.delta is None else args.delta
     with _refusals(args):
         vault = _vault(labels, args, delta)
         # Before the release, which a model that cannot be saved would waste.

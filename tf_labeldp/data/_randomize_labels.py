@@ -30,8 +30,7 @@ from tf_labeldp.data._elements import (
     read_labels,
     replace_labels,
 )
-from tf_labeldp.mechanisms import ALIBI, PeerToPeerRandomizedResponse
-from tf_labeldp.mechanisms.base import LabelMechanism, checked_mechanism
+from tf_labeldp.mechanisms import ALIBI, LabelMechanism, PeerToPeerRandomizedResponse
 from tf_labeldp.vault import LabelKind, NoisyLabels, PrivateLabels, Randomizer
 from tf_labeldp.vault.ledger import Ledger
 
@@ -141,7 +140,7 @@ def randomize_labels(
     public = public_input(mechanism, id_fn, priors, clusters)
     mechanism, id_fn, priors, clusters = public.value
     if not isinstance(mechanism, Randomizer):
-        checked_mechanism(mechanism, LabelMechanism)
+        LabelMechanism.checked(mechanism)
     is_partial = isinstance(mechanism, PeerToPeerRandomizedResponse)
     if is_partial or mechanism.public_input == "features":
         raise TypeError(

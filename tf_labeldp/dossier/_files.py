@@ -18,8 +18,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._version import __version__
-from tf_labeldp.accounting import PrivacyGuarantee, Receipt, Receipts
-from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
+from tf_labeldp.accounting import Assumption, PrivacyGuarantee, Receipt, Receipts
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.ledger import Ledger
 from tf_labeldp.vault.records import Record, is_charged
@@ -229,7 +228,7 @@ def check_statement(
         found.problems.append(f"its statement can't be read ({type(error).__name__}: {error})")
         return
     # A head has no initial weights to vouch for; the file of its model does.
-    notes = [{*each.assumptions} - {WEIGHTS_ASSUMED} for each in (stored, stated)]
+    notes = [{*each.assumptions} - {Assumption.INITIAL_WEIGHTS} for each in (stored, stated)]
     agree = notes[0] == notes[1]
     tolerance = 0.0
     # Version 0.2 wrote other sentences, without codes, and composed losses on another grid.
@@ -249,7 +248,7 @@ def check_statement(
         found.not_checked.append("the sentences of its statement, which version 0.2 wrote")
         return
     texts = [sorted(map(json.dumps, each["assumptions"])) for each in (written, own)]
-    without = json.dumps(WEIGHTS_ASSUMED.to_json())
+    without = json.dumps(Assumption.INITIAL_WEIGHTS.to_json())
     if [note for note in texts[0] if note != without] != [n for n in texts[1] if n != without]:
         found.problems.append("its statement and its receipts differ in codes of assumptions")
     others = [name for name in written if name in own and name not in ("epsilon", "assumptions")]

@@ -16,7 +16,7 @@ import numpy as np
 
 from tf_labeldp._progress import without_input_warnings
 from tf_labeldp.accounting import public_input
-from tf_labeldp.accounting.provenance import history_of, layers_of, own_weights, weight_digests
+from tf_labeldp.accounting.provenance import History, Weights
 from tf_labeldp.dossier._files import (
     Findings,
     Stores,
@@ -206,7 +206,7 @@ def has_unknown_state(path: pathlib.Path, digests: frozenset[bytes]) -> bool:
     state = [array for name, (_, array) in arrays.items() if name.startswith(_OPTIMIZER)]
     several = [array for array in state if array is not None and array.size > 1]
     floats = [_Values(array) for array in several if array.dtype.kind in "fV"]
-    return len(floats) < len(several) or not digests.issuperset(weight_digests(floats))
+    return len(floats) < len(several) or not digests.issuperset(Weights.digests(floats))
 
 
 class _Values:
@@ -292,11 +292,11 @@ def check_layers(
     any_recorded = False
     listed_only: list[str] = []
     whole_numbers: list[str] = []
-    for layer in layers_of(model):
-        own = own_weights(layer)
+    for layer in Weights.layers_of(model):
+        own = Weights.own(layer)
         has_receipts = bool(own and public_input(layer).receipts)
-        digests = weight_digests(own)
-        history = history_of(layer)
+        digests = Weights.digests(own)
+        history = History.of(layer)
         if history is not None and (history.digests or set()) - {*digests, *stores.digests}:
             listed_only.append(layer.name)
         if not stores.digests.issuperset(integer_digests(own)):

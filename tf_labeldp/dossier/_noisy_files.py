@@ -24,12 +24,12 @@ from tf_labeldp.dossier._files import (
 )
 from tf_labeldp.mechanisms import (
     HistogramMechanism,
+    Mechanism,
     PeerToPeerRandomizedResponse,
     Priors,
     RandomizedResponse,
     RRWithPrior,
 )
-from tf_labeldp.mechanisms.base import deserialize, settings
 from tf_labeldp.pate import ConfidentGNMax
 from tf_labeldp.vault import Classes, NoisyLabels
 from tf_labeldp.vault.files import PlainFile
@@ -218,12 +218,16 @@ def _matches(
 ) -> Iterator[tuple[Sequence[Record], np.ndarray, np.ndarray | None]]:
     """Yields records that have these noisy labels together, in an order, with their rows."""
     digest = noisy.output_digest()
-    own = settings(noisy.mechanism)
+    own = noisy.mechanism.to_json(with_receipts=False)
     by_digest = [each for each in stored if each.receipt and each.receipt.output_digest == digest]
     choices: list[list[Record]] = [
         *([record] for record in by_digest),
         list(stored),
-        [record for record in stored if settings(deserialize(record.mechanism or {})) == own],
+        [
+            record
+            for record in stored
+            if Mechanism.from_json(record.mechanism or {}).to_json(with_receipts=False) == own
+        ],
         _in_sequence(noisy, stored),
     ]
     for records in choices:
@@ -342,14 +346,17 @@ def _rows_of(receipt: Receipt) -> np.ndarray:
 def _check_mechanism(noisy: NoisyLabels, records: Sequence[Record], found: Findings) -> None:
     own = noisy.mechanism
     for record in records:
-        drawn = deserialize(record.mechanism or {})
+        drawn = Mechanism.from_json(record.mechanism or {})
         # Stages have one mechanism: randomized response is that of a uniform prior.
         is_first_stage = (
             isinstance(drawn, RandomizedResponse)
             and isinstance(own, RRWithPrior)
             and (drawn.epsilon, drawn.num_classes) == (own.epsilon, own.num_classes)
         )
-        if settings(drawn) != settings(own) and not is_first_stage:
+        if (
+            drawn.to_json(with_receipts=False) != own.to_json(with_receipts=False)
+            and not is_first_stage
+        ):
             found.problems.append("its mechanism differs from that of the draw")
             return
     beta = noisy.bias_correction
@@ -424,7 +431,7 @@ def _released_priors(priors: Priors, stores: Stores) -> list[Priors]:
         for receipt in priors.receipts
         if receipt.id in stores.records and priors.groups is None
     ]
-    released = [(record, deserialize(record.mechanism or {})) for record in records]
+    released = [(record, Mechanism.from_json(record.mechanism or {})) for record in records]
     return [
         NoisyStatistic(np.asarray(record.values), mechanism, receipts=record.receipts).priors()
         for record, mechanism in released

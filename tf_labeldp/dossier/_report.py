@@ -20,7 +20,7 @@ from tf_labeldp.accounting.receipts import timestamp
 from tf_labeldp.audit import AuditResult, LabelInference, audit_mechanism
 from tf_labeldp.dossier._files import brief
 from tf_labeldp.dossier._verify import Published, verdict, verify_against
-from tf_labeldp.mechanisms.base import deserialize
+from tf_labeldp.mechanisms import Mechanism
 from tf_labeldp.vault import LabelKind
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.ledger import Ledger
@@ -221,7 +221,7 @@ def _audit_draws(
     for record in records:
         if record.receipt is None or record.receipt.kind != "draw" or record.mechanism is None:
             continue
-        mechanism = deserialize(record.mechanism)
+        mechanism = Mechanism.from_json(record.mechanism)
         name = brief(repr(mechanism))
         if name in results or name in skipped:
             continue

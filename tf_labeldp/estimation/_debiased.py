@@ -14,14 +14,15 @@ from tf_labeldp.mechanisms import (
     ALIBI,
     ChannelMechanism,
     ClassificationMechanism,
+    LabelMechanism,
     PeerToPeerRandomizedResponse,
     Priors,
     ProjectiveGeometryResponse,
+    RegressionMechanism,
     RROnBins,
 )
-from tf_labeldp.mechanisms.base import LabelMechanism, RegressionMechanism, checked_mechanism
 from tf_labeldp.mechanisms.classes import SetResponse, row_chunks, top_k_members
-from tf_labeldp.mechanisms.clusters import PriorResampling, checked_bias_correction
+from tf_labeldp.mechanisms.clusters import PriorResampling
 from tf_labeldp.mechanisms.numbers import AdditiveMechanism
 from tf_labeldp.mechanisms.priors import PriorRows
 
@@ -95,7 +96,7 @@ def debiased(
         >>> debiased(bins, [0.25, 0.75], Priors([0.5, 0.5], values=[0.0, 1.0])).round(4).tolist()
         [-0.582, 1.582]
     """
-    checked_mechanism(mechanism, LabelMechanism)
+    LabelMechanism.checked(mechanism)
     if bias_correction is not None and not isinstance(mechanism, PriorResampling):
         name = type(mechanism).__name__
         raise ValueError(f"bias_correction is for PriorResampling, got {name}. Leave it out.")
@@ -185,7 +186,7 @@ def _resampling_weights(
     """Returns row z of ``Q^-1`` for each noisy label z, where ``Q = (1 - beta) I + beta 1 q^T``."""
     # As q^T 1 = 1, the formula of Sherman and Morrison gives (I - beta 1 q^T) / (1 - beta).
     if beta is not None:
-        betas = np.full(noisy.size, checked_bias_correction(beta))
+        betas = np.full(noisy.size, PriorResampling.checked_bias_correction(beta))
     else:
         of_rows = mechanism.resampling_probabilities(prior.rows)
         lost = int(np.count_nonzero((1.0 - of_rows) * _MAX_CONDITION < 1.0))

@@ -8,8 +8,13 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public
-from tf_labeldp.mechanisms import ALIBI, ClassificationMechanism, Priors, RegressionMechanism
-from tf_labeldp.mechanisms.base import LabelMechanism, checked_mechanism
+from tf_labeldp.mechanisms import (
+    ALIBI,
+    ClassificationMechanism,
+    LabelMechanism,
+    Priors,
+    RegressionMechanism,
+)
 from tf_labeldp.mechanisms.classes import row_chunks
 from tf_labeldp.mechanisms.priors import PriorRows
 
@@ -66,7 +71,7 @@ def posterior(
         return _of_numbers(mechanism, noisy_labels, priors)
     if isinstance(mechanism, ALIBI):
         return _of_alibi(mechanism, noisy_labels, priors)
-    checked_mechanism(mechanism, LabelMechanism)
+    LabelMechanism.checked(mechanism)
     name = type(mechanism).__name__
     raise TypeError(f"the posterior of labels drawn by {name} is unknown. Use debiased labels.")
 
@@ -99,7 +104,7 @@ def likelihoods(
     if isinstance(mechanism, ALIBI):
         return _of_alibi(mechanism, noisy_labels, None)
     if not isinstance(mechanism, ClassificationMechanism):
-        checked_mechanism(mechanism, LabelMechanism)
+        LabelMechanism.checked(mechanism)
         raise TypeError(
             f"expected labels drawn by a mechanism for classes, got {type(mechanism).__name__}. "
             "Use debiased labels."

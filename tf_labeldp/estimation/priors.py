@@ -1,4 +1,4 @@
-"""Priors from noisy histograms, noisy labels and models, and the values of priors of numbers."""
+"""Priors from noisy histograms, noisy labels and models."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ _SURE = 2.0
 """Standard deviations of an estimate of risk by which the better estimator must be better."""
 _REST = 0.01
 """Total share of the floors where few classes have most of the mass."""
-_WARP = math.expm1(4.0)
-"""54: the widest step of a grid from zero is 55 times the narrowest."""
 
 
 def histogram_prior(histogram: Any) -> np.ndarray:
@@ -273,38 +271,3 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
     from scipy import special  # the vault imports this file, and should not load scipy
 
     return special.softmax(logits, axis=-1)
-
-
-def rounding_grid(
-    low: float, high: float, max_values: int, *, whole_numbers: bool = False
-) -> np.ndarray:
-    """Returns increasing values, both ends included, to which labels in [low, high] are rounded.
-
-    * Whole ends with at most ``max_values`` integers between them: equally spaced values that
-      include these integers, or the integers alone if the labels are ``whole_numbers``.
-    * Amounts (``low`` at least zero): ``max_values`` values with equal steps in
-      ``log(value + high / 54)``, which resolve small amounts: from zero, the steps grow from 0.12
-      to 4 times the step of an equally spaced grid.
-    * Other numbers: ``max_values`` equally spaced values.
-
-    The expected loss of the best mechanism for rounded labels exceeds that of the best epsilon-DP
-    mechanism for the labels by at most ``L * step``, where ``step`` is the widest step and L the
-    Lipschitz constant of ``loss(y_hat, y)`` in y: Lemma 16 of ``ghazi2023`` (appendix A.1).
-    """
-    low, high = _validate.number_range(low, high)
-    number = _validate.integer_at_least("max_values", max_values, 2)
-    width = high - low
-    if low.is_integer() and high.is_integer() and width + 1.0 <= number:
-        steps_per_unit = 1 if whole_numbers else int((number - 1) // width)
-        values = np.linspace(low, high, int(width) * steps_per_unit + 1)
-    elif low >= 0.0:
-        offset = high / _WARP
-        values = np.geomspace(low + offset, high + offset, number) - offset
-        values[[0, -1]] = low, high
-    else:
-        values = np.linspace(low, high, number)
-    if not np.all(np.diff(values) > 0.0):
-        raise ValueError(
-            f"there are no {number} distinct doubles from {low!r} to {high!r}. Lower max_values."
-        )
-    return values

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from tf_labeldp._progress import without_input_warnings
 from tf_labeldp.accounting import PublicInput, Receipt, Receipts
-from tf_labeldp.accounting.provenance import weight_digests
+from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.features.tables import MISSING_INTEGER, as_table
 from tf_labeldp.vault.model_history import counted_weights, record_digests
 
@@ -168,7 +168,7 @@ def note_release(layer: Any, receipts: tuple[Receipt, ...], weights: Any = None)
     if receipts:
         counted_weights(layer, receipts, layer.weights if weights is None else weights)
         # A store knows the others, which are public, by their digests alone.
-        record_digests(weight_digests(layer.weights if weights is not None else ()), receipts)
+        record_digests(Weights.digests(layer.weights if weights is not None else ()), receipts)
 
 
 def input_names(columns: list[str]) -> dict[str, str]:

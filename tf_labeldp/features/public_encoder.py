@@ -22,7 +22,7 @@ from sklearn.exceptions import NotFittedError
 from tf_labeldp._progress import Progress, without_retracing_warnings
 from tf_labeldp._validate import counted
 from tf_labeldp.accounting import Public, PublicInput, Receipt, Receipts, Setting, public_input
-from tf_labeldp.accounting.provenance import value_of
+from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.features import _pixels
 from tf_labeldp.features.estimator import NO_ROWS, FeatureMap, symbolic_inputs
 from tf_labeldp.features.reader import (
@@ -133,7 +133,9 @@ class PublicEncoder(FeatureMap):
         try:
             model = self._keras_model()
             weights = (
-                None if model is None else PublicInput.digest_of(*map(value_of, model.weights))
+                None
+                if model is None
+                else PublicInput.digest_of(*map(Weights.value_of, model.weights))
             )
             is_new = self._is_new(weights)
             if is_new or self._kept_features(inputs) is None:

@@ -21,7 +21,6 @@ from tf_labeldp.accounting import (
     Setting,
     public_input,
 )
-from tf_labeldp.accounting.budget import default_delta
 from tf_labeldp.boosting import PrivateBoosting
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
 from tf_labeldp.features.estimator import (
@@ -57,8 +56,7 @@ from tf_labeldp.heads.label_source import (
 )
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.heads.weights import example_weights
-from tf_labeldp.mechanisms import MetricMechanism
-from tf_labeldp.mechanisms.base import LabelMechanism
+from tf_labeldp.mechanisms import LabelMechanism, MetricMechanism
 from tf_labeldp.vault import LabelKind, LabelRandomizer, PrivateLabels
 from tf_labeldp.vault.private_labels import refuse_noisy, reserve_together, vault_of_array
 
@@ -438,7 +436,7 @@ class _FrontDoor(Head):
             return self.delta
         if isinstance(labels, PrivateLabels):
             return float(labels.budget.delta)
-        return default_delta(size)
+        return PrivacyBudget.default_delta(size)
 
     def _head(
         self,

@@ -12,7 +12,7 @@ from sklearn.utils.metaestimators import available_if
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Charge, Private, Public, PublicInput, Receipts, public_input
-from tf_labeldp.accounting.events import gaussian_event, pure_dp_event
+from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.accounting.gaussian import gaussian_share, gaussian_sigma
 from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import rows_of
@@ -224,6 +224,6 @@ class PrivateSearchCV(Head):
 def _charge_of_fit(epsilon: float, delta: float, number: int) -> Charge:
     """Returns the charge of each of ``number`` releases that together cost (epsilon, delta)."""
     if delta == 0.0:
-        return Charge(epsilon / number, 0.0, pure_dp_event(epsilon / number))
+        return Charge(epsilon / number, 0.0, EventFields.randomized_response(epsilon / number))
     each = gaussian_share(epsilon * (1.0 - _MARGIN), delta, 1.0 / number)
-    return Charge(each, delta, gaussian_event(gaussian_sigma(each, delta, 1.0)))
+    return Charge(each, delta, EventFields.gaussian(gaussian_sigma(each, delta, 1.0)))

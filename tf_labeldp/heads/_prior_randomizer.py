@@ -20,8 +20,7 @@ from tf_labeldp.accounting import Private, Public, PublicInput, Receipt, public_
 from tf_labeldp.features.reader import map_parts, num_rows
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads.one_release_head import OneReleaseHead, PrivateRidge
-from tf_labeldp.mechanisms import InformativeRR, PriorMechanism, Priors, RRWithPrior
-from tf_labeldp.mechanisms.base import Mechanism, settings
+from tf_labeldp.mechanisms import InformativeRR, Mechanism, PriorMechanism, Priors, RRWithPrior
 from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.vault import Classes, LabelRandomizer, NoisyLabels, PrivateLabels
 from tf_labeldp.vault.private_labels import Randomizer, reserve_together, residuals_of
@@ -202,7 +201,9 @@ class HeadPriorRandomizer(Randomizer):
         if not labels.has_draw(key):
             return
         head, stored = f"{key}/head", labels.mechanism(key)
-        if not labels.has_draw(head) or settings(stored) != settings(draw):
+        if not labels.has_draw(head) or stored.to_json(with_receipts=False) != draw.to_json(
+            with_receipts=False
+        ):
             raise DrawSettingsError(
                 f"draw {key!r} was stored with other settings: expected {stored!r}, got "
                 f"{draw!r} after a head named {head!r}. Use the stored settings, or another "

@@ -15,6 +15,8 @@ from tf_labeldp.mechanisms._projective_geometry import ProjectiveGeometryRespons
 from tf_labeldp.mechanisms.base import (
     AggregateMechanism,
     ClassificationMechanism,
+    LabelMechanism,
+    Mechanism,
     RegressionMechanism,
 )
 from tf_labeldp.mechanisms.classes import (
@@ -50,9 +52,11 @@ __all__ = [
     "ExponentialMechanism",
     "HistogramMechanism",
     "InformativeRR",
+    "LabelMechanism",
     "LabelMomentMechanism",
     "LaplaceMechanism",
     "LinearBinningMechanism",
+    "Mechanism",
     "MetricMechanism",
     "PeerToPeerRandomizedResponse",
     "PriorMechanism",

@@ -12,7 +12,7 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public
 from tf_labeldp.mechanisms import integer_noise, random_bits
-from tf_labeldp.mechanisms.base import LabelMechanism, checked_output
+from tf_labeldp.mechanisms.base import LabelMechanism
 from tf_labeldp.mechanisms.classes import row_chunks
 from tf_labeldp.mechanisms.random_bits import Rng
 
@@ -101,7 +101,7 @@ class ALIBI(integer_noise.FrozenWithNoise, LabelMechanism):
 
     def check_output(self, noisy: Public[Any], size: int) -> np.ndarray:
         """Returns noisy rows as ``float32`` (size, K), or raises."""
-        return checked_output(self, noisy, (size, self.num_classes), "f").astype(np.float32)
+        return self.checked_output(noisy, (size, self.num_classes), "f").astype(np.float32)
 
     def _noisy_rows(self, classes: np.ndarray, rng: Rng) -> np.ndarray:
         """Returns ``float64`` (m, K): exact integers, divided once at the end."""

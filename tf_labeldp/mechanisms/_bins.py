@@ -53,9 +53,9 @@ class FiniteMechanism(WithoutPriors, Frozen, RegressionMechanism):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._take_public("inputs", "outputs")
-        for name in ("inputs", "outputs"):
-            numbers = _validate.increasing_numbers(name, getattr(self, name))
-            self._set(**{name: tuple(numbers.tolist())})
+        inputs = _validate.increasing_numbers("inputs", self.inputs)
+        outputs = _validate.increasing_numbers("outputs", self.outputs)
+        self._set(inputs=tuple(inputs.tolist()), outputs=tuple(outputs.tolist()))
 
     @abc.abstractmethod
     def _probability(self, row: np.ndarray, column: np.ndarray | int) -> np.ndarray:

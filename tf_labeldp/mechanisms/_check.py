@@ -16,9 +16,6 @@ from tf_labeldp.mechanisms.base import (
     LabelMechanism,
     Mechanism,
     RegressionMechanism,
-    checked_mechanism,
-    checked_output,
-    has_own_event,
 )
 
 _FALSE_ALARM = 1e-9
@@ -89,7 +86,7 @@ def check_mechanism(
         ...
         ValueError: the draws of Honest do not follow its transition_matrix: ...
     """
-    name = type(checked_mechanism(mechanism, Mechanism)).__name__
+    name = type(Mechanism.checked(mechanism)).__name__
     draws = _validate.integer_at_least("draws", draws, 1000)
     _validate.positive_finite(f"{name}.epsilon", mechanism.epsilon)
     _validate.number_in(f"{name}.delta", mechanism.delta, "[0, 1)")
@@ -99,7 +96,7 @@ def check_mechanism(
         return _check_numbers(mechanism, draws)
     if isinstance(mechanism, LabelMechanism):
         return _check_rows(mechanism, draws)
-    statistic = checked_mechanism(mechanism, AggregateMechanism)
+    statistic = AggregateMechanism.checked(mechanism)
     return _check_statistic(statistic, draws, public_input, size)
 
 
@@ -117,7 +114,7 @@ def _check_classes(mechanism: ClassificationMechanism, draws: int) -> bool:
         for label in chosen:
             counts = np.bincount(noisy[labels == label], minlength=outputs)
             _check_counts(mechanism, counts, channel[label], level)
-    if not has_own_event(mechanism):
+    if not mechanism.has_own_event:
         return True
     for delta in _DELTAS:
         most = Charge.of_event(mechanism.dp_event(), delta).epsilon
@@ -297,7 +294,7 @@ def _check_size(mechanism: AggregateMechanism, draws: int, public_input: Any, si
 
     def released(labels: np.ndarray) -> np.ndarray:
         statistic = mechanism.release(labels, public_input)
-        return wide.of(np.ravel(checked_output(mechanism, statistic, None, "biuf")))
+        return wide.of(np.ravel(mechanism.checked_output(statistic, None, "biuf")))
 
     outputs = [[released(labels) for _ in range(repeats)] for labels in pair]
     if len({output.shape for several in outputs for output in several}) > 1:

@@ -13,32 +13,20 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, Receipt, Receipts, Setting, public_input
-from tf_labeldp.accounting.events import approximate_dp_fields, event_from_json, event_to_json
+from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.mechanisms.priors import PriorRows
 from tf_labeldp.mechanisms.random_bits import Rng
 
 if TYPE_CHECKING:
-    from tf_labeldp.accounting.events import DpEvent, EventFields
+    from tf_labeldp.accounting.events import DpEvent
 
 _Self = TypeVar("_Self", bound="Mechanism")
-_Kind = TypeVar("_Kind", bound="Mechanism")
 _REGISTRY: dict[str, type[Mechanism]] = {}
-
-
-def is_of_this_library(value: object) -> bool:
-    """Returns whether a class, or the class of a value, is of this library, not a plug-in."""
-    kind = value if isinstance(value, type) else type(value)
-    return kind.__module__.partition(".")[0] == "tf_labeldp"
-
-
-def has_own_event(mechanism: Mechanism) -> bool:
-    """Returns whether a plug-in states its own event for the composition of its uses."""
-    return type(mechanism).dp_event is not Mechanism.dp_event and not is_of_this_library(mechanism)
 
 
 def _name(kind: type) -> str:
     """Returns the name of a class in stored draws, which no plug-in shares with another class."""
-    ours = is_of_this_library(kind)
+    ours = Mechanism.is_of_this_library(kind)
     return kind.__name__ if ours else f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -68,7 +56,7 @@ class Mechanism(abc.ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         _REGISTRY[_name(cls)] = cls
-        if not is_of_this_library(cls):
+        if not cls.is_of_this_library(cls):
             # A subclass in another library may draw differently from its parent.
             is_plain = cls.dp_event is Mechanism.dp_event
             fields: Any = Mechanism._event_fields if is_plain else _fields_of_event
@@ -76,11 +64,81 @@ class Mechanism(abc.ABC):
 
     def dp_event(self) -> DpEvent:
         """Returns the event of one use; by default the worst with this epsilon and delta."""
-        return event_from_json(self._event_fields())
+        return EventFields(self._event_fields()).dp_event()
 
     def _event_fields(self) -> EventFields:
         """Returns the event as values for JSON, which loads no ``dp_accounting``."""
-        return approximate_dp_fields(self.epsilon, self.delta)
+        return EventFields.approximate(self.epsilon, self.delta)
+
+    @property
+    def has_own_event(self) -> bool:
+        """Whether a plug-in states its own event for the composition of its uses."""
+        own = type(self).dp_event is not Mechanism.dp_event
+        return own and not self.is_of_this_library(self)
+
+    @staticmethod
+    def is_of_this_library(value: Setting[object]) -> bool:
+        """Returns whether a class, or the class of a value, is of this library, not a plug-in."""
+        kind = value if isinstance(value, type) else type(value)
+        return kind.__module__.partition(".")[0] == "tf_labeldp"
+
+    @classmethod
+    def checked(cls: type[_Self], value: Setting[Any]) -> _Self:
+        """Returns ``value`` if it is a mechanism of this kind, or raises a ``TypeError``."""
+        if isinstance(value, cls):
+            return value
+        raise TypeError(
+            f"mechanism must be a tf_labeldp mechanism{cls.labels_of}, got {type(value).__name__}. "
+            "Use one from tf_labeldp.mechanisms."
+        )
+
+    def checked_output(
+        self, noisy: Public[Any], shape: tuple[int, ...] | None, kinds: str
+    ) -> np.ndarray:
+        """Returns an output as a finite array of a kind and shape (None for any), or raises."""
+        try:
+            array = np.asarray(noisy)
+        except ValueError:
+            raise self._wrong_output("lists of different lengths", "one array") from None
+        if shape is not None and array.shape != shape:
+            raise self._wrong_output(f"shape {array.shape}", f"{shape}, one per label")
+        if array.dtype.kind not in kinds:
+            raise self._wrong_output(f"dtype {array.dtype}", f"numbers ({kinds})")
+        if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
+            raise self._wrong_output("NaN or infinity", "finite numbers")
+        return array
+
+    def _wrong_output(self, found: str, expected: str) -> ValueError:
+        output = "noisy labels" if isinstance(self, LabelMechanism) else "a noisy statistic"
+        return ValueError(
+            f"{type(self).__name__} returned {output} with {found}, expected {expected}. Fix the "
+            "mechanism, and test it with mechanisms.check_mechanism."
+        )
+
+    def to_json(self, *, with_receipts: bool = True) -> dict[str, Any]:
+        """Returns ``{"class_name": ..., "config": ...}`` as values for JSON, with any receipts.
+
+        Without receipts it is what determines a draw.
+        """
+        data: dict[str, Any] = {"class_name": _name(type(self)), "config": self.get_config()}
+        if self.receipts and with_receipts:
+            data["receipts"] = [receipt.to_json() for receipt in self.receipts]
+        return json.loads(json.dumps(data, default=_plain))
+
+    @staticmethod
+    def from_json(data: Setting[dict[str, Any]]) -> Mechanism:
+        """Returns the mechanism of ``to_json``; ``ValueError`` for an unknown name."""
+        name = data["class_name"]
+        if name not in _REGISTRY:
+            raise ValueError(
+                f"expected one of {sorted(_REGISTRY)}, got unknown mechanism {name!r}. Import the "
+                "module that defines it first."
+            )
+        mechanism = _REGISTRY[name].from_config(data["config"])
+        if "receipts" in data:
+            receipts = tuple(Receipt.from_json(receipt) for receipt in data["receipts"])
+            object.__setattr__(mechanism, "receipts", receipts)
+        return mechanism
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument except the receipts, for JSON."""
@@ -94,7 +152,7 @@ class Mechanism(abc.ABC):
 
 
 def _fields_of_event(mechanism: Mechanism) -> EventFields:
-    return event_to_json(mechanism.dp_event())
+    return EventFields.of(mechanism.dp_event())
 
 
 class LabelMechanism(Mechanism):
@@ -129,7 +187,7 @@ class LabelMechanism(Mechanism):
         """
 
     @abc.abstractmethod
-    def check_output(self, noisy: Any, size: int) -> np.ndarray:
+    def check_output(self, noisy: Public[Any], size: int) -> np.ndarray:
         """Returns noisy labels of ``size`` examples, or raises a ``ValueError`` without labels."""
 
     def _refuse_public(self, public: Any) -> None:
@@ -188,9 +246,9 @@ class ClassificationMechanism(LabelMechanism):
 
     def check_output(self, noisy: Public[Any], size: int) -> np.ndarray:
         """Returns noisy labels as ``int64`` (size,), or raises."""
-        array = checked_output(self, noisy, (size,), "iu")
+        array = self.checked_output(noisy, (size,), "iu")
         if size and (array.min() < 0 or array.max() >= self.num_outputs):
-            raise _wrong_output(self, "classes that do not exist", f"0..{self.num_outputs - 1}")
+            raise self._wrong_output("classes that do not exist", f"0..{self.num_outputs - 1}")
         return array.astype(np.int64, copy=False)
 
 
@@ -223,7 +281,7 @@ class RegressionMechanism(LabelMechanism):
 
     def check_output(self, noisy: Public[Any], size: int) -> np.ndarray:
         """Returns noisy labels as ``float64`` (size,), or raises."""
-        return checked_output(self, noisy, (size,), "iuf").astype(np.float64)
+        return self.checked_output(noisy, (size,), "iuf").astype(np.float64)
 
 
 class AggregateMechanism(Mechanism):
@@ -368,9 +426,11 @@ class FrozenAggregate(Frozen, AggregateMechanism):
                 f"{type(self).__name__} needs exactly one of num_classes (classes), low and high "
                 f"(numbers) and num_labels (rows of zeros and ones), got {self!r}."
             )
-        for name, least in (("num_classes", 2), ("num_labels", 1)):
-            if getattr(self, name) is not None:
-                self._set(**{name: _validate.integer_at_least(name, getattr(self, name), least)})
+        if self.num_classes is not None:
+            classes = _validate.integer_at_least("num_classes", self.num_classes, 2)
+            self._set(num_classes=classes)
+        if self.num_labels is not None:
+            self._set(num_labels=_validate.integer_at_least("num_labels", self.num_labels, 1))
         if has_range:
             low, high = _validate.number_range(self.low, self.high, _WIDTHS, type(self).__name__)
             self._set(low=low, high=high)
@@ -392,58 +452,9 @@ class WithoutPriors(LabelMechanism):
         """Checks labels and returns noisy labels."""
 
 
-def checked_output(
-    mechanism: Mechanism, noisy: Any, shape: tuple[int, ...] | None, kinds: str
-) -> np.ndarray:
-    """Returns an output as a finite array of a kind and shape (None for any shape), or raises."""
-    try:
-        array = np.asarray(noisy)
-    except ValueError:
-        raise _wrong_output(mechanism, "lists of different lengths", "one array") from None
-    if shape is not None and array.shape != shape:
-        raise _wrong_output(mechanism, f"shape {array.shape}", f"{shape}, one per label")
-    if array.dtype.kind not in kinds:
-        raise _wrong_output(mechanism, f"dtype {array.dtype}", f"numbers ({kinds})")
-    if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
-        raise _wrong_output(mechanism, "NaN or infinity", "finite numbers")
-    return array
-
-
-def _wrong_output(mechanism: Mechanism, found: str, expected: str) -> ValueError:
-    output = "noisy labels" if isinstance(mechanism, LabelMechanism) else "a noisy statistic"
-    return ValueError(
-        f"{type(mechanism).__name__} returned {output} with {found}, expected {expected}. Fix the "
-        "mechanism, and test it with mechanisms.check_mechanism."
-    )
-
-
-def checked_mechanism(value: Any, kind: type[_Kind]) -> _Kind:
-    """Returns ``value`` if it is a mechanism of this kind, or raises a ``TypeError``."""
-    if isinstance(value, kind):
-        return value
-    found = type(value).__name__
-    raise TypeError(
-        f"mechanism must be a tf_labeldp mechanism{kind.labels_of}, got {found}. Use one from "
-        "tf_labeldp.mechanisms."
-    )
-
-
 @functools.cache
 def _arguments(cls: type) -> tuple[str, ...]:
     return tuple(inspect.signature(cls).parameters)
-
-
-def serialize(mechanism: Mechanism) -> dict[str, Any]:
-    """Returns ``{"class_name": ..., "config": ...}`` as values for JSON, with any receipts."""
-    data: dict[str, Any] = {"class_name": _name(type(mechanism)), "config": mechanism.get_config()}
-    if mechanism.receipts:
-        data["receipts"] = [receipt.to_json() for receipt in mechanism.receipts]
-    return json.loads(json.dumps(data, default=_plain))
-
-
-def settings(mechanism: Mechanism) -> dict[str, Any]:
-    """Returns the result of ``serialize`` that determines a draw: everything except receipts."""
-    return {name: part for name, part in serialize(mechanism).items() if name != "receipts"}
 
 
 def _plain(value: Any) -> Any:
@@ -453,18 +464,3 @@ def _plain(value: Any) -> Any:
         f"arguments of mechanisms must be numbers, strings, None, lists or arrays, got "
         f"{type(value).__name__}. Override get_config and from_config for other types."
     )
-
-
-def deserialize(data: dict[str, Any]) -> Mechanism:
-    """Returns the mechanism that ``serialize`` described; ``ValueError`` for an unknown name."""
-    name = data["class_name"]
-    if name not in _REGISTRY:
-        raise ValueError(
-            f"expected one of {sorted(_REGISTRY)}, got unknown mechanism {name!r}. Import the "
-            "module that defines it first."
-        )
-    mechanism = _REGISTRY[name].from_config(data["config"])
-    if "receipts" in data:
-        receipts = tuple(Receipt.from_json(receipt) for receipt in data["receipts"])
-        object.__setattr__(mechanism, "receipts", receipts)
-    return mechanism

@@ -11,19 +11,16 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public
-from tf_labeldp.accounting.events import randomized_response_fields
+from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.mechanisms import random_bits
 from tf_labeldp.mechanisms.base import FrozenClassification, WithoutPriors
 from tf_labeldp.mechanisms.random_bits import Rng
-
-if TYPE_CHECKING:
-    from tf_labeldp.accounting.events import EventFields
 
 _CHUNK_CELLS = 1 << 20
 """Cells of rows per chunk, which bounds the working memory."""
@@ -115,7 +112,7 @@ class RandomizedResponse(WithoutPriors, SetResponse):
         return np.full(len(priors), self.num_classes, dtype=np.int64)
 
     def _event_fields(self) -> EventFields:
-        return randomized_response_fields(self.epsilon, self.num_classes)
+        return EventFields.randomized_response(self.epsilon, self.num_classes)
 
 
 class PriorMechanism(SetResponse):

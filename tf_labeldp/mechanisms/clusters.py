@@ -19,12 +19,7 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.accounting.peer_to_peer import peer_to_peer_assumptions
 from tf_labeldp.mechanisms import random_bits
-from tf_labeldp.mechanisms.base import (
-    Frozen,
-    FrozenClassification,
-    LabelMechanism,
-    checked_output,
-)
+from tf_labeldp.mechanisms.base import Frozen, FrozenClassification, LabelMechanism
 from tf_labeldp.mechanisms.classes import row_chunks
 from tf_labeldp.mechanisms.random_bits import Rng
 
@@ -40,55 +35,6 @@ _LEAST_EPSILON = 1e-12
 """Epsilon of reports that delta alone covers, since an epsilon must be above zero."""
 _ROUNDING = 1e-9
 """Relative amount by which a stated epsilon may be below the computed one."""
-
-
-def cluster_distributions(
-    counts: np.ndarray, cluster_sizes: np.ndarray, threshold: float
-) -> np.ndarray:
-    """Returns the label distribution of each cluster (C, K) from noisy counts of labels (C, K).
-
-    Frequencies are clipped to [tau, 1], and each row is adjusted to sum to one within that range:
-    a larger sum is lowered in proportion to each entry's distance from tau, a smaller sum raised in
-    proportion to its distance from 1. A cluster without examples gets the uniform distribution.
-
-    Guarantee:
-        Post-processing of a released histogram: no charge. The sizes are public.
-
-    Source: ``esfandiari2022``, Algorithm 1, lines 3 to 20; Theorem 6 gives the range.
-    """
-    num_classes = counts.shape[1]
-    uniform = np.full(counts.shape, 1.0 / num_classes)
-    room = 1.0 - num_classes * threshold
-    if room <= _SLACK:
-        return uniform
-    empty = (cluster_sizes == 0)[:, np.newaxis]
-    clipped = np.clip(counts / np.maximum(cluster_sizes, 1)[:, np.newaxis], threshold, 1.0)
-    # These are lines 9 to 19 with the sum over xi expanded; rounding cannot take them below tau.
-    missing = 1.0 - clipped.sum(axis=1, keepdims=True)
-    above = clipped - threshold
-    excess = above.sum(axis=1, keepdims=True)
-    lowered = threshold + above * (room / np.maximum(excess, room))
-    lacking = np.maximum(missing, 0.0)
-    raised = clipped + (1.0 - clipped) * (lacking / (lacking + num_classes - 1.0))
-    return np.where(empty, uniform, np.minimum(np.where(missing < 0.0, lowered, raised), 1.0))
-
-
-def checked_threshold(value: Any, num_classes: int) -> float:
-    """Returns tau in [0, 1/K] as a float, or raises."""
-    hint = f": {num_classes} larger probabilities would sum to more than one"
-    return _validate.number_in("threshold", value, f"[0, {1.0 / num_classes!r}]", hint)
-
-
-def checked_resampling_probability(value: Any) -> float:
-    """Returns lambda in (0, 1] as a float, or raises."""
-    hint = ": with 0 every true label would be released"
-    return _validate.number_in("resampling_probability", value, "(0, 1]", hint)
-
-
-def checked_bias_correction(value: Any) -> float:
-    """Returns beta in [0, 1) as a float, or raises."""
-    hint = ". At 1 the channel is singular: its outputs reveal nothing about the label"
-    return _validate.number_in("bias_correction", value, "[0, 1)", hint)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +71,9 @@ class PriorResampling(FrozenClassification):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.resampling_probability is not None:
-            probability = checked_resampling_probability(self.resampling_probability)
+            probability = self.checked_resampling_probability(self.resampling_probability)
             self._set(resampling_probability=probability)
-        self._set(threshold=checked_threshold(self.threshold, self.num_classes))
+        self._set(threshold=self.checked_threshold(self.threshold, self.num_classes))
 
     @_validate.clears_frames
     def randomize(
@@ -144,10 +90,107 @@ class PriorResampling(FrozenClassification):
         noisy = np.empty_like(labels)
         # If each label has its own row, chunks bound the memory for whole units.
         for chunk in row_chunks(prior.rows.shape) if groups is None else [slice(None)]:
-            ends = np.cumsum(prior_units(prior.rows[chunk]), axis=1)
+            ends = np.cumsum(self.prior_units(prior.rows[chunk]), axis=1)
             row = np.arange(len(ends)) if groups is None else groups
-            noisy[chunk] = resample(labels[chunk], kept[chunk], ends, row, rng)
+            noisy[chunk] = self.resample(labels[chunk], kept[chunk], ends, row, rng)
         return noisy
+
+    @staticmethod
+    def prior_units(rows: Public[np.ndarray]) -> np.ndarray:
+        """Returns checked priors (m, K) in units: ``int64`` of at least 1, rows sum to 2^53."""
+        # Entries are rounded up at the cost of the row's largest, about one unit per class. So the
+        # least entry, which determines epsilon, loses nothing unless all entries are nearly equal.
+        scaled = np.ceil(rows * (float(_UNITS) / rows.sum(axis=1, keepdims=True)))
+        units = np.maximum(scaled, 1.0).astype(np.int64)
+        units[np.arange(rows.shape[0]), np.argmax(units, axis=1)] += _UNITS - units.sum(axis=1)
+        return units
+
+    @staticmethod
+    def most_kept_units(epsilon: float, least: Public[np.ndarray]) -> np.ndarray:
+        """Returns the most units that may keep a label at this epsilon: ``int64`` (m,), below 2^53.
+
+        If ``keep`` of N = 2^53 units keep the label and the prior's least entry has u units, the
+        ratio of two entries in a column is at most ``1 + keep N / ((N - keep) u)``. That is at most
+        e^epsilon for ``keep <= N / (1 + r)`` with ``r = N / ((e^epsilon - 1) u)``, rounded down by
+        more than the errors of the float arithmetic.
+        """
+        # e^-epsilon does not overflow as e^epsilon may; odds of 1e250 keep nothing anyway.
+        odds = min(math.exp(-epsilon) / -math.expm1(-epsilon), 1e250) * (_UNITS / least)
+        share = 1.0 / (1.0 + odds)
+        # Each part, kept and not kept, is rounded where it is small: both give bounds, so the
+        # larger is a bound too. At least one unit resamples, since otherwise the ratio would be
+        # infinite.
+        kept = np.floor(share * (1.0 - _MARGIN) * _UNITS)
+        not_kept = np.maximum(np.ceil(odds * share * (1.0 + _MARGIN) * _UNITS), 1.0)
+        return np.minimum(np.maximum(kept, _UNITS - not_kept), _UNITS - 1.0).astype(np.int64)
+
+    @staticmethod
+    def resample(
+        labels: Private[np.ndarray],
+        kept: Public[np.ndarray],
+        ends: Public[np.ndarray],
+        groups: Public[np.ndarray],
+        rng: Rng,
+    ) -> np.ndarray:
+        """Returns each label (n,), or a draw from its prior instead.
+
+        ``kept`` (m,) of 2^53 units keep a label under each prior, ``ends`` (m, K) are running sums
+        of each prior's units, and ``groups`` (n,) are the row numbers of the labels' priors.
+        """
+        # Every label draws both numbers, so that the draws do not depend on the outcome.
+        keep = random_bits.uniform_integers(labels.size, rng).astype(np.int64) < kept[groups]
+        return np.where(keep, labels, random_bits.draw_columns(ends, groups, rng))
+
+    @staticmethod
+    def cluster_distributions(
+        counts: np.ndarray, cluster_sizes: np.ndarray, threshold: float
+    ) -> np.ndarray:
+        """Returns the label distribution of each cluster (C, K) from noisy counts of labels (C, K).
+
+        Frequencies are clipped to [tau, 1], and each row is adjusted to sum to one within that
+        range: a larger sum is lowered in proportion to each entry's distance from tau, a smaller
+        sum raised in proportion to its distance from 1. A cluster without examples gets the uniform
+        distribution.
+
+        Guarantee:
+            Post-processing of a released histogram: no charge. The sizes are public.
+
+        Source: ``esfandiari2022``, Algorithm 1, lines 3 to 20; Theorem 6 gives the range.
+        """
+        num_classes = counts.shape[1]
+        uniform = np.full(counts.shape, 1.0 / num_classes)
+        room = 1.0 - num_classes * threshold
+        if room <= _SLACK:
+            return uniform
+        empty = (cluster_sizes == 0)[:, np.newaxis]
+        clipped = np.clip(counts / np.maximum(cluster_sizes, 1)[:, np.newaxis], threshold, 1.0)
+        # These are lines 9 to 19 with the sum over xi expanded. Rounding cannot take them below
+        # tau.
+        missing = 1.0 - clipped.sum(axis=1, keepdims=True)
+        above = clipped - threshold
+        excess = above.sum(axis=1, keepdims=True)
+        lowered = threshold + above * (room / np.maximum(excess, room))
+        lacking = np.maximum(missing, 0.0)
+        raised = clipped + (1.0 - clipped) * (lacking / (lacking + num_classes - 1.0))
+        return np.where(empty, uniform, np.minimum(np.where(missing < 0.0, lowered, raised), 1.0))
+
+    @staticmethod
+    def checked_threshold(value: Any, num_classes: int) -> float:
+        """Returns tau in [0, 1/K] as a float, or raises."""
+        hint = f": {num_classes} larger probabilities would sum to more than one"
+        return _validate.number_in("threshold", value, f"[0, {1.0 / num_classes!r}]", hint)
+
+    @staticmethod
+    def checked_resampling_probability(value: Any) -> float:
+        """Returns lambda in (0, 1] as a float, or raises."""
+        hint = ": with 0 every true label would be released"
+        return _validate.number_in("resampling_probability", value, "(0, 1]", hint)
+
+    @staticmethod
+    def checked_bias_correction(value: Any) -> float:
+        """Returns beta in [0, 1) as a float, or raises."""
+        hint = ". At 1 the channel is singular: its outputs reveal nothing about the label"
+        return _validate.number_in("bias_correction", value, "[0, 1)", hint)
 
     def resampling_probabilities(self, priors: Public[Any]) -> np.ndarray:
         """Returns lambda for each prior, as the draws use it."""
@@ -160,7 +203,7 @@ class PriorResampling(FrozenClassification):
         """Returns ``P[noisy label | class]``, ``float64`` (m, K), as the contract defines it."""
         rows, every = np.asarray(priors), np.arange(noisy.size)
         kept = np.broadcast_to(self._kept_units(rows) / float(_UNITS), noisy.shape)
-        units = np.broadcast_to(prior_units(rows), (noisy.size, self.num_classes))
+        units = np.broadcast_to(self.prior_units(rows), (noisy.size, self.num_classes))
         by_chance = (1.0 - kept) * (units[every, noisy] / float(_UNITS))
         likelihood = np.repeat(by_chance[:, np.newaxis], self.num_classes, axis=1)
         likelihood[every, noisy] += kept
@@ -176,8 +219,8 @@ class PriorResampling(FrozenClassification):
             )
         least = np.empty(rows.shape[0], dtype=np.int64)
         for chunk in row_chunks(rows.shape):
-            least[chunk] = prior_units(rows[chunk]).min(axis=1)
-        most = most_kept_units(self.epsilon, least)
+            least[chunk] = self.prior_units(rows[chunk]).min(axis=1)
+        most = self.most_kept_units(self.epsilon, least)
         if self.resampling_probability is None:
             return most
         wanted = _UNITS - math.ceil(self.resampling_probability * _UNITS)  # exact in doubles
@@ -190,47 +233,6 @@ class PriorResampling(FrozenClassification):
                 "least entry, or leave resampling_probability out."
             )
         return np.minimum(most, wanted)
-
-
-def prior_units(rows: np.ndarray) -> np.ndarray:
-    """Returns checked priors (m, K) in whole units: ``int64`` of at least 1, rows sum to 2^53."""
-    # Entries are rounded up at the cost of the row's largest, about one unit per class. So the
-    # least entry, which determines epsilon, loses nothing unless all entries are nearly equal.
-    scaled = np.ceil(rows * (float(_UNITS) / rows.sum(axis=1, keepdims=True)))
-    units = np.maximum(scaled, 1.0).astype(np.int64)
-    units[np.arange(rows.shape[0]), np.argmax(units, axis=1)] += _UNITS - units.sum(axis=1)
-    return units
-
-
-def most_kept_units(epsilon: float, least: np.ndarray) -> np.ndarray:
-    """Returns the most units that may keep a label at this epsilon: ``int64`` (m,), below 2^53.
-
-    If ``keep`` of N = 2^53 units keep the label and the prior's least entry has u units, the ratio
-    of two entries in a column is at most ``1 + keep N / ((N - keep) u)``. That is at most e^epsilon
-    for ``keep <= N / (1 + r)`` with ``r = N / ((e^epsilon - 1) u)``, rounded down by more than the
-    errors of the float arithmetic.
-    """
-    # e^-epsilon does not overflow as e^epsilon may; odds of 1e250 keep nothing anyway.
-    odds = min(math.exp(-epsilon) / -math.expm1(-epsilon), 1e250) * (_UNITS / least)
-    share = 1.0 / (1.0 + odds)
-    # Each part, kept and not kept, is rounded where it is small: both give bounds, so the larger is
-    # a bound too. At least one unit resamples, since otherwise the ratio would be infinite.
-    kept = np.floor(share * (1.0 - _MARGIN) * _UNITS)
-    not_kept = np.maximum(np.ceil(odds * share * (1.0 + _MARGIN) * _UNITS), 1.0)
-    return np.minimum(np.maximum(kept, _UNITS - not_kept), _UNITS - 1.0).astype(np.int64)
-
-
-def resample(
-    labels: np.ndarray, kept: np.ndarray, ends: np.ndarray, groups: np.ndarray, rng: Rng
-) -> np.ndarray:
-    """Returns each label (n,), or a draw from its prior instead.
-
-    ``kept`` (m,) of 2^53 units keep a label under each prior, ``ends`` (m, K) are running sums of
-    each prior's units, and ``groups`` (n,) are the row numbers of the labels' priors.
-    """
-    # Every label draws both numbers, so that the draws do not depend on the outcome.
-    keep = random_bits.uniform_integers(labels.size, rng).astype(np.int64) < kept[groups]
-    return np.where(keep, labels, random_bits.draw_columns(ends, groups, rng))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,9 +298,13 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
                 f"clusters of {self.cluster_size} or more, got {self.epsilon:.9g}. Use "
                 "for_cluster_size."
             )
-        for name in ("flip_probability", "subsampling_rate", "delta"):
-            self._set(**{name: float(getattr(self, name))})
-        self._set(cluster_size=int(self.cluster_size), num_classes=2)
+        self._set(
+            flip_probability=float(self.flip_probability),
+            subsampling_rate=float(self.subsampling_rate),
+            delta=float(self.delta),
+            cluster_size=int(self.cluster_size),
+            num_classes=2,
+        )
 
     @classmethod
     def for_cluster_size(
@@ -333,7 +339,7 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
 
     def check_output(self, noisy: Public[Any], size: int) -> np.ndarray:
         """Returns reports as ``int64`` (size,), or raises."""
-        reports = checked_output(self, noisy, (size,), "i").astype(np.int64)
+        reports = self.checked_output(noisy, (size,), "i").astype(np.int64)
         if size and not -1 <= int(reports.min()) <= int(reports.max()) <= 1:
             raise ValueError("reports must be 0, 1, or -1 for users who report nothing.")
         return reports

@@ -14,19 +14,16 @@ import decimal
 import functools
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting.events import gaussian_fields
+from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.accounting.gaussian import gaussian_sigma
 from tf_labeldp.mechanisms import random_bits
 from tf_labeldp.mechanisms.base import Frozen
 from tf_labeldp.mechanisms.random_bits import Rng
-
-if TYPE_CHECKING:
-    from tf_labeldp.accounting.events import EventFields
 
 MIN_EPSILON = 1e-6
 """The smallest epsilon of noise on labels."""
@@ -70,7 +67,7 @@ class FrozenWithNoise(Frozen):
         """Returns the Gaussian event, or the event that dominates all pure mechanisms."""
         if self.noise != "gaussian":
             return super()._event_fields()
-        return gaussian_fields(gaussian_sigma(self.epsilon, self.delta, 1.0))
+        return EventFields.gaussian(gaussian_sigma(self.epsilon, self.delta, 1.0))
 
 
 def fitting_scale(scale: float, epsilon: float, largest: float) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,55 +19,12 @@ from tf_labeldp.mechanisms.base import FrozenAggregate
 from tf_labeldp.mechanisms.integer_noise import decay_per_step, geometric
 from tf_labeldp.mechanisms.random_bits import Rng, checked_generator
 
-CLASS_METRICS = ("accuracy", "log_loss", "brier")
-NUMBER_METRICS = ("mse", "mae", "mean")
 _STEPS = 1 << 20
 """Grid steps in the sensitivity, except for accuracy, which needs one."""
 _LAST_CELL = 1 << 16
 """The largest position of a label: more cells than this are noise alone."""
 _TOLERANCE = 1e-3
 """Error allowed in a sum of probabilities, which may be half-precision numbers."""
-
-
-def class_predictions(metric: str, predictions: Any, num_classes: int) -> np.ndarray:
-    """Returns predictions as class codes (m,) for ``"accuracy"``, else as probabilities (m, K)."""
-    array = np.asarray(predictions)
-    flat = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
-    if metric == "accuracy" and flat.ndim == 1 and flat.dtype.kind in "iu":
-        return _validate.class_indices("predictions", flat, num_classes)
-    if flat.ndim == 1 and num_classes == 2 and flat.dtype.kind == "f":
-        flat = np.stack([1.0 - flat, flat], axis=1)
-    codes = ", or class codes (n,)" if metric == "accuracy" else ""
-    if flat.ndim != 2 or flat.shape[1] != num_classes or flat.dtype.kind not in "fiu":
-        raise ValueError(
-            f"predictions for {metric!r} must be probabilities of shape (n, {num_classes}){codes}, "
-            f"got {array.dtype} {array.shape}. Take model.predict(x) or predict_proba(x)."
-        )
-    rows = flat.astype(np.float64)
-    if not np.all(np.isfinite(rows)):
-        raise ValueError("predictions must be finite, got NaN or infinity. Check the model.")
-    if metric == "accuracy":
-        return np.argmax(rows, axis=1)
-    if np.any(rows < 0.0) or np.any(np.abs(rows.sum(axis=1) - 1.0) > _TOLERANCE):
-        raise ValueError(
-            f"predictions for {metric!r} must be probabilities: rows of at least zero that sum to "
-            "one. If the model returns logits, pass keras.ops.softmax(logits)."
-        )
-    return rows / rows.sum(axis=1, keepdims=True)
-
-
-def class_values(metric: str, predictions: np.ndarray, num_classes: int, clip: float) -> np.ndarray:
-    """Returns the metric of checked predictions for every possible label, (m, K)."""
-    if metric == "accuracy":
-        return (predictions[:, np.newaxis] == np.arange(num_classes)).astype(np.float64)
-    if metric == "log_loss":
-        return -np.log(np.maximum(predictions, math.exp(-clip)))
-    return np.square(predictions).sum(axis=1, keepdims=True) - 2.0 * predictions + 1.0
-
-
-def metric_bounds(metric: str) -> tuple[float, float]:
-    """Returns the range of a metric of classes."""
-    return 0.0, {"log_loss": MetricMechanism.clip, "brier": 2.0}.get(metric, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +56,9 @@ class MetricMechanism(FrozenAggregate):
         0.67
     """
 
+    CLASS_METRICS: ClassVar[tuple[str, ...]] = ("accuracy", "log_loss", "brier")
+    NUMBER_METRICS: ClassVar[tuple[str, ...]] = ("mse", "mae", "mean")
+
     metric: str
     num_classes: int | None = None
     low: float | None = None
@@ -108,7 +68,7 @@ class MetricMechanism(FrozenAggregate):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_kind()
-        metrics = NUMBER_METRICS if self.num_classes is None else CLASS_METRICS
+        metrics = self.NUMBER_METRICS if self.num_classes is None else self.CLASS_METRICS
         _validate.one_of("metric", self.metric, metrics)
         self._set(clip=_validate.positive_finite("clip", self.clip))
 
@@ -125,6 +85,59 @@ class MetricMechanism(FrozenAggregate):
         if self.metric == "mean":
             return self.label_range() or (0.0, 0.0)
         return 0.0, self.sensitivity
+
+    @staticmethod
+    def class_predictions(metric: str, predictions: Public[Any], num_classes: int) -> np.ndarray:
+        """Returns class codes (m,) for ``"accuracy"``, else probabilities (m, K), or raises."""
+        array = np.asarray(predictions)
+        flat = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+        if metric == "accuracy" and flat.ndim == 1 and flat.dtype.kind in "iu":
+            return _validate.class_indices("predictions", flat, num_classes)
+        if flat.ndim == 1 and num_classes == 2 and flat.dtype.kind == "f":
+            flat = np.stack([1.0 - flat, flat], axis=1)
+        codes = ", or class codes (n,)" if metric == "accuracy" else ""
+        if flat.ndim != 2 or flat.shape[1] != num_classes or flat.dtype.kind not in "fiu":
+            raise ValueError(
+                f"predictions for {metric!r} must be probabilities of shape (n, {num_classes})"
+                f"{codes}, got {array.dtype} {array.shape}. Take model.predict(x) or "
+                "predict_proba(x)."
+            )
+        rows = flat.astype(np.float64)
+        if not np.all(np.isfinite(rows)):
+            raise ValueError("predictions must be finite, got NaN or infinity. Check the model.")
+        if metric == "accuracy":
+            return np.argmax(rows, axis=1)
+        if np.any(rows < 0.0) or np.any(np.abs(rows.sum(axis=1) - 1.0) > _TOLERANCE):
+            raise ValueError(
+                f"predictions for {metric!r} must be probabilities: rows of at least zero that sum "
+                "to one. If the model returns logits, pass keras.ops.softmax(logits)."
+            )
+        return rows / rows.sum(axis=1, keepdims=True)
+
+    @staticmethod
+    def class_values(
+        metric: str, predictions: Public[np.ndarray], num_classes: int, clip: float
+    ) -> np.ndarray:
+        """Returns the metric of checked predictions for every possible label, (m, K)."""
+        if metric == "accuracy":
+            return (predictions[:, np.newaxis] == np.arange(num_classes)).astype(np.float64)
+        if metric == "log_loss":
+            return -np.log(np.maximum(predictions, math.exp(-clip)))
+        return np.square(predictions).sum(axis=1, keepdims=True) - 2.0 * predictions + 1.0
+
+    @staticmethod
+    def class_bounds(metric: str) -> tuple[float, float]:
+        """Returns the range of a metric of classes."""
+        return 0.0, {"log_loss": MetricMechanism.clip, "brier": 2.0}.get(metric, 1.0)
+
+    @staticmethod
+    def check_length(num_labels: int, num_predictions: int) -> None:
+        """Raises unless there is one prediction for each of at least one label."""
+        if num_labels != num_predictions or not num_labels:
+            raise ValueError(
+                f"expected one prediction per label and at least one, got {num_predictions} "
+                f"predictions and {num_labels} labels. Pass them in the order of the labels."
+            )
 
     def example_bounds(self, predictions: Public[Any]) -> tuple[np.ndarray, np.ndarray] | None:
         """Returns each example's least and largest metric over all labels, (n,), from predictions.
@@ -195,13 +208,13 @@ class MetricMechanism(FrozenAggregate):
 
     def _table(self, predictions: Any, size: int) -> np.ndarray:
         num_classes = int(self.num_classes or 0)
-        checked = class_predictions(self.metric, predictions, num_classes)
-        check_length(size, len(checked))
-        return class_values(self.metric, checked, num_classes, self.clip)
+        checked = self.class_predictions(self.metric, predictions, num_classes)
+        self.check_length(size, len(checked))
+        return self.class_values(self.metric, checked, num_classes, self.clip)
 
     def _clipped(self, predictions: Any, size: int) -> np.ndarray:
         numbers = _validate.real_vector("predictions", predictions)
-        check_length(size, numbers.size)
+        self.check_length(size, numbers.size)
         return np.clip(numbers, self.low, self.high)
 
     def _errors(self, labels: np.ndarray, predictions: np.ndarray) -> np.ndarray:
@@ -397,12 +410,3 @@ class LinearBinningMechanism(FrozenAggregate):
 def _stddev_in_steps(decay: float) -> float:
     """Returns the standard deviation of discrete Laplace noise with this decay per step."""
     return math.sqrt(0.5) / math.sinh(0.5 * decay) if decay < 1e3 else 0.0
-
-
-def check_length(num_labels: int, num_predictions: int) -> None:
-    """Raises unless there is one prediction for each of at least one label."""
-    if num_labels != num_predictions or not num_labels:
-        raise ValueError(
-            f"expected one prediction per label and at least one, got {num_predictions} "
-            f"predictions and {num_labels} labels. Pass them in the order of the labels."
-        )

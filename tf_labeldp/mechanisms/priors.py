@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyGuarantee, Public, Receipt, Receipts, Setting, public_input
+
+_WARP = math.expm1(4.0)
+"""54: the widest step of a grid from zero is 55 times the narrowest."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,6 +62,43 @@ class Priors:
                 return public.value
             return dataclasses.replace(public.value, receipts=public.receipts)
         return cls(np.asarray(public.value, dtype=np.float64), receipts=public.receipts)
+
+    @staticmethod
+    def rounding_grid(
+        low: float, high: float, max_values: int, *, whole_numbers: bool = False
+    ) -> np.ndarray:
+        """Returns rising values, both ends included, to which labels in [low, high] are rounded.
+
+        * Whole ends with at most ``max_values`` integers between them: equally spaced values that
+          include these integers, or the integers alone if the labels are ``whole_numbers``.
+        * Amounts (``low`` at least zero): ``max_values`` values with equal steps in
+          ``log(value + high / 54)``, which resolve small amounts: from zero, the steps grow from
+          0.12 to 4 times the step of an equally spaced grid.
+        * Other numbers: ``max_values`` equally spaced values.
+
+        The expected loss of the best mechanism for rounded labels exceeds that of the best
+        epsilon-DP mechanism for the labels by at most ``L * step``, where ``step`` is the widest
+        step and L the Lipschitz constant of ``loss(y_hat, y)`` in y: Lemma 16 of ``ghazi2023``
+        (appendix A.1).
+        """
+        low, high = _validate.number_range(low, high)
+        number = _validate.integer_at_least("max_values", max_values, 2)
+        width = high - low
+        if low.is_integer() and high.is_integer() and width + 1.0 <= number:
+            steps_per_unit = 1 if whole_numbers else int((number - 1) // width)
+            values = np.linspace(low, high, int(width) * steps_per_unit + 1)
+        elif low >= 0.0:
+            offset = high / _WARP
+            values = np.geomspace(low + offset, high + offset, number) - offset
+            values[[0, -1]] = low, high
+        else:
+            values = np.linspace(low, high, number)
+        if not np.all(np.diff(values) > 0.0):
+            raise ValueError(
+                f"there are no {number} distinct doubles from {low!r} to {high!r}. Lower "
+                "max_values."
+            )
+        return values
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         rows = np.asarray(self.probabilities, dtype=np.float64 if dtype is None else dtype)

@@ -13,7 +13,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public
 from tf_labeldp.mechanisms.base import FrozenAggregate
 from tf_labeldp.mechanisms.integer_noise import decay_per_step, geometric
-from tf_labeldp.mechanisms.metrics import check_length, class_predictions
+from tf_labeldp.mechanisms.metrics import MetricMechanism
 from tf_labeldp.mechanisms.random_bits import Rng
 
 _LEVELS = 2.0 ** (-np.arange(512) / 16.0)
@@ -101,10 +101,26 @@ class QuantileMechanism(FrozenAggregate):
             )
         return rank
 
+    @staticmethod
+    def class_scores(predictions: Public[Any], num_classes: int) -> np.ndarray:
+        """Returns the scores of all classes (n, K): minus the checked probabilities."""
+        return -MetricMechanism.class_predictions("sets", predictions, num_classes)
+
+    @staticmethod
+    def class_thresholds(scores: Public[np.ndarray]) -> np.ndarray:
+        """Returns rising thresholds (m,) of class scores, up to zero, which covers all classes."""
+        chances = np.sort(-scores[:: 1 + scores.size // _MOST_SCORES], axis=None)
+        missed = np.cumsum(chances) * (scores.shape[1] / chances.size)
+        by_size = np.linspace(0, chances.size - 1, _LEVELS.size - _EXPECTED).astype(np.int64)
+        expected = np.searchsorted(missed, _LEVELS[:_EXPECTED], side="right")
+        places = np.minimum(np.concatenate([by_size, expected]), chances.size - 1)
+        found = np.unique(-chances[places])
+        return np.append(found[found < 0.0], 0.0)
+
     def thresholds(self, predictions: Public[Any]) -> np.ndarray:
         """Returns rising thresholds (m,) from public predictions; the last covers all labels."""
         if self.num_classes is not None:
-            return class_thresholds(class_scores(predictions, self.num_classes))
+            return self.class_thresholds(self.class_scores(predictions, self.num_classes))
         low, high = self.label_range() or (0.0, 0.0)
         return np.nextafter(_LEVELS[::-1] * (high - low), math.inf)
 
@@ -114,17 +130,17 @@ class QuantileMechanism(FrozenAggregate):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the thresholds, and their utilities ``int64`` (m,), which are not private."""
         if self.num_classes is not None:
-            scores = class_scores(predictions, self.num_classes)
-            thresholds = class_thresholds(scores)
+            scores = self.class_scores(predictions, self.num_classes)
+            thresholds = self.class_thresholds(scores)
             labels = _validate.class_indices("labels", labels, self.num_classes)
-            check_length(labels.size, len(scores))
+            MetricMechanism.check_length(labels.size, len(scores))
             scores = scores[np.arange(labels.size), labels]
         else:
             thresholds = self.thresholds(predictions)
             low, high = self.label_range() or (0.0, 0.0)
             labels = _validate.numbers_in_range("labels", labels, low, high)
             centres = _validate.real_vector("predictions", predictions)
-            check_length(labels.size, centres.size)
+            MetricMechanism.check_length(labels.size, centres.size)
             scores = np.abs(labels - np.clip(centres, low, high))
         cells = np.searchsorted(thresholds, scores, side="left")
         inside, rank = np.bincount(cells, minlength=thresholds.size), self.rank(labels.size)
@@ -147,19 +163,3 @@ class QuantileMechanism(FrozenAggregate):
         noisy = utilities + geometric(utilities.size, decay_per_step(self.epsilon, 2), rng)
         # Of equal sums the last wins.
         return np.asarray(thresholds[::-1][np.argmax(noisy[::-1])])
-
-
-def class_scores(predictions: Any, num_classes: int) -> np.ndarray:
-    """Returns the scores of all classes (n, K): minus the checked probabilities."""
-    return -class_predictions("sets", predictions, num_classes)
-
-
-def class_thresholds(scores: np.ndarray) -> np.ndarray:
-    """Returns rising thresholds (m,) of class scores, up to zero, which covers all classes."""
-    chances = np.sort(-scores[:: 1 + scores.size // _MOST_SCORES], axis=None)
-    missed = np.cumsum(chances) * (scores.shape[1] / chances.size)
-    by_size = np.linspace(0, chances.size - 1, _LEVELS.size - _EXPECTED).astype(np.int64)
-    expected = np.searchsorted(missed, _LEVELS[:_EXPECTED], side="right")
-    places = np.minimum(np.concatenate([by_size, expected]), chances.size - 1)
-    found = np.unique(-chances[places])
-    return np.append(found[found < 0.0], 0.0)

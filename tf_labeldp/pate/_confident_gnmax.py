@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import without_output
 from tf_labeldp.accounting import Private, Public
-from tf_labeldp.accounting.events import gaussian_fields
+from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.accounting.gaussian import gaussian_sigma
 from tf_labeldp.mechanisms import AggregateMechanism
 from tf_labeldp.mechanisms.base import Frozen
 from tf_labeldp.mechanisms.integer_noise import gaussian_scale, with_noise
-
-if TYPE_CHECKING:
-    from tf_labeldp.accounting.events import EventFields
 
 _STEPS = 1 << 28
 """Steps per vote of the grid on which noise is drawn."""
@@ -96,7 +93,7 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
 
     def _event_fields(self) -> EventFields:
         """Returns the event of all checks and answers: one Gaussian release."""
-        return gaussian_fields(gaussian_sigma(self.epsilon, self.delta, 1.0))
+        return EventFields.gaussian(gaussian_sigma(self.epsilon, self.delta, 1.0))
 
     @property
     def check_stddev(self) -> float:

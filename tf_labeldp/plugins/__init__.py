@@ -10,6 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tf_labeldp.accounting.events import EventFields
+    from tf_labeldp.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
+    from tf_labeldp.estimation.priors import estimated_prior, histogram_prior
     from tf_labeldp.features.estimator import FeatureMap
     from tf_labeldp.gradients.clip import Batch, Clip, Coordinates, Speed
     from tf_labeldp.gradients.keras_loss import KerasLoss
@@ -17,10 +20,38 @@ if TYPE_CHECKING:
     from tf_labeldp.gradients.model_checks import InspectedModel
     from tf_labeldp.gradients.output_losses import OutputLosses
     from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
-    from tf_labeldp.mechanisms.base import LabelMechanism
+from tf_labeldp.mechanisms.clusters import PriorResampling
+    from tf_labeldp.mechanisms.integer_noise import (
+        discrete_gaussian,
+        gaussian_scale,
+        geometric,
+        with_noise,
+    )
+    from tf_labeldp.mechanisms.random_bits import secure_bytes, uniform_below, uniform_integers
 
 _HOMES: dict[str, tuple[str, ...]] = {
-    "mechanisms.base": ("LabelMechanism",),
+    "accounting.events": ("EventFields",),
+    "accounting.gaussian": (
+        "gaussian_delta",
+        "gaussian_epsilon",
+        "gaussian_sigma",
+    ),
+    "mechanisms.random_bits": (
+        "secure_bytes",
+        "uniform_below",
+        "uniform_integers",
+    ),
+    "mechanisms.integer_noise": (
+        "discrete_gaussian",
+        "gaussian_scale",
+        "geometric",
+        "with_noise",
+    ),
+    "mechanisms.clusters": ("PriorResampling",),
+    "estimation.priors": (
+        "estimated_prior",
+        "histogram_prior",
+    ),
     "features.estimator": ("FeatureMap",),
     "gradients.clip": ("Batch", "Clip", "Coordinates", "Speed"),
     "gradients.keras_loss": ("KerasLoss",),
@@ -36,14 +67,27 @@ __all__ = [
     "Batch",
     "Clip",
     "Coordinates",
+    "EventFields",
     "FeatureMap",
     "InspectedModel",
     "KerasLoss",
     "LabelDistanceClip",
-    "LabelMechanism",
     "OutputLosses",
     "PerExampleClipping",
+    "PriorResampling",
     "Speed",
+    "discrete_gaussian",
+    "estimated_prior",
+    "gaussian_delta",
+    "gaussian_epsilon",
+    "gaussian_scale",
+    "gaussian_sigma",
+    "geometric",
+    "histogram_prior",
+    "secure_bytes",
+    "uniform_below",
+    "uniform_integers",
+    "with_noise",
 ]
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from tf_labeldp.accounting import Private, Public, public_input
-from tf_labeldp.mechanisms import ClassificationMechanism
-from tf_labeldp.mechanisms.base import LabelMechanism, checked_mechanism
+from tf_labeldp.mechanisms import ClassificationMechanism, LabelMechanism
 from tf_labeldp.scale._engines import needs
 from tf_labeldp.vault.keyed_draws import KeyedRows, ReleaseKey
 from tf_labeldp.vault.row_ids import RowIds
@@ -82,7 +81,7 @@ def randomize(
     """
     public = public_input(mechanism, priors)
     mechanism, priors = public.value
-    checked_mechanism(mechanism, LabelMechanism)
+    LabelMechanism.checked(mechanism)
     if missing := [name for name in (id, label) if name not in df.columns]:
         raise ValueError(
             f"the data frame has no column {' and no '.join(map(repr, missing))}; it has "

@@ -11,7 +11,7 @@ import os
 from typing import Any, ClassVar
 
 from tf_labeldp.accounting import Private, Public, public_input
-from tf_labeldp.mechanisms.base import LabelMechanism, checked_mechanism, deserialize, serialize
+from tf_labeldp.mechanisms import LabelMechanism, Mechanism
 from tf_labeldp.scale._engines import needs
 from tf_labeldp.vault.keyed_draws import ReleaseKey
 
@@ -80,7 +80,7 @@ class _Executor(base_beam_executor.BaseBeamExecutor):
                 f"{example_gen_pb2.PayloadFormat.Name(payload)}. Configure ExampleGen."
             )
         splits = artifact_utils.decode_split_names(examples.split_names)
-        mechanism: Any = deserialize(json.loads(exec_properties["mechanism"]))
+        mechanism: Any = Mechanism.from_json(json.loads(exec_properties["mechanism"]))
         transform = RandomizeLabels(
             mechanism,
             ReleaseKey(exec_properties["key"]),
@@ -152,7 +152,7 @@ class LabelRandomizer(base_beam_component.BaseBeamComponent):
     ) -> None:
         public = public_input(mechanism, priors)
         mechanism, priors = public.value
-        described = serialize(checked_mechanism(mechanism, LabelMechanism))
+        described = LabelMechanism.checked(mechanism).to_json()
         # The spec has no field for receipts of the priors, so the mechanism carries them.
         if public.receipts:
             described["receipts"] = [receipt.to_json() for receipt in public.receipts]

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, Setting
-from tf_labeldp.accounting.events import dp_sgd_event
+from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.training import NoiseMechanism
 
 # Relative: a query keeps its clip as ``float32``.
@@ -143,7 +143,7 @@ class QueryNoise(NoiseMechanism):
 
     def dp_event(self, sampling_probability: float, steps: int) -> Any:
         """Returns the ``dp_accounting`` event of this number of steps."""
-        return dp_sgd_event(self.noise_multiplier, sampling_probability, steps)
+        return EventFields.dp_sgd(self.noise_multiplier, sampling_probability, steps).dp_event()
 
     def assumptions(self) -> tuple[Assumption, ...]:
         """Returns the assumption about TensorFlow's generator."""

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp._progress import num_cores
 from tf_labeldp.accounting import Assumption, Setting
-from tf_labeldp.accounting.events import dp_sgd_event
+from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.mechanisms.step_noise import DeviceNormal, noisy_sums
 from tf_labeldp.training._configured import Configured
 
@@ -153,7 +153,9 @@ class GaussianNoise(NoiseMechanism):
 
     def dp_event(self, sampling_probability: float, steps: int, clipping: str = "norm") -> Any:
         """Returns the event of DP-SGD with this noise and clipping."""
-        return dp_sgd_event(self.noise_multiplier, sampling_probability, steps, clipping)
+        return EventFields.dp_sgd(
+            self.noise_multiplier, sampling_probability, steps, clipping
+        ).dp_event()
 
     def assumptions(self) -> tuple[Assumption, ...]:
         """Returns the assumption that the cipher is secure; none for seeded noise."""

@@ -13,13 +13,13 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, Receipts, public_input
-from tf_labeldp.accounting.provenance import COVERED, history_of, layers_of
+from tf_labeldp.accounting.provenance import History, OptimizerSteps, Weights
 from tf_labeldp.data.batches import PoissonBatches
 from tf_labeldp.gradients.label_distance import LabelDistanceClip
 from tf_labeldp.gradients.model_checks import InspectedModel
 from tf_labeldp.gradients.output_losses import OutputLosses
 from tf_labeldp.keras_layers._released_dense import CarriesReceipts
-from tf_labeldp.mechanisms.base import is_of_this_library
+from tf_labeldp.mechanisms import Mechanism
 from tf_labeldp.training._configured import Configured
 from tf_labeldp.training._denoisers import NoOp
 from tf_labeldp.training._gaussian_noise import GaussianNoise
@@ -28,7 +28,7 @@ from tf_labeldp.training._private_step import PrivateStep, StepGuard
 from tf_labeldp.training._spending import ChecksEpochs, Spending
 from tf_labeldp.training._training_plan import PoissonPlan, TrainingPlan
 from tf_labeldp.vault import declare
-from tf_labeldp.vault.model_history import attach, attach_from_file, cover_steps
+from tf_labeldp.vault.model_history import attach, attach_from_file
 
 _HARMLESS = (
     tf.errors.ResourceExhaustedError,
@@ -152,7 +152,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         attach(private, public.receipts)
         # Steps recorded in a file have receipts, too.
         if all(receipt.kind != "unknown" for receipt in public.receipts):
-            cover_steps(getattr(model, "optimizer", None))
+            OptimizerSteps.of(model).cover()
         return private
 
     # Keras recognises functional models by the names args and kwargs.
@@ -162,7 +162,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
 
     def written_receipts(self) -> bytes:
         """Returns the receipts as the bytes of a file."""
-        noted = [place for place, layer in enumerate(layers_of(self)) if history_of(layer)]
+        noted = [place for place, layer in enumerate(Weights.layers_of(self)) if History.of(layer)]
         return Receipts(public_input(self).receipts).to_bytes(layers=noted)
 
     def read_receipts(self, content: bytes, *, of_checkpoint: bool = False) -> None:
@@ -373,18 +373,19 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         numbers = {
             name: number
             for name, number in vars(inner).items()
-            if isinstance(number, (int, float)) and not name.startswith(("_", COVERED))
+            if isinstance(number, (int, float))
+            and not name.startswith(("_", OptimizerSteps.ATTRIBUTE))
         }
         # The settings of plug-ins may be inside other objects: each fit traces their steps.
         return (
             plan.traced_values(self._output_losses),
             optimizer.noise_multiplier,
             [
-                repr(part.get_config()) if is_of_this_library(part) else object()
+                repr(part.get_config()) if Mechanism.is_of_this_library(part) else object()
                 for part in settings
             ],
             (id(inner), id(inner._learning_rate), numbers),
-            [(id(layer), layer.trainable) for layer in layers_of(self)],
+            [(id(layer), layer.trainable) for layer in Weights.layers_of(self)],
             [id(variable) for variable in self.trainable_variables],
             self.report_training_metrics,
             (self.run_eagerly, self.jit_compile, self.steps_per_execution),

@@ -21,7 +21,6 @@ from tf_labeldp.accounting import (
     Receipts,
     public_input,
 )
-from tf_labeldp.accounting.provenance import sources_of
 from tf_labeldp.features.public_encoder import fitted_encoder
 from tf_labeldp.features.reader import network_inputs
 from tf_labeldp.gradients.keras_loss import KerasLoss
@@ -113,7 +112,7 @@ class RecordReceipts(CountedTraining):
     """
 
     def __init__(self, *noisy: Public[Any]) -> None:
-        receipts = sources_of(noisy)
+        receipts = PublicInput.sources_of(noisy)
         free = Charge(0.0, 0.0, dp_accounting.NoOpDpEvent(), (_BY_HAND,))
         by_hand = Receipt(receipts[-1].labels, free, "hand-made targets", "declared")
         super().__init__(Receipts.merged(receipts, [by_hand]))
@@ -195,7 +194,7 @@ def fit(
             f"expected a compiled keras.Model, got {type(model).__name__}. Give the model first: "
             "fit(model, x, noisy)."
         )
-    sources_of([labels])
+    PublicInput.sources_of([labels])
     if isinstance(x, tf.data.Dataset):
         raise TypeError(
             "expected x as arrays, got a data set. Give it to model.fit, with "

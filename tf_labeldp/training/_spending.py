@@ -23,8 +23,8 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.accounting.dp_sgd import dp_sgd_assumptions
 from tf_labeldp.accounting.planned_uses import UseInPlan
-from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED, model_statement
-from tf_labeldp.mechanisms.base import is_of_this_library
+from tf_labeldp.accounting.provenance import History
+from tf_labeldp.mechanisms import Mechanism
 from tf_labeldp.training._private_step import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
 from tf_labeldp.vault.counted_steps import CountedSteps
@@ -173,7 +173,7 @@ class Spending:
         if next_epoch:
             run = self._under_way()
             receipts = (*receipts, self._receipt(run, self._charge(run.plan, 1)))
-        statement = model_statement(receipts, delta)
+        statement = History(receipts).guarantee(delta)
         return statement.warn_of_delta()
 
     def _under_way(self) -> Run:
@@ -229,8 +229,8 @@ class Spending:
             return Charge.unknown(_NO_EVENT.format(name=name))
         clipping = self.optimizer.clipping
         sampling = dp_sgd_assumptions(plan.sampling_probability, None, plan.unit, clipping)
-        assumptions = [*sampling, *noise.assumptions(), WEIGHTS_ASSUMED]
-        if not is_of_this_library(noise):
+        assumptions = [*sampling, *noise.assumptions(), Assumption.INITIAL_WEIGHTS]
+        if not Mechanism.is_of_this_library(noise):
             claimed = Assumption("claimed-noise", "authors", _CLAIMED.format(name=name))
             assumptions.insert(0, claimed)
         if not plan.vaults:

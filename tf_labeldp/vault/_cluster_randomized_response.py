@@ -11,15 +11,8 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, PublicInput, Receipts, Setting
-from tf_labeldp.mechanisms import HistogramMechanism, Priors
-from tf_labeldp.mechanisms.base import Mechanism
-from tf_labeldp.mechanisms.clusters import (
-    PriorResampling,
-    checked_bias_correction,
-    checked_resampling_probability,
-    checked_threshold,
-    cluster_distributions,
-)
+from tf_labeldp.mechanisms import HistogramMechanism, Mechanism, Priors
+from tf_labeldp.mechanisms.clusters import PriorResampling
 from tf_labeldp.vault.noisy_labels import NoisyLabels
 from tf_labeldp.vault.private_labels import PrivateLabels, Randomizer, reserve_together
 
@@ -94,7 +87,7 @@ class ClusterRandomizedResponse(Randomizer):
 
     def __post_init__(self) -> None:
         classes = _validate.integer_at_least("num_classes", self.num_classes, 2)
-        tau = checked_threshold(self.threshold, classes)
+        tau = PriorResampling.checked_threshold(self.threshold, classes)
         if tau <= 0.0:
             raise ValueError("threshold must be above zero: at 0 a class may reveal its label.")
         sigma = _validate.real_number("noise_scale", self.noise_scale, "a number above zero")
@@ -116,11 +109,11 @@ class ClusterRandomizedResponse(Randomizer):
         if resampled is None:
             draw = _validate.positive_finite("draw_epsilon", draw)
         else:
-            resampled = checked_resampling_probability(resampled)
+            resampled = PriorResampling.checked_resampling_probability(resampled)
             if beta is None:
-                checked_bias_correction(resampled)
+                PriorResampling.checked_bias_correction(resampled)
         if beta is not None:
-            beta = checked_bias_correction(beta)
+            beta = PriorResampling.checked_bias_correction(beta)
         checked = (classes, tau, sigma, resampled, draw, beta)
         for field, value in zip(dataclasses.fields(self), checked, strict=True):
             object.__setattr__(self, field.name, value)
@@ -167,7 +160,7 @@ class ClusterRandomizedResponse(Randomizer):
             1.5
         """
         epsilon = _validate.positive_finite("epsilon", epsilon)
-        phi = checked_threshold(heterogeneity, num_classes)
+        phi = PriorResampling.checked_threshold(heterogeneity, num_classes)
         shrink = math.exp(-epsilon)
         resampled = shrink / (shrink - math.expm1(-epsilon) * phi)
         return cls(num_classes, phi, 1.0 / epsilon, resampled, bias_correction=0.0)
@@ -296,7 +289,9 @@ class ClusterRandomizedResponse(Randomizer):
             counts = labels.release(
                 self.histogram, public_input=grouped, key=f"{key}/distributions"
             )
-            distributions = cluster_distributions(counts.values, sizes, self.threshold)
+            distributions = PriorResampling.cluster_distributions(
+                counts.values, sizes, self.threshold
+            )
             receipts = Receipts.merged(receipts, counts.receipts)
         priors = Priors(distributions, clusters, receipts=receipts)
         if self.draw is None:

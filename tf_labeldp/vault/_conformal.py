@@ -10,6 +10,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import (
+    Assumption,
     PrivacyGuarantee,
     Public,
     PublicInput,
@@ -17,10 +18,8 @@ from tf_labeldp.accounting import (
     Receipts,
     public_input,
 )
-from tf_labeldp.accounting.provenance import WEIGHTS_ASSUMED
 from tf_labeldp.estimation import debiased, prior_from_logits
 from tf_labeldp.mechanisms import ClassificationMechanism, QuantileMechanism
-from tf_labeldp.mechanisms.quantile import class_scores, class_thresholds
 from tf_labeldp.vault.label_kinds import refuse_other_order
 from tf_labeldp.vault.noisy_labels import NoisyLabels, charged_examples
 from tf_labeldp.vault.private_labels import PrivateLabels
@@ -82,14 +81,14 @@ class ConformalPredictor:
             ends = (centres - self.threshold, centres + self.threshold)
             return np.clip(np.stack(ends, axis=1), low, high)
         found = _probabilities(found, self.from_logits)
-        chances = -class_scores(found, found.shape[1] if found.ndim == 2 else 2)
+        chances = -QuantileMechanism.class_scores(found, found.shape[1] if found.ndim == 2 else 2)
         sets = chances >= self.threshold
         sets[np.arange(len(sets)), chances.argmax(axis=1)] = True
         return sets
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of the model and the threshold together."""
-        notes = [WEIGHTS_ASSUMED] if hasattr(self.model, "trainable_weights") else []
+        notes = [Assumption.INITIAL_WEIGHTS] if hasattr(self.model, "trainable_weights") else []
         return Receipts(self.receipts).guarantee(delta).with_assumptions(notes)
 
 
@@ -178,7 +177,7 @@ def conformal(
     from_logits = is_classes and _are_logits(predictions)
     if is_classes:
         predictions = _probabilities(predictions, from_logits)
-        scores = class_scores(predictions, int(arguments["num_classes"]))
+        scores = QuantileMechanism.class_scores(predictions, int(arguments["num_classes"]))
     else:
         predictions = _validate.real_vector("predictions", predictions)
     if is_noisy:
@@ -236,7 +235,7 @@ def _threshold_of_noisy(noisy: NoisyLabels, scores: np.ndarray, alpha: float) ->
                 f"expected more than {needed:,} noisy labels for alpha={alpha:g}, got {size:,}. "
                 "Draw more, raise alpha, or give the vault and epsilon, which needs far fewer."
             )
-    thresholds = class_thresholds(scores)
+    thresholds = QuantileMechanism.class_thresholds(scores)
     cells = np.searchsorted(thresholds, scores, side="left")
     shares = np.bincount(cells.ravel(), noisy.debiased().ravel(), minlength=thresholds.size)
     passing = np.flatnonzero(np.cumsum(shares) / size >= 1.0 - alpha + margin)

@@ -19,20 +19,11 @@ from tf_labeldp.accounting import Assumption, Charge, PublicInput, Receipt
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
     ClassificationMechanism,
+    LabelMechanism,
+    Mechanism,
     PeerToPeerRandomizedResponse,
     Priors,
     check_mechanism,
-)
-from tf_labeldp.mechanisms.base import (
-    LabelMechanism,
-    Mechanism,
-    checked_mechanism,
-    checked_output,
-    deserialize,
-    has_own_event,
-    is_of_this_library,
-    serialize,
-    settings,
 )
 from tf_labeldp.vault.keyed_draws import KEYED_ASSUMPTIONS, KeyedDraws, check_keyed
 from tf_labeldp.vault.label_kinds import LabelKind, Numbers
@@ -226,7 +217,7 @@ class Draws:
             )
         if self._keyed_for(mechanism) is not None:
             check_keyed(mechanism)
-        if not is_of_this_library(mechanism):
+        if not Mechanism.is_of_this_library(mechanism):
             self._check_foreign(mechanism, rows, public.value)
 
     def _named(
@@ -268,8 +259,8 @@ class Draws:
         notes = list(charge.assumptions)
         if self._keyed_for(mechanism) is not None:
             notes += KEYED_ASSUMPTIONS
-        if not is_of_this_library(mechanism):
-            event = ", and its uses compose as its dp_event states" * has_own_event(mechanism)
+        if not Mechanism.is_of_this_library(mechanism):
+            event = ", and its uses compose as its dp_event states" * mechanism.has_own_event
             text = (
                 f"{type(mechanism).__name__} has the epsilon of {mechanism.epsilon:g} that it "
                 f"states{event}: its author's claim, not this library's."
@@ -319,9 +310,9 @@ class Draws:
             rng = np.random.default_rng([self._seed, number])
         use: dict[str, Any] = {"key": name, "rows": rows, "seeded": rng is not None}
         # A mechanism of another library may keep what it read in its attributes.
-        described, what = serialize(mechanism), repr(mechanism)
+        described, what = mechanism.to_json(), repr(mechanism)
         output = None
-        is_ours = is_of_this_library(mechanism)
+        is_ours = Mechanism.is_of_this_library(mechanism)
         try:
             quietly = without_warnings if is_ours else without_output
             with quietly(), np.errstate(all="ignore"):
@@ -372,13 +363,13 @@ class Draws:
         public_input: Any,
         rng: np.random.Generator | None,
     ) -> np.ndarray:
-        if isinstance(public_input, Priors) and not is_of_this_library(mechanism):
+        if isinstance(public_input, Priors) and not Mechanism.is_of_this_library(mechanism):
             public_input = np.asarray(public_input)
         if isinstance(mechanism, LabelMechanism):
             return self._kind.randomize(mechanism, labels, public_input, rng)
-        statistic = checked_mechanism(mechanism, AggregateMechanism)
+        statistic = AggregateMechanism.checked(mechanism)
         released = statistic.release(labels, public_input, rng=rng)
-        return checked_output(statistic, released, None, "biuf")
+        return statistic.checked_output(released, None, "biuf")
 
 
 def noisy_labels(
@@ -412,10 +403,10 @@ def in_words(mechanism: Mechanism, charge: Charge) -> str:
 
 
 def _check_same(record: Record, mechanism: Mechanism, rows: np.ndarray, same_input: bool) -> None:
-    stored, indices = deserialize(record.mechanism or {}), record.indices
+    stored, indices = Mechanism.from_json(record.mechanism or {}), record.indices
     agrees = {
         # A stored mechanism may lack arguments that were added since: it gets their defaults.
-        "mechanism": settings(stored) == settings(mechanism),
+        "mechanism": stored.to_json(with_receipts=False) == mechanism.to_json(with_receipts=False),
         "indices": np.array_equal(indices, rows),
         "priors or public input": same_input,
     }
@@ -435,7 +426,7 @@ def _identity(mechanism: Mechanism, size: int) -> tuple[type, str, int | None]:
         for name, value in vars(mechanism).items()
     }
     of_statistic = size if isinstance(mechanism, AggregateMechanism) else None
-    return type(mechanism), repr((settings(mechanism), state)), of_statistic
+    return type(mechanism), repr((mechanism.to_json(with_receipts=False), state)), of_statistic
 
 
 def _channel_digest(mechanism: Mechanism) -> str:

@@ -11,16 +11,16 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, PublicInput, Receipt, Receipts, public_input
 from tf_labeldp.estimation import debiased
-from tf_labeldp.estimation.priors import ordered_prior, rounding_grid
+from tf_labeldp.estimation.priors import ordered_prior
 from tf_labeldp.mechanisms import (
     ChannelMechanism,
     HistogramMechanism,
+    Mechanism,
     Priors,
     RROnBins,
     optimal_bins,
     optimal_unbiased,
 )
-from tf_labeldp.mechanisms.base import Mechanism
 from tf_labeldp.mechanisms.bin_losses import checked_loss, unbiased_range
 from tf_labeldp.vault.noisy_labels import NoisyLabels
 from tf_labeldp.vault.private_labels import (
@@ -133,7 +133,9 @@ class LabelRandomizer(Randomizer):
             high: the largest possible label.
         """
         if self.values is None:
-            values = rounding_grid(low, high, self.max_values, whole_numbers=self.whole_numbers)
+            values = Priors.rounding_grid(
+                low, high, self.max_values, whole_numbers=self.whole_numbers
+            )
         else:
             values = np.asarray(self.values)
             if values[0] > low or values[-1] < high:

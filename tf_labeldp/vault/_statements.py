@@ -20,7 +20,7 @@ from tf_labeldp.accounting import (
     Receipts,
     public_input,
 )
-from tf_labeldp.accounting.provenance import layers_of, model_statement, receipts_of_optimizer
+from tf_labeldp.accounting.provenance import History, OptimizerSteps, Weights
 from tf_labeldp.vault.records import PUBLIC_INPUT
 
 _ON_ARRAYS = "array-of-labels"
@@ -65,10 +65,10 @@ def statement_of(artefact: Any, delta: float | None) -> PrivacyGuarantee:
         return value
     if isinstance(value, Receipt):
         return Receipts([*receipts, value]).guarantee(delta)
-    if layers_of(value):
-        return model_statement(receipts, delta)
+    if Weights.layers_of(value):
+        return History(receipts).guarantee(delta)
     if has_method(value, "apply_gradients"):
-        if receipts := Receipts.merged(receipts, receipts_of_optimizer(value)):
+        if receipts := Receipts.merged(receipts, OptimizerSteps(value).receipts):
             return Receipts(receipts).guarantee(delta)
         raise TypeError(
             f"expected an optimizer with counted steps, got a {type(value).__name__} without any. "

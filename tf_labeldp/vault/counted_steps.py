@@ -15,20 +15,10 @@ import numpy as np
 
 from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import Receipt, Receipts, public_input
-from tf_labeldp.accounting.provenance import (
-    covered_steps,
-    history_of,
-    inner_optimizer,
-    known_receipts,
-    layers_of,
-    own_weights,
-    value_of,
-    weight_digests,
-)
+from tf_labeldp.accounting.provenance import History, OptimizerSteps, Weights
 from tf_labeldp.vault.model_history import (
     attach,
     cover_namesakes,
-    cover_steps,
     cover_weights,
     note_weights,
     receipts_of,
@@ -58,7 +48,7 @@ class CountedSteps:
         # The receipts of the model include one of unknown cost for training without receipts.
         attach(model, Receipts.merged(public_input(model).receipts, receipts))
         self._model, self._on_found = model, on_found
-        self._before = frozenset(weight_digests([*model.weights, *self._state]))
+        self._before = frozenset(Weights.digests([*model.weights, *self._state]))
         self._is_alone = False
         self._history: Any = None
         self._function: Any = None
@@ -98,7 +88,7 @@ class CountedSteps:
     def trust(self) -> None:
         """Covers everything until the end: nothing else runs during this training."""
         self._is_alone, self._left = True, {}
-        cover_steps(self._optimizer, math.inf)
+        OptimizerSteps(self._optimizer).cover(math.inf)
 
     def look(self) -> None:
         """Attaches the receipts of values that no counted step left, before they are used."""
@@ -106,18 +96,18 @@ class CountedSteps:
         changed, steps = self.changed(model.weights), self._other_steps()
         if not changed and not steps:
             # Another counted training of these layers may have ended.
-            if (history := history_of(model)) is None or history.changed != self.changed:
+            if (history := History.of(model)) is None or history.changed != self.changed:
                 self._arm()
             return
         of_files = _read_from_files(model)
         digests = self._digests(part for part in changed if id(part) not in of_files)
-        found, unknown = known_receipts(digests)
+        found, unknown = Weights.known(digests)
         reason = ""
         if self._before.issuperset(unknown):
             # A restored optimizer has momentum, which counted steps made.
             state = self._digests(self._state) if steps else []
             digests += state
-            of_state, unknown = known_receipts(state)
+            of_state, unknown = Weights.known(state)
             found = Receipts.merged(found, of_state)
             if unknown:
                 reason = f"the optimizer of {model.name!r} took steps that no receipt covers"
@@ -200,15 +190,15 @@ class CountedSteps:
         if _backend() == "jax":
             # Weights and their averages (`use_ema`) share a buffer, which `predict` would free.
             model.set_weights(model.get_weights())
-        cover_namesakes(layers_of(model))
-        cover_weights(layers_of(model))
+        cover_namesakes(Weights.layers_of(model))
+        cover_weights(Weights.layers_of(model))
         self._note()
         self._left = {}
 
     def _note(self) -> None:
         receipts = receipts_of(self._model)
         # Files have the state of the optimizer, too.
-        digests = weight_digests([*self._model.weights, *self._state])
+        digests = Weights.digests([*self._model.weights, *self._state])
         note_weights(sorted(set(digests).difference(self._before)), receipts)
 
     @property
@@ -221,7 +211,7 @@ class CountedSteps:
 
     @property
     def _averages(self) -> bool:
-        return self._optimizer is not None and inner_optimizer(self._optimizer).use_ema
+        return self._optimizer is not None and OptimizerSteps(self._optimizer).inner.use_ema
 
     def _variables(self) -> list[Any]:
         optimizer = self._optimizer
@@ -235,11 +225,13 @@ class CountedSteps:
         if (optimizer := self._optimizer) is not None:
             taken = values.get(id(_steps_of(optimizer)), 0)
             per_step = _batches_per_step(optimizer)
-            cover_steps(optimizer, taken if per_step == 1 else int(np.asarray(taken)) // per_step)
+            OptimizerSteps(optimizer).cover(
+                taken if per_step == 1 else int(np.asarray(taken)) // per_step
+            )
 
     def _arm(self) -> None:
-        for layer in layers_of(self._model):
-            if (history := history_of(layer)) is not None:
+        for layer in Weights.layers_of(self._model):
+            if (history := History.of(layer)) is not None:
                 kept = dataclasses.replace(
                     history, digests=None, trained=True, changed=self.changed
                 )
@@ -247,14 +239,14 @@ class CountedSteps:
 
     def _other_steps(self) -> int:
         """Returns the steps that were not counted; fewer than zero if the optimizer was reset."""
-        optimizer, covered = self._optimizer, covered_steps(self._optimizer)
+        optimizer, covered = self._optimizer, OptimizerSteps(self._optimizer).covered
         if covered is None or covered == math.inf or not optimizer.built:
             return 0
         taken = int(np.asarray(self._value(_steps_of(optimizer))))
         return taken // _batches_per_step(optimizer) - int(covered)
 
     def _digests(self, variables: Iterable[Any]) -> list[bytes]:
-        return weight_digests(variables, self._value)
+        return Weights.digests(variables, self._value)
 
     def _reader(self, variable: Any) -> Callable[[], Any]:
         """Returns a function that returns the present value, which later steps do not change."""
@@ -270,7 +262,7 @@ class CountedSteps:
             return self._passed.get(id(variable))
         if _backend() == "jax":
             return sys.modules["keras"].ops.copy(variable.value)
-        return np.array(value_of(variable))
+        return np.array(Weights.value_of(variable))
 
     def _by_variable(self, state: Any) -> dict[int, Any]:
         """Returns the values that Keras on JAX passes to a step, by variable."""
@@ -308,20 +300,20 @@ def counted_training(model: Any, receipts: Iterable[Receipt]) -> Iterator[None]:
 def _read_from_files(model: Any) -> set[int]:
     """Returns the ids of weights that were read from files with receipts during this training."""
     found = set()
-    for layer in layers_of(model):
-        history = history_of(layer)
+    for layer in Weights.layers_of(model):
+        history = History.of(layer)
         if history is not None and history.digests is None and history.changed is None:
-            found |= {id(weight) for weight in own_weights(layer)}
+            found |= {id(weight) for weight in Weights.own(layer)}
     return found
 
 
 def _steps_of(optimizer: Any) -> Any:
     """Returns the variable that counts the batches of an optimizer."""
-    return inner_optimizer(optimizer).variables[0]
+    return OptimizerSteps(optimizer).inner.variables[0]
 
 
 def _batches_per_step(optimizer: Any) -> int:
-    return inner_optimizer(optimizer).gradient_accumulation_steps or 1
+    return OptimizerSteps(optimizer).inner.gradient_accumulation_steps or 1
 
 
 def _has_no_value(variable: Any) -> bool:

@@ -29,13 +29,6 @@ from tf_labeldp.mechanisms import (
     MetricMechanism,
     SelectionMechanism,
 )
-from tf_labeldp.mechanisms.metrics import (
-    CLASS_METRICS,
-    check_length,
-    class_predictions,
-    class_values,
-    metric_bounds,
-)
 from tf_labeldp.vault.handed_on import carries_receipts, with_receipts
 from tf_labeldp.vault.label_kinds import predicted_codes, refuse_other_order
 
@@ -202,7 +195,7 @@ def evaluate_by_release(
     kind, size = labels.kind, len(labels)
     kind.check_metric(metric)
     public = public_input(predictions)
-    check_length(size, size if public.value is None else np.shape(public.value)[0])
+    MetricMechanism.check_length(size, size if public.value is None else np.shape(public.value)[0])
     if kind.num_classes is not None:
         [codes] = predicted_codes([public.value], kind.names)
         public = public.with_value(codes)
@@ -255,8 +248,8 @@ def evaluate_by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: A
     receipts = Receipts.merged(noisy.receipts, public.receipts)
     size = len(noisy)
     if metric == "auc" and number == 2 and noisy.values.ndim == 1:
-        scores = class_predictions("auc", predictions, 2)[:, 1]
-        check_length(size, len(scores))
+        scores = MetricMechanism.class_predictions("auc", predictions, 2)[:, 1]
+        MetricMechanism.check_length(size, len(scores))
         value, error, spread = _noisy_auc(noisy.debiased()[:, 1], scores)
         return _with_both_errors(metric, value, error, spread, size, receipts, (0.0, 1.0))
     if number is None or noisy.values.ndim != 1:
@@ -270,13 +263,15 @@ def evaluate_by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: A
         mean = float(np.clip(terms.mean(), low, high))
         variance = (mean - low) * (high - mean)  # No labels in the range have a larger one.
     else:
-        _validate.one_of("metric", metric, (*CLASS_METRICS, *(["auc"] if number == 2 else [])))
-        checked = class_predictions(metric, predictions, number)
-        check_length(size, len(checked))
-        by_class = class_values(metric, checked, number, MetricMechanism.clip)
+        _validate.one_of(
+            "metric", metric, (*MetricMechanism.CLASS_METRICS, *(["auc"] if number == 2 else []))
+        )
+        checked = MetricMechanism.class_predictions(metric, predictions, number)
+        MetricMechanism.check_length(size, len(checked))
+        by_class = MetricMechanism.class_values(metric, checked, number, MetricMechanism.clip)
         weights = noisy.debiased()
         terms = (weights * by_class).sum(axis=1)
-        low, high = metric_bounds(metric)
+        low, high = MetricMechanism.class_bounds(metric)
         mean = float(np.clip(terms.mean(), low, high))
         variance = float((weights * np.square(by_class)).sum(axis=1).mean()) - mean**2
     value = float(terms.mean())
@@ -409,7 +404,7 @@ def release_choice(
     if not candidates:
         raise ValueError("expected the predictions of at least one model, got none.")
     for candidate in candidates:
-        check_length(len(labels), np.shape(candidate)[0])
+        MetricMechanism.check_length(len(labels), np.shape(candidate)[0])
     if labels.kind.num_classes is not None:
         candidates = predicted_codes(candidates, labels.kind.names)
     stacked = np.stack([_checked_predictions(candidate, mechanism) for candidate in candidates])
@@ -426,7 +421,9 @@ def selection_mechanism(labels: Any, epsilon: float, metric: str | None) -> Sele
 
 def _checked_predictions(predictions: Any, mechanism: MetricMechanism | SelectionMechanism) -> Any:
     if mechanism.num_classes is not None:
-        return class_predictions(mechanism.metric, predictions, mechanism.num_classes)
+        return MetricMechanism.class_predictions(
+            mechanism.metric, predictions, mechanism.num_classes
+        )
     if mechanism.metric != "mean":
         return _validate.real_vector("predictions", np.squeeze(np.asarray(predictions)))
     if predictions is not None:
@@ -456,7 +453,7 @@ def _confusion_matrix(
     labels: Any, public: PublicInput[Any], epsilon: float, key: str | None
 ) -> Evaluation:
     num_classes = labels.kind.num_classes
-    predicted = class_predictions("accuracy", public.value, num_classes)
+    predicted = MetricMechanism.class_predictions("accuracy", public.value, num_classes)
     counts, sizes, noise, receipts = _release_counts(
         labels, public, predicted, num_classes, epsilon, key
     )
@@ -497,7 +494,7 @@ def _detection(
 ) -> Evaluation:
     """Returns precision, recall or F1, from noisy counts of right and missed examples per class."""
     num_classes, size = labels.kind.num_classes, len(labels)
-    codes = class_predictions("accuracy", public.value, num_classes)
+    codes = MetricMechanism.class_predictions("accuracy", public.value, num_classes)
     is_hit = codes[:, np.newaxis] == np.arange(num_classes)
     positions = is_hit[:, 1] if num_classes == 2 else is_hit
     if num_classes == 2 and not positions.any():
@@ -546,7 +543,7 @@ def _auc(labels: Any, public: PublicInput[Any], epsilon: float, key: str | None)
     a bias. Ties count a half.
     """
     num_classes, size = labels.kind.num_classes, len(labels)
-    scores = class_predictions("auc", public.value, num_classes)
+    scores = MetricMechanism.class_predictions("auc", public.value, num_classes)
     positions = np.stack([_mid_ranks(scores[:, k]) for k in range(num_classes)], axis=1)
     counts, noise, receipts = _release_positives(
         labels, public, positions[:, 1] if num_classes == 2 else positions, 2, epsilon, key
@@ -575,7 +572,7 @@ def _average_precision(
     variance of the noise is subtracted from squares.
     """
     size = len(labels)
-    scores = class_predictions("average_precision", public.value, 2)[:, 1]
+    scores = MetricMechanism.class_predictions("average_precision", public.value, 2)[:, 1]
     # The number of scores of at least its own: precision changes at these ranks alone.
     ranks = size - np.searchsorted(np.sort(scores), scores, side="left")
     ends, least = [0], math.ceil(_FIRST_BIN / epsilon)
@@ -653,7 +650,7 @@ def _calibration(
     labels: Any, public: PublicInput[Any], epsilon: float, key: str | None
 ) -> Evaluation:
     num_classes, size = labels.kind.num_classes, len(labels)
-    rows = class_predictions("calibration", public.value, num_classes)
+    rows = MetricMechanism.class_predictions("calibration", public.value, num_classes)
     predicted = np.full(size, 1) if num_classes == 2 else rows.argmax(axis=1)
     confidence = rows[np.arange(size), predicted]
     bins = np.minimum((confidence * _CALIBRATION_BINS).astype(np.int64), _CALIBRATION_BINS - 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from tf_labeldp.accounting import PublicInput, Receipt, Receipts, public_input
-from tf_labeldp.accounting.provenance import history_of, layers_of
+from tf_labeldp.accounting.provenance import History, Weights
 from tf_labeldp.vault._statements import fields_of, has_method
 from tf_labeldp.vault.model_history import attach
 
@@ -29,7 +29,7 @@ def with_receipts(value: _Value, receipts: Iterable[Receipt]) -> _Value:
     network, which the estimator may have trained.
     """
     added = tuple(receipts)
-    if layers_of(value):
+    if Weights.layers_of(value):
         _attach_to_all(value, added)
         return value
     found: _Value = _with_receipts(value, added, {})
@@ -38,7 +38,7 @@ def with_receipts(value: _Value, receipts: Iterable[Receipt]) -> _Value:
 
 def carries_receipts(value: Any) -> bool:
     """Returns whether ``with_receipts`` finds a place for receipts in a value."""
-    if layers_of(value) or _receipts_in(value):
+    if Weights.layers_of(value) or _receipts_in(value):
         return True
     return any(map(carries_receipts, _parts_of(value).values()))
 
@@ -47,7 +47,7 @@ def _with_receipts(part: Any, added: tuple[Receipt, ...], done: dict[int, tuple[
     if id(part) in done:
         return done[id(part)][1]
     done[id(part)] = part, part
-    if layers_of(part):
+    if Weights.layers_of(part):
         if public_input(part).receipts:
             _attach_to_all(part, added)
         return part
@@ -101,7 +101,7 @@ def _parts_of(part: Any) -> dict[Any, Any]:
             parts = {
                 name: inner
                 for name, inner in parts.items()
-                if name not in arguments or layers_of(inner)
+                if name not in arguments or Weights.layers_of(inner)
             }
     return {name: inner for name, inner in parts.items() if _has_parts(inner)}
 
@@ -116,5 +116,5 @@ def _is_read(part: Any) -> bool:
 
 def _attach_to_all(model: Any, receipts: tuple[Receipt, ...]) -> None:
     """Adds receipts to a model, its trainable layers, and all its layers that carry receipts."""
-    layers = layers_of(model)
-    attach(model, receipts, [part for part in layers if part.trainable_weights or history_of(part)])
+    layers = Weights.layers_of(model)
+    attach(model, receipts, [part for part in layers if part.trainable_weights or History.of(part)])

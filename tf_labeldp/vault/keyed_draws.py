@@ -36,6 +36,8 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.mechanisms import (
     InformativeRR,
+    LabelMechanism,
+    Mechanism,
     Priors,
     ProjectiveGeometryResponse,
     RandomizedResponse,
@@ -44,7 +46,6 @@ from tf_labeldp.mechanisms import (
     RRWithPrior,
     random_bits,
 )
-from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, settings
 from tf_labeldp.mechanisms.classes import row_chunks
 from tf_labeldp.vault._statements import LedgerOwner
 from tf_labeldp.vault.files import check_no_link, make_private
@@ -678,7 +679,7 @@ def _binding(mechanism: Mechanism, priors: Any) -> str:
         prior = "by row" if _is_by_row(prior) else prior.probabilities.tolist()
     # The first version had no number.
     version = [_DRAW_VERSION] if _DRAW_VERSION > 1 else []
-    content = json.dumps([settings(mechanism), prior, *version], sort_keys=True)
+    content = json.dumps([mechanism.to_json(with_receipts=False), prior, *version], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 

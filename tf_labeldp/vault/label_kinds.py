@@ -16,9 +16,14 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp._columns import Column
 from tf_labeldp.accounting import Charge, Private, Public, PublicInput, Setting
-from tf_labeldp.mechanisms import AggregateMechanism, ClassificationMechanism, RegressionMechanism
-from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, checked_mechanism
-from tf_labeldp.mechanisms.metrics import CLASS_METRICS, NUMBER_METRICS
+from tf_labeldp.mechanisms import (
+    AggregateMechanism,
+    ClassificationMechanism,
+    LabelMechanism,
+    Mechanism,
+    MetricMechanism,
+    RegressionMechanism,
+)
 
 _HALVES = re.compile("[\ud800-\udfff]")
 
@@ -201,7 +206,7 @@ class Numbers(LabelKind):
     high: float
     clip: bool = dataclasses.field(default=False, kw_only=True)
 
-    metrics = NUMBER_METRICS[:2]
+    metrics = MetricMechanism.NUMBER_METRICS[:2]
     summaries = ("mean", "total")
 
     def __post_init__(self) -> None:
@@ -235,7 +240,7 @@ class Numbers(LabelKind):
         return {**super().header(), "range": [self.low, self.high]}
 
     def check(self, mechanism: Setting[LabelMechanism]) -> None:
-        self._check_range(checked_mechanism(mechanism, RegressionMechanism).label_range())
+        self._check_range(RegressionMechanism.checked(mechanism).label_range())
 
     def check_release(self, mechanism: Setting[Any]) -> None:
         super().check_release(mechanism)
@@ -276,7 +281,7 @@ class Classes(LabelKind):
     names: tuple[Hashable, ...] | None = None
 
     target_dtype = np.int64
-    metrics = CLASS_METRICS
+    metrics = MetricMechanism.CLASS_METRICS
     summaries = (
         "auc",
         "average_precision",
@@ -352,7 +357,7 @@ class Classes(LabelKind):
 
     def check(self, mechanism: Setting[LabelMechanism]) -> None:
         if getattr(mechanism, "num_classes", None) is None:
-            checked_mechanism(mechanism, ClassificationMechanism)
+            ClassificationMechanism.checked(mechanism)
         self.check_release(mechanism)
 
     def any_labels(self, size: int) -> np.ndarray:
@@ -425,7 +430,7 @@ class Rows(LabelKind):
         return {**super().header(), "labels_in_row": self.num_labels}
 
     def check(self, mechanism: Setting[LabelMechanism]) -> None:
-        found = checked_mechanism(mechanism, ClassificationMechanism)
+        found = ClassificationMechanism.checked(mechanism)
         if found.num_classes != 2 or found.uses_priors:
             raise ValueError(
                 f"{mechanism!r} cannot draw rows of labels, whose labels are drawn separately as 0 "

@@ -28,12 +28,11 @@ from tf_labeldp.accounting import (
     Receipt,
     Receipts,
 )
-from tf_labeldp.accounting.budget import CountedCharges, compose_counted
-from tf_labeldp.accounting.events import randomized_response_fields
+from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.accounting.planned_uses import UseChains, UseInPlan
 from tf_labeldp.accounting.privacy_filter import PrivacyFilter
-from tf_labeldp.accounting.provenance import note_digests
-from tf_labeldp.accounting.receipts import UNITS, Composition, actor_name, timestamp
+from tf_labeldp.accounting.provenance import Weights
+from tf_labeldp.accounting.receipts import Composition, actor_name, timestamp
 from tf_labeldp.vault.label_kinds import LabelKind
 from tf_labeldp.vault.model_history import LEDGERS
 from tf_labeldp.vault.records import Arrival, DrawSettingsError, LabelStoreError, Record, may_count
@@ -197,7 +196,7 @@ class Ledger:
                     "these labels again."
                 )
             for digests, receipts in ledger.weights():
-                note_digests(digests, receipts)
+                Weights.note(digests, receipts)
         LEDGERS[ledger.label_set.name] = ledger.keep_weights
         return ledger
 
@@ -431,7 +430,9 @@ class Ledger:
             stated = composition.guarantee(self.budget.delta if delta is None else delta, kept)
         if stated.num_units is None:  # There are no receipts.
             number = self.num_users if self.unit == "user" else self.label_set.size
-            stated = dataclasses.replace(stated, unit=UNITS[self.unit], num_units=number or None)
+            stated = dataclasses.replace(
+                stated, unit=PrivacyGuarantee.UNITS[self.unit], num_units=number or None
+            )
         return stated
 
     def weights(self) -> list[tuple[list[bytes], tuple[Receipt, ...]]]:
@@ -935,7 +936,7 @@ class Ledger:
             return 0.0
 
         def fits(epsilon: float) -> bool:
-            use = Charge(epsilon, 0.0, randomized_response_fields(epsilon))
+            use = Charge(epsilon, 0.0, EventFields.randomized_response(epsilon))
             return all(budget.allows(self._composed(history, [use])) for history in histories)
 
         # The composition of uses that were fixed in advance is larger by rounding at most.
@@ -1003,10 +1004,12 @@ class Ledger:
             uses.append(Use(use.time, what, size, alone, spent, use.actor, use.key))
         return UseHistory(uses)
 
-    def _composed(self, history: CountedCharges, more: Sequence[Charge] = ()) -> PrivacyGuarantee:
+    def _composed(
+        self, history: tuple[tuple[Charge, int], ...], more: Sequence[Charge] = ()
+    ) -> PrivacyGuarantee:
         counts = Counter(dict(history))
         counts.update(more)
-        return compose_counted(tuple(counts.items()), self.budget.delta)
+        return Charge.composed(tuple(counts.items()), self.budget.delta)
 
 
 def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> list[str]:

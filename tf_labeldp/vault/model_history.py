@@ -34,21 +34,7 @@ from tf_labeldp.accounting import (
     Setting,
     public_input,
 )
-from tf_labeldp.accounting.provenance import (
-    COVERED,
-    HISTORY,
-    History,
-    covered_steps,
-    history_of,
-    inner_optimizer,
-    layers_of,
-    note_digests,
-    note_optimizer,
-    own_weights,
-    sources_of,
-    value_of,
-    weight_digests,
-)
+from tf_labeldp.accounting.provenance import History, OptimizerSteps, Weights
 from tf_labeldp.vault._statements import statement_of
 from tf_labeldp.vault.records import LabelStoreError, check_unpacked_size
 
@@ -61,24 +47,24 @@ def attach(model: Any, receipts: Iterable[Receipt], layers: Iterable[Any] | None
     """Adds receipts to a model, and to these layers or all trainable layers."""
     # An encoder is usually a new model over layers of a trained model, so layers carry receipts.
     added = tuple(receipts)
-    trainable = [layer for layer in layers_of(model) if layer.trainable_weights]
+    trainable = [layer for layer in Weights.layers_of(model) if layer.trainable_weights]
     chosen = trainable if layers is None else layers
     merged: dict[int, tuple[Receipt, ...]] = {}  # The layers of a model mostly share a tuple.
     for layer in {id(part): part for part in (model, *chosen)}.values():
-        history = history_of(layer)
+        history = History.of(layer)
         if history is None:
-            history = History((), frozenset(weight_digests(own_weights(layer))))
+            history = History((), frozenset(Weights.digests(Weights.own(layer))))
         if id(history.receipts) not in merged:
             merged[id(history.receipts)] = Receipts.merged(history.receipts, added)
         set_history(layer, dataclasses.replace(history, receipts=merged[id(history.receipts)]))
-    note_optimizer(model)
+    OptimizerSteps.of(model).note(History.of(model))
 
 
 def attach_from_file(
     model: Any, receipts: tuple[Receipt, ...], places: Iterable[int] | None
 ) -> None:
     """Adds receipts from a file to the layers at these places; None adds them to all layers."""
-    layers = layers_of(model)
+    layers = Weights.layers_of(model)
     chosen = (
         layers if places is None else [layers[place] for place in places if place < len(layers)]
     )
@@ -91,13 +77,13 @@ def counted_weights(layer: Any, receipts: tuple[Receipt, ...], weights: Iterable
     attach(layer, receipts, ())
     cover_weights([layer])
     weights = list(weights)
-    note_weights(weight_digests(weights), receipts)
+    note_weights(Weights.digests(weights), receipts)
     record_digests(integer_digests(weights), receipts)
 
 
 def integer_digests(variables: Iterable[Any]) -> list[bytes]:
     """Returns a digest of each array of whole numbers, also of those with equal numbers."""
-    arrays = [np.asarray(value_of(variable)) for variable in variables]
+    arrays = [np.asarray(Weights.value_of(variable)) for variable in variables]
     several = [array for array in arrays if array.dtype.kind not in "fV" and array.size > 1]
     return [bytes.fromhex(PublicInput.digest_of(array)) for array in several]
 
@@ -105,7 +91,7 @@ def integer_digests(variables: Iterable[Any]) -> list[bytes]:
 def model_digest(model: Any) -> bytes:
     """Returns a digest of a model's configuration and all its weights."""
     config = json.dumps(_without_numbering(model.get_config()), sort_keys=True, default=str)
-    weights = [np.asarray(value_of(weight)) for weight in model.weights]
+    weights = [np.asarray(Weights.value_of(weight)) for weight in model.weights]
     return bytes.fromhex(PublicInput.digest_of(np.frombuffer(config.encode(), np.uint8), *weights))
 
 
@@ -118,18 +104,9 @@ def _without_numbering(config: Any) -> Any:
     return list(map(_without_numbering, config)) if isinstance(config, (list, tuple)) else config
 
 
-def cover_steps(optimizer: Any, steps: float | None = None) -> None:
-    """Records the number of optimizer steps that receipts cover; None covers all so far."""
-    if optimizer is not None:
-        inner = inner_optimizer(optimizer)
-        if steps is None:
-            steps = int(value_of(inner.iterations)) if inner.built else 0
-        inner.__dict__[COVERED] = steps  # Keras does not track this attribute.
-
-
 def note_weights(digests: Sequence[bytes], receipts: tuple[Receipt, ...]) -> None:
     """Records the receipts of weights, here and in the stores of charged vaults."""
-    note_digests(digests, receipts)
+    Weights.note(digests, receipts)
     record_digests(digests, receipts)
 
 
@@ -142,16 +119,16 @@ def record_digests(digests: Sequence[bytes], receipts: tuple[Receipt, ...]) -> N
 
 def receipts_of(layer: Any) -> tuple[Receipt, ...]:
     """Returns the receipts in the history of a layer."""
-    return (history_of(layer) or History()).receipts
+    return (History.of(layer) or History()).receipts
 
 
 def cover_weights(layers: Iterable[Any]) -> list[bytes]:
     """Marks the present weights of layers as covered by their receipts; returns all digests."""
     digests = []
     for layer in layers:
-        own = weight_digests(own_weights(layer))
+        own = Weights.digests(Weights.own(layer))
         digests += own
-        if (history := history_of(layer)) is not None:
+        if (history := History.of(layer)) is not None:
             set_history(layer, dataclasses.replace(history, digests=frozenset(own), changed=None))
     return digests
 
@@ -161,10 +138,10 @@ def cover_namesakes(layers: Sequence[Any]) -> None:
 
     Files name the layer of a history, so the copy would seem to be the trained layer, changed.
     """
-    names = {layer.name for layer in layers if history_of(layer) is not None}
+    names = {layer.name for layer in layers if History.of(layer) is not None}
     for layer in layers:
-        own = weight_digests(own_weights(layer))
-        if own and history_of(layer) is None and layer.name in names:
+        own = Weights.digests(Weights.own(layer))
+        if own and History.of(layer) is None and layer.name in names:
             set_history(layer, History((), frozenset(own)))
 
 
@@ -174,15 +151,15 @@ def set_history(layer: Any, history: History) -> None:
 
     def write() -> bytes:
         optimizer = getattr(owner(), "optimizer", None)
-        covered = None if optimizer is None else covered_steps(optimizer)
+        covered = None if optimizer is None else OptimizerSteps(optimizer).covered
         if covered == math.inf:
-            covered = value_of(inner_optimizer(optimizer).iterations)
+            covered = Weights.value_of(OptimizerSteps(optimizer).inner.iterations)
         steps = None if covered is None else int(covered)
         digests = _digests_in_files(owner(), history)
         written = dataclasses.replace(history, digests=digests, steps=steps)
         return f"{name}\n".encode() + written.to_bytes()
 
-    _keep_in_files(layer, HISTORY, history, write)
+    _keep_in_files(layer, History.ATTRIBUTE, history, write)
 
 
 def _digests_in_files(layer: Any, history: History) -> frozenset[bytes] | None:
@@ -192,17 +169,17 @@ def _digests_in_files(layer: Any, history: History) -> frozenset[bytes] | None:
     """
     digests = history.digests
     if history.changed is not None:
-        own = own_weights(layer)
+        own = Weights.own(layer)
         changed = {id(weight) for weight in history.changed(own)}
-        digests = frozenset(weight_digests(part for part in own if id(part) not in changed))
+        digests = frozenset(Weights.digests(part for part in own if id(part) not in changed))
     if digests is None or not getattr(layer, "lora_enabled", False):
         return digests
-    if not digests.issuperset(weight_digests(own_weights(layer))):
+    if not digests.issuperset(Weights.digests(Weights.own(layer))):
         return digests
     # Keras adds low-rank adapters to the kernel in the file, and loads adapters of zero.
     saved: dict[str, Any] = {}
     layer.save_own_variables(saved)
-    return digests.union(weight_digests(saved.values()))
+    return digests.union(Weights.digests(saved.values()))
 
 
 def _keep_in_files(layer: Any, attribute: str, *content: Any) -> None:
@@ -252,7 +229,7 @@ def declare(
         )
     # This raises before anything is declared.
     parts = made_of if isinstance(made_of, (list, tuple)) else (made_of,)
-    sources = sources_of(parts) if parts else ()
+    sources = PublicInput.sources_of(parts) if parts else ()
     public = public_input(artefact)
     artefact = public.value
     if not hasattr(artefact, "trainable_weights"):
@@ -263,8 +240,8 @@ def declare(
     unknown = [receipt for receipt in public.receipts if receipt.kind == "unknown"]
     claim = Receipt.of_declaration(unknown, because.strip(), epsilon, delta)
     attach(artefact, Receipts.merged(public.receipts, [claim], sources))
-    digests = cover_weights(layers_of(artefact))
-    cover_steps(getattr(artefact, "optimizer", None))
+    digests = cover_weights(Weights.layers_of(artefact))
+    OptimizerSteps.of(artefact).cover()
     note_weights(digests, public_input(artefact).receipts)
     return guarantee(artefact)
 
@@ -352,17 +329,19 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
     _match_by_name(model, histories)
     # A file that was written during a training covers the weights in the file.
     cover_weights(
-        layer for layer in layers_of(model) if (h := history_of(layer)) and h.digests is None
+        layer
+        for layer in Weights.layers_of(model)
+        if (h := History.of(layer)) and h.digests is None
     )
-    for layer in layers_of(model):
+    for layer in Weights.layers_of(model):
         # A model within the model may have been compiled and trained.
         steps = _merged(histories.get(layer.name, [History()])).steps
         if steps is not None:
-            cover_steps(getattr(layer, "optimizer", None), steps)
-            note_optimizer(layer)
+            OptimizerSteps.of(layer).cover(steps)
+            OptimizerSteps.of(layer).note(History.of(layer))
         # Copies of these weights are recognized.
-        if (history := history_of(layer)) is not None:
-            note_digests(history.digests or (), history.receipts)
+        if (history := History.of(layer)) is not None:
+            Weights.note(history.digests or (), history.receipts)
     return model
 
 
@@ -396,7 +375,7 @@ def _histories_in(path: pathlib.Path) -> dict[str, list[History]]:
     """Returns the histories in a file, by the names of layers, which several may share."""
     from tf_labeldp.keras_layers._released_dense import HistoryInFiles
 
-    place = f"/{HISTORY}/{HistoryInFiles.ASSET}"
+    place = f"/{History.ATTRIBUTE}/{HistoryInFiles.ASSET}"
     histories: dict[str, list[History]] = {}
     if not zipfile.is_zipfile(path):
         return histories
@@ -434,13 +413,13 @@ def _with_integers(history: History, weights: Iterable[Any]) -> History:
 
 def _match_by_name(model: Any, histories: Mapping[str, Sequence[History]]) -> None:
     by_name: dict[str, list[Any]] = {}
-    for layer in layers_of(model):
+    for layer in Weights.layers_of(model):
         by_name.setdefault(layer.name, []).append(layer)
     for name, several in histories.items():
         # Without a layer of this name, any layer may have this history.
-        for layer in by_name.get(name, layers_of(model)):
-            weights = own_weights(layer)
-            own = weight_digests(weights)
+        for layer in by_name.get(name, Weights.layers_of(model)):
+            weights = Weights.own(layer)
+            own = Weights.digests(weights)
             covered = [_with_integers(part, weights) for part in several]
             # Layers that share a name have the history of their weights.
             fitting = [

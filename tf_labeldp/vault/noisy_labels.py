@@ -33,8 +33,14 @@ from tf_labeldp.estimation.priors import (
     ordered_prior,
     shift_of_clusters,
 )
-from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors, RROnBins
-from tf_labeldp.mechanisms.base import LabelMechanism, deserialize, serialize, settings
+from tf_labeldp.mechanisms import (
+    AggregateMechanism,
+    HistogramMechanism,
+    LabelMechanism,
+    Mechanism,
+    Priors,
+    RROnBins,
+)
 from tf_labeldp.mechanisms.clusters import PriorResampling
 from tf_labeldp.vault.evaluation import Evaluation, evaluate_by_noisy_labels
 from tf_labeldp.vault.files import PlainFile
@@ -435,7 +441,7 @@ class NoisyLabels:
             "made_by": f"tf-labeldp {__version__}",
             "statement": str(stated).splitlines(),
             "guarantee": json.loads(stated.to_json()),
-            "mechanism": serialize(self.mechanism),
+            "mechanism": self.mechanism.to_json(),
             "bias_correction": self.bias_correction,
             "of_part": self.of_part,
             "remarks": list(self.remarks),
@@ -492,7 +498,7 @@ class NoisyLabels:
     def digest(self) -> str:
         """Returns a digest of all attributes except the receipts."""
         fields = {
-            "mechanism": settings(self.mechanism),
+            "mechanism": self.mechanism.to_json(with_receipts=False),
             "classes": repr(self.classes),
             "bias_correction": self.bias_correction,
             "of_part": self.of_part,
@@ -544,7 +550,9 @@ class NoisyLabels:
     @property
     def _kind_of_draw(self) -> tuple[str, ...]:
         vaults = [receipt.labels.name for receipt in self.receipts[-1:]]
-        return *vaults, *map(repr, (settings(self.mechanism), self.classes, self.bias_correction))
+        return *vaults, *map(
+            repr, (self.mechanism.to_json(with_receipts=False), self.classes, self.bias_correction)
+        )
 
     @property
     def _draws_with_priors(self) -> bool:
@@ -728,7 +736,7 @@ class NoisyFiles:
         return NoisyLabels(
             arrays["values"],
             arrays["indices"],
-            deserialize(fields["mechanism"]),  # type: ignore[arg-type]
+            Mechanism.from_json(fields["mechanism"]),  # type: ignore[arg-type]
             priors,
             receipts,
             fields["bias_correction"],

@@ -30,9 +30,13 @@ from tf_labeldp.accounting import (
     public_input,
 )
 from tf_labeldp.accounting.planned_uses import UseInPlan
-from tf_labeldp.accounting.receipts import UNITS
-from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors
-from tf_labeldp.mechanisms.base import LabelMechanism, Mechanism, checked_mechanism, deserialize
+from tf_labeldp.mechanisms import (
+    AggregateMechanism,
+    HistogramMechanism,
+    LabelMechanism,
+    Mechanism,
+    Priors,
+)
 from tf_labeldp.vault._arguments import (
     Keyed,
     Store,
@@ -534,7 +538,7 @@ class PrivateLabels(LedgerOwner):
         source = public_input(mechanism)
         mechanism = source.value
         if not isinstance(mechanism, Randomizer):
-            self._kind.check(checked_mechanism(mechanism, LabelMechanism))
+            self._kind.check(LabelMechanism.checked(mechanism))
         name, needed = type(mechanism).__name__, mechanism.public_input
         inputs = {"priors": priors, "clusters": clusters, "features": features}
         extra = [kind for kind, value in inputs.items() if value is not None and kind != needed]
@@ -594,7 +598,7 @@ class PrivateLabels(LedgerOwner):
         """
         public = _with_receipts_of(public_input, mechanism, indices, self._chosen_by)
         mechanism = PublicInput.bare(mechanism)
-        self._kind.check_release(checked_mechanism(mechanism, AggregateMechanism))
+        self._kind.check_release(AggregateMechanism.checked(mechanism))
         public = public.with_value(getattr(public.value, "assignments", public.value))
         record = self._draws.record(mechanism, self._rows(indices), public, key)
         groups = None
@@ -711,7 +715,7 @@ class PrivateLabels(LedgerOwner):
                 "steps use accounting.dp_sgd_charge."
             )
         if unit is not None:
-            _validate.one_of("unit", unit, UNITS)
+            _validate.one_of("unit", unit, PrivacyGuarantee.UNITS)
         self._check_unit(unit)
         rows = self._rows(indices)
         flags = {
@@ -852,7 +856,7 @@ class PrivateLabels(LedgerOwner):
             return [planned for name, part in named for planned in self._uses(name, part, rows)]
         if isinstance(use, Charge):
             return [PlannedUse(key, "the use", "steps", use, rows)]
-        charge = self._draws.charge_of(checked_mechanism(use, Mechanism), rows)
+        charge = self._draws.charge_of(Mechanism.checked(use), rows)
         kind = "draw" if isinstance(use, LabelMechanism) else "release"
         return [PlannedUse(key, in_words(use, charge), kind, charge, rows)]
 
@@ -872,7 +876,7 @@ class PrivateLabels(LedgerOwner):
         if not self.has_draw(key):
             raise KeyError(f"there is no draw {key!r}; there are {sorted(self._ledger.draws)}.")
         name = self._draws.next_name() if key is None else key
-        return deserialize(self._ledger.draws[name].mechanism or {})
+        return Mechanism.from_json(self._ledger.draws[name].mechanism or {})
 
     def decode(self, codes: Public[Any]) -> np.ndarray:
         """Returns the class values of class codes (m,), or of ``NoisyLabels``."""

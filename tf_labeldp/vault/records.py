@@ -27,7 +27,7 @@ from tf_labeldp.accounting import (
     Receipt,
     Receipts,
 )
-from tf_labeldp.accounting.events import NO_EVENT
+from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.accounting.receipts import Examples
 from tf_labeldp.vault.files import LabelStoreError as LabelStoreError
 from tf_labeldp.vault.files import PlainFile
@@ -151,7 +151,7 @@ class Record:
 
 def is_charged(receipt: Receipt) -> bool:
     """Returns whether the cost of a use is known and above zero."""
-    return receipt.kind != "unknown" and receipt.charge.event_fields != NO_EVENT
+    return receipt.kind != "unknown" and receipt.charge.event_fields != EventFields.NONE
 
 
 def may_count(labels: LabelSet, receipt: Receipt) -> bool:

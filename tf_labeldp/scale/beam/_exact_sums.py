@@ -25,7 +25,6 @@ from apache_beam.transforms.window import GlobalWindows
 from tf_labeldp import _validate
 from tf_labeldp.accounting import BudgetExceededError, Private, Public, PublicInput, public_input
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, LabelMomentMechanism
-from tf_labeldp.mechanisms.base import checked_mechanism
 from tf_labeldp.scale.beam._files import write_whole
 from tf_labeldp.vault.keyed_draws import ReleaseKey
 from tf_labeldp.vault.noisy_labels import NoisyStatistic
@@ -166,7 +165,7 @@ class PrivateHistogram(ExactSums):
         folder: str | os.PathLike[str] | None = None,
         num_groups: int | None = None,
     ) -> None:
-        checked_mechanism(PublicInput.bare(mechanism), HistogramMechanism)
+        HistogramMechanism.checked(PublicInput.bare(mechanism))
         super().__init__(mechanism, key, release, folder)
         if num_groups is not None:
             num_groups = _validate.integer_at_least("num_groups", num_groups, 1)
@@ -232,7 +231,7 @@ class PrivateMoments(ExactSums):
         *,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        checked_mechanism(PublicInput.bare(mechanism), LabelMomentMechanism)
+        LabelMomentMechanism.checked(PublicInput.bare(mechanism))
         super().__init__(mechanism, key, release, folder)
         self._num_rows = _validate.integer_at_least("num_rows", num_rows, 1)
         bits = min(_GRAM_BITS, (62 - self._num_rows.bit_length()) // 2)

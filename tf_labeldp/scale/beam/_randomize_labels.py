@@ -12,7 +12,7 @@ import pyarrow as pa
 from apache_beam.transforms.window import GlobalWindows
 
 from tf_labeldp.accounting import Private, Public, public_input
-from tf_labeldp.mechanisms.base import LabelMechanism, checked_mechanism
+from tf_labeldp.mechanisms import LabelMechanism
 from tf_labeldp.scale.beam._files import write_whole
 from tf_labeldp.vault.keyed_draws import KeyedRows, ReleaseKey
 from tf_labeldp.vault.row_ids import RowIds
@@ -76,7 +76,7 @@ class RandomizeLabels(beam.PTransform):
         super().__init__()
         public = public_input(mechanism, priors)
         mechanism, priors = public.value
-        self._mechanism = checked_mechanism(mechanism, LabelMechanism)
+        self._mechanism = LabelMechanism.checked(mechanism)
         self._key, self._release, self._priors = key, release, priors
         self._fields = id, label
         self._statement = statement
