@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tf_labeldp.gradients.model_checks import InspectedModel
     from tf_labeldp.gradients.output_losses import OutputLosses
     from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
-from tf_labeldp.mechanisms.clusters import PriorResampling
+    from tf_labeldp.mechanisms.clusters import PriorResampling
     from tf_labeldp.mechanisms.integer_noise import (
         discrete_gaussian,
         gaussian_scale,
