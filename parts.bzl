@@ -28,7 +28,7 @@ PARTS = {
     "self_supervised": ["numpy", "keras"],
     "semi_supervised": ["numpy", "keras", "sklearn"],
     "heads": ["numpy", "scipy", "sklearn", "keras", "threadpoolctl"],
-    "data": ["numpy", "tensorflow"],
+    "data": ["numpy", "scipy", "tensorflow"],
     # LightGBM is an extra.
     "boosting": ["numpy", "scipy", "sklearn", "lightgbm", "keras"],
     "gradients": ["numpy", "keras", "tensorflow"],

@@ -10,7 +10,7 @@ import dataclasses
 import datetime
 import decimal
 import numbers
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -34,6 +34,51 @@ _KINDS: tuple[tuple[Any, str], ...] = (
     ((datetime.datetime, np.datetime64), "times"),
 )
 """Kinds of values, which differ as users and ids: 1 and "1" are two."""
+
+
+@runtime_checkable
+class _Pandas(Protocol):
+    def isna(self) -> Any: ...
+
+    def astype(self, dtype: Any) -> Any: ...
+
+
+@runtime_checkable
+class _Arrow(Protocol):
+    null_count: int
+    type: Any
+
+    def cast(self, target: Any) -> Any: ...
+
+    def to_pylist(self) -> list[Any]: ...
+
+
+@runtime_checkable
+class _ArrowDictionary(Protocol):
+    index_type: Any
+    value_type: Any
+
+
+@runtime_checkable
+class _Polars(Protocol):
+    def null_count(self) -> int: ...
+
+    def to_list(self) -> list[Any]: ...
+
+
+@runtime_checkable
+class _Tensor(Protocol):
+    def numpy(self) -> np.ndarray: ...
+
+
+@runtime_checkable
+class _TorchTensor(Protocol):
+    def detach(self) -> Any: ...
+
+
+@runtime_checkable
+class _HasArray(Protocol):
+    def __array__(self) -> np.ndarray: ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,15 +109,13 @@ class Column:
                 array[mask] = None
             return cls(array, _missing_in(array))
         # As objects, since large integers next to missing ones would become doubles.
-        if hasattr(values, "isna") and hasattr(values, "astype"):  # pandas
+        if isinstance(values, _Pandas):
             values = values.astype(object) if np.any(values.isna()) else values
-        elif hasattr(values, "is_null"):  # Arrow, or Polars
-            if hasattr(getattr(values, "type", None), "index_type"):
-                values = values.cast(values.type.value_type)
-            nulls = values.null_count
-            if nulls() if callable(nulls) else nulls:
-                to_list = "to_pylist" if hasattr(values, "to_pylist") else "to_list"
-                values = getattr(values, to_list)()
+        elif isinstance(values, _Arrow):
+            values = values.cast(values.type.value_type) if cls.is_dictionary(values) else values
+            values = values.to_pylist() if values.null_count else values
+        elif isinstance(values, _Polars) and values.null_count():
+            values = values.to_list()
         array = cls.array_of(values)
         return cls(array, _missing_in(array))
 
@@ -156,16 +199,22 @@ class Column:
         return array.astype(dtype)
 
     @staticmethod
+    def is_dictionary(values: Any) -> bool:
+        """Returns whether a container is a column of Arrow whose entries are codes of values."""
+        return isinstance(values, _Arrow) and isinstance(values.type, _ArrowDictionary)
+
+    @staticmethod
     def array_of(values: Any) -> np.ndarray:
         """Returns the entries of a container as an array; missing ones are NaN, NaT, None or NA."""
         values = Column.unmasked(values)
         if isinstance(values, (list, tuple)):
             return _array_of(values)
-        if hasattr(getattr(values, "type", None), "index_type"):
+        if Column.is_dictionary(values):
             # For a missing entry of an Arrow dictionary, NumPy would read its first value.
             return _objects(values.to_pylist())
-        if hasattr(values, "numpy"):  # a tensor
-            values = (values.detach().cpu() if hasattr(values, "detach") else values).numpy()
+        if isinstance(values, _Tensor):
+            on_cpu = values.detach().cpu() if isinstance(values, _TorchTensor) else values
+            values = on_cpu.numpy()
         array = np.asarray(values)
         if array.dtype.name == "bfloat16":  # NumPy does not know it as a number.
             array = array.astype(np.float32)
@@ -232,7 +281,7 @@ def _array_of(values: Any) -> np.ndarray:
 
 def _has_rows(kind: type) -> bool:
     is_scalar = issubclass(kind, np.generic)
-    return issubclass(kind, list) or (hasattr(kind, "__array__") and not is_scalar)
+    return issubclass(kind, list) or (issubclass(kind, _HasArray) and not is_scalar)
 
 
 def _objects(values: Any) -> np.ndarray:

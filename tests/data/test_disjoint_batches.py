@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.data.batches import open_for_training
+from tf_labeldp.plugins import open_for_training
 
 N = 50
 

@@ -18,7 +18,7 @@ from scipy import stats
 from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse, _validate
 from tf_labeldp.accounting import PublicInput
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.data.batches import PoissonBatches, open_for_training
+from tf_labeldp.plugins import PoissonBatches, open_for_training
 from tf_labeldp.vault import LabelKind
 
 N, K, Q = 40, 5, 0.2
@@ -236,7 +236,7 @@ EXITS = """
 import time
 import numpy as np
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.data.batches import open_for_training
+from tf_labeldp.plugins import open_for_training
 
 class Slow:
     def __len__(self): return 100

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tf_labeldp.data.poisson_sampler import PoissonSampler
+from tf_labeldp.plugins import PoissonSampler
 
 N, Q, BUFFER, SIGMA = 4, 0.5, 2, 1.0
 EPSILONS = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0)

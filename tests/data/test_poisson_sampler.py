@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tf_labeldp.data.poisson_sampler import PoissonSampler, binomial_weights, uniform_subset
+from tf_labeldp.plugins import PoissonSampler
 
 REJECT = 1e-6
 DRAWS = 20_000
@@ -36,7 +36,7 @@ def poisson() -> np.ndarray:
 @pytest.fixture(scope="session")
 def fixed_size() -> np.ndarray:
     rng = np.random.default_rng(1)
-    return members(lambda: uniform_subset(round(N * Q), N, rng), N)
+    return members(lambda: PoissonSampler.uniform_subset(round(N * Q), N, rng), N)
 
 
 def smallest_p_value(counts: np.ndarray, probability: float) -> float:
@@ -87,7 +87,7 @@ def test_the_draw_without_a_seed_is_the_same_one(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("size", [0, 3, 5])
 def test_every_subset_of_a_size_is_as_likely(size: int) -> None:
     rng = np.random.default_rng(5)
-    inside = members(lambda: uniform_subset(size, 7, rng), 7, 5000)
+    inside = members(lambda: PoissonSampler.uniform_subset(size, 7, rng), 7, 5000)
     seen = dict.fromkeys(combinations(range(7), size), 0)
     for row in inside:
         seen[tuple(np.flatnonzero(row))] += 1
@@ -96,7 +96,7 @@ def test_every_subset_of_a_size_is_as_likely(size: int) -> None:
 
 @pytest.mark.parametrize("size", [0, 51])
 def test_subsets_are_increasing_rows_in_range(size: int) -> None:
-    rows = uniform_subset(size, 100, np.random.default_rng(0))
+    rows = PoissonSampler.uniform_subset(size, 100, np.random.default_rng(0))
     assert rows.shape == (size,) and rows.dtype == np.int64
     assert np.all(np.diff(rows) > 0) and np.all((rows >= 0) & (rows < 100))
 
@@ -106,7 +106,8 @@ def test_subsets_are_increasing_rows_in_range(size: int) -> None:
 )
 @pytest.mark.holds("data.PoissonSampler")
 def test_inclusion_given_the_others_is_at_most_q(n: int, q: float) -> None:
-    first, weights = binomial_weights(n, q)
+    sampler = PoissonSampler(n, q)
+    first, weights = sampler.first, sampler.weights
     table = dict(enumerate(weights, start=first))
     exact = Fraction(q)
     for others in range(n):

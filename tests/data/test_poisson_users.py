@@ -12,7 +12,7 @@ import tensorflow as tf
 from scipy import stats
 
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.data.batches import PoissonBatches, open_for_training
+from tf_labeldp.plugins import PoissonBatches, open_for_training
 from tf_labeldp.vault import Users
 
 # User 0 has 1 row, user 1 has 2, ... user 7 has 8; rows of users are mixed.

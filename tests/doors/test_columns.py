@@ -22,9 +22,9 @@ from sklearn.base import clone
 import tf_labeldp as ldp
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.features import RandomFourierFeatures, find_clusters, to_inputs
-from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.heads import PrivateLogisticRegression
 from tf_labeldp.mechanisms import HistogramMechanism
+from tf_labeldp.plugins import Clusters
 from tf_labeldp.scale import randomize_batch
 from tf_labeldp.vault import Classes, Numbers
 

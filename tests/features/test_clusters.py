@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.features import find_clusters
-from tf_labeldp.features.clusters import Clusters
+from tf_labeldp.plugins import Clusters
 
 POINTS = 10.0 * np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [-1.0, 0.0, 0.0]])
 TRUE = np.repeat([0, 1, 2, 3], [50, 30, 15, 5])

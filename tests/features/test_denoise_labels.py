@@ -9,8 +9,8 @@ import pytest
 
 import tf_labeldp as ldp
 from tf_labeldp.features import denoise_labels
-from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.mechanisms import RandomizedResponse
+from tf_labeldp.plugins import Clusters
 
 
 def made_of(noisy, clusters, num_classes):

@@ -16,8 +16,8 @@ from tf_labeldp.features import (
     TableCodes,
     find_clusters,
 )
-from tf_labeldp.features.reader import FeatureRows, collected, table_columns
 from tf_labeldp.heads import NoiseCluster, PrivateRidge
+from tf_labeldp.plugins import FeatureRows
 
 N = 45
 RNG = np.random.default_rng(7)
@@ -233,7 +233,7 @@ def test_a_map_of_this_library_gets_tables_in_blocks(table):
 
     class Map(RandomFourierFeatures):
         def transform(self, table):
-            sizes.append(len(next(iter(table_columns(table).values()))))
+            sizes.append(len(next(iter(FeatureRows(table).table().values()))))
             return super().transform(table)
 
     x = RNG.normal(size=(10_000, 4)).astype(np.float32)
@@ -248,7 +248,7 @@ def test_columns_of_one_name_are_refused_by_name():
     twice = pd.DataFrame(X, columns=["a", "b", "a", "c"])
     arrow = pa.table([X[:, 0], X[:, 1]], names=["b", "b"])
     for table, name in ((twice, "'a'"), (arrow, "'b'")):
-        for read in (table_columns, FeatureRows):
+        for read in (lambda table: FeatureRows(table).table(), FeatureRows):
             with pytest.raises(ValueError, match=f"got {name} more than once. Rename or drop"):
                 read(table)
 
@@ -281,14 +281,14 @@ def test_a_data_set_whose_later_batches_are_shuffled_is_refused():
     whole = tf.data.Dataset.from_tensor_slices(x).batch(10)
     shuffled = whole.take(1).concatenate(whole.skip(1).shuffle(29))
     with pytest.raises(ValueError, match="same order on each reading"):
-        collected(shuffled)
-    np.testing.assert_array_equal(collected(whole), x)
+        FeatureRows(shuffled).joined()
+    np.testing.assert_array_equal(FeatureRows(whole).joined(), x)
 
 
 def test_a_tuple_of_vectors_is_no_table():
     x = np.random.default_rng(0).normal(size=(30, 4))
     with pytest.raises(ValueError, match="may be rows or columns"):
-        table_columns(tuple(x))
+        FeatureRows(tuple(x)).table()
 
 
 def test_a_sparse_matrix_of_a_million_columns_is_refused_before_it_is_dense():

@@ -13,9 +13,10 @@ import pytest
 
 import tf_labeldp as ldp
 from tf_labeldp.features import RandomFourierFeatures, TableCodes, to_inputs
-from tf_labeldp.features.tables import MISSING_WORDS, column_values
+from tf_labeldp.plugins import FeatureRows
 
 N = 1200
+MISSING_WORDS = ("", "nan", "None", "<NA>", "NaT")
 NAN = np.nan
 
 
@@ -179,7 +180,7 @@ def test_a_numeric_column_that_was_complete_in_fit_is_imputed_with_its_mean():
 def test_a_column_is_of_numbers_or_of_texts(column, expected):
     if isinstance(column, list) and str(column[0]).startswith("1970-01-02T"):
         column = np.array(column, "datetime64[h]")
-    found = column_values("x", column)
+    found = FeatureRows({"x": column}).table()["x"]
     np.testing.assert_array_equal(found, np.array(expected))
     assert (found.dtype.kind in "biuf") == isinstance(expected[0], float)
 

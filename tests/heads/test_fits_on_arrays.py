@@ -14,8 +14,9 @@ import tensorflow as tf
 from scipy import optimize, sparse
 
 from tf_labeldp.accounting import Charge, PrivacyBudget, Receipts, public_input
-from tf_labeldp.heads import NoiseCluster, PrivateLogisticRegression, PrivateRidge, label_source
+from tf_labeldp.heads import NoiseCluster, PrivateLogisticRegression, PrivateRidge
 from tf_labeldp.mechanisms import LabelMomentMechanism
+from tf_labeldp.plugins import FeatureRows
 from tf_labeldp.vault import PrivateLabels
 
 N = 240
@@ -214,17 +215,21 @@ def test_a_search_in_several_processes_says_so():
         cross_val_score(head(), X, Y, cv=2, n_jobs=2)
 
 
+def digests_of(inputs):
+    return FeatureRows(inputs).digests()
+
+
 def test_digests_tell_rows_apart():
     """Also where rows have the same entries at other places, and for wider rows than the key."""
     for width in (1, 3, 5000):
         rows = np.zeros((200, width), np.float32)
         rows[np.arange(200), np.arange(200) % width] = 1.0 + np.arange(200) // width
-        found = label_source.row_digests(rows)
+        found = digests_of(rows)
         assert found.dtype == np.uint64 and np.unique(found).size == 200
-        np.testing.assert_array_equal(label_source.row_digests(rows.astype(float)), found)
-        blocks = [label_source.row_digests(rows[start : start + 7]) for start in range(0, 200, 7)]
+        np.testing.assert_array_equal(digests_of(rows.astype(float)), found)
+        blocks = [digests_of(rows[start : start + 7]) for start in range(0, 200, 7)]
         np.testing.assert_array_equal(np.concatenate(blocks), found)
-    assert label_source.row_digests(np.ones((1, 2))) != label_source.row_digests(np.ones((1, 3)))
+    assert digests_of(np.ones((1, 2))) != digests_of(np.ones((1, 3)))
 
 
 NAMES = np.array([f"person {number}" for number in range(N)])
@@ -242,7 +247,7 @@ def random_features(seed):
 
     def encode(inputs):
         factors = np.random.default_rng(seed).integers(1 << 62, size=3, dtype=np.uint64)
-        hashed = label_source.raw_digests(inputs)[:, np.newaxis] * factors
+        hashed = digests_of(inputs) * factors
         return (hashed >> np.uint64(40)).astype(np.float64)
 
     return encode
@@ -272,13 +277,13 @@ def test_other_texts_are_other_rows():
 
 def test_rows_are_known_across_the_kinds_of_raw_inputs():
     forms = (X, X.tolist(), pd.DataFrame(X), tf.constant(X), RAW["sparse"], RAW["tuple"])
-    found = [label_source.raw_digests(form) for form in forms]
+    found = [digests_of(form) for form in forms]
     assert all(np.array_equal(one, found[0]) for one in found)
     table = {"name": NAMES, "x": X[:, 0]}
-    texts = [label_source.raw_digests(form) for form in (table, RAW["frame of texts"])]
+    texts = [digests_of(form) for form in (table, RAW["frame of texts"])]
     np.testing.assert_array_equal(*texts)
     for nothing in (None, 3, "text", ({"a": X}, X[1:])):
-        assert label_source.raw_digests(nothing) is None
+        assert digests_of(nothing) is None
 
 
 def test_digests_of_a_sparse_matrix_are_those_of_its_rows():
@@ -287,5 +292,5 @@ def test_digests_of_a_sparse_matrix_are_those_of_its_rows():
     for data, row, column in ((held.data, held.row, held.col), twice):
         for kind in (sparse.csc_array, sparse.coo_matrix):
             made = kind((data, (row, column)), shape=held.shape)
-            expected = label_source.row_digests(made.toarray())
-            np.testing.assert_array_equal(label_source.raw_digests(made), expected)
+            expected = digests_of(made.toarray())
+            np.testing.assert_array_equal(digests_of(made), expected)

@@ -14,10 +14,10 @@ from fits import release_of
 from scipy import optimize, special, stats
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
 from tf_labeldp.heads.public_rows import PublicRows
 from tf_labeldp.mechanisms import LabelMomentMechanism
+from tf_labeldp.plugins import FeatureRows
 from tf_labeldp.vault import PrivateLabels
 
 pytestmark = pytest.mark.filterwarnings("ignore:this is fit number")

@@ -9,9 +9,9 @@ from fits import fixed_in_advance, without_encoder
 
 from tf_labeldp.accounting import PrivacyBudget, public_input
 from tf_labeldp.features import find_clusters
-from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.heads import NoiseCluster
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
+from tf_labeldp.plugins import Clusters
 from tf_labeldp.vault import Numbers, PrivateLabels, guarantee
 from tf_labeldp.vault.model_history import attach
 

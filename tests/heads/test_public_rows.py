@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads import public_rows
+from tf_labeldp.plugins import FeatureRows
 
 FALSE_ALARM = 1e-6
 

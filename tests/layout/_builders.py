@@ -20,7 +20,7 @@ import tf_labeldp as ldp
 from tf_labeldp import accounting, data, features, heads, mechanisms, pate, scale
 from tf_labeldp.accounting import PublicInput
 from tf_labeldp.boosting import PrivateBoosting
-from tf_labeldp.features.clusters import Clusters
+from tf_labeldp.plugins import Clusters
 from tf_labeldp.self_supervised import SCAN, SimCLR
 from tf_labeldp.semi_supervised import DivideMix, FixMatch
 from tf_labeldp.semi_supervised.targets import Targets

@@ -33,7 +33,6 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting.provenance import Weights
-from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.mechanisms import (
     ClassificationMechanism,
@@ -43,7 +42,7 @@ from tf_labeldp.mechanisms import (
     RRWithPrior,
     check_mechanism,
 )
-from tf_labeldp.plugins import EventFields
+from tf_labeldp.plugins import Clusters, EventFields
 from tf_labeldp.vault import Numbers
 
 

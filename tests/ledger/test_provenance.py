@@ -25,10 +25,10 @@ from ledger_cases import (
 )
 
 import tf_labeldp as ldp
-from tf_labeldp.features.clusters import Clusters
 from tf_labeldp.heads import BootstrappedHead, PrivateLogisticRegression
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse, optimal_bins
 from tf_labeldp.pate import PATE, fix_match_teacher
+from tf_labeldp.plugins import Clusters
 from tf_labeldp.semi_supervised import DivideMix, FixMatch
 from tf_labeldp.vault import Numbers
 

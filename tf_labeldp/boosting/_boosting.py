@@ -34,12 +34,11 @@ from tf_labeldp.features.estimator import (
     keras_model,
     note_release,
     symbolic_inputs,
-    tags_of_tables,
     with_encoder,
 )
-from tf_labeldp.features.reader import column_names
+from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads import HeadResidualRandomizer
-from tf_labeldp.heads.label_source import LabelSource, raw_digests
+from tf_labeldp.heads.label_source import LabelSource
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.heads.weights import class_weights, example_weights
 from tf_labeldp.mechanisms import RandomizedResponse
@@ -153,6 +152,8 @@ class PrivateBoosting(Head):
     seed: int = 0
     insecure_seed: int | None = None
 
+    _takes_tables = True
+
     @_validate.clears_frames
     def fit(
         self, X: Public[Any], y: Private[Any], sample_weight: Public[Any] = None
@@ -219,8 +220,7 @@ class PrivateBoosting(Head):
             used = rows.shape[0] if weights is None else int(np.count_nonzero(weights))
             self._check_worth(used, num_classes)
             class_weights(class_weight, source.kind.class_values, None)
-            digests = raw_digests(features)
-            digests = None if digests is None else digests[:, np.newaxis]
+            digests = FeatureRows(features).digests()
             mechanism = source.mechanism
 
             def draw(labels: PrivateLabels, key: str | None, own: PublicInput[Any]) -> NoisyLabels:
@@ -276,7 +276,7 @@ class PrivateBoosting(Head):
         self.classes_: Any = target.classes
         self._label_range = target.label_range
         self._class_weights = class_weights(class_weight, target.classes, target.shares)
-        self._remember_columns(column_names(features), rows.shape[1])
+        self._remember_columns(FeatureRows(features).columns, rows.shape[1])
         self.num_trees_ = sum(model.num_trees for models in self._grown for model in models)
         gains = np.sum([weight * model.gains() for model, weight in self._weighted()], axis=0)
         self.feature_importances_ = gains / max(float(gains.sum()), 1e-300)
@@ -349,11 +349,6 @@ class PrivateBoosting(Head):
 
     def _is_regressor(self) -> bool:
         return super()._is_regressor() or self.low is not None
-
-    def __sklearn_tags__(self) -> Any:
-        tags = tags_of_tables(super().__sklearn_tags__())
-        tags.input_tags.sparse = True
-        return tags
 
     def _check_worth(self, number: int, num_classes: int) -> None:
         epsilon = _validate.positive_finite("epsilon", self.epsilon)

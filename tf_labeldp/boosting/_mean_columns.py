@@ -16,7 +16,7 @@ import numpy as np
 from tf_labeldp.accounting import Receipt, Receipts
 from tf_labeldp.features import TableCodes
 from tf_labeldp.features.estimator import note_release
-from tf_labeldp.features.reader import columns_of_fit
+from tf_labeldp.features.reader import FeatureRows
 
 _FOLDS = 5
 """Parts of the rows: a row's own label is never in its mean."""
@@ -83,7 +83,7 @@ def with_means(
     """
     columns: list[Any] = list(coder.columns_)
     encoded: dict[int, np.ndarray] = {}
-    table = columns_of_fit(features, [column.name for column in columns])
+    table = FeatureRows(features).table([column.name for column in columns])
     # Columns that were drawn by the same generator would fall into parts of their own.
     parts = np.random.default_rng([seed, _FOLDS]).integers(_FOLDS, size=numbers.size)
     for place, column in enumerate(columns):

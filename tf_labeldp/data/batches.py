@@ -17,8 +17,8 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp._columns import Column
 from tf_labeldp.accounting import Private, Public, Receipt, Receipts, Setting, public_input
-from tf_labeldp.data._row_source import RowSource, kept_dtype
-from tf_labeldp.data.poisson_sampler import PoissonSampler, uniform_subset
+from tf_labeldp.data.poisson_sampler import PoissonSampler
+from tf_labeldp.data.row_source import RowSource, kept_dtype
 from tf_labeldp.mechanisms.random_bits import uniform_integers
 from tf_labeldp.vault import LabelKind, PrivateLabels, Rows, Users
 from tf_labeldp.vault.label_kinds import class_table
@@ -139,9 +139,10 @@ def poisson_batches(
     _validate.keras_on_tensorflow("poisson_batches")
     public = public_input(features, users, sample_weight, class_weight)
     features, users, sample_weight, class_weight = public.value
-    labels = labels_by_output(labels, columns)
+    labels = OutputLabels.by_output(labels, columns)
     sizes = [len(part) for part in tf.nest.flatten(labels)]
     source = RowSource(features, sizes[0])
+    source.check_numbers()
     sample_weight = Column.weights(sample_weight, source.num_rows, np.float32)
     if class_weight is not None:
         class_table(class_weight, None)
@@ -151,7 +152,7 @@ def poisson_batches(
         "(0, 1]",
         ". For an expected batch of b of n examples, give b / n",
     )
-    owners = [vault for vault in vaults_of(labels) if vault.users is not None]
+    owners = [vault for vault in OutputLabels.vaults_of(labels) if vault.users is not None]
     if owners:
         own = [np.asarray(vault.users) for vault in owners]
         if users is not None or not all(np.array_equal(own[0], other) for other in own):
@@ -204,6 +205,54 @@ class OutputLabels:
             return Rows(self.columns.size)
         return None if self.vault is None else self.vault.kind
 
+    @staticmethod
+    def by_output(labels: Any, columns: Any = None) -> Any:
+        """Returns ``OutputLabels``, or a dict or tuple of them, for labels of ``poisson_batches``.
+
+        Reads no vault.
+        """
+        if columns is not None:
+            return _labels_of_columns(labels, columns)
+        # A list of arrays may be rows of labels.
+        kinds = (PrivateLabels, np.ndarray) if isinstance(labels, tuple) else (PrivateLabels,)
+        is_sequence = isinstance(labels, (list, tuple))
+        is_several = is_sequence and any(isinstance(part, kinds) for part in labels)
+        if not isinstance(labels, dict) and not is_several:
+            return _labels_of_one(labels)
+        if isinstance(labels, dict):
+            parts: Any = {name: _labels_of_one(part) for name, part in labels.items()}
+        else:
+            parts = tuple(map(_labels_of_one, labels))
+        flat = tf.nest.flatten(parts)
+        if not flat:
+            raise ValueError("expected labels for each output, got none. Give a dict of vaults.")
+        if len({part.vault is None for part in flat}) > 1:
+            raise TypeError(
+                "expected vaults for all outputs, or arrays for all, got both. Put every array "
+                "into a PrivateLabels, which counts its uses."
+            )
+        vaults = [part.vault for part in flat if part.vault is not None]
+        people = {vault.label_set.people for vault in vaults} - {None}
+        if len(people) > 1:
+            raise ValueError(
+                "expected labels of the same examples for all outputs, got vaults of the "
+                f"populations {sorted(people)}. Give them one name in people=."
+            )
+        for vault in vaults:
+            same = [other for other in vaults if other.label_set.name == vault.label_set.name]
+            if any(not np.array_equal(other.indices, vault.indices) for other in same):
+                raise ValueError(
+                    "expected labels of the same examples for all outputs, got different parts "
+                    "of one vault. Give one part."
+                )
+        return parts
+
+    @staticmethod
+    def vaults_of(labels: Any) -> tuple[PrivateLabels, ...]:
+        """Returns the vaults of ``OutputLabels``, each label set once."""
+        vaults = [part.vault for part in tf.nest.flatten(labels) if part.vault is not None]
+        return tuple({vault.label_set.name: vault for vault in vaults}.values())
+
     def spec(self, rows: int) -> tf.TensorSpec:
         """Returns the spec of a batch; reads no label."""
         if self.kind is None:
@@ -220,48 +269,6 @@ def _opened(part: OutputLabels) -> tuple[np.ndarray, np.dtype, Any]:
     if part.columns is not None:
         labels = labels[:, part.columns]
     return labels, np.dtype(kind.target_dtype), kind.any_labels(1).flat[0]
-
-
-def labels_by_output(labels: Any, columns: Any = None) -> Any:
-    """Returns ``OutputLabels``, or a dict or tuple of them, for the labels of ``poisson_batches``.
-
-    Reads no vault.
-    """
-    if columns is not None:
-        return _labels_of_columns(labels, columns)
-    # A list of arrays may be rows of labels.
-    kinds = (PrivateLabels, np.ndarray) if isinstance(labels, tuple) else (PrivateLabels,)
-    is_sequence = isinstance(labels, (list, tuple))
-    is_several = is_sequence and any(isinstance(part, kinds) for part in labels)
-    if not isinstance(labels, dict) and not is_several:
-        return _labels_of_one(labels)
-    if isinstance(labels, dict):
-        parts: Any = {name: _labels_of_one(part) for name, part in labels.items()}
-    else:
-        parts = tuple(map(_labels_of_one, labels))
-    flat = tf.nest.flatten(parts)
-    if not flat:
-        raise ValueError("expected labels for each output, got none. Give a dict of vaults.")
-    if len({part.vault is None for part in flat}) > 1:
-        raise TypeError(
-            "expected vaults for all outputs, or arrays for all, got both. Put every array into a "
-            "PrivateLabels, which counts its uses."
-        )
-    vaults = [part.vault for part in flat if part.vault is not None]
-    people = {vault.label_set.people for vault in vaults} - {None}
-    if len(people) > 1:
-        raise ValueError(
-            "expected labels of the same examples for all outputs, got vaults of the populations "
-            f"{sorted(people)}. Give them one name in people=."
-        )
-    for vault in vaults:
-        same = [other for other in vaults if other.label_set.name == vault.label_set.name]
-        if any(not np.array_equal(other.indices, vault.indices) for other in same):
-            raise ValueError(
-                "expected labels of the same examples for all outputs, got different parts of one "
-                "vault. Give one part."
-            )
-    return parts
 
 
 def _labels_of_one(labels: Any) -> OutputLabels:
@@ -293,12 +300,6 @@ def _labels_of_columns(labels: Any, columns: Any) -> Any:
     return tuple(map(of, columns))
 
 
-def vaults_of(labels: Any) -> tuple[PrivateLabels, ...]:
-    """Returns the vaults of ``OutputLabels``, each label set once."""
-    vaults = [part.vault for part in tf.nest.flatten(labels) if part.vault is not None]
-    return tuple({vault.label_set.name: vault for vault in vaults}.values())
-
-
 class PoissonBatches:
     """The batches of ``poisson_batches``; shows their sampling, and no batch or label."""
 
@@ -321,7 +322,7 @@ class PoissonBatches:
         self._openings = itertools.count()
         self._by_output = labels
         self.sample_weight, self.class_weight = weights
-        self.vaults = vaults_of(labels)
+        self.vaults = OutputLabels.vaults_of(labels)
         self.labels = self.vaults[0] if len(self.vaults) == 1 else None
         self.receipts = receipts
         self.num_examples = features.num_rows
@@ -380,7 +381,7 @@ class PoissonBatches:
                 f"{alt_examples}. Give the denoiser fewer num_examples."
             )
         for part in tf.nest.flatten(self._by_output):
-            check_not_extended(len(part), self.num_examples)
+            self._features.check_not_extended(len(part))
         features, rows = self._features, self.buffer_size * self.group_size
         opened = [_opened(part) for part in tf.nest.flatten(self._by_output)]
         label_specs = [
@@ -415,7 +416,7 @@ class PoissonBatches:
             parts.append(weights)
             if alt_examples:
                 rng = _generator(self._seed, _ALT, opening, step)
-                others = uniform_subset(alt_examples, self.num_examples, rng)
+                others = PoissonSampler.uniform_subset(alt_examples, self.num_examples, rng)
                 parts += features.read(others, alt_examples)
             return parts
 
@@ -506,15 +507,6 @@ def open_for_training(
     sampling by disjoint batches of the expected size, for steps that reveal their batch.
     """
     return batches._open(alt_examples, disjoint)
-
-
-def check_not_extended(num_labels: int, num_rows: int) -> None:
-    """Raises if ``labels.extend`` has added labels, which would shift the rows of the features."""
-    if num_labels != num_rows:
-        raise ValueError(
-            f"expected {num_rows} labels, one per row of the features, got {num_labels} since "
-            "labels.extend. Make the batches or stages again, with x[labels.indices]."
-        )
 
 
 def _checked_labels(labels: Any) -> np.ndarray:

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from scipy import sparse
 
 from tf_labeldp import _validate
-from tf_labeldp.features.reader import (
-    SHUFFLED,
-    add_to_digest,
-    as_rows,
-    is_dataset,
-    map_parts,
-)
+from tf_labeldp.features.reader import FeatureRows, map_parts
 
 _NO_TUPLES = (
     "expected a data set of features alone, got tuples, such as (x, y). Give "
     "dataset.map(lambda x, y: x), and several inputs as a dict."
 )
-_ENDLESS = "expected a data set that ends, got an endless one. Leave out .repeat()."
-
-
-def indexed_parts(features: Any, num_examples: int) -> Any:
-    """Returns features as a nest of arrays and sources that take arrays of row numbers.
-
-    A data set of ``num_examples`` examples is read into memory.
-    """
-    if is_dataset(features):
-        features = _stored(features, num_examples)
-    return map_parts(lambda part: _indexed(as_rows(part)), features)
 
 
 class _OneByOne:
@@ -49,8 +32,9 @@ class _OneByOne:
         return map_parts(lambda *parts: np.stack(list(map(np.asarray, parts))), *examples)
 
 
-def _indexed(part: Any) -> Any:
-    if isinstance(part, np.ndarray) or hasattr(part, "tocsr") or len(part) == 0:
+def indexed(part: Any) -> Any:
+    """Returns an array, a CSR matrix, or a source that takes an array of row numbers."""
+    if isinstance(part, np.ndarray) or sparse.issparse(part) or len(part) == 0:
         return part
     one_by_one = _OneByOne(part)
     # Grain would pass an array of numbers on to the functions of one example.
@@ -68,49 +52,42 @@ def _indexed(part: Any) -> Any:
     return part
 
 
-def _stored(dataset: tf.data.Dataset, num_examples: int) -> Any:
+def stored(rows: FeatureRows, num_examples: int) -> Any:
     """Returns the features of a data set, batched or not, in its order."""
-    specs = tf.nest.flatten(dataset.element_spec)
-    if isinstance(dataset.element_spec, tuple):
+    spec = rows.raw_inputs.element_spec
+    specs = tf.nest.flatten(spec)
+    if isinstance(spec, tuple):
         raise ValueError(_NO_TUPLES)
     if not all(isinstance(spec, tf.TensorSpec) for spec in specs):
         raise TypeError(
             "expected a data set of dense tensors, got others, such as ragged ones. Pad them to "
             "one shape: dataset.map(lambda x: x.to_tensor(shape=...))."
         )
-    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-        raise ValueError(_ENDLESS)
     elements: list[list[np.ndarray]] = []
-    digests, most, size = [], _validate.most_bytes(), 0
-    for reading in range(2):
-        digest = hashlib.sha256()
-        for element in dataset.as_numpy_iterator():
-            add_to_digest(digest, element)
-            if reading:
-                continue
-            parts = [np.asarray(part) for part in tf.nest.flatten(element)]
-            elements.append(parts)
-            size += sum(part.nbytes for part in parts)
-            if size > most:
-                raise ValueError(
-                    f"expected a data set of features of at most {most / 1e9:.1f} GB, which are "
-                    "read into memory, got more. Give an object with __len__ and __getitem__ of "
-                    "row numbers, such as an np.memmap."
-                )
-            if len(elements) > num_examples:
-                raise ValueError(
-                    f"expected {num_examples} examples, one per label, got a data set of more. "
-                    "Leave out .repeat(), and give the examples of the labels alone."
-                )
-        digests.append(digest.digest())
+    most, size = _validate.most_bytes(), 0
+    for element, _ in rows.elements():
+        parts = [np.asarray(part) for part in tf.nest.flatten(element)]
+        elements.append(parts)
+        size += sum(part.nbytes for part in parts)
+        if size > most:
+            raise ValueError(
+                f"expected a data set of features of at most {most / 1e9:.1f} GB, which are read "
+                "into memory, got more. Give an object with __len__ and __getitem__ of row "
+                "numbers, such as an np.memmap."
+            )
+        if len(elements) > num_examples:
+            raise ValueError(
+                f"expected {num_examples} examples, one per label, got a data set of more. Leave "
+                "out .repeat(), and give the examples of the labels alone."
+            )
     if not elements:
         raise ValueError(f"expected a data set of {num_examples} examples, got an empty one.")
-    if digests[0] != digests[1]:
-        raise ValueError(SHUFFLED)
+    for _ in rows.elements():  # A second reading finds a shuffle.
+        pass
     columns = list(zip(*elements, strict=True))
     is_batched = _is_batched(columns, specs, num_examples)
     joined = [_joined(parts, is_batched) for parts in columns]
-    return tf.nest.pack_sequence_as(dataset.element_spec, joined)
+    return tf.nest.pack_sequence_as(spec, joined)
 
 
 def _is_batched(columns: Any, specs: Any, num_examples: int) -> bool:

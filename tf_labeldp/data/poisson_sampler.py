@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tf_labeldp.mechanisms import random_bits
+from tf_labeldp.mechanisms.random_bits import uniform_below
 
 _MODE_BITS = 192
 """Bits of the largest weight: rounding then changes a sample by less than 2^-150 in total."""
@@ -40,7 +40,7 @@ class PoissonSampler:
 
     def __init__(self, num_units: int, probability: float, buffer_size: int | None = None) -> None:
         self.num_units = num_units
-        self.first, self.weights = binomial_weights(num_units, probability)
+        self.first, self.weights = _binomial_weights(num_units, probability)
         self._sums = list(itertools.accumulate(self.weights))
         if buffer_size is None:
             total = self._sums[-1]
@@ -63,10 +63,27 @@ class PoissonSampler:
         count = self.first + place
         if count > self.buffer_size:
             return np.zeros(0, np.int64)
-        return uniform_subset(count, self.num_units, rng)
+        return self.uniform_subset(count, self.num_units, rng)
+
+    @staticmethod
+    def uniform_subset(size: int, bound: int, rng: np.random.Generator | None) -> np.ndarray:
+        """Returns a uniform subset of 0..bound-1, ``int64`` (size,) increasing.
+
+        Repeated numbers are redrawn, which favours none.
+        """
+        if 2 * size > bound:
+            inside = np.ones(bound, dtype=bool)
+            inside[PoissonSampler.uniform_subset(bound - size, bound, rng)] = False
+            return np.flatnonzero(inside)
+        numbers = np.zeros(0, np.int64)
+        while numbers.size < size:
+            more = uniform_below(np.full(size - numbers.size, bound), rng)
+            numbers = np.sort(np.concatenate([numbers, more]))
+            numbers = numbers[np.diff(numbers, prepend=-1) > 0]  # np.unique takes much longer
+        return numbers
 
 
-def binomial_weights(num_units: int, probability: float) -> tuple[int, list[int]]:
+def _binomial_weights(num_units: int, probability: float) -> tuple[int, list[int]]:
     """Returns the first size of the table, and the integer weights of the sizes from there on.
 
     Weights are rounded down above the most likely size, and up below it. So ``w[k + 1] / w[k] <=
@@ -93,23 +110,6 @@ def binomial_weights(num_units: int, probability: float) -> tuple[int, list[int]
             yield weight
 
     return 0, [*reversed(list(downwards())), *upwards()]
-
-
-def uniform_subset(size: int, bound: int, rng: np.random.Generator | None) -> np.ndarray:
-    """Returns a uniform subset of 0..bound-1, ``int64`` (size,) increasing.
-
-    Repeated numbers are redrawn, which favours none.
-    """
-    if 2 * size > bound:
-        inside = np.ones(bound, dtype=bool)
-        inside[uniform_subset(bound - size, bound, rng)] = False
-        return np.flatnonzero(inside)
-    numbers = np.zeros(0, np.int64)
-    while numbers.size < size:
-        more = random_bits.uniform_below(np.full(size - numbers.size, bound), rng)
-        numbers = np.sort(np.concatenate([numbers, more]))
-        numbers = numbers[np.diff(numbers, prepend=-1) > 0]  # np.unique takes much longer
-    return numbers
 
 
 def _integer_below(bound: int, rng: np.random.Generator | None) -> int:

@@ -18,7 +18,6 @@ from tf_labeldp.features.estimator import (
     FeatureMap,
     keras_model,
     note_release,
-    width_of,
     with_encoder,
 )
 from tf_labeldp.features.public_encoder import fitted_encoder
@@ -150,7 +149,7 @@ class NeighbourSmoothing(FeatureMap):
             found = find_neighbours(self._keys, self._keys, k, self.seed)
             _smooth_in_place(start, found, strength)
         self.n_features_out_ = start.shape[1]
-        self._remember_columns(rows.columns, width_of(X, self._mean.size))
+        self._remember_columns(rows.columns, rows.width(self._mean.size))
         return self
 
     def transform(self, X: Public[Any]) -> np.ndarray:

@@ -16,7 +16,7 @@ from tf_labeldp import _validate
 from tf_labeldp._progress import num_cores
 from tf_labeldp.accounting import Public, PublicInput, Setting, public_input
 from tf_labeldp.features.estimator import FeatureMap, note_release
-from tf_labeldp.features.reader import collected, is_dataset
+from tf_labeldp.features.reader import FeatureRows
 
 _Self = TypeVar("_Self", bound="PatchDictionary")
 _BLOCK_BYTES = 2**21
@@ -176,7 +176,7 @@ class PatchDictionary(FeatureMap):
             )
             parts.append(layer(images))
             layer.set_weights([filters.weights, filters.offsets])
-            note_release(layer, getattr(self, "receipts_", ()))
+            note_release(layer, self.receipts_)
         rows = parts[0] if len(parts) == 1 else keras.layers.Concatenate(dtype="float32")(parts)
         return keras.Model(images, rows, name="patch_dictionary")
 
@@ -217,7 +217,7 @@ class PatchDictionary(FeatureMap):
 
 
 def _checked_images(images: Any) -> np.ndarray:
-    array = np.asarray(collected(images) if is_dataset(images) else images)
+    array = np.asarray(FeatureRows(images).joined())
     if array.ndim not in (3, 4):
         raise ValueError(
             f"images must have shape (n, h, w) or (n, h, w, c), got {array.shape}. Reshape flat "

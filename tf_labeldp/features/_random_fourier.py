@@ -12,11 +12,10 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.features._categories import Categories
-from tf_labeldp.features.estimator import FeatureMap, columns_model, note_release, tags_of_tables
+from tf_labeldp.features.estimator import FeatureMap, columns_model, note_release
 from tf_labeldp.features.reader import (
+    FeatureRows,
     categorical_columns,
-    column_names,
-    columns_of_fit,
     columns_to_fit,
     hashed_columns,
 )
@@ -114,6 +113,8 @@ class RandomFourierFeatures(FeatureMap):
     sparse: bool = False
     seed: int | None = 0
 
+    _takes_tables = True
+
     def fit(self: _Self, X: Public[Any], y: Setting[Any] = None) -> _Self:
         """Learns the encoding and the bandwidth, and draws the frequencies.
 
@@ -129,9 +130,9 @@ class RandomFourierFeatures(FeatureMap):
         del y
         self._check_arguments()
         public = public_input(X)
-        X, self.receipts_ = self._matrix(public.value), public.receipts
-        columns = columns_to_fit(X)
-        self._remember_columns(column_names(X), len(columns))
+        rows, self.receipts_ = FeatureRows(self._matrix(public.value)), public.receipts
+        columns = columns_to_fit(rows)
+        self._remember_columns(rows.columns, len(columns))
         size = len(next(iter(columns.values())))
         self.columns_ = learn_columns(columns, self.categorical, self.hash_buckets)
         self.hashed_ = hashed_columns(self.columns_)
@@ -172,8 +173,8 @@ class RandomFourierFeatures(FeatureMap):
             ValueError: not fitted, missing columns, or infinite numbers.
         """
         self._refuse_unfitted("_frequencies")
-        X = self._matrix(X, is_fitted=True)
-        columns = columns_of_fit(X, [column.name for column in self.columns_])
+        table = FeatureRows(self._matrix(X, is_fitted=True))
+        columns = table.table([column.name for column in self.columns_])
         size = len(columns[self.columns_[0].name])
         out = np.empty((size, self.n_features_out_), np.float32)
         for start in range(0, size, _BLOCK):
@@ -183,9 +184,6 @@ class RandomFourierFeatures(FeatureMap):
                 rows = np.concatenate([rows, self._ranks(rows[:, self._numeric])], axis=1)
             out[part] = self._features(rows)
         return out
-
-    def __sklearn_tags__(self) -> Any:
-        return tags_of_tables(super().__sklearn_tags__())
 
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from raw columns to the features; it saves and loads.
@@ -213,7 +211,7 @@ class RandomFourierFeatures(FeatureMap):
                 ranks.set_weights([self._knots, self._heights])
             outputs = layer(rows)
             layer.set_weights([self._frequencies])
-            note_release(layer, getattr(self, "receipts_", ()))
+            note_release(layer, self.receipts_)
             return outputs
 
         return columns_model(self.columns_, self._is_matrix, features, "random_fourier_features")

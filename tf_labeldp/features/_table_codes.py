@@ -12,11 +12,10 @@ from scipy import sparse
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.features._categories import Categories
-from tf_labeldp.features.estimator import FeatureMap, columns_model, note_release, tags_of_tables
+from tf_labeldp.features.estimator import FeatureMap, columns_model, note_release
 from tf_labeldp.features.reader import (
+    FeatureRows,
     categorical_columns,
-    column_names,
-    columns_of_fit,
     columns_to_fit,
     hashed_columns,
 )
@@ -69,6 +68,8 @@ class TableCodes(FeatureMap):
     categorical: Sequence[str | int] | None = None
     most_categories: int = 254
 
+    _takes_tables = True
+
     def fit(self: _Self, X: Public[Any], y: Setting[Any] = None) -> _Self:
         """Learns the categories.
 
@@ -84,9 +85,9 @@ class TableCodes(FeatureMap):
         del y
         _validate.integer_at_least("most_categories", self.most_categories, 2)
         public = public_input(X)
-        X, self.receipts_ = self._matrix(public.value), public.receipts
-        columns = columns_to_fit(_narrow(X))
-        self._remember_columns(column_names(X), len(columns))
+        rows, self.receipts_ = self._rows(public.value), public.receipts
+        columns = columns_to_fit(rows)
+        self._remember_columns(rows.columns, len(columns))
         chosen = categorical_columns(columns, self.categorical)
         self.columns_ = tuple(
             CategoryColumn.learn(name, values, self.most_categories, by_frequency=True)
@@ -114,16 +115,13 @@ class TableCodes(FeatureMap):
             ValueError: not fitted, missing columns, or infinite numbers.
         """
         self._refuse_unfitted("columns_")
-        X = self._matrix(X, is_fitted=True)
-        columns = columns_of_fit(_narrow(X), [column.name for column in self.columns_])
+        rows = self._rows(X, is_fitted=True)
+        columns = rows.table([column.name for column in self.columns_])
         size = len(columns[self.columns_[0].name])
         codes = np.empty((size, len(self.columns_)), np.float32)
         for place, column in enumerate(self.columns_):
             codes[:, place] = column.codes(columns[column.name])
         return codes
-
-    def __sklearn_tags__(self) -> Any:
-        return tags_of_tables(super().__sklearn_tags__())
 
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from raw columns to numbers and codes; it saves and loads.
@@ -143,10 +141,15 @@ class TableCodes(FeatureMap):
 
         def features(rows: Any) -> Any:
             outputs = layer(rows)
-            note_release(layer, getattr(self, "receipts_", ()))
+            note_release(layer, self.receipts_)
             return outputs
 
         return columns_model(self.columns_, self._is_matrix, features, "table_codes")
+
+    def _rows(self, X: Any, is_fitted: bool = False) -> FeatureRows:
+        table = self._matrix(X, is_fitted=is_fitted)
+        # Numbers of ``float32`` take less memory in a sparse matrix, which is made dense.
+        return FeatureRows(table.astype(np.float32) if sparse.issparse(table) else table)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,8 +180,3 @@ class CategoryColumn(Categories):
         """Returns ``float32`` codes (n,), NaN for missing and unknown categories."""
         places = self.places(values)
         return np.where(places > 0, places - 1, np.nan).astype(np.float32)
-
-
-def _narrow(table: Any) -> Any:
-    """Returns a table in which a sparse matrix has ``float32`` numbers, which take less memory."""
-    return table.astype(np.float32) if sparse.issparse(table) else table

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 from tf_labeldp._progress import without_input_warnings
 from tf_labeldp.accounting import PublicInput, Receipt, Receipts
 from tf_labeldp.accounting.provenance import Weights
+from tf_labeldp.features._containers import ArrayConvertible, KerasExport
 from tf_labeldp.features.tables import MISSING_INTEGER, as_table
 from tf_labeldp.vault.model_history import counted_weights, record_digests
 
@@ -45,6 +46,10 @@ class _Family:
 class Estimator(BaseEstimator):
     """A scikit-learn estimator that treats its encoder as a value, not as a nested estimator."""
 
+    feature_names_in_: np.ndarray
+    _family: object = None  # set where clones need it
+    _takes_tables = False  # whether it takes texts and missing values
+
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Returns the constructor's arguments by name, without the arguments of an encoder."""
         del deep
@@ -67,14 +72,29 @@ class Estimator(BaseEstimator):
         return clone
 
     def _family_of_clones(self) -> object:
-        if not hasattr(self, "_family"):
-            self._family: object = _Family()
+        if self._family is None:
+            self._family = _Family()
         return self._family
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
+        if self._takes_tables:
+            tags.input_tags.allow_nan = tags.input_tags.string = True
+            tags.input_tags.categorical = True
         return tags
+
+    @contextlib.contextmanager
+    def _unchanged_on_failure(self) -> Iterator[None]:
+        """Restores all attributes after an error: a failed fit changes no fitted estimator."""
+        attributes: Any = vars(self)
+        before = dict(attributes)
+        try:
+            yield
+        except BaseException:
+            attributes.clear()
+            attributes.update(before)
+            raise
 
     def _refuse_unfitted(self, attribute: str) -> None:
         check_is_fitted(self, attribute, msg="this %(name)s is not fitted. Call fit first.")
@@ -91,15 +111,12 @@ class Estimator(BaseEstimator):
             return list(X)  # texts, which an encoder gets as a list
         if isinstance(X, list):
             X = np.asarray(X)
-        if isinstance(X, np.ndarray):
-            is_matrix = X.dtype.names is None and X.ndim <= 2
-        else:
-            is_matrix = sparse.issparse(X) or (
-                hasattr(X, "__array__") and not hasattr(X, "__len__")
-            )
-        if not is_matrix or (encoder is not None and getattr(X, "ndim", 2) != 2):
+        if isinstance(X, ArrayConvertible) and not isinstance(X, Sized):
+            X = np.asarray(X)
+        is_array = isinstance(X, np.ndarray) and X.dtype.names is None and X.ndim <= 2
+        if not (is_array or sparse.issparse(X)) or (encoder is not None and X.ndim != 2):
             return X
-        if len(getattr(X, "shape", (0, 0))) < 2:
+        if X.ndim < 2:
             raise ValueError(f"features must have shape (n, d), got {X.shape}. {RESHAPE}")
         X = check_array(
             X,
@@ -111,7 +128,7 @@ class Estimator(BaseEstimator):
         )
         if not is_fitted and X.shape[0] == 0:
             raise ValueError(NO_ROWS)
-        if is_fitted and not hasattr(self, "feature_names_in_"):
+        if is_fitted and self._known_columns() is None:
             self._check_width(X.shape[1], getattr(self, "n_features_in_", X.shape[1]))
         return X
 
@@ -124,7 +141,8 @@ class Estimator(BaseEstimator):
 
     def _remember_columns(self, columns: tuple[str, ...] | None, width: int) -> None:
         """Sets ``n_features_in_``, and ``feature_names_in_`` or deletes them."""
-        self.__dict__.pop("feature_names_in_", None)
+        if self._known_columns() is not None:
+            del self.feature_names_in_
         self.n_features_in_ = width
         if columns is not None:
             self.feature_names_in_ = np.array(columns, dtype=object)
@@ -136,9 +154,11 @@ class Estimator(BaseEstimator):
 
 
 class FeatureMap(TransformerMixin, Estimator):
-    """A map of public inputs to features: ``transform`` gives ``float32`` (n, ``n_features_out_``)."""
+    """A map of public inputs to features ``float32`` (n, ``n_features_out_``), by ``transform``."""
 
+    finds_columns = True  # whether it checks the columns of a table itself
     _reads_columns = True  # whether it takes any table as a dict of columns
+    receipts_: tuple[Receipt, ...] = ()
 
     def _kept_features(self, X: Any) -> Any:
         """Returns the features of inputs whose rows are all kept, or None."""
@@ -148,18 +168,6 @@ class FeatureMap(TransformerMixin, Estimator):
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float32"]
         return tags
-
-
-def tags_of_tables(tags: Any) -> Any:
-    """Returns scikit-learn's tags, changed for an estimator that takes texts and missing values."""
-    tags.input_tags.allow_nan = tags.input_tags.string = tags.input_tags.categorical = True
-    return tags
-
-
-def width_of(X: Any, otherwise: int) -> int:
-    """Returns the numbers in a row of an array (n, ...), or another width for other inputs."""
-    shape = getattr(X, "shape", ())
-    return math.prod(shape[1:]) if len(shape) > 1 else otherwise
 
 
 def note_release(layer: Any, receipts: tuple[Receipt, ...], weights: Any = None) -> None:
@@ -263,7 +271,7 @@ def with_encoder(encoder: Any, width: int) -> tuple[Any, Any]:
     if encoder is None:
         features = keras.Input((width,), name="features")
         return features, features
-    model = encoder.to_keras() if hasattr(encoder, "to_keras") else encoder
+    model = encoder.to_keras() if isinstance(encoder, KerasExport) else encoder
     if not isinstance(model, keras.Model):
         raise TypeError(
             f"expected an encoder with a Keras model, got {type(encoder).__name__}. Pass "

@@ -11,6 +11,7 @@ import os
 import pathlib
 import pickle
 import re
+import types
 import zipfile
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -24,21 +25,23 @@ from tf_labeldp._validate import counted
 from tf_labeldp.accounting import Public, PublicInput, Receipt, Receipts, Setting, public_input
 from tf_labeldp.accounting.provenance import Weights
 from tf_labeldp.features import _pixels
+from tf_labeldp.features._containers import Dataset, Frame, KerasModel, Tensor, Typed
 from tf_labeldp.features.estimator import NO_ROWS, FeatureMap, symbolic_inputs
 from tf_labeldp.features.reader import (
+    FeatureRows,
     all_rows,
     as_rows,
     check_encoder,
     encoded,
+    finds_columns,
+    function_of,
     input_parts,
-    is_dataset,
     is_lazy,
-    num_rows,
     refuse_endless,
     rows_of,
     stacked,
 )
-from tf_labeldp.features.tables import as_table, is_frame, is_structured, names_of, to_inputs
+from tf_labeldp.features.tables import as_table, is_structured, names_of, to_inputs
 from tf_labeldp.vault.files import PlainFile
 from tf_labeldp.vault.records import Arrays
 
@@ -47,6 +50,8 @@ _BLOCK = 1024
 """Rows per call of an encoder, and per file of a cache: an interrupted run loses these at most."""
 _BATCH = 128
 """Rows per step of a Keras model, which bounds its memory."""
+_APPLICATIONS = "keras.src.applications"
+"""Modules with the functions that build the models of ``keras.applications``."""
 _MOST_BYTES = 4e9
 """The most memory for kept features; further rows are encoded on each reading."""
 
@@ -115,6 +120,8 @@ class PublicEncoder(FeatureMap):
     cache_dir: str | os.PathLike[str] | None = None
 
     _reads_columns = False
+    _built: tuple[Any, Any] = (None, None)
+    _fitted_with: tuple[Any, ...] = ()
 
     def fit(self: _Self, X: Public[Any], y: Setting[Any] = None) -> _Self:
         """Computes the features of all rows that are not kept yet, and keeps them.
@@ -129,8 +136,8 @@ class PublicEncoder(FeatureMap):
         """
         del y
         public = public_input(X)
-        inputs, before = public.value, dict(vars(self))
-        try:
+        inputs = public.value
+        with self._unchanged_on_failure():
             model = self._keras_model()
             weights = (
                 None
@@ -141,10 +148,6 @@ class PublicEncoder(FeatureMap):
             if is_new or self._kept_features(inputs) is None:
                 self._prepare(model, weights, inputs, is_new)
                 self._encode_all(inputs, weights)
-        except BaseException:  # a failed fit must not change a fitted encoder
-            self.__dict__.clear()
-            self.__dict__.update(before)
-            raise
         # Unknown training of the model has a new receipt on each reading, and is found there.
         of_model = [part for part in public_input(self.model).receipts if part.kind != "unknown"]
         self.receipts_ = Receipts.merged(public.receipts, of_model, (self._receipt,))
@@ -177,15 +180,15 @@ class PublicEncoder(FeatureMap):
 
     def _kept_features(self, X: Any) -> Any:
         """Returns the features of inputs whose rows are all kept, or None."""
-        if is_dataset(X) or is_lazy(X) or not hasattr(self, "digest_"):
+        if isinstance(X, Dataset) or is_lazy(X) or not self._fitted_with:
             return None
         keys = _row_keys(X)
         return None if keys is None else self._kept.take(keys)
 
     @property
-    def finds_columns(self) -> bool:
+    def finds_columns(self) -> bool:  # type: ignore[override]
         """Whether the model checks the columns of a table itself, as transformers do."""
-        return hasattr(PublicInput.bare(self.model), "transform")
+        return finds_columns(PublicInput.bare(self.model))
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the features, which are computed again or read from the folder.
@@ -196,12 +199,12 @@ class PublicEncoder(FeatureMap):
         model = PublicInput.bare(self.model)
         settings = (model, self.weights, self.size)
         if isinstance(model, str):
-            if getattr(self, "_built", (None,))[0] != settings:
+            if self._built[0] != settings:
                 self._built = settings, _pixels.application(*settings)
             return self._built[1]
-        if hasattr(model, "predict_on_batch"):
+        if isinstance(model, KerasModel):
             return _pooled(model)
-        if str(getattr(model, "__module__", "")).startswith("keras.src.applications"):
+        if isinstance(model, types.FunctionType) and model.__module__.startswith(_APPLICATIONS):
             name = _name_of(model)
             raise TypeError(
                 f"expected an encoder, got the function {name}, which builds one. Give its name, "
@@ -212,7 +215,7 @@ class PublicEncoder(FeatureMap):
 
     def _is_new(self, weights: str | None) -> bool:
         """Returns whether kept features are of other weights or other arguments."""
-        if not hasattr(self, "digest_") or self._weights != weights:
+        if not self._fitted_with or self._weights != weights:
             return True
         model, *settings = self._fitted_with
         return model is not PublicInput.bare(self.model) or settings != self._settings()
@@ -265,7 +268,8 @@ class PublicEncoder(FeatureMap):
         keys: list[bytes] | None = []
         parts: list[Any] = []
         size = 0
-        with Progress("Encoding", None if is_dataset(inputs) else num_rows(inputs)) as progress:
+        rows = FeatureRows(inputs)
+        with Progress("Encoding", None if rows.is_dataset else rows.num_inputs) as progress:
             for block in _blocks(inputs):
                 found_keys, found = self._features(block)
                 keys = None if found_keys is None or keys is None else keys + found_keys
@@ -319,7 +323,7 @@ class PublicEncoder(FeatureMap):
             _pixels.check_rows(self._network, block, self._pixels)
             model = _predictor(self._network)
         try:
-            features = encoded(block, model)
+            features = encoded(block, function_of(model))
         except NotFittedError:
             raise ValueError(
                 f"expected a fitted transformer, got an unfitted {type(model).__name__}. Fit it "
@@ -354,10 +358,8 @@ def fitted_encoder(encoder: Any, inputs: Any) -> Any:
 def is_own_map(encoder: Any) -> bool:
     """Returns whether an encoder is a map of this library, or a method of one."""
     inner = PublicInput.bare(encoder)
-    maps = (inner, getattr(inner, "__self__", None))
-    return any(
-        isinstance(each, FeatureMap) and not isinstance(each, PublicEncoder) for each in maps
-    )
+    owner = inner.__self__ if isinstance(inner, types.MethodType) else inner
+    return isinstance(owner, FeatureMap) and not isinstance(owner, PublicEncoder)
 
 
 class _Rows:
@@ -417,13 +419,13 @@ class _Folder:
 
 def _blocks(inputs: Any) -> Iterator[Any]:
     """Yields inputs in blocks of rows, in their own type."""
-    if is_dataset(inputs):
+    if isinstance(inputs, Dataset):
         refuse_endless(inputs)
         for element in inputs.as_numpy_iterator():
             yield element[0] if isinstance(element, tuple) else element
         return
     inputs = _in_rows(inputs)
-    size = num_rows(inputs)
+    size = FeatureRows(inputs).num_inputs
     for start in range(0, size, _BLOCK):
         yield (
             inputs
@@ -437,7 +439,7 @@ def _in_rows(inputs: Any) -> Any:
     inputs = as_table(inputs)
     if isinstance(inputs, list) and not all(isinstance(row, str) for row in inputs):
         return np.asarray(inputs)
-    if hasattr(inputs, "numpy"):  # a tensor
+    if isinstance(inputs, Tensor):
         return inputs.numpy()
     return inputs.tocsr() if sparse.issparse(inputs) else inputs
 
@@ -515,14 +517,14 @@ def _predictor(network: Any) -> Any:
     """Returns the function from rows in any type to a Keras model's outputs."""
 
     def predict(block: Any) -> Any:
-        if is_frame(block) or is_structured(block):
+        if isinstance(block, Frame) or is_structured(block):
             block = to_inputs(block, network)
-        elif isinstance(block, list) or getattr(block, "dtype", np.dtype(float)).kind == "O":
+        elif isinstance(block, list) or (isinstance(block, Typed) and block.dtype.kind == "O"):
             import keras
 
             inputs = symbolic_inputs(network)
-            if getattr(inputs, "dtype", "") == "string":
-                rows = np.asarray(block, str).reshape(len(block), *inputs.shape[1:])
+            if isinstance(inputs, Typed) and inputs.dtype == "string":
+                rows = np.asarray(block, str).reshape(-1, *network.input_shape[1:])
                 block = keras.ops.convert_to_tensor(rows)
         with without_retracing_warnings():
             return network.predict(block, batch_size=_BATCH, verbose=0)
@@ -534,7 +536,7 @@ def _name_of(model: Any) -> str:
     model = PublicInput.bare(model)
     if isinstance(model, str):
         return model
-    if hasattr(model, "predict_on_batch"):
+    if isinstance(model, KerasModel):
         return str(model.name)
     return str(getattr(model, "__qualname__", type(model).__name__))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,13 +15,26 @@ from sklearn.utils import _safe_indexing
 from tf_labeldp import _validate
 from tf_labeldp._progress import without_retracing_warnings
 from tf_labeldp.accounting import Public, PublicInput, Receipt, Setting, public_input
+from tf_labeldp.features._containers import (
+    ArrayConvertible,
+    ArrowTable,
+    Dataset,
+    Frame,
+    Indexed,
+    IndexedSource,
+    KerasModel,
+    Series,
+    Shaped,
+    Tensor,
+)
+from tf_labeldp.features._row_digests import row_digests
 from tf_labeldp.features.estimator import NO_ROWS, RESHAPE, FeatureMap
 from tf_labeldp.features.tables import (
     as_matrix,
     as_table,
     column_values,
     columns_of,
-    is_frame,
+    inputs_of,
     is_structured,
     names_of,
     text_error,
@@ -48,7 +62,9 @@ _POOL = {
 }
 """What to do with an encoder whose outputs have more axes, by their number."""
 _EACH = "Return one row for each row of the inputs."
-SHUFFLED = (
+
+
+_SHUFFLED = (
     "expected the same rows in the same order on each reading, got others: the data set must not "
     "be shuffled. Leave out .shuffle(), or pass reshuffle_each_iteration=False with a seed; "
     "augment nothing."
@@ -74,8 +90,10 @@ class FeatureRows:
             need more are encoded again on each reading.
 
     Attributes:
+        raw_inputs: the inputs as they were given.
         columns: the column names of a table; None for other inputs.
         is_encoded: whether there is an encoder.
+        is_dataset: whether the inputs are a ``tf.data.Dataset``.
 
     Raises:
         TypeError: inputs of another type or without numbers, or an encoder of another type.
@@ -97,22 +115,20 @@ class FeatureRows:
         flatten: bool = False,
         max_bytes: float = 0.0,
     ) -> None:
-        self._public = (inputs, encoder)
+        self._public, self.raw_inputs = (inputs, encoder), PublicInput.bare(inputs)
         self._inputs, self._encoder = (
-            as_table(PublicInput.bare(inputs)),
+            as_table(self.raw_inputs),
             check_encoder(PublicInput.bare(encoder)),
         )
         self.is_encoded = self._encoder is not None
+        self.is_dataset = isinstance(self._inputs, Dataset)
         self._flatten, self._max_bytes = flatten, max_bytes
         self._digest: str | None = None  # set by the first reading of a data set
-        self.columns = column_names(self._inputs)
+        self.columns = _text_names(self._inputs)
         # A fitted map checks its own columns, and the columns of a dict are found by name.
-        finds = getattr(self._encoder, "finds_columns", hasattr(self._encoder, "transform"))
-        by_name = finds or isinstance(self._inputs, Mapping)
+        by_name = finds_columns(self._encoder) or isinstance(self._inputs, Mapping)
         if self._encoder is None or not by_name:
             _check_columns(self.columns, columns)
-        if is_dataset(self._inputs):
-            refuse_endless(self._inputs)
 
     @property
     def receipts(self) -> tuple[Receipt, ...]:
@@ -122,12 +138,106 @@ class FeatureRows:
     @property
     def num_rows(self) -> int | None:
         """n; None for a data set, whose rows are counted on reading."""
-        return None if is_dataset(self._inputs) else len(self)
+        return None if self.is_dataset else len(self)
+
+    @property
+    def num_inputs(self) -> int:
+        """The number of rows that all arrays of the raw inputs have; encodes nothing."""
+        leaves: list[Any] = []
+        map_parts(leaves.append, self._inputs)
+        return check_lengths(leaves)
+
+    def joined(self) -> Any:
+        """Returns the raw inputs; the batches x of a data set are read twice, and joined."""
+        if not self.is_dataset:
+            return self._inputs
+        batches = [x for x, _ in self.elements()]
+        for _ in self.elements():  # A second reading finds a shuffle.
+            pass
+        if not batches:
+            raise ValueError(NO_ROWS)
+
+        def joined(*parts: Any) -> np.ndarray:
+            arrays = [np.atleast_1d(part) for part in parts]
+            _check_widths(arrays)
+            return np.concatenate(arrays)
+
+        return map_parts(joined, *batches)
+
+    def width(self, otherwise: Setting[int]) -> int:
+        """Returns the numbers in a row of an array (n, ...); another width for other inputs."""
+        shape = self._inputs.shape if isinstance(self._inputs, (Shaped, Frame)) else ()
+        return math.prod(shape[1:]) if len(shape) > 1 else otherwise
+
+    def arrays(self) -> Any:
+        """Returns the raw inputs as arrays, in their dicts and tuples."""
+        return map_parts(np.asarray, self._inputs)
+
+    def raw(self, places: Setting[np.ndarray]) -> Any:
+        """Returns rows of the raw inputs in their own type, by their numbers."""
+        return rows_of(self._inputs, places)
+
+    def parts(self, function: Setting[Callable[[Any], Any]]) -> Any:
+        """Returns a function's results for arrays, CSR matrices and lazy sources of row numbers.
+
+        They are in the dicts and tuples of the inputs.
+        """
+        return map_parts(lambda part: function(as_rows(part)), self._inputs)
+
+    def table(self, names: Setting[Sequence[str | int] | None] = None) -> dict[Any, np.ndarray]:
+        """Returns columns (n,) by name; by place for an array (n, p) or a sparse matrix.
+
+        They are numbers, NaN where missing, or texts, empty where missing. ``names`` are those of
+        ``fit``, which the table must have.
+        """
+        columns = _table_columns(self.joined())
+        if names is None:
+            return columns
+        missing = [repr(name) for name in names if name not in columns]
+        if missing:
+            raise ValueError(f"the table lacks columns of fit: {', '.join(missing)}. Add them.")
+        if 0 in columns and len(columns) > len(names):
+            raise ValueError(
+                f"expected {len(names)} columns, as in fit, got {len(columns)}. Give the same "
+                "columns, or name them: then other columns are ignored."
+            )
+        return columns
+
+    def network_inputs(self, model: Setting[Any] = None) -> Any:
+        """Returns the inputs as a network takes them: a table as a ``float32`` matrix of columns.
+
+        With an encoder they are its outputs (n, d). For a model with a dict or list of inputs, a
+        table becomes ``to_inputs(table, model)``. Inputs that are no table stay as they are; a dict
+        is one input per entry.
+        """
+        if self.is_encoded:
+            return self.array()
+        is_table = isinstance(self._inputs, Frame) or is_structured(self._inputs)
+        if self._inputs is self.raw_inputs and not is_table:
+            return self.raw_inputs
+        if isinstance(inputs_of(model), (Mapping, list, tuple)):
+            return to_inputs(self._inputs, model)
+        columns = self.table()
+        rows = as_matrix(columns)
+        if not np.isfinite(rows).all():
+            are_finite = np.isfinite(rows).all(axis=0)
+            bad = [name for name, good in zip(columns, are_finite, strict=True) if not good]
+            raise ValueError(text_error(bad, "missing or infinite ones"))
+        return rows
+
+    def digests(self) -> np.ndarray | None:
+        """Returns a keyed digest of each raw row, ``uint64`` (n, 1); None without rows to read."""
+        try:
+            parts = [as_rows(part) for part in input_parts(self._inputs)]
+            parts = [part if sparse.issparse(part) else all_rows(part) for part in parts]
+        except (TypeError, ValueError):
+            return None
+        return row_digests(parts)
 
     @functools.cached_property
     def _source(self) -> tuple[Any, Any]:
         """Inputs that are read by row number, and their encoder; None if they are features."""
-        inputs = collected(self._inputs) if is_dataset(self._inputs) else self._inputs
+        inputs = self.joined()
         is_map = isinstance(self._encoder, FeatureMap)
         if is_map and (kept := self._encoder._kept_features(inputs)) is not None:
             return kept, None
@@ -135,7 +245,7 @@ class FeatureRows:
         if is_plain and self._encoder is not None:
             return inputs, self._encoder
         if is_map and self._encoder._reads_columns and names_of(inputs) is not None:
-            return _TableRows(table_columns(inputs)), self._encoder
+            return _TableRows(_table_columns(inputs)), self._encoder
         return _features_of(inputs, self._encoder, self._flatten), None
 
     def __len__(self) -> int:
@@ -143,7 +253,7 @@ class FeatureRows:
 
     def held(self) -> np.ndarray | None:
         """Returns all rows (n, d) if they lie in memory as one array, without a copy."""
-        if is_dataset(self._inputs):
+        if self.is_dataset:
             return None
         source, encoder = self._source
         return source if encoder is None and isinstance(source, np.ndarray) else None
@@ -171,7 +281,7 @@ class FeatureRows:
             see: called with the raw inputs and their labels or None: per batch of a data set, and
                 once for all other inputs.
         """
-        if is_dataset(self._inputs):
+        if self.is_dataset:
             yield from self._joined_batches(see)
             return
         if see is not None:
@@ -199,12 +309,9 @@ class FeatureRows:
         return step
 
     def _joined_batches(self, see: Any) -> Iterator[np.ndarray]:
-        digest = hashlib.sha256()
         waiting: list[np.ndarray] = []
         is_empty = True
-        for element in self._inputs.as_numpy_iterator():
-            x, y = _pair(element)
-            add_to_digest(digest, x)
+        for x, y in self.elements():
             rows = _features_of(x, self._encoder)
             if y is not None:
                 _validate.one_label_per_row(rows.shape[0], len(np.atleast_1d(y)))
@@ -222,9 +329,22 @@ class FeatureRows:
             raise ValueError(NO_ROWS)
         if waiting:
             yield np.concatenate(waiting)
+
+    def elements(self) -> Iterator[tuple[Any, Any]]:
+        """Yields x and y or None of each batch of a data set.
+
+        Raises:
+            ValueError: the data set is endless, or an earlier reading gave other rows.
+        """
+        refuse_endless(self._inputs)
+        digest = hashlib.sha256()
+        for element in self._inputs.as_numpy_iterator():
+            x, y = _pair(element)
+            _add_to_digest(digest, x)
+            yield x, y
         self._digest = self._digest or digest.hexdigest()
         if digest.hexdigest() != self._digest:
-            raise ValueError(SHUFFLED)
+            raise ValueError(_SHUFFLED)
 
 
 class _TableRows:
@@ -238,16 +358,11 @@ class _TableRows:
         return {name: values[rows] for name, values in self._columns.items()}
 
 
-def table_columns(table: Any) -> dict[Any, np.ndarray]:
-    """Returns columns (n,) by name; by place for an array (n, p) or a sparse matrix.
-
-    They are numbers, NaN where missing, or texts, empty where missing.
-    """
-    table = collected(table) if is_dataset(table) else as_table(table)
+def _table_columns(table: Any) -> dict[Any, np.ndarray]:
     columns = columns_of(table)
     if columns is None:
         matrix: Any = _side_by_side(input_parts(table)) if _is_several(table) else table
-        if _is_sparse(matrix):
+        if sparse.issparse(matrix):
             check_columns_of_sparse(matrix)
             matrix = matrix.toarray()
         matrix = np.asarray(matrix)
@@ -277,9 +392,9 @@ def check_columns_of_sparse(matrix: Any) -> None:
         )
 
 
-def columns_to_fit(table: Any) -> dict[Any, np.ndarray]:
+def columns_to_fit(rows: FeatureRows) -> dict[Any, np.ndarray]:
     """Returns the columns of a table; raises unless their names differ as text."""
-    columns = table_columns(table)
+    columns = rows.table()
     if len({str(name) for name in columns}) < len(columns):
         raise ValueError(
             "expected column names that differ as text, got two that are equal, such as 0 and "
@@ -293,20 +408,6 @@ def hashed_columns(columns: Iterable[Any]) -> dict[Any, int]:
     return {
         column.name: column.num_categories for column in columns if getattr(column, "buckets", None)
     }
-
-
-def columns_of_fit(table: Any, names: Sequence[str | int]) -> dict[Any, np.ndarray]:
-    """Returns the columns of a table; raises unless it has those of ``fit``."""
-    columns = table_columns(table)
-    missing = [repr(name) for name in names if name not in columns]
-    if missing:
-        raise ValueError(f"the table lacks columns of fit: {', '.join(missing)}. Add them.")
-    if 0 in columns and len(columns) > len(names):
-        raise ValueError(
-            f"expected {len(names)} columns, as in fit, got {len(columns)}. Give the same columns, "
-            "or name them: then other columns are ignored."
-        )
-    return columns
 
 
 def categorical_columns(
@@ -327,17 +428,12 @@ def categorical_columns(
     return chosen
 
 
-def is_dataset(inputs: Any) -> bool:
-    """Returns whether inputs are a ``tf.data.Dataset``."""
-    return hasattr(inputs, "as_numpy_iterator")
-
-
-def column_names(inputs: Any) -> tuple[str, ...] | None:
+def _text_names(inputs: Any) -> tuple[str, ...] | None:
     """Returns the column names of a table or a data set of tables; None for other inputs."""
-    if is_dataset(inputs):
+    if isinstance(inputs, Dataset):
         spec = inputs.element_spec
         inputs = spec[0] if isinstance(spec, tuple) and spec else spec
-    found = tuple(names_of(as_table(inputs)) or ())
+    found = tuple(names_of(inputs) or ())
     return found if found and all(isinstance(name, str) for name in found) else None
 
 
@@ -362,21 +458,20 @@ def as_rows(part: Any) -> Any:
 
     A lazy source, an object with ``__len__`` and ``__getitem__`` of row numbers, stays as it is.
     """
-    if _is_sparse(part):
+    if sparse.issparse(part):
         return part.tocsr()
     part = as_table(part)
-    if is_frame(part) or is_structured(part):
+    if isinstance(part, Frame) or is_structured(part):
         names_of(part)  # refuses equal names
         array = np.asarray(part)
         return array if array.dtype.kind in "biuf" else _side_by_side(_numeric_parts(part))
     if isinstance(part, (list, tuple)):
         part = np.asarray(part)
-    elif hasattr(part, "to_numpy"):
+    elif isinstance(part, Series):
         part = part.to_numpy()
-    elif hasattr(part, "numpy"):  # a tensor
+    elif isinstance(part, Tensor):
         part = part.numpy()
-    is_source = hasattr(part, "__len__") and hasattr(part, "__getitem__")
-    if not is_source or isinstance(part, (str, bytes, np.generic)):
+    if not isinstance(part, IndexedSource) or isinstance(part, (str, bytes, np.generic)):
         raise TypeError(
             "features must be an array, a list of rows, a table of columns, a sparse matrix, a "
             "dict or tuple of arrays, or an object with __len__ and __getitem__ of row numbers, "
@@ -388,48 +483,22 @@ def as_rows(part: Any) -> Any:
     return part
 
 
-def network_inputs(inputs: Any, encoder: Any = None, model: Any = None) -> Any:
-    """Returns features as a network takes them: a table as a ``float32`` matrix of its columns.
-
-    With an encoder they are its outputs (n, d). For a model with a dict or list of inputs, a table
-    becomes ``to_inputs(table, model)``. Features that are no table stay as they are; a dict is one
-    input per entry.
-    """
-    table = as_table(inputs)
-    if encoder is not None:
-        return FeatureRows(table, encoder).array()
-    if table is inputs and not is_frame(table) and not is_structured(table):
-        return inputs
-    if isinstance(getattr(model, "input", None), (Mapping, list, tuple)):
-        return to_inputs(table, model)
-    columns = table_columns(table)
-    rows = as_matrix(columns)
-    if not np.isfinite(rows).all():
-        bad = [
-            name
-            for name, good in zip(columns, np.isfinite(rows).all(axis=0), strict=True)
-            if not good
-        ]
-        raise ValueError(text_error(bad, "missing or infinite ones"))
-    return rows
-
-
 def take_rows(part: Any, rows: Any) -> Any:
     """Returns rows from a result of ``as_rows``; sparse rows become a dense array."""
     found = part[rows]
-    return found.toarray() if _is_sparse(found) else found
+    return found.toarray() if sparse.issparse(found) else found
 
 
 def all_rows(part: Any) -> np.ndarray:
     """Returns all rows from a result of ``as_rows`` as a dense array."""
-    if _is_sparse(part):
+    if sparse.issparse(part):
         return part.toarray()
-    return np.asarray(part if hasattr(part, "__array__") else part[np.arange(len(part))])
+    return np.asarray(part if isinstance(part, ArrayConvertible) else part[np.arange(len(part))])
 
 
 def check_lengths(parts: list[Any]) -> int:
     """Returns the number of rows that all parts have."""
-    lengths = sorted({np.shape(part)[0] if _is_sparse(part) else len(part) for part in parts})
+    lengths = sorted({np.shape(part)[0] if sparse.issparse(part) else len(part) for part in parts})
     if len(lengths) > 1:
         raise ValueError(
             f"all parts of features need the same length, got lengths {lengths}. Give one row per "
@@ -473,22 +542,14 @@ def map_parts(function: Callable[..., Any], *structures: Any) -> Any:
         return {key: map_parts(function, *(part[key] for part in structures)) for key in first}
     if isinstance(first, tuple):
         parts = [map_parts(function, *part) for part in zip(*structures, strict=True)]
-        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+        return tuple(parts) if type(first) is tuple else type(first)(*parts)  # a named tuple
     return function(*structures)
-
-
-def num_rows(structure: Any) -> int:
-    """Returns the number of rows that all arrays in dicts and tuples have."""
-    leaves: list[Any] = []
-    map_parts(leaves.append, structure)
-    return check_lengths(leaves)
 
 
 def is_lazy(inputs: Any) -> bool:
     """Returns whether inputs are an object that gives its rows by their numbers alone."""
-    if isinstance(inputs, (list, tuple, Mapping)) or not hasattr(inputs, "__getitem__"):
-        return False
-    return not hasattr(inputs, "shape") and not is_frame(inputs)
+    known = (list, tuple, Mapping, Shaped, Frame)
+    return isinstance(inputs, Indexed) and not isinstance(inputs, known)
 
 
 def rows_of(inputs: Any, places: np.ndarray) -> Any:
@@ -497,7 +558,7 @@ def rows_of(inputs: Any, places: np.ndarray) -> Any:
         return map_parts(lambda part: np.asarray(part)[places], inputs)
     if is_lazy(inputs):
         return inputs[places]
-    if hasattr(inputs, "column_names") and hasattr(inputs, "take"):  # a table of Arrow
+    if isinstance(inputs, ArrowTable):
         return inputs.take(places)
     return _safe_indexing(inputs, places)
 
@@ -506,42 +567,13 @@ def stacked(parts: list[Any]) -> Any:
     """Returns blocks of rows as one array or CSR matrix."""
     if len(parts) == 1:
         return parts[0]
-    if not _is_sparse(parts[0]):
+    if not sparse.issparse(parts[0]):
         return np.concatenate(parts)
     return sparse.vstack(parts, format="csr")
 
 
-def collected(dataset: Any) -> Any:
-    """Returns all inputs in a data set of batches x or (x, y), joined; labels are dropped."""
-    refuse_endless(dataset)
-    batches, digests = [], []
-    for reading in range(2):
-        digest = hashlib.sha256()
-        for element in dataset.as_numpy_iterator():
-            x, _ = _pair(element)
-            add_to_digest(digest, x)
-            if reading == 0:
-                batches.append(x)
-        digests.append(digest.digest())
-    if not batches:
-        raise ValueError(NO_ROWS)
-    if digests[0] != digests[1]:
-        raise ValueError(SHUFFLED)
-
-    def joined(*parts: Any) -> np.ndarray:
-        arrays = [np.atleast_1d(part) for part in parts]
-        _check_widths(arrays)
-        return np.concatenate(arrays)
-
-    return map_parts(joined, *batches)
-
-
-def _is_sparse(inputs: Any) -> bool:
-    return sparse.issparse(inputs)
-
-
 def _is_several(inputs: Any) -> bool:  # a tuple of arrays, not of rows
-    return isinstance(inputs, tuple) and any(hasattr(part, "shape") for part in inputs)
+    return isinstance(inputs, tuple) and any(isinstance(part, Shaped) for part in inputs)
 
 
 def _check_columns(found: tuple[str, ...] | None, expected: Any) -> None:
@@ -565,10 +597,27 @@ def _check_widths(blocks: list[np.ndarray]) -> None:
         raise ValueError(f"all batches need the same number of features, got {first} and {last}.")
 
 
+def finds_columns(encoder: Any) -> bool:
+    """Returns whether an encoder checks the columns of a table itself, as transformers do."""
+    if isinstance(encoder, FeatureMap):
+        return bool(encoder.finds_columns)
+    return hasattr(encoder, "transform")  # which a pipeline has by its last step
+
+
+def function_of(encoder: Any) -> Any:
+    """Returns an encoder's function from inputs to outputs; None if it can't encode."""
+    if isinstance(encoder, type):
+        return None
+    if finds_columns(encoder) or isinstance(encoder, FeatureMap):
+        return encoder.transform
+    if isinstance(encoder, KerasModel):
+        return functools.partial(encoder.predict, batch_size=256, verbose=0)
+    return encoder if callable(encoder) else getattr(encoder, "predict", None)
+
+
 def check_encoder(encoder: Any) -> Any:
     """Returns an encoder; raises for an object that can't encode."""
-    usable = callable(encoder) or hasattr(encoder, "transform") or hasattr(encoder, "predict")
-    if encoder is None or (usable and not isinstance(encoder, type)):
+    if encoder is None or function_of(encoder) is not None:
         return encoder
     found = f"the class {encoder.__name__}" if isinstance(encoder, type) else repr(encoder)
     raise TypeError(
@@ -577,16 +626,11 @@ def check_encoder(encoder: Any) -> Any:
     )
 
 
-def encoded(inputs: Any, encoder: Any) -> Any:
-    """Returns the encoder's outputs (m, d), numbers; they may be a CSR matrix."""
-    if hasattr(encoder, "transform"):
-        found = encoder.transform(inputs)
-    elif hasattr(encoder, "predict_on_batch"):  # a Keras model
-        with without_retracing_warnings():
-            found = encoder.predict(inputs, batch_size=256, verbose=0)
-    else:
-        found = encoder(inputs) if callable(encoder) else encoder.predict(inputs)
-    features = found.tocsr() if _is_sparse(found) else np.asarray(found)
+def encoded(inputs: Any, function: Callable[[Any], Any]) -> Any:
+    """Returns an encoder's outputs (m, d), numbers; they may be a CSR matrix."""
+    with without_retracing_warnings():
+        found = function(inputs)
+    features = found.tocsr() if sparse.issparse(found) else np.asarray(found)
     if features.dtype.name == "bfloat16":  # NumPy does not know it as a number.
         features = features.astype(np.float32)
     if features.ndim != 2 or features.shape[1] == 0 or features.dtype.kind not in "biuf":
@@ -594,9 +638,10 @@ def encoded(inputs: Any, encoder: Any) -> Any:
             "the encoder must return numbers of shape (m, d), got an array of shape "
             f"{features.shape} and dtype {features.dtype}. {_POOL.get(features.ndim, _FLATTEN)}"
         )
-    has_rows = isinstance(inputs, (np.ndarray, list)) or is_frame(inputs)
+    is_frame = isinstance(inputs, Frame)
+    has_rows = isinstance(inputs, (np.ndarray, list)) or is_frame
     if has_rows and features.shape[0] != len(inputs):
-        hint = f"Give it a column, table[{names_of(inputs)[0]!r}]." if is_frame(inputs) else _EACH
+        hint = f"Give it a column, table[{names_of(inputs)[0]!r}]." if is_frame else _EACH
         raise ValueError(
             f"the encoder must return {len(inputs)} rows (d,), one per example, got "
             f"{features.shape[0]}. {hint}"
@@ -608,8 +653,8 @@ def _features_of(inputs: Any, encoder: Any, flatten: bool = False) -> Any:
     """Returns the encoder's outputs (m, d), or the inputs; these may stay a CSR matrix."""
     if encoder is None:
         return _as_matrix(inputs, flatten)
-    features = encoded(inputs, encoder)
-    return features.toarray() if _is_sparse(features) else features
+    features = encoded(inputs, function_of(encoder))
+    return features.toarray() if sparse.issparse(features) else features
 
 
 def _as_matrix(inputs: Any, flatten: bool) -> Any:
@@ -618,7 +663,7 @@ def _as_matrix(inputs: Any, flatten: bool) -> Any:
         rows = _side_by_side(_numeric_parts(inputs))
     else:
         rows = as_rows(inputs)
-        rows = rows if _is_sparse(rows) else all_rows(rows)
+        rows = rows if sparse.issparse(rows) else all_rows(rows)
         if flatten and rows.ndim > 2:
             rows = rows.reshape(rows.shape[0], -1)
     if rows.ndim != 2 or rows.shape[1] == 0:
@@ -674,11 +719,11 @@ def refuse_endless(dataset: Any) -> None:
         raise ValueError("the data set is endless. Leave out .repeat(), or add .take(steps).")
 
 
-def add_to_digest(digest: Any, x: Any) -> None:
+def _add_to_digest(digest: Any, x: Any) -> None:
     """Adds an element of a data set: types, shapes of rows and contents, in any structure."""
     if isinstance(x, (Mapping, tuple)):
         for part in (x[name] for name in sorted(x)) if isinstance(x, Mapping) else x:
-            add_to_digest(digest, part)
+            _add_to_digest(digest, part)
         return
     part = np.asarray(x)
     digest.update(f"{part.dtype.str}{part.shape[1:]}".encode())

@@ -12,6 +12,7 @@ import numpy as np
 
 from tf_labeldp._columns import Column
 from tf_labeldp.accounting import Public, PublicInput
+from tf_labeldp.features._containers import ArrowTable, Frame, InputModel, LazyFrame, Typed
 
 MISSING_WORDS = ("", "nan", "None", "<NA>", "NaT")
 """Texts that count as missing: the empty text, and missing values that were turned into text."""
@@ -29,7 +30,7 @@ def as_table(inputs: Any) -> Any:
     Masked entries of NumPy's arrays become missing ones.
     """
     inputs = Column.unmasked(inputs)
-    if hasattr(inputs, "collect") and hasattr(inputs, "collect_schema"):  # Polars's LazyFrame
+    if isinstance(inputs, LazyFrame):
         return inputs.collect()
     if type(inputs).__name__ == "RecordBatch":
         import pyarrow  # type: ignore[import-untyped]
@@ -47,23 +48,18 @@ def as_table(inputs: Any) -> Any:
     return inputs
 
 
-def is_frame(inputs: Any) -> bool:
-    """Returns whether inputs are a data frame of pandas or Polars, or a table of Arrow."""
-    is_indexed = hasattr(inputs, "columns") and hasattr(inputs, "__getitem__")
-    return is_indexed and not isinstance(inputs, Mapping)
-
-
 def is_structured(inputs: Any) -> bool:
     """Returns whether inputs are an array of records, with a name per field."""
-    return bool(getattr(getattr(inputs, "dtype", None), "names", None))
+    is_numpy = isinstance(inputs, Typed) and isinstance(inputs.dtype, np.dtype)
+    return is_numpy and bool(inputs.dtype.names)
 
 
 def names_of(table: Any) -> Any:
     """Returns the column names of a result of ``as_table``, which must differ; None without any."""
     if isinstance(table, Mapping):
         return table
-    if is_frame(table):
-        names = list(getattr(table, "column_names", table.columns))  # Arrow has column_names
+    if isinstance(table, Frame):
+        names = list(table.column_names if isinstance(table, ArrowTable) else table.columns)
         if len(set(names)) < len(names):
             twice = sorted({repr(name) for name in names if names.count(name) > 1})
             raise ValueError(
@@ -87,8 +83,9 @@ def column_values(name: Any, column: Any) -> np.ndarray:
     become days, since 1970-01-01 UTC; decimals become doubles. A column of a category type is of
     texts, also if its categories are numbers, and so is a column of numbers and texts.
     """
-    of_pandas = str(getattr(column, "dtype", "")).startswith(("category", "dictionary"))
-    is_category = of_pandas or hasattr(getattr(column, "type", None), "index_type")
+    dtype = str(column.dtype) if isinstance(column, Typed) else ""
+    of_pandas = dtype.startswith(("category", "dictionary"))
+    is_category = of_pandas or Column.is_dictionary(column)
     if isinstance(column, (list, tuple)) and any(isinstance(entry, str) for entry in column):
         column = _objects(list(column))  # NumPy would turn its numbers into texts
     column = column.astype(object) if of_pandas else column
@@ -174,7 +171,9 @@ def to_inputs(table: Public[Any], model: Public[Any] = None) -> np.ndarray | dic
                 for name, values in columns.items()
             }
         )
-    expected = getattr(model, "input", getattr(model, "inputs", None))  # no `input`: Sequential
+    expected = inputs_of(model)
+    if expected is None and isinstance(model, InputModel):  # a Sequential
+        expected = model.inputs
     if expected is None:
         raise TypeError(
             f"expected a model with known inputs, got {type(model).__name__}. Build it on "
@@ -198,6 +197,14 @@ def to_inputs(table: Public[Any], model: Public[Any] = None) -> np.ndarray | dic
             f"the table lacks inputs of the model: {', '.join(missing)}. Add these columns."
         )
     return _as_inputs({name: (by_text[name], part.dtype) for name, part in expected.items()})
+
+
+def inputs_of(model: Any) -> Any:
+    """Returns the symbolic inputs of a Keras model in their structure; None if it has none.
+
+    A Sequential has them only after another model called it.
+    """
+    return getattr(model, "input", None)
 
 
 def as_numbers(name: Any, values: np.ndarray) -> np.ndarray:
@@ -322,7 +329,7 @@ def _objects(entries: list[Any]) -> np.ndarray:
 
 def _without_zone(day: Any) -> Any:
     """Returns a date, or a time in UTC without its zone, as NumPy takes it."""
-    if getattr(day, "tzinfo", None) is None:
+    if not isinstance(day, datetime.datetime) or day.tzinfo is None:
         return day
     return day.astimezone(datetime.timezone.utc).replace(tzinfo=None)
 

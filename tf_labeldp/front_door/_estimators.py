@@ -25,18 +25,10 @@ from tf_labeldp.boosting import PrivateBoosting
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
 from tf_labeldp.features.estimator import (
     FeatureMap,
-    tags_of_tables,
     with_encoder,
 )
 from tf_labeldp.features.public_encoder import fitted_encoder, is_own_map
-from tf_labeldp.features.reader import (
-    FeatureRows,
-    column_names,
-    is_dataset,
-    map_parts,
-    rows_of,
-    table_columns,
-)
+from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.front_door._recommend import Choice, recommend
 from tf_labeldp.front_door.image_network import image_network, image_views
 from tf_labeldp.heads import (
@@ -46,19 +38,12 @@ from tf_labeldp.heads import (
     PrivatePoissonRegression,
     PrivateRidge,
 )
-from tf_labeldp.heads.label_source import (
-    MISSING_LABELS,
-    as_vector,
-    kind_arguments,
-    raw_digests,
-    refuse_worker_processes,
-    with_other_fits,
-)
+from tf_labeldp.heads.label_source import LabelSource
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.heads.weights import example_weights
 from tf_labeldp.mechanisms import LabelMechanism, MetricMechanism
-from tf_labeldp.vault import LabelKind, LabelRandomizer, PrivateLabels
-from tf_labeldp.vault.private_labels import refuse_noisy, reserve_together, vault_of_array
+from tf_labeldp.vault import LabelRandomizer, PrivateLabels
+from tf_labeldp.vault.private_labels import reserve_together
 
 _Self = TypeVar("_Self", bound="_FrontDoor")
 _SAME_UNIT = 20.0
@@ -151,6 +136,7 @@ class _FrontDoor(Head):
     class_weight: Public[Any] = None
     num_classes: int | None = None
     classes: Setting[Any] = None
+    _takes_tables = True
 
     @_validate.clears_frames
     def fit(
@@ -185,16 +171,10 @@ class _FrontDoor(Head):
         if is_several:
             parts = public.value[0]
             parts = tuple(parts) if isinstance(parts, list) else parts
-            features = all_features = map_parts(np.asarray, parts)
+            features = all_features = FeatureRows(parts).arrays()
         else:
             features = all_features = self._matrix(public.value[0], encoder=self.encoder)
-        if y is None:
-            raise ValueError(MISSING_LABELS.format(name=type(self).__name__))
-        refuse_noisy(y)
-        labels: Any = y
-        if not isinstance(y, PrivateLabels):
-            LabelKind.of(**kind_arguments(self))  # checks the arguments
-            labels = as_vector(y)
+        labels = LabelSource.checked(self, y)
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         size = len(labels)
         trains_network = self.model is not None or self.method == "network"
@@ -203,9 +183,10 @@ class _FrontDoor(Head):
             kind = "inputs"
         else:
             kind = kind_of(features, is_encoded=takes_raw and not trains_network)
-        if kind == "table" and column_names(features) is not None:
-            features = all_features = table_columns(features)  # texts are read once
-        number = num_rows(table_columns(features) if kind == "table" else features)
+        rows = FeatureRows(features)
+        if kind == "table" and rows.columns is not None:
+            features = all_features = rows.table()  # texts are read once
+        number = num_rows(rows.table() if kind == "table" else features)
         _validate.one_label_per_row(number, size)
         if not size:
             raise ValueError("expected at least one label, got none. Give labels and their rows.")
@@ -235,12 +216,11 @@ class _FrontDoor(Head):
         is_array = not isinstance(labels, PrivateLabels)
         makes_vault = is_array and (price is not None or trains_network)
         if makes_vault:
-            refuse_worker_processes()
+            LabelSource.refuse_worker_processes()
             cost_of_inputs = Receipts(public.receipts).guarantee(delta).epsilon
             spent = cost_of_inputs if math.isfinite(cost_of_inputs) else 0.0
             budget = PrivacyBudget(max(epsilon, price or 0.0) + spent, delta)
-            of_kind = LabelKind.of(**kind_arguments(self))
-            labels = vault_of_array(labels, of_kind, budget=budget, insecure_seed=seed)
+            labels = LabelSource.vault_of(self, labels, budget, seed)
             seed = None
         if price is not None:
             whole, (train, held_out) = labels, labels.split(_HELD_OUT)
@@ -250,9 +230,9 @@ class _FrontDoor(Head):
             # All metrics at one epsilon have the price of the first.
             each = held_out.epsilon_of_one_label(price)
             evaluation = MetricMechanism(each, first, **labels.kind.mechanism_arguments())
-            held_out_features = rows_of(features, places_in(whole, held_out))
+            held_out_features = FeatureRows(features).raw(places_in(whole, held_out))
             places = places_in(whole, train)
-            features = rows_of(features, places)
+            features = FeatureRows(features).raw(places)
             weights = None if weights is None else weights[places]
             labels, size = train, len(train)
         is_boosting = choice.method == "boosting"
@@ -269,7 +249,7 @@ class _FrontDoor(Head):
         # ``BootstrappedHead`` takes no weights.
         weighted = {} if weights is None else {"sample_weight": weights}
         some_rows = np.random.default_rng(0).choice(size, min(size, _SHARE_ROWS), replace=False)
-        some_features = rows_of(features, some_rows)
+        some_features = FeatureRows(features).raw(some_rows)
         if is_boosting:
             head: Any = self._boosting(labels, epsilon, delta, encoder, kind, seed)
         elif trains_network and isinstance(self, PrivateClassifier):
@@ -306,9 +286,8 @@ class _FrontDoor(Head):
         self.classes_ = head.classes_
         self._remember_columns(head._known_columns(), head.n_features_in_)
         if makes_vault:
-            digests = raw_digests(all_features)
-            digests = None if digests is None else digests[:, np.newaxis]
-            self.receipts_ = with_other_fits(
+            digests = FeatureRows(all_features).digests()
+            self.receipts_ = LabelSource.with_other_fits(
                 self.receipts_, labels.label_set, digests, self._family_of_clones()
             )
         return self
@@ -317,9 +296,6 @@ class _FrontDoor(Head):
         """Returns class values (m,), or numbers (m,) within their range."""
         self._check_fitted()
         return self.head_.predict(X)
-
-    def __sklearn_tags__(self) -> Any:
-        return tags_of_tables(super().__sklearn_tags__())
 
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from the inputs of ``fit`` to predictions, with its receipts.
@@ -418,7 +394,7 @@ class _FrontDoor(Head):
     def _boosting(
         self, labels: Any, epsilon: float, delta: float, encoder: Any, kind: str, seed: int | None
     ) -> PrivateBoosting:
-        arguments: dict[str, Any] = kind_arguments(self)
+        arguments: dict[str, Any] = LabelSource.arguments_of(self)
         key = self.key
         if isinstance(self, PrivateRegressor):
             arguments["loss"] = self.loss
@@ -766,14 +742,15 @@ def kind_of(features: Any, is_encoded: bool = False) -> str:
 
     Inputs of a caller's encoder are ``"encoded"``.
     """
-    if is_dataset(features):
+    rows = FeatureRows(features)
+    if rows.is_dataset:
         raise TypeError(
             "expected arrays or a table, which can be read more than once, got a tf.data.Dataset. "
             "Give an array, or fit a head (PrivateLogisticRegression), which takes data sets."
         )
     if is_encoded:
         return "encoded"
-    if column_names(features) is not None:
+    if rows.columns is not None:
         return "table"
     if sparse.issparse(features):
         return "numbers"

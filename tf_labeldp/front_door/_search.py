@@ -15,14 +15,14 @@ from tf_labeldp.accounting import Charge, Private, Public, PublicInput, Receipts
 from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.accounting.gaussian import gaussian_share, gaussian_sigma
 from tf_labeldp.features.public_encoder import fitted_encoder
-from tf_labeldp.features.reader import rows_of
+from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.front_door._estimators import (
     num_rows,
     places_in,
     predictions_for_metrics,
     refuse_noisy_labels,
 )
-from tf_labeldp.heads.label_source import MISSING_LABELS
+from tf_labeldp.heads.label_source import LabelSource
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.heads.weights import example_weights
 from tf_labeldp.vault import PrivateLabels
@@ -118,8 +118,7 @@ class PrivateSearchCV(Head):
             TypeError: labels that are not a ``PrivateLabels``.
             ValueError: a grid with unknown arguments, or arguments out of range.
         """
-        if y is None:
-            raise ValueError(MISSING_LABELS.format(name=type(self).__name__))
+        LabelSource.refuse_missing(self, y)
         if not isinstance(y, PrivateLabels):
             raise TypeError(
                 f"labels must be a PrivateLabels, got {type(y).__name__}. Put them into a "
@@ -159,7 +158,7 @@ class PrivateSearchCV(Head):
         choice = selection_mechanism(held_out, epsilon, self.metric)
         weights = example_weights(sample_weight, len(y))
         weighted = {} if weights is None else {"sample_weight": weights[places_in(y, train)]}
-        features_of = [rows_of(features, places_in(y, part)) for part in (train, held_out)]
+        features_of = [FeatureRows(features).raw(places_in(y, part)) for part in (train, held_out)]
         shares: dict[str, Any] = {"epsilon": charge.epsilon}
         if hasattr(estimator, "delta"):
             shares["delta"] = delta

@@ -16,13 +16,7 @@ from tf_labeldp.accounting.gaussian import gaussian_share
 from tf_labeldp.estimation import likelihoods
 from tf_labeldp.features.estimator import symbolic_inputs
 from tf_labeldp.features.public_encoder import fitted_encoder
-from tf_labeldp.features.reader import (
-    FeatureRows,
-    check_numbers,
-    checked_finite,
-    map_parts,
-    num_rows,
-)
+from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads._prior_randomizer import teacher_labels
 from tf_labeldp.heads.one_release_head import Head
@@ -158,7 +152,7 @@ class BootstrappedHead(Head):
         self._group_size = getattr(y, "group_size", 1)
         public = public_input(X, self.network, self.views)
         inputs = self._inputs(public.value[0])
-        heads = self._heads(num_rows(inputs), y)
+        heads = self._heads(FeatureRows(inputs).num_inputs, y)
         self._check_inputs(inputs)
         with reserve_together([(y, self.key, self)], public_input(public, self.encoder)):
             return self._fit_within(heads, public, inputs, y)
@@ -252,7 +246,7 @@ class BootstrappedHead(Head):
         )
         if isinstance(inputs, list) and isinstance(structure, (list, tuple)):
             inputs = tuple(inputs)
-        inputs = map_parts(np.asarray, inputs)
+        inputs = FeatureRows(inputs).arrays()
         expected, found = _names_of(structure), _names_of(inputs)
         if structure is not None and expected != found:
             raise ValueError(
@@ -272,8 +266,8 @@ class BootstrappedHead(Head):
             )
         for part in keras.tree.flatten(inputs):
             if part.dtype.kind == "f":
-                checked_finite(part.reshape(len(part), -1))
-        self._model(map_parts(lambda part: part[:1], inputs), training=False)
+                FeatureRows(part.reshape(len(part), -1)).array()
+        self._model(FeatureRows(inputs).raw(np.arange(1)), training=False)
 
     @_validate.clears_frames
     def parts(
@@ -339,7 +333,7 @@ class BootstrappedHead(Head):
 
         is_draw = name == "draw"
         epochs = self.epochs * (_DRAW_ROUNDS if is_draw else 1)
-        steps = -(-num_rows(inputs) // self.batch_size) * epochs
+        steps = -(-FeatureRows(inputs).num_inputs // self.batch_size) * epochs
         warm = min(100, steps // 2)
         rate = keras.optimizers.schedules.CosineDecay(
             0.1 * self.learning_rate, steps - warm, 0.05, "cosine", self.learning_rate, warm
@@ -451,10 +445,9 @@ def _standardized(inputs: Any) -> np.ndarray:
     rows: list[np.ndarray] = []
 
     def add(part: np.ndarray) -> None:
-        check_numbers(part.dtype)
-        flat = part.reshape(len(part), -1).astype(np.float32)
+        flat = FeatureRows(part.reshape(len(part), -1)).array().astype(np.float32)
         centred = (flat - flat.mean(axis=0)) / np.maximum(flat.std(axis=0), 1e-6)
         rows.append(centred / np.sqrt(flat.shape[1], dtype=np.float32))
 
-    map_parts(add, inputs)
+    FeatureRows(inputs).parts(add)
     return np.concatenate(rows, axis=1)

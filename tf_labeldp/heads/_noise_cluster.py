@@ -12,9 +12,9 @@ from tf_labeldp.accounting import Private, Public, PublicInput, Receipts, Settin
 from tf_labeldp.estimation.priors import histogram_prior
 from tf_labeldp.features import find_clusters
 from tf_labeldp.features.clusters import Clusters, checked_clusters
-from tf_labeldp.features.estimator import keras_model, note_release, width_of, with_encoder
-from tf_labeldp.features.reader import collected, column_names, is_dataset
-from tf_labeldp.heads.label_source import LabelSource, raw_digests
+from tf_labeldp.features.estimator import keras_model, note_release, with_encoder
+from tf_labeldp.features.reader import FeatureRows
+from tf_labeldp.heads.label_source import LabelSource
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.heads.weights import class_weights
 from tf_labeldp.mechanisms import HistogramMechanism
@@ -124,14 +124,14 @@ class NoiseCluster(Head):
         if self.clusters is None:
             features = self._matrix(features, encoder=self.encoder)
         # One reading of a data set serves the clusters and the digests.
-        read = collected(features) if is_dataset(features) else features
+        rows = FeatureRows(features)
+        read = rows.joined()
         clusters = self._clusters_of(public.with_value(read))
         _validate.one_label_per_row(len(clusters), len(source.vault))
         public = public_input(public, clusters).with_value(clusters.assignments)
-        digests = None if features is None else raw_digests(read)
-        rows = None if digests is None else digests[:, np.newaxis]
+        digests = None if features is None else FeatureRows(read).digests()
         # Sensitivity: one label moves two counts by one. The mechanism adds the noise.
-        found, self.receipts_ = source.release(public, rows, self._family_of_clones())
+        found, self.receipts_ = source.release(public, digests, self._family_of_clones())
         self.clusters_ = clusters
         self.classes_ = source.kind.class_values
         self.noise_stddev_ = source.mechanism.noise_stddev
@@ -149,7 +149,7 @@ class NoiseCluster(Head):
         self.cluster_probabilities_ = shares / shares.sum(axis=1, keepdims=True)
         self.cluster_classes_ = source.vault.decode(self.cluster_probabilities_.argmax(axis=1))
         if features is not None:
-            self._remember_columns(column_names(features), width_of(features, 1))
+            self._remember_columns(rows.columns, rows.width(1))
         is_array = self.clusters is None and not isinstance(features, tuple)
         is_array = is_array and self.encoder is None
         self._input_shape = np.shape(features)[1:] if is_array else ()

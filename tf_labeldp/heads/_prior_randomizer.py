@@ -17,7 +17,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, PublicInput, Receipt, public_input
-from tf_labeldp.features.reader import map_parts, num_rows
+from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads.one_release_head import OneReleaseHead, PrivateRidge
 from tf_labeldp.mechanisms import InformativeRR, Mechanism, PriorMechanism, Priors, RRWithPrior
@@ -434,8 +434,8 @@ class TeacherLabels:
         batch_size = _validate.integer_at_least("batch_size", batch_size, 1)
         public = public_input(self, inputs, augment)
         _, inputs, augment = public.value
-        inputs = map_parts(np.asarray, inputs)
-        size = num_rows(inputs)
+        rows_of_inputs = FeatureRows(FeatureRows(inputs).arrays())
+        size = rows_of_inputs.num_inputs
         if size != len(self.targets):
             raise ValueError(
                 f"expected {len(self.targets)} inputs, one per row of probabilities, got "
@@ -448,9 +448,9 @@ class TeacherLabels:
             augment = functools.partial(augment, training=True)
 
         def load(rows: np.ndarray) -> tuple[Any, np.ndarray]:
-            x = map_parts(lambda part: part[rows], inputs)
+            x = rows_of_inputs.raw(rows)
             if augment is not None:
-                x = map_parts(keras.ops.convert_to_numpy, augment(x))
+                x = keras.tree.map_structure(keras.ops.convert_to_numpy, augment(x))
             return x, self.targets[rows]
 
         batches = _shuffled_batches()(load, size, batch_size, rng)

@@ -9,20 +9,17 @@ import dataclasses
 import hashlib
 import math
 import multiprocessing
-import secrets
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy import sparse
 from sklearn.utils import column_or_1d
 
 from tf_labeldp import _validate
 from tf_labeldp._columns import Column
 from tf_labeldp.accounting import LabelSet, PrivacyBudget, PublicInput, Receipt, Receipts
 from tf_labeldp.accounting.gaussian import gaussian_share
-from tf_labeldp.features.reader import all_rows, as_rows, input_parts
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, PrivateLabels
 from tf_labeldp.vault.noisy_labels import NoisyLabels, NoisyStatistic
@@ -33,10 +30,6 @@ from tf_labeldp.vault.private_labels import (
     vault_of_array,
 )
 
-MISSING_LABELS = (
-    "{name} requires y to be passed, but the target y is None. Give labels; a linear head also "
-    "takes a data set of (x, y) batches."
-)
 _KIND = ("num_classes", "classes", "low", "high", "num_labels")
 """The arguments of a head that describe the labels."""
 
@@ -54,19 +47,15 @@ class LabelSource:
         mechanism_of: Callable[[LabelKind], Any],
         made_of: tuple[Receipt, ...] = (),
     ) -> None:
-        refuse_noisy(labels)
-        arguments = kind_arguments(head)
+        labels = self.checked(head, labels)
         self._key = head.key
         self._is_array = not isinstance(labels, PrivateLabels)
-        if labels is None:
-            raise ValueError(MISSING_LABELS.format(name=type(head).__name__))
         if self._is_array:
-            self.kind = LabelKind.of(**arguments)
-            labels = labels if self.kind.num_labels else as_vector(labels)
-            refuse_worker_processes()
+            self.kind = self.kind_of(head)
+            self.refuse_worker_processes()
         else:
             self.kind = labels.kind
-            _check_arguments(arguments, self.kind, head.insecure_seed)
+            _check_arguments(self.arguments_of(head), self.kind, head.insecure_seed)
         self.mechanism: Any = mechanism_of(self.kind)  # checks the arguments before labels are read
         if self._key is None:
             is_of_several = isinstance(self.mechanism, Randomizer)
@@ -77,11 +66,71 @@ class LabelSource:
             inherited = Receipts(made_of).guarantee(delta).epsilon if made_of else 0.0
             spent = inherited if math.isfinite(inherited) else 0.0
             budget = PrivacyBudget(head.epsilon + spent, delta)
-            self.vault = vault_of_array(
-                labels, self.kind, budget=budget, insecure_seed=head.insecure_seed
-            )
+            self.vault = self.vault_of(head, labels, budget, head.insecure_seed)
         self.mechanism = mechanism_for_users(self.vault, self.mechanism)
         check_uses([(self.vault, self._key, self.mechanism)])
+
+    @staticmethod
+    def refuse_missing(head: Any, labels: Any) -> None:
+        """Raises for labels that are None."""
+        if labels is None:
+            raise ValueError(
+                f"{type(head).__name__} requires y to be passed, but the target y is None. Give "
+                "labels; a linear head also takes a data set of (x, y) batches."
+            )
+
+    @staticmethod
+    def arguments_of(head: Any) -> dict[str, Any]:
+        """Returns the arguments of a head that describe its labels; None for missing ones."""
+        return {name: getattr(head, name, None) for name in _KIND}
+
+    @staticmethod
+    def kind_of(head: Any) -> LabelKind:
+        """Returns the kind of labels in an array that the arguments of a head describe."""
+        return LabelKind.of(**LabelSource.arguments_of(head))
+
+    @classmethod
+    def checked(cls, head: Any, labels: Any) -> Any:
+        """Returns a vault, or an array for the arguments of a head: a vector of classes or numbers.
+
+        A column (n, 1) becomes a vector with scikit-learn's warning.
+        """
+        refuse_noisy(labels)
+        cls.refuse_missing(head, labels)
+        if isinstance(labels, PrivateLabels) or cls.kind_of(head).num_labels:
+            return labels
+        array = Column.array_of(labels)
+        if array.ndim == 2 and array.shape[1] == 1:
+            return column_or_1d(array, warn=True)
+        return array
+
+    @staticmethod
+    def vault_of(head: Any, labels: Any, budget: PrivacyBudget, seed: Any) -> PrivateLabels:
+        """Returns a vault of an array of labels that the arguments of a head describe."""
+        kind = LabelSource.kind_of(head)
+        return vault_of_array(labels, kind, budget=budget, insecure_seed=seed)
+
+    @staticmethod
+    def refuse_worker_processes() -> None:
+        """Raises in a worker process: this process would not count its fits."""
+        if multiprocessing.parent_process() is not None:
+            raise RuntimeError(
+                "expected a PrivateLabels in a worker process (n_jobs?), got an array of labels: "
+                "no statement can compose the fits of several processes. Use n_jobs=1, or open a "
+                "PrivateLabels(..., store=path) in each process."
+            )
+
+    @staticmethod
+    def with_other_fits(
+        receipts: tuple[Receipt, ...], labels: LabelSet, rows: np.ndarray | None, family: object
+    ) -> tuple[Receipt, ...]:
+        """Returns the receipts of a fit on an array and of earlier fits on its rows.
+
+        Those of other labels, such as of an encoder, count as they are.
+        """
+        own = tuple(receipt for receipt in receipts if receipt.labels == labels)
+        others = [receipt for receipt in receipts if receipt not in own]
+        return Receipts.merged(others, _FITS.with_others(own, rows, family))
 
     def release(
         self, public: PublicInput[Any], rows: np.ndarray | None, family: object
@@ -124,7 +173,7 @@ class LabelSource:
     ) -> tuple[Receipt, ...]:
         # A stored release may lack receipts of the features, which the fit reads in any case.
         if self._is_array:
-            receipts = with_other_fits(receipts, self.vault.label_set, rows, family)
+            receipts = self.with_other_fits(receipts, self.vault.label_set, rows, family)
         return Receipts.merged(public.receipts, receipts)
 
 
@@ -143,41 +192,6 @@ def mechanism_for_users(labels: PrivateLabels, mechanism: Any) -> Any:
         # Gaussian noise, k times that for one label.
         each = gaussian_share(mechanism.epsilon, delta, size**-2)
     return dataclasses.replace(mechanism, epsilon=each)
-
-
-def as_vector(labels: Any) -> Any:
-    """Returns labels (n,) for a column (n, 1), with scikit-learn's warning."""
-    array = Column.array_of(labels)
-    if array.ndim == 2 and array.shape[1] == 1:
-        return column_or_1d(array, warn=True)
-    return array
-
-
-def refuse_worker_processes() -> None:
-    """Raises in a worker process: this process would not count its fits."""
-    if multiprocessing.parent_process() is not None:
-        raise RuntimeError(
-            "expected a PrivateLabels in a worker process (n_jobs?), got an array of labels: no "
-            "statement can compose the fits of several processes. Use n_jobs=1, or open a "
-            "PrivateLabels(..., store=path) in each process."
-        )
-
-
-def with_other_fits(
-    receipts: tuple[Receipt, ...], labels: LabelSet, rows: np.ndarray | None, family: object
-) -> tuple[Receipt, ...]:
-    """Returns the receipts of a fit on an array and of earlier fits on its rows.
-
-    Those of other labels, such as of an encoder, count as they are.
-    """
-    own = tuple(receipt for receipt in receipts if receipt.labels == labels)
-    others = [receipt for receipt in receipts if receipt not in own]
-    return Receipts.merged(others, _FITS.with_others(own, rows, family))
-
-
-def kind_arguments(head: Any) -> dict[str, Any]:
-    """Returns the arguments of a head that describe its labels; None for missing ones."""
-    return {name: getattr(head, name, None) for name in _KIND}
 
 
 def _check_arguments(arguments: dict[str, Any], kind: LabelKind, insecure_seed: Any) -> None:
@@ -249,72 +263,3 @@ def _on_labels(use: Receipt, labels: LabelSet, examples: np.ndarray | None) -> R
 
 
 _FITS = _Fits()
-_KEY = np.frombuffer(secrets.token_bytes(8 * 4097), np.uint64) | np.uint64(1)
-"""Random odd numbers, drawn once per process."""
-
-
-def row_digests(block: np.ndarray) -> np.ndarray:
-    """Returns a keyed digest of each row of numbers (m, d), ``uint64`` (m,).
-
-    Rows that differ have the same digest with a probability of about 2^-32 at most; they would
-    count as the same row, which only overstates epsilon.
-    """
-    bits = np.ascontiguousarray(block, dtype=np.float32).view(np.uint32).astype(np.uint64)
-    width = bits.shape[1]
-    return _mixed(bits @ _factors(np.arange(width)), width)
-
-
-def _factors(places: np.ndarray) -> np.ndarray:
-    # A second factor distinguishes places past the key's length.
-    turn, place = np.divmod(places, _KEY.size - 1)
-    return _KEY[1:][place] + turn.astype(np.uint64) * np.uint64(2) * _KEY[0]
-
-
-def _mixed(sums: np.ndarray, width: int) -> np.ndarray:
-    return (sums ^ (sums >> np.uint64(32))) * _KEY[0] ^ np.uint64(width)
-
-
-def _sparse_digests(rows: Any) -> np.ndarray:
-    """Returns the ``row_digests`` of a CSR matrix, whose zeros add nothing."""
-    if not rows.has_canonical_format:
-        rows = rows.copy()
-        rows.sum_duplicates()
-    bits = (rows.data.astype(np.float32) + np.float32(0.0)).view(np.uint32)  # no -0, as if dense
-    sums = np.zeros(bits.size + 1, np.uint64)
-    np.cumsum(bits.astype(np.uint64) * _factors(rows.indices), out=sums[1:])
-    return _mixed(sums[rows.indptr[1:]] - sums[rows.indptr[:-1]], rows.shape[1])
-
-
-def raw_digests(inputs: Any) -> np.ndarray | None:
-    """Returns row digests for inputs of any kind except data sets; None without rows."""
-    try:
-        found = input_parts(inputs)
-        if len(found) == 1 and sparse.issparse(found[0]) and found[0].dtype.kind in "biuf":
-            return _sparse_digests(as_rows(found[0]))
-        parts = [_as_numbers(part) for part in found]
-    except (TypeError, ValueError):
-        return None
-    if not parts or len({len(part) for part in parts}) > 1:
-        return None
-    step = max(1, (1 << 24) // max(1, sum(part.shape[1] for part in parts)))
-    digests = np.zeros(len(parts[0]), np.uint64)
-    for start in range(0, digests.size, step):
-        block = [part[start : start + step].astype(np.float32) for part in parts]
-        digests[start : start + step] = row_digests(np.concatenate(block, axis=1))
-    return digests
-
-
-def _as_numbers(part: Any) -> np.ndarray:
-    """Returns a part of raw inputs as numbers (n, d); text becomes keyed 32-bit hashes."""
-    rows = all_rows(as_rows(part))
-    rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
-    if rows.dtype.kind in "biuf":
-        return rows
-    texts = list(map(str, rows.ravel().tolist()))
-    key = _KEY[:8].tobytes()
-    hashes = {}
-    for text in set(texts):
-        digest = hashlib.blake2b(text.encode(), digest_size=4, key=key).digest()
-        hashes[text] = int.from_bytes(digest, "little")
-    bits = np.fromiter(map(hashes.__getitem__, texts), np.uint32, len(texts))
-    return bits.view(np.float32).reshape(rows.shape)

@@ -31,14 +31,13 @@ from tf_labeldp.features.estimator import (
     Estimator,
     keras_model,
     note_release,
-    width_of,
     with_encoder,
 )
 from tf_labeldp.features.public_encoder import fitted_encoder, is_own_map
-from tf_labeldp.features.reader import FeatureRows, is_dataset, num_rows
+from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.heads import _ridge_path
-from tf_labeldp.heads.label_source import MISSING_LABELS, LabelSource, mechanism_for_users
-from tf_labeldp.heads.public_rows import PublicRows, Scaling, checked_norms
+from tf_labeldp.heads.label_source import LabelSource, mechanism_for_users
+from tf_labeldp.heads.public_rows import PublicRows, Scaling
 from tf_labeldp.heads.weights import class_weights, example_weights, user_weights
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind, PrivateLabels
@@ -263,14 +262,15 @@ class OneReleaseHead(Head):
             # Reading features takes time, so labels in an array or a vault are checked first.
             source = self._checked_source(y)
             takes_raw = self.encoder is not None and not is_own_map(self.encoder)
-            if source is not None and takes_raw and not is_dataset(X):
-                _validate.one_label_per_row(num_rows(X), len(source.vault))
+            raw = FeatureRows(X)
+            if source is not None and takes_raw and not raw.is_dataset:
+                _validate.one_label_per_row(raw.num_inputs, len(source.vault))
             public = public_input(public, fitted_encoder(self.encoder, public.with_value(X)))
             encoder = self.encoder_ = public.value[1]
             inputs = FeatureRows(X, encoder, max_bytes=0.25 * self.max_bytes)
             weights = example_weights(sample_weight, inputs.num_rows)
             rows, source = self._survey(inputs, source, weights)
-            self._remember_columns(inputs.columns, width_of(X, rows.shape[1]))
+            self._remember_columns(inputs.columns, raw.width(rows.shape[1]))
             with _threads_that_pay(*rows.shape):
                 self._design(rows, source)
                 users = source.vault.users
@@ -423,8 +423,6 @@ class OneReleaseHead(Head):
         rows = PublicRows(inputs, self.max_bytes, self._sample_rows, weights)
         rows.survey()
         if source is None:
-            if rows.labels is None:
-                raise ValueError(MISSING_LABELS.format(name=type(self).__name__))
             source = LabelSource(self, rows.labels, self._mechanism)
         elif rows.labels is not None:
             raise ValueError("expected labels once, got them in the data set too. Leave out one.")
@@ -590,7 +588,7 @@ class OneReleaseHead(Head):
         for start in range(0, max(len(rows), 1), _PREDICT_ROWS):
             block = rows.take(slice(start, start + _PREDICT_ROWS))
             self._check_width(block.shape[1], self._scaling.mean.size)
-            checked_norms(block, start)
+            PublicRows.check_norms(block, start)
             parts.append(plain.rows(block) @ self._column_weights + self.intercept_)
         return np.concatenate(parts)
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from tf_labeldp._progress import Progress
 from tf_labeldp.features.reader import FeatureRows
-from tf_labeldp.heads.label_source import raw_digests, row_digests
 
 _SHARE = 4
 """Each sample of rows, and the scaled rows, may use the memory divided by this."""
@@ -137,15 +136,30 @@ class PublicRows:
         """(n, d) of the features, from the survey to the scan."""
         return self.num_rows, self.sample.shape[1]
 
+    @staticmethod
+    def check_norms(raw: np.ndarray, start: int) -> None:
+        """Raises for rows that are not finite; ``start`` is the number of the first row."""
+        norms = _norms(raw)
+        bad = ~(norms < _LARGEST)  # true for NaN too
+        if np.any(bad):
+            first = int(bad.argmax())
+            columns = np.flatnonzero(~(np.abs(raw[first]) < _LARGEST))[:3].tolist()
+            where = f", column(s) {', '.join(map(str, columns))}" if columns else ""
+            raise ValueError(
+                f"features must be finite, but {int(bad.sum())} row(s) have NaN, infinity or "
+                f"numbers beyond {_LARGEST:g}, the first at row {start + first}{where}. Fill them "
+                "in or leave these examples out, by a rule that reads no label."
+            )
+
     def survey(self) -> None:
         """Reads all rows; raises if a row is not finite."""
         labels: list[np.ndarray] = []
-        digests: list[np.ndarray] = []
+        digests: list[Any] = []
         raw_parts: list[np.ndarray | None] = []
 
         def see(x: Any, y: Any) -> None:
             if self._source.is_encoded:
-                raw_parts.append(raw_digests(x))
+                raw_parts.append(FeatureRows(x).digests())
             if y is not None:
                 labels.append(np.asarray(y))
 
@@ -156,19 +170,19 @@ class PublicRows:
                 sample = self._new_sample(rows.shape[1], _DESIGN_ROWS, self._source.held())
             sample.add(rows, self._weights_at(start, len(rows)))
             for (part,) in _in_parts(_CACHED, rows):
-                checked_norms(part, start)
-                digests.append(row_digests(part))
+                self.check_norms(part, start)
+                digests.append(FeatureRows(part).digests())
                 start += len(part)
             self.sample, self.sample_weights = sample.rows(), sample.weights()
         if self._weights is not None and len(self._weights) != start:
             raise ValueError(
                 f"sample_weight must have {start} weights, one per row, got {len(self._weights)}."
             )
-        columns = [np.concatenate(digests)]
+        columns = [np.concatenate(digests)]  # (n, 1) each
         raw = [part for part in raw_parts if part is not None]
         if raw and len(raw) == len(raw_parts) and sum(map(len, raw)) == start:
             columns.append(np.concatenate(raw))
-        self.digests, self.num_rows = np.stack(columns, axis=1), start
+        self.digests, self.num_rows = np.concatenate(columns, axis=1), start
         self.labels = np.concatenate(labels) if labels else None
 
     def design(
@@ -397,22 +411,6 @@ def _in_parts(entries: int, *arrays: np.ndarray) -> Iterator[tuple[np.ndarray, .
     step -= step % _SINGLE_ROWS if step > _SINGLE_ROWS else 0
     for start in range(0, len(arrays[0]), step):
         yield tuple(array[start : start + step] for array in arrays)
-
-
-def checked_norms(raw: np.ndarray, start: int) -> np.ndarray:
-    """Returns the L2 norms of finite rows; ``start`` is the number of the first row."""
-    norms = _norms(raw)
-    bad = ~(norms < _LARGEST)  # true for NaN too
-    if np.any(bad):
-        first = int(bad.argmax())
-        columns = np.flatnonzero(~(np.abs(raw[first]) < _LARGEST))[:3].tolist()
-        where = f", column(s) {', '.join(map(str, columns))}" if columns else ""
-        raise ValueError(
-            f"features must be finite, but {int(bad.sum())} row(s) have NaN, infinity or numbers "
-            f"beyond {_LARGEST:g}, the first at row {start + first}{where}. Fill them in "
-            "or leave these examples out, by a rule that reads no label."
-        )
-    return norms
 
 
 def _norms(rows: np.ndarray) -> np.ndarray:

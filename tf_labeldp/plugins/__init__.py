@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tf_labeldp.accounting.events import EventFields
     from tf_labeldp.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
+    from tf_labeldp.data.batches import PoissonBatches, open_for_training
+    from tf_labeldp.data.poisson_sampler import PoissonSampler
     from tf_labeldp.estimation.priors import estimated_prior, histogram_prior
+    from tf_labeldp.features.clusters import Clusters
     from tf_labeldp.features.estimator import FeatureMap
+    from tf_labeldp.features.reader import FeatureRows
     from tf_labeldp.gradients.clip import Batch, Clip, Coordinates, Speed
     from tf_labeldp.gradients.keras_loss import KerasLoss
     from tf_labeldp.gradients.label_distance import LabelDistanceClip
@@ -52,7 +56,11 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "estimated_prior",
         "histogram_prior",
     ),
+    "data.batches": ("PoissonBatches", "open_for_training"),
+    "data.poisson_sampler": ("PoissonSampler",),
+    "features.clusters": ("Clusters",),
     "features.estimator": ("FeatureMap",),
+    "features.reader": ("FeatureRows",),
     "gradients.clip": ("Batch", "Clip", "Coordinates", "Speed"),
     "gradients.keras_loss": ("KerasLoss",),
     "gradients.label_distance": ("LabelDistanceClip",),
@@ -66,14 +74,18 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "Batch",
     "Clip",
+    "Clusters",
     "Coordinates",
     "EventFields",
     "FeatureMap",
+    "FeatureRows",
     "InspectedModel",
     "KerasLoss",
     "LabelDistanceClip",
     "OutputLosses",
     "PerExampleClipping",
+    "PoissonBatches",
+    "PoissonSampler",
     "PriorResampling",
     "Speed",
     "discrete_gaussian",
@@ -84,6 +96,7 @@ __all__ = [
     "gaussian_sigma",
     "geometric",
     "histogram_prior",
+    "open_for_training",
     "secure_bytes",
     "uniform_below",
     "uniform_integers",

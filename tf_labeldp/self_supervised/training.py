@@ -11,7 +11,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import PublicInput, Setting
-from tf_labeldp.features.reader import network_inputs
+from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.self_supervised._views import checked_images, strong_views, weak_views
 from tf_labeldp.vault.model_history import attach
 
@@ -56,7 +56,7 @@ class Learner(keras.Model):
             attach(self, public.receipts)
 
     def _read_images(self, images: Any) -> np.ndarray:
-        images = network_inputs(images)
+        images = FeatureRows(images).network_inputs()
         return checked_images(images) if self._checks_images else np.asarray(images)
 
     def evaluate(

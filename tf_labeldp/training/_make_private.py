@@ -19,9 +19,9 @@ from tf_labeldp.accounting import (
     public_input,
 )
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.data.batches import OutputLabels, PoissonBatches, labels_by_output, vaults_of
+from tf_labeldp.data.batches import OutputLabels, PoissonBatches
 from tf_labeldp.features.public_encoder import fitted_encoder
-from tf_labeldp.features.reader import network_inputs
+from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.gradients.keras_loss import KerasLoss
 from tf_labeldp.gradients.model_checks import InspectedModel
 from tf_labeldp.training._label_dp_model import LabelDPModel, PrivacySpent
@@ -115,8 +115,8 @@ def make_private(
         True
     """
     _validate.keras_on_tensorflow("make_private")
-    by_output = labels_by_output(labels, columns)
-    vaults = vaults_of(by_output)
+    by_output = OutputLabels.by_output(labels, columns)
+    vaults = OutputLabels.vaults_of(by_output)
     if not vaults:
         raise TypeError(
             f"labels must be a PrivateLabels, got {type(labels).__name__}. Make one with a budget: "
@@ -138,7 +138,7 @@ def make_private(
     inputs = public_input(x, fitted_encoder(encoder, x))
     rows, encoder = inputs.value
     batches = poisson_batches(
-        inputs.with_value(network_inputs(rows, encoder, PublicInput.bare(model))),
+        inputs.with_value(FeatureRows(rows, encoder).network_inputs(PublicInput.bare(model))),
         labels,
         sampling_probability=share,
         steps=steps,

@@ -28,12 +28,9 @@ from tf_labeldp.accounting import (
     Setting,
     public_input,
 )
-from tf_labeldp.data.batches import (
-    check_not_extended,
-)
 from tf_labeldp.estimation import prior_from_logits, sharpen_prior
 from tf_labeldp.features.public_encoder import fitted_encoder
-from tf_labeldp.features.reader import network_inputs
+from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.gradients.keras_loss import KerasLoss
 from tf_labeldp.gradients.model_checks import InspectedModel
 from tf_labeldp.mechanisms import ClassificationMechanism, Priors, RandomizedResponse, RRWithPrior
@@ -197,8 +194,8 @@ class MultiStageTraining(CountedTraining):
         *inputs, sample_weight, class_weight = public.value
         of_weights = Receipt.of_weights(sample_weight, class_weight)
         super().__init__(Receipts.merged(public.receipts, of_weights))
-        self._features = Features(network_inputs(*inputs), len(labels))
-        _validate.one_label_per_row(self._features.num_examples, len(labels))
+        self._features = Features(FeatureRows(*inputs).network_inputs(), len(labels))
+        _validate.one_label_per_row(self._features.source.num_rows, len(labels))
         self._output = output
         self._sample_weight = Column.weights(sample_weight, len(labels), np.float32)
         self._class_weight = class_weight
@@ -557,7 +554,7 @@ class MultiStageTraining(CountedTraining):
         return [stage for stage, key in enumerate(self._keys) if self._labels.has_draw(key)]
 
     def _draw(self, stage: int, priors: Priors | None) -> NoisyLabels:
-        check_not_extended(len(self._labels), self._features.num_examples)
+        self._features.source.check_not_extended(len(self._labels))
         part, key = self._plan.parts[stage], self._keys[stage]
         return self._labels.randomize(self._mechanism(stage), part, priors, key=key)
 

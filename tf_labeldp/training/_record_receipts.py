@@ -22,7 +22,7 @@ from tf_labeldp.accounting import (
     public_input,
 )
 from tf_labeldp.features.public_encoder import fitted_encoder
-from tf_labeldp.features.reader import network_inputs
+from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.gradients.keras_loss import KerasLoss
 from tf_labeldp.gradients.model_checks import InspectedModel
 from tf_labeldp.vault import NoisyLabels
@@ -202,7 +202,7 @@ def fit(
         )
     public = public_input(public, fitted_encoder(encoder, x))
     encoder = public.value[1]
-    x = keras.tree.map_structure(np.asarray, network_inputs(x, encoder, model))
+    x = keras.tree.map_structure(np.asarray, FeatureRows(x, encoder).network_inputs(model))
     inspected = InspectedModel(model)
     inspected.check_features_fit(x)
     y = labels.targets(targets)

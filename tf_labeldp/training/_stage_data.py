@@ -14,8 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.data.examples import indexed_parts
-from tf_labeldp.features.reader import all_rows, check_lengths, map_parts
+from tf_labeldp.data.row_source import RowSource
 
 FIT = "model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages], shuffle=False)"
 _FRACTION_TOLERANCE = 1e-6
@@ -117,10 +116,9 @@ class Features:
     """Features of all examples in the host's memory, as a nest of tensors."""
 
     def __init__(self, features: Any, num_examples: int) -> None:
-        parts = indexed_parts(features, num_examples)
-        self.num_examples = check_lengths(tf.nest.flatten(parts))
+        self.source = RowSource(features, num_examples)
         with tf.device("CPU:0"):
-            self.tensors = map_parts(_as_tensor, parts)
+            self.tensors = tf.nest.map_structure(_as_tensor, self.source.whole())
         self.all_floating = all(t.dtype.is_floating for t in tf.nest.flatten(self.tensors))
 
     def take(self, indices: Any) -> Any:
@@ -268,6 +266,6 @@ def _mixed_targets(y: tf.Tensor, weights: tf.Tensor, share: tf.Tensor) -> tuple[
 
 
 def _as_tensor(rows: Any) -> tf.Tensor:
-    tensor = tf.convert_to_tensor(all_rows(rows))
+    tensor = tf.convert_to_tensor(rows)
     # Keras feeds arrays in its default float type, too.
     return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor

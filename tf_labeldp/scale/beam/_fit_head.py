@@ -14,9 +14,9 @@ from apache_beam.transforms.window import GlobalWindows
 
 from tf_labeldp.accounting import Private, Receipts, Setting, public_input
 from tf_labeldp.features.reader import FeatureRows
-from tf_labeldp.heads.label_source import kind_arguments
+from tf_labeldp.heads.label_source import LabelSource
 from tf_labeldp.heads.one_release_head import OneReleaseHead, with_max_l1
-from tf_labeldp.heads.public_rows import PublicRows, Scaling, checked_norms
+from tf_labeldp.heads.public_rows import PublicRows, Scaling
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.scale.beam._exact_sums import PrivateMoments
 from tf_labeldp.scale.beam._files import write_whole
@@ -97,7 +97,7 @@ class FitPrivateHead:
         """
         head, folder = self._head, self._key.path.parent if self._folder is None else self._folder
         path = FileSystems.join(os.fspath(folder), f"{self._release}.survey.npz")
-        kind = LabelKind.of(**kind_arguments(head))
+        kind = LabelSource.kind_of(head)
         source: Any = _Source(kind, head._mechanism(kind))
         if not self._key.is_drawn(self._release):
             self._key.check(self._release, source.mechanism)
@@ -146,7 +146,7 @@ class _Survey(beam.DoFn):
 
     def process(self, pair: Any) -> Iterable[Any]:
         rows = np.atleast_2d(np.asarray(pair[0], dtype=np.float64))
-        checked_norms(rows, 0)
+        PublicRows.check_norms(rows, 0)
         self._found.append((len(rows), _hashes(rows), rows.astype(np.float32)))
         if len(self._found) >= _BATCH_ROWS:
             self._found = [_merged(self._found)]

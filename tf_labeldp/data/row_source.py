@@ -7,27 +7,43 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_labeldp.data.examples import indexed_parts
-from tf_labeldp.features.reader import (
-    check_lengths,
-    check_numbers,
-    map_parts,
-    network_inputs,
-    take_rows,
-)
+from tf_labeldp.data.examples import indexed, stored
+from tf_labeldp.features.reader import FeatureRows, all_rows, check_numbers, map_parts, take_rows
 
 
 class RowSource:
-    """Reads the features of ``poisson_batches`` into buffers of a fixed size."""
+    """Public features of ``num_examples`` examples, read by number into buffers of a fixed size.
+
+    A data set is read into memory, in its order.
+    """
 
     def __init__(self, features: Any, num_examples: int) -> None:
-        parts = indexed_parts(network_inputs(features), num_examples)
+        rows = FeatureRows(features)
+        if rows.is_dataset:
+            rows = FeatureRows(stored(rows, num_examples))
+        rows = FeatureRows(rows.network_inputs())
+        parts = rows.parts(indexed)
         self._parts = tf.nest.flatten(parts)
-        self.num_rows = check_lengths(self._parts)
+        self.num_rows = rows.num_inputs
         self._template = map_parts(lambda part: _arrays(part, np.zeros(1, np.int64)), parts)
         self._first = tf.nest.flatten(self._template)
+
+    def check_numbers(self) -> None:
+        """Raises unless all features are numbers."""
         for part in self._first:
             check_numbers(part.dtype)
+
+    def check_not_extended(self, num_labels: int) -> None:
+        """Raises if ``labels.extend`` has added labels, which would shift the rows."""
+        if num_labels != self.num_rows:
+            raise ValueError(
+                f"expected {self.num_rows} labels, one per row of the features, got {num_labels} "
+                "since labels.extend. Make the batches or stages again, with x[labels.indices]."
+            )
+
+    def whole(self) -> Any:
+        """Returns all rows in the structure of the features; a source is read into memory."""
+        return self.pack([all_rows(part) for part in self._parts])
 
     def specs(self, num_rows: int) -> list[tf.TensorSpec]:
         """Returns the specs of what ``read`` returns."""
