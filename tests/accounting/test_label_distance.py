@@ -16,13 +16,12 @@ from tf_labeldp.accounting import (
     dp_sgd_charge,
     dp_sgd_guarantee,
 )
-from tf_labeldp.accounting.events import LONGEST_CLIP
 from tf_labeldp.plugins import EventFields
 
 LabelDistanceDpEvent = type(EventFields.dp_sgd(1.0, 0.5, 1, "label_distance").dp_event().event)
 BY_DISTANCE = {"clipping": "label_distance"}
 # With l2_norm_clip = 1 the distance D is 2, so the worst pair is at 1.5 and -0.5.
-WORST = (2.0 * LONGEST_CLIP, 2.0 * LONGEST_CLIP - 2.0)
+WORST = (2.0 * EventFields.LONGEST_CLIP, 2.0 * EventFields.LONGEST_CLIP - 2.0)
 
 # noise multiplier, sampling probability, steps, delta
 TRAININGS = [
@@ -34,7 +33,7 @@ TRAININGS = [
 
 def claimed(sigma, q, orders):
     """The divergences of all orders that one step is accounted with."""
-    event = LabelDistanceDpEvent(q, sigma, LONGEST_CLIP)
+    event = LabelDistanceDpEvent(q, sigma, EventFields.LONGEST_CLIP)
     above = event.divergence(np.abs(np.log(orders)))
     return np.where(orders >= 1.0, above, 1.0 - orders + orders * above)
 
@@ -90,7 +89,7 @@ def test_no_pair_is_told_apart_better_than_is_claimed(sigma, q):
 def test_the_divergence_is_that_of_the_best_half_line(sigma, q):
     a, b = (place / sigma for place in WORST)
     losses = np.array([0.0, 1e-6, 1e-3, 0.1, 1.0, 4.0])
-    found = LabelDistanceDpEvent(q, sigma, LONGEST_CLIP).divergence(losses)
+    found = LabelDistanceDpEvent(q, sigma, EventFields.LONGEST_CLIP).divergence(losses)
     for loss, ours in zip(losses, found, strict=True):
         e = math.exp(loss)
 

@@ -260,9 +260,7 @@ def test_the_kind_of_a_file_system_decides_about_its_numbers(kind, asks, tmp_pat
 
 
 def test_a_clock_that_is_set_back_changes_no_charge(store, monkeypatch):
-    monkeypatch.setattr(
-        "tf_labeldp.accounting.receipts.timestamp", lambda: "1970-01-01T00:00:00+00:00"
-    )
+    monkeypatch.setattr(ldp.accounting.Receipt, "timestamp", lambda: "1970-01-01T00:00:00+00:00")
     labels = PrivateLabels(Y, 2, store=store)
     labels.raise_budget(ldp.PrivacyBudget(4.0), reason="a test")
     labels.randomize(RR, key="b")

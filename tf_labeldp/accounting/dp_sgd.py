@@ -12,7 +12,7 @@ from tf_labeldp.accounting._guarantee import (
     PrivacyGuarantee,
 )
 from tf_labeldp.accounting.budget import Charge
-from tf_labeldp.accounting.events import LONGEST_CLIP, EventFields
+from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.accounting.gaussian import gaussian_sigma, positive_delta
 
 _FEATURES = {
@@ -108,7 +108,8 @@ def dp_sgd_assumptions(
     if clipping == "label_distance":
         text = (
             "Clipped gradients of an example for any two labels are at most twice l2_norm_clip "
-            f"apart, and each has a norm of at most {2.0 * LONGEST_CLIP:g} times l2_norm_clip."
+            f"apart, and each has a norm of at most {2.0 * EventFields.LONGEST_CLIP:g} times "
+            "l2_norm_clip."
         )
         notes.append(Assumption("label-distance-clipping", "library", text))
     if sampling_probability < 1.0:

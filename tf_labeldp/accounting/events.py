@@ -19,12 +19,6 @@ from tf_labeldp import _validate
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-CLIPPINGS = ("norm", "label_distance")
-"""Bounds of DP-SGD on each example, named as in ``LabelDPOptimizer``."""
-LONGEST_CLIP = 0.75
-"""The largest norm of a gradient after ``"label_distance"``, divided by D = 2 C. Secret sampling
-hides gradients on both sides of zero better: 1/2 costs as much as ``"norm"``."""
-
 _NUMBERS_OF: dict[Any, set[str]] = {
     "NoOpDpEvent": set(),
     "NonPrivateDpEvent": set(),
@@ -43,6 +37,11 @@ class EventFields(dict[str, Any]):
     Only ``dp_event`` and ``of`` load ``dp_accounting``.
     """
 
+    CLIPPINGS: ClassVar[tuple[str, ...]] = ("norm", "label_distance")
+    """Bounds of DP-SGD on each example, named as in ``LabelDPOptimizer``."""
+    LONGEST_CLIP: ClassVar[float] = 0.75
+    """The largest norm of a gradient after ``"label_distance"``, divided by D = 2 C. Secret
+    sampling hides gradients on both sides of zero better: 1/2 costs as much as ``"norm"``."""
     NONE: ClassVar[EventFields]
     """The event of a use that costs nothing."""
     NOT_PRIVATE: ClassVar[EventFields]
@@ -106,11 +105,11 @@ class EventFields(dict[str, Any]):
             ". It is the expected batch size divided by the number of examples",
         )
         steps = _validate.integer_at_least("steps", steps, 1)
-        _validate.one_of("clipping", clipping, CLIPPINGS)
+        _validate.one_of("clipping", clipping, cls.CLIPPINGS)
         sampled = {"sampling_probability": probability}
         step = {"class": "GaussianDpEvent", "noise_multiplier": noise}
         if probability < 1.0 and clipping == "label_distance":
-            bounded = {"noise_multiplier": noise, "longest": LONGEST_CLIP}
+            bounded = {"noise_multiplier": noise, "longest": cls.LONGEST_CLIP}
             step = {"class": "LabelDistanceDpEvent", **sampled, **bounded}
         elif probability < 1.0:
             step = {"class": "PoissonSampledDpEvent", **sampled, "event": step}

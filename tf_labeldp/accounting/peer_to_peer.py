@@ -79,11 +79,11 @@ def peer_to_peer_guarantee(
             "cluster_size must be at least 2, got 1: a user alone has no peers. Merge small "
             "clusters first."
         )
-    notes = peer_to_peer_assumptions(alpha, theta, size)
+    notes = _assumptions(alpha, theta, size)
     return PrivacyGuarantee(_epsilon(alpha, theta, size, delta), delta, assumptions=notes)
 
 
-def peer_to_peer_assumptions(
+def _assumptions(
     flip_probability: float, subsampling_rate: float, cluster_size: int
 ) -> tuple[Assumption, ...]:
     """Returns the assumptions on the reports."""

@@ -133,19 +133,6 @@ class LabelSet:
         return self.name == other.name or not differ
 
 
-def actor_name() -> str:
-    """Returns the name of the user, from ``LABELDP_ACTOR`` or the login."""
-    try:
-        return os.environ.get("LABELDP_ACTOR") or getpass.getuser()
-    except (OSError, KeyError, ImportError):  # The system has no entry for this user.
-        return "unknown"
-
-
-def timestamp() -> str:
-    """Returns the time in UTC, to the second."""
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
 def _check_time(time: str) -> None:
     try:
         moment = datetime.datetime.fromisoformat(time)
@@ -155,8 +142,8 @@ def _check_time(time: str) -> None:
         is_right = False
     if not is_right:
         raise ValueError(
-            f"expected the time of a receipt like {timestamp()!r}, got {str(time)[:40]!r}. Leave "
-            "it out for the present time."
+            f"expected the time of a receipt like {Receipt.timestamp()!r}, got "
+            f"{str(time)[:40]!r}. Leave it out for the present time."
         )
 
 
@@ -254,14 +241,27 @@ class Receipt:
     plan: str = ""  # shared by receipts of uses that were fixed together before the first of them
     plan_uses: int = 1  # number of uses of this charge that the plan allows
     budget_epsilon: float | None = None  # epsilon of the vault's budget; None if it is unknown
-    time: str = dataclasses.field(default_factory=timestamp)
-    actor: str = dataclasses.field(default_factory=actor_name)
+    time: str = dataclasses.field(default_factory=lambda: Receipt.timestamp())
+    actor: str = dataclasses.field(default_factory=lambda: Receipt.actor_name())
     version: str = __version__
     id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16))  # counted once
 
     def __post_init__(self) -> None:
         _check_time(self.time)
         object.__setattr__(self, "examples", Examples.of(self.examples, self.labels.size))
+
+    @staticmethod
+    def actor_name() -> str:
+        """Returns the name of the user, from ``LABELDP_ACTOR`` or the login."""
+        try:
+            return os.environ.get("LABELDP_ACTOR") or getpass.getuser()
+        except (OSError, KeyError, ImportError):  # The system has no entry for this user.
+            return "unknown"
+
+    @staticmethod
+    def timestamp() -> str:
+        """Returns the time in UTC, to the second."""
+        return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
     @classmethod
     def of_encoder(cls, name: str, of: str, digest: str) -> Receipt:

@@ -16,7 +16,6 @@ from tf_labeldp._progress import for_terminal
 from tf_labeldp._validate import counted
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyGuarantee, Receipt, Receipts, Setting
-from tf_labeldp.accounting.receipts import timestamp
 from tf_labeldp.audit import AuditResult, LabelInference, audit_mechanism
 from tf_labeldp.dossier._files import brief
 from tf_labeldp.dossier._verify import Published, verdict, verify_against
@@ -137,7 +136,7 @@ def report(
     content = {
         "format": 1,
         "made_by": f"tf-labeldp {__version__}",
-        "made_at": timestamp(),
+        "made_at": Receipt.timestamp(),
         "statement": str(stated).splitlines(),
         "guarantee": json.loads(stated.to_json()),
         "label_sets": [_label_set(path, ledger) for path, ledger in ledgers.items()],

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_labeldp.accounting.events import LONGEST_CLIP
+from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.gradients.clip import Batch, Clip
 from tf_labeldp.gradients.keras_loss import KerasLoss
 from tf_labeldp.gradients.masks import mask_of
@@ -85,7 +85,7 @@ class LabelDistanceClip(Clip):
         distance = 2.0 * self.l2_norm_clip
         shorter = tf.reduce_min(lengths, axis=1, keepdims=True)
         longest = tf.maximum(0.5 * distance, distance - shorter)
-        longest = tf.minimum(longest, LONGEST_CLIP * distance)
+        longest = tf.minimum(longest, EventFields.LONGEST_CLIP * distance)
         factors = tf.where(finite, factors, 0.0) * longest / tf.maximum(lengths, longest)
         return tf.reduce_sum(_one_hot(batch.y, outputs.shape[1]) * factors, axis=1)
 

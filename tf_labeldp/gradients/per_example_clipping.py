@@ -55,7 +55,7 @@ class PerExampleClipping:
         Replacing one example, features or label, moves the sum by at most ``2 * l2_norm_clip`` in
         L2 norm, for any model, loss and weights: every group adds at most ``l2_norm_clip``. With
         ``LabelDistanceClip`` this is true for a replaced label alone, and for cross-entropy of two
-        classes; an example then adds at most ``2 * LONGEST_CLIP * l2_norm_clip``.
+        classes; an example then adds at most ``2 * EventFields.LONGEST_CLIP * l2_norm_clip``.
         A group whose gradient is not finite adds exactly zero.
         No layer mixes examples: each group's contribution depends on its own rows alone.
         All bounds are up to ``float32`` rounding. GPUs that round factors to TensorFloat-32 need

@@ -17,7 +17,6 @@ from tf_labeldp.accounting import (
     Public,
     peer_to_peer_guarantee,
 )
-from tf_labeldp.accounting.peer_to_peer import peer_to_peer_assumptions
 from tf_labeldp.mechanisms import random_bits
 from tf_labeldp.mechanisms.base import Frozen, FrozenClassification, LabelMechanism
 from tf_labeldp.mechanisms.classes import row_chunks
@@ -372,9 +371,10 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
         """The assumptions of the guarantee of the reports."""
-        return peer_to_peer_assumptions(
-            self.flip_probability, self.subsampling_rate, self.cluster_size
-        )
+        # They do not depend on delta, and at delta zero no epsilon is searched for.
+        return peer_to_peer_guarantee(
+            self.flip_probability, self.subsampling_rate, self.cluster_size, delta=0.0
+        ).assumptions
 
     def _checked_clusters(self, clusters: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns each user's cluster 0..C-1 (n,) and the clusters' sizes (C,), or raises."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Setting
-from tf_labeldp.accounting.events import CLIPPINGS
+from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.gradients.clip import Coordinates, Speed
 from tf_labeldp.training._denoisers import Denoiser, NoOp
 from tf_labeldp.training._gaussian_noise import GaussianNoise, NoiseMechanism, fixed
@@ -129,7 +129,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         if not isinstance(self._denoiser, Denoiser):
             raise TypeError(f"denoiser must be a Denoiser or None, got {type(denoiser).__name__}.")
         self._preconditioner = _checked_preconditioner(preconditioner, self._denoiser)
-        self._clipping = _validate.one_of("clipping", clipping, CLIPPINGS)
+        self._clipping = _validate.one_of("clipping", clipping, EventFields.CLIPPINGS)
         if self._clipping == "label_distance" and type(self._noise) is not GaussianNoise:
             raise ValueError(
                 f"expected GaussianNoise for clipping='label_distance', got "

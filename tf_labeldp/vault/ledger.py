@@ -32,7 +32,7 @@ from tf_labeldp.accounting.events import EventFields
 from tf_labeldp.accounting.planned_uses import UseChains, UseInPlan
 from tf_labeldp.accounting.privacy_filter import PrivacyFilter
 from tf_labeldp.accounting.provenance import Weights
-from tf_labeldp.accounting.receipts import Composition, actor_name, timestamp
+from tf_labeldp.accounting.receipts import Composition
 from tf_labeldp.vault.label_kinds import LabelKind
 from tf_labeldp.vault.model_history import LEDGERS
 from tf_labeldp.vault.records import Arrival, DrawSettingsError, LabelStoreError, Record, may_count
@@ -131,7 +131,7 @@ class Ledger:
         self.draws: dict[str, Record] = {}  # draws and releases by name
         self.releases: defaultdict[str, Release] = defaultdict(Release)  # of engines, by name
         self._store, self._project = store, project
-        self._unit, self._actor = unit, actor or actor_name()
+        self._unit, self._actor = unit, actor or Receipt.actor_name()
         self.notes: tuple[Assumption, ...] = ()  # of each new charge
         self.users: np.ndarray | None = None  # of all labels, as numbers 0..U-1
         self._composition = Composition(own=label_set.name)
@@ -756,7 +756,7 @@ class Ledger:
                     f"the budget can only be raised: it is {old}, got {budget}. To spend less, "
                     "stop earlier; remaining() returns the rest."
                 )
-            self.keep(budget=budget, reason=reason, time=timestamp(), actor=self._actor)
+            self.keep(budget=budget, reason=reason, time=Receipt.timestamp(), actor=self._actor)
 
     def check(
         self,
@@ -1046,7 +1046,7 @@ def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> list[st
     with store.locked():
         releases = [record.release for record in Ledger.of_store(path).records if record.release]
         sums = [(each["name"], each["sums"]) for each in releases if "sums" in each]
-        return store.forget(sums, timestamp(), actor or actor_name())
+        return store.forget(sums, Receipt.timestamp(), actor or Receipt.actor_name())
 
 
 def give_back(path: str | os.PathLike[str], *, key: str | None = None) -> list[str]:
@@ -1105,7 +1105,7 @@ def confirm_move(path: str | os.PathLike[str], *, actor: str | None = None) -> N
     store = LabelStore(path)
     store.check_exists()
     with store.locked():
-        store.confirm_move(timestamp(), actor or actor_name())
+        store.confirm_move(Receipt.timestamp(), actor or Receipt.actor_name())
 
 
 def _first_budget(
