@@ -33,8 +33,7 @@ _UNSEEN = re.compile(
 
 def num_cores() -> int:
     """Returns the number of cores that this process may use."""
-    has_affinity = hasattr(os, "sched_getaffinity")
-    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def for_terminal(*lines: Any) -> str:
@@ -188,8 +187,9 @@ class Progress(tqdm):
         self, what: str, total: int | None = None, *, delay: float = 5.0, quiet: bool = False
     ) -> None:
         try:
-            is_terminal = sys.stderr.isatty()
-        except (AttributeError, ValueError):  # There is no stderr, or it is closed.
+            is_terminal = sys.stderr is not None and sys.stderr.isatty()
+            quiet = quiet or sys.stderr is None
+        except ValueError:  # It is closed.
             is_terminal, quiet = False, True
         quiet = quiet or _IS_SILENT.get()
         super().__init__(

@@ -6,6 +6,7 @@ and never show a label.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
@@ -15,7 +16,7 @@ import sys
 import traceback
 import warnings
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -28,6 +29,57 @@ PRIOR_SUM_TOLERANCE = 1e-4
 
 _MOST_BYTES = 8 << 30
 """Largest array of targets, or channel, in bytes: training copies targets at least once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """An argument in a message.
+
+    Python's users read ``name``, ``name=value``, or ``python``; those of a program its option.
+    """
+
+    name: str
+    value: Any = None
+    python: str | None = None
+
+    def __str__(self) -> str:
+        if self.python is not None:
+            return self.python
+        if self.value is None:
+            return self.name
+        is_float = isinstance(self.value, float)
+        return f"{self.name}={self.value:g}" if is_float else f"{self.name}={self.value!r}"
+
+    def as_option(self, options: Mapping[str, str]) -> str:
+        """Returns the program's option with the value; Python's text if it has no such option."""
+        if self.name not in options:
+            return str(self)
+        if self.value is None:
+            return options[self.name]
+        shown = f"{self.value:g}" if isinstance(self.value, float) else str(self.value)
+        return f"{options[self.name]} {shown}"
+
+
+class Message(str):
+    """A text for Python's users that knows the arguments in it."""
+
+    parts: tuple[str | Argument, ...] = ()
+
+    @classmethod
+    def of(cls, *parts: str | Argument) -> Message:
+        """Returns the message of these parts."""
+        message = cls("".join(map(str, parts)))
+        message.parts = parts
+        return message
+
+    @staticmethod
+    def with_options(text: str, options: Mapping[str, str]) -> str:
+        """Returns a text with a program's options in place of the arguments that it knows."""
+        if not isinstance(text, Message):
+            return text
+        return "".join(
+            part.as_option(options) if isinstance(part, Argument) else part for part in text.parts
+        )
 
 
 _Arguments = ParamSpec("_Arguments")
@@ -91,7 +143,9 @@ def warn(message: str) -> None:
     # The constructors of data classes belong to no file.
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("tf_labeldp."):
         level, frame = level + 1, frame.f_back  # type: ignore[assignment]
-    warnings.warn(for_terminal(message), UserWarning, stacklevel=level)
+    # A message of parts is the library's own text: it has nothing to escape.
+    shown = message if isinstance(message, Message) else for_terminal(message)
+    warnings.warn(shown, UserWarning, stacklevel=level)
 
 
 def counted(number: int, noun: str) -> str:
@@ -99,10 +153,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def _refusal(kind: type[Exception], name: str, text: str) -> Exception:
+    """Returns an error of an argument, with what it must be."""
+    return kind(Message.of(Argument(name), f" {text}"))
+
+
 def real_number(name: str, value: Any, expected: str = "a number") -> float:
     """Returns a number as a float."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be {expected}, got {type(value).__name__}.")
+        raise _refusal(TypeError, name, f"must be {expected}, got {type(value).__name__}.")
     return float(value)
 
 
@@ -111,7 +170,7 @@ def positive_finite(name: str, value: Any) -> float:
     number = real_number(name, value, "a number above zero")
     if not 0.0 < number < math.inf:
         hint = " For training without privacy use plain labels." if name == "epsilon" else ""
-        raise ValueError(f"{name} must be finite and above zero, got {number}.{hint}")
+        raise _refusal(ValueError, name, f"must be finite and above zero, got {number}.{hint}")
     return number
 
 
@@ -121,39 +180,41 @@ def number_in(name: str, value: Any, interval: str, hint: str = "") -> float:
     low, high = (float(end) for end in interval[1:-1].split(","))
     at_end = (interval[0] == "[" and number == low) or (interval[-1] == "]" and number == high)
     if not (low < number < high or at_end):
-        raise ValueError(f"{name} must be in {interval}, got {number:.6g}{hint}.")
+        raise _refusal(ValueError, name, f"must be in {interval}, got {number:.6g}{hint}.")
     return number
 
 
 def integer_at_least(name: str, value: Any, minimum: int) -> int:
     """Returns an integer of at least ``minimum``."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} must be an integer, got {type(value).__name__}.")
+        raise _refusal(TypeError, name, f"must be an integer, got {type(value).__name__}.")
     if int(value) < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {int(value)}.")
+        raise _refusal(ValueError, name, f"must be at least {minimum}, got {int(value)}.")
     return int(value)
 
 
 def boolean(name: str, value: Any) -> bool:
     """Returns a bool of Python or NumPy as Python's."""
     if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} must be True or False, got {type(value).__name__}.")
+        raise _refusal(TypeError, name, f"must be True or False, got {type(value).__name__}.")
     return bool(value)
 
 
 def one_of(name: str, value: Any, words: Iterable[str]) -> str:
     """Returns a value that is one of the words."""
     if not isinstance(value, str) or value not in words:
-        raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}.")
+        raise _refusal(ValueError, name, f"must be one of {', '.join(words)}, got {value!r}.")
     return value
 
 
 def text_up_to(name: str, value: Any, longest: int, least: int = 0) -> str:
     """Returns a text of at most ``longest`` characters."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be a text, got {type(value).__name__}.")
+        raise _refusal(TypeError, name, f"must be a text, got {type(value).__name__}.")
     if not least <= len(value) <= longest:
-        raise ValueError(f"{name} must have {least} to {longest} characters, got {len(value)}.")
+        raise _refusal(
+            ValueError, name, f"must have {least} to {longest} characters, got {len(value)}."
+        )
     return value
 
 
@@ -175,11 +236,19 @@ def number_range(
     low, high = real_number("low", low), real_number("high", high)
     for name, end in (("low", low), ("high", high)):
         if not math.isfinite(end):
-            raise ValueError(f"{name} must be finite, got {end}.")
+            raise _refusal(ValueError, name, f"must be finite, got {end}.")
     if not low < high:
         raise ValueError(
-            f"low must be below high, got low={low:g}, high={high:g}. Both are public, and not "
-            "inferred from the labels."
+            Message.of(
+                Argument("low"),
+                " must be below ",
+                Argument("high"),
+                ", got ",
+                Argument("low", low),
+                ", ",
+                Argument("high", high),
+                ". Both are public, and not inferred from the labels.",
+            )
         )
     if not widths[0] <= high - low <= widths[1]:
         raise ValueError(
@@ -306,7 +375,7 @@ def group_vector(name: str, values: Any, size: int, letter: str = "C") -> np.nda
 
 def most_bytes() -> int:
     """Returns the largest size of an array: half of the memory, and at most 8 GiB."""
-    if not hasattr(os, "sysconf"):
+    if sys.platform == "win32":
         return _MOST_BYTES
     return min(_MOST_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 

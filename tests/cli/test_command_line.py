@@ -17,6 +17,7 @@ import pytest
 import tqdm.std
 
 from tf_labeldp._progress import Progress
+from tf_labeldp._validate import Argument, Message
 from tf_labeldp.cli import _verbs, main
 from tf_labeldp.mechanisms import RandomizedResponse
 from tf_labeldp.vault import PrivateLabels
@@ -223,7 +224,8 @@ def test_warnings_of_python_are_lines_of_the_command(folder, capsys, monkeypatch
     shown, before = [], warnings.showwarning
 
     def verb(args):
-        warnings.warn("the release is noise.\n  Use num_classes=3.", UserWarning, stacklevel=1)
+        text = Message.of("the release is noise.\n  Use ", Argument("num_classes", 3), ".")
+        warnings.warn(text, UserWarning, stacklevel=1)
         shown.append(warnings.showwarning)
         raise ValueError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from tf_labeldp.heads import _ridge_path
+from tf_labeldp.heads._ridge_path import Problem, SampleScores, Spectrum
 
 SIGMA = 3.0
 REPEATS = 4000
@@ -25,7 +25,7 @@ def data(intercept, classes=4, n=300, d=6):
 
 def problem(rows, moments, intercept):
     gram = np.asfortranarray(rows.T @ rows)
-    return _ridge_path.decompose(gram, moments, SIGMA, centred=True, intercept=intercept)
+    return Problem.of(gram, moments, SIGMA, centred=True, intercept=intercept)
 
 
 def releases(rows, codes, intercept):
@@ -53,7 +53,7 @@ def test_the_risk_is_unbiased_for_ridge_and_for_any_filter(intercept):
     for one in releases(rows, codes, intercept):
         spectrum = one.spectrum
         for chosen in (
-            _ridge_path.ridge_filter(spectrum, 5.0),
+            spectrum.ridge_filter(5.0),
             spectrum.values / (spectrum.values**2 + 40.0),
         ):
             weights = spectrum.coefficients(chosen)
@@ -74,7 +74,7 @@ def test_the_noise_of_scaled_columns_is_that_of_their_directions():
     gram = np.asfortranarray(rows.T @ rows)
     settings = {"centred": False, "intercept": True, "scale": rng.uniform(0.2, 3.0, 6)}
     spectra = [
-        _ridge_path.decompose(gram.copy("F"), rng.normal(size=(7, 1)), 1.0, **settings).spectrum
+        Problem.of(gram.copy("F"), rng.normal(size=(7, 1)), 1.0, **settings).spectrum
         for _ in range(REPEATS)
     ]
     energies = np.mean([one.energies for one in spectra], axis=0)
@@ -90,9 +90,9 @@ def test_the_cross_moment_is_that_of_releases_that_follow_the_prior():
     for _ in range(REPEATS // 4):
         signal = rng.normal(size=(d, k)) * np.sqrt(t**2 * values**2 + s**2 * values)[:, None]
         moments = signal + rng.normal(0.0, SIGMA, (d, k))
-        spectrum = _ridge_path.Spectrum(values, np.eye(d), moments, noise, k)
-        one = _ridge_path.Problem(spectrum, SIGMA, np.zeros(d), 0.0, np.zeros(k))
-        chosen = _ridge_path.bayes_filter(spectrum, t**2, s**2)
+        spectrum = Spectrum(values, np.eye(d), moments, noise, k)
+        one = Problem(spectrum, SIGMA, np.zeros(d), 0.0, np.zeros(k))
+        chosen = spectrum.bayes_filter(t**2, s**2)
         true = float((spectrum.coefficients(chosen) * signal).sum())
         gaps.append(one.cross_moment(chosen, t**2, s**2) - true)
     assert abs(np.mean(gaps)) < LIMIT * np.std(gaps) / np.sqrt(len(gaps))
@@ -102,8 +102,8 @@ def test_without_noise_it_is_ridge_with_a_free_intercept():
     rows, codes = data(intercept=True)
     gram = np.asfortranarray(rows.T @ rows)
     expected = np.linalg.solve(gram + np.diag([7.0] * 6 + [0.0]), rows.T @ codes)
-    one = _ridge_path.decompose(gram, rows.T @ codes, 1e-9, centred=True, intercept=True)
-    weights, last = one.solve(_ridge_path.ridge_filter(one.spectrum, 7.0))
+    one = Problem.of(gram, rows.T @ codes, 1e-9, centred=True, intercept=True)
+    weights, last = one.solve(one.spectrum.ridge_filter(7.0))
     np.testing.assert_allclose(weights, expected[:-1], atol=1e-9)
     np.testing.assert_allclose(last, expected[-1], atol=1e-6)
 
@@ -116,12 +116,12 @@ def test_the_prior_is_found_from_releases_that_follow_it():
     stddev = np.sqrt(t**2 * values**2 + s**2 * values + SIGMA**2)
     moments = rng.normal(size=(d, k)) * stddev[:, None]
     noise = np.full(d, SIGMA**2)
-    one = _ridge_path.Spectrum(values, np.eye(d), moments, noise, k)
-    t2, s2 = _ridge_path.prior_variances(one, label_variance=4.0)
+    one = Spectrum(values, np.eye(d), moments, noise, k)
+    t2, s2 = one.prior_variances(label_variance=4.0)
     assert np.sqrt(t2) == pytest.approx(t, rel=0.05)
     assert np.sqrt(s2) == pytest.approx(s, rel=0.15)
     np.testing.assert_allclose(
-        _ridge_path.bayes_filter(one, t2, s2), t2 * values / (t2 * values**2 + s2 * values + 9.0)
+        one.bayes_filter(t2, s2), t2 * values / (t2 * values**2 + s2 * values + 9.0)
     )
 
 
@@ -131,16 +131,17 @@ def test_the_log_loss_is_that_of_sharpened_softmax():
     scores -= scores.mean(axis=1, keepdims=True)
     labels = np.argmax(scores + rng.gumbel(size=(200, 3)), axis=1)
     agreement = scores[np.arange(200), labels].mean()
-    sharpness = _ridge_path.softmax_sharpness(scores, agreement)
+    sample = SampleScores(scores)
+    sharpness = sample.sharpness(agreement)
 
     def loss(beta):
         return -special.log_softmax(beta * scores, axis=1)[np.arange(200), labels].mean()
 
-    assert _ridge_path.log_loss(scores, agreement, sharpness) == pytest.approx(loss(sharpness))
+    assert sample.log_loss(agreement, sharpness) == pytest.approx(loss(sharpness))
     assert loss(sharpness) <= min(loss(0.98 * sharpness), loss(1.02 * sharpness))
-    assert _ridge_path.softmax_sharpness(scores, -0.1) == 0.0
-    assert _ridge_path.log_loss(scores, -0.1, 0.0) == pytest.approx(np.log(3.0))
-    assert np.isfinite(_ridge_path.softmax_sharpness(scores, 100.0))
+    assert sample.sharpness(-0.1) == 0.0
+    assert sample.log_loss(-0.1, 0.0) == pytest.approx(np.log(3.0))
+    assert np.isfinite(sample.sharpness(100.0))
 
 
 def test_an_agreement_stays_below_its_ceiling():
@@ -148,20 +149,20 @@ def test_an_agreement_stays_below_its_ceiling():
     from scipy import integrate, stats
 
     scores = np.random.default_rng(7).normal(size=(50, 3))
-    ceiling = scores.max(axis=1).mean()
+    sample, ceiling = SampleScores(scores), scores.max(axis=1).mean()
     for agreement in (ceiling - 5.0, ceiling - 0.1, ceiling, ceiling + 2.0):
         law = stats.norm(agreement, 0.5)
         mass, first = (
             integrate.quad(lambda x, k=k, law=law: x**k * law.pdf(x), ceiling - 9.0, ceiling)[0]
             for k in (0, 1)
         )
-        found = _ridge_path.believable_agreement(scores, agreement, 0.5)
+        found = sample.believable_agreement(agreement, 0.5)
         assert found == pytest.approx(first / mass, abs=1e-6)
         assert found < ceiling
     # However far off the estimate is, and where there is no error.
-    assert _ridge_path.believable_agreement(scores, 1e9, 1.0) == pytest.approx(ceiling, abs=1e-6)
-    assert _ridge_path.believable_agreement(scores, ceiling + 1.0, 0.0) == ceiling
-    assert _ridge_path.believable_agreement(scores, -3.0, 0.0) == -3.0
+    assert sample.believable_agreement(1e9, 1.0) == pytest.approx(ceiling, abs=1e-6)
+    assert sample.believable_agreement(ceiling + 1.0, 0.0) == ceiling
+    assert sample.believable_agreement(-3.0, 0.0) == -3.0
 
 
 @pytest.mark.parametrize("classes, most", [(2, 10), (300, 25)])
@@ -172,13 +173,13 @@ def test_shifts_match_the_means_in_few_passes(classes, most, monkeypatch):
         passes.append(args)
         return mean_softmax(*args)
 
-    mean_softmax = _ridge_path._mean_softmax
-    monkeypatch.setattr(_ridge_path, "_mean_softmax", counted)
+    mean_softmax = SampleScores.mean_softmax
+    monkeypatch.setattr(SampleScores, "mean_softmax", counted)
     rng = np.random.default_rng(0)
     scores = rng.normal(scale=3.0, size=(2000, classes)).astype(np.float32)
     means = rng.uniform(0.5, 1.5, classes)
     means /= means.sum()
-    shifts = _ridge_path.matching_shifts(scores, means - 1.0 / classes, 0.0)
+    shifts = SampleScores(scores).matching_shifts(means - 1.0 / classes, 0.0)
     assert len(passes) <= most
     found = special.softmax(scores + shifts, axis=1).mean(axis=0)
     np.testing.assert_allclose(found, means, rtol=1e-3)

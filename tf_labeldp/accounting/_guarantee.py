@@ -210,8 +210,11 @@ class PrivacyGuarantee:
         """Returns the statement itself, and warns if delta is not below 1/n."""
         if self.num_units is not None and _is_large(self.delta * self.num_units):
             limit = f"1/n = {1.0 / self.num_units:.3g}"
+            delta = _validate.Argument("delta", self.delta)
             _validate.warn(
-                f"delta={self.delta:g} is not below {limit}: {_TOO_LARGE}. Use a smaller delta."
+                _validate.Message.of(
+                    delta, f" is not below {limit}: {_TOO_LARGE}. Use a smaller delta."
+                )
             )
         return self
 

@@ -13,7 +13,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Setting
 from tf_labeldp.audit import _bounds
 from tf_labeldp.audit._result import AuditResult, LabelInference
-from tf_labeldp.mechanisms import ClassificationMechanism, RegressionMechanism
+from tf_labeldp.mechanisms import ClassificationMechanism, Priors, RegressionMechanism
 
 _MOST_OUTPUTS, _BINS = 2048, 256
 """A column with more different outputs than the first is binned into the second, by quantiles."""
@@ -76,8 +76,8 @@ def audit_mechanism(
         delta = mechanism.delta if delta is None else delta
         if labels is None:
             labels = _labels_of(mechanism)
-        with_prior = public is not None and getattr(mechanism, "uses_priors", False)
-        prior = _most_even(public) if with_prior else None
+        uses_priors = isinstance(mechanism, ClassificationMechanism) and mechanism.uses_priors
+        prior = _most_even(public) if uses_priors and public is not None else None
         draw: Draw = lambda values, rng: mechanism.randomize(values, prior, rng=rng)  # noqa: E731
     elif callable(mechanism) and public is None:
         draw = mechanism
@@ -281,7 +281,7 @@ def label_inference(
 
 def _most_even(priors: Any) -> np.ndarray:
     """Returns the row of priors under which a draw reveals most."""
-    rows = np.atleast_2d(np.asarray(getattr(priors, "probabilities", priors)))
+    rows = np.atleast_2d(priors.probabilities if isinstance(priors, Priors) else priors)
     return rows[int(np.argmin(np.square(rows).sum(axis=1)))]
 
 

@@ -28,7 +28,6 @@ from tf_labeldp.boosting._losses import ScoreLoss
 from tf_labeldp.boosting._mean_columns import with_means
 from tf_labeldp.boosting._targets import Start, check_range, classes_of, target_of
 from tf_labeldp.boosting._trees import Trees
-from tf_labeldp.boosting.worth import worth
 from tf_labeldp.features import TableCodes
 from tf_labeldp.features.estimator import (
     keras_model,
@@ -41,7 +40,7 @@ from tf_labeldp.heads import HeadResidualRandomizer
 from tf_labeldp.heads.label_source import LabelSource
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.heads.weights import class_weights, example_weights
-from tf_labeldp.mechanisms import RandomizedResponse
+from tf_labeldp.mechanisms import ClassificationMechanism, RandomizedResponse
 from tf_labeldp.vault import LabelKind, LabelRandomizer, NoisyLabels, PrivateLabels
 from tf_labeldp.vault.handed_on import with_receipts
 
@@ -193,7 +192,8 @@ class PrivateBoosting(Head):
         features = self._matrix(features)
         source = None
         if not isinstance(y, NoisyLabels):
-            inner = getattr(start, "encoder", None)  # of a head that is released first
+            is_released = isinstance(start, HeadResidualRandomizer)
+            inner = start.encoder if is_released else None
             source = LabelSource(self, y, self._mechanism, public_input(public, inner).receipts)
         coder, rows = _read(public.with_value(features), self.categorical)
         is_code = np.zeros(rows.shape[1], bool) if coder is None else coder.categorical_
@@ -315,6 +315,28 @@ class PrivateBoosting(Head):
         """Returns whether ``fit`` can load LightGBM here."""
         return _lightgbm.is_available()
 
+    @staticmethod
+    def worth(num_labels: int, epsilon: float, num_classes: int = 2) -> float:
+        """Returns the number of true labels that noisy labels of randomized response are worth.
+
+        If classes have equal shares, the share of one, estimated from n noisy labels, has the
+        variance of an estimate from ``n c^2`` true labels, with
+        ``c = (e^epsilon - 1) / (e^epsilon + K - 1)``; for two classes c is ``tanh(epsilon / 2)``. A
+        rare class is worth less.
+
+        Args:
+            num_labels: n.
+            epsilon: of one label's draw.
+            num_classes: K; two for numbers.
+
+        Example:
+            >>> round(PrivateBoosting.worth(30_000, epsilon=1.0))
+            6407
+        """
+        # For a large epsilon the exponential overflows, and c is one.
+        surplus = math.expm1(min(epsilon, 500.0))
+        return num_labels * (surplus / (surplus + num_classes)) ** 2
+
     @property
     def boosters_(self) -> list[list[Any]]:
         """LightGBM's boosters, by shape of trees and by fold."""
@@ -345,20 +367,24 @@ class PrivateBoosting(Head):
         else:
             outputs = self._probabilities(scores, ops)
         model = self._with_facts(keras_model(inputs, outputs, "private_boosting"))
-        return self._recorded(model, getattr(self.start_, "encoder_", None))
+        return self._recorded(model, None if self.start_ is None else self.start_.encoder_)
 
     def _is_regressor(self) -> bool:
         return super()._is_regressor() or self.low is not None
 
     def _check_worth(self, number: int, num_classes: int) -> None:
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
-        signal = worth(number, epsilon, num_classes)
+        signal = self.worth(number, epsilon, num_classes)
         if signal < _LEAST_SIGNAL:
+            head = _validate.Argument("method", "head", "PrivateLogisticRegression")
             raise ValueError(
-                f"expected noisy labels worth at least {_LEAST_SIGNAL:g} true ones, got "
-                f"{number} labels at epsilon={epsilon:g}, worth {signal:.2g}: trees "
-                "would answer the class shares. Use PrivateLogisticRegression or a larger "
-                "epsilon. Nothing was drawn."
+                _validate.Message.of(
+                    f"expected noisy labels worth at least {_LEAST_SIGNAL:g} true ones, got "
+                    f"{number} labels at epsilon={epsilon:g}, worth {signal:.2g}: trees would "
+                    "answer the class shares. Use ",
+                    head,
+                    " or a larger epsilon. Nothing was drawn.",
+                )
             )
 
     def _mechanism(self, kind: LabelKind) -> Any:
@@ -461,7 +487,7 @@ def _checked_noisy(noisy: NoisyLabels) -> NoisyLabels:
         raise ValueError(
             f"expected at least {_LEAST_SIGNAL:g} noisy labels, got {len(noisy)}. Draw more."
         )
-    if noisy.values.ndim == 2 and hasattr(noisy.mechanism, "transition_matrix"):
+    if noisy.values.ndim == 2 and isinstance(noisy.mechanism, ClassificationMechanism):
         raise ValueError(
             "expected one noisy label per example, got rows of labels. Fit one model per column."
         )

@@ -11,8 +11,8 @@ import numpy as np
 from scipy import special
 
 _Self = TypeVar("_Self", bound="ScoreLoss")
-_BY_ROW = {"by_row": True}
-"""Metadata of an array with an entry per row, which ``take`` indexes."""
+_Channel = TypeVar("_Channel", bound="ChannelLoss")
+_Numbers = TypeVar("_Numbers", bound="NumberLoss")
 _LEAST_HESSIAN = 1e-6
 """Keeps a row's curvature above zero where its probability is zero or one."""
 _LEAST_DISPERSION = 1e-30
@@ -25,7 +25,7 @@ _LEAST = 1e-12
 class ScoreLoss(abc.ABC):
     """A loss of scores (n, C), which boosting starts at ``start``: a constant, or a model's."""
 
-    start: np.ndarray = dataclasses.field(metadata=_BY_ROW)  # (n, C)
+    start: np.ndarray  # (n, C)
 
     @abc.abstractmethod
     def values(self, scores: np.ndarray) -> np.ndarray:
@@ -45,12 +45,7 @@ class ScoreLoss(abc.ABC):
 
     def take(self: _Self, rows: np.ndarray) -> _Self:
         """Returns the loss of some of the rows."""
-        arrays = {
-            field.name: getattr(self, field.name)[rows]
-            for field in dataclasses.fields(self)
-            if field.metadata.get("by_row") and getattr(self, field.name) is not None
-        }
-        return dataclasses.replace(self, **arrays)
+        return dataclasses.replace(self, start=self.start[rows])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,8 +62,11 @@ class ChannelLoss(ScoreLoss):
     label noise", Theorem 2.
     """
 
-    likelihoods: np.ndarray = dataclasses.field(metadata=_BY_ROW)  # (n, K), up to a factor per row
+    likelihoods: np.ndarray  # (n, K), up to a factor per row
     channel: np.ndarray | None  # Q (K, outputs), of all rows; None if it differs between rows
+
+    def take(self: _Channel, rows: np.ndarray) -> _Channel:
+        return dataclasses.replace(super().take(rows), likelihoods=self.likelihoods[rows])
 
     def values(self, scores: np.ndarray) -> np.ndarray:
         evidence = np.einsum("nk,nk->n", special.softmax(scores, axis=1), self.likelihoods)
@@ -112,10 +110,17 @@ class BinaryChannelLoss(ChannelLoss):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SquaredLoss(ScoreLoss):
-    """Half the squared error of the scores; debiased targets make it unbiased."""
+class NumberLoss(ScoreLoss):
+    """A loss of numbers, whose debiased targets may be outside their range."""
 
-    targets: np.ndarray = dataclasses.field(metadata=_BY_ROW)  # (n, C)
+    targets: np.ndarray  # (n, C)
+
+    def take(self: _Numbers, rows: np.ndarray) -> _Numbers:
+        return dataclasses.replace(super().take(rows), targets=self.targets[rows])
+
+
+class SquaredLoss(NumberLoss):
+    """Half the squared error of the scores; debiased targets make it unbiased."""
 
     def values(self, scores: np.ndarray) -> np.ndarray:
         return 0.5 * np.square(scores - self.targets).sum(axis=1)
@@ -125,10 +130,9 @@ class SquaredLoss(ScoreLoss):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PoissonLoss(ScoreLoss):
-    """The Poisson loss of log rates, ``exp(f) - y f``; debiased targets may be below zero."""
+class PoissonLoss(NumberLoss):
+    """The Poisson loss of log rates (n, 1), ``exp(f) - y f``."""
 
-    targets: np.ndarray = dataclasses.field(metadata=_BY_ROW)  # (n, 1)
     high: float  # the largest rate
 
     def values(self, scores: np.ndarray) -> np.ndarray:

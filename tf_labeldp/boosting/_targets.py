@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tf_labeldp._validate import Argument, Message
 from tf_labeldp.boosting._losses import (
     BinaryChannelLoss,
     ChannelLoss,
@@ -99,8 +100,12 @@ def check_range(loss: str, label_range: tuple[float, float] | None) -> None:
     """Raises if numbers may be below zero and the loss is Poisson's."""
     if loss == "poisson" and label_range is not None and label_range[0] < 0.0:
         raise ValueError(
-            f"loss='poisson' expected labels of zero or more, got a range from "
-            f"{label_range[0]:g}. Use loss='squared_error'. Nothing was drawn."
+            Message.of(
+                Argument("loss", "poisson"),
+                f" expected labels of zero or more, got a range from {label_range[0]:g}. Use ",
+                Argument("loss", "squared_error"),
+                ". Nothing was drawn.",
+            )
         )
 
 

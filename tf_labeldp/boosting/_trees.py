@@ -97,20 +97,17 @@ class Trees:
         first_set = np.cumsum([0, *(len(part.category_sets) for part in trees)])[:-1]
         codes = max(part.category_sets.shape[1] for part in trees)
 
-        def joined(name: str) -> np.ndarray:
-            return np.concatenate([getattr(part, name) for part in trees])
-
-        def moved(name: str) -> np.ndarray:
-            pairs = zip(trees, first_node, strict=True)
-            return np.concatenate([getattr(part, name) + first for part, first in pairs])
+        def moved(places: list[np.ndarray]) -> np.ndarray:
+            pairs = zip(places, first_node, strict=True)
+            return np.concatenate([part + first for part, first in pairs]).astype(np.int32)
 
         return cls(
-            roots=moved("roots").astype(np.int32),
-            feature=joined("feature"),
-            threshold=joined("threshold"),
-            left=moved("left").astype(np.int32),
-            right=moved("right").astype(np.int32),
-            missing_left=joined("missing_left"),
+            roots=moved([part.roots for part in trees]),
+            feature=np.concatenate([part.feature for part in trees]),
+            threshold=np.concatenate([part.threshold for part in trees]),
+            left=moved([part.left for part in trees]),
+            right=moved([part.right for part in trees]),
+            missing_left=np.concatenate([part.missing_left for part in trees]),
             category_set=np.concatenate(
                 [
                     np.where(part.category_set < 0, -1, part.category_set + first)
@@ -275,7 +272,7 @@ def _with_missing_zeros(trees: Trees, zero_is_missing: np.ndarray) -> Trees:
     default = np.where(trees.missing_left, trees.left, trees.right)[first]
     arrays = {
         name: np.concatenate([values, values[first], values[first]])
-        for name, values in vars(trees).items()
+        for name, values in dataclasses.asdict(trees).items()
         if name not in ("roots", "category_sets", "baseline")
     }
     arrays["threshold"][first] = _ZERO

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
+import itertools
 import math
 import os
 import pathlib
+import pkgutil
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from tf_labeldp import _validate
 from tf_labeldp._version import __version__
 from tf_labeldp.cli import _console
 from tf_labeldp.cli._console import load_tensorflow
@@ -47,7 +49,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     ),
     (
         ("loss", "prior", *_HISTOGRAM),
-        lambda args: getattr(args, "mechanism", None) in (None, _RR_ON_BINS),
+        lambda args: args.mechanism in (None, _RR_ON_BINS),
         f"--mechanism {_RR_ON_BINS}",
     ),
     (_HISTOGRAM, lambda args: args.prior is None, "runs without --prior"),
@@ -112,10 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser.parse_args(words)
         if args.check:
             args.check(args)
-        module, _, function = args.run.partition(".")
-        module = importlib.import_module(f"tf_labeldp.cli.{module}")
+        run = pkgutil.resolve_name(f"tf_labeldp.cli.{args.run}")
         with _console.warnings_in_lines():
-            return int(getattr(module, function)(args))
+            return int(run(args))
     except _console.CommandError as error:
         reason = str(error)
     except _console.Terminated:
@@ -182,9 +183,10 @@ def _path(text: str) -> pathlib.Path:
 
 def _check_labels(args: argparse.Namespace) -> None:
     """Checks the options of the labels, before any file is read."""
+    values = vars(args)
     for names, allowed, purpose in _RULES:
         for name in names:
-            if getattr(args, name, None) is not None and not allowed(args):
+            if values[name] is not None and not allowed(args):
                 option = name.replace("_", "-")
                 raise _console.CommandError(f"--{option} is for {purpose}; leave it out")
     if args.classes and len(set(args.classes)) < max(2, len(args.classes)):
@@ -214,8 +216,9 @@ def _check_train(args: argparse.Namespace) -> None:
             f"--metric {args.metric} needs --evaluate EPSILON, which pays for it; give both"
         )
     # Before there is a store, whose budget would have this delta.
-    if args.delta is not None and not 0.0 < args.delta < 1.0:
-        raise _console.CommandError(f"--delta must be between 0 and 1, got {args.delta:g}")
+    if args.delta is not None:
+        with _console.explained(ValueError):
+            _validate.number_in("delta", args.delta, "(0, 1)")
 
 
 def _check_recommend(args: argparse.Namespace) -> None:
@@ -252,7 +255,8 @@ def _check_randomize(args: argparse.Namespace) -> None:
 def _verb(verbs: Any, name: str, run: str, check: Any = None, **texts: str) -> Any:
     """Adds a verb with its function ``run``, ``MODULE.NAME``, and returns its parser."""
     parser = verbs.add_parser(name, **texts)
-    parser.set_defaults(run=run, check=check)
+    of_labels = itertools.chain.from_iterable(names for names, _, _ in _RULES)
+    parser.set_defaults(run=run, check=check, **dict.fromkeys(of_labels))
     return parser
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import warnings
 from collections.abc import Iterator
 from typing import IO, Any
 
 from tf_labeldp._progress import for_terminal, without_input_warnings
+from tf_labeldp._validate import Message
 
 
 class CommandError(ValueError):
@@ -27,26 +27,23 @@ _OPTIONS = {
     "insecure_seed": "--insecure-seed",
     "num_classes": "--num-classes",
     **{
-        name: f"--{name}" for name in ("classes", "delta", "high", "loss", "low", "method", "store")
+        name: f"--{name}"
+        for name in ("classes", "delta", "epsilon", "high", "loss", "low", "method", "metric")
     },
 }
 """Options of the command by the arguments of the library that they set."""
-_ARGUMENT = re.compile(rf"\b({'|'.join(_OPTIONS)})=(?:[\"']([^\"']*)[\"']|([\w.-]*\w))?")
 
 
 def in_options(text: str) -> str:
-    """Returns a text of the library with options, ``--method head`` for ``method='head'``.
+    """Returns a text of the library with options, ``--method head`` for ``method='head'``."""
+    return Message.with_options(text, _OPTIONS)
 
-    What a value prints, ``RandomizedResponse(epsilon=1.0, num_classes=2)``, stays as it is.
-    """
 
-    def option(found: re.Match[str]) -> str:
-        before = text[: found.start()]
-        if before.count("(") > before.count(")"):
-            return found[0]
-        return " ".join(filter(None, (_OPTIONS[found[1]], found[2] or found[3])))
-
-    return _ARGUMENT.sub(option, text).replace("Use PrivateLogisticRegression", "Use --method head")
+def text_of(error: BaseException | Warning | str) -> str:
+    """Returns the text of an error or a warning of the library, with options and in one line."""
+    if isinstance(error, BaseException):
+        error = error.args[0] if error.args and isinstance(error.args[0], Message) else str(error)
+    return " ".join(in_options(error).split())
 
 
 @contextlib.contextmanager
@@ -55,7 +52,7 @@ def explained(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except kinds as error:
-        raise CommandError(in_options(" ".join(str(error).split()))) from None
+        raise CommandError(text_of(error)) from None
 
 
 def say(*lines: Any, error: bool = False) -> None:
@@ -91,7 +88,7 @@ def warnings_in_lines() -> Iterator[None]:
     def show(message: Warning | str, category: type[Warning], *unused: Any, **named: Any) -> None:
         if issubclass(category, (DeprecationWarning, FutureWarning)):
             return
-        text = in_options(" ".join(str(message).split()))
+        text = text_of(message)
         if text not in shown:
             shown.add(text)
             say(f"warning: {text}", error=True)

@@ -14,6 +14,7 @@ import pyarrow as pa
 from tf_labeldp._validate import counted
 from tf_labeldp.cli import _features, _outputs, _tables, _train
 from tf_labeldp.cli._console import CommandError, explained, load_tensorflow, say
+from tf_labeldp.features.estimator import symbolic_inputs
 from tf_labeldp.vault.files import PlainFile
 
 _BATCH = 1024
@@ -81,7 +82,7 @@ def _model(path: pathlib.Path) -> tuple[Any, str]:
 
 def _inputs_of(model: Any) -> dict[str, Any]:
     """Returns the model's inputs by column, or by their own names."""
-    structure = getattr(model, "input", None)
+    structure = symbolic_inputs(model)
     if isinstance(structure, Mapping):
         return dict(structure)
     return {tensor.name: tensor for tensor in model.inputs}
@@ -114,7 +115,7 @@ def _inputs(
     if is_image:
         return _train.images_of(table, args)
     names = list(needed)
-    if len(tensors) == 1 and not isinstance(getattr(model, "input", None), Mapping):
+    if len(tensors) == 1 and not isinstance(symbolic_inputs(model), Mapping):
         names = facts.get("columns") or [name for name in table.column_names if name not in ids]
     if missing := [name for name in names if name not in table.column_names]:
         raise CommandError(

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from tf_labeldp import _validate, mechanisms
 from tf_labeldp.accounting import Assumption, BudgetExceededError, PrivacyBudget
 from tf_labeldp.cli import _tables
-from tf_labeldp.cli._console import CommandError, explained, in_options
+from tf_labeldp.cli._console import CommandError, explained, text_of
 from tf_labeldp.mechanisms import Mechanism
 from tf_labeldp.mechanisms.classes import top_k_members
 from tf_labeldp.vault import (
@@ -63,6 +63,16 @@ _KEY = "noisy-labels"
 """The name of the draw in the vault."""
 _OWN_KEYS = (_KEY, "label-randomizer")
 """Prefixes of the names of this command's draws."""
+
+
+_BASELINES: dict[str, Any] = {
+    "laplace": mechanisms.LaplaceMechanism,
+    "discrete_laplace": mechanisms.DiscreteLaplaceMechanism,
+    "staircase": mechanisms.StaircaseMechanism,
+    "discrete_staircase": mechanisms.DiscreteStaircaseMechanism,
+    "exponential": mechanisms.ExponentialMechanism,
+}
+"""Mechanisms for comparison."""
 
 
 class Draw(NamedTuple):
@@ -148,7 +158,7 @@ class Task(abc.ABC):
         except CommandError:
             raise
         except (LabelStoreError, ValueError, TypeError) as error:
-            raise CommandError(in_options(" ".join(str(error).split()))) from None
+            raise CommandError(text_of(error)) from None
         except OSError as error:
             raise CommandError(
                 f"the store {store} cannot be used ({error.strerror}); make room or give another "
@@ -237,8 +247,7 @@ class Regression(Task):
                     **({} if args.prior is None else _number_prior(args)),
                 )
             else:
-                name = args.mechanism.title().replace("_", "") + "Mechanism"
-                self.randomizer = getattr(mechanisms, name)(args.epsilon, args.low, args.high)
+                self.randomizer = _BASELINES[args.mechanism](args.epsilon, args.low, args.high)
 
     def encoded(self, column: Any) -> np.ndarray:
         return checked_numbers(_tables.to_numpy(column), self.args)

@@ -23,6 +23,7 @@ from tf_labeldp.cli._console import (
     in_options,
     load_tensorflow,
     say,
+    text_of,
 )
 from tf_labeldp.vault import Classes, LabelKind, LabelStoreError, Numbers, PrivateLabels
 from tf_labeldp.vault.files import PlainFile
@@ -90,7 +91,7 @@ def _write(model: Any, args: argparse.Namespace, columns: str, warnings: list[st
     data = "\n\n".join([f"{columns[0].upper()}{for_terminal(columns[1:])}.", *warnings])
     stated = dossier.save(model, folder, data=data)
     parts = [
-        in_options(str(model.choice_)),
+        model.choice_.text(in_options),
         *([f"On a tenth of the rows, held out: {model.evaluation_}"] if args.evaluate else []),
         str(stated),
         f"The model: tf-labeldp predict {for_terminal(folder)} TABLE, or in Python "
@@ -103,11 +104,8 @@ def _write(model: Any, args: argparse.Namespace, columns: str, warnings: list[st
 def _check_metric(args: argparse.Namespace) -> None:
     if args.metric is None:
         return
-    try:
+    with explained(ValueError):
         _kind(args).check_metric(args.metric, of_predictions=True)
-    except ValueError as error:
-        reason = str(error).removeprefix("metric ").partition(", got ")[0].rstrip(".")
-        raise CommandError(f"--metric {args.metric}: {reason}") from None
 
 
 def _kind(args: argparse.Namespace) -> LabelKind:
@@ -160,10 +158,11 @@ def _refusals(args: argparse.Namespace) -> Iterator[None]:
             f"columns. Nothing was drawn: {_OTHER_SETTINGS}"
         ) from None
     except BudgetExceededError as error:
-        reason = " ".join(str(error).split()).partition(" Nothing was drawn.")[0]
-        raise CommandError(f"{reason} Nothing was drawn: {_OTHER_SETTINGS}") from None
+        raise CommandError(
+            f"{text_of(error)} For the store of an earlier run, {_OTHER_SETTINGS}"
+        ) from None
     except LabelStoreError as error:
-        raise CommandError(in_options(" ".join(str(error).split()))) from None
+        raise CommandError(text_of(error)) from None
 
 
 def _vault(labels: np.ndarray, args: argparse.Namespace, delta: float) -> PrivateLabels:

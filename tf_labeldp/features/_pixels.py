@@ -218,11 +218,9 @@ def application(name: str, weights: Any, size: Any) -> Any:
 
 def _input_shape(model: Any) -> tuple[Any, ...] | None:
     """Returns the shape of a model's one input, without the rows; None if it is not known."""
-    try:
-        inputs = symbolic_inputs(model)
-    except (AttributeError, IndexError, TypeError, ValueError):
-        return None
-    return None if isinstance(inputs, (dict, list, tuple)) else tuple(inputs.shape[1:])
+    inputs = symbolic_inputs(model)
+    is_one = inputs is not None and not isinstance(inputs, (dict, list, tuple))
+    return tuple(inputs.shape[1:]) if is_one else None
 
 
 def _words(shape: tuple[Any, ...]) -> str:

@@ -156,6 +156,8 @@ class Estimator(BaseEstimator):
 class FeatureMap(TransformerMixin, Estimator):
     """A map of public inputs to features ``float32`` (n, ``n_features_out_``), by ``transform``."""
 
+    encoder: Any = None  # the encoder whose features the map takes
+    maps: tuple[Any, ...] = ()  # the maps whose features it has side by side
     finds_columns = True  # whether it checks the columns of a table itself
     _reads_columns = True  # whether it takes any table as a dict of columns
     receipts_: tuple[Receipt, ...] = ()
@@ -256,11 +258,14 @@ def _as_dtype(numbers: Any, dtype: str) -> Any:
 
 
 def symbolic_inputs(model: Any) -> Any:
-    """Returns the symbolic inputs of a built Keras model, in their structure."""
+    """Returns the symbolic inputs of a Keras model, in their structure; None for one without."""
     import keras
 
+    inputs = getattr(model, "inputs", None)
+    if not inputs:
+        return None
     # A Sequential model has ``inputs``, but ``input`` only after another model called it.
-    return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    return inputs[0] if isinstance(model, keras.Sequential) else model.input
 
 
 def with_encoder(encoder: Any, width: int) -> tuple[Any, Any]:
@@ -277,14 +282,13 @@ def with_encoder(encoder: Any, width: int) -> tuple[Any, Any]:
             f"expected an encoder with a Keras model, got {type(encoder).__name__}. Pass "
             "to_keras(encoder=...) a Keras model that computes the same features."
         )
-    try:
-        old_inputs = symbolic_inputs(model)
-        shape = tuple(model.output_shape)
-    except AttributeError:
+    old_inputs = symbolic_inputs(model)
+    if old_inputs is None:
         raise TypeError(
             f"expected an encoder with Keras inputs, got a {type(model).__name__}. Wrap it: "
             "keras.Model(inputs, encoder(inputs)) with inputs = keras.Input(...)."
-        ) from None
+        )
+    shape = tuple(model.output_shape)
     if len(shape) != 2 or shape[1] != width:
         raise ValueError(
             f"expected an encoder with {width} outputs, as the head was fitted on, got shape "

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from scipy import sparse
 
 from tf_labeldp import _validate
+from tf_labeldp._validate import Argument, Message
 from tf_labeldp.accounting import (
     PrivacyBudget,
     Private,
@@ -22,9 +25,15 @@ from tf_labeldp.accounting import (
     public_input,
 )
 from tf_labeldp.boosting import PrivateBoosting
-from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
+from tf_labeldp.features import (
+    NeighbourSmoothing,
+    PatchDictionary,
+    RandomFourierFeatures,
+    TableCodes,
+)
 from tf_labeldp.features.estimator import (
     FeatureMap,
+    symbolic_inputs,
     with_encoder,
 )
 from tf_labeldp.features.public_encoder import fitted_encoder, is_own_map
@@ -42,7 +51,7 @@ from tf_labeldp.heads.label_source import LabelSource
 from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.heads.weights import example_weights
 from tf_labeldp.mechanisms import LabelMechanism, MetricMechanism
-from tf_labeldp.vault import LabelRandomizer, PrivateLabels
+from tf_labeldp.vault import Evaluation, LabelKind, LabelRandomizer, PrivateLabels
 from tf_labeldp.vault.private_labels import reserve_together
 
 _Self = TypeVar("_Self", bound="_FrontDoor")
@@ -66,10 +75,14 @@ _SHARE_ROWS = 4096
 """Rows whose predictions give the shares of the classes, within 1 % of all examples."""
 _OF_ENCODER = "Your encoder, and one noisy release for a linear head."
 """The reason for a head on features of a caller's encoder."""
-_NO_LIGHTGBM = (
+_HEAD, _BOOSTING = Argument("method", "head"), Argument("method", "boosting")
+_NETWORK = Argument("method", "network")
+_NO_LIGHTGBM = Message.of(
     "LightGBM can't be loaded here, so a head is fitted, although boosted trees would be chosen. "
     "Install the system's OpenMP (apt-get install libgomp1, brew install libomp on macOS) before "
-    "you fit, or choose method='head'."
+    "you fit, or choose ",
+    _HEAD,
+    ".",
 )
 _LEAST_NORM = np.float32(1e-12)
 
@@ -123,6 +136,98 @@ class SideBySide(FeatureMap):
         return X if self.encoder is None else FeatureRows(X, self.encoder).array()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Inputs:
+    """What a fit reads, checked."""
+
+    public: PublicInput[Any]  # the features, with the receipts of all public arguments
+    form: str  # "images", "table", "numbers", "encoded", or "inputs" for several of a network
+    labels: Any  # a vault, or an array
+    kind: LabelKind
+    epsilon: float
+    delta: float
+    weights: np.ndarray | None
+    seed: int | None
+
+    @property
+    def features(self) -> Any:
+        return self.public.value
+
+    @property
+    def size(self) -> int:
+        return len(self.labels)
+
+    @property
+    def has_vault(self) -> bool:
+        return isinstance(self.labels, PrivateLabels)
+
+    def part(self, labels: PrivateLabels) -> _Inputs:
+        """Returns the inputs of a part of the vault."""
+        places = places_in(self.labels, labels)
+        weights = None if self.weights is None else self.weights[places]
+        public = self.public.with_value(FeatureRows(self.features).raw(places))
+        return dataclasses.replace(self, public=public, labels=labels, weights=weights)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _HeldOut:
+    """The examples that a fit leaves out, and the metric whose price they pay."""
+
+    inputs: _Inputs
+    metric: str
+    price: float
+    key: str | None
+
+    @property
+    def use(self) -> tuple[PrivateLabels, str | None, MetricMechanism]:
+        labels, kind = self.inputs.labels, self.inputs.kind
+        # All metrics at one epsilon have the price of the first.
+        each = labels.epsilon_of_one_label(self.price)
+        mechanism = MetricMechanism(each, kind.metrics[0], **kind.mechanism_arguments())
+        return labels, self.key, mechanism
+
+    def evaluate(self, head: Any) -> Evaluation:
+        # The metric depends on the model, and so on the labels that it learnt from.
+        predictions = PublicInput(head._outputs(self.inputs.features), head.receipts_)
+        return self.inputs.labels.evaluate(predictions, self.metric, self.price, key=self.key)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Plan:
+    """A fit that is chosen and not begun."""
+
+    inputs: _Inputs
+    choice: Choice
+    encoder: Any
+    head: Any
+    key: str | None
+    held_out: _HeldOut | None
+
+    def reserved(self) -> contextlib.AbstractContextManager[Any]:
+        """Reserves fit and evaluation together, if there are both."""
+        if self.held_out is None:
+            return contextlib.nullcontext()
+        uses = [(self.inputs.labels, self.key, self.head), self.held_out.use]
+        return reserve_together(uses, self.inputs.public)
+
+    def fit(self) -> None:
+        weights = self.inputs.weights
+        # ``BootstrappedHead`` takes no weights.
+        weighted = {} if weights is None else {"sample_weight": weights}
+        self.head.fit(self.inputs.public, self.inputs.labels, **weighted)
+
+    def fitted_choice(self, *, checks_classes: bool) -> Choice:
+        """Returns the choice with remarks on columns, and on a class that is rare by the model."""
+        remarks = [*self.choice.remarks, *_remarks_on_columns(self.encoder)]
+        if self.choice.method == "boosting":
+            remarks += _remarks_on_columns(self.head.coder_)
+        if checks_classes and self.head.classes_ is not None:
+            size = self.inputs.size
+            some = np.random.default_rng(0).choice(size, min(size, _SHARE_ROWS), replace=False)
+            remarks += _rare_class(self.head, FeatureRows(self.inputs.features).raw(some))
+        return dataclasses.replace(self.choice, remarks=tuple(remarks))
+
+
 class _FrontDoor(Head):
     epsilon: float
     delta: float | None
@@ -134,9 +239,9 @@ class _FrontDoor(Head):
     insecure_seed: int | None
     model: Public[Any] = None
     class_weight: Public[Any] = None
-    num_classes: int | None = None
-    classes: Setting[Any] = None
     _takes_tables = True
+    _methods: ClassVar[tuple[str, ...]] = ("auto", "head", "boosting")
+    _boosts_a_head: ClassVar[bool] = False  # whether its trees start from a head
 
     @_validate.clears_frames
     def fit(
@@ -166,131 +271,150 @@ class _FrontDoor(Head):
         Warns:
             UserWarning: an earlier fit of this process used these rows with an array of labels.
         """
+        inputs = self._read(X, y, sample_weight)
+        choice, price = self._choice(inputs), self._price()
+        # Once for all rows: those of the fit and of the evaluation.
+        public = public_input(inputs.public, fitted_encoder(self.encoder, inputs.public))
+        inputs = dataclasses.replace(inputs, public=public.with_value(inputs.features))
+        is_own = not inputs.has_vault and (price is not None or self._trains_network)
+        if is_own:
+            inputs = self._in_vault(inputs, price)
+        plan = self._plan(inputs, choice, public.value[1], price)
+        evaluation = None
+        with plan.reserved():
+            plan.fit()
+            if plan.held_out is not None:
+                evaluation = plan.held_out.evaluate(plan.head)
+        self._keep(plan, evaluation, inputs.features if is_own else None)
+        return self
+
+    def _read(self, X: Any, y: Any, sample_weight: Any) -> _Inputs:
         public = public_input(X, self.model, self.class_weight, sample_weight)
-        is_several = takes_several(self.model) and isinstance(public.value[0], (dict, list, tuple))
+        features, network, class_weight, weights = public.value
+        is_several = takes_several(network) and isinstance(features, (dict, list, tuple))
         if is_several:
-            parts = public.value[0]
-            parts = tuple(parts) if isinstance(parts, list) else parts
-            features = all_features = FeatureRows(parts).arrays()
+            features = tuple(features) if isinstance(features, list) else features
+            features = FeatureRows(features).arrays()
         else:
-            features = all_features = self._matrix(public.value[0], encoder=self.encoder)
+            features = self._matrix(features, encoder=self.encoder)
         labels = LabelSource.checked(self, y)
+        has_vault = isinstance(labels, PrivateLabels)
+        kind = labels.kind if has_vault else LabelSource.kind_of(self)
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
-        size = len(labels)
-        trains_network = self.model is not None or self.method == "network"
-        takes_raw = self.encoder is not None and not is_own_map(self.encoder)
-        if is_several:
-            kind = "inputs"
-        else:
-            kind = kind_of(features, is_encoded=takes_raw and not trains_network)
+        form = "inputs" if is_several else self._form(features)
         rows = FeatureRows(features)
-        if kind == "table" and rows.columns is not None:
-            features = all_features = rows.table()  # texts are read once
-        number = num_rows(rows.table() if kind == "table" else features)
-        _validate.one_label_per_row(number, size)
-        if not size:
+        if form == "table" and rows.columns is not None:
+            features = rows.table()  # texts are read once
+        number = num_rows(rows.table() if form == "table" else features)
+        _validate.one_label_per_row(number, len(labels))
+        if not len(labels):
             raise ValueError("expected at least one label, got none. Give labels and their rows.")
-        weights = example_weights(public.value[3], size)
-        has_weights = weights is not None or public.value[2] is not None
-        if trains_network and has_weights:
+        weights = example_weights(weights, len(labels))
+        if self._trains_network and (weights is not None or class_weight is not None):
             raise ValueError(
-                "expected no weights with model= or method='network', which learn a head's "
-                "probabilities, got some. Leave out sample_weight and class_weight, or train a "
-                "model with make_private."
+                Message.of(
+                    "expected no weights with model= or ",
+                    _NETWORK,
+                    ", which learn a head's probabilities, got some. Leave out sample_weight and "
+                    "class_weight, or train a model with make_private.",
+                )
             )
-        delta = self._delta(labels, size)
-        choice = self._choice(epsilon, size, kind, features, labels)
+        return _Inputs(
+            public.with_value(features),
+            form,
+            labels,
+            kind,
+            epsilon,
+            self._delta(labels),
+            weights,
+            self.insecure_seed,
+        )
+
+    def _form(self, features: Any) -> str:
+        return kind_of(features, is_encoded=self._takes_raw and not self._trains_network)
+
+    def _delta(self, labels: Any) -> float:
+        if self.delta is not None:
+            return self.delta
+        if isinstance(labels, PrivateLabels):
+            return float(labels.budget.delta)
+        return PrivacyBudget.default_delta(len(labels))
+
+    @property
+    def _takes_raw(self) -> bool:
+        return self.encoder is not None and not is_own_map(self.encoder)
+
+    @property
+    def _trains_network(self) -> bool:
+        return self.model is not None or self.method == "network"
+
+    def _price(self) -> float | None:
         price, metric = self.budget_for_evaluation, self.evaluation_metric
         if price is not None:
-            price = _validate.positive_finite("budget_for_evaluation", price)
-        if metric is not None and price is None:
+            return _validate.positive_finite("budget_for_evaluation", price)
+        if metric is not None:
             raise ValueError(
-                f"expected budget_for_evaluation with evaluation_metric={metric!r}, got None. Give "
-                "the epsilon of the evaluation, or leave out the metric."
-            )
-        seed, held_out = self.insecure_seed, None
-        # Once for all rows: those of the fit and of the evaluation.
-        fitted = fitted_encoder(self.encoder, public.with_value(features))
-        public = public_input(public, fitted)
-        raw, encoder = public.value
-        is_array = not isinstance(labels, PrivateLabels)
-        makes_vault = is_array and (price is not None or trains_network)
-        if makes_vault:
-            LabelSource.refuse_worker_processes()
-            cost_of_inputs = Receipts(public.receipts).guarantee(delta).epsilon
-            spent = cost_of_inputs if math.isfinite(cost_of_inputs) else 0.0
-            budget = PrivacyBudget(max(epsilon, price or 0.0) + spent, delta)
-            labels = LabelSource.vault_of(self, labels, budget, seed)
-            seed = None
-        if price is not None:
-            whole, (train, held_out) = labels, labels.split(_HELD_OUT)
-            first = labels.kind.metrics[0]
-            metric = labels.kind.check_metric(metric or first, of_predictions=True)
-            evaluation_key = None if self.key is None else f"{self.key}/evaluation"
-            # All metrics at one epsilon have the price of the first.
-            each = held_out.epsilon_of_one_label(price)
-            evaluation = MetricMechanism(each, first, **labels.kind.mechanism_arguments())
-            held_out_features = FeatureRows(features).raw(places_in(whole, held_out))
-            places = places_in(whole, train)
-            features = FeatureRows(features).raw(places)
-            weights = None if weights is None else weights[places]
-            labels, size = train, len(train)
-        is_boosting = choice.method == "boosting"
-        has_head = not is_boosting or self._is_regressor()
-        if encoder is None and has_head:
-            encoder = make_encoder(public.with_value(features), kind, size)
-        elif encoder is not None:
-            reasons: tuple[str, ...] = (_OF_ENCODER,)
-            if takes_raw:
-                rows_of_fit = public.with_value(features)
-                encoder, reasons = with_smoothing(encoder, rows_of_fit, size)
-            if not trains_network:
-                choice = dataclasses.replace(choice, reason=" ".join(reasons))
-        # ``BootstrappedHead`` takes no weights.
-        weighted = {} if weights is None else {"sample_weight": weights}
-        some_rows = np.random.default_rng(0).choice(size, min(size, _SHARE_ROWS), replace=False)
-        some_features = FeatureRows(features).raw(some_rows)
-        if is_boosting:
-            head: Any = self._boosting(labels, epsilon, delta, encoder, kind, seed)
-        elif trains_network and isinstance(self, PrivateClassifier):
-            network = self.model
-            if network is None:
-                network = image_network(features, labels.num_classes)
-            head = _bootstrapped(self, network, epsilon, delta, encoder, kind)
-        else:
-            classes = self._number_of_classes(labels)
-            head = self._head(epsilon, delta, encoder, kind, size, classes, seed, self.key)
-        with contextlib.ExitStack() as work:
-            if held_out is not None:
-                uses = [(labels, self.key, head), (held_out, evaluation_key, evaluation)]
-                work.enter_context(reserve_together(uses, public))
-            head.fit(public.with_value(features), labels, **weighted)
-            self.receipts_ = head.receipts_
-            if held_out is not None and price is not None:
-                # The metric depends on the model, and so on the labels that it learnt from.
-                predictions = PublicInput(
-                    predictions_for_metrics(head, held_out_features), self.receipts_
+                Message.of(
+                    "expected ",
+                    Argument("budget_for_evaluation"),
+                    " with ",
+                    Argument("evaluation_metric", metric),
+                    ", got None. Give the epsilon of the evaluation, or leave out the metric.",
                 )
-                self.evaluation_ = held_out.evaluate(predictions, metric, price, key=evaluation_key)
-                self.receipts_ = Receipts.merged(self.receipts_, self.evaluation_.receipts)
-        remarks = _remarks_on_columns(encoder)
-        if is_boosting:
-            remarks += _remarks_on_columns(head.coder_)
-        choice = dataclasses.replace(choice, remarks=(*choice.remarks, *remarks))
-        has_accuracy = head.classes_ is not None and self.evaluation_metric in (None, "accuracy")
-        if has_accuracy and raw[2] is None:
-            remarks = [*choice.remarks, *_rare_class(head, some_features)]
-            choice = dataclasses.replace(choice, remarks=tuple(remarks))
-        self.head_, self.choice_ = head, choice
+            )
+        return None
+
+    def _in_vault(self, inputs: _Inputs, price: float | None) -> _Inputs:
+        """Returns inputs whose labels, an array, are in a vault for fit and evaluation."""
+        LabelSource.refuse_worker_processes()
+        cost_of_inputs = Receipts(inputs.public.receipts).guarantee(inputs.delta).epsilon
+        spent = cost_of_inputs if math.isfinite(cost_of_inputs) else 0.0
+        budget = PrivacyBudget(max(inputs.epsilon, price or 0.0) + spent, inputs.delta)
+        vault = LabelSource.vault_of(self, inputs.labels, budget, inputs.seed)
+        return dataclasses.replace(inputs, labels=vault, seed=None)
+
+    def _plan(self, inputs: _Inputs, choice: Choice, encoder: Any, price: float | None) -> _Plan:
+        held_out = None
+        if price is not None:
+            train, rest = inputs.labels.split(_HELD_OUT)
+            metric = self.evaluation_metric or inputs.kind.metrics[0]
+            metric = inputs.kind.check_metric(metric, of_predictions=True)
+            key = None if self.key is None else f"{self.key}/evaluation"
+            held_out = _HeldOut(inputs.part(rest), metric, price, key)
+            inputs = inputs.part(train)
+        is_boosting = choice.method == "boosting"
+        if encoder is not None:
+            reasons: tuple[str, ...] = (_OF_ENCODER,)
+            if self._takes_raw:
+                encoder, reasons = with_smoothing(encoder, inputs.public, inputs.size)
+            if not self._trains_network:
+                choice = dataclasses.replace(choice, reason=" ".join(reasons))
+        elif self._boosts_a_head or not is_boosting:
+            encoder = make_encoder(inputs.public, inputs.form, inputs.size)
+        head = self._boosting(inputs, encoder) if is_boosting else self._head(inputs, encoder)
+        return _Plan(inputs, choice, encoder, head, self.key, held_out)
+
+    def _keep(self, plan: _Plan, evaluation: Evaluation | None, in_own_vault: Any) -> None:
+        """Sets all fitted attributes; ``in_own_vault`` are the features of labels from an array."""
+        head, receipts = plan.head, plan.head.receipts_
+        if evaluation is not None:
+            receipts = Receipts.merged(receipts, evaluation.receipts)
+        is_weighted = PublicInput.bare(self.class_weight) is not None
+        is_accuracy = self.evaluation_metric in (None, "accuracy")
+        choice = plan.fitted_choice(checks_classes=is_accuracy and not is_weighted)
+        if in_own_vault is not None:
+            receipts = LabelSource.with_other_fits(
+                receipts,
+                plan.inputs.labels.label_set,
+                FeatureRows(in_own_vault).digests(),
+                self._family_of_clones(),
+            )
+        if evaluation is not None:
+            self.evaluation_ = evaluation
+        self.head_, self.choice_, self.receipts_ = head, choice, receipts
         self._label_range = head._label_range
         self.classes_ = head.classes_
         self._remember_columns(head._known_columns(), head.n_features_in_)
-        if makes_vault:
-            digests = FeatureRows(all_features).digests()
-            self.receipts_ = LabelSource.with_other_fits(
-                self.receipts_, labels.label_set, digests, self._family_of_clones()
-            )
-        return self
 
     def predict(self, X: Public[Any]) -> np.ndarray:
         """Returns class values (m,), or numbers (m,) within their range."""
@@ -310,48 +434,19 @@ class _FrontDoor(Head):
         self._check_fitted()
         return self._with_facts(self.head_.to_keras())
 
-    def _choice(self, epsilon: float, size: int, kind: str, features: Any, labels: Any) -> Choice:
+    def _choice(self, inputs: _Inputs) -> Choice:
         """Returns the choice by public facts, or the method that the caller asked for."""
         has_own = self.encoder is not None or self.model is not None
-        methods = ("auto", "head", "boosting", *(() if self._is_regressor() else ("network",)))
-        method = _validate.one_of("method", self.method, methods)
-        is_image = kind == "images" and np.ndim(features) <= 4
-        if method == "network" and (self.model is not None or not is_image):
-            raise ValueError(
-                "method='network' needs images (n, height, width) or (n, height, width, channels), "
-                "without model=. Leave model out, or use model= for other inputs."
-            )
-        if method == "boosting" and (has_own or kind == "images"):
-            raise ValueError(
-                "method='boosting' needs a table or rows of numbers, without encoder= and model=. "
-                "Leave these out, or use method='head'."
-            )
-        number, budget = self._number_of_classes(labels), epsilon
-        if isinstance(labels, PrivateLabels):
-            epsilon = labels.epsilon_of_one_label(epsilon)  # decides what noisy labels are worth
-        own_model = self.model is not None
-        known = "numbers" if kind in ("inputs", "encoded") else kind
-        choice = recommend(epsilon, size, known, num_classes=number, own_model=own_model)
-        if kind == "numbers" and not has_own and not have_one_unit(features):
-            as_table = recommend(epsilon, size, "table", num_classes=number)
-            choice = choice if as_table.method == "head" else as_table
-        if isinstance(labels, PrivateLabels) and (most := labels.group_size) > 1:
-            remark = (
-                f"A user has up to {most:,} labels: choice and figures are those at epsilon / "
-                f"{most:,}, the epsilon of a noisy label. A head loses less."
-            )
-            choice = dataclasses.replace(choice, remarks=(remark, *choice.remarks))
+        can_boost = not has_own and inputs.form != "images"
+        method = self._checked_method(inputs, can_boost)
+        choice = self._recommended(inputs, has_own)
         if self.model is not None:
             return choice
-        of_fit = labels
-        if self.budget_for_evaluation is not None and isinstance(labels, PrivateLabels):
-            of_fit, _ = labels.split(_HELD_OUT)
         if method != "auto":
-            reason = f"You chose method={method!r}."
+            reason: str = Message.of("You chose ", Argument("method", method), ".")
         else:
-            method, reason = "head" if has_own else choice.method, ""
-            can_boost = not has_own and kind != "images"
-            if can_boost and (recorded := self._recorded_method(of_fit, budget)):
+            method, reason = "head" if has_own else choice.method, choice.reason
+            if can_boost and (recorded := self._recorded_method(self._of_fit(inputs))):
                 method = "head" if recorded == "head" else "boosting"
                 reason = "The vault has recorded this method under this name."
             elif method == "boosting" and not PrivateBoosting.is_available():
@@ -359,19 +454,69 @@ class _FrontDoor(Head):
                 _validate.warn(_NO_LIGHTGBM)
         if method == choice.method:
             return choice
-        return dataclasses.replace(choice, method=method, reason=reason or choice.reason)
+        return dataclasses.replace(choice, method=method, reason=reason)
 
-    def _recorded_method(self, labels: Any, epsilon: float) -> str | None:
+    def _checked_method(self, inputs: _Inputs, can_boost: bool) -> str:
+        method = _validate.one_of("method", self.method, self._methods)
+        is_image = inputs.form == "images" and np.ndim(inputs.features) <= 4
+        if method == "network" and (self.model is not None or not is_image):
+            raise ValueError(
+                Message.of(
+                    _NETWORK,
+                    " needs images (n, height, width) or (n, height, width, channels), without "
+                    "model=. Leave model out, or use model= for other inputs.",
+                )
+            )
+        if method == "boosting" and not can_boost:
+            raise ValueError(
+                Message.of(
+                    _BOOSTING,
+                    " needs a table or rows of numbers, without encoder= and model=. Leave these "
+                    "out, or use ",
+                    _HEAD,
+                    ".",
+                )
+            )
+        return method
+
+    def _recommended(self, inputs: _Inputs, has_own: bool) -> Choice:
+        """Returns the choice of the benchmarks, with a remark on users."""
+        number, epsilon, most = inputs.kind.num_classes, inputs.epsilon, 1
+        if inputs.has_vault:
+            most = inputs.labels.group_size
+            epsilon = inputs.labels.epsilon_of_one_label(epsilon)  # the worth of noisy labels
+        form = "numbers" if inputs.form in ("inputs", "encoded") else inputs.form
+        choice = recommend(
+            epsilon, inputs.size, form, num_classes=number, own_model=self.model is not None
+        )
+        if inputs.form == "numbers" and not has_own and not have_one_unit(inputs.features):
+            as_table = recommend(epsilon, inputs.size, "table", num_classes=number)
+            choice = choice if as_table.method == "head" else as_table
+        if most == 1:
+            return choice
+        remark = (
+            f"A user has up to {most:,} labels: choice and figures are those at epsilon / "
+            f"{most:,}, the epsilon of a noisy label. A head loses less."
+        )
+        return dataclasses.replace(choice, remarks=(remark, *choice.remarks))
+
+    def _of_fit(self, inputs: _Inputs) -> _Inputs:
+        """Returns the inputs with the labels that the fit takes."""
+        if self.budget_for_evaluation is None or not inputs.has_vault:
+            return inputs
+        return dataclasses.replace(inputs, labels=inputs.labels.split(_HELD_OUT)[0])
+
+    def _recorded_method(self, inputs: _Inputs) -> str | None:
         """Returns the method of the recorded release of this name; None if there is none.
 
         Another machine, or another version, does not change it: its release is paid for. "trees"
         are those of numbers without a head, as 0.3 had them.
         """
-        if not isinstance(labels, PrivateLabels):
+        if not inputs.has_vault:
             return None
-        for method, key, cost in self._names(labels, epsilon):
-            if labels.has_draw(key):
-                stored = labels.mechanism(key)
+        for method, key, cost in self._names(inputs):
+            if inputs.labels.has_draw(key):
+                stored = inputs.labels.mechanism(key)
                 is_draw = isinstance(stored, LabelMechanism)
                 # A name of the caller is never that of another release.
                 is_own = self.key is not None or math.isclose(stored.epsilon, cost, rel_tol=1e-9)
@@ -379,53 +524,18 @@ class _FrontDoor(Head):
                     return method
         return None
 
-    def _names(self, labels: PrivateLabels, epsilon: float) -> list[tuple[str, str | None, float]]:
+    def _names(self, inputs: _Inputs) -> list[tuple[str, str | None, float]]:
         """Returns the names and epsilons of the releases of each method."""
-        each = labels.epsilon_of_one_label(epsilon)
-        return [("boosting", self.key, each), ("head", self.key, epsilon)]
+        each = inputs.labels.epsilon_of_one_label(inputs.epsilon)
+        return [("boosting", self.key, each), ("head", self.key, inputs.epsilon)]
 
-    def _number_of_classes(self, labels: Any) -> int | None:
-        if self._is_regressor():
-            return None
-        if isinstance(labels, PrivateLabels):
-            return labels.kind.num_classes
-        return self.num_classes or (self.classes and len(self.classes))
+    @abc.abstractmethod
+    def _boosting(self, inputs: _Inputs, encoder: Any) -> PrivateBoosting:
+        """Returns boosted trees, not fitted."""
 
-    def _boosting(
-        self, labels: Any, epsilon: float, delta: float, encoder: Any, kind: str, seed: int | None
-    ) -> PrivateBoosting:
-        arguments: dict[str, Any] = LabelSource.arguments_of(self)
-        key = self.key
-        if isinstance(self, PrivateRegressor):
-            arguments["loss"] = self.loss
-            if self._recorded_method(labels, epsilon) != "trees":
-                key = self._residual_key(labels)
-                arguments["start"] = HeadResidualRandomizer(
-                    epsilon, delta, head=self._head_class(), encoder=encoder, spread=_spread(kind)
-                )
-        del arguments["num_labels"]
-        arguments["class_weight"] = self.class_weight
-        return PrivateBoosting(epsilon, **arguments, key=key, insecure_seed=seed)
-
-    def _delta(self, labels: Any, size: int) -> float:
-        if self.delta is not None:
-            return self.delta
-        if isinstance(labels, PrivateLabels):
-            return float(labels.budget.delta)
-        return PrivacyBudget.default_delta(size)
-
-    def _head(
-        self,
-        epsilon: float,
-        delta: float,
-        encoder: Any,
-        kind: str,
-        size: int,
-        num_classes: int | None,
-        seed: int | None,
-        key: str | None,
-    ) -> Any:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _head(self, inputs: _Inputs, encoder: Any) -> Any:
+        """Returns a head, or a network that learns from one, not fitted."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -506,36 +616,62 @@ class PrivateClassifier(_FrontDoor):
     key: str | None = None
     insecure_seed: int | None = None
 
+    _methods = (*_FrontDoor._methods, "network")
+
     def predict_proba(self, X: Public[Any]) -> np.ndarray:
         """Returns class probabilities (m, K)."""
         self._check_fitted()
         return self.head_.predict_proba(X)
 
-    def _head(
-        self,
-        epsilon: float,
-        delta: float,
-        encoder: Any,
-        kind: str,
-        size: int,
-        num_classes: int | None,
-        seed: int | None,
-        key: str | None,
-    ) -> Any:
-        is_table = kind == "table"
-        entries = size * getattr(encoder, "n_features_out_", 0)
-        is_large = (is_table and entries > _LIKELIHOOD) or (num_classes or 0) > _MOST_CLASSES
+    def _boosting(self, inputs: _Inputs, encoder: Any) -> PrivateBoosting:
+        return PrivateBoosting(
+            inputs.epsilon,
+            num_classes=self.num_classes,
+            classes=self.classes,
+            class_weight=self.class_weight,
+            key=self.key,
+            insecure_seed=inputs.seed,
+        )
+
+    def _head(self, inputs: _Inputs, encoder: Any) -> Any:
+        if self._trains_network:
+            return self._network(inputs, encoder)
+        is_large = (inputs.kind.num_classes or 0) > _MOST_CLASSES
+        if inputs.form == "table":
+            is_large |= inputs.size * encoder.n_features_out_ > _LIKELIHOOD
         head = PrivateRidge if is_large else PrivateLogisticRegression
         return head(
-            epsilon,
-            delta,
+            inputs.epsilon,
+            inputs.delta,
             num_classes=self.num_classes,
             classes=self.classes,
             encoder=encoder,
-            spread=_spread(kind),
+            spread=_spread(inputs),
             class_weight=self.class_weight,
-            key=key,
-            insecure_seed=seed,
+            key=self.key,
+            insecure_seed=inputs.seed,
+        )
+
+    def _network(self, inputs: _Inputs, encoder: Any) -> BootstrappedHead:
+        network, is_image = self.model, inputs.form == "images"
+        if network is None:
+            network = image_network(inputs.features, inputs.labels.num_classes)
+        if inputs.form == "table":
+            raise TypeError(
+                "model= needs features in an array, or a dict of arrays for a model with such "
+                "inputs, got a table. Turn it into an array, or train the model with make_private."
+            )
+        return BootstrappedHead(
+            inputs.epsilon,
+            inputs.delta,
+            network,
+            encoder=encoder,
+            shares=None if is_image else (1.0,),
+            mirrored=self.mirrored,
+            epochs=self.epochs,
+            views=image_views(network.input_shape[1:], self.mirrored) if is_image else None,
+            key="private-classifier" if self.key is None else self.key,
+            verbose=0,
         )
 
 
@@ -583,46 +719,59 @@ class PrivateRegressor(_FrontDoor):
     key: str | None = None
     insecure_seed: int | None = None
 
+    _boosts_a_head = True
+
     def _is_regressor(self) -> bool:
         return True
 
-    def _head(
-        self,
-        epsilon: float,
-        delta: float,
-        encoder: Any,
-        kind: str,
-        size: int,
-        num_classes: int | None,
-        seed: int | None,
-        key: str | None,
-    ) -> Any:
-        del size, num_classes
+    def _boosting(self, inputs: _Inputs, encoder: Any) -> PrivateBoosting:
+        key, start = self.key, None
+        if self._recorded_method(inputs) != "trees":
+            key = self._residual_key(inputs)
+            start = HeadResidualRandomizer(
+                inputs.epsilon,
+                inputs.delta,
+                head=self._head_class(),
+                encoder=encoder,
+                spread=_spread(inputs),
+            )
+        return PrivateBoosting(
+            inputs.epsilon,
+            low=self.low,
+            high=self.high,
+            loss=self.loss,
+            start=start,
+            key=key,
+            insecure_seed=inputs.seed,
+        )
+
+    def _head(self, inputs: _Inputs, encoder: Any) -> Any:
         return self._head_class()(
-            epsilon,
-            delta,
+            inputs.epsilon,
+            inputs.delta,
             low=self.low,
             high=self.high,
             encoder=encoder,
-            spread=_spread(kind),
-            key=key,
-            insecure_seed=seed,
+            spread=_spread(inputs),
+            key=self.key,
+            insecure_seed=inputs.seed,
         )
 
-    def _residual_key(self, labels: Any) -> str:
+    def _residual_key(self, inputs: _Inputs) -> str:
         """Returns the name of the draw of residuals; parts of a vault have names of their own."""
         if self.key is not None:
             return self.key
         name = HeadResidualRandomizer.default_key
-        if not isinstance(labels, PrivateLabels):
+        if not inputs.has_vault:
             return name
-        rows = labels.indices
-        is_whole = rows.size == labels.label_set.size
+        rows = inputs.labels.indices
+        is_whole = rows.size == inputs.labels.label_set.size
         return name if is_whole else f"{name}-{PublicInput.digest_of(rows)[:16]}"
 
-    def _names(self, labels: PrivateLabels, epsilon: float) -> list[tuple[str, str | None, float]]:
-        key = self._residual_key(labels)
-        residuals = HeadResidualRandomizer(epsilon, self._delta(labels, len(labels)))
+    def _names(self, inputs: _Inputs) -> list[tuple[str, str | None, float]]:
+        labels, epsilon = inputs.labels, inputs.epsilon
+        key = self._residual_key(inputs)
+        residuals = HeadResidualRandomizer(epsilon, inputs.delta)
         old = LabelRandomizer.default_key if self.key is None else self.key
         trees = LabelRandomizer(labels.epsilon_of_one_label(epsilon))
         found = [("boosting", key, residuals.parts(labels, key)[key].epsilon)]
@@ -635,31 +784,51 @@ class PrivateRegressor(_FrontDoor):
         return heads[_validate.one_of("loss", self.loss, tuple(heads))]
 
 
-def _spread(kind: str) -> bool | str:
-    return "half" if kind == "table" else True
+def _spread(inputs: _Inputs) -> bool | str:
+    return "half" if inputs.form == "table" else True
 
 
-def predictions_for_metrics(estimator: Any, features: Any) -> np.ndarray:
-    """Returns numbers (m,), or class probabilities (m, K), as ``PrivateLabels.evaluate`` takes."""
-    predict = estimator.predict if estimator._is_regressor() else estimator.predict_proba
-    return predict(features)
-
-
+@functools.singledispatch
 def _remarks_on_columns(encoder: Any) -> list[str]:
     """Returns a remark on each column of a table that is hashed, or has outliers."""
-    buckets = getattr(encoder, "hash_buckets", getattr(encoder, "most_categories", 0))
-    remarks = [
+    del encoder
+    return []
+
+
+@_remarks_on_columns.register
+def _(encoder: TableCodes) -> list[str]:
+    return _remarks_on_hashes(encoder.hashed_, encoder.most_categories)
+
+
+@_remarks_on_columns.register
+def _(encoder: RandomFourierFeatures) -> list[str]:
+    return [
+        *_remarks_on_hashes(encoder.hashed_, encoder.hash_buckets),
+        *_remarks_on_outliers(encoder),
+    ]
+
+
+@_remarks_on_columns.register
+def _(encoder: SideBySide) -> list[str]:
+    return [remark for map_ in encoder.maps for remark in _remarks_on_outliers(map_)]
+
+
+def _remarks_on_hashes(hashed: dict[Any, int], buckets: int | None) -> list[str]:
+    return [
         f"Column {name!r} has {number:,} categories, which are hashed into {buckets:,} buckets: "
         "those in one bucket count as one. Leave out a column of identifiers."
-        for name, number in getattr(encoder, "hashed_", {}).items()
+        for name, number in hashed.items()
     ]
-    for map_ in getattr(encoder, "maps", (encoder,)):
-        remarks += [
-            f"Column {name!r} has outliers ({number:,}), numbers far from all others, which count "
-            "as the nearest that are not. If they stand for unknown numbers, make them missing."
-            for name, number in getattr(map_, "outliers_", {}).items()
-        ]
-    return remarks
+
+
+def _remarks_on_outliers(map_: Any) -> list[str]:
+    if not isinstance(map_, RandomFourierFeatures):
+        return []
+    return [
+        f"Column {name!r} has outliers ({number:,}), numbers far from all others, which count "
+        "as the nearest that are not. If they stand for unknown numbers, make them missing."
+        for name, number in map_.outliers_.items()
+    ]
 
 
 def _rare_class(head: Any, features: Any) -> tuple[str, ...]:
@@ -669,9 +838,14 @@ def _rare_class(head: Any, features: Any) -> tuple[str, ...]:
         return ()
     name = str(head.classes_[shares.argmin()])
     metric = "average_precision" if shares.size == 2 else "f1"
+    use = Argument("evaluation_metric", metric, f'evaluation_metric="{metric}"')
     return (
-        f'By the released model, class "{name}" has a share of {100 * shares.min():.2g} %, which '
-        f'hardly counts in the accuracy. Use evaluation_metric="{metric}".',
+        Message.of(
+            f'By the released model, class "{name}" has a share of {100 * shares.min():.2g} %, '
+            "which hardly counts in the accuracy. Use ",
+            use,
+            ".",
+        ),
     )
 
 
@@ -686,8 +860,7 @@ def refuse_noisy_labels(model: Any, features: Any, labels: PrivateLabels) -> Non
         )
     if not isinstance(model, _FrontDoor):
         return
-    choice = model._choice(model.epsilon, len(labels), kind_of(features), features, labels)
-    if choice.method in ("boosting", "network"):
+    if model._choice(model._read(features, labels, None)).method in ("boosting", "network"):
         raise ValueError(
             "expected candidates that fit a head, whose fits compose as one release, got "
             f"{type(model).__name__} with method={model.method!r}, which may draw noisy labels. "
@@ -709,32 +882,8 @@ def num_rows(features: Any) -> int:
 
 def takes_several(model: Any) -> bool:
     """Returns whether a Keras model takes a dict of inputs, or several inputs."""
-    if not getattr(model, "inputs", None):
-        return False
-    return len(model.inputs) > 1 or isinstance(getattr(model, "input", None), dict)
-
-
-def _bootstrapped(
-    door: PrivateClassifier, network: Any, epsilon: float, delta: float, encoder: Any, kind: str
-) -> BootstrappedHead:
-    if kind == "table":
-        raise TypeError(
-            "model= needs features in an array, or a dict of arrays for a model with such inputs, "
-            "got a table. Turn it into an array, or train the model with make_private."
-        )
-    is_image = kind == "images"
-    return BootstrappedHead(
-        epsilon,
-        delta,
-        network,
-        encoder=encoder,
-        shares=None if is_image else (1.0,),
-        mirrored=door.mirrored,
-        epochs=door.epochs,
-        views=image_views(network.input_shape[1:], door.mirrored) if is_image else None,
-        key="private-classifier" if door.key is None else door.key,
-        verbose=0,
-    )
+    inputs = None if model is None else symbolic_inputs(model)
+    return isinstance(inputs, dict) or (isinstance(inputs, (list, tuple)) and len(inputs) > 1)
 
 
 def kind_of(features: Any, is_encoded: bool = False) -> str:

@@ -8,12 +8,13 @@ import importlib.resources
 import itertools
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import for_terminal
-from tf_labeldp.boosting.worth import worth
+from tf_labeldp._validate import Argument, Message
+from tf_labeldp.boosting import PrivateBoosting
 
 _LARGEST_MEASURED = {"images": 60_000, "table": 32_561, "numbers": 12_000}
 """Examples in the largest training set measured, by kind of features."""
@@ -150,7 +151,11 @@ class Choice:
         return min(found)
 
     def __str__(self) -> str:
-        lines = [self.reason, f"Measured at epsilon {self.measured_at:g}, {self.score}:"]
+        return self.text()
+
+    def text(self, shown: Callable[[str], str] = str) -> str:
+        """Returns what ``print`` shows; ``shown`` writes the arguments in it for a program."""
+        lines = [shown(self.reason), f"Measured at epsilon {self.measured_at:g}, {self.score}:"]
         lines += _columns(self.rows)
         if self.curves:
             lines.append(
@@ -161,7 +166,7 @@ class Choice:
                 [name, *(f"{epsilon:.2g}: {score:.1f}" for epsilon, score in curve)]
                 for name, curve in self.curves.items()
             )
-        return for_terminal(*lines, *self.remarks)
+        return for_terminal(*lines, *map(shown, self.remarks))
 
 
 def _columns(rows: Iterable[Sequence[str]]) -> list[str]:
@@ -212,12 +217,16 @@ def recommend(
         name, reason = "many classes", "many"
     elif kind == "table" and num_classes is None:
         name = "table of numbers"
-        if worth(num_examples, epsilon) >= _RESIDUALS_FROM:
+        if PrivateBoosting.worth(num_examples, epsilon) >= _RESIDUALS_FROM:
             method, reason = "boosting", "residuals"
     elif kind == "table" and num_classes is not None:
         # Each class has a column of noise in a head's release, and a share of the labels; but trees
         # share the labels among many classes, too.
-        signal = 0.5 * min(num_classes, _MOST_COUNTED) * worth(num_examples, epsilon, num_classes)
+        signal = (
+            0.5
+            * min(num_classes, _MOST_COUNTED)
+            * PrivateBoosting.worth(num_examples, epsilon, num_classes)
+        )
         if signal >= _BOOSTING_FROM:
             method = reason = "boosting"
     table = _measured()[name]
@@ -226,34 +235,11 @@ def recommend(
     rows = [(data, row, cells[nearest]) for data, row, *cells in table["rows"] if cells[nearest]]
     order = list(dict.fromkeys(row[0] for row in rows))
     rows.sort(key=lambda row: (order.index(row[0]), -float(row[2].split()[0])))
-    remarks = []
-    if not levels[0] / 2.0 <= epsilon <= 2.0 * levels[-1]:
-        remarks.append(
-            f"The tables reach from epsilon {levels[0]:g} to {levels[-1]:g}, not to {epsilon:g}."
-        )
-    if name == "images" and num_classes is not None and epsilon >= _NETWORK_FROM:
-        remarks.append(
-            "method='network' trains a residual network from scratch, which may be better: about "
-            f"{num_examples / _NETWORK_RATE:,.0f} minutes on two cores for images of 28 x 28 "
-            "pixels."
-        )
-    if num_classes is None and kind != "table":
-        remarks.append(
-            "The tables show classes: for numbers, tables of columns alone were measured."
-        )
     reference = None
     if name == "table of numbers":
         reference = _REFERENCES["numbers"]
     elif name == "table":
         reference = _REFERENCES["two classes" if num_classes == 2 else "classes"]
-    measured = _LARGEST_MEASURED[kind]
-    if num_examples < _FEW * measured:
-        # Half the examples cost as much accuracy as half the epsilon: noise scales with 1/(n eps).
-        equivalent = epsilon * num_examples / measured
-        remarks.append(
-            f"The tables are for up to {measured:,} examples. With {num_examples:,}, expect the "
-            f"scores shown at epsilon {equivalent:.2g}."
-        )
     return Choice(
         kind,
         epsilon,
@@ -263,9 +249,43 @@ def recommend(
         levels[nearest],
         table.get("score", Choice.score),
         {} if reference is None else _curves(table, reference, num_examples),
-        tuple(remarks),
+        tuple(_remarks(name, kind, epsilon, num_examples, num_classes)),
         "" if reference is None else reference.words,
     )
+
+
+def _remarks(
+    name: str, kind: str, epsilon: float, num_examples: int, num_classes: int | None
+) -> list[str]:
+    """Returns sentences on where the table of this name does not reach."""
+    levels = [float(level) for level in _measured()[name]["epsilons"]]
+    remarks: list[str] = []
+    if not levels[0] / 2.0 <= epsilon <= 2.0 * levels[-1]:
+        remarks.append(
+            f"The tables reach from epsilon {levels[0]:g} to {levels[-1]:g}, not to {epsilon:g}."
+        )
+    if name == "images" and num_classes is not None and epsilon >= _NETWORK_FROM:
+        remarks.append(
+            Message.of(
+                Argument("method", "network"),
+                " trains a residual network from scratch, which may be better: about "
+                f"{num_examples / _NETWORK_RATE:,.0f} minutes on two cores for images of 28 x 28 "
+                "pixels.",
+            )
+        )
+    if num_classes is None and kind != "table":
+        remarks.append(
+            "The tables show classes: for numbers, tables of columns alone were measured."
+        )
+    measured = _LARGEST_MEASURED[kind]
+    if num_examples < _FEW * measured:
+        # Half the examples cost as much accuracy as half the epsilon: noise scales with 1/(n eps).
+        equivalent = epsilon * num_examples / measured
+        remarks.append(
+            f"The tables are for up to {measured:,} examples. With {num_examples:,}, expect the "
+            f"scores shown at epsilon {equivalent:.2g}."
+        )
+    return remarks
 
 
 def _curves(
@@ -280,7 +300,7 @@ def _curves(
         for level, cell in zip(map(float, table["epsilons"]), cells, strict=True):
             equal: float | None = level * ratio
             if method == "boosting":  # The worth of the noisy labels is equal.
-                share = math.sqrt(ratio * worth(1, level, classes))
+                share = math.sqrt(ratio * PrivateBoosting.worth(1, level, classes))
                 equal = math.log1p(classes * share / (1.0 - share)) if share < 1.0 else None
             if cell and equal is not None:
                 points.append((equal, float(cell.split()[0])))

@@ -19,7 +19,6 @@ from tf_labeldp.features.reader import FeatureRows
 from tf_labeldp.front_door._estimators import (
     num_rows,
     places_in,
-    predictions_for_metrics,
     refuse_noisy_labels,
 )
 from tf_labeldp.heads.label_source import LabelSource
@@ -126,10 +125,12 @@ class PrivateSearchCV(Head):
             )
         public = public_input(X, self.estimator, self.param_grid, sample_weight)
         features, estimator, grid, sample_weight = public.value
-        features = self._matrix(features, encoder=getattr(estimator, "encoder", None))
+        arguments = estimator.get_params(deep=False)
+        encoder = arguments.get("encoder")
+        features = self._matrix(features, encoder=encoder)
         _validate.one_label_per_row(num_rows(features), len(y))
-        if getattr(estimator, "encoder", None) is not None:  # once for all candidates
-            encoder = fitted_encoder(estimator.encoder, public.with_value(features))
+        if encoder is not None:  # once for all candidates
+            encoder = fitted_encoder(encoder, public.with_value(features))
             estimator = clone(estimator).set_params(encoder=encoder)
         candidates = list(ParameterGrid(grid))
         searched = {name for candidate in candidates for name in candidate}
@@ -149,7 +150,7 @@ class PrivateSearchCV(Head):
         numbers = {release: number for number, release in enumerate(dict.fromkeys(releases))}
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         delta = y.budget.delta if self.delta is None else self.delta
-        if not hasattr(estimator, "delta"):
+        if "delta" not in arguments:
             delta = 0.0  # such an estimator, as PrivateBoosting, uses no Gaussian noise
         charge = _charge_of_fit(epsilon, delta, len(numbers))
         train, held_out = y.split(self.held_out, seed=self.seed)
@@ -160,11 +161,11 @@ class PrivateSearchCV(Head):
         weighted = {} if weights is None else {"sample_weight": weights[places_in(y, train)]}
         features_of = [FeatureRows(features).raw(places_in(y, part)) for part in (train, held_out)]
         shares: dict[str, Any] = {"epsilon": charge.epsilon}
-        if hasattr(estimator, "delta"):
+        if "delta" in arguments:
             shares["delta"] = delta
         fitted = [
-            clone(estimator).set_params(**arguments, **shares, key=keys[numbers[release]])
-            for arguments, release in zip(candidates, releases, strict=True)
+            clone(estimator).set_params(**candidate, **shares, key=keys[numbers[release]])
+            for candidate, release in zip(candidates, releases, strict=True)
         ]
         if delta > 0.0 and len(numbers) > 1:
             for model in fitted:
@@ -175,7 +176,7 @@ class PrivateSearchCV(Head):
             predictions = []
             for model in fitted:
                 model.fit(public.with_value(features_of[0]), train, **weighted)
-                predictions.append(predictions_for_metrics(model, features_of[1]))
+                predictions.append(model._outputs(features_of[1]))
             # The choice depends on all fits, and another outcome of it leaves another estimator.
             of_fits = Receipts.merged(*(model.receipts_ for model in fitted))
             released = release_choice(

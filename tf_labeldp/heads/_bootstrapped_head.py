@@ -149,7 +149,7 @@ class BootstrappedHead(Head):
         Raises:
             BudgetExceededError: the vault's budget does not allow all releases; none was made.
         """
-        self._group_size = getattr(y, "group_size", 1)
+        self._group_size = y.group_size if isinstance(y, PrivateLabels) else 1
         public = public_input(X, self.network, self.views)
         inputs = self._inputs(public.value[0])
         heads = self._heads(FeatureRows(inputs).num_inputs, y)
@@ -241,9 +241,7 @@ class BootstrappedHead(Head):
 
     def _inputs(self, inputs: Any) -> Any:
         """Returns inputs of the network: an array, or a dict or tuple of arrays."""
-        structure: Any = (
-            symbolic_inputs(self._model) if getattr(self._model, "inputs", None) else None
-        )
+        structure = symbolic_inputs(self._model)
         if isinstance(inputs, list) and isinstance(structure, (list, tuple)):
             inputs = tuple(inputs)
         inputs = FeatureRows(inputs).arrays()
@@ -308,8 +306,8 @@ class BootstrappedHead(Head):
                 f"shares must be one number per release and sum to one, got {self.shares}."
             )
         # A bad value must not cost budget.
-        for name, least in (("epochs", 1), ("batch_size", 1)):
-            _validate.integer_at_least(name, getattr(self, name), least)
+        _validate.integer_at_least("epochs", self.epochs, 1)
+        _validate.integer_at_least("batch_size", self.batch_size, 1)
         _validate.positive_finite("learning_rate", self.learning_rate)
         width = Learner.built_network(self._model, "network").output_shape[-1]
         if width != labels.num_classes:

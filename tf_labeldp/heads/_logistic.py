@@ -58,7 +58,7 @@ class LikelihoodHead(OneReleaseHead):
         losses.
         """
         likelihood, start, kept = likelihood_problem(
-            problem, rows, _ridge_path.bayes_filter(problem.spectrum, *prior), make
+            problem, rows, problem.spectrum.bayes_filter(*prior), make
         )
         if offset is not None:
             start[-1] = 0.0
@@ -154,11 +154,11 @@ class Likelihood:
     def mean_curvature(self, coefficients: np.ndarray) -> float:
         """Returns the mean of h over the rows at a fit; along the coefficients it is less."""
         scores = self.scores(coefficients)
-        curvature = np.empty(len(scores))
-        for places, shares, _ in _ridge_path.softmax_parts(scores):
+        curvature = np.empty(len(scores.values))
+        for places, shares, _ in scores.softmax_parts():
             curvature[places] = 1.0 - np.square(shares).sum(axis=0)
-        mean = float(np.average(curvature, weights=self._weights_of_scores(len(curvature))))
-        return mean / (scores.shape[1] - 1.0 if self.softmax else 2.0)
+        mean = float(np.average(curvature, weights=scores.weights))
+        return mean / (scores.values.shape[1] - 1.0 if self.softmax else 2.0)
 
     def first_multiple(self, columns: int) -> float:
         return 2.0 ** round(math.log2(1.2 / self.curvature(columns)))
@@ -207,12 +207,6 @@ class Likelihood:
             return None
         return self.weights[start : start + number].astype(np.float32)
 
-    def _weights_of_scores(self, number: int) -> np.ndarray | None:
-        """Returns the weights of the rows of ``scores``, which has one per row and label."""
-        if self.weights is None:
-            return None
-        return np.repeat(self.weights, number // len(self.weights))
-
     def worth(
         self, u: np.ndarray, agreement: float, error: float, num_rows: int
     ) -> tuple[float, float]:
@@ -220,18 +214,19 @@ class Likelihood:
         scores = self.scores(u)
         if not self.softmax:
             agreement, error = agreement / u.shape[1], error / u.shape[1]
-        weights = self._weights_of_scores(len(scores))
-        agreement = _ridge_path.believable_agreement(scores, agreement, error, weights)
+        agreement = scores.believable_agreement(agreement, error)
         trusted = agreement - error**2 / agreement if agreement > error else 0.0
-        sharpness = _ridge_path.softmax_sharpness(scores, trusted, weights)
-        return sharpness, _ridge_path.log_loss(scores, agreement, sharpness, weights)
+        sharpness = scores.sharpness(trusted)
+        return sharpness, scores.log_loss(agreement, sharpness)
 
-    def scores(self, coefficients: np.ndarray) -> np.ndarray:
+    def scores(self, coefficients: np.ndarray) -> _ridge_path.SampleScores:
         """Returns scores whose softmax gives probabilities; log-odds s become (-s/2, s/2)."""
         scores = self.rows @ coefficients.astype(np.float32)
         if self.softmax:
-            return scores
-        return _ridge_path.class_scores(0.5 * scores.reshape(-1, 1))
+            return _ridge_path.SampleScores(scores, self.weights)
+        labels = 1 if scores.ndim == 1 else scores.shape[1]
+        weights = None if self.weights is None else np.repeat(self.weights, labels)
+        return _ridge_path.SampleScores.of_classes(0.5 * scores.reshape(-1, 1), weights)
 
 
 @functools.cache

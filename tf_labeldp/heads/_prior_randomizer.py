@@ -63,7 +63,7 @@ def _refuse_classes(labels: PrivateLabels) -> None:
 
 
 def _refuse_dataset(features: Any) -> None:
-    if hasattr(features, "as_numpy_iterator"):
+    if FeatureRows(features).is_dataset:
         raise TypeError(
             "features must be an array or a table, whose order the noisy labels follow, got a "
             "data set. Give its arrays."

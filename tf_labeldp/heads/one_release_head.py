@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import copy
 import dataclasses
 import math
 from typing import Any, ClassVar, TypeVar
@@ -29,6 +30,7 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.features.estimator import (
     Estimator,
+    FeatureMap,
     keras_model,
     note_release,
     with_encoder,
@@ -74,7 +76,10 @@ _SIGNIFICANT = 3.0
 class Head(Estimator, abc.ABC):
     """The statement, the score and scikit-learn's conventions of all heads."""
 
+    key: str | None = None
     receipts_: tuple[Receipt, ...]
+    classes_: Any  # class values (K,); None for numbers and for rows of labels
+    encoder_: Any = None  # the encoder in front of a fitted head
     sharpness_: float
     _label_range: tuple[float, float] | None = None  # (low, high) for labels that are numbers
     _mechanism: Any = None  # of a head of one release: from a kind of labels to its mechanism
@@ -96,13 +101,13 @@ class Head(Estimator, abc.ABC):
                 "depend on the features. Call fit, which reserves them."
             )
         mechanism = mechanism_for_users(labels, self._mechanism(labels.kind))
-        return {getattr(self, "key", None) or key: mechanism}
+        return {self.key or key: mechanism}
 
     @abc.abstractmethod
     def predict(self, X: Any) -> np.ndarray:
         """Returns predictions for features as in ``fit``."""
 
-    @available_if(lambda self: hasattr(self, "predict_proba"))
+    @available_if(lambda self: self._is_classifier())
     def predict_log_proba(self, X: Public[Any]) -> np.ndarray:
         """Returns the logarithms of ``predict_proba``; minus infinity where that is zero."""
         with np.errstate(divide="ignore"):
@@ -153,10 +158,10 @@ class Head(Estimator, abc.ABC):
         facts: dict[str, Any] = {"columns": self._known_columns()}
         if self._label_range is not None:
             facts["range"] = list(map(float, self._label_range))
-        elif (classes := getattr(self, "classes_", None)) is not None:
+        elif self.classes_ is not None:
             facts["classes"] = [
                 name if isinstance(name, (bool, int, float)) else str(name)
-                for name in classes.tolist()
+                for name in self.classes_.tolist()
             ]
         note_facts(model, facts)
         record_digests([facts_digest(facts)], self.receipts_)
@@ -177,8 +182,9 @@ class Head(Estimator, abc.ABC):
     def _is_classifier(self) -> bool:
         return not self._is_regressor()
 
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "receipts_")
+    def _outputs(self, X: Any) -> np.ndarray:
+        """Returns numbers (m,), or probabilities (m, K), as ``PrivateLabels.evaluate`` takes."""
+        return self.predict(X) if self._is_regressor() else self.predict_proba(X)
 
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import ClassifierTags, RegressorTags  # from 1.6 on, which asks for them
@@ -254,44 +260,43 @@ class OneReleaseHead(Head):
         Each call with an array of labels makes a new release. Fits of a process on the same rows
         (cross-validation, a search) are recognised, and the statement composes them.
         """
-        before = dict(vars(self))
-        try:
-            public = public_input(X, sample_weight, self.class_weight)
-            X, sample_weight, _ = public.value
-            X = self._matrix(X, encoder=self.encoder)
-            # Reading features takes time, so labels in an array or a vault are checked first.
-            source = self._checked_source(y)
-            takes_raw = self.encoder is not None and not is_own_map(self.encoder)
-            raw = FeatureRows(X)
-            if source is not None and takes_raw and not raw.is_dataset:
-                _validate.one_label_per_row(raw.num_inputs, len(source.vault))
-            public = public_input(public, fitted_encoder(self.encoder, public.with_value(X)))
-            encoder = self.encoder_ = public.value[1]
-            inputs = FeatureRows(X, encoder, max_bytes=0.25 * self.max_bytes)
-            weights = example_weights(sample_weight, inputs.num_rows)
-            rows, source = self._survey(inputs, source, weights)
-            self._remember_columns(inputs.columns, raw.width(rows.shape[1]))
-            with _threads_that_pay(*rows.shape):
-                self._design(rows, source)
-                users = source.vault.users
-                if users is not None:
-                    self._weigh_users(rows, source, users, weights)
-                rows.scan()
-                # Sensitivity: every row has L2 norm one, times its weight; the mechanism's max_norm
-                # is the largest weight, or bounds the change by all labels of a user. Laplace noise
-                # uses the L1 norm of the longest row. In source.release the mechanism adds the
-                # noise.
-                if users is None:
-                    source.mechanism = with_max_l1(source.mechanism, _rounded_up(rows.max_l1))
-                released, self.receipts_ = source.release(
-                    public.with_value(rows), rows.digests, self._family_of_clones()
-                )
-                self._finish(rows, released.values, source)
-        except BaseException:  # a failed fit must not change a fitted head or its statement
-            self.__dict__.clear()
-            self.__dict__.update(before)
-            raise
+        # A failed fit must not change a fitted head or its statement.
+        fitted = copy.copy(self)
+        fitted._fit(X, y, sample_weight, self._family_of_clones())
+        self.__setstate__(fitted.__getstate__())
+        self._remember_columns(fitted._known_columns(), fitted.n_features_in_)
         return self
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, family: object) -> None:
+        public = public_input(X, sample_weight, self.class_weight)
+        X, sample_weight, _ = public.value
+        X = self._matrix(X, encoder=self.encoder)
+        # Reading features takes time, so labels in an array or a vault are checked first.
+        source = self._checked_source(y)
+        takes_raw = self.encoder is not None and not is_own_map(self.encoder)
+        raw = FeatureRows(X)
+        if source is not None and takes_raw and not raw.is_dataset:
+            _validate.one_label_per_row(raw.num_inputs, len(source.vault))
+        public = public_input(public, fitted_encoder(self.encoder, public.with_value(X)))
+        encoder = self.encoder_ = public.value[1]
+        inputs = FeatureRows(X, encoder, max_bytes=0.25 * self.max_bytes)
+        weights = example_weights(sample_weight, inputs.num_rows)
+        rows, source = self._survey(inputs, source, weights)
+        self._remember_columns(inputs.columns, raw.width(rows.shape[1]))
+        with _threads_that_pay(*rows.shape):
+            self._design(rows, source)
+            users = source.vault.users
+            if users is not None:
+                self._weigh_users(rows, source, users, weights)
+            rows.scan()
+            # Sensitivity: every row has L2 norm one, times its weight; the mechanism's max_norm
+            # is the largest weight, or bounds the change by all labels of a user. Laplace noise
+            # uses the L1 norm of the longest row. In source.release the mechanism adds the
+            # noise.
+            if users is None:
+                source.mechanism = with_max_l1(source.mechanism, _rounded_up(rows.max_l1))
+            released, self.receipts_ = source.release(public.with_value(rows), rows.digests, family)
+            self._finish(rows, released.values, source)
 
     @available_if(Head._is_classifier)
     def decision_function(self, X: Public[Any]) -> np.ndarray:
@@ -482,10 +487,10 @@ class OneReleaseHead(Head):
         self.num_directions_ = width - bool(self.intercept)
         problem, prior = self._least_risk(rows, moments, source)
         spectrum = problem.spectrum
-        self.signal_to_noise_, deviations = _ridge_path.signal_test(spectrum)
+        self.signal_to_noise_, deviations = spectrum.signal_test()
         if deviations < _SIGNIFICANT:
             energy = rows.num_rows * source.kind.code_variance
-            best = _ridge_path.expected_signal_to_noise(spectrum, energy)
+            best = spectrum.expected_signal_to_noise(energy)
             _validate.warn(
                 f"the release is indistinguishable from noise at epsilon={self.epsilon:g}: its "
                 f"signal-to-noise is {self.signal_to_noise_:.2g} ({deviations:.1f} standard "
@@ -521,7 +526,7 @@ class OneReleaseHead(Head):
             scales.append(1.0 / np.linalg.norm(spread.astype(np.float64), axis=0))
         found = []
         for scale in scales:
-            problem = _ridge_path.decompose(
+            problem = _ridge_path.Problem.of(
                 rows.gram if scale is scales[-1] else rows.gram.copy(order="F"),
                 moments,
                 self.noise_stddev_,
@@ -530,10 +535,8 @@ class OneReleaseHead(Head):
                 scale=scale,
             )
             spectrum = problem.spectrum
-            prior = _ridge_path.prior_variances(
-                spectrum, source.kind.code_variance / spectrum.k_eff
-            )
-            bayes = _ridge_path.bayes_filter(spectrum, *prior)
+            prior = spectrum.prior_variances(source.kind.code_variance / spectrum.k_eff)
+            bayes = spectrum.bayes_filter(*prior)
             found.append((problem, prior, spectrum.risk(bayes), spectrum.risk_stddev(bayes)))
         first, last = found[0], found[-1]
         clearly = max(first[3], _CLEAR * abs(first[2]))
@@ -559,17 +562,15 @@ class OneReleaseHead(Head):
         self.sharpness_ = max(self.sharpness_, _LEAST_SHARPNESS / size)
         column = math.sqrt(problem.count / rows.num_rows)
         scores = self.sharpness_ * scores
-        shifts = _ridge_path.matching_shifts(
-            scores,
+        shifts = _ridge_path.SampleScores(scores, rows.sample_weights).matching_shifts(
             column * problem.kept() * problem.last,
             problem.sigma / (rows.num_rows * column),
             are_labels=self._is_of_rows,
-            weights=rows.sample_weights,
         )
         class_weight = PublicInput.bare(self.class_weight)
         if class_weight is not None:
-            scores = _ridge_path.class_scores(scores + shifts)
-            shares = _ridge_path.mean_probabilities(scores, rows.sample_weights)
+            weighed = _ridge_path.SampleScores.of_classes(scores + shifts, rows.sample_weights)
+            shares = weighed.mean_probabilities()
             logs = np.log(np.asarray(class_weights(class_weight, self.classes_, shares)))
             # A single column has half the log-odds.
             shifts = shifts + (logs - logs.mean() if shifts.size > 1 else 0.5 * np.diff(logs))
@@ -703,10 +704,10 @@ class PrivateRidge(OneReleaseHead):
         if self._has_prior:
             t, s = map(math.sqrt, prior)
             self.prior_ = {"coefficient_stddev": t, "residual_stddev": s}
-            filter_ = _ridge_path.bayes_filter(spectrum, *prior)
+            filter_ = spectrum.bayes_filter(*prior)
         else:
             self.penalty_ = float(self.penalty)
-            filter_ = _ridge_path.ridge_filter(spectrum, self.penalty_)
+            filter_ = spectrum.ridge_filter(self.penalty_)
         self.risk_ = spectrum.risk(filter_)
         weights, last = problem.solve(filter_)
         if self._label_range is None:
@@ -733,10 +734,9 @@ class PrivateRidge(OneReleaseHead):
             weights = None if weights is None else np.repeat(weights, columns)
         elif scores.shape[1] == 1:
             factor = 2.0
-        scores = _ridge_path.class_scores(scores)
+        sample = _ridge_path.SampleScores.of_classes(scores, weights)
         agreement, error = factor * agreement, factor * error
-        credible = _ridge_path.believable_agreement(scores, agreement, error, weights)
-        return _ridge_path.softmax_sharpness(scores, credible, weights)
+        return sample.sharpness(sample.believable_agreement(agreement, error))
 
 
 def _threads_that_pay(num_rows: int, width: int) -> contextlib.AbstractContextManager[Any]:
@@ -765,8 +765,9 @@ def with_max_l1(mechanism: Any, max_l1: float) -> LabelMomentMechanism:
 
 def _is_of_this_library(encoder: Any) -> bool:
     encoder = PublicInput.bare(encoder)
-    parts = [getattr(encoder, "encoder", None), *getattr(encoder, "maps", ())]
-    return encoder is None or (is_own_map(encoder) and all(map(_is_of_this_library, parts)))
+    if isinstance(encoder, FeatureMap) and is_own_map(encoder):
+        return all(map(_is_of_this_library, (encoder.encoder, *encoder.maps)))
+    return encoder is None or is_own_map(encoder)
 
 
 _FIXED: dict[str, Any] = {"trainable": False, "dtype": "float32"}

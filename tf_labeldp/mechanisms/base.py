@@ -374,8 +374,12 @@ class FrozenClassification(Frozen, ClassificationMechanism):
         self._set(num_classes=_validate.integer_at_least("num_classes", self.num_classes, 2))
         if self.epsilon >= _SWAPPED and self.epsilon > self.num_classes and self.epsilon % 1 == 0:
             _validate.warn(
-                f"epsilon={self.epsilon:g} protects next to nothing at "
-                f"num_classes={self.num_classes}. Epsilon comes first: are the two swapped?"
+                _validate.Message.of(
+                    _validate.Argument("epsilon", self.epsilon),
+                    " protects next to nothing at ",
+                    _validate.Argument("num_classes", self.num_classes),
+                    ". Epsilon comes first: are the two swapped?",
+                )
             )
 
     def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:

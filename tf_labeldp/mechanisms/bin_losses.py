@@ -24,8 +24,11 @@ def checked_loss(loss: str, low: float = 0.0) -> str:
     _validate.one_of("loss", loss, LOSSES)
     if loss == "poisson" and low < 0.0:
         raise ValueError(
-            f"the Poisson loss needs labels of at least zero, got values from {low:g} on. Use "
-            "loss='squared_error', or shift the labels."
+            _validate.Message.of(
+                f"the Poisson loss needs labels of at least zero, got values from {low:g} on. Use ",
+                _validate.Argument("loss", "squared_error"),
+                ", or shift the labels.",
+            )
         )
     return loss
 
