@@ -1,4 +1,4 @@
-"""What long passes over rows show: progress bars, their silence, the cores; texts of a terminal.
+"""What long passes over rows show: progress bars, their silence, the cores; texts for people.
 
 Passes over true labels show nothing that may depend on a label.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import ctypes
+import dataclasses
 import functools
 import logging
 import os
@@ -15,7 +16,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -29,6 +30,57 @@ _UNSEEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 """Characters that are printable by their category, and that fonts show as nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """An argument in a message.
+
+    Python's users read ``name``, ``name=value``, or ``python``; those of a program its option.
+    """
+
+    name: str
+    value: Any = None
+    python: str | None = None
+
+    def __str__(self) -> str:
+        if self.python is not None:
+            return self.python
+        if self.value is None:
+            return self.name
+        is_float = isinstance(self.value, float)
+        return f"{self.name}={self.value:g}" if is_float else f"{self.name}={self.value!r}"
+
+    def as_option(self, options: Mapping[str, str]) -> str:
+        """Returns the program's option with the value; Python's text if it has no such option."""
+        if self.name not in options:
+            return str(self)
+        if self.value is None:
+            return options[self.name]
+        shown = f"{self.value:g}" if isinstance(self.value, float) else str(self.value)
+        return f"{options[self.name]} {shown}"
+
+
+class Message(str):
+    """A text for Python's users that knows the arguments in it."""
+
+    parts: tuple[str | Argument, ...] = ()
+
+    @classmethod
+    def of(cls, *parts: str | Argument) -> Message:
+        """Returns the message of these parts."""
+        message = cls("".join(map(str, parts)))
+        message.parts = parts
+        return message
+
+    @staticmethod
+    def with_options(text: str, options: Mapping[str, str]) -> str:
+        """Returns a text with a program's options in place of the arguments that it knows."""
+        if not isinstance(text, Message):
+            return text
+        return "".join(
+            part.as_option(options) if isinstance(part, Argument) else part for part in text.parts
+        )
 
 
 def num_cores() -> int:

@@ -6,7 +6,6 @@ and never show a label.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
@@ -16,70 +15,19 @@ import sys
 import traceback
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from tf_labeldp._columns import Column, type_in_words
-from tf_labeldp._progress import for_terminal
+from tf_labeldp._progress import Argument, Message, for_terminal
 
 PRIOR_SUM_TOLERANCE = 1e-4
 """Tolerance for the sum of a prior: a float32 softmax of many classes stays within it."""
 
 _MOST_BYTES = 8 << 30
 """Largest array of targets, or channel, in bytes: training copies targets at least once."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Argument:
-    """An argument in a message.
-
-    Python's users read ``name``, ``name=value``, or ``python``; those of a program its option.
-    """
-
-    name: str
-    value: Any = None
-    python: str | None = None
-
-    def __str__(self) -> str:
-        if self.python is not None:
-            return self.python
-        if self.value is None:
-            return self.name
-        is_float = isinstance(self.value, float)
-        return f"{self.name}={self.value:g}" if is_float else f"{self.name}={self.value!r}"
-
-    def as_option(self, options: Mapping[str, str]) -> str:
-        """Returns the program's option with the value; Python's text if it has no such option."""
-        if self.name not in options:
-            return str(self)
-        if self.value is None:
-            return options[self.name]
-        shown = f"{self.value:g}" if isinstance(self.value, float) else str(self.value)
-        return f"{options[self.name]} {shown}"
-
-
-class Message(str):
-    """A text for Python's users that knows the arguments in it."""
-
-    parts: tuple[str | Argument, ...] = ()
-
-    @classmethod
-    def of(cls, *parts: str | Argument) -> Message:
-        """Returns the message of these parts."""
-        message = cls("".join(map(str, parts)))
-        message.parts = parts
-        return message
-
-    @staticmethod
-    def with_options(text: str, options: Mapping[str, str]) -> str:
-        """Returns a text with a program's options in place of the arguments that it knows."""
-        if not isinstance(text, Message):
-            return text
-        return "".join(
-            part.as_option(options) if isinstance(part, Argument) else part for part in text.parts
-        )
 
 
 _Arguments = ParamSpec("_Arguments")

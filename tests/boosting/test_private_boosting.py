@@ -25,14 +25,8 @@ from tf_labeldp import (
     guarantee,
 )
 from tf_labeldp.accounting import BudgetExceededError, public_input
-from tf_labeldp.boosting._losses import (
-    BinaryChannelLoss,
-    ChannelLoss,
-    PoissonLoss,
-    ScoreLoss,
-    SquaredLoss,
-)
-from tf_labeldp.estimation import likelihoods
+from tf_labeldp.boosting._targets import target_of
+from tf_labeldp.mechanisms import LaplaceMechanism
 from tf_labeldp.vault import LabelKind, Numbers, Rows
 
 pytestmark = pytest.mark.usefixtures("fits_apart")
@@ -320,23 +314,24 @@ def test_categories_of_numbers_and_monotone_scores():
 
 
 CHANNEL = RandomizedResponse(1.0, 3)
+
+
+def loss_of(values, mechanism, loss="squared_error"):
+    noisy = NoisyLabels(np.asarray(values), np.arange(len(values)), mechanism)
+    return target_of(noisy, None, loss, None).loss
+
+
 LOSSES = {
-    "classes": ChannelLoss(
-        np.zeros((3, 3)), likelihoods(CHANNEL, np.arange(3)), CHANNEL.transition_matrix()
-    ),
-    "two classes": BinaryChannelLoss(
-        np.zeros((2, 1)),
-        likelihoods(RandomizedResponse(1.0, 2), np.arange(2)),
-        RandomizedResponse(1.0, 2).transition_matrix(),
-    ),
-    "numbers": SquaredLoss(np.zeros((2, 1)), np.array([[0.3], [-2.0]])),
-    "counts": PoissonLoss(np.zeros((2, 1)), np.array([[4.0], [-1.0]]), 10.0),
+    "classes": loss_of([0, 1, 2], CHANNEL),
+    "two classes": loss_of([0, 1], RandomizedResponse(1.0, 2)),
+    "numbers": loss_of([0.3, -2.0], LaplaceMechanism(1.0, -2.0, 2.0, clip=False)),
+    "counts": loss_of([4.0, -1.0], LaplaceMechanism(1.0, 0.0, 10.0, clip=False), "poisson"),
 }
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_are_those_of_the_loss(name):
-    loss: ScoreLoss = LOSSES[name]
+    loss = LOSSES[name]
     scores = np.resize(np.random.default_rng(2).normal(size=12), loss.start.shape)
     gradient, hessian = loss.derivatives(scores)
     for column in range(scores.shape[1]):

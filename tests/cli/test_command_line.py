@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 import tqdm.std
 
-from tf_labeldp._progress import Progress
-from tf_labeldp._validate import Argument, Message
+from tf_labeldp._progress import Argument, Message, Progress
 from tf_labeldp.cli import _verbs, main
 from tf_labeldp.mechanisms import RandomizedResponse
 from tf_labeldp.vault import PrivateLabels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
 import keras
@@ -19,8 +20,8 @@ from tf_labeldp.heads import (
     PrivatePoissonRegression,
     PrivateRidge,
 )
-from tf_labeldp.heads.one_release_head import Head
 from tf_labeldp.mechanisms import HistogramMechanism, LabelMomentMechanism, RandomizedResponse
+from tf_labeldp.plugins import Head
 from tf_labeldp.vault import LabelKind
 from tf_labeldp.vault.model_history import attach
 
@@ -90,8 +91,8 @@ def member(request):
 
 def test_every_head_is_in_the_table():
     """``BootstrappedHead`` needs a network, and has tests with one."""
-    public = {getattr(heads, name) for name in heads.__all__}
-    public = {kind for kind in public if isinstance(kind, type) and issubclass(kind, Head)}
+    classes = [kind for _, kind in inspect.getmembers(heads, inspect.isclass)]
+    public = {kind for kind in classes if issubclass(kind, Head)}
     assert public - {heads.BootstrappedHead} == {type(each.head()) for each in MEMBERS.values()}
 
 

@@ -12,7 +12,6 @@ import tf_labeldp as ldp
 from tf_labeldp.audit import audit_mechanism
 from tf_labeldp.heads.weights import user_weights
 from tf_labeldp.mechanisms import LabelMomentMechanism
-from tf_labeldp.mechanisms.user_norms import user_norms
 from tf_labeldp.plugins import gaussian_epsilon
 
 DELTA = 1e-4
@@ -61,6 +60,12 @@ def test_the_largest_change_by_enumeration(kind: str, k: int) -> None:
     if k > 1:  # the noise of one label is not enough
         one = LabelMomentMechanism(1.0, DELTA, **options).noise_stddev(k + 1, 3) / grid.unit
         assert gaussian_epsilon(one, DELTA, moved) > 1.1
+
+
+def user_norms(blocks: list[np.ndarray], users: np.ndarray, *, by_signs: bool) -> np.ndarray:
+    """Norms for codes of one column, whose signs alone differ, or of several."""
+    mechanism = LabelMomentMechanism(1.0, DELTA, num_classes=2 if by_signs else 3)
+    return mechanism.user_norms(users, blocks, blocks[0].shape[1])
 
 
 def test_norms_of_users() -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tf_labeldp._validate import Argument, Message
+from tf_labeldp._progress import Argument, Message
 from tf_labeldp.boosting._losses import (
     BinaryChannelLoss,
     ChannelLoss,

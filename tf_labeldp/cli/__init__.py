@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from tf_labeldp import _validate
 from tf_labeldp._version import __version__
 from tf_labeldp.cli import _console
 from tf_labeldp.cli._console import load_tensorflow
@@ -217,6 +216,8 @@ def _check_train(args: argparse.Namespace) -> None:
         )
     # Before there is a store, whose budget would have this delta.
     if args.delta is not None:
+        from tf_labeldp import _validate
+
         with _console.explained(ValueError):
             _validate.number_in("delta", args.delta, "(0, 1)")
 

@@ -9,8 +9,7 @@ import warnings
 from collections.abc import Iterator
 from typing import IO, Any
 
-from tf_labeldp._progress import for_terminal, without_input_warnings
-from tf_labeldp._validate import Message
+from tf_labeldp._progress import Message, for_terminal, without_input_warnings
 
 
 class CommandError(ValueError):

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import sparse
 
 from tf_labeldp import _validate
-from tf_labeldp._validate import Argument, Message
+from tf_labeldp._progress import Argument, Message
 from tf_labeldp.accounting import (
     PrivacyBudget,
     Private,

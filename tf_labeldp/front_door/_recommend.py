@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tf_labeldp import _validate
-from tf_labeldp._progress import for_terminal
-from tf_labeldp._validate import Argument, Message
+from tf_labeldp._progress import Argument, Message, for_terminal
 from tf_labeldp.boosting import PrivateBoosting
 
 _LARGEST_MEASURED = {"images": 60_000, "table": 32_561, "numbers": 12_000}

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tf_labeldp.gradients.model_checks import InspectedModel
     from tf_labeldp.gradients.output_losses import OutputLosses
     from tf_labeldp.gradients.per_example_clipping import PerExampleClipping
+    from tf_labeldp.heads.one_release_head import Head, OneReleaseHead
     from tf_labeldp.mechanisms.clusters import PriorResampling
     from tf_labeldp.mechanisms.integer_noise import (
         discrete_gaussian,
@@ -61,6 +62,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "features.clusters": ("Clusters",),
     "features.estimator": ("FeatureMap",),
     "features.reader": ("FeatureRows",),
+    "heads.one_release_head": ("Head", "OneReleaseHead"),
     "gradients.clip": ("Batch", "Clip", "Coordinates", "Speed"),
     "gradients.keras_loss": ("KerasLoss",),
     "gradients.label_distance": ("LabelDistanceClip",),
@@ -79,9 +81,11 @@ __all__ = [
     "EventFields",
     "FeatureMap",
     "FeatureRows",
+    "Head",
     "InspectedModel",
     "KerasLoss",
     "LabelDistanceClip",
+    "OneReleaseHead",
     "OutputLosses",
     "PerExampleClipping",
     "PoissonBatches",
