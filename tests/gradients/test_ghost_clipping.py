@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+# The plan of memory and the norms of one layer, which no sum of a model shows.
 from tf_labeldp.gradients._layer_rules import LookupRule, ProductRule, ScaleRule, Taps
 from tf_labeldp.gradients.ghost_clipping import (
     LayerRecord,

@@ -9,6 +9,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+# The sets of the hull solver, which a projection shows to its gap alone.
 from tf_labeldp.gradients.hull import CoefficientSet, project_onto_simplex
 
 matrices = hnp.arrays(

@@ -6,6 +6,8 @@ from _shapes import NUM_CLASSES, network, shapes
 
 from tf_labeldp.accounting import public_input
 from tf_labeldp.semi_supervised import DivideMix
+
+# The division of given labels, which a training shows on average.
 from tf_labeldp.semi_supervised.targets import Targets, read_targets
 
 keras = pytest.importorskip("keras")

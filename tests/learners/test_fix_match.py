@@ -7,6 +7,8 @@ from _shapes import NUM_CLASSES, network, shapes
 import tf_labeldp as ldp
 from tf_labeldp.accounting import public_input
 from tf_labeldp.semi_supervised import FixMatch
+
+# The exact targets of noisy labels, which a training shows on average.
 from tf_labeldp.semi_supervised.targets import read_targets
 
 keras = pytest.importorskip("keras")

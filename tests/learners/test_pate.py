@@ -104,6 +104,7 @@ def test_one_vote_moves_what_is_priced():
     first = rng.integers(3, size=(9, 40))
     second = first.copy()
     second[4] = (second[4] + 1) % 3
+    # The counts before the noise, whose sensitivity no answer shows.
     before, after = (CHECKED._counts(votes) for votes in (first, second))
     assert np.abs(before.max(axis=1) - after.max(axis=1)).max() <= 1
     np.testing.assert_allclose(np.linalg.norm(before - after, axis=1), math.sqrt(2.0))

@@ -62,6 +62,7 @@ def train(folder: Path, kill: str = "never", store: bool = True) -> dict[str, An
             seen.append(epoch)
 
     if kill == "draw-2":  # after the draw is on disk, before anyone sees it
+        # A kill between two writes needs the store itself.
         original, drawn = type(labels._store).append, []
 
         def append(store, record):

@@ -302,6 +302,7 @@ def test_vaults_that_are_not_of_the_same_examples() -> None:
 def test_a_charge_that_fails_halfway_takes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The vault that was charged keeps the charge, and a later fit charges both."""
     labels, model = two_vaults(), compiled()
+    # The disk is full within a charge, which no public name offers.
     before, keep = model.get_weights(), labels["kind"]._ledger.keep
 
     def full_disk(**content: Any) -> Any:

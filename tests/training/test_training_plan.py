@@ -9,6 +9,8 @@ import pytest
 
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.training import GaussianNoise, LabelDPOptimizer, SelfConv
+
+# The uses of a label by each plan, of which a statement shows the product alone.
 from tf_labeldp.training._private_step import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
 

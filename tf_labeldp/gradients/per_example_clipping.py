@@ -14,7 +14,7 @@ from tf_labeldp.gradients._layer_rules import NoRuleError
 from tf_labeldp.gradients.clip import FLOAT16_SCALE, Batch, Clip, Speed
 from tf_labeldp.gradients.ghost_clipping import GhostClipping
 from tf_labeldp.gradients.layer_graph import layer_not_compiled, layer_outputs
-from tf_labeldp.gradients.masks import copied, masks_by_place, with_masks
+from tf_labeldp.gradients.masks import copied, mask_of, masks_by_place, with_masks
 from tf_labeldp.gradients.model_checks import InspectedModel
 from tf_labeldp.gradients.vectorized_clipping import Trace, VectorizedClipping, row_seeds
 
@@ -129,7 +129,10 @@ class PerExampleClipping:
             _validate.warn(_VECTORIZED.format(name=model.name, reason=f"no rule for {layers}"))
 
     def training_pass(self, pieces: int = 1) -> TrainingPass:
-        """Returns the model with the random numbers of the next sum, whose rows have pieces."""
+        """Returns the model in training mode, with the random numbers of the next sum.
+
+        ``pieces`` replicas share the rows and draw the same numbers.
+        """
         return TrainingPass(self._model, self._forward, self.method == "vectorized", pieces)
 
     def _forward(self, x: Any) -> Any:
@@ -168,7 +171,7 @@ class TrainingPass:
     """The model in training mode, with the random numbers of the next gradient pass.
 
     It changes no state. ``by_example`` draws random numbers per example, as the method "vectorized"
-    does; ``pieces`` replicas share the rows and draw the same numbers; ``forward`` calls the model.
+    does; ``pieces`` is that of ``training_pass``; ``forward`` calls the model.
     """
 
     def __init__(
@@ -180,8 +183,12 @@ class TrainingPass:
         self._by_example = by_example and bool(self._states)
         self.variables = list(model.trainable_variables)
 
-    def __call__(self, x: Any) -> Any:
-        """Returns the outputs, with their masks."""
+    def __call__(self, x: Any) -> tuple[Any, Any]:
+        """Returns the outputs, and the mask of an output that is one tensor."""
+        outputs = self._whole(x)
+        return outputs, mask_of(outputs)
+
+    def _whole(self, x: Any) -> Any:
         if self._pieces == 1:
             return self._outputs(x)
         parts = zip(*(tf.split(part, self._pieces) for part in tf.nest.flatten(x)), strict=True)

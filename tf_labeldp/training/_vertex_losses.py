@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from tf_labeldp.accounting import Setting
 from tf_labeldp.gradients.keras_loss import KerasLoss
-from tf_labeldp.gradients.masks import mask_of
 from tf_labeldp.gradients.output_losses import OutputLosses
 from tf_labeldp.gradients.per_example_clipping import TrainingPass
 
@@ -90,14 +89,14 @@ class VertexLosses:
         cross_entropy = is_plain and loss.is_plain_cross_entropy("categorical")
 
         def outputs() -> tuple[tf.Tensor, Any]:
-            y_pred = forward(x)
+            y_pred, output_mask = forward(x)
             if not tf.is_tensor(y_pred) or y_pred.shape.rank not in (1, 2):
                 shapes = tf.nest.map_structure(lambda part: tuple(part.shape), y_pred)
                 raise ValueError(
                     "expected (n, K) scores or (n, 1) numbers from a model with a denoiser, got "
                     f"shape {shapes}. Flatten the output, or train with denoiser=None."
                 )
-            return tf.identity(tf.cast(y_pred, tf.float32)), mask_of(y_pred)
+            return tf.identity(tf.cast(y_pred, tf.float32)), output_mask
 
         def candidates(y_pred: tf.Tensor) -> tf.Tensor:
             if _is_one_number(y_pred):
