@@ -139,7 +139,7 @@ class _Hull(Denoiser):
     residual: float = 0.0
     hull: str = "per_example"
     start: str = "predictions"
-    solver: str | Callable[..., Any] = "conjugate"
+    solver: Setting[str | Callable[..., Any]] = "conjugate"
     relative_gap: float = 1e-2
     max_products: int = 20
     step_size: float | None = None
